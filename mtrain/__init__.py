@@ -1,0 +1,3 @@
+"""mtrain: raw parallel text in, a from-scratch translation model and its score out."""
+
+__version__ = "0.1.0"

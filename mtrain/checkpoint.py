@@ -1,0 +1,227 @@
+"""Checkpoints on disk: names and tensors, whole or not there at all, verified before anything is parsed.
+
+    checkpoints/step-00001000/   model.safetensors config.yaml tokenizer.model manifest.json
+    checkpoints/step-00001000/trainer/   optimizer.safetensors state.json manifest.json
+    checkpoints/average/         as a step, without trainer/
+
+A checkpoint at a multiple of `save_every` is scheduled; any other is a resume point left by a stop.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from mtrain import manifest
+from mtrain.errors import UserError
+
+MODEL, CONFIG, TOKENIZER, TRAINER = "model.safetensors", "config.yaml", "tokenizer.model", "trainer"
+OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
+AVERAGE = "average"
+
+_STEP = re.compile(r"step-(\d{8,})")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that one checkpoint holds."""
+
+    weights: dict[str, Tensor]
+    config: str
+    tokenizer: bytes
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """What resuming needs besides the weights: Adam's moments, and where the loop stood."""
+
+    moments: dict[str, Tensor]
+    loop: dict[str, Any]
+
+
+def step_name(step: int) -> str:
+    """Name the directory of a step."""
+    return f"step-{step:08d}"
+
+
+def step_of(path: Path) -> int | None:
+    """Return the step of a checkpoint directory's name, or None."""
+    match = _STEP.fullmatch(path.name)
+    return int(match[1]) if match else None
+
+
+def save(path: Path, snapshot: Snapshot, trainer: TrainerState | None = None) -> None:
+    """Write a checkpoint directory atomically; raises `UserError` where the disk does not take it."""
+
+    def fill(directory: Path) -> None:
+        save_file(_plain(snapshot.weights), directory / MODEL, {"format": "mtrain"})
+        (directory / CONFIG).write_text(snapshot.config, encoding="utf-8")
+        (directory / TOKENIZER).write_bytes(snapshot.tokenizer)
+        if trainer is not None:
+            inner = directory / TRAINER
+            inner.mkdir()
+            save_file(_plain(trainer.moments), inner / OPTIMIZER)
+            (inner / STATE).write_text(json.dumps(trainer.loop), encoding="utf-8")
+            manifest.seal(inner)
+
+    try:
+        manifest.write_directory(path, fill)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(path.with_name(f".{path.name}.partial"), ignore_errors=True)
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise UserError(
+            f"{path}: cannot save the checkpoint: {reason}; make room and run the same command again"
+        ) from None
+
+
+def load(path: Path) -> Snapshot:
+    """Verify and read a checkpoint; raises `DamagedError`."""
+    manifest.verify(path)
+    try:
+        weights = load_file(path / MODEL)
+        config = (path / CONFIG).read_text(encoding="utf-8")
+        return Snapshot(weights, config, (path / TOKENIZER).read_bytes())
+    except (OSError, SafetensorError, ValueError) as error:
+        raise manifest.DamagedError(f"{path}: cannot be read: {error}") from None
+
+
+def load_trainer(path: Path) -> TrainerState:
+    """Verify and read the trainer's part of a checkpoint; raises `DamagedError`."""
+    inner = path / TRAINER
+    manifest.verify(inner)
+    try:
+        loop = json.loads((inner / STATE).read_text(encoding="utf-8"))
+        return TrainerState(load_file(inner / OPTIMIZER), loop)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise manifest.DamagedError(f"{inner}: cannot be read: {error}") from None
+
+
+def steps(directory: Path) -> list[Path]:
+    """List the complete step checkpoints of a `checkpoints/` directory, oldest first."""
+    found = [item for item in directory.glob("step-*") if step_of(item) is not None]
+    return sorted((p for p in found if manifest.is_complete(p)), key=lambda p: step_of(p) or 0)
+
+
+def prune(
+    directory: Path, *, is_scheduled: Callable[[int], bool], keep: int, best: str | None
+) -> None:
+    """Remove what is no longer needed once a checkpoint is complete.
+
+    Stays: the last `keep` scheduled ones, the best, resume points newer than every scheduled one, and the trainer's
+    part of the newest two.
+    """
+    present = {path: step_of(path) or 0 for path in steps(directory)}
+    scheduled = [path for path, step in present.items() if is_scheduled(step)]
+    newest = present[scheduled[-1]] if scheduled else 0
+    kept = {path.name for path in scheduled[-keep:]} | {best}
+    for path, step in present.items():
+        is_resume_point = path not in scheduled and step > newest
+        if path.name not in kept and not is_resume_point:
+            manifest.remove_directory(path)
+    for path in steps(directory)[:-2]:
+        manifest.remove_directory(path / TRAINER)
+
+
+def clean(directory: Path) -> None:
+    """Remove what crashes left half-written or half-removed."""
+    for item in directory.glob(".*"):
+        if item.is_dir() and item.name.endswith((".partial", ".removed")):
+            shutil.rmtree(item, ignore_errors=True)
+
+
+def average(paths: list[Path]) -> dict[str, Tensor]:
+    """Mean of the weights of checkpoints of one shape, summed in float64."""
+    total: dict[str, Tensor] = {}
+    for path in paths:
+        weights = load(path).weights
+        if total and {n: w.shape for n, w in weights.items()} != {
+            n: w.shape for n, w in total.items()
+        }:
+            raise UserError(
+                f"{path}: its model has another shape than {paths[0]}: they cannot be averaged"
+            )
+        for name, weight in weights.items():
+            total[name] = total[name] + weight.double() if name in total else weight.double()
+    return {name: (weight / len(paths)).float() for name, weight in total.items()}
+
+
+def average_run(run_dir: Path, last: int, output: Path) -> list[Path]:
+    """Average the newest `last` checkpoints of a run into a new checkpoint directory."""
+    paths = steps(run_dir / "checkpoints")[-last:]
+    if len(paths) < last:
+        raise UserError(
+            f"{run_dir}: has {len(paths)} checkpoints, not the {last} to be averaged; lower --last"
+        )
+    if output.exists():
+        raise UserError(f"{output}: exists already; name a new directory")
+    newest = load(paths[-1])
+    save(output, Snapshot(average(paths), newest.config, newest.tokenizer))
+    return paths
+
+
+def resolve(path: Path) -> Path:
+    """Turn a run directory (its best model) or a checkpoint directory into a checkpoint directory."""
+    if not path.exists():
+        raise UserError(
+            f"{path}: no such directory; give a run directory or a checkpoint directory"
+        )
+    if (path / MODEL).exists() or (path / manifest.NAME).exists():
+        return path
+    if not (path / "checkpoints").is_dir():
+        raise UserError(f"{path}: neither a run directory nor a checkpoint directory")
+    best = _best_name(path)
+    if best:
+        return path / "checkpoints" / best
+    present = steps(path / "checkpoints")
+    if not present:
+        raise UserError(f"{path}: this run has no complete checkpoint yet")
+    return present[-1]
+
+
+def load_or_name_good(path: Path) -> Snapshot:
+    """Load a checkpoint for use; where it is damaged, the error names one that is good."""
+    try:
+        return load(path)
+    except manifest.DamagedError as error:
+        for other in reversed(steps(path.parent)):
+            if other != path and _is_good(other):
+                raise UserError(f"{error}; {other} is good") from None
+        raise
+
+
+def _is_good(path: Path) -> bool:
+    try:
+        manifest.verify(path)
+    except manifest.DamagedError:
+        return False
+    return True
+
+
+def _best_name(run_dir: Path) -> str | None:
+    try:
+        content = json.loads((run_dir / "best.json").read_text(encoding="utf-8"))
+        name = content["best"]["checkpoint"]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(
+            f"{run_dir / 'best.json'}: damaged; name a checkpoint directory instead"
+        ) from None
+    if not isinstance(name, str) or Path(name).name != name:
+        raise UserError(f"{run_dir / 'best.json'}: damaged; name a checkpoint directory instead")
+    return name
+
+
+def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name: tensor.detach().to("cpu", torch.float32).contiguous()
+        for name, tensor in tensors.items()
+    }

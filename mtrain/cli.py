@@ -1,0 +1,362 @@
+"""The `mtrain` command: parse, call one function, print, exit. Heavy imports wait until a command runs."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import mtrain
+from mtrain import log
+from mtrain.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, RefusedError, StoppedError, UserError
+
+if TYPE_CHECKING:
+    from mtrain.translate import Translator
+
+app = typer.Typer(
+    name="mtrain",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Train translation models from raw parallel text: **train**, **translate**, **eval**.",
+)
+tokenizer_app = typer.Typer(
+    no_args_is_help=True, help="Train and use the subword vocabulary by itself."
+)
+app.add_typer(tokenizer_app, name="tokenizer")
+
+ConfigOption = Annotated[Path, typer.Option("--config", "-c", help="Run settings in YAML.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="Override a setting: `train.max_steps=1000`, the value being YAML. Repeatable.",
+    ),
+]
+ModelOption = Annotated[
+    Path,
+    typer.Option(
+        "--model", "-m", help="A run directory (its best model) or one checkpoint directory."
+    ),
+]
+BeamOption = Annotated[
+    int | None, typer.Option(help="Hypotheses kept a sentence; 1 is greedy search.", min=1)
+]
+PenaltyOption = Annotated[
+    float | None, typer.Option(help="Alpha; larger prefers longer translations.", min=0)
+]
+NormOption = Annotated[
+    str | None, typer.Option(help="`gnmt`: ((5+length)/6)^alpha, or `power`: length^alpha.")
+]
+BatchOption = Annotated[
+    int | None, typer.Option(help="Padded source tokens x beam size in a batch.", min=1)
+]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
+PrecisionOption = Annotated[
+    str, typer.Option(help="auto (fp32 on a CPU, bf16 on CUDA), fp32 or bf16.")
+]
+
+_debug = False
+
+
+def main() -> None:
+    """Run the command line; errors meant for people end it with one message and their exit code."""
+    log.set_up_console()
+    try:
+        app()
+    except StoppedError as stopped:
+        if _debug:
+            raise
+        log.logger.warning("%s", stopped)
+        sys.exit(stopped.exit_code)
+    except UserError as error:
+        if _debug:
+            raise
+        log.logger.error("%s", error)
+        sys.exit(error.exit_code)
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        typer.echo(f"mtrain {mtrain.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True),
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+) -> None:
+    global _debug
+    _debug = debug
+
+
+@app.command()
+def train(
+    config: ConfigOption,
+    set_: SetOption = None,
+    time_limit: Annotated[
+        str | None,
+        typer.Option(help="Save and stop with exit code 75 after this long: `30m`, `3h30m`."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Load everything, say what would happen, and stop.")
+    ] = False,
+) -> None:
+    """Train a model; the same command starts, resumes, or says that the run is complete.
+
+    Progress goes to stderr and to `RUN_DIR/train.log`, figures to `RUN_DIR/metrics.jsonl`. SIGTERM, SIGUSR1, Ctrl-C
+    and `--time-limit` save first: run the same command again to go on.
+    """
+    from mtrain.config import load_config
+    from mtrain.stop import Stop, parse_duration
+
+    stop = Stop(parse_duration(time_limit) if time_limit else None)
+    settings = load_config(config, set_)
+    stop.install()
+
+    from mtrain import train as training  # imports torch, which takes seconds
+
+    if dry_run:
+        training.dry_run(settings, stop)
+    else:
+        training.train(settings, stop)
+
+
+@app.command()
+def translate(
+    model: ModelOption,
+    input_: Annotated[
+        str, typer.Option("--input", "-i", help="Text to translate, `-` for stdin.")
+    ] = "-",
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="Where to write, `-` for stdout.")
+    ] = "-",
+    beam_size: BeamOption = None,
+    length_penalty: PenaltyOption = None,
+    length_norm: NormOption = None,
+    n_best: Annotated[
+        int | None, typer.Option(help="N lines an input: `index<TAB>score<TAB>text`.", min=1)
+    ] = None,
+    scores: Annotated[
+        bool, typer.Option("--scores", help="Log-probability first: `score<TAB>text`.")
+    ] = False,
+    batch_tokens: BatchOption = None,
+    line_buffered: Annotated[
+        bool, typer.Option("--line-buffered", help="Answer each line before the next is read.")
+    ] = False,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
+) -> None:
+    """Translate text, line for line: `mtrain translate -m runs/NAME < in > out`."""
+    from mtrain import lines
+
+    translator = _load_translator(
+        model, device, precision, beam_size, length_penalty, length_norm, batch_tokens
+    )
+    if n_best is not None and n_best > translator.decode.beam_size:
+        raise RefusedError(
+            f"--n-best {n_best} is more than the beam holds: add --beam-size {n_best} or more"
+        )
+    with _input(input_) as source, _output(output) as sink:
+        lines.translate_stream(
+            translator,
+            source,
+            sink,
+            n_best=n_best,
+            scores=scores,
+            line_buffered=line_buffered or (input_ == "-" and sys.stdin.isatty()),
+        )
+
+
+@app.command("eval")
+def evaluate(
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", "-m", help="Translate the source with this model first."),
+    ] = None,
+    source: Annotated[Path | None, typer.Option("--source", "-s", help="Source text.")] = None,
+    reference: Annotated[
+        list[Path] | None,
+        typer.Option("--reference", "-r", help="Reference translation. Repeatable."),
+    ] = None,
+    hypothesis: Annotated[
+        Path | None, typer.Option(help="Score this translation instead of a model's.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Keep the model's translations here.")
+    ] = None,
+    tgt_lang: Annotated[
+        str | None, typer.Option(help="Target language code, for the tokenization of BLEU and TER.")
+    ] = None,
+    tokenize: Annotated[
+        str | None, typer.Option(help="sacreBLEU tokenizer, instead of the target language's.")
+    ] = None,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Score without case.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    beam_size: BeamOption = None,
+    length_penalty: PenaltyOption = None,
+    length_norm: NormOption = None,
+    batch_tokens: BatchOption = None,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
+) -> None:
+    """Score translations: BLEU, chrF and TER with signatures and confidence intervals, by sacreBLEU."""
+    from mtrain import evaluate as evaluation
+
+    if not reference:
+        raise RefusedError("mtrain eval: needs -r/--reference FILE")
+    if (model is None) == (hypothesis is None):
+        raise RefusedError(
+            "mtrain eval: give either -m/--model with -s/--source, or --hypothesis FILE"
+        )
+    if model is not None and source is None:
+        raise RefusedError("mtrain eval: -m/--model needs the text to translate: -s/--source FILE")
+    evaluation.check_tokenizer(tokenize)
+    references = evaluation.read_references(reference)
+    if hypothesis is not None:
+        hypotheses = evaluation.read_aligned(hypothesis, references)
+        if source is not None:
+            evaluation.read_aligned(source, references)
+    else:
+        assert model is not None and source is not None
+        translator = _load_translator(
+            model, device, precision, beam_size, length_penalty, length_norm, batch_tokens
+        )
+        tgt_lang = tgt_lang or translator.config.data.tgt_lang
+        hypotheses = evaluation.translate_file(translator, source, references, output)
+    result = evaluation.score(hypotheses, references, tgt_lang, tokenize, lowercase)
+    with _output("-") as sink:
+        text = json.dumps(result.as_json()) if json_ else str(result)
+        sink.write(text.encode() + b"\n")
+
+
+@app.command()
+def score(
+    model: ModelOption,
+    source: Annotated[Path, typer.Option("--source", "-s", help="Source text.")],
+    target: Annotated[Path, typer.Option("--target", "-t", help="Its translation, line for line.")],
+    batch_tokens: BatchOption = None,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
+) -> None:
+    """Print the natural log-probability that the model gives each target line."""
+    from mtrain import lines
+
+    translator = _load_translator(model, device, precision, None, None, None, batch_tokens)
+    with _output("-") as sink:
+        lines.score_files(translator, source, target, sink)
+
+
+@app.command()
+def average(
+    run_dir: Annotated[Path, typer.Argument(help="A run directory.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Checkpoint directory to write.")],
+    last: Annotated[int, typer.Option(help="How many of the newest checkpoints.", min=1)] = 5,
+) -> None:
+    """Average the weights of a run's last checkpoints into one checkpoint."""
+    from mtrain import checkpoint
+
+    paths = checkpoint.average_run(run_dir, last, output)
+    log.logger.info("averaged %s into %s", ", ".join(path.name for path in paths), output)
+
+
+@tokenizer_app.command("train")
+def tokenizer_train(config: ConfigOption, set_: SetOption = None) -> None:
+    """Train the vocabulary of a config and keep it in its run directory, ahead of `mtrain train`."""
+    from mtrain.config import load_config
+    from mtrain.stop import Stop
+
+    settings = load_config(config, set_)
+    from mtrain.prepare import train_run_tokenizer
+
+    path = train_run_tokenizer(settings, Stop())
+    typer.echo(path)
+
+
+@tokenizer_app.command("encode")
+def tokenizer_encode(model: ModelOption) -> None:
+    """Cut lines of stdin into pieces, separated by spaces."""
+    from mtrain import lines
+
+    tokenizer = lines.load_tokenizer(model)
+    with _input("-") as source, _output("-") as sink:
+        lines.encode_stream(tokenizer, source, sink)
+
+
+@tokenizer_app.command("decode")
+def tokenizer_decode(model: ModelOption) -> None:
+    """Join pieces of stdin, separated by spaces, to lines."""
+    from mtrain import lines
+
+    tokenizer = lines.load_tokenizer(model)
+    with _input("-") as source, _output("-") as sink:
+        lines.decode_stream(tokenizer, source, sink)
+
+
+def _load_translator(
+    model: Path,
+    device: str,
+    precision: str,
+    beam_size: int | None,
+    length_penalty: float | None,
+    length_norm: str | None,
+    batch_tokens: int | None,
+) -> "Translator":
+    if precision not in ("auto", "fp32", "bf16"):
+        raise RefusedError(f"--precision {precision}: expected auto, fp32 or bf16")
+    if length_norm not in (None, "gnmt", "power"):
+        raise RefusedError(f"--length-norm {length_norm}: expected gnmt or power")
+    from mtrain.translate import load_translator
+
+    return load_translator(
+        model,
+        device=device,
+        precision=precision,
+        beam_size=beam_size,
+        length_penalty=length_penalty,
+        length_norm=length_norm,
+        batch_tokens=batch_tokens,
+    )
+
+
+@contextmanager
+def _input(name: str) -> Iterator[Any]:
+    """Open a file or stdin for bytes."""
+    if name == "-":
+        yield sys.stdin.buffer
+        return
+    from mtrain.corpus import open_bytes
+
+    with open_bytes(Path(name)) as stream:
+        yield stream
+
+
+@contextmanager
+def _output(name: str) -> Iterator[Any]:
+    """Open a file or stdout for bytes; a reader of stdout that went away ends the command quietly."""
+    if name != "-":
+        try:
+            with Path(name).open("wb") as sink:
+                yield sink
+        except OSError as error:
+            raise UserError(f"{name}: cannot write: {error.strerror}") from None
+        return
+    try:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # what is buffered has no reader
+        sys.exit(EXIT_BROKEN_PIPE)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)

@@ -1,0 +1,465 @@
+"""Every setting once: its name, type, default, documentation and check.
+
+A config is read from strict YAML (`mtrain.yaml_reader`) and checked here; whatever is wrong is refused with
+the file and line, the key, what was expected and, for a misspelt key, the nearest known one.
+"""
+
+import difflib
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
+from pydantic.fields import FieldInfo
+
+from mtrain.errors import RefusedError
+from mtrain.yaml_reader import Document, Key, dotted, read_document, set_value
+
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[int, Field(ge=0)]
+PositiveNumber = Annotated[float, Field(gt=0)]
+Word = Annotated[str, Field(min_length=1)]
+Auto = Literal["auto"]
+
+
+class Section(BaseModel):
+    """A group of settings: frozen, without unknown keys, without silent conversions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class TextCorpus(Section):
+    """Two files aligned by line, plain text or .gz."""
+
+    src: Word = Field(description="source side, one segment a line")
+    tgt: Word = Field(description="target side, line for line")
+
+
+class GeneratedCorpus(Section):
+    """Pairs of a built-in generator; its splits never overlap."""
+
+    generated: Literal["phrasebook"] = Field(
+        description="the generator: phrasebook (English-German)"
+    )
+    split: Literal["train", "valid", "test"] = Field(description="train, valid or test")
+    pairs: Positive = Field(description="how many pairs to generate")
+
+
+class HubCorpus(Section):
+    """A dataset of the Hugging Face hub, or a local folder of Parquet, JSON lines or CSV files."""
+
+    dataset: Word = Field(description="name on the hub, or a local folder")
+    name: Word | None = Field(None, description="configuration of the dataset, such as de-en")
+    split: Word = Field(description="split to read, such as train or train[:1%]")
+    src: Word = Field(description="column of the source text; dots reach into nested fields")
+    tgt: Word = Field(description="column of the target text")
+
+
+def _corpus_kind(value: object) -> str | None:
+    """Tell the kind of a corpus entry by the key that only it has; angle brackets mark it in error paths."""
+    if isinstance(value, Section):
+        return {TextCorpus: "<text>", GeneratedCorpus: "<generated>", HubCorpus: "<hub>"}[
+            type(value)
+        ]
+    if not isinstance(value, Mapping):
+        return None
+    return "<generated>" if "generated" in value else "<hub>" if "dataset" in value else "<text>"
+
+
+Corpus = Annotated[
+    Annotated[TextCorpus, Tag("<text>")]
+    | Annotated[GeneratedCorpus, Tag("<generated>")]
+    | Annotated[HubCorpus, Tag("<hub>")],
+    Discriminator(_corpus_kind),
+]
+
+
+class DataConfig(Section):
+    """Which text is learned from, and which measures the model."""
+
+    root: Word | None = Field(
+        None, description="relative corpus paths start here; else at the working directory"
+    )
+    src_lang: Word = Field(description="source language code")
+    tgt_lang: Word = Field(description="target language code; BLEU is tokenized for it")
+    train: Annotated[list[Corpus], Field(min_length=1)] = Field(description="corpora, concatenated")
+    valid: Corpus = Field(description="translated and scored during training")
+    test: dict[Word, Corpus] = Field(
+        default_factory=dict, description="named sets scored at the end of training"
+    )
+    max_length: Annotated[int, Field(ge=2)] = Field(
+        256, description="tokens a side with eos; longer training pairs are dropped and counted"
+    )
+    invalid_utf8: Literal["error", "drop"] = Field(
+        "error", description="what to do with a pair that is not UTF-8"
+    )
+    workers: Auto | Positive = Field("auto", description="processes that tokenize the corpora")
+
+
+class TokenizerConfig(Section):
+    """The subword vocabulary shared by both sides."""
+
+    path: Word | None = Field(None, description="an existing SentencePiece model, used as it is")
+    vocab_size: Positive = Field(8000, description="pieces, specials and bytes included")
+    model_type: Literal["bpe", "unigram"] = Field("bpe", description="SentencePiece algorithm")
+    normalization: Literal["identity", "nfkc", "nmt_nfkc"] = Field(
+        "identity", description="identity keeps text as it is; the others change both sides"
+    )
+    character_coverage: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.9995, description="rarer characters go to bytes"
+    )
+    byte_fallback: bool = Field(True, description="spell unknown characters as bytes: none is lost")
+    user_symbols: list[Word] = Field(
+        default_factory=list, description="kept whole: tags, placeholders"
+    )
+
+
+class ModelConfig(Section):
+    """The Transformer's shape."""
+
+    d_model: Annotated[int, Field(ge=2)] = Field(512, description="width of every layer")
+    num_heads: Positive = Field(8, description="attention heads; must divide d_model")
+    d_ff: Positive = Field(2048, description="inner width of the feed-forward layers")
+    num_encoder_layers: Positive = Field(6, description="encoder layers")
+    num_decoder_layers: Positive = Field(6, description="decoder layers")
+    dropout: Fraction = Field(0.1, description="residual and embedding dropout, as in the paper")
+    attention_dropout: Fraction = Field(0.0, description="dropout of attention weights")
+    activation_dropout: Fraction = Field(0.0, description="dropout after the feed-forward ReLU")
+    norm: Literal["post", "pre"] = Field(
+        "post", description="layer norm after or before each block"
+    )
+    positions: Literal["sinusoidal", "learned"] = Field(
+        "sinusoidal", description="position encoding"
+    )
+    tie_embeddings: Literal["all", "output", "none"] = Field(
+        "all",
+        description="all: source, target and output share one matrix; output: target and output",
+    )
+
+
+class TrainConfig(Section):
+    """How the model is trained, saved and judged."""
+
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = Field(
+        "auto", description="auto, cpu, cuda, cuda:N or mps"
+    )
+    threads: Auto | Positive = Field("auto", description="CPU threads; auto: every core")
+    max_steps: Positive = Field(100000, description="optimizer updates")
+    max_tokens: Positive = Field(
+        4096, description="padded tokens a side in a micro-batch: rows x max(S, T)"
+    )
+    accum_steps: Positive = Field(1, description="micro-batches a step")
+    schedule: Literal["noam", "inverse_sqrt", "linear", "cosine", "constant"] = Field(
+        "noam", description="course of the learning rate after its linear warm-up"
+    )
+    warmup_steps: NotNegative = Field(4000, description="steps of linear warm-up")
+    lr_factor: PositiveNumber | None = Field(
+        None, description="noam: factor of the paper's rate; 1.0 if peak_lr is not given either"
+    )
+    peak_lr: PositiveNumber | None = Field(None, description="highest learning rate, absolute")
+    label_smoothing: Fraction = Field(0.1, description="probability spread over the vocabulary")
+    adam_betas: Annotated[list[Fraction], Field(min_length=2, max_length=2)] = Field(
+        default_factory=lambda: [0.9, 0.98], description="decay of Adam's two moments"
+    )
+    adam_eps: PositiveNumber = Field(1e-9, description="Adam's epsilon")
+    clip_norm: Annotated[float, Field(ge=0)] = Field(
+        1.0, description="largest gradient norm; 0: no clipping, as in the paper"
+    )
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto", description="auto: bf16 where the hardware has it, else fp32"
+    )
+    compile: Auto | bool = Field("auto", description="torch.compile; auto: off")
+    log_every: Positive = Field(50, description="steps between records in metrics.jsonl")
+    valid_every: Positive = Field(1000, description="steps; a multiple of save_every")
+    save_every: Positive = Field(1000, description="steps between scheduled checkpoints")
+    keep_checkpoints: Positive = Field(5, description="last scheduled ones, besides the best")
+    patience: NotNegative = Field(10, description="validations without a better score; 0: off")
+    metric: Literal["bleu", "chrf", "nll"] = Field("bleu", description="what 'best' means")
+    average_last: NotNegative = Field(
+        5, description="checkpoints averaged for the final model; 0: off"
+    )
+
+
+class DecodeConfig(Section):
+    """How translations are searched for."""
+
+    beam_size: Positive = Field(4, description="hypotheses kept a sentence; 1 is greedy search")
+    length_penalty: Annotated[float, Field(ge=0)] = Field(
+        0.6, description="alpha; larger prefers longer translations"
+    )
+    length_norm: Literal["gnmt", "power"] = Field(
+        "gnmt", description="gnmt: ((5 + length) / 6) ** alpha; power: length ** alpha"
+    )
+    max_len_a: Annotated[float, Field(ge=0)] = Field(
+        1.0, description="limit = a * source length + b tokens"
+    )
+    max_len_b: NotNegative = Field(50, description="the limit's constant part")
+    max_source_length: Annotated[int, Field(ge=2)] = Field(
+        1024, description="tokens with eos; longer lines are cut there and warned of"
+    )
+    batch_tokens: Positive = Field(4096, description="padded source tokens x beam_size in a batch")
+    window: Positive = Field(20000, description="lines read ahead and sorted by length")
+
+
+class Config(Section):
+    """A whole training run."""
+
+    run_dir: Word = Field(description="where the run is kept")
+    seed: NotNegative = Field(1, description="fixes every random choice")
+    data: DataConfig
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    model: ModelConfig = ModelConfig()
+    train: TrainConfig = TrainConfig()
+    decode: DecodeConfig = DecodeConfig()
+
+
+# Settings that may differ between the starts of one run; corpora are compared by content instead.
+FREE_KEYS = (
+    "run_dir",
+    "data.root",
+    "data.train",
+    "data.valid",
+    "data.test",
+    "data.workers",
+    "decode",
+    "train.max_steps",
+    "train.patience",
+    "train.log_every",
+    "train.keep_checkpoints",
+    "train.average_last",
+)
+# May be changed by naming them, at the price of the bitwise promise.
+NUMERIC_KEYS = ("train.precision", "train.compile")
+
+
+def load_config(path: Path, overrides: list[str] | None = None) -> Config:
+    """Read, override (`a.b=value`) and check a config; raises `RefusedError`."""
+    document = read_document(path)
+    for override in overrides or []:
+        set_value(document, override)
+    return parse_config(document)
+
+
+def parse_config(document: Document) -> Config:
+    """Check a parsed document; raises `RefusedError` with every finding, one a line."""
+    try:
+        config = Config.model_validate(document.value)
+    except ValidationError as error:
+        findings = [_explain(document, item) for item in error.errors(include_url=False)]
+        raise RefusedError("\n".join(dict.fromkeys(findings))) from None
+    problems = [f"{document.where(key)}: {dotted(key)}: {text}" for key, text in _conflicts(config)]
+    if problems:
+        raise RefusedError("\n".join(problems))
+    return config
+
+
+def dump_config(config: Config) -> str:
+    """Write a config as YAML that `load_config` reads back to an equal one."""
+    text: str = yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True, width=100)
+    return text
+
+
+def flatten(config: Config) -> dict[str, object]:
+    """List every setting by its dotted key; lists and named test sets count as one setting."""
+    flat: dict[str, object] = {}
+    for name, value in config.model_dump().items():
+        if isinstance(value, dict):
+            flat.update({f"{name}.{key}": item for key, item in value.items()})
+        else:
+            flat[name] = value
+    return flat
+
+
+def changed_keys(old: Config, new: Config) -> list[tuple[str, object, object]]:
+    """List the settings that differ, as (dotted key, old value, new value)."""
+    before, after = flatten(old), flatten(new)
+    return [(key, before[key], after[key]) for key in after if before[key] != after[key]]
+
+
+def is_among(key: str, keys: tuple[str, ...]) -> bool:
+    """Tell whether a dotted key is one of `keys` or lies below one."""
+    return any(key == other or key.startswith(other + ".") for other in keys)
+
+
+def _conflicts(config: Config) -> Iterator[tuple[Key, str]]:
+    """Yield what is wrong between settings that are each fine by themselves."""
+    model, train, data = config.model, config.train, config.data
+    if model.d_model % model.num_heads:
+        yield ("model", "num_heads"), f"{model.num_heads} does not divide d_model {model.d_model}"
+    if model.positions == "sinusoidal" and model.d_model % 2:
+        yield (
+            ("model", "d_model"),
+            f"sinusoidal positions need an even d_model, not {model.d_model}",
+        )
+    if train.max_tokens < data.max_length:
+        yield (
+            ("train", "max_tokens"),
+            f"{train.max_tokens} is below data.max_length {data.max_length}: "
+            "the longest pair would not fit into a batch",
+        )
+    if train.valid_every % train.save_every:
+        yield (
+            ("train", "valid_every"),
+            f"{train.valid_every} is not a multiple of train.save_every {train.save_every}",
+        )
+    yield from _learning_rate_conflicts(train)
+
+
+def _learning_rate_conflicts(train: TrainConfig) -> Iterator[tuple[Key, str]]:
+    if train.lr_factor is not None and train.peak_lr is not None:
+        yield ("train", "peak_lr"), "give either lr_factor or peak_lr, not both"
+    elif train.schedule != "noam" and train.lr_factor is not None:
+        yield ("train", "lr_factor"), f"is for schedule noam; {train.schedule} takes peak_lr"
+    elif train.schedule != "noam" and train.peak_lr is None:
+        yield (
+            ("train", "schedule"),
+            f"{train.schedule} needs train.peak_lr, the highest learning rate",
+        )
+    if train.schedule in ("noam", "inverse_sqrt") and train.warmup_steps < 1:
+        yield ("train", "warmup_steps"), f"schedule {train.schedule} needs at least 1 warm-up step"
+    if train.schedule in ("linear", "cosine") and train.warmup_steps >= train.max_steps:
+        yield ("train", "warmup_steps"), f"must be below max_steps {train.max_steps}"
+
+
+def _explain(document: Document, error: Any) -> str:
+    """Turn one of pydantic's findings into a line for people."""
+    key: Key = tuple(part for part in error["loc"] if not str(part).startswith(("<", "literal[")))
+    kind = error["type"]
+    if kind == "extra_forbidden":
+        return _explain_unknown(document, key)
+    if kind == "missing":
+        return f"{document.where(key[:-1])}: {dotted(key)}: is required and missing{_hint(key)}"
+    field = _field_at(key)
+    while field is None and len(key) > 1:  # the path of a union ends in the branch that was tried
+        key = key[:-1]
+        field = _field_at(key)
+    expected = describe(field) if field is not None else "a mapping of settings"
+    return f"{document.where(key)}: {dotted(key) or 'config'}: expected {expected}, got {_shown(document, key)}"
+
+
+def _explain_unknown(document: Document, key: Key) -> str:
+    section = _section_at(key[:-1], document.at(key[:-1]))
+    known = list(section.model_fields) if section else []
+    near = difflib.get_close_matches(str(key[-1]), known, n=1, cutoff=0.6)
+    elsewhere = [f"{s}.{key[-1]}" for s, m in _sections().items() if key[-1] in m.model_fields]
+    if near:
+        advice = f"did you mean {dotted((*key[:-1], near[0]))}?"
+    elif elsewhere:
+        advice = f"did you mean {elsewhere[0]}?"
+    else:
+        advice = f"known here: {', '.join(known)}"
+    return f"{document.where(key)}: {dotted(key)}: unknown key; {advice}"
+
+
+def _hint(key: Key) -> str:
+    if key[:1] == ("data",) and len(key) > 2:
+        return "; a corpus is {src, tgt} or {generated, split, pairs} or {dataset, split, src, tgt}"
+    field = _field_at(key)
+    return f" ({field.description})" if field is not None and field.description else ""
+
+
+def _shown(document: Document, key: Key) -> str:
+    """Show what was given, as it was written, with advice for YAML's boolean words."""
+    value, raw = document.at(key), document.raw.get(key)
+    if isinstance(value, bool) and raw is not None and raw.lower() not in ("true", "false"):
+        return f'{raw}, which YAML reads as {str(value).lower()}: write "{raw}" in quotes'
+    if isinstance(value, bool) and raw is not None:
+        return f'{raw}: write "{raw}" in quotes if the word is meant'
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    if value is None:
+        return "nothing"
+    return (
+        f"{value!r}"[:80] if isinstance(value, str) else str(raw if raw is not None else value)[:80]
+    )
+
+
+def _sections() -> dict[str, type[Section]]:
+    return {
+        "data": DataConfig,
+        "tokenizer": TokenizerConfig,
+        "model": ModelConfig,
+        "train": TrainConfig,
+        "decode": DecodeConfig,
+    }
+
+
+def _section_at(key: Key, value: object) -> type[Section] | None:
+    """Find the section whose keys stand at `key`."""
+    if not key:
+        return Config
+    if len(key) == 1:
+        return _sections().get(str(key[0]))
+    kinds: dict[str, type[Section]] = {
+        "<text>": TextCorpus,
+        "<generated>": GeneratedCorpus,
+        "<hub>": HubCorpus,
+    }
+    return kinds.get(_corpus_kind(value) or "")
+
+
+def _field_at(key: Key) -> FieldInfo | None:
+    if not key:
+        return None
+    if len(key) <= 2:
+        section = _section_at(key[:-1], None)
+        return section.model_fields.get(str(key[-1])) if section else None
+    if key[0] == "data" and isinstance(key[-1], str):
+        for section in (TextCorpus, GeneratedCorpus, HubCorpus):
+            if key[-1] in section.model_fields:
+                return section.model_fields[key[-1]]
+    return None
+
+
+def describe(field: FieldInfo) -> str:
+    """Say in words what a field takes, from its type and bounds."""
+    return _describe_type(field.annotation, list(field.metadata))
+
+
+def _describe_type(annotation: Any, metadata: list[Any]) -> str:
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        inner, *extra = get_args(annotation)
+        return _describe_type(inner, [*extra, *metadata])
+    if origin is Literal:
+        words = [str(word) for word in get_args(annotation)]
+        return words[0] if len(words) == 1 else f"one of {', '.join(words)}"
+    if origin in (Union, types.UnionType):
+        parts = [_describe_type(part, []) for part in get_args(annotation)]
+        return " or ".join(dict.fromkeys(parts))
+    if origin is list:
+        return "a list"
+    if origin is dict or (isinstance(annotation, type) and issubclass(annotation, Section)):
+        return "a mapping"
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    return names.get(annotation, "nothing") + _describe_bounds(metadata)
+
+
+def _describe_bounds(metadata: list[Any]) -> str:
+    """Say the bounds of a number, or the form of a text."""
+    bounds: list[str] = []
+    for item in _flat_metadata(metadata):
+        for name, text in (
+            ("ge", "from {}"),
+            ("gt", "above {}"),
+            ("le", "up to {}"),
+            ("lt", "below {}"),
+        ):
+            if getattr(item, name, None) is not None:
+                bounds.append(text.format(getattr(item, name)))
+        if getattr(item, "pattern", None):
+            return ": auto, cpu, cuda, cuda:N or mps"
+    return " " + " and ".join(bounds) if bounds else ""
+
+
+def _flat_metadata(metadata: list[Any]) -> list[Any]:
+    return [
+        part
+        for item in metadata
+        for part in (item.metadata if isinstance(item, FieldInfo) else [item])
+    ]

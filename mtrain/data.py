@@ -1,0 +1,155 @@
+"""Token-budget batches over a tokenized store, in an order that is a pure function of (seed, epoch)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mtrain.store import Store
+from mtrain.tokenizer import Tokenizer
+
+# Pairs shuffled together, sorted by length and cut into batches at a time.
+POOL = 1 << 17
+
+
+@dataclass(frozen=True)
+class SpecialIds:
+    """Ids that frame and fill sequences."""
+
+    pad: int
+    bos: int
+    eos: int
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> "SpecialIds":
+        """Take the ids of a tokenizer."""
+        return cls(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A padded micro-batch of `B` pairs.
+
+    `src` (B, S) ends in eos, `tgt_in` (B, T) starts with bos, `tgt_out` (B, T) ends in eos. `positions` (N,) are
+    the places of real target tokens in the flattened (B * T,) targets and `targets` (N,) the tokens there.
+    """
+
+    src: torch.Tensor
+    tgt_in: torch.Tensor
+    tgt_out: torch.Tensor
+    positions: torch.Tensor
+    targets: torch.Tensor
+
+    @property
+    def num_tokens(self) -> int:
+        """Target tokens with eos, without padding."""
+        return self.targets.numel()
+
+    def to(self, device: torch.device) -> "Batch":
+        """Return the batch on a device."""
+        if device.type == "cpu":
+            return self
+        moved = {f.name: getattr(self, f.name).to(device, non_blocking=True) for f in fields(self)}
+        return Batch(**moved)
+
+
+def pad(rows: list[NDArray[Any]], ids: SpecialIds, *, bos: bool, eos: bool) -> torch.Tensor:
+    """Frame and pad sequences to one (B, L) tensor; the only place where padding happens."""
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    width = int(lengths.max(initial=0)) + bos + eos
+    table = np.full((len(rows), width), ids.pad, np.int64)
+    columns = np.arange(width)
+    table[(columns >= bos) & (columns < (lengths + bos)[:, None])] = np.concatenate([*rows, []])
+    if bos:
+        table[:, 0] = ids.bos
+    if eos:
+        table[np.arange(len(rows)), lengths + bos] = ids.eos
+    return torch.from_numpy(table)
+
+
+def collate(pairs: list[tuple[NDArray[Any], NDArray[Any]]], ids: SpecialIds) -> Batch:
+    """Make a batch of pairs of id sequences."""
+    targets = [tgt for _, tgt in pairs]
+    tgt_out = pad(targets, ids, bos=False, eos=True)
+    lengths = torch.tensor([len(tgt) + 1 for tgt in targets])
+    real = torch.arange(tgt_out.shape[1]) < lengths[:, None]
+    positions = real.flatten().nonzero().squeeze(1)
+    return Batch(
+        src=pad([src for src, _ in pairs], ids, bos=False, eos=True),
+        tgt_in=pad(targets, ids, bos=True, eos=False),
+        tgt_out=tgt_out,
+        positions=positions,
+        targets=tgt_out.flatten()[positions],
+    )
+
+
+def batch_by_tokens(lengths: NDArray[np.int64], max_tokens: int) -> list[NDArray[np.int64]]:
+    """Cut rows into batches of alike lengths with rows x max(S, T) <= max_tokens.
+
+    `lengths` (rows, 2) counts eos. Rows are sorted by target length, cut into as many groups as a group will hold
+    batches, and sorted by source length within each: both sides stay near their own width, which one sort by
+    either side does not achieve. A row longer than the budget goes alone. Returns indices of rows.
+    """
+    if not len(lengths):
+        return []
+    longest = lengths.max(1)
+    by_target = np.lexsort((lengths[:, 0], lengths[:, 1]))
+    # groups hold equal numbers of tokens, as batches do, so that long pairs are not lumped together
+    work = np.cumsum(longest[by_target])
+    groups = max(1, round((work[-1] / max_tokens) ** 0.5))
+    group = np.minimum(work * groups // (work[-1] + 1), groups - 1)
+    # every other group runs backwards, so that a batch across their border is even too
+    direction = np.where(group % 2, -1, 1)
+    order = by_target[np.lexsort((lengths[by_target, 0] * direction, group))]
+    return _cut(order, longest[order], max_tokens)
+
+
+def _cut(
+    order: NDArray[np.int64], longest: NDArray[np.int64], max_tokens: int
+) -> list[NDArray[np.int64]]:
+    """Cut an order greedily wherever the next row would overflow the budget."""
+    batches, start = [], 0
+    while start < len(order):
+        window = longest[start : start + max(1, max_tokens // int(longest[start]))]
+        widths = np.maximum.accumulate(window)
+        fits = widths * np.arange(1, len(window) + 1) <= max_tokens
+        rows = max(1, int(fits.sum()))
+        batches.append(order[start : start + rows])
+        start += rows
+    return batches
+
+
+class TokenBatches:
+    """The training stream: every pair once an epoch, in micro-batches of at most `max_tokens` a side."""
+
+    def __init__(self, store: Store, max_tokens: int, seed: int, ids: SpecialIds) -> None:
+        self.store = store
+        self.max_tokens = max_tokens
+        self.seed = seed
+        self.ids = ids
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """Yield the micro-batches of an epoch from number `start` on."""
+        for number, rows in enumerate(self.plan(epoch)):
+            if number >= start:
+                yield collate([self.store.pair(int(row)) for row in rows], self.ids)
+
+    def plan(self, epoch: int) -> Iterator[NDArray[np.int64]]:
+        """Yield the rows of each micro-batch of an epoch; reads lengths alone."""
+        random = np.random.default_rng([self.seed, epoch])
+        permutation = random.permutation(len(self.store))
+        offsets = self.store.offsets
+        for start in range(0, len(permutation), POOL):
+            pool = (
+                np.sort(permutation[start : start + POOL])
+                if POOL < len(permutation)
+                else permutation
+            )
+            src = offsets[2 * pool + 1] - offsets[2 * pool] + 1
+            tgt = offsets[2 * pool + 2] - offsets[2 * pool + 1] + 1
+            batches = batch_by_tokens(np.stack((src, tgt), 1), self.max_tokens)
+            for number in random.permutation(len(batches)):
+                yield pool[batches[number]]

@@ -1,0 +1,53 @@
+"""What the machine has: devices, number formats, threads."""
+
+import os
+
+import torch
+
+from mtrain.errors import RefusedError
+
+
+def pick_device(name: str) -> torch.device:
+    """Turn auto, cpu, cuda, cuda:N or mps into a device; raises `RefusedError` where there is none."""
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda", 0)
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise RefusedError(f"device {name}: unknown; use auto, cpu, cuda, cuda:N or mps") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise RefusedError(
+            f"device {name}: this machine has {torch.cuda.device_count()} CUDA devices"
+        )
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise RefusedError("device mps: not available on this machine")
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise RefusedError(f"device {name}: unknown; use auto, cpu, cuda, cuda:N or mps")
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+
+
+def has_fast_bf16(device: torch.device) -> bool:
+    """Tell whether bf16 products run in hardware: CUDA from Ampere on, CPUs with AVX512-BF16 or AMX."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if device.type != "cpu":
+        return False
+    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, probe, bool)() for probe in probes)
+
+
+def compute_dtype(precision: str, device: torch.device, *, training: bool) -> torch.dtype:
+    """Number format of activations. `auto` trains in bf16 where it is fast, and translates in fp32 on CPUs."""
+    if precision == "auto":
+        wanted = has_fast_bf16(device) and (training or device.type == "cuda")
+    else:
+        wanted = precision == "bf16"
+    return torch.bfloat16 if wanted else torch.float32
+
+
+def available_threads() -> int:
+    """Cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1

@@ -1,0 +1,29 @@
+"""The errors that users see: one clear message, no traceback, a fixed exit code."""
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_REFUSED = 2
+EXIT_STOPPED = 75
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+EXIT_TERMINATED = 143
+
+
+class UserError(Exception):
+    """The run failed for a reason the user can mend: says where, what, and what to do."""
+
+    exit_code = EXIT_FAILED
+
+
+class RefusedError(UserError):
+    """Refused before anything was done: usage, config, or a run directory that is not ours to use."""
+
+    exit_code = EXIT_REFUSED
+
+
+class StoppedError(UserError):
+    """The work was asked to stop (signal or time limit); `exit_code` says by what."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

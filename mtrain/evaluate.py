@@ -1,0 +1,108 @@
+"""`mtrain eval`: a model's or a file's translations against references."""
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mtrain import metrics
+from mtrain.corpus import read_file, read_text_file
+from mtrain.errors import UserError
+from mtrain.lines import Places, decode_lines, warn_of
+from mtrain.log import logger, progress_bar
+from mtrain.metrics import Score
+from mtrain.translate import Translator
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What `mtrain eval` prints."""
+
+    lines: int
+    bleu: Score
+    chrf: Score
+    ter: Score
+
+    def as_json(self) -> dict[str, Any]:
+        """The object of `--json`."""
+        return {
+            "lines": self.lines,
+            "bleu": self.bleu.as_json(),
+            "chrf": self.chrf.as_json(),
+            "ter": self.ter.as_json(),
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, (self.bleu, self.chrf, self.ter)))
+
+
+def check_tokenizer(name: str | None) -> None:
+    """Refuse an unknown sacreBLEU tokenizer before any work is done."""
+    if name is not None:
+        metrics.check_tokenizer(name)
+
+
+def read_references(paths: list[Path]) -> list[list[str]]:
+    """Read reference files of one length; raises `UserError`."""
+    first = read_text_file(paths[0])
+    if not first:
+        raise UserError(f"{paths[0]}: holds no lines")
+    return [first] + [read_aligned(path, [first]) for path in paths[1:]]
+
+
+def read_aligned(path: Path, references: list[list[str]]) -> list[str]:
+    """Read a file that must match the references line for line; raises `UserError` with both counts."""
+    lines = read_text_file(path)
+    _check_length(path, len(lines), references)
+    return lines
+
+
+def translate_file(
+    translator: Translator, source: Path, references: list[list[str]], output: Path | None
+) -> list[str]:
+    """Translate a file as `mtrain translate` does, and keep the result if asked."""
+    counts: Counter[str] = Counter()
+    lines = list(decode_lines(read_file(source, counts), counts))
+    _check_length(source, len(lines), references)
+    with progress_bar(len(lines), "line", "translating") as bar:
+        results, places = translator.translate(lines, bar.update)
+    cut = Places()
+    cut.add(place + 1 for place in places)
+    warn_of(counts, cut, translator.max_source_length)
+    hypotheses = [found[0].text for found in results]
+    if output is not None:
+        try:
+            output.write_bytes("".join(line + "\n" for line in hypotheses).encode("utf-8"))
+        except OSError as error:
+            raise UserError(f"{output}: cannot write: {error.strerror}") from None
+    return hypotheses
+
+
+def score(
+    hypotheses: list[str],
+    references: list[list[str]],
+    tgt_lang: str | None,
+    tokenize: str | None,
+    lowercase: bool,
+) -> Evaluation:
+    """Score with BLEU, chrF and TER, tokenized for the target language."""
+    if tokenize is None:
+        tokenize = metrics.tokenizer_for(tgt_lang)
+        if tgt_lang is None and metrics.is_mostly_cjk(references[0]):
+            logger.warning(
+                "the references are mostly Han, Kana or Hangul, and BLEU's tokenizer 13a does not cut these: "
+                "name the language with --tgt-lang"
+            )
+    return Evaluation(
+        len(hypotheses),
+        metrics.bleu(hypotheses, references, tokenize=tokenize, lowercase=lowercase, interval=True),
+        metrics.chrf(hypotheses, references, lowercase=lowercase, interval=True),
+        metrics.ter(hypotheses, references, tokenize=tokenize, lowercase=lowercase, interval=True),
+    )
+
+
+def _check_length(path: Path, lines: int, references: list[list[str]]) -> None:
+    if lines != len(references[0]):
+        raise UserError(
+            f"{path} has {lines} lines but the reference has {len(references[0])}: they must match line for line"
+        )

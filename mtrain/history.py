@@ -1,0 +1,66 @@
+"""Validations of a run, the best of them, and patience: the content of `best.json`."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+Entry = dict[str, Any]
+
+
+@dataclass
+class History:
+    """Validations in the order of steps, each with `step`, `checkpoint`, `bleu`, `chrf`, `nll` and `signature`.
+
+    `average` is the validation of the averaged model once there is one, `tests` what the test sets scored.
+    """
+
+    metric: str
+    entries: list[Entry] = field(default_factory=list)
+    average: Entry | None = None
+    tests: dict[str, Entry] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, metric: str, content: dict[str, Any] | None) -> "History":
+        """Read `best.json`."""
+        content = content or {}
+        return cls(
+            metric, content.get("history", []), content.get("average"), content.get("tests", {})
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Write `best.json`."""
+        best = self.best
+        summary = best and {key: best[key] for key in ("checkpoint", "step", self.metric)}
+        return {
+            "metric": self.metric,
+            "best": summary,
+            "history": self.entries,
+            "average": self.average,
+            "tests": self.tests,
+        }
+
+    def cut(self, step: int) -> None:
+        """Forget what came after a step."""
+        self.entries = [entry for entry in self.entries if entry["step"] <= step]
+        if self.average and self.average["step"] != step:
+            self.average = None
+
+    def has(self, step: int) -> bool:
+        """Tell whether a step was validated."""
+        return any(entry["step"] == step for entry in self.entries)
+
+    @property
+    def best(self) -> Entry | None:
+        """The best validation, the average's included; the earliest of equals."""
+        candidates = self.entries + ([self.average] if self.average else [])
+        return max(candidates, key=self._quality, default=None)
+
+    def is_out_of_patience(self, patience: int) -> bool:
+        """Tell whether the last `patience` validations all failed to better the ones before."""
+        if not patience or not self.entries:
+            return False
+        best = max(self.entries, key=self._quality)
+        return len(self.entries) - 1 - self.entries.index(best) >= patience
+
+    def _quality(self, entry: Entry) -> float:
+        value = float(entry[self.metric])
+        return -value if self.metric == "nll" else value

@@ -1,0 +1,133 @@
+"""Streams of lines through a model or a vocabulary: one line out for each line in, in order, in bounded memory."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import IO
+
+from mtrain import checkpoint
+from mtrain.corpus import read_file, read_lines
+from mtrain.errors import UserError
+from mtrain.log import logger, progress_bar, shorten
+from mtrain.tokenizer import Tokenizer
+from mtrain.translate import Translation, Translator
+
+_LISTED = 10  # line numbers that a warning names
+
+
+def decode_lines(lines: Iterable[bytes], counts: Counter[str]) -> Iterator[str]:
+    """Turn lines of any bytes into text; what is not UTF-8 is read with U+FFFD and counted."""
+    for line in lines:
+        try:
+            yield line.decode("utf-8")
+        except UnicodeDecodeError:
+            counts["lines not valid UTF-8, read with U+FFFD"] += 1
+            yield line.decode("utf-8", "replace")
+
+
+def translate_stream(
+    translator: Translator,
+    source: IO[bytes],
+    sink: IO[bytes],
+    *,
+    n_best: int | None = None,
+    scores: bool = False,
+    line_buffered: bool = False,
+) -> None:
+    """Translate every line of `source` to `sink`, `decode.window` lines at a time or one by one."""
+    counts: Counter[str] = Counter()
+    # readline, unlike iteration, gives each line of a pipe as soon as it is there
+    raw = iter(source.readline, b"") if line_buffered else source
+    texts = decode_lines(read_lines(raw, counts), counts)
+    window = 1 if line_buffered else translator.decode.window
+    done, cut = 0, Places()
+    with progress_bar(None, "line", "translating") as bar:
+        while lines := list(islice(texts, window)):
+            results, places = translator.translate(lines, bar.update)
+            cut.add(done + place + 1 for place in places)
+            for index, hypotheses in enumerate(results, done):
+                sink.writelines(_format(index, hypotheses, n_best, scores))
+            if line_buffered:
+                sink.flush()
+            done += len(lines)
+    warn_of(counts, cut, translator.max_source_length)
+
+
+def warn_of(counts: Counter[str], cut: "Places", limit: int) -> None:
+    """Say once what was odd about the input."""
+    for reason, count in counts.items():
+        logger.warning("%s: %s", reason, f"{count:,}")
+    if cut.count:
+        logger.warning(
+            "lines longer than %d tokens, cut there: %s (line %s)",
+            limit,
+            f"{cut.count:,}",
+            shorten(cut.first),
+        )
+
+
+class Places:
+    """A count of lines with the numbers of the first."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first: list[int] = []
+
+    def add(self, numbers: Iterable[int]) -> None:
+        """Count numbers and keep the first."""
+        for number in numbers:
+            self.count += 1
+            if len(self.first) <= _LISTED:
+                self.first.append(number)
+
+
+def _format(
+    index: int, hypotheses: list[Translation], n_best: int | None, scores: bool
+) -> Iterator[bytes]:
+    for hypothesis in hypotheses[: n_best or 1]:
+        fields = [hypothesis.text]
+        if n_best is not None or scores:
+            fields.insert(0, f"{hypothesis.score:.6f}")
+        if n_best is not None:
+            fields.insert(0, str(index))
+        yield "\t".join(fields).encode("utf-8") + b"\n"
+
+
+def score_files(translator: Translator, source: Path, target: Path, sink: IO[bytes]) -> None:
+    """Write the log-probability of each target line given its source line."""
+    counts: Counter[str] = Counter()
+    sides = [list(decode_lines(read_file(path, counts), counts)) for path in (source, target)]
+    if len(sides[0]) != len(sides[1]):
+        raise UserError(
+            f"{source} has {len(sides[0])} lines but {target} has {len(sides[1])}: they must match line for line"
+        )
+    window, cut = translator.decode.window, Places()
+    for start in range(0, len(sides[0]), window):
+        src, tgt = (side[start : start + window] for side in sides)
+        values, places = translator.score(src, tgt)
+        cut.add(start + place + 1 for place in places)
+        sink.writelines(f"{value:.6f}\n".encode() for value in values)
+    warn_of(counts, cut, translator.max_source_length)
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Load a SentencePiece model file, or the one of a run or checkpoint directory."""
+    if path.is_dir() and (path / checkpoint.TOKENIZER).exists():
+        return Tokenizer.load(path / checkpoint.TOKENIZER)
+    return Tokenizer.load(
+        checkpoint.resolve(path) / checkpoint.TOKENIZER if path.is_dir() else path
+    )
+
+
+def encode_stream(tokenizer: Tokenizer, source: IO[bytes], sink: IO[bytes]) -> None:
+    """Write the pieces of each line."""
+    for text in decode_lines(read_lines(source), Counter()):
+        sink.write(" ".join(tokenizer.pieces.encode(text, out_type=str)).encode("utf-8") + b"\n")
+
+
+def decode_stream(tokenizer: Tokenizer, source: IO[bytes], sink: IO[bytes]) -> None:
+    """Write the text of each line of pieces."""
+    for text in decode_lines(read_lines(source), Counter()):
+        line: str = tokenizer.pieces.decode_pieces(text.split(" ") if text else [])
+        sink.write(line.replace("\n", " ").encode("utf-8") + b"\n")

@@ -1,0 +1,125 @@
+"""Where records go: console, progress bar, `train.log`, `metrics.jsonl`."""
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from mtrain import manifest
+
+logger = logging.getLogger("mtrain")
+
+
+class ConsoleHandler(logging.Handler):
+    """Writes to stderr without tearing a progress bar apart; warnings and errors stand out."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record; on a terminal the bar shows training records."""
+        if getattr(record, "shown_on_bar", False) and sys.stderr.isatty():
+            return
+        text = self.format(record)
+        if record.levelno >= logging.WARNING:
+            label = "error" if record.levelno >= logging.ERROR else "warning"
+            colour = "31" if label == "error" else "33"
+            text = f"{paint(label + ':', colour)} {text}"
+        tqdm.write(text, file=sys.stderr)
+
+
+def paint(text: str, code: str) -> str:
+    """Colour text for a terminal, unless NO_COLOR asks for none."""
+    if os.environ.get("NO_COLOR") or not sys.stderr.isatty():
+        return text
+    return f"\x1b[1;{code}m{text}\x1b[0m"
+
+
+def set_up_console() -> None:
+    """Send mtrain's records to stderr: bare lines on a terminal, with the time in batch jobs."""
+    handler = ConsoleHandler()
+    stamp = "" if sys.stderr.isatty() else "%(asctime)s "
+    handler.setFormatter(logging.Formatter(stamp + "%(message)s", "%Y-%m-%d %H:%M:%S"))
+    logger.handlers[:] = [handler]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+def add_log_file(path: Path) -> None:
+    """Keep the records in a file too."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(
+        logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S")
+    )
+    logger.addHandler(handler)
+
+
+def close_log_files() -> None:
+    """Stop writing to files."""
+    for handler in [h for h in logger.handlers if isinstance(h, logging.FileHandler)]:
+        logger.removeHandler(handler)
+        handler.close()
+
+
+def progress_bar(total: int | None, unit: str, description: str, initial: int = 0) -> "tqdm[Any]":
+    """A bar on stderr if that is a terminal, else nothing; `update`, `set_postfix_str` and `close` work on both."""
+    return tqdm(
+        total=total,
+        initial=initial,
+        unit=unit,
+        desc=description,
+        disable=not sys.stderr.isatty(),
+        file=sys.stderr,
+        dynamic_ncols=True,
+        smoothing=0.1,
+        leave=False,
+    )
+
+
+def shorten(numbers: Iterable[int], most: int = 10) -> str:
+    """List the first numbers: `1, 2, 3, ...`."""
+    listed = list(numbers)
+    return ", ".join(map(str, listed[:most])) + (", ..." if len(listed) > most else "")
+
+
+class MetricsFile:
+    """`metrics.jsonl`: one JSON object a record, in the order of steps."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Add a record."""
+        with self.path.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(record) + "\n")
+
+    def cut(self, step: int) -> None:
+        """Drop the records after a step, and what a crash left of a line: a resumed run writes them again."""
+        self._rewrite([record for record in self.read() if record["step"] <= step])
+
+    def replace(self, record: dict[str, Any], prefix: str) -> None:
+        """Add a record in place of one of the same step whose keys start with `prefix`."""
+        step = record["step"]
+        kept = [
+            r for r in self.read() if r["step"] != step or not any(k.startswith(prefix) for k in r)
+        ]
+        self._rewrite([*kept, record])
+
+    def read(self) -> list[dict[str, Any]]:
+        """Read the whole records."""
+        records = []
+        if self.path.exists():
+            for line in self.path.read_text(encoding="utf-8", errors="replace").split("\n"):
+                try:
+                    record = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(record, dict) and isinstance(record.get("step"), int):
+                    records.append(record)
+        return records
+
+    def _rewrite(self, records: list[dict[str, Any]]) -> None:
+        if self.path.exists() or records:
+            manifest.write_file(self.path, "".join(json.dumps(record) + "\n" for record in records))

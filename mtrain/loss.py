@@ -1,0 +1,84 @@
+"""Label-smoothed cross entropy (section 5.4 of the paper) as sums over target tokens.
+
+Of the three definitions in use, this is the paper's reference implementation in spirit and torch's to the letter: the true
+token keeps 1 - eps, and eps is spread evenly over all V entries of the vocabulary.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Logits held at a time, in values: bounds memory at large vocabularies.
+CHUNK_VALUES = 1 << 23
+
+
+class Loss(NamedTuple):
+    """Sums over tokens, in nats: the smoothed loss that is trained on and the plain negative log-likelihood."""
+
+    loss_sum: Tensor
+    nll_sum: Tensor
+
+
+def label_smoothed_cross_entropy(logits: Tensor, targets: Tensor, smoothing: float) -> Loss:
+    """Sums over (N, V) logits and (N,) targets."""
+    log_probs = logits.float().log_softmax(-1)
+    nll = -log_probs.gather(1, targets[:, None]).sum()
+    return Loss((1 - smoothing) * nll - smoothing * log_probs.mean(-1).sum(), nll)
+
+
+def projected_cross_entropy(
+    hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float
+) -> Loss:
+    """The same sums straight from (N, D) hidden states and the (V, D) output matrix.
+
+    Projection, loss and their gradients are computed chunk by chunk in one pass, so that the (N, V) logits never
+    exist as a whole.
+    """
+    sums = _Projected.apply(hidden, weight, targets, smoothing)  # type: ignore[no-untyped-call]
+    return Loss(*sums)
+
+
+class _Projected(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float
+    ) -> tuple[Tensor, Tensor]:
+        rows = max(1, CHUNK_VALUES // weight.shape[0])
+        matrix = weight.to(hidden.dtype)
+        nll_sum = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        loss_sum = torch.zeros_like(nll_sum)
+        differentiate = any(ctx.needs_input_grad)
+        hidden_grad = torch.empty_like(hidden) if differentiate else None
+        weight_grad = torch.zeros_like(weight, dtype=torch.float32) if differentiate else None
+        for start in range(0, len(hidden), rows):
+            part = hidden[start : start + rows]
+            answer = targets[start : start + rows, None]
+            log_probs = F.linear(part, matrix).float().log_softmax(-1)
+            nll = -log_probs.gather(1, answer).sum()
+            nll_sum += nll
+            loss_sum += (1 - smoothing) * nll - smoothing * log_probs.mean(-1).sum()
+            if hidden_grad is not None and weight_grad is not None:
+                grad = log_probs.exp_().sub_(smoothing / weight.shape[0])
+                grad.scatter_add_(
+                    1, answer, torch.full_like(answer, smoothing - 1, dtype=grad.dtype)
+                )
+                grad = grad.to(hidden.dtype)
+                hidden_grad[start : start + rows] = grad @ matrix
+                weight_grad += grad.t() @ part
+        ctx.save_for_backward(hidden_grad, weight_grad)
+        ctx.weight_dtype = weight.dtype
+        ctx.mark_non_differentiable(nll_sum)
+        return loss_sum, nll_sum
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_grad, weight_grad = ctx.saved_tensors
+        scale = grads[0]
+        return (
+            hidden_grad * scale.to(hidden_grad.dtype),
+            (weight_grad * scale).to(ctx.weight_dtype),
+            None,
+            None,
+        )

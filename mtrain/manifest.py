@@ -1,0 +1,144 @@
+"""Directories that exist wholly or not at all: written aside, synced, sealed by a manifest, renamed.
+
+`manifest.json` is written last. It lists every file with its size and SHA-256 and carries a SHA-256 of itself, so
+that a flipped bit, a truncated or a missing file is found before anything is parsed.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from mtrain.errors import UserError
+
+NAME = "manifest.json"
+_MAX_MANIFEST = 1 << 20
+_BLOCK = 1 << 20
+
+
+class DamagedError(UserError):
+    """A sealed directory that is missing, incomplete or changed; the message says what and where."""
+
+
+def write_directory(path: Path, fill: Callable[[Path], None]) -> None:
+    """Let `fill` write files into a directory beside `path`, seal it, and rename it to `path`.
+
+    A crash at any point leaves the old `path`, or none, or the whole new one.
+    """
+    aside = path.with_name(f".{path.name}.partial")
+    remove_directory(aside)
+    aside.mkdir(parents=True)
+    fill(aside)
+    seal(aside)
+    if path.exists():
+        remove_directory(path)
+    os.replace(aside, path)
+    sync(path.parent)
+
+
+def seal(directory: Path) -> None:
+    """Sync the files of a directory (not of its subdirectories) and write its manifest."""
+    files = sorted(item for item in directory.iterdir() if item.is_file() and item.name != NAME)
+    entries = {}
+    for item in files:
+        sync(item)
+        entries[item.name] = {"size": item.stat().st_size, "sha256": hash_file(item)}
+    write_file(directory / NAME, _with_own_hash({"files": entries}))
+
+
+def verify(directory: Path) -> None:
+    """Raise `DamagedError` unless the directory is exactly what its manifest says."""
+    for name, entry in _read_manifest(directory).items():
+        file = directory / name
+        if file.is_symlink() or not file.is_file():
+            raise DamagedError(f"{file}: missing")
+        size = file.stat().st_size
+        if size != entry["size"]:
+            raise DamagedError(f"{file}: {size} bytes where the manifest says {entry['size']}")
+        if hash_file(file) != entry["sha256"]:
+            raise DamagedError(
+                f"{file}: its SHA-256 is not the manifest's; the file was changed or damaged"
+            )
+
+
+def is_complete(directory: Path) -> bool:
+    """Tell whether a directory has a readable manifest (a cheap check, no file is hashed)."""
+    try:
+        _read_manifest(directory)
+    except DamagedError:
+        return False
+    return True
+
+
+def remove_directory(path: Path) -> None:
+    """Remove a directory so that a crash half-way leaves no part of it under its name."""
+    if not path.exists():
+        return
+    gone = path.with_name(f".{path.name}.removed")
+    shutil.rmtree(gone, ignore_errors=True)
+    os.replace(path, gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def write_file(path: Path, text: str) -> None:
+    """Replace a text file as `write_bytes` does."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replace a file so that readers and crashes see the old or the new bytes, never a mixture."""
+    aside = path.with_name(f".{path.name}.partial")
+    with aside.open("wb") as out:
+        out.write(data)
+        out.flush()
+        os.fsync(out.fileno())
+    os.replace(aside, path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Have the disk hold a file's bytes, or a directory's entries."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _with_own_hash(content: dict[str, object]) -> str:
+    body = json.dumps(content, sort_keys=True)
+    own = hashlib.sha256(body.encode()).hexdigest()
+    return json.dumps({**content, "sha256": own}, sort_keys=True, indent=1) + "\n"
+
+
+def _read_manifest(directory: Path) -> dict[str, dict[str, object]]:
+    """Read and check a manifest against its own hash and form."""
+    path = directory / NAME
+    try:
+        if not path.is_file() or path.is_symlink() or path.stat().st_size > _MAX_MANIFEST:
+            raise DamagedError(
+                f"{directory}: no {NAME}: incomplete, or not one of mtrain's directories"
+            )
+        text = path.read_bytes().decode("utf-8")
+        content = json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise DamagedError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(content, dict) or set(content) != {"files", "sha256"}:
+        raise DamagedError(f"{path}: damaged")
+    if _with_own_hash({"files": content["files"]}) != text:
+        raise DamagedError(f"{path}: damaged: it does not match its own SHA-256")
+    entries: dict[str, dict[str, object]] = content["files"]
+    if not isinstance(entries, dict) or any(Path(name).name != name for name in entries):
+        raise DamagedError(f"{path}: names files outside its directory")
+    return entries

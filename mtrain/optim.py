@@ -1,0 +1,127 @@
+"""Adam over fp32 master weights, and learning-rate schedules as pure functions of the step."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from mtrain.config import TrainConfig
+
+Schedule = Callable[[int], float]
+
+
+def noam_rate(step: int, d_model: int, warmup_steps: int, factor: float = 1.0) -> float:
+    """factor * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5) (equation 3); the first step is 1."""
+    peak = factor * math.sqrt(1 / (d_model * warmup_steps))
+    return peak * min(math.sqrt(warmup_steps / step), step / warmup_steps)
+
+
+def make_schedule(config: TrainConfig, d_model: int) -> Schedule:
+    """Return the learning rate of each step, counted from 1."""
+    warmup, last = config.warmup_steps, config.max_steps
+    peak = config.peak_lr or noam_rate(warmup, d_model, warmup, config.lr_factor or 1.0)
+
+    def rate(step: int) -> float:
+        if step < warmup:
+            return peak * step / warmup
+        share = min(1.0, (step - warmup) / max(1, last - warmup))
+        match config.schedule:
+            case "linear":
+                return peak * (1 - share)
+            case "cosine":
+                return peak * 0.5 * (1 + math.cos(math.pi * share))
+            case "constant":
+                return peak
+            case _:  # noam and inverse_sqrt are one curve, named by their peak in two ways
+                return peak * math.sqrt(warmup / step)
+
+    return rate
+
+
+class Optimizer:
+    """Adam (section 5.3) with fp32 master weights and gradients for a model that may compute in bf16.
+
+    Gradients of micro-batches are added up in fp32; `update` divides them by the tokens of the whole step, clips
+    their norm and moves the masters, then the model follows. With an fp32 model the masters are its parameters.
+    """
+
+    def __init__(self, model: nn.Module, betas: tuple[float, float], eps: float) -> None:
+        self.names = [name for name, _ in model.named_parameters()]
+        self.parameters = list(model.parameters())
+        self.masters = [
+            p.detach() if p.dtype == torch.float32 else p.detach().float() for p in self.parameters
+        ]
+        self.grads = [torch.zeros_like(master) for master in self.masters]
+        for master, grad in zip(self.masters, self.grads, strict=True):
+            master.grad = grad
+        self.adam = torch.optim.Adam(self.masters, lr=0.0, betas=betas, eps=eps, fused=True)
+        self._apart = [
+            i
+            for i, (p, m) in enumerate(zip(self.parameters, self.masters, strict=True))
+            if p.dtype != m.dtype
+        ]
+
+    def accumulate(self) -> None:
+        """Add the model's gradients to the step's sum and clear them."""
+        pairs = [
+            (g, p.grad)
+            for g, p in zip(self.grads, self.parameters, strict=True)
+            if p.grad is not None
+        ]
+        torch._foreach_add_([total for total, _ in pairs], [grad.float() for _, grad in pairs])
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def update(self, rate: float, num_tokens: int, clip_norm: float) -> Tensor:
+        """Take one step; returns the norm of the gradient of the mean loss, before clipping.
+
+        Where that norm is not finite no weight changes.
+        """
+        norms = torch.stack(torch._foreach_norm(self.grads))
+        norm: Tensor = torch.linalg.vector_norm(norms) / num_tokens
+        scale = torch.full_like(norm, 1 / num_tokens)
+        if clip_norm > 0:
+            scale = scale * (clip_norm / (norm + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_(self.grads, scale)
+        self.adam.param_groups[0]["lr"] = rate
+        self.adam.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
+        self.adam.step()
+        torch._foreach_zero_(self.grads)
+        self.publish()
+        return norm
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Round the masters into the model's own parameters."""
+        if self._apart:
+            torch._foreach_copy_(
+                [self.parameters[i] for i in self._apart], [self.masters[i] for i in self._apart]
+            )
+
+    def weights(self) -> dict[str, Tensor]:
+        """The fp32 weights by name."""
+        return dict(zip(self.names, self.masters, strict=True))
+
+    def load_weights(self, weights: dict[str, Tensor]) -> None:
+        """Copy fp32 weights in."""
+        for name, master in zip(self.names, self.masters, strict=True):
+            master.copy_(weights[name])
+        self.publish()
+
+    def moments(self) -> dict[str, Tensor]:
+        """Adam's state by name; the step count is the trainer's."""
+        state = self.adam.state
+        return {
+            f"{name}.{kind}": state[master][kind]
+            for name, master in zip(self.names, self.masters, strict=True)
+            for kind in ("exp_avg", "exp_avg_sq", "step")
+        }
+
+    def load_moments(self, moments: dict[str, Tensor]) -> None:
+        """Take Adam's state back."""
+        for name, master in zip(self.names, self.masters, strict=True):
+            self.adam.state[master] = {
+                kind: moments[f"{name}.{kind}"].to(master.device)
+                for kind in ("exp_avg", "exp_avg_sq", "step")
+            }

@@ -1,0 +1,169 @@
+"""From a config's corpora to what training needs: vocabulary, tokenized store, validation and test text."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from mtrain import lock
+from mtrain.config import Config, Corpus
+from mtrain.corpus import Pair, Reading, Scan, describe, read_pairs, scan
+from mtrain.device import available_threads
+from mtrain.errors import UserError
+from mtrain.log import logger, progress_bar
+from mtrain.rundir import RunDirectory
+from mtrain.stop import Stop
+from mtrain.store import Store, build_store, cache_directory, open_store, store_key
+from mtrain.tokenizer import Tokenizer, train_tokenizer
+
+
+@dataclass(frozen=True)
+class Text:
+    """A validation or test set, line for line."""
+
+    sources: list[str]
+    references: list[str]
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """All that training reads."""
+
+    tokenizer: Tokenizer
+    store: Store
+    valid: Text
+    tests: dict[str, Text]
+    fingerprints: dict[str, Any]
+
+
+def prepare(config: Config, run_tokenizer: Path, stop: Stop) -> Prepared:
+    """Check every corpus, then get the vocabulary and the tokenized store; raises `UserError`."""
+    train_scans = [_scan(config, corpus, stop) for corpus in config.data.train]
+    valid = _read_text(config, "valid", config.data.valid, stop)
+    tests = {
+        name: _read_text(config, f"test {name}", c, stop) for name, c in config.data.test.items()
+    }
+    tokenizer = _get_tokenizer(config, run_tokenizer, stop)
+    hashes = [found.sha256 for found in train_scans]
+    store = _get_store(config, tokenizer, hashes, sum(found.pairs for found in train_scans), stop)
+    _report(store, sum(found.pairs for found in train_scans))
+    fingerprints = {"train": hashes, "valid": valid.sha256, "tokenizer": tokenizer.fingerprint}
+    return Prepared(tokenizer, store, valid, tests, fingerprints)
+
+
+def train_run_tokenizer(config: Config, stop: Stop) -> Path:
+    """Put the vocabulary of a config into its run directory, where `mtrain train` will find it."""
+    run = RunDirectory(Path(config.run_dir))
+    with run.hold():
+        if run.tokenizer.exists():
+            raise UserError(f"{run.tokenizer}: exists already")
+        for corpus in config.data.train:
+            _scan(config, corpus, stop)
+        run.keep_tokenizer(_get_tokenizer(config, run.tokenizer, stop))
+    return run.tokenizer
+
+
+def _reading(config: Config, *, keep_blank: bool = False) -> Reading:
+    root = Path(config.data.root) if config.data.root else Path()
+    return Reading(root, config.data.invalid_utf8, keep_blank)
+
+
+def _scan(config: Config, corpus: Corpus, stop: Stop) -> Scan:
+    stop.check()
+    return scan(corpus, _reading(config))
+
+
+def _read_text(config: Config, name: str, corpus: Corpus, stop: Stop) -> Text:
+    """Read a set whole and keep its blank lines: its score must be the one of its files."""
+    reading = _reading(config, keep_blank=True)
+    found = _scan(config, corpus, stop)
+    pairs = list(read_pairs(corpus, reading))
+    if not pairs:
+        raise UserError(f"data.{name.split()[0]}: {describe(corpus)} holds no pairs")
+    for reason, count in reading.counts.items():
+        logger.info("%s: %s: %s", name, reason, f"{count:,}")
+    return Text([src for src, _ in pairs], [tgt for _, tgt in pairs], found.sha256)
+
+
+def _read_train(config: Config, counts: Counter[str]) -> Iterator[Pair]:
+    reading = _reading(config)
+    reading.counts = counts
+    return chain.from_iterable(read_pairs(corpus, reading) for corpus in config.data.train)
+
+
+def _get_tokenizer(config: Config, run_tokenizer: Path, stop: Stop) -> Tokenizer:
+    """Load the run's vocabulary, or the one that the config names, or train one on both sides together."""
+    stop.check()
+    if run_tokenizer.exists():
+        return Tokenizer.load(run_tokenizer)
+    settings = config.tokenizer
+    if settings.path is not None:
+        return Tokenizer.load(Path(settings.path))
+    logger.info(
+        "training a %s vocabulary of %s pieces", settings.model_type, f"{settings.vocab_size:,}"
+    )
+
+    def sentences() -> Iterator[str]:
+        for pair in _read_train(config, Counter()):
+            yield from pair
+
+    proto = train_tokenizer(
+        sentences,
+        vocab_size=settings.vocab_size,
+        model_type=settings.model_type,
+        normalization=settings.normalization,
+        character_coverage=settings.character_coverage,
+        byte_fallback=settings.byte_fallback,
+        user_symbols=tuple(settings.user_symbols),
+    )
+    return Tokenizer(proto)
+
+
+def _get_store(
+    config: Config, tokenizer: Tokenizer, hashes: list[str], pairs: int, stop: Stop
+) -> Store:
+    """Open the tokenized corpus in the cache, or build it; another process that builds it is waited for."""
+    data = config.data
+    key = store_key(hashes, tokenizer.fingerprint, data.max_length, data.invalid_utf8)
+    path = cache_directory() / key
+    try:
+        with lock.exclusive(path.parent / f".{key}.lock", wait=True):
+            return open_store(path) or _build(config, tokenizer, path, pairs, stop)
+    except OSError as error:
+        raise UserError(
+            f"{error.filename or path}: cannot keep the tokenized corpus: {error.strerror}; "
+            "MTRAIN_CACHE names another directory for it"
+        ) from None
+
+
+def _build(config: Config, tokenizer: Tokenizer, path: Path, pairs: int, stop: Stop) -> Store:
+    workers = config.data.workers
+    counts: Counter[str] = Counter()
+    bar = progress_bar(pairs, "pair", "tokenizing")
+
+    def progress(number: int) -> None:
+        bar.update(number)
+        stop.check()
+
+    with bar:
+        return build_store(
+            path,
+            _read_train(config, counts),
+            tokenizer,
+            max_length=config.data.max_length,
+            counts=counts,
+            workers=available_threads() if workers == "auto" else workers,
+            progress=progress,
+        )
+
+
+def _report(store: Store, read: int) -> None:
+    """Say once what training uses and what was left out."""
+    logger.info("train: %s of %s pairs", f"{len(store):,}", f"{read:,}")
+    for reason, count in store.counts.items():
+        logger.info("train: %s: %s", reason, f"{count:,}")
+    if not len(store):
+        raise UserError("data.train: no pair is left to train on")

@@ -1,0 +1,155 @@
+"""The run directory: what it holds, who may use it, and whether a config still belongs to it."""
+
+import json
+import os
+import platform
+import shlex
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import mtrain
+from mtrain import checkpoint, lock, manifest
+from mtrain.config import (
+    FREE_KEYS,
+    NUMERIC_KEYS,
+    Config,
+    changed_keys,
+    dump_config,
+    is_among,
+    load_config,
+)
+from mtrain.errors import RefusedError, UserError
+from mtrain.log import MetricsFile, logger
+from mtrain.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Paths and small files of one run."""
+
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints are kept."""
+        return self.path / "checkpoints"
+
+    @property
+    def tokenizer(self) -> Path:
+        """The run's vocabulary."""
+        return self.path / "tokenizer.model"
+
+    @property
+    def metrics(self) -> MetricsFile:
+        """The run's records."""
+        return MetricsFile(self.path / "metrics.jsonl")
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Keep other processes out; raises `RefusedError` where one is in, `UserError` where nothing can be written."""
+        try:
+            with lock.exclusive(self.path / ".lock", wait=False):
+                yield
+        except OSError as error:
+            place = error.filename or self.path
+            raise UserError(
+                f"{place}: cannot use the run directory: {error.strerror or error}"
+            ) from None
+
+    def check_settings(self, config: Config) -> None:
+        """Refuse a config that differs from the run's in more than its free keys; log what changed."""
+        file = self.path / "config.yaml"
+        if not file.exists():
+            if checkpoint.steps(self.checkpoints):
+                raise RefusedError(
+                    f"{self.path}: holds checkpoints but no config.yaml; use another run_dir"
+                )
+            return
+        before = load_config(file)
+        changes = changed_keys(before, config)
+        free = (*FREE_KEYS, *NUMERIC_KEYS)
+        refused = [change for change in changes if not is_among(change[0], free)]
+        if refused:
+            listed = "\n".join(
+                f"  {key}: {old!r} in the run, {new!r} now" for key, old, new in refused
+            )
+            raise RefusedError(
+                f"{self.path}: this run was made with other settings; go back to them or choose another "
+                f"run_dir\n{listed}"
+            )
+        for key, old, new in changes:
+            if key != "run_dir":
+                logger.info("changed setting %s: %r -> %r", key, old, new)
+            if key in NUMERIC_KEYS:
+                logger.warning(
+                    "with another %s the weights are no longer bit for bit the same", key
+                )
+
+    def check_data(self, fingerprints: dict[str, Any]) -> None:
+        """Refuse corpora or a tokenizer of other content than the run began with."""
+        before = self.read("run.json")
+        if before is None:
+            return
+        for key in ("train", "valid", "tokenizer"):
+            if before.get(key) != fingerprints[key]:
+                name = key if key == "tokenizer" else f"data.{key}"
+                raise RefusedError(
+                    f"{self.path}: the content of {name} is not what this run began with; "
+                    "bring it back or choose another run_dir"
+                )
+
+    def keep_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Write the run's vocabulary, as a model and as text."""
+        manifest.write_file(self.path / "tokenizer.vocab", tokenizer.vocabulary)
+        manifest.write_bytes(self.tokenizer, tokenizer.proto)
+
+    def describe(self, config: Config, fingerprints: dict[str, Any]) -> None:
+        """Write what the run is made of: config, hashes, versions, command."""
+        before = self.read("run.json") or {}
+        packages = ("torch", "numpy", "sentencepiece", "sacrebleu", "safetensors")
+        content = {
+            **fingerprints,
+            "seed": config.seed,
+            "command": shlex.join(sys.argv),
+            "versions": {
+                "mtrain": mtrain.__version__,
+                "python": platform.python_version(),
+                **{name: version(name) for name in packages},
+            },
+            "host": socket.gethostname(),
+            "created": before.get("created", time.strftime("%Y-%m-%dT%H:%M:%S%z")),
+        }
+        self.write("run.json", content)
+        manifest.write_file(self.path / "config.yaml", dump_config(config))
+
+    def set_status(
+        self, state: str, step: int, reason: str = "", exit_code: int | None = None
+    ) -> None:
+        """Tell scripts how the run stands."""
+        content = {"state": state, "exit_code": exit_code, "reason": reason, "step": step}
+        self.write("status.json", {**content, "pid": os.getpid(), "host": socket.gethostname()})
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """Read one of the small JSON files; None if it is not there. Raises `UserError` if it is damaged."""
+        try:
+            content = json.loads((self.path / name).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise UserError(f"{self.path / name}: damaged: {error}") from None
+        if not isinstance(content, dict):
+            raise UserError(f"{self.path / name}: damaged: not an object")
+        return content
+
+    def write(self, name: str, content: dict[str, Any]) -> None:
+        """Replace one of the small JSON files."""
+        manifest.write_file(
+            self.path / name, json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+        )

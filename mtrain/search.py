@@ -1,0 +1,179 @@
+"""Greedy and beam search over a step function: neither model, tokenizer nor text is known here.
+
+Shapes: `B` sentences still searched, `W` live hypotheses each, `V` vocabulary, `C` candidates a sentence.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+
+class State(Protocol):
+    """What a step function carries from position to position, one row a hypothesis."""
+
+    def select(self, rows: Tensor, sentences: Tensor | None = None) -> Self:
+        """Take hypotheses `rows`, and (None: all) those `sentences`."""
+        ...
+
+
+S = TypeVar("S", bound=State)
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A translation: ids without bos and eos, its log-probability with eos, and that normalized by length."""
+
+    ids: list[int]
+    score: float
+    normalized: float
+
+
+def length_normalizer(norm: str, alpha: float) -> Callable[[int], float]:
+    """Return what a score is divided by at a length counted with eos.
+
+    "gnmt" is ((5 + length) / 6) ** alpha (Wu et al. 2016, equation 14), "power" is length ** alpha.
+    """
+    if norm == "power":
+        return lambda length: float(length**alpha)
+    return lambda length: float(((5 + length) / 6) ** alpha)
+
+
+@torch.no_grad()
+def beam_search(
+    step: Callable[[Tensor, S], tuple[Tensor, S]],
+    state: S,
+    *,
+    max_lens: list[int],
+    beam_size: int,
+    normalize: Callable[[int], float],
+    bos_id: int,
+    eos_id: int,
+    device: torch.device | None = None,
+) -> list[list[Hypothesis]]:
+    """Search the best continuations of bos for each of `len(max_lens)` sentences; best first.
+
+    `step` maps tokens (N,) and a state to log-probabilities (N, V) of the next token and a new state. A sentence is
+    done when `beam_size` hypotheses have ended, or at its own limit of `max_lens` tokens with eos, where eos is all
+    that may follow. If eos has no probability even there, the best unended hypothesis is returned.
+    """
+    search = _Search(beam_size, normalize, eos_id, max_lens, device or torch.device("cpu"))
+    tokens = torch.full((len(max_lens),), bos_id, device=search.device)
+    while search.sentences:
+        log_probs, state = step(tokens, state)
+        rows, kept, tokens = search.advance(log_probs)
+        if rows is not None:
+            state = state.select(rows, kept)
+    return [sorted(found, key=lambda h: -h.normalized) for found in search.found]
+
+
+class _Search:
+    """The hypotheses of the sentences that are not done."""
+
+    def __init__(
+        self,
+        beam_size: int,
+        normalize: Callable[[int], float],
+        eos_id: int,
+        max_lens: list[int],
+        device: torch.device,
+    ) -> None:
+        self.beam_size, self.normalize, self.eos_id, self.device = (
+            beam_size,
+            normalize,
+            eos_id,
+            device,
+        )
+        self.found: list[list[Hypothesis]] = [[] for _ in max_lens]
+        self.limits = max_lens
+        self.sentences = list(range(len(max_lens)))
+        self.scores = torch.zeros(len(max_lens), 1, device=device)  # (B, W)
+        self.prefixes = torch.zeros(
+            len(max_lens), 1, 0, dtype=torch.int64, device=device
+        )  # (B, W, time)
+
+    def advance(self, log_probs: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        """Extend every hypothesis by a token, given (B * W, V).
+
+        Returns the rows of B * W that live on (None: all, as they are), the sentences among B that live on (None:
+        all), and the new tokens, one a row.
+        """
+        width = self.scores.shape[1]
+        scores, parents, tokens = self._candidates(log_probs)
+        ended = (tokens == self.eos_id) & scores.isfinite()
+        self._collect(scores, parents, ended)
+        kept = self._drop_done()
+        if kept is not None:
+            scores, parents, tokens = scores[kept], parents[kept], tokens[kept]
+        parents, tokens = self._extend(scores, parents, tokens)
+        if kept is None and width == parents.shape[1] == 1:
+            return None, None, tokens.flatten()
+        places = torch.arange(len(parents), device=self.device) if kept is None else kept
+        return (parents + width * places[:, None]).flatten(), kept, tokens.flatten()
+
+    def _candidates(self, log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The best C extensions of each sentence: scores, parents among W, tokens; each (B, C), best first."""
+        B, W = self.scores.shape
+        V = log_probs.shape[1]
+        at_limit = [
+            i for i, s in enumerate(self.sentences) if self.prefixes.shape[2] + 1 >= self.limits[s]
+        ]
+        log_probs = log_probs.view(B, W, V)
+        if at_limit:
+            log_probs = log_probs.clone()
+            eos = log_probs[at_limit, :, self.eos_id]
+            log_probs[at_limit] = float("-inf")
+            log_probs[at_limit, :, self.eos_id] = eos
+        total = (self.scores[:, :, None] + log_probs).view(B, W * V)
+        scores, flat = total.topk(min(2 * self.beam_size, W * V))
+        return scores, flat // V, flat % V
+
+    def _collect(self, scores: Tensor, parents: Tensor, ended: Tensor) -> None:
+        """Keep the candidates that ended among the best `beam_size`."""
+        places = ended[:, : self.beam_size].nonzero()
+        if not len(places):
+            return
+        divisor = self.normalize(self.prefixes.shape[2] + 1)
+        rows, ranks = places.unbind(1)
+        prefixes = self.prefixes[rows, parents[rows, ranks]].tolist()
+        for row, ids, score in zip(
+            rows.tolist(), prefixes, scores[rows, ranks].tolist(), strict=True
+        ):
+            self.found[self.sentences[row]].append(Hypothesis(ids, score, score / divisor))
+
+    def _drop_done(self) -> Tensor | None:
+        """Take out the sentences that are done; returns the places of the others, or None if none is done."""
+        length = self.prefixes.shape[2] + 1
+        kept = []
+        for place, sentence in enumerate(self.sentences):
+            if length < self.limits[sentence] and len(self.found[sentence]) < self.beam_size:
+                kept.append(place)
+            elif not self.found[sentence]:
+                self.found[sentence].append(self._unended(place))
+        if len(kept) == len(self.sentences):
+            return None
+        places = torch.tensor(kept, dtype=torch.int64, device=self.device)
+        self.sentences = [self.sentences[place] for place in kept]
+        self.scores, self.prefixes = self.scores[places], self.prefixes[places]
+        return places
+
+    def _unended(self, place: int) -> Hypothesis:
+        """The best hypothesis of a sentence that reached its limit without a possible eos."""
+        best = int(self.scores[place].argmax())
+        score, ids = float(self.scores[place, best]), self.prefixes[place, best].tolist()
+        return Hypothesis(ids, score, score / self.normalize(len(ids) + 1))
+
+    def _extend(self, scores: Tensor, parents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Let the best unended candidates live on; returns their parents among W and tokens, both (B, W')."""
+        C = scores.shape[1]
+        ends = tokens == self.eos_id
+        unended_first = (torch.arange(C, device=self.device) + C * ends).argsort(1)
+        best = unended_first[:, : min(self.beam_size, C)]
+        scores = scores.masked_fill(ends, float("-inf"))
+        parents, tokens, self.scores = (x.gather(1, best) for x in (parents, tokens, scores))
+        time = self.prefixes.shape[2]
+        before = self.prefixes.gather(1, parents[:, :, None].expand(-1, -1, time))
+        self.prefixes = torch.cat((before, tokens[:, :, None]), 2)
+        return parents, tokens

@@ -1,0 +1,82 @@
+"""Requests to stop: signals and the time limit, remembered here and acted on at step boundaries."""
+
+import os
+import re
+import signal
+import time
+from dataclasses import dataclass
+from types import FrameType
+
+from mtrain.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_STOPPED,
+    EXIT_TERMINATED,
+    RefusedError,
+    StoppedError,
+)
+
+EXIT_CODES = {
+    signal.SIGTERM: EXIT_TERMINATED,
+    signal.SIGINT: EXIT_INTERRUPTED,
+    signal.SIGUSR1: EXIT_STOPPED,
+}
+
+
+@dataclass
+class Stop:
+    """Whether the run was asked to stop, and by what.
+
+    A signal handler only notes the request, for a save begun inside it could meet a half-made step. A second signal
+    ends the process at once.
+    """
+
+    time_limit: float | None = None  # seconds after `started`
+    started: float = 0.0
+    step_seconds: float = 0.0  # what the last step took, to announce a wait
+    received: signal.Signals | None = None
+
+    def install(self) -> None:
+        """Begin to listen and start the clock."""
+        self.started = time.monotonic()
+        for number in EXIT_CODES:
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        which = signal.Signals(number)
+        if self.received is not None:
+            os._exit(EXIT_CODES[which])
+        self.received = which
+        if self.step_seconds > 10:
+            text = (
+                f"\n{which.name}: saving after this step, in up to {self.step_seconds:.0f} s\n"
+            )
+            os.write(2, text.encode())  # buffered streams may be in the middle of a write
+
+    @property
+    def request(self) -> tuple[str, int] | None:
+        """The reason to stop and its exit code, or None."""
+        if self.received is not None:
+            return self.received.name, EXIT_CODES[self.received]
+        if self.time_limit is not None and time.monotonic() - self.started >= self.time_limit:
+            return "time limit", EXIT_STOPPED
+        return None
+
+    def check(self) -> None:
+        """Raise `StoppedError` if a stop was requested."""
+        if self.request is not None:
+            reason, code = self.request
+            raise StoppedError(f"stopped by {reason}; run the same command again to go on", code)
+
+
+def parse_duration(text: str) -> float:
+    """Read `90`, `45s`, `30m`, `3h30m` or `1d12h` as seconds; raises `RefusedError`."""
+    units = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+    if text.isdigit() and int(text) > 0:
+        return float(text)
+    parts = re.findall(r"(\d+)([dhms])", text)
+    seconds = sum(int(number) * units[unit] for number, unit in parts)
+    if "".join(number + unit for number, unit in parts) != text or seconds <= 0:
+        raise RefusedError(
+            f"--time-limit {text}: expected a duration such as 45s, 30m, 3h30m or 1d12h"
+        )
+    return float(seconds)

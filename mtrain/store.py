@@ -1,0 +1,240 @@
+"""Tokenized corpora on disk: flat memory-mapped ids with offsets, built once, keyed by content.
+
+Line `2 * i` of a store is the source of pair `i`, line `2 * i + 1` its target, both without bos and eos.
+"""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtrain import manifest
+from mtrain.corpus import Pair
+from mtrain.errors import UserError
+from mtrain.tokenizer import Tokenizer
+
+FORMAT = 1
+CHUNK = 10_000  # pairs handed to a worker at a time
+INLINE_CHUNKS = 10  # starting processes takes longer than tokenizing this much in the one there is
+
+Encoded = tuple[NDArray[np.uint32], NDArray[np.int64], int]
+
+
+@dataclass(frozen=True)
+class Store:
+    """Pairs of id sequences, memory-mapped: opening costs nothing whatever the size."""
+
+    ids: NDArray[Any]
+    offsets: NDArray[np.int64]
+    counts: dict[str, int]
+
+    def __len__(self) -> int:
+        return (len(self.offsets) - 1) // 2
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Lengths without eos, shape (pairs, 2): source, target."""
+        return np.diff(self.offsets).reshape(-1, 2)
+
+    def line(self, number: int) -> NDArray[Any]:
+        """Ids of one line, without copying."""
+        return self.ids[self.offsets[number] : self.offsets[number + 1]]
+
+    def pair(self, index: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Ids of a pair's source and target."""
+        return self.line(2 * index), self.line(2 * index + 1)
+
+
+def store_key(corpora: list[str], tokenizer: str, max_length: int | None, invalid_utf8: str) -> str:
+    """Name a store by all that its content depends on."""
+    parts = [FORMAT, corpora, tokenizer, max_length, invalid_utf8]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def cache_directory() -> Path:
+    """Where stores are kept: $MTRAIN_CACHE, or mtrain/ in the user's cache directory."""
+    if path := os.environ.get("MTRAIN_CACHE"):
+        return Path(path)
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "mtrain"
+
+
+def open_store(path: Path) -> Store | None:
+    """Open a store, or return None where there is no whole one."""
+    try:
+        manifest.verify(path)
+    except manifest.DamagedError:
+        return None
+    meta = json.loads((path / "store.json").read_text(encoding="utf-8"))
+    ids_file, dtype = path / "ids.bin", np.dtype(meta["dtype"])
+    ids = np.memmap(ids_file, dtype, "r") if meta["ids"] else np.zeros(0, dtype)
+    return Store(
+        ids, np.load(path / "offsets.npy", mmap_mode="r", allow_pickle=False), meta["counts"]
+    )
+
+
+def build_store(
+    path: Path,
+    pairs: Iterable[Pair],
+    tokenizer: Tokenizer,
+    *,
+    max_length: int | None,
+    counts: Counter[str],
+    workers: int,
+    progress: Callable[[int], None],
+) -> Store:
+    """Tokenize `pairs` with several processes and keep what fits in `max_length` tokens (with eos).
+
+    `counts` is what reading dropped; `progress` is told the number of pairs read. Raises `UserError`.
+    """
+    iterator = iter(pairs)
+    chunks = iter(lambda: list(islice(iterator, CHUNK)), [])
+
+    def fill(directory: Path) -> None:
+        encoded = _encode_all(chunks, tokenizer, max_length, workers)
+        total, too_long = _write(directory, encoded, _dtype(tokenizer), progress)
+        if too_long:
+            counts[f"pairs dropped: longer than {max_length} tokens"] += too_long
+        meta = {"dtype": _dtype(tokenizer).name, "ids": total, "counts": dict(counts)}
+        (directory / "store.json").write_text(json.dumps(meta), encoding="utf-8")
+
+    try:
+        manifest.write_directory(path, fill)
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot keep the tokenized corpus: {error.strerror}; "
+            "MTRAIN_CACHE names another directory for it"
+        ) from None
+    store = open_store(path)
+    if store is None:
+        raise UserError(f"{path}: the tokenized corpus could not be read back; is the disk sound?")
+    return store
+
+
+def _dtype(tokenizer: Tokenizer) -> np.dtype[Any]:
+    return np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
+
+
+def _write(
+    directory: Path,
+    encoded: Iterator[Encoded],
+    dtype: np.dtype[Any],
+    progress: Callable[[int], None],
+) -> tuple[int, int]:
+    """Write ids and offsets as they come; returns the number of ids and of pairs that were too long."""
+    total = too_long = 0
+    with (
+        (directory / "ids.bin").open("wb") as ids_out,
+        (directory / "lengths.tmp").open("w+b") as lengths,
+    ):
+        for ids, lens, dropped in encoded:
+            ids_out.write(ids.astype(dtype).tobytes())
+            lengths.write(lens.tobytes())
+            total += len(ids)
+            too_long += dropped
+            progress(len(lens) // 2 + dropped)
+        _write_offsets(directory / "offsets.npy", lengths)
+    (directory / "lengths.tmp").unlink()
+    return total, too_long
+
+
+def _write_offsets(path: Path, lengths: IO[bytes]) -> None:
+    """Turn a file of line lengths into a file of offsets, a block at a time."""
+    lines = lengths.tell() // 8
+    lengths.seek(0)
+    offsets = np.lib.format.open_memmap(path, "w+", np.int64, (lines + 1,))
+    offsets[0] = 0
+    for start in range(0, lines, 1 << 20):
+        block = np.frombuffer(lengths.read(8 << 20), np.int64)
+        offsets[start + 1 : start + 1 + len(block)] = offsets[start] + np.cumsum(block)
+    offsets.flush()
+
+
+def _encode_all(
+    chunks: Iterator[list[Pair]], tokenizer: Tokenizer, max_length: int | None, workers: int
+) -> Iterator[Encoded]:
+    """Encode chunks in order, in other processes if there are many."""
+    first = list(islice(chunks, INLINE_CHUNKS + 1))
+    chunks = chain(first, chunks)
+    if len(first) > INLINE_CHUNKS and workers > 1:
+        return _encode_in_processes(chunks, tokenizer, max_length, workers)
+    return (_encode_chunk(chunk, tokenizer, max_length) for chunk in chunks)
+
+
+def _encode_in_processes(
+    chunks: Iterator[list[Pair]], tokenizer: Tokenizer, max_length: int | None, workers: int
+) -> Iterator[Encoded]:
+    pool = ProcessPoolExecutor(
+        workers,
+        multiprocessing.get_context("spawn"),  # forking a process that runs threads can deadlock
+        initializer=_start_worker,
+        initargs=(tokenizer.proto, max_length),
+    )
+    waiting: deque[Future[Encoded]] = deque()
+    try:
+        for chunk in chunks:
+            waiting.append(pool.submit(_encode_in_worker, chunk))
+            if len(waiting) > 2 * workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    except BrokenProcessPool:
+        raise UserError(
+            "a process that tokenizes the corpus was killed, perhaps for lack of memory: "
+            "run the same command again, with a lower data.workers if it repeats"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+_worker: tuple[Tokenizer, int | None] | None = None
+
+
+def _start_worker(proto: bytes, max_length: int | None) -> None:
+    """Prepare a worker process: stopping is the parent's to decide, and its death is followed."""
+    global _worker
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_follow_parent, daemon=True).start()
+    _worker = Tokenizer(proto), max_length
+
+
+def _follow_parent() -> None:
+    """End this process when its parent was killed; it would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _encode_in_worker(chunk: list[Pair]) -> Encoded:
+    assert _worker is not None
+    return _encode_chunk(chunk, *_worker)
+
+
+def _encode_chunk(chunk: list[Pair], tokenizer: Tokenizer, max_length: int | None) -> Encoded:
+    """Return the ids of the pairs that fit, one after the other, the lengths of their lines, and how many did not."""
+    lines = tokenizer.encode([text for pair in chunk for text in pair])
+    if max_length is not None:
+        fitting = [
+            i for i in range(0, len(lines), 2) if max(len(lines[i]), len(lines[i + 1])) < max_length
+        ]
+        kept = [lines[j] for i in fitting for j in (i, i + 1)]
+    else:
+        kept = lines
+    lengths = np.fromiter(map(len, kept), np.int64, len(kept))
+    ids = np.fromiter((token for line in kept for token in line), np.uint32, int(lengths.sum()))
+    return ids, lengths, (len(lines) - len(kept)) // 2

@@ -1,0 +1,128 @@
+"""SentencePiece: train, load, encode, decode; ids of the special pieces."""
+
+import hashlib
+import io
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import sentencepiece
+
+from mtrain.errors import UserError
+
+# More sentences than this are sampled from for training the vocabulary: bounded memory at any corpus size.
+MAX_SENTENCES = 4_000_000
+
+
+class Tokenizer:
+    """A SentencePiece model with the four special ids that a Transformer needs.
+
+    Models trained elsewhere may lack a padding or sentence piece: the missing ids are given after the last piece.
+    """
+
+    def __init__(self, proto: bytes, name: str = "tokenizer.model") -> None:
+        try:
+            self.pieces = sentencepiece.SentencePieceProcessor(model_proto=proto)
+        except (RuntimeError, TypeError):
+            raise UserError(f"{name}: not a SentencePiece model") from None
+        self.proto = proto
+        self.vocab_size: int = self.pieces.get_piece_size()
+        self.unk_id: int = self.pieces.unk_id()
+        self.pad_id = self._special(self.pieces.pad_id())
+        self.bos_id = self._special(self.pieces.bos_id())
+        self.eos_id = self._special(self.pieces.eos_id())
+
+    def _special(self, given: int) -> int:
+        if given >= 0:
+            return given
+        self.vocab_size += 1
+        return self.vocab_size - 1
+
+    @classmethod
+    def load(cls, path: Path) -> "Tokenizer":
+        """Read a model file; raises `UserError`."""
+        try:
+            return cls(path.read_bytes(), str(path))
+        except OSError as error:
+            raise UserError(f"{path}: cannot read the tokenizer: {error.strerror}") from None
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the model."""
+        return hashlib.sha256(self.proto).hexdigest()
+
+    @property
+    def vocabulary(self) -> str:
+        """Pieces and their scores, one a line, as SentencePiece's .vocab files have them."""
+        rows = range(self.pieces.get_piece_size())
+        return "".join(
+            f"{self.pieces.id_to_piece(i)}\t{self.pieces.get_score(i):g}\n" for i in rows
+        )
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Cut texts into ids, without bos or eos."""
+        ids: list[list[int]] = self.pieces.encode(texts, num_threads=1)
+        return ids
+
+    def decode(self, ids: list[list[int]]) -> list[str]:
+        """Join ids to texts; special ids are left out."""
+        special = {self.pad_id, self.bos_id, self.eos_id}
+        plain = [[token for token in row if token not in special] for row in ids]
+        texts: list[str] = self.pieces.decode(plain, num_threads=1)
+        return texts
+
+
+def train_tokenizer(
+    sentences: Callable[[], Iterable[str]],
+    *,
+    vocab_size: int,
+    model_type: str = "bpe",
+    normalization: str = "identity",
+    character_coverage: float = 0.9995,
+    byte_fallback: bool = True,
+    user_symbols: tuple[str, ...] = (),
+) -> bytes:
+    """Train a vocabulary on `sentences()` and return the model; raises `UserError` if the size cannot be had.
+
+    `remove_extra_whitespaces` is off and normalization is the identity unless asked: SentencePiece's defaults
+    squeeze runs of spaces and turn Chinese full-width punctuation into ASCII.
+    """
+
+    def train(size: int, exact: bool) -> bytes:
+        model = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(sentences()),
+            model_writer=model,
+            model_type=model_type,
+            vocab_size=size,
+            hard_vocab_limit=exact,
+            normalization_rule_name=normalization,
+            remove_extra_whitespaces=normalization != "identity",
+            character_coverage=character_coverage,
+            byte_fallback=byte_fallback,
+            user_defined_symbols=list(user_symbols),
+            input_sentence_size=MAX_SENTENCES,
+            shuffle_input_sentence=True,
+            pad_id=0,
+            unk_id=1,
+            bos_id=2,
+            eos_id=3,
+            num_threads=1,  # unigram's sums depend on the number of threads
+            minloglevel=2,
+        )
+        return model.getvalue()
+
+    try:
+        return train(vocab_size, True)
+    except RuntimeError as error:
+        refusal = str(error)
+    try:
+        largest = sentencepiece.SentencePieceProcessor(
+            model_proto=train(vocab_size, False)
+        ).get_piece_size()
+    except RuntimeError:
+        raise UserError(
+            f"tokenizer.vocab_size: {vocab_size} cannot be trained: {refusal}"
+        ) from None
+    raise UserError(
+        f"tokenizer.vocab_size: {vocab_size} is too large for this text: the largest that works is {largest}"
+    )

@@ -1,0 +1,217 @@
+"""Lines in, lines out: batching by length, limits for each sentence, original order; and forced scores."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mtrain import checkpoint
+from mtrain.config import Config, DecodeConfig, parse_config
+from mtrain.corpus import is_blank
+from mtrain.data import SpecialIds, batch_by_tokens, collate, pad
+from mtrain.device import compute_dtype, pick_device
+from mtrain.errors import UserError
+from mtrain.model import Dropout, Shape, Transformer, set_compute_dtype
+from mtrain.search import Hypothesis, beam_search, length_normalizer
+from mtrain.tokenizer import Tokenizer
+from mtrain.yaml_reader import parse_document
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A translated line and the natural log-probability of its pieces with eos."""
+
+    text: str
+    score: float
+
+
+def model_shape(config: Config, tokenizer: Tokenizer) -> Shape:
+    """Derive a model's shape from its settings and vocabulary."""
+    m = config.model
+    return Shape(
+        vocab_size=tokenizer.vocab_size,
+        pad_id=tokenizer.pad_id,
+        d_model=m.d_model,
+        num_heads=m.num_heads,
+        d_ff=m.d_ff,
+        num_encoder_layers=m.num_encoder_layers,
+        num_decoder_layers=m.num_decoder_layers,
+        norm=m.norm,
+        positions=m.positions,
+        max_positions=config.data.max_length,
+        tie_embeddings=m.tie_embeddings,
+    )
+
+
+def model_dropout(config: Config) -> Dropout:
+    """Take a model's dropout rates from its settings."""
+    m = config.model
+    return Dropout(m.dropout, m.attention_dropout, m.activation_dropout)
+
+
+@dataclass
+class Translator:
+    """A model ready to translate: `translate` and `score` work on lists of lines of any size."""
+
+    model: Transformer
+    tokenizer: Tokenizer
+    decode: DecodeConfig
+    config: Config
+    check_stop: Callable[[], None] = lambda: None
+    device: torch.device = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.device = self.model.output.weight.device
+        self.ids = SpecialIds.of(self.tokenizer)
+        self.normalize = length_normalizer(self.decode.length_norm, self.decode.length_penalty)
+        self.model.eval()
+
+    @property
+    def _positions_limit(self) -> int | None:
+        """Tokens a side that learned positions allow; sinusoidal ones have no limit."""
+        shape = self.model.shape
+        return shape.max_positions if shape.positions == "learned" else None
+
+    @property
+    def max_source_length(self) -> int:
+        """Source tokens with eos beyond which a line is cut."""
+        limit = self.decode.max_source_length
+        return min(limit, self._positions_limit or limit)
+
+    def _encode_sources(self, lines: list[str]) -> tuple[list[NDArray[np.int64]], list[int]]:
+        """Encode and cut at the length limit; returns ids and the places of lines that were cut."""
+        encoded, most = self.tokenizer.encode(lines), self.max_source_length - 1
+        cut = [place for place, ids in enumerate(encoded) if len(ids) > most]
+        return [np.array(ids[:most], np.int64) for ids in encoded], cut
+
+    def translate(
+        self, lines: list[str], progress: Callable[[int], object] = lambda lines: None
+    ) -> tuple[list[list[Translation]], list[int]]:
+        """Translate lines; returns the hypotheses of each, best first, and the places of lines that were cut."""
+        results: list[list[Translation]] = [[Translation("", 0.0)] for _ in lines]
+        places = [place for place, line in enumerate(lines) if not is_blank(line)]
+        rows, cut = self._encode_sources([lines[place] for place in places])
+        progress(len(lines) - len(places))
+        for batch in self._source_batches(rows):
+            self.check_stop()
+            found = self._search([rows[i] for i in batch])
+            texts = iter(self._texts([h.ids for hypotheses in found for h in hypotheses]))
+            for i, hypotheses in zip(batch, found, strict=True):
+                results[places[i]] = [Translation(next(texts), h.score) for h in hypotheses]
+            progress(len(batch))
+        return results, [places[i] for i in cut]
+
+    def best(
+        self, lines: list[str], progress: Callable[[int], object] = lambda lines: None
+    ) -> list[str]:
+        """Translate lines to the best text of each."""
+        return [hypotheses[0].text for hypotheses in self.translate(lines, progress)[0]]
+
+    def _source_batches(self, rows: list[NDArray[np.int64]]) -> Iterator[NDArray[np.int64]]:
+        """Cut sources into batches of alike lengths within the token budget; the longest first."""
+        lengths = np.fromiter((len(row) + 1 for row in rows), np.int64, len(rows))
+        budget = max(1, self.decode.batch_tokens // self.decode.beam_size)
+        batches = batch_by_tokens(np.stack((lengths, lengths), 1), budget)
+        yield from reversed(batches)
+
+    @torch.no_grad()
+    def _search(self, sources: list[NDArray[np.int64]]) -> list[list[Hypothesis]]:
+        src = pad(sources, self.ids, bos=False, eos=True).to(self.device)
+        state = self.model.start(*self.model.encode(src))
+        return beam_search(
+            self.model.step,
+            state,
+            max_lens=[self._limit(len(row)) for row in sources],
+            beam_size=self.decode.beam_size,
+            normalize=self.normalize,
+            bos_id=self.ids.bos,
+            eos_id=self.ids.eos,
+            device=self.device,
+        )
+
+    def _limit(self, source_length: int) -> int:
+        """Most target tokens with eos for a source of that many tokens without."""
+        limit = int(self.decode.max_len_a * source_length + self.decode.max_len_b) + 1
+        return min(limit, self._positions_limit or limit)
+
+    def _texts(self, ids: list[list[int]]) -> list[str]:
+        """Join pieces to lines; a generated newline would break the line contract and becomes a space."""
+        return [text.replace("\n", " ") for text in self.tokenizer.decode(ids)]
+
+    def score(self, sources: list[str], targets: list[str]) -> tuple[list[float], list[int]]:
+        """Natural log-probability of each target with eos given its source, and the places of cut sources."""
+        src, cut = self._encode_sources(sources)
+        tgt = [np.array(ids, np.int64) for ids in self.tokenizer.encode(targets)]
+        most = self._positions_limit
+        for place, row in enumerate(tgt):
+            if most is not None and len(row) >= most:
+                raise UserError(
+                    f"target line {place + 1} has {len(row) + 1} tokens, but the model learned {most} positions"
+                )
+        return (-self._pair_nll(src, tgt)).tolist(), cut
+
+    def nll(self, sources: list[str], targets: list[str]) -> tuple[float, int]:
+        """Sum of negative log-likelihood over all target tokens with eos, and their number.
+
+        Targets longer than the learned positions, if positions are learned, are cut.
+        """
+        src, _ = self._encode_sources(sources)
+        most = self._positions_limit
+        rows = self.tokenizer.encode(targets)
+        tgt = [np.array(ids[: most - 1] if most else ids, np.int64) for ids in rows]
+        return float(self._pair_nll(src, tgt).sum()), sum(len(row) + 1 for row in tgt)
+
+    @torch.no_grad()
+    def _pair_nll(self, src: list[NDArray[np.int64]], tgt: list[NDArray[np.int64]]) -> Tensor:
+        """Negative log-likelihood of each pair, in fp64 on the CPU."""
+        lengths = np.array([(len(s) + 1, len(t) + 1) for s, t in zip(src, tgt, strict=True)])
+        result = torch.zeros(len(src), dtype=torch.float64)
+        for rows in batch_by_tokens(lengths.reshape(-1, 2), self.decode.batch_tokens):
+            self.check_stop()
+            batch = collate([(src[i], tgt[i]) for i in rows], self.ids).to(self.device)
+            hidden = self.model.hidden(batch.src, batch.tgt_in).flatten(0, 1)[batch.positions]
+            log_probs = self.model.project(hidden).float().log_softmax(-1)
+            nll = -log_probs.gather(1, batch.targets[:, None])[:, 0].double().cpu()
+            row_of = batch.positions.cpu() // batch.tgt_out.shape[1]
+            result[torch.from_numpy(rows)] = torch.zeros(len(rows), dtype=torch.float64).index_add(
+                0, row_of, nll
+            )
+        return result
+
+
+def load_translator(
+    path: Path, *, device: str = "auto", precision: str = "auto", **decode: object
+) -> Translator:
+    """Load a run's best model or a checkpoint; `decode` overrides its search settings. Raises `UserError`."""
+    directory = checkpoint.resolve(path)
+    snapshot = checkpoint.load_or_name_good(directory)
+    name = str(directory / checkpoint.CONFIG)
+    config = parse_config(parse_document(snapshot.config, name))
+    tokenizer = Tokenizer(snapshot.tokenizer, str(directory / checkpoint.TOKENIZER))
+    model = Transformer(model_shape(config, tokenizer))
+    load_weights(model, snapshot.weights, directory)
+    target = pick_device(device)
+    set_compute_dtype(model, compute_dtype(precision, target, training=False))
+    given = {key: value for key, value in decode.items() if value is not None}
+    settings = DecodeConfig.model_validate({**config.decode.model_dump(), **given})
+    return Translator(model.to(target), tokenizer, settings, config)
+
+
+def load_weights(model: Transformer, weights: dict[str, Tensor], name: Path) -> None:
+    """Copy weights into a model; raises `UserError` where names, shapes or values do not fit."""
+    parameters = dict(model.named_parameters())
+    if parameters.keys() != weights.keys():
+        odd = sorted(parameters.keys() ^ weights.keys())
+        raise UserError(f"{name}: its weights are not this model's: {', '.join(odd[:3])}")
+    with torch.no_grad():
+        for key, parameter in parameters.items():
+            if parameter.shape != weights[key].shape:
+                shapes = f"{tuple(weights[key].shape)} instead of {tuple(parameter.shape)}"
+                raise UserError(f"{name}: {key} has shape {shapes}")
+            if not weights[key].isfinite().all():
+                raise UserError(f"{name}: {key} holds values that are not finite")
+            parameter.copy_(weights[key])

@@ -1,0 +1,176 @@
+"""Strict YAML: plain values with the place of each, and none of YAML's surprises.
+
+PyYAML alone reads `5e-4` as a string, lets a duplicate key win silently, takes `010` for 8 and `1:30` for
+90. Here scalars follow one small table, and what is odd is refused with file and line.
+"""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mtrain.errors import RefusedError
+
+Key = tuple[str | int, ...]
+
+MAX_NODES = 20_000
+MAX_BYTES = 1_000_000
+
+_INT = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_TRUE, _FALSE, _NULL = {"true", "yes", "on"}, {"false", "no", "off"}, {"", "~", "null"}
+
+
+@dataclass
+class Document:
+    """Plain Python values read from YAML, with the origin and the text of every value."""
+
+    name: str
+    value: Any = None
+    lines: dict[Key, str] = field(default_factory=dict)
+    raw: dict[Key, str] = field(default_factory=dict)
+
+    def where(self, key: Key) -> str:
+        """Name the place of a key: `file:line` of it or of the nearest thing around it."""
+        while key and key not in self.lines:
+            key = key[:-1]
+        return self.lines.get(key, self.name)
+
+    def at(self, key: Key) -> Any:
+        """Return the value at a key, or None."""
+        value = self.value
+        for part in key:
+            try:
+                value = value[part]
+            except (KeyError, IndexError, TypeError):
+                return None
+        return value
+
+
+def dotted(key: Key) -> str:
+    """Write a key as users do: `data.train.0.src`."""
+    return ".".join(str(part) for part in key)
+
+
+def read_document(path: Path) -> Document:
+    """Read a YAML file; raises `RefusedError` with the line of whatever is not plain, strict YAML."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise RefusedError(f"{path}: cannot read the config: {error.strerror}") from None
+    if len(data) > MAX_BYTES:
+        raise RefusedError(f"{path}: {len(data)} bytes is too large for a config")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise RefusedError(f"{path}:{line}: the config is not UTF-8") from None
+    return parse_document(text, str(path))
+
+
+def parse_document(text: str, name: str) -> Document:
+    """Parse YAML text that came from a file `name`; raises `RefusedError`."""
+    document = Document(name)
+    document.value = _parse(text, document, (), lambda mark: f"{name}:{mark.line + 1}")
+    if not isinstance(document.value, dict):
+        raise RefusedError(f"{name}: expected a mapping of settings such as `run_dir: ...`")
+    return document
+
+
+def set_value(document: Document, override: str) -> None:
+    """Apply one `a.b=value`, the value being YAML."""
+    name, equals, text = override.partition("=")
+    place = f"--set {override[:60]}"
+    parts = tuple(name.strip().split("."))
+    if not equals or not all(parts):
+        raise RefusedError(f"{place}: expected KEY=VALUE, such as --set train.max_steps=1000")
+    target = document.value
+    for part in parts[:-1]:
+        target = target.setdefault(part, {})
+        if not isinstance(target, dict):
+            raise RefusedError(f"{place}: {part} is not a group of settings; set it as a whole")
+    for places in (document.lines, document.raw):
+        for key in [key for key in places if key[: len(parts)] == parts]:
+            del places[key]
+    target[parts[-1]] = _parse(text, document, parts, lambda mark: place)
+
+
+def _parse(text: str, document: Document, key: Key, place: Any) -> Any:
+    try:
+        node = yaml.compose(text, Loader=yaml.BaseLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = place(mark) if mark else document.name
+        raise RefusedError(f"{where}: not valid YAML: {error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise RefusedError(
+            f"{document.name}: not valid YAML: {str(error).splitlines()[0]}"
+        ) from None
+    except RecursionError:
+        raise RefusedError(f"{document.name}: nested too deeply for a config") from None
+    return _Builder(document, place).build(node, key) if node is not None else None
+
+
+class _Builder:
+    """Turns YAML nodes into plain values and remembers where each stood."""
+
+    def __init__(self, document: Document, place: Any) -> None:
+        self.document = document
+        self.place = place
+        self.count = 0
+
+    def build(self, node: yaml.Node, key: Key) -> Any:
+        where = self.place(node.start_mark)
+        self.document.lines[key] = where
+        self.count += 1
+        if self.count > MAX_NODES or len(key) > 20:
+            raise RefusedError(
+                f"{where}: too large or too deeply nested for a config (aliases count too)"
+            )
+        if not node.tag.startswith("tag:yaml.org,2002:") or node.tag.rsplit(":")[-1] not in (
+            "str",
+            "seq",
+            "map",
+        ):
+            raise RefusedError(
+                f"{where}: {dotted(key)}: the tag {node.tag} is not allowed in a config"
+            )
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, key)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.build(item, (*key, i)) for i, item in enumerate(node.value)]
+        assert isinstance(node, yaml.ScalarNode)
+        return self._scalar(node, key, where)
+
+    def _mapping(self, node: yaml.MappingNode, key: Key) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for name_node, value_node in node.value:
+            where = self.place(name_node.start_mark)
+            if not isinstance(name_node, yaml.ScalarNode):
+                raise RefusedError(f"{where}: a key must be a word")
+            name = name_node.value
+            if name in result:
+                first = self.document.where((*key, name))
+                raise RefusedError(
+                    f"{where}: {dotted((*key, name))}: duplicate key, first given at {first}; keep one"
+                )
+            result[name] = self.build(value_node, (*key, name))
+            self.document.lines[(*key, name)] = where
+        return result
+
+    def _scalar(self, node: yaml.ScalarNode, key: Key, where: str) -> Any:
+        text = node.value
+        if node.style is not None:
+            return text
+        self.document.raw[key] = text
+        if text.lower() in _NULL:
+            return None
+        if text.lower() in _TRUE | _FALSE:
+            return text.lower() in _TRUE
+        if len(text) > 40:  # no number of a config is longer, and int() of a huge one is slow
+            return text
+        if _INT.fullmatch(text):
+            return int(text.replace("_", ""))
+        return float(text.replace("_", "")) if _FLOAT.fullmatch(text) else text
