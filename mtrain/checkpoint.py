@@ -1,4 +1,5 @@
-"""Checkpoints on disk: names and tensors, whole or not there at all, verified before anything is parsed.
+"""Checkpoints on disk: names and tensors, whole or not there at all, verified before anything is
+parsed.
 
     checkpoints/step-00001000/   model.safetensors config.yaml tokenizer.model manifest.json
     checkpoints/step-00001000/trainer/   optimizer.safetensors state.json manifest.json
@@ -59,7 +60,9 @@ def step_of(path: Path) -> int | None:
 
 
 def save(path: Path, snapshot: Snapshot, trainer: TrainerState | None = None) -> None:
-    """Write a checkpoint directory atomically; raises `UserError` where the disk does not take it."""
+    """Write a checkpoint directory atomically; raises `UserError` where the disk does not take
+    it.
+    """
 
     def fill(directory: Path) -> None:
         save_file(_plain(snapshot.weights), directory / MODEL, {"format": "mtrain"})
@@ -78,7 +81,8 @@ def save(path: Path, snapshot: Snapshot, trainer: TrainerState | None = None) ->
         shutil.rmtree(path.with_name(f".{path.name}.partial"), ignore_errors=True)
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise UserError(
-            f"{path}: cannot save the checkpoint: {reason}; make room and run the same command again"
+            f"{path}: cannot save the checkpoint: {reason}; "
+            "make room and run the same command again"
         ) from None
 
 
@@ -115,8 +119,8 @@ def prune(
 ) -> None:
     """Remove what is no longer needed once a checkpoint is complete.
 
-    Stays: the last `keep` scheduled ones, the best, resume points newer than every scheduled one, and the trainer's
-    part of the newest two.
+    Stays: the last `keep` scheduled ones, the best, resume points newer than every scheduled one,
+    and the trainer's part of the newest two.
     """
     present = {path: step_of(path) or 0 for path in steps(directory)}
     scheduled = [path for path, step in present.items() if is_scheduled(step)]
@@ -168,7 +172,9 @@ def average_run(run_dir: Path, last: int, output: Path) -> list[Path]:
 
 
 def resolve(path: Path) -> Path:
-    """Turn a run directory (its best model) or a checkpoint directory into a checkpoint directory."""
+    """Turn a run directory (its best model) or a checkpoint directory into a checkpoint
+    directory.
+    """
     if not path.exists():
         raise UserError(
             f"{path}: no such directory; give a run directory or a checkpoint directory"

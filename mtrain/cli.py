@@ -1,4 +1,6 @@
-"""The `mtrain` command: parse, call one function, print, exit. Heavy imports wait until a command runs."""
+"""The `mtrain` command: parse, call one function, print, exit. Heavy imports wait until a command
+runs.
+"""
 
 import json
 import os
@@ -113,8 +115,8 @@ def train(
 ) -> None:
     """Train a model; the same command starts, resumes, or says that the run is complete.
 
-    Progress goes to stderr and to `RUN_DIR/train.log`, figures to `RUN_DIR/metrics.jsonl`. SIGTERM, SIGUSR1, Ctrl-C
-    and `--time-limit` save first: run the same command again to go on.
+    Progress goes to stderr and to `RUN_DIR/train.log`, figures to `RUN_DIR/metrics.jsonl`. SIGTERM,
+    SIGUSR1, Ctrl-C and `--time-limit` save first: run the same command again to go on.
     """
     from mtrain.config import load_config
     from mtrain.stop import Stop, parse_duration
@@ -209,7 +211,9 @@ def evaluate(
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
 ) -> None:
-    """Score translations: BLEU, chrF and TER with signatures and confidence intervals, by sacreBLEU."""
+    """Score translations: BLEU, chrF and TER with signatures and confidence intervals, by
+    sacreBLEU.
+    """
     from mtrain import evaluate as evaluation
 
     if not reference:
@@ -226,8 +230,7 @@ def evaluate(
         hypotheses = evaluation.read_aligned(hypothesis, references)
         if source is not None:
             evaluation.read_aligned(source, references)
-    else:
-        assert model is not None and source is not None
+    elif model is not None and source is not None:
         translator = _load_translator(
             model, device, precision, beam_size, length_penalty, length_norm, batch_tokens
         )
@@ -271,7 +274,9 @@ def average(
 
 @tokenizer_app.command("train")
 def tokenizer_train(config: ConfigOption, set_: SetOption = None) -> None:
-    """Train the vocabulary of a config and keep it in its run directory, ahead of `mtrain train`."""
+    """Train the vocabulary of a config and keep it in its run directory, ahead of `mtrain
+    train`.
+    """
     from mtrain.config import load_config
     from mtrain.stop import Stop
 
@@ -342,7 +347,9 @@ def _input(name: str) -> Iterator[Any]:
 
 @contextmanager
 def _output(name: str) -> Iterator[Any]:
-    """Open a file or stdout for bytes; a reader of stdout that went away ends the command quietly."""
+    """Open a file or stdout for bytes; a reader of stdout that went away ends the command
+    quietly.
+    """
     if name != "-":
         try:
             with Path(name).open("wb") as sink:

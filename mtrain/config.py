@@ -1,7 +1,8 @@
 """Every setting once: its name, type, default, documentation and check.
 
-A config is read from strict YAML (`mtrain.yaml_reader`) and checked here; whatever is wrong is refused with
-the file and line, the key, what was expected and, for a misspelt key, the nearest known one.
+A config is read from strict YAML (`mtrain.yaml_reader`) and checked here; whatever is wrong is
+refused with the file and line, the key, what was expected and, for a misspelt key, the nearest
+known one.
 """
 
 import difflib
@@ -59,7 +60,9 @@ class HubCorpus(Section):
 
 
 def _corpus_kind(value: object) -> str | None:
-    """Tell the kind of a corpus entry by the key that only it has; angle brackets mark it in error paths."""
+    """Tell the kind of a corpus entry by the key that only it has; angle brackets mark it in error
+    paths.
+    """
     if isinstance(value, Section):
         return {TextCorpus: "<text>", GeneratedCorpus: "<generated>", HubCorpus: "<hub>"}[
             type(value)
@@ -231,8 +234,8 @@ FREE_KEYS = (
     "train.keep_checkpoints",
     "train.average_last",
 )
-# May be changed by naming them, at the price of the bitwise promise.
-NUMERIC_KEYS = ("train.precision", "train.compile")
+# Compared by what they come to on a machine, not as written.
+MACHINE_KEYS = ("train.device", "train.threads", "train.precision", "train.compile")
 
 
 def load_config(path: Path, overrides: list[str] | None = None) -> Config:
@@ -337,7 +340,8 @@ def _explain(document: Document, error: Any) -> str:
         key = key[:-1]
         field = _field_at(key)
     expected = describe(field) if field is not None else "a mapping of settings"
-    return f"{document.where(key)}: {dotted(key) or 'config'}: expected {expected}, got {_shown(document, key)}"
+    place, name = document.where(key), dotted(key) or "config"
+    return f"{place}: {name}: expected {expected}, got {_shown(document, key)}"
 
 
 def _explain_unknown(document: Document, key: Key) -> str:

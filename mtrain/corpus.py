@@ -1,7 +1,7 @@
-"""Readers from corpora to pairs of strings, and the one line discipline for all text.
+r"""Readers from corpora to pairs of strings, and the one line discipline for all text.
 
-Bytes are split on `\\n` alone: Python's text files and `str.splitlines` split on ten characters (U+2028, form
-feed, a lone carriage return, ...) and would let the two sides slip out of step.
+Bytes are split on `\n` alone: Python's text files and `str.splitlines` split on ten characters
+(U+2028, form feed, a lone carriage return, ...) and would let the two sides slip out of step.
 """
 
 import gzip
@@ -67,7 +67,9 @@ def open_bytes(path: Path) -> IO[bytes]:
 
 
 def read_lines(stream: Iterable[bytes], counts: Counter[str] | None = None) -> Iterator[bytes]:
-    """Yield the lines of a binary stream without `\\n`, a BOM at the start, or one `\\r` before `\\n`."""
+    r"""Yield the lines of a binary stream without `\n`, a BOM at the start, or one `\r` before
+    `\n`.
+    """
     for number, line in enumerate(stream):
         if number == 0 and line.startswith(_BOM):
             line = line[len(_BOM) :]
@@ -89,7 +91,9 @@ def read_file(path: Path, counts: Counter[str] | None = None) -> Iterator[bytes]
 
 
 def read_text_file(path: Path) -> list[str]:
-    """Read a whole file of evaluation size as UTF-8 lines; raises `UserError` with the line that is not."""
+    """Read a whole file of evaluation size as UTF-8 lines; raises `UserError` with the line that is
+    not.
+    """
     lines = []
     for number, line in enumerate(read_file(path), 1):
         try:
@@ -100,7 +104,9 @@ def read_text_file(path: Path) -> list[str]:
 
 
 def scan(corpus: Corpus, reading: Reading) -> Scan:
-    """Count the pairs of a corpus and hash its text; raises `UserError` if its sides differ in length."""
+    """Count the pairs of a corpus and hash its text; raises `UserError` if its sides differ in
+    length.
+    """
     if isinstance(corpus, TextCorpus):
         return _scan_files(reading.root / corpus.src, reading.root / corpus.tgt)
     digest, count = hashlib.sha256(), 0
@@ -172,8 +178,8 @@ def _decode(path: Path, number: int, line: bytes, reading: Reading) -> str | Non
         if reading.invalid_utf8 == "drop":
             return None
         raise UserError(
-            f"{path}:{number}: not valid UTF-8 (byte {error.start + 1} of the line); mend the line, "
-            "or set data.invalid_utf8: drop to leave such pairs out"
+            f"{path}:{number}: not valid UTF-8 (byte {error.start + 1} of the line); mend "
+            "the line, or set data.invalid_utf8: drop to leave such pairs out"
         ) from None
 
 

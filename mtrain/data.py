@@ -1,4 +1,6 @@
-"""Token-budget batches over a tokenized store, in an order that is a pure function of (seed, epoch)."""
+"""Token-budget batches over a tokenized store, in an order that is a pure function of (seed,
+epoch).
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -33,8 +35,9 @@ class SpecialIds:
 class Batch:
     """A padded micro-batch of `B` pairs.
 
-    `src` (B, S) ends in eos, `tgt_in` (B, T) starts with bos, `tgt_out` (B, T) ends in eos. `positions` (N,) are
-    the places of real target tokens in the flattened (B * T,) targets and `targets` (N,) the tokens there.
+    `src` (B, S) ends in eos, `tgt_in` (B, T) starts with bos, `tgt_out` (B, T) ends in eos.
+    `positions` (N,) are the places of real target tokens in the flattened (B * T,) targets and
+    `targets` (N,) the tokens there.
     """
 
     src: torch.Tensor
@@ -89,9 +92,10 @@ def collate(pairs: list[tuple[NDArray[Any], NDArray[Any]]], ids: SpecialIds) -> 
 def batch_by_tokens(lengths: NDArray[np.int64], max_tokens: int) -> list[NDArray[np.int64]]:
     """Cut rows into batches of alike lengths with rows x max(S, T) <= max_tokens.
 
-    `lengths` (rows, 2) counts eos. Rows are sorted by target length, cut into as many groups as a group will hold
-    batches, and sorted by source length within each: both sides stay near their own width, which one sort by
-    either side does not achieve. A row longer than the budget goes alone. Returns indices of rows.
+    `lengths` (rows, 2) counts eos. Rows are sorted by target length, cut into as many groups as a
+    group will hold batches, and sorted by source length within each: both sides stay near their own
+    width, which one sort by either side does not achieve. A row longer than the budget goes alone.
+    Returns indices of rows.
     """
     if not len(lengths):
         return []
@@ -123,7 +127,9 @@ def _cut(
 
 
 class TokenBatches:
-    """The training stream: every pair once an epoch, in micro-batches of at most `max_tokens` a side."""
+    """The training stream: every pair once an epoch, in micro-batches of at most `max_tokens` a
+    side.
+    """
 
     def __init__(self, store: Store, max_tokens: int, seed: int, ids: SpecialIds) -> None:
         self.store = store
@@ -143,11 +149,7 @@ class TokenBatches:
         permutation = random.permutation(len(self.store))
         offsets = self.store.offsets
         for start in range(0, len(permutation), POOL):
-            pool = (
-                np.sort(permutation[start : start + POOL])
-                if POOL < len(permutation)
-                else permutation
-            )
+            pool = np.sort(permutation[start : start + POOL])  # neighbours lie together on disk
             src = offsets[2 * pool + 1] - offsets[2 * pool] + 1
             tgt = offsets[2 * pool + 2] - offsets[2 * pool + 1] + 1
             batches = batch_by_tokens(np.stack((src, tgt), 1), self.max_tokens)

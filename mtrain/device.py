@@ -8,7 +8,9 @@ from mtrain.errors import RefusedError
 
 
 def pick_device(name: str) -> torch.device:
-    """Turn auto, cpu, cuda, cuda:N or mps into a device; raises `RefusedError` where there is none."""
+    """Turn auto, cpu, cuda, cuda:N or mps into a device; raises `RefusedError` where there is
+    none.
+    """
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda", 0)
@@ -29,7 +31,9 @@ def pick_device(name: str) -> torch.device:
 
 
 def has_fast_bf16(device: torch.device) -> bool:
-    """Tell whether bf16 products run in hardware: CUDA from Ampere on, CPUs with AVX512-BF16 or AMX."""
+    """Tell whether bf16 products run in hardware: CUDA from Ampere on, CPUs with AVX512-BF16 or
+    AMX.
+    """
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type != "cpu":
@@ -39,7 +43,9 @@ def has_fast_bf16(device: torch.device) -> bool:
 
 
 def compute_dtype(precision: str, device: torch.device, *, training: bool) -> torch.dtype:
-    """Number format of activations. `auto` trains in bf16 where it is fast, and translates in fp32 on CPUs."""
+    """Number format of activations. `auto` trains in bf16 where it is fast, and translates in fp32
+    on CPUs.
+    """
     if precision == "auto":
         wanted = has_fast_bf16(device) and (training or device.type == "cuda")
     else:

@@ -16,7 +16,9 @@ class UserError(Exception):
 
 
 class RefusedError(UserError):
-    """Refused before anything was done: usage, config, or a run directory that is not ours to use."""
+    """Refused before anything was done: usage, config, or a run directory that is not ours to
+    use.
+    """
 
     exit_code = EXIT_REFUSED
 

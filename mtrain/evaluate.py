@@ -51,7 +51,9 @@ def read_references(paths: list[Path]) -> list[list[str]]:
 
 
 def read_aligned(path: Path, references: list[list[str]]) -> list[str]:
-    """Read a file that must match the references line for line; raises `UserError` with both counts."""
+    """Read a file that must match the references line for line; raises `UserError` with both
+    counts.
+    """
     lines = read_text_file(path)
     _check_length(path, len(lines), references)
     return lines
@@ -90,8 +92,8 @@ def score(
         tokenize = metrics.tokenizer_for(tgt_lang)
         if tgt_lang is None and metrics.is_mostly_cjk(references[0]):
             logger.warning(
-                "the references are mostly Han, Kana or Hangul, and BLEU's tokenizer 13a does not cut these: "
-                "name the language with --tgt-lang"
+                "the references are mostly Han, Kana or Hangul, and BLEU's tokenizer 13a does "
+                "not cut these: name the language with --tgt-lang"
             )
     return Evaluation(
         len(hypotheses),
@@ -104,5 +106,6 @@ def score(
 def _check_length(path: Path, lines: int, references: list[list[str]]) -> None:
     if lines != len(references[0]):
         raise UserError(
-            f"{path} has {lines} lines but the reference has {len(references[0])}: they must match line for line"
+            f"{path} has {lines} lines but the reference has {len(references[0])}: "
+            "they must match line for line"
         )

@@ -8,9 +8,11 @@ Entry = dict[str, Any]
 
 @dataclass
 class History:
-    """Validations in the order of steps, each with `step`, `checkpoint`, `bleu`, `chrf`, `nll` and `signature`.
+    """Validations in the order of steps, each with `step`, `checkpoint`, `bleu`, `chrf`, `nll` and
+    `signature`.
 
-    `average` is the validation of the averaged model once there is one, `tests` what the test sets scored.
+    `average` is the validation of the averaged model once there is one, `tests` what the test sets
+    scored.
     """
 
     metric: str

@@ -1,4 +1,6 @@
-"""Streams of lines through a model or a vocabulary: one line out for each line in, in order, in bounded memory."""
+"""Streams of lines through a model or a vocabulary: one line out for each line in, in order, in
+bounded memory.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -100,7 +102,8 @@ def score_files(translator: Translator, source: Path, target: Path, sink: IO[byt
     sides = [list(decode_lines(read_file(path, counts), counts)) for path in (source, target)]
     if len(sides[0]) != len(sides[1]):
         raise UserError(
-            f"{source} has {len(sides[0])} lines but {target} has {len(sides[1])}: they must match line for line"
+            f"{source} has {len(sides[0])} lines but {target} has {len(sides[1])}: "
+            "they must match line for line"
         )
     window, cut = translator.decode.window, Places()
     for start in range(0, len(sides[0]), window):

@@ -13,9 +13,11 @@ from mtrain.errors import RefusedError
 
 @contextmanager
 def exclusive(path: Path, *, wait: bool) -> Iterator[None]:
-    """Hold the lock file `path`; if another process has it, wait, or raise `RefusedError` naming that process.
+    """Hold the lock file `path`; if another process has it, wait, or raise `RefusedError` naming
+    that process.
 
-    The file stays behind: what counts is the system's lock on it, so a killed holder leaves nothing stale.
+    The file stays behind: what counts is the system's lock on it, so a killed holder leaves nothing
+    stale.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+", encoding="utf-8") as file:

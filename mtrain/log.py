@@ -64,7 +64,9 @@ def close_log_files() -> None:
 
 
 def progress_bar(total: int | None, unit: str, description: str, initial: int = 0) -> "tqdm[Any]":
-    """A bar on stderr if that is a terminal, else nothing; `update`, `set_postfix_str` and `close` work on both."""
+    """A bar on stderr if that is a terminal, else nothing; `update`, `set_postfix_str` and `close`
+    work on both.
+    """
     return tqdm(
         total=total,
         initial=initial,
@@ -96,7 +98,9 @@ class MetricsFile:
             out.write(json.dumps(record) + "\n")
 
     def cut(self, step: int) -> None:
-        """Drop the records after a step, and what a crash left of a line: a resumed run writes them again."""
+        """Drop the records after a step, and what a crash left of a line: a resumed run writes them
+        again.
+        """
         self._rewrite([record for record in self.read() if record["step"] <= step])
 
     def replace(self, record: dict[str, Any], prefix: str) -> None:

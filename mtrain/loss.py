@@ -1,7 +1,8 @@
 """Label-smoothed cross entropy (section 5.4 of the paper) as sums over target tokens.
 
-Of the three definitions in use, this is the paper's reference implementation in spirit and torch's to the letter: the true
-token keeps 1 - eps, and eps is spread evenly over all V entries of the vocabulary.
+Of the three definitions in use, this is the paper's reference implementation in spirit and torch's
+to the letter: the true token keeps 1 - eps, and eps is spread evenly over all V entries of the
+vocabulary.
 """
 
 from typing import Any, NamedTuple
@@ -15,7 +16,9 @@ CHUNK_VALUES = 1 << 23
 
 
 class Loss(NamedTuple):
-    """Sums over tokens, in nats: the smoothed loss that is trained on and the plain negative log-likelihood."""
+    """Sums over tokens, in nats: the smoothed loss that is trained on and the plain negative
+    log-likelihood.
+    """
 
     loss_sum: Tensor
     nll_sum: Tensor
@@ -33,8 +36,8 @@ def projected_cross_entropy(
 ) -> Loss:
     """The same sums straight from (N, D) hidden states and the (V, D) output matrix.
 
-    Projection, loss and their gradients are computed chunk by chunk in one pass, so that the (N, V) logits never
-    exist as a whole.
+    Projection, loss and their gradients are computed chunk by chunk in one pass, so that the (N, V)
+    logits never exist as a whole.
     """
     sums = _Projected.apply(hidden, weight, targets, smoothing)  # type: ignore[no-untyped-call]
     return Loss(*sums)

@@ -1,7 +1,8 @@
-"""Directories that exist wholly or not at all: written aside, synced, sealed by a manifest, renamed.
+"""Directories that exist wholly or not at all: written aside, synced, sealed by a manifest,
+renamed.
 
-`manifest.json` is written last. It lists every file with its size and SHA-256 and carries a SHA-256 of itself, so
-that a flipped bit, a truncated or a missing file is found before anything is parsed.
+`manifest.json` is written last. It lists every file with its size and SHA-256 and carries a SHA-256
+of itself, so that a flipped bit, a truncated or a missing file is found before anything is parsed.
 """
 
 import hashlib
@@ -19,7 +20,9 @@ _BLOCK = 1 << 20
 
 
 class DamagedError(UserError):
-    """A sealed directory that is missing, incomplete or changed; the message says what and where."""
+    """A sealed directory that is missing, incomplete or changed; the message says what and
+    where.
+    """
 
 
 def write_directory(path: Path, fill: Callable[[Path], None]) -> None:

@@ -1,4 +1,6 @@
-"""Scores of translations by sacreBLEU, strings against strings: values, confidence intervals, signatures."""
+"""Scores of translations by sacreBLEU, strings against strings: values, confidence intervals,
+signatures.
+"""
 
 import unicodedata
 from collections.abc import Iterable
@@ -13,7 +15,9 @@ _RESAMPLES = 1000
 
 @dataclass(frozen=True)
 class Score:
-    """One metric's value with a 95 % bootstrap confidence interval (if asked for) and its signature."""
+    """One metric's value with a 95 % bootstrap confidence interval (if asked for) and its
+    signature.
+    """
 
     name: str
     score: float
@@ -30,7 +34,9 @@ class Score:
 
 
 def tokenizer_for(language: str | None) -> str:
-    """Name sacreBLEU's tokenizer for a target language; 13a where none of its own is needed or known."""
+    """Name sacreBLEU's tokenizer for a target language; 13a where none of its own is needed or
+    known.
+    """
     code = (language or "").replace("_", "-").lower().split("-")[0]
     return {"zho": "zh", "cmn": "zh", "jpn": "ja-mecab", "kor": "ko-mecab"}.get(
         code, TOKENIZERS.get(code, "13a")
@@ -131,7 +137,8 @@ def _score(
     for reference in references:
         if len(reference) != len(hypotheses):
             raise UserError(
-                f"{len(hypotheses)} hypotheses but {len(reference)} references: they must match line for line"
+                f"{len(hypotheses)} hypotheses but {len(reference)} references: "
+                "they must match line for line"
             )
     if not hypotheses:
         raise UserError("there are no lines to score")

@@ -1,11 +1,12 @@
 """The Transformer of "Attention Is All You Need" (Vaswani et al. 2017), section by section.
 
-Shapes: `B` batch, `S` source length, `T` target length, `D` d_model, `H` heads, `K` head width, `V` vocabulary,
-`N` hypotheses (batch x beam), `L` decoder layers.
+Shapes: `B` batch, `S` source length, `T` target length, `D` d_model, `H` heads, `K` head width, `V`
+vocabulary, `N` hypotheses (batch x beam), `L` decoder layers.
 
-Departures from the paper, each the field's practice: weights start as in fairseq (Xavier, the projections of query,
-key and value as one matrix), dropout may also fall on attention weights and after the ReLU, and `norm="pre"` puts
-layer norm before each block, with one more at the end of each stack.
+Departures from the paper, each the field's practice: weights start as in fairseq (Xavier, the
+projections of query, key and value as one matrix), dropout may also fall on attention weights and
+after the ReLU, and `norm="pre"` puts layer norm before each block, with one more at the end of each
+stack.
 """
 
 import math
@@ -35,7 +36,9 @@ class Shape:
 
 @dataclass(frozen=True)
 class Dropout:
-    """Shares of values set to zero while training: residual and embedding, attention weights, after the ReLU."""
+    """Shares of values set to zero while training: residual and embedding, attention weights, after
+    the ReLU.
+    """
 
     residual: float = 0.0
     attention: float = 0.0
@@ -45,8 +48,8 @@ class Dropout:
 def dropout(x: Tensor, p: float, training: bool) -> Tensor:
     """Set a share `p` of `x` to zero and scale the rest (section 5.4).
 
-    On the CPU the mask is cut from 64-bit random integers read as 16-bit ones, several times faster than one
-    Bernoulli draw a value; `p` is met to 2**-16.
+    On the CPU the mask is cut from 64-bit random integers read as 16-bit ones, several times faster
+    than one Bernoulli draw a value; `p` is met to 2**-16.
     """
     if not training or p == 0.0:
         return x
@@ -58,17 +61,21 @@ def dropout(x: Tensor, p: float, training: bool) -> Tensor:
 
 
 def sinusoids(length: int, width: int) -> Tensor:
-    """Position encodings (length, width): PE(pos, 2i) = sin(pos / 10000^(2i/D)), 2i+1 the cosine (section 3.5)."""
+    """Position encodings (length, width): PE(pos, 2i) = sin(pos / 10000^(2i/D)), 2i+1 the cosine
+    (section 3.5).
+    """
     position = torch.arange(length, dtype=torch.float64)[:, None]
-    frequency = torch.exp(torch.arange(0, width, 2) * (-math.log(10000.0) / width)).double()
-    angles = position * frequency
+    pair = torch.arange(0, width, 2, dtype=torch.float64)
+    angles = position * torch.exp(pair * (-math.log(10000.0) / width))
     return torch.stack((angles.sin(), angles.cos()), 2).flatten(1).float()
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, p: float) -> Tensor:
-    """softmax(Q K^T / sqrt(K)) V (equation 1) over (B, H, ?, K); `mask` is True where attention may go.
+    """softmax(Q K^T / sqrt(K)) V (equation 1) over (B, H, ?, K); `mask` is True where attention may
+    go.
 
-    On the CPU explicit matrix products: for sentences they train several times faster than torch's fused kernel.
+    On the CPU explicit matrix products: for sentences they train several times faster than torch's
+    fused kernel.
     """
     if query.device.type != "cpu":
         return F.scaled_dot_product_attention(query, key, value, mask, dropout_p=p)
@@ -77,7 +84,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, p: fl
 
 
 def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
-    """softmax(Q K^T / sqrt(K)): what each query position takes from each key position, (B, H, ?, ?)."""
+    """softmax(Q K^T / sqrt(K)): what each query position takes from each key position, (B, H, ?,
+    ?).
+    """
     scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
@@ -86,13 +95,16 @@ def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor
 
 
 class Attention(nn.Module):
-    """Multi-head attention (section 3.2.2); `watch` is filled with its weights where a caller asks for them."""
+    """Multi-head attention (section 3.2.2); `watch` is filled with its weights where a caller asks
+    for them.
+    """
 
     def __init__(self, shape: Shape, rates: Dropout) -> None:
         super().__init__()
         self.num_heads = shape.num_heads
         self.rate = rates.attention
-        # W^Q, W^K and W^V of all heads, one below the other: one matrix product where the input is one
+        # W^Q, W^K and W^V of all heads, one below the other: one matrix product where the input is
+        # one
         self.project_in = nn.Linear(shape.d_model, 3 * shape.d_model)
         self.project_out = nn.Linear(shape.d_model, shape.d_model)
         self.watch: list[Tensor] | None = None
@@ -147,7 +159,9 @@ class Layer(nn.Module):
         return normed
 
     def after(self, norm: nn.LayerNorm, x: Tensor, block: Tensor) -> Tensor:
-        """LayerNorm(x + Sublayer(x)) as in section 3.1, or x + Sublayer(LayerNorm(x)) with pre-norm."""
+        """LayerNorm(x + Sublayer(x)) as in section 3.1, or x + Sublayer(LayerNorm(x)) with
+        pre-norm.
+        """
         x = x + dropout(block, self.rate, self.training)
         normed: Tensor = x if self.pre_norm else norm(x)
         return normed
@@ -191,9 +205,11 @@ class DecoderLayer(Layer):
     def step(
         self, x: Tensor, past: Tensor, time: int, source: tuple[Tensor, ...], src_mask: Tensor
     ) -> Tensor:
-        """One position: (N, 1, D) -> (N, 1, D); its key and value go to place `time` of `past` (2, N, H, T, K).
+        """One position: (N, 1, D) -> (N, 1, D); its key and value go to place `time` of `past` (2,
+        N, H, T, K).
 
-        The hypotheses of a sentence attend to its source together, as if they were positions of one target.
+        The hypotheses of a sentence attend to its source together, as if they were positions of one
+        target.
         """
         q, k, v = self.self_attention.project(self.before(self.self_norm, x), 0, 3)
         past[0, :, :, time : time + 1], past[1, :, :, time : time + 1] = k, v
@@ -213,8 +229,8 @@ class DecoderLayer(Layer):
 class DecoderState:
     """What decoding has seen of `N` hypotheses of `B` sentences, N / B each.
 
-    `past` (L, 2, N, H, T', K) holds keys and values with `time` places filled, `source` (L, 2, B, H, S, K) those of
-    the source, `src_mask` (B, 1, 1, S) is True at its real tokens.
+    `past` (L, 2, N, H, T', K) holds keys and values with `time` places filled, `source` (L, 2, B,
+    H, S, K) those of the source, `src_mask` (B, 1, 1, S) is True at its real tokens.
     """
 
     past: Tensor
@@ -223,7 +239,9 @@ class DecoderState:
     src_mask: Tensor
 
     def select(self, rows: Tensor, sentences: Tensor | None = None) -> "DecoderState":
-        """Take some of the N hypotheses, in a new order, and (None: all) some of the B sentences."""
+        """Take some of the N hypotheses, in a new order, and (None: all) some of the B
+        sentences.
+        """
         past = self.past.index_select(2, rows)
         if sentences is None:
             return DecoderState(past, self.time, self.source, self.src_mask)
@@ -253,7 +271,9 @@ class Transformer(nn.Module):
         self._initialise()
 
     def _build_embeddings(self, shape: Shape) -> None:
-        """One matrix for source, target and output (section 3.4), or two, or three; and the positions."""
+        """One matrix for source, target and output (section 3.4), or two, or three; and the
+        positions.
+        """
         self.tgt_embedding = nn.Embedding(shape.vocab_size, shape.d_model)
         if shape.tie_embeddings == "all":
             self.src_embedding = self.tgt_embedding
@@ -266,7 +286,11 @@ class Transformer(nn.Module):
             self.src_positions = nn.Embedding(shape.max_positions, shape.d_model)
             self.tgt_positions = nn.Embedding(shape.max_positions, shape.d_model)
         else:
-            self.register_buffer("sinusoids", sinusoids(max(512, shape.max_positions), shape.d_model), persistent=False)
+            self.register_buffer(
+                "sinusoids",
+                sinusoids(max(512, shape.max_positions), shape.d_model),
+                persistent=False,
+            )
 
     def _initialise(self) -> None:
         for module in self.modules():
@@ -274,7 +298,8 @@ class Transformer(nn.Module):
                 nn.init.xavier_uniform_(module.weight)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
-        # embeddings are scaled by sqrt(D) on the way in, so that this start gives them a variance of 1
+        # embeddings are scaled by sqrt(D) on the way in, so that this start gives them a variance
+        # of 1
         for embedding in (m for m in self.modules() if isinstance(m, nn.Embedding)):
             nn.init.normal_(embedding.weight, std=self.shape.d_model**-0.5)
 
@@ -303,7 +328,9 @@ class Transformer(nn.Module):
         return self.project(self.hidden(src, tgt_in))
 
     def hidden(self, src: Tensor, tgt_in: Tensor) -> Tensor:
-        """The decoder's output before the projection to the vocabulary: (B, S), (B, T) -> (B, T, D)."""
+        """The decoder's output before the projection to the vocabulary: (B, S), (B, T) -> (B, T,
+        D).
+        """
         return self.decode(tgt_in, *self.encode(src))
 
     def project(self, hidden: Tensor) -> Tensor:
@@ -319,7 +346,9 @@ class Transformer(nn.Module):
         return self.encoder_norm(x), src_mask
 
     def decode(self, tgt_in: Tensor, memory: Tensor, src_mask: Tensor) -> Tensor:
-        """(B, T), (B, S, D), (B, 1, 1, S) -> (B, T, D). Padding stands behind every real token: no mask for it."""
+        """(B, T), (B, S, D), (B, 1, 1, S) -> (B, T, D). Padding stands behind every real token: no
+        mask for it.
+        """
         T = tgt_in.shape[1]
         causal = torch.ones(T, T, dtype=torch.bool, device=tgt_in.device).tril()
         x = self._embed(tgt_in, self.tgt_embedding, "tgt", 0)
@@ -329,7 +358,9 @@ class Transformer(nn.Module):
         return hidden
 
     def start(self, memory: Tensor, src_mask: Tensor) -> DecoderState:
-        """Project the source's keys and values once: (B, S, D), (B, 1, 1, S) -> state of B empty hypotheses."""
+        """Project the source's keys and values once: (B, S, D), (B, 1, 1, S) -> state of B empty
+        hypotheses.
+        """
         stacked = torch.stack(
             [
                 torch.stack(layer.cross_attention.project(memory, 1, 3))
@@ -340,7 +371,8 @@ class Transformer(nn.Module):
         return DecoderState(stacked.new_empty(L, 2, B, H, 0, K), 0, stacked, src_mask)
 
     def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
-        """Log-probabilities of the next token in fp32: (N,), state -> (N, V), state one position on.
+        """Log-probabilities of the next token in fp32: (N,), state -> (N, V), state one position
+        on.
 
         The given state's room is written into: go on from the returned one.
         """
@@ -357,7 +389,9 @@ class Transformer(nn.Module):
         return logits.float().log_softmax(-1), after
 
     def attention_maps(self, src: Tensor, tgt_in: Tensor) -> dict[str, list[Tensor]]:
-        """Attention weights of every layer, each (B, H, ?, ?): encoder self, decoder self, encoder-decoder."""
+        """Attention weights of every layer, each (B, H, ?, ?): encoder self, decoder self,
+        encoder-decoder.
+        """
         groups = {
             "encoder": [layer.self_attention for layer in self.encoder_layers],
             "decoder": [layer.self_attention for layer in self.decoder_layers],
@@ -375,7 +409,8 @@ class Transformer(nn.Module):
         return maps
 
     def _embed(self, ids: Tensor, embedding: nn.Embedding, side: str, start: int) -> Tensor:
-        """Scaled embeddings plus positions, with dropout (sections 3.4, 3.5, 5.4): (B, T) -> (B, T, D).
+        """Scaled embeddings plus positions, with dropout (sections 3.4, 3.5, 5.4): (B, T) -> (B, T,
+        D).
 
         The matrix stays in fp32, so that the gradients of frequent tokens are summed up there.
         """

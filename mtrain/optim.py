@@ -12,7 +12,10 @@ Schedule = Callable[[int], float]
 
 
 def noam_rate(step: int, d_model: int, warmup_steps: int, factor: float = 1.0) -> float:
-    """factor * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5) (equation 3); the first step is 1."""
+    """Return the paper's rate (equation 3); the first step is 1.
+
+    factor * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5)
+    """
     peak = factor * math.sqrt(1 / (d_model * warmup_steps))
     return peak * min(math.sqrt(warmup_steps / step), step / warmup_steps)
 
@@ -40,10 +43,12 @@ def make_schedule(config: TrainConfig, d_model: int) -> Schedule:
 
 
 class Optimizer:
-    """Adam (section 5.3) with fp32 master weights and gradients for a model that may compute in bf16.
+    """Adam (section 5.3) with fp32 master weights and gradients for a model that may compute in
+    bf16.
 
-    Gradients of micro-batches are added up in fp32; `update` divides them by the tokens of the whole step, clips
-    their norm and moves the masters, then the model follows. With an fp32 model the masters are its parameters.
+    Gradients of micro-batches are added up in fp32; `update` divides them by the tokens of the
+    whole step, clips their norm and moves the masters, then the model follows. With an fp32 model
+    the masters are its parameters.
     """
 
     def __init__(self, model: nn.Module, betas: tuple[float, float], eps: float) -> None:

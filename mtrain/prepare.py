@@ -1,4 +1,6 @@
-"""From a config's corpora to what training needs: vocabulary, tokenized store, validation and test text."""
+"""From a config's corpora to what training needs: vocabulary, tokenized store, validation and test
+text.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -95,7 +97,9 @@ def _read_train(config: Config, counts: Counter[str]) -> Iterator[Pair]:
 
 
 def _get_tokenizer(config: Config, run_tokenizer: Path, stop: Stop) -> Tokenizer:
-    """Load the run's vocabulary, or the one that the config names, or train one on both sides together."""
+    """Load the run's vocabulary, or the one that the config names, or train one on both sides
+    together.
+    """
     stop.check()
     if run_tokenizer.exists():
         return Tokenizer.load(run_tokenizer)
@@ -125,7 +129,9 @@ def _get_tokenizer(config: Config, run_tokenizer: Path, stop: Stop) -> Tokenizer
 def _get_store(
     config: Config, tokenizer: Tokenizer, hashes: list[str], pairs: int, stop: Stop
 ) -> Store:
-    """Open the tokenized corpus in the cache, or build it; another process that builds it is waited for."""
+    """Open the tokenized corpus in the cache, or build it; another process that builds it is waited
+    for.
+    """
     data = config.data
     key = store_key(hashes, tokenizer.fingerprint, data.max_length, data.invalid_utf8)
     path = cache_directory() / key

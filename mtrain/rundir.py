@@ -18,7 +18,7 @@ import mtrain
 from mtrain import checkpoint, lock, manifest
 from mtrain.config import (
     FREE_KEYS,
-    NUMERIC_KEYS,
+    MACHINE_KEYS,
     Config,
     changed_keys,
     dump_config,
@@ -53,7 +53,9 @@ class RunDirectory:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Keep other processes out; raises `RefusedError` where one is in, `UserError` where nothing can be written."""
+        """Keep other processes out; raises `RefusedError` where one is in, `UserError` where
+        nothing can be written.
+        """
         try:
             with lock.exclusive(self.path / ".lock", wait=False):
                 yield
@@ -64,7 +66,9 @@ class RunDirectory:
             ) from None
 
     def check_settings(self, config: Config) -> None:
-        """Refuse a config that differs from the run's in more than its free keys; log what changed."""
+        """Refuse a config that differs from the run's in more than its free keys; log what
+        changed.
+        """
         file = self.path / "config.yaml"
         if not file.exists():
             if checkpoint.steps(self.checkpoints):
@@ -72,25 +76,20 @@ class RunDirectory:
                     f"{self.path}: holds checkpoints but no config.yaml; use another run_dir"
                 )
             return
-        before = load_config(file)
-        changes = changed_keys(before, config)
-        free = (*FREE_KEYS, *NUMERIC_KEYS)
+        changes = changed_keys(load_config(file), config)
+        free = (*FREE_KEYS, *MACHINE_KEYS)
         refused = [change for change in changes if not is_among(change[0], free)]
         if refused:
             listed = "\n".join(
                 f"  {key}: {old!r} in the run, {new!r} now" for key, old, new in refused
             )
             raise RefusedError(
-                f"{self.path}: this run was made with other settings; go back to them or choose another "
-                f"run_dir\n{listed}"
+                f"{self.path}: this run was made with other settings; go back to them or choose "
+                f"another run_dir\n{listed}"
             )
         for key, old, new in changes:
             if key != "run_dir":
                 logger.info("changed setting %s: %r -> %r", key, old, new)
-            if key in NUMERIC_KEYS:
-                logger.warning(
-                    "with another %s the weights are no longer bit for bit the same", key
-                )
 
     def check_data(self, fingerprints: dict[str, Any]) -> None:
         """Refuse corpora or a tokenizer of other content than the run began with."""
@@ -137,7 +136,9 @@ class RunDirectory:
         self.write("status.json", {**content, "pid": os.getpid(), "host": socket.gethostname()})
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """Read one of the small JSON files; None if it is not there. Raises `UserError` if it is damaged."""
+        """Read one of the small JSON files; None if it is not there. Raises `UserError` if it is
+        damaged.
+        """
         try:
             content = json.loads((self.path / name).read_text(encoding="utf-8"))
         except FileNotFoundError:

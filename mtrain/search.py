@@ -1,6 +1,7 @@
 """Greedy and beam search over a step function: neither model, tokenizer nor text is known here.
 
-Shapes: `B` sentences still searched, `W` live hypotheses each, `V` vocabulary, `C` candidates a sentence.
+Shapes: `B` sentences still searched, `W` live hypotheses each, `V` vocabulary, `C` candidates a
+sentence.
 """
 
 from collections.abc import Callable
@@ -24,7 +25,9 @@ S = TypeVar("S", bound=State)
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A translation: ids without bos and eos, its log-probability with eos, and that normalized by length."""
+    """A translation: ids without bos and eos, its log-probability with eos, and that normalized by
+    length.
+    """
 
     ids: list[int]
     score: float
@@ -55,9 +58,10 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """Search the best continuations of bos for each of `len(max_lens)` sentences; best first.
 
-    `step` maps tokens (N,) and a state to log-probabilities (N, V) of the next token and a new state. A sentence is
-    done when `beam_size` hypotheses have ended, or at its own limit of `max_lens` tokens with eos, where eos is all
-    that may follow. If eos has no probability even there, the best unended hypothesis is returned.
+    `step` maps tokens (N,) and a state to log-probabilities (N, V) of the next token and a new
+    state. A sentence is done when `beam_size` hypotheses have ended, or at its own limit of
+    `max_lens` tokens with eos, where eos is all that may follow. If eos has no probability even
+    there, the best unended hypothesis is returned.
     """
     search = _Search(beam_size, normalize, eos_id, max_lens, device or torch.device("cpu"))
     tokens = torch.full((len(max_lens),), bos_id, device=search.device)
@@ -97,8 +101,8 @@ class _Search:
     def advance(self, log_probs: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
         """Extend every hypothesis by a token, given (B * W, V).
 
-        Returns the rows of B * W that live on (None: all, as they are), the sentences among B that live on (None:
-        all), and the new tokens, one a row.
+        Returns the rows of B * W that live on (None: all, as they are), the sentences among B that
+        live on (None: all), and the new tokens, one a row.
         """
         width = self.scores.shape[1]
         scores, parents, tokens = self._candidates(log_probs)
@@ -114,7 +118,9 @@ class _Search:
         return (parents + width * places[:, None]).flatten(), kept, tokens.flatten()
 
     def _candidates(self, log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The best C extensions of each sentence: scores, parents among W, tokens; each (B, C), best first."""
+        """The best C extensions of each sentence: scores, parents among W, tokens; each (B, C),
+        best first.
+        """
         B, W = self.scores.shape
         V = log_probs.shape[1]
         at_limit = [
@@ -144,7 +150,9 @@ class _Search:
             self.found[self.sentences[row]].append(Hypothesis(ids, score, score / divisor))
 
     def _drop_done(self) -> Tensor | None:
-        """Take out the sentences that are done; returns the places of the others, or None if none is done."""
+        """Take out the sentences that are done; returns the places of the others, or None if none
+        is done.
+        """
         length = self.prefixes.shape[2] + 1
         kept = []
         for place, sentence in enumerate(self.sentences):
@@ -166,7 +174,9 @@ class _Search:
         return Hypothesis(ids, score, score / self.normalize(len(ids) + 1))
 
     def _extend(self, scores: Tensor, parents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Let the best unended candidates live on; returns their parents among W and tokens, both (B, W')."""
+        """Let the best unended candidates live on; returns their parents among W and tokens, both
+        (B, W').
+        """
         C = scores.shape[1]
         ends = tokens == self.eos_id
         unended_first = (torch.arange(C, device=self.device) + C * ends).argsort(1)

@@ -26,8 +26,8 @@ EXIT_CODES = {
 class Stop:
     """Whether the run was asked to stop, and by what.
 
-    A signal handler only notes the request, for a save begun inside it could meet a half-made step. A second signal
-    ends the process at once.
+    A signal handler only notes the request, for a save begun inside it could meet a half-made step.
+    A second signal ends the process at once.
     """
 
     time_limit: float | None = None  # seconds after `started`
@@ -47,9 +47,7 @@ class Stop:
             os._exit(EXIT_CODES[which])
         self.received = which
         if self.step_seconds > 10:
-            text = (
-                f"\n{which.name}: saving after this step, in up to {self.step_seconds:.0f} s\n"
-            )
+            text = f"\n{which.name}: saving after this step, in up to {self.step_seconds:.0f} s\n"
             os.write(2, text.encode())  # buffered streams may be in the middle of a write
 
     @property

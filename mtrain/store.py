@@ -1,6 +1,7 @@
 """Tokenized corpora on disk: flat memory-mapped ids with offsets, built once, keyed by content.
 
-Line `2 * i` of a store is the source of pair `i`, line `2 * i + 1` its target, both without bos and eos.
+Line `2 * i` of a store is the source of pair `i`, line `2 * i + 1` its target, both without bos and
+eos.
 """
 
 import hashlib
@@ -98,7 +99,8 @@ def build_store(
 ) -> Store:
     """Tokenize `pairs` with several processes and keep what fits in `max_length` tokens (with eos).
 
-    `counts` is what reading dropped; `progress` is told the number of pairs read. Raises `UserError`.
+    `counts` is what reading dropped; `progress` is told the number of pairs read. Raises
+    `UserError`.
     """
     iterator = iter(pairs)
     chunks = iter(lambda: list(islice(iterator, CHUNK)), [])
@@ -134,7 +136,9 @@ def _write(
     dtype: np.dtype[Any],
     progress: Callable[[int], None],
 ) -> tuple[int, int]:
-    """Write ids and offsets as they come; returns the number of ids and of pairs that were too long."""
+    """Write ids and offsets as they come; returns the number of ids and of pairs that were too
+    long.
+    """
     total = too_long = 0
     with (
         (directory / "ids.bin").open("wb") as ids_out,
@@ -226,7 +230,9 @@ def _encode_in_worker(chunk: list[Pair]) -> Encoded:
 
 
 def _encode_chunk(chunk: list[Pair], tokenizer: Tokenizer, max_length: int | None) -> Encoded:
-    """Return the ids of the pairs that fit, one after the other, the lengths of their lines, and how many did not."""
+    """Return the ids of the pairs that fit, one after the other, the lengths of their lines, and
+    how many did not.
+    """
     lines = tokenizer.encode([text for pair in chunk for text in pair])
     if max_length is not None:
         fitting = [

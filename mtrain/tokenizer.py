@@ -9,14 +9,16 @@ import sentencepiece
 
 from mtrain.errors import UserError
 
-# More sentences than this are sampled from for training the vocabulary: bounded memory at any corpus size.
+# More sentences than this are sampled from for training the vocabulary: bounded memory at any
+# corpus size.
 MAX_SENTENCES = 4_000_000
 
 
 class Tokenizer:
     """A SentencePiece model with the four special ids that a Transformer needs.
 
-    Models trained elsewhere may lack a padding or sentence piece: the missing ids are given after the last piece.
+    Models trained elsewhere may lack a padding or sentence piece: the missing ids are given after
+    the last piece.
     """
 
     def __init__(self, proto: bytes, name: str = "tokenizer.model") -> None:
@@ -81,10 +83,12 @@ def train_tokenizer(
     byte_fallback: bool = True,
     user_symbols: tuple[str, ...] = (),
 ) -> bytes:
-    """Train a vocabulary on `sentences()` and return the model; raises `UserError` if the size cannot be had.
+    """Train a vocabulary on `sentences()` and return the model; raises `UserError` if the size
+    cannot be had.
 
-    `remove_extra_whitespaces` is off and normalization is the identity unless asked: SentencePiece's defaults
-    squeeze runs of spaces and turn Chinese full-width punctuation into ASCII.
+    `remove_extra_whitespaces` is off and normalization is the identity unless asked:
+    SentencePiece's defaults squeeze runs of spaces and turn Chinese full-width punctuation into
+    ASCII.
     """
 
     def train(size: int, exact: bool) -> bytes:
@@ -124,5 +128,6 @@ def train_tokenizer(
             f"tokenizer.vocab_size: {vocab_size} cannot be trained: {refusal}"
         ) from None
     raise UserError(
-        f"tokenizer.vocab_size: {vocab_size} is too large for this text: the largest that works is {largest}"
+        f"tokenizer.vocab_size: {vocab_size} is too large for this text: "
+        f"the largest that works is {largest}"
     )

@@ -12,28 +12,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mtrain import checkpoint, metrics
+from mtrain import checkpoint
 from mtrain.checkpoint import Snapshot, TrainerState
-from mtrain.config import NUMERIC_KEYS, Config, dump_config
+from mtrain.config import Config, dump_config
 from mtrain.data import Batch, SpecialIds, TokenBatches
 from mtrain.device import available_threads, compute_dtype, pick_device
 from mtrain.errors import EXIT_OK, RefusedError, StoppedError, UserError
-from mtrain.history import Entry, History
 from mtrain.log import add_log_file, logger, progress_bar
 from mtrain.loss import projected_cross_entropy
-from mtrain.manifest import DamagedError, write_file
+from mtrain.manifest import DamagedError
 from mtrain.model import Transformer, set_compute_dtype
 from mtrain.optim import Optimizer, make_schedule
-from mtrain.prepare import Prepared, Text, prepare
+from mtrain.prepare import Prepared, prepare
 from mtrain.rundir import RunDirectory
 from mtrain.stop import Stop
 from mtrain.translate import (
     Translator,
-    load_translator,
     load_weights,
     model_dropout,
     model_shape,
 )
+from mtrain.validation import Validation
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,9 @@ class Machine:
 
     @classmethod
     def of(cls, config: Config) -> "Machine":
-        """Resolve a config's `auto` settings; raises `RefusedError` for a device that is not there."""
+        """Resolve a config's `auto` settings; raises `RefusedError` for a device that is not
+        there.
+        """
         train = config.train
         device = pick_device(train.device)
         dtype = compute_dtype(train.precision, device, training=True)
@@ -59,15 +60,24 @@ class Machine:
         )
 
     def check_against(self, config: Config, before: dict[str, Any]) -> None:
-        """Refuse to go on where an `auto` setting comes to something else than it did."""
+        """Refuse to go on where a setting comes to something else than it did; `precision` and
+        `compile` may be changed by naming them.
+        """
         for key, now in asdict(self).items():
             if before[key] == now:
                 continue
-            if f"train.{key}" in NUMERIC_KEYS and getattr(config.train, key) != "auto":
+            if key in ("precision", "compile") and getattr(config.train, key) != "auto":
+                logger.warning(
+                    "train.%s: from here on %s, not %s: bit for bit the same weights "
+                    "are no longer promised",
+                    key,
+                    now,
+                    before[key],
+                )
                 continue
             raise RefusedError(
-                f"train.{key}: this run was trained with {before[key]}, and here it comes to {now}: "
-                f"set train.{key}: {str(before[key]).lower()} or use a machine like the first"
+                f"train.{key}: this run was trained with {before[key]}, and here it comes to "
+                f"{now}; to go on, set train.{key}: {str(before[key]).lower()}"
             )
 
 
@@ -81,7 +91,9 @@ class Position:
 
 
 def micro_batch_seed(seed: int, step: int, number: int) -> int:
-    """Seed of all randomness in one micro-batch of a step, whichever process or rank computes it."""
+    """Seed of all randomness in one micro-batch of a step, whichever process or rank computes
+    it.
+    """
     return int(np.random.SeedSequence([seed, step, number]).generate_state(1, np.uint64)[0] >> 1)
 
 
@@ -102,10 +114,10 @@ class Trainer:
             self.hidden = torch.compile(self.model.hidden, dynamic=True)
         self.rate = make_schedule(config.train, config.model.d_model)
         self.position, self.saved_step = Position(), 0
-        self.history = History(config.train.metric)
+        self.validation = Validation(config, prepared, run, stop)
         self.sums = torch.zeros(2, device=self.device)  # loss and nll since the last record
         self.sum_tokens = 0
-        self.recorded_tokens, self.recorded_at = 0, time.monotonic()
+        self._restart_clock()
         ids = SpecialIds.of(prepared.tokenizer)
         self.batches = TokenBatches(prepared.store, config.train.max_tokens, config.seed, ids)
 
@@ -131,15 +143,18 @@ class Trainer:
         self._validate_if_due()
         if not self._is_finished():
             self._train()
-        self._finish()
+        step = self.position.step
+        self.validation.average(self._last_scheduled(), step, self._snapshot)
+        self.validation.test(step)
 
-    # --- the loop -----------------------------------------------------------------------------------------------
+    # --- the loop ---------------------------------------------------------------------------------
+    # --------------
 
     def _train(self) -> None:
         """Take steps until the last, out of patience, or asked to stop."""
         stream = self._micro_batches()
         bar = progress_bar(self.config.train.max_steps, "step", "training", self.position.step)
-        self.recorded_at = time.monotonic()
+        self._restart_clock()
         with bar:
             while not self._is_finished():
                 started = time.monotonic()
@@ -149,7 +164,9 @@ class Trainer:
                 self._after_step(norm, rate, bar)
 
     def _step(self, stream: Iterator[Batch]) -> tuple[Tensor, float]:
-        """One optimizer update over `accum_steps` micro-batches; returns the gradient's norm and the rate."""
+        """One optimizer update over `accum_steps` micro-batches; returns the gradient's norm and
+        the rate.
+        """
         train, step = self.config.train, self.position.step + 1
         num_tokens = 0
         for number in range(train.accum_steps):
@@ -162,6 +179,7 @@ class Trainer:
         self.position.step = step
         self.sum_tokens += num_tokens
         self.recorded_tokens += num_tokens
+        self.recorded_steps += 1
         return norm, rate
 
     def _accumulate(self, batch: Batch) -> None:
@@ -198,12 +216,14 @@ class Trainer:
         self._validate_if_due()
 
     def _check_finite(self, norm: Tensor) -> None:
-        """End the run on a gradient that is not finite; the optimizer has left the weights alone."""
+        """End the run on a gradient that is not finite; the optimizer has left the weights
+        alone.
+        """
         if not math.isfinite(float(norm)) or not bool(self.sums.isfinite().all()):
             p = self.position
             raise UserError(
-                f"step {p.step}: the loss or its gradient is not finite (epoch {p.epoch}, micro-batches up to "
-                f"{p.batch}); no weight was changed by it. Lower train.peak_lr or lr_factor, or set "
+                f"step {p.step}: the loss or its gradient is not finite (epoch {p.epoch + 1}, "
+                f"micro-batches up to {p.batch}); no weight was changed by it. Lower the learning rate, or set "
                 "train.precision: fp32; the last checkpoint is good"
             )
 
@@ -223,8 +243,8 @@ class Trainer:
             "tokens_per_second": speed,
         }
         self.run_dir.metrics.append(record)
-        remaining = (now - self.recorded_at) / self.config.train.log_every
-        left = remaining * (self.config.train.max_steps - self.position.step)
+        step_seconds = (now - self.recorded_at) / max(1, self.recorded_steps)
+        left = step_seconds * (self.config.train.max_steps - self.position.step)
         summary = (
             f"loss {loss:.3f}  ppl {record['train/ppl']:.2f}  {speed:,.0f} tok/s  lr {rate:.2e}"
         )
@@ -239,20 +259,21 @@ class Trainer:
             _clock(left),
             extra={"shown_on_bar": True},
         )
-        self._clear_sums()
-
-    def _clear_sums(self) -> None:
         self.sums.zero_()
-        self.sum_tokens = self.recorded_tokens = 0
-        self.recorded_at = time.monotonic()
+        self.sum_tokens = 0
+        self._restart_clock()
+
+    def _restart_clock(self) -> None:
+        """Measure speed from here on: loading and validation do not count."""
+        self.recorded_tokens, self.recorded_steps, self.recorded_at = 0, 0, time.monotonic()
 
     def _is_finished(self) -> bool:
         train = self.config.train
-        return self.position.step >= train.max_steps or self.history.is_out_of_patience(
-            train.patience
-        )
+        out_of_patience = self.validation.history.is_out_of_patience(train.patience)
+        return self.position.step >= train.max_steps or out_of_patience
 
-    # --- saving and resuming ------------------------------------------------------------------------------------
+    # --- saving and resuming
+    # ------------------------------------------------------------------------------------
 
     def _save(self) -> None:
         """Save a checkpoint of this step and remove the ones that are no longer needed."""
@@ -275,13 +296,20 @@ class Trainer:
         return Snapshot(weights or self.optimizer.weights(), dump_config(self.config), proto)
 
     def _prune(self) -> None:
-        train, best = self.config.train, self.history.best
+        train, best = self.config.train, self.validation.history.best
         checkpoint.prune(
             self.run_dir.checkpoints,
             is_scheduled=self._is_scheduled,
             keep=max(train.keep_checkpoints, train.average_last),
             best=best["checkpoint"] if best else None,
         )
+
+    def _last_scheduled(self) -> list[Path]:
+        """List the checkpoints to be averaged."""
+        present = checkpoint.steps(self.run_dir.checkpoints)
+        scheduled = [p for p in present if self._is_scheduled(checkpoint.step_of(p) or 0)]
+        last = self.config.train.average_last
+        return scheduled[-last:] if last else []
 
     def _is_scheduled(self, step: int) -> bool:
         return step % self.config.train.save_every == 0 or step == self.config.train.max_steps
@@ -302,13 +330,12 @@ class Trainer:
             self.sums = torch.tensor(loop["sums"], device=self.device)
             self.sum_tokens = loop["sum_tokens"]
             logger.info("resuming at step %s from %s", f"{self.position.step:,}", path)
-        step = self.position.step
-        self.history = History.from_json(self.history.metric, self.run_dir.read("best.json"))
-        self.history.cut(step)
-        self.run_dir.metrics.cut(step)
+        self.validation.resume(self.position.step)
 
     def _newest_good(self) -> tuple[Path, Snapshot, TrainerState] | None:
-        """Load the newest checkpoint that can be resumed from; damaged ones are named and passed over."""
+        """Load the newest checkpoint that can be resumed from; damaged ones are named and passed
+        over.
+        """
         for path in reversed(checkpoint.steps(self.run_dir.checkpoints)):
             if not (path / checkpoint.TRAINER).is_dir():
                 break
@@ -323,26 +350,19 @@ class Trainer:
             )
         return None
 
-    # --- validation, averaging, tests ---------------------------------------------------------------------------
+    # --- validation, averaging, tests
+    # ---------------------------------------------------------------------------
 
     def _validate_if_due(self) -> None:
         """Validate where this step asks for it and the history does not have it yet."""
         train, step = self.config.train, self.position.step
         due = step > 0 and (step % train.valid_every == 0 or step == train.max_steps)
-        if not due or self.history.has(step):
+        if not due or self.validation.history.has(step):
             return
-        entry, hypotheses = self._evaluate(self._translator(), self.prepared.valid, "valid")
+        self.validation.validate(self._translator(), step)
         self.model.train()
-        name = checkpoint.step_name(step)
-        self._write_translations(name, hypotheses)
-        self._put_record(entry, "valid/")
-        self.history.entries.append({"step": step, "checkpoint": name, **entry})
-        self.run_dir.write("best.json", self.history.as_json())
-        best = self.history.best
-        mark = "  best so far" if best is not None and best["step"] == step else ""
-        logger.info("step %s  %s%s", f"{step:,}", _summary(entry), mark)
         self._prune()
-        self.recorded_at, self.recorded_tokens = time.monotonic(), 0
+        self._restart_clock()
 
     def _translator(self) -> Translator:
         """The current weights, ready to translate as `mtrain translate` would by default."""
@@ -357,94 +377,8 @@ class Trainer:
             model, self.prepared.tokenizer, self.config.decode, self.config, self.stop.check
         )
 
-    def _evaluate(self, translator: Translator, text: Text, name: str) -> tuple[Entry, list[str]]:
-        """Score a model on a set: BLEU, chrF, NLL a token; and its translations."""
-        with progress_bar(len(text.sources), "line", f"translating {name}") as bar:
-            hypotheses = translator.best(text.sources, bar.update)
-        nll, tokens = translator.nll(text.sources, text.references)
-        tokenize = metrics.tokenizer_for(self.config.data.tgt_lang)
-        bleu = metrics.bleu(hypotheses, [text.references], tokenize=tokenize)
-        entry = {
-            "bleu": bleu.score,
-            "chrf": metrics.chrf(hypotheses, [text.references]).score,
-            "nll": nll / tokens,
-            "signature": bleu.signature,
-        }
-        return entry, hypotheses
-
-    def _write_translations(self, name: str, hypotheses: list[str]) -> None:
-        directory = self.run_dir.path / "validation"
-        directory.mkdir(exist_ok=True)
-        write_file(directory / f"{name}.txt", "".join(line + "\n" for line in hypotheses))
-
-    def _put_record(self, entry: Entry, prefix: str) -> None:
-        """Put a validation or test record of this step into metrics.jsonl, in place of an unfinished one."""
-        values = {f"{prefix}{key}": value for key, value in entry.items()}
-        values[f"{prefix}ppl"] = math.exp(min(entry["nll"], 700))
-        record = {"step": self.position.step, "time": time.time(), **values}
-        self.run_dir.metrics.replace(record, prefix)
-
-    def _finish(self) -> None:
-        """Average the last checkpoints, validate the average, and score the test sets with the best model."""
-        if self.config.train.average_last > 1:
-            self._average()
-        best = self.history.best
-        if best is None:
-            return
-        for name, text in self.prepared.tests.items():
-            self._test(name, text, best["checkpoint"])
-        self._report(best)
-
-    def _average(self) -> None:
-        last = self.config.train.average_last
-        present = checkpoint.steps(self.run_dir.checkpoints)
-        paths = [path for path in present if self._is_scheduled(checkpoint.step_of(path) or 0)][
-            -last:
-        ]
-        names = [path.name for path in paths]
-        before = self.history.average
-        path = self.run_dir.checkpoints / checkpoint.AVERAGE
-        if len(paths) < 2 or (before is not None and before["of"] == names and path.is_dir()):
-            return
-        self.stop.check()
-        checkpoint.save(path, self._snapshot(checkpoint.average(paths)))
-        entry, hypotheses = self._evaluate(self._load(path.name), self.prepared.valid, "valid")
-        self._write_translations(path.name, hypotheses)
-        self._put_record(entry, "average/")
-        step = self.position.step
-        self.history.average = {"step": step, "checkpoint": path.name, "of": names, **entry}
-        self.run_dir.write("best.json", self.history.as_json())
-        logger.info("average of %d  %s", len(paths), _summary(entry))
-
-    def _test(self, name: str, text: Text, best: str) -> None:
-        """Score one test set with the best model, unless it was done."""
-        identity = {
-            "checkpoint": best,
-            "step": self.position.step,
-            "sha256": text.sha256,
-            "decode": self.config.decode.model_dump(),
-        }
-        before = self.history.tests.get(name, {})
-        if {key: before.get(key) for key in identity} == identity:
-            return
-        self.stop.check()
-        entry, hypotheses = self._evaluate(self._load(best), text, name)
-        self._write_translations(f"test-{name}", hypotheses)
-        self._put_record(entry, f"test/{name}/")
-        self.history.tests[name] = {**identity, **entry}
-        self.run_dir.write("best.json", self.history.as_json())
-
-    def _load(self, name: str) -> Translator:
-        """Load a finished checkpoint as `mtrain translate` would."""
-        translator = load_translator(
-            self.run_dir.checkpoints / name,
-            device=str(self.device),
-            **self.config.decode.model_dump(),
-        )
-        translator.check_stop = self.stop.check
-        return translator
-
-    # --- what is said -------------------------------------------------------------------------------------------
+    # --- what is said
+    # -------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         """Leave the run's description, and say what is trained, on what, and how."""
@@ -491,15 +425,11 @@ class Trainer:
             f"{warmup:,}",
         )
 
-    def _report(self, best: Entry) -> None:
-        logger.info("best: %s  %s", best["checkpoint"], _summary(best))
-        for name in self.prepared.tests:
-            entry = self.history.tests[name]
-            logger.info("test %s: %s  %s", name, _summary(entry), entry["signature"])
-
 
 def train(config: Config, stop: Stop) -> None:
-    """Start, resume or confirm a run; raises `StoppedError` once a stop is saved, `UserError` on failure."""
+    """Start, resume or confirm a run; raises `StoppedError` once a stop is saved, `UserError` on
+    failure.
+    """
     run = RunDirectory(Path(config.run_dir))
     with run.hold():
         run.check_settings(config)
@@ -522,20 +452,15 @@ def train(config: Config, stop: Stop) -> None:
 
 
 def dry_run(config: Config, stop: Stop) -> None:
-    """Load everything and say what training would do; nothing is written but the cache of tokenized text."""
+    """Load everything and say what training would do; nothing is written but the cache of tokenized
+    text.
+    """
     run = RunDirectory(Path(config.run_dir))
     run.check_settings(config)
     prepared = prepare(config, run.tokenizer, stop)
     run.check_data(prepared.fingerprints)
     Trainer(config, prepared, run, stop).announce()
     logger.info("dry run: nothing was trained")
-
-
-def _summary(entry: Entry) -> str:
-    return (
-        f"BLEU {entry['bleu']:.2f}  chrF {entry['chrf']:.2f}  "
-        f"nll {entry['nll']:.4f}  ppl {math.exp(min(entry['nll'], 700)):.2f}"
-    )
 
 
 def _clock(seconds: float) -> str:

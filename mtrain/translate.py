@@ -1,4 +1,6 @@
-"""Lines in, lines out: batching by length, limits for each sentence, original order; and forced scores."""
+"""Lines in, lines out: batching by length, limits for each sentence, original order; and forced
+scores.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -91,7 +93,9 @@ class Translator:
     def translate(
         self, lines: list[str], progress: Callable[[int], object] = lambda lines: None
     ) -> tuple[list[list[Translation]], list[int]]:
-        """Translate lines; returns the hypotheses of each, best first, and the places of lines that were cut."""
+        """Translate lines; returns the hypotheses of each, best first, and the places of lines that
+        were cut.
+        """
         results: list[list[Translation]] = [[Translation("", 0.0)] for _ in lines]
         places = [place for place, line in enumerate(lines) if not is_blank(line)]
         rows, cut = self._encode_sources([lines[place] for place in places])
@@ -139,18 +143,23 @@ class Translator:
         return min(limit, self._positions_limit or limit)
 
     def _texts(self, ids: list[list[int]]) -> list[str]:
-        """Join pieces to lines; a generated newline would break the line contract and becomes a space."""
+        """Join pieces to lines; a generated newline would break the line contract and becomes a
+        space.
+        """
         return [text.replace("\n", " ") for text in self.tokenizer.decode(ids)]
 
     def score(self, sources: list[str], targets: list[str]) -> tuple[list[float], list[int]]:
-        """Natural log-probability of each target with eos given its source, and the places of cut sources."""
+        """Natural log-probability of each target with eos given its source, and the places of cut
+        sources.
+        """
         src, cut = self._encode_sources(sources)
         tgt = [np.array(ids, np.int64) for ids in self.tokenizer.encode(targets)]
         most = self._positions_limit
         for place, row in enumerate(tgt):
             if most is not None and len(row) >= most:
                 raise UserError(
-                    f"target line {place + 1} has {len(row) + 1} tokens, but the model learned {most} positions"
+                    f"target line {place + 1} has {len(row) + 1} tokens, but the model "
+                    f"learned {most} positions"
                 )
         return (-self._pair_nll(src, tgt)).tolist(), cut
 
@@ -186,7 +195,9 @@ class Translator:
 def load_translator(
     path: Path, *, device: str = "auto", precision: str = "auto", **decode: object
 ) -> Translator:
-    """Load a run's best model or a checkpoint; `decode` overrides its search settings. Raises `UserError`."""
+    """Load a run's best model or a checkpoint; `decode` overrides its search settings. Raises
+    `UserError`.
+    """
     directory = checkpoint.resolve(path)
     snapshot = checkpoint.load_or_name_good(directory)
     name = str(directory / checkpoint.CONFIG)

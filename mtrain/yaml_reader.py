@@ -1,7 +1,7 @@
 """Strict YAML: plain values with the place of each, and none of YAML's surprises.
 
-PyYAML alone reads `5e-4` as a string, lets a duplicate key win silently, takes `010` for 8 and `1:30` for
-90. Here scalars follow one small table, and what is odd is refused with file and line.
+PyYAML alone reads `5e-4` as a string, lets a duplicate key win silently, takes `010` for 8 and
+`1:30` for 90. Here scalars follow one small table, and what is odd is refused with file and line.
 """
 
 import re
@@ -55,7 +55,9 @@ def dotted(key: Key) -> str:
 
 
 def read_document(path: Path) -> Document:
-    """Read a YAML file; raises `RefusedError` with the line of whatever is not plain, strict YAML."""
+    """Read a YAML file; raises `RefusedError` with the line of whatever is not plain, strict
+    YAML.
+    """
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -154,7 +156,8 @@ class _Builder:
             if name in result:
                 first = self.document.where((*key, name))
                 raise RefusedError(
-                    f"{where}: {dotted((*key, name))}: duplicate key, first given at {first}; keep one"
+                    f"{where}: {dotted((*key, name))}: duplicate key, first given at {first}; "
+                    "keep one"
                 )
             result[name] = self.build(value_node, (*key, name))
             self.document.lines[(*key, name)] = where

@@ -1,0 +1,43 @@
+# make quickstart    set everything up and train the built-in example
+# make check         what must hold before a change lands: lint, types, tests
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: setup quickstart test test-slow lint typecheck check format bench
+
+setup: $(READY)
+
+$(READY): pyproject.toml scripts/constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet --constraint scripts/constraints.txt --editable '.[dev]'
+	touch $(READY)
+
+quickstart: setup
+	$(BIN)/mtrain train --config configs/quickstart.yaml
+	@bash scripts/quickstart_samples.sh $(BIN)/mtrain runs/quickstart
+
+test: setup
+	$(BIN)/python -m pytest
+
+test-slow: setup
+	$(BIN)/python -m pytest -m slow
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+typecheck: setup
+	$(BIN)/mypy
+
+check: lint typecheck test
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup
+	$(BIN)/python scripts/benchmark.py

@@ -1,0 +1,134 @@
+"""Judging a run: validations on the way, the averaged model and the test sets at the end."""
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from torch import Tensor
+
+from mtrain import checkpoint, metrics
+from mtrain.checkpoint import Snapshot
+from mtrain.config import Config
+from mtrain.history import Entry, History
+from mtrain.log import logger, progress_bar
+from mtrain.manifest import write_file
+from mtrain.prepare import Prepared, Text
+from mtrain.rundir import RunDirectory
+from mtrain.stop import Stop
+from mtrain.translate import Translator, load_translator
+
+
+class Validation:
+    """The history of a run's scores, kept in `best.json`, `metrics.jsonl` and `validation/`."""
+
+    def __init__(self, config: Config, prepared: Prepared, run: RunDirectory, stop: Stop) -> None:
+        self.config, self.prepared, self.run, self.stop = config, prepared, run, stop
+        self.history = History(config.train.metric)
+
+    def resume(self, step: int) -> None:
+        """Take up the history as it was at a step; records of later ones are dropped."""
+        self.history = History.from_json(self.history.metric, self.run.read("best.json"))
+        self.history.cut(step)
+        self.run.metrics.cut(step)
+
+    def validate(self, translator: Translator, step: int) -> None:
+        """Score the checkpoint of a step on the validation set."""
+        entry, hypotheses = self._evaluate(translator, self.prepared.valid, "valid")
+        name = checkpoint.step_name(step)
+        self._keep(name, hypotheses, step, "valid/", entry)
+        self.history.entries.append({"step": step, "checkpoint": name, **entry})
+        self._write_history()
+        best = self.history.best
+        mark = "  best so far" if best is not None and best["step"] == step else ""
+        logger.info("step %s  %s%s", f"{step:,}", _summary(entry), mark)
+
+    def average(
+        self, paths: list[Path], step: int, snapshot: Callable[[dict[str, Tensor]], Snapshot]
+    ) -> None:
+        """Average checkpoints and validate the result, unless that was done."""
+        names = [path.name for path in paths]
+        path = self.run.checkpoints / checkpoint.AVERAGE
+        before = self.history.average
+        if len(paths) < 2 or (before and before["of"] == names and path.is_dir()):
+            return
+        self.stop.check()
+        checkpoint.save(path, snapshot(checkpoint.average(paths)))
+        entry, hypotheses = self._evaluate(self._load(path.name), self.prepared.valid, "valid")
+        self._keep(path.name, hypotheses, step, "average/", entry)
+        self.history.average = {"step": step, "checkpoint": path.name, "of": names, **entry}
+        self._write_history()
+        logger.info("average of %d  %s", len(paths), _summary(entry))
+
+    def test(self, step: int) -> None:
+        """Score the test sets with the best model, and report."""
+        best = self.history.best
+        if best is None:
+            return
+        for name, text in self.prepared.tests.items():
+            self._test(name, text, best["checkpoint"], step)
+        logger.info("best: %s  %s", best["checkpoint"], _summary(best))
+        for name in self.prepared.tests:
+            entry = self.history.tests[name]
+            logger.info("test %s: %s  %s", name, _summary(entry), entry["signature"])
+
+    def _test(self, name: str, text: Text, best: str, step: int) -> None:
+        """Score one test set, unless that was done with the same model, text and search."""
+        identity = {
+            "checkpoint": best,
+            "step": step,
+            "sha256": text.sha256,
+            "decode": self.config.decode.model_dump(),
+        }
+        before = self.history.tests.get(name, {})
+        if {key: before.get(key) for key in identity} == identity:
+            return
+        self.stop.check()
+        entry, hypotheses = self._evaluate(self._load(best), text, name)
+        self._keep(f"test-{name}", hypotheses, step, f"test/{name}/", entry)
+        self.history.tests[name] = {**identity, **entry}
+        self._write_history()
+
+    def _evaluate(self, translator: Translator, text: Text, name: str) -> tuple[Entry, list[str]]:
+        """Score a model on a set: BLEU, chrF, NLL a token; and its translations."""
+        with progress_bar(len(text.sources), "line", f"translating {name}") as bar:
+            hypotheses = translator.best(text.sources, bar.update)
+        nll, tokens = translator.nll(text.sources, text.references)
+        tokenize = metrics.tokenizer_for(self.config.data.tgt_lang)
+        bleu = metrics.bleu(hypotheses, [text.references], tokenize=tokenize)
+        entry = {
+            "bleu": bleu.score,
+            "chrf": metrics.chrf(hypotheses, [text.references]).score,
+            "nll": nll / tokens,
+            "signature": bleu.signature,
+        }
+        return entry, hypotheses
+
+    def _keep(self, name: str, hypotheses: list[str], step: int, prefix: str, entry: Entry) -> None:
+        """Write translations, and a record in place of one that was left unfinished."""
+        directory = self.run.path / "validation"
+        directory.mkdir(exist_ok=True)
+        write_file(directory / f"{name}.txt", "".join(line + "\n" for line in hypotheses))
+        values = {f"{prefix}{key}": value for key, value in entry.items()}
+        values[f"{prefix}ppl"] = math.exp(min(entry["nll"], 700))
+        self.run.metrics.replace({"step": step, "time": time.time(), **values}, prefix)
+
+    def _write_history(self) -> None:
+        self.run.write("best.json", self.history.as_json())
+
+    def _load(self, name: str) -> Translator:
+        """Load a finished checkpoint as `mtrain translate` would."""
+        translator = load_translator(
+            self.run.checkpoints / name,
+            device=self.config.train.device,
+            **self.config.decode.model_dump(),
+        )
+        translator.check_stop = self.stop.check
+        return translator
+
+
+def _summary(entry: Entry) -> str:
+    return (
+        f"BLEU {entry['bleu']:.2f}  chrF {entry['chrf']:.2f}  "
+        f"nll {entry['nll']:.4f}  ppl {math.exp(min(entry['nll'], 700)):.2f}"
+    )
