@@ -18,7 +18,9 @@ $(READY): pyproject.toml scripts/constraints.txt
 
 quickstart: setup
 	$(BIN)/mtrain train --config configs/quickstart.yaml
-	@bash scripts/quickstart_samples.sh $(BIN)/mtrain runs/quickstart
+	@printf "\nSome translations by the model just trained:\n\n"
+	@$(BIN)/mtrain translate -m runs/quickstart -i scripts/quickstart.txt \
+		| paste -d "\n" scripts/quickstart.txt - | sed "n;s/^/    /;G"
 
 test: setup
 	$(BIN)/python -m pytest

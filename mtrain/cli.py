@@ -123,6 +123,7 @@ def train(
 
     stop = Stop(parse_duration(time_limit) if time_limit else None)
     settings = load_config(config, set_)
+    log.set_up_console(times=True)
     stop.install()
 
     from mtrain import train as training  # imports torch, which takes seconds

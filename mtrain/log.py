@@ -22,12 +22,8 @@ class ConsoleHandler(logging.Handler):
         """Write one record; on a terminal the bar shows training records."""
         if getattr(record, "shown_on_bar", False) and sys.stderr.isatty():
             return
-        text = self.format(record)
-        if record.levelno >= logging.WARNING:
-            label = "error" if record.levelno >= logging.ERROR else "warning"
-            colour = "31" if label == "error" else "33"
-            text = f"{paint(label + ':', colour)} {text}"
-        tqdm.write(text, file=sys.stderr)
+        record.label = _LABELS.get(record.levelno, lambda: "")()
+        tqdm.write(self.format(record), file=sys.stderr)
 
 
 def paint(text: str, code: str) -> str:
@@ -37,11 +33,17 @@ def paint(text: str, code: str) -> str:
     return f"\x1b[1;{code}m{text}\x1b[0m"
 
 
-def set_up_console() -> None:
-    """Send mtrain's records to stderr: bare lines on a terminal, with the time in batch jobs."""
+_LABELS = {
+    logging.WARNING: lambda: paint("warning:", "33") + " ",
+    logging.ERROR: lambda: paint("error:", "31") + " ",
+}
+
+
+def set_up_console(*, times: bool = False) -> None:
+    """Send mtrain's records to stderr; `times` puts the time before each, for batch jobs."""
     handler = ConsoleHandler()
-    stamp = "" if sys.stderr.isatty() else "%(asctime)s "
-    handler.setFormatter(logging.Formatter(stamp + "%(message)s", "%Y-%m-%d %H:%M:%S"))
+    stamp = "%(asctime)s " if times and not sys.stderr.isatty() else ""
+    handler.setFormatter(logging.Formatter(stamp + "%(label)s%(message)s", "%Y-%m-%d %H:%M:%S"))
     logger.handlers[:] = [handler]
     logger.setLevel(logging.INFO)
     logger.propagate = False

@@ -152,18 +152,18 @@ class Trainer:
 
     def _train(self) -> None:
         """Take steps until the last, out of patience, or asked to stop."""
-        stream = self._micro_batches()
+        stream = self.micro_batches()
         bar = progress_bar(self.config.train.max_steps, "step", "training", self.position.step)
         self._restart_clock()
         with bar:
             while not self._is_finished():
                 started = time.monotonic()
-                norm, rate = self._step(stream)
+                norm, rate = self.take_step(stream)
                 self.stop.step_seconds = time.monotonic() - started
                 bar.update()
                 self._after_step(norm, rate, bar)
 
-    def _step(self, stream: Iterator[Batch]) -> tuple[Tensor, float]:
+    def take_step(self, stream: Iterator[Batch]) -> tuple[Tensor, float]:
         """One optimizer update over `accum_steps` micro-batches; returns the gradient's norm and
         the rate.
         """
@@ -191,7 +191,7 @@ class Trainer:
         self.optimizer.accumulate()
         self.sums += torch.stack((loss.loss_sum.detach(), loss.nll_sum))
 
-    def _micro_batches(self) -> Iterator[Batch]:
+    def micro_batches(self) -> Iterator[Batch]:
         """Yield training batches for ever from the current position on, which is moved along."""
         while True:
             for batch in self.batches.epoch(self.position.epoch, self.position.batch):
@@ -223,8 +223,8 @@ class Trainer:
             p = self.position
             raise UserError(
                 f"step {p.step}: the loss or its gradient is not finite (epoch {p.epoch + 1}, "
-                f"micro-batches up to {p.batch}); no weight was changed by it. Lower the learning rate, or set "
-                "train.precision: fp32; the last checkpoint is good"
+                f"micro-batches up to {p.batch}); no weight was changed by it. Lower the learning "
+                "rate, or set train.precision: fp32; the last checkpoint is good"
             )
 
     def _record(self, norm: Tensor, rate: float, bar: Any) -> None:
@@ -359,12 +359,12 @@ class Trainer:
         due = step > 0 and (step % train.valid_every == 0 or step == train.max_steps)
         if not due or self.validation.history.has(step):
             return
-        self.validation.validate(self._translator(), step)
+        self.validation.validate(self.translator(), step)
         self.model.train()
         self._prune()
         self._restart_clock()
 
-    def _translator(self) -> Translator:
+    def translator(self) -> Translator:
         """The current weights, ready to translate as `mtrain translate` would by default."""
         model = self.model
         dtype = compute_dtype("auto", self.device, training=False)
