@@ -110,8 +110,14 @@ def load_trainer(path: Path) -> TrainerState:
 
 def steps(directory: Path) -> list[Path]:
     """List the complete step checkpoints of a `checkpoints/` directory, oldest first."""
-    found = [item for item in directory.glob("step-*") if step_of(item) is not None]
-    return sorted((p for p in found if manifest.is_complete(p)), key=lambda p: step_of(p) or 0)
+    return [path for path in named_steps(directory) if manifest.is_complete(path)]
+
+
+def named_steps(directory: Path) -> list[Path]:
+    """List everything that is named like a step, oldest first: broken directories too."""
+    found = {path: step_of(path) for path in directory.glob("step-*")}
+    named = {path: step for path, step in found.items() if step is not None}
+    return sorted(named, key=named.__getitem__)
 
 
 def prune(

@@ -149,7 +149,7 @@ class TokenBatches:
         permutation = random.permutation(len(self.store))
         offsets = self.store.offsets
         for start in range(0, len(permutation), POOL):
-            pool = np.sort(permutation[start : start + POOL])  # neighbours lie together on disk
+            pool = permutation[start : start + POOL]
             src = offsets[2 * pool + 1] - offsets[2 * pool] + 1
             tgt = offsets[2 * pool + 2] - offsets[2 * pool + 1] + 1
             batches = batch_by_tokens(np.stack((src, tgt), 1), self.max_tokens)

@@ -109,7 +109,7 @@ class Optimizer:
         return dict(zip(self.names, self.masters, strict=True))
 
     def load_weights(self, weights: dict[str, Tensor]) -> None:
-        """Copy fp32 weights in."""
+        """Take fp32 weights of the same names and shapes back."""
         for name, master in zip(self.names, self.masters, strict=True):
             master.copy_(weights[name])
         self.publish()

@@ -22,9 +22,10 @@ class Tokenizer:
     """
 
     def __init__(self, proto: bytes, name: str = "tokenizer.model") -> None:
+        self.pieces = sentencepiece.SentencePieceProcessor()
         try:
-            self.pieces = sentencepiece.SentencePieceProcessor(model_proto=proto)
-        except (RuntimeError, TypeError):
+            self.pieces.load_from_serialized_proto(proto)
+        except RuntimeError:
             raise UserError(f"{name}: not a SentencePiece model") from None
         self.proto = proto
         self.vocab_size: int = self.pieces.get_piece_size()
@@ -117,15 +118,17 @@ def train_tokenizer(
 
     try:
         return train(vocab_size, True)
-    except RuntimeError as error:
-        refusal = str(error)
-    try:
-        largest = sentencepiece.SentencePieceProcessor(
-            model_proto=train(vocab_size, False)
-        ).get_piece_size()
     except RuntimeError:
+        pass  # too large or too small: a second try, free to end lower, tells which
+    try:
+        largest = Tokenizer(train(vocab_size, False)).vocab_size
+    except RuntimeError:
+        if not any(True for _ in sentences()):
+            raise UserError("data.train: holds no text to train the vocabulary on") from None
         raise UserError(
-            f"tokenizer.vocab_size: {vocab_size} cannot be trained: {refusal}"
+            f"tokenizer.vocab_size: {vocab_size} is too small: it must hold the special pieces, "
+            "256 bytes (with byte_fallback) and the characters of the text; try 1000 or more, or "
+            "lower character_coverage"
         ) from None
     raise UserError(
         f"tokenizer.vocab_size: {vocab_size} is too large for this text: "

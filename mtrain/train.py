@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mtrain import checkpoint
+from mtrain import checkpoint, manifest
 from mtrain.checkpoint import Snapshot, TrainerState
 from mtrain.config import Config, dump_config
 from mtrain.data import Batch, SpecialIds, TokenBatches
@@ -28,7 +28,7 @@ from mtrain.rundir import RunDirectory
 from mtrain.stop import Stop
 from mtrain.translate import (
     Translator,
-    load_weights,
+    check_weights,
     model_dropout,
     model_shape,
 )
@@ -146,9 +146,6 @@ class Trainer:
         step = self.position.step
         self.validation.average(self._last_scheduled(), step, self._snapshot)
         self.validation.test(step)
-
-    # --- the loop ---------------------------------------------------------------------------------
-    # --------------
 
     def _train(self) -> None:
         """Take steps until the last, out of patience, or asked to stop."""
@@ -272,9 +269,6 @@ class Trainer:
         out_of_patience = self.validation.history.is_out_of_patience(train.patience)
         return self.position.step >= train.max_steps or out_of_patience
 
-    # --- saving and resuming
-    # ------------------------------------------------------------------------------------
-
     def _save(self) -> None:
         """Save a checkpoint of this step and remove the ones that are no longer needed."""
         path = self.run_dir.checkpoints / checkpoint.step_name(self.position.step)
@@ -321,7 +315,7 @@ class Trainer:
         if found is not None:
             path, snapshot, trainer = found
             self.machine.check_against(self.config, trainer.loop["machine"])
-            load_weights(Transformer(self.model.shape), snapshot.weights, path)
+            check_weights(self.optimizer.weights(), snapshot.weights, path)
             self.optimizer.load_weights(snapshot.weights)
             self.optimizer.load_moments(trainer.moments)
             loop = trainer.loop
@@ -336,12 +330,12 @@ class Trainer:
         """Load the newest checkpoint that can be resumed from; damaged ones are named and passed
         over.
         """
-        for path in reversed(checkpoint.steps(self.run_dir.checkpoints)):
-            if not (path / checkpoint.TRAINER).is_dir():
-                break
+        for path in reversed(checkpoint.named_steps(self.run_dir.checkpoints)):
             try:
                 return path, checkpoint.load(path), checkpoint.load_trainer(path)
             except DamagedError as error:
+                if manifest.is_complete(path) and not (path / checkpoint.TRAINER).exists():
+                    break  # an old one: only the newest two keep what resuming needs
                 logger.warning("%s; going back to an earlier checkpoint", error)
         if checkpoint.steps(self.run_dir.checkpoints):
             raise UserError(
@@ -349,9 +343,6 @@ class Trainer:
                 "choose another run_dir to start again"
             )
         return None
-
-    # --- validation, averaging, tests
-    # ---------------------------------------------------------------------------
 
     def _validate_if_due(self) -> None:
         """Validate where this step asks for it and the history does not have it yet."""
@@ -376,9 +367,6 @@ class Trainer:
         return Translator(
             model, self.prepared.tokenizer, self.config.decode, self.config, self.stop.check
         )
-
-    # --- what is said
-    # -------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         """Leave the run's description, and say what is trained, on what, and how."""
@@ -430,6 +418,7 @@ def train(config: Config, stop: Stop) -> None:
     """Start, resume or confirm a run; raises `StoppedError` once a stop is saved, `UserError` on
     failure.
     """
+    Machine.of(config)  # a device that is not there is refused before anything is written
     run = RunDirectory(Path(config.run_dir))
     with run.hold():
         run.check_settings(config)

@@ -204,7 +204,8 @@ def load_translator(
     config = parse_config(parse_document(snapshot.config, name))
     tokenizer = Tokenizer(snapshot.tokenizer, str(directory / checkpoint.TOKENIZER))
     model = Transformer(model_shape(config, tokenizer))
-    load_weights(model, snapshot.weights, directory)
+    check_weights(dict(model.named_parameters()), snapshot.weights, directory)
+    model.load_state_dict(snapshot.weights, strict=False)  # one name for a shared matrix
     target = pick_device(device)
     set_compute_dtype(model, compute_dtype(precision, target, training=False))
     given = {key: value for key, value in decode.items() if value is not None}
@@ -212,17 +213,14 @@ def load_translator(
     return Translator(model.to(target), tokenizer, settings, config)
 
 
-def load_weights(model: Transformer, weights: dict[str, Tensor], name: Path) -> None:
-    """Copy weights into a model; raises `UserError` where names, shapes or values do not fit."""
-    parameters = dict(model.named_parameters())
+def check_weights(parameters: dict[str, Tensor], weights: dict[str, Tensor], name: Path) -> None:
+    """Raise `UserError` where names, shapes or values of weights do not fit the parameters."""
     if parameters.keys() != weights.keys():
         odd = sorted(parameters.keys() ^ weights.keys())
         raise UserError(f"{name}: its weights are not this model's: {', '.join(odd[:3])}")
-    with torch.no_grad():
-        for key, parameter in parameters.items():
-            if parameter.shape != weights[key].shape:
-                shapes = f"{tuple(weights[key].shape)} instead of {tuple(parameter.shape)}"
-                raise UserError(f"{name}: {key} has shape {shapes}")
-            if not weights[key].isfinite().all():
-                raise UserError(f"{name}: {key} holds values that are not finite")
-            parameter.copy_(weights[key])
+    for key, parameter in parameters.items():
+        if parameter.shape != weights[key].shape:
+            shapes = f"{tuple(weights[key].shape)} instead of {tuple(parameter.shape)}"
+            raise UserError(f"{name}: {key} has shape {shapes}")
+        if not weights[key].isfinite().all():
+            raise UserError(f"{name}: {key} holds values that are not finite")

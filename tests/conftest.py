@@ -1,0 +1,204 @@
+"""Shared fixtures: a made-up language pair, tiny runs over it, and one trained run.
+
+The task is small but not trivial: each word has a translation, and the words come out in
+reverse order.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from hypothesis import settings
+
+from mtrain import log
+from mtrain.model import Dropout, Shape, Transformer
+from mtrain.tokenizer import Tokenizer, train_tokenizer
+from mtrain.translate import Translator, load_translator
+
+LEXICON = {
+    "bavo": "zwent",
+    "celu": "yalch",
+    "dimar": "quarb",
+    "fosi": "xomt",
+    "gutel": "wirsk",
+    "hanp": "vlund",
+    "jori": "oetz",
+    "kesum": "urfan",
+    "lapo": "steib",
+    "minek": "rhunt",
+    "norva": "ackel",
+    "pilus": "echov",
+}
+
+# the same examples every time, however busy the machine is
+settings.register_profile("mtrain", deadline=None, derandomize=True, database=None)
+settings.load_profile("mtrain")
+
+Pairs = list[tuple[str, str]]
+# Writes a config and its corpora; dotted keys override settings. Returns the path of the YAML file.
+TinyConfig = Callable[..., Path]
+
+
+def render(line: str) -> str:
+    """Translate a line of the made-up language by its definition."""
+    return " ".join(LEXICON[word] for word in reversed(line.split()))
+
+
+def made_up_pairs(count: int, seed: int, longest: int = 5) -> Pairs:
+    """Draw sentences of the made-up language with their translations."""
+    rng = random.Random(seed)
+    words = list(LEXICON)
+    lines = [" ".join(rng.choices(words, k=rng.randint(1, longest))) for _ in range(count)]
+    return [(line, render(line)) for line in lines]
+
+
+def write_corpus(stem: Path, pairs: Pairs) -> dict[str, str]:
+    """Write the two sides beside each other; returns the config entry of the corpus."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    entry = {"src": f"{stem}.src", "tgt": f"{stem}.tgt"}
+    for path, side in zip(entry.values(), zip(*pairs, strict=True), strict=True):
+        Path(path).write_text("".join(line + "\n" for line in side), encoding="utf-8")
+    return entry
+
+
+def write_config(directory: Path, pairs: int = 120, longest: int = 5, **overrides: Any) -> Path:
+    """Write corpora and the config of a tiny run below `directory`; dotted keys override."""
+    config: dict[str, dict[str, Any]] = {
+        "data": {
+            "src_lang": "aa",
+            "tgt_lang": "bb",
+            "train": [write_corpus(directory / "data" / "train", made_up_pairs(pairs, 1, longest))],
+            "valid": write_corpus(directory / "data" / "valid", made_up_pairs(12, 2)),
+            "test": {"held_out": write_corpus(directory / "data" / "test", made_up_pairs(12, 3))},
+            "max_length": 32,
+            "workers": 1,
+        },
+        "tokenizer": {"vocab_size": 320},
+        "model": {
+            "d_model": 16,
+            "num_heads": 2,
+            "d_ff": 32,
+            "num_encoder_layers": 1,
+            "num_decoder_layers": 1,
+        },
+        "train": {
+            "device": "cpu",
+            "threads": 1,
+            "precision": "fp32",
+            "max_steps": 8,
+            "max_tokens": 256,
+            "warmup_steps": 4,
+            "peak_lr": 0.005,
+            "log_every": 2,
+            "save_every": 2,
+            "valid_every": 4,
+            "average_last": 2,
+        },
+        "decode": {"beam_size": 2, "max_len_b": 10},
+    }
+    top: dict[str, Any] = {"run_dir": str(directory / "run"), "seed": 7}
+    for key, value in overrides.items():
+        section, _, name = key.partition(".")
+        if name:
+            config[section][name] = value
+        else:
+            top[key] = value
+    path = directory / "config.yaml"
+    path.write_text(yaml.safe_dump({**top, **config}, sort_keys=False), encoding="utf-8")
+    return path
+
+
+def run_mtrain(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own."""
+    command = [sys.executable, "-m", "mtrain", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
+
+
+def random_model(seed: int = 0, rates: Dropout | None = None, **settings: Any) -> Transformer:
+    """Return a small model in eval mode; every value is random, those of biases and norms too."""
+    torch.manual_seed(seed)
+    defaults = {"vocab_size": 23, "d_model": 16, "num_heads": 4, "d_ff": 24}
+    layers = {"num_encoder_layers": 2, "num_decoder_layers": 2}
+    model = Transformer(Shape(**{"pad_id": 0, **defaults, **layers, **settings}), rates)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.eval()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Keep sums in one order, and the machine's other cores free."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give every test a cache of its own."""
+    monkeypatch.setenv("MTRAIN_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(autouse=True)
+def _quiet_log() -> Iterator[None]:
+    """Put the logger back as it was: commands run in-process leave handlers behind."""
+    handlers, propagate, level = log.logger.handlers[:], log.logger.propagate, log.logger.level
+    yield
+    log.close_log_files()
+    log.logger.handlers[:], log.logger.propagate = handlers, propagate
+    log.logger.setLevel(level)
+
+
+@pytest.fixture
+def tiny_config(tmp_path: Path) -> TinyConfig:
+    """Return a writer of tiny runs: `tiny_config(**{"train.max_steps": 4})` gives a YAML file."""
+    return lambda **overrides: write_config(tmp_path, **overrides)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    """Return a small vocabulary of the made-up language."""
+    lines = [line for pair in made_up_pairs(200, 4) for line in pair]
+    return Tokenizer(train_tokenizer(lambda: lines, vocab_size=320))
+
+
+@pytest.fixture(scope="session")
+def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run directory whose model has learnt the made-up language. Do not write to it."""
+    directory = tmp_path_factory.mktemp("trained")
+    overrides = {
+        "pairs": 3000,
+        "data.max_length": 20,
+        "tokenizer.vocab_size": 350,
+        "model.d_model": 64,
+        "model.num_heads": 4,
+        "model.d_ff": 128,
+        "model.num_encoder_layers": 2,
+        "model.dropout": 0.0,
+        "train.max_steps": 600,
+        "train.max_tokens": 768,
+        "train.warmup_steps": 60,
+        "train.schedule": "linear",
+        "train.peak_lr": 0.003,
+        "train.log_every": 50,
+        "train.save_every": 300,
+        "train.valid_every": 600,
+    }
+    environment = {**os.environ, "MTRAIN_CACHE": str(directory / "cache")}
+    done = run_mtrain("train", "-c", write_config(directory, **overrides), env=environment)
+    assert done.returncode == 0, done.stderr
+    return directory / "run"
+
+
+@pytest.fixture(scope="session")
+def translator(trained_run: Path) -> Translator:
+    """Return the trained run's model, ready to translate in fp32."""
+    return load_translator(trained_run, device="cpu", precision="fp32")

@@ -1,0 +1,621 @@
+"""The command line: results on stdout alone, one clear message for each error, exit codes."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from conftest import made_up_pairs, run_mtrain, write_config
+
+import mtrain
+from mtrain import checkpoint, cli, log
+from mtrain.config import load_config
+from mtrain.log import MetricsFile
+from mtrain.rundir import RunDirectory
+from mtrain.train import Trainer
+from mtrain.translate import load_translator
+
+# Every command with its options, pinned so that they grow on purpose.
+DECODE = {"--beam-size", "--length-penalty", "--length-norm", "--batch-tokens"}
+MACHINE = {"--device", "--precision"}
+OPTIONS = {
+    "train": {"-c", "--config", "--set", "--time-limit", "--dry-run"},
+    "translate": DECODE
+    | MACHINE
+    | {"-m", "--model", "-i", "--input", "-o", "--output", "--n-best", "--scores"}
+    | {"--line-buffered"},
+    "eval": DECODE
+    | MACHINE
+    | {"-m", "--model", "-s", "--source", "-r", "--reference", "-o", "--output", "--hypothesis"}
+    | {"--tgt-lang", "--tokenize", "--lowercase", "--json"},
+    "average": {"run_dir", "--last", "-o", "--output"},
+    "score": MACHINE | {"-m", "--model", "-s", "--source", "-t", "--target", "--batch-tokens"},
+    "tokenizer train": {"-c", "--config", "--set"},
+    "tokenizer encode": {"-m", "--model"},
+    "tokenizer decode": {"-m", "--model"},
+}
+LINES = ["bavo celu", "", "lapo", "minek norva pilus", " \t ", "hanp"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a command ended, and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Result]
+
+
+@pytest.fixture
+def command(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> Iterator[Command]:
+    """Return a function that runs `mtrain` in this process; `stdin` is what it reads."""
+    handlers = {number: signal.getsignal(number) for number in (2, 10, 15)}
+
+    def run(*arguments: str | Path, stdin: bytes = b"") -> Result:
+        capfdbinary.readouterr()
+        monkeypatch.setattr(sys, "argv", ["mtrain", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        log.close_log_files()
+        written = capfdbinary.readouterr()
+        code = ended.value.code
+        assert isinstance(code, int)
+        return Result(code, written.out.decode(), written.err.decode())
+
+    yield run
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A complete run of a few steps. Do not write to it."""
+    directory = tmp_path_factory.mktemp("cli")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MTRAIN_CACHE", str(directory / "cache"))
+        config = write_config(directory, **{"decode.max_len_b": 3})
+        done = run_mtrain("train", "-c", config)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    return directory / "run"
+
+
+@pytest.fixture
+def places(run_dir: Path, tmp_path: Path, tiny_config: Callable[..., Path]) -> dict[str, Path]:
+    """Things that arguments name in braces."""
+    pairs = made_up_pairs(6, 4)
+    texts = {
+        "src": "".join(src + "\n" for src, _ in pairs).encode(),
+        "ref": "".join(tgt + "\n" for _, tgt in pairs).encode(),
+        "short": b"one\ntwo\n",
+        "empty": b"",
+        "latin": b"one\nzw\xf6lf\n",
+        "plain.gz": b"not packed\n",
+        "cut.gz": gzip.compress(b"lapo\n" * 500)[:-9],
+    }
+    broken = tmp_path / "broken"
+    found = {"tmp": tmp_path, "run": run_dir, "config": tiny_config(), "broken": broken}
+    for name, content in texts.items():
+        found[name.replace(".", "_")] = tmp_path / name
+        (tmp_path / name).write_bytes(content)
+    shutil.copytree(run_dir, broken)
+    damaged = checkpoint.resolve(broken) / "model.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    return found
+
+
+# --- what there is ----------------------------------------------------------------------------
+
+
+def commands(group: Any, path: str = "") -> dict[str, Any]:
+    """List the commands of a Typer application with those of its groups."""
+    found = {}
+    for name, one in group.commands.items():
+        nested = commands(one, f"{name} ") if hasattr(one, "commands") else {f"{path}{name}": one}
+        found.update(nested)
+    return found
+
+
+def test_every_command_has_the_options_of_the_contract() -> None:
+    tree = commands(typer.main.get_command(cli.app))
+    found = {name: {o for p in one.params for o in p.opts} for name, one in tree.items()}
+    assert found == OPTIONS
+
+
+@pytest.mark.parametrize("name", ["", *OPTIONS])
+def test_help_names_options_and_is_quiet(command: Command, name: str) -> None:
+    result = command(*name.split(), "--help")
+    assert result.code == 0
+    assert result.err == ""
+    assert "Usage: " in result.out
+    assert command(*name.split(), "-h").out == result.out
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, atexit; sys.argv = ['mtrain', 'train', '--help']\n"
+        "atexit.register(lambda: print(sys.modules.keys() & {'torch', 'numpy', 'datasets'}))\n"
+        "from mtrain.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "--time-limit" in done.stdout
+    assert done.stdout.endswith("set()\n")
+
+
+def test_the_module_runs_as_the_command() -> None:
+    done = run_mtrain("--version")
+    assert (done.returncode, done.stdout) == (0, f"mtrain {mtrain.__version__}\n")
+
+
+def test_the_shell_completes_commands() -> None:
+    script = Path(sys.executable).with_name("mtrain")
+    asked = {"_MTRAIN_COMPLETE": "complete_bash", "COMP_WORDS": "mtrain tra", "COMP_CWORD": "1"}
+    done = subprocess.run([script], env={**os.environ, **asked}, capture_output=True, text=True)
+    assert done.stdout.split() == ["train", "translate"]
+
+
+# --- errors -----------------------------------------------------------------------------------
+
+EMPTY = '{{"src":"{empty}","tgt":"{empty}"}}'
+MISTAKES = [
+    # usage and settings
+    ("frobnicate", 2, ["No such command"]),
+    ("train", 2, ["--config"]),
+    ("train --frobnicate", 2, ["--frobnicate"]),
+    ("train -c {tmp}/absent.yaml", 2, ["absent.yaml", "cannot read the config"]),
+    ("train -c {config} --set train.max_steps=x", 2, ["--set train.max_steps", "whole number"]),
+    ("train -c {config} --set train.max_setps=3", 2, ["did you mean train.max_steps?"]),
+    ("train -c {config} --set seed", 2, ["--set seed", "KEY=VALUE"]),
+    ("train -c {config} --time-limit soon", 2, ["--time-limit soon", "3h30m"]),
+    ("train -c {config} --time-limit 0", 2, ["--time-limit 0"]),
+    ("train -c {config} --set train.device=cuda:63", 2, ["cuda:63", "CUDA devices"]),
+    ("tokenizer train -c {tmp}/absent.yaml", 2, ["absent.yaml"]),
+    # data
+    ("train -c {config} --set data.train.src=x", 2, ["data.train", "not a group"]),
+    ("train -c {config} --set data.valid.src={tmp}/none", 1, ["none", "No such file"]),
+    ("train -c {config} --set data.valid.src={short}", 1, ["short has 2 lines", "has 12"]),
+    ("train -c {config} --set data.valid.src={plain_gz}", 1, ["plain.gz", "Not a gzipped file"]),
+    (
+        'train -c {config} --set data.valid={{"src":"{empty}","tgt":"{empty}"}}',
+        1,
+        ["holds no pairs"],
+    ),
+    ('train -c {config} --set data.train=[{{"src":"{empty}","tgt":"{empty}"}}]', 1, ["data.train"]),
+    ("train -c {config} --set data.root={tmp}/data/none --set data.valid.src=x", 1, ["none/x"]),
+    ("train -c {config} --set tokenizer.vocab_size=9999", 1, ["9999", "the largest that works is"]),
+    ("train -c {config} --set tokenizer.path={src}", 1, ["src", "not a SentencePiece model"]),
+    ("train -c {config} --set run_dir={src}", 1, ["src", "cannot use the run directory"]),
+    ("train -c {config} --set run_dir={src}/run", 1, ["src", "cannot use the run directory"]),
+    # models
+    ("translate", 2, ["--model"]),
+    ("translate -m {tmp}/absent", 1, ["absent: no such directory"]),
+    ("translate -m {tmp}", 1, ["neither a run directory nor a checkpoint"]),
+    ("translate -m {src}", 1, ["src"]),
+    ("translate -m {broken}", 1, ["model.safetensors", "bytes where the manifest says", "is good"]),
+    ("eval -m {broken} -s {src} -r {ref}", 1, ["model.safetensors", "is good"]),
+    ("score -m {broken} -s {src} -t {ref}", 1, ["model.safetensors", "is good"]),
+    # decoding
+    ("translate -m {run} --n-best 3", 2, ["--n-best 3", "--beam-size 3"]),
+    ("translate -m {run} --n-best 0", 2, ["--n-best"]),
+    ("translate -m {run} --beam-size 0", 2, ["--beam-size"]),
+    ("translate -m {run} --beam-size many", 2, ["--beam-size"]),
+    ("translate -m {run} --length-penalty -1", 2, ["--length-penalty"]),
+    ("translate -m {run} --length-penalty nan", 2, ["--length-penalty"]),
+    ("translate -m {run} --length-penalty inf", 2, ["--length-penalty"]),
+    ("translate -m {run} --length-norm mean", 2, ["--length-norm mean", "gnmt or power"]),
+    ("translate -m {run} --precision fp16", 2, ["--precision fp16", "bf16"]),
+    ("translate -m {run} --device tpu", 2, ["device tpu"]),
+    ("translate -m {run} --device cuda:63", 2, ["device cuda:63"]),
+    ("translate -m {run} --set decode.beam_size=1", 2, ["--set"]),
+    ("translate -m {run} -i {tmp}/none", 1, ["none", "No such file"]),
+    ("translate -m {run} -i {tmp}", 1, ["Is a directory"]),
+    ("translate -m {run} -i {plain_gz}", 1, ["plain.gz", "Not a gzipped file"]),
+    ("translate -m {run} -i {cut_gz}", 1, ["cut.gz", "ended before"]),
+    ("translate -m {run} -i {src} -o {tmp}/none/out", 1, ["none/out: cannot write", "No such"]),
+    # scores
+    ("eval", 2, ["--reference"]),
+    ("eval -r {ref}", 2, ["--hypothesis", "--model"]),
+    ("eval -r {ref} --hypothesis {src} -m {run}", 2, ["--hypothesis", "--model"]),
+    ("eval -r {ref} -m {run}", 2, ["--source"]),
+    ("eval -r {ref} --hypothesis {short}", 1, ["short has 2 lines", "reference has 6"]),
+    ("eval -r {ref} -r {short} --hypothesis {src}", 1, ["short has 2 lines"]),
+    ("eval -r {ref} --hypothesis {src} -s {short}", 1, ["short has 2 lines"]),
+    ("eval -r {ref} -m {run} -s {short}", 1, ["short has 2 lines", "reference has 6"]),
+    ("eval -r {ref} --hypothesis {tmp}/none", 1, ["none", "No such file"]),
+    ("eval -r {latin} --hypothesis {short}", 1, ["latin:2", "not valid UTF-8"]),
+    ("eval -r {empty} --hypothesis {empty}", 1, ["empty: holds no lines"]),
+    ("eval -r {ref} --hypothesis {src} --tokenize moses", 2, ["--tokenize moses", "13a"]),
+    ("eval -r {ref} -m {run} -s {src} -o {tmp}/none/out", 1, ["none/out: cannot write"]),
+    ("score -m {run} -s {src} -t {short}", 1, ["src has 6 lines", "short has 2"]),
+    ("score -m {run} -s {src} -t {tmp}/none", 1, ["none", "No such file"]),
+    # vocabulary and averages
+    ("tokenizer encode -m {tmp}/none", 1, ["none", "No such file"]),
+    ("tokenizer decode -m {src}", 1, ["src: not a SentencePiece model"]),
+    ("average {run} --last 99 -o {tmp}/mean", 1, ["checkpoints, not the 99", "--last"]),
+    ("average {run} --last 0 -o {tmp}/mean", 2, ["--last"]),
+    ("average {run} --last 1", 2, ["--output"]),
+    ("average {run} --last 1 -o {src}", 1, ["src: exists already"]),
+    ("average {tmp}/none -o {tmp}/mean", 1, ["none"]),
+]
+
+
+@pytest.mark.parametrize(("line", "code", "words"), MISTAKES, ids=[line for line, *_ in MISTAKES])
+def test_a_mistake_ends_with_one_message_and_its_code(
+    command: Command, places: dict[str, Path], line: str, code: int, words: list[str]
+) -> None:
+    result = command(*(part.format(**places) for part in line.split()))
+    shown = result.err.replace("│\n│ ", "")
+    assert (result.code, result.out) == (code, ""), result.err
+    assert [word for word in words if word not in shown] == [], result.err
+    assert "Traceback" not in result.err
+    assert len(result.err.splitlines()) < 8
+
+
+@pytest.mark.parametrize(
+    ("extra", "code", "words"),
+    [
+        ({"train.seed": 1}, 2, ["train.seed", "config.yaml:"]),
+        ({"model.d_model": "wide"}, 2, ["model.d_model", "'wide'"]),
+        (
+            {"data.train": [{"generated": "phrasebook", "split": "test", "pairs": 10**8}]},
+            1,
+            ["phrasebook", "100000"],
+        ),
+    ],
+)
+def test_a_mistake_in_the_config_writes_nothing(
+    command: Command,
+    tiny_config: Callable[..., Path],
+    extra: dict[str, Any],
+    code: int,
+    words: list[str],
+) -> None:
+    path = tiny_config(**extra)
+    result = command("train", "-c", path)
+    assert result.code == code
+    assert [word for word in words if word not in result.err] == []
+    if code == 2:
+        assert not (path.parent / "run").exists()
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    done = run_mtrain("--debug", "train", "-c", tmp_path / "absent.yaml")
+    assert "Traceback" in done.stderr
+    assert "cannot read the config" in done.stderr
+    assert done.returncode != 0
+
+
+# --- translate --------------------------------------------------------------------------------
+
+
+def test_translate_answers_each_line_on_stdout_alone(command: Command, run_dir: Path) -> None:
+    text = "\n".join(LINES).encode() + b"\r\nl\xffapo\n"
+    result = command("translate", "-m", run_dir, stdin=text)
+    assert result.code == 0
+    answers = result.out.split("\n")
+    assert answers.pop() == ""
+    assert len(answers) == len(LINES) + 1
+    assert [i for i, line in enumerate(LINES) if not line.strip()] == [1, 4]
+    assert answers[1] == answers[4] == ""
+    assert "lines not valid UTF-8, read with U+FFFD: 1" in result.err
+    assert "carriage returns removed: 1" in result.err
+    assert result.out == command("translate", "-m", run_dir, "--line-buffered", stdin=text).out
+
+
+def test_translate_reads_and_writes_files(
+    command: Command, run_dir: Path, places: dict[str, Path]
+) -> None:
+    piped = command("translate", "-m", run_dir, stdin=places["src"].read_bytes())
+    output, packed = places["tmp"] / "out", places["tmp"] / "src.gz"
+    packed.write_bytes(gzip.compress(places["src"].read_bytes()))
+    for source in (places["src"], packed):
+        result = command("translate", "-m", run_dir, "-i", source, "-o", output)
+        assert (result.code, result.out) == (0, "")
+        assert output.read_text() == piped.out
+
+
+def test_nothing_in_is_nothing_out(command: Command, run_dir: Path) -> None:
+    assert command("translate", "-m", run_dir) == Result(0, "", "")
+
+
+def test_scores_and_n_best_lists(command: Command, run_dir: Path) -> None:
+    text = "\n".join(LINES).encode()
+    plain = command("translate", "-m", run_dir, stdin=text).out.split("\n")
+    scored = command("translate", "-m", run_dir, "--scores", stdin=text).out.split("\n")
+    assert [line.partition("\t")[2] for line in scored] == plain
+    listed = command("translate", "-m", run_dir, "--n-best", "2", stdin=text).out
+    rows = [line.split("\t") for line in listed.split("\n")[:-1]]
+    expected = [str(i) for i, line in enumerate(LINES) for _ in range(2 if line.strip() else 1)]
+    assert [row[0] for row in rows] == expected
+    first = {row[0]: "\t".join(row[1:]) for row in reversed(rows)}
+    assert list(reversed(first.values())) == scored[:-1]
+    assert all(float(row[1]) <= 0 for row in rows)
+
+
+@pytest.mark.parametrize("option", [[], ["--line-buffered"]], ids=["at the end", "line by line"])
+def test_a_reader_that_goes_away_ends_translate_quietly(
+    run_dir: Path, places: dict[str, Path], option: list[str]
+) -> None:
+    arguments = [sys.executable, "-m", "mtrain", "translate", "-m", run_dir, "-i", places["src"]]
+    with subprocess.Popen(
+        [*arguments, *option], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) == 141
+
+
+def test_each_line_is_answered_before_the_next_and_ctrl_c_ends(run_dir: Path) -> None:
+    arguments = [sys.executable, "-m", "mtrain", "translate", "-m", run_dir, "--line-buffered"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(arguments, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for line in LINES[:3]:
+            process.stdin.write(line + "\n")
+            process.stdin.flush()
+            assert process.stdout.readline().endswith("\n")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        assert "Traceback" not in process.stderr.read()
+
+
+# --- eval, score, average, tokenizer ----------------------------------------------------------
+
+
+def test_eval_scores_a_file(command: Command, places: dict[str, Path]) -> None:
+    result = command("eval", "--hypothesis", places["ref"], "-r", places["ref"], "--json")
+    assert (result.code, result.err) == (0, "")
+    content = json.loads(result.out)
+    assert result.out.count("\n") == 1
+    assert list(content) == ["lines", "bleu", "chrf", "ter"]
+    assert content["lines"] == 6
+    assert (content["chrf"]["score"], content["ter"]["score"]) == (pytest.approx(100), 0.0)
+    options = ["-r", places["ref"], "-r", places["src"], "--tgt-lang", "zh", "--lowercase"]
+    lines = command("eval", "--hypothesis", places["src"], *options).out.splitlines()
+    assert [line.split()[0] for line in lines] == ["BLEU", "chrF2", "TER"]
+    assert "nrefs:2" in lines[0]
+    assert "case:lc" in lines[0]
+    assert "tok:zh" in lines[0]
+
+
+def test_eval_translates_as_translate_does(
+    command: Command, run_dir: Path, places: dict[str, Path]
+) -> None:
+    output = places["tmp"] / "out"
+    arguments = ["eval", "-m", run_dir, "-s", places["src"], "-r", places["ref"], "--json"]
+    result = command(*arguments, "-o", output, "--beam-size", "1")
+    assert result.code == 0
+    options = ["-i", places["src"], "--beam-size", "1"]
+    assert output.read_text() == command("translate", "-m", run_dir, *options).out
+    again = command("eval", "--hypothesis", output, "-r", places["ref"], "--json")
+    assert json.loads(again.out) == json.loads(result.out)
+
+
+def test_score_prints_a_log_probability_a_line(
+    command: Command, run_dir: Path, places: dict[str, Path]
+) -> None:
+    options = ["-m", run_dir, "-s", places["src"], "-t", places["ref"]]
+    result = command("score", *options)
+    assert (result.code, result.err) == (0, "")
+    values = [float(line) for line in result.out.splitlines()]
+    translator = load_translator(run_dir, device="cpu")
+    lines = [places[name].read_text().splitlines() for name in ("src", "ref")]
+    assert values == pytest.approx(translator.score(*lines)[0], rel=1e-4)
+    assert max(values) < 0
+
+
+def test_an_average_translates(command: Command, run_dir: Path, tmp_path: Path) -> None:
+    result = command("average", run_dir, "--last", "2", "-o", tmp_path / "mean")
+    assert (result.code, result.out) == (0, "")
+    assert "step-00000006, step-00000008" in result.err
+    average = checkpoint.load(run_dir / "checkpoints" / "average").weights
+    mean = checkpoint.load(tmp_path / "mean").weights
+    assert all((average[name] == mean[name]).all() for name in average)
+    assert command("translate", "-m", tmp_path / "mean", stdin=b"lapo\n").code == 0
+
+
+def test_pieces_and_back(command: Command, run_dir: Path) -> None:
+    text = "lapo  bavo\n\n Ünïcode 東京 \t x\n".encode()
+    for model in (run_dir, run_dir / "tokenizer.model", checkpoint.resolve(run_dir)):
+        pieces = command("tokenizer", "encode", "-m", model, stdin=text)
+        assert pieces.code == 0
+        assert len(pieces.out.splitlines()) == 3
+        back = command("tokenizer", "decode", "-m", model, stdin=pieces.out.encode())
+        assert back == Result(0, text.decode(), "")
+
+
+def test_a_vocabulary_trained_ahead_is_the_run_s(
+    command: Command, tiny_config: Callable[..., Path]
+) -> None:
+    config = tiny_config(**{"train.max_steps": 2})
+    run = config.parent / "run"
+    result = command("tokenizer", "train", "-c", config)
+    assert (result.code, result.out) == (0, f"{run / 'tokenizer.model'}\n")
+    before = (run / "tokenizer.model").read_bytes()
+    assert command("train", "-c", config).code == 0
+    assert (run / "tokenizer.model").read_bytes() == before
+    again = command("tokenizer", "train", "-c", config)
+    assert again.code == 1
+    assert "exists already" in again.err
+
+
+# --- train ------------------------------------------------------------------------------------
+
+
+def status(run: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((run / "status.json").read_text())
+    return content
+
+
+def test_a_run_directory_is_laid_out_as_promised(run_dir: Path) -> None:
+    visible = {item.name for item in run_dir.iterdir() if not item.name.startswith(".")}
+    assert visible == {
+        "config.yaml",
+        "run.json",
+        "status.json",
+        "tokenizer.model",
+        "tokenizer.vocab",
+        "checkpoints",
+        "best.json",
+        "metrics.jsonl",
+        "validation",
+        "train.log",
+    }
+    best = json.loads((run_dir / "best.json").read_text())
+    assert all("signature" in entry for entry in best["history"])
+    assert {path.name for path in (run_dir / "validation").iterdir()} >= {"step-00000004.txt"}
+    assert load_config(run_dir / "config.yaml").train.max_steps == 8
+    run = json.loads((run_dir / "run.json").read_text())
+    assert run["seed"] == 7
+    assert {"train", "valid", "tokenizer", "versions", "command"} <= run.keys()
+
+
+def test_records_hold_what_the_contract_lists(run_dir: Path) -> None:
+    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    keys = set().union(*records)
+    assert keys >= {"step", "time", "train/loss", "train/nll", "train/ppl", "lr", "grad_norm"}
+    assert keys >= {"tokens_per_second", "valid/nll", "valid/bleu", "test/held_out/bleu"}
+    assert [r["step"] for r in records if "train/loss" in r] == [2, 4, 6, 8]
+    assert [r["step"] for r in records if "valid/bleu" in r] == [4, 8]
+    assert [r["step"] for r in records] == sorted(r["step"] for r in records)
+
+
+def test_the_same_command_starts_and_then_says_complete(
+    command: Command, tiny_config: Callable[..., Path]
+) -> None:
+    config = tiny_config(**{"train.max_steps": 2})
+    first = command("train", "-c", config)
+    assert (first.code, first.out) == (0, "")
+    assert "\x1b" not in first.err
+    expected = {"state": "complete", "exit_code": 0, "reason": "", "step": 2}
+    assert expected.items() <= status(config.parent / "run").items()
+    again = command("train", "-c", config)
+    assert (again.code, again.out) == (0, "")
+    assert "training is complete at step 2" in again.err
+    refused = command("train", "-c", config, "--set", "seed=8")
+    assert refused.code == 2
+    assert "seed: 7 in the run, 8 now" in refused.err
+    assert expected.items() <= status(config.parent / "run").items()
+
+
+def test_a_failed_run_says_so_in_its_status(
+    command: Command, tiny_config: Callable[..., Path]
+) -> None:
+    config = tiny_config()
+    result = command("train", "-c", config, "--set", "data.valid.src=nowhere")
+    assert result.code == 1
+    found = status(config.parent / "run")
+    assert (found["state"], found["exit_code"], found["step"]) == ("failed", 1, 0)
+    assert "nowhere" in found["reason"]
+
+
+def test_a_full_disk_says_so_in_the_status(
+    command: Command, tiny_config: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: MetricsFile, record: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(self.path))
+
+    monkeypatch.setattr(MetricsFile, "append", full)
+    config = tiny_config()
+    result = command("train", "-c", config)
+    assert result.code == 1
+    assert "No space left on device" in result.err
+    found = status(config.parent / "run")
+    assert (found["state"], found["exit_code"]) == ("failed", 1)
+
+
+def test_numbers_that_are_not_finite_end_the_run(
+    command: Command, tiny_config: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accumulate = Trainer._accumulate
+
+    def spoiling(self: Trainer, *arguments: Any) -> None:
+        accumulate(self, *arguments)
+        if self.position.step == 4:
+            self.optimizer.grads[0].fill_(float("nan"))
+
+    monkeypatch.setattr(Trainer, "_accumulate", spoiling)
+    config = tiny_config()
+    result = command("train", "-c", config)
+    assert result.code == 1
+    assert "step 5: the loss or its gradient is not finite" in result.err
+    assert status(config.parent / "run")["state"] == "failed"
+    assert checkpoint.steps(config.parent / "run" / "checkpoints")[-1].name == "step-00000004"
+
+
+def test_a_time_limit_of_a_second_stops_before_training(
+    command: Command, tiny_config: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config()
+    step = Trainer.take_step
+
+    def late(self: Trainer, *arguments: Any) -> Any:
+        self.stop.started -= 3600
+        return step(self, *arguments)
+
+    monkeypatch.setattr(Trainer, "take_step", late)
+    result = command("train", "-c", config, "--time-limit", "1h")
+    assert result.code == 75
+    assert "run the same command again" in result.err
+    found = status(config.parent / "run")
+    assert (found["state"], found["exit_code"], found["step"]) == ("stopped", 75, 1)
+    assert "time limit" in found["reason"]
+
+
+def test_a_run_in_use_is_refused(command: Command, tiny_config: Callable[..., Path]) -> None:
+    config = tiny_config()
+    with RunDirectory(config.parent / "run").hold():
+        result = command("train", "-c", config)
+    assert result.code == 2
+    assert f"in use by process {os.getpid()} on " in result.err
+    assert not (config.parent / "run" / "status.json").exists()
+
+
+def test_a_dry_run_says_what_would_happen_and_writes_no_run(
+    command: Command, tiny_config: Callable[..., Path]
+) -> None:
+    config = tiny_config()
+    result = command("train", "-c", config, "--dry-run")
+    assert (result.code, result.out) == (0, "")
+    assert "120 of 120 pairs" in result.err
+    assert "parameters" in result.err
+    assert "nothing was trained" in result.err
+    assert not (config.parent / "run").exists()
+
+
+# --- colours ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("terminal", "no_color", "painted"),
+    [(True, "", True), (True, "1", False), (False, "", False)],
+)
+def test_colours_are_for_terminals_that_want_them(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool, no_color: str, painted: bool
+) -> None:
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    assert (log.paint("error:", "31") == "error:") != painted

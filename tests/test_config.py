@@ -1,0 +1,606 @@
+"""Settings: every default, every refusal with its place, and YAML without surprises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from mtrain.config import (
+    Config,
+    DataConfig,
+    DecodeConfig,
+    GeneratedCorpus,
+    HubCorpus,
+    ModelConfig,
+    TextCorpus,
+    TokenizerConfig,
+    TrainConfig,
+    changed_keys,
+    describe,
+    dump_config,
+    load_config,
+)
+from mtrain.errors import EXIT_REFUSED, RefusedError
+
+REQUIRED = object()
+
+# The contract's settings with their defaults.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "data": {
+        "root": None,
+        "src_lang": REQUIRED,
+        "tgt_lang": REQUIRED,
+        "train": REQUIRED,
+        "valid": REQUIRED,
+        "test": {},
+        "max_length": 256,
+        "invalid_utf8": "error",
+        "workers": "auto",
+    },
+    "tokenizer": {
+        "path": None,
+        "vocab_size": 8000,
+        "model_type": "bpe",
+        "normalization": "identity",
+        "character_coverage": 0.9995,
+        "byte_fallback": True,
+        "user_symbols": [],
+    },
+    "model": {
+        "d_model": 512,
+        "num_heads": 8,
+        "d_ff": 2048,
+        "num_encoder_layers": 6,
+        "num_decoder_layers": 6,
+        "dropout": 0.1,
+        "attention_dropout": 0.0,
+        "activation_dropout": 0.0,
+        "norm": "post",
+        "positions": "sinusoidal",
+        "tie_embeddings": "all",
+    },
+    "train": {
+        "device": "auto",
+        "threads": "auto",
+        "max_steps": 100000,
+        "max_tokens": 4096,
+        "accum_steps": 1,
+        "schedule": "noam",
+        "warmup_steps": 4000,
+        "lr_factor": None,
+        "peak_lr": None,
+        "label_smoothing": 0.1,
+        "adam_betas": [0.9, 0.98],
+        "adam_eps": 1.0e-9,
+        "clip_norm": 1.0,
+        "precision": "auto",
+        "compile": "auto",
+        "log_every": 50,
+        "valid_every": 1000,
+        "save_every": 1000,
+        "keep_checkpoints": 5,
+        "patience": 10,
+        "metric": "bleu",
+        "average_last": 5,
+    },
+    "decode": {
+        "beam_size": 4,
+        "length_penalty": 0.6,
+        "length_norm": "gnmt",
+        "max_len_a": 1.0,
+        "max_len_b": 50,
+        "max_source_length": 1024,
+        "batch_tokens": 4096,
+        "window": 20000,
+    },
+}
+
+# What each setting says it takes; an error message quotes it.
+TAKES: dict[type[BaseModel], dict[str, str]] = {
+    DataConfig: {
+        "root": "text or nothing",
+        "src_lang": "text",
+        "tgt_lang": "text",
+        "train": "a list",
+        "valid": "a mapping",
+        "test": "a mapping",
+        "max_length": "a whole number from 2",
+        "invalid_utf8": "one of error, drop",
+        "workers": "auto or a whole number from 1",
+    },
+    TokenizerConfig: {
+        "path": "text or nothing",
+        "vocab_size": "a whole number from 1",
+        "model_type": "one of bpe, unigram",
+        "normalization": "one of identity, nfkc, nmt_nfkc",
+        "character_coverage": "a number above 0 and up to 1",
+        "byte_fallback": "true or false",
+        "user_symbols": "a list",
+    },
+    ModelConfig: {
+        "d_model": "a whole number from 2",
+        "num_heads": "a whole number from 1",
+        "d_ff": "a whole number from 1",
+        "num_encoder_layers": "a whole number from 1",
+        "num_decoder_layers": "a whole number from 1",
+        "dropout": "a number from 0 and below 1",
+        "attention_dropout": "a number from 0 and below 1",
+        "activation_dropout": "a number from 0 and below 1",
+        "norm": "one of post, pre",
+        "positions": "one of sinusoidal, learned",
+        "tie_embeddings": "one of all, output, none",
+    },
+    TrainConfig: {
+        "device": "text: auto, cpu, cuda, cuda:N or mps",
+        "threads": "auto or a whole number from 1",
+        "max_steps": "a whole number from 1",
+        "max_tokens": "a whole number from 1",
+        "accum_steps": "a whole number from 1",
+        "schedule": "one of noam, inverse_sqrt, linear, cosine, constant",
+        "warmup_steps": "a whole number from 0",
+        "lr_factor": "a number above 0 or nothing",
+        "peak_lr": "a number above 0 or nothing",
+        "label_smoothing": "a number from 0 and below 1",
+        "adam_betas": "a list",
+        "adam_eps": "a number above 0",
+        "clip_norm": "a number from 0",
+        "precision": "one of auto, fp32, bf16",
+        "compile": "auto or true or false",
+        "log_every": "a whole number from 1",
+        "valid_every": "a whole number from 1",
+        "save_every": "a whole number from 1",
+        "keep_checkpoints": "a whole number from 1",
+        "patience": "a whole number from 0",
+        "metric": "one of bleu, chrf, nll",
+        "average_last": "a whole number from 0",
+    },
+    DecodeConfig: {
+        "beam_size": "a whole number from 1",
+        "length_penalty": "a number from 0",
+        "length_norm": "one of gnmt, power",
+        "max_len_a": "a number from 0",
+        "max_len_b": "a whole number from 0",
+        "max_source_length": "a whole number from 2",
+        "batch_tokens": "a whole number from 1",
+        "window": "a whole number from 1",
+    },
+    TextCorpus: {"src": "text", "tgt": "text"},
+    GeneratedCorpus: {
+        "generated": "phrasebook",
+        "split": "one of train, valid, test",
+        "pairs": "a whole number from 1",
+    },
+    HubCorpus: {
+        "dataset": "text",
+        "name": "text or nothing",
+        "split": "text",
+        "src": "text",
+        "tgt": "text",
+    },
+}
+
+DATA = """\
+run_dir: runs/x
+data:
+  src_lang: en
+  tgt_lang: de
+  train: [{src: a.en, tgt: a.de}]
+  valid: {src: v.en, tgt: v.de}
+"""
+
+
+def load(directory: Path, text: str, *overrides: str) -> Config:
+    path = directory / "c.yaml"
+    path.write_text(text, encoding="utf-8")
+    return load_config(path, list(overrides))
+
+
+def refusal(directory: Path, text: str | bytes, *overrides: str) -> str:
+    """Return what a config is refused with; nothing may be written."""
+    path = directory / "c.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(RefusedError) as caught:
+        load_config(path, list(overrides))
+    assert caught.value.exit_code == EXIT_REFUSED
+    assert [item.name for item in directory.iterdir()] == ["c.yaml"]
+    return str(caught.value)
+
+
+# --- defaults ---------------------------------------------------------------------------------
+
+
+def test_defaults_are_the_contract_s(tmp_path: Path) -> None:
+    config = load(tmp_path, DATA).model_dump()
+    assert config.pop("run_dir") == "runs/x"
+    assert config.pop("seed") == 1
+    assert config.keys() == DEFAULTS.keys()
+    for name, defaults in DEFAULTS.items():
+        section = config[name]
+        assert list(section) == list(defaults), f"keys of {name}"
+        given = {key for key, default in defaults.items() if default is REQUIRED}
+        assert {k: v for k, v in section.items() if k not in given} == {
+            k: v for k, v in defaults.items() if k not in given
+        }
+
+
+@pytest.mark.parametrize("section", TAKES, ids=lambda section: section.__name__)
+def test_each_setting_says_what_it_takes_and_is_for(section: type[BaseModel]) -> None:
+    fields = section.model_fields
+    assert {name: describe(field) for name, field in fields.items()} == TAKES[section]
+    assert all(field.description for field in fields.values())
+
+
+@pytest.mark.parametrize(
+    ("yaml_value", "value"),
+    [
+        ("1e-4", 1e-4),
+        ("5e-4", 5e-4),
+        ("5E-4", 5e-4),
+        ("0.0005", 5e-4),
+        (".0005", 5e-4),
+        ("1", 1.0),
+        ("1.0e-3", 1e-3),
+        ("+2e-3", 2e-3),
+    ],
+)
+def test_numbers_are_numbers(tmp_path: Path, yaml_value: str, value: float) -> None:
+    assert load(tmp_path, DATA + f"train: {{peak_lr: {yaml_value}}}").train.peak_lr == value
+
+
+def test_a_byte_order_mark_and_carriage_returns_are_read_over(tmp_path: Path) -> None:
+    text = "\ufeff" + DATA.replace("\n", "\r\n")
+    assert load(tmp_path, text) == load(tmp_path, DATA)
+
+
+def test_quoted_words_stay_words(tmp_path: Path) -> None:
+    text = DATA.replace("src_lang: en", 'src_lang: "no"') + "tokenizer: {user_symbols: ['1', 'on']}"
+    config = load(tmp_path, text)
+    assert config.data.src_lang == "no"
+    assert config.tokenizer.user_symbols == ["1", "on"]
+
+
+def test_every_kind_of_corpus_is_told_by_its_keys(tmp_path: Path) -> None:
+    text = DATA.replace(
+        "[{src: a.en, tgt: a.de}]",
+        "[{src: a.en, tgt: a.de}, {generated: phrasebook, split: train, pairs: 5},"
+        " {dataset: d, name: de-en, split: train, src: translation.en, tgt: translation.de}]",
+    )
+    assert [type(corpus) for corpus in load(tmp_path, text).data.train] == [
+        TextCorpus,
+        GeneratedCorpus,
+        HubCorpus,
+    ]
+
+
+# --- refusals: added lines begin at line 7 ----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("added", "place", "words"),
+    [
+        ("seeds: 3", "c.yaml:7", ["seeds", "unknown key", "did you mean seed?"]),
+        ("train:\n  max_step: 3", "c.yaml:8", ["train.max_step", "did you mean train.max_steps?"]),
+        ("max_steps: 3", "c.yaml:7", ["max_steps", "did you mean train.max_steps?"]),
+        ("train: {beam_size: 3}", "c.yaml:7", ["train.beam_size", "decode.beam_size?"]),
+        ("quux: 3", "c.yaml:7", ["quux", "unknown key", "known here: run_dir, seed, data"]),
+        ("seed: 1\nseed: 2", "c.yaml:8", ["seed", "duplicate key", "c.yaml:7"]),
+        ("train:\n  patience: 1\n\n  patience: 2", "c.yaml:10", ["train.patience", "c.yaml:8"]),
+        ("seed: one", "c.yaml:7", ["seed", "expected a whole number from 0", "'one'"]),
+        ("seed: 1.5", "c.yaml:7", ["seed", "a whole number", "1.5"]),
+        ("seed: '1'", "c.yaml:7", ["seed", "a whole number", "'1'"]),
+        ("seed: true", "c.yaml:7", ["seed", "a whole number", "true"]),
+        ("seed:", "c.yaml:7", ["seed", "a whole number", "got nothing"]),
+        ("seed: 010", "c.yaml:7", ["seed", "a whole number", "010"]),
+        ("seed: 1:30", "c.yaml:7", ["seed", "a whole number", "1:30"]),
+        ("seed: 0x10", "c.yaml:7", ["seed", "a whole number", "0x10"]),
+        ("seed: [1]", "c.yaml:7", ["seed", "a whole number", "a list of 1"]),
+        ("seed: -1", "c.yaml:7", ["seed", "from 0", "-1"]),
+        ("train: {max_steps: 1e5}", "c.yaml:7", ["train.max_steps", "a whole number", "1e5"]),
+        ("train: {max_steps: 0}", "c.yaml:7", ["train.max_steps", "from 1", "0"]),
+        ("train: {warmup_steps: 010}", "c.yaml:7", ["train.warmup_steps", "whole number", "010"]),
+        ("model: {dropout: 1.0}", "c.yaml:7", ["model.dropout", "below 1", "1.0"]),
+        ("model: {dropout: .nan}", "c.yaml:7", ["model.dropout", "a number", "nan"]),
+        ("model: {dropout: 0.1.1}", "c.yaml:7", ["model.dropout", "a number", "0.1.1"]),
+        ("train: {peak_lr: 1e999}", "c.yaml:7", ["train.peak_lr", "a number", "1e999"]),
+        ("train: {adam_betas: [0.9]}", "c.yaml:7", ["train.adam_betas", "a list", "a list of 1"]),
+        ("train: {adam_betas: [0.9, 2]}", "c.yaml:7", ["train.adam_betas", "below 1", "got 2"]),
+        ("model: {norm: Pre}", "c.yaml:7", ["model.norm", "one of post, pre", "'Pre'"]),
+        ("train: {device: gpu}", "c.yaml:7", ["train.device", "cuda:N or mps", "'gpu'"]),
+        ("train: {compile: 1}", "c.yaml:7", ["train.compile", "auto or true or false", "1"]),
+        ("tokenizer: {user_symbols: [on]}", "c.yaml:7", ["user_symbols", '"on" in quotes']),
+        ("model: none", "c.yaml:7", ["model", "expected a mapping", "'none'"]),
+        ("model:", "c.yaml:7", ["model", "expected a mapping", "nothing"]),
+        ("train: []", "c.yaml:7", ["train", "expected a mapping", "a list of 0"]),
+        ("model: {num_heads: 7}", "c.yaml:7", ["model.num_heads", "7", "does not divide", "512"]),
+        (
+            "model: {d_model: 7, num_heads: 1}",
+            "c.yaml:7",
+            ["model.d_model", "sinusoidal positions need an even d_model"],
+        ),
+        (
+            "train:\n  max_tokens: 255",
+            "c.yaml:8",
+            ["train.max_tokens", "255 is below data.max_length 256"],
+        ),
+        (
+            "train: {valid_every: 1500}",
+            "c.yaml:7",
+            ["train.valid_every", "not a multiple of train.save_every 1000"],
+        ),
+        (
+            "train:\n  lr_factor: 1.0\n  peak_lr: 1e-3",
+            "c.yaml:9",
+            ["train.peak_lr", "either lr_factor or peak_lr"],
+        ),
+        ("train: {schedule: cosine}", "c.yaml:7", ["train.schedule", "needs train.peak_lr"]),
+        (
+            "train: {schedule: linear, lr_factor: 2}",
+            "c.yaml:7",
+            ["train.lr_factor", "linear takes peak_lr"],
+        ),
+        ("train: {warmup_steps: 0}", "c.yaml:7", ["train.warmup_steps", "at least 1 warm-up step"]),
+        (
+            "train: {schedule: linear, peak_lr: 1, warmup_steps: 9, max_steps: 9}",
+            "c.yaml:7",
+            ["train.warmup_steps", "below max_steps 9"],
+        ),
+        ("seed: !!python/object/apply:os.getcwd []", "c.yaml:7", ["seed", "tag", "not allowed"]),
+        ("seed: !!int 3", "c.yaml:7", ["seed", "tag", "not allowed"]),
+        ("seed: &s 1\nmodel: *s", "c.yaml:8", ["model", "expected a mapping"]),
+        ("seed: *unknown", "c.yaml:7", ["undefined alias"]),
+        ("model: &m {d_ff: *m}", "c.yaml:7", ["deeply nested"]),
+        ("<<: {seed: 3}", "c.yaml:7", ["<<", "unknown key"]),
+        ("? [a, b]\n: 3", "c.yaml:7", ["a key must be a word"]),
+        ("seed: [1", "c.yaml:8", ["not valid YAML"]),
+        ("seed: 1\n\tmodel: 2", "c.yaml:8", ["not valid YAML"]),
+        ("---\nseed: 3", "c.yaml:7", ["not valid YAML"]),
+    ],
+)
+def test_what_is_wrong_is_refused_with_its_place(
+    tmp_path: Path, added: str, place: str, words: list[str]
+) -> None:
+    message = refusal(tmp_path, DATA + added + "\n")
+    assert message.startswith(f"{tmp_path / place}:")
+    assert [word for word in words if word not in message] == []
+    assert len(message) < 400
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place", "words"),
+    [
+        ("run_dir: runs/x\n", "", "c.yaml:1", ["run_dir", "is required and missing"]),
+        ("  valid: {src: v.en, tgt: v.de}\n", "", "c.yaml:2", ["data.valid", "is required"]),
+        ("  src_lang: en\n", "", "c.yaml:2", ["data.src_lang", "is required", "language code"]),
+        (", tgt: a.de", "", "c.yaml:5", ["data.train.0.tgt", "is required", "{src, tgt}"]),
+        ("tgt: a.de", "tgd: a.de", "c.yaml:5", ["data.train.0.tgd", "did you mean", "tgt?"]),
+        ("[{src: a.en, tgt: a.de}]", "[]", "c.yaml:5", ["data.train", "a list", "a list of 0"]),
+        ("[{src: a.en, tgt: a.de}]", "a.en", "c.yaml:5", ["data.train", "a list", "'a.en'"]),
+        ("{src: v.en, tgt: v.de}", "v.en", "c.yaml:6", ["data.valid", "a mapping", "'v.en'"]),
+        ("src: a.en", "src: 5", "c.yaml:5", ["data.train.0.src", "expected text", "5"]),
+        ("src: a.en", "src: ''", "c.yaml:5", ["data.train.0.src", "expected text", "''"]),
+        (
+            "{src: a.en, tgt: a.de}",
+            "{generated: phrasebok, split: train, pairs: 9}",
+            "c.yaml:5",
+            ["data.train.0.generated", "phrasebook", "'phrasebok'"],
+        ),
+        (
+            "{src: a.en, tgt: a.de}",
+            "{generated: phrasebook, split: dev, pairs: 9}",
+            "c.yaml:5",
+            ["data.train.0.split", "one of train, valid, test", "'dev'"],
+        ),
+        ("src_lang: en", "src_lang: no", "c.yaml:3", ["data.src_lang", 'write "no" in quotes']),
+        ("tgt_lang: de", "tgt_lang: on", "c.yaml:4", ["data.tgt_lang", 'write "on" in quotes']),
+        ("tgt_lang: de", "tgt_lang: Yes", "c.yaml:4", ["data.tgt_lang", 'write "Yes" in quotes']),
+        ("src_lang: en", "src_lang: True", "c.yaml:3", ["data.src_lang", '"True" in quotes']),
+    ],
+)
+def test_what_is_missing_or_wrong_in_data_is_refused(
+    tmp_path: Path, old: str, new: str, place: str, words: list[str]
+) -> None:
+    assert old in DATA
+    message = refusal(tmp_path, DATA.replace(old, new))
+    assert message.startswith(f"{tmp_path / place}: ")
+    assert [word for word in words if word not in message] == []
+
+
+@pytest.mark.parametrize(
+    ("content", "place", "words"),
+    [
+        (b"", "c.yaml:", ["expected a mapping of settings"]),
+        (b"# nothing but a remark\n", "c.yaml:", ["expected a mapping of settings"]),
+        (b"- run_dir\n- seed\n", "c.yaml:", ["expected a mapping of settings"]),
+        (b"just words\n", "c.yaml:", ["expected a mapping of settings"]),
+        (DATA.encode() + b"seed: \xff\n", "c.yaml:7:", ["not UTF-8"]),
+        (DATA.encode("utf-16"), "c.yaml:1:", ["not UTF-8"]),
+        (DATA.encode() + b"seed: \x00\n", "c.yaml:7:", ["not valid YAML"]),
+        (DATA.encode() + b"seed: " + b"[" * 10_000, "c.yaml", ["nested too deeply"]),
+        (DATA.encode() + b"model: " + b"{a: " * 10_000, "c.yaml", ["nested too deeply"]),
+        (b"#" * 1_000_001, "c.yaml", ["too large"]),
+        (
+            DATA.encode()
+            + b"a: &a [x,x,x,x,x,x,x,x,x,x]\n"
+            + b"".join(
+                b"%c: &%c [%s]\n" % (n, n, b",".join([b"*%c" % (n - 1)] * 10)) for n in b"bcdefgh"
+            ),
+            "c.yaml:",
+            ["too large", "aliases"],
+        ),
+    ],
+    ids=[
+        "empty",
+        "remark",
+        "list",
+        "words",
+        "not UTF-8",
+        "UTF-16",
+        "NUL",
+        "deep list",
+        "deep mapping",
+        "huge",
+        "alias bomb",
+    ],
+)
+def test_files_that_are_no_config_are_refused(
+    tmp_path: Path, content: bytes, place: str, words: list[str]
+) -> None:
+    message = refusal(tmp_path, content)
+    assert message.startswith(f"{tmp_path}/{place}")
+    assert [word for word in words if word not in message] == []
+    assert "\n" not in message
+
+
+def test_a_missing_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RefusedError, match=r"absent\.yaml: cannot read the config: No such file"):
+        load_config(tmp_path / "absent.yaml")
+    with pytest.raises(RefusedError, match="cannot read the config: Is a directory"):
+        load_config(tmp_path)
+
+
+def test_every_finding_is_named_at_once(tmp_path: Path) -> None:
+    message = refusal(tmp_path, DATA + "seed: x\nmodel: {norm: mid}\ntrain:\n  max_steps: 0\n")
+    assert [line.split(": ")[1] for line in message.split("\n")] == [
+        "seed",
+        "model.norm",
+        "train.max_steps",
+    ]
+
+
+# --- --set ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "value"),
+    [
+        ("seed=5", "seed", 5),
+        ("run_dir=runs/a=b", "run_dir", "runs/a=b"),
+        ("run_dir='7'", "run_dir", "7"),
+        ("train.peak_lr=5e-4", "train.peak_lr", 5e-4),
+        ("train.peak_lr=null", "train.peak_lr", None),
+        ("train.peak_lr=", "train.peak_lr", None),
+        ("train.adam_betas=[0.8, 0.9]", "train.adam_betas", [0.8, 0.9]),
+        ("data.tgt_lang='no'", "data.tgt_lang", "no"),
+        (
+            "data.train=[{src: x, tgt: y}]",
+            "data.train",
+            [{"src": "x", "tgt": "y"}],
+        ),
+        ("data.test.news={src: x, tgt: y}", "data.test", {"news": {"src": "x", "tgt": "y"}}),
+        ("data.valid.src=w.en", "data.valid", {"src": "w.en", "tgt": "v.de"}),
+        ("decode={beam_size: 2}", "decode.beam_size", 2),
+    ],
+)
+def test_set_takes_yaml_values(tmp_path: Path, override: str, key: str, value: Any) -> None:
+    result: Any = load(tmp_path, DATA + "train: {peak_lr: 1e-3}\n", override).model_dump()
+    for part in key.split("."):
+        result = result[part]
+    assert result == value
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("seed", ["expected KEY=VALUE"]),
+        ("=3", ["expected KEY=VALUE"]),
+        ("train..max_steps=3", ["expected KEY=VALUE"]),
+        ("trian.max_steps=3", ["trian", "unknown key", "did you mean train?"]),
+        ("train.max_setps=3", ["train.max_setps", "did you mean train.max_steps?"]),
+        ("seed.x=3", ["seed", "is not a group"]),
+        ("data.train.0.src=a", ["train", "is not a group"]),
+        ("train.max_steps=many", ["train.max_steps", "a whole number from 1", "'many'"]),
+        ("train.max_steps=", ["train.max_steps", "a whole number", "nothing"]),
+        ("data.tgt_lang=no", ["data.tgt_lang", 'write "no" in quotes']),
+        ("data.train=[{src: a", ["not valid YAML"]),
+        ("seed=\x07", ["not valid YAML"]),
+        ("seed=" + "[" * 10_000, ["nested too deeply"]),
+        ("train={max_steps: 1, max_steps: 2}", ["train.max_steps", "duplicate key"]),
+        ("train.max_tokens=10", ["train.max_tokens", "below data.max_length"]),
+        ("seed=!!python/name:os.system ''", ["seed", "tag", "not allowed"]),
+    ],
+)
+def test_set_errors_name_the_option(tmp_path: Path, override: str, words: list[str]) -> None:
+    message = refusal(tmp_path, DATA, override)
+    assert message.startswith(f"--set {override[:20]}")
+    assert [word for word in words if word not in message] == []
+
+
+def test_later_overrides_win(tmp_path: Path) -> None:
+    assert load(tmp_path, DATA, "seed=5", "seed=6").seed == 6
+
+
+# --- writing and comparing --------------------------------------------------------------------
+
+WORDS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8) | st.sampled_from(
+    ["no", "on", "~", "null", "1e-4", "010", "1:30", "- a", "#", "a: b", "\x85", "\u2028", "'\""]
+)
+TEXT_CORPORA = st.builds(TextCorpus, src=WORDS, tgt=WORDS)
+CORPORA = (
+    TEXT_CORPORA
+    | st.builds(
+        GeneratedCorpus,
+        generated=st.just("phrasebook"),
+        split=st.sampled_from(["train", "valid", "test"]),
+        pairs=st.integers(1, 10**9),
+    )
+    | st.builds(HubCorpus, dataset=WORDS, name=st.none() | WORDS, split=WORDS, src=WORDS, tgt=WORDS)
+)
+RATES = st.floats(0, 1, exclude_max=True)
+CONFIGS = st.builds(
+    Config,
+    run_dir=WORDS,
+    seed=st.integers(0, 2**70),
+    data=st.builds(
+        DataConfig,
+        root=st.none() | WORDS,
+        src_lang=WORDS,
+        tgt_lang=WORDS,
+        train=st.lists(CORPORA, min_size=1, max_size=3),
+        valid=CORPORA,
+        test=st.dictionaries(WORDS, CORPORA, max_size=2),
+        max_length=st.integers(2, 4096),
+        workers=st.just("auto") | st.integers(1, 64),
+    ),
+    tokenizer=st.builds(
+        TokenizerConfig,
+        path=st.none() | WORDS,
+        character_coverage=st.floats(0, 1, exclude_min=True),
+        byte_fallback=st.booleans(),
+        user_symbols=st.lists(WORDS, max_size=3),
+    ),
+    model=st.builds(ModelConfig, dropout=RATES, norm=st.sampled_from(["post", "pre"])),
+    train=st.builds(
+        TrainConfig,
+        threads=st.just("auto") | st.integers(1, 64),
+        peak_lr=st.none() | st.floats(0, 1e30, exclude_min=True),
+        adam_betas=st.lists(RATES, min_size=2, max_size=2),
+        compile=st.just("auto") | st.booleans(),
+    ),
+    decode=st.builds(DecodeConfig, length_penalty=st.floats(0, 1e30)),
+)
+
+
+@settings(deadline=None)
+@given(config=CONFIGS)
+def test_a_config_written_is_read_back_the_same(
+    tmp_path_factory: pytest.TempPathFactory, config: Config
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "round_trip.yaml"
+    path.write_text(dump_config(config), encoding="utf-8")
+    assert load_config(path) == config
+
+
+def test_changed_keys_lists_each_difference_by_its_dotted_key(tmp_path: Path) -> None:
+    old = load(tmp_path, DATA)
+    assert changed_keys(old, load(tmp_path, DATA)) == []
+    new = load(tmp_path, DATA, "seed=2", "train.peak_lr=1e-3", "data.test={a: {src: x, tgt: y}}")
+    assert changed_keys(old, new) == [
+        ("seed", 1, 2),
+        ("data.test", {}, {"a": {"src": "x", "tgt": "y"}}),
+        ("train.peak_lr", None, 1e-3),
+    ]

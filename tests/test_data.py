@@ -1,0 +1,265 @@
+"""Batches and their order, and the tokenized store."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import made_up_pairs
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from mtrain import data, store
+from mtrain.corpus import Pair
+from mtrain.data import Batch, SpecialIds, TokenBatches, batch_by_tokens, collate, pad
+from mtrain.store import Store, build_store, cache_directory, open_store, store_key
+from mtrain.tokenizer import Tokenizer
+
+IDS = SpecialIds(pad=0, bos=2, eos=3)
+
+
+def store_of(lengths: NDArray[np.int64]) -> Store:
+    """Return a store of pairs of these lengths in which every line begins with its own number."""
+    offsets = np.concatenate(([0], lengths.flatten().cumsum()))
+    ids = np.full(int(offsets[-1]), 9)
+    starts = offsets[:-1][np.diff(offsets) > 0]
+    ids[starts] = 10 + np.arange(2 * len(lengths))[np.diff(offsets) > 0]
+    return Store(ids, offsets, {})
+
+
+def natural_lengths(pairs: int, seed: int = 0) -> NDArray[np.int64]:
+    """Lengths without eos, spread and tied between the sides as in short real sentences."""
+    random = np.random.default_rng(seed)
+    src = np.exp(random.normal(2.6, 0.35, pairs))
+    tgt = src * np.exp(random.normal(0.05, 0.18, pairs))
+    return np.stack((src, tgt), 1).round().clip(1, 100).astype(np.int64)
+
+
+def stream(pairs: int = 1500, max_tokens: int = 600, seed: int = 1) -> TokenBatches:
+    return TokenBatches(store_of(natural_lengths(pairs)), max_tokens, seed, IDS)
+
+
+def examples(batches: list[Batch]) -> list[tuple[int, int]]:
+    """Numbers of the source and target lines in a list of batches."""
+    first = [(b.src[:, 0] - 10, b.tgt_in[:, 1] - 10) for b in batches]
+    return [pair for src, tgt in first for pair in zip(src.tolist(), tgt.tolist(), strict=True)]
+
+
+def same(first: list[Batch], second: list[Batch]) -> bool:
+    return len(first) == len(second) and all(
+        torch.equal(a.src, b.src) and torch.equal(a.tgt_out, b.tgt_out)
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+# --- Batches ---------------------------------------------------------------------------------
+
+
+def test_a_batch_by_hand() -> None:
+    rows = [([5, 6, 7], [8]), ([9], [10, 11]), ([], [])]
+    batch = collate([(np.array(s, int), np.array(t, int)) for s, t in rows], IDS)
+    assert batch.src.tolist() == [[5, 6, 7, 3], [9, 3, 0, 0], [3, 0, 0, 0]]
+    assert batch.tgt_in.tolist() == [[2, 8, 0], [2, 10, 11], [2, 0, 0]]
+    assert batch.tgt_out.tolist() == [[8, 3, 0], [10, 11, 3], [3, 0, 0]]
+    assert batch.positions.tolist() == [0, 1, 3, 4, 5, 6]
+    assert batch.targets.tolist() == [8, 3, 10, 11, 3, 3]
+    assert batch.num_tokens == 6
+
+
+def test_a_token_with_the_id_of_padding_is_still_a_target() -> None:
+    batch = collate([(np.array([5]), np.array([0, 4])), (np.array([5]), np.array([6]))], IDS)
+    assert batch.targets.tolist() == [0, 4, 3, 6, 3]
+
+
+def test_padding_frames_as_asked() -> None:
+    rows = [np.array([7, 8], np.uint16), np.array([9], np.uint16)]
+    assert pad(rows, IDS, bos=True, eos=True).tolist() == [[2, 7, 8, 3], [2, 9, 3, 0]]
+    assert pad(rows, IDS, bos=False, eos=False).tolist() == [[7, 8], [9, 0]]
+    assert pad(rows, IDS, bos=True, eos=False).dtype == torch.int64
+
+
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), max_size=60),
+    max_tokens=st.integers(1, 200),
+)
+def test_batches_hold_every_row_once_within_the_budget(
+    lengths: list[tuple[int, int]], max_tokens: int
+) -> None:
+    table = np.array(lengths, np.int64).reshape(-1, 2)
+    batches = batch_by_tokens(table, max_tokens)
+    assert sorted(int(row) for batch in batches for row in batch) == list(range(len(lengths)))
+    for batch in batches:
+        assert len(batch) * table[batch].max() <= max_tokens or len(batch) == 1
+
+
+def test_batches_are_not_smaller_than_the_budget_asks() -> None:
+    batches = batch_by_tokens(np.full((100, 2), 10), 80)
+    assert [len(batch) for batch in batches] == [8] * 12 + [4]
+
+
+@pytest.mark.parametrize("pool", [1 << 17, 400])
+def test_every_example_comes_once_an_epoch_within_the_token_budget(
+    monkeypatch: pytest.MonkeyPatch, pool: int
+) -> None:
+    monkeypatch.setattr(data, "POOL", pool)
+    batches = list(stream().epoch(3))
+    assert sorted(examples(batches)) == [(2 * i, 2 * i + 1) for i in range(1500)]
+    assert max(len(b.src) * max(b.src.shape[1], b.tgt_out.shape[1]) for b in batches) <= 600
+
+
+@pytest.mark.parametrize("pool", [1 << 17, 400])
+def test_the_order_is_a_function_of_seed_and_epoch(
+    monkeypatch: pytest.MonkeyPatch, pool: int
+) -> None:
+    monkeypatch.setattr(data, "POOL", pool)
+    used = stream()
+    list(used.epoch(0))
+    torch.manual_seed(99)
+    first = list(used.epoch(1))
+    assert same(first, list(stream().epoch(1)))
+    assert not same(first, list(stream().epoch(2)))
+    assert not same(first, list(stream(seed=2).epoch(1)))
+
+
+def test_epochs_cut_other_batches() -> None:
+    epochs = [{frozenset(examples([b])) for b in stream().epoch(epoch)} for epoch in (0, 1)]
+    assert len(epochs[0] & epochs[1]) < len(epochs[0]) / 2
+
+
+def test_lengths_come_in_no_order() -> None:
+    widths = [b.src.shape[1] for b in stream().epoch(0)]
+    assert abs(float(np.corrcoef(widths, range(len(widths)))[0, 1])) < 0.3
+
+
+@pytest.mark.parametrize("start", [0, 1, 17, 10**6])
+def test_starting_later_is_skipping(start: int) -> None:
+    assert same(list(stream().epoch(2, start)), list(stream().epoch(2))[start:])
+
+
+@pytest.mark.parametrize("max_tokens", [2048, 4096])
+def test_padding_stays_under_ten_percent_on_either_side(max_tokens: int) -> None:
+    lengths = natural_lengths(20_000) + 1
+    batches = batch_by_tokens(lengths, max_tokens)
+    padded = sum(len(batch) * lengths[batch].max(0) for batch in batches)
+    assert (1 - lengths.sum(0) / padded).max() < 0.10
+    assert 1 - lengths.sum() / padded.sum() < 0.08
+
+
+# --- The store -------------------------------------------------------------------------------
+
+
+def build(path: Path, pairs: list[Pair], tokenizer: Tokenizer, **options: Any) -> Store:
+    settings = {
+        "max_length": None,
+        "counts": Counter(),
+        "workers": 1,
+        "progress": lambda number: None,
+    }
+    return build_store(path, pairs, tokenizer, **{**settings, **options})
+
+
+def texts(found: Store, tokenizer: Tokenizer) -> list[tuple[str, ...]]:
+    pairs = [found.pair(i) for i in range(len(found))]
+    return [tuple(tokenizer.decode([side.tolist() for side in pair])) for pair in pairs]
+
+
+def test_a_store_gives_back_what_was_put_in(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    pairs = [*made_up_pairs(30, 5), ("  é 漢 ", "\x00 <s>")]
+    built = build(tmp_path / "s", pairs, tokenizer, counts=Counter({"odd lines": 2}))
+    opened = open_store(tmp_path / "s")
+    assert opened is not None
+    for found in (built, opened):
+        assert texts(found, tokenizer) == pairs
+        assert found.counts == {"odd lines": 2}
+    encoded = [[len(ids) for ids in tokenizer.encode(list(pair))] for pair in pairs]
+    assert opened.lengths.tolist() == encoded
+    assert opened.ids.dtype == np.uint16
+
+
+def test_a_store_may_be_empty(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    assert len(build(tmp_path / "s", [], tokenizer)) == 0
+    assert len(build(tmp_path / "t", [("", "")], tokenizer).line(0)) == 0
+
+
+def test_processes_build_the_same_store_as_one(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "CHUNK", 7)
+    monkeypatch.setattr(store, "INLINE_CHUNKS", 2)
+    pairs, read = made_up_pairs(100, 6), []
+    for name, workers in (("one", 1), ("two", 2)):
+        counts: Counter[str] = Counter()
+        build(
+            tmp_path / name,
+            pairs,
+            tokenizer,
+            max_length=9,
+            counts=counts,
+            workers=workers,
+            progress=read.append,
+        )
+        assert 0 < sum(counts.values()) < 100
+    assert read == ([7] * 14 + [2]) * 2
+    for file in ("ids.bin", "offsets.npy", "store.json"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+
+
+def test_pairs_longer_than_the_limit_are_dropped_as_pairs_and_counted(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    short, middle, long = "bavo", "bavo celu", "bavo celu!"
+    limit = len(tokenizer.encode([middle])[0]) + 1
+    assert len(tokenizer.encode([long])[0]) == limit
+    pairs = [(short, middle), (long, short), (middle, middle), (short, long), (short, short)]
+    counts: Counter[str] = Counter()
+    found = build(tmp_path / "s", pairs, tokenizer, max_length=limit, counts=counts)
+    assert texts(found, tokenizer) == [pairs[0], pairs[2], pairs[4]]
+    assert found.counts == dict(counts) == {f"pairs dropped: longer than {limit} tokens": 2}
+
+
+@pytest.mark.parametrize("file", ["ids.bin", "offsets.npy", "store.json", "manifest.json"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+def test_a_damaged_store_is_not_opened(
+    tmp_path: Path, tokenizer: Tokenizer, file: str, damage: str
+) -> None:
+    build(tmp_path / "s", made_up_pairs(20, 7), tokenizer)
+    path = tmp_path / "s" / file
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    content[middle] ^= 1
+    path.write_bytes(content[:middle] if damage == "cut" else content)
+    if damage == "remove":
+        path.unlink()
+    assert open_store(tmp_path / "s") is None
+
+
+def test_a_missing_store_is_not_opened(tmp_path: Path) -> None:
+    assert open_store(tmp_path / "nowhere") is None
+
+
+def test_a_store_is_named_by_all_that_it_depends_on() -> None:
+    keys = {
+        store_key(["a", "b"], "t", 64, "error"),
+        store_key(["b", "a"], "t", 64, "error"),
+        store_key(["a", "b"], "u", 64, "error"),
+        store_key(["a", "b"], "t", 65, "error"),
+        store_key(["a", "b"], "t", None, "error"),
+        store_key(["a", "b"], "t", 64, "drop"),
+    }
+    assert len(keys) == 6
+    assert store_key(["a", "b"], "t", 64, "error") in keys
+
+
+def test_the_cache_is_where_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MTRAIN_CACHE", str(tmp_path / "mine"))
+    assert cache_directory() == tmp_path / "mine"
+    monkeypatch.delenv("MTRAIN_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_directory() == tmp_path / "mtrain"

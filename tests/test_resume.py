@@ -1,0 +1,685 @@
+"""Exact resume: however often a run is stopped, killed or damaged, it ends in the same bytes.
+
+A run is compared with one that was left alone: weights, Adam's state, position, records, scores and
+translations. What the comparison would miss is tested as well, by breaking the restore on purpose.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import made_up_pairs, write_config, write_corpus
+
+from mtrain import checkpoint, log
+from mtrain import train as training
+from mtrain.checkpoint import TrainerState
+from mtrain.config import load_config
+from mtrain.device import has_fast_bf16
+from mtrain.errors import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_REFUSED,
+    EXIT_STOPPED,
+    EXIT_TERMINATED,
+    RefusedError,
+    StoppedError,
+    UserError,
+)
+from mtrain.optim import Optimizer
+from mtrain.stop import Stop
+from mtrain.train import Position, Trainer
+from mtrain.validation import Validation
+
+# Records, checkpoints and epochs fall on different steps, and dropout is on.
+SETTINGS = {
+    "pairs": 40,
+    "train.max_steps": 24,
+    "train.max_tokens": 100,
+    "train.log_every": 3,
+    "train.save_every": 4,
+    "train.valid_every": 8,
+    "train.keep_checkpoints": 2,
+    "train.average_last": 3,
+    "decode.max_len_b": 3,
+}
+
+needs_bf16 = pytest.mark.skipif(
+    not has_fast_bf16(torch.device("cpu")), reason="this CPU does not compute in bf16"
+)
+
+
+class Crash(BaseException):
+    """The process dies here, without a word."""
+
+
+@pytest.fixture(scope="module")
+def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The settings and corpora of all runs of this file."""
+    return write_config(tmp_path_factory.mktemp("resume"), **SETTINGS)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+def start(config_file: Path, run: Path, *overrides: str, stop_at: int | None = None) -> None:
+    """What `mtrain train` does in this process; asked to stop while `stop_at` is being computed."""
+    config = load_config(config_file, [f"run_dir={run}", *overrides])
+    step = Trainer.take_step
+
+    def stopping_step(self: Trainer, *arguments: Any) -> Any:
+        if self.position.step + 1 == stop_at:
+            self.stop.received = signal.SIGTERM
+        return step(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "take_step", stopping_step)
+        try:
+            training.train(config, Stop())
+        finally:
+            log.close_log_files()
+
+
+def stop(config_file: Path, run: Path, at: int, *overrides: str) -> None:
+    """Start or resume a run and stop it after a step."""
+    with pytest.raises(StoppedError, match="stopped by SIGTERM") as caught:
+        start(config_file, run, *overrides, stop_at=at)
+    assert caught.value.exit_code == EXIT_TERMINATED
+
+
+@functools.cache
+def uninterrupted(config_file: Path, *overrides: str) -> Path:
+    """A run of the same settings that was left alone."""
+    run = config_file.parent / "-".join(["reference", *(o.replace("/", "_") for o in overrides)])
+    start(config_file, run, *overrides)
+    return run
+
+
+def steps(run: Path) -> list[int]:
+    """The steps of the checkpoints that exist."""
+    return [checkpoint.step_of(path) or 0 for path in checkpoint.steps(run / "checkpoints")]
+
+
+def status(run: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((run / "status.json").read_text())
+    return content
+
+
+def contents(run: Path) -> dict[str, Any]:
+    """All of a run that must not depend on how often it was started."""
+    found: dict[str, Any] = {}
+    for pattern in ("model.safetensors", "optimizer.safetensors", "state.json", "step-*.txt"):
+        for file in run.rglob(pattern):
+            found[str(file.relative_to(run))] = file.read_bytes()
+    for name in ("average.txt", "test-held_out.txt"):
+        found[name] = (run / "validation" / name).read_bytes()
+    for name in ("tokenizer.model", "tokenizer.vocab"):
+        found[name] = (run / name).read_bytes()
+    found["best.json"] = json.loads((run / "best.json").read_text())
+    for number, line in enumerate((run / "metrics.jsonl").read_text().splitlines()):
+        record = json.loads(line)
+        free = ("time", "tokens_per_second")
+        found[f"record {number}"] = [(k, v) for k, v in record.items() if k not in free]
+    found["status"] = {key: status(run)[key] for key in ("state", "exit_code", "reason", "step")}
+    return found
+
+
+def differences(run: Path, other: Path) -> list[str]:
+    """Name what differs between two finished runs."""
+    a, b = contents(run), contents(other)
+    return sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key))
+
+
+# --- stopped ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        pytest.param([], id="fp32"),
+        pytest.param(["train.precision=bf16"], id="bf16", marks=needs_bf16),
+        pytest.param(["train.accum_steps=2", "train.max_steps=18"], id="accumulation"),
+        pytest.param(
+            ["train.schedule=cosine", "train.max_steps=18", "train.metric=nll"],
+            id="cosine, last step not scheduled",
+        ),
+        pytest.param(["train.compile=true"], id="compiled", marks=pytest.mark.slow),
+    ],
+)
+def test_stopped_and_resumed_is_uninterrupted(
+    config_file: Path, run: Path, overrides: list[str]
+) -> None:
+    for at in (1, 5, 12, 13, 17):
+        stop(config_file, run, at, *overrides)
+        assert steps(run)[-1] == at
+    start(config_file, run, *overrides)
+    assert differences(run, uninterrupted(config_file, *overrides)) == []
+
+
+def test_stopped_and_resumed_with_two_threads(config_file: Path, run: Path) -> None:
+    overrides = ["train.threads=2", "train.accum_steps=2", "train.max_steps=8"]
+    stop(config_file, run, 5, *overrides)
+    start(config_file, run, *overrides)
+    assert differences(run, uninterrupted(config_file, *overrides)) == []
+
+
+def test_the_runs_compared_cross_epochs_and_record_much(config_file: Path, run: Path) -> None:
+    """The stop at step 13 lies within an epoch that is not the first, between two records."""
+    stop(config_file, run, 13)
+    loop = checkpoint.load_trainer(run / "checkpoints" / "step-00000013").loop
+    assert loop["epoch"] > 0
+    assert loop["batch"] > 0
+    assert loop["sum_tokens"] > 0
+    assert len(contents(uninterrupted(config_file))) > 20
+
+
+@pytest.mark.parametrize("call", [1, 3, 4, 5], ids=["valid", "last valid", "average", "test"])
+def test_stopped_while_translating(config_file: Path, run: Path, call: int) -> None:
+    """Validations are due at steps 8, 16 and 24; then come the average and the test set."""
+    evaluate, calls = Validation._evaluate, [0]
+
+    def stopping(self: Validation, *arguments: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == call:
+            self.stop.received = signal.SIGUSR1
+        return evaluate(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Validation, "_evaluate", stopping)
+        with pytest.raises(StoppedError, match="stopped by SIGUSR1") as caught:
+            start(config_file, run)
+    assert caught.value.exit_code == EXIT_STOPPED
+    assert status(run)["state"] == "stopped"
+    start(config_file, run)
+    assert differences(run, uninterrupted(config_file)) == []
+
+
+def test_a_resume_point_goes_once_the_next_scheduled_checkpoint_is_complete(
+    config_file: Path, run: Path
+) -> None:
+    stop(config_file, run, 5)
+    assert steps(run) == [4, 5]
+    stop(config_file, run, 6)
+    assert steps(run) == [4, 5, 6]
+    stop(config_file, run, 8)
+    assert steps(run) == [4, 8]
+    stop(config_file, run, 11)
+    assert steps(run) == [4, 8, 11]
+    trainers = [path.parent.name for path in (run / "checkpoints").glob("*/trainer")]
+    assert sorted(trainers) == ["step-00000008", "step-00000011"]
+    start(config_file, run)
+    best = json.loads((run / "best.json").read_text())
+    kept = {checkpoint.step_name(step) for step in (16, 20, 24)} | {best["best"]["checkpoint"]}
+    assert {path.name for path in (run / "checkpoints").iterdir()} == kept | {"average"}
+    assert best["average"]["of"] == ["step-00000016", "step-00000020", "step-00000024"]
+
+
+def test_averaging_by_hand_leaves_resume_points_out(config_file: Path, run: Path) -> None:
+    stop(config_file, run, 9)
+    paths = checkpoint.average_run(run, 2, run / "mean")
+    assert [checkpoint.step_of(path) for path in paths] == [4, 8]
+
+
+# --- killed -----------------------------------------------------------------------------------
+
+
+def test_killed_at_any_change_of_the_disk(config_file: Path, tmp_path: Path) -> None:
+    """The process dies before the first rename, before the second, ... up to the end of the run."""
+    overrides = ["train.max_steps=5", "train.valid_every=4", "train.average_last=2"]
+    expected = uninterrupted(config_file, *overrides)
+    rename, calls = os.replace, 0
+    while True:
+        run, left = tmp_path / str(calls), [calls]
+
+        def dying(*arguments: Any, left: list[int] = left, **options: Any) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise Crash
+            rename(*arguments, **options)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "replace", dying)
+            try:
+                start(config_file, run, *overrides)
+                break
+            except Crash:
+                pass
+        start(config_file, run, *overrides)
+        assert differences(run, expected) == [], f"killed before rename {calls + 1}"
+        shutil.rmtree(run)
+        calls += 1
+    assert calls > 20
+
+
+def test_half_a_line_of_records_is_cut_off(config_file: Path, run: Path) -> None:
+    stop(config_file, run, 7)
+    with (run / "metrics.jsonl").open("a") as out:
+        out.write('{"step": 8, "time": 1.0}\n{"step": 9, "ti')
+    start(config_file, run)
+    assert differences(run, uninterrupted(config_file)) == []
+
+
+# Asks its own process to stop in the middle of a step, then goes on as `mtrain` does.
+DRIVER = """
+import os, signal, sys
+from mtrain import cli, train
+how, at, sys.argv = sys.argv[1], int(sys.argv[2]), ["mtrain", *sys.argv[3:]]
+step = train.Trainer.take_step
+def stopping_step(self, *arguments):
+    if self.position.step + 1 == at:
+        if how == "time":
+            self.stop.started -= 3600
+        else:
+            os.kill(os.getpid(), getattr(signal, how))
+    return step(self, *arguments)
+train.Trainer.take_step = stopping_step
+cli.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "reason"),
+    [
+        ("SIGTERM", EXIT_TERMINATED, "stopped by SIGTERM"),
+        ("SIGINT", EXIT_INTERRUPTED, "stopped by SIGINT"),
+        ("SIGUSR1", EXIT_STOPPED, "stopped by SIGUSR1"),
+        ("time", EXIT_STOPPED, "stopped by time limit"),
+        ("SIGKILL", -signal.SIGKILL, None),
+    ],
+)
+def test_real_processes_stop_and_resume(
+    config_file: Path, run: Path, how: str, code: int, reason: str | None
+) -> None:
+    arguments = ["train", "-c", str(config_file), "--set", f"run_dir={run}", "--time-limit", "30m"]
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, how, "11", *arguments], capture_output=True, text=True
+    )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    if reason is None:
+        assert steps(run) == [4, 8]
+        assert status(run)["state"] == "running"
+    else:
+        assert reason in done.stderr
+        assert "run the same command again" in done.stderr
+        assert steps(run) == [4, 8, 11]
+        found = status(run)
+        assert (found["state"], found["exit_code"], found["step"]) == ("stopped", code, 11)
+        assert reason in found["reason"]
+    start(config_file, run)
+    assert differences(run, uninterrupted(config_file)) == []
+
+
+def test_a_second_signal_ends_at_once(config_file: Path, run: Path) -> None:
+    """Sent twice within one step, so nothing can have been saved in between."""
+    twice = DRIVER.replace("os.kill(", "os.kill(os.getpid(), signal.SIGTERM); os.kill(")
+    arguments = ["SIGTERM", "3", "train", "-c", str(config_file), "--set", f"run_dir={run}"]
+    done = subprocess.run([sys.executable, "-c", twice, *arguments], capture_output=True, text=True)
+    assert done.returncode == EXIT_TERMINATED
+    assert steps(run) == []
+
+
+# --- damaged ----------------------------------------------------------------------------------
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 16
+    file.write_bytes(data)
+
+
+@pytest.fixture
+def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
+    """Return a reader of what was logged so far."""
+    log.logger.propagate = True
+    caplog.set_level(logging.INFO, "mtrain")
+    return lambda: "\n".join(caplog.messages)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("model.safetensors", flip),
+        ("trainer/optimizer.safetensors", flip),
+        ("trainer/state.json", Path.unlink),
+        ("trainer/manifest.json", flip),
+        ("trainer", shutil.rmtree),
+    ],
+)
+@pytest.mark.parametrize("at", [12, 13])
+def test_a_damaged_checkpoint_is_passed_over(
+    config_file: Path,
+    run: Path,
+    warnings: Callable[[], str],
+    at: int,
+    name: str,
+    damage: Callable[[Path], object],
+) -> None:
+    stop(config_file, run, at)
+    newest = run / "checkpoints" / checkpoint.step_name(at)
+    damage(newest / name)
+    start(config_file, run)
+    earlier = {12: 8, 13: 12}[at]
+    assert f"resuming at step {earlier} " in warnings()
+    assert str(newest) in warnings()
+    assert "going back to an earlier checkpoint" in warnings()
+    assert differences(run, uninterrupted(config_file)) == []
+
+
+def test_a_checkpoint_without_manifest_does_not_exist(config_file: Path, run: Path) -> None:
+    stop(config_file, run, 13)
+    rest = run / "checkpoints" / "step-00000013"
+    (rest / "manifest.json").unlink()
+    start(config_file, run)
+    shutil.rmtree(rest, ignore_errors=True)
+    assert differences(run, uninterrupted(config_file)) == []
+
+
+def test_a_stop_short_of_a_damaged_checkpoint_is_not_lost(config_file: Path, run: Path) -> None:
+    """Back at step 8 because 12 is damaged, the run is stopped at 10: it must go on from there."""
+    stop(config_file, run, 12)
+    flip(run / "checkpoints" / "step-00000012" / "model.safetensors")
+    stop(config_file, run, 10)
+    assert 10 in steps(run)
+    start(config_file, run)
+    assert differences(run, uninterrupted(config_file)) == []
+
+
+def test_nothing_whole_to_resume_from_is_an_error(config_file: Path, run: Path) -> None:
+    stop(config_file, run, 9)
+    for step in (8, 9):
+        flip(run / "checkpoints" / checkpoint.step_name(step) / "trainer" / "state.json")
+    with pytest.raises(UserError, match="no checkpoint that can be resumed from") as caught:
+        start(config_file, run)
+    assert caught.value.exit_code == EXIT_FAILED
+    assert status(run)["state"] == "failed"
+    assert steps(run) == [4, 8, 9]
+
+
+# --- the comparison can fail ------------------------------------------------------------------
+
+
+def forget(name: str, value: Any) -> Callable[[TrainerState], TrainerState]:
+    return lambda state: replace(state, loop={**state.loop, name: value})
+
+
+def forget_moments(kind: str) -> Callable[[TrainerState], TrainerState]:
+    return lambda state: replace(
+        state,
+        moments={
+            name: torch.zeros_like(tensor) if name.endswith(f".{kind}") else tensor
+            for name, tensor in state.moments.items()
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        forget("epoch", 0),
+        forget("batch", 0),
+        forget("step", 0),
+        forget("sums", [0.0, 0.0]),
+        forget("sum_tokens", 1),
+        forget_moments("exp_avg"),
+        forget_moments("exp_avg_sq"),
+        forget_moments("step"),
+    ],
+    ids=[
+        "epoch",
+        "batch",
+        "step",
+        "sums",
+        "tokens",
+        "first moment",
+        "second moment",
+        "Adam's step",
+    ],
+)
+def test_a_forgotten_part_of_the_state_is_noticed(
+    config_file: Path, run: Path, broken: Callable[[TrainerState], TrainerState]
+) -> None:
+    stop(config_file, run, 13)
+    load = checkpoint.load_trainer
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "load_trainer", lambda path: broken(load(path)))
+        start(config_file, run)
+    assert differences(run, uninterrupted(config_file)) != []
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "broken"),
+    [
+        (training, "micro_batch_seed", lambda seed, step, number: seed + step + number),
+        (training, "load_weights", lambda *_: None),
+        (Optimizer, "load_moments", lambda *_: None),
+        (training, "Position", lambda step=0, *_: Position(step)),
+    ],
+    ids=["seed", "weights", "moments", "position"],
+)
+def test_a_broken_restore_is_noticed(
+    config_file: Path, run: Path, owner: Any, name: str, broken: Callable[..., Any]
+) -> None:
+    stop(config_file, run, 13)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, broken)
+        start(config_file, run)
+    assert differences(run, uninterrupted(config_file)) != []
+
+
+# --- complete, and continued ------------------------------------------------------------------
+
+
+def test_a_complete_run_says_so_and_changes_nothing(
+    config_file: Path, run: Path, warnings: Callable[[], str]
+) -> None:
+    start(config_file, run)
+    before = contents(run)
+    start(config_file, run)
+    assert "training is complete at step 24; a larger train.max_steps goes on" in warnings()
+    assert contents(run) == before
+    assert status(run)["exit_code"] == 0
+
+
+def test_a_larger_max_steps_continues_a_complete_run(config_file: Path, run: Path) -> None:
+    start(config_file, run, "train.max_steps=16")
+    start(config_file, run)
+    expected = uninterrupted(config_file)
+    final = "checkpoints/step-00000024"
+    for name in ("model.safetensors", "trainer/optimizer.safetensors", "trainer/state.json"):
+        assert (run / final / name).read_bytes() == (expected / final / name).read_bytes()
+    assert (run / "best.json").read_bytes() == (expected / "best.json").read_bytes()
+
+
+def script(patch: pytest.MonkeyPatch, *scores: float) -> None:
+    """Let validations score what they are told."""
+    left = list(scores)
+
+    def evaluate(self: Validation, *_: Any) -> Any:
+        value = left.pop(0)
+        return {"bleu": value, "chrf": value, "nll": 1.0, "signature": "none"}, ["x"]
+
+    patch.setattr(Validation, "_evaluate", evaluate)
+
+
+def test_patience_is_counted_over_stops(
+    config_file: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = ["train.valid_every=4", "train.patience=2", "data.test={}"]
+    script(monkeypatch, 5.0, 4.0, 3.0, 1.0)
+    stop(config_file, run, 6, *overrides)
+    stop(config_file, run, 11, *overrides)
+    start(config_file, run, *overrides)
+    assert status(run)["step"] == 12
+    best = json.loads((run / "best.json").read_text())
+    assert [entry["bleu"] for entry in best["history"]] == [5.0, 4.0, 3.0]
+    assert best["best"] == {"checkpoint": "step-00000004", "step": 4, "bleu": 5.0}
+    assert best["average"]["bleu"] == 1.0
+    start(config_file, run, *overrides)
+    assert status(run)["step"] == 12
+
+
+def test_the_best_checkpoint_outlives_an_average_that_was_better(
+    config_file: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The average of the first part scores best; the continued run ends with a worse average."""
+    overrides = ["train.valid_every=4", "train.keep_checkpoints=1", "train.average_last=2"]
+    script(monkeypatch, 50, 10, 90, 90, 10, 10, 10, 10, 5, 50)
+    start(config_file, run, "train.max_steps=8", *overrides)
+    start(config_file, run, *overrides)
+    best = json.loads((run / "best.json").read_text())["best"]
+    assert best["checkpoint"] == "step-00000004"
+    assert 4 in steps(run)
+
+
+# --- other settings and data ------------------------------------------------------------------
+
+
+@pytest.fixture
+def stopped(config_file: Path, run: Path) -> Path:
+    """A run that was stopped at step 5."""
+    stop(config_file, run, 5)
+    return run
+
+
+def refusal(config_file: Path, run: Path, *overrides: str) -> str:
+    """Return why a run is not continued; it must be left as it is."""
+    before = {path: path.read_bytes() for path in run.rglob("*.*") if path.is_file()}
+    before.pop(run / "train.log")
+    with pytest.raises(RefusedError) as caught:
+        start(config_file, run, *overrides)
+    assert caught.value.exit_code == EXIT_REFUSED
+    after = {path: path.read_bytes() for path in run.rglob("*.*") if path.is_file()}
+    after.pop(run / "train.log")
+    assert after == before
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "keys"),
+    [
+        (["seed=8"], ["seed: 7 in the run, 8 now"]),
+        (["model.d_ff=48", "model.dropout=0.2"], ["model.d_ff", "model.dropout"]),
+        (["train.peak_lr=1e-3"], ["train.peak_lr"]),
+        (["train.accum_steps=2"], ["train.accum_steps"]),
+        (["train.max_tokens=128"], ["train.max_tokens"]),
+        (["train.save_every=2"], ["train.save_every"]),
+        (["train.metric=chrf"], ["train.metric"]),
+        (["train.threads=2"], ["train.threads"]),
+        (["data.max_length=20"], ["data.max_length"]),
+        (["data.tgt_lang=zh"], ["data.tgt_lang"]),
+        (["data.invalid_utf8=drop"], ["data.invalid_utf8"]),
+        (["tokenizer.vocab_size=310"], ["tokenizer.vocab_size"]),
+    ],
+)
+def test_other_settings_are_refused_by_name(
+    config_file: Path, stopped: Path, overrides: list[str], keys: list[str]
+) -> None:
+    message = refusal(config_file, stopped, *overrides)
+    assert [key for key in keys if key not in message] == []
+    assert str(stopped) in message or "train.threads" in message
+    assert "train.patience" not in message
+
+
+def test_free_settings_may_change_and_each_change_is_logged(
+    config_file: Path, stopped: Path, warnings: Callable[[], str]
+) -> None:
+    changes = {
+        "data.test": "{}",
+        "data.workers": "2",
+        "decode.beam_size": "1",
+        "decode.max_len_b": "4",
+        "train.max_steps": "20",
+        "train.patience": "3",
+        "train.log_every": "2",
+        "train.keep_checkpoints": "3",
+        "train.average_last": "0",
+    }
+    moved = stopped.rename(stopped.with_name("moved"))
+    start(config_file, moved, *(f"{key}={value}" for key, value in changes.items()))
+    logged = warnings()
+    assert [key for key in changes if f"changed setting {key}: " not in logged] == []
+    final = "checkpoints/step-00000020/model.safetensors"
+    expected = uninterrupted(config_file, "train.max_steps=20")
+    assert (moved / final).read_bytes() == (expected / final).read_bytes()
+
+
+def entry(path: Path) -> str:
+    return f"{{src: {path}.src, tgt: {path}.tgt}}"
+
+
+def test_a_corpus_may_move(config_file: Path, stopped: Path, tmp_path: Path) -> None:
+    moved = Path(shutil.copytree(config_file.parent / "data", tmp_path / "elsewhere"))
+    overrides = [
+        f"data.train=[{entry(moved / 'train')}]",
+        f"data.valid={entry(moved / 'valid')}",
+        f"data.test.held_out={entry(moved / 'test')}",
+    ]
+    start(config_file, stopped, *overrides)
+    assert differences(stopped, uninterrupted(config_file)) == []
+
+
+@pytest.mark.parametrize("part", ["train", "valid"])
+def test_other_text_is_refused(config_file: Path, stopped: Path, tmp_path: Path, part: str) -> None:
+    write_corpus(tmp_path / "other", made_up_pairs(40 if part == "train" else 12, seed=9))
+    other = entry(tmp_path / "other")
+    value = f"[{other}]" if part == "train" else other
+    assert f"the content of data.{part} is not" in refusal(
+        config_file, stopped, f"data.{part}={value}"
+    )
+
+
+def test_another_tokenizer_is_refused(config_file: Path, stopped: Path) -> None:
+    other = uninterrupted(config_file, "tokenizer.vocab_size=310")
+    shutil.copy(other / "tokenizer.model", stopped / "tokenizer.model")
+    assert "tokenizer" in refusal(config_file, stopped)
+
+
+@pytest.mark.parametrize(
+    ("key", "function", "value"),
+    [
+        ("train.precision", "compute_dtype", lambda *_, **__: torch.bfloat16),
+        ("train.threads", "available_threads", lambda: 7),
+    ],
+)
+def test_auto_that_comes_to_something_else_is_refused(
+    config_file: Path,
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    key: str,
+    function: str,
+    value: Callable[..., Any],
+) -> None:
+    at_first = {"compute_dtype": lambda *_, **__: torch.float32, "available_threads": lambda: 1}
+    monkeypatch.setattr(training, function, at_first[function])
+    stop(config_file, run, 5, f"{key}=auto")
+    assert f"{key.split('.')[1]}: auto\n" in (run / "config.yaml").read_text()
+    monkeypatch.setattr(training, function, value)
+    message = refusal(config_file, run, f"{key}=auto")
+    assert f"set {key}: {'fp32' if key == 'train.precision' else 1}" in message
+
+
+@needs_bf16
+def test_precision_may_be_changed_by_naming_it(
+    config_file: Path, stopped: Path, warnings: Callable[[], str]
+) -> None:
+    stop(config_file, stopped, 7, "train.precision=bf16")
+    assert "train.precision" in warnings()
+    assert "bit for bit" in warnings()
+    loop = checkpoint.load_trainer(stopped / "checkpoints" / "step-00000007").loop
+    assert loop["machine"]["precision"] == "bf16"
