@@ -88,7 +88,7 @@ def save(path: Path, snapshot: Snapshot, trainer: TrainerState | None = None) ->
 
 def load(path: Path) -> Snapshot:
     """Verify and read a checkpoint; raises `DamagedError`."""
-    manifest.verify(path)
+    manifest.verify(path, MODEL, CONFIG, TOKENIZER)
     try:
         weights = load_file(path / MODEL)
         config = (path / CONFIG).read_text(encoding="utf-8")
@@ -100,7 +100,7 @@ def load(path: Path) -> Snapshot:
 def load_trainer(path: Path) -> TrainerState:
     """Verify and read the trainer's part of a checkpoint; raises `DamagedError`."""
     inner = path / TRAINER
-    manifest.verify(inner)
+    manifest.verify(inner, OPTIMIZER, STATE)
     try:
         loop = json.loads((inner / STATE).read_text(encoding="utf-8"))
         return TrainerState(load_file(inner / OPTIMIZER), loop)

@@ -11,12 +11,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 from pydantic.fields import FieldInfo
 
 from mtrain.errors import RefusedError
-from mtrain.yaml_reader import Document, Key, dotted, read_document, set_value
+from mtrain.yaml_reader import Document, Key, dotted, dump_document, read_document, set_value
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[int, Field(ge=1)]
@@ -261,8 +260,7 @@ def parse_config(document: Document) -> Config:
 
 def dump_config(config: Config) -> str:
     """Write a config as YAML that `load_config` reads back to an equal one."""
-    text: str = yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True, width=100)
-    return text
+    return dump_document(config.model_dump())
 
 
 def flatten(config: Config) -> dict[str, object]:
@@ -327,21 +325,40 @@ def _learning_rate_conflicts(train: TrainConfig) -> Iterator[tuple[Key, str]]:
         yield ("train", "warmup_steps"), f"must be below max_steps {train.max_steps}"
 
 
+_KINDS: dict[str, type[Section]] = {
+    "<text>": TextCorpus,
+    "<generated>": GeneratedCorpus,
+    "<hub>": HubCorpus,
+}
+
+
 def _explain(document: Document, error: Any) -> str:
     """Turn one of pydantic's findings into a line for people."""
-    key: Key = tuple(part for part in error["loc"] if not str(part).startswith(("<", "literal[")))
+    key: Key = tuple(part for part in error["loc"] if part not in _KINDS)
     kind = error["type"]
     if kind == "extra_forbidden":
         return _explain_unknown(document, key)
     if kind == "missing":
-        return f"{document.where(key[:-1])}: {dotted(key)}: is required and missing{_hint(key)}"
-    field = _field_at(key)
-    while field is None and len(key) > 1:  # the path of a union ends in the branch that was tried
+        place = document.where(key[:-1])
+        return f"{place}: {dotted(key)}: is required and missing{_hint(key)}"
+    expected = _expected(key)
+    while expected is None and len(key) > 1:  # a union's path ends in the branch that was tried
         key = key[:-1]
-        field = _field_at(key)
-    expected = describe(field) if field is not None else "a mapping of settings"
+        expected = _expected(key)
+    expected = expected or "a mapping of settings"
     place, name = document.where(key), dotted(key) or "config"
     return f"{place}: {name}: expected {expected}, got {_shown(document, key)}"
+
+
+def _expected(key: Key) -> str | None:
+    """Say what belongs at a key, or at an item of the list there."""
+    field = _field_at(key)
+    if field is not None:
+        return describe(field)
+    field = _field_at(key[:-1])
+    if field is not None and isinstance(key[-1], int):
+        return _describe_item(field.annotation)
+    return None
 
 
 def _explain_unknown(document: Document, key: Key) -> str:
@@ -399,12 +416,7 @@ def _section_at(key: Key, value: object) -> type[Section] | None:
         return Config
     if len(key) == 1:
         return _sections().get(str(key[0]))
-    kinds: dict[str, type[Section]] = {
-        "<text>": TextCorpus,
-        "<generated>": GeneratedCorpus,
-        "<hub>": HubCorpus,
-    }
-    return kinds.get(_corpus_kind(value) or "")
+    return _KINDS.get(_corpus_kind(value) or "")
 
 
 def _field_at(key: Key) -> FieldInfo | None:
@@ -442,6 +454,13 @@ def _describe_type(annotation: Any, metadata: list[Any]) -> str:
         return "a mapping"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     return names.get(annotation, "nothing") + _describe_bounds(metadata)
+
+
+def _describe_item(annotation: Any) -> str | None:
+    """Say in words what the items of a list are."""
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    return _describe_type(get_args(annotation)[0], []) if get_origin(annotation) is list else None
 
 
 def _describe_bounds(metadata: list[Any]) -> str:

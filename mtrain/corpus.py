@@ -123,7 +123,7 @@ def read_pairs(corpus: Corpus, reading: Reading) -> Iterator[Pair]:
     if isinstance(corpus, TextCorpus):
         pairs = _read_files(reading.root / corpus.src, reading.root / corpus.tgt, reading)
     elif isinstance(corpus, GeneratedCorpus):
-        pairs = phrasebook.pairs(corpus.split, corpus.pairs)
+        pairs = _generate(corpus)
     else:
         pairs = _read_dataset(corpus, reading.root)
     for src, tgt in pairs:
@@ -181,6 +181,13 @@ def _decode(path: Path, number: int, line: bytes, reading: Reading) -> str | Non
             f"{path}:{number}: not valid UTF-8 (byte {error.start + 1} of the line); mend "
             "the line, or set data.invalid_utf8: drop to leave such pairs out"
         ) from None
+
+
+def _generate(corpus: GeneratedCorpus) -> Iterator[Pair]:
+    try:
+        return phrasebook.pairs(corpus.split, corpus.pairs)
+    except ValueError as error:
+        raise UserError(f"{describe(corpus)}: {error}") from None
 
 
 def _read_dataset(corpus: HubCorpus, root: Path) -> Iterator[Pair]:

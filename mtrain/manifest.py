@@ -51,9 +51,13 @@ def seal(directory: Path) -> None:
     write_file(directory / NAME, _with_own_hash({"files": entries}))
 
 
-def verify(directory: Path) -> None:
-    """Raise `DamagedError` unless the directory is exactly what its manifest says."""
-    for name, entry in _read_manifest(directory).items():
+def verify(directory: Path, *needed: str) -> None:
+    """Raise `DamagedError` unless a directory is what its manifest says, `needed` files included."""
+    entries = _read_manifest(directory)
+    for name in needed:
+        if name not in entries:
+            raise DamagedError(f"{directory / NAME}: does not list {name}")
+    for name, entry in entries.items():
         file = directory / name
         if file.is_symlink() or not file.is_file():
             raise DamagedError(f"{file}: missing")
@@ -141,7 +145,16 @@ def _read_manifest(directory: Path) -> dict[str, dict[str, object]]:
         raise DamagedError(f"{path}: damaged")
     if _with_own_hash({"files": content["files"]}) != text:
         raise DamagedError(f"{path}: damaged: it does not match its own SHA-256")
-    entries: dict[str, dict[str, object]] = content["files"]
-    if not isinstance(entries, dict) or any(Path(name).name != name for name in entries):
-        raise DamagedError(f"{path}: names files outside its directory")
+    entries = content["files"]
+    if not isinstance(entries, dict) or not all(
+        _is_entry(name, entry) for name, entry in entries.items()
+    ):
+        raise DamagedError(f"{path}: lists something that is not a file of its directory")
     return entries
+
+
+def _is_entry(name: str, entry: object) -> bool:
+    """Tell whether a manifest's item is a plain file name with size and hash."""
+    if not isinstance(entry, dict) or set(entry) != {"size", "sha256"}:
+        return False
+    return Path(name).name == name and name not in ("", "..") and "\0" not in name

@@ -76,7 +76,7 @@ def cache_directory() -> Path:
 def open_store(path: Path) -> Store | None:
     """Open a store, or return None where there is no whole one."""
     try:
-        manifest.verify(path)
+        manifest.verify(path, "store.json", "ids.bin", "offsets.npy")
     except manifest.DamagedError:
         return None
     meta = json.loads((path / "store.json").read_text(encoding="utf-8"))

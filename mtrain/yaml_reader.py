@@ -5,6 +5,7 @@ PyYAML alone reads `5e-4` as a string, lets a duplicate key win silently, takes 
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ def read_document(path: Path) -> Document:
 def parse_document(text: str, name: str) -> Document:
     """Parse YAML text that came from a file `name`; raises `RefusedError`."""
     document = Document(name)
-    document.value = _parse(text, document, (), lambda mark: f"{name}:{mark.line + 1}")
+    document.value = _parse(text, document, (), lambda line: f"{name}:{line + 1}")
     if not isinstance(document.value, dict):
         raise RefusedError(f"{name}: expected a mapping of settings such as `run_dir: ...`")
     return document
@@ -89,42 +90,65 @@ def set_value(document: Document, override: str) -> None:
     if not equals or not all(parts):
         raise RefusedError(f"{place}: expected KEY=VALUE, such as --set train.max_steps=1000")
     target = document.value
-    for part in parts[:-1]:
-        target = target.setdefault(part, {})
+    for depth, part in enumerate(parts[:-1], 1):
+        if part not in target:
+            target[part] = {}
+            document.lines[parts[:depth]] = place
+        target = target[part]
         if not isinstance(target, dict):
             raise RefusedError(f"{place}: {part} is not a group of settings; set it as a whole")
     for places in (document.lines, document.raw):
         for key in [key for key in places if key[: len(parts)] == parts]:
             del places[key]
-    target[parts[-1]] = _parse(text, document, parts, lambda mark: place)
+    document.lines[parts] = place
+    target[parts[-1]] = _parse(text, document, parts, lambda line: place)
 
 
-def _parse(text: str, document: Document, key: Key, place: Any) -> Any:
+def dump_document(value: object) -> str:
+    """Write plain values as YAML that reads back to equal ones, here and in other readers."""
+    text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+    return text
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes every text that is not plainly a word: `1e-4`, `no` and the like stay text."""
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    special = text.lower() in _TRUE | _FALSE | _NULL
+    plain = re.fullmatch(r"[A-Za-z_/][A-Za-z0-9_./-]*", text) and not special
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if plain else '"')
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def _parse(text: str, document: Document, key: Key, place: Callable[[int], str]) -> Any:
+    """Parse YAML to plain values; `place` names a line counted from 0."""
     try:
         node = yaml.compose(text, Loader=yaml.BaseLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        where = place(mark) if mark else document.name
+        where = place(mark.line if mark else 0)
         raise RefusedError(f"{where}: not valid YAML: {error.problem or error.context}") from None
-    except yaml.YAMLError as error:
-        raise RefusedError(
-            f"{document.name}: not valid YAML: {str(error).splitlines()[0]}"
-        ) from None
+    except yaml.reader.ReaderError as error:
+        where = place(text[: error.position].count("\n"))
+        raise RefusedError(f"{where}: not valid YAML: a control character") from None
     except RecursionError:
-        raise RefusedError(f"{document.name}: nested too deeply for a config") from None
+        raise RefusedError(f"{place(0)}: nested too deeply for a config") from None
     return _Builder(document, place).build(node, key) if node is not None else None
 
 
 class _Builder:
     """Turns YAML nodes into plain values and remembers where each stood."""
 
-    def __init__(self, document: Document, place: Any) -> None:
+    def __init__(self, document: Document, place: Callable[[int], str]) -> None:
         self.document = document
         self.place = place
         self.count = 0
 
     def build(self, node: yaml.Node, key: Key) -> Any:
-        where = self.place(node.start_mark)
+        where = self.place(node.start_mark.line)
         self.document.lines[key] = where
         self.count += 1
         if self.count > MAX_NODES or len(key) > 20:
@@ -149,7 +173,7 @@ class _Builder:
     def _mapping(self, node: yaml.MappingNode, key: Key) -> dict[str, Any]:
         result: dict[str, Any] = {}
         for name_node, value_node in node.value:
-            where = self.place(name_node.start_mark)
+            where = self.place(name_node.start_mark.line)
             if not isinstance(name_node, yaml.ScalarNode):
                 raise RefusedError(f"{where}: a key must be a word")
             name = name_node.value

@@ -355,7 +355,16 @@ def test_scores_and_n_best_lists(command: Command, run_dir: Path) -> None:
 def test_a_reader_that_goes_away_ends_translate_quietly(
     run_dir: Path, places: dict[str, Path], option: list[str]
 ) -> None:
-    arguments = [sys.executable, "-m", "mtrain", "translate", "-m", run_dir, "-i", places["src"]]
+    arguments = [
+        sys.executable,
+        "-m",
+        "mtrain",
+        "translate",
+        "-m",
+        str(run_dir),
+        "-i",
+        str(places["src"]),
+    ]
     with subprocess.Popen(
         [*arguments, *option], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
@@ -367,7 +376,7 @@ def test_a_reader_that_goes_away_ends_translate_quietly(
 
 
 def test_each_line_is_answered_before_the_next_and_ctrl_c_ends(run_dir: Path) -> None:
-    arguments = [sys.executable, "-m", "mtrain", "translate", "-m", run_dir, "--line-buffered"]
+    arguments = [sys.executable, "-m", "mtrain", "translate", "-m", str(run_dir), "--line-buffered"]
     pipe = subprocess.PIPE
     with subprocess.Popen(arguments, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdin is not None

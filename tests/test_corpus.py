@@ -244,14 +244,13 @@ def test_the_scan_s_hash_is_of_the_text_on_both_sides(tmp_path: Path) -> None:
 
 
 def test_the_phrasebook_is_read_by_split_and_size() -> None:
+    corpus = GeneratedCorpus(generated="phrasebook", split="train", pairs=40)
     texts = {
-        split: read(GeneratedCorpus(generated="phrasebook", split=split, pairs=40))[0]
-        for split in phrasebook.SPLITS
+        split: read(corpus.model_copy(update={"split": split}))[0] for split in phrasebook.SPLITS
     }
     assert all(len(pairs) == 40 for pairs in texts.values())
     sides = [{src for src, _ in pairs} for pairs in texts.values()]
     assert not (sides[0] & sides[1] | sides[0] & sides[2] | sides[1] & sides[2])
-    corpus = GeneratedCorpus(generated="phrasebook", split="train", pairs=40)
     assert read(corpus)[0] == texts["train"]
     found = scan(corpus, Reading())
     assert found.pairs == 40

@@ -466,7 +466,7 @@ def test_a_forgotten_part_of_the_state_is_noticed(
     ("owner", "name", "broken"),
     [
         (training, "micro_batch_seed", lambda seed, step, number: seed + step + number),
-        (training, "load_weights", lambda *_: None),
+        (Optimizer, "load_weights", lambda *_: None),
         (Optimizer, "load_moments", lambda *_: None),
         (training, "Position", lambda step=0, *_: Position(step)),
     ],
