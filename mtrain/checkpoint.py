@@ -163,12 +163,16 @@ def average(paths: list[Path]) -> dict[str, Tensor]:
     return {name: (weight / len(paths)).float() for name, weight in total.items()}
 
 
-def average_run(run_dir: Path, last: int, output: Path) -> list[Path]:
-    """Average the newest `last` checkpoints of a run into a new checkpoint directory."""
-    paths = steps(run_dir / "checkpoints")[-last:]
+def average_run(
+    run_dir: Path, last: int, output: Path, is_scheduled: Callable[[int], bool]
+) -> list[Path]:
+    """Average the newest `last` scheduled checkpoints of a run into a new checkpoint directory."""
+    present = steps(run_dir / "checkpoints")
+    paths = [path for path in present if is_scheduled(step_of(path) or 0)][-last:]
     if len(paths) < last:
         raise UserError(
-            f"{run_dir}: has {len(paths)} checkpoints, not the {last} to be averaged; lower --last"
+            f"{run_dir}: has {len(paths)} scheduled checkpoints, not the {last} to be averaged; "
+            "lower --last"
         )
     if output.exists():
         raise UserError(f"{output}: exists already; name a new directory")

@@ -2,9 +2,12 @@
 runs.
 """
 
+import gzip
 import json
+import math
 import os
 import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -268,8 +271,12 @@ def average(
 ) -> None:
     """Average the weights of a run's last checkpoints into one checkpoint."""
     from mtrain import checkpoint
+    from mtrain.config import load_config
 
-    paths = checkpoint.average_run(run_dir, last, output)
+    if not (run_dir / "config.yaml").exists():
+        raise UserError(f"{run_dir}: not a run directory: it holds no config.yaml")
+    train = load_config(run_dir / "config.yaml").train
+    paths = checkpoint.average_run(run_dir, last, output, train.is_scheduled)
     log.logger.info("averaged %s into %s", ", ".join(path.name for path in paths), output)
 
 
@@ -321,6 +328,8 @@ def _load_translator(
         raise RefusedError(f"--precision {precision}: expected auto, fp32 or bf16")
     if length_norm not in (None, "gnmt", "power"):
         raise RefusedError(f"--length-norm {length_norm}: expected gnmt or power")
+    if length_penalty is not None and not math.isfinite(length_penalty):
+        raise RefusedError(f"--length-penalty {length_penalty}: expected a number from 0")
     from mtrain.translate import load_translator
 
     return load_translator(
@@ -343,7 +352,10 @@ def _input(name: str) -> Iterator[Any]:
     from mtrain.corpus import open_bytes
 
     with open_bytes(Path(name)) as stream:
-        yield stream
+        try:
+            yield stream
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise UserError(f"{name}: cannot read: {error}") from None
 
 
 @contextmanager

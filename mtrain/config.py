@@ -184,6 +184,10 @@ class TrainConfig(Section):
         5, description="checkpoints averaged for the final model; 0: off"
     )
 
+    def is_scheduled(self, step: int) -> bool:
+        """Tell whether the checkpoint of a step is a scheduled one, and not left by a stop."""
+        return step % self.save_every == 0 or step == self.max_steps
+
 
 class DecodeConfig(Section):
     """How translations are searched for."""

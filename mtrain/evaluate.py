@@ -99,7 +99,7 @@ def score(
         len(hypotheses),
         metrics.bleu(hypotheses, references, tokenize=tokenize, lowercase=lowercase, interval=True),
         metrics.chrf(hypotheses, references, lowercase=lowercase, interval=True),
-        metrics.ter(hypotheses, references, tokenize=tokenize, lowercase=lowercase, interval=True),
+        metrics.ter(hypotheses, references, tokenize=tokenize, interval=True),
     )
 
 

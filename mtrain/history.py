@@ -56,6 +56,12 @@ class History:
         candidates = self.entries + ([self.average] if self.average else [])
         return max(candidates, key=self._quality, default=None)
 
+    @property
+    def best_step(self) -> str | None:
+        """Name of the best checkpoint of a step, whether or not the average is better."""
+        best = max(self.entries, key=self._quality, default=None)
+        return best["checkpoint"] if best else None
+
     def is_out_of_patience(self, patience: int) -> bool:
         """Tell whether the last `patience` validations all failed to better the ones before."""
         if not patience or not self.entries:

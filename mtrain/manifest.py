@@ -52,7 +52,10 @@ def seal(directory: Path) -> None:
 
 
 def verify(directory: Path, *needed: str) -> None:
-    """Raise `DamagedError` unless a directory is what its manifest says, `needed` files included."""
+    """Raise `DamagedError` unless a directory is what its manifest says.
+
+    The manifest must list the files `needed`.
+    """
     entries = _read_manifest(directory)
     for name in needed:
         if name not in entries:

@@ -104,14 +104,16 @@ def ter(
     references: list[list[str]],
     *,
     tokenize: str,
-    lowercase: bool = False,
     interval: bool = False,
 ) -> Score:
-    """Corpus TER; lower is better. Chinese and Japanese are cut into characters."""
+    """Corpus TER without case, as sacreBLEU has it; lower is better.
+
+    Chinese and Japanese are cut into characters.
+    """
     from sacrebleu.metrics.ter import TER
 
     asian = tokenize in ("zh", "ja-mecab", "char")
-    metric = TER(case_sensitive=not lowercase, normalized=asian, asian_support=asian)
+    metric = TER(normalized=asian, asian_support=asian)
     return _score("TER", metric, hypotheses, references, interval)
 
 

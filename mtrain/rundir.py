@@ -60,10 +60,12 @@ class RunDirectory:
             with lock.exclusive(self.path / ".lock", wait=False):
                 yield
         except OSError as error:
-            place = error.filename or self.path
-            raise UserError(
-                f"{place}: cannot use the run directory: {error.strerror or error}"
-            ) from None
+            raise self.failure(error) from None
+
+    def failure(self, error: OSError) -> UserError:
+        """Turn a system's error into one for people."""
+        place = error.filename or self.path
+        return UserError(f"{place}: cannot use the run directory: {error.strerror or error}")
 
     def check_settings(self, config: Config) -> None:
         """Refuse a config that differs from the run's in more than its free keys; log what

@@ -4,6 +4,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -290,23 +291,22 @@ class Trainer:
         return Snapshot(weights or self.optimizer.weights(), dump_config(self.config), proto)
 
     def _prune(self) -> None:
-        train, best = self.config.train, self.validation.history.best
+        train = self.config.train
         checkpoint.prune(
             self.run_dir.checkpoints,
-            is_scheduled=self._is_scheduled,
+            is_scheduled=train.is_scheduled,
             keep=max(train.keep_checkpoints, train.average_last),
-            best=best["checkpoint"] if best else None,
+            best=self.validation.history.best_step,
         )
 
     def _last_scheduled(self) -> list[Path]:
         """List the checkpoints to be averaged."""
         present = checkpoint.steps(self.run_dir.checkpoints)
-        scheduled = [p for p in present if self._is_scheduled(checkpoint.step_of(p) or 0)]
+        scheduled = [
+            p for p in present if self.config.train.is_scheduled(checkpoint.step_of(p) or 0)
+        ]
         last = self.config.train.average_last
         return scheduled[-last:] if last else []
-
-    def _is_scheduled(self, step: int) -> bool:
-        return step % self.config.train.save_every == 0 or step == self.config.train.max_steps
 
     def _resume(self) -> None:
         """Go on from the newest good checkpoint, if there is one."""
@@ -328,15 +328,21 @@ class Trainer:
 
     def _newest_good(self) -> tuple[Path, Snapshot, TrainerState] | None:
         """Load the newest checkpoint that can be resumed from; damaged ones are named and passed
-        over.
+        over, and removed: the run will come by their steps again.
         """
+        damaged: list[Path] = []
         for path in reversed(checkpoint.named_steps(self.run_dir.checkpoints)):
             try:
-                return path, checkpoint.load(path), checkpoint.load_trainer(path)
+                trainer = checkpoint.load_trainer(path)
+                found = path, checkpoint.load(path), trainer
             except DamagedError as error:
-                if manifest.is_complete(path) and not (path / checkpoint.TRAINER).exists():
-                    break  # an old one: only the newest two keep what resuming needs
-                logger.warning("%s; going back to an earlier checkpoint", error)
+                damaged.append(path)
+                if len(damaged) <= 2:  # only the newest two keep what resuming needs
+                    logger.warning("%s; going back to an earlier checkpoint", error)
+                continue
+            for path in damaged:
+                manifest.remove_directory(path)
+            return found
         if checkpoint.steps(self.run_dir.checkpoints):
             raise UserError(
                 f"{self.run_dir.checkpoints}: no checkpoint that can be resumed from is whole; "
@@ -423,21 +429,28 @@ def train(config: Config, stop: Stop) -> None:
     with run.hold():
         run.check_settings(config)
         add_log_file(run.path / "train.log")
-        trainer = None
-        try:
-            prepared = prepare(config, run.tokenizer, stop)
-            run.check_data(prepared.fingerprints)
-            trainer = Trainer(config, prepared, run, stop)
-            trainer.run()
-        except RefusedError:
-            raise
-        except UserError as error:
-            state = "stopped" if isinstance(error, StoppedError) else "failed"
-            run.set_status(
-                state, trainer.position.step if trainer else 0, str(error), error.exit_code
-            )
-            raise
-        run.set_status("complete", trainer.position.step, exit_code=EXIT_OK)
+        step = _train_or_tell(config, run, stop)
+        run.set_status("complete", step, exit_code=EXIT_OK)
+
+
+def _train_or_tell(config: Config, run: RunDirectory, stop: Stop) -> int:
+    """Train to the end and return the last step; whatever ends it earlier is told in the status."""
+    trainer = None
+    try:
+        prepared = prepare(config, run.tokenizer, stop)
+        run.check_data(prepared.fingerprints)
+        trainer = Trainer(config, prepared, run, stop)
+        trainer.run()
+    except RefusedError:
+        raise
+    except (UserError, OSError) as error:
+        failure = error if isinstance(error, UserError) else run.failure(error)
+        state = "stopped" if isinstance(error, StoppedError) else "failed"
+        step = trainer.position.step if trainer else 0
+        with suppress(OSError):  # on a full disk the message is all that can be left
+            run.set_status(state, step, str(failure), failure.exit_code)
+        raise failure from None
+    return trainer.position.step
 
 
 def dry_run(config: Config, stop: Stop) -> None:

@@ -38,6 +38,7 @@ class Validation:
         name = checkpoint.step_name(step)
         self._keep(name, hypotheses, step, "valid/", entry)
         self.history.entries.append({"step": step, "checkpoint": name, **entry})
+        self.history.average = None  # training has gone on since
         self._write_history()
         best = self.history.best
         mark = "  best so far" if best is not None and best["step"] == step else ""

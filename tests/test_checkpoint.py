@@ -436,7 +436,7 @@ def test_a_damaged_checkpoint_names_the_newest_good_one(tmp_path: Path) -> None:
 def test_averaging_a_run_takes_its_newest(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", 10, 20, 30)
     output = tmp_path / "mean"
-    assert [p.name for p in checkpoint.average_run(run, 2, output)] == [
+    assert [p.name for p in checkpoint.average_run(run, 2, output, lambda _: True)] == [
         "step-00000020",
         "step-00000030",
     ]
@@ -445,9 +445,9 @@ def test_averaging_a_run_takes_its_newest(tmp_path: Path) -> None:
     assert all(torch.equal(read.weights[name], w) for name, w in expected.items())
     assert read.config == CONFIG
     with pytest.raises(UserError, match="mean: exists already"):
-        checkpoint.average_run(run, 2, output)
-    with pytest.raises(UserError, match=r"has 3 checkpoints, not the 4.*--last"):
-        checkpoint.average_run(run, 4, tmp_path / "other")
+        checkpoint.average_run(run, 2, output, lambda _: True)
+    with pytest.raises(UserError, match=r"has 3 scheduled checkpoints, not the 4.*--last"):
+        checkpoint.average_run(run, 4, tmp_path / "other", lambda _: True)
 
 
 # --- locks ------------------------------------------------------------------------------------

@@ -66,15 +66,15 @@ def sacrebleu_cli(
 @pytest.mark.parametrize(
     ("hypotheses", "references", "language", "lowercase", "options"),
     [
-        (HYPOTHESIS, [REFERENCE], "en", False, ["--ter-case-sensitive"]),
-        (HYPOTHESIS, [REFERENCE, SECOND], None, False, ["--ter-case-sensitive"]),
+        (HYPOTHESIS, [REFERENCE], "en", False, []),
+        (HYPOTHESIS, [REFERENCE, SECOND], None, False, []),
         (HYPOTHESIS, [REFERENCE], "en", True, ["--lowercase", "--chrf-lowercase"]),
         (
             CHINESE,
             [CHINESE_REFERENCE],
             "zh",
             False,
-            ["-tok", "zh", "--ter-case-sensitive", "--ter-asian-support", "--ter-normalized"],
+            ["-tok", "zh", "--ter-asian-support", "--ter-normalized"],
         ),
     ],
     ids=["one reference", "two references", "lowercase", "Chinese"],

@@ -13,9 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from mtrain.phrasebook import inflection, lexicon
-from mtrain.phrasebook.clauses import Clause, english, german
-from mtrain.phrasebook.inflection import ACC, ADJECTIVES, NOUNS, VERBS, Adjective, Noun, Verb
 from mtrain.phrasebook import (
     LIMITS,
     MAX_WORDS,
@@ -23,9 +20,20 @@ from mtrain.phrasebook import (
     SPLITS,
     Derivation,
     derivations,
+    inflection,
+    lexicon,
     pairs,
 )
-from mtrain.phrasebook.phrases import DESCRIBING, FRAMES, SUBJECT_PRONOUNS, Source, held_out, noun_phrase
+from mtrain.phrasebook.clauses import Clause, english, german
+from mtrain.phrasebook.inflection import ACC, ADJECTIVES, NOUNS, VERBS, Adjective, Noun, Verb
+from mtrain.phrasebook.phrases import (
+    DESCRIBING,
+    FRAMES,
+    SUBJECT_PRONOUNS,
+    Source,
+    held_out,
+    noun_phrase,
+)
 
 PARADIGMS = Path(__file__).with_name("phrasebook_paradigms.txt")
 # Separable prefixes: hunspell lacks some joined forms, such as "einschläft".

@@ -231,5 +231,19 @@ def test_the_length_penalty_prefers_longer_translations() -> None:
         assert found[0].ids == best
 
 
+@pytest.mark.parametrize("beam_size", [2, 4])
+def test_unlikely_early_endings_do_not_stop_a_likely_hypothesis(beam_size: int) -> None:
+    """Five words of 98 % each and a certain end, beside an eos of 1 % after every word."""
+
+    def table(sentence: int, prefix: tuple[int, ...]) -> list[float]:
+        if len(prefix) == 5:
+            return [0.0, -math.inf, -math.inf]
+        return [math.log(0.01), -math.inf, math.log(0.98)]
+
+    (found,) = search(table, [20], beam_size, length_normalizer("gnmt", 0.6))
+    assert found[0].ids == [2] * 5
+    assert found[0].score == pytest.approx(5 * math.log(0.98), abs=1e-6)
+
+
 def test_no_sentences_give_no_hypotheses() -> None:
     assert search(random_table(0, 3), [], 2, length_normalizer("gnmt", 0.6)) == []
