@@ -299,6 +299,12 @@ def _conflicts(config: Config) -> Iterator[tuple[Key, str]]:
             ("model", "d_model"),
             f"sinusoidal positions need an even d_model, not {model.d_model}",
         )
+    symbols = config.tokenizer.user_symbols
+    for symbol in symbols:
+        if symbol in ("<pad>", "<unk>", "<s>", "</s>"):
+            yield ("tokenizer", "user_symbols"), f"{symbol} is a special piece already"
+        elif symbols.count(symbol) > 1:
+            yield ("tokenizer", "user_symbols"), f"{symbol} is listed twice"
     if train.max_tokens < data.max_length:
         yield (
             ("train", "max_tokens"),

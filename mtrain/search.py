@@ -59,9 +59,9 @@ def beam_search(
     """Search the best continuations of bos for each of `len(max_lens)` sentences; best first.
 
     `step` maps tokens (N,) and a state to log-probabilities (N, V) of the next token and a new
-    state. A sentence is done when `beam_size` hypotheses have ended, or at its own limit of
-    `max_lens` tokens with eos, where eos is all that may follow. If eos has no probability even
-    there, the best unended hypothesis is returned.
+    state. A sentence is done when `beam_size` hypotheses have ended and none alive is better, or
+    at its own limit of `max_lens` tokens with eos, where eos is all that may follow. If eos has no
+    probability even there, the best unended hypothesis is returned.
     """
     search = _Search(beam_size, normalize, eos_id, max_lens, device or torch.device("cpu"))
     tokens = torch.full((len(max_lens),), bos_id, device=search.device)
@@ -108,7 +108,7 @@ class _Search:
         scores, parents, tokens = self._candidates(log_probs)
         ended = (tokens == self.eos_id) & scores.isfinite()
         self._collect(scores, parents, ended)
-        kept = self._drop_done()
+        kept = self._drop_done(scores.masked_fill(tokens == self.eos_id, float("-inf")))
         if kept is not None:
             scores, parents, tokens = scores[kept], parents[kept], tokens[kept]
         parents, tokens = self._extend(scores, parents, tokens)
@@ -149,14 +149,15 @@ class _Search:
         ):
             self.found[self.sentences[row]].append(Hypothesis(ids, score, score / divisor))
 
-    def _drop_done(self) -> Tensor | None:
-        """Take out the sentences that are done; returns the places of the others, or None if none
-        is done.
+    def _drop_done(self, live: Tensor) -> Tensor | None:
+        """Take out the sentences that are done, given the scores (B, C) of unended candidates.
+
+        Returns the places of the others, or None if none is done.
         """
-        length = self.prefixes.shape[2] + 1
+        best_live = live.amax(1).tolist()
         kept = []
         for place, sentence in enumerate(self.sentences):
-            if length < self.limits[sentence] and len(self.found[sentence]) < self.beam_size:
+            if not self._is_done(sentence, best_live[place]):
                 kept.append(place)
             elif not self.found[sentence]:
                 self.found[sentence].append(self._unended(place))
@@ -166,6 +167,18 @@ class _Search:
         self.sentences = [self.sentences[place] for place in kept]
         self.scores, self.prefixes = self.scores[places], self.prefixes[places]
         return places
+
+    def _is_done(self, sentence: int, best_live: float) -> bool:
+        """Tell whether a sentence is at its limit, or has enough hypotheses with none alive that
+        is better. A beam of 1 is greedy search, which ends with its first eos.
+        """
+        found, length = self.found[sentence], self.prefixes.shape[2] + 1
+        if length >= self.limits[sentence]:
+            return True
+        if len(found) < self.beam_size:
+            return False
+        best_found = max(hypothesis.normalized for hypothesis in found)
+        return self.beam_size == 1 or best_live / self.normalize(length) <= best_found
 
     def _unended(self, place: int) -> Hypothesis:
         """The best hypothesis of a sentence that reached its limit without a possible eos."""

@@ -12,6 +12,8 @@ from mtrain.errors import UserError
 # More sentences than this are sampled from for training the vocabulary: bounded memory at any
 # corpus size.
 MAX_SENTENCES = 4_000_000
+# Longer ones are left out of training the vocabulary; SentencePiece's own limit is 4,192.
+MAX_SENTENCE_BYTES = 1 << 20
 
 
 class Tokenizer:
@@ -106,6 +108,7 @@ def train_tokenizer(
             byte_fallback=byte_fallback,
             user_defined_symbols=list(user_symbols),
             input_sentence_size=MAX_SENTENCES,
+            max_sentence_length=MAX_SENTENCE_BYTES,
             shuffle_input_sentence=True,
             pad_id=0,
             unk_id=1,
@@ -123,7 +126,7 @@ def train_tokenizer(
     try:
         largest = Tokenizer(train(vocab_size, False)).vocab_size
     except RuntimeError:
-        if not any(True for _ in sentences()):
+        if not any(sentence.strip() for sentence in sentences()):
             raise UserError("data.train: holds no text to train the vocabulary on") from None
         raise UserError(
             f"tokenizer.vocab_size: {vocab_size} is too small: it must hold the special pieces, "

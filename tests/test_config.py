@@ -313,6 +313,8 @@ def test_every_kind_of_corpus_is_told_by_its_keys(tmp_path: Path) -> None:
         ("train: {device: gpu}", "c.yaml:7", ["train.device", "cuda:N or mps", "'gpu'"]),
         ("train: {compile: 1}", "c.yaml:7", ["train.compile", "auto or true or false", "1"]),
         ("tokenizer: {user_symbols: [on]}", "c.yaml:7", ["user_symbols", '"on" in quotes']),
+        ("tokenizer: {user_symbols: [a, a]}", "c.yaml:7", ["user_symbols", "a is listed twice"]),
+        ("tokenizer: {user_symbols: [<s>]}", "c.yaml:7", ["user_symbols", "<s> is a special"]),
         ("model: none", "c.yaml:7", ["model", "expected a mapping", "'none'"]),
         ("model:", "c.yaml:7", ["model", "expected a mapping", "nothing"]),
         ("train: []", "c.yaml:7", ["train", "expected a mapping", "a list of 0"]),
@@ -570,7 +572,7 @@ CONFIGS = st.builds(
         path=st.none() | WORDS,
         character_coverage=st.floats(0, 1, exclude_min=True),
         byte_fallback=st.booleans(),
-        user_symbols=st.lists(WORDS, max_size=3),
+        user_symbols=st.lists(WORDS, max_size=3, unique=True),
     ),
     model=st.builds(ModelConfig, dropout=RATES, norm=st.sampled_from(["post", "pre"])),
     train=st.builds(

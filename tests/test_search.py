@@ -88,7 +88,9 @@ def enumerate_all(table: Table, sentence: int, limit: int, vocab_size: int) -> S
     return ended
 
 
-def naive_beam(table: Table, sentence: int, limit: int, vocab_size: int, beam_size: int) -> Scored:
+def naive_beam(
+    table: Table, sentence: int, limit: int, vocab_size: int, beam_size: int, normalize: Normalize
+) -> Scored:
     """Beam search on lists for one sentence: what ends among the best `beam_size` is kept."""
     ended: Scored = []
     alive: Scored = [((), 0.0)]
@@ -101,10 +103,12 @@ def naive_beam(table: Table, sentence: int, limit: int, vocab_size: int, beam_si
         ]
         candidates.sort(key=lambda c: -c[2])
         ended += [(ids, score) for ids, token, score in candidates[:beam_size] if token == EOS]
-        if len(ended) >= beam_size:
-            break
         going_on = [((*ids, token), score) for ids, token, score in candidates if token != EOS]
         alive = going_on[:beam_size]
+        if len(ended) >= beam_size and alive:
+            best = max(score / normalize(len(ids) + 1) for ids, score in ended)
+            if beam_size == 1 or alive[0][1] / normalize(time) <= best:
+                break
     return ended
 
 
@@ -158,7 +162,9 @@ def test_narrow_beams_of_many_sentences_equal_a_plain_loop_over_each(
     table, limits = random_table(seed, 7), [9, 2, 6, 1, 12]
     found = search(table, limits, beam_size, normalize)
     for sentence, limit in enumerate(limits):
-        check(found[sentence], naive_beam(table, sentence, limit, 7, beam_size), normalize)
+        check(
+            found[sentence], naive_beam(table, sentence, limit, 7, beam_size, normalize), normalize
+        )
 
 
 @SEEDS
