@@ -93,38 +93,20 @@ def train_tokenizer(
     SentencePiece's defaults squeeze runs of spaces and turn Chinese full-width punctuation into
     ASCII.
     """
-
-    def train(size: int, exact: bool) -> bytes:
-        model = io.BytesIO()
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(sentences()),
-            model_writer=model,
-            model_type=model_type,
-            vocab_size=size,
-            hard_vocab_limit=exact,
-            normalization_rule_name=normalization,
-            remove_extra_whitespaces=normalization != "identity",
-            character_coverage=character_coverage,
-            byte_fallback=byte_fallback,
-            user_defined_symbols=list(user_symbols),
-            input_sentence_size=MAX_SENTENCES,
-            max_sentence_length=MAX_SENTENCE_BYTES,
-            shuffle_input_sentence=True,
-            pad_id=0,
-            unk_id=1,
-            bos_id=2,
-            eos_id=3,
-            num_threads=1,  # unigram's sums depend on the number of threads
-            minloglevel=2,
-        )
-        return model.getvalue()
-
+    options = {
+        "model_type": model_type,
+        "normalization_rule_name": normalization,
+        "remove_extra_whitespaces": normalization != "identity",
+        "character_coverage": character_coverage,
+        "byte_fallback": byte_fallback,
+        "user_defined_symbols": list(user_symbols),
+    }
     try:
-        return train(vocab_size, True)
+        return _train(sentences(), options, vocab_size, exact=True)
     except RuntimeError:
         pass  # too large or too small: a second try, free to end lower, tells which
     try:
-        largest = Tokenizer(train(vocab_size, False)).vocab_size
+        largest = Tokenizer(_train(sentences(), options, vocab_size, exact=False)).vocab_size
     except RuntimeError:
         if not any(sentence.strip() for sentence in sentences()):
             raise UserError("data.train: holds no text to train the vocabulary on") from None
@@ -137,3 +119,27 @@ def train_tokenizer(
         f"tokenizer.vocab_size: {vocab_size} is too large for this text: "
         f"the largest that works is {largest}"
     )
+
+
+def _train(
+    sentences: Iterable[str], options: dict[str, object], vocab_size: int, *, exact: bool
+) -> bytes:
+    """Run SentencePiece's trainer; unless `exact`, a text that is too small gives fewer pieces."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(sentences),
+        model_writer=model,
+        vocab_size=vocab_size,
+        hard_vocab_limit=exact,
+        input_sentence_size=MAX_SENTENCES,
+        max_sentence_length=MAX_SENTENCE_BYTES,
+        shuffle_input_sentence=True,
+        pad_id=0,
+        unk_id=1,
+        bos_id=2,
+        eos_id=3,
+        num_threads=1,  # unigram's sums depend on the number of threads
+        minloglevel=2,
+        **options,
+    )
+    return model.getvalue()

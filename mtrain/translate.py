@@ -184,7 +184,7 @@ class Translator:
             batch = collate([(src[i], tgt[i]) for i in rows], self.ids).to(self.device)
             hidden = self.model.hidden(batch.src, batch.tgt_in).flatten(0, 1)[batch.positions]
             log_probs = self.model.project(hidden).float().log_softmax(-1)
-            nll = -log_probs.gather(1, batch.targets[:, None])[:, 0].double().cpu()
+            nll = -log_probs.gather(1, batch.targets[:, None])[:, 0].cpu().double()
             row_of = batch.positions.cpu() // batch.tgt_out.shape[1]
             result[torch.from_numpy(rows)] = torch.zeros(len(rows), dtype=torch.float64).index_add(
                 0, row_of, nll

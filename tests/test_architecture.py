@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import mtrain
-from mtrain.config import load_config
+from mtrain.config import flatten, load_config
+from mtrain.yaml_reader import read_document
 
 PACKAGE = Path(mtrain.__file__).parent
 ROOT = PACKAGE.parent
@@ -235,3 +236,10 @@ def test_shipped_configs_load(path: Path) -> None:
     config = load_config(path)
     assert config.run_dir == f"runs/{path.stem}"
     assert list((ROOT / "configs").glob("*")) == list((ROOT / "configs").glob("*.yaml"))
+
+
+def test_the_manual_shows_every_setting() -> None:
+    path = ROOT / "configs" / "multi30k-en-de.yaml"
+    shown = read_document(path).lines
+    missing = [key for key in flatten(load_config(path)) if tuple(key.split(".")) not in shown]
+    assert missing == []
