@@ -4,6 +4,7 @@ import hashlib
 import io
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
 
@@ -93,7 +94,7 @@ def train_tokenizer(
     SentencePiece's defaults squeeze runs of spaces and turn Chinese full-width punctuation into
     ASCII.
     """
-    options = {
+    options: dict[str, Any] = {
         "model_type": model_type,
         "normalization_rule_name": normalization,
         "remove_extra_whitespaces": normalization != "identity",
@@ -122,7 +123,7 @@ def train_tokenizer(
 
 
 def _train(
-    sentences: Iterable[str], options: dict[str, object], vocab_size: int, *, exact: bool
+    sentences: Iterable[str], options: dict[str, Any], vocab_size: int, *, exact: bool
 ) -> bytes:
     """Run SentencePiece's trainer; unless `exact`, a text that is too small gives fewer pieces."""
     model = io.BytesIO()
