@@ -2,22 +2,29 @@
 runs.
 """
 
-import gzip
 import json
 import math
 import os
 import sys
+import traceback
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
 import mtrain
 from mtrain import log
-from mtrain.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, RefusedError, StoppedError, UserError
+from mtrain.errors import (
+    EXIT_BROKEN_PIPE,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    RefusedError,
+    StoppedError,
+    UserError,
+)
 
 if TYPE_CHECKING:
     from mtrain.translate import Translator
@@ -74,16 +81,16 @@ def main() -> None:
     log.set_up_console()
     try:
         app()
-    except StoppedError as stopped:
+    except (UserError, OSError) as error:
         if _debug:
-            raise
-        log.logger.warning("%s", stopped)
-        sys.exit(stopped.exit_code)
-    except UserError as error:
-        if _debug:
-            raise
-        log.logger.error("%s", error)
-        sys.exit(error.exit_code)
+            traceback.print_exc()
+        if isinstance(error, StoppedError):
+            log.logger.warning("%s", error)
+        elif isinstance(error, UserError):
+            log.logger.error("%s", error)
+        else:
+            log.logger.error("%s: %s", error.filename or "mtrain", error.strerror or error)
+        sys.exit(error.exit_code if isinstance(error, UserError) else EXIT_FAILED)
 
 
 def _show_version(value: bool) -> None:
@@ -165,6 +172,7 @@ def translate(
     """Translate text, line for line: `mtrain translate -m runs/NAME < in > out`."""
     from mtrain import lines
 
+    _refuse_overwriting(output, input_)
     translator = _load_translator(
         model, device, precision, beam_size, length_penalty, length_norm, batch_tokens
     )
@@ -183,29 +191,37 @@ def translate(
         )
 
 
+EvalModelOption = Annotated[
+    Path | None, typer.Option("--model", "-m", help="Translate the source with this model first.")
+]
+SourceOption = Annotated[Path | None, typer.Option("--source", "-s", help="Source text.")]
+ReferenceOption = Annotated[
+    list[Path] | None,
+    typer.Option("--reference", "-r", help="Reference translation. Repeatable."),
+]
+HypothesisOption = Annotated[
+    Path | None, typer.Option(help="Score this translation instead of a model's.")
+]
+KeepOption = Annotated[
+    Path | None, typer.Option("--output", "-o", help="Keep the model's translations here.")
+]
+LanguageOption = Annotated[
+    str | None, typer.Option(help="Target language code, for the tokenization of BLEU and TER.")
+]
+TokenizeOption = Annotated[
+    str | None, typer.Option(help="sacreBLEU tokenizer, instead of the target language's.")
+]
+
+
 @app.command("eval")
 def evaluate(
-    model: Annotated[
-        Path | None,
-        typer.Option("--model", "-m", help="Translate the source with this model first."),
-    ] = None,
-    source: Annotated[Path | None, typer.Option("--source", "-s", help="Source text.")] = None,
-    reference: Annotated[
-        list[Path] | None,
-        typer.Option("--reference", "-r", help="Reference translation. Repeatable."),
-    ] = None,
-    hypothesis: Annotated[
-        Path | None, typer.Option(help="Score this translation instead of a model's.")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Keep the model's translations here.")
-    ] = None,
-    tgt_lang: Annotated[
-        str | None, typer.Option(help="Target language code, for the tokenization of BLEU and TER.")
-    ] = None,
-    tokenize: Annotated[
-        str | None, typer.Option(help="sacreBLEU tokenizer, instead of the target language's.")
-    ] = None,
+    model: EvalModelOption = None,
+    source: SourceOption = None,
+    reference: ReferenceOption = None,
+    hypothesis: HypothesisOption = None,
+    output: KeepOption = None,
+    tgt_lang: LanguageOption = None,
+    tokenize: TokenizeOption = None,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Score without case.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     beam_size: BeamOption = None,
@@ -218,8 +234,37 @@ def evaluate(
     """Score translations: BLEU, chrF and TER with signatures and confidence intervals, by
     sacreBLEU.
     """
+    _check_eval_inputs(model, source, reference, hypothesis, output)
     from mtrain import evaluate as evaluation
+    from mtrain.metrics import check_tokenizer, tokenizer_for
 
+    check_tokenizer(tokenize or tokenizer_for(tgt_lang))
+    references = evaluation.read_references(reference or [])
+    sources = evaluation.read_source(source, references) if source else []
+    if hypothesis is not None:
+        hypotheses = evaluation.read_aligned(hypothesis, references)
+    else:
+        assert model is not None
+        translator = _load_translator(
+            model, device, precision, beam_size, length_penalty, length_norm, batch_tokens
+        )
+        tgt_lang = tgt_lang or translator.config.data.tgt_lang
+        check_tokenizer(tokenize or tokenizer_for(tgt_lang))
+        hypotheses = evaluation.translate(translator, sources, output)
+    result = evaluation.score(hypotheses, references, tgt_lang, tokenize, lowercase)
+    with _output("-") as sink:
+        text = json.dumps(result.as_json()) if json_ else str(result)
+        sink.write(text.encode() + b"\n")
+
+
+def _check_eval_inputs(
+    model: Path | None,
+    source: Path | None,
+    reference: list[Path] | None,
+    hypothesis: Path | None,
+    output: Path | None,
+) -> None:
+    """Refuse combinations of options that say nothing or too much."""
     if not reference:
         raise RefusedError("mtrain eval: needs -r/--reference FILE")
     if (model is None) == (hypothesis is None):
@@ -228,22 +273,7 @@ def evaluate(
         )
     if model is not None and source is None:
         raise RefusedError("mtrain eval: -m/--model needs the text to translate: -s/--source FILE")
-    evaluation.check_tokenizer(tokenize)
-    references = evaluation.read_references(reference)
-    if hypothesis is not None:
-        hypotheses = evaluation.read_aligned(hypothesis, references)
-        if source is not None:
-            evaluation.read_aligned(source, references)
-    elif model is not None and source is not None:
-        translator = _load_translator(
-            model, device, precision, beam_size, length_penalty, length_norm, batch_tokens
-        )
-        tgt_lang = tgt_lang or translator.config.data.tgt_lang
-        hypotheses = evaluation.translate_file(translator, source, references, output)
-    result = evaluation.score(hypotheses, references, tgt_lang, tokenize, lowercase)
-    with _output("-") as sink:
-        text = json.dumps(result.as_json()) if json_ else str(result)
-        sink.write(text.encode() + b"\n")
+    _refuse_overwriting(output, source, hypothesis, *reference)
 
 
 @app.command()
@@ -344,39 +374,57 @@ def _load_translator(
 
 
 @contextmanager
-def _input(name: str) -> Iterator[Any]:
-    """Open a file or stdin for bytes."""
+def _input(name: str) -> Iterator[Iterator[bytes]]:
+    """Open a file or stdin for lines of bytes."""
     if name == "-":
-        yield sys.stdin.buffer
+        yield _guarded(sys.stdin.buffer, "stdin")
         return
     from mtrain.corpus import open_bytes
 
     with open_bytes(Path(name)) as stream:
-        try:
-            yield stream
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise UserError(f"{name}: cannot read: {error}") from None
+        yield _guarded(stream, name)
+
+
+def _guarded(stream: IO[bytes], name: str) -> Iterator[bytes]:
+    """Read lines; raises `UserError`, for an error of the input is not one of the output."""
+    try:
+        yield from stream
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{name}: cannot read: {error}") from None
+
+
+def _refuse_overwriting(output: str | Path | None, *inputs: str | Path | None) -> None:
+    """Refuse to write over a file that is still to be read."""
+    for name in inputs:
+        exist = output and name and os.path.exists(output) and os.path.exists(name)
+        if exist and os.path.samefile(str(output), str(name)):
+            raise RefusedError(f"{output}: is read from; write to another file")
 
 
 @contextmanager
-def _output(name: str) -> Iterator[Any]:
+def _output(name: str) -> Iterator[IO[bytes]]:
     """Open a file or stdout for bytes; a reader of stdout that went away ends the command
     quietly.
     """
-    if name != "-":
-        try:
+    try:
+        if name == "-":
+            yield sys.stdout.buffer
+            sys.stdout.buffer.flush()
+        else:
             with Path(name).open("wb") as sink:
                 yield sink
-        except OSError as error:
-            raise UserError(f"{name}: cannot write: {error.strerror}") from None
-        return
-    try:
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # what is buffered has no reader
+        _forget_stdout()
         sys.exit(EXIT_BROKEN_PIPE)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
+    except OSError as error:
+        if name == "-":
+            _forget_stdout()
+        place = "stdout" if name == "-" else name
+        raise UserError(f"{place}: cannot write: {error.strerror or error}") from None
+
+
+def _forget_stdout() -> None:
+    """Drop what is buffered for stdout: nobody takes it any more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

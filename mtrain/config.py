@@ -18,10 +18,14 @@ from mtrain.errors import RefusedError
 from mtrain.yaml_reader import Document, Key, dotted, dump_document, read_document, set_value
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-Positive = Annotated[int, Field(ge=1)]
-NotNegative = Annotated[int, Field(ge=0)]
+# Whole numbers end where 32 bits do: libraries overflow beyond.
+MAX_WHOLE = 2**31
+Positive = Annotated[int, Field(ge=1, lt=MAX_WHOLE)]
+NotNegative = Annotated[int, Field(ge=0, lt=MAX_WHOLE)]
 PositiveNumber = Annotated[float, Field(gt=0)]
 Word = Annotated[str, Field(min_length=1)]
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$")]
+DeviceName = Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")]
 Auto = Literal["auto"]
 
 
@@ -89,7 +93,7 @@ class DataConfig(Section):
     tgt_lang: Word = Field(description="target language code; BLEU is tokenized for it")
     train: Annotated[list[Corpus], Field(min_length=1)] = Field(description="corpora, concatenated")
     valid: Corpus = Field(description="translated and scored during training")
-    test: dict[Word, Corpus] = Field(
+    test: dict[FileName, Corpus] = Field(
         default_factory=dict, description="named sets scored at the end of training"
     )
     max_length: Annotated[int, Field(ge=2)] = Field(
@@ -145,9 +149,7 @@ class ModelConfig(Section):
 class TrainConfig(Section):
     """How the model is trained, saved and judged."""
 
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = Field(
-        "auto", description="auto, cpu, cuda, cuda:N or mps"
-    )
+    device: DeviceName = Field("auto", description="auto, cpu, cuda, cuda:N or mps")
     threads: Auto | Positive = Field("auto", description="CPU threads; auto: every core")
     max_steps: Positive = Field(100000, description="optimizer updates")
     max_tokens: Positive = Field(
@@ -184,6 +186,10 @@ class TrainConfig(Section):
         5, description="checkpoints averaged for the final model; 0: off"
     )
 
+    def is_validated(self, step: int) -> bool:
+        """Tell whether a validation is due at a step."""
+        return step % self.valid_every == 0 or step == self.max_steps
+
     def is_scheduled(self, step: int) -> bool:
         """Tell whether the checkpoint of a step is a scheduled one, and not left by a stop."""
         return step % self.save_every == 0 or step == self.max_steps
@@ -193,13 +199,13 @@ class DecodeConfig(Section):
     """How translations are searched for."""
 
     beam_size: Positive = Field(4, description="hypotheses kept a sentence; 1 is greedy search")
-    length_penalty: Annotated[float, Field(ge=0)] = Field(
+    length_penalty: Annotated[float, Field(ge=0, le=10)] = Field(
         0.6, description="alpha; larger prefers longer translations"
     )
     length_norm: Literal["gnmt", "power"] = Field(
         "gnmt", description="gnmt: ((5 + length) / 6) ** alpha; power: length ** alpha"
     )
-    max_len_a: Annotated[float, Field(ge=0)] = Field(
+    max_len_a: Annotated[float, Field(ge=0, le=1000)] = Field(
         1.0, description="limit = a * source length + b tokens"
     )
     max_len_b: NotNegative = Field(50, description="the limit's constant part")
@@ -477,6 +483,8 @@ def _describe_bounds(metadata: list[Any]) -> str:
     """Say the bounds of a number, or the form of a text."""
     bounds: list[str] = []
     for item in _flat_metadata(metadata):
+        if getattr(item, "lt", None) == MAX_WHOLE:
+            continue  # nobody asks for more
         for name, text in (
             ("ge", "from {}"),
             ("gt", "above {}"),

@@ -90,12 +90,12 @@ def read_file(path: Path, counts: Counter[str] | None = None) -> Iterator[bytes]
             raise UserError(f"{path}: cannot read: {error}") from None
 
 
-def read_text_file(path: Path) -> list[str]:
+def read_text_file(path: Path, counts: Counter[str] | None = None) -> list[str]:
     """Read a whole file of evaluation size as UTF-8 lines; raises `UserError` with the line that is
     not.
     """
     lines = []
-    for number, line in enumerate(read_file(path), 1):
+    for number, line in enumerate(read_file(path, counts), 1):
         try:
             lines.append(line.decode("utf-8"))
         except UnicodeDecodeError:
@@ -214,7 +214,7 @@ def _load_dataset(corpus: HubCorpus, root: Path) -> Any:
     source = str(local) if local.is_dir() else corpus.dataset
     try:
         return datasets.load_dataset(source, corpus.name, split=corpus.split)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(f"dataset {describe(corpus)}: cannot load: {reason[0]}") from None
 

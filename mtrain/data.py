@@ -65,7 +65,7 @@ def pad(rows: list[NDArray[Any]], ids: SpecialIds, *, bos: bool, eos: bool) -> t
     width = int(lengths.max(initial=0)) + bos + eos
     table = np.full((len(rows), width), ids.pad, np.int64)
     columns = np.arange(width)
-    table[(columns >= bos) & (columns < (lengths + bos)[:, None])] = np.concatenate([*rows, []])
+    table[(columns >= bos) & (columns < (lengths + bos)[:, None])] = np.concatenate(rows)
     if bos:
         table[:, 0] = ids.bos
     if eos:

@@ -10,7 +10,7 @@ from mtrain.corpus import read_file, read_text_file
 from mtrain.errors import UserError
 from mtrain.lines import Places, decode_lines, warn_of
 from mtrain.log import logger, progress_bar
-from mtrain.metrics import Score
+from mtrain.metrics import Score, check_tokenizer, tokenizer_for
 from mtrain.translate import Translator
 
 
@@ -36,15 +36,9 @@ class Evaluation:
         return "\n".join(map(str, (self.bleu, self.chrf, self.ter)))
 
 
-def check_tokenizer(name: str | None) -> None:
-    """Refuse an unknown sacreBLEU tokenizer before any work is done."""
-    if name is not None:
-        metrics.check_tokenizer(name)
-
-
 def read_references(paths: list[Path]) -> list[list[str]]:
     """Read reference files of one length; raises `UserError`."""
-    first = read_text_file(paths[0])
+    first = read_aligned(paths[0], [])
     if not first:
         raise UserError(f"{paths[0]}: holds no lines")
     return [first] + [read_aligned(path, [first]) for path in paths[1:]]
@@ -54,23 +48,29 @@ def read_aligned(path: Path, references: list[list[str]]) -> list[str]:
     """Read a file that must match the references line for line; raises `UserError` with both
     counts.
     """
-    lines = read_text_file(path)
-    _check_length(path, len(lines), references)
+    counts: Counter[str] = Counter()
+    lines = read_text_file(path, counts)
+    warn_of(counts, Places(), 0)
+    _check_length(path, lines, references)
     return lines
 
 
-def translate_file(
-    translator: Translator, source: Path, references: list[list[str]], output: Path | None
-) -> list[str]:
-    """Translate a file as `mtrain translate` does, and keep the result if asked."""
+def read_source(path: Path, references: list[list[str]]) -> list[str]:
+    """Read text to translate, as tolerantly as `mtrain translate` does."""
     counts: Counter[str] = Counter()
-    lines = list(decode_lines(read_file(source, counts), counts))
-    _check_length(source, len(lines), references)
+    lines = list(decode_lines(read_file(path, counts), counts))
+    warn_of(counts, Places(), 0)
+    _check_length(path, lines, references)
+    return lines
+
+
+def translate(translator: Translator, lines: list[str], output: Path | None) -> list[str]:
+    """Translate lines to the best text of each, and keep the result if asked."""
     with progress_bar(len(lines), "line", "translating") as bar:
         results, places = translator.translate(lines, bar.update)
     cut = Places()
     cut.add(place + 1 for place in places)
-    warn_of(counts, cut, translator.max_source_length)
+    warn_of(Counter(), cut, translator.max_source_length)
     hypotheses = [found[0].text for found in results]
     if output is not None:
         try:
@@ -89,12 +89,13 @@ def score(
 ) -> Evaluation:
     """Score with BLEU, chrF and TER, tokenized for the target language."""
     if tokenize is None:
-        tokenize = metrics.tokenizer_for(tgt_lang)
-        if tgt_lang is None and metrics.is_mostly_cjk(references[0]):
+        tokenize = tokenizer_for(tgt_lang)
+        if tokenize == "13a" and metrics.is_mostly_cjk(references[0]):
             logger.warning(
                 "the references are mostly Han, Kana or Hangul, and BLEU's tokenizer 13a does "
-                "not cut these: name the language with --tgt-lang"
+                "not cut these: name the language (zh, ja, ko) with --tgt-lang"
             )
+    check_tokenizer(tokenize)
     return Evaluation(
         len(hypotheses),
         metrics.bleu(hypotheses, references, tokenize=tokenize, lowercase=lowercase, interval=True),
@@ -103,9 +104,9 @@ def score(
     )
 
 
-def _check_length(path: Path, lines: int, references: list[list[str]]) -> None:
-    if lines != len(references[0]):
+def _check_length(path: Path, lines: list[str], references: list[list[str]]) -> None:
+    if references and len(lines) != len(references[0]):
         raise UserError(
-            f"{path} has {lines} lines but the reference has {len(references[0])}: "
+            f"{path} has {len(lines)} lines but the reference has {len(references[0])}: "
             "they must match line for line"
         )

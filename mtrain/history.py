@@ -1,5 +1,6 @@
 """Validations of a run, the best of them, and patience: the content of `best.json`."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,9 +41,12 @@ class History:
             "tests": self.tests,
         }
 
-    def cut(self, step: int) -> None:
-        """Forget what came after a step."""
-        self.entries = [entry for entry in self.entries if entry["step"] <= step]
+    def cut(self, step: int, is_due: Callable[[int], bool]) -> None:
+        """Forget what came after a step, and the last step of a run that goes on where no
+        validation was due.
+        """
+        kept = [entry for entry in self.entries if entry["step"] <= step]
+        self.entries = [entry for entry in kept if is_due(entry["step"])]
         if self.average and self.average["step"] != step:
             self.average = None
 

@@ -30,7 +30,7 @@ def decode_lines(lines: Iterable[bytes], counts: Counter[str]) -> Iterator[str]:
 
 def translate_stream(
     translator: Translator,
-    source: IO[bytes],
+    source: Iterable[bytes],
     sink: IO[bytes],
     *,
     n_best: int | None = None,
@@ -39,9 +39,7 @@ def translate_stream(
 ) -> None:
     """Translate every line of `source` to `sink`, `decode.window` lines at a time or one by one."""
     counts: Counter[str] = Counter()
-    # readline, unlike iteration, gives each line of a pipe as soon as it is there
-    raw = iter(source.readline, b"") if line_buffered else source
-    texts = decode_lines(read_lines(raw, counts), counts)
+    texts = decode_lines(read_lines(source, counts), counts)
     window = 1 if line_buffered else translator.decode.window
     done, cut = 0, Places()
     with progress_bar(None, "line", "translating") as bar:
@@ -108,7 +106,7 @@ def score_files(translator: Translator, source: Path, target: Path, sink: IO[byt
     window, cut = translator.decode.window, Places()
     for start in range(0, len(sides[0]), window):
         src, tgt = (side[start : start + window] for side in sides)
-        values, places = translator.score(src, tgt)
+        values, places = translator.score(src, tgt, start + 1)
         cut.add(start + place + 1 for place in places)
         sink.writelines(f"{value:.6f}\n".encode() for value in values)
     warn_of(counts, cut, translator.max_source_length)
@@ -123,13 +121,13 @@ def load_tokenizer(path: Path) -> Tokenizer:
     )
 
 
-def encode_stream(tokenizer: Tokenizer, source: IO[bytes], sink: IO[bytes]) -> None:
+def encode_stream(tokenizer: Tokenizer, source: Iterable[bytes], sink: IO[bytes]) -> None:
     """Write the pieces of each line."""
     for text in decode_lines(read_lines(source), Counter()):
         sink.write(" ".join(tokenizer.pieces.encode(text, out_type=str)).encode("utf-8") + b"\n")
 
 
-def decode_stream(tokenizer: Tokenizer, source: IO[bytes], sink: IO[bytes]) -> None:
+def decode_stream(tokenizer: Tokenizer, source: Iterable[bytes], sink: IO[bytes]) -> None:
     """Write the text of each line of pieces."""
     for text in decode_lines(read_lines(source), Counter()):
         line: str = tokenizer.pieces.decode_pieces(text.split(" ") if text else [])

@@ -4,33 +4,43 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from mtrain.errors import RefusedError
 
 
 @contextmanager
-def exclusive(path: Path, *, wait: bool) -> Iterator[None]:
-    """Hold the lock file `path`; if another process has it, wait, or raise `RefusedError` naming
-    that process.
+def exclusive(path: Path, *, wait: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Hold the lock file `path`.
 
-    The file stays behind: what counts is the system's lock on it, so a killed holder leaves nothing
-    stale.
+    If another process has it, `wait` is told which one, twice a second until the lock is free;
+    without `wait` that is refused with `RefusedError`. The file stays behind: what counts is the
+    system's lock on it, so a killed holder leaves nothing stale.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            raise RefusedError(
-                f"{path.parent}: in use by {_holder(path)}; wait for it or stop it"
-            ) from None
+        while not _try(file):
+            holder = _holder(path)
+            if wait is None:
+                raise RefusedError(f"{path.parent}: in use by {holder}; wait for it or stop it")
+            wait(holder)
+            time.sleep(0.5)
         file.truncate(0)
         file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
         file.flush()
         yield
+
+
+def _try(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _holder(path: Path) -> str:

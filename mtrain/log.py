@@ -47,6 +47,7 @@ def set_up_console(*, times: bool = False) -> None:
     logger.handlers[:] = [handler]
     logger.setLevel(logging.INFO)
     logger.propagate = False
+    logging.raiseExceptions = False  # a full disk is told once, not at every line of a log file
 
 
 def add_log_file(path: Path) -> None:

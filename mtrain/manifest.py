@@ -61,16 +61,22 @@ def verify(directory: Path, *needed: str) -> None:
         if name not in entries:
             raise DamagedError(f"{directory / NAME}: does not list {name}")
     for name, entry in entries.items():
-        file = directory / name
-        if file.is_symlink() or not file.is_file():
-            raise DamagedError(f"{file}: missing")
-        size = file.stat().st_size
-        if size != entry["size"]:
-            raise DamagedError(f"{file}: {size} bytes where the manifest says {entry['size']}")
-        if hash_file(file) != entry["sha256"]:
-            raise DamagedError(
-                f"{file}: its SHA-256 is not the manifest's; the file was changed or damaged"
-            )
+        try:
+            _verify_file(directory / name, entry)
+        except OSError as error:
+            raise UserError(f"{directory / name}: cannot be read: {error.strerror}") from None
+
+
+def _verify_file(file: Path, entry: dict[str, object]) -> None:
+    if file.is_symlink() or not file.is_file():
+        raise DamagedError(f"{file}: missing")
+    size = file.stat().st_size
+    if size != entry["size"]:
+        raise DamagedError(f"{file}: {size} bytes where the manifest says {entry['size']}")
+    if hash_file(file) != entry["sha256"]:
+        raise DamagedError(
+            f"{file}: its SHA-256 is not the manifest's; the file was changed or damaged"
+        )
 
 
 def is_complete(directory: Path) -> bool:

@@ -44,13 +44,22 @@ def tokenizer_for(language: str | None) -> str:
 
 
 def check_tokenizer(name: str) -> None:
-    """Raise `RefusedError` unless sacreBLEU has a tokenizer of that name."""
+    """Raise `RefusedError` unless sacreBLEU has a tokenizer of that name and what it needs."""
     from sacrebleu.metrics.bleu import BLEU
 
     if name not in BLEU.TOKENIZERS:
+        known = ", ".join(BLEU.TOKENIZERS)
+        raise RefusedError(f"--tokenize {name}: unknown; sacreBLEU has {known}")
+    try:
+        BLEU(tokenize=name)
+    except OSError as error:
+        raise RefusedError(f"the tokenizer {name} cannot be loaded: {error}") from None
+    except (ImportError, RuntimeError):
+        extra = name.split("-")[0]
         raise RefusedError(
-            f"--tokenize {name}: unknown; sacreBLEU has {', '.join(BLEU.TOKENIZERS)}"
-        )
+            f"the tokenizer {name} needs an extra: pip install 'mtrain[{extra}]', "
+            "or choose another with --tokenize"
+        ) from None
 
 
 def is_mostly_cjk(texts: Iterable[str]) -> bool:
@@ -79,7 +88,7 @@ def bleu(
 
     return _score(
         "BLEU",
-        _make(BLEU, tokenize=tokenize, lowercase=lowercase),
+        BLEU(tokenize=tokenize, lowercase=lowercase),
         hypotheses,
         references,
         interval,
@@ -115,21 +124,6 @@ def ter(
     asian = tokenize in ("zh", "ja-mecab", "char")
     metric = TER(normalized=asian, asian_support=asian)
     return _score("TER", metric, hypotheses, references, interval)
-
-
-def _make(metric: Any, **options: Any) -> Any:
-    """Build a metric, with a clear error where its tokenizer is unknown or needs an extra."""
-    name = options["tokenize"]
-    try:
-        return metric(**options)
-    except OSError as error:
-        raise UserError(f"the tokenizer {name} cannot be loaded: {error}") from None
-    except (ImportError, RuntimeError):
-        extra = name.split("-")[0]
-        raise UserError(
-            f"the tokenizer {name} needs an extra: pip install 'mtrain[{extra}]', "
-            "or choose another with --tokenize"
-        ) from None
 
 
 def _score(

@@ -57,7 +57,7 @@ def dropout(x: Tensor, p: float, training: bool) -> Tensor:
         return F.dropout(x, p)
     words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
     kept = words.view(torch.int16)[: x.numel()].view(x.shape) >= round(p * 65536) - 32768
-    return x * kept.to(x.dtype).mul_(1 / (1 - p))
+    return (x * (1 / (1 - p))) * kept.to(x.dtype)  # the factor itself has no place in bf16
 
 
 def sinusoids(length: int, width: int) -> Tensor:
@@ -302,6 +302,7 @@ class Transformer(nn.Module):
         # of 1
         for embedding in (m for m in self.modules() if isinstance(m, nn.Embedding)):
             nn.init.normal_(embedding.weight, std=self.shape.d_model**-0.5)
+        nn.init.normal_(self.output.weight, std=self.shape.d_model**-0.5)
 
     @property
     def encoder_layers(self) -> list[EncoderLayer]:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from mtrain import lock
-from mtrain.config import Config, Corpus
+from mtrain.config import Config, Corpus, TokenizerConfig
 from mtrain.corpus import Pair, Reading, Scan, describe, read_pairs, scan
 from mtrain.device import available_threads
-from mtrain.errors import UserError
+from mtrain.errors import RefusedError, UserError
 from mtrain.log import logger, progress_bar
+from mtrain.metrics import check_tokenizer, tokenizer_for
 from mtrain.rundir import RunDirectory
 from mtrain.stop import Stop
 from mtrain.store import Store, build_store, cache_directory, open_store, store_key
@@ -43,6 +44,7 @@ class Prepared:
 
 def prepare(config: Config, run_tokenizer: Path, stop: Stop) -> Prepared:
     """Check every corpus, then get the vocabulary and the tokenized store; raises `UserError`."""
+    check_tokenizer(tokenizer_for(config.data.tgt_lang))
     train_scans = [_scan(config, corpus, stop) for corpus in config.data.train]
     valid = _read_text(config, "valid", config.data.valid, stop)
     tests = {
@@ -101,9 +103,11 @@ def _get_tokenizer(config: Config, run_tokenizer: Path, stop: Stop) -> Tokenizer
     together.
     """
     stop.check()
-    if run_tokenizer.exists():
-        return Tokenizer.load(run_tokenizer)
     settings = config.tokenizer
+    if run_tokenizer.exists():
+        tokenizer = Tokenizer.load(run_tokenizer)
+        _check_tokenizer(tokenizer, settings, run_tokenizer)
+        return tokenizer
     if settings.path is not None:
         return Tokenizer.load(Path(settings.path))
     logger.info(
@@ -112,6 +116,7 @@ def _get_tokenizer(config: Config, run_tokenizer: Path, stop: Stop) -> Tokenizer
 
     def sentences() -> Iterator[str]:
         for pair in _read_train(config, Counter()):
+            stop.check()
             yield from pair
 
     proto = train_tokenizer(
@@ -126,6 +131,19 @@ def _get_tokenizer(config: Config, run_tokenizer: Path, stop: Stop) -> Tokenizer
     return Tokenizer(proto)
 
 
+def _check_tokenizer(tokenizer: Tokenizer, settings: TokenizerConfig, path: Path) -> None:
+    """Refuse a vocabulary in the run directory that is plainly not the one of the config."""
+    if settings.path is not None:
+        matches = tokenizer.fingerprint == Tokenizer.load(Path(settings.path)).fingerprint
+    else:
+        matches = tokenizer.vocab_size == settings.vocab_size
+    if not matches:
+        raise RefusedError(
+            f"{path}: this vocabulary of {tokenizer.vocab_size} pieces is not the one that the "
+            "config describes; remove it, or choose another run_dir"
+        )
+
+
 def _get_store(
     config: Config, tokenizer: Tokenizer, hashes: list[str], pairs: int, stop: Stop
 ) -> Store:
@@ -135,8 +153,16 @@ def _get_store(
     data = config.data
     key = store_key(hashes, tokenizer.fingerprint, data.max_length, data.invalid_utf8)
     path = cache_directory() / key
+    told: set[str] = set()
+
+    def waiting(holder: str) -> None:
+        stop.check()
+        if holder not in told:
+            told.add(holder)
+            logger.info("waiting for %s, which tokenizes this corpus", holder)
+
     try:
-        with lock.exclusive(path.parent / f".{key}.lock", wait=True):
+        with lock.exclusive(path.parent / f".{key}.lock", wait=waiting):
             return open_store(path) or _build(config, tokenizer, path, pairs, stop)
     except OSError as error:
         raise UserError(

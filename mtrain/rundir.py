@@ -57,7 +57,7 @@ class RunDirectory:
         nothing can be written.
         """
         try:
-            with lock.exclusive(self.path / ".lock", wait=False):
+            with lock.exclusive(self.path / ".lock"):
                 yield
         except OSError as error:
             raise self.failure(error) from None

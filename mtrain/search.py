@@ -54,6 +54,7 @@ def beam_search(
     normalize: Callable[[int], float],
     bos_id: int,
     eos_id: int,
+    banned: tuple[int, ...] = (),
     device: torch.device | None = None,
 ) -> list[list[Hypothesis]]:
     """Search the best continuations of bos for each of `len(max_lens)` sentences; best first.
@@ -61,12 +62,15 @@ def beam_search(
     `step` maps tokens (N,) and a state to log-probabilities (N, V) of the next token and a new
     state. A sentence is done when `beam_size` hypotheses have ended and none alive is better, or
     at its own limit of `max_lens` tokens with eos, where eos is all that may follow. If eos has no
-    probability even there, the best unended hypothesis is returned.
+    probability even there, the best unended hypothesis is returned. Tokens `banned` are never
+    generated.
     """
     search = _Search(beam_size, normalize, eos_id, max_lens, device or torch.device("cpu"))
     tokens = torch.full((len(max_lens),), bos_id, device=search.device)
     while search.sentences:
         log_probs, state = step(tokens, state)
+        if banned:
+            log_probs[:, list(banned)] = float("-inf")
         rows, kept, tokens = search.advance(log_probs)
         if rows is not None:
             state = state.select(rows, kept)

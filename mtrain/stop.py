@@ -69,9 +69,9 @@ class Stop:
 def parse_duration(text: str) -> float:
     """Read `90`, `45s`, `30m`, `3h30m` or `1d12h` as seconds; raises `RefusedError`."""
     units = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-    if text.isdigit() and int(text) > 0:
+    if re.fullmatch(r"[1-9][0-9]*", text):
         return float(text)
-    parts = re.findall(r"(\d+)([dhms])", text)
+    parts = re.findall(r"([0-9]+)([dhms])", text)
     seconds = sum(int(number) * units[unit] for number, unit in parts)
     if "".join(number + unit for number, unit in parts) != text or seconds <= 0:
         raise RefusedError(

@@ -2,7 +2,7 @@
 
 import hashlib
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,16 @@ def train_tokenizer(
     SentencePiece's defaults squeeze runs of spaces and turn Chinese full-width punctuation into
     ASCII.
     """
+    failures: list[UserError] = []
+
+    def guarded() -> Iterator[str]:
+        """Keep the reader's own error, which SentencePiece would turn into one of its own."""
+        try:
+            yield from sentences()
+        except UserError as error:
+            failures.append(error)
+            raise
+
     options: dict[str, Any] = {
         "model_type": model_type,
         "normalization_rule_name": normalization,
@@ -103,11 +113,13 @@ def train_tokenizer(
         "user_defined_symbols": list(user_symbols),
     }
     try:
-        return _train(sentences(), options, vocab_size, exact=True)
+        return _train(guarded(), options, vocab_size, exact=True)
     except RuntimeError:
-        pass  # too large or too small: a second try, free to end lower, tells which
+        if failures:
+            raise failures[0] from None
+        # too large or too small: a second try, free to end lower, tells which
     try:
-        largest = Tokenizer(_train(sentences(), options, vocab_size, exact=False)).vocab_size
+        largest = Tokenizer(_train(guarded(), options, vocab_size, exact=False)).vocab_size
     except RuntimeError:
         if not any(sentence.strip() for sentence in sentences()):
             raise UserError("data.train: holds no text to train the vocabulary on") from None

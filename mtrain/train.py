@@ -144,6 +144,7 @@ class Trainer:
         self._validate_if_due()
         if not self._is_finished():
             self._train()
+        self._prune()
         step = self.position.step
         self.validation.average(self._last_scheduled(), step, self._snapshot)
         self.validation.test(step)
@@ -175,6 +176,7 @@ class Trainer:
         rate = self.rate(step)
         norm = self.optimizer.update(rate, num_tokens, train.clip_norm)
         self.position.step = step
+        self.sums += norm * 0  # nothing, unless the gradient is not finite: see `_check_finite`
         self.sum_tokens += num_tokens
         self.recorded_tokens += num_tokens
         self.recorded_steps += 1
@@ -201,23 +203,23 @@ class Trainer:
     def _after_step(self, norm: Tensor, rate: float, bar: Any) -> None:
         """Record, save, validate and stop where each falls due."""
         train, step = self.config.train, self.position.step
-        saves = step % train.save_every == 0 or step == train.max_steps
-        if self.device.type == "cpu" or saves or step % train.log_every == 0:
-            self._check_finite(norm)
+        request = self.stop.request  # once, for the time limit may pass between two looks
+        saves = step % train.save_every == 0 or step == train.max_steps or request is not None
+        if self.device.type != "cuda" or saves or step % train.log_every == 0:
+            self._check_finite()
         if step % train.log_every == 0:
             self._record(norm, rate, bar)
-        request = self.stop.request  # once, for the time limit may pass between two looks
-        if saves or request:
+        if saves:
             self._save()
         if request:
             self.stop.check()
         self._validate_if_due()
 
-    def _check_finite(self, norm: Tensor) -> None:
+    def _check_finite(self) -> None:
         """End the run on a gradient that is not finite; the optimizer has left the weights
         alone.
         """
-        if not math.isfinite(float(norm)) or not bool(self.sums.isfinite().all()):
+        if not bool(self.sums.isfinite().all()):
             p = self.position
             raise UserError(
                 f"step {p.step}: the loss or its gradient is not finite (epoch {p.epoch + 1}, "
@@ -353,8 +355,7 @@ class Trainer:
     def _validate_if_due(self) -> None:
         """Validate where this step asks for it and the history does not have it yet."""
         train, step = self.config.train, self.position.step
-        due = step > 0 and (step % train.valid_every == 0 or step == train.max_steps)
-        if not due or self.validation.history.has(step):
+        if step == 0 or not train.is_validated(step) or self.validation.history.has(step):
             return
         self.validation.validate(self.translator(), step)
         self.model.train()
@@ -381,9 +382,11 @@ class Trainer:
         self.run_dir.describe(self.config, self.prepared.fingerprints)
         self.run_dir.set_status("running", self.position.step)
         if self._is_finished():
+            key = "max_steps" if self.position.step >= self.config.train.max_steps else "patience"
             logger.info(
-                "training is complete at step %s; a larger train.max_steps goes on",
+                "training is complete at step %s; a larger train.%s goes on",
                 f"{self.position.step:,}",
+                key,
             )
         else:
             self.announce()
@@ -427,7 +430,6 @@ def train(config: Config, stop: Stop) -> None:
     Machine.of(config)  # a device that is not there is refused before anything is written
     run = RunDirectory(Path(config.run_dir))
     with run.hold():
-        run.check_settings(config)
         add_log_file(run.path / "train.log")
         step = _train_or_tell(config, run, stop)
         run.set_status("complete", step, exit_code=EXIT_OK)
@@ -436,17 +438,21 @@ def train(config: Config, stop: Stop) -> None:
 def _train_or_tell(config: Config, run: RunDirectory, stop: Stop) -> int:
     """Train to the end and return the last step; whatever ends it earlier is told in the status."""
     trainer = None
+    present = checkpoint.steps(run.checkpoints)
+    step = checkpoint.step_of(present[-1]) or 0 if present else 0
     try:
+        run.check_settings(config)
+        run.set_status("preparing", step)
         prepared = prepare(config, run.tokenizer, stop)
         run.check_data(prepared.fingerprints)
         trainer = Trainer(config, prepared, run, stop)
         trainer.run()
-    except RefusedError:
-        raise
     except (UserError, OSError) as error:
         failure = error if isinstance(error, UserError) else run.failure(error)
         state = "stopped" if isinstance(error, StoppedError) else "failed"
-        step = trainer.position.step if trainer else 0
+        if isinstance(error, RefusedError):
+            state = "refused"
+        step = max(step, trainer.position.step) if trainer else step
         with suppress(OSError):  # on a full disk the message is all that can be left
             run.set_status(state, step, str(failure), failure.exit_code)
         raise failure from None

@@ -134,6 +134,7 @@ class Translator:
             normalize=self.normalize,
             bos_id=self.ids.bos,
             eos_id=self.ids.eos,
+            banned=(self.ids.pad, self.ids.bos),
             device=self.device,
         )
 
@@ -148,7 +149,9 @@ class Translator:
         """
         return [text.replace("\n", " ") for text in self.tokenizer.decode(ids)]
 
-    def score(self, sources: list[str], targets: list[str]) -> tuple[list[float], list[int]]:
+    def score(
+        self, sources: list[str], targets: list[str], first_line: int = 1
+    ) -> tuple[list[float], list[int]]:
         """Natural log-probability of each target with eos given its source, and the places of cut
         sources.
         """
@@ -158,7 +161,7 @@ class Translator:
         for place, row in enumerate(tgt):
             if most is not None and len(row) >= most:
                 raise UserError(
-                    f"target line {place + 1} has {len(row) + 1} tokens, but the model "
+                    f"target line {first_line + place} has {len(row) + 1} tokens, but the model "
                     f"learned {most} positions"
                 )
         return (-self._pair_nll(src, tgt)).tolist(), cut

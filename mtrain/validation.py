@@ -29,7 +29,10 @@ class Validation:
     def resume(self, step: int) -> None:
         """Take up the history as it was at a step; records of later ones are dropped."""
         self.history = History.from_json(self.history.metric, self.run.read("best.json"))
-        self.history.cut(step)
+        before = self.history.as_json()
+        self.history.cut(step, self.config.train.is_validated)
+        if self.history.as_json() != before:
+            self._write_history()
         self.run.metrics.cut(step)
 
     def validate(self, translator: Translator, step: int) -> None:

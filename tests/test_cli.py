@@ -527,7 +527,8 @@ def test_the_same_command_starts_and_then_says_complete(
     refused = command("train", "-c", config, "--set", "seed=8")
     assert refused.code == 2
     assert "seed: 7 in the run, 8 now" in refused.err
-    assert expected.items() <= status(config.parent / "run").items()
+    told = status(config.parent / "run")
+    assert (told["state"], told["exit_code"], told["step"]) == ("refused", 2, 2)
 
 
 def test_a_failed_run_says_so_in_its_status(
@@ -628,3 +629,34 @@ def test_colours_are_for_terminals_that_want_them(
     monkeypatch.setenv("NO_COLOR", no_color)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     assert (log.paint("error:", "31") == "error:") != painted
+
+
+def test_a_file_is_not_overwritten_while_it_is_read(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_text("one\ntwo\n")
+    for line in ("translate -m x -i {0} -o {0}", "eval -m x -s {0} -r {0} -o {0}"):
+        result = command(*line.format(path).split())
+        assert result.code == 2
+        assert "is read from" in result.err
+    assert path.read_text() == "one\ntwo\n"
+
+
+def test_text_that_is_not_utf8_is_named_before_any_vocabulary(
+    command: Command, tiny_config: Callable[..., Path]
+) -> None:
+    config = tiny_config()
+    corpus = next(config.parent.rglob("train.*"))
+    corpus.write_bytes(corpus.read_bytes().replace(b"\n", b"\xe4\n", 1))
+    result = command("train", "-c", config)
+    assert result.code == 1
+    assert f"{corpus.name}:1: not valid UTF-8" in result.err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_output_device_is_one_message(trained_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("a\n" * 5)
+    line = f"{sys.executable} -m mtrain translate -m {trained_run} -i {tmp_path / 'in'} >/dev/full"
+    result = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "stdout: cannot write: No space left" in result.stderr
+    assert "Traceback" not in result.stderr

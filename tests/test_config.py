@@ -161,9 +161,9 @@ TAKES: dict[type[BaseModel], dict[str, str]] = {
     },
     DecodeConfig: {
         "beam_size": "a whole number from 1",
-        "length_penalty": "a number from 0",
+        "length_penalty": "a number from 0 and up to 10",
         "length_norm": "one of gnmt, power",
-        "max_len_a": "a number from 0",
+        "max_len_a": "a number from 0 and up to 1000",
         "max_len_b": "a whole number from 0",
         "max_source_length": "a whole number from 2",
         "batch_tokens": "a whole number from 1",
@@ -555,7 +555,7 @@ RATES = st.floats(0, 1, exclude_max=True)
 CONFIGS = st.builds(
     Config,
     run_dir=WORDS,
-    seed=st.integers(0, 2**70),
+    seed=st.integers(0, 2**31 - 1),
     data=st.builds(
         DataConfig,
         root=st.none() | WORDS,
@@ -563,7 +563,11 @@ CONFIGS = st.builds(
         tgt_lang=WORDS,
         train=st.lists(CORPORA, min_size=1, max_size=3),
         valid=CORPORA,
-        test=st.dictionaries(WORDS, CORPORA, max_size=2),
+        test=st.dictionaries(
+            st.from_regex(r"[A-Za-z0-9_.]{0,5}", fullmatch=True).map("n".__add__),
+            CORPORA,
+            max_size=2,
+        ),
         max_length=st.integers(2, 4096),
         workers=st.just("auto") | st.integers(1, 64),
     ),
@@ -582,7 +586,7 @@ CONFIGS = st.builds(
         adam_betas=st.lists(RATES, min_size=2, max_size=2),
         compile=st.just("auto") | st.booleans(),
     ),
-    decode=st.builds(DecodeConfig, length_penalty=st.floats(0, 1e30)),
+    decode=st.builds(DecodeConfig, length_penalty=st.floats(0, 10)),
 )
 
 

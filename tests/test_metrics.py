@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from mtrain import evaluate, log
-from mtrain.errors import EXIT_FAILED, EXIT_REFUSED, RefusedError, UserError
-from mtrain.metrics import bleu, chrf, ter, tokenizer_for
+from mtrain.errors import EXIT_REFUSED, RefusedError, UserError
+from mtrain.metrics import bleu, check_tokenizer, chrf, ter, tokenizer_for
 
 REFERENCE = [
     "The old harbour lies behind the new one.",
@@ -149,18 +149,17 @@ def test_a_missing_extra_is_named(
     monkeypatch.delitem(sys.modules, tokenizer, raising=False)
     with pytest.raises(UserError) as caught:
         evaluate.score(["a"], [["a"]], language, None, lowercase=False)
-    assert caught.value.exit_code == EXIT_FAILED
+    assert caught.value.exit_code == EXIT_REFUSED
     assert missing in str(caught.value)
     assert "--tokenize" in str(caught.value)
 
 
 def test_an_unknown_tokenizer_is_refused() -> None:
-    evaluate.check_tokenizer(None)
-    evaluate.check_tokenizer("char")
+    check_tokenizer("char")
     with pytest.raises(
         RefusedError, match=r"--tokenize moses: unknown; sacreBLEU has .*13a"
     ) as caught:
-        evaluate.check_tokenizer("moses")
+        check_tokenizer("moses")
     assert caught.value.exit_code == EXIT_REFUSED
 
 
