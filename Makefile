@@ -1,5 +1,7 @@
 # make quickstart    set everything up and train the built-in example
 # make check         what must hold before a change lands: lint, types, tests
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
