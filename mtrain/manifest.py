@@ -148,8 +148,10 @@ def _read_manifest(directory: Path) -> dict[str, dict[str, object]]:
             )
         text = path.read_bytes().decode("utf-8")
         content = json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
-        raise DamagedError(f"{path}: cannot be read: {error}") from None
+    except OSError as error:  # not damage: what cannot be read now may be whole
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"{path}: damaged: {error}") from None
     if not isinstance(content, dict) or set(content) != {"files", "sha256"}:
         raise DamagedError(f"{path}: damaged")
     if _with_own_hash({"files": content["files"]}) != text:
