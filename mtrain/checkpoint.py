@@ -93,7 +93,7 @@ def load(path: Path) -> Snapshot:
         weights = load_file(path / MODEL)
         config = (path / CONFIG).read_text(encoding="utf-8")
         return Snapshot(weights, config, (path / TOKENIZER).read_bytes())
-    except (OSError, SafetensorError, ValueError) as error:
+    except (SafetensorError, ValueError) as error:
         raise manifest.DamagedError(f"{path}: cannot be read: {error}") from None
 
 
@@ -104,7 +104,7 @@ def load_trainer(path: Path) -> TrainerState:
     try:
         loop = json.loads((inner / STATE).read_text(encoding="utf-8"))
         return TrainerState(load_file(inner / OPTIMIZER), loop)
-    except (OSError, SafetensorError, ValueError) as error:
+    except (SafetensorError, ValueError) as error:
         raise manifest.DamagedError(f"{inner}: cannot be read: {error}") from None
 
 
@@ -120,6 +120,11 @@ def named_steps(directory: Path) -> list[Path]:
     return sorted(named, key=named.__getitem__)
 
 
+def scheduled_steps(directory: Path, is_scheduled: Callable[[int], bool]) -> list[Path]:
+    """List the complete checkpoints that no stop left behind, oldest first."""
+    return [path for path in steps(directory) if is_scheduled(step_of(path) or 0)]
+
+
 def prune(
     directory: Path, *, is_scheduled: Callable[[int], bool], keep: int, best: str | None
 ) -> None:
@@ -128,12 +133,11 @@ def prune(
     Stays: the last `keep` scheduled ones, the best, resume points newer than every scheduled one,
     and the trainer's part of the newest two.
     """
-    present = {path: step_of(path) or 0 for path in steps(directory)}
-    scheduled = [path for path, step in present.items() if is_scheduled(step)]
-    newest = present[scheduled[-1]] if scheduled else 0
+    scheduled = scheduled_steps(directory, is_scheduled)
+    newest = (step_of(scheduled[-1]) or 0) if scheduled else 0
     kept = {path.name for path in scheduled[-keep:]} | {best}
-    for path, step in present.items():
-        is_resume_point = path not in scheduled and step > newest
+    for path in steps(directory):
+        is_resume_point = path not in scheduled and (step_of(path) or 0) > newest
         if path.name not in kept and not is_resume_point:
             manifest.remove_directory(path)
     for path in steps(directory)[:-2]:
@@ -167,8 +171,7 @@ def average_run(
     run_dir: Path, last: int, output: Path, is_scheduled: Callable[[int], bool]
 ) -> list[Path]:
     """Average the newest `last` scheduled checkpoints of a run into a new checkpoint directory."""
-    present = steps(run_dir / "checkpoints")
-    paths = [path for path in present if is_scheduled(step_of(path) or 0)][-last:]
+    paths = scheduled_steps(run_dir / "checkpoints", is_scheduled)[-last:]
     if len(paths) < last:
         raise UserError(
             f"{run_dir}: has {len(paths)} scheduled checkpoints, not the {last} to be averaged; "

@@ -3,7 +3,6 @@ runs.
 """
 
 import json
-import math
 import os
 import sys
 import traceback
@@ -358,8 +357,6 @@ def _load_translator(
         raise RefusedError(f"--precision {precision}: expected auto, fp32 or bf16")
     if length_norm not in (None, "gnmt", "power"):
         raise RefusedError(f"--length-norm {length_norm}: expected gnmt or power")
-    if length_penalty is not None and not math.isfinite(length_penalty):
-        raise RefusedError(f"--length-penalty {length_penalty}: expected a number from 0")
     from mtrain.translate import load_translator
 
     return load_translator(

@@ -268,6 +268,18 @@ def parse_config(document: Document) -> Config:
     return config
 
 
+def override_decode(decode: DecodeConfig, **given: object) -> DecodeConfig:
+    """Replace the search settings that are given (not None); raises `RefusedError`."""
+    changes = {key: value for key, value in given.items() if value is not None}
+    try:
+        return DecodeConfig.model_validate({**decode.model_dump(), **changes})
+    except ValidationError as error:
+        key = str(error.errors()[0]["loc"][0])
+        expected = describe(DecodeConfig.model_fields[key])
+        option = "--" + key.replace("_", "-")
+        raise RefusedError(f"{option} {changes[key]}: expected {expected}") from None
+
+
 def dump_config(config: Config) -> str:
     """Write a config as YAML that `load_config` reads back to an equal one."""
     return dump_document(config.model_dump())

@@ -50,7 +50,7 @@ def read_aligned(path: Path, references: list[list[str]]) -> list[str]:
     """
     counts: Counter[str] = Counter()
     lines = read_text_file(path, counts)
-    warn_of(counts, Places(), 0)
+    warn_of(counts)
     _check_length(path, lines, references)
     return lines
 
@@ -59,7 +59,7 @@ def read_source(path: Path, references: list[list[str]]) -> list[str]:
     """Read text to translate, as tolerantly as `mtrain translate` does."""
     counts: Counter[str] = Counter()
     lines = list(decode_lines(read_file(path, counts), counts))
-    warn_of(counts, Places(), 0)
+    warn_of(counts)
     _check_length(path, lines, references)
     return lines
 
@@ -70,7 +70,7 @@ def translate(translator: Translator, lines: list[str], output: Path | None) -> 
         results, places = translator.translate(lines, bar.update)
     cut = Places()
     cut.add(place + 1 for place in places)
-    warn_of(Counter(), cut, translator.max_source_length)
+    cut.warn(translator.max_source_length)
     hypotheses = [found[0].text for found in results]
     if output is not None:
         try:

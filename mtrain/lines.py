@@ -51,24 +51,18 @@ def translate_stream(
             if line_buffered:
                 sink.flush()
             done += len(lines)
-    warn_of(counts, cut, translator.max_source_length)
+    warn_of(counts)
+    cut.warn(translator.max_source_length)
 
 
-def warn_of(counts: Counter[str], cut: "Places", limit: int) -> None:
+def warn_of(counts: Counter[str]) -> None:
     """Say once what was odd about the input."""
     for reason, count in counts.items():
         logger.warning("%s: %s", reason, f"{count:,}")
-    if cut.count:
-        logger.warning(
-            "lines longer than %d tokens, cut there: %s (line %s)",
-            limit,
-            f"{cut.count:,}",
-            shorten(cut.first),
-        )
 
 
 class Places:
-    """A count of lines with the numbers of the first."""
+    """A count of lines that were cut, with the numbers of the first."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -80,6 +74,16 @@ class Places:
             self.count += 1
             if len(self.first) <= _LISTED:
                 self.first.append(number)
+
+    def warn(self, limit: int) -> None:
+        """Say once which lines were cut."""
+        if self.count:
+            logger.warning(
+                "lines longer than %d tokens, cut there: %s (line %s)",
+                limit,
+                f"{self.count:,}",
+                shorten(self.first),
+            )
 
 
 def _format(
@@ -109,7 +113,8 @@ def score_files(translator: Translator, source: Path, target: Path, sink: IO[byt
         values, places = translator.score(src, tgt, start + 1)
         cut.add(start + place + 1 for place in places)
         sink.writelines(f"{value:.6f}\n".encode() for value in values)
-    warn_of(counts, cut, translator.max_source_length)
+    warn_of(counts)
+    cut.warn(translator.max_source_length)
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -123,12 +128,16 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 def encode_stream(tokenizer: Tokenizer, source: Iterable[bytes], sink: IO[bytes]) -> None:
     """Write the pieces of each line."""
-    for text in decode_lines(read_lines(source), Counter()):
+    counts: Counter[str] = Counter()
+    for text in decode_lines(read_lines(source, counts), counts):
         sink.write(" ".join(tokenizer.pieces.encode(text, out_type=str)).encode("utf-8") + b"\n")
+    warn_of(counts)
 
 
 def decode_stream(tokenizer: Tokenizer, source: Iterable[bytes], sink: IO[bytes]) -> None:
     """Write the text of each line of pieces."""
-    for text in decode_lines(read_lines(source), Counter()):
+    counts: Counter[str] = Counter()
+    for text in decode_lines(read_lines(source, counts), counts):
         line: str = tokenizer.pieces.decode_pieces(text.split(" ") if text else [])
         sink.write(line.replace("\n", " ").encode("utf-8") + b"\n")
+    warn_of(counts)

@@ -51,7 +51,8 @@ def set_up_console(*, times: bool = False) -> None:
 
 
 def add_log_file(path: Path) -> None:
-    """Keep the records in a file too."""
+    """Keep the records in a file too, in place of any before."""
+    close_log_files()
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(
         logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S")

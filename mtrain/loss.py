@@ -26,8 +26,12 @@ class Loss(NamedTuple):
 
 def label_smoothed_cross_entropy(logits: Tensor, targets: Tensor, smoothing: float) -> Loss:
     """Sums over (N, V) logits and (N,) targets."""
-    log_probs = logits.float().log_softmax(-1)
-    nll = -log_probs.gather(1, targets[:, None]).sum()
+    return _sums(logits.float().log_softmax(-1), targets[:, None], smoothing)
+
+
+def _sums(log_probs: Tensor, answer: Tensor, smoothing: float) -> Loss:
+    """Sums over (N, V) log-probabilities and (N, 1) targets."""
+    nll = -log_probs.gather(1, answer).sum()
     return Loss((1 - smoothing) * nll - smoothing * log_probs.mean(-1).sum(), nll)
 
 
@@ -59,9 +63,9 @@ class _Projected(torch.autograd.Function):
             part = hidden[start : start + rows]
             answer = targets[start : start + rows, None]
             log_probs = F.linear(part, matrix).float().log_softmax(-1)
-            nll = -log_probs.gather(1, answer).sum()
-            nll_sum += nll
-            loss_sum += (1 - smoothing) * nll - smoothing * log_probs.mean(-1).sum()
+            part_sums = _sums(log_probs, answer, smoothing)
+            nll_sum += part_sums.nll_sum
+            loss_sum += part_sums.loss_sum
             if hidden_grad is not None and weight_grad is not None:
                 grad = log_probs.exp_().sub_(smoothing / weight.shape[0])
                 grad.scatter_add_(

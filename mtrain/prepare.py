@@ -52,8 +52,9 @@ def prepare(config: Config, run_tokenizer: Path, stop: Stop) -> Prepared:
     }
     tokenizer = _get_tokenizer(config, run_tokenizer, stop)
     hashes = [found.sha256 for found in train_scans]
-    store = _get_store(config, tokenizer, hashes, sum(found.pairs for found in train_scans), stop)
-    _report(store, sum(found.pairs for found in train_scans))
+    pairs = sum(found.pairs for found in train_scans)
+    store = _get_store(config, tokenizer, hashes, pairs, stop)
+    _report(store, pairs)
     fingerprints = {"train": hashes, "valid": valid.sha256, "tokenizer": tokenizer.fingerprint}
     return Prepared(tokenizer, store, valid, tests, fingerprints)
 

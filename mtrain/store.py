@@ -101,7 +101,7 @@ def build_store(
     """Tokenize `pairs` with several processes and keep what fits in `max_length` tokens (with eos).
 
     `counts` is what reading dropped; `progress` is told the number of pairs read. Raises
-    `UserError`.
+    `UserError`, and `OSError` where the disk does not take the store.
     """
     iterator = iter(pairs)
     chunks = iter(lambda: list(islice(iterator, CHUNK)), [])
@@ -114,13 +114,7 @@ def build_store(
         meta = {"dtype": _dtype(tokenizer).name, "ids": total, "counts": dict(counts)}
         (directory / "store.json").write_text(json.dumps(meta), encoding="utf-8")
 
-    try:
-        manifest.write_directory(path, fill)
-    except OSError as error:
-        raise UserError(
-            f"{path}: cannot keep the tokenized corpus: {error.strerror}; "
-            "MTRAIN_CACHE names another directory for it"
-        ) from None
+    manifest.write_directory(path, fill)
     store = open_store(path)
     if store is None:
         raise UserError(f"{path}: the tokenized corpus could not be read back; is the disk sound?")

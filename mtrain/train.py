@@ -303,11 +303,9 @@ class Trainer:
 
     def _last_scheduled(self) -> list[Path]:
         """List the checkpoints to be averaged."""
-        present = checkpoint.steps(self.run_dir.checkpoints)
-        scheduled = [
-            p for p in present if self.config.train.is_scheduled(checkpoint.step_of(p) or 0)
-        ]
-        last = self.config.train.average_last
+        train = self.config.train
+        last = train.average_last
+        scheduled = checkpoint.scheduled_steps(self.run_dir.checkpoints, train.is_scheduled)
         return scheduled[-last:] if last else []
 
     def _resume(self) -> None:

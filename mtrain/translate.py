@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mtrain import checkpoint
-from mtrain.config import Config, DecodeConfig, parse_config
+from mtrain.config import Config, DecodeConfig, override_decode, parse_config
 from mtrain.corpus import is_blank
 from mtrain.data import SpecialIds, batch_by_tokens, collate, pad
 from mtrain.device import compute_dtype, pick_device
@@ -211,8 +211,7 @@ def load_translator(
     model.load_state_dict(snapshot.weights, strict=False)  # one name for a shared matrix
     target = pick_device(device)
     set_compute_dtype(model, compute_dtype(precision, target, training=False))
-    given = {key: value for key, value in decode.items() if value is not None}
-    settings = DecodeConfig.model_validate({**config.decode.model_dump(), **given})
+    settings = override_decode(config.decode, **decode)
     return Translator(model.to(target), tokenizer, settings, config)
 
 
