@@ -62,24 +62,26 @@ class _Projected(torch.autograd.Function):
         hidden_grad = torch.empty_like(hidden) if differentiate else None
         weight_grad = torch.zeros_like(weight, dtype=torch.float32) if differentiate else None
         for start in range(0, len(hidden), rows):
-            part = hidden[start : start + rows]
-            answer = targets[start : start + rows, None]
+            count = min(rows, len(hidden) - start)
+            answer = targets[start : start + count, None]
+            # all chunks have one shape, for which oneDNN has to generate code once
+            part = F.pad(hidden[start : start + count], (0, 0, 0, rows - count))
             logits = F.linear(part, matrix).float()
             probs = logits.softmax(-1)
             # logsumexp from the likeliest token, whose probability is never below 1 / V: on CPUs
             # torch's softmax is ten times faster than its log_softmax
             log_total = logits.amax(-1) - probs.amax(-1).log()
-            part_sums = _sums(logits, log_total, answer, smoothing)
+            part_sums = _sums(logits[:count], log_total[:count], answer, smoothing)
             nll_sum += part_sums.nll_sum
             loss_sum += part_sums.loss_sum
             if hidden_grad is not None and weight_grad is not None:
                 grad = probs.sub_(smoothing / weight.shape[0])
-                grad.scatter_add_(
+                grad[:count].scatter_add_(
                     1, answer, torch.full_like(answer, smoothing - 1, dtype=grad.dtype)
                 )
                 grad = grad.to(hidden.dtype)
-                hidden_grad[start : start + rows] = grad @ matrix
-                weight_grad += grad.t() @ part
+                hidden_grad[start : start + count] = (grad @ matrix)[:count]
+                weight_grad += grad.t() @ part  # whose filling is 0
         ctx.save_for_backward(hidden_grad, weight_grad)
         ctx.weight_dtype = weight.dtype
         ctx.mark_non_differentiable(nll_sum)

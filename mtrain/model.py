@@ -1,7 +1,7 @@
 """The Transformer of "Attention Is All You Need" (Vaswani et al. 2017), section by section.
 
 Shapes: `B` batch, `S` source length, `T` target length, `D` d_model, `H` heads, `K` head width, `V`
-vocabulary, `N` hypotheses (batch x beam), `L` decoder layers.
+vocabulary, `N` hypotheses (batch x beam), `L` decoder layers, `R` the rows of a flattened batch.
 
 Departures from the paper, each the field's practice: weights start as in fairseq (Xavier, the
 projections of query, key and value as one matrix), dropout may also fall on attention weights and
@@ -11,10 +11,14 @@ stack.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+# See `Transformer._rows`.
+ROWS = 128
 
 
 @dataclass(frozen=True)
@@ -46,18 +50,47 @@ class Dropout:
 
 
 def dropout(x: Tensor, p: float, training: bool) -> Tensor:
-    """Set a share `p` of `x` to zero and scale the rest (section 5.4).
-
-    On the CPU the mask is cut from 64-bit random integers read as 16-bit ones, several times faster
-    than one Bernoulli draw a value; `p` is met to 2**-16.
-    """
+    """Set a share `p` of `x` to zero and scale the rest (section 5.4)."""
     if not training or p == 0.0:
         return x
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return F.dropout(x, p)
+    dropped: Tensor = _Dropout.apply(x, p)  # type: ignore[no-untyped-call]
+    return dropped
+
+
+class _Dropout(torch.autograd.Function):
+    """Dropout by a mask of bits, several times faster on the CPU than torch's own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
+        ctx.p = p
+        mask = dropout_mask(x, p)
+        ctx.save_for_backward(mask)
+        return masked(x, mask, p)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return masked(grads[0], ctx.saved_tensors[0], ctx.p), None
+
+
+def dropout_mask(x: Tensor, p: float) -> Tensor:
+    """Integers as wide as the values of `x`, all bits set where a value is kept.
+
+    Cut from 64-bit random integers read as 16-bit ones, so that `p` is met to 2**-16.
+    """
     words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
-    kept = words.view(torch.int16)[: x.numel()].view(x.shape) >= round(p * 65536) - 32768
-    return (x * (1 / (1 - p))) * kept.to(x.dtype)  # the factor itself has no place in bf16
+    kept = words.view(torch.int16)[: x.numel()].view(x.shape).ge_(round(p * 65536) - 32768)
+    return kept.neg_().to({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
+
+
+def masked(x: Tensor, mask: Tensor | None, p: float) -> Tensor:
+    """The kept values of `x`, scaled by 1 / (1 - p); all of them as they are without a mask."""
+    if mask is None:
+        return x
+    out = x * (1 / (1 - p))
+    out.view(mask.dtype).bitwise_and_(mask)
+    return out
 
 
 def sinusoids(length: int, width: int) -> Tensor:
@@ -73,14 +106,10 @@ def sinusoids(length: int, width: int) -> Tensor:
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, p: float) -> Tensor:
     """softmax(Q K^T / sqrt(K)) V (equation 1) over (B, H, ?, K); `mask` is True where attention may
     go.
-
-    On the CPU explicit matrix products: for sentences they train several times faster than torch's
-    fused kernel.
     """
     if query.device.type != "cpu":
         return F.scaled_dot_product_attention(query, key, value, mask, dropout_p=p)
-    weights = attention_weights(query, key, mask)
-    return dropout(weights, p, p > 0) @ value
+    return dropout(attention_weights(query, key, mask), p, p > 0) @ value
 
 
 def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
@@ -92,6 +121,76 @@ def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor
         scores = scores.masked_fill(~mask, float("-inf"))
     weights: Tensor = scores.softmax(-1)
     return weights
+
+
+class _Attend(torch.autograd.Function):
+    """Equation 1 and its gradient between flat rows, for training on the CPU.
+
+    Heads are cut out and joined by one copy each, which also turns them into fp32: MKL multiplies
+    its small matrices well, where oneDNN would generate code for every new shape. The softmax is
+    spelled out, since torch's takes several times as long on rows as short as sentences.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        source: Tensor | None,
+        sizes: tuple[int, int, int, int],
+        allowed: Tensor,
+        p: float,
+    ) -> Tensor:
+        B, T, S, H = sizes
+        q, *rest = _cut_heads(query, B, T, H, 3 if source is None else 1)
+        k, v = rest if source is None else _cut_heads(source, B, S, H, 2)
+        scale = q.shape[-1] ** -0.5
+        scores = q.bmm(k.transpose(1, 2)).mul_(scale)
+        bias = torch.zeros(allowed.shape, dtype=q.dtype).masked_fill_(~allowed, float("-inf"))
+        scores.view(B, H, T, S).add_(bias)
+        weights = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
+        weights /= weights.sum(-1, keepdim=True)
+        mask = dropout_mask(weights, p) if p > 0 else None
+        ctx.save_for_backward(q, k, v, weights, mask)
+        ctx.sizes, ctx.scale, ctx.p = sizes, scale, p
+        ctx.like = query[:0], None if source is None else (len(source), source[:0])
+        out = query.new_empty(len(query), H * q.shape[-1])
+        _join_heads(out, (masked(weights, mask, p).bmm(v),), B, T, H)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, weights, mask = ctx.saved_tensors
+        B, T, S, H = ctx.sizes
+        query, source = ctx.like
+        (grad,) = _cut_heads(grads[0], B, T, H, 1)
+        value_grad = masked(weights, mask, ctx.p).transpose(1, 2).bmm(grad)
+        scores_grad = masked(grad.bmm(v.transpose(1, 2)), mask, ctx.p).mul_(weights)
+        scores_grad -= weights * scores_grad.sum(-1, keepdim=True)
+        scores_grad *= ctx.scale
+        query_grad, key_grad = scores_grad.bmm(k), scores_grad.transpose(1, 2).bmm(q)
+        rows = query.new_empty(len(grads[0]), query.shape[1])
+        if source is None:
+            _join_heads(rows, (query_grad, key_grad, value_grad), B, T, H)
+            return rows, None, None, None, None
+        _join_heads(rows, (query_grad,), B, T, H)
+        source_rows = source[1].new_empty(source[0], source[1].shape[1])
+        _join_heads(source_rows, (key_grad, value_grad), B, S, H)
+        return rows, source_rows, None, None, None
+
+
+def _cut_heads(rows: Tensor, B: int, L: int, H: int, parts: int) -> tuple[Tensor, ...]:
+    """(R, parts * D) -> parts x (B * H, L, K), at least in fp32."""
+    heads = rows[: B * L].view(B, L, parts, H, -1).permute(2, 0, 3, 1, 4)
+    wide = heads.to(torch.promote_types(rows.dtype, torch.float32)).contiguous()
+    return wide.flatten(1, 2).unbind(0)
+
+
+def _join_heads(out: Tensor, parts: tuple[Tensor, ...], B: int, L: int, H: int) -> None:
+    """The reverse, into `out` (R, parts * D); rows behind the last token become 0."""
+    places = out[: B * L].view(B, L, len(parts), H, -1).permute(2, 0, 3, 1, 4)
+    for place, part in zip(places, parts, strict=True):
+        place.copy_(part.view(place.shape))
+    out[B * L :].zero_()
 
 
 class Attention(nn.Module):
@@ -109,25 +208,48 @@ class Attention(nn.Module):
         self.project_out = nn.Linear(shape.d_model, shape.d_model)
         self.watch: list[Tensor] | None = None
 
-    def split(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
-        """(B, T, parts * D) -> parts x (B, H, T, K)."""
-        B, T, _ = x.shape
-        return x.view(B, T, parts, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+    def project(self, x: Tensor, first: int, last: int) -> Tensor:
+        """Project to some of query (0), key (1) and value (2), numbers `first` to `last` - 1: (R,
+        D) -> (R, (last - first) * D).
+        """
+        if (first, last) == (0, 3):
+            whole: Tensor = self.project_in(x)
+            return whole
+        rows = slice(first * x.shape[-1], last * x.shape[-1])
+        return F.linear(x, self.project_in.weight[rows], self.project_in.bias[rows])
 
-    def project(self, x: Tensor, first: int, last: int) -> tuple[Tensor, ...]:
-        """Project to some of query (0), key (1) and value (2): numbers `first` to `last` - 1."""
-        D = x.shape[-1]
-        rows = slice(first * D, last * D)
-        projected = F.linear(x, self.project_in.weight[rows], self.project_in.bias[rows])
-        return self.split(projected, last - first)
+    def heads(self, rows: Tensor, B: int, L: int) -> tuple[Tensor, ...]:
+        """Cut projected rows into heads: (R, parts * D) -> parts x (B, H, L, K)."""
+        width = self.project_out.in_features
+        cut = rows[: B * L].view(B, L, -1, self.num_heads, width // self.num_heads)
+        return tuple(part.transpose(1, 2) for part in cut.unbind(2))
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        """Attend and join the heads: (B, H, T, K) and two of (B, H, S, K) -> (B, T, D)."""
+    def over(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        """Attend and join the heads: (B, H, T, K) and two of (B, H, S, K) -> (B * T, D)."""
         if self.watch is not None:
             self.watch.append(attention_weights(query, key, mask))
         heads = attend(query, key, value, mask, self.rate if self.training else 0.0)
-        joined: Tensor = self.project_out(heads.transpose(1, 2).flatten(2))
+        joined: Tensor = self.project_out(heads.transpose(1, 2).flatten(2).flatten(0, 1))
         return joined
+
+    def forward(self, x: Tensor, memory: Tensor | None, mask: Tensor, B: int, T: int) -> Tensor:
+        """Attend from each position to its own sentence or to its memory: rows (R, D) -> (R, D).
+
+        The rows are B sentences of T tokens, those of `memory` B sentences of S; what follows them
+        is filling. `mask`, (B, 1, 1, S) or (T, S), is True where attention may go.
+        """
+        query = self.project(x, 0, 3 if memory is None else 1)
+        source = None if memory is None else self.project(memory, 1, 3)
+        S, p = mask.shape[-1], self.rate if self.training else 0.0
+        if x.device.type == "cpu" and self.watch is None and not torch.compiler.is_compiling():
+            sizes = B, T, S, self.num_heads
+            joined: Tensor = _Attend.apply(query, source, sizes, mask, p)  # type: ignore[no-untyped-call]
+            out: Tensor = self.project_out(joined)
+            return out
+        q, *rest = self.heads(query, B, T)
+        k, v = rest if source is None else self.heads(source, B, S)
+        attended = self.over(q, k, v, mask)
+        return F.pad(attended, (0, 0, 0, len(x) - B * T))
 
 
 class FeedForward(nn.Module):
@@ -140,8 +262,8 @@ class FeedForward(nn.Module):
         self.rate = rates.activation
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, D) -> (B, T, D)."""
-        out: Tensor = self.outer(dropout(self.inner(x).relu(), self.rate, self.training))
+        """(R, D) -> (R, D)."""
+        out: Tensor = self.outer(dropout(self.inner(x).relu_(), self.rate, self.training))
         return out
 
 
@@ -162,7 +284,7 @@ class Layer(nn.Module):
         """LayerNorm(x + Sublayer(x)) as in section 3.1, or x + Sublayer(LayerNorm(x)) with
         pre-norm.
         """
-        x = x + dropout(block, self.rate, self.training)
+        x = dropout(block, self.rate, self.training).add_(x)
         normed: Tensor = x if self.pre_norm else norm(x)
         return normed
 
@@ -178,9 +300,10 @@ class EncoderLayer(Layer):
         self.feed_norm = nn.LayerNorm(shape.d_model)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """(B, S, D), (B, 1, 1, S) -> (B, S, D)."""
-        q, k, v = self.self_attention.project(self.before(self.self_norm, x), 0, 3)
-        x = self.after(self.self_norm, x, self.self_attention(q, k, v, mask))
+        """(R, D), (B, 1, 1, S) -> (R, D)."""
+        B, S = len(mask), mask.shape[-1]
+        block = self.self_attention(self.before(self.self_norm, x), None, mask, B, S)
+        x = self.after(self.self_norm, x, block)
         return self.after(self.feed_norm, x, self.feed_forward(self.before(self.feed_norm, x)))
 
 
@@ -197,31 +320,31 @@ class DecoderLayer(Layer):
         self.feed_norm = nn.LayerNorm(shape.d_model)
 
     def forward(self, x: Tensor, causal: Tensor, memory: Tensor, src_mask: Tensor) -> Tensor:
-        """(B, T, D), (T, T), (B, S, D), (B, 1, 1, S) -> (B, T, D)."""
-        q, k, v = self.self_attention.project(self.before(self.self_norm, x), 0, 3)
-        x = self.after(self.self_norm, x, self.self_attention(q, k, v, causal))
-        return self.rest(x, self.cross_attention.project(memory, 1, 3), src_mask)
+        """(R, D), (T, T), (R', D), (B, 1, 1, S) -> (R, D)."""
+        B, T = len(src_mask), len(causal)
+        block = self.self_attention(self.before(self.self_norm, x), None, causal, B, T)
+        x = self.after(self.self_norm, x, block)
+        block = self.cross_attention(self.before(self.cross_norm, x), memory, src_mask, B, T)
+        x = self.after(self.cross_norm, x, block)
+        return self.after(self.feed_norm, x, self.feed_forward(self.before(self.feed_norm, x)))
 
     def step(
         self, x: Tensor, past: Tensor, time: int, source: tuple[Tensor, ...], src_mask: Tensor
     ) -> Tensor:
-        """One position: (N, 1, D) -> (N, 1, D); its key and value go to place `time` of `past` (2,
-        N, H, T, K).
+        """One position: (N, D) -> (N, D); its key and value go to place `time` of `past` (2, N, H,
+        T, K).
 
         The hypotheses of a sentence attend to its source together, as if they were positions of one
         target.
         """
-        q, k, v = self.self_attention.project(self.before(self.self_norm, x), 0, 3)
+        own, cross = self.self_attention, self.cross_attention
+        q, k, v = own.heads(own.project(self.before(self.self_norm, x), 0, 3), len(x), 1)
         past[0, :, :, time : time + 1], past[1, :, :, time : time + 1] = k, v
         seen = past[:, :, :, : time + 1]
-        x = self.after(self.self_norm, x, self.self_attention(q, seen[0], seen[1], None))
-        B, D = len(src_mask), x.shape[-1]
-        return self.rest(x.view(B, -1, D), source, src_mask).view(-1, 1, D)
-
-    def rest(self, x: Tensor, source: tuple[Tensor, ...], src_mask: Tensor) -> Tensor:
-        """Attend to the source's keys and values, then feed forward."""
-        (q,) = self.cross_attention.project(self.before(self.cross_norm, x), 0, 1)
-        x = self.after(self.cross_norm, x, self.cross_attention(q, *source, src_mask))
+        x = self.after(self.self_norm, x, own.over(q, seen[0], seen[1], None))
+        B = len(src_mask)
+        (q,) = cross.heads(cross.project(self.before(self.cross_norm, x), 0, 1), B, len(x) // B)
+        x = self.after(self.cross_norm, x, cross.over(q, source[0], source[1], src_mask))
         return self.after(self.feed_norm, x, self.feed_forward(self.before(self.feed_norm, x)))
 
 
@@ -341,10 +464,10 @@ class Transformer(nn.Module):
     def encode(self, src: Tensor) -> tuple[Tensor, Tensor]:
         """(B, S) -> memory (B, S, D) and src_mask (B, 1, 1, S), True at real tokens."""
         src_mask = (src != self.shape.pad_id)[:, None, None, :]
-        x = self._embed(src, self.src_embedding, "src", 0)
+        x = self._rows(self._embed(src, self.src_embedding, "src", 0))
         for layer in self.encoder_layers:
             x = layer(x, src_mask)
-        return self.encoder_norm(x), src_mask
+        return self.encoder_norm(x)[: src.numel()].view(*src.shape, -1), src_mask
 
     def decode(self, tgt_in: Tensor, memory: Tensor, src_mask: Tensor) -> Tensor:
         """(B, T), (B, S, D), (B, 1, 1, S) -> (B, T, D). Padding stands behind every real token: no
@@ -352,21 +475,21 @@ class Transformer(nn.Module):
         """
         T = tgt_in.shape[1]
         causal = torch.ones(T, T, dtype=torch.bool, device=tgt_in.device).tril()
-        x = self._embed(tgt_in, self.tgt_embedding, "tgt", 0)
+        x = self._rows(self._embed(tgt_in, self.tgt_embedding, "tgt", 0))
+        memory = self._rows(memory)
         for layer in self.decoder_layers:
             x = layer(x, causal, memory, src_mask)
-        hidden: Tensor = self.decoder_norm(x)
+        hidden: Tensor = self.decoder_norm(x)[: tgt_in.numel()].view(*tgt_in.shape, -1)
         return hidden
 
     def start(self, memory: Tensor, src_mask: Tensor) -> DecoderState:
         """Project the source's keys and values once: (B, S, D), (B, 1, 1, S) -> state of B empty
         hypotheses.
         """
+        B, S, _ = memory.shape
+        attentions = [layer.cross_attention for layer in self.decoder_layers]
         stacked = torch.stack(
-            [
-                torch.stack(layer.cross_attention.project(memory, 1, 3))
-                for layer in self.decoder_layers
-            ]
+            [torch.stack(a.heads(a.project(memory.flatten(0, 1), 1, 3), B, S)) for a in attentions]
         )
         L, _, B, H, _, K = stacked.shape
         return DecoderState(stacked.new_empty(L, 2, B, H, 0, K), 0, stacked, src_mask)
@@ -381,11 +504,11 @@ class Transformer(nn.Module):
         if time == past.shape[4]:
             room = past.new_empty(*past.shape[:4], max(16, time), past.shape[5])
             past = torch.cat((past, room), 4)
-        x = self._embed(tokens[:, None], self.tgt_embedding, "tgt", time)
+        x = self._embed(tokens[:, None], self.tgt_embedding, "tgt", time)[:, 0]
         for number, layer in enumerate(self.decoder_layers):
             source = state.source[number].unbind(0)
             x = layer.step(x, past[number], time, source, state.src_mask)
-        logits = self.project(self.decoder_norm(x[:, 0]))
+        logits = self.project(self.decoder_norm(x))
         after = DecoderState(past, time + 1, state.source, state.src_mask)
         return logits.float().log_softmax(-1), after
 
@@ -408,6 +531,17 @@ class Transformer(nn.Module):
             for module in (module for modules in groups.values() for module in modules):
                 module.watch = None
         return maps
+
+    def _rows(self, x: Tensor) -> Tensor:
+        """Flatten a batch to the rows of a matrix: (B, L, D) -> (R, D).
+
+        In bf16 on the CPU zeros fill it up to a multiple of `ROWS`: oneDNN generates code for every
+        shape that it multiplies.
+        """
+        rows = x.flatten(0, 1)
+        if x.device.type != "cpu" or x.dtype != torch.bfloat16 or torch.compiler.is_compiling():
+            return rows
+        return F.pad(rows, (0, 0, 0, -len(rows) % ROWS))
 
     def _embed(self, ids: Tensor, embedding: nn.Embedding, side: str, start: int) -> Tensor:
         """Scaled embeddings plus positions, with dropout (sections 3.4, 3.5, 5.4): (B, T) -> (B, T,

@@ -74,7 +74,7 @@ class Optimizer:
             for g, p in zip(self.grads, self.parameters, strict=True)
             if p.grad is not None
         ]
-        torch._foreach_add_([total for total, _ in pairs], [grad.float() for _, grad in pairs])
+        torch._foreach_add_([total for total, _ in pairs], [grad for _, grad in pairs])
         for parameter in self.parameters:
             parameter.grad = None
 
