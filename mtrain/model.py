@@ -152,7 +152,7 @@ class _Attend(torch.autograd.Function):
         mask = dropout_mask(weights, p) if p > 0 else None
         ctx.save_for_backward(q, k, v, weights, mask)
         ctx.sizes, ctx.scale, ctx.p = sizes, scale, p
-        ctx.like = query[:0], None if source is None else (len(source), source[:0])
+        ctx.source_rows = None if source is None else len(source)
         out = query.new_empty(len(query), H * q.shape[-1])
         _join_heads(out, (masked(weights, mask, p).bmm(v),), B, T, H)
         return out
@@ -161,21 +161,22 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, weights, mask = ctx.saved_tensors
         B, T, S, H = ctx.sizes
-        query, source = ctx.like
+        rows, D = grads[0].shape
         (grad,) = _cut_heads(grads[0], B, T, H, 1)
         value_grad = masked(weights, mask, ctx.p).transpose(1, 2).bmm(grad)
         scores_grad = masked(grad.bmm(v.transpose(1, 2)), mask, ctx.p).mul_(weights)
         scores_grad -= weights * scores_grad.sum(-1, keepdim=True)
         scores_grad *= ctx.scale
         query_grad, key_grad = scores_grad.bmm(k), scores_grad.transpose(1, 2).bmm(q)
-        rows = query.new_empty(len(grads[0]), query.shape[1])
-        if source is None:
-            _join_heads(rows, (query_grad, key_grad, value_grad), B, T, H)
-            return rows, None, None, None, None
-        _join_heads(rows, (query_grad,), B, T, H)
-        source_rows = source[1].new_empty(source[0], source[1].shape[1])
-        _join_heads(source_rows, (key_grad, value_grad), B, S, H)
-        return rows, source_rows, None, None, None
+        if ctx.source_rows is None:
+            own = grads[0].new_empty(rows, 3 * D)
+            _join_heads(own, (query_grad, key_grad, value_grad), B, T, H)
+            return own, None, None, None, None
+        own = grads[0].new_empty(rows, D)
+        _join_heads(own, (query_grad,), B, T, H)
+        other = grads[0].new_empty(ctx.source_rows, 2 * D)
+        _join_heads(other, (key_grad, value_grad), B, S, H)
+        return own, other, None, None, None
 
 
 def _cut_heads(rows: Tensor, B: int, L: int, H: int, parts: int) -> tuple[Tensor, ...]:
