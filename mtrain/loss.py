@@ -28,12 +28,8 @@ class Loss(NamedTuple):
 def label_smoothed_cross_entropy(logits: Tensor, targets: Tensor, smoothing: float) -> Loss:
     """Sums over (N, V) logits and (N,) targets."""
     logits = logits.float()
-    return _sums(logits, logits.logsumexp(-1), targets[:, None], smoothing)
-
-
-def _sums(logits: Tensor, log_total: Tensor, answer: Tensor, smoothing: float) -> Loss:
-    """Sums over (N, V) logits, their (N,) logsumexp and (N, 1) targets."""
-    nll = (log_total - logits.gather(1, answer)[:, 0]).sum()
+    log_total = logits.logsumexp(-1)
+    nll = (log_total - logits.gather(1, targets[:, None])[:, 0]).sum()
     return Loss((1 - smoothing) * nll + smoothing * (log_total - logits.mean(-1)).sum(), nll)
 
 
@@ -56,32 +52,34 @@ class _Projected(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         rows = max(CHUNK_ROWS, CHUNK_VALUES // weight.shape[0])
         matrix = weight.to(hidden.dtype)
-        nll_sum = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        loss_sum = torch.zeros_like(nll_sum)
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        mean_row = matrix.mean(0, dtype=wide)  # its product with a state is that state's mean logit
+        loss_sum, nll_sum = torch.zeros(2, dtype=torch.float32, device=hidden.device)
         differentiate = any(ctx.needs_input_grad)
         hidden_grad = torch.empty_like(hidden) if differentiate else None
-        weight_grad = torch.zeros_like(weight, dtype=torch.float32) if differentiate else None
+        weight_grad = torch.zeros_like(weight, dtype=wide) if differentiate else None
         for start in range(0, len(hidden), rows):
             count = min(rows, len(hidden) - start)
             answer = targets[start : start + count, None]
             # all chunks have one shape, for which oneDNN has to generate code once
             part = F.pad(hidden[start : start + count], (0, 0, 0, rows - count))
-            logits = F.linear(part, matrix).float()
+            logits = F.linear(part, matrix)
             probs = logits.softmax(-1)
             # logsumexp from the likeliest token, whose probability is never below 1 / V: on CPUs
             # torch's softmax is ten times faster than its log_softmax
-            log_total = logits.amax(-1) - probs.amax(-1).log()
-            part_sums = _sums(logits[:count], log_total[:count], answer, smoothing)
-            nll_sum += part_sums.nll_sum
-            loss_sum += part_sums.loss_sum
+            log_total = (logits.amax(-1).to(wide) - probs.amax(-1).to(wide).log())[:count]
+            nll = log_total - logits[:count].gather(1, answer)[:, 0]
+            nll_sum += nll.sum()
+            loss_sum += (1 - smoothing) * nll.sum()
+            loss_sum += smoothing * (log_total - part[:count].to(wide) @ mean_row).sum()
             if hidden_grad is not None and weight_grad is not None:
-                grad = probs.sub_(smoothing / weight.shape[0])
-                grad[:count].scatter_add_(
-                    1, answer, torch.full_like(answer, smoothing - 1, dtype=grad.dtype)
-                )
-                grad = grad.to(hidden.dtype)
-                hidden_grad[start : start + count] = (grad @ matrix)[:count]
-                weight_grad += grad.t() @ part  # whose filling is 0
+                # less 1 - eps for the answer; less eps / V for all, without a pass over the logits
+                share = nll.neg().exp() - (1 - smoothing)
+                probs[:count].scatter_(1, answer, share[:, None].to(probs.dtype))
+                hidden_grad[start : start + count] = (probs @ matrix)[:count] - smoothing * mean_row
+                weight_grad += probs.t() @ part  # whose filling is 0
+        if weight_grad is not None:
+            weight_grad -= smoothing / len(weight) * hidden.sum(0, dtype=wide)
         ctx.save_for_backward(hidden_grad, weight_grad)
         ctx.weight_dtype = weight.dtype
         ctx.mark_non_differentiable(nll_sum)
