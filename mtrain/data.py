@@ -129,11 +129,18 @@ def _cut(
 class TokenBatches:
     """The training stream: every pair once an epoch, in micro-batches of at most `max_tokens` a
     side.
+
+    The micro-batches of a step, `step_batches` in a row, come from as many ranges of length: each
+    holds alike lengths and pads little, and yet every step sees short and long sentences. Steps of
+    one length each learn far more slowly.
     """
 
-    def __init__(self, store: Store, max_tokens: int, seed: int, ids: SpecialIds) -> None:
+    def __init__(
+        self, store: Store, max_tokens: int, seed: int, ids: SpecialIds, step_batches: int = 1
+    ) -> None:
         self.store = store
         self.max_tokens = max_tokens
+        self.step_batches = step_batches
         self.seed = seed
         self.ids = ids
 
@@ -153,5 +160,14 @@ class TokenBatches:
             src = offsets[2 * pool + 1] - offsets[2 * pool] + 1
             tgt = offsets[2 * pool + 2] - offsets[2 * pool + 1] + 1
             batches = batch_by_tokens(np.stack((src, tgt), 1), self.max_tokens)
-            for number in random.permutation(len(batches)):
+            for number in _deal(len(batches), self.step_batches, random):
                 yield pool[batches[number]]
+
+
+def _deal(count: int, ranges: int, random: np.random.Generator) -> NDArray[np.int64]:
+    """Shuffle the numbers below `count` within each of so many ranges, and take one of each in
+    turn.
+    """
+    parts = [random.permutation(part) for part in np.array_split(np.arange(count), ranges)]
+    turn = np.concatenate([np.arange(len(part)) for part in parts])
+    return np.concatenate(parts)[np.argsort(turn, kind="stable")]

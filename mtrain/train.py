@@ -120,7 +120,9 @@ class Trainer:
         self.sum_tokens = 0
         self._restart_clock()
         ids = SpecialIds.of(prepared.tokenizer)
-        self.batches = TokenBatches(prepared.store, config.train.max_tokens, config.seed, ids)
+        self.batches = TokenBatches(
+            prepared.store, config.train.max_tokens, config.seed, ids, config.train.accum_steps
+        )
 
     def _set_up_torch(self) -> None:
         torch.set_num_threads(self.machine.threads)

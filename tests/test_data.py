@@ -40,8 +40,10 @@ def natural_lengths(pairs: int, seed: int = 0) -> NDArray[np.int64]:
     return np.stack((src, tgt), 1).round().clip(1, 100).astype(np.int64)
 
 
-def stream(pairs: int = 1500, max_tokens: int = 600, seed: int = 1) -> TokenBatches:
-    return TokenBatches(store_of(natural_lengths(pairs)), max_tokens, seed, IDS)
+def stream(
+    pairs: int = 1500, max_tokens: int = 600, seed: int = 1, step_batches: int = 1
+) -> TokenBatches:
+    return TokenBatches(store_of(natural_lengths(pairs)), max_tokens, seed, IDS, step_batches)
 
 
 def examples(batches: list[Batch]) -> list[tuple[int, int]]:
@@ -134,6 +136,22 @@ def test_epochs_cut_other_batches() -> None:
 def test_lengths_come_in_no_order() -> None:
     widths = [b.src.shape[1] for b in stream().epoch(0)]
     assert abs(float(np.corrcoef(widths, range(len(widths)))[0, 1])) < 0.3
+
+
+def test_a_step_takes_a_batch_from_each_range_of_length() -> None:
+    widths = [b.tgt_out.shape[1] for b in stream(step_batches=3).epoch(0)]
+    steps = list(zip(widths[::3], widths[1::3], widths[2::3], strict=False))
+    short, middle, long = zip(*steps, strict=True)
+    assert len(steps) > 10
+    assert all(a < c for a, _, c in steps)
+    assert max(short) < np.mean(middle) < min(long)
+    assert sorted(short) != list(short)
+
+
+@pytest.mark.parametrize("step_batches", [2, 3, 7, 1000])
+def test_steps_of_several_batches_lose_no_example(step_batches: int) -> None:
+    batches = list(stream(step_batches=step_batches).epoch(3))
+    assert sorted(examples(batches)) == [(2 * i, 2 * i + 1) for i in range(1500)]
 
 
 @pytest.mark.parametrize("start", [0, 1, 17, 10**6])
