@@ -1,9 +1,10 @@
 """Token-budget batches over a tokenized store, in an order that is a pure function of (seed,
-epoch).
+epoch) and of how many make a step.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -130,9 +131,9 @@ class TokenBatches:
     """The training stream: every pair once an epoch, in micro-batches of at most `max_tokens` a
     side.
 
-    The micro-batches of a step, `step_batches` in a row, come from as many ranges of length: each
-    holds alike lengths and pads little, and yet every step sees short and long sentences. Steps of
-    one length each learn far more slowly.
+    The micro-batches of a step, `step_batches` in a row over all ranks, come from as many ranges of
+    length: each holds alike lengths and pads little, and yet a step sees short and long sentences
+    (but for one where an epoch or a pool ends). Steps of one length each learn far more slowly.
     """
 
     def __init__(
@@ -164,10 +165,9 @@ class TokenBatches:
                 yield pool[batches[number]]
 
 
-def _deal(count: int, ranges: int, random: np.random.Generator) -> NDArray[np.int64]:
+def _deal(count: int, ranges: int, random: np.random.Generator) -> list[int]:
     """Shuffle the numbers below `count` within each of so many ranges, and take one of each in
     turn.
     """
     parts = [random.permutation(part) for part in np.array_split(np.arange(count), ranges)]
-    turn = np.concatenate([np.arange(len(part)) for part in parts])
-    return np.concatenate(parts)[np.argsort(turn, kind="stable")]
+    return [number for turn in zip_longest(*parts) for number in turn if number is not None]

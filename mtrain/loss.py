@@ -25,18 +25,10 @@ class Loss(NamedTuple):
     nll_sum: Tensor
 
 
-def label_smoothed_cross_entropy(logits: Tensor, targets: Tensor, smoothing: float) -> Loss:
-    """Sums over (N, V) logits and (N,) targets."""
-    logits = logits.float()
-    log_total = logits.logsumexp(-1)
-    nll = (log_total - logits.gather(1, targets[:, None])[:, 0]).sum()
-    return Loss((1 - smoothing) * nll + smoothing * (log_total - logits.mean(-1)).sum(), nll)
-
-
 def projected_cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float
 ) -> Loss:
-    """The same sums straight from (N, D) hidden states and the (V, D) output matrix.
+    """Sums over (N,) targets, from (N, D) hidden states and the (V, D) output matrix.
 
     Projection, loss and their gradients are computed chunk by chunk in one pass, so that the (N, V)
     logits never exist as a whole.
@@ -54,30 +46,31 @@ class _Projected(torch.autograd.Function):
         matrix = weight.to(hidden.dtype)
         wide = torch.promote_types(hidden.dtype, torch.float32)
         mean_row = matrix.mean(0, dtype=wide)  # its product with a state is that state's mean logit
-        loss_sum, nll_sum = torch.zeros(2, dtype=torch.float32, device=hidden.device)
+        nll_sum, even_sum = torch.zeros(2, dtype=torch.float32, device=hidden.device)
         differentiate = any(ctx.needs_input_grad)
         hidden_grad = torch.empty_like(hidden) if differentiate else None
         weight_grad = torch.zeros_like(weight, dtype=wide) if differentiate else None
         for start in range(0, len(hidden), rows):
             count = min(rows, len(hidden) - start)
-            answer = targets[start : start + count, None]
-            # all chunks have one shape, for which oneDNN has to generate code once
-            part = F.pad(hidden[start : start + count], (0, 0, 0, rows - count))
+            target = targets[start : start + count, None]
+            part = hidden[start : start + count]
+            if count < rows:  # all chunks have one shape, for which oneDNN generates code once
+                part = F.pad(part, (0, 0, 0, rows - count))
             logits = F.linear(part, matrix)
             probs = logits.softmax(-1)
             # logsumexp from the likeliest token, whose probability is never below 1 / V: on CPUs
             # torch's softmax is ten times faster than its log_softmax
             log_total = (logits.amax(-1).to(wide) - probs.amax(-1).to(wide).log())[:count]
-            nll = log_total - logits[:count].gather(1, answer)[:, 0]
+            nll = log_total - logits[:count].gather(1, target)[:, 0]
             nll_sum += nll.sum()
-            loss_sum += (1 - smoothing) * nll.sum()
-            loss_sum += smoothing * (log_total - part[:count].to(wide) @ mean_row).sum()
+            even_sum += (log_total - part[:count].to(wide) @ mean_row).sum()
             if hidden_grad is not None and weight_grad is not None:
-                # less 1 - eps for the answer; less eps / V for all, without a pass over the logits
+                # less 1 - eps for the target; less eps / V for all, without a pass over the logits
                 share = nll.neg().exp() - (1 - smoothing)
-                probs[:count].scatter_(1, answer, share[:, None].to(probs.dtype))
+                probs[:count].scatter_(1, target, share[:, None].to(probs.dtype))
                 hidden_grad[start : start + count] = (probs @ matrix)[:count] - smoothing * mean_row
                 weight_grad += probs.t() @ part  # whose filling is 0
+        loss_sum = (1 - smoothing) * nll_sum + smoothing * even_sum
         if weight_grad is not None:
             weight_grad -= smoothing / len(weight) * hidden.sum(0, dtype=wide)
         ctx.save_for_backward(hidden_grad, weight_grad)

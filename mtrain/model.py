@@ -1,7 +1,8 @@
 """The Transformer of "Attention Is All You Need" (Vaswani et al. 2017), section by section.
 
 Shapes: `B` batch, `S` source length, `T` target length, `D` d_model, `H` heads, `K` head width, `V`
-vocabulary, `N` hypotheses (batch x beam), `L` decoder layers, `R` the rows of a flattened batch.
+vocabulary, `N` hypotheses (batch x beam), `L` decoder layers, `R` the rows of a flattened batch,
+`M` those of its memory.
 
 Departures from the paper, each the field's practice: weights start as in fairseq (Xavier, the
 projections of query, key and value as one matrix), dropout may also fall on attention weights and
@@ -80,7 +81,8 @@ def dropout_mask(x: Tensor, p: float) -> Tensor:
     Cut from 64-bit random integers read as 16-bit ones, so that `p` is met to 2**-16.
     """
     words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
-    kept = words.view(torch.int16)[: x.numel()].view(x.shape).ge_(round(p * 65536) - 32768)
+    kept = words.view(torch.int16)[: x.numel()].view(x.shape)
+    kept.ge_(min(round(p * 65536) - 32768, 32767))
     return kept.neg_().to({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
 
 
@@ -124,7 +126,7 @@ def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor
 
 
 class _Attend(torch.autograd.Function):
-    """Equation 1 and its gradient between flat rows, for training on the CPU.
+    """Equation 1 and its gradient between flat rows, for the CPU.
 
     Heads are cut out and joined by one copy each, which also turns them into fp32: MKL multiplies
     its small matrices well, where oneDNN would generate code for every new shape. The softmax is
@@ -250,7 +252,8 @@ class Attention(nn.Module):
         q, *rest = self.heads(query, B, T)
         k, v = rest if source is None else self.heads(source, B, S)
         attended = self.over(q, k, v, mask)
-        return F.pad(attended, (0, 0, 0, len(x) - B * T))
+        filling = len(x) - B * T
+        return F.pad(attended, (0, 0, 0, filling)) if filling else attended
 
 
 class FeedForward(nn.Module):
@@ -321,7 +324,7 @@ class DecoderLayer(Layer):
         self.feed_norm = nn.LayerNorm(shape.d_model)
 
     def forward(self, x: Tensor, causal: Tensor, memory: Tensor, src_mask: Tensor) -> Tensor:
-        """(R, D), (T, T), (R', D), (B, 1, 1, S) -> (R, D)."""
+        """(R, D), (T, T), (M, D), (B, 1, 1, S) -> (R, D)."""
         B, T = len(src_mask), len(causal)
         block = self.self_attention(self.before(self.self_norm, x), None, causal, B, T)
         x = self.after(self.self_norm, x, block)

@@ -1,12 +1,11 @@
 """Measure what each part of the paper brings: one short training run per part that is taken away.
 
-    scripts/ablation.py -c configs/multi30k-en-de.yaml -s valid.en -r valid.de -o runs/ablation \
-                        --set data.root=PATH --set train.max_steps=2000
+    python scripts/ablation.py -c configs/multi30k-en-de.yaml -o runs/ablation \
+                               --set data.root=PATH --set train.max_steps=1500
 
-Every run has the config's seed, length and settings, less the one named. Each is scored on the
-given text with its averaged model and the config's search. More rows score the unchanged model with
-other searches, and two models without averaging: the unchanged one, and that of the paper's
-schedule, whose rate is still high when it ends. A Markdown table goes to stdout. Runs that are
+Every run has the config's seed, length and settings, less the one named, and is scored on the
+config's validation set, with its averaged model and with its last checkpoint. Two rows more
+translate with the unchanged model and another beam. A Markdown table goes to stdout. Runs that are
 complete are not trained again, and stopped ones go on, so the command can be repeated. On CPUs
 `--jobs 2 --set train.threads=1` trains two at a time, which is faster on two cores.
 """
@@ -18,80 +17,110 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from mtrain.config import load_config
+from mtrain import metrics
+from mtrain.config import Config, load_config
+from mtrain.errors import UserError
+from mtrain.prepare import prepare
+from mtrain.stop import Stop
+from mtrain.translate import load_translator
 
-MTRAIN = [sys.executable, "-m", "mtrain"]
+BASE = "as configured"
 
 
 def changes(num_heads: int) -> dict[str, list[str]]:
     """List the settings that each run changes, by what the table calls it."""
     return {
-        "as configured": [],
         "no label smoothing": ["train.label_smoothing=0"],
         "embeddings not tied": ["model.tie_embeddings=none"],
         "learned positions": ["model.positions=learned"],
         "pre-norm": ["model.norm=pre"],
-        f"{num_heads // 2} heads": [f"model.num_heads={num_heads // 2}"],
-        f"{num_heads * 2} heads": [f"model.num_heads={num_heads * 2}"],
+        "half the heads": [f"model.num_heads={num_heads // 2}"],
+        "twice the heads": [f"model.num_heads={num_heads * 2}"],
         "noam schedule": ["train.schedule=noam"],
     }
 
 
-def train(args: argparse.Namespace, name: str, settings: list[str]) -> Path:
+def plan(args: argparse.Namespace) -> tuple[Config, dict[str, list[str]]]:
+    """Return the unchanged config, and each run's settings; changes that are none, or that the
+    model cannot have, are named and left out.
+    """
+    shared = [*args.set, "train.patience=0"]
+    config = load_config(Path(args.config), shared)
+    runs = {BASE: shared}
+    for name, change in changes(config.model.num_heads).items():
+        try:
+            if load_config(Path(args.config), [*shared, *change]) == config:
+                raise UserError("as configured")
+        except UserError as error:
+            print(f"left out: {name}: {error}", file=sys.stderr)
+        else:
+            runs[name] = [*shared, *change]
+    return config, runs
+
+
+def train(config: str, run_dir: Path, settings: list[str]) -> Path:
     """Train one run to its end with its output in a file beside it; returns its directory."""
-    run_dir: Path = args.output / name.replace(" ", "-")
-    options = [f"--set={item}" for item in [*args.set, *settings, f"run_dir={run_dir}"]]
+    options = [f"--set={item}" for item in [*settings, f"run_dir={json.dumps(str(run_dir))}"]]
     with open(f"{run_dir}.log", "w") as log:
-        command = [*MTRAIN, "train", "-c", args.config, *options]
-        if subprocess.run(command, stdout=log, stderr=log, check=False).returncode:
-            raise SystemExit(f"{run_dir}: training failed, see {run_dir}.log")
+        command = [sys.executable, "-m", "mtrain", "train", "-c", config, *options]
+        code = subprocess.run(command, stdout=log, stderr=log, check=False).returncode
+    if code:
+        print(f"{run_dir}: not trained to its end, see {run_dir}.log", file=sys.stderr)
+        raise SystemExit(code)
     return run_dir
 
 
-def score(args: argparse.Namespace, model: Path, *options: str) -> tuple[float, str]:
-    """Return BLEU and its signature of one model on the given text."""
-    command = [*MTRAIN, "eval", "-m", str(model), "-s", args.src, "-r", args.ref, "--json"]
-    result = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
-    if result.returncode:
-        sys.exit(result.stderr)
-    bleu = json.loads(result.stdout)["bleu"]
-    return bleu["score"], bleu["signature"]
+def row(name: str, run_dir: Path) -> str:
+    """Read a run's scores: the mean of its last checkpoints, and the last of them alone."""
+    history = json.loads((run_dir / "best.json").read_text())
+    last, average = history["history"][-1], history["average"] or {}
+    cells = [
+        f"{entry[key]:.{n}f}" if entry else ""
+        for key, n in (("bleu", 1), ("nll", 3))
+        for entry in (average, last)
+    ]
+    return f"| {name} | {' | '.join(cells)} |"
 
 
-def last_record(run_dir: Path, key: str) -> float:
-    """Return the last value of a key in a run's metrics."""
-    records = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    return [float(record[key]) for record in records if key in record][-1]
+def search_rows(config: Config, run_dir: Path) -> list[str]:
+    """Score greedy search and a beam of 4 with the unchanged run's best model."""
+    valid = prepare(config, run_dir / "tokenizer.model", Stop()).valid
+    tokenize = metrics.tokenizer_for(config.data.tgt_lang)
+    rows = []
+    for name, width in (("greedy search", 1), ("beam 4", 4)):
+        translator = load_translator(run_dir, device=config.train.device, beam_size=width)
+        bleu = metrics.bleu(translator.best(valid.sources), [valid.references], tokenize=tokenize)
+        rows.append(f"| {name} | {bleu.score:.1f} | | | |")
+    return [*rows, "", bleu.signature]
 
 
 def main() -> None:
     """Train, score, and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("-c", "--config", required=True)
-    parser.add_argument("-s", "--src", required=True, help="text to score on")
-    parser.add_argument("-r", "--ref", required=True, help="its reference")
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder of the runs")
     parser.add_argument("-j", "--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--set", action="append", default=[], help="as of mtrain train")
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
-    heads = load_config(Path(args.config), args.set).model.num_heads
-    print("| model | BLEU | validation NLL |\n| --- | --- | --- |", flush=True)
-    signature = ""
-    with ThreadPoolExecutor(args.jobs) as pool:
-        runs = {n: pool.submit(train, args, n, s) for n, s in changes(heads).items()}
-    for name, run in runs.items():
-        run_dir = run.result()
-        bleu, signature = score(args, run_dir / "checkpoints" / "average")
-        print(f"| {name} | {bleu:.1f} | {last_record(run_dir, 'valid/nll'):.3f} |", flush=True)
-    for name in ("as configured", "noam schedule"):
-        last = sorted((runs[name].result() / "checkpoints").glob("step-*"))[-1]
-        print(f"| {name}, not averaged | {score(args, last)[0]:.1f} | |", flush=True)
-    unchanged = runs["as configured"].result()
-    for width in (1, 4):
-        bleu, _ = score(args, unchanged / "checkpoints" / "average", "--beam-size", str(width))
-        print(f"| {'greedy' if width == 1 else f'beam {width}'} | {bleu:.1f} | |")
-    print(f"\nsacreBLEU {signature}")
+    pool = ThreadPoolExecutor(args.jobs)
+    try:
+        config, planned = plan(args)
+        runs = {
+            name: pool.submit(train, args.config, args.output / name.replace(" ", "-"), settings)
+            for name, settings in planned.items()
+        }
+        print("| model | BLEU, averaged | BLEU, last | NLL, averaged | NLL, last |")
+        print("| --- | --- | --- | --- | --- |", flush=True)
+        for name, run in runs.items():
+            print(row(name, run.result()), flush=True)
+        print("\n".join(search_rows(config, runs[BASE].result())))
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 if __name__ == "__main__":

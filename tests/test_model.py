@@ -18,6 +18,7 @@ from mtrain.model import (
     EncoderLayer,
     Shape,
     Transformer,
+    _Attend,
     attend,
     attention_weights,
     dropout,
@@ -117,6 +118,38 @@ def run_attention(
     watched = layer(filled(x), source, mask, B, T)[: B * T].view(x.shape)
     assert_close(watched, plain)
     return plain, layer.watch[0]
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_the_gradient_of_attention_is_its_slope(own: bool, p: float) -> None:
+    B, T, S = 2, 3, 3 if own else 4
+    mask = torch.ones(T, S, dtype=torch.bool).tril()
+    query = random_values(B * T + 2, 12 if own else 4).double().requires_grad_()
+    source = None if own else random_values(B * S + 1, 8, seed=3).double().requires_grad_()
+
+    def attend_rows(query: Tensor, source: Tensor | None) -> Tensor:
+        torch.manual_seed(1)
+        rows: Tensor = _Attend.apply(query, source, (B, T, S, 2), mask, p)  # type: ignore[no-untyped-call]
+        return rows
+
+    assert torch.autograd.gradcheck(attend_rows, (query, source))
+
+
+@NORMS
+def test_both_forms_of_attention_have_one_gradient(norm: str) -> None:
+    src, tgt_in = random_ids(3, 6), random_ids(3, 5, seed=2)
+    src[1, 4:] = 0
+    sides = []
+    for watch in (None, []):
+        model = random_model(norm=norm).train()
+        for module in model.modules():
+            if isinstance(module, Attention):
+                module.watch = watch
+        model(src, tgt_in).square().sum().backward()
+        sides.append([p.grad for p in model.parameters()])
+    for first, second in zip(*sides, strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-3, atol=1e-4)
 
 
 @torch.no_grad()
@@ -478,6 +511,12 @@ def test_dropout_passes_gradients_through_what_it_kept() -> None:
     out.sum().backward()
     assert x.grad is not None
     assert torch.equal(x.grad, out.detach())
+
+
+@pytest.mark.parametrize("p", [0.0, 0.999995])
+def test_rates_at_the_ends_of_their_range(p: float) -> None:
+    kept = dropout(torch.ones(1000), p, training=True).count_nonzero()
+    assert int(kept) == 1000 if p == 0 else int(kept) <= 1
 
 
 @pytest.mark.parametrize("kind", ["residual", "attention", "activation"])
