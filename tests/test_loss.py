@@ -34,6 +34,16 @@ def test_label_smoothing_by_hand() -> None:
     )
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.6])
+def test_label_smoothing_is_torchs(smoothing: float) -> None:
+    hidden, weight, targets = example(9)
+    logits = hidden @ weight.T
+    result = projected_cross_entropy(hidden, weight, targets, smoothing)
+    expected = F.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="sum")
+    torch.testing.assert_close(result.loss_sum, expected)
+    torch.testing.assert_close(result.nll_sum, F.cross_entropy(logits, targets, reduction="sum"))
+
+
 @pytest.mark.parametrize("chunk", [1, 3, 4, 9, 100])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.6])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
