@@ -155,7 +155,9 @@ class TrainConfig(Section):
     max_tokens: Positive = Field(
         4096, description="padded tokens a side in a micro-batch: rows x max(S, T)"
     )
-    accum_steps: Positive = Field(1, description="micro-batches a step")
+    accum_steps: Positive = Field(
+        1, description="micro-batches a step, from as many ranges of length"
+    )
     schedule: Literal["noam", "inverse_sqrt", "linear", "cosine", "constant"] = Field(
         "noam", description="course of the learning rate after its linear warm-up"
     )

@@ -131,13 +131,13 @@ class TokenBatches:
     """The training stream: every pair once an epoch, in micro-batches of at most `max_tokens` a
     side.
 
-    The micro-batches of a step, `step_batches` in a row over all ranks, come from as many ranges of
+    The micro-batches of a step, `step_batches` in a row, come from as many ranges of
     length: each holds alike lengths and pads little, and yet a step sees short and long sentences
     (but for one where an epoch or a pool ends). Steps of one length each learn far more slowly.
     """
 
     def __init__(
-        self, store: Store, max_tokens: int, seed: int, ids: SpecialIds, step_batches: int = 1
+        self, store: Store, max_tokens: int, seed: int, ids: SpecialIds, step_batches: int
     ) -> None:
         self.store = store
         self.max_tokens = max_tokens

@@ -5,6 +5,7 @@ to the letter: the true token keeps 1 - eps, and eps is spread evenly over all V
 vocabulary.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -42,7 +43,8 @@ class _Projected(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float
     ) -> tuple[Tensor, Tensor]:
-        rows = max(CHUNK_ROWS, CHUNK_VALUES // weight.shape[0])
+        needed = CHUNK_ROWS * max(1, math.ceil(len(hidden) / CHUNK_ROWS))
+        rows = min(needed, max(CHUNK_ROWS, CHUNK_VALUES // weight.shape[0]))
         matrix = weight.to(hidden.dtype)
         wide = torch.promote_types(hidden.dtype, torch.float32)
         mean_row = matrix.mean(0, dtype=wide)  # its product with a state is that state's mean logit

@@ -1,8 +1,8 @@
 """The Transformer of "Attention Is All You Need" (Vaswani et al. 2017), section by section.
 
-Shapes: `B` batch, `S` source length, `T` target length, `D` d_model, `H` heads, `K` head width, `V`
-vocabulary, `N` hypotheses (batch x beam), `L` decoder layers, `R` the rows of a flattened batch,
-`M` those of its memory.
+Shapes: `B` batch, `S` source length, `T` target length, `L` either of the two, `D` d_model, `H`
+heads, `K` head width, `V` vocabulary, `N` hypotheses (batch x beam), `R` the rows of a flattened
+batch, `M` those of its memory.
 
 Departures from the paper, each the field's practice: weights start as in fairseq (Xavier, the
 projections of query, key and value as one matrix), dropout may also fall on attention weights and
@@ -215,7 +215,7 @@ class Attention(nn.Module):
         """Project to some of query (0), key (1) and value (2), numbers `first` to `last` - 1: (R,
         D) -> (R, (last - first) * D).
         """
-        if (first, last) == (0, 3):
+        if (first, last) == (0, 3):  # the gradient of a slice is a whole matrix of zeros
             whole: Tensor = self.project_in(x)
             return whole
         rows = slice(first * x.shape[-1], last * x.shape[-1])
@@ -356,8 +356,8 @@ class DecoderLayer(Layer):
 class DecoderState:
     """What decoding has seen of `N` hypotheses of `B` sentences, N / B each.
 
-    `past` (L, 2, N, H, T', K) holds keys and values with `time` places filled, `source` (L, 2, B,
-    H, S, K) those of the source, `src_mask` (B, 1, 1, S) is True at its real tokens.
+    `past` (layers, 2, N, H, T', K) holds keys and values with `time` places filled, `source`
+    (layers, 2, B, H, S, K) those of the source, `src_mask` (B, 1, 1, S) is True at its real tokens.
     """
 
     past: Tensor
@@ -495,8 +495,8 @@ class Transformer(nn.Module):
         stacked = torch.stack(
             [torch.stack(a.heads(a.project(memory.flatten(0, 1), 1, 3), B, S)) for a in attentions]
         )
-        L, _, B, H, _, K = stacked.shape
-        return DecoderState(stacked.new_empty(L, 2, B, H, 0, K), 0, stacked, src_mask)
+        layers, _, B, H, _, K = stacked.shape
+        return DecoderState(stacked.new_empty(layers, 2, B, H, 0, K), 0, stacked, src_mask)
 
     def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """Log-probabilities of the next token in fp32: (N,), state -> (N, V), state one position

@@ -409,11 +409,10 @@ class Trainer:
             ", compiled" if self.machine.compile else "",
         )
         tokens = int(store.lengths[:, 1].sum()) + len(store)
-        steps = max(1, batches // train.accum_steps)
         logger.info(
             "batches: %s steps an epoch, about %s target tokens a step",
-            f"{steps:,}",
-            f"{tokens // steps:,}",
+            f"{max(1, batches // train.accum_steps):,}",
+            f"{tokens * train.accum_steps // batches:,}",
         )
         logger.info(
             "learning rate: %s, peak %.3e at step %s",

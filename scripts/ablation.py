@@ -5,16 +5,17 @@
 
 Every run has the config's seed, length and settings, less the one named, and is scored on the
 config's validation set, with its averaged model and with its last checkpoint. Two rows more
-translate with the unchanged model and another beam. A Markdown table goes to stdout. Runs that are
-complete are not trained again, and stopped ones go on, so the command can be repeated. On CPUs
-`--jobs 2 --set train.threads=1` trains two at a time, which is faster on two cores.
+translate with the unchanged run's averaged model and another beam. A Markdown table goes to stdout.
+Runs that are complete are not trained again, and stopped ones go on, so the command can be
+repeated. On CPUs `--jobs 2 --set train.threads=1` trains two at a time, which is faster on two
+cores.
 """
 
 import argparse
 import json
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from mtrain import metrics
@@ -67,6 +68,7 @@ def train(config: str, run_dir: Path, settings: list[str]) -> Path:
     if code:
         print(f"{run_dir}: not trained to its end, see {run_dir}.log", file=sys.stderr)
         raise SystemExit(code)
+    print(f"{run_dir}: complete", file=sys.stderr)
     return run_dir
 
 
@@ -83,12 +85,13 @@ def row(name: str, run_dir: Path) -> str:
 
 
 def search_rows(config: Config, run_dir: Path) -> list[str]:
-    """Score greedy search and a beam of 4 with the unchanged run's best model."""
+    """Score greedy search and a beam of 4 with the unchanged run's averaged model."""
+    model = run_dir / "checkpoints" / "average" if config.train.average_last else run_dir
     valid = prepare(config, run_dir / "tokenizer.model", Stop()).valid
     tokenize = metrics.tokenizer_for(config.data.tgt_lang)
     rows = []
     for name, width in (("greedy search", 1), ("beam 4", 4)):
-        translator = load_translator(run_dir, device=config.train.device, beam_size=width)
+        translator = load_translator(model, device=config.train.device, beam_size=width)
         bleu = metrics.bleu(translator.best(valid.sources), [valid.references], tokenize=tokenize)
         rows.append(f"| {name} | {bleu.score:.1f} | | | |")
     return [*rows, "", bleu.signature]
@@ -110,10 +113,11 @@ def main() -> None:
             name: pool.submit(train, args.config, args.output / name.replace(" ", "-"), settings)
             for name, settings in planned.items()
         }
+        for run in wait(runs.values(), return_when=FIRST_EXCEPTION).done:
+            run.result()  # one that failed ends the others
         print("| model | BLEU, averaged | BLEU, last | NLL, averaged | NLL, last |")
-        print("| --- | --- | --- | --- | --- |", flush=True)
-        for name, run in runs.items():
-            print(row(name, run.result()), flush=True)
+        print("| --- | --- | --- | --- | --- |")
+        print("\n".join(row(name, run.result()) for name, run in runs.items()))
         print("\n".join(search_rows(config, runs[BASE].result())))
     except UserError as error:
         sys.exit(f"error: {error}")

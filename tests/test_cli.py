@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -605,6 +606,12 @@ def test_a_run_in_use_is_refused(command: Command, tiny_config: Callable[..., Pa
     assert not (config.parent / "run" / "status.json").exists()
 
 
+def tokens_a_step(log_lines: str) -> int:
+    found = re.search(r"about ([\d,]+) target tokens a step", log_lines)
+    assert found is not None
+    return int(found[1].replace(",", ""))
+
+
 def test_a_dry_run_says_what_would_happen_and_writes_no_run(
     command: Command, tiny_config: Callable[..., Path]
 ) -> None:
@@ -612,6 +619,8 @@ def test_a_dry_run_says_what_would_happen_and_writes_no_run(
     result = command("train", "-c", config, "--dry-run")
     assert (result.code, result.out) == (0, "")
     assert "120 of 120 pairs" in result.err
+    several = command("train", "-c", config, "--dry-run", "--set", "train.accum_steps=1000")
+    assert tokens_a_step(several.err) == pytest.approx(1000 * tokens_a_step(result.err), rel=0.01)
     assert "parameters" in result.err
     assert "nothing was trained" in result.err
     assert not (config.parent / "run").exists()

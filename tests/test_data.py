@@ -9,16 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import made_up_pairs
+from conftest import made_up_pairs, write_config
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mtrain import data, store
+from mtrain import data, log, store
+from mtrain.config import load_config
 from mtrain.corpus import Pair
 from mtrain.data import Batch, SpecialIds, TokenBatches, batch_by_tokens, collate, pad
+from mtrain.stop import Stop
 from mtrain.store import Store, build_store, cache_directory, open_store, store_key
 from mtrain.tokenizer import Tokenizer
+from mtrain.train import Trainer, train
 
 IDS = SpecialIds(pad=0, bos=2, eos=3)
 
@@ -146,6 +149,26 @@ def test_a_step_takes_a_batch_from_each_range_of_length() -> None:
     assert all(a < c for a, _, c in steps)
     assert max(short) < np.mean(middle) < min(long)
     assert sorted(short) != list(short)
+
+
+def test_training_mixes_lengths_in_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"train.max_tokens": 64, "train.accum_steps": 3, "train.max_steps": 2}
+    config = load_config(write_config(tmp_path, longest=12, **settings), [])
+    widths: list[int] = []
+    accumulate = Trainer._accumulate
+
+    def watched(self: Trainer, batch: Batch) -> None:
+        widths.append(batch.src.shape[1])
+        accumulate(self, batch)
+
+    monkeypatch.setattr(Trainer, "_accumulate", watched)
+    try:
+        train(config, Stop())
+    finally:
+        log.close_log_files()
+    assert len(widths) == 6
+    assert widths[0] < widths[1] < widths[2]
+    assert widths[3] < widths[4] < widths[5]
 
 
 @pytest.mark.parametrize("step_batches", [2, 3, 7, 1000])

@@ -118,14 +118,13 @@ def test_bf16_states_give_fp32_sums_and_gradients_in_their_own_types() -> None:
 @pytest.mark.parametrize("certainty", [0.1, 0.3])
 def test_bf16_gradients_are_as_good_as_bf16(certainty: float) -> None:
     random = torch.Generator().manual_seed(1)
-    weight = torch.randn(500, 32, generator=random).bfloat16().float()
+    weight = torch.randn(500, 32, generator=random)
     targets = torch.randint(500, (60,), generator=random)
     hidden = (weight[targets] * certainty).bfloat16()
     sides = []
-    for dtype in (torch.bfloat16, torch.float64):
-        states, matrix = (
-            x.detach().to(dtype, copy=True).requires_grad_() for x in (hidden, weight)
-        )
+    for dtype, wide in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
+        states = hidden.to(dtype, copy=True).requires_grad_()
+        matrix = weight.to(wide, copy=True).requires_grad_()
         projected_cross_entropy(states, matrix, targets, 0.1).loss_sum.backward()
         assert states.grad is not None
         assert matrix.grad is not None

@@ -513,10 +513,8 @@ def test_dropout_passes_gradients_through_what_it_kept() -> None:
     assert torch.equal(x.grad, out.detach())
 
 
-@pytest.mark.parametrize("p", [0.0, 0.999995])
-def test_rates_at_the_ends_of_their_range(p: float) -> None:
-    kept = dropout(torch.ones(1000), p, training=True).count_nonzero()
-    assert int(kept) == 1000 if p == 0 else int(kept) <= 1
+def test_a_rate_near_one_keeps_next_to_nothing() -> None:
+    assert int(dropout(torch.ones(1000), 0.999995, training=True).count_nonzero()) <= 1
 
 
 @pytest.mark.parametrize("kind", ["residual", "attention", "activation"])
