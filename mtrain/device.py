@@ -1,10 +1,14 @@
-"""What the machine has: devices, number formats, threads."""
+"""What the machine has: devices, number formats, threads, memory."""
 
+import ctypes
 import os
 
 import torch
 
 from mtrain.errors import RefusedError
+
+# glibc's numbers in malloc.h, and the largest threshold for single mappings that it accepts
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD = -1, -3, 32 << 20
 
 
 def pick_device(name: str) -> torch.device:
@@ -57,3 +61,13 @@ def available_threads() -> int:
     """Cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def keep_freed_memory() -> None:
+    """Have glibc keep the memory that a step frees for the next one, which otherwise pays for
+    tens of thousands of page faults; other C libraries are left as they are.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD)
+        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)

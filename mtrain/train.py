@@ -17,7 +17,7 @@ from mtrain import checkpoint, manifest
 from mtrain.checkpoint import Snapshot, TrainerState
 from mtrain.config import Config, dump_config
 from mtrain.data import Batch, SpecialIds, TokenBatches
-from mtrain.device import available_threads, compute_dtype, pick_device
+from mtrain.device import available_threads, compute_dtype, keep_freed_memory, pick_device
 from mtrain.errors import EXIT_OK, RefusedError, StoppedError, UserError
 from mtrain.log import add_log_file, logger, progress_bar
 from mtrain.loss import projected_cross_entropy
@@ -127,6 +127,8 @@ class Trainer:
     def _set_up_torch(self) -> None:
         torch.set_num_threads(self.machine.threads)
         torch.manual_seed(self.config.seed)
+        if self.device.type == "cpu":
+            keep_freed_memory()
         if self.device.type == "cuda":
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True, warn_only=True)
