@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup quickstart test test-slow lint typecheck check format bench
+.PHONY: setup quickstart test test-slow test-faults lint typecheck check format bench
 
 setup: $(READY)
 
@@ -29,6 +29,9 @@ test: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
+
+test-faults: setup
+	$(BIN)/python -m pytest tests/faults --all-faults
 
 lint: setup
 	$(BIN)/ruff check .

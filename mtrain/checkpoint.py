@@ -125,6 +125,15 @@ def scheduled_steps(directory: Path, is_scheduled: Callable[[int], bool]) -> lis
     return [path for path in steps(directory) if is_scheduled(step_of(path) or 0)]
 
 
+def disk_needed(num_parameters: int, vocabulary: int, keep: int) -> tuple[int, int]:
+    """Bytes of one checkpoint, with a vocabulary of so many, and of all that a run holds at its
+    fullest: the last `keep`, the best, the average and one being written; Adam's two moments beside
+    three of them.
+    """
+    one = 4 * num_parameters + vocabulary
+    return one, one * (keep + 3) + 2 * 4 * num_parameters * 3
+
+
 def prune(
     directory: Path, *, is_scheduled: Callable[[int], bool], keep: int, best: str | None
 ) -> None:
@@ -180,6 +189,7 @@ def average_run(
     if output.exists():
         raise UserError(f"{output}: exists already; name a new directory")
     newest = load(paths[-1])
+    output.parent.mkdir(parents=True, exist_ok=True)
     save(output, Snapshot(average(paths), newest.config, newest.tokenizer))
     return paths
 

@@ -127,13 +127,14 @@ def train(
     Progress goes to stderr and to `RUN_DIR/train.log`, figures to `RUN_DIR/metrics.jsonl`. SIGTERM,
     SIGUSR1, Ctrl-C and `--time-limit` save first: run the same command again to go on.
     """
-    from mtrain.config import load_config
     from mtrain.stop import Stop, parse_duration
 
     stop = Stop(parse_duration(time_limit) if time_limit else None)
+    stop.install()
+    from mtrain.config import load_config
+
     settings = load_config(config, set_)
     log.set_up_console(times=True)
-    stop.install()
 
     from mtrain import train as training  # imports torch, which takes seconds
 

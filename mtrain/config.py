@@ -22,6 +22,9 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 MAX_WHOLE = 2**31
 Positive = Annotated[int, Field(ge=1, lt=MAX_WHOLE)]
 NotNegative = Annotated[int, Field(ge=0, lt=MAX_WHOLE)]
+# Beyond any model: what a forged config asks for must not exhaust the machine before it is refused.
+Width = Annotated[int, Field(ge=1, le=1 << 17)]
+Layers = Annotated[int, Field(ge=1, le=1000)]
 PositiveNumber = Annotated[float, Field(gt=0)]
 Word = Annotated[str, Field(min_length=1)]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$")]
@@ -96,7 +99,7 @@ class DataConfig(Section):
     test: dict[FileName, Corpus] = Field(
         default_factory=dict, description="named sets scored at the end of training"
     )
-    max_length: Annotated[int, Field(ge=2)] = Field(
+    max_length: Annotated[int, Field(ge=2, le=1 << 16)] = Field(
         256, description="tokens a side with eos; longer training pairs are dropped and counted"
     )
     invalid_utf8: Literal["error", "drop"] = Field(
@@ -126,11 +129,13 @@ class TokenizerConfig(Section):
 class ModelConfig(Section):
     """The Transformer's shape."""
 
-    d_model: Annotated[int, Field(ge=2)] = Field(512, description="width of every layer")
-    num_heads: Positive = Field(8, description="attention heads; must divide d_model")
-    d_ff: Positive = Field(2048, description="inner width of the feed-forward layers")
-    num_encoder_layers: Positive = Field(6, description="encoder layers")
-    num_decoder_layers: Positive = Field(6, description="decoder layers")
+    d_model: Annotated[int, Field(ge=2, le=1 << 17)] = Field(
+        512, description="width of every layer"
+    )
+    num_heads: Width = Field(8, description="attention heads; must divide d_model")
+    d_ff: Width = Field(2048, description="inner width of the feed-forward layers")
+    num_encoder_layers: Layers = Field(6, description="encoder layers")
+    num_decoder_layers: Layers = Field(6, description="decoder layers")
     dropout: Fraction = Field(0.1, description="residual and embedding dropout, as in the paper")
     attention_dropout: Fraction = Field(0.0, description="dropout of attention weights")
     activation_dropout: Fraction = Field(0.0, description="dropout after the feed-forward ReLU")

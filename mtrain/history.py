@@ -45,6 +45,7 @@ class History:
         """Forget what came after a step, and the last step of a run that goes on where no
         validation was due.
         """
+        self.tests = {name: test for name, test in self.tests.items() if test["step"] <= step}
         kept = [entry for entry in self.entries if entry["step"] <= step]
         self.entries = [entry for entry in kept if is_due(entry["step"])]
         if self.average and self.average["step"] != step:

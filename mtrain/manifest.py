@@ -32,7 +32,7 @@ def write_directory(path: Path, fill: Callable[[Path], None]) -> None:
     """
     aside = path.with_name(f".{path.name}.partial")
     remove_directory(aside)
-    aside.mkdir(parents=True)
+    aside.mkdir()  # in a directory that is there: one that vanished must not come back empty
     fill(aside)
     seal(aside)
     if path.exists():

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrain import lock
+from mtrain.check import suspicions
 from mtrain.config import Config, Corpus, TokenizerConfig
 from mtrain.corpus import Pair, Reading, Scan, describe, read_pairs, scan
 from mtrain.device import available_threads
@@ -200,3 +201,5 @@ def _report(store: Store, read: int) -> None:
         logger.info("train: %s: %s", reason, f"{count:,}")
     if not len(store):
         raise UserError("data.train: no pair is left to train on")
+    for text in suspicions(len(store), store.lengths_of, store.equal_sides):
+        logger.warning("data.train: %s", text)

@@ -48,7 +48,16 @@ class Store:
     @property
     def lengths(self) -> NDArray[np.int64]:
         """Lengths without eos, shape (pairs, 2): source, target."""
-        return np.diff(self.offsets).reshape(-1, 2)
+        return self.lengths_of(0, len(self))
+
+    def lengths_of(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Lengths without eos of the pairs `start` to `stop` - 1, shape (pairs, 2)."""
+        return np.diff(self.offsets[2 * start : 2 * stop + 1]).reshape(-1, 2)
+
+    def equal_sides(self, start: int, stop: int) -> NDArray[np.bool_]:
+        """Tell of each of these pairs whether its sides are the same."""
+        pairs = (self.pair(index) for index in range(start, stop))
+        return np.array([np.array_equal(src, tgt) for src, tgt in pairs])
 
     def line(self, number: int) -> NDArray[Any]:
         """Ids of one line, without copying."""

@@ -2,15 +2,17 @@
 
 import math
 import os
+import shutil
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.fx.experimental._config as shapes
 from torch import Tensor
 
 from mtrain import checkpoint, manifest
@@ -110,18 +112,16 @@ class Trainer:
         betas = (config.train.adam_betas[0], config.train.adam_betas[1])
         self.optimizer = Optimizer(self.model, betas, config.train.adam_eps)
         self.hidden = self.model.hidden
-        if self.machine.compile:
-            # one graph for all shapes from the start: a run that resumes must build the same
-            self.hidden = torch.compile(self.model.hidden, dynamic=True)
         self.rate = make_schedule(config.train, config.model.d_model)
         self.position, self.saved_step = Position(), 0
         self.validation = Validation(config, prepared, run, stop)
         self.sums = torch.zeros(2, device=self.device)  # loss and nll since the last record
         self.sum_tokens = 0
         self._restart_clock()
-        ids = SpecialIds.of(prepared.tokenizer)
+        self.ids = SpecialIds.of(prepared.tokenizer)
+        train = config.train
         self.batches = TokenBatches(
-            prepared.store, config.train.max_tokens, config.seed, ids, config.train.accum_steps
+            prepared.store, train.max_tokens, config.seed, self.ids, train.accum_steps
         )
 
     def _set_up_torch(self) -> None:
@@ -155,6 +155,8 @@ class Trainer:
 
     def _train(self) -> None:
         """Take steps until the last, out of patience, or asked to stop."""
+        if self.machine.compile:
+            self._compile()
         stream = self.micro_batches()
         bar = progress_bar(self.config.train.max_steps, "step", "training", self.position.step)
         self._restart_clock()
@@ -166,6 +168,19 @@ class Trainer:
                 bar.update()
                 self._after_step(norm, rate, bar)
 
+    def _compile(self) -> None:
+        """Compile for all shapes, by made-up batches of fixed ones: if the batches that a start
+        meets first decided on the graphs, a resumed run would compute with others than an
+        undisturbed one.
+        """
+        shapes.use_duck_shape = False  # sizes that happen to be equal once stay apart
+        self.hidden = torch.compile(self.model.hidden, dynamic=True)
+        for rows in (4, 1):  # torch makes a graph of its own for a size of one
+            src, tgt_in = (torch.full((rows, n), self.ids.eos, device=self.device) for n in (8, 9))
+            self.hidden(src, tgt_in).sum().backward()  # type: ignore[no-untyped-call]
+        for parameter in self.model.parameters():
+            parameter.grad = None
+
     def take_step(self, stream: Iterator[Batch]) -> tuple[Tensor, float]:
         """One optimizer update over `accum_steps` micro-batches; returns the gradient's norm and
         the rate.
@@ -176,7 +191,8 @@ class Trainer:
             torch.manual_seed(micro_batch_seed(self.config.seed, step, number))
             batch = next(stream)
             num_tokens += batch.num_tokens
-            self._accumulate(batch.to(self.device))
+            with self._naming(batch):
+                self._accumulate(batch.to(self.device))
         rate = self.rate(step)
         norm = self.optimizer.update(rate, num_tokens, train.clip_norm)
         self.position.step = step
@@ -185,6 +201,24 @@ class Trainer:
         self.recorded_tokens += num_tokens
         self.recorded_steps += 1
         return norm, rate
+
+    @contextmanager
+    def _naming(self, batch: Batch) -> Iterator[None]:
+        """Turn a lack of memory into an error that names the micro-batch and what to lower."""
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:
+            lacking = isinstance(error, torch.OutOfMemoryError | MemoryError)
+            if not lacking and "DefaultCPUAllocator" not in str(error):  # torch has no type for it
+                raise
+            (rows, longest), (_, target) = batch.src.shape, batch.tgt_in.shape
+            p = self.position
+            raise UserError(
+                f"step {p.step + 1}: out of memory on a micro-batch of {rows} pairs, {longest} "
+                f"source and {target} target tokens long (epoch {p.epoch + 1}, micro-batch "
+                f"{p.batch}); free memory and run the same command again, or start another "
+                "run_dir with a lower train.max_tokens or data.max_length"
+            ) from None
 
     def _accumulate(self, batch: Batch) -> None:
         """Add one micro-batch's gradients and losses to the step's."""
@@ -381,6 +415,7 @@ class Trainer:
         """Leave the run's description, and say what is trained, on what, and how."""
         if not self.run_dir.tokenizer.exists():
             self.run_dir.keep_tokenizer(self.prepared.tokenizer)
+        self.run_dir.checkpoints.mkdir(exist_ok=True)
         self.run_dir.describe(self.config, self.prepared.fingerprints)
         self.run_dir.set_status("running", self.position.step)
         if self._is_finished():
@@ -422,6 +457,27 @@ class Trainer:
             self.rate(warmup),
             f"{warmup:,}",
         )
+        self._announce_disk()
+
+    def _announce_disk(self) -> None:
+        """Say what the checkpoints will take, and warn where the disk cannot hold them."""
+        train, directory = self.config.train, self.run_dir.path.absolute()
+        keep = max(train.keep_checkpoints, train.average_last)
+        vocabulary = len(self.prepared.tokenizer.proto)
+        one, most = checkpoint.disk_needed(self.model.num_parameters, vocabulary, keep)
+        logger.info(
+            "checkpoints: %s MB each, up to %s MB in all", f"{one / 1e6:,.1f}", f"{most / 1e6:,.1f}"
+        )
+        present = sum(file.stat().st_size for file in directory.rglob("*.safetensors"))
+        place = next(path for path in (directory, *directory.parents) if path.is_dir())
+        free = shutil.disk_usage(place).free
+        if most > free + present:
+            logger.warning(
+                "%s: %s MB are free on this disk, too little for the run's checkpoints; make room, "
+                "or lower train.keep_checkpoints and train.average_last",
+                place,
+                f"{free / 1e6:,.1f}",
+            )
 
 
 def train(config: Config, stop: Stop) -> None:

@@ -206,8 +206,10 @@ def load_translator(
     name = str(directory / checkpoint.CONFIG)
     config = parse_config(parse_document(snapshot.config, name))
     tokenizer = Tokenizer(snapshot.tokenizer, str(directory / checkpoint.TOKENIZER))
-    model = Transformer(model_shape(config, tokenizer))
-    check_weights(dict(model.named_parameters()), snapshot.weights, directory)
+    shape = model_shape(config, tokenizer)
+    with torch.device("meta"):  # a config may ask for any size: no memory before the weights agree
+        check_weights(dict(Transformer(shape).named_parameters()), snapshot.weights, directory)
+    model = Transformer(shape)
     model.load_state_dict(snapshot.weights, strict=False)  # one name for a shared matrix
     target = pick_device(device)
     set_compute_dtype(model, compute_dtype(precision, target, training=False))

@@ -6,6 +6,7 @@ reverse order.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
@@ -121,6 +122,37 @@ def run_mtrain(*arguments: str | Path, **options: Any) -> subprocess.CompletedPr
     """Run the command line in a process of its own."""
     command = [sys.executable, "-m", "mtrain", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
+
+
+def status(run: Path) -> dict[str, Any]:
+    """Read what a run tells scripts."""
+    content: dict[str, Any] = json.loads((run / "status.json").read_text())
+    return content
+
+
+def contents(run: Path) -> dict[str, Any]:
+    """All of a run that must not depend on how often it was started."""
+    found: dict[str, Any] = {}
+    for pattern in ("model.safetensors", "optimizer.safetensors", "state.json", "step-*.txt"):
+        for file in run.rglob(pattern):
+            found[str(file.relative_to(run))] = file.read_bytes()
+    for name in ("average.txt", "test-held_out.txt"):
+        found[name] = (run / "validation" / name).read_bytes()
+    for name in ("tokenizer.model", "tokenizer.vocab"):
+        found[name] = (run / name).read_bytes()
+    found["best.json"] = json.loads((run / "best.json").read_text())
+    for number, line in enumerate((run / "metrics.jsonl").read_text().splitlines()):
+        record = json.loads(line)
+        free = ("time", "tokens_per_second")
+        found[f"record {number}"] = [(k, v) for k, v in record.items() if k not in free]
+    found["status"] = {key: status(run)[key] for key in ("state", "exit_code", "reason", "step")}
+    return found
+
+
+def differences(run: Path, other: Path) -> list[str]:
+    """Name what differs between two finished runs."""
+    a, b = contents(run), contents(other)
+    return sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key))
 
 
 def random_model(seed: int = 0, rates: Dropout | None = None, **settings: Any) -> Transformer:

@@ -22,7 +22,7 @@ ROOT = PACKAGE.parent
 LAYERS = (
     "errors",
     "yaml_reader phrasebook stop",
-    "config lock manifest tokenizer metrics device",
+    "config lock manifest tokenizer metrics device check",
     "corpus log model search history",
     "store loss optim checkpoint",
     "data rundir",

@@ -385,6 +385,7 @@ def test_models_of_other_shapes_are_not_averaged(tmp_path: Path) -> None:
 
 def make_run(directory: Path, *steps: int, best: str | None = None) -> Path:
     for step in steps:
+        (directory / "checkpoints").mkdir(parents=True, exist_ok=True)
         save(directory / "checkpoints", step)
     if best is not None:
         content = {"best": {"checkpoint": best, "step": 1}}
@@ -575,6 +576,7 @@ def test_the_average_may_be_the_best_but_counts_for_no_patience() -> None:
 def test_a_history_is_cut_to_the_resumed_step_and_read_back() -> None:
     found = history("nll", 4.0, 3.0, 2.0)
     found.average = {"step": 30, "checkpoint": "average", "nll": 1.0}
+    found.tests = {"old": {"step": 20, "nll": 1.0}, "new": {"step": 30, "nll": 1.0}}
     content = json.loads(json.dumps(found.as_json()))
     assert content["best"] == {"checkpoint": "average", "step": 30, "nll": 1.0}
     again = History.from_json("nll", content)
@@ -584,6 +586,7 @@ def test_a_history_is_cut_to_the_resumed_step_and_read_back() -> None:
     again.cut(29, lambda step: step != 10)  # validated as the last step of a shorter run
     assert [entry["step"] for entry in again.entries] == [20]
     assert again.average is None
+    assert list(again.tests) == ["old"]
     assert again.has(20)
     assert not again.has(30)
     assert History.from_json("nll", None).as_json()["best"] is None

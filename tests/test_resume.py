@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import made_up_pairs, write_config, write_corpus
+from conftest import contents, differences, made_up_pairs, status, write_config, write_corpus
 
 from mtrain import checkpoint, log
 from mtrain import train as training
@@ -112,36 +112,6 @@ def uninterrupted(config_file: Path, *overrides: str) -> Path:
 def steps(run: Path) -> list[int]:
     """The steps of the checkpoints that exist."""
     return [checkpoint.step_of(path) or 0 for path in checkpoint.steps(run / "checkpoints")]
-
-
-def status(run: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((run / "status.json").read_text())
-    return content
-
-
-def contents(run: Path) -> dict[str, Any]:
-    """All of a run that must not depend on how often it was started."""
-    found: dict[str, Any] = {}
-    for pattern in ("model.safetensors", "optimizer.safetensors", "state.json", "step-*.txt"):
-        for file in run.rglob(pattern):
-            found[str(file.relative_to(run))] = file.read_bytes()
-    for name in ("average.txt", "test-held_out.txt"):
-        found[name] = (run / "validation" / name).read_bytes()
-    for name in ("tokenizer.model", "tokenizer.vocab"):
-        found[name] = (run / name).read_bytes()
-    found["best.json"] = json.loads((run / "best.json").read_text())
-    for number, line in enumerate((run / "metrics.jsonl").read_text().splitlines()):
-        record = json.loads(line)
-        free = ("time", "tokens_per_second")
-        found[f"record {number}"] = [(k, v) for k, v in record.items() if k not in free]
-    found["status"] = {key: status(run)[key] for key in ("state", "exit_code", "reason", "step")}
-    return found
-
-
-def differences(run: Path, other: Path) -> list[str]:
-    """Name what differs between two finished runs."""
-    a, b = contents(run), contents(other)
-    return sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key))
 
 
 # --- stopped ----------------------------------------------------------------------------------

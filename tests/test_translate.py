@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import torch
 from conftest import TinyConfig, made_up_pairs, random_model, render, run_mtrain
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from mtrain.config import load_config
@@ -104,6 +106,28 @@ def test_there_are_as_many_lines_as_before(translator: Translator, text: bytes) 
     found = stream(translator, text)
     assert found.count(b"\n") == lines
     assert found == b"" or found.endswith(b"\n")
+
+
+@given(
+    lines=st.lists(
+        st.one_of(st.binary(max_size=8), st.sampled_from([b"bavo celu", b" ", b"\xc2\x85"]))
+    ),
+    final_newline=st.booleans(),
+)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_bytes_come_back_line_for_line(
+    translator: Translator, lines: list[bytes], final_newline: bool
+) -> None:
+    """Each answer carries the number of its line, and that of a blank line is blank."""
+    lines = [line.replace(b"\n", b"") for line in lines]
+    text = b"\n".join(lines) + (b"\n" if final_newline else b"")
+    expected = text.count(b"\n") + (not text.endswith(b"\n") and text != b"")
+    found = stream(translator, text, n_best=1)
+    rows = [row.split(b"\t", 2) for row in found.split(b"\n")[:-1]]
+    assert [int(row[0]) for row in rows] == list(range(expected))
+    for line, row in zip(lines, rows, strict=False):
+        if not line.decode("utf-8", "replace").strip("\ufeff").strip():
+            assert row[2] == b""
 
 
 def test_only_newline_bytes_end_a_line(translator: Translator) -> None:

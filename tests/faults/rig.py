@@ -1,0 +1,228 @@
+"""The rig: a small deterministic run, `mtrain` processes to hurt, and what must come out."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Any, TypeVar
+
+from conftest import differences, write_config
+
+Item, Result = TypeVar("Item"), TypeVar("Result")
+
+# Dropout is on; records, checkpoints, validations and epochs fall on different steps.
+SETTINGS = {
+    "pairs": 60,
+    "train.max_steps": 200,
+    "train.max_tokens": 100,
+    "train.warmup_steps": 20,
+    "train.log_every": 15,
+    "train.save_every": 10,
+    "train.valid_every": 50,
+    "train.keep_checkpoints": 3,
+    "train.average_last": 3,
+    "decode.max_len_b": 3,
+}
+
+
+@dataclass(frozen=True)
+class Rig:
+    """One run in a directory of its own, cache included, and the command that starts it."""
+
+    config: Path
+    directory: Path
+    settings: tuple[str, ...] = ()
+
+    @property
+    def run(self) -> Path:
+        return self.directory / "run"
+
+    @property
+    def arguments(self) -> list[str]:
+        settings = [f"run_dir={self.run}", *self.settings]
+        return ["train", "-c", str(self.config), *(f"--set={item}" for item in settings)]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "MTRAIN_CACHE": str(self.directory / "cache")}
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start it as a user would."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        return subprocess.Popen(
+            [sys.executable, "-m", "mtrain", *self.arguments, *arguments],
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def finish(self, *arguments: str) -> str:
+        """Run it to its end; says what went wrong, or nothing."""
+        process = self.start(*arguments)
+        out, err = process.communicate(timeout=300)
+        if process.returncode != 0 or out or "Traceback" in err:
+            return f"{self.run}: exit code {process.returncode}\n{out}\n{err}"
+        return ""
+
+    def finishes_as(self, other: Rig) -> str:
+        """Run it to its end and compare; says what went wrong or differs, or nothing."""
+        return self.finish() or ", ".join(differences(self.run, other.run))
+
+
+def new_config(directory: Path, **overrides: Any) -> Path:
+    """Write the rig's config and corpora."""
+    directory.mkdir(parents=True, exist_ok=True)
+    return write_config(directory, **{**SETTINGS, **overrides})
+
+
+@functools.cache
+def undisturbed(config: Path, *settings: str) -> tuple[Rig, float]:
+    """A run that was left alone, and the seconds it took."""
+    name = "-".join(["undisturbed", *settings]).replace("/", "_")
+    rig = Rig(config, config.parent / name, settings)
+    started = time.monotonic()
+    trouble = rig.finish()
+    assert not trouble, trouble
+    return rig, time.monotonic() - started
+
+
+def in_parallel(trial: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """Call `trial` for each item, as many at a time as there are cores."""
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        return list(pool.map(trial, items))
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a process ended; `code` is negative for a signal. Most memory in MiB."""
+
+    code: int
+    out: bytes
+    err: str
+    seconds: float
+    memory: int
+
+    def refuses(self, code: int, *words: str, lines: int = 3) -> str:
+        """Says what is missing of a clear refusal, or nothing; the log takes some of the lines."""
+        missing = [word for word in words if word not in self.err]
+        tidy = "Traceback" not in self.err and not self.out and self.err.count("\n") <= lines
+        if self.code == code and tidy and not missing:
+            return ""
+        return f"exit code {self.code}, expected {code} and {missing}\n{self.out!r}\n{self.err}"
+
+
+# Loads what `mtrain` loads, then forks a process for every command that it is sent: each is as
+# separate as any, without the two seconds that loading takes. A prelude of Python code says where
+# in the command a fault strikes.
+SERVER = """
+import json, os, sys, traceback
+from mtrain import cli, evaluate, lines, train
+from mtrain.metrics import bleu
+while request := sys.stdin.readline():
+    request = json.loads(request)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            for number, name in enumerate(("stdin", "stdout", "stderr")):
+                flags = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+                os.dup2(os.open(request[name], flags), number)
+            sys.stdin, sys.stdout, sys.stderr = (open(n, "r" if n == 0 else "w") for n in range(3))
+            os.environ.update(request["environment"])
+            sys.argv = ["mtrain", *request["arguments"]]
+            exec(request["prelude"], {})
+            cli.main()
+            code = 0
+        except SystemExit as exit:
+            code = exit.code if isinstance(exit.code, int) else 0 if exit.code is None else 1
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                try:
+                    stream.flush()
+                except OSError:
+                    pass
+            os._exit(code)
+    _, status, usage = os.wait4(child, 0)
+    print(os.waitstatus_to_exitcode(status), usage.ru_maxrss >> 10, flush=True)
+"""
+
+
+@dataclass
+class Processes:
+    """Runs `mtrain` commands in processes forked from ones that have loaded torch."""
+
+    directory: Path
+    within: list[str] = field(default_factory=list)  # a command that starts the servers
+    idle: list[subprocess.Popen[str]] = field(default_factory=list)
+    number: int = 0
+    lock: Lock = field(default_factory=Lock)
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for server in self.idle:
+            assert server.stdin is not None
+            server.stdin.close()
+            server.wait()
+
+    def _take(self) -> subprocess.Popen[str]:
+        with self.lock:
+            if self.idle:
+                return self.idle.pop()
+        command = [*self.within, sys.executable, "-c", SERVER]
+        return subprocess.Popen(command, stdin=-1, stdout=-1, text=True)
+
+    def mtrain(
+        self, *arguments: str | Path, stdin: bytes = b"", prelude: str = "", **environment: str
+    ) -> Done:
+        """Run one command to its end."""
+        with self.lock:
+            self.number += 1
+            stem = self.directory / str(self.number)
+        files = {name: f"{stem}.{name}" for name in ("stdin", "stdout", "stderr")}
+        Path(files["stdin"]).write_bytes(stdin)
+        request = {
+            **files,
+            "arguments": [str(argument) for argument in arguments],
+            "environment": environment,
+            "prelude": prelude,
+        }
+        server, started = self._take(), time.monotonic()
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write(json.dumps(request) + "\n")
+        server.stdin.flush()
+        code, memory = map(int, server.stdout.readline().split())
+        seconds = time.monotonic() - started
+        with self.lock:
+            self.idle.append(server)
+        out, err = Path(files["stdout"]).read_bytes(), Path(files["stderr"]).read_text()
+        for file in files.values():
+            Path(file).unlink()
+        return Done(code, out, err, seconds, memory)
+
+    def train(self, rig: Rig, *arguments: str, prelude: str = "") -> Done:
+        """Start or resume a run."""
+        rig.directory.mkdir(parents=True, exist_ok=True)
+        cache = rig.environment["MTRAIN_CACHE"]
+        return self.mtrain(*rig.arguments, *arguments, prelude=prelude, MTRAIN_CACHE=cache)
+
+    def finishes_as(self, rig: Rig, other: Rig) -> str:
+        """Run it to its end and compare; says what went wrong or differs, or nothing."""
+        done = self.train(rig)
+        if done.code != 0 or done.out or "Traceback" in done.err:
+            return f"{rig.run}: exit code {done.code}\n{done.err}"
+        return ", ".join(differences(rig.run, other.run))

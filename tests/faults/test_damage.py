@@ -1,0 +1,406 @@
+"""Checkpoints that are damaged, forged or hostile, and numbers that are none."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import shutil
+import struct
+import zipfile
+from collections.abc import Callable, Iterator
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import made_up_pairs, status, write_corpus
+from safetensors.torch import load_file, save_file
+
+from faults.conftest import Count, Tally
+from faults.rig import Processes, Rig, in_parallel, new_config, undisturbed
+from mtrain import manifest
+
+NEWEST = Path("checkpoints/step-00000003")
+FILES = (
+    "model.safetensors",
+    "config.yaml",
+    "tokenizer.model",
+    "manifest.json",
+    "trainer/optimizer.safetensors",
+    "trainer/state.json",
+    "trainer/manifest.json",
+)
+# Far more than a command needs here, and far less than a hostile file asks for.
+MOST_SECONDS, MOST_MEMORY = 20.0, 2000
+
+
+@pytest.fixture(scope="module")
+def config(place: Path) -> Path:
+    """Three steps, a checkpoint after each."""
+    settings = {"train.max_steps": 3, "train.save_every": 1, "train.valid_every": 3}
+    return new_config(place / "damage", **settings)
+
+
+@pytest.fixture
+def rigs(tmp_path: Path, config: Path) -> Iterator[Rig]:
+    """Endless copies of the finished run."""
+    other, _ = undisturbed(config)
+
+    def copies() -> Iterator[Rig]:
+        for number in range(1_000_000):
+            rig = Rig(config, tmp_path / str(number))
+            shutil.copytree(other.run, rig.run)
+            yield rig
+
+    return copies()
+
+
+def commands(model: Path, text: Path) -> Iterator[list[str | Path]]:
+    """All that use a model, in turn."""
+    return cycle(
+        [
+            ["translate", "-m", model, "-i", text],
+            ["eval", "-m", model, "-s", text, "-r", text],
+            ["score", "-m", model, "-s", text, "-t", text],
+        ]
+    )
+
+
+def flip(file: Path, seed: int) -> None:
+    """Turn one bit over."""
+    data = bytearray(file.read_bytes())
+    bit = random.Random(seed).randrange(8 * len(data))
+    data[bit // 8] ^= 1 << bit % 8
+    file.write_bytes(data)
+
+
+def truncate(file: Path, seed: int) -> None:
+    os.truncate(file, random.Random(seed).randrange(file.stat().st_size))
+
+
+def damages(flips: int, cuts: int, others: int) -> list[tuple[str, str, Callable[[Path], None]]]:
+    """What is done to which file: (description, file, deed)."""
+    found: list[tuple[str, str, Callable[[Path], None]]] = []
+    for seed in range(flips):
+        name = FILES[seed % len(FILES)]
+        found.append((f"bit flip {seed}", name, lambda file, seed=seed: flip(file, seed)))  # type: ignore[misc]
+    for seed in range(cuts):
+        name = FILES[seed % len(FILES)]
+        found.append((f"truncation {seed}", name, lambda file, seed=seed: truncate(file, seed)))  # type: ignore[misc]
+    for name in FILES[:others]:
+        found.append(("missing", name, Path.unlink))
+        found.append(("empty", name, lambda file: file.write_bytes(b"") and None))
+    return found
+
+
+def test_damaged_files(
+    config: Path,
+    rigs: Iterator[Rig],
+    tmp_path: Path,
+    processes: Processes,
+    tally: Tally,
+    count: Count,
+) -> None:
+    other, _ = undisturbed(config)
+    text = tmp_path / "text"
+    text.write_text("bavo celu\n")
+
+    def trial(case: tuple[int, tuple[str, str, Callable[[Path], None]], Rig]) -> str:
+        number, (what, name, deed), rig = case
+        damaged = rig.run / NEWEST
+        deed(damaged / name)
+        trouble = ""
+        if "/" not in name:  # what training alone needs does not hinder the use of a model
+            *_, command = zip(range(number % 3 + 1), commands(damaged, text), strict=False)
+            done = processes.mtrain(*command[1])
+            named = f"{damaged.parent / 'step-00000002'} is good"
+            trouble = done.refuses(1, str(damaged), named) or (
+                "" if done.err.count("\n") == 1 else f"more than a line:\n{done.err}"
+            )
+        done = processes.train(rig)
+        if not trouble and "going back to an earlier checkpoint" not in done.err:
+            trouble = f"the damage was not seen on resuming:\n{done.err}"
+        trouble = trouble or processes.finishes_as(rig, other)
+        shutil.rmtree(rig.directory)
+        return trouble and f"{what} of {name}: {trouble}"
+
+    some = damages(count(4, 1000), count(1, 50), count(1, 7))
+    cases = zip(range(len(some)), some, rigs, strict=False)
+    tally.check(4, "flipped bit, truncated, missing or empty file", in_parallel(trial, cases))
+
+
+# --- hostile ------------------------------------------------------------------------------------
+
+
+class Payload:
+    """Leaves a marker wherever it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return os.open, (str(self.marker), os.O_CREAT | os.O_WRONLY)
+
+
+def tensors(header: dict[str, object], data: bytes = b"") -> bytes:
+    """Write a file of tensors with any header."""
+    body = json.dumps(header).encode()
+    return struct.pack("<Q", len(body)) + body + data
+
+
+def huge(shape: list[int], end: int) -> bytes:
+    return tensors({"output.bias": {"dtype": "F32", "shape": shape, "data_offsets": [0, end]}})
+
+
+def zip_bomb(path: Path) -> None:
+    """Ten gigabytes of zeros in ten megabytes."""
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("archive/data.pkl", "w", force_zip64=True) as out,
+    ):
+        for _ in range(1000):
+            out.write(bytes(10 << 20))
+
+
+def other_settings(**changes: object) -> Callable[[Path], None]:
+    """Change settings of a model's own config."""
+
+    def change(path: Path) -> None:
+        lines = path.read_text().splitlines()
+        for key, value in changes.items():
+            lines = [
+                f"  {key}: {value}" if line.startswith(f"  {key}:") else line for line in lines
+            ]
+        path.write_text("\n".join(lines) + "\n")
+
+    return change
+
+
+def link_to(target: str) -> Callable[[Path], None]:
+    def link(path: Path) -> None:
+        path.unlink()
+        path.symlink_to(target)
+
+    return link
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def writes(data: bytes) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(data)
+
+
+def list_outside(path: Path) -> None:
+    """Have the manifest list a file elsewhere, with its true hash."""
+    entries = json.loads(path.read_text())["files"]
+    passwd = Path("/etc/passwd")
+    entries["../../../../../../../../etc/passwd"] = {
+        "size": passwd.stat().st_size,
+        "sha256": manifest.hash_file(passwd),
+    }
+    path.write_text(manifest._with_own_hash({"files": entries}))
+
+
+HOSTILE: list[tuple[str, str, Callable[[Path], object]]] = [
+    ("2^63 values", "model.safetensors", writes(huge([2**63], 2**63))),
+    ("2^63 x 2^63 values", "model.safetensors", writes(huge([2**63, 2**63], 4))),
+    ("negative shape", "model.safetensors", writes(huge([-1], 4))),
+    ("a header of 2^63 bytes", "model.safetensors", writes(struct.pack("<Q", 2**63) + b"{}")),
+    (
+        "100,000 tensors",
+        "model.safetensors",
+        writes(
+            tensors(
+                {
+                    str(i): {"dtype": "F32", "shape": [1], "data_offsets": [4 * i, 4 * i + 4]}
+                    for i in range(100_000)
+                },
+                bytes(400_000),
+            )
+        ),
+    ),
+    (
+        "a tensor named ../",
+        "model.safetensors",
+        writes(
+            tensors({"../../x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, bytes(4))
+        ),
+    ),
+    ("zip bomb", "model.safetensors", zip_bomb),
+    ("a model of a terabyte", "config.yaml", other_settings(d_model=200_000, d_ff=800_000)),
+    ("a billion layers", "config.yaml", other_settings(num_encoder_layers=1_000_000_000)),
+    ("a billion positions", "config.yaml", other_settings(positions="learned", max_length=10**9)),
+    ("alias bomb", "config.yaml", writes(b"a: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a]\n")),
+    ("python tag", "config.yaml", writes(b"run_dir: !!python/object/apply:os.abort []\n")),
+    ("10,000 deep", "config.yaml", writes(b"a: " + b"[" * 10_000)),
+    ("not a vocabulary", "tokenizer.model", writes(bytes(range(256)) * 1000)),
+    ("symlink out", "model.safetensors", link_to("/etc/passwd")),
+    ("endless file", "model.safetensors", link_to("/dev/zero")),
+    ("symlink for a config", "config.yaml", link_to("/etc/passwd")),
+    *((f"FIFO for {name}", name, pipe) for name in FILES),
+    ("a manifest that lists ../", "manifest.json", list_outside),
+    ("a manifest 10,000 deep", "manifest.json", writes(b"[" * 10_000)),
+    ("a huge manifest", "manifest.json", writes(b" " * (100 << 20))),
+]
+
+
+def test_hostile_checkpoints(
+    config: Path,
+    rigs: Iterator[Rig],
+    tmp_path: Path,
+    processes: Processes,
+    tally: Tally,
+    count: Count,
+) -> None:
+    """Each is sealed by a manifest that fits, where its files can be hashed at all."""
+    text, marker = tmp_path / "text", tmp_path / "marker"
+    text.write_text("bavo celu\n")
+    payload = writes(pickle.dumps(Payload(marker)))
+    cases = [*((f"pickle as {name}", name, payload) for name in FILES), *HOSTILE]
+    some = cases[:: count(8, 1)]
+
+    def trial(case: tuple[Rig, tuple[str, str, Callable[[Path], object]]]) -> str:
+        rig, (what, name, deed) = case
+        file = rig.run / NEWEST / name
+        deed(file)
+        if file.name != manifest.NAME and not file.is_fifo() and not file.is_symlink():
+            manifest.seal(file.parent)
+        trouble = []
+        if "/" not in name:
+            for _, command in zip(range(3), commands(rig.run / NEWEST, text), strict=False):
+                done = processes.mtrain(*command)
+                trouble.append(done.refuses(2 if done.code == 2 else 1, str(rig.run)))
+                trouble.append(too_much(done.seconds, done.memory))
+        done = processes.train(rig)
+        if done.code not in (0, 1, 2) or "Traceback" in done.err:
+            trouble.append(f"exit code {done.code}\n{done.err}")
+        trouble.append(too_much(done.seconds, done.memory))
+        if marker.exists():
+            trouble.append("the payload was run")
+        shutil.rmtree(rig.directory)
+        return "\n".join(f"{what}: {text}" for text in trouble if text)
+
+    tally.check(9, "hostile checkpoints", in_parallel(trial, zip(rigs, some, strict=False)))
+
+
+def too_much(seconds: float, memory: int) -> str:
+    if seconds < MOST_SECONDS and memory < MOST_MEMORY:
+        return ""
+    return f"{seconds:.1f} s, {memory} MiB"
+
+
+# --- what belongs to another run ----------------------------------------------------------------
+
+
+def test_parts_of_another_run(
+    config: Path,
+    rigs: Iterator[Rig],
+    tmp_path: Path,
+    processes: Processes,
+    tally: Tally,
+    count: Count,
+) -> None:
+    count(1, 1)
+    text = tmp_path / "text"
+    text.write_text("bavo celu\n")
+    corpus = write_corpus(tmp_path / "strange", made_up_pairs(60, 9))
+    settings = {"train.max_steps": 3, "train.save_every": 1, "train.valid_every": 3}
+    strange = new_config(tmp_path / "stranger", **settings, **{"data.train": [corpus]})
+    stranger = Rig(strange, tmp_path / "of a stranger")
+    assert processes.train(stranger).code == 0
+    outcomes = []
+    for name in ("tokenizer.model", "model.safetensors"):
+        rig = next(rigs)
+        shutil.copy(stranger.run / NEWEST / name, rig.run / NEWEST / name)
+        for _, command in zip(range(3), commands(rig.run / NEWEST, text), strict=False):
+            outcomes.append(processes.mtrain(*command).refuses(1, name))
+    rig = next(rigs)
+    for source, target in ((stranger, rig), (rig, stranger)):
+        moved = tmp_path / "moved" / target.directory.name
+        shutil.copytree(target.run, moved)
+        shutil.copy(source.run / "tokenizer.model", moved / "tokenizer.model")
+        again = Rig(target.config, moved.parent, (*target.settings, f"run_dir={moved}"))
+        outcomes.append(processes.train(again).refuses(2, "tokenizer", lines=8))
+    for change, word in [
+        ("data.train=[{generated: phrasebook, split: train, pairs: 60}]", "data.train"),
+        ("data.valid={generated: phrasebook, split: valid, pairs: 12}", "data.valid"),
+        ("model.d_model=32", "model.d_model"),
+        ("tokenizer.vocab_size=330", "tokenizer.vocab_size"),
+    ]:
+        rig = next(rigs)
+        changed = Rig(rig.config, rig.directory, (*rig.settings, change, "train.max_steps=4"))
+        outcomes.append(processes.train(changed).refuses(2, word, lines=8))
+    tally.check(11, "vocabulary, corpus or model of another run", outcomes)
+
+
+# --- numbers that are none ------------------------------------------------------------------------
+
+# Puts a number in a place at step 2.
+POISON = """
+import torch
+from mtrain import loss, model, train
+take_step = train.Trainer.take_step
+def poisoned(self, stream):
+    if self.position.step == 1:
+        {deed}
+    return take_step(self, stream)
+train.Trainer.take_step = poisoned
+"""
+DEEDS = {
+    "weight": "self.optimizer.masters[0].view(-1)[0] = {value}; self.optimizer.publish()",
+    "gradient": "self.optimizer.grads[-1].view(-1)[0] = {value}",
+    "batch": "hidden = self.hidden; self.hidden = lambda s, t: hidden(s, t) * {value}",
+}
+
+
+def test_numbers_that_are_none(
+    config: Path, tmp_path: Path, processes: Processes, tally: Tally, count: Count
+) -> None:
+    other, _ = undisturbed(config)
+    cases = [
+        (place, value)
+        for place in DEEDS
+        for value in ("float('nan')", "float('inf')", "-float('inf')")
+    ]
+
+    def trial(case: tuple[str, str]) -> str:
+        place, value = case
+        rig = Rig(config, tmp_path / f"{place} {value}")
+        deed = DEEDS[place].format(value=value)
+        done = processes.train(rig, prelude=POISON.format(deed=deed))
+        words = ("step 2", "not finite", "micro-batch", "checkpoint is good")
+        if done.code != 1 or not all(word in done.err for word in words) or done.out:
+            return f"{value} in a {place}: exit code {done.code}\n{done.err}"
+        kept = load_file(rig.run / "checkpoints" / "step-00000001" / "model.safetensors")
+        if not all(bool(torch.isfinite(weight).all()) for weight in kept.values()):
+            return f"{value} in a {place}: it was saved"
+        if status(rig.run)["exit_code"] != 1 or (rig.run / NEWEST).exists():
+            return f"{value} in a {place}: {status(rig.run)}"
+        return processes.finishes_as(rig, other)
+
+    some = random.Random(1).sample(cases, count(3, len(cases)))
+    tally.check(12, "NaN or infinity in a weight, a gradient, a batch", in_parallel(trial, some))
+
+
+def test_a_checkpoint_with_a_weight_that_is_none(
+    rigs: Iterator[Rig], tmp_path: Path, processes: Processes, tally: Tally, count: Count
+) -> None:
+    count(1, 1)
+    text, rig = tmp_path / "text", next(rigs)
+    text.write_text("bavo celu\n")
+    file = rig.run / NEWEST / "model.safetensors"
+    weights = load_file(file)
+    name = next(iter(weights))
+    weights[name].view(-1)[0] = float("nan")
+    save_file(weights, file, {"format": "mtrain"})
+    manifest.seal(file.parent)
+    outcomes = [
+        processes.mtrain(*command).refuses(1, name, "not finite")
+        for _, command in zip(range(3), commands(file.parent, text), strict=False)
+    ]
+    tally.check(12, "NaN in a checkpoint that is used", outcomes)
