@@ -23,7 +23,8 @@ MAX_WHOLE = 2**31
 Positive = Annotated[int, Field(ge=1, lt=MAX_WHOLE)]
 NotNegative = Annotated[int, Field(ge=0, lt=MAX_WHOLE)]
 # Beyond any model: what a forged config asks for must not exhaust the machine before it is refused.
-Width = Annotated[int, Field(ge=1, le=1 << 17)]
+MAX_WIDTH = 1 << 17
+Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
 Layers = Annotated[int, Field(ge=1, le=1000)]
 PositiveNumber = Annotated[float, Field(gt=0)]
 Word = Annotated[str, Field(min_length=1)]
@@ -129,7 +130,7 @@ class TokenizerConfig(Section):
 class ModelConfig(Section):
     """The Transformer's shape."""
 
-    d_model: Annotated[int, Field(ge=2, le=1 << 17)] = Field(
+    d_model: Annotated[int, Field(ge=2, le=MAX_WIDTH)] = Field(
         512, description="width of every layer"
     )
     num_heads: Width = Field(8, description="attention heads; must divide d_model")

@@ -66,17 +66,25 @@ class Rig:
             text=True,
         )
 
-    def finish(self, *arguments: str) -> str:
+    def finish(self) -> str:
         """Run it to its end; says what went wrong, or nothing."""
-        process = self.start(*arguments)
+        process = self.start()
         out, err = process.communicate(timeout=300)
-        if process.returncode != 0 or out or "Traceback" in err:
-            return f"{self.run}: exit code {process.returncode}\n{out}\n{err}"
+        return self.went_wrong(process.returncode, out, err)
+
+    def went_wrong(self, code: int, out: str | bytes, err: str) -> str:
+        """Says what was wrong about the end of a process, or nothing."""
+        if code != 0 or out or "Traceback" in err:
+            return f"{self.run}: exit code {code}\n{out!r}\n{err}"
         return ""
+
+    def differs_from(self, other: Rig) -> str:
+        """Names what differs between two finished runs, or says nothing."""
+        return ", ".join(differences(self.run, other.run))
 
     def finishes_as(self, other: Rig) -> str:
         """Run it to its end and compare; says what went wrong or differs, or nothing."""
-        return self.finish() or ", ".join(differences(self.run, other.run))
+        return self.finish() or self.differs_from(other)
 
 
 def new_config(directory: Path, **overrides: Any) -> Path:
@@ -100,6 +108,23 @@ def in_parallel(trial: Callable[[Item], Result], items: Iterable[Item]) -> list[
     """Call `trial` for each item, as many at a time as there are cores."""
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         return list(pool.map(trial, items))
+
+
+STRUCK = """
+import os, resource, shutil, signal, torch
+from mtrain.train import Trainer
+method = Trainer.{method}
+def struck(self, *arguments):
+    if self.position.step == {step}:
+        {deed}
+    return method(self, *arguments)
+Trainer.{method} = struck
+"""
+
+
+def strike(step: int, deed: str, method: str = "take_step") -> str:
+    """A prelude that does something to the trainer, `self`, once it has taken so many steps."""
+    return STRUCK.format(step=step, deed=deed, method=method)
 
 
 @dataclass(frozen=True)
@@ -223,6 +248,4 @@ class Processes:
     def finishes_as(self, rig: Rig, other: Rig) -> str:
         """Run it to its end and compare; says what went wrong or differs, or nothing."""
         done = self.train(rig)
-        if done.code != 0 or done.out or "Traceback" in done.err:
-            return f"{rig.run}: exit code {done.code}\n{done.err}"
-        return ", ".join(differences(rig.run, other.run))
+        return rig.went_wrong(done.code, done.out, done.err) or rig.differs_from(other)

@@ -10,7 +10,6 @@ import shutil
 import struct
 import zipfile
 from collections.abc import Callable, Iterator
-from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from conftest import made_up_pairs, status, write_corpus
 from safetensors.torch import load_file, save_file
 
 from faults.conftest import Count, Tally
-from faults.rig import Processes, Rig, in_parallel, new_config, undisturbed
+from faults.rig import Processes, Rig, in_parallel, new_config, strike, undisturbed
 from mtrain import manifest
 
 NEWEST = Path("checkpoints/step-00000003")
@@ -32,6 +31,7 @@ FILES = (
     "trainer/state.json",
     "trainer/manifest.json",
 )
+THREE_STEPS = {"train.max_steps": 3, "train.save_every": 1, "train.valid_every": 3}
 # Far more than a command needs here, and far less than a hostile file asks for.
 MOST_SECONDS, MOST_MEMORY = 20.0, 2000
 
@@ -39,8 +39,7 @@ MOST_SECONDS, MOST_MEMORY = 20.0, 2000
 @pytest.fixture(scope="module")
 def config(place: Path) -> Path:
     """Three steps, a checkpoint after each."""
-    settings = {"train.max_steps": 3, "train.save_every": 1, "train.valid_every": 3}
-    return new_config(place / "damage", **settings)
+    return new_config(place / "damage", **THREE_STEPS)
 
 
 @pytest.fixture
@@ -57,15 +56,21 @@ def rigs(tmp_path: Path, config: Path) -> Iterator[Rig]:
     return copies()
 
 
-def commands(model: Path, text: Path) -> Iterator[list[str | Path]]:
-    """All that use a model, in turn."""
-    return cycle(
-        [
-            ["translate", "-m", model, "-i", text],
-            ["eval", "-m", model, "-s", text, "-r", text],
-            ["score", "-m", model, "-s", text, "-t", text],
-        ]
-    )
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """A line to translate."""
+    file = tmp_path / "text"
+    file.write_text("bavo celu\n")
+    return file
+
+
+def commands(model: Path, text: Path) -> list[list[str | Path]]:
+    """All that use a model."""
+    return [
+        ["translate", "-m", model, "-i", text],
+        ["eval", "-m", model, "-s", text, "-r", text],
+        ["score", "-m", model, "-s", text, "-t", text],
+    ]
 
 
 def flip(file: Path, seed: int) -> None:
@@ -98,14 +103,12 @@ def damages(flips: int, cuts: int, others: int) -> list[tuple[str, str, Callable
 def test_damaged_files(
     config: Path,
     rigs: Iterator[Rig],
-    tmp_path: Path,
+    text: Path,
     processes: Processes,
     tally: Tally,
     count: Count,
 ) -> None:
     other, _ = undisturbed(config)
-    text = tmp_path / "text"
-    text.write_text("bavo celu\n")
 
     def trial(case: tuple[int, tuple[str, str, Callable[[Path], None]], Rig]) -> str:
         number, (what, name, deed), rig = case
@@ -113,8 +116,7 @@ def test_damaged_files(
         deed(damaged / name)
         trouble = ""
         if "/" not in name:  # what training alone needs does not hinder the use of a model
-            *_, command = zip(range(number % 3 + 1), commands(damaged, text), strict=False)
-            done = processes.mtrain(*command[1])
+            done = processes.mtrain(*commands(damaged, text)[number % 3])
             named = f"{damaged.parent / 'step-00000002'} is good"
             trouble = done.refuses(1, str(damaged), named) or (
                 "" if done.err.count("\n") == 1 else f"more than a line:\n{done.err}"
@@ -253,13 +255,13 @@ def test_hostile_checkpoints(
     config: Path,
     rigs: Iterator[Rig],
     tmp_path: Path,
+    text: Path,
     processes: Processes,
     tally: Tally,
     count: Count,
 ) -> None:
     """Each is sealed by a manifest that fits, where its files can be hashed at all."""
-    text, marker = tmp_path / "text", tmp_path / "marker"
-    text.write_text("bavo celu\n")
+    marker = tmp_path / "marker"
     payload = writes(pickle.dumps(Payload(marker)))
     cases = [*((f"pickle as {name}", name, payload) for name in FILES), *HOSTILE]
     some = cases[:: count(8, 1)]
@@ -272,7 +274,7 @@ def test_hostile_checkpoints(
             manifest.seal(file.parent)
         trouble = []
         if "/" not in name:
-            for _, command in zip(range(3), commands(rig.run / NEWEST, text), strict=False):
+            for command in commands(rig.run / NEWEST, text):
                 done = processes.mtrain(*command)
                 trouble.append(done.refuses(2 if done.code == 2 else 1, str(rig.run)))
                 trouble.append(too_much(done.seconds, done.memory))
@@ -283,7 +285,7 @@ def test_hostile_checkpoints(
         if marker.exists():
             trouble.append("the payload was run")
         shutil.rmtree(rig.directory)
-        return "\n".join(f"{what}: {text}" for text in trouble if text)
+        return "\n".join(f"{what}: {what_else}" for what_else in trouble if what_else)
 
     tally.check(9, "hostile checkpoints", in_parallel(trial, zip(rigs, some, strict=False)))
 
@@ -301,24 +303,24 @@ def test_parts_of_another_run(
     config: Path,
     rigs: Iterator[Rig],
     tmp_path: Path,
+    text: Path,
     processes: Processes,
     tally: Tally,
     count: Count,
 ) -> None:
     count(1, 1)
-    text = tmp_path / "text"
-    text.write_text("bavo celu\n")
     corpus = write_corpus(tmp_path / "strange", made_up_pairs(60, 9))
-    settings = {"train.max_steps": 3, "train.save_every": 1, "train.valid_every": 3}
-    strange = new_config(tmp_path / "stranger", **settings, **{"data.train": [corpus]})
+    strange = new_config(tmp_path / "stranger", **THREE_STEPS, **{"data.train": [corpus]})
     stranger = Rig(strange, tmp_path / "of a stranger")
     assert processes.train(stranger).code == 0
     outcomes = []
     for name in ("tokenizer.model", "model.safetensors"):
         rig = next(rigs)
         shutil.copy(stranger.run / NEWEST / name, rig.run / NEWEST / name)
-        for _, command in zip(range(3), commands(rig.run / NEWEST, text), strict=False):
-            outcomes.append(processes.mtrain(*command).refuses(1, name))
+        outcomes += [
+            processes.mtrain(*command).refuses(1, name)
+            for command in commands(rig.run / NEWEST, text)
+        ]
     rig = next(rigs)
     for source, target in ((stranger, rig), (rig, stranger)):
         moved = tmp_path / "moved" / target.directory.name
@@ -340,17 +342,7 @@ def test_parts_of_another_run(
 
 # --- numbers that are none ------------------------------------------------------------------------
 
-# Puts a number in a place at step 2.
-POISON = """
-import torch
-from mtrain import loss, model, train
-take_step = train.Trainer.take_step
-def poisoned(self, stream):
-    if self.position.step == 1:
-        {deed}
-    return take_step(self, stream)
-train.Trainer.take_step = poisoned
-"""
+# Puts a number in a place before step 2.
 DEEDS = {
     "weight": "self.optimizer.masters[0].view(-1)[0] = {value}; self.optimizer.publish()",
     "gradient": "self.optimizer.grads[-1].view(-1)[0] = {value}",
@@ -372,7 +364,7 @@ def test_numbers_that_are_none(
         place, value = case
         rig = Rig(config, tmp_path / f"{place} {value}")
         deed = DEEDS[place].format(value=value)
-        done = processes.train(rig, prelude=POISON.format(deed=deed))
+        done = processes.train(rig, prelude=strike(1, deed))
         words = ("step 2", "not finite", "micro-batch", "checkpoint is good")
         if done.code != 1 or not all(word in done.err for word in words) or done.out:
             return f"{value} in a {place}: exit code {done.code}\n{done.err}"
@@ -388,11 +380,9 @@ def test_numbers_that_are_none(
 
 
 def test_a_checkpoint_with_a_weight_that_is_none(
-    rigs: Iterator[Rig], tmp_path: Path, processes: Processes, tally: Tally, count: Count
+    rigs: Iterator[Rig], text: Path, processes: Processes, tally: Tally
 ) -> None:
-    count(1, 1)
-    text, rig = tmp_path / "text", next(rigs)
-    text.write_text("bavo celu\n")
+    rig = next(rigs)
     file = rig.run / NEWEST / "model.safetensors"
     weights = load_file(file)
     name = next(iter(weights))
@@ -401,6 +391,6 @@ def test_a_checkpoint_with_a_weight_that_is_none(
     manifest.seal(file.parent)
     outcomes = [
         processes.mtrain(*command).refuses(1, name, "not finite")
-        for _, command in zip(range(3), commands(file.parent, text), strict=False)
+        for command in commands(file.parent, text)
     ]
     tally.check(12, "NaN in a checkpoint that is used", outcomes)

@@ -14,7 +14,7 @@ import pytest
 from conftest import made_up_pairs, status, write_corpus
 
 from faults.conftest import Count, Tally
-from faults.rig import Processes, Rig, in_parallel, new_config, undisturbed
+from faults.rig import Processes, Rig, in_parallel, new_config, strike, undisturbed
 from mtrain import checkpoint
 
 BALLAST = 64 << 20
@@ -64,9 +64,7 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
         yield disk
 
 
-def test_a_full_disk(
-    config: Path, disk: SmallDisk, processes: Processes, tally: Tally, count: Count
-) -> None:
+def test_a_full_disk(config: Path, disk: SmallDisk, tally: Tally, count: Count) -> None:
     other, _ = undisturbed(config)
     outcomes = []
     for free in range(100_000, 6_000_000, 6_000_000 // count(0, 40)):
@@ -86,15 +84,9 @@ def test_a_full_disk(
         if done.code or done.out:
             trouble = f"afterwards: {done.code}\n{done.err}"
         outcomes.append(trouble and f"{free} bytes free: {trouble}")
-        outcomes[-1] = outcomes[-1] or ", ".join(differing(seen, other))
+        outcomes[-1] = outcomes[-1] or seen.differs_from(other)
         shutil.rmtree(seen.directory)
     tally.check(5, "a full disk", outcomes)
-
-
-def differing(rig: Rig, other: Rig) -> list[str]:
-    from conftest import differences
-
-    return differences(rig.run, other.run)
 
 
 def test_a_disk_too_small_is_warned_of(
@@ -115,8 +107,8 @@ def test_a_limit_on_the_size_of_files(
 
     def trial(size: int) -> str:
         rig = Rig(config, tmp_path / str(size))
-        deed = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))"
-        done = processes.train(rig, prelude=AT_33.format(deed=deed))
+        deed = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))"
+        done = processes.train(rig, prelude=strike(33, deed))
         tidy = "Traceback" not in done.err and "Logging error" not in done.err
         if done.code != 1 or not tidy or "File too large" not in done.err:
             return f"{size}: {done.code}\n{done.err}"
@@ -128,21 +120,6 @@ def test_a_limit_on_the_size_of_files(
     tally.check(5, "a limit on the size of files", in_parallel(trial, sizes[: count(2, 8)]))
 
 
-# Does something to the run directory at step 33.
-AT_33 = """
-import shutil, subprocess
-from pathlib import Path
-from mtrain import train
-take_step = train.Trainer.take_step
-def struck(self, stream):
-    if self.position.step == 33:
-        run = self.run_dir.path
-        {deed}
-    return take_step(self, stream)
-train.Trainer.take_step = struck
-"""
-
-
 def test_a_directory_that_vanishes(
     config: Path, tmp_path: Path, processes: Processes, tally: Tally, count: Count
 ) -> None:
@@ -151,7 +128,9 @@ def test_a_directory_that_vanishes(
 
     def trial(name: str) -> str:
         rig = Rig(config, tmp_path / (name or "all"))
-        done = processes.train(rig, prelude=AT_33.format(deed=f"shutil.rmtree(run / {name!r})"))
+        done = processes.train(
+            rig, prelude=strike(33, f"shutil.rmtree(self.run_dir.path / {name!r})")
+        )
         if done.code != 1 or "Traceback" in done.err or str(rig.run) not in done.err:
             return f"{name}: {done.code}\n{done.err}"
         return processes.finishes_as(rig, other)
@@ -168,15 +147,15 @@ def test_a_directory_that_cannot_be_written(
     outcomes = []
     mount = "subprocess.run(['mount', '-o', 'remount,{}', {!r}], check=True)"
     rig, seen = Rig(config, disk.place / "run"), Rig(config, disk.root / "run")
-    stop = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
-    disk.processes.train(rig, prelude=AT_33.format(deed=stop))
+    stop = "os.kill(os.getpid(), signal.SIGTERM)"
+    disk.processes.train(rig, prelude=strike(33, stop))
     read_only = f"import subprocess; {mount.format('ro', str(disk.place))}"
     done = disk.processes.train(rig, prelude=read_only)
     told = done.code == 1 and "Read-only file system" in done.err and "Traceback" not in done.err
     outcomes.append("" if told else f"{done.code}\n{done.err}")
     write = f"import subprocess; {mount.format('rw', str(disk.place))}"
     done = disk.processes.train(rig, prelude=write)
-    outcomes.append(done.err if done.code else ", ".join(differing(seen, other)))
+    outcomes.append(done.err if done.code else seen.differs_from(other))
     tally.check(5, "a directory that cannot be written", outcomes)
 
 
@@ -225,16 +204,14 @@ def test_out_of_memory(
     count(1, 1)
     other, _ = undisturbed(config)
     deeds = {
-        "device": "import torch; raise torch.OutOfMemoryError('CUDA out of memory')",
+        "device": "raise torch.OutOfMemoryError('CUDA out of memory')",
         "host": "raise MemoryError",
-        "for real": "import torch; torch.empty(1 << 50)",
+        "for real": "torch.empty(1 << 50)",
     }
 
     def trial(name: str) -> str:
         rig = Rig(config, tmp_path / name)
-        prelude = AT_33.replace("take_step", "_accumulate").replace("stream", "batch")
-        prelude = prelude.format(deed=deeds[name])
-        done = processes.train(rig, prelude=prelude)
+        done = processes.train(rig, prelude=strike(33, deeds[name], "_accumulate"))
         words = ("step 34", "out of memory", "train.max_tokens", "tokens")
         if done.code != 1 or not all(word in done.err for word in words):
             return f"{name}: {done.code}\n{done.err}"

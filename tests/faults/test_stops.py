@@ -17,7 +17,7 @@ import torch
 from conftest import status
 
 from faults.conftest import Count, Tally
-from faults.rig import Processes, Rig, in_parallel, new_config, undisturbed
+from faults.rig import Processes, Rig, in_parallel, new_config, strike, undisturbed
 from mtrain import checkpoint
 from mtrain.device import has_fast_bf16
 from mtrain.errors import EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_STOPPED, EXIT_TERMINATED
@@ -127,17 +127,10 @@ Trainer._save = saving
 """
 
 # Kills the process in the middle of a file, once it has so many bytes.
-HALF_A_FILE = """
-import resource, signal
-from mtrain.train import Trainer
-save = Trainer._save
-def saving(self):
-    if self.position.step == 60:
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-        resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))
-    save(self)
-Trainer._save = saving
-"""
+HALF_A_FILE = (
+    "signal.signal(signal.SIGXFSZ, signal.SIG_DFL); "
+    "resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))"
+)
 
 
 def leaves_a_good_checkpoint(rig: Rig) -> str:
@@ -157,7 +150,7 @@ def test_killed_at_every_point_of_a_save(
     assert points > 40
     sizes = [10, 1000, 5_000, 20_000, 40_000, 60_000, 100_000]
     preludes = [POINTS.format(at=at) for at in range(1, points + 1)]
-    preludes += [HALF_A_FILE.format(size=size) for size in sizes]
+    preludes += [strike(60, HALF_A_FILE.format(size=size), "_save") for size in sizes]
     some = random.Random(1).sample(preludes, count(4, len(preludes)))
 
     def trial(case: tuple[Rig, str]) -> str:
