@@ -12,17 +12,19 @@ import json
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field, TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mtrain import manifest
 from mtrain.errors import UserError
+from mtrain.json_reader import read_json
 
 MODEL, CONFIG, TOKENIZER, TRAINER = "model.safetensors", "config.yaml", "tokenizer.model", "trainer"
 OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
@@ -41,11 +43,36 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
+class Loop:
+    """Where the loop stood: its position, the sums since the last record, and on what machine."""
+
+    step: int
+    epoch: int
+    batch: int
+    sums: list[float]
+    sum_tokens: int
+    machine: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class TrainerState:
     """What resuming needs besides the weights: Adam's moments, and where the loop stood."""
 
     moments: dict[str, Tensor]
-    loop: dict[str, Any]
+    loop: Loop
+
+
+@dataclass(frozen=True)
+class _Named:
+    checkpoint: Annotated[str, Field(pattern=rf"^({AVERAGE}|{_STEP.pattern})$")]
+
+
+@dataclass(frozen=True)
+class _Best:
+    best: _Named | None  # none before the first validation
+
+
+_LOOP, _BEST = TypeAdapter(Loop), TypeAdapter(_Best)
 
 
 def step_name(step: int) -> str:
@@ -72,7 +99,7 @@ def save(path: Path, snapshot: Snapshot, trainer: TrainerState | None = None) ->
             inner = directory / TRAINER
             inner.mkdir()
             save_file(_plain(trainer.moments), inner / OPTIMIZER)
-            (inner / STATE).write_text(json.dumps(trainer.loop), encoding="utf-8")
+            (inner / STATE).write_text(json.dumps(asdict(trainer.loop)), encoding="utf-8")
             manifest.seal(inner)
 
     try:
@@ -102,7 +129,7 @@ def load_trainer(path: Path) -> TrainerState:
     inner = path / TRAINER
     manifest.verify(inner, OPTIMIZER, STATE)
     try:
-        loop = json.loads((inner / STATE).read_text(encoding="utf-8"))
+        loop = read_json((inner / STATE).read_bytes(), _LOOP)
         return TrainerState(load_file(inner / OPTIMIZER), loop)
     except (SafetensorError, ValueError) as error:
         raise manifest.DamagedError(f"{inner}: cannot be read: {error}") from None
@@ -236,17 +263,14 @@ def _is_good(path: Path) -> bool:
 
 def _best_name(run_dir: Path) -> str | None:
     try:
-        content = json.loads((run_dir / "best.json").read_text(encoding="utf-8"))
-        name = content["best"]["checkpoint"]
+        best = read_json((run_dir / "best.json").read_bytes(), _BEST).best
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError) as error:
         raise UserError(
-            f"{run_dir / 'best.json'}: damaged; name a checkpoint directory instead"
+            f"{run_dir / 'best.json'}: damaged: {error}; name a checkpoint directory instead"
         ) from None
-    if not isinstance(name, str) or Path(name).name != name:
-        raise UserError(f"{run_dir / 'best.json'}: damaged; name a checkpoint directory instead")
-    return name
+    return best.checkpoint if best else None
 
 
 def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -2,9 +2,40 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-Entry = dict[str, Any]
+from pydantic import AfterValidator, BaseModel, TypeAdapter
+
+
+class Scores(BaseModel):
+    """What every entry holds at least."""
+
+    step: int
+    checkpoint: str
+    bleu: float
+    chrf: float
+    nll: float
+    signature: str
+
+
+def _with_scores(entry: dict[str, Any]) -> dict[str, Any]:
+    Scores.model_validate(entry, strict=True)
+    return entry
+
+
+Entry = Annotated[dict[str, Any], AfterValidator(_with_scores)]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What of `best.json` is read back."""
+
+    history: list[Entry]
+    average: Entry | None
+    tests: dict[str, Entry]
+
+
+STORED = TypeAdapter(Stored)
 
 
 @dataclass
@@ -22,12 +53,11 @@ class History:
     tests: dict[str, Entry] = field(default_factory=dict)
 
     @classmethod
-    def from_json(cls, metric: str, content: dict[str, Any] | None) -> "History":
-        """Read `best.json`."""
-        content = content or {}
-        return cls(
-            metric, content.get("history", []), content.get("average"), content.get("tests", {})
-        )
+    def of(cls, metric: str, stored: Stored | None) -> "History":
+        """Take up what `best.json` holds, if there is one."""
+        if stored is None:
+            return cls(metric)
+        return cls(metric, stored.history, stored.average, stored.tests)
 
     def as_json(self) -> dict[str, Any]:
         """Write `best.json`."""

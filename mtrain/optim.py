@@ -61,6 +61,12 @@ class Optimizer:
         for master, grad in zip(self.masters, self.grads, strict=True):
             master.grad = grad
         self.adam = torch.optim.Adam(self.masters, lr=0.0, betas=betas, eps=eps, fused=True)
+        for master in self.masters:  # as Adam's first step would, but there from the start
+            self.adam.state[master] = {
+                "exp_avg": torch.zeros_like(master),
+                "exp_avg_sq": torch.zeros_like(master),
+                "step": torch.zeros((), device=master.device),
+            }
         self._apart = [
             i
             for i, (p, m) in enumerate(zip(self.parameters, self.masters, strict=True))
@@ -116,17 +122,13 @@ class Optimizer:
 
     def moments(self) -> dict[str, Tensor]:
         """Adam's state by name; the step count is the trainer's."""
-        state = self.adam.state
         return {
-            f"{name}.{kind}": state[master][kind]
+            f"{name}.{kind}": moment
             for name, master in zip(self.names, self.masters, strict=True)
-            for kind in ("exp_avg", "exp_avg_sq", "step")
+            for kind, moment in self.adam.state[master].items()
         }
 
     def load_moments(self, moments: dict[str, Tensor]) -> None:
-        """Take Adam's state back."""
-        for name, master in zip(self.names, self.masters, strict=True):
-            self.adam.state[master] = {
-                kind: moments[f"{name}.{kind}"].to(master.device)
-                for kind in ("exp_avg", "exp_avg_sq", "step")
-            }
+        """Take Adam's state of the same names and shapes back."""
+        for name, moment in self.moments().items():
+            moment.copy_(moments[name])

@@ -14,6 +14,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 import mtrain
 from mtrain import checkpoint, lock, manifest
 from mtrain.config import (
@@ -26,8 +28,11 @@ from mtrain.config import (
     load_config,
 )
 from mtrain.errors import RefusedError, UserError
+from mtrain.json_reader import Content, read_json
 from mtrain.log import MetricsFile, logger
 from mtrain.tokenizer import Tokenizer
+
+OBJECT = TypeAdapter(dict[str, Any])
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,7 @@ class RunDirectory:
 
     def check_data(self, fingerprints: dict[str, Any]) -> None:
         """Refuse corpora or a tokenizer of other content than the run began with."""
-        before = self.read("run.json")
+        before = self.read("run.json", OBJECT)
         if before is None:
             return
         for key in ("train", "valid", "tokenizer"):
@@ -113,7 +118,7 @@ class RunDirectory:
 
     def describe(self, config: Config, fingerprints: dict[str, Any]) -> None:
         """Write what the run is made of: config, hashes, versions, command."""
-        before = self.read("run.json") or {}
+        before = self.read("run.json", OBJECT) or {}
         packages = ("torch", "numpy", "sentencepiece", "sacrebleu", "safetensors")
         content = {
             **fingerprints,
@@ -137,19 +142,18 @@ class RunDirectory:
         content = {"state": state, "exit_code": exit_code, "reason": reason, "step": step}
         self.write("status.json", {**content, "pid": os.getpid(), "host": socket.gethostname()})
 
-    def read(self, name: str) -> dict[str, Any] | None:
+    def read(self, name: str, form: TypeAdapter[Content]) -> Content | None:
         """Read one of the small JSON files; None if it is not there. Raises `UserError` if it is
         damaged.
         """
         try:
-            content = json.loads((self.path / name).read_text(encoding="utf-8"))
+            return read_json((self.path / name).read_bytes(), form)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise UserError(f"{self.path / name}: damaged: {error}") from None
-        if not isinstance(content, dict):
-            raise UserError(f"{self.path / name}: damaged: not an object")
-        return content
+            raise UserError(
+                f"{self.path / name}: damaged: {error}; bring it back, or choose another run_dir"
+            ) from None
 
     def write(self, name: str, content: dict[str, Any]) -> None:
         """Replace one of the small JSON files."""

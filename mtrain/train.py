@@ -16,7 +16,7 @@ import torch.fx.experimental._config as shapes
 from torch import Tensor
 
 from mtrain import checkpoint, manifest
-from mtrain.checkpoint import Snapshot, TrainerState
+from mtrain.checkpoint import Loop, Snapshot, TrainerState
 from mtrain.config import Config, dump_config
 from mtrain.data import Batch, SpecialIds, TokenBatches
 from mtrain.device import available_threads, compute_dtype, keep_freed_memory, pick_device
@@ -67,7 +67,8 @@ class Machine:
         `compile` may be changed by naming them.
         """
         for key, now in asdict(self).items():
-            if before[key] == now:
+            was = before.get(key)
+            if was == now:
                 continue
             if key in ("precision", "compile") and getattr(config.train, key) != "auto":
                 logger.warning(
@@ -75,12 +76,12 @@ class Machine:
                     "are no longer promised",
                     key,
                     now,
-                    before[key],
+                    was,
                 )
                 continue
             raise RefusedError(
-                f"train.{key}: this run was trained with {before[key]}, and here it comes to "
-                f"{now}; to go on, set train.{key}: {str(before[key]).lower()}"
+                f"train.{key}: this run was trained with {was}, and here it comes to "
+                f"{now}; to go on, set train.{key}: {str(was).lower()}"
             )
 
 
@@ -315,12 +316,12 @@ class Trainer:
         path = self.run_dir.checkpoints / checkpoint.step_name(self.position.step)
         if self.saved_step == self.position.step:
             return
-        loop = {
+        loop = Loop(
             **asdict(self.position),
-            "sums": self.sums.tolist(),
-            "sum_tokens": self.sum_tokens,
-            "machine": asdict(self.machine),
-        }
+            sums=self.sums.tolist(),
+            sum_tokens=self.sum_tokens,
+            machine=asdict(self.machine),
+        )
         checkpoint.save(path, self._snapshot(), TrainerState(self.optimizer.moments(), loop))
         self.saved_step = self.position.step
         self._prune()
@@ -352,15 +353,16 @@ class Trainer:
         found = self._newest_good()
         if found is not None:
             path, snapshot, trainer = found
-            self.machine.check_against(self.config, trainer.loop["machine"])
+            self.machine.check_against(self.config, trainer.loop.machine)
             check_weights(self.optimizer.weights(), snapshot.weights, path)
+            check_weights(self.optimizer.moments(), trainer.moments, path / checkpoint.TRAINER)
             self.optimizer.load_weights(snapshot.weights)
             self.optimizer.load_moments(trainer.moments)
             loop = trainer.loop
-            self.position = Position(loop["step"], loop["epoch"], loop["batch"])
-            self.saved_step = loop["step"]
-            self.sums = torch.tensor(loop["sums"], device=self.device)
-            self.sum_tokens = loop["sum_tokens"]
+            self.position = Position(loop.step, loop.epoch, loop.batch)
+            self.saved_step = loop.step
+            self.sums = torch.tensor(loop.sums, device=self.device)
+            self.sum_tokens = loop.sum_tokens
             logger.info("resuming at step %s from %s", f"{self.position.step:,}", path)
         self.validation.resume(self.position.step)
 

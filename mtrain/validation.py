@@ -10,7 +10,7 @@ from torch import Tensor
 from mtrain import checkpoint, metrics
 from mtrain.checkpoint import Snapshot
 from mtrain.config import Config
-from mtrain.history import Entry, History
+from mtrain.history import STORED, Entry, History
 from mtrain.log import logger, progress_bar
 from mtrain.manifest import write_file
 from mtrain.prepare import Prepared, Text
@@ -28,7 +28,7 @@ class Validation:
 
     def resume(self, step: int) -> None:
         """Take up the history as it was at a step; records of later ones are dropped."""
-        self.history = History.from_json(self.history.metric, self.run.read("best.json"))
+        self.history = History.of(self.history.metric, self.run.read("best.json", STORED))
         before = self.history.as_json()
         self.history.cut(step, self.config.train.is_validated)
         if self.history.as_json() != before:

@@ -21,7 +21,7 @@ ROOT = PACKAGE.parent
 # A module may import those of the rows above its own, and nothing else of this package.
 LAYERS = (
     "errors",
-    "yaml_reader phrasebook stop",
+    "yaml_reader json_reader phrasebook stop",
     "config lock manifest tokenizer metrics device check",
     "corpus log model search history",
     "store loss optim checkpoint",

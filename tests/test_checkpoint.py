@@ -18,14 +18,18 @@ import pytest
 import torch
 
 from mtrain import checkpoint, lock, manifest
-from mtrain.checkpoint import Snapshot, TrainerState, step_name
+from mtrain.checkpoint import Loop, Snapshot, TrainerState, step_name
 from mtrain.errors import EXIT_FAILED, EXIT_REFUSED, RefusedError, UserError
-from mtrain.history import History
+from mtrain.history import STORED, Entry, History
+from mtrain.json_reader import read_json
 from mtrain.manifest import DamagedError
 from mtrain.rundir import RunDirectory
 
 CONFIG = "run_dir: somewhere\n"
-LOOP = {"step": 20, "epoch": 1, "batch": 3, "sums": [1.5, 0.1], "machine": {"threads": 1}}
+LOOP = Loop(step=20, epoch=1, batch=3, sums=[1.5, 0.1], sum_tokens=9, machine={"threads": 1})
+
+
+SCORES = ("bleu", "chrf", "nll")
 
 
 class Crash(BaseException):
@@ -399,14 +403,20 @@ def test_a_run_resolves_to_its_best_or_newest_and_a_checkpoint_to_itself(tmp_pat
     make_run(run, best="step-00000010")
     best = run / "checkpoints" / "step-00000010"
     assert checkpoint.resolve(run) == best
+    (run / "best.json").write_text(json.dumps(History("bleu").as_json()))  # none validated yet
+    assert checkpoint.resolve(run) == run / "checkpoints" / "step-00000020"
+    make_run(run, best="step-00000010")
     assert checkpoint.resolve(best) == best
 
 
-@pytest.mark.parametrize("best", ["{", "[]", "{}", '{"best": {"checkpoint": "../x"}}'])
+@pytest.mark.parametrize(
+    "best",
+    ["{", "[]", "{}", '{"best": {"checkpoint": "../x"}}', '{"best": {"checkpoint": ".."}}'],
+)
 def test_a_damaged_best_json_is_named(tmp_path: Path, best: str) -> None:
     run = make_run(tmp_path, 10)
     (run / "best.json").write_text(best)
-    with pytest.raises(UserError, match=r"best\.json: damaged; name a checkpoint"):
+    with pytest.raises(UserError, match=r"best\.json: damaged: .*; name a checkpoint"):
         checkpoint.resolve(run)
 
 
@@ -520,11 +530,17 @@ def test_a_file_in_the_way_of_a_run_is_an_error(tmp_path: Path) -> None:
 
 
 def history(metric: str, *values: float) -> History:
+    steps = range(10, 10 * len(values) + 1, 10)
     entries = [
-        {"step": 10 * (i + 1), "checkpoint": step_name(10 * (i + 1)), metric: value}
-        for i, value in enumerate(values)
+        scored(step, step_name(step), **{metric: value})
+        for step, value in zip(steps, values, strict=True)
     ]
     return History(metric, entries)
+
+
+def scored(step: int, checkpoint: str, **scores: float) -> Entry:
+    values = {**dict.fromkeys(SCORES, 0.0), **scores}
+    return {"step": step, "checkpoint": checkpoint, **values, "signature": "nrefs:1"}
 
 
 @pytest.mark.parametrize(
@@ -565,7 +581,7 @@ def test_patience(metric: str, values: list[float], patience: int, out: bool) ->
 
 def test_the_average_may_be_the_best_but_counts_for_no_patience() -> None:
     found = history("bleu", 2.0, 3.0, 2.5)
-    average = {"step": 30, "checkpoint": "average", "bleu": 3.0}
+    average = scored(30, "average", bleu=3.0)
     found.average = average
     assert found.best == found.entries[1]
     found.average = {**average, "bleu": 3.1}
@@ -575,11 +591,12 @@ def test_the_average_may_be_the_best_but_counts_for_no_patience() -> None:
 
 def test_a_history_is_cut_to_the_resumed_step_and_read_back() -> None:
     found = history("nll", 4.0, 3.0, 2.0)
-    found.average = {"step": 30, "checkpoint": "average", "nll": 1.0}
-    found.tests = {"old": {"step": 20, "nll": 1.0}, "new": {"step": 30, "nll": 1.0}}
-    content = json.loads(json.dumps(found.as_json()))
-    assert content["best"] == {"checkpoint": "average", "step": 30, "nll": 1.0}
-    again = History.from_json("nll", content)
+    found.average = scored(30, "average", nll=1.0)
+    found.tests = {"old": scored(20, "average", nll=1.0), "new": scored(30, "average", nll=1.0)}
+    content = json.dumps(found.as_json())
+    assert json.loads(content)["best"] == {"checkpoint": "average", "step": 30, "nll": 1.0}
+    again = History.of("nll", read_json(content.encode(), STORED))
+    assert json.dumps(again.as_json()) == content
     assert again == found
     again.cut(30, lambda step: True)
     assert again == found
@@ -589,4 +606,20 @@ def test_a_history_is_cut_to_the_resumed_step_and_read_back() -> None:
     assert list(again.tests) == ["old"]
     assert again.has(20)
     assert not again.has(30)
-    assert History.from_json("nll", None).as_json()["best"] is None
+    assert History.of("nll", None).as_json()["best"] is None
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        ("[]", "an object"),
+        ('{"history": {}, "average": null, "tests": {}}', "history"),
+        ('{"history": [{"step": 10}], "average": null, "tests": {}}', "history.0"),
+        ('{"history": [], "average": {"step": "10"}, "tests": {}}', "average"),
+        ('{"history": [], "average": null, "tests": {"a": 1}}', "tests.a"),
+    ],
+)
+def test_a_history_of_another_form_is_no_history(content: str, place: str) -> None:
+    with pytest.raises(ValueError, match=place) as caught:
+        read_json(content.encode(), STORED)
+    assert "\n" not in str(caught.value)

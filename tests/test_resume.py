@@ -151,9 +151,9 @@ def test_the_runs_compared_cross_epochs_and_record_much(config_file: Path, run: 
     """The stop at step 13 lies within an epoch that is not the first, between two records."""
     stop(config_file, run, 13)
     loop = checkpoint.load_trainer(run / "checkpoints" / "step-00000013").loop
-    assert loop["epoch"] > 0
-    assert loop["batch"] > 0
-    assert loop["sum_tokens"] > 0
+    assert loop.epoch > 0
+    assert loop.batch > 0
+    assert loop.sum_tokens > 0
     assert len(contents(uninterrupted(config_file))) > 20
 
 
@@ -385,7 +385,7 @@ def test_nothing_whole_to_resume_from_is_an_error(config_file: Path, run: Path) 
 
 
 def forget(name: str, value: Any) -> Callable[[TrainerState], TrainerState]:
-    return lambda state: replace(state, loop={**state.loop, name: value})
+    return lambda state: replace(state, loop=replace(state.loop, **{name: value}))
 
 
 def forget_moments(kind: str) -> Callable[[TrainerState], TrainerState]:
