@@ -9,6 +9,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mtrain import lock
 from mtrain.check import suspicions
 from mtrain.config import Config, Corpus, TokenizerConfig
@@ -30,6 +33,19 @@ class Text:
     sources: list[str]
     references: list[str]
     sha256: str
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def lengths_of(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Lengths in characters of the pairs `start` to `stop` - 1, shape (pairs, 2)."""
+        pairs = zip(self.sources[start:stop], self.references[start:stop], strict=True)
+        return np.array([(len(src), len(tgt)) for src, tgt in pairs])
+
+    def equal_sides(self, start: int, stop: int) -> NDArray[np.bool_]:
+        """Tell of each of these pairs whether its sides are the same."""
+        pairs = zip(self.sources[start:stop], self.references[start:stop], strict=True)
+        return np.array([src == tgt for src, tgt in pairs])
 
 
 @dataclass(frozen=True)
@@ -91,7 +107,10 @@ def _read_text(config: Config, name: str, corpus: Corpus, stop: Stop) -> Text:
         raise UserError(f"data.{name.split()[0]}: {describe(corpus)} holds no pairs")
     for reason, count in reading.counts.items():
         logger.info("%s: %s: %s", name, reason, f"{count:,}")
-    return Text([src for src, _ in pairs], [tgt for _, tgt in pairs], found.sha256)
+    text = Text([src for src, _ in pairs], [tgt for _, tgt in pairs], found.sha256)
+    for sign in suspicions(text):
+        logger.warning("data.%s: %s", name, sign)
+    return text
 
 
 def _read_train(config: Config, counts: Counter[str]) -> Iterator[Pair]:
@@ -201,5 +220,5 @@ def _report(store: Store, read: int) -> None:
         logger.info("train: %s: %s", reason, f"{count:,}")
     if not len(store):
         raise UserError("data.train: no pair is left to train on")
-    for text in suspicions(len(store), store.lengths_of, store.equal_sides):
-        logger.warning("data.train: %s", text)
+    for sign in suspicions(store):
+        logger.warning("data.train: %s", sign)
