@@ -13,6 +13,7 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,15 +43,18 @@ class Snapshot:
     tokenizer: bytes
 
 
+Count = Annotated[int, Field(ge=0)]
+
+
 @dataclass(frozen=True)
 class Loop:
     """Where the loop stood: its position, the sums since the last record, and on what machine."""
 
-    step: int
-    epoch: int
-    batch: int
-    sums: list[float]
-    sum_tokens: int
+    step: Count
+    epoch: Count
+    batch: Count
+    sums: Annotated[list[float], Field(min_length=2, max_length=2)]
+    sum_tokens: Count
     machine: dict[str, Any]
 
 
@@ -105,7 +109,6 @@ def save(path: Path, snapshot: Snapshot, trainer: TrainerState | None = None) ->
     try:
         manifest.write_directory(path, fill)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(path.with_name(f".{path.name}.partial"), ignore_errors=True)
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise UserError(
             f"{path}: cannot save the checkpoint: {reason}; "
@@ -130,6 +133,8 @@ def load_trainer(path: Path) -> TrainerState:
     manifest.verify(inner, OPTIMIZER, STATE)
     try:
         loop = read_json((inner / STATE).read_bytes(), _LOOP)
+        if loop.step != step_of(path):
+            raise ValueError(f"{STATE} is of step {loop.step}")
         return TrainerState(load_file(inner / OPTIMIZER), loop)
     except (SafetensorError, ValueError) as error:
         raise manifest.DamagedError(f"{inner}: cannot be read: {error}") from None
@@ -150,6 +155,17 @@ def named_steps(directory: Path) -> list[Path]:
 def scheduled_steps(directory: Path, is_scheduled: Callable[[int], bool]) -> list[Path]:
     """List the complete checkpoints that no stop left behind, oldest first."""
     return [path for path in steps(directory) if is_scheduled(step_of(path) or 0)]
+
+
+def last_scheduled(directory: Path, newest: int, save_every: int, count: int) -> list[Path]:
+    """Name the checkpoint of a scheduled step and those scheduled before it, oldest first."""
+    earlier = range((newest - 1) // save_every * save_every, 0, -save_every)
+    return [directory / step_name(step) for step in (newest, *earlier)[:count]][::-1]
+
+
+def whole_ones(paths: list[Path]) -> list[Path]:
+    """Keep those newer than any that is damaged or gone."""
+    return list(takewhile(is_good, reversed(paths)))[::-1]
 
 
 def disk_needed(num_parameters: int, vocabulary: int, keep: int) -> tuple[int, int]:
@@ -182,7 +198,7 @@ def prune(
 
 def clean(directory: Path) -> None:
     """Remove what crashes left half-written or half-removed."""
-    for item in directory.glob(".*"):
+    for item in (*directory.glob(".*"), *directory.glob("*/.*")):
         if item.is_dir() and item.name.endswith((".partial", ".removed")):
             shutil.rmtree(item, ignore_errors=True)
 
@@ -204,14 +220,17 @@ def average(paths: list[Path]) -> dict[str, Tensor]:
 
 
 def average_run(
-    run_dir: Path, last: int, output: Path, is_scheduled: Callable[[int], bool]
+    run_dir: Path, last: int, output: Path, is_scheduled: Callable[[int], bool], save_every: int
 ) -> list[Path]:
     """Average the newest `last` scheduled checkpoints of a run into a new checkpoint directory."""
-    paths = scheduled_steps(run_dir / "checkpoints", is_scheduled)[-last:]
+    directory = run_dir / "checkpoints"
+    present = scheduled_steps(directory, is_scheduled)
+    last_step = (step_of(present[-1]) or 0) if present else 0
+    paths = whole_ones(last_scheduled(directory, last_step, save_every, last))
     if len(paths) < last:
         raise UserError(
-            f"{run_dir}: has {len(paths)} scheduled checkpoints, not the {last} to be averaged; "
-            "lower --last"
+            f"{run_dir}: has {len(paths)} whole scheduled checkpoints in a row at its end, not "
+            f"the {last} to be averaged; lower --last"
         )
     if output.exists():
         raise UserError(f"{output}: exists already; name a new directory")
@@ -248,12 +267,13 @@ def load_or_name_good(path: Path) -> Snapshot:
         return load(path)
     except manifest.DamagedError as error:
         for other in reversed(steps(path.parent)):
-            if other != path and _is_good(other):
+            if other != path and is_good(other):
                 raise UserError(f"{error}; {other} is good") from None
         raise
 
 
-def _is_good(path: Path) -> bool:
+def is_good(path: Path) -> bool:
+    """Tell whether a checkpoint is there, and what its manifest says."""
     try:
         manifest.verify(path)
     except manifest.DamagedError:

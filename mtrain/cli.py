@@ -77,6 +77,7 @@ _debug = False
 
 def main() -> None:
     """Run the command line; errors meant for people end it with one message and their exit code."""
+    _open_closed_streams()
     log.set_up_console()
     try:
         app()
@@ -90,6 +91,19 @@ def main() -> None:
         else:
             log.logger.error("%s: %s", error.filename or "mtrain", error.strerror or error)
         sys.exit(error.exit_code if isinstance(error, UserError) else EXIT_FAILED)
+
+
+def _open_closed_streams() -> None:
+    """Put something in the place of closed standard streams, whose numbers a file opened later
+    would get: nothing to read, nowhere to put results, nobody to tell.
+    """
+    for number, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, mode)
+    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 def _show_version(value: bool) -> None:
@@ -235,6 +249,9 @@ def evaluate(
     sacreBLEU.
     """
     _check_eval_inputs(model, source, reference, hypothesis, output)
+    search = (beam_size, length_penalty, length_norm, batch_tokens)
+    if hypothesis is not None and any(option is not None for option in (output, *search)):
+        raise RefusedError("mtrain eval: with --hypothesis nothing is translated: no -o, no search")
     from mtrain import evaluate as evaluation
     from mtrain.metrics import check_tokenizer, tokenizer_for
 
@@ -245,9 +262,7 @@ def evaluate(
         hypotheses = evaluation.read_aligned(hypothesis, references)
     else:
         assert model is not None
-        translator = _load_translator(
-            model, device, precision, beam_size, length_penalty, length_norm, batch_tokens
-        )
+        translator = _load_translator(model, device, precision, *search)
         tgt_lang = tgt_lang or translator.config.data.tgt_lang
         check_tokenizer(tokenize or tokenizer_for(tgt_lang))
         hypotheses = evaluation.translate(translator, sources, output)
@@ -306,7 +321,7 @@ def average(
     if not (run_dir / "config.yaml").exists():
         raise UserError(f"{run_dir}: not a run directory: it holds no config.yaml")
     train = load_config(run_dir / "config.yaml").train
-    paths = checkpoint.average_run(run_dir, last, output, train.is_scheduled)
+    paths = checkpoint.average_run(run_dir, last, output, train.is_scheduled, train.save_every)
     log.logger.info("averaged %s into %s", ", ".join(path.name for path in paths), output)
 
 
@@ -393,9 +408,12 @@ def _guarded(stream: IO[bytes], name: str) -> Iterator[bytes]:
 
 def _refuse_overwriting(output: str | Path | None, *inputs: str | Path | None) -> None:
     """Refuse to write over a file that is still to be read."""
+    if output in (None, "-") or not os.path.exists(output):
+        return
     for name in inputs:
-        exist = output and name and os.path.exists(output) and os.path.exists(name)
-        if exist and os.path.samefile(str(output), str(name)):
+        source: str | int = 0 if name == "-" else str(name)
+        readable = name == "-" or (name is not None and os.path.exists(name))
+        if readable and os.path.samestat(os.stat(output), os.stat(source)):
             raise RefusedError(f"{output}: is read from; write to another file")
 
 
@@ -404,25 +422,15 @@ def _output(name: str) -> Iterator[IO[bytes]]:
     """Open a file or stdout for bytes; a reader of stdout that went away ends the command
     quietly.
     """
-    try:
-        if name == "-":
-            yield sys.stdout.buffer
-            sys.stdout.buffer.flush()
-        else:
-            with Path(name).open("wb") as sink:
-                yield sink
-    except BrokenPipeError:
-        _forget_stdout()
-        sys.exit(EXIT_BROKEN_PIPE)
+    place: str | int = 1 if name == "-" else name
+    try:  # a stream of its own, for PYTHONUNBUFFERED makes stdout's write only a part of a line
+        with open(place, "wb", closefd=place != 1) as sink:
+            yield sink
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError as error:  # at Ctrl-C the reader may have gone first
+        interrupted = isinstance(error.__context__, KeyboardInterrupt)
+        sys.exit(EXIT_INTERRUPTED if interrupted else EXIT_BROKEN_PIPE)
     except OSError as error:
-        if name == "-":
-            _forget_stdout()
-        place = "stdout" if name == "-" else name
-        raise UserError(f"{place}: cannot write: {error.strerror or error}") from None
-
-
-def _forget_stdout() -> None:
-    """Drop what is buffered for stdout: nobody takes it any more."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        shown = "stdout" if place == 1 else name
+        raise UserError(f"{shown}: cannot write: {error.strerror or error}") from None

@@ -206,7 +206,9 @@ class TrainConfig(Section):
 class DecodeConfig(Section):
     """How translations are searched for."""
 
-    beam_size: Positive = Field(4, description="hypotheses kept a sentence; 1 is greedy search")
+    beam_size: Annotated[int, Field(ge=1, le=1000)] = Field(
+        4, description="hypotheses kept a sentence; 1 is greedy search"
+    )
     length_penalty: Annotated[float, Field(ge=0, le=10)] = Field(
         0.6, description="alpha; larger prefers longer translations"
     )
@@ -216,7 +218,9 @@ class DecodeConfig(Section):
     max_len_a: Annotated[float, Field(ge=0, le=1000)] = Field(
         1.0, description="limit = a * source length + b tokens"
     )
-    max_len_b: NotNegative = Field(50, description="the limit's constant part")
+    max_len_b: Annotated[int, Field(ge=0, le=1 << 16)] = Field(
+        50, description="the limit's constant part"
+    )
     max_source_length: Annotated[int, Field(ge=2)] = Field(
         1024, description="tokens with eos; longer lines are cut there and warned of"
     )

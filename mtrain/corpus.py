@@ -20,6 +20,8 @@ from mtrain.errors import UserError
 
 Pair = tuple[str, str]
 
+DROPPED = "pairs dropped: "  # how counts of pairs that are left out begin
+
 _BOM = b"\xef\xbb\xbf"
 _BLOCK = 1 << 20
 
@@ -128,7 +130,7 @@ def read_pairs(corpus: Corpus, reading: Reading) -> Iterator[Pair]:
         pairs = _read_dataset(corpus, reading.root)
     for src, tgt in pairs:
         if not reading.keep_blank and (is_blank(src) or is_blank(tgt)):
-            reading.counts["pairs dropped: blank on a side"] += 1
+            reading.counts[DROPPED + "blank on a side"] += 1
         else:
             yield src, tgt
 
@@ -145,6 +147,10 @@ def _scan_files(src: Path, tgt: Path) -> Scan:
 
 def _scan_file(path: Path) -> tuple[int, bytes]:
     """Return the number of lines and the SHA-256 of a file's decompressed bytes."""
+    if path.exists() and not path.is_file():
+        raise UserError(
+            f"{path}: not a regular file; a corpus is read more than once, which no pipe can be"
+        )
     digest, lines, last = hashlib.sha256(), 0, b""
     with open_bytes(path) as stream:
         try:
@@ -166,7 +172,7 @@ def _read_files(src: Path, tgt: Path, reading: Reading) -> Iterator[Pair]:
         src_text = _decode(src, number, src_line, reading)
         tgt_text = _decode(tgt, number, tgt_line, reading)
         if src_text is None or tgt_text is None:
-            reading.counts["pairs dropped: not valid UTF-8"] += 1
+            reading.counts[DROPPED + "not valid UTF-8"] += 1
         else:
             yield src_text, tgt_text
 

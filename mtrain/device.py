@@ -2,10 +2,12 @@
 
 import ctypes
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
-from mtrain.errors import RefusedError
+from mtrain.errors import RefusedError, UserError
 
 # glibc's numbers in malloc.h, and the largest threshold for single mappings that it accepts
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD = -1, -3, 32 << 20
@@ -55,6 +57,18 @@ def compute_dtype(precision: str, device: torch.device, *, training: bool) -> to
     else:
         wanted = precision == "bf16"
     return torch.bfloat16 if wanted else torch.float32
+
+
+@contextmanager
+def telling_lack_of_memory(explain: Callable[[], str]) -> Iterator[None]:
+    """Turn a lack of memory, the device's or the machine's, into a `UserError` with these words."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        lacking = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        if not lacking and "DefaultCPUAllocator" not in str(error):  # torch has no type for it
+            raise
+        raise UserError(explain()) from None
 
 
 def available_threads() -> int:

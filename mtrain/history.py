@@ -88,13 +88,12 @@ class History:
     @property
     def best(self) -> Entry | None:
         """The best validation, the average's included; the earliest of equals."""
-        candidates = self.entries + ([self.average] if self.average else [])
-        return max(candidates, key=self._quality, default=None)
+        return self._best_of(self.entries + ([self.average] if self.average else []))
 
     @property
     def best_step(self) -> str | None:
         """Name of the best checkpoint of a step, whether or not the average is better."""
-        best = max(self.entries, key=self._quality, default=None)
+        best = self._best_of(self.entries)
         return best["checkpoint"] if best else None
 
     def is_out_of_patience(self, patience: int) -> bool:
@@ -103,6 +102,11 @@ class History:
             return False
         best = max(self.entries, key=self._quality)
         return len(self.entries) - 1 - self.entries.index(best) >= patience
+
+    def _best_of(self, entries: list[Entry]) -> Entry | None:
+        """The best whose checkpoint has not been found damaged."""
+        there = [entry for entry in entries if not entry.get("lost")]
+        return max(there, key=self._quality, default=None)
 
     def _quality(self, entry: Entry) -> float:
         value = float(entry[self.metric])

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO
 
-from mtrain import checkpoint
+from mtrain import checkpoint, manifest
 from mtrain.corpus import read_file, read_lines
 from mtrain.errors import UserError
 from mtrain.log import logger, progress_bar, shorten
@@ -119,11 +119,14 @@ def score_files(translator: Translator, source: Path, target: Path, sink: IO[byt
 
 def load_tokenizer(path: Path) -> Tokenizer:
     """Load a SentencePiece model file, or the one of a run or checkpoint directory."""
-    if path.is_dir() and (path / checkpoint.TOKENIZER).exists():
-        return Tokenizer.load(path / checkpoint.TOKENIZER)
-    return Tokenizer.load(
-        checkpoint.resolve(path) / checkpoint.TOKENIZER if path.is_dir() else path
-    )
+    if not path.is_dir():
+        return Tokenizer.load(path)
+    sealed = (path / manifest.NAME).exists() or checkpoint.steps(path / "checkpoints")
+    if not sealed and (path / checkpoint.TOKENIZER).exists():
+        return Tokenizer.load(path / checkpoint.TOKENIZER)  # of a run that has saved nothing yet
+    directory = checkpoint.resolve(path)
+    manifest.verify(directory, checkpoint.TOKENIZER)
+    return Tokenizer.load(directory / checkpoint.TOKENIZER)
 
 
 def encode_stream(tokenizer: Tokenizer, source: Iterable[bytes], sink: IO[bytes]) -> None:

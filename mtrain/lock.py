@@ -44,8 +44,23 @@ def _try(file: IO[str]) -> bool:
 
 
 def _holder(path: Path) -> str:
+    """Name the process that has a lock, which it writes down just after taking it."""
+    for _ in range(20):
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if content["host"] != socket.gethostname() or _is_alive(content["pid"]):
+                return f"process {content['pid']} on {content['host']}"
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        time.sleep(0.05)
+    return "another process"
+
+
+def _is_alive(pid: int) -> bool:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return f"process {content['pid']} on {content['host']}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "another process"
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ class ConsoleHandler(logging.Handler):
         if getattr(record, "shown_on_bar", False) and sys.stderr.isatty():
             return
         record.label = _LABELS.get(record.levelno, lambda: "")()
-        tqdm.write(self.format(record), file=sys.stderr)
+        with suppress(OSError):  # a reader that went away, or a full disk, ends no run
+            tqdm.write(self.format(record), file=sys.stderr)
 
 
 def paint(text: str, code: str) -> str:

@@ -33,11 +33,14 @@ def write_directory(path: Path, fill: Callable[[Path], None]) -> None:
     aside = path.with_name(f".{path.name}.partial")
     remove_directory(aside)
     aside.mkdir()  # in a directory that is there: one that vanished must not come back empty
-    fill(aside)
-    seal(aside)
-    if path.exists():
-        remove_directory(path)
-    os.replace(aside, path)
+    try:
+        fill(aside)
+        seal(aside)
+        if path.exists():
+            remove_directory(path)
+        os.replace(aside, path)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)  # where it failed: a full disk wants the room
     sync(path.parent)
 
 

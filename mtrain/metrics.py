@@ -57,8 +57,8 @@ def check_tokenizer(name: str) -> None:
     except (ImportError, RuntimeError):
         extra = name.split("-")[0]
         raise RefusedError(
-            f"the tokenizer {name} needs an extra: pip install 'mtrain[{extra}]', "
-            "or choose another with --tokenize"
+            f"the tokenizer {name} needs an extra: pip install 'mtrain[{extra}]' (in a clone: "
+            f"'.[{extra}]'); mtrain eval can use another one, by --tokenize"
         ) from None
 
 

@@ -5,6 +5,8 @@ text.
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -12,17 +14,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain import lock
+from mtrain import checkpoint, manifest
+from mtrain.cache import cache_key, cached
 from mtrain.check import suspicions
 from mtrain.config import Config, Corpus, TokenizerConfig
-from mtrain.corpus import Pair, Reading, Scan, describe, read_pairs, scan
+from mtrain.corpus import DROPPED, Pair, Reading, Scan, describe, read_pairs, scan
 from mtrain.device import available_threads
 from mtrain.errors import RefusedError, UserError
-from mtrain.log import logger, progress_bar
+from mtrain.log import logger, progress_bar, shorten
 from mtrain.metrics import check_tokenizer, tokenizer_for
 from mtrain.rundir import RunDirectory
 from mtrain.stop import Stop
-from mtrain.store import Store, build_store, cache_directory, open_store, store_key
+from mtrain.store import Store, build_store, open_store, store_key
 from mtrain.tokenizer import Tokenizer, train_tokenizer
 
 
@@ -67,9 +70,11 @@ def prepare(config: Config, run_tokenizer: Path, stop: Stop) -> Prepared:
     tests = {
         name: _read_text(config, f"test {name}", c, stop) for name, c in config.data.test.items()
     }
-    tokenizer = _get_tokenizer(config, run_tokenizer, stop)
     hashes = [found.sha256 for found in train_scans]
     pairs = sum(found.pairs for found in train_scans)
+    tokenizer = _get_tokenizer(config, run_tokenizer, hashes, stop)
+    for name, text in (("valid", valid), *((f"test {name}", text) for name, text in tests.items())):
+        _warn_of_long_lines(config, tokenizer, name, text)
     store = _get_store(config, tokenizer, hashes, pairs, stop)
     _report(store, pairs)
     fingerprints = {"train": hashes, "valid": valid.sha256, "tokenizer": tokenizer.fingerprint}
@@ -82,9 +87,8 @@ def train_run_tokenizer(config: Config, stop: Stop) -> Path:
     with run.hold():
         if run.tokenizer.exists():
             raise UserError(f"{run.tokenizer}: exists already")
-        for corpus in config.data.train:
-            _scan(config, corpus, stop)
-        run.keep_tokenizer(_get_tokenizer(config, run.tokenizer, stop))
+        hashes = [_scan(config, corpus, stop).sha256 for corpus in config.data.train]
+        run.keep_tokenizer(_get_tokenizer(config, run.tokenizer, hashes, stop))
     return run.tokenizer
 
 
@@ -113,16 +117,30 @@ def _read_text(config: Config, name: str, corpus: Corpus, stop: Stop) -> Text:
     return text
 
 
+def _warn_of_long_lines(config: Config, tokenizer: Tokenizer, name: str, text: Text) -> None:
+    """Say once which lines every validation will cut."""
+    limit = config.decode.max_source_length
+    if config.model.positions == "learned":
+        limit = min(limit, config.data.max_length)
+    places = [n for n, ids in enumerate(tokenizer.encode(text.sources), 1) if len(ids) >= limit]
+    if places:
+        logger.warning(
+            "data.%s: lines longer than %d tokens, cut there: %s (line %s)",
+            name,
+            limit,
+            f"{len(places):,}",
+            shorten(places),
+        )
+
+
 def _read_train(config: Config, counts: Counter[str]) -> Iterator[Pair]:
     reading = _reading(config)
     reading.counts = counts
     return chain.from_iterable(read_pairs(corpus, reading) for corpus in config.data.train)
 
 
-def _get_tokenizer(config: Config, run_tokenizer: Path, stop: Stop) -> Tokenizer:
-    """Load the run's vocabulary, or the one that the config names, or train one on both sides
-    together.
-    """
+def _get_tokenizer(config: Config, run_tokenizer: Path, hashes: list[str], stop: Stop) -> Tokenizer:
+    """Load the run's vocabulary, or the one that the config names, or get one from the cache."""
     stop.check()
     settings = config.tokenizer
     if run_tokenizer.exists():
@@ -131,6 +149,22 @@ def _get_tokenizer(config: Config, run_tokenizer: Path, stop: Stop) -> Tokenizer
         return tokenizer
     if settings.path is not None:
         return Tokenizer.load(Path(settings.path))
+    parts = (hashes, config.data.invalid_utf8, settings.model_dump(), version("sentencepiece"))
+    make = partial(_train_tokenizer, config, stop)
+    return cached(cache_key("tokenizer", *parts), _open_tokenizer, make, stop)
+
+
+def _open_tokenizer(path: Path) -> Tokenizer | None:
+    try:
+        manifest.verify(path, checkpoint.TOKENIZER)
+    except manifest.DamagedError:
+        return None
+    return Tokenizer.load(path / checkpoint.TOKENIZER)
+
+
+def _train_tokenizer(config: Config, stop: Stop, path: Path) -> Tokenizer:
+    """Train a vocabulary on both sides together and keep it."""
+    settings = config.tokenizer
     logger.info(
         "training a %s vocabulary of %s pieces", settings.model_type, f"{settings.vocab_size:,}"
     )
@@ -149,6 +183,11 @@ def _get_tokenizer(config: Config, run_tokenizer: Path, stop: Stop) -> Tokenizer
         byte_fallback=settings.byte_fallback,
         user_symbols=tuple(settings.user_symbols),
     )
+
+    def fill(directory: Path) -> None:
+        (directory / checkpoint.TOKENIZER).write_bytes(proto)
+
+    manifest.write_directory(path, fill)
     return Tokenizer(proto)
 
 
@@ -168,31 +207,13 @@ def _check_tokenizer(tokenizer: Tokenizer, settings: TokenizerConfig, path: Path
 def _get_store(
     config: Config, tokenizer: Tokenizer, hashes: list[str], pairs: int, stop: Stop
 ) -> Store:
-    """Open the tokenized corpus in the cache, or build it; another process that builds it is waited
-    for.
-    """
+    """Open the tokenized corpus in the cache, or build it."""
     data = config.data
     key = store_key(hashes, tokenizer.fingerprint, data.max_length, data.invalid_utf8)
-    path = cache_directory() / key
-    told: set[str] = set()
-
-    def waiting(holder: str) -> None:
-        stop.check()
-        if holder not in told:
-            told.add(holder)
-            logger.info("waiting for %s, which tokenizes this corpus", holder)
-
-    try:
-        with lock.exclusive(path.parent / f".{key}.lock", wait=waiting):
-            return open_store(path) or _build(config, tokenizer, path, pairs, stop)
-    except OSError as error:
-        raise UserError(
-            f"{error.filename or path}: cannot keep the tokenized corpus: {error.strerror}; "
-            "MTRAIN_CACHE names another directory for it"
-        ) from None
+    return cached(key, open_store, partial(_build, config, tokenizer, pairs, stop), stop)
 
 
-def _build(config: Config, tokenizer: Tokenizer, path: Path, pairs: int, stop: Stop) -> Store:
+def _build(config: Config, tokenizer: Tokenizer, pairs: int, stop: Stop, path: Path) -> Store:
     workers = config.data.workers
     counts: Counter[str] = Counter()
     bar = progress_bar(pairs, "pair", "tokenizing")
@@ -202,7 +223,7 @@ def _build(config: Config, tokenizer: Tokenizer, path: Path, pairs: int, stop: S
         stop.check()
 
     with bar:
-        return build_store(
+        store = build_store(
             path,
             _read_train(config, counts),
             tokenizer,
@@ -211,6 +232,14 @@ def _build(config: Config, tokenizer: Tokenizer, path: Path, pairs: int, stop: S
             workers=available_threads() if workers == "auto" else workers,
             progress=progress,
         )
+    read = len(store) + sum(n for reason, n in counts.items() if reason.startswith(DROPPED))
+    if read != pairs:
+        manifest.remove_directory(path)
+        raise UserError(
+            f"data.train: held {pairs:,} pairs, then {read:,}: it changed while it was read; "
+            "run the same command again"
+        )
+    return store
 
 
 def _report(store: Store, read: int) -> None:

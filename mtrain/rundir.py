@@ -78,7 +78,7 @@ class RunDirectory:
         """
         file = self.path / "config.yaml"
         if not file.exists():
-            if checkpoint.steps(self.checkpoints):
+            if checkpoint.named_steps(self.checkpoints):
                 raise RefusedError(
                     f"{self.path}: holds checkpoints but no config.yaml; use another run_dir"
                 )
@@ -95,13 +95,16 @@ class RunDirectory:
                 f"another run_dir\n{listed}"
             )
         for key, old, new in changes:
-            if key != "run_dir":
-                logger.info("changed setting %s: %r -> %r", key, old, new)
+            logger.info("changed setting %s: %r -> %r", key, old, new)
 
     def check_data(self, fingerprints: dict[str, Any]) -> None:
         """Refuse corpora or a tokenizer of other content than the run began with."""
         before = self.read("run.json", OBJECT)
         if before is None:
+            if checkpoint.named_steps(self.checkpoints):
+                raise RefusedError(
+                    f"{self.path}: holds checkpoints but no run.json; use another run_dir"
+                )
             return
         for key in ("train", "valid", "tokenizer"):
             if before.get(key) != fingerprints[key]:
@@ -157,6 +160,4 @@ class RunDirectory:
 
     def write(self, name: str, content: dict[str, Any]) -> None:
         """Replace one of the small JSON files."""
-        manifest.write_file(
-            self.path / name, json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-        )
+        manifest.write_file(self.path / name, json.dumps(content, indent=1) + "\n")

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 
@@ -48,7 +49,8 @@ class Stop:
         self.received = which
         if self.step_seconds > 10:
             text = f"\n{which.name}: saving after this step, in up to {self.step_seconds:.0f} s\n"
-            os.write(2, text.encode())  # buffered streams may be in the middle of a write
+            with suppress(OSError):
+                os.write(2, text.encode())  # buffered streams may be in the middle of a write
 
     @property
     def request(self) -> tuple[str, int] | None:

@@ -4,7 +4,6 @@ Line `2 * i` of a store is the source of pair `i`, line `2 * i + 1` its target, 
 eos.
 """
 
-import hashlib
 import json
 import multiprocessing
 import os
@@ -23,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain import manifest
-from mtrain.corpus import Pair
+from mtrain.cache import cache_key
+from mtrain.corpus import DROPPED, Pair
 from mtrain.errors import UserError
 from mtrain.tokenizer import Tokenizer
 
@@ -73,16 +73,7 @@ class Store:
 
 def store_key(corpora: list[str], tokenizer: str, max_length: int | None, invalid_utf8: str) -> str:
     """Name a store by all that its content depends on."""
-    parts = [FORMAT, corpora, tokenizer, max_length, invalid_utf8]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
-
-
-def cache_directory() -> Path:
-    """Where stores are kept: $MTRAIN_CACHE, or mtrain/ in the user's cache directory."""
-    if path := os.environ.get("MTRAIN_CACHE"):
-        return Path(path)
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "mtrain"
+    return cache_key("store", FORMAT, corpora, tokenizer, max_length, invalid_utf8)
 
 
 def open_store(path: Path) -> Store | None:
@@ -119,10 +110,10 @@ def build_store(
     chunks = iter(lambda: list(islice(iterator, CHUNK)), [])
 
     def fill(directory: Path) -> None:
-        encoded = _encode_all(chunks, tokenizer, max_length, workers)
+        encoded = _encode_all(chunks, tokenizer, max_length, workers, progress)
         total, too_long = _write(directory, encoded, _dtype(tokenizer), progress)
         if too_long:
-            counts[f"pairs dropped: longer than {max_length} tokens"] += too_long
+            counts[f"{DROPPED}longer than {max_length} tokens"] += too_long
         meta = {"dtype": _dtype(tokenizer).name, "ids": total, "counts": dict(counts)}
         (directory / "store.json").write_text(json.dumps(meta), encoding="utf-8")
 
@@ -164,29 +155,39 @@ def _write(
 
 def _write_offsets(path: Path, lengths: IO[bytes]) -> None:
     """Turn a file of line lengths into a file of offsets, a block at a time."""
-    lines = lengths.tell() // 8
+    header = {"descr": "<i8", "fortran_order": False, "shape": (lengths.tell() // 8 + 1,)}
     lengths.seek(0)
-    offsets = np.lib.format.open_memmap(path, "w+", np.int64, (lines + 1,))
-    offsets[0] = 0
-    for start in range(0, lines, 1 << 20):
-        block = np.frombuffer(lengths.read(8 << 20), np.int64)
-        offsets[start + 1 : start + 1 + len(block)] = offsets[start] + np.cumsum(block)
-    offsets.flush()
+    last = np.zeros(1, "<i8")
+    with path.open("wb") as out:  # not a mapping: on a full disk that would end the process
+        np.lib.format.write_array_header_1_0(out, header)
+        out.write(last.tobytes())
+        while block := lengths.read(8 << 20):
+            offsets = last + np.cumsum(np.frombuffer(block, "<i8"))
+            out.write(offsets.tobytes())
+            last = offsets[-1:]
 
 
 def _encode_all(
-    chunks: Iterator[list[Pair]], tokenizer: Tokenizer, max_length: int | None, workers: int
+    chunks: Iterator[list[Pair]],
+    tokenizer: Tokenizer,
+    max_length: int | None,
+    workers: int,
+    progress: Callable[[int], None],
 ) -> Iterator[Encoded]:
     """Encode chunks in order, in other processes if there are many."""
     first = list(islice(chunks, INLINE_CHUNKS + 1))
     chunks = chain(first, chunks)
     if len(first) > INLINE_CHUNKS and workers > 1:
-        return _encode_in_processes(chunks, tokenizer, max_length, workers)
+        return _encode_in_processes(chunks, tokenizer, max_length, workers, progress)
     return (_encode_chunk(chunk, tokenizer, max_length) for chunk in chunks)
 
 
 def _encode_in_processes(
-    chunks: Iterator[list[Pair]], tokenizer: Tokenizer, max_length: int | None, workers: int
+    chunks: Iterator[list[Pair]],
+    tokenizer: Tokenizer,
+    max_length: int | None,
+    workers: int,
+    progress: Callable[[int], None],
 ) -> Iterator[Encoded]:
     pool = ProcessPoolExecutor(
         workers,
@@ -203,6 +204,7 @@ def _encode_in_processes(
         while waiting:
             yield waiting.popleft().result()
     except BrokenProcessPool:
+        progress(0)  # raises where a signal to all processes of a job ended them and asks to stop
         raise UserError(
             "a process that tokenizes the corpus was killed, perhaps for lack of memory: "
             "run the same command again, with a lower data.workers if it repeats"

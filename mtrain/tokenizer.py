@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -94,16 +95,6 @@ def train_tokenizer(
     SentencePiece's defaults squeeze runs of spaces and turn Chinese full-width punctuation into
     ASCII.
     """
-    failures: list[UserError] = []
-
-    def guarded() -> Iterator[str]:
-        """Keep the reader's own error, which SentencePiece would turn into one of its own."""
-        try:
-            yield from sentences()
-        except UserError as error:
-            failures.append(error)
-            raise
-
     options: dict[str, Any] = {
         "model_type": model_type,
         "normalization_rule_name": normalization,
@@ -113,13 +104,11 @@ def train_tokenizer(
         "user_defined_symbols": list(user_symbols),
     }
     try:
-        return _train(guarded(), options, vocab_size, exact=True)
+        return _train(sentences(), options, vocab_size, exact=True)
     except RuntimeError:
-        if failures:
-            raise failures[0] from None
-        # too large or too small: a second try, free to end lower, tells which
+        pass  # too large or too small: a second try, free to end lower, tells which
     try:
-        largest = Tokenizer(_train(guarded(), options, vocab_size, exact=False)).vocab_size
+        largest = Tokenizer(_train(sentences(), options, vocab_size, exact=False)).vocab_size
     except RuntimeError:
         if not any(sentence.strip() for sentence in sentences()):
             raise UserError("data.train: holds no text to train the vocabulary on") from None
@@ -139,20 +128,36 @@ def _train(
 ) -> bytes:
     """Run SentencePiece's trainer; unless `exact`, a text that is too small gives fewer pieces."""
     model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(sentences),
-        model_writer=model,
-        vocab_size=vocab_size,
-        hard_vocab_limit=exact,
-        input_sentence_size=MAX_SENTENCES,
-        max_sentence_length=MAX_SENTENCE_BYTES,
-        shuffle_input_sentence=True,
-        pad_id=0,
-        unk_id=1,
-        bos_id=2,
-        eos_id=3,
-        num_threads=1,  # unigram's sums depend on the number of threads
-        minloglevel=2,
-        **options,
-    )
+    failures: list[BaseException] = []
+
+    def guarded() -> Iterator[str]:
+        """Keep the reader's own error, or Ctrl-C: SentencePiece makes one of its own of them."""
+        try:
+            yield from sentences
+        finally:
+            error = sys.exception()
+            if error is not None and not isinstance(error, GeneratorExit):
+                failures.append(error)
+
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=guarded(),
+            model_writer=model,
+            vocab_size=vocab_size,
+            hard_vocab_limit=exact,
+            input_sentence_size=MAX_SENTENCES,
+            max_sentence_length=MAX_SENTENCE_BYTES,
+            shuffle_input_sentence=True,
+            pad_id=0,
+            unk_id=1,
+            bos_id=2,
+            eos_id=3,
+            num_threads=1,  # unigram's sums depend on the number of threads
+            minloglevel=2,
+            **options,
+        )
+    except RuntimeError:
+        if failures:
+            raise failures[0] from None
+        raise
     return model.getvalue()

@@ -5,8 +5,9 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,13 @@ from mtrain import checkpoint, manifest
 from mtrain.checkpoint import Loop, Snapshot, TrainerState
 from mtrain.config import Config, dump_config
 from mtrain.data import Batch, SpecialIds, TokenBatches
-from mtrain.device import available_threads, compute_dtype, keep_freed_memory, pick_device
+from mtrain.device import (
+    available_threads,
+    compute_dtype,
+    keep_freed_memory,
+    pick_device,
+    telling_lack_of_memory,
+)
 from mtrain.errors import EXIT_OK, RefusedError, StoppedError, UserError
 from mtrain.log import add_log_file, logger, progress_bar
 from mtrain.loss import projected_cross_entropy
@@ -94,6 +101,15 @@ class Position:
     batch: int = 0
 
 
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint to go on from."""
+
+    path: Path
+    snapshot: Snapshot
+    trainer: TrainerState
+
+
 def micro_batch_seed(seed: int, step: int, number: int) -> int:
     """Seed of all randomness in one micro-batch of a step, whichever process or rank computes
     it.
@@ -115,6 +131,7 @@ class Trainer:
         self.hidden = self.model.hidden
         self.rate = make_schedule(config.train, config.model.d_model)
         self.position, self.saved_step = Position(), 0
+        self.damaged: list[Path] = []  # checkpoints newer than the one that the run goes on from
         self.validation = Validation(config, prepared, run, stop)
         self.sums = torch.zeros(2, device=self.device)  # loss and nll since the last record
         self.sum_tokens = 0
@@ -176,9 +193,16 @@ class Trainer:
         """
         shapes.use_duck_shape = False  # sizes that happen to be equal once stay apart
         self.hidden = torch.compile(self.model.hidden, dynamic=True)
-        for rows in (4, 1):  # torch makes a graph of its own for a size of one
-            src, tgt_in = (torch.full((rows, n), self.ids.eos, device=self.device) for n in (8, 9))
-            self.hidden(src, tgt_in).sum().backward()  # type: ignore[no-untyped-call]
+        try:
+            for rows in (4, 1):  # torch makes a graph of its own for a size of one
+                src, tgt = (torch.full((rows, n), self.ids.eos, device=self.device) for n in (8, 9))
+                self.hidden(src, tgt).sum().backward()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise UserError(
+                f"train.compile: torch cannot compile the model here: {reason}; "
+                "set train.compile: false"
+            ) from None
         for parameter in self.model.parameters():
             parameter.grad = None
 
@@ -192,7 +216,7 @@ class Trainer:
             torch.manual_seed(micro_batch_seed(self.config.seed, step, number))
             batch = next(stream)
             num_tokens += batch.num_tokens
-            with self._naming(batch):
+            with telling_lack_of_memory(partial(self._too_large, batch)):
                 self._accumulate(batch.to(self.device))
         rate = self.rate(step)
         norm = self.optimizer.update(rate, num_tokens, train.clip_norm)
@@ -203,23 +227,16 @@ class Trainer:
         self.recorded_steps += 1
         return norm, rate
 
-    @contextmanager
-    def _naming(self, batch: Batch) -> Iterator[None]:
-        """Turn a lack of memory into an error that names the micro-batch and what to lower."""
-        try:
-            yield
-        except (RuntimeError, MemoryError) as error:
-            lacking = isinstance(error, torch.OutOfMemoryError | MemoryError)
-            if not lacking and "DefaultCPUAllocator" not in str(error):  # torch has no type for it
-                raise
-            (rows, longest), (_, target) = batch.src.shape, batch.tgt_in.shape
-            p = self.position
-            raise UserError(
-                f"step {p.step + 1}: out of memory on a micro-batch of {rows} pairs, {longest} "
-                f"source and {target} target tokens long (epoch {p.epoch + 1}, micro-batch "
-                f"{p.batch}); free memory and run the same command again, or start another "
-                "run_dir with a lower train.max_tokens or data.max_length"
-            ) from None
+    def _too_large(self, batch: Batch) -> str:
+        """Say on which micro-batch memory ended, and what to lower."""
+        (rows, longest), (_, target) = batch.src.shape, batch.tgt_in.shape
+        p = self.position
+        return (
+            f"step {p.step + 1}: out of memory on a micro-batch of {rows} pairs, {longest} source "
+            f"and {target} target tokens long (epoch {p.epoch + 1}, micro-batch {p.batch}); free "
+            "memory and run the same command again, or start another run_dir with a lower "
+            "train.max_tokens or data.max_length"
+        )
 
     def _accumulate(self, batch: Batch) -> None:
         """Add one micro-batch's gradients and losses to the step's."""
@@ -324,6 +341,10 @@ class Trainer:
         )
         checkpoint.save(path, self._snapshot(), TrainerState(self.optimizer.moments(), loop))
         self.saved_step = self.position.step
+        for damaged in self.damaged:  # not before there is another; their steps come again
+            if damaged != path:
+                manifest.remove_directory(damaged)
+        self.damaged = []
         self._prune()
         self.run_dir.set_status("running", self.position.step)
 
@@ -341,54 +362,54 @@ class Trainer:
         )
 
     def _last_scheduled(self) -> list[Path]:
-        """List the checkpoints to be averaged."""
-        train = self.config.train
-        last = train.average_last
-        scheduled = checkpoint.scheduled_steps(self.run_dir.checkpoints, train.is_scheduled)
-        return scheduled[-last:] if last else []
+        """Name the checkpoints to be averaged."""
+        train, directory = self.config.train, self.run_dir.checkpoints
+        return checkpoint.last_scheduled(
+            directory, self.position.step, train.save_every, train.average_last
+        )
 
     def _resume(self) -> None:
         """Go on from the newest good checkpoint, if there is one."""
         checkpoint.clean(self.run_dir.checkpoints)
-        found = self._newest_good()
+        found, self.damaged = self.look_back()
         if found is not None:
-            path, snapshot, trainer = found
-            self.machine.check_against(self.config, trainer.loop.machine)
-            check_weights(self.optimizer.weights(), snapshot.weights, path)
-            check_weights(self.optimizer.moments(), trainer.moments, path / checkpoint.TRAINER)
-            self.optimizer.load_weights(snapshot.weights)
-            self.optimizer.load_moments(trainer.moments)
-            loop = trainer.loop
+            if found.snapshot.tokenizer != self.prepared.tokenizer.proto:
+                raise UserError(f"{found.path}: was made with another vocabulary than this run's")
+            weights, moments = found.snapshot.weights, found.trainer.moments
+            check_weights(self.optimizer.weights(), weights, found.path)
+            check_weights(self.optimizer.moments(), moments, found.path / checkpoint.TRAINER)
+            self.optimizer.load_weights(weights)
+            self.optimizer.load_moments(moments)
+            loop = found.trainer.loop
             self.position = Position(loop.step, loop.epoch, loop.batch)
             self.saved_step = loop.step
             self.sums = torch.tensor(loop.sums, device=self.device)
             self.sum_tokens = loop.sum_tokens
-            logger.info("resuming at step %s from %s", f"{self.position.step:,}", path)
         self.validation.resume(self.position.step)
 
-    def _newest_good(self) -> tuple[Path, Snapshot, TrainerState] | None:
-        """Load the newest checkpoint that can be resumed from; damaged ones are named and passed
-        over, and removed: the run will come by their steps again.
+    def look_back(self) -> tuple[Found | None, list[Path]]:
+        """Load the newest checkpoint that can be resumed from on this machine; damaged ones are
+        named, passed over and listed.
         """
         damaged: list[Path] = []
         for path in reversed(checkpoint.named_steps(self.run_dir.checkpoints)):
             try:
                 trainer = checkpoint.load_trainer(path)
-                found = path, checkpoint.load(path), trainer
+                found = Found(path, checkpoint.load(path), trainer)
             except DamagedError as error:
                 damaged.append(path)
                 if len(damaged) <= 2:  # only the newest two keep what resuming needs
                     logger.warning("%s; going back to an earlier checkpoint", error)
                 continue
-            for path in damaged:
-                manifest.remove_directory(path)
-            return found
-        if checkpoint.steps(self.run_dir.checkpoints):
+            self.machine.check_against(self.config, trainer.loop.machine)
+            logger.info("resuming at step %s from %s", f"{trainer.loop.step:,}", path)
+            return found, damaged
+        if damaged:
             raise UserError(
                 f"{self.run_dir.checkpoints}: no checkpoint that can be resumed from is whole; "
                 "choose another run_dir to start again"
             )
-        return None
+        return None, damaged
 
     def _validate_if_due(self) -> None:
         """Validate where this step asks for it and the history does not have it yet."""
@@ -441,7 +462,7 @@ class Trainer:
             f"{self.model.shape.vocab_size:,}",
         )
         logger.info(
-            "device: %s, %s, %d threads%s",
+            "device: %s, %s, threads: %d%s",
             self.device,
             self.machine.precision,
             self.machine.threads,
@@ -496,16 +517,17 @@ def train(config: Config, stop: Stop) -> None:
 
 def _train_or_tell(config: Config, run: RunDirectory, stop: Stop) -> int:
     """Train to the end and return the last step; whatever ends it earlier is told in the status."""
-    trainer = None
-    present = checkpoint.steps(run.checkpoints)
-    step = checkpoint.step_of(present[-1]) or 0 if present else 0
+    trainer, step = None, 0
     try:
+        present = checkpoint.steps(run.checkpoints)
+        step = checkpoint.step_of(present[-1]) or 0 if present else 0
         run.check_settings(config)
         run.set_status("preparing", step)
-        prepared = prepare(config, run.tokenizer, stop)
-        run.check_data(prepared.fingerprints)
-        trainer = Trainer(config, prepared, run, stop)
-        trainer.run()
+        with telling_lack_of_memory(lambda: "out of memory; free some, or start a smaller run"):
+            prepared = prepare(config, run.tokenizer, stop)
+            run.check_data(prepared.fingerprints)
+            trainer = Trainer(config, prepared, run, stop)
+            trainer.run()
     except (UserError, OSError) as error:
         failure = error if isinstance(error, UserError) else run.failure(error)
         state = "stopped" if isinstance(error, StoppedError) else "failed"
@@ -526,7 +548,9 @@ def dry_run(config: Config, stop: Stop) -> None:
     run.check_settings(config)
     prepared = prepare(config, run.tokenizer, stop)
     run.check_data(prepared.fingerprints)
-    Trainer(config, prepared, run, stop).announce()
+    trainer = Trainer(config, prepared, run, stop)
+    trainer.look_back()
+    trainer.announce()
     logger.info("dry run: nothing was trained")
 
 

@@ -4,6 +4,7 @@ scores.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from mtrain import checkpoint
 from mtrain.config import Config, DecodeConfig, override_decode, parse_config
 from mtrain.corpus import is_blank
 from mtrain.data import SpecialIds, batch_by_tokens, collate, pad
-from mtrain.device import compute_dtype, pick_device
+from mtrain.device import compute_dtype, pick_device, telling_lack_of_memory
 from mtrain.errors import UserError
 from mtrain.model import Dropout, Shape, Transformer, set_compute_dtype
 from mtrain.search import Hypothesis, beam_search, length_normalizer
@@ -102,7 +103,8 @@ class Translator:
         progress(len(lines) - len(places))
         for batch in self._source_batches(rows):
             self.check_stop()
-            found = self._search([rows[i] for i in batch])
+            with telling_lack_of_memory(partial(_too_large, len(batch), len(rows[batch[0]]))):
+                found = self._search([rows[i] for i in batch])
             texts = iter(self._texts([h.ids for hypotheses in found for h in hypotheses]))
             for i, hypotheses in zip(batch, found, strict=True):
                 results[places[i]] = [Translation(next(texts), h.score) for h in hypotheses]
@@ -184,15 +186,25 @@ class Translator:
         result = torch.zeros(len(src), dtype=torch.float64)
         for rows in batch_by_tokens(lengths.reshape(-1, 2), self.decode.batch_tokens):
             self.check_stop()
-            batch = collate([(src[i], tgt[i]) for i in rows], self.ids).to(self.device)
-            hidden = self.model.hidden(batch.src, batch.tgt_in).flatten(0, 1)[batch.positions]
-            log_probs = self.model.project(hidden).float().log_softmax(-1)
-            nll = -log_probs.gather(1, batch.targets[:, None])[:, 0].cpu().double()
-            row_of = batch.positions.cpu() // batch.tgt_out.shape[1]
-            result[torch.from_numpy(rows)] = torch.zeros(len(rows), dtype=torch.float64).index_add(
-                0, row_of, nll
-            )
+            with telling_lack_of_memory(partial(_too_large, len(rows), int(lengths[rows].max()))):
+                nll = self._batch_nll([(src[i], tgt[i]) for i in rows])
+            result[torch.from_numpy(rows)] = nll
         return result
+
+    def _batch_nll(self, pairs: list[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> Tensor:
+        batch = collate(pairs, self.ids).to(self.device)
+        hidden = self.model.hidden(batch.src, batch.tgt_in).flatten(0, 1)[batch.positions]
+        log_probs = self.model.project(hidden).float().log_softmax(-1)
+        nll = -log_probs.gather(1, batch.targets[:, None])[:, 0].cpu().double()
+        row_of = batch.positions.cpu() // batch.tgt_out.shape[1]
+        return torch.zeros(len(pairs), dtype=torch.float64).index_add(0, row_of, nll)
+
+
+def _too_large(rows: int, longest: int) -> str:
+    return (
+        f"out of memory on {rows} lines of up to {longest} tokens; free memory, or lower "
+        "decode.batch_tokens or decode.beam_size (--batch-tokens, --beam-size)"
+    )
 
 
 def load_translator(
@@ -223,6 +235,8 @@ def check_weights(parameters: dict[str, Tensor], weights: dict[str, Tensor], nam
         odd = sorted(parameters.keys() ^ weights.keys())
         raise UserError(f"{name}: its weights are not this model's: {', '.join(odd[:3])}")
     for key, parameter in parameters.items():
+        if weights[key].dtype != torch.float32:
+            raise UserError(f"{name}: {key} is {weights[key].dtype}, not fp32")
         if parameter.shape != weights[key].shape:
             shapes = f"{tuple(weights[key].shape)} instead of {tuple(parameter.shape)}"
             raise UserError(f"{name}: {key} has shape {shapes}")

@@ -10,6 +10,7 @@ from torch import Tensor
 from mtrain import checkpoint, metrics
 from mtrain.checkpoint import Snapshot
 from mtrain.config import Config
+from mtrain.errors import UserError
 from mtrain.history import STORED, Entry, History
 from mtrain.log import logger, progress_bar
 from mtrain.manifest import write_file
@@ -28,7 +29,13 @@ class Validation:
 
     def resume(self, step: int) -> None:
         """Take up the history as it was at a step; records of later ones are dropped."""
-        self.history = History.of(self.history.metric, self.run.read("best.json", STORED))
+        stored = self.run.read("best.json", STORED)
+        if stored is None and step > self.config.train.valid_every:
+            raise UserError(
+                f"{self.run.path / 'best.json'}: missing, and with it which checkpoint is best; "
+                "bring it back, or choose another run_dir"
+            )
+        self.history = History.of(self.history.metric, stored)
         before = self.history.as_json()
         self.history.cut(step, self.config.train.is_validated)
         if self.history.as_json() != before:
@@ -51,22 +58,26 @@ class Validation:
         self, paths: list[Path], step: int, snapshot: Callable[[dict[str, Tensor]], Snapshot]
     ) -> None:
         """Average checkpoints and validate the result, unless that was done."""
-        names = [path.name for path in paths]
+        found = checkpoint.whole_ones(paths)
+        if len(found) < len(paths):
+            first = paths[-1 - len(found)]
+            logger.warning("%s: damaged or gone; only later checkpoints are averaged", first)
+        names = [path.name for path in found]
         path = self.run.checkpoints / checkpoint.AVERAGE
-        before = self.history.average
-        if len(paths) < 2 or (before and before["of"] == names and path.is_dir()):
+        before = self.history.average or {}
+        if len(found) < 2 or (before.get("of") == names and checkpoint.is_good(path)):
             return
         self.stop.check()
-        checkpoint.save(path, snapshot(checkpoint.average(paths)))
+        checkpoint.save(path, snapshot(checkpoint.average(found)))
         entry, hypotheses = self._evaluate(self._load(path.name), self.prepared.valid, "valid")
         self._keep(path.name, hypotheses, step, "average/", entry)
         self.history.average = {"step": step, "checkpoint": path.name, "of": names, **entry}
         self._write_history()
-        logger.info("average of %d  %s", len(paths), _summary(entry))
+        logger.info("average of %d  %s", len(found), _summary(entry))
 
     def test(self, step: int) -> None:
         """Score the test sets with the best model, and report."""
-        best = self.history.best
+        best = self._best()
         if best is None:
             return
         for name, text in self.prepared.tests.items():
@@ -75,6 +86,20 @@ class Validation:
         for name in self.prepared.tests:
             entry = self.history.tests[name]
             logger.info("test %s: %s  %s", name, _summary(entry), entry["signature"])
+
+    def _best(self) -> Entry | None:
+        """The best of the checkpoints that are whole."""
+        lost = []
+        while best := self.history.best:
+            path = self.run.checkpoints / best["checkpoint"]
+            if checkpoint.is_good(path):
+                break
+            best["lost"] = True
+            lost.append(path)
+        if lost:
+            logger.warning("%s: damaged or gone; going on with the best of the others", lost[0])
+            self._write_history()
+        return best
 
     def _test(self, name: str, text: Text, best: str, step: int) -> None:
         """Score one test set, unless that was done with the same model, text and search."""

@@ -17,7 +17,7 @@ from mtrain.errors import RefusedError
 Key = tuple[str | int, ...]
 
 MAX_NODES = 20_000
-MAX_BYTES = 1_000_000
+MAX_SIZE = 1_000_000
 
 _INT = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9_]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
@@ -60,11 +60,10 @@ def read_document(path: Path) -> Document:
     YAML.
     """
     try:
-        data = path.read_bytes()
+        with path.open("rb") as stream:
+            data = stream.read(4 * MAX_SIZE + 1)  # enough to be refused
     except OSError as error:
         raise RefusedError(f"{path}: cannot read the config: {error.strerror}") from None
-    if len(data) > MAX_BYTES:
-        raise RefusedError(f"{path}: {len(data)} bytes is too large for a config")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -75,6 +74,8 @@ def read_document(path: Path) -> Document:
 
 def parse_document(text: str, name: str) -> Document:
     """Parse YAML text that came from a file `name`; raises `RefusedError`."""
+    if len(text) > MAX_SIZE:
+        raise RefusedError(f"{name}: over {MAX_SIZE:,} characters are too many for a config")
     document = Document(name)
     document.value = _parse(text, document, (), lambda line: f"{name}:{line + 1}")
     if not isinstance(document.value, dict):
@@ -136,6 +137,10 @@ def _parse(text: str, document: Document, key: Key, place: Callable[[int], str])
         raise RefusedError(f"{where}: not valid YAML: a control character") from None
     except RecursionError:
         raise RefusedError(f"{place(0)}: nested too deeply for a config") from None
+    except (
+        ValueError
+    ) as error:  # PyYAML's own conversions: `\U00110000`, `%YAML 1.` and many digits
+        raise RefusedError(f"{place(0)}: not valid YAML: {error}") from None
     return _Builder(document, place).build(node, key) if node is not None else None
 
 
@@ -189,6 +194,8 @@ class _Builder:
 
     def _scalar(self, node: yaml.ScalarNode, key: Key, where: str) -> Any:
         text = node.value
+        if "\0" in text:
+            raise RefusedError(f"{where}: {dotted(key)}: holds a NUL character")
         if node.style is not None:
             return text
         self.document.raw[key] = text

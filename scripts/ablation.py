@@ -35,6 +35,7 @@ def changes(num_heads: int) -> dict[str, list[str]]:
         "embeddings not tied": ["model.tie_embeddings=none"],
         "learned positions": ["model.positions=learned"],
         "pre-norm": ["model.norm=pre"],
+        "post-norm": ["model.norm=post"],
         "half the heads": [f"model.num_heads={num_heads // 2}"],
         "twice the heads": [f"model.num_heads={num_heads * 2}"],
         "noam schedule": ["train.schedule=noam"],

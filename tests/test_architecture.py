@@ -24,6 +24,7 @@ LAYERS = (
     "yaml_reader json_reader phrasebook stop",
     "config lock manifest tokenizer metrics device check",
     "corpus log model search history",
+    "cache",
     "store loss optim checkpoint",
     "data rundir",
     "translate prepare",

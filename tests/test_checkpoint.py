@@ -29,6 +29,7 @@ CONFIG = "run_dir: somewhere\n"
 LOOP = Loop(step=20, epoch=1, batch=3, sums=[1.5, 0.1], sum_tokens=9, machine={"threads": 1})
 
 
+EVERY_10 = (lambda step: step % 10 == 0, 10)
 SCORES = ("bleu", "chrf", "nll")
 
 
@@ -447,7 +448,7 @@ def test_a_damaged_checkpoint_names_the_newest_good_one(tmp_path: Path) -> None:
 def test_averaging_a_run_takes_its_newest(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", 10, 20, 30)
     output = tmp_path / "mean"
-    assert [p.name for p in checkpoint.average_run(run, 2, output, lambda _: True)] == [
+    assert [p.name for p in checkpoint.average_run(run, 2, output, *EVERY_10)] == [
         "step-00000020",
         "step-00000030",
     ]
@@ -456,9 +457,30 @@ def test_averaging_a_run_takes_its_newest(tmp_path: Path) -> None:
     assert all(torch.equal(read.weights[name], w) for name, w in expected.items())
     assert read.config == CONFIG
     with pytest.raises(UserError, match="mean: exists already"):
-        checkpoint.average_run(run, 2, output, lambda _: True)
-    with pytest.raises(UserError, match=r"has 3 scheduled checkpoints, not the 4.*--last"):
-        checkpoint.average_run(run, 4, tmp_path / "other", lambda _: True)
+        checkpoint.average_run(run, 2, output, *EVERY_10)
+    with pytest.raises(UserError, match=r"has 3 whole scheduled checkpoints.*--last"):
+        checkpoint.average_run(run, 4, tmp_path / "other", *EVERY_10)
+
+
+@pytest.mark.parametrize("damage", [truncate, Path.unlink])
+@pytest.mark.parametrize("name", ["manifest.json", "model.safetensors"])
+def test_averaging_by_hand_takes_no_checkpoint_beyond_a_damaged_one(
+    tmp_path: Path, name: str, damage: Callable[[Path], object]
+) -> None:
+    run = make_run(tmp_path / "run", 10, 20, 30, 40)
+    damage(run / "checkpoints" / step_name(20) / name)
+    with pytest.raises(UserError, match=r"has 2 whole scheduled checkpoints in a row"):
+        checkpoint.average_run(run, 3, tmp_path / "mean", *EVERY_10)
+    assert len(checkpoint.average_run(run, 2, tmp_path / "mean", *EVERY_10)) == 2
+
+
+@pytest.mark.parametrize(
+    ("newest", "count", "expected"),
+    [(40, 3, [20, 30, 40]), (45, 3, [30, 40, 45]), (10, 5, [10]), (7, 2, [7]), (30, 1, [30])],
+)
+def test_the_last_scheduled_checkpoints(newest: int, count: int, expected: list[int]) -> None:
+    paths = checkpoint.last_scheduled(Path("c"), newest, 10, count)
+    assert [checkpoint.step_of(path) for path in paths] == expected
 
 
 # --- locks ------------------------------------------------------------------------------------

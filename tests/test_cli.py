@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import typer
-from conftest import made_up_pairs, run_mtrain, write_config
+from conftest import TinyConfig, made_up_pairs, render, run_mtrain, status, write_config
 
 import mtrain
 from mtrain import checkpoint, cli, log
@@ -252,7 +252,7 @@ MISTAKES = [
     # vocabulary and averages
     ("tokenizer encode -m {tmp}/none", 1, ["none", "No such file"]),
     ("tokenizer decode -m {src}", 1, ["src: not a SentencePiece model"]),
-    ("average {run} --last 99 -o {tmp}/mean", 1, ["checkpoints, not the 99", "--last"]),
+    ("average {run} --last 99 -o {tmp}/mean", 1, ["not the 99", "--last"]),
     ("average {run} --last 0 -o {tmp}/mean", 2, ["--last"]),
     ("average {run} --last 1", 2, ["--output"]),
     ("average {run} --last 1 -o {src}", 1, ["src: exists already"]),
@@ -476,11 +476,6 @@ def test_a_vocabulary_trained_ahead_is_the_run_s(
 # --- train ------------------------------------------------------------------------------------
 
 
-def status(run: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((run / "status.json").read_text())
-    return content
-
-
 def test_a_run_directory_is_laid_out_as_promised(run_dir: Path) -> None:
     visible = {item.name for item in run_dir.iterdir() if not item.name.startswith(".")}
     assert visible == {
@@ -670,3 +665,64 @@ def test_a_full_output_device_is_one_message(trained_run: Path, tmp_path: Path) 
     assert result.returncode == 1
     assert "stdout: cannot write: No space left" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+# --- streams that are closed, full or gone ----------------------------------------------------
+
+
+def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a shell line in which `$MTRAIN` is the command."""
+    environment = {**os.environ, "MTRAIN": f"{sys.executable} -m mtrain", **environment}
+    return subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_no_output_is_lost_without_a_word(
+    trained_run: Path, tmp_path: Path, unbuffered: str
+) -> None:
+    """With PYTHONUNBUFFERED a write to Python's own stdout may take a part, and say nothing."""
+    (tmp_path / "in").write_text("bavo celu\n" * 300)
+    line = f"ulimit -f 1; $MTRAIN translate -m {trained_run} -i {tmp_path}/in > {tmp_path}/out"
+    done = shell(line, PYTHONUNBUFFERED=unbuffered)
+    assert done.returncode == 1
+    assert "stdout: cannot write: File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_closed_streams_are_no_surprise(trained_run: Path) -> None:
+    translate = f"$MTRAIN translate -m {trained_run}"
+    done = shell(f"{translate} <&-")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = shell(f"echo bavo | {translate} >&-")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "stdout: cannot write" in done.stderr
+    done = shell(f"echo bavo | {translate} 2>&-")
+    assert (done.returncode, done.stdout) == (0, render("bavo") + "\n")
+    done = shell("$MTRAIN translate -m absent 2>&-")
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+def test_an_output_file_that_is_read_as_stdin_is_refused(trained_run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "text"
+    file.write_text("bavo\n")
+    done = shell(f"$MTRAIN translate -m {trained_run} -o {file} < {file}")
+    assert (done.returncode, file.read_text()) == (2, "bavo\n")
+    assert "is read from" in done.stderr
+
+
+def test_a_log_that_nobody_reads_ends_no_run(tiny_config: TinyConfig, tmp_path: Path) -> None:
+    """As of `mtrain train 2>&1 | tee log` once tee is gone."""
+    config = tiny_config(**{"train.max_steps": 4, "train.log_every": 1})
+    done = shell(f"set -o pipefail; $MTRAIN train -c {config} 2>&1 | true")
+    assert done.returncode == 0
+    assert status(tmp_path / "run")["state"] == "complete"
+
+
+def test_options_that_translate_nothing_are_refused(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("a\n")
+    given = ["eval", "--hypothesis", tmp_path / "text", "-r", tmp_path / "text"]
+    for option in (["-o", tmp_path / "out"], ["--beam-size", "4"], ["--length-penalty", "1"]):
+        done = command(*given, *option)
+        assert (done.code, done.out) == (2, "")
+        assert "nothing is translated" in done.err

@@ -160,11 +160,11 @@ TAKES: dict[type[BaseModel], dict[str, str]] = {
         "average_last": "a whole number from 0",
     },
     DecodeConfig: {
-        "beam_size": "a whole number from 1",
+        "beam_size": "a whole number from 1 and up to 1000",
         "length_penalty": "a number from 0 and up to 10",
         "length_norm": "one of gnmt, power",
         "max_len_a": "a number from 0 and up to 1000",
-        "max_len_b": "a whole number from 0",
+        "max_len_b": "a whole number from 0 and up to 65536",
         "max_source_length": "a whole number from 2",
         "batch_tokens": "a whole number from 1",
         "window": "a whole number from 1",
@@ -424,7 +424,11 @@ def test_what_is_missing_or_wrong_in_data_is_refused(
         (DATA.encode() + b"seed: \x00\n", "c.yaml:7:", ["not valid YAML"]),
         (DATA.encode() + b"seed: " + b"[" * 10_000, "c.yaml", ["nested too deeply"]),
         (DATA.encode() + b"model: " + b"{a: " * 10_000, "c.yaml", ["nested too deeply"]),
-        (b"#" * 1_000_001, "c.yaml", ["too large"]),
+        (b"#" * 1_000_001, "c.yaml", ["too many for a config"]),
+        (b"#" * 5_000_000, "c.yaml", ["too many for a config"]),
+        (b'run_dir: "\\U00110000"', "c.yaml:1", ["not valid YAML"]),
+        (b'run_dir: "r\\0"', "c.yaml:1", ["run_dir", "NUL"]),
+        (b"%YAML 1." + b"1" * 5000, "c.yaml:1", ["not valid YAML"]),
         (
             DATA.encode()
             + b"a: &a [x,x,x,x,x,x,x,x,x,x]\n"
@@ -445,7 +449,11 @@ def test_what_is_missing_or_wrong_in_data_is_refused(
         "NUL",
         "deep list",
         "deep mapping",
+        "large",
         "huge",
+        "no character",
+        "NUL in quotes",
+        "odd version",
         "alias bomb",
     ],
 )
@@ -539,7 +547,8 @@ def test_later_overrides_win(tmp_path: Path) -> None:
 # --- writing and comparing --------------------------------------------------------------------
 
 ODD = ["no", "on", "~", "null", "1e-4", "010", "1:30", "- a", "#", "a: b", "\x85", "\u2028", "'\""]
-WORDS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8) | st.sampled_from(ODD)
+LETTERS = st.characters(codec="utf-8", exclude_characters="\0")
+WORDS = st.text(LETTERS, min_size=1, max_size=8) | st.sampled_from(ODD)
 TEXT_CORPORA = st.builds(TextCorpus, src=WORDS, tgt=WORDS)
 CORPORA = (
     TEXT_CORPORA

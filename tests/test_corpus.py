@@ -220,7 +220,7 @@ def test_files_that_cannot_be_read_are_named(
 
 
 def test_a_directory_is_no_corpus(tmp_path: Path) -> None:
-    assert "Is a directory" in error_of(TextCorpus(src=str(tmp_path), tgt=str(tmp_path)))
+    assert "not a regular file" in error_of(TextCorpus(src=str(tmp_path), tgt=str(tmp_path)))
 
 
 def test_packed_and_plain_text_read_alike(tmp_path: Path) -> None:

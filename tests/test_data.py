@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mtrain import data, log, store
+from mtrain.cache import cache_directory
 from mtrain.config import load_config
 from mtrain.corpus import Pair
 from mtrain.data import Batch, SpecialIds, TokenBatches, batch_by_tokens, collate, pad
 from mtrain.stop import Stop
-from mtrain.store import Store, build_store, cache_directory, open_store, store_key
+from mtrain.store import Store, build_store, open_store, store_key
 from mtrain.tokenizer import Tokenizer
 from mtrain.train import Trainer, train
 

@@ -65,6 +65,10 @@ class Crash(BaseException):
     """The process dies here, without a word."""
 
 
+def crash(*_: object) -> None:
+    raise Crash
+
+
 @pytest.fixture(scope="module")
 def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The settings and corpora of all runs of this file."""
@@ -200,7 +204,8 @@ def test_a_resume_point_goes_once_the_next_scheduled_checkpoint_is_complete(
 
 def test_averaging_by_hand_leaves_resume_points_out(config_file: Path, run: Path) -> None:
     stop(config_file, run, 9)
-    paths = checkpoint.average_run(run, 2, run / "mean", lambda step: step % 4 == 0)
+    train = load_config(run / "config.yaml").train
+    paths = checkpoint.average_run(run, 2, run / "mean", train.is_scheduled, 4)
     assert [checkpoint.step_of(path) for path in paths] == [4, 8]
 
 
@@ -349,6 +354,77 @@ def test_a_damaged_checkpoint_is_passed_over(
     assert str(newest) in warnings()
     assert "going back to an earlier checkpoint" in warnings()
     assert differences(run, uninterrupted(config_file)) == []
+
+
+def test_the_model_of_a_damaged_trainer_stays_until_another_is_saved(
+    config_file: Path, run: Path
+) -> None:
+    stop(config_file, run, 12)
+    newest = run / "checkpoints" / "step-00000012"
+    flip(newest / "trainer" / "state.json")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "take_step", crash)
+        with pytest.raises(Crash):
+            start(config_file, run)
+    assert checkpoint.is_good(newest)
+    stop(config_file, run, 10)
+    assert steps(run) == [4, 8, 10]
+    start(config_file, run)
+    assert differences(run, uninterrupted(config_file)) == []
+
+
+def test_without_any_manifest_nothing_starts_anew(config_file: Path, run: Path) -> None:
+    stop(config_file, run, 5)
+    for step in (4, 5):
+        flip(run / "checkpoints" / checkpoint.step_name(step) / "manifest.json")
+    with pytest.raises(UserError, match="no checkpoint that can be resumed from"):
+        start(config_file, run)
+    assert len(list((run / "checkpoints").glob("step-*"))) == 2
+
+
+def test_a_damaged_average_is_made_again(config_file: Path, run: Path) -> None:
+    start(config_file, run)
+    average = run / "checkpoints" / "average"
+    before = {name: weight.clone() for name, weight in checkpoint.load(average).weights.items()}
+    flip(average / "model.safetensors")
+    start(config_file, run)
+    after = checkpoint.load(average).weights
+    assert all(torch.equal(after[name], weight) for name, weight in before.items())
+
+
+def test_a_damaged_checkpoint_is_not_averaged(
+    config_file: Path, run: Path, warnings: Callable[[], str]
+) -> None:
+    start(config_file, run, "train.average_last=0", "train.keep_checkpoints=3")
+    flip(run / "checkpoints" / "step-00000016" / "manifest.json")
+    start(config_file, run)
+    assert "step-00000016: damaged or gone; only later checkpoints are averaged" in warnings()
+    best = json.loads((run / "best.json").read_text())
+    assert best["average"]["of"] == ["step-00000020", "step-00000024"]
+
+
+def test_the_best_that_is_damaged_makes_room_for_the_next(
+    config_file: Path, run: Path, warnings: Callable[[], str]
+) -> None:
+    settings = ["train.keep_checkpoints=6", "train.average_last=0"]
+    start(config_file, run, *settings)
+    best = checkpoint.resolve(run)
+    flip(best / "model.safetensors")
+    start(config_file, run, *settings)
+    assert f"{best}: damaged or gone; going on with the best of the others" in warnings()
+    assert checkpoint.resolve(run) != best
+    assert checkpoint.is_good(checkpoint.resolve(run))
+
+
+@pytest.mark.parametrize("name", ["best.json", "run.json", "config.yaml"])
+def test_a_run_that_misses_a_file_is_not_gone_on_with(
+    config_file: Path, run: Path, name: str
+) -> None:
+    stop(config_file, run, 13)
+    (run / name).unlink()
+    with pytest.raises(UserError, match=name):
+        start(config_file, run)
+    assert steps(run) == [4, 8, 12, 13]
 
 
 def test_a_checkpoint_without_manifest_does_not_exist(config_file: Path, run: Path) -> None:

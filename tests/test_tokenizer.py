@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -194,3 +195,15 @@ def test_a_file_that_is_no_model_is_refused_by_name(tmp_path: Path, content: byt
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"none\.model: cannot read the tokenizer: No such file"):
         Tokenizer.load(tmp_path / "none.model")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, UserError("mine"), ValueError("odd")])
+def test_what_ends_the_reader_ends_the_training(error: BaseException) -> None:
+    """SentencePiece would make a failure of its own of it."""
+
+    def sentences() -> Iterator[str]:
+        yield "a b c"
+        raise error
+
+    with pytest.raises(error if isinstance(error, type) else type(error)):
+        train_tokenizer(sentences, vocab_size=300)

@@ -432,3 +432,17 @@ def test_a_small_model_learns_to_reverse_and_translate(tiny_config: TinyConfig) 
     answers = found.best([src for src, _ in unseen])
     right = sum(a == tgt for a, (_, tgt) in zip(answers, unseen, strict=True))
     assert right >= 0.95 * len(unseen)
+
+
+@pytest.mark.parametrize("method", ["encode", "hidden"])
+def test_a_lack_of_memory_says_what_to_lower(
+    translator: Translator, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    def lacking(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(translator.model, method, lacking)
+    lines = ["bavo", "celu"]
+    use = {"encode": translator.best, "hidden": lambda lines: translator.score(lines, lines)}
+    with pytest.raises(UserError, match=r"out of memory on 2 lines.*--batch-tokens"):
+        use[method](lines)

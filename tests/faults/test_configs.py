@@ -42,6 +42,9 @@ LINES: list[tuple[str, str, list[str]]] = [
     ("list for a section", "model: [1, 2]", ["model"]),
     ("text for a section", "model: small", ["model"]),
     ("nothing for a section", "data:", ["data"]),
+    ("an escaped NUL", 'run_dir: "r\\0"', ["run_dir", "NUL"]),
+    ("a NUL in a file name", 'data: {src_lang: en, tgt_lang: "d\\0"}', ["tgt_lang", "NUL"]),
+    ("a beam of a billion", "decode: {beam_size: 1000000000}", ["beam_size"]),
 ]
 ALIASES = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join(['*' + chr(97 + i)] * 10)}]\n" for i in range(9)
@@ -60,6 +63,8 @@ WHOLE: list[tuple[str, bytes]] = [
     ("tabs", b"model:\n\td_model: 16\n"),
     ("two documents", b"seed: 1\n---\nseed: 2\n"),
     ("two megabytes", b"# " + b"x" * (2 << 20)),
+    ("no character", b'seed: "\\U00110000"\n'),
+    ("a version of 5,000 digits", b"%YAML 1." + b"1" * 5000 + b"\n---\nseed: 1\n"),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import random
@@ -180,6 +181,33 @@ def other_settings(**changes: object) -> Callable[[Path], None]:
     return change
 
 
+def other_state(key: str, value: object) -> Callable[[Path], None]:
+    """Change one thing that the trainer notes about itself."""
+
+    def change(path: Path) -> None:
+        path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+
+    return change
+
+
+def other_type(dtype: str) -> Callable[[Path], None]:
+    """Say of the weights, which are kept, that they are numbers of another type."""
+    size = {"F8_E4M3": 1, "C64": 8}[dtype]
+
+    def change(path: Path) -> None:
+        data = path.read_bytes()
+        length = struct.unpack("<Q", data[:8])[0]
+        header = json.loads(data[8 : 8 + length])
+        end = 0
+        for name, entry in header.items():
+            if name != "__metadata__":
+                count = math.prod(entry["shape"])
+                entry.update(dtype=dtype, data_offsets=[end, end := end + size * count])
+        path.write_bytes(tensors(header, bytes(end)))
+
+    return change
+
+
 def link_to(target: str) -> Callable[[Path], None]:
     def link(path: Path) -> None:
         path.unlink()
@@ -244,7 +272,23 @@ HOSTILE: list[tuple[str, str, Callable[[Path], object]]] = [
     ("a state of nothing", "trainer/state.json", writes(b"{}")),
     ("a state that is a list", "trainer/state.json", writes(b"[[[]]]")),
     ("a step of 2^70", "trainer/state.json", writes(b'{"step": 1180591620717411303424}')),
+    *(
+        (f"a state with {key}: {value}", "trainer/state.json", other_state(key, value))
+        for key, value in [
+            ("epoch", -1),
+            ("batch", -(2**40)),
+            ("step", 2**62),
+            ("sums", [1.0]),
+            ("sum_tokens", 0.5),
+            ("machine", {}),
+        ]
+    ),
     ("no moments", "trainer/optimizer.safetensors", writes(tensors({}))),
+    ("8-bit weights", "model.safetensors", other_type("F8_E4M3")),
+    ("complex weights", "model.safetensors", other_type("C64")),
+    ("a beam of a billion", "config.yaml", other_settings(beam_size=10**9)),
+    ("100 MB of settings", "config.yaml", writes(b"a: [" + b"x, " * (33 << 20) + b"]")),
+    *((f"symlink for {name}", name, link_to("/etc/passwd")) for name in FILES[2:]),
     ("symlink out", "model.safetensors", link_to("/etc/passwd")),
     ("endless file", "model.safetensors", link_to("/dev/zero")),
     ("symlink for a config", "config.yaml", link_to("/etc/passwd")),
@@ -264,7 +308,9 @@ def test_hostile_checkpoints(
     tally: Tally,
     count: Count,
 ) -> None:
-    """Each is sealed by a manifest that fits, where its files can be hashed at all."""
+    """Each is sealed by a manifest that fits, where its files can be hashed at all; resuming passes
+    over it or refuses, too.
+    """
     marker = tmp_path / "marker"
     payload = writes(pickle.dumps(Payload(marker)))
     cases = [*((f"pickle as {name}", name, payload) for name in FILES), *HOSTILE]
@@ -282,10 +328,11 @@ def test_hostile_checkpoints(
                 done = processes.mtrain(*command)
                 trouble.append(done.refuses(2 if done.code == 2 else 1, str(rig.run)))
                 trouble.append(too_much(done.seconds, done.memory))
-        done = processes.train(rig)
-        if done.code not in (0, 1, 2) or "Traceback" in done.err:
-            trouble.append(f"exit code {done.code}\n{done.err}")
-        trouble.append(too_much(done.seconds, done.memory))
+        average = ("average", rig.run, "--last", "2", "-o", rig.directory / "mean")
+        for done in (processes.mtrain(*average), processes.train(rig)):
+            if done.code not in (0, 1, 2) or "Traceback" in done.err:
+                trouble.append(f"exit code {done.code}\n{done.err}")
+            trouble.append(too_much(done.seconds, done.memory))
         if marker.exists():
             trouble.append("the payload was run")
         shutil.rmtree(rig.directory)
@@ -341,7 +388,26 @@ def test_parts_of_another_run(
         rig = next(rigs)
         changed = Rig(rig.config, rig.directory, (*rig.settings, change, "train.max_steps=4"))
         outcomes.append(processes.train(changed).refuses(2, word, lines=8))
+    outcomes += whole_parts_of_another_run(rigs, stranger, text, processes)
     tally.check(11, "vocabulary, corpus or model of another run", outcomes)
+
+
+def whole_parts_of_another_run(
+    rigs: Iterator[Rig], stranger: Rig, text: Path, processes: Processes
+) -> Iterator[str]:
+    """A checkpoint that is sealed and whole, but of another vocabulary or another model's size."""
+    rig = next(rigs)
+    shutil.rmtree(rig.run / NEWEST)
+    shutil.copytree(stranger.run / NEWEST, rig.run / NEWEST)
+    yield processes.train(rig).refuses(1, str(rig.run / NEWEST), "another vocabulary", lines=12)
+    rig = next(rigs)
+    larger = Rig(rig.config, rig.directory / "larger", ("model.d_model=32",))
+    assert processes.train(larger).code == 0
+    shutil.copy(larger.run / NEWEST / "model.safetensors", rig.run / NEWEST)
+    manifest.seal(rig.run / NEWEST)
+    for command in commands(rig.run / NEWEST, text):
+        yield processes.mtrain(*command).refuses(1, "has shape", "32", "16")
+    yield processes.train(rig).refuses(1, "has shape", "32", "16", lines=12)
 
 
 # --- numbers that are none ------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from socket import gethostname
 
 import pytest
 import torch
@@ -246,8 +247,12 @@ def test_stopped_in_every_phase(
         name = f"{how} x {times} in {phase}"
         if done.code != CODES.get(how, EXIT_STOPPED) or "Traceback" in done.err:
             return f"{name}: exit code {done.code}\n{done.err}"
-        if times == 1 and status(rig.run)["state"] != "stopped":
-            return f"{name}: {status(rig.run)}"
+        told = status(rig.run)
+        if times == 1 and told["state"] != "stopped":
+            return f"{name}: {told}"
+        saved = [checkpoint.step_of(path) for path in checkpoint.steps(rig.run / "checkpoints")]
+        if times == 1 and told["step"] != (saved[-1] if saved else 0):
+            return f"{name}: {told}, saved {saved}"
         trouble = processes.finishes_as(rig, other)
         shutil.rmtree(rig.directory)
         return trouble and f"{name}: {trouble}"
@@ -255,6 +260,36 @@ def test_stopped_in_every_phase(
     tally.check(
         3,
         "signal or time limit in a chosen phase",
+        in_parallel(trial, zip(rigs, some, strict=False)),
+    )
+
+
+# What a resumed run takes up again, each forgotten once. The other runs' equality means something
+# only if these are told apart.
+BROKEN = {
+    "position of the sampler": "train.Position = lambda step=0, *_: position(step)",
+    "randomness": "train.micro_batch_seed = lambda seed, step, number: step",
+    "moments": "train.Optimizer.load_moments = lambda *_: None",
+    "step": "train.Position = lambda step=0, *rest: position(step and step - 1, *rest)",
+}
+
+
+def test_restores_that_are_broken(
+    config: Path, rigs: Iterator[Rig], processes: Processes, tally: Tally, count: Count
+) -> None:
+    other, _ = undisturbed(config)
+
+    def trial(case: tuple[Rig, str]) -> str:
+        rig, name = case
+        processes.train(rig, prelude=strike(95, "os.kill(os.getpid(), signal.SIGTERM)"))
+        broken = f"from mtrain import train\nposition = train.Position\n{BROKEN[name]}"
+        processes.train(rig, prelude=broken)
+        return "" if rig.differs_from(other) else f"a restore without its {name} went unnoticed"
+
+    some = list(BROKEN)[: count(1, len(BROKEN))]
+    tally.check(
+        1,
+        "a restore broken on purpose, which the comparison must notice",
         in_parallel(trial, zip(rigs, some, strict=False)),
     )
 
@@ -274,12 +309,13 @@ def test_started_at_once(config: Path, rigs: Iterator[Rig], tally: Tally, count:
             if process.pid in trained or "training is complete" in err:
                 expected = process.returncode == 0
             else:
-                holder = f"process {trained[0]} on" if trained else "process"
+                holder = f"process {trained[0]} on {gethostname()}" if trained else "process"
                 expected = process.returncode == EXIT_REFUSED and holder in err
             if not expected or "Traceback" in err:
                 return f"{number} at once: exit code {process.returncode}\n{err}"
-        if len(trained) != 1 or status(rig.run)["state"] != "complete":
-            return f"{number} at once: trained by {trained}, {json.dumps(status(rig.run))}"
+        told = status(rig.run)
+        if len(trained) != 1 or told["state"] != "complete" or told["host"] != gethostname():
+            return f"{number} at once: trained by {trained}, {json.dumps(told)}"
         return rig.finishes_as(other)
 
     numbers = range(2, 2 + count(0, 7))
