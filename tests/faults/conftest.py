@@ -24,7 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Print the table in Markdown, as it stands in the README."""
+    """Print the table in Markdown: it stands in the README."""
     if not config.getoption("--all-faults", False):
         return
     terminalreporter.write_line("\n| # | fault | injected | survived |\n| --- | --- | --- | --- |")

@@ -1,0 +1,142 @@
+"""What is prepared once is used again; what is broken, changing or too long is said."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import TinyConfig, write_corpus
+
+from mtrain import lock, log, store
+from mtrain import prepare as preparation
+from mtrain.cache import cache_directory
+from mtrain.config import Config, load_config
+from mtrain.corpus import Pair
+from mtrain.errors import UserError
+from mtrain.prepare import Prepared, prepare
+from mtrain.stop import Stop
+
+
+@pytest.fixture
+def config(tiny_config: TinyConfig) -> Config:
+    return load_config(tiny_config())
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    log.logger.propagate = True
+    caplog.set_level(logging.INFO, "mtrain")
+    return caplog
+
+
+def prepared(config: Config, directory: Path) -> Prepared:
+    return prepare(config, directory / "no vocabulary of its own", Stop())
+
+
+def cached_files() -> list[Path]:
+    return sorted(file for file in cache_directory().glob("*/*") if file.name != "manifest.json")
+
+
+def test_vocabulary_and_text_are_prepared_once(
+    config: Config, tmp_path: Path, said: pytest.LogCaptureFixture
+) -> None:
+    first = prepared(config, tmp_path)
+    assert "training a bpe vocabulary" in said.text
+    said.clear()
+    again = prepared(config, tmp_path)
+    assert "training a bpe vocabulary" not in said.text
+    assert again.tokenizer.proto == first.tokenizer.proto
+    assert again.store.ids.tobytes() == first.store.ids.tobytes()
+    other = config.model_copy(
+        update={"tokenizer": config.tokenizer.model_copy(update={"vocab_size": 310})}
+    )
+    assert prepared(other, tmp_path).tokenizer.vocab_size == 310
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_what_is_damaged_in_the_cache_is_made_again(
+    config: Config, tmp_path: Path, number: int
+) -> None:
+    first = prepared(config, tmp_path)
+    files = cached_files()
+    assert len(files) == 4
+    before = first.tokenizer.proto, first.store.ids.tobytes()
+    data = bytearray(files[number].read_bytes())
+    data[len(data) // 2] ^= 4
+    files[number].unlink()  # the mapping of the first store keeps its bytes
+    files[number].write_bytes(data)
+    again = prepared(config, tmp_path)
+    assert (again.tokenizer.proto, again.store.ids.tobytes()) == before
+    assert files[number].read_bytes() != bytes(data)
+
+
+def test_a_whole_cache_need_not_be_writable(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    prepared(config, tmp_path)
+    monkeypatch.setattr(lock, "exclusive", read_only)
+    prepared(config, tmp_path)
+    monkeypatch.setenv("MTRAIN_CACHE", str(tmp_path / "another"))
+    with pytest.raises(UserError, match="Read-only file system; MTRAIN_CACHE"):
+        prepared(config, tmp_path)
+
+
+def test_a_corpus_that_changes_while_it_is_read_is_not_kept(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = preparation._read_train
+
+    def growing(*arguments: object) -> Iterator[Pair]:
+        yield from read(*arguments)  # type: ignore[arg-type]
+        yield "one", "more"
+
+    monkeypatch.setattr(preparation, "_read_train", growing)
+    with pytest.raises(UserError, match="held 120 pairs, then 121: it changed"):
+        prepared(config, tmp_path)
+    assert not list(cache_directory().glob("*/store.json"))
+
+
+def test_a_pipe_is_no_corpus(tiny_config: TinyConfig, tmp_path: Path) -> None:
+    """It would give its text once, and then nothing."""
+    os.mkfifo(tmp_path / "pipe")
+    corpus = {"src": str(tmp_path / "pipe"), "tgt": str(tmp_path / "pipe")}
+    config = load_config(tiny_config(**{"data.train": [corpus]}))
+    with pytest.raises(UserError, match="pipe: not a regular file"):
+        prepared(config, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "limit"),
+    [
+        ({"decode.max_source_length": 12}, 12),
+        ({"model.positions": "learned", "data.max_length": 13}, 13),
+    ],
+)
+def test_validation_lines_that_will_be_cut_are_told(
+    tiny_config: TinyConfig,
+    tmp_path: Path,
+    said: pytest.LogCaptureFixture,
+    settings: dict[str, object],
+    limit: int,
+) -> None:
+    valid = write_corpus(tmp_path / "long", [("bavo", "b"), ("bavo celu " * 20, "c"), ("a", "b")])
+    prepared(load_config(tiny_config(**{"data.valid": valid, **settings})), tmp_path)
+    assert f"data.valid: lines longer than {limit} tokens, cut there: 1 (line 2)" in said.text
+
+
+def test_a_store_that_cannot_be_kept_leaves_nothing_behind(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store, "_write_offsets", full)
+    with pytest.raises(UserError, match="cannot keep the prepared text: No space left"):
+        prepared(config, tmp_path)
+    assert not list(cache_directory().glob("**/ids.bin"))
