@@ -13,13 +13,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
-from conftest import TinyConfig, made_up_pairs, render, run_mtrain, status, write_config
+from conftest import TinyConfig, made_up_pairs, run_mtrain, status, write_config
 
 import mtrain
 from mtrain import checkpoint, cli, log
@@ -692,15 +693,13 @@ def test_no_output_is_lost_without_a_word(
 
 def test_closed_streams_are_no_surprise(trained_run: Path) -> None:
     translate = f"$MTRAIN translate -m {trained_run}"
-    done = shell(f"{translate} <&-")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    done = shell(f"echo bavo | {translate} >&-")
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "stdout: cannot write" in done.stderr
-    done = shell(f"echo bavo | {translate} 2>&-")
-    assert (done.returncode, done.stdout) == (0, render("bavo") + "\n")
-    done = shell("$MTRAIN translate -m absent 2>&-")
-    assert (done.returncode, done.stdout) == (1, "")
+    lines = [f"{translate} <&-", f"echo bavo | {translate} >&-", "$MTRAIN average absent -o a 2>&-"]
+    with ThreadPoolExecutor() as pool:
+        stdin, stdout, stderr = pool.map(shell, lines)
+    assert (stdin.returncode, stdin.stdout, stdin.stderr) == (0, "", "")
+    assert (stdout.returncode, stdout.stderr.count("\n")) == (1, 1)
+    assert "stdout: cannot write" in stdout.stderr
+    assert (stderr.returncode, stderr.stdout) == (1, "")
 
 
 def test_an_output_file_that_is_read_as_stdin_is_refused(trained_run: Path, tmp_path: Path) -> None:

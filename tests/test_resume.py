@@ -309,6 +309,25 @@ def test_a_second_signal_ends_at_once(config_file: Path, run: Path) -> None:
     assert steps(run) == []
 
 
+@pytest.mark.parametrize(("seconds", "told"), [(9.9, False), (12.4, True)])
+def test_the_wait_for_a_long_step_is_announced(
+    capfd: pytest.CaptureFixture[str], seconds: float, told: bool
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    asked = Stop()
+    asked.install()
+    try:
+        asked.step_seconds = seconds
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, before)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    expected = "SIGTERM: saving after this step, in up to 12 s" if told else ""
+    assert capfd.readouterr().err.strip() == expected
+    assert asked.request == ("SIGTERM", EXIT_TERMINATED)
+
+
 # --- damaged ----------------------------------------------------------------------------------
 
 
@@ -730,4 +749,4 @@ def test_precision_may_be_changed_by_naming_it(
     assert "train.precision" in warnings()
     assert "bit for bit" in warnings()
     loop = checkpoint.load_trainer(stopped / "checkpoints" / "step-00000007").loop
-    assert loop["machine"]["precision"] == "bf16"
+    assert loop.machine["precision"] == "bf16"

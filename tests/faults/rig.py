@@ -55,7 +55,7 @@ class Rig:
     def environment(self) -> dict[str, str]:
         return {**os.environ, "MTRAIN_CACHE": str(self.directory / "cache")}
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, start_new_session: bool = False) -> subprocess.Popen[str]:
         """Start it as a user would."""
         self.directory.mkdir(parents=True, exist_ok=True)
         return subprocess.Popen(
@@ -64,6 +64,7 @@ class Rig:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=start_new_session,
         )
 
     def finish(self) -> str:
