@@ -81,13 +81,15 @@ def main() -> None:
     log.set_up_console()
     try:
         app()
-    except (UserError, OSError) as error:
+    except (UserError, OSError, MemoryError) as error:
         if _debug:
             traceback.print_exc()
         if isinstance(error, StoppedError):
             log.logger.warning("%s", error)
         elif isinstance(error, UserError):
             log.logger.error("%s", error)
+        elif isinstance(error, MemoryError):
+            log.logger.error("out of memory")
         else:
             log.logger.error("%s: %s", error.filename or "mtrain", error.strerror or error)
         sys.exit(error.exit_code if isinstance(error, UserError) else EXIT_FAILED)

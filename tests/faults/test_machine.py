@@ -174,17 +174,26 @@ def workers_of(pid: int) -> list[int]:
     return found
 
 
-def test_a_worker_that_is_killed(tmp_path: Path, tally: Tally, count: Count) -> None:
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """A corpus that is worth several processes."""
     corpus = write_corpus(tmp_path / "large", made_up_pairs(150_000, 1))
-    config = new_config(
-        tmp_path, **{"data.train": [corpus], "data.workers": 2, "train.max_steps": 2}
-    )
+    settings = {"data.train": [corpus], "data.workers": 2, "train.max_steps": 2}
+    return new_config(tmp_path, **settings)
 
+
+def start_tokenizing(rig: Rig) -> subprocess.Popen[str]:
+    """Start a run, as a job of its own, and wait until its processes tokenize."""
+    process = rig.start(start_new_session=True)
+    while process.poll() is None and len(workers_of(process.pid)) < 2:
+        time.sleep(0.01)
+    return process
+
+
+def test_a_worker_that_is_killed(large: Path, tmp_path: Path, tally: Tally, count: Count) -> None:
     def trial(number: int) -> str:
-        rig = Rig(config, tmp_path / str(number))
-        process = rig.start()
-        while process.poll() is None and len(workers_of(process.pid)) < 2:
-            time.sleep(0.01)
+        rig = Rig(large, tmp_path / str(number))
+        process = start_tokenizing(rig)
         time.sleep(0.3 * number)
         os.kill(workers_of(process.pid)[number % 2], signal.SIGKILL)
         _, err = process.communicate(timeout=60)
@@ -195,18 +204,12 @@ def test_a_worker_that_is_killed(tmp_path: Path, tally: Tally, count: Count) -> 
     tally.check(14, "a worker of the preparation killed", [trial(n) for n in range(count(0, 4))])
 
 
-def test_a_signal_to_a_whole_job(tmp_path: Path, tally: Tally, count: Count) -> None:
+def test_a_signal_to_a_whole_job(large: Path, tmp_path: Path, tally: Tally, count: Count) -> None:
     """Ctrl-C, `scancel` and `timeout` reach the processes that tokenize, too, ready or not."""
-    corpus = write_corpus(tmp_path / "large", made_up_pairs(150_000, 1))
-    config = new_config(
-        tmp_path, **{"data.train": [corpus], "data.workers": 2, "train.max_steps": 2}
-    )
 
     def trial(number: int) -> str:
-        rig = Rig(config, tmp_path / str(number))
-        process = rig.start(start_new_session=True)
-        while process.poll() is None and len(workers_of(process.pid)) < 2:
-            time.sleep(0.01)
+        rig = Rig(large, tmp_path / str(number))
+        process = start_tokenizing(rig)
         time.sleep(0.2 * number)
         os.killpg(process.pid, signal.SIGINT)
         _, err = process.communicate(timeout=60)
@@ -215,7 +218,7 @@ def test_a_signal_to_a_whole_job(tmp_path: Path, tally: Tally, count: Count) -> 
         return rig.finish()
 
     name = "Ctrl-C to all processes of a preparation"
-    tally.check(3, name, [trial(number) for number in range(count(0, 4))])
+    tally.check(3, name, [trial(n) for n in range(count(0, 4))])
 
 
 def test_out_of_memory(
