@@ -8,8 +8,8 @@ from typing import Any
 from mtrain import metrics
 from mtrain.corpus import read_file, read_text_file
 from mtrain.errors import UserError
-from mtrain.lines import Places, decode_lines, warn_of
-from mtrain.log import logger, progress_bar
+from mtrain.lines import decode_lines, warn_of
+from mtrain.log import Places, logger, progress_bar
 from mtrain.metrics import Score, check_tokenizer, tokenizer_for
 from mtrain.translate import Translator
 

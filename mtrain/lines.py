@@ -11,11 +11,9 @@ from typing import IO
 from mtrain import checkpoint, manifest
 from mtrain.corpus import read_file, read_lines
 from mtrain.errors import UserError
-from mtrain.log import logger, progress_bar, shorten
+from mtrain.log import Places, logger, progress_bar
 from mtrain.tokenizer import Tokenizer
 from mtrain.translate import Translation, Translator
-
-_LISTED = 10  # line numbers that a warning names
 
 
 def decode_lines(lines: Iterable[bytes], counts: Counter[str]) -> Iterator[str]:
@@ -59,31 +57,6 @@ def warn_of(counts: Counter[str]) -> None:
     """Say once what was odd about the input."""
     for reason, count in counts.items():
         logger.warning("%s: %s", reason, f"{count:,}")
-
-
-class Places:
-    """A count of lines that were cut, with the numbers of the first."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.first: list[int] = []
-
-    def add(self, numbers: Iterable[int]) -> None:
-        """Count numbers and keep the first."""
-        for number in numbers:
-            self.count += 1
-            if len(self.first) <= _LISTED:
-                self.first.append(number)
-
-    def warn(self, limit: int) -> None:
-        """Say once which lines were cut."""
-        if self.count:
-            logger.warning(
-                "lines longer than %d tokens, cut there: %s (line %s)",
-                limit,
-                f"{self.count:,}",
-                shorten(self.first),
-            )
 
 
 def _format(

@@ -15,6 +15,8 @@ from mtrain import manifest
 
 logger = logging.getLogger("mtrain")
 
+MOST_LISTED = 10  # numbers of lines that a message names
+
 
 class ConsoleHandler(logging.Handler):
     """Writes to stderr without tearing a progress bar apart; warnings and errors stand out."""
@@ -86,10 +88,36 @@ def progress_bar(total: int | None, unit: str, description: str, initial: int = 
     )
 
 
-def shorten(numbers: Iterable[int], most: int = 10) -> str:
+def shorten(numbers: Iterable[int], most: int = MOST_LISTED) -> str:
     """List the first numbers: `1, 2, 3, ...`."""
     listed = list(numbers)
     return ", ".join(map(str, listed[:most])) + (", ..." if len(listed) > most else "")
+
+
+class Places:
+    """A count of lines that were cut, with the numbers of the first."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first: list[int] = []
+
+    def add(self, numbers: Iterable[int]) -> None:
+        """Count numbers and keep the first."""
+        for number in numbers:
+            self.count += 1
+            if len(self.first) <= MOST_LISTED:
+                self.first.append(number)
+
+    def warn(self, limit: int, text: str = "") -> None:
+        """Say once which lines, of which text, were cut."""
+        if self.count:
+            logger.warning(
+                "%slines longer than %d tokens, cut there: %s (line %s)",
+                text and f"{text}: ",
+                limit,
+                f"{self.count:,}",
+                shorten(self.first),
+            )
 
 
 class MetricsFile:

@@ -21,7 +21,7 @@ from mtrain.config import Config, Corpus, TokenizerConfig
 from mtrain.corpus import DROPPED, Pair, Reading, Scan, describe, read_pairs, scan
 from mtrain.device import available_threads
 from mtrain.errors import RefusedError, UserError
-from mtrain.log import logger, progress_bar, shorten
+from mtrain.log import Places, logger, progress_bar
 from mtrain.metrics import check_tokenizer, tokenizer_for
 from mtrain.rundir import RunDirectory
 from mtrain.stop import Stop
@@ -122,15 +122,9 @@ def _warn_of_long_lines(config: Config, tokenizer: Tokenizer, name: str, text: T
     limit = config.decode.max_source_length
     if config.model.positions == "learned":
         limit = min(limit, config.data.max_length)
-    places = [n for n, ids in enumerate(tokenizer.encode(text.sources), 1) if len(ids) >= limit]
-    if places:
-        logger.warning(
-            "data.%s: lines longer than %d tokens, cut there: %s (line %s)",
-            name,
-            limit,
-            f"{len(places):,}",
-            shorten(places),
-        )
+    encoded, cut = tokenizer.encode(text.sources), Places()
+    cut.add(number for number, ids in enumerate(encoded, 1) if len(ids) >= limit)
+    cut.warn(limit, f"data.{name}")
 
 
 def _read_train(config: Config, counts: Counter[str]) -> Iterator[Pair]:

@@ -137,9 +137,7 @@ def _parse(text: str, document: Document, key: Key, place: Callable[[int], str])
         raise RefusedError(f"{where}: not valid YAML: a control character") from None
     except RecursionError:
         raise RefusedError(f"{place(0)}: nested too deeply for a config") from None
-    except (
-        ValueError
-    ) as error:  # PyYAML's own conversions: `\U00110000`, `%YAML 1.` and many digits
+    except ValueError as error:  # `\U00110000`, or a version of thousands of digits
         raise RefusedError(f"{place(0)}: not valid YAML: {error}") from None
     return _Builder(document, place).build(node, key) if node is not None else None
 
