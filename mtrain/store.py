@@ -6,15 +6,15 @@ eos.
 
 import json
 import multiprocessing
-import os
 import signal
-import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import chain, islice
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,6 +25,7 @@ from mtrain import manifest
 from mtrain.cache import cache_key
 from mtrain.corpus import DROPPED, Pair
 from mtrain.errors import UserError
+from mtrain.stop import EXIT_CODES
 from mtrain.tokenizer import Tokenizer
 
 FORMAT = 1
@@ -32,6 +33,7 @@ CHUNK = 10_000  # pairs handed to a worker at a time
 INLINE_CHUNKS = 10  # starting processes takes longer than tokenizing this much in the one there is
 
 Encoded = tuple[NDArray[np.uint32], NDArray[np.int64], int]
+Encoding = Generator[Encoded, None, None]
 
 
 @dataclass(frozen=True)
@@ -110,8 +112,8 @@ def build_store(
     chunks = iter(lambda: list(islice(iterator, CHUNK)), [])
 
     def fill(directory: Path) -> None:
-        encoded = _encode_all(chunks, tokenizer, max_length, workers, progress)
-        total, too_long = _write(directory, encoded, _dtype(tokenizer), progress)
+        with closing(_encode_all(chunks, tokenizer, max_length, workers)) as encoded:
+            total, too_long = _write(directory, encoded, _dtype(tokenizer), progress)
         if too_long:
             counts[f"{DROPPED}longer than {max_length} tokens"] += too_long
         meta = {"dtype": _dtype(tokenizer).name, "ids": total, "counts": dict(counts)}
@@ -168,74 +170,66 @@ def _write_offsets(path: Path, lengths: IO[bytes]) -> None:
 
 
 def _encode_all(
-    chunks: Iterator[list[Pair]],
-    tokenizer: Tokenizer,
-    max_length: int | None,
-    workers: int,
-    progress: Callable[[int], None],
-) -> Iterator[Encoded]:
+    chunks: Iterator[list[Pair]], tokenizer: Tokenizer, max_length: int | None, workers: int
+) -> Encoding:
     """Encode chunks in order, in other processes if there are many."""
     first = list(islice(chunks, INLINE_CHUNKS + 1))
     chunks = chain(first, chunks)
     if len(first) > INLINE_CHUNKS and workers > 1:
-        return _encode_in_processes(chunks, tokenizer, max_length, workers, progress)
+        return _encode_in_processes(chunks, tokenizer, max_length, workers)
     return (_encode_chunk(chunk, tokenizer, max_length) for chunk in chunks)
 
 
 def _encode_in_processes(
-    chunks: Iterator[list[Pair]],
-    tokenizer: Tokenizer,
-    max_length: int | None,
-    workers: int,
-    progress: Callable[[int], None],
-) -> Iterator[Encoded]:
-    pool = ProcessPoolExecutor(
-        workers,
-        multiprocessing.get_context("spawn"),  # forking a process that runs threads can deadlock
-        initializer=_start_worker,
-        initargs=(tokenizer.proto, max_length),
-    )
-    waiting: deque[Future[Encoded]] = deque()
+    chunks: Iterator[list[Pair]], tokenizer: Tokenizer, max_length: int | None, workers: int
+) -> Encoding:
+    """Encode chunks by processes that take turns. They share nothing, no queue and no lock: the
+    death of one is an end of its pipe, and nobody waits for ever.
+    """
+    crew = [_start_worker(tokenizer, max_length) for _ in range(workers)]
+    idle, busy = deque(pipe for _, pipe in crew), deque[Connection]()
     try:
         for chunk in chunks:
-            waiting.append(pool.submit(_encode_in_worker, chunk))
-            if len(waiting) > 2 * workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    except BrokenProcessPool:
-        progress(0)  # raises where a signal to all processes of a job ended them and asks to stop
+            if not idle:
+                yield busy[0].recv()
+                idle.append(busy.popleft())
+            idle[0].send(chunk)
+            busy.append(idle.popleft())
+        for pipe in busy:
+            yield pipe.recv()
+    except (EOFError, OSError):  # between two messages, within one
         raise UserError(
             "a process that tokenizes the corpus was killed, perhaps for lack of memory: "
             "run the same command again, with a lower data.workers if it repeats"
         ) from None
     finally:
-        pool.shutdown(cancel_futures=True)
+        for process, _ in crew:
+            process.kill()
+            process.join()
 
 
-_worker: tuple[Tokenizer, int | None] | None = None
+def _start_worker(tokenizer: Tokenizer, max_length: int | None) -> tuple[BaseProcess, Connection]:
+    """Start a process that encodes what it is sent. Signals that ask a job to stop are blocked in
+    it from its first moment on, for stopping is this process's to decide.
+    """
+    context = multiprocessing.get_context("spawn")  # forking a process with threads can deadlock
+    resource_tracker.ensure_running()  # it would unblock signals when the first process starts
+    here, there = context.Pipe()
+    process = context.Process(target=_work, args=(there, tokenizer.proto, max_length), daemon=True)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, EXIT_CODES)
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    there.close()  # else the worker's death would not be seen here
+    return process, here
 
 
-def _start_worker(proto: bytes, max_length: int | None) -> None:
-    """Prepare a worker process: stopping is the parent's to decide, and its death is followed."""
-    global _worker
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_follow_parent, daemon=True).start()
-    _worker = Tokenizer(proto), max_length
-
-
-def _follow_parent() -> None:
-    """End this process when its parent was killed; it would wait for work for ever."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def _encode_in_worker(chunk: list[Pair]) -> Encoded:
-    assert _worker is not None
-    return _encode_chunk(chunk, *_worker)
+def _work(pipe: Connection, proto: bytes, max_length: int | None) -> None:
+    tokenizer = Tokenizer(proto)
+    with suppress(EOFError, OSError):  # nobody is left who wants more
+        while True:
+            pipe.send(_encode_chunk(pipe.recv(), tokenizer, max_length))
 
 
 def _encode_chunk(chunk: list[Pair], tokenizer: Tokenizer, max_length: int | None) -> Encoded:
