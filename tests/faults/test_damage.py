@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from faults.conftest import Count, Tally
 from faults.rig import Processes, Rig, in_parallel, new_config, strike, undisturbed
+from faults.test_configs import ALIASES
 from mtrain import manifest
 
 NEWEST = Path("checkpoints/step-00000003")
@@ -266,7 +267,7 @@ HOSTILE: list[tuple[str, str, Callable[[Path], object]]] = [
     ("a model of a terabyte", "config.yaml", other_settings(d_model=200_000, d_ff=800_000)),
     ("a billion layers", "config.yaml", other_settings(num_encoder_layers=1_000_000_000)),
     ("a billion positions", "config.yaml", other_settings(positions="learned", max_length=10**9)),
-    ("alias bomb", "config.yaml", writes(b"a: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a]\n")),
+    ("alias bomb", "config.yaml", writes(ALIASES.encode())),
     ("python tag", "config.yaml", writes(b"run_dir: !!python/object/apply:os.abort []\n")),
     ("10,000 deep", "config.yaml", writes(b"a: " + b"[" * 10_000)),
     ("not a vocabulary", "tokenizer.model", writes(bytes(range(256)) * 1000)),
