@@ -115,7 +115,7 @@ def test_a_limit_on_the_size_of_files(
             checkpoint.load(path)
         return processes.finishes_as(rig, other)
 
-    sizes = [6_000, 10_000, 20_000, 40_000, 50_000, 80_000, 100_000, 200_000]
+    sizes = [6_000, 10_000, 20_000, 30_000, 40_000, 50_000, 70_000, 80_000]
     tally.check(5, "a limit on the size of files", in_parallel(trial, sizes[: count(2, 8)]))
 
 
