@@ -59,6 +59,16 @@ def compute_dtype(precision: str, device: torch.device, *, training: bool) -> to
     return torch.bfloat16 if wanted else torch.float32
 
 
+def seed_device(device: torch.device, seed: int) -> None:
+    """Seed the randomness of a device; on the CPU without a look at all other kinds of devices,
+    which takes `torch.manual_seed` a millisecond or two.
+    """
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
+
+
 @contextmanager
 def telling_lack_of_memory(explain: Callable[[], str]) -> Iterator[None]:
     """Turn a lack of memory, the device's or the machine's, into a `UserError` with these words."""

@@ -138,6 +138,17 @@ def _score(
             )
     if not hypotheses:
         raise UserError("there are no lines to score")
+    compute = metric._compute_score_from_stats
+
+    def compute_as_float(stats: Any) -> Any:
+        """Leave one kind of float: of a mixture, which resamples without text give, sacreBLEU's
+        mean fails.
+        """
+        computed = compute(stats)
+        computed.score = float(computed.score)
+        return computed
+
+    metric._compute_score_from_stats = compute_as_float
     result = metric.corpus_score(hypotheses, references, n_bootstrap=_RESAMPLES if interval else 1)
     ci = None
     if interval:

@@ -99,10 +99,15 @@ def sinusoids(length: int, width: int) -> Tensor:
     """Position encodings (length, width): PE(pos, 2i) = sin(pos / 10000^(2i/D)), 2i+1 the cosine
     (section 3.5).
     """
-    position = torch.arange(length, dtype=torch.float64)[:, None]
-    pair = torch.arange(0, width, 2, dtype=torch.float64)
+    position = torch.arange(length, dtype=torch.float64, device="cpu")[:, None]
+    pair = torch.arange(0, width, 2, dtype=torch.float64, device="cpu")
     angles = position * torch.exp(pair * (-math.log(10000.0) / width))
     return torch.stack((angles.sin(), angles.cos()), 2).flatten(1).float()
+
+
+def _embedding(count: int, width: int) -> nn.Embedding:
+    """An embedding without values, for `Transformer._initialise` to fill."""
+    return nn.Embedding(count, width, _weight=torch.empty(count, width))
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, p: float) -> Tensor:
@@ -205,8 +210,7 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads = shape.num_heads
         self.rate = rates.attention
-        # W^Q, W^K and W^V of all heads, one below the other: one matrix product where the input is
-        # one
+        # W^Q, W^K and W^V of all heads, one below the other: one product where the input is one
         self.project_in = nn.Linear(shape.d_model, 3 * shape.d_model)
         self.project_out = nn.Linear(shape.d_model, shape.d_model)
         self.watch: list[Tensor] | None = None
@@ -398,20 +402,17 @@ class Transformer(nn.Module):
         self._initialise()
 
     def _build_embeddings(self, shape: Shape) -> None:
-        """One matrix for source, target and output (section 3.4), or two, or three; and the
-        positions.
-        """
-        self.tgt_embedding = nn.Embedding(shape.vocab_size, shape.d_model)
+        """One matrix for source, target and output (section 3.4), or more; and the positions."""
+        self.tgt_embedding = _embedding(shape.vocab_size, shape.d_model)
         if shape.tie_embeddings == "all":
             self.src_embedding = self.tgt_embedding
         else:
-            self.src_embedding = nn.Embedding(shape.vocab_size, shape.d_model)
+            self.src_embedding = _embedding(shape.vocab_size, shape.d_model)
         self.output = nn.Linear(shape.d_model, shape.vocab_size, bias=False)
-        if shape.tie_embeddings != "none":
-            self.output.weight = self.tgt_embedding.weight
+        self._tie_output()
         if shape.positions == "learned":
-            self.src_positions = nn.Embedding(shape.max_positions, shape.d_model)
-            self.tgt_positions = nn.Embedding(shape.max_positions, shape.d_model)
+            self.src_positions = _embedding(shape.max_positions, shape.d_model)
+            self.tgt_positions = _embedding(shape.max_positions, shape.d_model)
         else:
             self.register_buffer(
                 "sinusoids",
@@ -419,14 +420,27 @@ class Transformer(nn.Module):
                 persistent=False,
             )
 
+    def _tie_output(self) -> None:
+        if self.shape.tie_embeddings != "none":
+            self.output.weight = self.tgt_embedding.weight
+
+    def take_weights(self, weights: dict[str, Tensor]) -> None:
+        """Take copies of weights by the names of `named_parameters`, where a shared matrix has
+        one.
+        """
+        copies = {name: weight.clone() for name, weight in weights.items()}
+        self.load_state_dict(copies, strict=False, assign=True)
+        self._tie_output()
+
     def _initialise(self) -> None:
+        if self.output.weight.is_meta:  # shapes alone
+            return
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
-        # embeddings are scaled by sqrt(D) on the way in, so that this start gives them a variance
-        # of 1
+        # embeddings are scaled by sqrt(D) on the way in: this start gives them a variance of 1
         for embedding in (m for m in self.modules() if isinstance(m, nn.Embedding)):
             nn.init.normal_(embedding.weight, std=self.shape.d_model**-0.5)
         nn.init.normal_(self.output.weight, std=self.shape.d_model**-0.5)

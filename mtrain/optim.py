@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adam import adam  # the class of that name would load torch's compiler, a second
 
 from mtrain.config import TrainConfig
 
@@ -58,15 +59,10 @@ class Optimizer:
             p.detach() if p.dtype == torch.float32 else p.detach().float() for p in self.parameters
         ]
         self.grads = [torch.zeros_like(master) for master in self.masters]
-        for master, grad in zip(self.masters, self.grads, strict=True):
-            master.grad = grad
-        self.adam = torch.optim.Adam(self.masters, lr=0.0, betas=betas, eps=eps, fused=True)
-        for master in self.masters:  # as Adam's first step would, but there from the start
-            self.adam.state[master] = {
-                "exp_avg": torch.zeros_like(master),
-                "exp_avg_sq": torch.zeros_like(master),
-                "step": torch.zeros((), device=master.device),
-            }
+        self.betas, self.eps = betas, eps
+        self.exp_avgs = [torch.zeros_like(master) for master in self.masters]
+        self.exp_avg_sqs = [torch.zeros_like(master) for master in self.masters]
+        self.steps = [torch.zeros((), device=master.device) for master in self.masters]
         self._apart = [
             i
             for i, (p, m) in enumerate(zip(self.parameters, self.masters, strict=True))
@@ -95,12 +91,30 @@ class Optimizer:
         if clip_norm > 0:
             scale = scale * (clip_norm / (norm + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_(self.grads, scale)
-        self.adam.param_groups[0]["lr"] = rate
-        self.adam.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
-        self.adam.step()
+        self._adam(rate, found_inf=(~norm.isfinite()).float())
         torch._foreach_zero_(self.grads)
         self.publish()
         return norm
+
+    @torch.no_grad()
+    def _adam(self, rate: float, found_inf: Tensor) -> None:
+        adam(
+            self.masters,
+            self.grads,
+            self.exp_avgs,
+            self.exp_avg_sqs,
+            [],
+            self.steps,
+            fused=True,
+            found_inf=found_inf,
+            amsgrad=False,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            lr=rate,
+            weight_decay=0.0,
+            eps=self.eps,
+            maximize=False,
+        )
 
     @torch.no_grad()
     def publish(self) -> None:
@@ -122,10 +136,11 @@ class Optimizer:
 
     def moments(self) -> dict[str, Tensor]:
         """Adam's state by name; the step count is the trainer's."""
+        kinds = {"exp_avg": self.exp_avgs, "exp_avg_sq": self.exp_avg_sqs, "step": self.steps}
         return {
             f"{name}.{kind}": moment
-            for name, master in zip(self.names, self.masters, strict=True)
-            for kind, moment in self.adam.state[master].items()
+            for kind, moments in kinds.items()
+            for name, moment in zip(self.names, moments, strict=True)
         }
 
     def load_moments(self, moments: dict[str, Tensor]) -> None:

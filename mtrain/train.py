@@ -25,6 +25,7 @@ from mtrain.device import (
     compute_dtype,
     keep_freed_memory,
     pick_device,
+    seed_device,
     telling_lack_of_memory,
 )
 from mtrain.errors import EXIT_OK, RefusedError, StoppedError, UserError
@@ -144,7 +145,7 @@ class Trainer:
 
     def _set_up_torch(self) -> None:
         torch.set_num_threads(self.machine.threads)
-        torch.manual_seed(self.config.seed)
+        seed_device(self.device, self.config.seed)
         if self.device.type == "cpu":
             keep_freed_memory()
         if self.device.type == "cuda":
@@ -213,7 +214,7 @@ class Trainer:
         train, step = self.config.train, self.position.step + 1
         num_tokens = 0
         for number in range(train.accum_steps):
-            torch.manual_seed(micro_batch_seed(self.config.seed, step, number))
+            seed_device(self.device, micro_batch_seed(self.config.seed, step, number))
             batch = next(stream)
             num_tokens += batch.num_tokens
             with telling_lack_of_memory(partial(self._too_large, batch)):

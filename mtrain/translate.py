@@ -220,9 +220,9 @@ def load_translator(
     tokenizer = Tokenizer(snapshot.tokenizer, str(directory / checkpoint.TOKENIZER))
     shape = model_shape(config, tokenizer)
     with torch.device("meta"):  # a config may ask for any size: no memory before the weights agree
-        check_weights(dict(Transformer(shape).named_parameters()), snapshot.weights, directory)
-    model = Transformer(shape)
-    model.load_state_dict(snapshot.weights, strict=False)  # one name for a shared matrix
+        model = Transformer(shape)
+    check_weights(dict(model.named_parameters()), snapshot.weights, directory)
+    model.take_weights(snapshot.weights)
     target = pick_device(device)
     set_compute_dtype(model, compute_dtype(precision, target, training=False))
     settings = override_decode(config.decode, **decode)

@@ -238,6 +238,21 @@ def test_printed_scores_show_value_interval_and_signature() -> None:
     assert lines[0] == f"BLEU {score.score:.2f} {interval} {score.signature}"
 
 
+@pytest.mark.parametrize(
+    ("hypotheses", "references"),
+    [(["", "word"], ["text", "word"]), (["text", "word"], ["", "word"])],
+)
+def test_the_interval_of_lines_without_text(hypotheses: list[str], references: list[str]) -> None:
+    """Some of its resamples have no text at all on a side."""
+    for score in (
+        bleu(hypotheses, [references], tokenize="13a", interval=True),
+        chrf(hypotheses, [references], interval=True),
+        ter(hypotheses, [references], tokenize="13a", interval=True),
+    ):
+        assert score.ci is not None
+        assert score.ci[0] <= score.score <= score.ci[1]
+
+
 def test_the_interval_narrows_with_more_lines() -> None:
     """Half as wide with four times the lines: the interval is one of the mean."""
     rng = random.Random(5)

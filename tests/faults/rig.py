@@ -36,11 +36,14 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Rig:
-    """One run in a directory of its own, cache included, and the command that starts it."""
+    """One run in a directory of its own, and the command that starts it; its cache is its own, too,
+    unless another is shared.
+    """
 
     config: Path
     directory: Path
     settings: tuple[str, ...] = ()
+    shared_cache: Path | None = None
 
     @property
     def run(self) -> Path:
@@ -52,8 +55,12 @@ class Rig:
         return ["train", "-c", str(self.config), *(f"--set={item}" for item in settings)]
 
     @property
+    def cache(self) -> Path:
+        return self.shared_cache or self.directory / "cache"
+
+    @property
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "MTRAIN_CACHE": str(self.directory / "cache")}
+        return {**os.environ, "MTRAIN_CACHE": str(self.cache)}
 
     def start(self, *arguments: str, start_new_session: bool = False) -> subprocess.Popen[str]:
         """Start it as a user would."""
@@ -105,9 +112,13 @@ def undisturbed(config: Path, *settings: str) -> tuple[Rig, float]:
     return rig, time.monotonic() - started
 
 
-def in_parallel(trial: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """Call `trial` for each item, as many at a time as there are cores."""
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+def in_parallel(
+    trial: Callable[[Item], Result], items: Iterable[Item], threads: int = 1
+) -> list[Result]:
+    """Call `trial` for each item, as many at a time as there are cores for runs of so many
+    threads.
+    """
+    with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // threads)) as pool:
         return list(pool.map(trial, items))
 
 
@@ -243,7 +254,7 @@ class Processes:
     def train(self, rig: Rig, *arguments: str, prelude: str = "") -> Done:
         """Start or resume a run."""
         rig.directory.mkdir(parents=True, exist_ok=True)
-        cache = rig.environment["MTRAIN_CACHE"]
+        cache = str(rig.cache)
         return self.mtrain(*rig.arguments, *arguments, prelude=prelude, MTRAIN_CACHE=cache)
 
     def finishes_as(self, rig: Rig, other: Rig) -> str:

@@ -51,7 +51,7 @@ def rigs(tmp_path: Path, config: Path) -> Iterator[Rig]:
 
     def copies() -> Iterator[Rig]:
         for number in range(1_000_000):
-            rig = Rig(config, tmp_path / str(number))
+            rig = Rig(config, tmp_path / str(number), shared_cache=other.cache)
             shutil.copytree(other.run, rig.run)
             yield rig
 

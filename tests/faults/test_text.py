@@ -63,8 +63,9 @@ def joined(lines: list[bytes]) -> bytes:
 def rig_for(directory: Path, files: tuple[Path, Path], *settings: str) -> Rig:
     """One step on a corpus of two given files."""
     src, tgt = files
+    one_step = {"train.max_steps": 1, "train.max_tokens": 100}
     config = new_config(
-        directory, **{"train.max_steps": 1, "data.max_length": 64, "train.max_tokens": 100}
+        directory, **one_step, **{"data.max_length": 64, "tokenizer.vocab_size": 300}
     )
     corpus = f"data.train=[{{src: {json.dumps(str(src))}, tgt: {json.dumps(str(tgt))}}}]"
     return Rig(config, directory, (corpus, *settings))
