@@ -1,5 +1,6 @@
 """Requests to stop: signals and the time limit, remembered here and acted on at step boundaries."""
 
+import atexit
 import os
 import re
 import signal
@@ -41,6 +42,7 @@ class Stop:
         self.started = time.monotonic()
         for number in EXIT_CODES:
             signal.signal(number, self._on_signal)
+        atexit.register(_ignore)  # while the interpreter goes, it would be killed by them
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         which = signal.Signals(number)
@@ -66,6 +68,11 @@ class Stop:
         if self.request is not None:
             reason, code = self.request
             raise StoppedError(f"stopped by {reason}; run the same command again to go on", code)
+
+
+def _ignore() -> None:
+    for number in EXIT_CODES:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def parse_duration(text: str) -> float:

@@ -133,11 +133,10 @@ def status(run: Path) -> dict[str, Any]:
 def contents(run: Path) -> dict[str, Any]:
     """All of a run that must not depend on how often it was started."""
     found: dict[str, Any] = {}
-    for pattern in ("model.safetensors", "optimizer.safetensors", "state.json", "step-*.txt"):
+    weights = ("model.safetensors", "optimizer.safetensors", "state.json")
+    for pattern in (*weights, "step-*.txt", "average.txt", "test-*.txt"):
         for file in run.rglob(pattern):
             found[str(file.relative_to(run))] = file.read_bytes()
-    for name in ("average.txt", "test-held_out.txt"):
-        found[name] = (run / "validation" / name).read_bytes()
     for name in ("tokenizer.model", "tokenizer.vocab"):
         found[name] = (run / name).read_bytes()
     found["best.json"] = json.loads((run / "best.json").read_text())

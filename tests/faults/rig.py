@@ -220,7 +220,8 @@ class Processes:
             if self.idle:
                 return self.idle.pop()
         command = [*self.within, sys.executable, "-c", SERVER]
-        return subprocess.Popen(command, stdin=-1, stdout=-1, text=True)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # as many at a time as there are cores
+        return subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=environment)
 
     def mtrain(
         self, *arguments: str | Path, stdin: bytes = b"", prelude: str = "", **environment: str
@@ -258,6 +259,8 @@ class Processes:
         return self.mtrain(*rig.arguments, *arguments, prelude=prelude, MTRAIN_CACHE=cache)
 
     def finishes_as(self, rig: Rig, other: Rig) -> str:
-        """Run it to its end and compare; says what went wrong or differs, or nothing."""
+        """Run it to its end and compare; says what went wrong or differs, or nothing. Only for runs
+        of one thread: of those that it has, a fork keeps one.
+        """
         done = self.train(rig)
         return rig.went_wrong(done.code, done.out, done.err) or rig.differs_from(other)

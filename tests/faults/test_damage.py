@@ -33,7 +33,13 @@ FILES = (
     "trainer/state.json",
     "trainer/manifest.json",
 )
-THREE_STEPS = {"train.max_steps": 3, "train.save_every": 1, "train.valid_every": 3}
+THREE_STEPS = {
+    "train.max_steps": 3,
+    "train.save_every": 1,
+    "train.valid_every": 3,
+    "train.average_last": 1,
+    "data.test": {},
+}
 # Far more than a command needs here, and far less than a hostile file asks for.
 MOST_SECONDS, MOST_MEMORY = 20.0, 2000
 

@@ -62,6 +62,7 @@ WAYS = [
 def test_killed_at_random_instants(
     config: Path,
     tmp_path: Path,
+    processes: Processes,
     tally: Tally,
     count: Count,
     way: str,
@@ -73,12 +74,13 @@ def test_killed_at_random_instants(
         pytest.skip("this CPU does not compute in bf16")
     number = count(quick, full)
     other, seconds = undisturbed(config, *settings)
+    finishes_as = processes.finishes_as if way in ("fp32", "bf16") else Rig.finishes_as
     instants = [random.Random(seed).uniform(0, seconds) for seed in range(number)]
 
     def trial(instant: float) -> str:
         rig = Rig(config, tmp_path / str(instant), tuple(settings))
         end_after(rig.start(), instant, signal.SIGKILL)
-        trouble = rig.finishes_as(other)
+        trouble = finishes_as(rig, other)
         shutil.rmtree(rig.directory)
         return trouble and f"killed after {instant:.3f} s: {trouble}"
 
@@ -87,14 +89,16 @@ def test_killed_at_random_instants(
     tally.check(1, f"kill -9 at a random instant: {way}", outcomes)
 
 
-def test_killed_five_times(config: Path, tmp_path: Path, tally: Tally, count: Count) -> None:
+def test_killed_five_times(
+    config: Path, tmp_path: Path, processes: Processes, tally: Tally, count: Count
+) -> None:
     other, seconds = undisturbed(config)
 
     def trial(seed: int) -> str:
         rig, instants = Rig(config, tmp_path / str(seed)), random.Random(seed)
         for _ in range(5):
             end_after(rig.start(), instants.uniform(0.3, 1) * seconds, signal.SIGKILL)
-        return rig.finishes_as(other)
+        return processes.finishes_as(rig, other)
 
     tally.check(1, "kill -9 five times in a run", in_parallel(trial, range(count(0, 10))))
 
@@ -145,10 +149,12 @@ def leaves_a_good_checkpoint(rig: Rig) -> str:
 
 
 def test_killed_at_every_point_of_a_save(
-    config: Path, rigs: Iterator[Rig], processes: Processes, tally: Tally, count: Count
+    config: Path, tmp_path: Path, processes: Processes, tally: Tally, count: Count
 ) -> None:
-    other, _ = undisturbed(config)
-    words = processes.train(next(rigs), prelude=POINTS.format(at=0)).err.split()
+    steps = "train.max_steps=80"
+    other, _ = undisturbed(config, steps)
+    counting = Rig(config, tmp_path / "counting", (steps,))
+    words = processes.train(counting, prelude=POINTS.format(at=0)).err.split()
     points = int(words[words.index("points") + 1])
     assert points > 40
     sizes = [10, 1000, 5_000, 20_000, 40_000, 60_000, 80_000]
@@ -156,8 +162,9 @@ def test_killed_at_every_point_of_a_save(
     preludes += [strike(60, HALF_A_FILE.format(size=size), "_save") for size in sizes]
     some = random.Random(1).sample(preludes, count(2, len(preludes)))
 
-    def trial(case: tuple[Rig, str]) -> str:
-        rig, prelude = case
+    def trial(case: tuple[int, str]) -> str:
+        number, prelude = case
+        rig = Rig(config, tmp_path / str(number), (steps,))
         code = processes.train(rig, prelude=prelude).code
         if code not in (-signal.SIGKILL, -signal.SIGXFSZ):
             return f"exit code {code} of\n{prelude}"
@@ -165,16 +172,14 @@ def test_killed_at_every_point_of_a_save(
         shutil.rmtree(rig.directory)
         return trouble and f"{trouble}\n{prelude}"
 
-    tally.check(
-        2, "kill -9 at every point of a save", in_parallel(trial, zip(rigs, some, strict=False))
-    )
+    tally.check(2, "kill -9 at every point of a save", in_parallel(trial, enumerate(some)))
 
 
 # --- stopped ----------------------------------------------------------------------------------
 
 
 def test_stopped_at_random_instants(
-    config: Path, rigs: Iterator[Rig], tally: Tally, count: Count
+    config: Path, rigs: Iterator[Rig], processes: Processes, tally: Tally, count: Count
 ) -> None:
     other, seconds = undisturbed(config)
     cases = [
@@ -195,7 +200,7 @@ def test_stopped_at_random_instants(
             return f"{how} after {instant:.3f} s: exit code {code}\n{err}"
         if code and (rig.run / "status.json").exists() and status(rig.run)["exit_code"] != code:
             return f"{how} after {instant:.3f} s: {status(rig.run)}"
-        trouble = rig.finishes_as(other)
+        trouble = processes.finishes_as(rig, other)
         shutil.rmtree(rig.directory)
         return trouble and f"{how} after {instant:.3f} s: {trouble}"
 
@@ -299,7 +304,9 @@ def test_restores_that_are_broken(
 # --- started more than once ---------------------------------------------------------------------
 
 
-def test_started_at_once(config: Path, rigs: Iterator[Rig], tally: Tally, count: Count) -> None:
+def test_started_at_once(
+    config: Path, rigs: Iterator[Rig], processes: Processes, tally: Tally, count: Count
+) -> None:
     other, _ = undisturbed(config)
 
     def trial(number: int) -> str:
@@ -318,14 +325,14 @@ def test_started_at_once(config: Path, rigs: Iterator[Rig], tally: Tally, count:
         told = status(rig.run)
         if len(trained) != 1 or told["state"] != "complete" or told["host"] != gethostname():
             return f"{number} at once: trained by {trained}, {json.dumps(told)}"
-        return rig.finishes_as(other)
+        return processes.finishes_as(rig, other)
 
     numbers = range(2, 2 + count(0, 7))
     tally.check(13, "two to eight starts at once", [trial(number) for number in numbers])
 
 
 def test_a_lock_left_by_a_killed_run(
-    config: Path, rigs: Iterator[Rig], tally: Tally, count: Count
+    config: Path, rigs: Iterator[Rig], processes: Processes, tally: Tally, count: Count
 ) -> None:
     other, seconds = undisturbed(config)
 
@@ -333,7 +340,7 @@ def test_a_lock_left_by_a_killed_run(
         end_after(rig.start(), 0.7 * seconds, signal.SIGKILL)
         if not (rig.run / ".lock").exists():
             return "killed before it held the lock"
-        return rig.finishes_as(other)
+        return processes.finishes_as(rig, other)
 
     some = [next(rigs) for _ in range(count(0, 4))]
     tally.check(13, "a lock left by a killed run", in_parallel(trial, some))

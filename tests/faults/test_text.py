@@ -273,7 +273,7 @@ def test_fuzzed_lines(
         assert done.err.count("cut there") <= 1
         return done.out.decode().removesuffix("\n").split("\n")
 
-    cases = [(beam, rows) for beam in (1, 5) for rows in (1, 7, 64)]
+    cases = [(beam, rows) for rows in (1, 7, 64) for beam in (5, 1)]  # the slowest first
     found = dict(zip(cases, in_parallel(translations, cases), strict=True))
     outcomes = [f"{case}: {len(t)} lines" for case, t in found.items() if len(t) != len(lines)]
     for case, texts in found.items():
