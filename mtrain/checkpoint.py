@@ -25,7 +25,7 @@ from torch import Tensor
 
 from mtrain import manifest
 from mtrain.errors import UserError
-from mtrain.json_reader import read_json
+from mtrain.json_reader import read_json, read_json_file
 
 MODEL, CONFIG, TOKENIZER, TRAINER = "model.safetensors", "config.yaml", "tokenizer.model", "trainer"
 OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
@@ -147,7 +147,10 @@ def steps(directory: Path) -> list[Path]:
 
 def named_steps(directory: Path) -> list[Path]:
     """List everything that is named like a step, oldest first: broken directories too."""
-    found = {path: step_of(path) for path in directory.glob("step-*")}
+    try:  # glob would take a directory that cannot be read for an empty one
+        found = {path: step_of(path) for path in directory.iterdir()}
+    except FileNotFoundError:
+        return []
     named = {path: step for path, step in found.items() if step is not None}
     return sorted(named, key=named.__getitem__)
 
@@ -283,7 +286,7 @@ def is_good(path: Path) -> bool:
 
 def _best_name(run_dir: Path) -> str | None:
     try:
-        best = read_json((run_dir / "best.json").read_bytes(), _BEST).best
+        best = read_json_file(run_dir / "best.json", _BEST).best
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -8,7 +8,7 @@ import gzip
 import hashlib
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -36,12 +36,15 @@ class Scan:
 
 @dataclass
 class Reading:
-    """Options of reading, and counts of what was changed or dropped on the way."""
+    """Options of reading, counts of what was changed or dropped on the way, and what to call now
+    and then: it may raise to end a long read.
+    """
 
     root: Path = field(default_factory=Path)
     invalid_utf8: str = "error"
     keep_blank: bool = False
     counts: Counter[str] = field(default_factory=Counter)
+    check: Callable[[], None] = lambda: None
 
 
 def describe(corpus: Corpus) -> str:
@@ -110,9 +113,11 @@ def scan(corpus: Corpus, reading: Reading) -> Scan:
     length.
     """
     if isinstance(corpus, TextCorpus):
-        return _scan_files(reading.root / corpus.src, reading.root / corpus.tgt)
+        src, tgt = reading.root / corpus.src, reading.root / corpus.tgt
+        return _scan_files(src, tgt, reading.check)
     digest, count = hashlib.sha256(), 0
     for pair in read_pairs(corpus, Reading(reading.root, "error", keep_blank=True)):
+        reading.check()
         for text in pair:
             data = text.encode("utf-8", "surrogatepass")
             digest.update(len(data).to_bytes(8, "little") + data)
@@ -135,8 +140,8 @@ def read_pairs(corpus: Corpus, reading: Reading) -> Iterator[Pair]:
             yield src, tgt
 
 
-def _scan_files(src: Path, tgt: Path) -> Scan:
-    (src_lines, src_hash), (tgt_lines, tgt_hash) = _scan_file(src), _scan_file(tgt)
+def _scan_files(src: Path, tgt: Path, check: Callable[[], None]) -> Scan:
+    (src_lines, src_hash), (tgt_lines, tgt_hash) = _scan_file(src, check), _scan_file(tgt, check)
     if src_lines != tgt_lines:
         raise UserError(
             f"{src} has {src_lines} lines but {tgt} has {tgt_lines}: "
@@ -145,7 +150,7 @@ def _scan_files(src: Path, tgt: Path) -> Scan:
     return Scan(src_lines, hashlib.sha256(src_hash + tgt_hash).hexdigest())
 
 
-def _scan_file(path: Path) -> tuple[int, bytes]:
+def _scan_file(path: Path, check: Callable[[], None]) -> tuple[int, bytes]:
     """Return the number of lines and the SHA-256 of a file's decompressed bytes."""
     if path.exists() and not path.is_file():
         raise UserError(
@@ -155,6 +160,7 @@ def _scan_file(path: Path) -> tuple[int, bytes]:
     with open_bytes(path) as stream:
         try:
             while block := stream.read(_BLOCK):
+                check()
                 digest.update(block)
                 lines += block.count(b"\n")
                 last = block

@@ -1,10 +1,13 @@
 """JSON files of a known form, checked before anything in them is used."""
 
+from pathlib import Path
 from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 Content = TypeVar("Content")
+
+LARGEST = 64 << 20  # bytes; a history of a million validations
 
 
 def read_json(data: bytes, form: TypeAdapter[Content]) -> Content:
@@ -15,3 +18,16 @@ def read_json(data: bytes, form: TypeAdapter[Content]) -> Content:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
         raise ValueError(f"{place}: {first['msg']}" if place else first["msg"]) from None
+
+
+def read_json_file(path: Path, form: TypeAdapter[Content]) -> Content:
+    """Read a file of that form; raises `ValueError` where it is of another or no regular file,
+    `OSError` where it cannot be read.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError("not a regular file")
+    with path.open("rb") as file:
+        data = file.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise ValueError(f"larger than {LARGEST:,} bytes")
+    return read_json(data, form)

@@ -99,8 +99,8 @@ def sinusoids(length: int, width: int) -> Tensor:
     """Position encodings (length, width): PE(pos, 2i) = sin(pos / 10000^(2i/D)), 2i+1 the cosine
     (section 3.5).
     """
-    position = torch.arange(length, dtype=torch.float64, device="cpu")[:, None]
-    pair = torch.arange(0, width, 2, dtype=torch.float64, device="cpu")
+    position = torch.arange(length, dtype=torch.float64)[:, None]
+    pair = torch.arange(0, width, 2, dtype=torch.float64)
     angles = position * torch.exp(pair * (-math.log(10000.0) / width))
     return torch.stack((angles.sin(), angles.cos()), 2).flatten(1).float()
 
@@ -202,9 +202,7 @@ def _join_heads(out: Tensor, parts: tuple[Tensor, ...], B: int, L: int, H: int) 
 
 
 class Attention(nn.Module):
-    """Multi-head attention (section 3.2.2); `watch` is filled with its weights where a caller asks
-    for them.
-    """
+    """Multi-head attention (section 3.2.2); its weights go to `watch` where a caller asks."""
 
     def __init__(self, shape: Shape, rates: Dropout) -> None:
         super().__init__()
@@ -431,6 +429,8 @@ class Transformer(nn.Module):
         copies = {name: weight.clone() for name, weight in weights.items()}
         self.load_state_dict(copies, strict=False, assign=True)
         self._tie_output()
+        if self.shape.positions == "sinusoidal":  # no weights
+            self.sinusoids = sinusoids(*self.sinusoids.shape)
 
     def _initialise(self) -> None:
         if self.output.weight.is_meta:  # shapes alone

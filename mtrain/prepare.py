@@ -18,7 +18,7 @@ from mtrain import checkpoint, manifest
 from mtrain.cache import cache_key, cached
 from mtrain.check import suspicions
 from mtrain.config import Config, Corpus, TokenizerConfig
-from mtrain.corpus import DROPPED, Pair, Reading, Scan, describe, read_pairs, scan
+from mtrain.corpus import Pair, Reading, Scan, describe, read_pairs, scan
 from mtrain.device import available_threads
 from mtrain.errors import RefusedError, UserError
 from mtrain.log import Places, logger, progress_bar
@@ -98,8 +98,9 @@ def _reading(config: Config, *, keep_blank: bool = False) -> Reading:
 
 
 def _scan(config: Config, corpus: Corpus, stop: Stop) -> Scan:
-    stop.check()
-    return scan(corpus, _reading(config))
+    reading = _reading(config)
+    reading.check = stop.check
+    return scan(corpus, reading)
 
 
 def _read_text(config: Config, name: str, corpus: Corpus, stop: Stop) -> Text:
@@ -144,7 +145,7 @@ def _get_tokenizer(config: Config, run_tokenizer: Path, hashes: list[str], stop:
     if settings.path is not None:
         return Tokenizer.load(Path(settings.path))
     parts = (hashes, config.data.invalid_utf8, settings.model_dump(), version("sentencepiece"))
-    make = partial(_train_tokenizer, config, stop)
+    make = partial(_train_tokenizer, config, hashes, stop)
     return cached(cache_key("tokenizer", *parts), _open_tokenizer, make, stop)
 
 
@@ -156,7 +157,15 @@ def _open_tokenizer(path: Path) -> Tokenizer | None:
     return Tokenizer.load(path / checkpoint.TOKENIZER)
 
 
-def _train_tokenizer(config: Config, stop: Stop, path: Path) -> Tokenizer:
+def _check_unchanged(config: Config, hashes: list[str], stop: Stop) -> None:
+    """Raise `UserError` where what was read is no longer what was hashed before: what is made of it
+    would be kept under the name of another text.
+    """
+    if [_scan(config, corpus, stop).sha256 for corpus in config.data.train] != hashes:
+        raise UserError("data.train: it changed while it was read; run the same command again")
+
+
+def _train_tokenizer(config: Config, hashes: list[str], stop: Stop, path: Path) -> Tokenizer:
     """Train a vocabulary on both sides together and keep it."""
     settings = config.tokenizer
     logger.info(
@@ -177,6 +186,7 @@ def _train_tokenizer(config: Config, stop: Stop, path: Path) -> Tokenizer:
         byte_fallback=settings.byte_fallback,
         user_symbols=tuple(settings.user_symbols),
     )
+    _check_unchanged(config, hashes, stop)
 
     def fill(directory: Path) -> None:
         (directory / checkpoint.TOKENIZER).write_bytes(proto)
@@ -204,10 +214,13 @@ def _get_store(
     """Open the tokenized corpus in the cache, or build it."""
     data = config.data
     key = store_key(hashes, tokenizer.fingerprint, data.max_length, data.invalid_utf8)
-    return cached(key, open_store, partial(_build, config, tokenizer, pairs, stop), stop)
+    make = partial(_build, config, tokenizer, hashes, pairs, stop)
+    return cached(key, open_store, make, stop)
 
 
-def _build(config: Config, tokenizer: Tokenizer, pairs: int, stop: Stop, path: Path) -> Store:
+def _build(
+    config: Config, tokenizer: Tokenizer, hashes: list[str], pairs: int, stop: Stop, path: Path
+) -> Store:
     workers = config.data.workers
     counts: Counter[str] = Counter()
     bar = progress_bar(pairs, "pair", "tokenizing")
@@ -226,13 +239,11 @@ def _build(config: Config, tokenizer: Tokenizer, pairs: int, stop: Stop, path: P
             workers=available_threads() if workers == "auto" else workers,
             progress=progress,
         )
-    read = len(store) + sum(n for reason, n in counts.items() if reason.startswith(DROPPED))
-    if read != pairs:
+    try:
+        _check_unchanged(config, hashes, stop)
+    except UserError:  # a stop, too
         manifest.remove_directory(path)
-        raise UserError(
-            f"data.train: held {pairs:,} pairs, then {read:,}: it changed while it was read; "
-            "run the same command again"
-        )
+        raise
     return store
 
 

@@ -28,7 +28,7 @@ from mtrain.config import (
     load_config,
 )
 from mtrain.errors import RefusedError, UserError
-from mtrain.json_reader import Content, read_json
+from mtrain.json_reader import Content, read_json_file
 from mtrain.log import MetricsFile, logger
 from mtrain.tokenizer import Tokenizer
 
@@ -150,7 +150,7 @@ class RunDirectory:
         damaged.
         """
         try:
-            return read_json((self.path / name).read_bytes(), form)
+            return read_json_file(self.path / name, form)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:

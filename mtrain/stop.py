@@ -7,6 +7,7 @@ import signal
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from threading import Thread
 from types import FrameType
 
 from mtrain.errors import (
@@ -29,7 +30,8 @@ class Stop:
     """Whether the run was asked to stop, and by what.
 
     A signal handler only notes the request, for a save begun inside it could meet a half-made step.
-    A second signal ends the process at once.
+    A second signal ends the process at once, by a thread: a handler would wait for the end of a
+    library's call, which may take minutes.
     """
 
     time_limit: float | None = None  # seconds after `started`
@@ -42,12 +44,16 @@ class Stop:
         self.started = time.monotonic()
         for number in EXIT_CODES:
             signal.signal(number, self._on_signal)
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        Thread(target=_end_on_second, args=(reader,), daemon=True).start()
         atexit.register(_ignore)  # while the interpreter goes, it would be killed by them
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         which = signal.Signals(number)
         if self.received is not None:
-            os._exit(EXIT_CODES[which])
+            return
         self.received = which
         if self.step_seconds > 10:
             text = f"\n{which.name}: saving after this step, in up to {self.step_seconds:.0f} s\n"
@@ -68,6 +74,14 @@ class Stop:
         if self.request is not None:
             reason, code = self.request
             raise StoppedError(f"stopped by {reason}; run the same command again to go on", code)
+
+
+def _end_on_second(reader: int) -> None:
+    """Read the numbers of signals as they arrive."""
+    heard = [number for number in os.read(reader, 1) if number in EXIT_CODES]
+    while len(heard) < 2:
+        heard += [number for number in os.read(reader, 1) if number in EXIT_CODES]
+    os._exit(EXIT_CODES[signal.Signals(heard[1])])
 
 
 def _ignore() -> None:

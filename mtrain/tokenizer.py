@@ -47,6 +47,8 @@ class Tokenizer:
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
         """Read a model file; raises `UserError`."""
+        if path.exists() and not path.is_file():
+            raise UserError(f"{path}: cannot read the tokenizer: not a regular file")
         try:
             return cls(path.read_bytes(), str(path))
         except OSError as error:

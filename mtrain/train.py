@@ -45,6 +45,8 @@ from mtrain.translate import (
 )
 from mtrain.validation import Validation
 
+LACK_OF_MEMORY = "out of memory; free some, or start a smaller run"
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -131,7 +133,7 @@ class Trainer:
         self.optimizer = Optimizer(self.model, betas, config.train.adam_eps)
         self.hidden = self.model.hidden
         self.rate = make_schedule(config.train, config.model.d_model)
-        self.position, self.saved_step = Position(), 0
+        self.position, self.saved_step, self.checked_step = Position(), 0, 0
         self.damaged: list[Path] = []  # checkpoints newer than the one that the run goes on from
         self.validation = Validation(config, prepared, run, stop)
         self.sums = torch.zeros(2, device=self.device)  # loss and nll since the last record
@@ -277,12 +279,18 @@ class Trainer:
         alone.
         """
         if not bool(self.sums.isfinite().all()):
-            p = self.position
             raise UserError(
-                f"step {p.step}: the loss or its gradient is not finite (epoch {p.epoch + 1}, "
-                f"micro-batches up to {p.batch}); no weight was changed by it. Lower the learning "
-                "rate, or set train.precision: fp32; the last checkpoint is good"
+                f"{self._place()}: the loss or its gradient is not finite; no weight was changed "
+                "by it. Lower the learning rate, or set train.precision: fp32; the last checkpoint "
+                "is good"
             )
+        self.checked_step = self.position.step
+
+    def _place(self) -> str:
+        """Name what was trained on since the last look at the numbers."""
+        p, first = self.position, self.checked_step + 1
+        steps = f"step {p.step}" if first >= p.step else f"one of the steps {first} to {p.step}"
+        return f"{steps} (epoch {p.epoch + 1}, micro-batches up to {p.batch})"
 
     def _record(self, norm: Tensor, rate: float, bar: Any) -> None:
         """Write the training record since the last one to metrics.jsonl, the log and the bar."""
@@ -334,6 +342,11 @@ class Trainer:
         path = self.run_dir.checkpoints / checkpoint.step_name(self.position.step)
         if self.saved_step == self.position.step:
             return
+        for name, weight in self.optimizer.weights().items():
+            if not bool(weight.isfinite().all()):
+                raise UserError(
+                    f"{self._place()}: {name} is not finite; the last checkpoint is good"
+                )
         loop = Loop(
             **asdict(self.position),
             sums=self.sums.tolist(),
@@ -383,7 +396,7 @@ class Trainer:
             self.optimizer.load_moments(moments)
             loop = found.trainer.loop
             self.position = Position(loop.step, loop.epoch, loop.batch)
-            self.saved_step = loop.step
+            self.saved_step = self.checked_step = loop.step
             self.sums = torch.tensor(loop.sums, device=self.device)
             self.sum_tokens = loop.sum_tokens
         self.validation.resume(self.position.step)
@@ -427,10 +440,10 @@ class Trainer:
         model = self.model
         dtype = compute_dtype("auto", self.device, training=False)
         if dtype != self.model.dtype:
-            model = Transformer(self.model.shape).to(self.device)
-            for name, parameter in model.named_parameters():
-                parameter.data = self.optimizer.weights()[name]
-            set_compute_dtype(model, dtype)
+            with torch.device("meta"):
+                model = Transformer(self.model.shape)
+            model.take_weights(self.optimizer.weights())
+            set_compute_dtype(model.to(self.device), dtype)
         return Translator(
             model, self.prepared.tokenizer, self.config.decode, self.config, self.stop.check
         )
@@ -524,7 +537,7 @@ def _train_or_tell(config: Config, run: RunDirectory, stop: Stop) -> int:
         step = checkpoint.step_of(present[-1]) or 0 if present else 0
         run.check_settings(config)
         run.set_status("preparing", step)
-        with telling_lack_of_memory(lambda: "out of memory; free some, or start a smaller run"):
+        with telling_lack_of_memory(lambda: LACK_OF_MEMORY):
             prepared = prepare(config, run.tokenizer, stop)
             run.check_data(prepared.fingerprints)
             trainer = Trainer(config, prepared, run, stop)
@@ -547,9 +560,10 @@ def dry_run(config: Config, stop: Stop) -> None:
     """
     run = RunDirectory(Path(config.run_dir))
     run.check_settings(config)
-    prepared = prepare(config, run.tokenizer, stop)
-    run.check_data(prepared.fingerprints)
-    trainer = Trainer(config, prepared, run, stop)
+    with telling_lack_of_memory(lambda: LACK_OF_MEMORY):
+        prepared = prepare(config, run.tokenizer, stop)
+        run.check_data(prepared.fingerprints)
+        trainer = Trainer(config, prepared, run, stop)
     trainer.look_back()
     trainer.announce()
     logger.info("dry run: nothing was trained")

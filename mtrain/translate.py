@@ -222,11 +222,13 @@ def load_translator(
     with torch.device("meta"):  # a config may ask for any size: no memory before the weights agree
         model = Transformer(shape)
     check_weights(dict(model.named_parameters()), snapshot.weights, directory)
-    model.take_weights(snapshot.weights)
     target = pick_device(device)
-    set_compute_dtype(model, compute_dtype(precision, target, training=False))
+    with telling_lack_of_memory(lambda: f"{directory}: out of memory; free some"):
+        model.take_weights(snapshot.weights)
+        set_compute_dtype(model, compute_dtype(precision, target, training=False))
+        model.to(target)
     settings = override_decode(config.decode, **decode)
-    return Translator(model.to(target), tokenizer, settings, config)
+    return Translator(model, tokenizer, settings, config)
 
 
 def check_weights(parameters: dict[str, Tensor], weights: dict[str, Tensor], name: Path) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import TinyConfig, write_corpus
@@ -13,8 +13,7 @@ from conftest import TinyConfig, write_corpus
 from mtrain import lock, log, store
 from mtrain import prepare as preparation
 from mtrain.cache import cache_directory
-from mtrain.config import Config, load_config
-from mtrain.corpus import Pair
+from mtrain.config import Config, TextCorpus, load_config
 from mtrain.errors import UserError
 from mtrain.prepare import Prepared, prepare
 from mtrain.stop import Stop
@@ -87,19 +86,25 @@ def test_a_whole_cache_need_not_be_writable(
         prepared(config, tmp_path)
 
 
-def test_a_corpus_that_changes_while_it_is_read_is_not_kept(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("maker", "kept"), [("train_tokenizer", 0), ("build_store", 1)])
+def test_what_is_made_of_a_corpus_that_changes_is_not_kept(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, maker: str, kept: int
 ) -> None:
-    read = preparation._read_train
+    """It would be taken for what the old text gives."""
+    make = getattr(preparation, maker)
+    (corpus,) = config.data.train
+    assert isinstance(corpus, TextCorpus)
+    src = Path(corpus.src)
 
-    def growing(*arguments: object) -> Iterator[Pair]:
-        yield from read(*arguments)  # type: ignore[arg-type]
-        yield "one", "more"
+    def changing(*arguments: Any, **options: Any) -> Any:
+        made = make(*arguments, **options)
+        src.write_text(src.read_text().swapcase())
+        return made
 
-    monkeypatch.setattr(preparation, "_read_train", growing)
-    with pytest.raises(UserError, match="held 120 pairs, then 121: it changed"):
+    monkeypatch.setattr(preparation, maker, changing)
+    with pytest.raises(UserError, match="changed while it was read"):
         prepared(config, tmp_path)
-    assert not list(cache_directory().glob("*/store.json"))
+    assert len(list(cache_directory().glob("*/manifest.json"))) == kept
 
 
 def test_a_pipe_is_no_corpus(tiny_config: TinyConfig, tmp_path: Path) -> None:

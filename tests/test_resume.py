@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -309,6 +310,31 @@ def test_a_second_signal_ends_at_once(config_file: Path, run: Path) -> None:
     assert steps(run) == []
 
 
+# A step that is one call of a library, of many minutes: no handler of Python's runs in it.
+DEAF = """
+import hashlib, sys
+from mtrain import cli
+from mtrain.train import Trainer
+def deaf(*arguments):
+    print("deaf", file=sys.stderr, flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2_000_000_000)
+Trainer.take_step = deaf
+cli.main()
+"""
+
+
+def test_a_second_signal_ends_a_library_s_call(config_file: Path, run: Path) -> None:
+    arguments = ["train", "-c", str(config_file), "--set", f"run_dir={run}"]
+    process = subprocess.Popen([sys.executable, "-c", DEAF, *arguments], stderr=-1, text=True)
+    assert process.stderr is not None
+    with process.stderr:
+        assert any("deaf" in line for line in process.stderr)
+        for _ in range(2):
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.2)  # two that come together may count as one
+        assert process.wait(30) == EXIT_TERMINATED
+
+
 @pytest.mark.parametrize(("seconds", "told"), [(9.9, False), (12.4, True)])
 def test_the_wait_for_a_long_step_is_announced(
     capfd: pytest.CaptureFixture[str], seconds: float, told: bool
@@ -320,6 +346,7 @@ def test_the_wait_for_a_long_step_is_announced(
         asked.step_seconds = seconds
         os.kill(os.getpid(), signal.SIGTERM)
     finally:
+        signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, before)
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -30,6 +30,8 @@ def pytest_terminal_summary(
     terminalreporter.write_line("\n| # | fault | injected | survived |\n| --- | --- | --- | --- |")
     for number, name, injected, survived in sorted(config.stash[ROWS]):
         terminalreporter.write_line(f"| {number} | {name} | {injected:,} | {survived:,} |")
+    for report in terminalreporter.getreports("skipped"):
+        terminalreporter.write_line(f"not injected: {report.nodeid}: {report.longrepr[2]}")
 
 
 class Tally:

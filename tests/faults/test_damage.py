@@ -124,7 +124,8 @@ def test_damaged_files(
         deed(damaged / name)
         trouble = ""
         if "/" not in name:  # what training alone needs does not hinder the use of a model
-            done = processes.mtrain(*commands(damaged, text)[number % 3])
+            model = (damaged, rig.run)[number // 3 % 2]
+            done = processes.mtrain(*commands(model, text)[number % 3])
             named = f"{damaged.parent / 'step-00000002'} is good"
             trouble = done.refuses(1, str(damaged), named) or (
                 "" if done.err.count("\n") == 1 else f"more than a line:\n{done.err}"
@@ -271,6 +272,11 @@ HOSTILE: list[tuple[str, str, Callable[[Path], object]]] = [
     ),
     ("zip bomb", "model.safetensors", zip_bomb),
     ("a model of a terabyte", "config.yaml", other_settings(d_model=200_000, d_ff=800_000)),
+    (
+        "positions of 30 GB",
+        "config.yaml",
+        other_settings(d_model=131_072, max_length=65_536, max_tokens=65_536),
+    ),
     ("a billion layers", "config.yaml", other_settings(num_encoder_layers=1_000_000_000)),
     ("a billion positions", "config.yaml", other_settings(positions="learned", max_length=10**9)),
     ("alias bomb", "config.yaml", writes(ALIASES.encode())),
