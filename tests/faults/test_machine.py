@@ -66,7 +66,7 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
 
 
 def test_a_full_disk(config: Path, disk: SmallDisk, tally: Tally, count: Count) -> None:
-    amounts = range(100_000, 6_000_000, 6_000_000 // count(0, 40))
+    amounts = range(50_000, 850_000, 800_000 // count(0, 16))  # all of it takes a little more
     other, _ = undisturbed(config)
     outcomes = []
     for free in amounts:
@@ -175,11 +175,15 @@ def workers_of(pid: int) -> list[int]:
 
 
 @pytest.fixture
-def large(tmp_path: Path) -> Path:
-    """A corpus that is worth several processes."""
+def large(tmp_path: Path, trained_run: Path) -> Path:
+    """A corpus that is worth several processes, and a vocabulary for it."""
     corpus = write_corpus(tmp_path / "large", made_up_pairs(150_000, 1))
+    tokenizer = {
+        "tokenizer.path": str(trained_run / "tokenizer.model"),
+        "tokenizer.vocab_size": 350,
+    }
     settings = {"data.train": [corpus], "data.workers": 2, "train.max_steps": 2}
-    return new_config(tmp_path, **settings)
+    return new_config(tmp_path, **tokenizer, **settings)
 
 
 def start_tokenizing(rig: Rig) -> subprocess.Popen[str]:
