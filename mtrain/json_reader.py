@@ -7,7 +7,7 @@ from pydantic import TypeAdapter, ValidationError
 
 Content = TypeVar("Content")
 
-LARGEST = 64 << 20  # bytes; a history of a million validations
+LARGEST = 64 << 20  # bytes
 
 
 def read_json(data: bytes, form: TypeAdapter[Content]) -> Content:

@@ -157,10 +157,13 @@ def _open_tokenizer(path: Path) -> Tokenizer | None:
     return Tokenizer.load(path / checkpoint.TOKENIZER)
 
 
-def _check_unchanged(config: Config, hashes: list[str], stop: Stop) -> None:
-    """Raise `UserError` where what was read is no longer what was hashed before: what is made of it
-    would be kept under the name of another text.
+def _read_unchanged(
+    config: Config, hashes: list[str], counts: Counter[str], stop: Stop
+) -> Iterator[Pair]:
+    """Read the training text; raises `UserError` at its end where it is no longer what was hashed
+    before: what is made of it would be kept under the name of another text.
     """
+    yield from _read_train(config, counts)
     if [_scan(config, corpus, stop).sha256 for corpus in config.data.train] != hashes:
         raise UserError("data.train: it changed while it was read; run the same command again")
 
@@ -173,7 +176,7 @@ def _train_tokenizer(config: Config, hashes: list[str], stop: Stop, path: Path) 
     )
 
     def sentences() -> Iterator[str]:
-        for pair in _read_train(config, Counter()):
+        for pair in _read_unchanged(config, hashes, Counter(), stop):
             stop.check()
             yield from pair
 
@@ -186,7 +189,6 @@ def _train_tokenizer(config: Config, hashes: list[str], stop: Stop, path: Path) 
         byte_fallback=settings.byte_fallback,
         user_symbols=tuple(settings.user_symbols),
     )
-    _check_unchanged(config, hashes, stop)
 
     def fill(directory: Path) -> None:
         (directory / checkpoint.TOKENIZER).write_bytes(proto)
@@ -230,21 +232,15 @@ def _build(
         stop.check()
 
     with bar:
-        store = build_store(
+        return build_store(
             path,
-            _read_train(config, counts),
+            _read_unchanged(config, hashes, counts, stop),
             tokenizer,
             max_length=config.data.max_length,
             counts=counts,
             workers=available_threads() if workers == "auto" else workers,
             progress=progress,
         )
-    try:
-        _check_unchanged(config, hashes, stop)
-    except UserError:  # a stop, too
-        manifest.remove_directory(path)
-        raise
-    return store
 
 
 def _report(store: Store, read: int) -> None:

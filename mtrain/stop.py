@@ -78,7 +78,7 @@ class Stop:
 
 def _end_on_second(reader: int) -> None:
     """Read the numbers of signals as they arrive."""
-    heard = [number for number in os.read(reader, 1) if number in EXIT_CODES]
+    heard: list[int] = []
     while len(heard) < 2:
         heard += [number for number in os.read(reader, 1) if number in EXIT_CODES]
     os._exit(EXIT_CODES[signal.Signals(heard[1])])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from mtrain import lock, log, store
 from mtrain import prepare as preparation
 from mtrain.cache import cache_directory
 from mtrain.config import Config, TextCorpus, load_config
+from mtrain.corpus import Pair
 from mtrain.errors import UserError
 from mtrain.prepare import Prepared, prepare
 from mtrain.stop import Stop
@@ -91,17 +93,22 @@ def test_what_is_made_of_a_corpus_that_changes_is_not_kept(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, maker: str, kept: int
 ) -> None:
     """It would be taken for what the old text gives."""
-    make = getattr(preparation, maker)
+    make, read, making = getattr(preparation, maker), preparation._read_train, []
     (corpus,) = config.data.train
     assert isinstance(corpus, TextCorpus)
     src = Path(corpus.src)
 
-    def changing(*arguments: Any, **options: Any) -> Any:
-        made = make(*arguments, **options)
-        src.write_text(src.read_text().swapcase())
-        return made
+    def noted(*arguments: Any, **options: Any) -> Any:
+        making.append(maker)
+        return make(*arguments, **options)
 
-    monkeypatch.setattr(preparation, maker, changing)
+    def changing(*arguments: Any) -> Iterator[Pair]:
+        yield from read(*arguments)
+        if making:
+            src.write_text(src.read_text().swapcase())
+
+    monkeypatch.setattr(preparation, maker, noted)
+    monkeypatch.setattr(preparation, "_read_train", changing)
     with pytest.raises(UserError, match="changed while it was read"):
         prepared(config, tmp_path)
     assert len(list(cache_directory().glob("*/manifest.json"))) == kept
