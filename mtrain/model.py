@@ -412,11 +412,8 @@ class Transformer(nn.Module):
             self.src_positions = _embedding(shape.max_positions, shape.d_model)
             self.tgt_positions = _embedding(shape.max_positions, shape.d_model)
         else:
-            self.register_buffer(
-                "sinusoids",
-                sinusoids(max(512, shape.max_positions), shape.d_model),
-                persistent=False,
-            )
+            table = torch.empty(max(512, shape.max_positions), shape.d_model)
+            self.register_buffer("sinusoids", table, persistent=False)
 
     def _tie_output(self) -> None:
         if self.shape.tie_embeddings != "none":
@@ -429,12 +426,16 @@ class Transformer(nn.Module):
         copies = {name: weight.clone() for name, weight in weights.items()}
         self.load_state_dict(copies, strict=False, assign=True)
         self._tie_output()
-        if self.shape.positions == "sinusoidal":  # no weights
+        self._fill_sinusoids()
+
+    def _fill_sinusoids(self) -> None:
+        if self.shape.positions == "sinusoidal":
             self.sinusoids = sinusoids(*self.sinusoids.shape)
 
     def _initialise(self) -> None:
-        if self.output.weight.is_meta:  # shapes alone
+        if self.output.weight.is_meta:  # shapes alone: to compute there would load torch's compiler
             return
+        self._fill_sinusoids()
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -389,9 +390,30 @@ def test_each_line_is_answered_before_the_next_and_ctrl_c_ends(run_dir: Path) ->
             process.stdin.write(line + "\n")
             process.stdin.flush()
             assert process.stdout.readline().endswith("\n")
+        time.sleep(0.2)  # Python misses a signal of the very moment in which it turns to waiting
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
         assert "Traceback" not in process.stderr.read()
+
+
+SPY = """
+import sys
+from mtrain import cli
+try:
+    cli.main()
+finally:
+    assert "torch._dynamo" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize(
+    "line", ["train -c {config} --set run_dir={tmp}/new", "translate -m {run} -i {src}"]
+)
+def test_a_start_does_not_load_torch_s_compiler(places: dict[str, Path], line: str) -> None:
+    """It takes a second or more, and the meta device as well as Adam's class would do so."""
+    arguments = line.format(**places).split()
+    done = subprocess.run([sys.executable, "-c", SPY, *arguments], capture_output=True, text=True)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
 
 
 # --- eval, score, average, tokenizer ----------------------------------------------------------
