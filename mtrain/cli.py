@@ -4,12 +4,14 @@ runs.
 
 import json
 import os
+import signal
 import sys
 import traceback
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
@@ -24,6 +26,7 @@ from mtrain.errors import (
     StoppedError,
     UserError,
 )
+from mtrain.stop import Stop, parse_duration
 
 if TYPE_CHECKING:
     from mtrain.translate import Translator
@@ -78,6 +81,8 @@ _debug = False
 def main() -> None:
     """Run the command line; errors meant for people end it with one message and their exit code."""
     _open_closed_streams()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not ignored
+        signal.signal(signal.SIGINT, _leave)
     log.set_up_console()
     try:
         app()
@@ -93,6 +98,17 @@ def main() -> None:
         else:
             log.logger.error("%s: %s", error.filename or "mtrain", error.strerror or error)
         sys.exit(error.exit_code if isinstance(error, UserError) else EXIT_FAILED)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """End at once: libraries swallow Python's `KeyboardInterrupt` while they load, or break."""
+    os._exit(EXIT_INTERRUPTED)
+
+
+def _loaded() -> None:
+    """From here on Ctrl-C lets a command end what it has begun to write."""
+    if signal.getsignal(signal.SIGINT) is _leave:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _open_closed_streams() -> None:
@@ -143,8 +159,6 @@ def train(
     Progress goes to stderr and to `RUN_DIR/train.log`, figures to `RUN_DIR/metrics.jsonl`. SIGTERM,
     SIGUSR1, Ctrl-C and `--time-limit` save first: run the same command again to go on.
     """
-    from mtrain.stop import Stop, parse_duration
-
     stop = Stop(parse_duration(time_limit) if time_limit else None)
     stop.install()
     from mtrain.config import load_config
@@ -320,6 +334,7 @@ def average(
     from mtrain import checkpoint
     from mtrain.config import load_config
 
+    _loaded()
     if not (run_dir / "config.yaml").exists():
         raise UserError(f"{run_dir}: not a run directory: it holds no config.yaml")
     train = load_config(run_dir / "config.yaml").train
@@ -333,11 +348,11 @@ def tokenizer_train(config: ConfigOption, set_: SetOption = None) -> None:
     train`.
     """
     from mtrain.config import load_config
-    from mtrain.stop import Stop
 
     settings = load_config(config, set_)
     from mtrain.prepare import train_run_tokenizer
 
+    _loaded()
     path = train_run_tokenizer(settings, Stop())
     typer.echo(path)
 
@@ -424,6 +439,7 @@ def _output(name: str) -> Iterator[IO[bytes]]:
     """Open a file or stdout for bytes; a reader of stdout that went away ends the command
     quietly.
     """
+    _loaded()
     place: str | int = 1 if name == "-" else name
     try:  # a stream of its own, for PYTHONUNBUFFERED makes stdout's write only a part of a line
         with open(place, "wb", closefd=place != 1) as sink:

@@ -375,7 +375,7 @@ def test_pipes(trained_run: Path, tmp_path: Path, tally: Tally, count: Count) ->
     outcomes.append("" if quiet else f"Ctrl-C: {process.returncode}\n{err.decode()}")
 
     text.write_text("bavo celu\n" * 100_000)
-    for seconds in (0.5, 3.0, 5.0):  # while loading, and while translating
+    for seconds in (0.5, 0.8, 1.1, 1.4, 4.0):  # while loading, and while translating
         job = subprocess.Popen([*command, "-i", text], stdout=-1, stderr=-1, process_group=0)
         with (tmp_path / "out").open("wb") as out:
             reader = subprocess.Popen(["cat"], stdin=job.stdout, stdout=out, process_group=job.pid)
