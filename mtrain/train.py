@@ -190,16 +190,15 @@ class Trainer:
                 self._after_step(norm, rate, bar)
 
     def _compile(self) -> None:
-        """Compile for all shapes, by made-up batches of fixed ones: if the batches that a start
-        meets first decided on the graphs, a resumed run would compute with others than an
-        undisturbed one.
+        """Compile for all shapes, by a made-up batch: if the batches that a start meets first
+        decided on the graphs, a resumed run would compute with others than an undisturbed one.
         """
         shapes.use_duck_shape = False  # sizes that happen to be equal once stay apart
+        torch._dynamo.config.specialize_float = True  # rates of dropout are fixed: it starts twice
         self.hidden = torch.compile(self.model.hidden, dynamic=True)
         try:
-            for rows in (4, 1):  # torch makes a graph of its own for a size of one
-                src, tgt = (torch.full((rows, n), self.ids.eos, device=self.device) for n in (8, 9))
-                self.hidden(src, tgt).sum().backward()  # type: ignore[no-untyped-call]
+            src, tgt = (torch.full((4, n), self.ids.eos, device=self.device) for n in (8, 9))
+            self.hidden(src, tgt).sum().backward()  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UserError(
@@ -243,7 +242,9 @@ class Trainer:
 
     def _accumulate(self, batch: Batch) -> None:
         """Add one micro-batch's gradients and losses to the step's."""
-        hidden = self.hidden(batch.src, batch.tgt_in).flatten(0, 1)[batch.positions]
+        several = len(batch.src) > 1  # torch would compile a graph of its own for a single row
+        compute = self.hidden if several else self.model.hidden
+        hidden = compute(batch.src, batch.tgt_in).flatten(0, 1)[batch.positions]
         smoothing = self.config.train.label_smoothing
         loss = projected_cross_entropy(hidden, self.model.output.weight, batch.targets, smoothing)
         loss.loss_sum.backward()  # type: ignore[no-untyped-call]
