@@ -21,7 +21,6 @@ from mtrain.checkpoint import Loop, Snapshot, TrainerState
 from mtrain.config import Config, dump_config
 from mtrain.data import Batch, SpecialIds, TokenBatches
 from mtrain.device import (
-    available_threads,
     compute_dtype,
     keep_freed_memory,
     pick_device,
@@ -31,6 +30,7 @@ from mtrain.device import (
 from mtrain.errors import EXIT_OK, RefusedError, StoppedError, UserError
 from mtrain.log import add_log_file, logger, progress_bar
 from mtrain.loss import projected_cross_entropy
+from mtrain.machine import Machine
 from mtrain.manifest import DamagedError
 from mtrain.model import Transformer, set_compute_dtype
 from mtrain.optim import Optimizer, make_schedule
@@ -46,53 +46,6 @@ from mtrain.translate import (
 from mtrain.validation import Validation
 
 LACK_OF_MEMORY = "out of memory; free some, or start a smaller run"
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What `auto` settings came to on this machine."""
-
-    device: str
-    threads: int
-    precision: str
-    compile: bool
-
-    @classmethod
-    def of(cls, config: Config) -> "Machine":
-        """Resolve a config's `auto` settings; raises `RefusedError` for a device that is not
-        there.
-        """
-        train = config.train
-        device = pick_device(train.device)
-        dtype = compute_dtype(train.precision, device, training=True)
-        return cls(
-            device=device.type,
-            threads=available_threads() if train.threads == "auto" else train.threads,
-            precision="bf16" if dtype == torch.bfloat16 else "fp32",
-            compile=False if train.compile == "auto" else train.compile,
-        )
-
-    def check_against(self, config: Config, before: dict[str, Any]) -> None:
-        """Refuse to go on where a setting comes to something else than it did; `precision` and
-        `compile` may be changed by naming them.
-        """
-        for key, now in asdict(self).items():
-            was = before.get(key)
-            if was == now:
-                continue
-            if key in ("precision", "compile") and getattr(config.train, key) != "auto":
-                logger.warning(
-                    "train.%s: from here on %s, not %s: bit for bit the same weights "
-                    "are no longer promised",
-                    key,
-                    now,
-                    was,
-                )
-                continue
-            raise RefusedError(
-                f"train.{key}: this run was trained with {was}, and here it comes to "
-                f"{now}; to go on, set train.{key}: {str(was).lower()}"
-            )
 
 
 @dataclass

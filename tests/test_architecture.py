@@ -22,9 +22,9 @@ ROOT = PACKAGE.parent
 LAYERS = (
     "errors",
     "yaml_reader json_reader phrasebook stop",
-    "config lock manifest tokenizer metrics device check",
+    "config lock manifest tokenizer metrics device check attention",
     "corpus log model search history",
-    "cache",
+    "cache machine",
     "store loss optim checkpoint",
     "data rundir",
     "translate prepare",
@@ -35,11 +35,13 @@ LAYERS = (
 )
 # Modules that load torch, by themselves or through others; all others stay quick to load.
 TORCH = {
+    "attention",
     "checkpoint",
     "data",
     "device",
     "lines",
     "loss",
+    "machine",
     "model",
     "optim",
     "prepare",

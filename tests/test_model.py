@@ -11,6 +11,7 @@ from conftest import random_model
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from mtrain.attention import attend, attend_rows, attention_weights, dropout
 from mtrain.model import (
     Attention,
     DecoderLayer,
@@ -18,10 +19,6 @@ from mtrain.model import (
     EncoderLayer,
     Shape,
     Transformer,
-    _Attend,
-    attend,
-    attention_weights,
-    dropout,
     set_compute_dtype,
     sinusoids,
 )
@@ -128,12 +125,11 @@ def test_the_gradient_of_attention_is_its_slope(own: bool, p: float) -> None:
     query = random_values(B * T + 2, 12 if own else 4).double().requires_grad_()
     source = None if own else random_values(B * S + 1, 8, seed=3).double().requires_grad_()
 
-    def attend_rows(query: Tensor, source: Tensor | None) -> Tensor:
+    def attended(query: Tensor, source: Tensor | None) -> Tensor:
         torch.manual_seed(1)
-        rows: Tensor = _Attend.apply(query, source, (B, T, S, 2), mask, p)  # type: ignore[no-untyped-call]
-        return rows
+        return attend_rows(query, source, (B, T, S, 2), mask, p)
 
-    assert torch.autograd.gradcheck(attend_rows, (query, source))
+    assert torch.autograd.gradcheck(attended, (query, source))
 
 
 @NORMS

@@ -24,7 +24,7 @@ import pytest
 import torch
 from conftest import contents, differences, made_up_pairs, status, write_config, write_corpus
 
-from mtrain import checkpoint, log
+from mtrain import checkpoint, log, machine
 from mtrain import train as training
 from mtrain.checkpoint import TrainerState
 from mtrain.config import load_config
@@ -760,10 +760,10 @@ def test_auto_that_comes_to_something_else_is_refused(
     value: Callable[..., Any],
 ) -> None:
     at_first = {"compute_dtype": lambda *_, **__: torch.float32, "available_threads": lambda: 1}
-    monkeypatch.setattr(training, function, at_first[function])
+    monkeypatch.setattr(machine, function, at_first[function])
     stop(config_file, run, 5, f"{key}=auto")
     assert f"{key.split('.')[1]}: auto\n" in (run / "config.yaml").read_text()
-    monkeypatch.setattr(training, function, value)
+    monkeypatch.setattr(machine, function, value)
     message = refusal(config_file, run, f"{key}=auto")
     assert f"set {key}: {'fp32' if key == 'train.precision' else 1}" in message
 
