@@ -229,11 +229,15 @@ def average_run(
     directory = run_dir / "checkpoints"
     present = scheduled_steps(directory, is_scheduled)
     last_step = (step_of(present[-1]) or 0) if present else 0
-    paths = whole_ones(last_scheduled(directory, last_step, save_every, last))
+    wanted = last_scheduled(directory, last_step, save_every, last)
+    paths = whole_ones(wanted)
     if len(paths) < last:
+        for path in wanted:
+            if path.exists():
+                manifest.verify(path)  # says what is damaged
         raise UserError(
-            f"{run_dir}: has {len(paths)} whole scheduled checkpoints in a row at its end, not "
-            f"the {last} to be averaged; lower --last"
+            f"{run_dir}: has {len(paths)} scheduled checkpoints in a row at its end, not the "
+            f"{last} to be averaged; lower --last"
         )
     if output.exists():
         raise UserError(f"{output}: exists already; name a new directory")

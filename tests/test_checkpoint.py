@@ -458,7 +458,7 @@ def test_averaging_a_run_takes_its_newest(tmp_path: Path) -> None:
     assert read.config == CONFIG
     with pytest.raises(UserError, match="mean: exists already"):
         checkpoint.average_run(run, 2, output, *EVERY_10)
-    with pytest.raises(UserError, match=r"has 3 whole scheduled checkpoints.*--last"):
+    with pytest.raises(UserError, match=r"has 3 scheduled checkpoints.*--last"):
         checkpoint.average_run(run, 4, tmp_path / "other", *EVERY_10)
 
 
@@ -469,7 +469,7 @@ def test_averaging_by_hand_takes_no_checkpoint_beyond_a_damaged_one(
 ) -> None:
     run = make_run(tmp_path / "run", 10, 20, 30, 40)
     damage(run / "checkpoints" / step_name(20) / name)
-    with pytest.raises(UserError, match=r"has 2 whole scheduled checkpoints in a row"):
+    with pytest.raises(UserError, match=f"{step_name(20)}.*{name}"):
         checkpoint.average_run(run, 3, tmp_path / "mean", *EVERY_10)
     assert len(checkpoint.average_run(run, 2, tmp_path / "mean", *EVERY_10)) == 2
 

@@ -133,6 +133,11 @@ def steps(run: Path) -> list[int]:
             id="cosine, last step not scheduled",
         ),
         pytest.param(["train.compile=true"], id="compiled", marks=pytest.mark.slow),
+        pytest.param(
+            ["train.compile=true", "train.precision=bf16"],
+            id="compiled in bf16",
+            marks=[needs_bf16, pytest.mark.slow],
+        ),
     ],
 )
 def test_stopped_and_resumed_is_uninterrupted(
