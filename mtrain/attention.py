@@ -58,10 +58,12 @@ def masked(x: Tensor, mask: Tensor | None, p: float) -> Tensor:
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, p: float) -> Tensor:
     """softmax(Q K^T / sqrt(K)) V (equation 1) over (B, H, ?, K); `mask` is True where attention may
-    go.
+    go. One of two dimensions is the causal one, which other devices know without reading it.
     """
     if query.device.type != "cpu":
-        return F.scaled_dot_product_attention(query, key, value, mask, dropout_p=p)
+        causal = mask is not None and mask.dim() == 2
+        mask = None if causal else mask
+        return F.scaled_dot_product_attention(query, key, value, mask, p, is_causal=causal)
     return dropout(attention_weights(query, key, mask), p, p > 0) @ value
 
 

@@ -56,8 +56,10 @@ class Batch:
         """Return the batch on a device."""
         if device.type == "cpu":
             return self
-        moved = {f.name: getattr(self, f.name).to(device, non_blocking=True) for f in fields(self)}
-        return Batch(**moved)
+        parts = {f.name: getattr(self, f.name) for f in fields(self)}
+        if device.type == "cuda":  # from pinned memory no copy waits for the work queued before it
+            parts = {name: part.pin_memory() for name, part in parts.items()}
+        return Batch(**{n: part.to(device, non_blocking=True) for n, part in parts.items()})
 
 
 def pad(rows: list[NDArray[Any]], ids: SpecialIds, *, bos: bool, eos: bool) -> torch.Tensor:

@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Logits are held so many values at a time, but not less than so many rows: what fits a CPU's cache
-# is fastest, and bounds memory at large vocabularies.
-CHUNK_VALUES, CHUNK_ROWS = 1 << 20, 256
+# Logits are held so many values at a time, but not less than so many rows, which bounds memory at
+# large vocabularies. What fits a CPU's cache is fastest there; a GPU wants work for all its cores.
+CHUNK_VALUES = {"cpu": 1 << 20, "cuda": 1 << 28}
+CHUNK_ROWS = 256
 
 
 class Loss(NamedTuple):
@@ -27,24 +28,39 @@ class Loss(NamedTuple):
 
 
 def projected_cross_entropy(
-    hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    smoothing: float,
+    real: Tensor | None = None,
 ) -> Loss:
-    """Sums over (N,) targets, from (N, D) hidden states and the (V, D) output matrix.
+    """Sums over (N,) targets, from (N, D) hidden states and the (V, D) output matrix; over those
+    alone that are `real` (N,), where that is given.
 
     Projection, loss and their gradients are computed chunk by chunk in one pass, so that the (N, V)
     logits never exist as a whole.
     """
-    sums = _Projected.apply(hidden, weight, targets, smoothing)  # type: ignore[no-untyped-call]
+    if real is not None:
+        real = real.to(hidden.dtype)
+    sums = _Projected.apply(hidden, weight, targets, smoothing, real)  # type: ignore[no-untyped-call]
     return Loss(*sums)
 
 
 class _Projected(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        smoothing: float,
+        real: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
+        if real is not None:
+            hidden = hidden * real[:, None]  # as 0 a state adds nothing to the matrix's gradient
         needed = CHUNK_ROWS * max(1, math.ceil(len(hidden) / CHUNK_ROWS))
-        rows = min(needed, max(CHUNK_ROWS, CHUNK_VALUES // weight.shape[0]))
+        most = CHUNK_VALUES.get(weight.device.type, 1 << 24) // weight.shape[0]
+        rows = min(needed, max(CHUNK_ROWS, most))
         matrix = weight.to(hidden.dtype)
         wide = torch.promote_types(hidden.dtype, torch.float32)
         mean_row = matrix.mean(0, dtype=wide)  # its product with a state is that state's mean logit
@@ -64,14 +80,18 @@ class _Projected(torch.autograd.Function):
             # torch's softmax is ten times faster than its log_softmax
             log_total = (logits.amax(-1).to(wide) - probs.amax(-1).to(wide).log())[:count]
             nll = log_total - logits[:count].gather(1, target)[:, 0]
-            nll_sum += nll.sum()
-            even_sum += (log_total - part[:count].to(wide) @ mean_row).sum()
+            even = log_total - part[:count].to(wide) @ mean_row
+            counted = 1.0 if real is None else real[start : start + count]
+            nll_sum += (nll * counted).sum()
+            even_sum += (even * counted).sum()
             if hidden_grad is not None and weight_grad is not None:
                 # less 1 - eps for the target; less eps / V for all, without a pass over the logits
                 share = nll.neg().exp() - (1 - smoothing)
                 probs[:count].scatter_(1, target, share[:, None].to(probs.dtype))
                 hidden_grad[start : start + count] = (probs @ matrix)[:count] - smoothing * mean_row
                 weight_grad += probs.t() @ part  # whose filling is 0
+        if hidden_grad is not None and real is not None:
+            hidden_grad *= real[:, None]
         loss_sum = (1 - smoothing) * nll_sum + smoothing * even_sum
         if weight_grad is not None:
             weight_grad -= smoothing / len(weight) * hidden.sum(0, dtype=wide)
@@ -87,6 +107,7 @@ class _Projected(torch.autograd.Function):
         return (
             hidden_grad * scale.to(hidden_grad.dtype),
             (weight_grad * scale).to(ctx.weight_dtype),
+            None,
             None,
             None,
         )

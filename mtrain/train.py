@@ -1,10 +1,9 @@
 """The training loop: steps, records, checkpoints, validation, stopping and resuming exactly."""
 
 import math
-import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -25,9 +24,11 @@ from mtrain.device import (
     keep_freed_memory,
     pick_device,
     seed_device,
+    set_up_cuda,
     telling_lack_of_memory,
 )
 from mtrain.errors import EXIT_OK, RefusedError, StoppedError, UserError
+from mtrain.graphs import Recorded
 from mtrain.log import add_log_file, logger, progress_bar
 from mtrain.loss import projected_cross_entropy
 from mtrain.machine import Machine
@@ -85,6 +86,7 @@ class Trainer:
         betas = (config.train.adam_betas[0], config.train.adam_betas[1])
         self.optimizer = Optimizer(self.model, betas, config.train.adam_eps)
         self.hidden = self.model.hidden
+        self.learn: Callable[[Batch], None] = self._accumulate
         self.rate = make_schedule(config.train, config.model.d_model)
         self.position, self.saved_step, self.checked_step = Position(), 0, 0
         self.damaged: list[Path] = []  # checkpoints newer than the one that the run goes on from
@@ -104,8 +106,7 @@ class Trainer:
         if self.device.type == "cpu":
             keep_freed_memory()
         if self.device.type == "cuda":
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            torch.use_deterministic_algorithms(True, warn_only=True)
+            set_up_cuda()
 
     def _build_model(self) -> Transformer:
         shape = model_shape(self.config, self.prepared.tokenizer)
@@ -129,8 +130,7 @@ class Trainer:
 
     def _train(self) -> None:
         """Take steps until the last, out of patience, or asked to stop."""
-        if self.machine.compile:
-            self._compile()
+        self.warm_up()
         stream = self.micro_batches()
         bar = progress_bar(self.config.train.max_steps, "step", "training", self.position.step)
         self._restart_clock()
@@ -141,6 +141,18 @@ class Trainer:
                 self.stop.step_seconds = time.monotonic() - started
                 bar.update()
                 self._after_step(norm, rate, bar)
+
+    def warm_up(self) -> None:
+        """Make ready what makes steps fast: compiled code, or recorded work for a GPU."""
+        if self.machine.compile:
+            self._compile()
+        elif self.device.type == "cuda":
+            longest, sums = self.config.data.max_length, self.sums.clone()
+            work = Recorded(self._accumulate_all, self.device, self.ids, longest)
+            work.warm_up()
+            self.sums.copy_(sums)
+            torch._foreach_zero_(self.optimizer.grads)
+            self.learn = work
 
     def _compile(self) -> None:
         """Compile for all shapes, by a made-up batch: if the batches that a start meets first
@@ -172,7 +184,7 @@ class Trainer:
             batch = next(stream)
             num_tokens += batch.num_tokens
             with telling_lack_of_memory(partial(self._too_large, batch)):
-                self._accumulate(batch.to(self.device))
+                self.learn(batch)
         rate = self.rate(step)
         norm = self.optimizer.update(rate, num_tokens, train.clip_norm)
         self.position.step = step
@@ -195,11 +207,22 @@ class Trainer:
 
     def _accumulate(self, batch: Batch) -> None:
         """Add one micro-batch's gradients and losses to the step's."""
+        batch = batch.to(self.device)
         several = len(batch.src) > 1  # torch would compile a graph of its own for a single row
         compute = self.hidden if several else self.model.hidden
         hidden = compute(batch.src, batch.tgt_in).flatten(0, 1)[batch.positions]
-        smoothing = self.config.train.label_smoothing
-        loss = projected_cross_entropy(hidden, self.model.output.weight, batch.targets, smoothing)
+        self._add(hidden, batch.targets)
+
+    def _accumulate_all(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> None:
+        """The same from tables (B, S), (B, T) and (B, T), by work that depends on nothing but these
+        sizes.
+        """
+        hidden, targets = self.model.hidden(src, tgt_in).flatten(0, 1), tgt_out.flatten()
+        self._add(hidden, targets, targets != self.ids.pad)
+
+    def _add(self, hidden: Tensor, targets: Tensor, real: Tensor | None = None) -> None:
+        smoothing, matrix = self.config.train.label_smoothing, self.model.output.weight
+        loss = projected_cross_entropy(hidden, matrix, targets, smoothing, real)
         loss.loss_sum.backward()  # type: ignore[no-untyped-call]
         self.optimizer.accumulate()
         self.sums += torch.stack((loss.loss_sum.detach(), loss.nll_sum))
@@ -409,6 +432,10 @@ class Trainer:
         self.run_dir.checkpoints.mkdir(exist_ok=True)
         self.run_dir.describe(self.config, self.prepared.fingerprints)
         self.run_dir.set_status("running", self.position.step)
+        self.announce()
+
+    def announce(self) -> None:
+        """Say what is to be done from here on."""
         if self._is_finished():
             key = "max_steps" if self.position.step >= self.config.train.max_steps else "patience"
             logger.info(
@@ -417,9 +444,9 @@ class Trainer:
                 key,
             )
         else:
-            self.announce()
+            self._announce_training()
 
-    def announce(self) -> None:
+    def _announce_training(self) -> None:
         """Say what is trained, on what, and how."""
         train, store = self.config.train, self.prepared.store
         warmup = max(1, train.warmup_steps)
@@ -518,7 +545,10 @@ def dry_run(config: Config, stop: Stop) -> None:
         prepared = prepare(config, run.tokenizer, stop)
         run.check_data(prepared.fingerprints)
         trainer = Trainer(config, prepared, run, stop)
-    trainer.look_back()
+    found, _ = trainer.look_back()
+    if found is not None:
+        trainer.position.step = found.trainer.loop.step
+        trainer.validation.look_back(trainer.position.step)
     trainer.announce()
     logger.info("dry run: nothing was trained")
 

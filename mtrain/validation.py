@@ -29,6 +29,12 @@ class Validation:
 
     def resume(self, step: int) -> None:
         """Take up the history as it was at a step; records of later ones are dropped."""
+        if self.look_back(step):
+            self._write_history()
+        self.run.metrics.cut(step)
+
+    def look_back(self, step: int) -> bool:
+        """Load the history as it was at a step; tells whether the file says more."""
         stored = self.run.read("best.json", STORED)
         if stored is None and step > self.config.train.valid_every:
             raise UserError(
@@ -38,9 +44,7 @@ class Validation:
         self.history = History.of(self.history.metric, stored)
         before = self.history.as_json()
         self.history.cut(step, self.config.train.is_validated)
-        if self.history.as_json() != before:
-            self._write_history()
-        self.run.metrics.cut(step)
+        return self.history.as_json() != before
 
     def validate(self, translator: Translator, step: int) -> None:
         """Score the checkpoint of a step on the validation set."""

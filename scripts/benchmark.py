@@ -72,6 +72,7 @@ def make_config(args: argparse.Namespace, size: str, run_dir: Path) -> Config:
 
 def training_speed(trainer: Trainer, steps: int, turns: int) -> float:
     """Median target tokens a second over turns of `steps` steps, after a warm-up."""
+    trainer.warm_up()
     stream = trainer.micro_batches()
     rates = []
     for turn in range(turns + 1):

@@ -644,6 +644,15 @@ def test_a_dry_run_says_what_would_happen_and_writes_no_run(
     assert not (config.parent / "run").exists()
 
 
+def test_a_dry_run_of_a_complete_run_says_so(command: Command, run_dir: Path) -> None:
+    before = sorted(path.stat().st_mtime_ns for path in run_dir.rglob("*"))
+    result = command("train", "-c", run_dir / "config.yaml", "--dry-run")
+    assert result.code == 0
+    assert "training is complete at step" in result.err
+    assert "parameters" not in result.err
+    assert sorted(path.stat().st_mtime_ns for path in run_dir.rglob("*")) == before
+
+
 # --- colours ----------------------------------------------------------------------------------
 
 

@@ -50,7 +50,7 @@ def test_label_smoothing_is_torchs(smoothing: float) -> None:
 def test_the_loss_and_its_gradients_are_torchs(
     monkeypatch: pytest.MonkeyPatch, chunk: int, smoothing: float, dtype: torch.dtype
 ) -> None:
-    monkeypatch.setattr(loss, "CHUNK_VALUES", chunk * V + 2)
+    monkeypatch.setattr(loss, "CHUNK_VALUES", {"cpu": chunk * V + 2})
     monkeypatch.setattr(loss, "CHUNK_ROWS", 1)
     hidden, weight, targets = example(9, dtype)
     result = projected_cross_entropy(hidden, weight, targets, smoothing)
@@ -70,6 +70,19 @@ def test_the_loss_and_its_gradients_are_torchs(
         torch.testing.assert_close(ours, theirs, check_dtype=False, rtol=1e-5, atol=1e-5)
     assert hidden.grad is not None
     assert hidden.grad.dtype == dtype
+
+
+def test_targets_that_are_not_real_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss, "CHUNK_VALUES", {"cpu": 4 * V})
+    monkeypatch.setattr(loss, "CHUNK_ROWS", 1)
+    hidden, weight, targets = example(9, torch.float64)
+    real = torch.tensor([True, False, True, True, True, False, True, True, False])
+    found, expected = [], []
+    for kept, values in ((None, expected), (real, found)):
+        chosen = (hidden[real], targets[real]) if kept is None else (hidden, targets)
+        result = projected_cross_entropy(chosen[0], weight, chosen[1], 0.1, kept)
+        values += [*result, *torch.autograd.grad(result.loss_sum, (hidden, weight))]
+    torch.testing.assert_close(found, expected)
 
 
 @given(
