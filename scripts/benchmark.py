@@ -3,17 +3,22 @@
     scripts/benchmark.py [--src FILE --tgt FILE] [--sizes tiny,small] [--steps 40] [--turns 3]
     scripts/benchmark.py --model RUN_DIR [--src FILE] [--beam-size 4]
 
-Training: target tokens a second without padding, for models of the given sizes. With --model:
-sentences a second that a trained model translates. Warm-up is left out; figures are medians of
-several turns. --json prints one JSON object a row.
+Training: target tokens a second without padding, for models of the given sizes, and the share of
+the machine's limit: what matrix products with the weights take of the speed at which it multiplies
+large matrices, measured before and after. With --model: sentences a second that a trained model
+translates, and how long it takes over one alone. Warm-up is left out; figures are medians of
+several turns. Rows of a Markdown table, or with --json one object a row.
 """
 
 import argparse
 import json
+import resource
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +26,9 @@ import torch
 
 from mtrain.config import Config
 from mtrain.corpus import read_text_file
+from mtrain.data import Batch
+from mtrain.errors import UserError
+from mtrain.model import Shape
 from mtrain.phrasebook import pairs
 from mtrain.prepare import Prepared, prepare
 from mtrain.rundir import RunDirectory
@@ -70,18 +78,74 @@ def make_config(args: argparse.Namespace, size: str, run_dir: Path) -> Config:
     return Config.model_validate(settings)
 
 
-def training_speed(trainer: Trainer, steps: int, turns: int) -> float:
-    """Median target tokens a second over turns of `steps` steps, after a warm-up."""
+def matmul_speed(device: torch.device, dtype: torch.dtype) -> float:
+    """Operations a second of a product of large square matrices."""
+    size = 8192 if device.type == "cuda" else 2048
+    left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    speeds = []
+    for _ in range(8):
+        synchronize(device)
+        started = time.perf_counter()
+        left @ right
+        synchronize(device)
+        speeds.append(2 * size**3 / (time.perf_counter() - started))
+    return statistics.median(speeds[3:])
+
+
+def operations(shape: Shape, src_tokens: int, tgt_tokens: int) -> float:
+    """What products with the weights take in training: forward once, backward twice."""
+    D, F = shape.d_model, shape.d_ff
+    encoder = shape.num_encoder_layers * (4 * D * D + 2 * D * F)
+    keys_and_values = shape.num_decoder_layers * 2 * D * D
+    decoder = shape.num_decoder_layers * (6 * D * D + 2 * D * F) + D * shape.vocab_size
+    return 6.0 * (src_tokens * (encoder + keys_and_values) + tgt_tokens * decoder)
+
+
+@dataclass
+class Tokens:
+    """Tokens of the batches that pass, and places that they and their padding take."""
+
+    src: int = 0
+    tgt: int = 0
+    places: int = 0
+
+    def count(self, batches: Iterator[Batch], pad: int) -> Iterator[Batch]:
+        """Pass batches on."""
+        for batch in batches:
+            self.src += int((batch.src != pad).sum())
+            self.tgt += batch.num_tokens
+            self.places += batch.src.numel() + batch.tgt_in.numel()
+            yield batch
+
+
+def training_speed(trainer: Trainer, steps: int, turns: int) -> dict[str, float]:
+    """Medians over turns of `steps` steps, after a warm-up."""
     trainer.warm_up()
-    stream = trainer.micro_batches()
-    rates = []
+    tokens = Tokens()
+    stream = tokens.count(trainer.micro_batches(), trainer.ids.pad)
+    rates, speeds = [], []
     for turn in range(turns + 1):
-        trainer.sum_tokens, started = 0, time.perf_counter()
+        before, started = replace(tokens), time.perf_counter()
         for _ in range(steps if turn else max(3, steps // 4)):
             trainer.take_step(stream)
         synchronize(trainer.device)
-        rates.append(trainer.sum_tokens / (time.perf_counter() - started))
-    return statistics.median(rates[1:])
+        seconds = time.perf_counter() - started
+        src, tgt = tokens.src - before.src, tokens.tgt - before.tgt
+        rates.append(tgt / seconds)
+        speeds.append(operations(trainer.model.shape, src, tgt) / seconds)
+    return {
+        "target tokens/s": statistics.median(rates[1:]),
+        "GFLOP/s": statistics.median(speeds[1:]) / 1e9,
+        "padding %": 100 * (1 - (tokens.src + tokens.tgt) / tokens.places),
+    }
+
+
+def peak_memory(device: torch.device) -> float:
+    """The most memory held so far, in MB: of the GPU, or else of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e6
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
 
 def translation_speed(translator: Translator, lines: list[str], turns: int) -> float:
@@ -92,6 +156,17 @@ def translation_speed(translator: Translator, lines: list[str], turns: int) -> f
         translator.best(lines)
         rates.append(len(lines) / (time.perf_counter() - started))
     return statistics.median(rates[1:])
+
+
+def latencies(translator: Translator, lines: list[str]) -> dict[str, float]:
+    """Milliseconds that sentences take one by one: the middle, and what 9 and 99 in 100 keep to."""
+    times = []
+    for line in [*lines[:10], *lines]:
+        started = time.perf_counter()
+        translator.best([line])
+        times.append(1000 * (time.perf_counter() - started))
+    cuts = statistics.quantiles(times[10:], n=100)
+    return {"ms alone, median": cuts[49], "90 %": cuts[89], "99 %": cuts[98]}
 
 
 def synchronize(device: torch.device) -> None:
@@ -108,15 +183,21 @@ def measure_training(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             run = RunDirectory(Path(folder))
             prepared: Prepared = prepare(config, run.tokenizer, Stop())
             trainer = Trainer(config, prepared, run, Stop())
-            row: dict[str, Any] = {
+            device, dtype = trainer.device, trainer.model.dtype
+            limits = [matmul_speed(device, dtype)]
+            speed = training_speed(trainer, args.steps, args.turns)
+            limit = statistics.mean([*limits, matmul_speed(device, dtype)]) / 1e9
+            yield {
                 "size": size,
-                "device": str(trainer.device),
+                "parameters": trainer.model.num_parameters,
+                "device": str(device),
                 "precision": trainer.machine.precision,
                 "threads": trainer.machine.threads,
-                "parameters": trainer.model.num_parameters,
-                "target_tokens_per_second": training_speed(trainer, args.steps, args.turns),
+                **speed,
+                "limit": limit,
+                "share %": 100 * speed["GFLOP/s"] / limit,
+                "peak MB": peak_memory(device),
             }
-            yield row
 
 
 def measure_translation(args: argparse.Namespace) -> dict[str, Any]:
@@ -130,8 +211,10 @@ def measure_translation(args: argparse.Namespace) -> dict[str, Any]:
         "device": str(translator.device),
         "threads": torch.get_num_threads(),
         "lines": len(lines),
-        "beam_size": translator.decode.beam_size,
-        "sentences_per_second": translation_speed(translator, lines, args.turns),
+        "beam": translator.decode.beam_size,
+        "sentences/s": translation_speed(translator, lines, args.turns),
+        **latencies(translator, lines[:200]),
+        "peak MB": peak_memory(translator.device),
     }
 
 
@@ -156,15 +239,29 @@ def main() -> None:
     if bool(args.src) != bool(args.tgt) and not args.model:
         parser.error("--src and --tgt go together")
     rows = iter([measure_translation(args)]) if args.model else measure_training(args)
-    for row in rows:
-        print(json.dumps(row) if args.json else as_text(row), flush=True)
+    for number, row in enumerate(rows):
+        if args.json:
+            print(json.dumps(row), flush=True)
+            continue
+        if number == 0:
+            print(as_row(row), as_row("---" for _ in row), sep="\n", flush=True)
+        print(as_row(as_text(value) for value in row.values()), flush=True)
 
 
-def as_text(row: dict[str, Any]) -> str:
-    """Write a row for people."""
-    parts = [f"{v:,.0f}" if isinstance(v, float) else f"{v}" for v in row.values()]
-    return "  ".join(f"{key} {part}" for key, part in zip(row, parts, strict=True))
+def as_row(cells: Iterable[str]) -> str:
+    """Write a row of a Markdown table."""
+    return f"| {' | '.join(cells)} |"
+
+
+def as_text(value: object) -> str:
+    """Write a figure with three digits or more."""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"benchmark.py: {error}")
