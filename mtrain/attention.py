@@ -58,7 +58,8 @@ def masked(x: Tensor, mask: Tensor | None, p: float) -> Tensor:
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, p: float) -> Tensor:
     """softmax(Q K^T / sqrt(K)) V (equation 1) over (B, H, ?, K); `mask` is True where attention may
-    go. One of two dimensions is the causal one, which other devices know without reading it.
+    go, or numbers to be added to what the softmax is of. One of two dimensions is the causal one,
+    which other devices know without reading it.
     """
     if query.device.type != "cpu":
         causal = mask is not None and mask.dim() == 2
@@ -72,8 +73,10 @@ def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor
     ?).
     """
     scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)
-    if mask is not None:
+    if mask is not None and mask.dtype == torch.bool:
         scores = scores.masked_fill(~mask, float("-inf"))
+    elif mask is not None:
+        scores = scores + mask
     weights: Tensor = scores.softmax(-1)
     return weights
 
