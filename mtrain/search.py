@@ -110,12 +110,16 @@ class _Search:
         """
         width = self.scores.shape[1]
         scores, parents, tokens = self._candidates(log_probs)
-        ended = (tokens == self.eos_id) & scores.isfinite()
-        self._collect(scores, parents, ended)
-        kept = self._drop_done(scores.masked_fill(tokens == self.eos_id, float("-inf")))
+        ends = tokens == self.eos_id
+        some_end = bool(ends.any())  # at most steps none does, and the best live on as they are
+        live = scores
+        if some_end:
+            self._collect(scores, parents, ends & scores.isfinite())
+            live = scores.masked_fill(ends, float("-inf"))
+        kept = self._drop_done(live)
         if kept is not None:
-            scores, parents, tokens = scores[kept], parents[kept], tokens[kept]
-        parents, tokens = self._extend(scores, parents, tokens)
+            live, parents, tokens, ends = live[kept], parents[kept], tokens[kept], ends[kept]
+        parents, tokens = self._extend(live, parents, tokens, ends if some_end else None)
         if kept is None and width == parents.shape[1] == 1:
             return None, None, tokens.flatten()
         places = torch.arange(len(parents), device=self.device) if kept is None else kept
@@ -190,16 +194,20 @@ class _Search:
         score, ids = float(self.scores[place, best]), self.prefixes[place, best].tolist()
         return Hypothesis(ids, score, score / self.normalize(len(ids) + 1))
 
-    def _extend(self, scores: Tensor, parents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Let the best unended candidates live on; returns their parents among W and tokens, both
-        (B, W').
+    def _extend(
+        self, scores: Tensor, parents: Tensor, tokens: Tensor, ends: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Let the best candidates live on that have not ended (None: none has); returns their
+        parents among W and tokens, both (B, W').
         """
         C = scores.shape[1]
-        ends = tokens == self.eos_id
-        unended_first = (torch.arange(C, device=self.device) + C * ends).argsort(1)
-        best = unended_first[:, : min(self.beam_size, C)]
-        scores = scores.masked_fill(ends, float("-inf"))
-        parents, tokens, self.scores = (x.gather(1, best) for x in (parents, tokens, scores))
+        W = min(self.beam_size, C)
+        if ends is None:
+            parents, tokens, self.scores = (x[:, :W] for x in (parents, tokens, scores))
+        else:
+            unended_first = (torch.arange(C, device=self.device) + C * ends).argsort(1)
+            best = unended_first[:, :W]
+            parents, tokens, self.scores = (x.gather(1, best) for x in (parents, tokens, scores))
         time = self.prefixes.shape[2]
         before = self.prefixes.gather(1, parents[:, :, None].expand(-1, -1, time))
         self.prefixes = torch.cat((before, tokens[:, :, None]), 2)
