@@ -72,8 +72,8 @@ def set_up_cuda() -> None:
 
 
 def seed_device(device: torch.device, seed: int) -> None:
-    """Seed the randomness of a device; on the CPU without a look at all other kinds of devices,
-    which takes `torch.manual_seed` a millisecond or two.
+    """Seed the randomness of a device; on the CPU and on CUDA without a look at all other kinds of
+    devices, which takes `torch.manual_seed` a millisecond or two.
     """
     if device.type == "cpu":
         torch.default_generator.manual_seed(seed)

@@ -59,7 +59,7 @@ class _Projected(torch.autograd.Function):
         if real is not None:
             hidden = hidden * real[:, None]  # as 0 a state adds nothing to the matrix's gradient
         needed = CHUNK_ROWS * max(1, math.ceil(len(hidden) / CHUNK_ROWS))
-        most = CHUNK_VALUES.get(weight.device.type, 1 << 24) // weight.shape[0]
+        most = CHUNK_VALUES.get(weight.device.type, CHUNK_VALUES["cpu"]) // weight.shape[0]
         rows = min(needed, max(CHUNK_ROWS, most))
         matrix = weight.to(hidden.dtype)
         wide = torch.promote_types(hidden.dtype, torch.float32)
@@ -81,9 +81,10 @@ class _Projected(torch.autograd.Function):
             log_total = (logits.amax(-1).to(wide) - probs.amax(-1).to(wide).log())[:count]
             nll = log_total - logits[:count].gather(1, target)[:, 0]
             even = log_total - part[:count].to(wide) @ mean_row
-            counted = 1.0 if real is None else real[start : start + count]
-            nll_sum += (nll * counted).sum()
-            even_sum += (even * counted).sum()
+            if real is not None:
+                nll, even = (values * real[start : start + count] for values in (nll, even))
+            nll_sum += nll.sum()
+            even_sum += even.sum()
             if hidden_grad is not None and weight_grad is not None:
                 # less 1 - eps for the target; less eps / V for all, without a pass over the logits
                 share = nll.neg().exp() - (1 - smoothing)
