@@ -342,6 +342,43 @@ def average(
     log.logger.info("averaged %s into %s", ", ".join(path.name for path in paths), output)
 
 
+@app.command()
+def export(
+    model: ModelOption,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Directory to write.")],
+    to: Annotated[str, typer.Option(help="Whose form: ctranslate2.")] = "ctranslate2",
+    quantization: Annotated[
+        str, typer.Option(help="Type of the weights: float32, float16, bfloat16, int8, ...")
+    ] = "float32",
+    sample: Annotated[
+        Path | None,
+        typer.Option(help="Text to compare the engines on, instead of the validation set."),
+    ] = None,
+) -> None:
+    """Hand a model on to CTranslate2, for serving: `mtrain export -m runs/NAME -o served`.
+
+    Both engines translate a sample first, greedily and with a beam of 4; the share of equal lines
+    is printed, and the lines that differ, each with our model's score. Where more differ than
+    near-ties account for, nothing is written.
+    """
+    if to != "ctranslate2":
+        raise RefusedError(f"--to {to}: expected ctranslate2")
+    from mtrain import ctranslate2_format
+
+    ctranslate2_format.check(quantization)
+    from mtrain import export as exporting
+
+    translator = _load_translator(model, "cpu", "fp32", None, None, None, None)
+    with _output("-") as sink:
+        exporting.export(
+            translator,
+            output,
+            quantization,
+            sample,
+            lambda line: sink.write(line.encode("utf-8") + b"\n"),
+        )
+
+
 @tokenizer_app.command("train")
 def tokenizer_train(config: ConfigOption, set_: SetOption = None) -> None:
     """Train the vocabulary of a config and keep it in its run directory, ahead of `mtrain

@@ -435,11 +435,11 @@ class Transformer(nn.Module):
         The matrix stays in fp32, so that the gradients of frequent tokens are summed up there.
         """
         x = embedding(ids) * self.shape.d_model**0.5
-        x = x + self._positions(side, start, ids.shape[1])
+        x = x + self.positions(side, start, ids.shape[1])
         return dropout(x.to(self.dtype), self.rate, self.training)
 
-    def _positions(self, side: str, start: int, length: int) -> Tensor:
-        """Position encodings of places `start` to `start + length` - 1, (length, D)."""
+    def positions(self, side: str, start: int, length: int) -> Tensor:
+        """What embeddings get added at places `start` to `start + length` - 1, (length, D)."""
         if self.shape.positions == "learned":
             table = self.src_positions if side == "src" else self.tgt_positions
             if start + length > self.shape.max_positions:

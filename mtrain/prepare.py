@@ -92,20 +92,21 @@ def train_run_tokenizer(config: Config, stop: Stop) -> Path:
     return run.tokenizer
 
 
-def _reading(config: Config, *, keep_blank: bool = False) -> Reading:
+def reading_of(config: Config, *, keep_blank: bool = False) -> Reading:
+    """How a config says to read its corpora."""
     root = Path(config.data.root) if config.data.root else Path()
     return Reading(root, config.data.invalid_utf8, keep_blank)
 
 
 def _scan(config: Config, corpus: Corpus, stop: Stop) -> Scan:
-    reading = _reading(config)
+    reading = reading_of(config)
     reading.check = stop.check
     return scan(corpus, reading)
 
 
 def _read_text(config: Config, name: str, corpus: Corpus, stop: Stop) -> Text:
     """Read a set whole and keep its blank lines: its score must be the one of its files."""
-    reading = _reading(config, keep_blank=True)
+    reading = reading_of(config, keep_blank=True)
     found = _scan(config, corpus, stop)
     pairs = list(read_pairs(corpus, reading))
     if not pairs:
@@ -129,7 +130,7 @@ def _warn_of_long_lines(config: Config, tokenizer: Tokenizer, name: str, text: T
 
 
 def _read_train(config: Config, counts: Counter[str]) -> Iterator[Pair]:
-    reading = _reading(config)
+    reading = reading_of(config)
     reading.counts = counts
     return chain.from_iterable(read_pairs(corpus, reading) for corpus in config.data.train)
 

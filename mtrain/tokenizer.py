@@ -67,6 +67,19 @@ class Tokenizer:
             f"{self.pieces.id_to_piece(i)}\t{self.pieces.get_score(i):g}\n" for i in rows
         )
 
+    @property
+    def all_pieces(self) -> list[str]:
+        """Every id's piece, no two alike: those that were given ids here have names made up."""
+        pieces = [self.pieces.id_to_piece(i) for i in range(self.pieces.get_piece_size())]
+        taken = set(pieces)
+        names = {self.pad_id: "<pad>", self.bos_id: "<s>", self.eos_id: "</s>"}
+        for number in range(len(pieces), self.vocab_size):
+            name = names[number]
+            while name in taken:
+                name = f"<{name}>"
+            pieces.append(name)
+        return pieces
+
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Cut texts into ids, without bos or eos."""
         if len(texts) == 1:  # a list takes SentencePiece a tenth of a millisecond to begin

@@ -85,7 +85,7 @@ class Translator:
         limit = self.decode.max_source_length
         return min(limit, self._positions_limit or limit)
 
-    def _encode_sources(self, lines: list[str]) -> tuple[list[NDArray[np.int64]], list[int]]:
+    def encode_sources(self, lines: list[str]) -> tuple[list[NDArray[np.int64]], list[int]]:
         """Encode and cut at the length limit; returns ids and the places of lines that were cut."""
         encoded, most = self.tokenizer.encode(lines), self.max_source_length - 1
         cut = [place for place, ids in enumerate(encoded) if len(ids) > most]
@@ -99,13 +99,13 @@ class Translator:
         """
         results: list[list[Translation]] = [[Translation("", 0.0)] for _ in lines]
         places = [place for place, line in enumerate(lines) if not is_blank(line)]
-        rows, cut = self._encode_sources([lines[place] for place in places])
+        rows, cut = self.encode_sources([lines[place] for place in places])
         progress(len(lines) - len(places))
         for batch in self._source_batches(rows):
             self.check_stop()
             with telling_lack_of_memory(partial(_too_large, len(batch), len(rows[batch[0]]))):
                 found = self._search([rows[i] for i in batch])
-            texts = iter(self._texts([h.ids for hypotheses in found for h in hypotheses]))
+            texts = iter(self.texts([h.ids for hypotheses in found for h in hypotheses]))
             for i, hypotheses in zip(batch, found, strict=True):
                 results[places[i]] = [Translation(next(texts), h.score) for h in hypotheses]
             progress(len(batch))
@@ -131,7 +131,7 @@ class Translator:
         return beam_search(
             self.model.step,
             state,
-            max_lens=[self._limit(len(row)) for row in sources],
+            max_lens=[self.limit(len(row)) for row in sources],
             beam_size=self.decode.beam_size,
             normalize=self.normalize,
             bos_id=self.ids.bos,
@@ -140,12 +140,12 @@ class Translator:
             device=self.device,
         )
 
-    def _limit(self, source_length: int) -> int:
+    def limit(self, source_length: int) -> int:
         """Most target tokens with eos for a source of that many tokens without."""
         limit = int(self.decode.max_len_a * source_length + self.decode.max_len_b) + 1
         return min(limit, self._positions_limit or limit)
 
-    def _texts(self, ids: list[list[int]]) -> list[str]:
+    def texts(self, ids: list[list[int]]) -> list[str]:
         """Join pieces to lines; a generated newline would break the line contract and becomes a
         space.
         """
@@ -157,7 +157,7 @@ class Translator:
         """Natural log-probability of each target with eos given its source, and the places of cut
         sources.
         """
-        src, cut = self._encode_sources(sources)
+        src, cut = self.encode_sources(sources)
         tgt = [np.array(ids, np.int64) for ids in self.tokenizer.encode(targets)]
         most = self._positions_limit
         for place, row in enumerate(tgt):
@@ -173,7 +173,7 @@ class Translator:
 
         Targets longer than the learned positions, if positions are learned, are cut.
         """
-        src, _ = self._encode_sources(sources)
+        src, _ = self.encode_sources(sources)
         most = self._positions_limit
         rows = self.tokenizer.encode(targets)
         tgt = [np.array(ids[: most - 1] if most else ids, np.int64) for ids in rows]

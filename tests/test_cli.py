@@ -46,6 +46,7 @@ OPTIONS = {
     | {"--tgt-lang", "--tokenize", "--lowercase", "--json"},
     "average": {"run_dir", "--last", "-o", "--output"},
     "score": MACHINE | {"-m", "--model", "-s", "--source", "-t", "--target", "--batch-tokens"},
+    "export": {"-m", "--model", "-o", "--output", "--to", "--quantization", "--sample"},
     "tokenizer train": {"-c", "--config", "--set"},
     "tokenizer encode": {"-m", "--model"},
     "tokenizer decode": {"-m", "--model"},

@@ -1,0 +1,166 @@
+"""CTranslate2's form of a model: its weights in that library's layout, and its search over them.
+
+CTranslate2 (https://opennmt.net/CTranslate2) is an optional extra, `mtrain[ctranslate2]`.
+"""
+
+import importlib.util
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from mtrain.config import Config
+from mtrain.errors import RefusedError, UserError
+from mtrain.model import Attention, DecoderLayer, EncoderLayer, Transformer
+from mtrain.tokenizer import Tokenizer
+
+# What its `ctranslate2.converters` offer, less what is for other kinds of models.
+QUANTIZATIONS = (
+    "float32",
+    "float16",
+    "bfloat16",
+    "int16",
+    "int8",
+    "int8_float32",
+    "int8_float16",
+    "int8_bfloat16",
+)
+
+
+def check(quantization: str) -> None:
+    """Raise `RefusedError` where the library or a quantization of that name is missing."""
+    if quantization not in QUANTIZATIONS:
+        expected = ", ".join(QUANTIZATIONS)
+        raise RefusedError(f"--quantization {quantization}: expected one of {expected}")
+    if importlib.util.find_spec("ctranslate2") is None:
+        raise RefusedError("--to ctranslate2 needs a package: pip install 'mtrain[ctranslate2]'")
+
+
+def write(
+    directory: Path, model: Transformer, tokenizer: Tokenizer, config: Config, quantization: str
+) -> None:
+    """Write a model into a directory that `ctranslate2.Translator` loads; raises `UserError`."""
+    spec = _spec(model, tokenizer, _positions_needed(model, config))
+    spec.validate()
+    spec.optimize(quantization=None if quantization == "float32" else quantization)
+    try:
+        spec.save(str(directory))
+    except OSError as error:
+        raise UserError(f"{directory}: cannot write: {error.strerror}") from None
+
+
+class CTranslate2:
+    """A written model behind the interface of `mtrain.proof.Engine`."""
+
+    def __init__(self, directory: Path, tokenizer: Tokenizer) -> None:
+        import ctranslate2
+
+        ctranslate2.set_log_level(logging.ERROR)  # it tells of types that this processor lacks
+        self.tokenizer = tokenizer
+        self.pieces = tokenizer.all_pieces
+        self.numbers = {piece: number for number, piece in enumerate(self.pieces)}
+        self.translator = ctranslate2.Translator(str(directory), device="cpu")
+
+    def translate(
+        self, rows: list[list[int]], limits: list[int], beam_size: int, alpha: float
+    ) -> list[list[int]]:
+        """Search with scores normalized by length ** alpha; ids in and out are without eos."""
+        found: list[list[int]] = [[] for _ in rows]
+        banned = [self.pieces[self.tokenizer.pad_id], self.pieces[self.tokenizer.bos_id]]
+        eos = self.tokenizer.eos_id
+        for limit in sorted(set(limits)):  # it knows one limit a call
+            places = [place for place, own in enumerate(limits) if own == limit]
+            results = self.translator.translate_batch(
+                [[self.pieces[number] for number in (*rows[place], eos)] for place in places],
+                beam_size=beam_size,
+                length_penalty=alpha,
+                max_decoding_length=limit - 1,
+                max_input_length=0,
+                suppress_sequences=[[piece] for piece in banned],
+            )
+            for place, result in zip(places, results, strict=True):
+                found[place] = [self.numbers[piece] for piece in result.hypotheses[0]]
+        return found
+
+
+def _positions_needed(model: Transformer, config: Config) -> int:
+    """The longest side that the config's limits let through, with eos."""
+    if model.shape.positions == "learned":
+        return model.shape.max_positions
+    longest = config.decode.max_source_length
+    return max(longest, int(config.decode.max_len_a * longest + config.decode.max_len_b) + 1)
+
+
+def _spec(model: Transformer, tokenizer: Tokenizer, positions: int) -> Any:
+    """Lay out a model; the library finds by itself which matrices are shared."""
+    from ctranslate2.specs import TransformerSpec
+
+    shape = model.shape
+    spec = TransformerSpec.from_config(
+        (shape.num_encoder_layers, shape.num_decoder_layers),
+        shape.num_heads,
+        pre_norm=shape.norm == "pre",
+    )
+    for side, norm, name in (
+        (spec.encoder, model.encoder_norm, "src"),
+        (spec.decoder, model.decoder_norm, "tgt"),
+    ):
+        side.position_encodings.encodings = _values(model.positions(name, 0, positions))
+        if isinstance(norm, nn.LayerNorm):
+            _set_norm(side.layer_norm, norm)
+    spec.encoder.embeddings[0].weight = _values(model.src_embedding.weight)
+    spec.decoder.embeddings.weight = _values(model.tgt_embedding.weight)
+    spec.decoder.projection.weight = _values(model.output.weight)
+    for part, encoder_layer in zip(spec.encoder.layer, model.encoder_layers, strict=True):
+        _set_layer(part, encoder_layer)
+    for part, decoder_layer in zip(spec.decoder.layer, model.decoder_layers, strict=True):
+        _set_layer(part, decoder_layer)
+        _set_cross_attention(part.attention, decoder_layer.cross_attention)
+        _set_norm(part.attention.layer_norm, decoder_layer.cross_norm)
+    _set_vocabulary(spec, tokenizer)
+    return spec
+
+
+def _set_vocabulary(spec: Any, tokenizer: Tokenizer) -> None:
+    pieces = tokenizer.all_pieces
+    spec.register_source_vocabulary(pieces)
+    spec.register_target_vocabulary(pieces)
+    spec.config.unk_token = pieces[tokenizer.unk_id]
+    spec.config.bos_token = spec.config.decoder_start_token = pieces[tokenizer.bos_id]
+    spec.config.eos_token = pieces[tokenizer.eos_id]
+    spec.config.add_source_eos = False  # callers add it, as they do for most such models
+
+
+def _set_layer(part: Any, layer: EncoderLayer | DecoderLayer) -> None:
+    """Fill what layers of encoder and decoder share."""
+    attention, feed = layer.self_attention, layer.feed_forward
+    _set_linear(part.self_attention.linear[0], attention.project_in)
+    _set_linear(part.self_attention.linear[1], attention.project_out)
+    _set_norm(part.self_attention.layer_norm, layer.self_norm)
+    _set_linear(part.ffn.linear_0, feed.inner)
+    _set_linear(part.ffn.linear_1, feed.outer)
+    _set_norm(part.ffn.layer_norm, layer.feed_norm)
+
+
+def _set_cross_attention(part: Any, attention: Attention) -> None:
+    """Query alone, key and value together."""
+    width = attention.project_out.in_features
+    inner = attention.project_in
+    for linear, rows in ((part.linear[0], slice(width)), (part.linear[1], slice(width, None))):
+        linear.weight, linear.bias = _values(inner.weight[rows]), _values(inner.bias[rows])
+    _set_linear(part.linear[2], attention.project_out)
+
+
+def _set_linear(part: Any, linear: nn.Linear) -> None:
+    part.weight, part.bias = _values(linear.weight), _values(linear.bias)
+
+
+def _set_norm(part: Any, norm: nn.LayerNorm) -> None:
+    part.gamma, part.beta = _values(norm.weight), _values(norm.bias)
+
+
+def _values(tensor: Tensor) -> np.ndarray:
+    """Copy to an array, for the library rounds in place."""
+    return tensor.detach().float().cpu().numpy().copy()

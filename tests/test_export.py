@@ -1,0 +1,230 @@
+"""Models in CTranslate2's form: the real library scores and translates with them as mtrain does."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ctranslate2
+import pytest
+import torch
+from conftest import TinyConfig, made_up_pairs, random_model, run_mtrain
+
+from mtrain import ctranslate2_format, export, manifest
+from mtrain.config import Config, TextCorpus, load_config
+from mtrain.ctranslate2_format import CTranslate2
+from mtrain.errors import RefusedError, UserError
+from mtrain.proof import Agreement, Difference, compare
+from mtrain.tokenizer import Tokenizer
+from mtrain.translate import Translator
+
+PAIRS = made_up_pairs(40, 21)
+SOURCES = [src for src, _ in PAIRS]
+
+
+@pytest.fixture
+def config(tiny_config: TinyConfig) -> Config:
+    return load_config(tiny_config())
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+@pytest.mark.parametrize("tie", ["all", "output", "none"])
+def test_the_library_scores_random_weights_as_the_model_does(
+    tokenizer: Tokenizer, config: Config, tmp_path: Path, norm: str, positions: str, tie: str
+) -> None:
+    shape = {"norm": norm, "positions": positions, "tie_embeddings": tie}
+    model = random_model(vocab_size=tokenizer.vocab_size, num_decoder_layers=3, **shape)
+    translator = Translator(model, tokenizer, config.decode, config)
+    ctranslate2_format.write(tmp_path, model, tokenizer, config, "float32")
+
+    sources, targets = ([side[i] for side in PAIRS] for i in (0, 1))
+    expected, _ = translator.score(sources, targets)
+    pieces = tokenizer.all_pieces
+    source_ids, target_ids = (tokenizer.encode(texts) for texts in (sources, targets))
+    served = ctranslate2.Translator(str(tmp_path), device="cpu")
+    scored = served.score_batch(
+        [[pieces[i] for i in (*row, tokenizer.eos_id)] for row in source_ids],
+        [[pieces[i] for i in row] for row in target_ids],
+    )
+    found = [sum(result.log_probs) for result in scored]
+
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-4, atol=1e-3)
+
+
+def test_both_engines_find_the_same_translations(translator: Translator, tmp_path: Path) -> None:
+    parts = translator.model, translator.tokenizer, translator.config
+    ctranslate2_format.write(tmp_path, *parts, "float32")
+    engine = CTranslate2(tmp_path, translator.tokenizer)
+
+    for beam_size in (1, 4):
+        found = compare(translator, engine, SOURCES, beam_size)
+        assert (found.lines, found.differences, found.lost) == (40, [], 0)
+        assert found.is_equal
+        assert found.tokens == sum(len(ids) + 1 for ids in translated(translator, beam_size))
+
+
+def translated(translator: Translator, beam_size: int) -> list[list[int]]:
+    decode = translator.decode.model_copy(update={"beam_size": beam_size, "length_norm": "power"})
+    texts = replace(translator, decode=decode).best(SOURCES)
+    return translator.tokenizer.encode(texts)
+
+
+def test_a_model_without_special_pieces_of_its_own_is_written_too(config: Config) -> None:
+    import sentencepiece
+
+    out = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(SOURCES),
+        model_writer=out,
+        vocab_size=60,
+        hard_vocab_limit=False,
+        bos_id=-1,
+        pad_id=-1,
+        user_defined_symbols=["<pad>"],
+        minloglevel=2,
+    )
+    tokenizer = Tokenizer(out.getvalue())
+    pieces = tokenizer.all_pieces
+
+    assert len(pieces) == len(set(pieces)) == tokenizer.vocab_size
+    assert pieces[tokenizer.bos_id] == "<s>"
+    assert pieces[tokenizer.pad_id] == "<<pad>>"
+
+
+def test_rounding_leaves_the_model_itself_as_it_is(
+    translator: Translator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {name: weight.clone() for name, weight in translator.model.named_parameters()}
+    shown: list[str] = []
+
+    export.export(translator, tmp_path / "served", "int8", None, shown.append)
+
+    after = dict(translator.model.named_parameters())
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert [line.split(":")[0] for line in shown if not line.startswith(" ")] == [
+        "float32, greedy",
+        "float32, beam 4",
+        "int8, greedy",
+        "int8, beam 4",
+    ]
+    manifest.verify(tmp_path / "served", "model.bin", "config.json", "tokenizer.model")
+    served = ctranslate2.Translator(str(tmp_path / "served"), device="cpu")
+    assert served.compute_type.startswith("int8")
+
+
+def test_a_model_that_translates_otherwise_is_not_handed_over(
+    translator: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = CTranslate2.translate
+
+    def backwards(*args: Any) -> list[list[int]]:
+        return [row[::-1] for row in plain(*args)]
+
+    monkeypatch.setattr(CTranslate2, "translate", backwards)
+    shown: list[str] = []
+
+    with pytest.raises(UserError, match="CTranslate2 translates otherwise: greedy"):
+        export.export(translator, tmp_path / "served", "float32", None, shown.append)
+
+    assert list(tmp_path.iterdir()) == []
+    assert any(line.startswith("  line 1  mtrain") for line in shown)
+
+
+@pytest.mark.parametrize(
+    ("beam_size", "lines", "different", "is_equal"),
+    [
+        (1, 1000, 1, True),
+        (1, 1000, 2, False),
+        (4, 1000, 10, True),
+        (4, 1000, 11, False),
+        (4, 10, 1, True),
+        (4, 10, 2, False),
+    ],
+)
+def test_how_many_lines_may_differ(
+    beam_size: int, lines: int, different: int, is_equal: bool
+) -> None:
+    line = Difference(1, ("a", "b"), (-1.0, -1.5))
+    found = Agreement(beam_size, lines, 100, [line] * different)
+
+    assert found.is_equal is is_equal
+    assert found.lost == pytest.approx(0.005 * different)
+
+
+# --- The command -----------------------------------------------------------------------------
+
+
+def test_the_command_writes_a_model_that_the_library_translates_with(
+    trained_run: Path, tmp_path: Path
+) -> None:
+    sample = tmp_path / "sample"
+    sample.write_text("".join(line + "\n" for line in ["", *SOURCES]))
+    served = tmp_path / "new" / "served"
+
+    done = run_mtrain("export", "-m", trained_run, "-o", served, "--sample", sample)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "float32, greedy: 40 of 40 lines equal (100.0%)",
+        "float32, beam 4: 40 of 40 lines equal (100.0%)",
+    ]
+    tokenizer = Tokenizer.load(served / "tokenizer.model")
+    pieces = tokenizer.pieces.encode(SOURCES, out_type=str)
+    results = ctranslate2.Translator(str(served), device="cpu").translate_batch(
+        [[*row, "</s>"] for row in pieces]
+    )
+    expected = [tgt for _, tgt in PAIRS]
+    found = [tokenizer.pieces.decode(result.hypotheses[0]) for result in results]
+    assert sum(a == b for a, b in zip(found, expected, strict=True)) >= 36
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--to", "onnx"], "error: --to onnx: expected ctranslate2"),
+        (["--quantization", "int3"], "error: --quantization int3: expected one of float32, "),
+        (["-o", "."], "error: .: exists already; name a new directory"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    trained_run: Path, tmp_path: Path, options: list[str], message: str
+) -> None:
+    command = ["export", "-m", trained_run, "-o", tmp_path / "served", *options]
+    done = run_mtrain(*command, cwd=tmp_path)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(message)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_the_library_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+
+    with pytest.raises(RefusedError, match=r"pip install 'mtrain\[ctranslate2\]'"):
+        ctranslate2_format.check("int8")
+
+
+@pytest.mark.parametrize("text", ["", "\n \n"])
+def test_a_sample_without_text_is_an_error(
+    translator: Translator, tmp_path: Path, text: str
+) -> None:
+    sample = tmp_path / "sample"
+    sample.write_text(text)
+
+    with pytest.raises(UserError, match="sample: holds no lines to translate"):
+        export.export(translator, tmp_path / "served", "float32", sample, lambda line: None)
+
+
+def test_where_the_validation_set_is_gone_a_sample_can_be_named(
+    translator: Translator, tmp_path: Path
+) -> None:
+    gone = TextCorpus(src=str(tmp_path / "gone.src"), tgt=str(tmp_path / "gone.tgt"))
+    data = translator.config.data.model_copy(update={"valid": gone})
+    elsewhere = replace(translator, config=translator.config.model_copy(update={"data": data}))
+
+    with pytest.raises(UserError, match=r"gone\.src: .*; or name other lines with --sample"):
+        export.export(elsewhere, tmp_path / "served", "float32", None, lambda line: None)
