@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtrain.search import Hypothesis, beam_search, length_normalizer
+from mtrain.search import FAR, Hypothesis, _best, beam_search, length_normalizer
 
 BOS, EOS = 1, 0
 Normalize = Callable[[int], float]
@@ -88,9 +88,7 @@ def enumerate_all(table: Table, sentence: int, limit: int, vocab_size: int) -> S
     return ended
 
 
-def naive_beam(
-    table: Table, sentence: int, limit: int, vocab_size: int, beam_size: int, normalize: Normalize
-) -> Scored:
+def naive_beam(table: Table, sentence: int, limit: int, vocab_size: int, beam_size: int) -> Scored:
     """Beam search on lists for one sentence: what ends among the best `beam_size` is kept."""
     ended: Scored = []
     alive: Scored = [((), 0.0)]
@@ -106,8 +104,8 @@ def naive_beam(
         going_on = [((*ids, token), score) for ids, token, score in candidates if token != EOS]
         alive = going_on[:beam_size]
         if len(ended) >= beam_size and alive:
-            best = max(score / normalize(len(ids) + 1) for ids, score in ended)
-            if beam_size == 1 or alive[0][1] / normalize(time) <= best:
+            likeliest = max(score for _, score in ended)
+            if beam_size == 1 or alive[0][1] <= likeliest + FAR:
                 break
     return ended
 
@@ -162,9 +160,7 @@ def test_narrow_beams_of_many_sentences_equal_a_plain_loop_over_each(
     table, limits = random_table(seed, 7), [9, 2, 6, 1, 12]
     found = search(table, limits, beam_size, normalize)
     for sentence, limit in enumerate(limits):
-        check(
-            found[sentence], naive_beam(table, sentence, limit, 7, beam_size, normalize), normalize
-        )
+        check(found[sentence], naive_beam(table, sentence, limit, 7, beam_size), normalize)
 
 
 @SEEDS
@@ -253,3 +249,26 @@ def test_unlikely_early_endings_do_not_stop_a_likely_hypothesis(beam_size: int) 
 
 def test_no_sentences_give_no_hypotheses() -> None:
     assert search(random_table(0, 3), [], 2, length_normalizer("gnmt", 0.6)) == []
+
+
+@pytest.mark.parametrize("vocab_size", [37, 997, 1024, 8000, 37 * 64])
+@pytest.mark.parametrize(("width", "count"), [(1, 1), (1, 10), (5, 10), (4, 64)])
+def test_the_best_extensions_are_those_of_a_whole_sort(
+    vocab_size: int, width: int, count: int
+) -> None:
+    torch.manual_seed(vocab_size + count)
+    scores = torch.randn(3, width)
+    log_probs = torch.randn(3, width, vocab_size)
+    log_probs[:, :, torch.randperm(vocab_size)[: vocab_size // 2]] = float("-inf")
+    scores[1, 0] = float("-inf")
+    if width > 1:
+        log_probs[2, 1:] = float("-inf")  # fewer candidates than are asked for
+        log_probs[2, 0, count // 2 :] = float("-inf")
+    count = min(count, width * vocab_size)
+
+    best, places = _best(scores, log_probs, count)
+
+    total = (scores[:, :, None] + log_probs).view(3, -1)
+    assert torch.equal(best, total.sort(descending=True).values[:, :count])
+    assert torch.equal(total.gather(1, places), best)
+    assert all(len(set(row)) == count for row in places.tolist())
