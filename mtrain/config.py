@@ -164,6 +164,9 @@ class TrainConfig(Section):
     accum_steps: Positive = Field(
         1, description="micro-batches a step, from as many ranges of length"
     )
+    optimizer: Literal["adam", "muon"] = Field(
+        "adam", description="adam, or muon for the layers' matrices, which learns in fewer steps"
+    )
     schedule: Literal["noam", "inverse_sqrt", "linear", "cosine", "constant"] = Field(
         "noam", description="course of the learning rate after its linear warm-up"
     )

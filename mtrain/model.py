@@ -327,6 +327,17 @@ class Transformer(nn.Module):
         return sum(p.numel() for p in self.parameters())
 
     @property
+    def hidden_matrices(self) -> dict[str, int]:
+        """Names of the layers' matrices, and how many each is, one below the other: 3 are W^Q, W^K
+        and W^V.
+        """
+        return {
+            name: 3 if name.endswith("project_in.weight") else 1
+            for name, parameter in self.named_parameters()
+            if name.startswith(("encoder.", "decoder.")) and parameter.dim() == 2
+        }
+
+    @property
     def dtype(self) -> torch.dtype:
         """Type that activations are computed in."""
         return self.encoder_layers[0].feed_norm.weight.dtype

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim.adam import adam  # the class of that name would load torch's compiler, a second
 
 from mtrain.config import TrainConfig
+from mtrain.muon import Muon
 
 Schedule = Callable[[int], float]
 
@@ -43,31 +44,96 @@ def make_schedule(config: TrainConfig, d_model: int) -> Schedule:
     return rate
 
 
+class Adam:
+    """Adam (section 5.3) over fp32 weights."""
+
+    def __init__(
+        self,
+        weights: dict[str, Tensor],
+        grads: list[Tensor],
+        betas: tuple[float, float],
+        eps: float,
+    ) -> None:
+        self.names, self.weights, self.grads = list(weights), list(weights.values()), grads
+        self.betas, self.eps = betas, eps
+        self.exp_avgs = [torch.zeros_like(weight) for weight in self.weights]
+        self.exp_avg_sqs = [torch.zeros_like(weight) for weight in self.weights]
+        self.steps = [torch.zeros((), device=weight.device) for weight in self.weights]
+
+    @torch.no_grad()
+    def step(self, rate: float, found_inf: Tensor) -> None:
+        """Take a step; where `found_inf` is 1 nothing changes."""
+        adam(
+            self.weights,
+            self.grads,
+            self.exp_avgs,
+            self.exp_avg_sqs,
+            [],
+            self.steps,
+            fused=True,
+            found_inf=found_inf,
+            amsgrad=False,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            lr=rate,
+            weight_decay=0.0,
+            eps=self.eps,
+            maximize=False,
+        )
+
+    def moments(self) -> dict[str, Tensor]:
+        """What resuming needs, by name."""
+        kinds = {"exp_avg": self.exp_avgs, "exp_avg_sq": self.exp_avg_sqs, "step": self.steps}
+        return {
+            f"{name}.{kind}": moment
+            for kind, moments in kinds.items()
+            for name, moment in zip(self.names, moments, strict=True)
+        }
+
+
 class Optimizer:
-    """Adam (section 5.3) with fp32 master weights and gradients for a model that may compute in
-    bf16.
+    """Adam with fp32 master weights and gradients for a model that may compute in bf16; with Muon
+    for the matrices that `muon` names.
 
     Gradients of micro-batches are added up in fp32; `update` divides them by the tokens of the
     whole step, clips their norm and moves the masters, then the model follows. With an fp32 model
     the masters are its parameters.
     """
 
-    def __init__(self, model: nn.Module, betas: tuple[float, float], eps: float) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        betas: tuple[float, float],
+        eps: float,
+        muon: dict[str, int] | None = None,
+    ) -> None:
+        """`muon` tells how many matrices, one below the other, each of the weights is."""
         self.names = [name for name, _ in model.named_parameters()]
         self.parameters = list(model.parameters())
         self.masters = [
             p.detach() if p.dtype == torch.float32 else p.detach().float() for p in self.parameters
         ]
         self.grads = [torch.zeros_like(master) for master in self.masters]
-        self.betas, self.eps = betas, eps
-        self.exp_avgs = [torch.zeros_like(master) for master in self.masters]
-        self.exp_avg_sqs = [torch.zeros_like(master) for master in self.masters]
-        self.steps = [torch.zeros((), device=master.device) for master in self.masters]
         self._apart = [
             i
             for i, (p, m) in enumerate(zip(self.parameters, self.masters, strict=True))
             if p.dtype != m.dtype
         ]
+        self.rules = self._rules(betas, eps, muon or {})
+
+    def _rules(
+        self, betas: tuple[float, float], eps: float, muon: dict[str, int]
+    ) -> list[Adam | Muon]:
+        """Share out the weights."""
+        weights, grads = self.weights(), dict(zip(self.names, self.grads, strict=True))
+        rest = {name: weight for name, weight in weights.items() if name not in muon}
+        rules: list[Adam | Muon] = [Adam(rest, [grads[name] for name in rest], betas, eps)]
+        if muon:
+            dtypes = {
+                p.dtype for n, p in zip(self.names, self.parameters, strict=True) if n in muon
+            }
+            rules.append(Muon(weights, grads, muon, dtypes.pop()))
+        return rules
 
     def accumulate(self) -> None:
         """Add the model's gradients to the step's sum and clear them."""
@@ -91,30 +157,12 @@ class Optimizer:
         if clip_norm > 0:
             scale = scale * (clip_norm / (norm + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_(self.grads, scale)
-        self._adam(rate, found_inf=(~norm.isfinite()).float())
+        found_inf = (~norm.isfinite()).float()
+        for rule in self.rules:
+            rule.step(rate, found_inf)
         torch._foreach_zero_(self.grads)
         self.publish()
         return norm
-
-    @torch.no_grad()
-    def _adam(self, rate: float, found_inf: Tensor) -> None:
-        adam(
-            self.masters,
-            self.grads,
-            self.exp_avgs,
-            self.exp_avg_sqs,
-            [],
-            self.steps,
-            fused=True,
-            found_inf=found_inf,
-            amsgrad=False,
-            beta1=self.betas[0],
-            beta2=self.betas[1],
-            lr=rate,
-            weight_decay=0.0,
-            eps=self.eps,
-            maximize=False,
-        )
 
     @torch.no_grad()
     def publish(self) -> None:
@@ -135,15 +183,10 @@ class Optimizer:
         self.publish()
 
     def moments(self) -> dict[str, Tensor]:
-        """Adam's state by name; the step count is the trainer's."""
-        kinds = {"exp_avg": self.exp_avgs, "exp_avg_sq": self.exp_avg_sqs, "step": self.steps}
-        return {
-            f"{name}.{kind}": moment
-            for kind, moments in kinds.items()
-            for name, moment in zip(self.names, moments, strict=True)
-        }
+        """The state of Adam and Muon by name; the step count is the trainer's."""
+        return {name: moment for rule in self.rules for name, moment in rule.moments().items()}
 
     def load_moments(self, moments: dict[str, Tensor]) -> None:
-        """Take Adam's state of the same names and shapes back."""
+        """Take the state of the same names and shapes back."""
         for name, moment in self.moments().items():
             moment.copy_(moments[name])

@@ -83,8 +83,7 @@ class Trainer:
         self.device = pick_device(config.train.device)
         self._set_up_torch()
         self.model = self._build_model()
-        betas = (config.train.adam_betas[0], config.train.adam_betas[1])
-        self.optimizer = Optimizer(self.model, betas, config.train.adam_eps)
+        self.optimizer = self._build_optimizer()
         self.hidden = self.model.hidden
         self.learn: Callable[[Batch], None] = self._accumulate
         self.rate = make_schedule(config.train, config.model.d_model)
@@ -153,6 +152,12 @@ class Trainer:
             self.sums.copy_(sums)
             torch._foreach_zero_(self.optimizer.grads)
             self.learn = work
+
+    def _build_optimizer(self) -> Optimizer:
+        train = self.config.train
+        betas = (train.adam_betas[0], train.adam_betas[1])
+        muon = self.model.hidden_matrices if train.optimizer == "muon" else {}
+        return Optimizer(self.model, betas, train.adam_eps, muon)
 
     def _compile(self) -> None:
         """Compile for all shapes, by a made-up batch: if the batches that a start meets first

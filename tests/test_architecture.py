@@ -22,7 +22,7 @@ ROOT = PACKAGE.parent
 LAYERS = (
     "errors",
     "yaml_reader json_reader phrasebook stop",
-    "config lock manifest tokenizer metrics device check attention",
+    "config lock manifest tokenizer metrics device check attention muon",
     "corpus log model search history",
     "cache machine",
     "store loss optim checkpoint",
@@ -46,6 +46,7 @@ TORCH = {
     "loss",
     "machine",
     "model",
+    "muon",
     "optim",
     "prepare",
     "proof",

@@ -18,9 +18,11 @@ from mtrain.config import TrainConfig
 from mtrain.data import Batch, SpecialIds, collate
 from mtrain.loss import projected_cross_entropy
 from mtrain.model import Transformer
+from mtrain.muon import orthogonalize
 from mtrain.optim import Optimizer, make_schedule, noam_rate
 
 BETAS, EPS = (0.9, 0.98), 1e-9
+MUON = {"0.weight": 1, "2.weight": 1}
 
 
 # --- Learning rates --------------------------------------------------------------------------
@@ -133,11 +135,13 @@ def test_updates_are_the_formulas_of_adam() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("clip", [0.0, 1.0])
-def test_a_gradient_that_is_not_finite_changes_nothing(bad: float, clip: float) -> None:
+@pytest.mark.parametrize(("clip", "muon"), [(0.0, {}), (1.0, {}), (1.0, MUON)])
+def test_a_gradient_that_is_not_finite_changes_nothing(
+    bad: float, clip: float, muon: dict[str, int]
+) -> None:
     """Neither weights nor moments nor Adam's own count: the steps after it go on as without it."""
     model, untouched = small_model(), small_model()
-    optimizer, other = Optimizer(model, BETAS, EPS), Optimizer(untouched, BETAS, EPS)
+    optimizer, other = (Optimizer(m, BETAS, EPS, muon) for m in (model, untouched))
     for step in (1, 2):
         take_step(optimizer, model, step, clip=clip)
         take_step(other, untouched, step, clip=clip)
@@ -155,6 +159,74 @@ def test_a_gradient_that_is_not_finite_changes_nothing(bad: float, clip: float) 
         torch.equal(x, y)
         for x, y in zip(optimizer.moments().values(), other.moments().values(), strict=True)
     )
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (4, 16), (16, 4)])
+def test_orthogonalized_matrices_keep_their_directions_and_lose_their_sizes(
+    shape: tuple[int, int],
+) -> None:
+    """From singular values of 1 to 20 to values near 1, of the same singular vectors."""
+    torch.manual_seed(0)
+    left, _, right = torch.linalg.svd(torch.randn(3, *shape), full_matrices=False)
+    sizes = torch.tensor([20.0, 10.0, 4.0, 2.0, 1.5, 1.0])[: min(shape)]
+
+    found = left.mT @ orthogonalize(left @ torch.diag(sizes) @ right) @ right.mT
+
+    assert float(found.diagonal(dim1=1, dim2=2).min()) > 0.65
+    assert float(found.diagonal(dim1=1, dim2=2).max()) < 1.25
+    assert float((found - torch.diag_embed(found.diagonal(dim1=1, dim2=2))).abs().max()) < 1e-4
+
+
+def test_muons_updates_are_those_of_torch() -> None:
+    """Whose Newton-Schulz turns are in bf16; biases are Adam's."""
+    ours, theirs = small_model(), small_model()
+    start = values(ours)
+    optimizer = Optimizer(ours, BETAS, EPS, MUON)
+    weights = [theirs[0].weight, theirs[2].weight]
+    muon = torch.optim.Muon(weights, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+    adam = torch.optim.Adam([theirs[0].bias, theirs[2].bias], betas=BETAS, eps=EPS)
+    for step in range(1, 6):
+        take_step(optimizer, ours, step)
+        put_gradients(theirs, step, 1 / 7)
+        for torchs in (muon, adam):
+            torchs.param_groups[0]["lr"] = 0.01 / step
+            torchs.step()
+    moved = max(float((a - b).abs().max()) for a, b in zip(values(ours), start, strict=True))
+    torch.testing.assert_close(values(ours), values(theirs), rtol=0, atol=0.02 * moved)
+
+
+def test_matrices_one_below_the_other_are_moved_each_by_itself() -> None:
+    whole, parts = nn.Linear(4, 12, bias=False), [nn.Linear(4, 4, bias=False) for _ in range(3)]
+    torch.manual_seed(1)
+    grad = torch.randn(12, 4) * torch.arange(1, 13)[:, None]
+    for part, weight, slope in zip(parts, whole.weight.chunk(3), grad.chunk(3), strict=True):
+        part.weight.data.copy_(weight.detach())
+        part.weight.grad = slope.clone()
+    whole.weight.grad = grad
+    several = nn.ModuleList(parts)
+    for model, stacked in ((whole, {"weight": 3}), (several, {f"{i}.weight": 1 for i in range(3)})):
+        optimizer = Optimizer(model, BETAS, EPS, stacked)
+        optimizer.accumulate()
+        optimizer.update(0.1, 1, 0.0)
+    torch.testing.assert_close(whole.weight, torch.cat([part.weight for part in parts]))
+
+
+def test_the_layers_matrices_are_muons_and_no_others() -> None:
+    model = random_model(positions="learned", tie_embeddings="none")
+    parts = {
+        "self_attention.project_in": 3,
+        "self_attention.project_out": 1,
+        "feed_forward.inner": 1,
+        "feed_forward.outer": 1,
+    }
+    cross = {"cross_attention.project_in": 3, "cross_attention.project_out": 1}
+    expected = {
+        f"{side}.{layer}.{name}.weight": count
+        for side, names in (("encoder", parts), ("decoder", parts | cross))
+        for layer in range(2)
+        for name, count in names.items()
+    }
+    assert model.hidden_matrices == expected
 
 
 def test_a_bf16_model_follows_masters_that_keep_what_it_would_round_away() -> None:
@@ -186,9 +258,12 @@ def test_gradients_of_micro_batches_add_up_in_fp32() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_weights_and_moments_taken_back_go_on_bit_for_bit(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("muon", [{}, MUON], ids=["adam", "muon"])
+def test_weights_and_moments_taken_back_go_on_bit_for_bit(
+    dtype: torch.dtype, muon: dict[str, int]
+) -> None:
     first, second = small_model().to(dtype), small_model().to(dtype)
-    before, after = Optimizer(first, BETAS, EPS), Optimizer(second, BETAS, EPS)
+    before, after = (Optimizer(m, BETAS, EPS, muon) for m in (first, second))
     for step in (1, 2, 3):
         take_step(before, first, step)
     after.load_weights({name: w.clone() for name, w in before.weights().items()})

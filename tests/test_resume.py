@@ -132,6 +132,7 @@ def steps(run: Path) -> list[int]:
             ["train.schedule=cosine", "train.max_steps=18", "train.metric=nll"],
             id="cosine, last step not scheduled",
         ),
+        pytest.param(["train.optimizer=muon"], id="muon"),
         pytest.param(["train.compile=true"], id="compiled", marks=pytest.mark.slow),
         pytest.param(
             ["train.compile=true", "train.precision=bf16"],
