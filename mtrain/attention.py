@@ -56,29 +56,39 @@ def masked(x: Tensor, mask: Tensor | None, p: float) -> Tensor:
     return out
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, p: float) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, p: float) -> Tensor:
     """softmax(Q K^T / sqrt(K)) V (equation 1) over (B, H, ?, K); `mask` is True where attention may
-    go, or numbers to be added to what the softmax is of. One of two dimensions is the causal one,
-    which other devices know without reading it.
+    go. One of two dimensions is the causal one, which other devices know without reading it.
     """
     if query.device.type != "cpu":
-        causal = mask is not None and mask.dim() == 2
-        mask = None if causal else mask
-        return F.scaled_dot_product_attention(query, key, value, mask, p, is_causal=causal)
+        causal = mask.dim() == 2
+        return F.scaled_dot_product_attention(
+            query, key, value, None if causal else mask, p, is_causal=causal
+        )
     return dropout(attention_weights(query, key, mask), p, p > 0) @ value
 
 
-def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
+def attention_weights(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
     """softmax(Q K^T / sqrt(K)): what each query position takes from each key position, (B, H, ?,
     ?).
     """
     scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)
-    if mask is not None and mask.dtype == torch.bool:
-        scores = scores.masked_fill(~mask, float("-inf"))
-    elif mask is not None:
-        scores = scores + mask
-    weights: Tensor = scores.softmax(-1)
+    weights: Tensor = scores.masked_fill(~mask, float("-inf")).softmax(-1)
     return weights
+
+
+def attend_step(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+    """Equation 1 for decoding, heads and sentences as one batch of `G`: (G, W, K) and two of (G, S,
+    K) -> (G, W, K); `bias` (G, 1 or W, S) is added to what the softmax is of.
+    """
+    if query.device.type != "cpu":
+        return F.scaled_dot_product_attention(query, key, value, bias)
+    scale = query.shape[-1] ** -0.5
+    if bias is None:
+        scores = query.bmm(key.mT).mul_(scale)
+    else:
+        scores = torch.baddbmm(bias, query, key.mT, alpha=scale)
+    return scores.softmax(-1).bmm(value)
 
 
 def attend_rows(

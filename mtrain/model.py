@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mtrain.attention import attend, attend_rows, attention_weights, dropout
+from mtrain.attention import attend, attend_rows, attend_step, attention_weights, dropout
 
 # See `Transformer._rows`.
 ROWS = 128
@@ -94,12 +94,39 @@ class Attention(nn.Module):
         cut = rows[: B * L].view(B, L, -1, self.num_heads, width // self.num_heads)
         return tuple(part.transpose(1, 2) for part in cut.unbind(2))
 
-    def over(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    def over(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         """Attend and join the heads: (B, H, T, K) and two of (B, H, S, K) -> (B * T, D)."""
         if self.watch is not None:
             self.watch.append(attention_weights(query, key, mask))
         heads = attend(query, key, value, mask, self.rate if self.training else 0.0)
         joined: Tensor = self.project_out(heads.transpose(1, 2).flatten(2).flatten(0, 1))
+        return joined
+
+    def over_past(self, x: Tensor, past: Tensor, time: int, bias: Tensor | None) -> Tensor:
+        """Attend from hypotheses' newest tokens to their own pasts: (N, D) -> (N, D). Keys and
+        values of the tokens go to place `time` of `past` (2, B, H, T', W, K).
+        """
+        B, H, K = past.shape[1], past.shape[2], past.shape[5]
+        projected = self.project_in(x).view(B, -1, 3, H, K).permute(2, 0, 3, 1, 4)
+        W, place = projected.shape[3], past[:, :, :, time]
+        place[:, :, :, :W] = projected[1:]
+        if place.shape[3] > W:  # what nobody looks at must still be numbers
+            place[:, :, :, W:] = 0
+        key, value = past[:, :, :, : time + 1].view(2, B * H, -1, K).unbind(0)
+        return self._over_step(projected[0], key, value, bias)
+
+    def over_source(self, x: Tensor, source: Tensor, bias: Tensor) -> Tensor:
+        """From hypotheses' newest tokens to their sources (2, B, H, S, K): (N, D) -> (N, D)."""
+        _, B, H, S, K = source.shape
+        query = self.project(x, 0, 1).view(B, -1, H, K).transpose(1, 2)
+        key, value = source.view(2, B * H, S, K).unbind(0)
+        return self._over_step(query, key, value, bias)
+
+    def _over_step(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+        """(B, H, W, K) and two of (B * H, ?, K) -> (N, D)."""
+        B, H, W, K = query.shape
+        heads = attend_step(query.reshape(B * H, W, K), key, value, bias)
+        joined: Tensor = self.project_out(heads.view(B, H, W, K).transpose(1, 2).reshape(B * W, -1))
         return joined
 
     def forward(self, x: Tensor, memory: Tensor | None, mask: Tensor, B: int, T: int) -> Tensor:
@@ -199,48 +226,77 @@ class DecoderLayer(Layer):
         return self.after(self.feed_norm, x, self.feed_forward(self.before(self.feed_norm, x)))
 
     def step(
-        self, x: Tensor, past: Tensor, time: int, source: tuple[Tensor, ...], src_bias: Tensor
+        self,
+        x: Tensor,
+        past: Tensor,
+        time: int,
+        source: Tensor,
+        past_bias: Tensor | None,
+        src_bias: Tensor,
     ) -> Tensor:
-        """One position: (N, D) -> (N, D); its key and value go to place `time` of `past` (2, N, H,
-        T, K).
-
-        The hypotheses of a sentence attend to its source together, as if they were positions of one
-        target.
-        """
-        own, cross = self.self_attention, self.cross_attention
-        q, k, v = own.heads(own.project(self.before(self.self_norm, x), 0, 3), len(x), 1)
-        past[0, :, :, time : time + 1], past[1, :, :, time : time + 1] = k, v
-        seen = past[:, :, :, : time + 1]
-        x = self.after(self.self_norm, x, own.over(q, seen[0], seen[1], None))
-        B = len(src_bias)
-        (q,) = cross.heads(cross.project(self.before(self.cross_norm, x), 0, 1), B, len(x) // B)
-        x = self.after(self.cross_norm, x, cross.over(q, source[0], source[1], src_bias))
+        """One position: (N, D) -> (N, D); see `Attention.over_past` and `over_source`."""
+        normed = self.before(self.self_norm, x)
+        block = self.self_attention.over_past(normed, past, time, past_bias)
+        x = self.after(self.self_norm, x, block)
+        normed = self.before(self.cross_norm, x)
+        block = self.cross_attention.over_source(normed, source, src_bias)
+        x = self.after(self.cross_norm, x, block)
         return self.after(self.feed_norm, x, self.feed_forward(self.before(self.feed_norm, x)))
 
 
 @dataclass(frozen=True)
 class DecoderState:
-    """What decoding has seen of `N` hypotheses of `B` sentences, N / B each.
+    """What decoding has seen of `N` hypotheses of `B` sentences, W = N / B each.
 
-    `past` (layers, 2, N, H, T', K) holds keys and values with `time` places filled, `source`
-    (layers, 2, B, H, S, K) those of the source, `src_bias` (B, 1, 1, S) is 0 at its real tokens and
-    else minus infinity: to add it is faster than to mask at each step.
+    Each layer's `past` (2, B, H, T', W', K) holds keys and values with `time` places filled, W' >=
+    W of a sentence in each. They stay where they were written: `lineage` (B, W, T', W') is 0 where
+    one belongs to a hypothesis's own past, and else minus infinity. `source` (layers, 2, B, H, S,
+    K) holds keys and values of the source, `src_bias` (B, 1, 1, S) is 0 at its real tokens.
     """
 
-    past: Tensor
+    past: tuple[Tensor, ...]
     time: int
+    lineage: Tensor
     source: Tensor
     src_bias: Tensor
 
     def select(self, rows: Tensor, sentences: Tensor | None = None) -> "DecoderState":
-        """Take some of the N hypotheses, in a new order, and (None: all) some of the B
-        sentences.
+        """Take some of the N hypotheses, in a new order and as many of each sentence, and (None:
+        all) some of the B sentences.
         """
-        past = self.past.index_select(2, rows)
-        if sentences is None:
-            return DecoderState(past, self.time, self.source, self.src_bias)
-        source = self.source.index_select(2, sentences)
-        return DecoderState(past, self.time, source, self.src_bias.index_select(0, sentences))
+        past, source, src_bias = self.past, self.source, self.src_bias
+        if sentences is not None:
+            past = tuple(layer.index_select(1, sentences) for layer in past)
+            source, src_bias = (
+                source.index_select(2, sentences),
+                src_bias.index_select(0, sentences),
+            )
+        B, slots = len(src_bias), self.lineage.shape[3]
+        lineage = self.lineage.flatten(0, 1).index_select(0, rows)
+        lineage = lineage.view(B, len(rows) // max(1, B), *lineage.shape[1:])
+        if (missing := lineage.shape[1] - slots) > 0:
+            lineage = F.pad(lineage, (0, missing), value=float("-inf"))
+            # copies of what is there, for what nobody looks at must still be numbers
+            copies = torch.arange(slots + missing, device=rows.device) % slots
+            past = tuple(layer.index_select(4, copies) for layer in past)
+        return DecoderState(past, self.time, lineage, source, src_bias)
+
+    def longer(self) -> "DecoderState":
+        """Make room for another position, and let each hypothesis see its own there."""
+        past, lineage = self.past, self.lineage
+        if self.time == lineage.shape[2]:
+            room = max(16, self.time)
+            past = tuple(_with_room(layer, room) for layer in past)
+            lineage = F.pad(lineage, (0, 0, 0, room), value=float("-inf"))
+        lineage[:, :, self.time].diagonal(dim1=1, dim2=2).zero_()
+        return DecoderState(past, self.time + 1, lineage, self.source, self.src_bias)
+
+
+def _with_room(past: Tensor, room: int) -> Tensor:
+    """Copy keys and values to where there are so many places more."""
+    longer = past.new_empty(*past.shape[:3], past.shape[3] + room, *past.shape[4:])
+    longer[:, :, :, : past.shape[3]] = past
+    return longer
 
 
 class Transformer(nn.Module):
@@ -388,7 +444,8 @@ class Transformer(nn.Module):
         )
         layers, _, B, H, _, K = stacked.shape
         bias = memory.new_zeros(src_mask.shape).masked_fill(~src_mask, float("-inf"))
-        return DecoderState(stacked.new_empty(layers, 2, B, H, 0, K), 0, stacked, bias)
+        past = tuple(stacked.new_empty(2, B, H, 0, 1, K) for _ in range(layers))
+        return DecoderState(past, 0, memory.new_empty(B, 1, 0, 1), stacked, bias)
 
     def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """Log-probabilities of the next token in fp32: (N,), state -> (N, V), state one position
@@ -396,17 +453,18 @@ class Transformer(nn.Module):
 
         The given state's room is written into: go on from the returned one.
         """
-        past, time = state.past, state.time
-        if time == past.shape[4]:
-            room = past.new_empty(*past.shape[:4], max(16, time), past.shape[5])
-            past = torch.cat((past, room), 4)
+        time, H = state.time, self.shape.num_heads
+        state = state.longer()
+        bias = None
+        if state.lineage.shape[3] > 1:  # a single hypothesis has the whole past
+            bias = state.lineage[:, None, :, : time + 1].expand(-1, H, -1, -1, -1)
+            bias = bias.flatten(3).flatten(0, 1)
+        src_bias = state.src_bias.expand(-1, H, -1, -1).flatten(0, 1)
         x = self._embed(tokens[:, None], self.tgt_embedding, "tgt", time)[:, 0]
         for number, layer in enumerate(self.decoder_layers):
-            source = state.source[number].unbind(0)
-            x = layer.step(x, past[number], time, source, state.src_bias)
+            x = layer.step(x, state.past[number], time, state.source[number], bias, src_bias)
         logits = self.project(self.decoder_norm(x))
-        after = DecoderState(past, time + 1, state.source, state.src_bias)
-        return logits.float().log_softmax(-1), after
+        return logits.float().log_softmax(-1), state
 
     def attention_maps(self, src: Tensor, tgt_in: Tensor) -> dict[str, list[Tensor]]:
         """Attention weights of every layer, each (B, H, ?, ?): encoder self, decoder self,
