@@ -517,10 +517,11 @@ class Transformer(nn.Module):
                 )
             rows: Tensor = table.weight[start : start + length] * self.shape.d_model**0.5
             return rows
-        if start + length > self.sinusoids.shape[0]:
-            longer = sinusoids(2 * (start + length), self.shape.d_model)
-            self.sinusoids = longer.to(self.sinusoids.device)
-        return self.sinusoids[start : start + length]
+        encodings = self.sinusoids
+        if start + length > len(encodings):  # several threads may be here: each keeps its own
+            encodings = sinusoids(2 * (start + length), self.shape.d_model).to(encodings.device)
+            self.sinusoids = encodings
+        return encodings[start : start + length]
 
 
 def set_compute_dtype(model: Transformer, dtype: torch.dtype) -> None:

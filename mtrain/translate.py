@@ -2,7 +2,9 @@
 scores.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,6 +24,9 @@ from mtrain.model import Dropout, Shape, Transformer, set_compute_dtype
 from mtrain.search import Hypothesis, beam_search, length_normalizer
 from mtrain.tokenizer import Tokenizer
 from mtrain.yaml_reader import parse_document
+
+# Batches searched side by side on a CPU; more would wait for each other's Python.
+MOST_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
@@ -101,15 +106,41 @@ class Translator:
         places = [place for place, line in enumerate(lines) if not is_blank(line)]
         rows, cut = self.encode_sources([lines[place] for place in places])
         progress(len(lines) - len(places))
-        for batch in self._source_batches(rows):
-            self.check_stop()
-            with telling_lack_of_memory(partial(_too_large, len(batch), len(rows[batch[0]]))):
-                found = self._search([rows[i] for i in batch])
-            texts = iter(self.texts([h.ids for hypotheses in found for h in hypotheses]))
-            for i, hypotheses in zip(batch, found, strict=True):
-                results[places[i]] = [Translation(next(texts), h.score) for h in hypotheses]
-            progress(len(batch))
+        batches = list(self._source_batches(rows))
+        with closing(self._translated(rows, batches)) as translated:
+            for batch, found in zip(batches, translated, strict=True):
+                self.check_stop()
+                for i, translations in zip(batch, found, strict=True):
+                    results[places[i]] = translations
+                progress(len(batch))
         return results, [places[i] for i in cut]
+
+    def _translated(
+        self, rows: list[NDArray[np.int64]], batches: list[NDArray[np.int64]]
+    ) -> Generator[list[list[Translation]]]:
+        """Translate batches, on a CPU several at a time: the matrices of decoding are so small that
+        two cores do two of them sooner than one together.
+        """
+        work, threads = partial(self._translate_batch, rows), torch.get_num_threads()
+        at_once = min(threads, len(batches), MOST_AT_ONCE)
+        if self.device.type != "cpu" or at_once < 2:
+            yield from map(work, batches)
+            return
+        share = (threads // at_once,)
+        pool = ThreadPoolExecutor(at_once, initializer=torch.set_num_threads, initargs=share)
+        try:
+            yield from pool.map(work, batches)
+        finally:
+            pool.shutdown(cancel_futures=True)
+            torch.set_num_threads(threads)
+
+    def _translate_batch(
+        self, rows: list[NDArray[np.int64]], batch: NDArray[np.int64]
+    ) -> list[list[Translation]]:
+        with telling_lack_of_memory(partial(_too_large, len(batch), len(rows[batch[0]]))):
+            found = self._search([rows[i] for i in batch])
+        texts = iter(self.texts([h.ids for hypotheses in found for h in hypotheses]))
+        return [[Translation(next(texts), h.score) for h in hypotheses] for hypotheses in found]
 
     def best(
         self, lines: list[str], progress: Callable[[int], object] = lambda lines: None

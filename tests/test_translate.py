@@ -7,7 +7,7 @@ import logging
 import os
 import select
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,46 @@ def test_batch_size_changes_no_text_and_scores_only_by_rounding(translator: Tran
         assert [h.text for row in found for h in row] == [h.text for row in expected for h in row]
         scores = [h.score for row in expected for h in row]
         assert [h.score for row in found for h in row] == pytest.approx(scores, rel=1e-4, abs=1e-5)
+
+
+@pytest.fixture
+def threads() -> Iterator[int]:
+    torch.set_num_threads(3)
+    yield 3
+    torch.set_num_threads(1)
+
+
+def test_batches_side_by_side_give_the_same_texts_in_the_same_order(
+    translator: Translator, threads: int
+) -> None:
+    lines = [*SENTENCES, "", "bavo " * 600, *SENTENCES[:5]]
+    small = with_decode(translator, batch_tokens=30)
+    found, cut = small.translate(lines)
+    assert torch.get_num_threads() == threads
+    torch.set_num_threads(1)
+    assert (found, cut) == small.translate(lines)
+
+
+def test_a_stop_leaves_the_batches_that_wait(translator: Translator, threads: int) -> None:
+    small = with_decode(translator, batch_tokens=1)
+    searched = []
+
+    class StoppedError(Exception):
+        pass
+
+    def search(sources: list[Any]) -> list[list[Hypothesis]]:
+        searched.append(sources)
+        return [[Hypothesis([], 0.0, 0.0)] for _ in sources]
+
+    def stop() -> None:
+        raise StoppedError
+
+    small.check_stop = stop
+    small._search = search  # type: ignore[method-assign]
+    with pytest.raises(StoppedError):
+        small.best(SENTENCES * 200)
+    assert len(searched) < 8000
+    assert torch.get_num_threads() == threads
 
 
 def lines_of(text: bytes) -> int:
