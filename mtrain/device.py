@@ -2,10 +2,12 @@
 
 import ctypes
 import os
+import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 from mtrain.errors import RefusedError, UserError
 
@@ -109,3 +111,20 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD)
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def packed_product(matrix: Tensor) -> Callable[[Tensor], Tensor] | None:
+    """Return the function that maps (N, D) to (N, V) by a (V, D) matrix laid out as oneDNN wants
+    it, or None where that is not to be had. The matrix must not change.
+
+    torch lays it out anew for every product in bf16, and leaves fp32 to MKL: for a vocabulary of
+    8,000 and five hypotheses on one core that takes three times as long, for 270 a fifth longer.
+    """
+    has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    is_x86 = platform.machine() in ("x86_64", "AMD64")
+    if matrix.device.type != "cpu" or not has_onednn or not is_x86:
+        return None
+    if matrix.dtype == torch.bfloat16 and not has_fast_bf16(matrix.device):
+        return None
+    packed = torch.ops.mkldnn._reorder_linear_weight(matrix)
+    return lambda rows: torch.ops.mkldnn._linear_pointwise(rows, packed, None, "none", [], "")

@@ -11,6 +11,7 @@ stack.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtrain.attention import attend, attend_rows, attend_step, attention_weights, dropout
+from mtrain.device import packed_product
 
 # See `Transformer._rows`.
 ROWS = 128
@@ -309,6 +311,7 @@ class Transformer(nn.Module):
         rates = rates or Dropout()
         self.shape = shape
         self.rate = rates.residual
+        self._packed: Callable[[Tensor], Tensor] | None = None
         self._build_embeddings(shape)
         self.encoder = nn.ModuleList(
             EncoderLayer(shape, rates) for _ in range(shape.num_encoder_layers)
@@ -366,6 +369,10 @@ class Transformer(nn.Module):
         for embedding in (m for m in self.modules() if isinstance(m, nn.Embedding)):
             nn.init.normal_(embedding.weight, std=self.shape.d_model**-0.5)
         nn.init.normal_(self.output.weight, std=self.shape.d_model**-0.5)
+
+    def pack(self) -> None:
+        """Get ready for `step` with the weights as they are now."""
+        self._packed = packed_product(self.output.weight.detach().to(self.dtype))
 
     @property
     def encoder_layers(self) -> list[EncoderLayer]:
@@ -463,8 +470,8 @@ class Transformer(nn.Module):
         x = self._embed(tokens[:, None], self.tgt_embedding, "tgt", time)[:, 0]
         for number, layer in enumerate(self.decoder_layers):
             x = layer.step(x, state.past[number], time, state.source[number], bias, src_bias)
-        logits = self.project(self.decoder_norm(x))
-        return logits.float().log_softmax(-1), state
+        project = self._packed or self.project
+        return project(self.decoder_norm(x)).float().log_softmax(-1), state
 
     def attention_maps(self, src: Tensor, tgt_in: Tensor) -> dict[str, list[Tensor]]:
         """Attention weights of every layer, each (B, H, ?, ?): encoder self, decoder self,

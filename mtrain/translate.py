@@ -77,6 +77,7 @@ class Translator:
         self.ids = SpecialIds.of(self.tokenizer)
         self.normalize = length_normalizer(self.decode.length_norm, self.decode.length_penalty)
         self.model.eval()
+        self.model.pack()
 
     @property
     def _positions_limit(self) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import platform
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mtrain.attention import attend, attend_rows, attention_weights, dropout
+from mtrain.device import has_fast_bf16, packed_product
 from mtrain.model import (
     Attention,
     DecoderLayer,
@@ -418,6 +420,28 @@ def test_cached_steps_equal_the_full_forward(norm: str, positions: str, tie: str
     src, tgt_in = random_ids(3, 6), random_ids(3, 40, seed=2)
     src[0, 2:] = model.shape.pad_id
     assert_close(stepwise(model, src, tgt_in), model(src, tgt_in).log_softmax(-1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 5, 67])
+@torch.no_grad()
+def test_a_packed_model_decodes_as_before(dtype: torch.dtype, rows: int) -> None:
+    if dtype == torch.bfloat16 and not has_fast_bf16(torch.device("cpu")):
+        pytest.skip("no bf16 here")
+    model = random_model()
+    set_compute_dtype(model, dtype)
+    src, tokens = random_ids(rows, 6), random_ids(rows, 1, seed=2)[:, 0]
+    expected, _ = model.step(tokens, model.start(*model.encode(src)))
+    model.pack()
+    found, _ = model.step(tokens, model.start(*model.encode(src)))
+    exactness = 1e-5 if dtype == torch.float32 else 0.02
+    torch.testing.assert_close(found, expected, rtol=exactness, atol=exactness)
+
+
+def test_other_processors_multiply_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "arm64")
+    assert packed_product(torch.ones(3, 2)) is None
+    assert packed_product(torch.ones(3, 2, device="meta")) is None
 
 
 @torch.no_grad()
