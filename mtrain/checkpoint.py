@@ -60,7 +60,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class TrainerState:
-    """What resuming needs besides the weights: Adam's moments, and where the loop stood."""
+    """What resuming needs besides the weights: optimizer moments, and where the loop stood."""
 
     moments: dict[str, Tensor]
     loop: Loop

@@ -358,8 +358,8 @@ def export(
     """Hand a model on to CTranslate2, for serving: `mtrain export -m runs/NAME -o served`.
 
     Both engines translate a sample first, greedily and with a beam of 4; the share of equal lines
-    is printed, and the lines that differ, each with our model's score. Where more differ than
-    near-ties account for, nothing is written.
+    is printed, and the first lines that differ, each with this model's score. Where more differ
+    than near-ties account for, before weights are rounded, nothing is written.
     """
     if to != "ctranslate2":
         raise RefusedError(f"--to {to}: expected ctranslate2")
@@ -375,7 +375,7 @@ def export(
             output,
             quantization,
             sample,
-            lambda line: sink.write(line.encode("utf-8") + b"\n"),
+            lambda line: (sink.write(line.encode("utf-8") + b"\n"), sink.flush()),
         )
 
 

@@ -3,7 +3,6 @@
 CTranslate2 (https://opennmt.net/CTranslate2) is an optional extra, `mtrain[ctranslate2]`.
 """
 
-import importlib.util
 import logging
 from pathlib import Path
 from typing import Any
@@ -29,13 +28,21 @@ QUANTIZATIONS = (
 )
 
 
+MAX_BATCH_SIZE = 64  # sentences
+
+
 def check(quantization: str) -> None:
     """Raise `RefusedError` where the library or a quantization of that name is missing."""
     if quantization not in QUANTIZATIONS:
         expected = ", ".join(QUANTIZATIONS)
         raise RefusedError(f"--quantization {quantization}: expected one of {expected}")
-    if importlib.util.find_spec("ctranslate2") is None:
-        raise RefusedError("--to ctranslate2 needs a package: pip install 'mtrain[ctranslate2]'")
+    try:
+        import ctranslate2.specs  # noqa: F401
+    except ImportError as error:
+        raise RefusedError(
+            f"--to ctranslate2 needs a package ({error}): pip install 'mtrain[ctranslate2]' "
+            "(in a clone: '.[ctranslate2]')"
+        ) from None
 
 
 def write(
@@ -52,7 +59,7 @@ def write(
 
 
 class CTranslate2:
-    """A written model behind the interface of `mtrain.proof.Engine`."""
+    """A written model; `translate` is a `mtrain.proof.Search`."""
 
     def __init__(self, directory: Path, tokenizer: Tokenizer) -> None:
         import ctranslate2
@@ -66,16 +73,18 @@ class CTranslate2:
     def translate(
         self, rows: list[list[int]], limits: list[int], beam_size: int, alpha: float
     ) -> list[list[int]]:
-        """Search with scores normalized by length ** alpha; ids in and out are without eos."""
+        """Search; ids in and out are without eos."""
         found: list[list[int]] = [[] for _ in rows]
         banned = [self.pieces[self.tokenizer.pad_id], self.pieces[self.tokenizer.bos_id]]
         eos = self.tokenizer.eos_id
-        for limit in sorted(set(limits)):  # it knows one limit a call
+        for limit in sorted(set(limits) - {1}):  # it knows one limit a call, and none below 1
             places = [place for place, own in enumerate(limits) if own == limit]
             results = self.translator.translate_batch(
                 [[self.pieces[number] for number in (*rows[place], eos)] for place in places],
                 beam_size=beam_size,
                 length_penalty=alpha,
+                max_batch_size=MAX_BATCH_SIZE,
+                min_decoding_length=0,
                 max_decoding_length=limit - 1,
                 max_input_length=0,
                 suppress_sequences=[[piece] for piece in banned],

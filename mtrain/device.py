@@ -117,8 +117,8 @@ def packed_product(matrix: Tensor) -> Callable[[Tensor], Tensor] | None:
     """Return the function that maps (N, D) to (N, V) by a (V, D) matrix laid out as oneDNN wants
     it, or None where that is not to be had. The matrix must not change.
 
-    torch lays it out anew for every product in bf16, and leaves fp32 to MKL: for a vocabulary of
-    8,000 and five hypotheses on one core that takes three times as long, for 270 a fifth longer.
+    torch lays it out anew for every product in bf16, and leaves fp32 to MKL: with a vocabulary of
+    8,000 on one core that takes three times as long for 5 hypotheses, a fifth longer for 270.
     """
     has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     is_x86 = platform.machine() in ("x86_64", "AMD64")

@@ -27,10 +27,9 @@ def export(
     """Write a model for CTranslate2 into a new directory; `show` gets lines on how both engines
     translate a sample.
 
-    Raises `UserError` where they do not translate alike; then no directory is left.
+    Raises `UserError` where they do not translate alike; then it is not written.
     """
-    if directory.exists():
-        raise RefusedError(f"{directory}: exists already; name a new directory")
+    _check_new(directory)
     lines = _read_sample(translator.config, sample)
 
     def fill(aside: Path) -> None:
@@ -39,16 +38,29 @@ def export(
             parts = translator.model, translator.tokenizer, translator.config
             ctranslate2_format.write(aside, *parts, kind)
             _prove(translator, CTranslate2(aside, translator.tokenizer), kind, lines, show)
+        _check_new(directory)  # minutes later
 
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    manifest.write_directory(directory, fill)
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        manifest.write_directory(directory, fill)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise UserError(f"{directory}: cannot write: {error.strerror or error}") from None
     logger.info("written to %s", directory)
 
 
-def _read_sample(config: Config, sample: Path | None) -> list[str]:
-    """Read lines that are not blank: a file's, or the validation set's."""
+def _check_new(directory: Path) -> None:
+    if directory.exists():
+        raise RefusedError(f"{directory}: exists already; name a new directory")
+
+
+def _read_sample(config: Config, sample: Path | None) -> dict[int, str]:
+    """Read lines that are not blank, by their numbers: a file's, or the validation set's."""
     name = describe(config.data.valid) if sample is None else str(sample)
-    lines = list(islice(_sources(config, sample), MOST_LINES))
+    numbered = enumerate(_sources(config, sample), 1)
+    found = ((number, line) for number, line in numbered if not is_blank(line))
+    lines = dict(islice(found, MOST_LINES))
     if not lines:
         raise UserError(f"{name}: holds no lines to translate; name others with --sample")
     logger.info("comparing on %s lines of %s", f"{len(lines):,}", name)
@@ -57,24 +69,26 @@ def _read_sample(config: Config, sample: Path | None) -> list[str]:
 
 def _sources(config: Config, sample: Path | None) -> Iterator[str]:
     if sample is not None:
-        yield from (line for line in read_source(sample, []) if not is_blank(line))
+        yield from read_source(sample, [])
         return
+    reading = reading_of(config, keep_blank=True)
     try:
-        yield from (src for src, _ in read_pairs(config.data.valid, reading_of(config)))
+        yield from (src for src, _ in read_pairs(config.data.valid, reading))
     except UserError as error:
         raise UserError(f"{error}; or name other lines with --sample") from None
 
 
 def _prove(
-    translator: Translator, engine: CTranslate2, kind: str, lines: list[str], show: Show
+    translator: Translator, engine: CTranslate2, kind: str, lines: dict[int, str], show: Show
 ) -> None:
     """Compare the engines and show how they agree; raises `UserError` where unrounded weights do
     not.
     """
     for beam_size in NEEDED:
-        with progress_bar(len(lines), "line", "comparing") as bar:
-            found = compare(translator, engine, lines, beam_size, bar.update)
-        _show(found, kind, show)
+        texts = list(lines.values())
+        with progress_bar(2 * len(lines), "line", "comparing") as bar:
+            found = compare(translator, engine.translate, texts, beam_size, bar.update)
+        _show(found, kind, list(lines), show)
         if kind == "float32" and not found.is_equal:
             raise UserError(f"CTranslate2 translates otherwise: {found}")
         if found.lost > MUCH_LOST:
@@ -86,12 +100,12 @@ def _prove(
             )
 
 
-def _show(found: Agreement, kind: str, show: Show) -> None:
+def _show(found: Agreement, kind: str, numbers: list[int], show: Show) -> None:
     show(f"{kind}, {found}")
     for difference in found.differences[:MOST_SHOWN]:
         for engine, score, text in zip(
             ("mtrain", "CTranslate2"), difference.scores, difference.texts, strict=True
         ):
-            show(f"  line {difference.number}  {engine:<11}  {score:8.3f}  {text}")
+            show(f"  line {numbers[difference.place]}  {engine:<11}  {score:8.3f}  {text}")
     if len(found.differences) > MOST_SHOWN:
         show(f"  and {len(found.differences) - MOST_SHOWN:,} more")

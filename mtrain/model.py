@@ -1,8 +1,8 @@
 """The Transformer of "Attention Is All You Need" (Vaswani et al. 2017), section by section.
 
 Shapes: `B` batch, `S` source length, `T` target length, `L` either of the two, `D` d_model, `H`
-heads, `K` head width, `V` vocabulary, `N` hypotheses (batch x beam), `R` the rows of a flattened
-batch, `M` those of its memory.
+heads, `K` head width, `V` vocabulary, `W` hypotheses of a sentence, `N` of a batch (B x W), `R` the
+rows of a flattened batch, `M` those of its memory.
 
 Departures from the paper, each the field's practice: weights start as in fairseq (Xavier, the
 projections of query, key and value as one matrix), dropout may also fall on attention weights and
@@ -13,6 +13,7 @@ stack.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -349,6 +350,7 @@ class Transformer(nn.Module):
         """
         copies = {name: weight.clone() for name, weight in weights.items()}
         self.load_state_dict(copies, strict=False, assign=True)
+        self._packed = None
         self._tie_output()
         self._fill_sinusoids()
 
@@ -371,8 +373,13 @@ class Transformer(nn.Module):
         nn.init.normal_(self.output.weight, std=self.shape.d_model**-0.5)
 
     def pack(self) -> None:
-        """Get ready for `step` with the weights as they are now."""
+        """Get ready for `step` with the weights as they are now; `train` undoes it."""
         self._packed = packed_product(self.output.weight.detach().to(self.dtype))
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch dropout on or off."""
+        self._packed = None
+        return super().train(mode)
 
     @property
     def encoder_layers(self) -> list[EncoderLayer]:

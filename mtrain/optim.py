@@ -1,4 +1,4 @@
-"""Adam over fp32 master weights, and learning-rate schedules as pure functions of the step."""
+"""Adam and Muon over fp32 master weights; learning-rate schedules as functions of the step."""
 
 import math
 from collections.abc import Callable

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+
+import numpy as np
 
 from mtrain.config import override_decode
 from mtrain.translate import Translator
@@ -14,24 +15,18 @@ NEEDED = {1: 0.999, 4: 0.99}
 MUCH_LOST = 0.05
 
 
-class Engine(Protocol):
-    """Another program's search over the same model."""
-
-    def translate(
-        self, rows: list[list[int]], limits: list[int], beam_size: int, alpha: float
-    ) -> list[list[int]]:
-        """Translate ids without eos to ids without eos, by scores divided by length ** alpha.
-
-        `limits` are the most tokens with eos of each.
-        """
-        ...
+# Another program's search over the same model: from ids without eos, the most tokens with eos of
+# each, beam size and alpha (scores are divided by length ** alpha) to ids without eos.
+Search = Callable[[list[list[int]], list[int], int, float], list[list[int]]]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A line of which two engines make two texts, and what our model makes of both."""
+    """A line, by its place, of which two engines make two texts, with our log-probability of
+    both.
+    """
 
-    number: int
+    place: int
     texts: tuple[str, str]
     scores: tuple[float, float]
 
@@ -49,7 +44,7 @@ class Agreement:
     def is_equal(self) -> bool:
         """Tell whether no more lines differ than near-ties account for."""
         allowed = max(1, round(self.lines * (1 - NEEDED[self.beam_size])))
-        return len(self.differences) <= allowed
+        return len(self.differences) <= min(allowed, (self.lines - 1) // 2)
 
     @property
     def lost(self) -> float:
@@ -68,7 +63,7 @@ class Agreement:
 
 def compare(
     translator: Translator,
-    engine: Engine,
+    search: Search,
     lines: list[str],
     beam_size: int,
     progress: Callable[[int], object] = lambda lines: None,
@@ -76,16 +71,17 @@ def compare(
     """Translate lines, none of them blank, with both engines; where they differ, score both."""
     settings = override_decode(translator.decode, beam_size=beam_size, length_norm="power")
     ours = replace(translator, decode=settings)
-    texts = ours.best(lines, progress)
-    rows = [row.tolist() for row in ours.encode_sources(lines)[0]]
+    best = [found[0] for found in ours.translate(lines, progress)[0]]
+    rows = ours.encode_sources(lines)[0]
     limits = [ours.limit(len(row)) for row in rows]
-    found = engine.translate(rows, limits, beam_size, settings.length_penalty)
-    pairs = list(zip(texts, ours.texts(found), strict=True))
-    places = [place for place, (text, other) in enumerate(pairs) if text != other]
-    sources = [lines[place] for place in places]
-    scores = [ours.score(sources, [pairs[place][side] for place in places])[0] for side in (0, 1)]
+    found = search([row.tolist() for row in rows], limits, beam_size, settings.length_penalty)
+    progress(len(lines))
+    others = ours.texts(found)
+    places = [place for place, text in enumerate(others) if text != best[place].text]
+    targets = [np.array(found[place], np.int64) for place in places]
+    scores = -ours.pair_nll([rows[place] for place in places], targets)
     differences = [
-        Difference(place + 1, pairs[place], both)
-        for place, both in zip(places, zip(*scores, strict=True), strict=True)
+        Difference(place, (best[place].text, others[place]), (best[place].score, score))
+        for place, score in zip(places, scores.tolist(), strict=True)
     ]
     return Agreement(beam_size, len(lines), sum(len(ids) + 1 for ids in found), differences)

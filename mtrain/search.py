@@ -22,7 +22,8 @@ class State(Protocol):
 
 S = TypeVar("S", bound=State)
 
-# Natural log-probability; at 1 the texts of a trained model are still those of stopping without it.
+# Natural log-probability. At 1 a trained model's texts are still those of stopping without a look
+# at who is alive.
 FAR = 1.0
 # Fewer columns than this are not worth looking for the best among: see `_best`.
 MANY = 32

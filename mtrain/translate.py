@@ -198,7 +198,7 @@ class Translator:
                     f"target line {first_line + place} has {len(row) + 1} tokens, but the model "
                     f"learned {most} positions"
                 )
-        return (-self._pair_nll(src, tgt)).tolist(), cut
+        return (-self.pair_nll(src, tgt)).tolist(), cut
 
     def nll(self, sources: list[str], targets: list[str]) -> tuple[float, int]:
         """Sum of negative log-likelihood over all target tokens with eos, and their number.
@@ -209,11 +209,11 @@ class Translator:
         most = self._positions_limit
         rows = self.tokenizer.encode(targets)
         tgt = [np.array(ids[: most - 1] if most else ids, np.int64) for ids in rows]
-        return float(self._pair_nll(src, tgt).sum()), sum(len(row) + 1 for row in tgt)
+        return float(self.pair_nll(src, tgt).sum()), sum(len(row) + 1 for row in tgt)
 
     @torch.no_grad()
-    def _pair_nll(self, src: list[NDArray[np.int64]], tgt: list[NDArray[np.int64]]) -> Tensor:
-        """Negative log-likelihood of each pair, in fp64 on the CPU."""
+    def pair_nll(self, src: list[NDArray[np.int64]], tgt: list[NDArray[np.int64]]) -> Tensor:
+        """Negative log-likelihood of each pair of ids without eos, in fp64 on the CPU."""
         lengths = np.array([(len(s) + 1, len(t) + 1) for s, t in zip(src, tgt, strict=True)])
         result = torch.zeros(len(src), dtype=torch.float64)
         for rows in batch_by_tokens(lengths.reshape(-1, 2), self.decode.batch_tokens):

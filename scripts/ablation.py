@@ -39,6 +39,7 @@ def changes(num_heads: int) -> dict[str, list[str]]:
         "half the heads": [f"model.num_heads={num_heads // 2}"],
         "twice the heads": [f"model.num_heads={num_heads * 2}"],
         "noam schedule": ["train.schedule=noam"],
+        "Muon": ["train.optimizer=muon"],
     }
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def test_both_engines_find_the_same_translations(translator: Translator, tmp_pat
     engine = CTranslate2(tmp_path, translator.tokenizer)
 
     for beam_size in (1, 4):
-        found = compare(translator, engine, SOURCES, beam_size)
+        found = compare(translator, engine.translate, SOURCES, beam_size)
         assert (found.lines, found.differences, found.lost) == (40, [], 0)
         assert found.is_equal
         assert found.tokens == sum(len(ids) + 1 for ids in translated(translator, beam_size))
@@ -73,7 +73,7 @@ def translated(translator: Translator, beam_size: int) -> list[list[int]]:
     return translator.tokenizer.encode(texts)
 
 
-def test_a_model_without_special_pieces_of_its_own_is_written_too(config: Config) -> None:
+def test_pieces_that_a_tokenizer_lacks_get_names_of_their_own() -> None:
     import sentencepiece
 
     out = io.BytesIO()
@@ -95,9 +95,7 @@ def test_a_model_without_special_pieces_of_its_own_is_written_too(config: Config
     assert pieces[tokenizer.pad_id] == "<<pad>>"
 
 
-def test_rounding_leaves_the_model_itself_as_it_is(
-    translator: Translator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rounding_leaves_the_model_itself_as_it_is(translator: Translator, tmp_path: Path) -> None:
     before = {name: weight.clone() for name, weight in translator.model.named_parameters()}
     shown: list[str] = []
 
@@ -143,6 +141,8 @@ def test_a_model_that_translates_otherwise_is_not_handed_over(
         (4, 1000, 11, False),
         (4, 10, 1, True),
         (4, 10, 2, False),
+        (4, 2, 1, False),
+        (1, 1, 1, False),
     ],
 )
 def test_how_many_lines_may_differ(
@@ -201,8 +201,44 @@ def test_what_cannot_be_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_lines_that_differ_are_named_by_their_numbers_in_the_sample(
+    translator: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CTranslate2, "translate", lambda self, rows, *rest: [[] for _ in rows])
+    sample = tmp_path / "sample"
+    sample.write_text("\n \nbavo\n\ncelu\n")
+    shown: list[str] = []
+
+    with pytest.raises(UserError, match="CTranslate2 translates otherwise"):
+        export.export(translator, tmp_path / "served", "float32", sample, shown.append)
+
+    assert [line.split()[1:3] for line in shown[1:]] == [
+        ["3", "mtrain"],
+        ["3", "CTranslate2"],
+        ["5", "mtrain"],
+        ["5", "CTranslate2"],
+    ]
+
+
+def test_a_place_that_cannot_be_written_is_named(translator: Translator, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(UserError, match=r"file/served: cannot write: "):
+        export.export(translator, tmp_path / "file" / "served", "float32", None, lambda line: None)
+
+
+def test_a_limit_of_one_token_leaves_empty_translations_on_both_sides(
+    translator: Translator, tmp_path: Path
+) -> None:
+    decode = translator.decode.model_copy(update={"max_len_a": 0.0, "max_len_b": 0})
+    export.export(
+        replace(translator, decode=decode), tmp_path / "served", "float32", None, lambda line: None
+    )
+    assert (tmp_path / "served" / "model.bin").exists()
+
+
 def test_without_the_library_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "ctranslate2.specs", None)
 
     with pytest.raises(RefusedError, match=r"pip install 'mtrain\[ctranslate2\]'"):
         ctranslate2_format.check("int8")
