@@ -370,13 +370,12 @@ def export(
 
     translator = _load_translator(model, "cpu", "fp32", None, None, None, None)
     with _output("-") as sink:
-        exporting.export(
-            translator,
-            output,
-            quantization,
-            sample,
-            lambda line: (sink.write(line.encode("utf-8") + b"\n"), sink.flush()),
-        )
+
+        def show(line: str) -> None:
+            sink.write(line.encode("utf-8") + b"\n")
+            sink.flush()  # the next one may take minutes
+
+        exporting.export(translator, output, quantization, sample, show)
 
 
 @tokenizer_app.command("train")

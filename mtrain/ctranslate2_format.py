@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from mtrain.config import Config
-from mtrain.errors import RefusedError, UserError
+from mtrain.errors import RefusedError
 from mtrain.model import Attention, DecoderLayer, EncoderLayer, Transformer
 from mtrain.tokenizer import Tokenizer
 
@@ -26,8 +26,6 @@ QUANTIZATIONS = (
     "int8_float16",
     "int8_bfloat16",
 )
-
-
 MAX_BATCH_SIZE = 64  # sentences
 
 
@@ -48,14 +46,11 @@ def check(quantization: str) -> None:
 def write(
     directory: Path, model: Transformer, tokenizer: Tokenizer, config: Config, quantization: str
 ) -> None:
-    """Write a model into a directory that `ctranslate2.Translator` loads; raises `UserError`."""
+    """Write a model into a directory that `ctranslate2.Translator` loads; raises `OSError`."""
     spec = _spec(model, tokenizer, _positions_needed(model, config))
     spec.validate()
     spec.optimize(quantization=None if quantization == "float32" else quantization)
-    try:
-        spec.save(str(directory))
-    except OSError as error:
-        raise UserError(f"{directory}: cannot write: {error.strerror}") from None
+    spec.save(str(directory))
 
 
 class CTranslate2:

@@ -254,7 +254,7 @@ class DecoderState:
     Each layer's `past` (2, B, H, T', W', K) holds keys and values with `time` places filled, W' >=
     W of a sentence in each. They stay where they were written: `lineage` (B, W, T', W') is 0 where
     one belongs to a hypothesis's own past, and else minus infinity. `source` (layers, 2, B, H, S,
-    K) holds keys and values of the source, `src_bias` (B, 1, 1, S) is 0 at its real tokens.
+    K) holds keys and values of the source, `src_bias` (B, H, 1, S) is 0 at its real tokens.
     """
 
     past: tuple[Tensor, ...]
@@ -270,10 +270,8 @@ class DecoderState:
         past, source, src_bias = self.past, self.source, self.src_bias
         if sentences is not None:
             past = tuple(layer.index_select(1, sentences) for layer in past)
-            source, src_bias = (
-                source.index_select(2, sentences),
-                src_bias.index_select(0, sentences),
-            )
+            source = source.index_select(2, sentences)
+            src_bias = src_bias.index_select(0, sentences)
         B, slots = len(src_bias), self.lineage.shape[3]
         lineage = self.lineage.flatten(0, 1).index_select(0, rows)
         lineage = lineage.view(B, len(rows) // max(1, B), *lineage.shape[1:])
@@ -457,7 +455,7 @@ class Transformer(nn.Module):
             [torch.stack(a.heads(a.project(memory.flatten(0, 1), 1, 3), B, S)) for a in attentions]
         )
         layers, _, B, H, _, K = stacked.shape
-        bias = memory.new_zeros(src_mask.shape).masked_fill(~src_mask, float("-inf"))
+        bias = memory.new_zeros(B, H, 1, S).masked_fill(~src_mask, float("-inf"))
         past = tuple(stacked.new_empty(2, B, H, 0, 1, K) for _ in range(layers))
         return DecoderState(past, 0, memory.new_empty(B, 1, 0, 1), stacked, bias)
 
@@ -473,7 +471,7 @@ class Transformer(nn.Module):
         if state.lineage.shape[3] > 1:  # a single hypothesis has the whole past
             bias = state.lineage[:, None, :, : time + 1].expand(-1, H, -1, -1, -1)
             bias = bias.flatten(3).flatten(0, 1)
-        src_bias = state.src_bias.expand(-1, H, -1, -1).flatten(0, 1)
+        src_bias = state.src_bias.flatten(0, 1)
         x = self._embed(tokens[:, None], self.tgt_embedding, "tgt", time)[:, 0]
         for number, layer in enumerate(self.decoder_layers):
             x = layer.step(x, state.past[number], time, state.source[number], bias, src_bias)
