@@ -129,10 +129,8 @@ class Optimizer:
         rest = {name: weight for name, weight in weights.items() if name not in muon}
         rules: list[Adam | Muon] = [Adam(rest, [grads[name] for name in rest], betas, eps)]
         if muon:
-            dtypes = {
-                p.dtype for n, p in zip(self.names, self.parameters, strict=True) if n in muon
-            }
-            rules.append(Muon(weights, grads, muon, dtypes.pop()))
+            dtype = self.parameters[self.names.index(next(iter(muon)))].dtype
+            rules.append(Muon(weights, grads, muon, dtype))
         return rules
 
     def accumulate(self) -> None:

@@ -9,7 +9,7 @@ from mtrain.config import override_decode
 from mtrain.translate import Translator
 
 # Of lines that come out equal, by beam size, in the same precision. The rest are near-ties, which
-# the last bit of a sum decides, and, with a beam, the other engine's rule for when to stop.
+# the last bit of a sum decides; a beam meets more of them.
 NEEDED = {1: 0.999, 4: 0.99}
 # Natural log-probability a token by which translations of rounded weights are worse than expected.
 MUCH_LOST = 0.05
