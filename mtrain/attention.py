@@ -166,8 +166,9 @@ class _Attend(torch.autograd.Function):
 def _cut_heads(rows: Tensor, B: int, L: int, H: int, parts: int) -> tuple[Tensor, ...]:
     """(R, parts * D) -> parts x (B * H, L, K), at least in fp32."""
     heads = rows[: B * L].view(B, L, parts, H, -1).permute(2, 0, 3, 1, 4)
-    wide = heads.to(torch.promote_types(rows.dtype, torch.float32)).contiguous()
-    return wide.flatten(1, 2).unbind(0)
+    # in one pass: `to` would keep the old order, and a second one to change it takes far longer
+    wide = rows.new_empty(heads.shape, dtype=torch.promote_types(rows.dtype, torch.float32))
+    return wide.copy_(heads).flatten(1, 2).unbind(0)
 
 
 def _join_heads(out: Tensor, parts: tuple[Tensor, ...], B: int, L: int, H: int) -> None:

@@ -13,9 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 # Logits are held so many values at a time, but not less than so many rows, which bounds memory at
-# large vocabularies. What fits a CPU's cache is fastest there; a GPU wants work for all its cores.
+# large vocabularies. What a CPU's cache holds is fastest there; a GPU wants work for all its cores.
 CHUNK_VALUES = {"cpu": 1 << 20, "cuda": 1 << 28}
-CHUNK_ROWS = 256
+CHUNK_ROWS = 512
+# The rows of a chunk are a multiple of this: oneDNN generates code for every number that it meets.
+ALIKE_ROWS = 32
 
 
 class Loss(NamedTuple):
@@ -58,37 +60,35 @@ class _Projected(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         if real is not None:
             hidden = hidden * real[:, None]  # as 0 a state adds nothing to the matrix's gradient
-        needed = CHUNK_ROWS * max(1, math.ceil(len(hidden) / CHUNK_ROWS))
-        most = CHUNK_VALUES.get(weight.device.type, CHUNK_VALUES["cpu"]) // weight.shape[0]
-        rows = min(needed, max(CHUNK_ROWS, most))
+        rows = _chunk_rows(len(hidden), len(weight), weight.device.type)
         matrix = weight.to(hidden.dtype)
         wide = torch.promote_types(hidden.dtype, torch.float32)
         mean_row = matrix.mean(0, dtype=wide)  # its product with a state is that state's mean logit
         nll_sum, even_sum = torch.zeros(2, dtype=torch.float32, device=hidden.device)
+        least = torch.finfo(wide).tiny
         differentiate = any(ctx.needs_input_grad)
         hidden_grad = torch.empty_like(hidden) if differentiate else None
         weight_grad = torch.zeros_like(weight, dtype=wide) if differentiate else None
         for start in range(0, len(hidden), rows):
             count = min(rows, len(hidden) - start)
-            target = targets[start : start + count, None]
+            target = torch.arange(count, device=targets.device), targets[start : start + count]
             part = hidden[start : start + count]
-            if count < rows:  # all chunks have one shape, for which oneDNN generates code once
+            if count < rows:
                 part = F.pad(part, (0, 0, 0, rows - count))
             logits = F.linear(part, matrix)
             probs = logits.softmax(-1)
-            # logsumexp from the likeliest token, whose probability is never below 1 / V: on CPUs
-            # torch's softmax is ten times faster than its log_softmax
-            log_total = (logits.amax(-1).to(wide) - probs.amax(-1).to(wide).log())[:count]
-            nll = log_total - logits[:count].gather(1, target)[:, 0]
-            even = log_total - part[:count].to(wide) @ mean_row
+            # on CPUs torch's softmax is ten times faster than its log_softmax; where it ends at 0,
+            # 87 nats away, the token counts as the least likely one there could be
+            prob = probs[target].to(wide)
+            nll = -prob.clamp(min=least).log()
+            even = nll + logits[target] - part[:count].to(wide) @ mean_row
             if real is not None:
                 nll, even = (values * real[start : start + count] for values in (nll, even))
             nll_sum += nll.sum()
             even_sum += even.sum()
             if hidden_grad is not None and weight_grad is not None:
                 # less 1 - eps for the target; less eps / V for all, without a pass over the logits
-                share = nll.neg().exp() - (1 - smoothing)
-                probs[:count].scatter_(1, target, share[:, None].to(probs.dtype))
+                probs[target] = (prob - (1 - smoothing)).to(probs.dtype)
                 hidden_grad[start : start + count] = (probs @ matrix)[:count] - smoothing * mean_row
                 weight_grad += probs.t() @ part  # whose filling is 0
         if hidden_grad is not None and real is not None:
@@ -112,3 +112,12 @@ class _Projected(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _chunk_rows(count: int, vocab_size: int, device: str) -> int:
+    """How many of `count` rows of logits to hold at a time: chunks of equal sizes, the last filled
+    up.
+    """
+    most = max(CHUNK_ROWS, CHUNK_VALUES.get(device, CHUNK_VALUES["cpu"]) // vocab_size)
+    chunks = max(1, math.ceil(count / most))
+    return ALIKE_ROWS * max(1, math.ceil(count / chunks / ALIKE_ROWS))
