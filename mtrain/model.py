@@ -1,8 +1,7 @@
 """The Transformer of "Attention Is All You Need" (Vaswani et al. 2017), section by section.
 
 Shapes: `B` batch, `S` source length, `T` target length, `L` either of the two, `D` d_model, `H`
-heads, `K` head width, `V` vocabulary, `W` hypotheses of a sentence, `N` of a batch (B x W), `R` the
-rows of a flattened batch, `M` those of its memory.
+heads, `K` head width, `V` vocabulary, `R` the rows of a flattened batch, `M` those of its memory.
 
 Departures from the paper, each the field's practice: weights start as in fairseq (Xavier, the
 projections of query, key and value as one matrix), dropout may also fall on attention weights and
@@ -11,16 +10,13 @@ stack.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mtrain.attention import attend, attend_rows, attend_step, attention_weights, dropout
-from mtrain.device import packed_product
+from mtrain.attention import attend, attend_rows, attention_weights, dropout
 
 # See `Transformer._rows`.
 ROWS = 128
@@ -103,33 +99,6 @@ class Attention(nn.Module):
             self.watch.append(attention_weights(query, key, mask))
         heads = attend(query, key, value, mask, self.rate if self.training else 0.0)
         joined: Tensor = self.project_out(heads.transpose(1, 2).flatten(2).flatten(0, 1))
-        return joined
-
-    def over_past(self, x: Tensor, past: Tensor, time: int, bias: Tensor | None) -> Tensor:
-        """Attend from hypotheses' newest tokens to their own pasts: (N, D) -> (N, D). Keys and
-        values of the tokens go to place `time` of `past` (2, B, H, T', W, K).
-        """
-        B, H, K = past.shape[1], past.shape[2], past.shape[5]
-        projected = self.project_in(x).view(B, -1, 3, H, K).permute(2, 0, 3, 1, 4)
-        W, place = projected.shape[3], past[:, :, :, time]
-        place[:, :, :, :W] = projected[1:]
-        if place.shape[3] > W:  # what nobody looks at must still be numbers
-            place[:, :, :, W:] = 0
-        key, value = past[:, :, :, : time + 1].view(2, B * H, -1, K).unbind(0)
-        return self._over_step(projected[0], key, value, bias)
-
-    def over_source(self, x: Tensor, source: Tensor, bias: Tensor) -> Tensor:
-        """From hypotheses' newest tokens to their sources (2, B, H, S, K): (N, D) -> (N, D)."""
-        _, B, H, S, K = source.shape
-        query = self.project(x, 0, 1).view(B, -1, H, K).transpose(1, 2)
-        key, value = source.view(2, B * H, S, K).unbind(0)
-        return self._over_step(query, key, value, bias)
-
-    def _over_step(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
-        """(B, H, W, K) and two of (B * H, ?, K) -> (N, D)."""
-        B, H, W, K = query.shape
-        heads = attend_step(query.reshape(B * H, W, K), key, value, bias)
-        joined: Tensor = self.project_out(heads.view(B, H, W, K).transpose(1, 2).reshape(B * W, -1))
         return joined
 
     def forward(self, x: Tensor, memory: Tensor | None, mask: Tensor, B: int, T: int) -> Tensor:
@@ -228,77 +197,6 @@ class DecoderLayer(Layer):
         x = self.after(self.cross_norm, x, block)
         return self.after(self.feed_norm, x, self.feed_forward(self.before(self.feed_norm, x)))
 
-    def step(
-        self,
-        x: Tensor,
-        past: Tensor,
-        time: int,
-        source: Tensor,
-        past_bias: Tensor | None,
-        src_bias: Tensor,
-    ) -> Tensor:
-        """One position: (N, D) -> (N, D); see `Attention.over_past` and `over_source`."""
-        normed = self.before(self.self_norm, x)
-        block = self.self_attention.over_past(normed, past, time, past_bias)
-        x = self.after(self.self_norm, x, block)
-        normed = self.before(self.cross_norm, x)
-        block = self.cross_attention.over_source(normed, source, src_bias)
-        x = self.after(self.cross_norm, x, block)
-        return self.after(self.feed_norm, x, self.feed_forward(self.before(self.feed_norm, x)))
-
-
-@dataclass(frozen=True)
-class DecoderState:
-    """What decoding has seen of `N` hypotheses of `B` sentences, W = N / B each.
-
-    Each layer's `past` (2, B, H, T', W', K) holds keys and values with `time` places filled, W' >=
-    W of a sentence in each. They stay where they were written: `lineage` (B, W, T', W') is 0 where
-    one belongs to a hypothesis's own past, and else minus infinity. `source` (layers, 2, B, H, S,
-    K) holds keys and values of the source, `src_bias` (B, H, 1, S) is 0 at its real tokens.
-    """
-
-    past: tuple[Tensor, ...]
-    time: int
-    lineage: Tensor
-    source: Tensor
-    src_bias: Tensor
-
-    def select(self, rows: Tensor, sentences: Tensor | None = None) -> "DecoderState":
-        """Take some of the N hypotheses, in a new order and as many of each sentence, and (None:
-        all) some of the B sentences.
-        """
-        past, source, src_bias = self.past, self.source, self.src_bias
-        if sentences is not None:
-            past = tuple(layer.index_select(1, sentences) for layer in past)
-            source = source.index_select(2, sentences)
-            src_bias = src_bias.index_select(0, sentences)
-        B, slots = len(src_bias), self.lineage.shape[3]
-        lineage = self.lineage.flatten(0, 1).index_select(0, rows)
-        lineage = lineage.view(B, len(rows) // max(1, B), *lineage.shape[1:])
-        if (missing := lineage.shape[1] - slots) > 0:
-            lineage = F.pad(lineage, (0, missing), value=float("-inf"))
-            # copies of what is there, for what nobody looks at must still be numbers
-            copies = torch.arange(slots + missing, device=rows.device) % slots
-            past = tuple(layer.index_select(4, copies) for layer in past)
-        return DecoderState(past, self.time, lineage, source, src_bias)
-
-    def longer(self) -> "DecoderState":
-        """Make room for another position, and let each hypothesis see its own there."""
-        past, lineage = self.past, self.lineage
-        if self.time == lineage.shape[2]:
-            room = max(16, self.time)
-            past = tuple(_with_room(layer, room) for layer in past)
-            lineage = F.pad(lineage, (0, 0, 0, room), value=float("-inf"))
-        lineage[:, :, self.time].diagonal(dim1=1, dim2=2).zero_()
-        return DecoderState(past, self.time + 1, lineage, self.source, self.src_bias)
-
-
-def _with_room(past: Tensor, room: int) -> Tensor:
-    """Copy keys and values to where there are so many places more."""
-    longer = past.new_empty(*past.shape[:3], past.shape[3] + room, *past.shape[4:])
-    longer[:, :, :, : past.shape[3]] = past
-    return longer
-
 
 class Transformer(nn.Module):
     """Encoder, decoder, embeddings and output projection."""
@@ -310,7 +208,6 @@ class Transformer(nn.Module):
         rates = rates or Dropout()
         self.shape = shape
         self.rate = rates.residual
-        self._packed: Callable[[Tensor], Tensor] | None = None
         self._build_embeddings(shape)
         self.encoder = nn.ModuleList(
             EncoderLayer(shape, rates) for _ in range(shape.num_encoder_layers)
@@ -348,7 +245,6 @@ class Transformer(nn.Module):
         """
         copies = {name: weight.clone() for name, weight in weights.items()}
         self.load_state_dict(copies, strict=False, assign=True)
-        self._packed = None
         self._tie_output()
         self._fill_sinusoids()
 
@@ -369,15 +265,6 @@ class Transformer(nn.Module):
         for embedding in (m for m in self.modules() if isinstance(m, nn.Embedding)):
             nn.init.normal_(embedding.weight, std=self.shape.d_model**-0.5)
         nn.init.normal_(self.output.weight, std=self.shape.d_model**-0.5)
-
-    def pack(self) -> None:
-        """Get ready for `step` with the weights as they are now; `train` undoes it."""
-        self._packed = packed_product(self.output.weight.detach().to(self.dtype))
-
-    def train(self, mode: bool = True) -> Self:
-        """Switch dropout on or off."""
-        self._packed = None
-        return super().train(mode)
 
     @property
     def encoder_layers(self) -> list[EncoderLayer]:
@@ -444,39 +331,6 @@ class Transformer(nn.Module):
             x = layer(x, causal, memory, src_mask)
         hidden: Tensor = self.decoder_norm(x)[: tgt_in.numel()].view(*tgt_in.shape, -1)
         return hidden
-
-    def start(self, memory: Tensor, src_mask: Tensor) -> DecoderState:
-        """Project the source's keys and values once: (B, S, D), (B, 1, 1, S) -> state of B empty
-        hypotheses.
-        """
-        B, S, _ = memory.shape
-        attentions = [layer.cross_attention for layer in self.decoder_layers]
-        stacked = torch.stack(
-            [torch.stack(a.heads(a.project(memory.flatten(0, 1), 1, 3), B, S)) for a in attentions]
-        )
-        layers, _, B, H, _, K = stacked.shape
-        bias = memory.new_zeros(B, H, 1, S).masked_fill(~src_mask, float("-inf"))
-        past = tuple(stacked.new_empty(2, B, H, 0, 1, K) for _ in range(layers))
-        return DecoderState(past, 0, memory.new_empty(B, 1, 0, 1), stacked, bias)
-
-    def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
-        """Log-probabilities of the next token in fp32: (N,), state -> (N, V), state one position
-        on.
-
-        The given state's room is written into: go on from the returned one.
-        """
-        time, H = state.time, self.shape.num_heads
-        state = state.longer()
-        bias = None
-        if state.lineage.shape[3] > 1:  # a single hypothesis has the whole past
-            bias = state.lineage[:, None, :, : time + 1].expand(-1, H, -1, -1, -1)
-            bias = bias.flatten(3).flatten(0, 1)
-        src_bias = state.src_bias.flatten(0, 1)
-        x = self._embed(tokens[:, None], self.tgt_embedding, "tgt", time)[:, 0]
-        for number, layer in enumerate(self.decoder_layers):
-            x = layer.step(x, state.past[number], time, state.source[number], bias, src_bias)
-        project = self._packed or self.project
-        return project(self.decoder_norm(x)).float().log_softmax(-1), state
 
     def attention_maps(self, src: Tensor, tgt_in: Tensor) -> dict[str, list[Tensor]]:
         """Attention weights of every layer, each (B, H, ?, ?): encoder self, decoder self,

@@ -18,6 +18,7 @@ from mtrain import checkpoint
 from mtrain.config import Config, DecodeConfig, override_decode, parse_config
 from mtrain.corpus import is_blank
 from mtrain.data import SpecialIds, batch_by_tokens, collate, pad
+from mtrain.decoder import Decoder
 from mtrain.device import compute_dtype, pick_device, telling_lack_of_memory
 from mtrain.errors import UserError
 from mtrain.model import Dropout, Shape, Transformer, set_compute_dtype
@@ -76,8 +77,7 @@ class Translator:
         self.device = self.model.output.weight.device
         self.ids = SpecialIds.of(self.tokenizer)
         self.normalize = length_normalizer(self.decode.length_norm, self.decode.length_penalty)
-        self.model.eval()
-        self.model.pack()
+        self.decoder = Decoder(self.model.eval())
 
     @property
     def _positions_limit(self) -> int | None:
@@ -159,9 +159,9 @@ class Translator:
     @torch.no_grad()
     def _search(self, sources: list[NDArray[np.int64]]) -> list[list[Hypothesis]]:
         src = pad(sources, self.ids, bos=False, eos=True).to(self.device)
-        state = self.model.start(*self.model.encode(src))
+        state = self.decoder.start(*self.model.encode(src))
         return beam_search(
-            self.model.step,
+            self.decoder.step,
             state,
             max_lens=[self.limit(len(row)) for row in sources],
             beam_size=self.decode.beam_size,

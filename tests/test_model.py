@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mtrain.attention import attend, attend_rows, attention_weights, dropout
+from mtrain.decoder import Decoder
 from mtrain.device import has_fast_bf16, packed_product
 from mtrain.model import (
     Attention,
@@ -406,9 +408,10 @@ def test_batch_mates_and_their_order_change_nothing() -> None:
 
 def stepwise(model: Transformer, src: Tensor, tgt_in: Tensor) -> Tensor:
     """Log-probabilities of every next token, decoded a position at a time."""
-    state, rows = model.start(*model.encode(src)), []
+    decoder = Decoder(model)
+    state, rows = decoder.start(*model.encode(src)), []
     for column in tgt_in.unbind(1):
-        log_probs, state = model.step(column, state)
+        log_probs, state = decoder.step(column, state)
         rows.append(log_probs)
     return torch.stack(rows, 1)
 
@@ -422,35 +425,44 @@ def test_cached_steps_equal_the_full_forward(norm: str, positions: str, tie: str
     assert_close(stepwise(model, src, tgt_in), model(src, tgt_in).log_softmax(-1))
 
 
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@torch.no_grad()
+def test_steps_in_bf16_are_near_those_in_fp32(norm: str) -> None:
+    if not has_fast_bf16(torch.device("cpu")):
+        pytest.skip("no bf16 here")
+    model = random_model(norm=norm)
+    src, tgt_in = random_ids(3, 6), random_ids(3, 20, seed=2)
+    expected = stepwise(model, src, tgt_in)
+    set_compute_dtype(model, torch.bfloat16)
+    assert_close(stepwise(model, src, tgt_in), expected, 0.2)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 5, 67])
-@torch.no_grad()
-def test_a_packed_model_decodes_as_before(dtype: torch.dtype, rows: int) -> None:
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_packed_matrix_multiplies_as_before(dtype: torch.dtype, rows: int, biased: bool) -> None:
     if dtype == torch.bfloat16 and not has_fast_bf16(torch.device("cpu")):
         pytest.skip("no bf16 here")
-    model = random_model()
-    set_compute_dtype(model, dtype)
-    src, tokens = random_ids(rows, 6), random_ids(rows, 1, seed=2)[:, 0]
-    expected, _ = model.step(tokens, model.start(*model.encode(src)))
-    model.pack()
-    assert model._packed is not None or platform.machine() not in ("x86_64", "AMD64")
-    found, _ = model.step(tokens, model.start(*model.encode(src)))
+    torch.manual_seed(1)
+    x, weight = torch.randn(rows, 64, dtype=dtype), torch.randn(2000, 64, dtype=dtype) / 8
+    bias = torch.randn(2000, dtype=dtype) if biased else None
+    multiply = packed_product(weight, bias)
+    assert not isinstance(multiply, partial) or platform.machine() not in ("x86_64", "AMD64")
     exactness = 1e-5 if dtype == torch.float32 else 0.02
-    torch.testing.assert_close(found, expected, rtol=exactness, atol=exactness)
+    torch.testing.assert_close(
+        multiply(x), nn.functional.linear(x, weight, bias), rtol=exactness, atol=exactness
+    )
 
 
-def test_training_forgets_the_packed_matrix() -> None:
-    model = random_model()
-    for unpack in (model.train, lambda: model.take_weights(dict(model.named_parameters()))):
-        model.pack()
-        unpack()
-        assert model._packed is None
-
-
-def test_other_processors_multiply_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert packed_product(torch.ones(3, 2, device="meta")) is None
+def test_other_processors_and_small_matrices_multiply_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, weight = torch.ones(1, 64), torch.ones(2000, 64)
+    assert isinstance(packed_product(weight.to("meta"), None), partial)
+    assert isinstance(packed_product(weight[:9], None), partial)
     monkeypatch.setattr(platform, "machine", lambda: "arm64")
-    assert packed_product(torch.ones(3, 2)) is None
+    assert_close(packed_product(weight, None)(x), x @ weight.T)
+    assert isinstance(packed_product(weight, None), partial)
 
 
 @torch.no_grad()
@@ -459,13 +471,14 @@ def test_selected_hypotheses_go_on_with_their_own_past_and_source() -> None:
     model = random_model()
     src = random_ids(2, 6)
     src[0, 4:] = model.shape.pad_id
-    state = model.start(*model.encode(src))
+    decoder = Decoder(model)
+    state = decoder.start(*model.encode(src))
     prefixes, owners = torch.full((2, 1), 2), torch.tensor([0, 1])
 
     def extend(rows: list[int], sentences: list[int] | None, tokens: list[int]) -> None:
         nonlocal state, prefixes, owners
         kept = None if sentences is None else torch.tensor(sentences)
-        log_probs, state = model.step(prefixes[:, -1], state)
+        log_probs, state = decoder.step(prefixes[:, -1], state)
         assert_close(log_probs, model(src[owners], prefixes)[:, -1].log_softmax(-1))
         state = state.select(torch.tensor(rows), kept)
         prefixes = torch.cat((prefixes[rows], torch.tensor(tokens)[:, None]), 1)
@@ -611,8 +624,6 @@ def test_layers_compute_in_bf16_over_embeddings_in_fp32() -> None:
     assert logits.dtype == model.decoder_layers[0].feed_forward.inner.weight.dtype == torch.bfloat16
     assert model.tgt_embedding.weight.dtype == torch.float32
     assert_close(logits, exact(src, tgt_in), 0.2)
-    log_probs, _ = model.step(tgt_in[:, 0], model.start(*model.encode(src)))
-    assert log_probs.dtype == torch.float32
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

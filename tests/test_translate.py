@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mtrain.config import load_config
+from mtrain.decoder import DecoderState
 from mtrain.errors import UserError
 from mtrain.lines import score_files, translate_stream
-from mtrain.model import DecoderState
 from mtrain.search import Hypothesis, beam_search
 from mtrain.tokenizer import Tokenizer
 from mtrain.translate import Translation, Translator, load_translator
@@ -210,7 +210,7 @@ def test_a_generated_newline_becomes_a_space(
         log_probs[:, script[min(state.time, len(script) - 1)]] = 0.0
         return log_probs, replace(state, time=state.time + 1)
 
-    monkeypatch.setattr(translator.model, "step", step)
+    monkeypatch.setattr(translator.decoder, "step", step)
     assert stream(translator, b"fosi\njori\n") == b"bavo \nbavo \n"
 
 
@@ -284,7 +284,7 @@ def test_translations_end_at_the_limit_of_their_own_source(
     found = with_decode(untrained(), max_len_a=a, max_len_b=b, beam_size=1)
     lines = ["bavo", "celu fosi hanp jori", "dimar lapo"]
     limits = [int(a * len(ids) + b) for ids in found.tokenizer.encode(lines)]
-    true_step = found.model.step
+    true_step = found.decoder.step
     said: list[list[int]] = []
 
     def step(tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
@@ -296,7 +296,7 @@ def test_translations_end_at_the_limit_of_their_own_source(
         said.extend(ids)
         return ["" for _ in ids]
 
-    monkeypatch.setattr(found.model, "step", step)
+    monkeypatch.setattr(found.decoder, "step", step)
     monkeypatch.setattr(found.tokenizer, "decode", decode)
     found.translate(lines)
     assert sorted(len(ids) for ids in said) == sorted(limits)
@@ -324,7 +324,7 @@ def test_a_model_trained_on_short_lines_decodes_long_ones(translator: Translator
     assert len(translator.best([long])) == 1
 
     def endless(tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
-        log_probs, after = translator.model.step(tokens, state)
+        log_probs, after = translator.decoder.step(tokens, state)
         log_probs[:, translator.ids.eos] = -torch.inf
         return log_probs, after
 
@@ -344,9 +344,9 @@ def search(
 ) -> list[list[Hypothesis]]:
     """Search one line, down to token ids."""
     with torch.no_grad():
-        state = translator.model.start(*translator.model.encode(source_ids(translator, line)))
+        state = translator.decoder.start(*translator.model.encode(source_ids(translator, line)))
     return beam_search(
-        step or translator.model.step,
+        step or translator.decoder.step,
         state,
         max_lens=[limit],
         beam_size=5,
