@@ -445,7 +445,7 @@ def _input(name: str) -> Iterator[Iterator[bytes]]:
     if name == "-":
         yield _guarded(sys.stdin.buffer, "stdin")
         return
-    from mtrain.corpus import open_bytes
+    from mtrain.text import open_bytes
 
     with open_bytes(Path(name)) as stream:
         yield _guarded(stream, name)

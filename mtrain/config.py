@@ -29,7 +29,14 @@ Layers = Annotated[int, Field(ge=1, le=1000)]
 PositiveNumber = Annotated[float, Field(gt=0)]
 Word = Annotated[str, Field(min_length=1)]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$")]
-DeviceName = Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")]
+DEVICES, TABLES = r"^(auto|cpu|mps|cuda(:\d+)?)$", r"\.((tsv|jsonl)(\.(gz|zst))?|parquet)$"
+DeviceName = Annotated[str, Field(pattern=DEVICES)]
+TableName = Annotated[str, Field(pattern=TABLES)]
+# How patterns are told to people.
+FORMS = {
+    DEVICES: ": auto, cpu, cuda, cuda:N or mps",
+    TABLES: " that ends in .tsv, .jsonl (or these with .gz or .zst) or .parquet",
+}
 Auto = Literal["auto"]
 
 
@@ -40,7 +47,7 @@ class Section(BaseModel):
 
 
 class TextCorpus(Section):
-    """Two files aligned by line, plain text or .gz."""
+    """Two files aligned by line, plain text, .gz or .zst."""
 
     src: Word = Field(description="source side, one segment a line")
     tgt: Word = Field(description="target side, line for line")
@@ -56,6 +63,21 @@ class GeneratedCorpus(Section):
     pairs: Positive = Field(description="how many pairs to generate")
 
 
+class FileCorpus(Section):
+    """A table with a column for either side: .tsv or .jsonl, plain, .gz or .zst, or .parquet."""
+
+    file: TableName = Field(description="a .tsv, .jsonl or .parquet file")
+    src: NotNegative | Word = Field(
+        description="column or field of the source text; in a TSV without names its number, from 0"
+    )
+    tgt: NotNegative | Word = Field(description="the same of the target text")
+
+    @property
+    def kind(self) -> str:
+        """What the file holds: tsv, jsonl or parquet."""
+        return self.file.removesuffix(".gz").removesuffix(".zst").rpartition(".")[2]
+
+
 class HubCorpus(Section):
     """A dataset of the Hugging Face hub, or a local folder of Parquet, JSON lines or CSV files."""
 
@@ -64,6 +86,15 @@ class HubCorpus(Section):
     split: Word = Field(description="split to read, such as train or train[:1%]")
     src: Word = Field(description="column of the source text; dots reach into nested fields")
     tgt: Word = Field(description="column of the target text")
+    streaming: bool = Field(False, description="read it as it comes, without a copy on this disk")
+
+
+_KINDS: dict[str, type[Section]] = {
+    "<text>": TextCorpus,
+    "<generated>": GeneratedCorpus,
+    "<file>": FileCorpus,
+    "<hub>": HubCorpus,
+}
 
 
 def _corpus_kind(value: object) -> str | None:
@@ -71,17 +102,17 @@ def _corpus_kind(value: object) -> str | None:
     paths.
     """
     if isinstance(value, Section):
-        return {TextCorpus: "<text>", GeneratedCorpus: "<generated>", HubCorpus: "<hub>"}[
-            type(value)
-        ]
+        return next(kind for kind, section in _KINDS.items() if section is type(value))
     if not isinstance(value, Mapping):
         return None
-    return "<generated>" if "generated" in value else "<hub>" if "dataset" in value else "<text>"
+    telling = {"generated": "<generated>", "dataset": "<hub>", "file": "<file>"}
+    return next((kind for key, kind in telling.items() if key in value), "<text>")
 
 
 Corpus = Annotated[
     Annotated[TextCorpus, Tag("<text>")]
     | Annotated[GeneratedCorpus, Tag("<generated>")]
+    | Annotated[FileCorpus, Tag("<file>")]
     | Annotated[HubCorpus, Tag("<hub>")],
     Discriminator(_corpus_kind),
 ]
@@ -349,7 +380,24 @@ def _conflicts(config: Config) -> Iterator[tuple[Key, str]]:
             ("train", "valid_every"),
             f"{train.valid_every} is not a multiple of train.save_every {train.save_every}",
         )
+    yield from _corpus_conflicts(data)
     yield from _learning_rate_conflicts(train)
+
+
+def _corpus_conflicts(data: DataConfig) -> Iterator[tuple[Key, str]]:
+    corpora: list[tuple[Key, Corpus]] = [
+        *((("data", "train", number), corpus) for number, corpus in enumerate(data.train)),
+        (("data", "valid"), data.valid),
+        *((("data", "test", name), corpus) for name, corpus in data.test.items()),
+    ]
+    for key, corpus in corpora:
+        if not isinstance(corpus, FileCorpus):
+            continue
+        numbers = [isinstance(column, int) for column in (corpus.src, corpus.tgt)]
+        if any(numbers) and corpus.kind != "tsv":
+            yield (*key, "file"), f"fields of a .{corpus.kind} file have names, not numbers"
+        elif numbers[0] != numbers[1]:
+            yield (*key, "file"), "src and tgt are both numbers of columns, or both names"
 
 
 def _learning_rate_conflicts(train: TrainConfig) -> Iterator[tuple[Key, str]]:
@@ -368,37 +416,31 @@ def _learning_rate_conflicts(train: TrainConfig) -> Iterator[tuple[Key, str]]:
         yield ("train", "warmup_steps"), f"must be below max_steps {train.max_steps}"
 
 
-_KINDS: dict[str, type[Section]] = {
-    "<text>": TextCorpus,
-    "<generated>": GeneratedCorpus,
-    "<hub>": HubCorpus,
-}
-
-
 def _explain(document: Document, error: Any) -> str:
     """Turn one of pydantic's findings into a line for people."""
     key: Key = tuple(part for part in error["loc"] if part not in _KINDS)
+    corpus = next((_KINDS[part] for part in error["loc"] if part in _KINDS), TextCorpus)
     kind = error["type"]
     if kind == "extra_forbidden":
         return _explain_unknown(document, key)
     if kind == "missing":
         place = document.where(key[:-1])
         return f"{place}: {dotted(key)}: is required and missing{_hint(key)}"
-    expected = _expected(key)
+    expected = _expected(key, corpus)
     while expected is None and len(key) > 1:  # a union's path ends in the branch that was tried
         key = key[:-1]
-        expected = _expected(key)
+        expected = _expected(key, corpus)
     expected = expected or "a mapping of settings"
     place, name = document.where(key), dotted(key) or "config"
     return f"{place}: {name}: expected {expected}, got {_shown(document, key)}"
 
 
-def _expected(key: Key) -> str | None:
+def _expected(key: Key, corpus: type[Section]) -> str | None:
     """Say what belongs at a key, or at an item of the list there."""
-    field = _field_at(key)
+    field = _field_at(key, corpus)
     if field is not None:
         return describe(field)
-    field = _field_at(key[:-1])
+    field = _field_at(key[:-1], corpus)
     if field is not None and isinstance(key[-1], int):
         return _describe_item(field.annotation)
     return None
@@ -420,7 +462,10 @@ def _explain_unknown(document: Document, key: Key) -> str:
 
 def _hint(key: Key) -> str:
     if key[:1] == ("data",) and len(key) > 2:
-        return "; a corpus is {src, tgt} or {generated, split, pairs} or {dataset, split, src, tgt}"
+        return (
+            "; a corpus is {src, tgt} or {file, src, tgt} or {dataset, split, src, tgt} or "
+            "{generated, split, pairs}"
+        )
     field = _field_at(key)
     return f" ({field.description})" if field is not None and field.description else ""
 
@@ -462,16 +507,14 @@ def _section_at(key: Key, value: object) -> type[Section] | None:
     return _KINDS.get(_corpus_kind(value) or "")
 
 
-def _field_at(key: Key) -> FieldInfo | None:
+def _field_at(key: Key, corpus: type[Section] = TextCorpus) -> FieldInfo | None:
     if not key:
         return None
     if len(key) <= 2:
         section = _section_at(key[:-1], None)
         return section.model_fields.get(str(key[-1])) if section else None
     if key[0] == "data" and isinstance(key[-1], str):
-        for section in (TextCorpus, GeneratedCorpus, HubCorpus):
-            if key[-1] in section.model_fields:
-                return section.model_fields[key[-1]]
+        return corpus.model_fields.get(key[-1])
     return None
 
 
@@ -521,7 +564,7 @@ def _describe_bounds(metadata: list[Any]) -> str:
             if getattr(item, name, None) is not None:
                 bounds.append(text.format(getattr(item, name)))
         if getattr(item, "pattern", None):
-            return ": auto, cpu, cuda, cuda:N or mps"
+            return FORMS[item.pattern]
     return " " + " and ".join(bounds) if bounds else ""
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from mtrain import metrics
-from mtrain.corpus import read_file, read_text_file
 from mtrain.errors import UserError
 from mtrain.lines import decode_lines, warn_of
 from mtrain.log import Places, logger, progress_bar
 from mtrain.metrics import Score, check_tokenizer, tokenizer_for
+from mtrain.text import read_file, read_text_file
 from mtrain.translate import Translator
 
 

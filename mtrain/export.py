@@ -6,13 +6,14 @@ from pathlib import Path
 
 from mtrain import checkpoint, ctranslate2_format, manifest
 from mtrain.config import Config
-from mtrain.corpus import describe, is_blank, read_pairs
+from mtrain.corpus import describe, read_pairs
 from mtrain.ctranslate2_format import CTranslate2
 from mtrain.errors import RefusedError, UserError
 from mtrain.evaluate import read_source
 from mtrain.log import logger, progress_bar
 from mtrain.prepare import reading_of
 from mtrain.proof import MUCH_LOST, NEEDED, Agreement, compare
+from mtrain.text import is_blank
 from mtrain.translate import Translator
 
 # Lines that both engines translate, and how many of those that differ are shown.

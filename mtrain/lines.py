@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import IO
 
 from mtrain import checkpoint, manifest
-from mtrain.corpus import read_file, read_lines
 from mtrain.errors import UserError
 from mtrain.log import Places, logger, progress_bar
+from mtrain.text import read_file, read_lines
 from mtrain.tokenizer import Tokenizer
 from mtrain.translate import Translation, Translator
 

@@ -18,7 +18,7 @@ from mtrain import checkpoint, manifest
 from mtrain.cache import cache_key, cached
 from mtrain.check import suspicions
 from mtrain.config import Config, Corpus, TokenizerConfig
-from mtrain.corpus import Pair, Reading, Scan, describe, read_pairs, scan
+from mtrain.corpus import Pair, Scan, describe, read_pairs, scan
 from mtrain.device import available_threads
 from mtrain.errors import RefusedError, UserError
 from mtrain.log import Places, logger, progress_bar
@@ -26,6 +26,7 @@ from mtrain.metrics import check_tokenizer, tokenizer_for
 from mtrain.rundir import RunDirectory
 from mtrain.stop import Stop
 from mtrain.store import Store, build_store, open_store, store_key
+from mtrain.text import Reading
 from mtrain.tokenizer import Tokenizer, train_tokenizer
 
 

@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 
 from mtrain import manifest
 from mtrain.cache import cache_key
-from mtrain.corpus import DROPPED, Pair
+from mtrain.corpus import Pair
 from mtrain.errors import UserError
 from mtrain.stop import EXIT_CODES
+from mtrain.text import DROPPED
 from mtrain.tokenizer import Tokenizer
 
 FORMAT = 1

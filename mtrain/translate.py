@@ -16,13 +16,13 @@ from torch import Tensor
 
 from mtrain import checkpoint
 from mtrain.config import Config, DecodeConfig, override_decode, parse_config
-from mtrain.corpus import is_blank
 from mtrain.data import SpecialIds, batch_by_tokens, collate, pad
 from mtrain.decoder import Decoder
 from mtrain.device import compute_dtype, pick_device, telling_lack_of_memory
 from mtrain.errors import UserError
 from mtrain.model import Dropout, Shape, Transformer, set_compute_dtype
 from mtrain.search import Hypothesis, beam_search, length_normalizer
+from mtrain.text import is_blank
 from mtrain.tokenizer import Tokenizer
 from mtrain.yaml_reader import parse_document
 

@@ -25,7 +25,6 @@ from typing import Any
 import torch
 
 from mtrain.config import Config
-from mtrain.corpus import read_text_file
 from mtrain.data import Batch
 from mtrain.errors import UserError
 from mtrain.model import Shape
@@ -33,6 +32,7 @@ from mtrain.phrasebook import pairs
 from mtrain.prepare import Prepared, prepare
 from mtrain.rundir import RunDirectory
 from mtrain.stop import Stop
+from mtrain.text import read_text_file
 from mtrain.train import Trainer
 from mtrain.translate import Translator, load_translator
 

@@ -22,8 +22,9 @@ ROOT = PACKAGE.parent
 LAYERS = (
     "errors",
     "yaml_reader json_reader phrasebook stop",
-    "config lock manifest tokenizer metrics device check attention muon",
-    "corpus log model search history",
+    "config lock manifest tokenizer metrics device check attention muon text",
+    "tables log model search history",
+    "corpus",
     "cache machine decoder",
     "store loss optim checkpoint",
     "data rundir",

@@ -14,6 +14,7 @@ from mtrain.config import (
     Config,
     DataConfig,
     DecodeConfig,
+    FileCorpus,
     GeneratedCorpus,
     HubCorpus,
     ModelConfig,
@@ -177,12 +178,18 @@ TAKES: dict[type[BaseModel], dict[str, str]] = {
         "split": "one of train, valid, test",
         "pairs": "a whole number from 1",
     },
+    FileCorpus: {
+        "file": "text that ends in .tsv, .jsonl (or these with .gz or .zst) or .parquet",
+        "src": "a whole number from 0 or text",
+        "tgt": "a whole number from 0 or text",
+    },
     HubCorpus: {
         "dataset": "text",
         "name": "text or nothing",
         "split": "text",
         "src": "text",
         "tgt": "text",
+        "streaming": "true or false",
     },
 }
 
@@ -270,13 +277,34 @@ def test_every_kind_of_corpus_is_told_by_its_keys(tmp_path: Path) -> None:
     text = DATA.replace(
         "[{src: a.en, tgt: a.de}]",
         "[{src: a.en, tgt: a.de}, {generated: phrasebook, split: train, pairs: 5},"
-        " {dataset: d, name: de-en, split: train, src: translation.en, tgt: translation.de}]",
+        " {dataset: d, name: de-en, split: train, src: translation.en, tgt: translation.de},"
+        " {file: a.tsv.zst, src: 0, tgt: 3}]",
     )
     assert [type(corpus) for corpus in load(tmp_path, text).data.train] == [
         TextCorpus,
         GeneratedCorpus,
         HubCorpus,
+        FileCorpus,
     ]
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ("{file: a.csv, src: 0, tgt: 1}", ["data.train.0.file", "ends in .tsv", "'a.csv'"]),
+        ("{file: a.tsv, src: 0, tgt: de}", ["data.train.0.file", "both numbers of columns"]),
+        ("{file: a.jsonl, src: 0, tgt: 1}", ["data.train.0.file", "names, not numbers"]),
+        ("{file: a.parquet, src: en, tgt: 1}", ["data.train.0.file", "names, not numbers"]),
+        ("{file: a.tsv, src: -1, tgt: 1}", ["data.train.0.src", "a whole number from 0 or text"]),
+        ("{file: a.tsv, src: true, tgt: 1}", ["data.train.0.src", "a whole number"]),
+        ("{file: a.tsv, src: 0}", ["data.train.0.tgt", "missing", "{file, src, tgt}"]),
+    ],
+)
+def test_tables_that_cannot_be_read_are_refused(
+    tmp_path: Path, entry: str, words: list[str]
+) -> None:
+    message = refusal(tmp_path, DATA.replace("{src: a.en, tgt: a.de}", entry))
+    assert all(word in message for word in ["c.yaml:5", *words]), message
 
 
 # --- refusals: added lines begin at line 7 ----------------------------------------------------
@@ -559,6 +587,9 @@ CORPORA = (
         generated=st.just("phrasebook"),
         split=st.sampled_from(["train", "valid", "test"]),
         pairs=st.integers(1, 10**9),
+    )
+    | st.builds(
+        FileCorpus, file=st.sampled_from(["a.tsv", "b/c.tsv.gz"]), src=st.just(0), tgt=st.just(1)
     )
     | st.builds(HubCorpus, dataset=WORDS, name=st.none() | WORDS, split=WORDS, src=WORDS, tgt=WORDS)
 )

@@ -8,14 +8,17 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mtrain import phrasebook
-from mtrain.config import Corpus, GeneratedCorpus, HubCorpus, TextCorpus
-from mtrain.corpus import Pair, Reading, read_file, read_pairs, read_text_file, scan
+from mtrain.config import Corpus, FileCorpus, GeneratedCorpus, HubCorpus, TextCorpus
+from mtrain.corpus import Pair, read_pairs, scan
 from mtrain.errors import EXIT_FAILED, UserError
+from mtrain.text import Reading, read_file, read_text_file
 
 # Characters that `str.splitlines` splits on, NUL, and a carriage return that ends no line.
 ODD = "a\x00b\x0bc\x0cd\x1ce\x1df\x1eg\x85h\u2028i\u2029j\rk"
@@ -34,6 +37,13 @@ def write(directory: Path, src: bytes, tgt: bytes) -> TextCorpus:
     (directory / "a.src").write_bytes(src)
     (directory / "a.tgt").write_bytes(tgt)
     return TextCorpus(src=str(directory / "a.src"), tgt=str(directory / "a.tgt"))
+
+
+def packed(data: bytes, suffix: str) -> bytes:
+    """What a file of that suffix holds for these bytes."""
+    if suffix == "zst":
+        return pyarrow.Codec("zstd").compress(data, asbytes=True)
+    return gzip.compress(data) if suffix == "gz" else data
 
 
 def read(corpus: Corpus, **options: Any) -> tuple[list[Pair], dict[str, int]]:
@@ -77,12 +87,12 @@ def error_of(corpus: Corpus, **options: Any) -> str:
         (f"{ODD}\n  two  \t\n".encode(), [ODD, "  two  \t"], 0),
     ],
 )
-@pytest.mark.parametrize("suffix", ["txt", "gz"])
+@pytest.mark.parametrize("suffix", ["txt", "gz", "zst"])
 def test_lines_end_at_newlines_alone(
     tmp_path: Path, suffix: str, data: bytes, lines: list[str], removed: int
 ) -> None:
     path = tmp_path / f"a.{suffix}"
-    path.write_bytes(gzip.compress(data) if suffix == "gz" else data)
+    path.write_bytes(packed(data, suffix))
     assert read_text_file(path) == lines
     reading = Reading()
     assert [line.decode() for line in read_file(path, reading.counts)] == lines
@@ -193,7 +203,7 @@ def test_paths_start_at_the_root(tmp_path: Path) -> None:
     assert read(absolute, root=tmp_path)[0] == [("x", "y")]
 
 
-def packed(data: bytes, cut: int = 0) -> bytes:
+def gzipped(data: bytes, cut: int = 0) -> bytes:
     whole = gzip.compress(data, mtime=0)
     return whole[: len(whole) - cut]
 
@@ -204,9 +214,12 @@ def packed(data: bytes, cut: int = 0) -> bytes:
         ("absent.txt", None, "cannot read: No such file"),
         ("absent.gz", None, "cannot read: No such file"),
         ("plain.gz", b"not packed\n", "cannot read: Not a gzipped file"),
-        ("cut.gz", packed(b"line\n" * 500, cut=9), "cannot read: Compressed file ended"),
-        ("flipped.gz", packed(b"x\n")[:-6] + b"\xff" * 6, "cannot read: CRC check failed"),
-        ("broken.gz", packed(b"x\n")[:10] + b"\xff" * 12, "cannot read: "),
+        ("cut.gz", gzipped(b"line\n" * 500, cut=9), "cannot read: Compressed file ended"),
+        ("flipped.gz", gzipped(b"x\n")[:-6] + b"\xff" * 6, "cannot read: CRC check failed"),
+        ("broken.gz", gzipped(b"x\n")[:10] + b"\xff" * 12, "cannot read: "),
+        ("absent.zst", None, "cannot read: "),
+        ("plain.zst", b"not packed\n", "cannot read: ZSTD decompress failed"),
+        ("cut.zst", packed(b"line\n" * 500, "zst")[:-9], "cannot read: Truncated"),
     ],
 )
 def test_files_that_cannot_be_read_are_named(
@@ -262,6 +275,124 @@ def test_more_than_the_phrasebook_holds_is_refused() -> None:
     assert "pairs" in error_of(corpus)
 
 
+# --- tables -----------------------------------------------------------------------------------
+
+
+def table(directory: Path, name: str, data: str | bytes, src: Any, tgt: Any) -> FileCorpus:
+    """Write a file of rows, packed where named so."""
+    data = data if isinstance(data, bytes) else data.encode()
+    (directory / name).write_bytes(packed(data, name.rpartition(".")[2]))
+    return FileCorpus(file=str(directory / name), src=src, tgt=tgt)
+
+
+def parquet(directory: Path, columns: dict[str, list[Any]], src: str, tgt: str) -> FileCorpus:
+    path = directory / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    return FileCorpus(file=str(path), src=src, tgt=tgt)
+
+
+TSV = "".join(f"{number}\t{de}\t{en}\n" for number, (de, en) in enumerate(PAIRS))
+JSON_LINES = "".join(json.dumps({"id": 1, "t": {"de": de, "en": en}}) + "\n" for de, en in PAIRS)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_columns_of_a_tsv_go_by_number_or_by_name(tmp_path: Path, suffix: str) -> None:
+    numbered = table(tmp_path, f"a.tsv{suffix}", TSV, 1, 2)
+    named = table(tmp_path, f"b.tsv{suffix}", "\ufeffid\tde\ten\r\n" + TSV, "de", "en")
+    for corpus in (numbered, named):
+        assert read(corpus, keep_blank=True)[0] == PAIRS
+        assert read(corpus)[1].get("pairs dropped: blank on a side") == 1
+        assert scan(corpus, Reading()).pairs == len(PAIRS)
+
+
+def test_a_tsv_s_cells_are_taken_as_they_stand(tmp_path: Path) -> None:
+    corpus = table(tmp_path, "a.tsv", f'"a\t{ODD}\n  b \t\u2028\n', 0, 1)
+    assert read(corpus, keep_blank=True)[0] == [('"a', ODD), ("  b ", "\u2028")]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_json_lines_with_nested_fields(tmp_path: Path, suffix: str) -> None:
+    corpus = table(tmp_path, f"a.jsonl{suffix}", JSON_LINES, "t.de", "t.en")
+    assert read(corpus, keep_blank=True)[0] == PAIRS
+    assert scan(corpus, Reading()).pairs == len(PAIRS)
+
+
+def test_parquet_with_nested_columns_in_more_than_one_batch(tmp_path: Path) -> None:
+    pairs = [(f"{number} {de}", en) for number in range(800) for de, en in PAIRS]
+    rows = [{"de": de, "en": en} for de, en in pairs]
+    corpus = parquet(tmp_path, {"t": rows, "id": [0] * len(rows)}, "t.de", "t.en")
+    assert read(corpus, keep_blank=True)[0] == pairs
+    assert scan(corpus, Reading()).pairs == len(pairs)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "src", "tgt", "words"),
+    [
+        ("a.tsv", "a\tb\nc\n", 0, 1, "a.tsv:2: no column 1, counted from 0, among 1"),
+        ("a.tsv", "en\tda\na\tb\n", "en", "de", "a.tsv:1: no column de; it has en, da"),
+        ("a.tsv", "", "en", "de", "a.tsv:1: no column en"),
+        ("a.tsv", b"a\tb\n\xff\tb\n", 0, 1, "a.tsv:2: not valid UTF-8 (byte 1 of the line)"),
+        ("a.tsv.gz", TSV.encode() * 9, 7, 1, "a.tsv.gz:1: no column 7"),
+        ("a.jsonl", '{"a": "b"}\n{"a": \n', "a", "a", "a.jsonl:2: not JSON: "),
+        ("a.jsonl", "[" * 100_000, "a", "a", "a.jsonl:1: not JSON: nested too deep"),
+        ("a.jsonl", '{"a": "b"}\n\n', "a", "a", "a.jsonl:2: not JSON: "),
+        ("a.jsonl", '{"a": "b"}', "a", "c", "a.jsonl:1: no field c; it has a"),
+        ("a.jsonl", '{"a": "b"}', "a", "a.c", "a.jsonl:1: no field a.c; it is no object"),
+        ("a.jsonl", '["a"]', "a", "c", "a.jsonl:1: no field a; it is no object"),
+        ("a.jsonl", '{"a": "b", "c": null}', "a", "c", "a.jsonl: row 1: c is not text"),
+        ("a.jsonl", '{"a": "b", "c": 7}', "a", "c", "a.jsonl: row 1: c is not text"),
+        ("a.jsonl", '{"a": "b", "c": "\\ud800"}', "a", "c", "row 1: holds half of a surrogate"),
+        ("a.parquet", b"PAR1 and no more", "a", "b", "a.parquet: cannot read: "),
+        ("a.parquet", b"", "a", "b", "a.parquet: cannot read: "),
+    ],
+)
+def test_a_bad_row_of_a_table_is_named(
+    tmp_path: Path, name: str, data: str | bytes, src: Any, tgt: Any, words: str
+) -> None:
+    assert words in error_of(table(tmp_path, name, data, src, tgt))
+
+
+@pytest.mark.parametrize(
+    ("src", "words"),
+    [
+        ("de", "no column de; it has t"),
+        ("t.da", "no field da in t.da; it has de, en"),
+        ("t", "row 1: t is not text"),
+        ("t.de", "row 2: t.de is not text"),
+    ],
+)
+def test_a_bad_row_of_a_parquet_file_is_named(tmp_path: Path, src: str, words: str) -> None:
+    rows = [{"de": "a", "en": "b"}, {"de": None, "en": "c"}]
+    assert words in error_of(parquet(tmp_path, {"t": rows}, src, "t.en"))
+
+
+@pytest.mark.parametrize("name", ["a.tsv.zst", "a.jsonl.gz", "a.parquet", "a.tsv"])
+def test_tables_that_cannot_be_read_are_named(tmp_path: Path, name: str) -> None:
+    corpus = FileCorpus(file=str(tmp_path / name), src="a", tgt="b")
+    assert f"{tmp_path / name}: cannot read: " in error_of(corpus)
+    whole = packed(TSV.encode() * 200, name.rpartition(".")[2])
+    (tmp_path / name).write_bytes(whole[: len(whole) // 2])
+    if name != "a.tsv":
+        assert f"{tmp_path / name}: cannot read: " in error_of(corpus)
+
+
+def test_rows_that_are_not_utf8_are_dropped_where_asked(tmp_path: Path) -> None:
+    tsv = table(tmp_path, "a.tsv", b"a\tb\n\xff\tb\nc\td\n", 0, 1)
+    lines = b'{"a": "a", "b": "b"}\n{"a": "\\udc00", "b": "b"}\n{"a": "c", "b": "d"}\n'
+    for corpus in (tsv, table(tmp_path, "a.jsonl", lines, "a", "b")):
+        pairs, counts = read(corpus, invalid_utf8="drop")
+        assert pairs == [("a", "b"), ("c", "d")]
+        assert counts == {"pairs dropped: not valid UTF-8": 1}
+
+
+def test_the_hash_of_a_table_is_of_what_is_read(tmp_path: Path) -> None:
+    corpora = [table(tmp_path, "a.tsv", TSV, 1, 2), table(tmp_path, "b.tsv.gz", TSV, 1, 2)]
+    first, packed_one = (scan(corpus, Reading()).sha256 for corpus in corpora)
+    assert first == packed_one
+    for other in (table(tmp_path, "c.tsv", TSV, 2, 1), table(tmp_path, "d.tsv", TSV[:-1], 1, 2)):
+        assert scan(other, Reading()).sha256 != first
+
+
 # --- Hugging Face datasets, from local folders ------------------------------------------------
 
 
@@ -293,9 +424,13 @@ def test_a_dataset_with_nested_columns(tmp_path: Path) -> None:
     assert read(first, root=tmp_path)[0] == PAIRS[:1]
 
 
-def test_a_dataset_of_json_lines(tmp_path: Path) -> None:
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_dataset_of_json_lines(tmp_path: Path, streaming: bool) -> None:
     corpus = jsonl_folder(tmp_path, [{"de": de, "en": en} for de, en in PAIRS])
+    corpus = corpus.model_copy(update={"streaming": streaming})
     assert read(corpus, root=tmp_path, keep_blank=True)[0] == PAIRS
+    copies = list((tmp_path / "hub").rglob("*.arrow"))
+    assert bool(copies) != streaming
 
 
 @pytest.mark.parametrize(

@@ -308,13 +308,13 @@ def differing_lines(
 # --- search -------------------------------------------------------------------------------------
 
 NO_END = """
-from mtrain.model import Transformer
-step = Transformer.step
+from mtrain.decoder import Decoder
+step = Decoder.step
 def endless(self, tokens, state):
     log_probs, state = step(self, tokens, state)
     log_probs[:, 3] = float("-inf")
     return log_probs, state
-Transformer.step = endless
+Decoder.step = endless
 """
 
 

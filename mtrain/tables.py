@@ -1,0 +1,193 @@
+"""Pairs from tables: TSV, JSON lines and Parquet files, and datasets of Hugging Face.
+
+Rows are counted from 1, as the lines of their file where it has lines.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from mtrain.config import FileCorpus, HubCorpus
+from mtrain.errors import UserError
+from mtrain.text import DROPPED, Reading, decode, read_file, scan_file
+
+ROWS = 1000  # read at a time
+
+Row = tuple[int, Any, Any]  # its number, and what should be its source and target
+
+
+def scan_table(corpus: FileCorpus, reading: Reading) -> tuple[int, str]:
+    """Count the rows of a table, and hash its content with what is read of it."""
+    path = reading.root / corpus.file
+    lines, content = scan_file(path, reading.check)
+    rows = lines
+    if corpus.kind == "parquet":
+        rows = _open_parquet(path).metadata.num_rows
+    elif corpus.kind == "tsv" and isinstance(corpus.src, str):
+        rows = max(0, lines - 1)
+    columns = json.dumps([corpus.src, corpus.tgt]).encode()
+    return rows, hashlib.sha256(content + columns).hexdigest()
+
+
+def read_table(corpus: FileCorpus, reading: Reading) -> Iterator[tuple[str, str]]:
+    """Yield the pairs of a file; raises `UserError` with the row that is not two texts."""
+    path = reading.root / corpus.file
+    read = {"tsv": _read_tsv, "jsonl": _read_json_lines, "parquet": _read_parquet}[corpus.kind]
+    return _texts(read(corpus, path, reading), corpus, str(path), reading)
+
+
+def read_dataset(corpus: HubCorpus, reading: Reading) -> Iterator[tuple[str, str]]:
+    """Yield the pairs of a Hugging Face dataset, local folders included; raises `UserError`."""
+    name = " ".join(filter(None, ("dataset", corpus.dataset, corpus.name, corpus.split)))
+    rows = _rows_of_batches(_dataset_batches(corpus, reading.root, name), corpus, name)
+    return _texts(rows, corpus, name, reading)
+
+
+def _texts(
+    rows: Iterable[Row], corpus: FileCorpus | HubCorpus, name: str, reading: Reading
+) -> Iterator[tuple[str, str]]:
+    """Pass on what is two texts."""
+    for number, src, tgt in rows:
+        for column, value in ((corpus.src, src), (corpus.tgt, tgt)):
+            if not isinstance(value, str):
+                raise UserError(f"{name}: row {number}: {column} is not text")
+        if _is_unicode(src) and _is_unicode(tgt):
+            yield src, tgt
+        elif reading.invalid_utf8 == "drop":
+            reading.counts[DROPPED + "not valid UTF-8"] += 1
+        else:
+            raise UserError(
+                f"{name}: row {number}: holds half of a surrogate pair; mend the row, or set "
+                "data.invalid_utf8: drop to leave such pairs out"
+            )
+
+
+def _is_unicode(text: str) -> bool:
+    """Tell whether a text has a form in UTF-8: JSON can spell what has none."""
+    try:
+        return text.isascii() or bool(text.encode("utf-8"))
+    except UnicodeEncodeError:
+        return False
+
+
+def _decoded_lines(path: Path, reading: Reading) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(read_file(path, reading.counts), 1):
+        text = decode(path, number, line, reading)
+        if text is None:
+            reading.counts[DROPPED + "not valid UTF-8"] += 1
+        else:
+            yield number, text
+
+
+def _read_tsv(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]:
+    """Columns by number, from 0; or by the names that the first line gives them."""
+    lines = _decoded_lines(path, reading)
+    places = [corpus.src, corpus.tgt]
+    if isinstance(corpus.src, str):
+        header = next(lines, (1, ""))[1].split("\t")
+        for name in places:
+            if name not in header:
+                raise UserError(
+                    f"{path}:1: no column {name}; it has {', '.join(header)}. Columns without "
+                    "names are given by number, from 0"
+                )
+        places = [header.index(str(name)) for name in places]
+    src, tgt = (int(place) for place in places)
+    for number, line in lines:
+        cells = line.split("\t")
+        if max(src, tgt) >= len(cells):
+            raise UserError(
+                f"{path}:{number}: no column {max(src, tgt)}, counted from 0, among {len(cells)}"
+            )
+        yield number, cells[src], cells[tgt]
+
+
+def _read_json_lines(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]:
+    for number, line in _decoded_lines(path, reading):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            reason = str(error) if isinstance(error, ValueError) else "nested too deep"
+            raise UserError(f"{path}:{number}: not JSON: {reason}") from None
+        src, tgt = (_field(row, str(name), f"{path}:{number}") for name in (corpus.src, corpus.tgt))
+        yield number, src, tgt
+
+
+def _field(row: Any, name: str, place: str) -> Any:
+    """Reach into an object by a dotted name such as `translation.en`."""
+    for part in name.split("."):
+        if not isinstance(row, dict):
+            raise UserError(f"{place}: no field {name}; it is no object")
+        if part not in row:
+            raise UserError(f"{place}: no field {name}; it has {', '.join(row) or 'none'}")
+        row = row[part]
+    return row
+
+
+def _open_parquet(path: Path) -> Any:
+    import pyarrow.parquet  # slow to import, and needed by Parquet files alone
+
+    try:
+        return pyarrow.parquet.ParquetFile(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot read: {error}") from None
+
+
+def _read_parquet(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]:
+    return _rows_of_batches(_parquet_batches(corpus, path), corpus, str(path))
+
+
+def _parquet_batches(corpus: FileCorpus, path: Path) -> Iterator[dict[str, list[Any]]]:
+    file = _open_parquet(path)
+    wanted = {str(name).split(".")[0] for name in (corpus.src, corpus.tgt)}
+    known = [name for name in file.schema_arrow.names if name in wanted]
+    if len(known) < len(wanted):  # all of them, for the error to name
+        known = file.schema_arrow.names
+    try:
+        for batch in file.iter_batches(ROWS, columns=known):
+            yield batch.to_pydict()
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot read: {error}") from None
+
+
+def _dataset_batches(corpus: HubCorpus, root: Path, name: str) -> Iterator[dict[str, list[Any]]]:
+    import datasets  # slow to import, and needed by `dataset:` entries alone
+
+    datasets.disable_progress_bars()
+    local = root / corpus.dataset
+    source = str(local) if local.is_dir() else corpus.dataset
+    try:
+        rows = datasets.load_dataset(
+            source, corpus.name, split=corpus.split, streaming=corpus.streaming
+        )
+        yield from rows.iter(batch_size=ROWS)
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(f"{name}: cannot load: {reason[0]}") from None
+
+
+def _rows_of_batches(
+    batches: Iterable[dict[str, list[Any]]], corpus: FileCorpus | HubCorpus, name: str
+) -> Iterator[Row]:
+    number = 0
+    for batch in batches:
+        sides = (_column(batch, str(column), name) for column in (corpus.src, corpus.tgt))
+        for src, tgt in zip(*sides, strict=True):
+            number += 1
+            yield number, src, tgt
+
+
+def _column(batch: dict[str, list[Any]], path: str, name: str) -> list[Any]:
+    """Reach into a batch of rows by a dotted path such as `translation.en`."""
+    column, *rest = path.split(".")
+    if column not in batch:
+        raise UserError(f"{name}: no column {path}; it has {', '.join(batch)}")
+    values = batch[column]
+    for part in rest:
+        known = next((value for value in values if isinstance(value, dict)), {})
+        if part not in known:
+            raise UserError(f"{name}: no field {part} in {path}; it has {', '.join(known)}")
+        values = [value[part] if value is not None else None for value in values]
+    return values

@@ -1,0 +1,124 @@
+r"""Files of text, and the one line discipline for all of it.
+
+Bytes are split on `\n` alone: Python's text files and `str.splitlines` split on ten characters
+(U+2028, form feed, a lone carriage return, ...) and would let the two sides slip out of step.
+"""
+
+import gzip
+import hashlib
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from io import BufferedReader
+from pathlib import Path
+from typing import IO, cast
+
+from mtrain.errors import UserError
+
+DROPPED = "pairs dropped: "  # how counts of pairs that are left out begin
+
+_BOM = b"\xef\xbb\xbf"
+_BLOCK = 1 << 20
+
+
+@dataclass
+class Reading:
+    """Options of reading, counts of what was changed or dropped on the way, and what to call now
+    and then: it may raise to end a long read.
+    """
+
+    root: Path = field(default_factory=Path)
+    invalid_utf8: str = "error"
+    keep_blank: bool = False
+    counts: Counter[str] = field(default_factory=Counter)
+    check: Callable[[], None] = lambda: None
+
+
+def is_blank(text: str) -> bool:
+    """Tell whether a line holds nothing but white space."""
+    return not text or text.isspace()
+
+
+def open_bytes(path: Path) -> IO[bytes]:
+    """Open a plain, .gz or .zst file for reading; raises `UserError`."""
+    try:
+        if path.suffix == ".gz":
+            return cast(IO[bytes], gzip.open(path, "rb"))
+        if path.suffix == ".zst":
+            import pyarrow  # not needed by other files
+
+            packed = pyarrow.input_stream(str(path), compression="zstd")
+            return cast(IO[bytes], BufferedReader(packed, _BLOCK))
+        return path.open("rb")
+    except OSError as error:
+        raise UserError(f"{path}: cannot read: {error.strerror or error}") from None
+
+
+def read_lines(stream: Iterable[bytes], counts: Counter[str] | None = None) -> Iterator[bytes]:
+    r"""Yield the lines of a binary stream without `\n`, a BOM at the start, or one `\r` before
+    `\n`.
+    """
+    for number, line in enumerate(stream):
+        if number == 0 and line.startswith(_BOM):
+            line = line[len(_BOM) :]
+        if line.endswith(b"\r\n"):
+            if counts is not None:
+                counts["carriage returns removed"] += 1
+            yield line[:-2]
+        else:
+            yield line.removesuffix(b"\n")
+
+
+def read_file(path: Path, counts: Counter[str] | None = None) -> Iterator[bytes]:
+    """Yield the lines of a file; raises `UserError` where it cannot be read or is damaged."""
+    with open_bytes(path) as stream:
+        try:
+            yield from read_lines(stream, counts)
+        except (OSError, EOFError, zlib.error) as error:
+            raise UserError(f"{path}: cannot read: {error}") from None
+
+
+def read_text_file(path: Path, counts: Counter[str] | None = None) -> list[str]:
+    """Read a whole file of evaluation size as UTF-8 lines; raises `UserError` with the line that is
+    not.
+    """
+    lines = []
+    for number, line in enumerate(read_file(path, counts), 1):
+        try:
+            lines.append(line.decode("utf-8"))
+        except UnicodeDecodeError:
+            raise UserError(f"{path}:{number}: not valid UTF-8; mend or remove the line") from None
+    return lines
+
+
+def scan_file(path: Path, check: Callable[[], None]) -> tuple[int, bytes]:
+    """Return the number of lines and the SHA-256 of a file's decompressed bytes."""
+    if path.exists() and not path.is_file():
+        raise UserError(
+            f"{path}: not a regular file; a corpus is read more than once, which no pipe can be"
+        )
+    digest, lines, last = hashlib.sha256(), 0, b""
+    with open_bytes(path) as stream:
+        try:
+            while block := stream.read(_BLOCK):
+                check()
+                digest.update(block)
+                lines += block.count(b"\n")
+                last = block
+        except (OSError, EOFError, zlib.error) as error:
+            raise UserError(f"{path}: cannot read: {error}") from None
+    return lines + (bool(last) and not last.endswith(b"\n")), digest.digest()
+
+
+def decode(path: Path, number: int, line: bytes, reading: Reading) -> str | None:
+    """Read line `number` of a corpus's file as UTF-8; None if it is not and is to be dropped."""
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if reading.invalid_utf8 == "drop":
+            return None
+        raise UserError(
+            f"{path}:{number}: not valid UTF-8 (byte {error.start + 1} of the line); mend "
+            "the line, or set data.invalid_utf8: drop to leave such pairs out"
+        ) from None
