@@ -1,18 +1,27 @@
-"""What is prepared once and used by many runs: found by what it depends on, or made and kept."""
+"""What is prepared or found out once and used by many runs, found by what it depends on."""
 
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from mtrain import lock
+from pydantic import TypeAdapter
+
+from mtrain import lock, manifest
 from mtrain.errors import UserError
+from mtrain.json_reader import Content, read_json_file
 from mtrain.log import logger
 from mtrain.stop import Stop
 
 Item = TypeVar("Item")
+
+# A file may change twice within so many nanoseconds and show one time: what is found out about one
+# that is younger is not kept.
+YOUNG = 2 * 10**9
 
 
 def cache_directory() -> Path:
@@ -54,3 +63,39 @@ def cached(
             f"{error.filename or path}: cannot keep the prepared text: {error.strerror}; "
             "MTRAIN_CACHE names another directory for it"
         ) from None
+
+
+def remembered(
+    files: list[Path], question: object, find: Callable[[], Content], form: TypeAdapter[Content]
+) -> Content:
+    """Find out something about the content of files, or know it from before: as long as their
+    sizes, times and places on the disk are what they were. `question` tells it from other findings.
+    """
+    before = _signs(files)
+    if before is None:
+        return find()
+    key = cache_key("known", before, question)
+    path = cache_directory() / "known" / key[:2] / key
+    with suppress(OSError, ValueError):
+        return read_json_file(path, form)
+    found = find()
+    if _signs(files) == before and max(time for *_, time in before) < time.time_ns() - YOUNG:
+        with suppress(OSError):  # a cache that cannot be written to is only slower
+            path.parent.mkdir(parents=True, exist_ok=True)
+            manifest.write_bytes(path, form.dump_json(found))
+    return found
+
+
+def _signs(files: list[Path]) -> list[tuple[str, int, int, int, int, int]] | None:
+    """By what a change of files shows; None where one is not a plain file."""
+    signs = []
+    for file in files:
+        try:
+            stat = file.stat()
+        except OSError:
+            return None
+        if not file.is_file():
+            return None
+        place = (str(file.absolute()), stat.st_dev, stat.st_ino, stat.st_size)
+        signs.append((*place, stat.st_mtime_ns, stat.st_ctime_ns))
+    return signs

@@ -7,9 +7,9 @@ from itertools import zip_longest
 from pathlib import Path
 
 from mtrain import phrasebook
-from mtrain.config import Corpus, FileCorpus, GeneratedCorpus, TextCorpus
+from mtrain.config import Corpus, FileCorpus, GeneratedCorpus, HubCorpus, TextCorpus
 from mtrain.errors import UserError
-from mtrain.tables import read_dataset, read_table, scan_table
+from mtrain.tables import dataset_files, read_dataset, read_table, scan_table
 from mtrain.text import DROPPED, Reading, decode, is_blank, read_file, scan_file
 
 Pair = tuple[str, str]
@@ -32,6 +32,22 @@ def describe(corpus: Corpus) -> str:
     if isinstance(corpus, FileCorpus):
         return corpus.file
     return " ".join(filter(None, (corpus.dataset, corpus.name, corpus.split)))
+
+
+def files_of(corpus: Corpus, root: Path) -> list[Path]:
+    """Name the files that all of a corpus's content is in, if it is in files."""
+    if isinstance(corpus, TextCorpus):
+        return [root / corpus.src, root / corpus.tgt]
+    if isinstance(corpus, FileCorpus):
+        return [root / corpus.file]
+    return dataset_files(corpus, root) if isinstance(corpus, HubCorpus) else []
+
+
+def columns_of(corpus: Corpus) -> list[object]:
+    """Name what is read of the files of a corpus."""
+    if isinstance(corpus, TextCorpus):
+        return []
+    return [value for key, value in corpus.model_dump().items() if key != "file"]
 
 
 def scan(corpus: Corpus, reading: Reading) -> Scan:

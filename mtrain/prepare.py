@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from mtrain import checkpoint, manifest
-from mtrain.cache import cache_key, cached
+from mtrain.cache import cache_key, cached, remembered
 from mtrain.check import suspicions
 from mtrain.config import Config, Corpus, TokenizerConfig
-from mtrain.corpus import Pair, Scan, describe, read_pairs, scan
+from mtrain.corpus import Pair, Scan, columns_of, describe, files_of, read_pairs, scan
 from mtrain.device import available_threads
 from mtrain.errors import RefusedError, UserError
 from mtrain.log import Places, logger, progress_bar
@@ -28,6 +29,8 @@ from mtrain.stop import Stop
 from mtrain.store import Store, build_store, open_store, store_key
 from mtrain.text import Reading
 from mtrain.tokenizer import Tokenizer, train_tokenizer
+
+SCAN = TypeAdapter(Scan)
 
 
 @dataclass(frozen=True)
@@ -100,9 +103,11 @@ def reading_of(config: Config, *, keep_blank: bool = False) -> Reading:
 
 
 def _scan(config: Config, corpus: Corpus, stop: Stop) -> Scan:
+    """Scan a corpus, or know from before what its files hold."""
     reading = reading_of(config)
     reading.check = stop.check
-    return scan(corpus, reading)
+    files, find = files_of(corpus, reading.root), partial(scan, corpus, reading)
+    return remembered(files, columns_of(corpus), find, SCAN) if files else find()
 
 
 def _read_text(config: Config, name: str, corpus: Corpus, stop: Stop) -> Text:

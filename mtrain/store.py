@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
@@ -20,9 +21,10 @@ from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from mtrain import manifest
-from mtrain.cache import cache_key
+from mtrain.cache import cache_key, remembered
 from mtrain.corpus import Pair
 from mtrain.errors import UserError
 from mtrain.stop import EXIT_CODES
@@ -30,6 +32,8 @@ from mtrain.text import DROPPED
 from mtrain.tokenizer import Tokenizer
 
 FORMAT = 1
+FILES = (manifest.NAME, "store.json", "ids.bin", "offsets.npy")
+WHOLE = TypeAdapter(bool)
 CHUNK = 10_000  # pairs handed to a worker at a time
 INLINE_CHUNKS = 10  # starting processes takes longer than tokenizing this much in the one there is
 
@@ -82,7 +86,7 @@ def store_key(corpora: list[str], tokenizer: str, max_length: int | None, invali
 def open_store(path: Path) -> Store | None:
     """Open a store, or return None where there is no whole one."""
     try:
-        manifest.verify(path, "store.json", "ids.bin", "offsets.npy")
+        remembered([path / name for name in FILES], "whole", partial(_verify, path), WHOLE)
     except manifest.DamagedError:
         return None
     meta = json.loads((path / "store.json").read_text(encoding="utf-8"))
@@ -92,6 +96,11 @@ def open_store(path: Path) -> Store | None:
     return Store(
         ids, np.load(path / "offsets.npy", mmap_mode="r", allow_pickle=False), meta["counts"]
     )
+
+
+def _verify(path: Path) -> bool:
+    manifest.verify(path, *FILES[1:])
+    return True
 
 
 def build_store(

@@ -6,6 +6,7 @@ Rows are counted from 1, as the lines of their file where it has lines.
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,21 @@ def read_table(corpus: FileCorpus, reading: Reading) -> Iterator[tuple[str, str]
 
 def read_dataset(corpus: HubCorpus, reading: Reading) -> Iterator[tuple[str, str]]:
     """Yield the pairs of a Hugging Face dataset, local folders included; raises `UserError`."""
-    name = " ".join(filter(None, ("dataset", corpus.dataset, corpus.name, corpus.split)))
+    name = _name(corpus)
     rows = _rows_of_batches(_dataset_batches(corpus, reading.root, name), corpus, name)
     return _texts(rows, corpus, name, reading)
+
+
+def dataset_files(corpus: HubCorpus, root: Path) -> list[Path]:
+    """Name the files of the copy that is kept of a dataset; none if it is streamed."""
+    if corpus.streaming:
+        return []
+    with _telling(_name(corpus)):
+        return [Path(file["filename"]) for file in _load_dataset(corpus, root).cache_files]
+
+
+def _name(corpus: HubCorpus) -> str:
+    return " ".join(filter(None, ("dataset", corpus.dataset, corpus.name, corpus.split)))
 
 
 def _texts(
@@ -153,16 +166,28 @@ def _parquet_batches(corpus: FileCorpus, path: Path) -> Iterator[dict[str, list[
 
 
 def _dataset_batches(corpus: HubCorpus, root: Path, name: str) -> Iterator[dict[str, list[Any]]]:
+    with _telling(name):
+        yield from _load_dataset(corpus, root).iter(batch_size=ROWS)
+
+
+def _load_dataset(corpus: HubCorpus, root: Path) -> Any:
     import datasets  # slow to import, and needed by `dataset:` entries alone
 
     datasets.disable_progress_bars()
     local = root / corpus.dataset
     source = str(local) if local.is_dir() else corpus.dataset
+    return datasets.load_dataset(
+        source, corpus.name, split=corpus.split, streaming=corpus.streaming
+    )
+
+
+@contextmanager
+def _telling(name: str) -> Iterator[None]:
+    """Turn errors of the library into one for people."""
+    import datasets
+
     try:
-        rows = datasets.load_dataset(
-            source, corpus.name, split=corpus.split, streaming=corpus.streaming
-        )
-        yield from rows.iter(batch_size=ROWS)
+        yield
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(f"{name}: cannot load: {reason[0]}") from None

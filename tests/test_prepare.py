@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from conftest import TinyConfig, write_corpus
 
-from mtrain import lock, log, store
+from mtrain import cache, lock, log, manifest, store
+from mtrain import corpus as corpora
 from mtrain import prepare as preparation
 from mtrain.cache import cache_directory
 from mtrain.config import Config, TextCorpus, load_config
@@ -55,6 +56,71 @@ def test_vocabulary_and_text_are_prepared_once(
         update={"tokenizer": config.tokenizer.model_copy(update={"vocab_size": 310})}
     )
     assert prepared(other, tmp_path).tokenizer.vocab_size == 310
+
+
+@pytest.fixture
+def scans(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+    """The corpora that are read whole from here on, each time that they are."""
+    read: list[Any] = []
+
+    def scan(corpus: Any, reading: Any) -> Any:
+        read.append(corpus)
+        return corpora.scan(corpus, reading)
+
+    monkeypatch.setattr(preparation, "scan", scan)
+    return read
+
+
+def test_files_that_did_not_change_are_not_read_to_know_them(
+    config: Config, tmp_path: Path, scans: list[Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "YOUNG", -(10**9))  # those of this test are
+    first = prepared(config, tmp_path)
+    corpora_read = len(scans)
+    assert corpora_read == len({repr(corpus) for corpus in scans})
+    hashed: list[Path] = []
+    true_hash = manifest.hash_file
+
+    def hash_file(path: Path) -> str:
+        hashed.append(path)
+        return true_hash(path)
+
+    monkeypatch.setattr(manifest, "hash_file", hash_file)
+    again = prepared(config, tmp_path)
+    assert again.fingerprints == first.fingerprints
+    assert [path.name for path in hashed] == ["tokenizer.model"]
+    assert len(scans) == corpora_read
+    for file in cache_directory().glob("known/*/*"):
+        file.write_text("no JSON")
+    monkeypatch.undo()
+    assert prepared(config, tmp_path).fingerprints == first.fingerprints
+
+
+@pytest.mark.parametrize("how", ["in place", "by another file"])
+def test_files_that_change_are_read_again(
+    config: Config, tmp_path: Path, scans: list[Config], how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same size, and with the old time of change."""
+    monkeypatch.setattr(cache, "YOUNG", -(10**9))
+    before = prepared(config, tmp_path).fingerprints["valid"]
+    assert isinstance(config.data.valid, TextCorpus)
+    file = Path(config.data.root or "") / config.data.valid.src
+    stat, data = file.stat(), file.read_bytes()
+    if how == "by another file":
+        file.rename(tmp_path / "old")
+    file.write_bytes(data[::-1].strip(b"\n") + b"\n")
+    assert file.stat().st_size == stat.st_size
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert prepared(config, tmp_path).fingerprints["valid"] != before
+
+
+def test_files_that_have_just_changed_are_read_again(
+    config: Config, tmp_path: Path, scans: list[Config]
+) -> None:
+    prepared(config, tmp_path)
+    before = len(scans)
+    prepared(config, tmp_path)
+    assert len(scans) > before
 
 
 @pytest.mark.parametrize("number", range(4))
