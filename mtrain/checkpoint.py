@@ -52,6 +52,7 @@ class Loop:
 
     step: Count
     epoch: Count
+    pool: Count
     batch: Count
     sums: Annotated[list[float], Field(min_length=2, max_length=2)]
     sum_tokens: Count

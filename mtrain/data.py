@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from mtrain.store import Store
 from mtrain.tokenizer import Tokenizer
 
-# Pairs shuffled together, sorted by length and cut into batches at a time.
-POOL = 1 << 17
+# Pairs shuffled together, sorted by length and cut into batches at a time; neighbours among them.
+POOL, BLOCK = 1 << 17, 1 << 10
 
 
 @dataclass(frozen=True)
@@ -133,9 +133,12 @@ class TokenBatches:
     """The training stream: every pair once an epoch, in micro-batches of at most `max_tokens` a
     side.
 
+    An epoch is a row of pools, each of pairs from all over the corpus, which are read by blocks of
+    neighbours. What is in a pool, and its order, is known without a look at those before.
+
     The micro-batches of a step, `step_batches` in a row, come from as many ranges of
     length: each holds alike lengths and pads little, and yet a step sees short and long sentences
-    (but for one where an epoch or a pool ends). Steps of one length each learn far more slowly.
+    (but for one where a pool ends). Steps of one length each learn far more slowly.
     """
 
     def __init__(
@@ -146,25 +149,26 @@ class TokenBatches:
         self.step_batches = step_batches
         self.seed = seed
         self.ids = ids
+        self.blocks = -(-len(store) // BLOCK)
+        self.pools = -(-self.blocks * BLOCK // POOL)
 
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Yield the micro-batches of an epoch from number `start` on."""
-        for number, rows in enumerate(self.plan(epoch)):
-            if number >= start:
-                yield collate([self.store.pair(int(row)) for row in rows], self.ids)
+    def pool(self, epoch: int, pool: int, start: int = 0) -> Iterator[Batch]:
+        """Yield the micro-batches of a pool from number `start` on."""
+        for rows in self.plan(epoch, pool)[start:]:
+            yield collate([self.store.pair(int(row)) for row in rows], self.ids)
 
-    def plan(self, epoch: int) -> Iterator[NDArray[np.int64]]:
-        """Yield the rows of each micro-batch of an epoch; reads lengths alone."""
-        random = np.random.default_rng([self.seed, epoch])
-        permutation = random.permutation(len(self.store))
-        offsets = self.store.offsets
-        for start in range(0, len(permutation), POOL):
-            pool = permutation[start : start + POOL]
-            src = offsets[2 * pool + 1] - offsets[2 * pool] + 1
-            tgt = offsets[2 * pool + 2] - offsets[2 * pool + 1] + 1
-            batches = batch_by_tokens(np.stack((src, tgt), 1), self.max_tokens)
-            for number in _deal(len(batches), self.step_batches, random):
-                yield pool[batches[number]]
+    def plan(self, epoch: int, pool: int) -> list[NDArray[np.int64]]:
+        """List the pairs of each micro-batch of a pool; reads lengths alone."""
+        order = np.random.default_rng([self.seed, epoch]).permutation(self.blocks)
+        blocks = np.array_split(order, self.pools)[pool]
+        spans = [(int(n) * BLOCK, min(int(n + 1) * BLOCK, len(self.store))) for n in blocks]
+        random = np.random.default_rng([self.seed, epoch, pool])
+        rows = np.concatenate([np.arange(start, stop) for start, stop in spans])
+        lengths = np.concatenate([self.store.lengths_of(*span) for span in spans]) + 1
+        shuffle = random.permutation(len(rows))
+        batches = batch_by_tokens(lengths[shuffle], self.max_tokens)
+        dealt = _deal(len(batches), self.step_batches, random)
+        return [rows[shuffle[batches[number]]] for number in dealt]
 
 
 def _deal(count: int, ranges: int, random: np.random.Generator) -> list[int]:

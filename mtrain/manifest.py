@@ -25,14 +25,19 @@ class DamagedError(UserError):
     """
 
 
-def write_directory(path: Path, fill: Callable[[Path], None]) -> None:
+def write_directory(
+    path: Path, fill: Callable[[Path], None], keep: Callable[[Path], bool] = lambda aside: False
+) -> None:
     """Let `fill` write files into a directory beside `path`, seal it, and rename it to `path`.
 
-    A crash at any point leaves the old `path`, or none, or the whole new one.
+    A crash at any point leaves the old `path`, or none, or the whole new one. What was begun is
+    left for another try to go on with where `keep` says so.
     """
     aside = path.with_name(f".{path.name}.partial")
-    remove_directory(aside)
-    aside.mkdir()  # in a directory that is there: one that vanished must not come back empty
+    if not keep(aside):
+        remove_directory(aside)
+    if not aside.exists():
+        aside.mkdir()  # in a directory that is there: one that vanished must not come back empty
     try:
         fill(aside)
         seal(aside)
@@ -40,7 +45,8 @@ def write_directory(path: Path, fill: Callable[[Path], None]) -> None:
             remove_directory(path)
         os.replace(aside, path)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)  # where it failed: a full disk wants the room
+        if not keep(aside):  # where it failed: a full disk wants the room
+            shutil.rmtree(aside, ignore_errors=True)
     sync(path.parent)
 
 

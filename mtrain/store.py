@@ -1,23 +1,24 @@
 """Tokenized corpora on disk: flat memory-mapped ids with offsets, built once, keyed by content.
 
-Line `2 * i` of a store is the source of pair `i`, line `2 * i + 1` its target, both without bos and
+A store is a row of shards, each of as many pairs as were read for it, less those left out. Line
+`2 * i` of a shard is the source of its pair `i`, line `2 * i + 1` the target, both without bos and
 eos.
 """
 
-import json
 import multiprocessing
 import signal
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,14 +28,14 @@ from mtrain import manifest
 from mtrain.cache import cache_key, remembered
 from mtrain.corpus import Pair
 from mtrain.errors import UserError
+from mtrain.json_reader import read_json_file
 from mtrain.stop import EXIT_CODES
 from mtrain.text import DROPPED
 from mtrain.tokenizer import Tokenizer
 
-FORMAT = 1
-FILES = (manifest.NAME, "store.json", "ids.bin", "offsets.npy")
-WHOLE = TypeAdapter(bool)
+FORMAT = 2
 CHUNK = 10_000  # pairs handed to a worker at a time
+SHARD_CHUNKS = 100  # to a shard; a build that was stopped goes on behind the last whole one
 INLINE_CHUNKS = 10  # starting processes takes longer than tokenizing this much in the one there is
 
 Encoded = tuple[NDArray[np.uint32], NDArray[np.int64], int]
@@ -42,24 +43,61 @@ Encoding = Generator[Encoded, None, None]
 
 
 @dataclass(frozen=True)
-class Store:
-    """Pairs of id sequences, memory-mapped: opening costs nothing whatever the size."""
+class Shard:
+    """Ids of lines one after the other, and where each begins; memory-mapped."""
 
     ids: NDArray[Any]
     offsets: NDArray[np.int64]
-    counts: dict[str, int]
 
     def __len__(self) -> int:
         return (len(self.offsets) - 1) // 2
 
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """Lengths without eos, shape (pairs, 2): source, target."""
-        return self.lengths_of(0, len(self))
+    def line(self, number: int) -> NDArray[Any]:
+        """Ids of one line, without copying."""
+        return self.ids[self.offsets[number] : self.offsets[number + 1]]
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a shard was made of: pairs read, and too long to be kept; ids; tokens of the targets."""
+
+    read: int = 0
+    too_long: int = 0
+    ids: int = 0
+    tgt_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Description:
+    """What `store.json` tells."""
+
+    dtype: Literal["uint16", "uint32"]
+    shards: list[Written]
+    counts: dict[str, int]
+
+
+DESCRIPTION, WRITTEN, WHOLE = TypeAdapter(Description), TypeAdapter(Written), TypeAdapter(bool)
+
+
+class Store:
+    """Pairs of id sequences: opening costs nothing whatever the size."""
+
+    def __init__(self, shards: list[Shard], tgt_tokens: int, counts: dict[str, int]) -> None:
+        """`tgt_tokens` is the sum of all targets' lengths, without eos."""
+        self.shards, self.tgt_tokens, self.counts = shards, tgt_tokens, counts
+        self.starts = list(accumulate(map(len, shards), initial=0))
+
+    def __len__(self) -> int:
+        return self.starts[-1]
 
     def lengths_of(self, start: int, stop: int) -> NDArray[np.int64]:
         """Lengths without eos of the pairs `start` to `stop` - 1, shape (pairs, 2)."""
-        return np.diff(self.offsets[2 * start : 2 * stop + 1]).reshape(-1, 2)
+        parts = [np.zeros((0, 2), np.int64)]
+        for shard, first in zip(self.shards, self.starts, strict=False):
+            low, high = max(start - first, 0), min(stop - first, len(shard))
+            if low < high:
+                parts.append(np.diff(shard.offsets[2 * low : 2 * high + 1]).reshape(-1, 2))
+        return np.concatenate(parts)
 
     def equal_sides(self, start: int, stop: int) -> NDArray[np.bool_]:
         """Tell of each of these pairs whether its sides are the same."""
@@ -69,13 +107,11 @@ class Store:
             same[index] = np.array_equal(*self.pair(start + int(index)))
         return same
 
-    def line(self, number: int) -> NDArray[Any]:
-        """Ids of one line, without copying."""
-        return self.ids[self.offsets[number] : self.offsets[number + 1]]
-
     def pair(self, index: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Ids of a pair's source and target."""
-        return self.line(2 * index), self.line(2 * index + 1)
+        number = bisect_right(self.starts, index) - 1
+        shard, line = self.shards[number], 2 * (index - self.starts[number])
+        return shard.line(line), shard.line(line + 1)
 
 
 def store_key(corpora: list[str], tokenizer: str, max_length: int | None, invalid_utf8: str) -> str:
@@ -86,21 +122,42 @@ def store_key(corpora: list[str], tokenizer: str, max_length: int | None, invali
 def open_store(path: Path) -> Store | None:
     """Open a store, or return None where there is no whole one."""
     try:
-        remembered([path / name for name in FILES], "whole", partial(_verify, path), WHOLE)
-    except manifest.DamagedError:
+        files = sorted(path.iterdir()) if path.is_dir() else []
+        remembered(files, "whole", partial(_verify, path), WHOLE)
+        found = read_json_file(path / "store.json", DESCRIPTION)
+    except (manifest.DamagedError, FileNotFoundError, ValueError):
         return None
-    meta = json.loads((path / "store.json").read_text(encoding="utf-8"))
-    ids_file, dtype = path / "ids.bin", np.dtype(meta["dtype"])
-    mapped = np.memmap(ids_file, dtype, "r") if meta["ids"] else np.zeros(0, dtype)
-    ids = np.asarray(mapped)  # still on disk; slices of a plain array are made faster
-    return Store(
-        ids, np.load(path / "offsets.npy", mmap_mode="r", allow_pickle=False), meta["counts"]
-    )
+    shards = [
+        _open_shard(path, number, found.dtype if written.ids else None)
+        for number, written in enumerate(found.shards)
+    ]
+    return Store(shards, sum(shard.tgt_tokens for shard in found.shards), found.counts)
 
 
 def _verify(path: Path) -> bool:
-    manifest.verify(path, *FILES[1:])
+    manifest.verify(path, "store.json")
     return True
+
+
+def _open_shard(path: Path, number: int, dtype: str | None) -> Shard:
+    """Map a shard's files; no `dtype` is for one without ids, of which there is no mapping."""
+    ids = np.zeros(0) if dtype is None else np.memmap(path / _ids_name(number), dtype, "r")
+    offsets = np.load(path / _offsets_name(number), mmap_mode="r", allow_pickle=False)
+    # still on disk; slices of plain arrays are made faster
+    return Shard(np.asarray(ids), np.asarray(offsets))
+
+
+def _ids_name(number: int) -> str:
+    return f"{number:05d}.ids"
+
+
+def _offsets_name(number: int) -> str:
+    return f"{number:05d}.npy"
+
+
+def _note_name(number: int) -> str:
+    """What tells, while a store is built, that a shard is whole."""
+    return f"{number:05d}.json"
 
 
 def build_store(
@@ -115,68 +172,78 @@ def build_store(
 ) -> Store:
     """Tokenize `pairs` with several processes and keep what fits in `max_length` tokens (with eos).
 
-    `counts` is what reading dropped; `progress` is told the number of pairs read. Raises
-    `UserError`, and `OSError` where the disk does not take the store.
+    `counts` is what reading dropped; `progress` is told the number of pairs read. What a stopped
+    build of the same store had written is taken up. Raises `UserError`, and `OSError` where the
+    disk does not take the store.
     """
-    iterator = iter(pairs)
-    chunks = iter(lambda: list(islice(iterator, CHUNK)), [])
+    dtype: Literal["uint16", "uint32"] = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
 
     def fill(directory: Path) -> None:
+        shards = _whole_shards(directory)
+        iterator = iter(pairs)
+        _skip(iterator, sum(shard.read for shard in shards), progress)
+        chunks = iter(lambda: list(islice(iterator, CHUNK)), [])
         with closing(_encode_all(chunks, tokenizer, max_length, workers)) as encoded:
-            total, too_long = _write(directory, encoded, _dtype(tokenizer), progress)
-        if too_long:
+            while (first := next(encoded, None)) is not None:
+                group = chain((first,), islice(encoded, SHARD_CHUNKS - 1))
+                shards.append(_write_shard(directory, len(shards), group, dtype, progress))
+        if too_long := sum(shard.too_long for shard in shards):
             counts[f"{DROPPED}longer than {max_length} tokens"] += too_long
-        meta = {"dtype": _dtype(tokenizer).name, "ids": total, "counts": dict(counts)}
-        (directory / "store.json").write_text(json.dumps(meta), encoding="utf-8")
+        for number in range(len(shards)):
+            (directory / _note_name(number)).unlink()
+        description = Description(dtype, shards, dict(counts))
+        (directory / "store.json").write_bytes(DESCRIPTION.dump_json(description))
 
-    manifest.write_directory(path, fill)
+    manifest.write_directory(path, fill, keep=lambda aside: bool(_whole_shards(aside)))
     store = open_store(path)
     if store is None:
         raise UserError(f"{path}: the tokenized corpus could not be read back; is the disk sound?")
     return store
 
 
-def _dtype(tokenizer: Tokenizer) -> np.dtype[Any]:
-    return np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
+def _whole_shards(directory: Path) -> list[Written]:
+    """Read what a stopped build noted of the shards that it had finished."""
+    shards: list[Written] = []
+    with suppress(FileNotFoundError, ValueError):
+        while True:
+            shards.append(read_json_file(directory / _note_name(len(shards)), WRITTEN))
+    return shards
 
 
-def _write(
+def _skip(pairs: Iterator[Pair], count: int, progress: Callable[[int], None]) -> None:
+    """Read over pairs that are in whole shards already."""
+    for start in range(0, count, CHUNK):
+        number = min(CHUNK, count - start)
+        deque(islice(pairs, number), maxlen=0)
+        progress(number)
+
+
+def _write_shard(
     directory: Path,
+    number: int,
     encoded: Iterator[Encoded],
-    dtype: np.dtype[Any],
+    dtype: str,
     progress: Callable[[int], None],
-) -> tuple[int, int]:
-    """Write ids and offsets as they come; returns the number of ids and of pairs that were too
-    long.
-    """
-    total = too_long = 0
-    with (
-        (directory / "ids.bin").open("wb") as ids_out,
-        (directory / "lengths.tmp").open("w+b") as lengths,
-    ):
-        for ids, lens, dropped in encoded:
-            ids_out.write(ids.astype(dtype).tobytes())
-            lengths.write(lens.tobytes())
-            total += len(ids)
-            too_long += dropped
-            progress(len(lens) // 2 + dropped)
-        _write_offsets(directory / "offsets.npy", lengths)
-    (directory / "lengths.tmp").unlink()
-    return total, too_long
-
-
-def _write_offsets(path: Path, lengths: IO[bytes]) -> None:
-    """Turn a file of line lengths into a file of offsets, a block at a time."""
-    header = {"descr": "<i8", "fortran_order": False, "shape": (lengths.tell() // 8 + 1,)}
-    lengths.seek(0)
-    last = np.zeros(1, "<i8")
-    with path.open("wb") as out:  # not a mapping: on a full disk that would end the process
-        np.lib.format.write_array_header_1_0(out, header)
-        out.write(last.tobytes())
-        while block := lengths.read(8 << 20):
-            offsets = last + np.cumsum(np.frombuffer(block, "<i8"))
-            out.write(offsets.tobytes())
-            last = offsets[-1:]
+) -> Written:
+    """Write ids as they come, then where each line begins, then that the shard is whole."""
+    written, lengths = Written(), [np.zeros(1, np.int64)]
+    with (directory / _ids_name(number)).open("wb") as out:
+        for ids, lens, too_long in encoded:
+            out.write(ids.astype(dtype).tobytes())
+            lengths.append(lens)
+            read = len(lens) // 2 + too_long
+            written = Written(
+                written.read + read,
+                written.too_long + too_long,
+                written.ids + len(ids),
+                written.tgt_tokens + int(lens[1::2].sum()),
+            )
+            progress(read)
+    np.save(directory / _offsets_name(number), np.concatenate(lengths).cumsum())
+    manifest.sync(directory / _ids_name(number))
+    manifest.sync(directory / _offsets_name(number))
+    manifest.write_bytes(directory / _note_name(number), WRITTEN.dump_json(written))
+    return written
 
 
 def _encode_all(

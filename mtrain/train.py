@@ -51,11 +51,17 @@ LACK_OF_MEMORY = "out of memory; free some, or start a smaller run"
 
 @dataclass
 class Position:
-    """Where the loop stands: steps done, and the next micro-batch."""
+    """Where the loop stands: steps done, and the next micro-batch of a pool of an epoch."""
 
     step: int = 0
     epoch: int = 0
+    pool: int = 0
     batch: int = 0
+
+    @property
+    def name(self) -> str:
+        """What has been trained on last, for people."""
+        return f"epoch {self.epoch + 1}, part {self.pool + 1}, micro-batch {self.batch}"
 
 
 @dataclass(frozen=True)
@@ -205,9 +211,8 @@ class Trainer:
         p = self.position
         return (
             f"step {p.step + 1}: out of memory on a micro-batch of {rows} pairs, {longest} source "
-            f"and {target} target tokens long (epoch {p.epoch + 1}, micro-batch {p.batch}); free "
-            "memory and run the same command again, or start another run_dir with a lower "
-            "train.max_tokens or data.max_length"
+            f"and {target} target tokens long ({p.name}); free memory and run the same command "
+            "again, or start another run_dir with a lower train.max_tokens or data.max_length"
         )
 
     def _accumulate(self, batch: Batch) -> None:
@@ -234,12 +239,14 @@ class Trainer:
 
     def micro_batches(self) -> Iterator[Batch]:
         """Yield training batches for ever from the current position on, which is moved along."""
+        p = self.position
         while True:
-            for batch in self.batches.epoch(self.position.epoch, self.position.batch):
-                self.position.batch += 1
-                yield batch
-            self.position.epoch += 1
-            self.position.batch = 0
+            while p.pool < self.batches.pools:
+                for batch in self.batches.pool(p.epoch, p.pool, p.batch):
+                    p.batch += 1
+                    yield batch
+                p.pool, p.batch = p.pool + 1, 0
+            p.epoch, p.pool = p.epoch + 1, 0
 
     def _after_step(self, norm: Tensor, rate: float, bar: Any) -> None:
         """Record, save, validate and stop where each falls due."""
@@ -272,7 +279,7 @@ class Trainer:
         """Name what was trained on since the last look at the numbers."""
         p, first = self.position, self.checked_step + 1
         steps = f"step {p.step}" if first >= p.step else f"one of the steps {first} to {p.step}"
-        return f"{steps} (epoch {p.epoch + 1}, micro-batches up to {p.batch})"
+        return f"{steps} (up to {p.name})"
 
     def _record(self, norm: Tensor, rate: float, bar: Any) -> None:
         """Write the training record since the last one to metrics.jsonl, the log and the bar."""
@@ -377,7 +384,7 @@ class Trainer:
             self.optimizer.load_weights(weights)
             self.optimizer.load_moments(moments)
             loop = found.trainer.loop
-            self.position = Position(loop.step, loop.epoch, loop.batch)
+            self.position = Position(loop.step, loop.epoch, loop.pool, loop.batch)
             self.saved_step = self.checked_step = loop.step
             self.sums = torch.tensor(loop.sums, device=self.device)
             self.sum_tokens = loop.sum_tokens
@@ -455,7 +462,7 @@ class Trainer:
         """Say what is trained, on what, and how."""
         train, store = self.config.train, self.prepared.store
         warmup = max(1, train.warmup_steps)
-        batches = sum(1 for _ in self.batches.plan(0))
+        batches = len(self.batches.plan(0, 0)) * self.batches.pools  # all pools are alike
         logger.info(
             "model: %s parameters, vocabulary %s",
             f"{self.model.num_parameters:,}",
@@ -468,9 +475,9 @@ class Trainer:
             self.machine.threads,
             ", compiled" if self.machine.compile else "",
         )
-        tokens = int(store.lengths[:, 1].sum()) + len(store)
+        tokens = store.tgt_tokens + len(store)
         logger.info(
-            "batches: %s steps an epoch, about %s target tokens a step",
+            "batches: about %s steps an epoch, about %s target tokens a step",
             f"{max(1, batches // train.accum_steps):,}",
             f"{tokens * train.accum_steps // batches:,}",
         )

@@ -26,7 +26,9 @@ from mtrain.manifest import DamagedError
 from mtrain.rundir import RunDirectory
 
 CONFIG = "run_dir: somewhere\n"
-LOOP = Loop(step=20, epoch=1, batch=3, sums=[1.5, 0.1], sum_tokens=9, machine={"threads": 1})
+LOOP = Loop(
+    step=20, epoch=1, pool=0, batch=3, sums=[1.5, 0.1], sum_tokens=9, machine={"threads": 1}
+)
 
 
 EVERY_10 = (lambda step: step % 10 == 0, 10)

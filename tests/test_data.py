@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from mtrain.cache import cache_directory
 from mtrain.config import load_config
 from mtrain.corpus import Pair
 from mtrain.data import Batch, SpecialIds, TokenBatches, batch_by_tokens, collate, pad
+from mtrain.errors import UserError
 from mtrain.stop import Stop
-from mtrain.store import Store, build_store, open_store, store_key
+from mtrain.store import Shard, Store, build_store, open_store, store_key
 from mtrain.tokenizer import Tokenizer
 from mtrain.train import Trainer, train
 
@@ -33,7 +35,7 @@ def store_of(lengths: NDArray[np.int64]) -> Store:
     ids = np.full(int(offsets[-1]), 9)
     starts = offsets[:-1][np.diff(offsets) > 0]
     ids[starts] = 10 + np.arange(2 * len(lengths))[np.diff(offsets) > 0]
-    return Store(ids, offsets, {})
+    return Store([Shard(ids, offsets)], int(lengths[:, 1].sum()), {})
 
 
 def natural_lengths(pairs: int, seed: int = 0) -> NDArray[np.int64]:
@@ -48,6 +50,10 @@ def stream(
     pairs: int = 1500, max_tokens: int = 600, seed: int = 1, step_batches: int = 1
 ) -> TokenBatches:
     return TokenBatches(store_of(natural_lengths(pairs)), max_tokens, seed, IDS, step_batches)
+
+
+def epoch_of(batches: TokenBatches, epoch: int) -> list[Batch]:
+    return [batch for pool in range(batches.pools) for batch in batches.pool(epoch, pool)]
 
 
 def examples(batches: list[Batch]) -> list[tuple[int, int]]:
@@ -113,7 +119,8 @@ def test_every_example_comes_once_an_epoch_within_the_token_budget(
     monkeypatch: pytest.MonkeyPatch, pool: int
 ) -> None:
     monkeypatch.setattr(data, "POOL", pool)
-    batches = list(stream().epoch(3))
+    monkeypatch.setattr(data, "BLOCK", min(pool // 8, data.BLOCK))
+    batches = epoch_of(stream(), 3)
     assert sorted(examples(batches)) == [(2 * i, 2 * i + 1) for i in range(1500)]
     assert max(len(b.src) * max(b.src.shape[1], b.tgt_out.shape[1]) for b in batches) <= 600
 
@@ -123,27 +130,41 @@ def test_the_order_is_a_function_of_seed_and_epoch(
     monkeypatch: pytest.MonkeyPatch, pool: int
 ) -> None:
     monkeypatch.setattr(data, "POOL", pool)
+    monkeypatch.setattr(data, "BLOCK", min(pool // 8, data.BLOCK))
     used = stream()
-    list(used.epoch(0))
+    epoch_of(used, 0)
     torch.manual_seed(99)
-    first = list(used.epoch(1))
-    assert same(first, list(stream().epoch(1)))
-    assert not same(first, list(stream().epoch(2)))
-    assert not same(first, list(stream(seed=2).epoch(1)))
+    first = epoch_of(used, 1)
+    assert same(first, epoch_of(stream(), 1))
+    assert not same(first, epoch_of(stream(), 2))
+    assert not same(first, epoch_of(stream(seed=2), 1))
+
+
+def test_a_pool_holds_pairs_from_all_over_the_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "POOL", 300)
+    monkeypatch.setattr(data, "BLOCK", 10)
+    batches = stream()
+    assert batches.pools == 5
+    for pool in range(5):
+        numbers = sorted(src // 2 for src, _ in examples(list(batches.pool(0, pool))))
+        assert len(numbers) == 300
+        assert np.histogram(numbers, 5, (0, 1500))[0].min() >= 10
+    first, again = (examples(list(batches.pool(epoch, 4))) for epoch in (0, 1))
+    assert len(set(first) & set(again)) < 200
 
 
 def test_epochs_cut_other_batches() -> None:
-    epochs = [{frozenset(examples([b])) for b in stream().epoch(epoch)} for epoch in (0, 1)]
+    epochs = [{frozenset(examples([b])) for b in epoch_of(stream(), epoch)} for epoch in (0, 1)]
     assert len(epochs[0] & epochs[1]) < len(epochs[0]) / 2
 
 
 def test_lengths_come_in_no_order() -> None:
-    widths = [b.src.shape[1] for b in stream().epoch(0)]
+    widths = [b.src.shape[1] for b in epoch_of(stream(), 0)]
     assert abs(float(np.corrcoef(widths, range(len(widths)))[0, 1])) < 0.3
 
 
 def test_a_step_takes_a_batch_from_each_range_of_length() -> None:
-    widths = [b.tgt_out.shape[1] for b in stream(step_batches=3).epoch(0)]
+    widths = [b.tgt_out.shape[1] for b in epoch_of(stream(step_batches=3), 0)]
     steps = list(zip(widths[::3], widths[1::3], widths[2::3], strict=False))
     short, middle, long = zip(*steps, strict=True)
     assert len(steps) > 10
@@ -174,13 +195,14 @@ def test_training_mixes_lengths_in_a_step(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("step_batches", [2, 3, 7, 1000])
 def test_steps_of_several_batches_lose_no_example(step_batches: int) -> None:
-    batches = list(stream(step_batches=step_batches).epoch(3))
+    batches = epoch_of(stream(step_batches=step_batches), 3)
     assert sorted(examples(batches)) == [(2 * i, 2 * i + 1) for i in range(1500)]
 
 
 @pytest.mark.parametrize("start", [0, 1, 17, 10**6])
 def test_starting_later_is_skipping(start: int) -> None:
-    assert same(list(stream().epoch(2, start)), list(stream().epoch(2))[start:])
+    batches = stream()
+    assert same(list(batches.pool(2, 0, start)), list(batches.pool(2, 0))[start:])
 
 
 @pytest.mark.parametrize("max_tokens", [2048, 4096])
@@ -219,13 +241,15 @@ def test_a_store_gives_back_what_was_put_in(tmp_path: Path, tokenizer: Tokenizer
         assert texts(found, tokenizer) == pairs
         assert found.counts == {"odd lines": 2}
     encoded = [[len(ids) for ids in tokenizer.encode(list(pair))] for pair in pairs]
-    assert opened.lengths.tolist() == encoded
-    assert opened.ids.dtype == np.uint16
+    assert opened.lengths_of(0, len(opened)).tolist() == encoded
+    assert opened.tgt_tokens == sum(tgt for _, tgt in encoded)
+    assert [shard.ids.dtype for shard in opened.shards] == [np.uint16]
 
 
 def test_a_store_may_be_empty(tmp_path: Path, tokenizer: Tokenizer) -> None:
     assert len(build(tmp_path / "s", [], tokenizer)) == 0
-    assert len(build(tmp_path / "t", [("", "")], tokenizer).line(0)) == 0
+    src, tgt = build(tmp_path / "t", [("", "")], tokenizer).pair(0)
+    assert len(src) == len(tgt) == 0
 
 
 def test_processes_build_the_same_store_as_one(
@@ -233,6 +257,7 @@ def test_processes_build_the_same_store_as_one(
 ) -> None:
     monkeypatch.setattr(store, "CHUNK", 7)
     monkeypatch.setattr(store, "INLINE_CHUNKS", 2)
+    monkeypatch.setattr(store, "SHARD_CHUNKS", 4)
     pairs, read = made_up_pairs(100, 6), []
     for name, workers in (("one", 1), ("two", 2)):
         counts: Counter[str] = Counter()
@@ -247,8 +272,69 @@ def test_processes_build_the_same_store_as_one(
         )
         assert 0 < sum(counts.values()) < 100
     assert read == ([7] * 14 + [2]) * 2
-    for file in ("ids.bin", "offsets.npy", "store.json"):
-        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+    one, two = (sorted((tmp_path / name).iterdir()) for name in ("one", "two"))
+    assert len(one) == 2 * 4 + 2  # two files a shard, the description and the manifest
+    for first, second in zip(one, two, strict=True):
+        assert first.name == second.name
+        assert first.read_bytes() == second.read_bytes()
+
+
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards of 12 pairs, of which those of more than 8 tokens are left out."""
+    monkeypatch.setattr(store, "CHUNK", 4)
+    monkeypatch.setattr(store, "SHARD_CHUNKS", 3)
+    monkeypatch.setattr(store, "INLINE_CHUNKS", 1)
+
+
+def test_shards_are_one_row_of_pairs(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = made_up_pairs(100, 6)
+    whole = build(tmp_path / "whole", pairs, tokenizer, max_length=9)
+    small_shards(monkeypatch)
+    cut = build(tmp_path / "cut", pairs, tokenizer, max_length=9)
+    assert len(cut.shards) == 9
+    assert len({len(shard) for shard in cut.shards}) > 1
+    assert texts(cut, tokenizer) == texts(whole, tokenizer)
+    assert (len(cut), cut.tgt_tokens, cut.counts) == (len(whole), whole.tgt_tokens, whole.counts)
+    for start, stop in ((0, len(cut)), (0, 0), (5, 6), (5, 40), (11, 13), (70, len(cut))):
+        assert (cut.lengths_of(start, stop) == whole.lengths_of(start, stop)).all()
+
+
+@pytest.mark.parametrize("pairs_before", [0, 5, 12, 30, 99, 100])
+def test_a_build_that_was_stopped_goes_on(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, pairs_before: int
+) -> None:
+    """It tokenizes again what is not in whole shards, and nothing else."""
+    small_shards(monkeypatch)
+    pairs = made_up_pairs(100, 6)
+    expected = build(tmp_path / "undisturbed", pairs, tokenizer, max_length=9)
+
+    def stopped() -> Iterator[Pair]:
+        yield from pairs[:pairs_before]
+        raise UserError("stopped")
+
+    with pytest.raises(UserError, match="stopped"):
+        build(tmp_path / "s", stopped(), tokenizer, max_length=9)
+    assert open_store(tmp_path / "s") is None
+    tokenized: list[int] = []
+    encode_chunk = store._encode_chunk
+
+    def watched(chunk: list[Pair], *arguments: Any) -> Any:
+        tokenized.append(len(chunk))
+        return encode_chunk(chunk, *arguments)
+
+    monkeypatch.setattr(store, "_encode_chunk", watched)
+    read: list[int] = []
+    found = build(tmp_path / "s", pairs, tokenizer, max_length=9, progress=read.append)
+    assert sum(tokenized) == 100 - pairs_before // 12 * 12
+    assert sum(read) == 100
+    assert texts(found, tokenizer) == texts(expected, tokenizer)
+    assert (found.tgt_tokens, found.counts) == (expected.tgt_tokens, expected.counts)
+    for one, two in zip(
+        *(sorted((tmp_path / name).iterdir()) for name in ("undisturbed", "s")), strict=True
+    ):
+        assert one.read_bytes() == two.read_bytes()
 
 
 def test_pairs_longer_than_the_limit_are_dropped_as_pairs_and_counted(
@@ -264,7 +350,7 @@ def test_pairs_longer_than_the_limit_are_dropped_as_pairs_and_counted(
     assert found.counts == dict(counts) == {f"pairs dropped: longer than {limit} tokens": 2}
 
 
-@pytest.mark.parametrize("file", ["ids.bin", "offsets.npy", "store.json", "manifest.json"])
+@pytest.mark.parametrize("file", ["00000.ids", "00000.npy", "store.json", "manifest.json"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
 def test_a_damaged_store_is_not_opened(
     tmp_path: Path, tokenizer: Tokenizer, file: str, damage: str

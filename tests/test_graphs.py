@@ -159,7 +159,7 @@ def taken(trainer: Trainer) -> list[Tensor]:
 
 
 def test_work_by_tables_alone_adds_up_the_same(trainer: Trainer) -> None:
-    for number, pairs in enumerate(trainer.batches.epoch(0)):
+    for number, pairs in enumerate(trainer.batches.pool(0, 0)):
         trainer._accumulate(pairs)
         expected = taken(trainer)
         tables = (pairs.src, pairs.tgt_in, pairs.tgt_out)
@@ -171,7 +171,7 @@ def test_work_by_tables_alone_adds_up_the_same(trainer: Trainer) -> None:
 @needs_cuda
 @pytest.mark.parametrize("trainer", [{"train.device": "cuda"}], indirect=True)
 def test_a_gpu_replays_the_work_and_the_seed_decides_on_dropout(trainer: Trainer) -> None:
-    batches = list(trainer.batches.epoch(0))[:4]
+    batches = list(trainer.batches.pool(0, 0))[:4]
     expected = []
     for pairs in batches:
         trainer._accumulate(pairs)

@@ -24,7 +24,7 @@ import pytest
 import torch
 from conftest import contents, differences, made_up_pairs, status, write_config, write_corpus
 
-from mtrain import checkpoint, log, machine
+from mtrain import checkpoint, data, log, machine
 from mtrain import train as training
 from mtrain.checkpoint import TrainerState
 from mtrain.config import load_config
@@ -507,6 +507,20 @@ def test_nothing_whole_to_resume_from_is_an_error(config_file: Path, run: Path) 
     assert caught.value.exit_code == EXIT_FAILED
     assert status(run)["state"] == "failed"
     assert steps(run) == [4, 8, 9]
+
+
+@pytest.mark.parametrize("at", [5, 6, 13])
+def test_an_epoch_of_many_parts_goes_on_in_the_middle(
+    config_file: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    monkeypatch.setattr(data, "POOL", 16)
+    monkeypatch.setattr(data, "BLOCK", 4)
+    start(config_file, tmp_path / "undisturbed")
+    stop(config_file, run, at)
+    state = checkpoint.load_trainer(run / "checkpoints" / checkpoint.step_name(at)).loop
+    assert (state.epoch, state.pool) > (0, 0)
+    start(config_file, run)
+    assert differences(run, tmp_path / "undisturbed") == []
 
 
 # --- the comparison can fail ------------------------------------------------------------------

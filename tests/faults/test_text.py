@@ -71,13 +71,13 @@ def rig_for(directory: Path, files: tuple[Path, Path], *settings: str) -> Rig:
     return Rig(config, directory, (corpus, *settings))
 
 
-def stored(rig: Rig) -> list[tuple[str, str]]:
+def stored(rig: Rig) -> list[tuple[str, ...]]:
     """The pairs that training reads, decoded from the store."""
     (path,) = (file.parent for file in (rig.directory / "cache").glob("*/store.json"))
     store, tokenizer = open_store(path), Tokenizer.load(rig.run / "tokenizer.model")
     assert store is not None
-    texts = tokenizer.decode([store.line(i).tolist() for i in range(2 * len(store))])
-    return list(zip(texts[::2], texts[1::2], strict=True))
+    pairs = [store.pair(i) for i in range(len(store))]
+    return [tuple(tokenizer.decode([side.tolist() for side in pair])) for pair in pairs]
 
 
 def read_odd_corpus(processes: Processes, directory: Path, odd: str) -> str:
