@@ -43,6 +43,8 @@ tokenizer_app = typer.Typer(
     no_args_is_help=True, help="Train and use the subword vocabulary by itself."
 )
 app.add_typer(tokenizer_app, name="tokenizer")
+data_app = typer.Typer(no_args_is_help=True, help="Prepare text ahead of training.")
+app.add_typer(data_app, name="data")
 
 ConfigOption = Annotated[Path, typer.Option("--config", "-c", help="Run settings in YAML.")]
 SetOption = Annotated[
@@ -51,6 +53,10 @@ SetOption = Annotated[
         "--set",
         help="Override a setting: `train.max_steps=1000`, the value being YAML. Repeatable.",
     ),
+]
+TimeLimitOption = Annotated[
+    str | None,
+    typer.Option(help="Save and stop with exit code 75 after this long: `30m`, `3h30m`."),
 ]
 ModelOption = Annotated[
     Path,
@@ -146,10 +152,7 @@ def _options(
 def train(
     config: ConfigOption,
     set_: SetOption = None,
-    time_limit: Annotated[
-        str | None,
-        typer.Option(help="Save and stop with exit code 75 after this long: `30m`, `3h30m`."),
-    ] = None,
+    time_limit: TimeLimitOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Load everything, say what would happen, and stop.")
     ] = False,
@@ -376,6 +379,27 @@ def export(
             sink.flush()  # the next one may take minutes
 
         exporting.export(translator, output, quantization, sample, show)
+
+
+@data_app.command("build")
+def data_build(
+    config: ConfigOption, set_: SetOption = None, time_limit: TimeLimitOption = None
+) -> None:
+    """Check and tokenize the text of a config ahead of `mtrain train`, on a machine without GPU.
+
+    Vocabulary and tokenized text go to the cache (`MTRAIN_CACHE`), where training finds them. A
+    build that is stopped goes on with the same command behind its last whole million pairs.
+    """
+    stop = Stop(parse_duration(time_limit) if time_limit else None)
+    stop.install()
+    from mtrain.config import load_config
+
+    settings = load_config(config, set_)
+    log.set_up_console(times=True)
+    from mtrain.prepare import prepare
+    from mtrain.rundir import RunDirectory
+
+    prepare(settings, RunDirectory(Path(settings.run_dir)).tokenizer, stop)
 
 
 @tokenizer_app.command("train")

@@ -47,6 +47,7 @@ OPTIONS = {
     "average": {"run_dir", "--last", "-o", "--output"},
     "score": MACHINE | {"-m", "--model", "-s", "--source", "-t", "--target", "--batch-tokens"},
     "export": {"-m", "--model", "-o", "--output", "--to", "--quantization", "--sample"},
+    "data build": {"-c", "--config", "--set", "--time-limit"},
     "tokenizer train": {"-c", "--config", "--set"},
     "tokenizer encode": {"-m", "--model"},
     "tokenizer decode": {"-m", "--model"},
@@ -193,6 +194,9 @@ MISTAKES = [
     ("train -c {config} --time-limit 0", 2, ["--time-limit 0"]),
     ("train -c {config} --set train.device=cuda:63", 2, ["cuda:63", "CUDA devices"]),
     ("tokenizer train -c {tmp}/absent.yaml", 2, ["absent.yaml"]),
+    ("data build -c {tmp}/absent.yaml", 2, ["absent.yaml"]),
+    ("data build -c {config} --set data.valid.src={short}", 1, ["short has 2 lines", "has 12"]),
+    ("data build -c {config} --time-limit soon", 2, ["--time-limit soon", "3h30m"]),
     # data
     ("train -c {config} --set data.train.src=x", 2, ["data.train", "not a group"]),
     ("train -c {config} --set data.valid.src={tmp}/none", 1, ["none", "No such file"]),
@@ -643,6 +647,19 @@ def test_a_dry_run_says_what_would_happen_and_writes_no_run(
     assert "parameters" in result.err
     assert "nothing was trained" in result.err
     assert not (config.parent / "run").exists()
+
+
+def test_text_is_prepared_ahead_of_training(
+    command: Command, tiny_config: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config()
+    result = command("data", "build", "-c", config)
+    assert (result.code, result.out) == (0, "")
+    assert "120 of 120 pairs" in result.err
+    assert not (config.parent / "run").exists()
+    for maker in ("train_tokenizer", "build_store"):
+        monkeypatch.setattr(f"mtrain.prepare.{maker}", None)
+    assert command("train", "-c", config, "--set", "train.max_steps=1").code == 0
 
 
 def test_a_dry_run_of_a_complete_run_says_so(command: Command, run_dir: Path) -> None:
