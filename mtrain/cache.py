@@ -13,12 +13,14 @@ from pydantic import TypeAdapter
 
 from mtrain import lock, manifest
 from mtrain.errors import UserError
-from mtrain.json_reader import Content, read_json_file
+from mtrain.json_reader import Content, read_json
 from mtrain.log import logger
 from mtrain.stop import Stop
 
 Item = TypeVar("Item")
 
+# To be raised where what is found out changes its meaning.
+KNOWN = 1
 # A file may change twice within so many nanoseconds and show one time: what is found out about one
 # that is younger is not kept.
 YOUNG = 2 * 10**9
@@ -60,7 +62,7 @@ def cached(
             return make(path) if found is None else found
     except OSError as error:
         raise UserError(
-            f"{error.filename or path}: cannot keep the prepared text: {error.strerror}; "
+            f"{error.filename or path}: cannot keep the prepared text: {error.strerror or error}; "
             "MTRAIN_CACHE names another directory for it"
         ) from None
 
@@ -74,19 +76,33 @@ def remembered(
     before = _signs(files)
     if before is None:
         return find()
-    key = cache_key("known", before, question)
+    key = cache_key("known", KNOWN, before, question)
     path = cache_directory() / "known" / key[:2] / key
     with suppress(OSError, ValueError):
-        return read_json_file(path, form)
+        return _sound(path, form)
     found = find()
     if _signs(files) == before and max(time for *_, time in before) < time.time_ns() - YOUNG:
         with suppress(OSError):  # a cache that cannot be written to is only slower
             path.parent.mkdir(parents=True, exist_ok=True)
-            manifest.write_bytes(path, form.dump_json(found))
+            body = form.dump_json(found)
+            manifest.write_bytes(path, _digest(body) + body)
     return found
 
 
-def _signs(files: list[Path]) -> list[tuple[str, int, int, int, int, int]] | None:
+def _sound(path: Path, form: TypeAdapter[Content]) -> Content:
+    """Read a finding that is kept; raises `ValueError` where it is damaged."""
+    data = path.read_bytes()
+    body = data[len(_digest(b"")) :]
+    if not data.startswith(_digest(body)):
+        raise ValueError("not what was written")
+    return read_json(body, form)
+
+
+def _digest(body: bytes) -> bytes:
+    return hashlib.sha256(body).hexdigest().encode() + b"\n"
+
+
+def _signs(files: list[Path]) -> list[tuple[str, int, int, int, int]] | None:
     """By what a change of files shows; None where one is not a plain file."""
     signs = []
     for file in files:
@@ -96,6 +112,6 @@ def _signs(files: list[Path]) -> list[tuple[str, int, int, int, int, int]] | Non
             return None
         if not file.is_file():
             return None
-        place = (str(file.absolute()), stat.st_dev, stat.st_ino, stat.st_size)
+        place = (str(file.absolute()), stat.st_ino, stat.st_size)
         signs.append((*place, stat.st_mtime_ns, stat.st_ctime_ns))
     return signs

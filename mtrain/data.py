@@ -162,7 +162,7 @@ class TokenBatches:
         order = np.random.default_rng([self.seed, epoch]).permutation(self.blocks)
         blocks = np.array_split(order, self.pools)[pool]
         spans = [(int(n) * BLOCK, min(int(n + 1) * BLOCK, len(self.store))) for n in blocks]
-        random = np.random.default_rng([self.seed, epoch, pool])
+        random = np.random.default_rng([self.seed, epoch, pool + 1])  # with 0 it is the one above
         rows = np.concatenate([np.arange(start, stop) for start, stop in spans])
         lengths = np.concatenate([self.store.lengths_of(*span) for span in spans]) + 1
         shuffle = random.permutation(len(rows))

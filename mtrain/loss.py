@@ -77,8 +77,8 @@ class _Projected(torch.autograd.Function):
                 part = F.pad(part, (0, 0, 0, rows - count))
             logits = F.linear(part, matrix)
             probs = logits.softmax(-1)
-            # on CPUs torch's softmax is ten times faster than its log_softmax; where it ends at 0,
-            # 87 nats away, the token counts as the least likely one there could be
+            # on CPUs torch's softmax is ten times faster than its log_softmax; where it ends at 0 a
+            # token counts as 87 nats away (the gradient is what it should be)
             prob = probs[target].to(wide)
             nll = -prob.clamp(min=least).log()
             even = nll + logits[target] - part[:count].to(wide) @ mean_row

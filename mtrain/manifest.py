@@ -15,7 +15,7 @@ from pathlib import Path
 from mtrain.errors import UserError
 
 NAME = "manifest.json"
-_MAX_MANIFEST = 1 << 20
+_MAX_MANIFEST = 1 << 24
 _BLOCK = 1 << 20
 
 
@@ -48,6 +48,11 @@ def write_directory(
         if not keep(aside):  # where it failed: a full disk wants the room
             shutil.rmtree(aside, ignore_errors=True)
     sync(path.parent)
+
+
+def discard(path: Path) -> None:
+    """Remove what `write_directory` kept of a try to write `path`."""
+    shutil.rmtree(path.with_name(f".{path.name}.partial"), ignore_errors=True)
 
 
 def seal(directory: Path) -> None:

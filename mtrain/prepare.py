@@ -33,6 +33,10 @@ from mtrain.tokenizer import Tokenizer, train_tokenizer
 SCAN = TypeAdapter(Scan)
 
 
+class ChangedError(UserError):
+    """Text that is not what it was when it was hashed."""
+
+
 @dataclass(frozen=True)
 class Text:
     """A validation or test set, line for line."""
@@ -167,12 +171,12 @@ def _open_tokenizer(path: Path) -> Tokenizer | None:
 def _read_unchanged(
     config: Config, hashes: list[str], counts: Counter[str], stop: Stop
 ) -> Iterator[Pair]:
-    """Read the training text; raises `UserError` at its end where it is no longer what was hashed
-    before: what is made of it would be kept under the name of another text.
+    """Read the training text; raises `ChangedError` at its end where it is no longer what was
+    hashed before: what is made of it would be kept under the name of another text.
     """
     yield from _read_train(config, counts)
     if [_scan(config, corpus, stop).sha256 for corpus in config.data.train] != hashes:
-        raise UserError("data.train: it changed while it was read; run the same command again")
+        raise ChangedError("data.train: it changed while it was read; run the same command again")
 
 
 def _train_tokenizer(config: Config, hashes: list[str], stop: Stop, path: Path) -> Tokenizer:
@@ -238,16 +242,20 @@ def _build(
         bar.update(number)
         stop.check()
 
-    with bar:
-        return build_store(
-            path,
-            _read_unchanged(config, hashes, counts, stop),
-            tokenizer,
-            max_length=config.data.max_length,
-            counts=counts,
-            workers=available_threads() if workers == "auto" else workers,
-            progress=progress,
-        )
+    try:
+        with bar:
+            return build_store(
+                path,
+                _read_unchanged(config, hashes, counts, stop),
+                tokenizer,
+                max_length=config.data.max_length,
+                counts=counts,
+                workers=available_threads() if workers == "auto" else workers,
+                progress=progress,
+            )
+    except ChangedError:
+        manifest.discard(path)  # its shards may be of the other text
+        raise
 
 
 def _report(store: Store, read: int) -> None:

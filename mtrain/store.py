@@ -69,10 +69,10 @@ class Written:
 
 @dataclass(frozen=True)
 class Description:
-    """What `store.json` tells."""
+    """What `store.json` tells, besides the shards' own notes."""
 
     dtype: Literal["uint16", "uint32"]
-    shards: list[Written]
+    shards: int
     counts: dict[str, int]
 
 
@@ -93,10 +93,12 @@ class Store:
     def lengths_of(self, start: int, stop: int) -> NDArray[np.int64]:
         """Lengths without eos of the pairs `start` to `stop` - 1, shape (pairs, 2)."""
         parts = [np.zeros((0, 2), np.int64)]
-        for shard, first in zip(self.shards, self.starts, strict=False):
+        number = max(0, bisect_right(self.starts, start) - 1)
+        while number < len(self.shards) and self.starts[number] < stop:
+            shard, first = self.shards[number], self.starts[number]
             low, high = max(start - first, 0), min(stop - first, len(shard))
-            if low < high:
-                parts.append(np.diff(shard.offsets[2 * low : 2 * high + 1]).reshape(-1, 2))
+            parts.append(np.diff(shard.offsets[2 * low : 2 * high + 1]).reshape(-1, 2))
+            number += 1
         return np.concatenate(parts)
 
     def equal_sides(self, start: int, stop: int) -> NDArray[np.bool_]:
@@ -124,14 +126,16 @@ def open_store(path: Path) -> Store | None:
     try:
         files = sorted(path.iterdir()) if path.is_dir() else []
         remembered(files, "whole", partial(_verify, path), WHOLE)
-        found = read_json_file(path / "store.json", DESCRIPTION)
+        found, notes = read_json_file(path / "store.json", DESCRIPTION), _whole_shards(path)
+        shards = [
+            _open_shard(path, number, found.dtype if note.ids else None)
+            for number, note in enumerate(notes)
+        ]
     except (manifest.DamagedError, FileNotFoundError, ValueError):
         return None
-    shards = [
-        _open_shard(path, number, found.dtype if written.ids else None)
-        for number, written in enumerate(found.shards)
-    ]
-    return Store(shards, sum(shard.tgt_tokens for shard in found.shards), found.counts)
+    if len(shards) != found.shards:
+        return None
+    return Store(shards, sum(note.tgt_tokens for note in notes), found.counts)
 
 
 def _verify(path: Path) -> bool:
@@ -156,7 +160,7 @@ def _offsets_name(number: int) -> str:
 
 
 def _note_name(number: int) -> str:
-    """What tells, while a store is built, that a shard is whole."""
+    """The last of a shard's files to be written tells that it is whole."""
     return f"{number:05d}.json"
 
 
@@ -189,9 +193,7 @@ def build_store(
                 shards.append(_write_shard(directory, len(shards), group, dtype, progress))
         if too_long := sum(shard.too_long for shard in shards):
             counts[f"{DROPPED}longer than {max_length} tokens"] += too_long
-        for number in range(len(shards)):
-            (directory / _note_name(number)).unlink()
-        description = Description(dtype, shards, dict(counts))
+        description = Description(dtype, len(shards), dict(counts))
         (directory / "store.json").write_bytes(DESCRIPTION.dump_json(description))
 
     manifest.write_directory(path, fill, keep=lambda aside: bool(_whole_shards(aside)))
@@ -202,7 +204,7 @@ def build_store(
 
 
 def _whole_shards(directory: Path) -> list[Written]:
-    """Read what a stopped build noted of the shards that it had finished."""
+    """Read what a build noted of the shards that it finished."""
     shards: list[Written] = []
     with suppress(FileNotFoundError, ValueError):
         while True:
@@ -239,7 +241,11 @@ def _write_shard(
                 written.tgt_tokens + int(lens[1::2].sum()),
             )
             progress(read)
-    np.save(directory / _offsets_name(number), np.concatenate(lengths).cumsum())
+    with (directory / _offsets_name(number)).open("wb") as out:
+        offsets = np.concatenate(lengths).cumsum()
+        header = {"descr": "<i8", "fortran_order": False, "shape": offsets.shape}
+        np.lib.format.write_array_header_1_0(out, header)
+        out.write(offsets.astype("<i8").tobytes())  # numpy's own writing hides why a disk fails
     manifest.sync(directory / _ids_name(number))
     manifest.sync(directory / _offsets_name(number))
     manifest.write_bytes(directory / _note_name(number), WRITTEN.dump_json(written))

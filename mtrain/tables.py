@@ -99,11 +99,12 @@ def _read_tsv(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]
     lines = _decoded_lines(path, reading)
     places = [corpus.src, corpus.tgt]
     if isinstance(corpus.src, str):
-        header = next(lines, (1, ""))[1].split("\t")
+        number, first = next(lines, (1, ""))
+        header = first.split("\t") if number == 1 else []  # a first line that is not UTF-8 is none
         for name in places:
             if name not in header:
                 raise UserError(
-                    f"{path}:1: no column {name}; it has {', '.join(header)}. Columns without "
+                    f"{path}:1: no column {name}; it has {_listed(header)}. Columns without "
                     "names are given by number, from 0"
                 )
         places = [header.index(str(name)) for name in places]
@@ -129,14 +130,22 @@ def _read_json_lines(corpus: FileCorpus, path: Path, reading: Reading) -> Iterat
 
 
 def _field(row: Any, name: str, place: str) -> Any:
-    """Reach into an object by a dotted name such as `translation.en`."""
+    """Reach into an object by a name, or a dotted one such as `translation.en`."""
+    if isinstance(row, dict) and name in row:
+        return row[name]
     for part in name.split("."):
         if not isinstance(row, dict):
             raise UserError(f"{place}: no field {name}; it is no object")
         if part not in row:
-            raise UserError(f"{place}: no field {name}; it has {', '.join(row) or 'none'}")
+            raise UserError(f"{place}: no field {name}; it has {_listed(row)}")
         row = row[part]
     return row
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Name what there is, if not too much."""
+    text = ", ".join(names)
+    return (text if len(text) <= 200 else f"{text[:200]} ...") or "none"
 
 
 def _open_parquet(path: Path) -> Any:
@@ -154,15 +163,18 @@ def _read_parquet(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[
 
 def _parquet_batches(corpus: FileCorpus, path: Path) -> Iterator[dict[str, list[Any]]]:
     file = _open_parquet(path)
-    wanted = {str(name).split(".")[0] for name in (corpus.src, corpus.tgt)}
+    import pyarrow
+
+    names = {str(name) for name in (corpus.src, corpus.tgt)}
+    wanted = names | {name.split(".")[0] for name in names}
     known = [name for name in file.schema_arrow.names if name in wanted]
-    if len(known) < len(wanted):  # all of them, for the error to name
-        known = file.schema_arrow.names
+    number = 0
     try:
-        for batch in file.iter_batches(ROWS, columns=known):
+        for batch in file.iter_batches(ROWS, columns=known or None):
             yield batch.to_pydict()
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot read: {error}") from None
+            number += batch.num_rows
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        raise UserError(f"{path}: cannot read: behind row {number}: {error}") from None
 
 
 def _dataset_batches(corpus: HubCorpus, root: Path, name: str) -> Iterator[dict[str, list[Any]]]:
@@ -205,14 +217,17 @@ def _rows_of_batches(
 
 
 def _column(batch: dict[str, list[Any]], path: str, name: str) -> list[Any]:
-    """Reach into a batch of rows by a dotted path such as `translation.en`."""
+    """Reach into a batch of rows by a name, or a dotted one such as `translation.en`."""
+    if path in batch:
+        return batch[path]
     column, *rest = path.split(".")
     if column not in batch:
-        raise UserError(f"{name}: no column {path}; it has {', '.join(batch)}")
+        raise UserError(f"{name}: no column {path}; it has {_listed(batch)}")
     values = batch[column]
     for part in rest:
-        known = next((value for value in values if isinstance(value, dict)), {})
-        if part not in known:
-            raise UserError(f"{name}: no field {part} in {path}; it has {', '.join(known)}")
+        known = next((value for value in values if value is not None), {part: None})
+        if not isinstance(known, dict) or part not in known:
+            has = _listed(known) if isinstance(known, dict) else "none"
+            raise UserError(f"{name}: no field {part} in {path}; it has {has}")
         values = [value[part] if value is not None else None for value in values]
     return values

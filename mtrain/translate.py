@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -77,7 +77,12 @@ class Translator:
         self.device = self.model.output.weight.device
         self.ids = SpecialIds.of(self.tokenizer)
         self.normalize = length_normalizer(self.decode.length_norm, self.decode.length_penalty)
-        self.decoder = Decoder(self.model.eval())
+        self.model.eval()
+
+    @cached_property
+    def decoder(self) -> Decoder:
+        """What searches step by step, made where the first batch is translated."""
+        return Decoder(self.model)
 
     @property
     def _positions_limit(self) -> int | None:
@@ -122,6 +127,7 @@ class Translator:
         """Translate batches, on a CPU several at a time: the matrices of decoding are so small that
         two cores do two of them sooner than one together.
         """
+        _ = self.decoder  # before several threads ask for it
         work, threads = partial(self._translate_batch, rows), torch.get_num_threads()
         at_once = min(threads, len(batches), MOST_AT_ONCE)
         if self.device.type != "cpu" or at_once < 2:

@@ -331,6 +331,7 @@ def test_parquet_with_nested_columns_in_more_than_one_batch(tmp_path: Path) -> N
         ("a.tsv", "a\tb\nc\n", 0, 1, "a.tsv:2: no column 1, counted from 0, among 1"),
         ("a.tsv", "en\tda\na\tb\n", "en", "de", "a.tsv:1: no column de; it has en, da"),
         ("a.tsv", "", "en", "de", "a.tsv:1: no column en"),
+        ("a.tsv", "x" * 999, "en", "de", f"it has {'x' * 200} ..."),
         ("a.tsv", b"a\tb\n\xff\tb\n", 0, 1, "a.tsv:2: not valid UTF-8 (byte 1 of the line)"),
         ("a.tsv.gz", TSV.encode() * 9, 7, 1, "a.tsv.gz:1: no column 7"),
         ("a.jsonl", '{"a": "b"}\n{"a": \n', "a", "a", "a.jsonl:2: not JSON: "),
@@ -364,6 +365,38 @@ def test_a_bad_row_of_a_table_is_named(
 def test_a_bad_row_of_a_parquet_file_is_named(tmp_path: Path, src: str, words: str) -> None:
     rows = [{"de": "a", "en": "b"}, {"de": None, "en": "c"}]
     assert words in error_of(parquet(tmp_path, {"t": rows}, src, "t.en"))
+
+
+def test_names_with_dots_are_names(tmp_path: Path) -> None:
+    lines = table(tmp_path, "a.jsonl", '{"t.en": "a", "t": {"de": "b"}}', "t.en", "t.de")
+    columns = {"t.en": ["a"], "t": [{"de": "b"}]}
+    for corpus in (lines, parquet(tmp_path, columns, "t.en", "t.de")):
+        assert read(corpus)[0] == [("a", "b")]
+
+
+def test_a_batch_of_nothing_is_named_by_its_first_row(tmp_path: Path) -> None:
+    column = pyarrow.array([None, None], pyarrow.struct([("en", pyarrow.string())]))
+    corpus = parquet(tmp_path, {"t": column, "de": ["a", "b"]}, "t.en", "de")
+    assert "row 1: t.en is not text" in error_of(corpus)
+    corpus = parquet(tmp_path, {"t": [[{"en": "a"}]], "de": ["a"]}, "t.en", "de")
+    assert "no field en in t.en; it has none" in error_of(corpus)
+
+
+def test_a_parquet_file_that_was_cut_or_is_no_text_is_refused(tmp_path: Path) -> None:
+    corpus = parquet(tmp_path, {"a": ["b"] * 5000, "c": ["d"] * 5000}, "a", "c")
+    path = Path(corpus.file)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    assert "cannot read: " in error_of(corpus)
+    bad = pyarrow.array([b"a"] * 1500 + [b"\xff"], pyarrow.binary())
+    text = pyarrow.Array.from_buffers(pyarrow.string(), len(bad), bad.buffers())
+    corpus = parquet(tmp_path, {"a": text, "c": ["d"] * 1501}, "a", "c")
+    assert "cannot read: behind row 1000: 'utf-8' codec" in error_of(corpus)
+
+
+def test_a_header_that_is_not_utf8_is_no_header(tmp_path: Path) -> None:
+    corpus = table(tmp_path, "a.tsv", b"x\xff\ty\na\tb\n", "a", "b")
+    assert "a.tsv:1: no column a; it has none" in error_of(corpus, invalid_utf8="drop")
 
 
 @pytest.mark.parametrize("name", ["a.tsv.zst", "a.jsonl.gz", "a.parquet", "a.tsv"])

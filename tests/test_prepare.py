@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from conftest import TinyConfig, write_corpus
 
-from mtrain import cache, lock, log, manifest
+from mtrain import cache, lock, log, manifest, store
 from mtrain import corpus as corpora
 from mtrain import prepare as preparation
 from mtrain.cache import cache_directory
@@ -94,10 +95,41 @@ def test_files_that_did_not_change_are_not_read_to_know_them(
     assert again.fingerprints == first.fingerprints
     assert [path.name for path in hashed] == ["tokenizer.model"]
     assert len(scans) == corpora_read
-    for file in cache_directory().glob("known/*/*"):
-        file.write_text("no JSON")
     monkeypatch.undo()
-    assert prepared(config, tmp_path).fingerprints == first.fingerprints
+    for damage in (lambda data: b"no JSON", lambda data: data.replace(b"1", b"2")):
+        for file in cache_directory().glob("known/*/*"):
+            file.write_bytes(damage(file.read_bytes()))
+        assert prepared(config, tmp_path).fingerprints == first.fingerprints
+
+
+def test_shards_of_a_text_that_changed_are_not_gone_on_with(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sides are swapped while shards are written, and back before the next try."""
+    for name, value in (("CHUNK", 10), ("SHARD_CHUNKS", 2), ("INLINE_CHUNKS", 1)):
+        monkeypatch.setattr(store, name, value)
+    first = prepared(config, tmp_path)
+    for path in cache_directory().glob("*/store.json"):
+        shutil.rmtree(path.parent)
+    (corpus,) = config.data.train
+    assert isinstance(corpus, TextCorpus)
+    root = Path(config.data.root or "")
+    sides = [root / corpus.src, root / corpus.tgt]
+    texts = [side.read_bytes() for side in sides]
+    build = preparation.build_store
+
+    def while_it_changes(*arguments: Any, **options: Any) -> Any:
+        for side, text in zip(sides, reversed(texts), strict=True):
+            side.write_bytes(text)
+        return build(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(preparation, "build_store", while_it_changes)
+        with pytest.raises(UserError, match="changed while it was read"):
+            prepared(config, tmp_path)
+    for side, text in zip(sides, texts, strict=True):
+        side.write_bytes(text)
+    assert ids_of(prepared(config, tmp_path)) == ids_of(first)
 
 
 @pytest.mark.parametrize("how", ["in place", "by another file"])
@@ -127,13 +159,13 @@ def test_files_that_have_just_changed_are_read_again(
     assert len(scans) > before
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(5))
 def test_what_is_damaged_in_the_cache_is_made_again(
     config: Config, tmp_path: Path, number: int
 ) -> None:
     first = prepared(config, tmp_path)
     files = cached_files()
-    assert len(files) == 4
+    assert len(files) == 5
     before = first.tokenizer.proto, ids_of(first)
     data = bytearray(files[number].read_bytes())
     data[len(data) // 2] ^= 4
@@ -218,7 +250,7 @@ def test_a_store_that_cannot_be_kept_leaves_nothing_behind(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("numpy.save", full)
+    monkeypatch.setattr("numpy.lib.format.write_array_header_1_0", full)
     with pytest.raises(UserError, match="cannot keep the prepared text: No space left"):
         prepared(config, tmp_path)
     assert not list(cache_directory().glob("**/*.ids"))
