@@ -9,7 +9,7 @@ from pathlib import Path
 from mtrain import phrasebook
 from mtrain.config import Corpus, FileCorpus, GeneratedCorpus, HubCorpus, TextCorpus
 from mtrain.errors import UserError
-from mtrain.tables import dataset_files, read_dataset, read_table, scan_table
+from mtrain.tables import dataset_files, dataset_name, read_dataset, read_table, scan_table
 from mtrain.text import DROPPED, Reading, decode, is_blank, read_file, scan_file
 
 Pair = tuple[str, str]
@@ -31,7 +31,7 @@ def describe(corpus: Corpus) -> str:
         return f"{corpus.generated} {corpus.split} ({corpus.pairs} pairs)"
     if isinstance(corpus, FileCorpus):
         return corpus.file
-    return " ".join(filter(None, (corpus.dataset, corpus.name, corpus.split)))
+    return dataset_name(corpus)
 
 
 def files_of(corpus: Corpus, root: Path) -> list[Path]:
@@ -63,7 +63,7 @@ def scan(corpus: Corpus, reading: Reading) -> Scan:
     for pair in read_pairs(corpus, Reading(reading.root, "error", keep_blank=True)):
         reading.check()
         for text in pair:
-            data = text.encode("utf-8", "surrogatepass")
+            data = text.encode("utf-8")
             digest.update(len(data).to_bytes(8, "little") + data)
         count += 1
     return Scan(count, digest.hexdigest())

@@ -158,14 +158,13 @@ class _Layer:
         tokens go to place `time` of `past` (2, B, H, T, W', K).
         """
         _, B, H, _, _, K = past.shape
-        query, *rest = self.project(x).view(B, -1, 3, H, K).permute(2, 0, 3, 1, 4)
-        W, places = query.shape[2], past[:, :, :, time]
-        for place, part in zip(places, rest, strict=True):
-            place[:, :, :W] = part
+        projected = self.project(x).view(B, -1, 3, H, K).permute(2, 0, 3, 1, 4)
+        W, places = projected.shape[3], past[:, :, :, time]
+        places[:, :, :, :W] = projected[1:]
         if places.shape[3] > W:  # what nobody looks at must still be numbers
             places[:, :, :, W:] = 0
         key, value = past[:, :, :, : time + 1].view(2, B * H, -1, K)
-        return self.join(_attended(query, key, value, bias, x.dtype))
+        return self.join(_attended(projected[0], key, value, bias, x.dtype))
 
     def _over_source(self, x: Tensor, source: Tensor, bias: Tensor) -> Tensor:
         """From newest tokens to their sources (2, B, H, S, K): (N, D) -> (N, D)."""

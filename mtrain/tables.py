@@ -41,7 +41,7 @@ def read_table(corpus: FileCorpus, reading: Reading) -> Iterator[tuple[str, str]
 
 def read_dataset(corpus: HubCorpus, reading: Reading) -> Iterator[tuple[str, str]]:
     """Yield the pairs of a Hugging Face dataset, local folders included; raises `UserError`."""
-    name = _name(corpus)
+    name = f"dataset {dataset_name(corpus)}"
     rows = _rows_of_batches(_dataset_batches(corpus, reading.root, name), corpus, name)
     return _texts(rows, corpus, name, reading)
 
@@ -50,12 +50,13 @@ def dataset_files(corpus: HubCorpus, root: Path) -> list[Path]:
     """Name the files of the copy that is kept of a dataset; none if it is streamed."""
     if corpus.streaming:
         return []
-    with _telling(_name(corpus)):
+    with _telling(f"dataset {dataset_name(corpus)}"):
         return [Path(file["filename"]) for file in _load_dataset(corpus, root).cache_files]
 
 
-def _name(corpus: HubCorpus) -> str:
-    return " ".join(filter(None, ("dataset", corpus.dataset, corpus.name, corpus.split)))
+def dataset_name(corpus: HubCorpus) -> str:
+    """Name a dataset as its config entry does."""
+    return " ".join(filter(None, (corpus.dataset, corpus.name, corpus.split)))
 
 
 def _texts(

@@ -13,6 +13,7 @@ from conftest import random_model
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from mtrain import device
 from mtrain.attention import attend, attend_rows, attention_weights, dropout
 from mtrain.decoder import Decoder
 from mtrain.device import has_fast_bf16, packed_product
@@ -422,6 +423,17 @@ def test_cached_steps_equal_the_full_forward(norm: str, positions: str, tie: str
     model = random_model(norm=norm, positions=positions, tie_embeddings=tie)
     src, tgt_in = random_ids(3, 6), random_ids(3, 40, seed=2)
     src[0, 2:] = model.shape.pad_id
+    assert_close(stepwise(model, src, tgt_in), model(src, tgt_in).log_softmax(-1))
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@torch.no_grad()
+def test_steps_with_packed_matrices_equal_the_full_forward(
+    norm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "WORTH_PACKING", 0)
+    model = random_model(norm=norm)
+    src, tgt_in = random_ids(3, 6), random_ids(3, 20, seed=2)
     assert_close(stepwise(model, src, tgt_in), model(src, tgt_in).log_softmax(-1))
 
 

@@ -290,7 +290,6 @@ HOSTILE: list[tuple[str, str, Callable[[Path], object]]] = [
         (f"a state with {key}: {value}", "trainer/state.json", other_state(key, value))
         for key, value in [
             ("epoch", -1),
-            ("pool", -1),
             ("batch", -(2**40)),
             ("step", 2**62),
             ("sums", [1.0]),
