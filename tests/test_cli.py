@@ -596,7 +596,7 @@ def test_numbers_that_are_not_finite_end_the_run(
     config = tiny_config()
     result = command("train", "-c", config)
     assert result.code == 1
-    assert "step 5 (up to epoch 1, part 1, micro-batch 5): the loss or its gradient is" in result.err
+    assert "step 5 (up to epoch 1, part 1, micro-batch 5): the loss or its gradient" in result.err
     assert status(config.parent / "run")["state"] == "failed"
     assert checkpoint.steps(config.parent / "run" / "checkpoints")[-1].name == "step-00000004"
 
