@@ -29,6 +29,7 @@ from mtrain.errors import (
 from mtrain.stop import Stop, parse_duration
 
 if TYPE_CHECKING:
+    from mtrain.config import Config
     from mtrain.translate import Translator
 
 app = typer.Typer(
@@ -162,13 +163,7 @@ def train(
     Progress goes to stderr and to `RUN_DIR/train.log`, figures to `RUN_DIR/metrics.jsonl`. SIGTERM,
     SIGUSR1, Ctrl-C and `--time-limit` save first: run the same command again to go on.
     """
-    stop = Stop(parse_duration(time_limit) if time_limit else None)
-    stop.install()
-    from mtrain.config import load_config
-
-    settings = load_config(config, set_)
-    log.set_up_console(times=True)
-
+    settings, stop = _begin_job(config, set_, time_limit)
     from mtrain import train as training  # imports torch, which takes seconds
 
     if dry_run:
@@ -390,12 +385,7 @@ def data_build(
     Vocabulary and tokenized text go to the cache (`MTRAIN_CACHE`), where training finds them. A
     build that is stopped goes on with the same command behind its last whole million pairs.
     """
-    stop = Stop(parse_duration(time_limit) if time_limit else None)
-    stop.install()
-    from mtrain.config import load_config
-
-    settings = load_config(config, set_)
-    log.set_up_console(times=True)
+    settings, stop = _begin_job(config, set_, time_limit)
     from mtrain.prepare import prepare
     from mtrain.rundir import RunDirectory
 
@@ -435,6 +425,19 @@ def tokenizer_decode(model: ModelOption) -> None:
     tokenizer = lines.load_tokenizer(model)
     with _input("-") as source, _output("-") as sink:
         lines.decode_stream(tokenizer, source, sink)
+
+
+def _begin_job(
+    config: Path, overrides: list[str] | None, time_limit: str | None
+) -> tuple["Config", Stop]:
+    """Listen to requests to stop before anything else, then read the settings of a long job."""
+    stop = Stop(parse_duration(time_limit) if time_limit else None)
+    stop.install()
+    from mtrain.config import load_config
+
+    settings = load_config(config, overrides)
+    log.set_up_console(times=True)
+    return settings, stop
 
 
 def _load_translator(

@@ -10,7 +10,7 @@ from mtrain import phrasebook
 from mtrain.config import Corpus, FileCorpus, GeneratedCorpus, HubCorpus, TextCorpus
 from mtrain.errors import UserError
 from mtrain.tables import dataset_files, dataset_name, read_dataset, read_table, scan_table
-from mtrain.text import DROPPED, Reading, decode, is_blank, read_file, scan_file
+from mtrain.text import DROPPED, NOT_UTF8, Reading, decode, is_blank, read_file, scan_file
 
 Pair = tuple[str, str]
 
@@ -105,7 +105,7 @@ def _read_files(src: Path, tgt: Path, reading: Reading) -> Iterator[Pair]:
         src_text = decode(src, number, src_line, reading)
         tgt_text = decode(tgt, number, tgt_line, reading)
         if src_text is None or tgt_text is None:
-            reading.counts[DROPPED + "not valid UTF-8"] += 1
+            reading.counts[NOT_UTF8] += 1
         else:
             yield src_text, tgt_text
 

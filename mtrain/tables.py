@@ -12,7 +12,7 @@ from typing import Any
 
 from mtrain.config import FileCorpus, HubCorpus
 from mtrain.errors import UserError
-from mtrain.text import DROPPED, Reading, decode, read_file, scan_file
+from mtrain.text import NOT_UTF8, Reading, decode, read_file, scan_file
 
 ROWS = 1000  # read at a time
 
@@ -70,7 +70,7 @@ def _texts(
         if _is_unicode(src) and _is_unicode(tgt):
             yield src, tgt
         elif reading.invalid_utf8 == "drop":
-            reading.counts[DROPPED + "not valid UTF-8"] += 1
+            reading.counts[NOT_UTF8] += 1
         else:
             raise UserError(
                 f"{name}: row {number}: holds half of a surrogate pair; mend the row, or set "
@@ -90,7 +90,7 @@ def _decoded_lines(path: Path, reading: Reading) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(read_file(path, reading.counts), 1):
         text = decode(path, number, line, reading)
         if text is None:
-            reading.counts[DROPPED + "not valid UTF-8"] += 1
+            reading.counts[NOT_UTF8] += 1
         else:
             yield number, text
 

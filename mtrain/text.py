@@ -17,6 +17,7 @@ from typing import IO, cast
 from mtrain.errors import UserError
 
 DROPPED = "pairs dropped: "  # how counts of pairs that are left out begin
+NOT_UTF8 = DROPPED + "not valid UTF-8"
 
 _BOM = b"\xef\xbb\xbf"
 _BLOCK = 1 << 20
