@@ -20,7 +20,9 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field, TypeAdapter
 from safetensors import SafetensorError
+from safetensors.torch import load as load_bytes
 from safetensors.torch import load_file, save_file
+from safetensors.torch import save as save_bytes
 from torch import Tensor
 
 from mtrain import manifest
@@ -77,7 +79,7 @@ class _Best:
     best: _Named | None  # none before the first validation
 
 
-_LOOP, _BEST = TypeAdapter(Loop), TypeAdapter(_Best)
+LOOP, _BEST = TypeAdapter(Loop), TypeAdapter(_Best)
 
 
 def step_name(step: int) -> str:
@@ -128,12 +130,28 @@ def load(path: Path) -> Snapshot:
         raise manifest.DamagedError(f"{path}: cannot be read: {error}") from None
 
 
+def pack(snapshot: Snapshot) -> bytes:
+    """Write a checkpoint as one row of bytes, for another process."""
+    texts = {CONFIG: snapshot.config.encode("utf-8"), TOKENIZER: snapshot.tokenizer}
+    tables = {
+        name: torch.frombuffer(bytearray(text), dtype=torch.uint8) for name, text in texts.items()
+    }
+    return save_bytes({**snapshot.weights, **tables})
+
+
+def unpack(data: bytes) -> Snapshot:
+    """Read what `pack` wrote."""
+    tensors = load_bytes(data)
+    config, tokenizer = (tensors.pop(name).numpy().tobytes() for name in (CONFIG, TOKENIZER))
+    return Snapshot(tensors, config.decode("utf-8"), tokenizer)
+
+
 def load_trainer(path: Path) -> TrainerState:
     """Verify and read the trainer's part of a checkpoint; raises `DamagedError`."""
     inner = path / TRAINER
     manifest.verify(inner, OPTIMIZER, STATE)
     try:
-        loop = read_json((inner / STATE).read_bytes(), _LOOP)
+        loop = read_json((inner / STATE).read_bytes(), LOOP)
         if loop.step != step_of(path):
             raise ValueError(f"{STATE} is of step {loop.step}")
         return TrainerState(load_file(inner / OPTIMIZER), loop)

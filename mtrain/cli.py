@@ -96,7 +96,9 @@ def main() -> None:
     except (UserError, OSError, MemoryError) as error:
         if _debug:
             traceback.print_exc()
-        if isinstance(error, StoppedError):
+        if isinstance(error, UserError) and error.is_told:
+            pass
+        elif isinstance(error, StoppedError):
             log.logger.warning("%s", error)
         elif isinstance(error, UserError):
             log.logger.error("%s", error)
@@ -164,12 +166,12 @@ def train(
     SIGUSR1, Ctrl-C and `--time-limit` save first: run the same command again to go on.
     """
     settings, stop = _begin_job(config, set_, time_limit)
-    from mtrain import train as training  # imports torch, which takes seconds
+    from mtrain import job  # imports torch, which takes seconds
 
     if dry_run:
-        training.dry_run(settings, stop)
+        job.dry_run(settings, stop)
     else:
-        training.train(settings, stop)
+        job.train(settings, stop)
 
 
 @app.command()

@@ -6,20 +6,18 @@ known one.
 """
 
 import difflib
-import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 from pydantic.fields import FieldInfo
 
+from mtrain.describe import DEVICES, MAX_WHOLE, TABLES, describe, describe_item
 from mtrain.errors import RefusedError
 from mtrain.yaml_reader import Document, Key, dotted, dump_document, read_document, set_value
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-# Whole numbers end where 32 bits do: libraries overflow beyond.
-MAX_WHOLE = 2**31
 Positive = Annotated[int, Field(ge=1, lt=MAX_WHOLE)]
 NotNegative = Annotated[int, Field(ge=0, lt=MAX_WHOLE)]
 # Beyond any model: what a forged config asks for must not exhaust the machine before it is refused.
@@ -29,14 +27,8 @@ Layers = Annotated[int, Field(ge=1, le=1000)]
 PositiveNumber = Annotated[float, Field(gt=0)]
 Word = Annotated[str, Field(min_length=1)]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$")]
-DEVICES, TABLES = r"^(auto|cpu|mps|cuda(:\d+)?)$", r"\.((tsv|jsonl)(\.(gz|zst))?|parquet)$"
 DeviceName = Annotated[str, Field(pattern=DEVICES)]
 TableName = Annotated[str, Field(pattern=TABLES)]
-# How patterns are told to people.
-FORMS = {
-    DEVICES: ": auto, cpu, cuda, cuda:N or mps",
-    TABLES: " that ends in .tsv, .jsonl (or these with .gz or .zst) or .parquet",
-}
 Auto = Literal["auto"]
 
 
@@ -442,7 +434,7 @@ def _expected(key: Key, corpus: type[Section]) -> str | None:
         return describe(field)
     field = _field_at(key[:-1], corpus)
     if field is not None and isinstance(key[-1], int):
-        return _describe_item(field.annotation)
+        return describe_item(field.annotation)
     return None
 
 
@@ -516,61 +508,3 @@ def _field_at(key: Key, corpus: type[Section] = TextCorpus) -> FieldInfo | None:
     if key[0] == "data" and isinstance(key[-1], str):
         return corpus.model_fields.get(key[-1])
     return None
-
-
-def describe(field: FieldInfo) -> str:
-    """Say in words what a field takes, from its type and bounds."""
-    return _describe_type(field.annotation, list(field.metadata))
-
-
-def _describe_type(annotation: Any, metadata: list[Any]) -> str:
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        inner, *extra = get_args(annotation)
-        return _describe_type(inner, [*extra, *metadata])
-    if origin is Literal:
-        words = [str(word) for word in get_args(annotation)]
-        return words[0] if len(words) == 1 else f"one of {', '.join(words)}"
-    if origin in (Union, types.UnionType):
-        parts = [_describe_type(part, []) for part in get_args(annotation)]
-        return " or ".join(dict.fromkeys(parts))
-    if origin is list:
-        return "a list"
-    if origin is dict or (isinstance(annotation, type) and issubclass(annotation, Section)):
-        return "a mapping"
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    return names.get(annotation, "nothing") + _describe_bounds(metadata)
-
-
-def _describe_item(annotation: Any) -> str | None:
-    """Say in words what the items of a list are."""
-    if get_origin(annotation) is Annotated:
-        annotation = get_args(annotation)[0]
-    return _describe_type(get_args(annotation)[0], []) if get_origin(annotation) is list else None
-
-
-def _describe_bounds(metadata: list[Any]) -> str:
-    """Say the bounds of a number, or the form of a text."""
-    bounds: list[str] = []
-    for item in _flat_metadata(metadata):
-        if getattr(item, "lt", None) == MAX_WHOLE:
-            continue  # nobody asks for more
-        for name, text in (
-            ("ge", "from {}"),
-            ("gt", "above {}"),
-            ("le", "up to {}"),
-            ("lt", "below {}"),
-        ):
-            if getattr(item, name, None) is not None:
-                bounds.append(text.format(getattr(item, name)))
-        if getattr(item, "pattern", None):
-            return FORMS[item.pattern]
-    return " " + " and ".join(bounds) if bounds else ""
-
-
-def _flat_metadata(metadata: list[Any]) -> list[Any]:
-    return [
-        part
-        for item in metadata
-        for part in (item.metadata if isinstance(item, FieldInfo) else [item])
-    ]

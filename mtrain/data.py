@@ -2,7 +2,6 @@
 epoch) and of how many make a step.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from itertools import zip_longest
 from typing import Any
@@ -129,6 +128,14 @@ def _cut(
     return batches
 
 
+@dataclass(frozen=True)
+class MicroBatch:
+    """The pairs of a micro-batch, by their numbers, and their target tokens with eos."""
+
+    rows: NDArray[np.int64]
+    num_tokens: int
+
+
 class TokenBatches:
     """The training stream: every pair once an epoch, in micro-batches of at most `max_tokens` a
     side.
@@ -152,13 +159,12 @@ class TokenBatches:
         self.blocks = -(-len(store) // BLOCK)
         self.pools = -(-self.blocks * BLOCK // POOL)
 
-    def pool(self, epoch: int, pool: int, start: int = 0) -> Iterator[Batch]:
-        """Yield the micro-batches of a pool from number `start` on."""
-        for rows in self.plan(epoch, pool)[start:]:
-            yield collate([self.store.pair(int(row)) for row in rows], self.ids)
+    def read(self, planned: MicroBatch) -> Batch:
+        """Read the pairs of a micro-batch."""
+        return collate([self.store.pair(int(row)) for row in planned.rows], self.ids)
 
-    def plan(self, epoch: int, pool: int) -> list[NDArray[np.int64]]:
-        """List the pairs of each micro-batch of a pool; reads lengths alone."""
+    def plan(self, epoch: int, pool: int) -> list[MicroBatch]:
+        """List the micro-batches of a pool; reads lengths alone."""
         order = np.random.default_rng([self.seed, epoch]).permutation(self.blocks)
         blocks = np.array_split(order, self.pools)[pool]
         spans = [(int(n) * BLOCK, min(int(n + 1) * BLOCK, len(self.store))) for n in blocks]
@@ -168,7 +174,8 @@ class TokenBatches:
         shuffle = random.permutation(len(rows))
         batches = batch_by_tokens(lengths[shuffle], self.max_tokens)
         dealt = _deal(len(batches), self.step_batches, random)
-        return [rows[shuffle[batches[number]]] for number in dealt]
+        chosen = (shuffle[batches[number]] for number in dealt)
+        return [MicroBatch(rows[some], int(lengths[some, 1].sum())) for some in chosen]
 
 
 def _deal(count: int, ranges: int, random: np.random.Generator) -> list[int]:

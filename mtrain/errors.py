@@ -13,6 +13,8 @@ class UserError(Exception):
     """The run failed for a reason the user can mend: says where, what, and what to do."""
 
     exit_code = EXIT_FAILED
+    # Among several processes of a job: all of them raise it, and another one tells it.
+    is_shared = is_told = False
 
 
 class RefusedError(UserError):

@@ -54,6 +54,11 @@ def set_up_console(*, times: bool = False) -> None:
     logging.raiseExceptions = False  # a full disk is told once, not at every line of a log file
 
 
+def silence() -> None:
+    """Leave telling what goes on to another process of the same job; errors are told."""
+    logger.setLevel(logging.ERROR)
+
+
 def add_log_file(path: Path) -> None:
     """Keep the records in a file too, in place of any before."""
     close_log_files()
@@ -80,7 +85,7 @@ def progress_bar(total: int | None, unit: str, description: str, initial: int = 
         initial=initial,
         unit=unit,
         desc=description,
-        disable=not sys.stderr.isatty(),
+        disable=not (sys.stderr.isatty() and logger.isEnabledFor(logging.INFO)),
         file=sys.stderr,
         dynamic_ncols=True,
         smoothing=0.1,

@@ -64,7 +64,7 @@ class _Projected(torch.autograd.Function):
         matrix = weight.to(hidden.dtype)
         wide = torch.promote_types(hidden.dtype, torch.float32)
         mean_row = matrix.mean(0, dtype=wide)  # its product with a state is that state's mean logit
-        nll_sum, even_sum = torch.zeros(2, dtype=torch.float32, device=hidden.device)
+        nll_sum, even_sum = torch.zeros(2, dtype=wide, device=hidden.device)
         least = torch.finfo(wide).tiny
         differentiate = any(ctx.needs_input_grad)
         hidden_grad = torch.empty_like(hidden) if differentiate else None

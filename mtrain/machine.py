@@ -7,8 +7,25 @@ import torch
 
 from mtrain.config import Config
 from mtrain.device import available_threads, compute_dtype, pick_device
+from mtrain.distributed import Ranks
 from mtrain.errors import RefusedError
 from mtrain.log import logger
+
+
+def device_of(config: Config, ranks: Ranks) -> torch.device:
+    """Find the device of this process; each rank of a machine has a GPU of its own."""
+    name = config.train.device
+    device = pick_device(name)
+    if ranks.size == 1 or device.type == "cpu":
+        return device
+    if device.type == "mps" or ":" in name:
+        raise RefusedError(
+            f"train.device: {device} is one device, and this job has {ranks.size} processes: "
+            "set cuda, or cpu"
+        )
+    # a launcher may show each process the one GPU that is its own
+    count = torch.cuda.device_count()
+    return pick_device(f"cuda:{ranks.local_rank if count > 1 else 0}")
 
 
 @dataclass(frozen=True)
@@ -19,30 +36,44 @@ class Machine:
     threads: int
     precision: str
     compile: bool
+    ranks: int = 1
 
     @classmethod
-    def of(cls, config: Config) -> "Machine":
+    def of(cls, config: Config, ranks: Ranks) -> "Machine":
         """Resolve a config's `auto` settings; raises `RefusedError` for a device that is not
         there.
         """
         train = config.train
-        device = pick_device(train.device)
+        device = device_of(config, ranks)
         dtype = compute_dtype(train.precision, device, training=True)
         return cls(
             device=device.type,
-            threads=available_threads() if train.threads == "auto" else train.threads,
+            threads=max(1, available_threads() // ranks.neighbours)
+            if train.threads == "auto"
+            else train.threads,
             precision="bf16" if dtype == torch.bfloat16 else "fp32",
             compile=False if train.compile == "auto" else train.compile,
+            ranks=ranks.size,
         )
 
     def check_against(self, config: Config, before: dict[str, Any]) -> None:
         """Refuse to go on where a setting comes to something else than it did; `precision` and
         `compile` may be changed by naming them.
         """
+        was_ranks = before.get("ranks", 1)
+        if was_ranks != self.ranks:
+            logger.warning(
+                "from here on %d processes train, not %d: bit for bit the same weights are no "
+                "longer promised",
+                self.ranks,
+                was_ranks,
+            )
         for key, now in asdict(self).items():
             was = before.get(key)
-            if was == now:
+            if was == now or key == "ranks":
                 continue
+            if key == "threads" and (was_ranks != self.ranks or self.device != "cpu"):
+                continue  # they decide on nothing but speed
             if key in ("precision", "compile") and getattr(config.train, key) != "auto":
                 logger.warning(
                     "train.%s: from here on %s, not %s: bit for bit the same weights "

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,9 @@ from mtrain.config import TrainConfig
 from mtrain.muon import Muon
 
 Schedule = Callable[[int], float]
+
+# Values between the beginnings of gradients: 64 bytes of fp32.
+ALIGNED = 16
 
 
 def noam_rate(step: int, d_model: int, warmup_steps: int, factor: float = 1.0) -> float:
@@ -97,7 +101,8 @@ class Optimizer:
 
     Gradients of micro-batches are added up in fp32; `update` divides them by the tokens of the
     whole step, clips their norm and moves the masters, then the model follows. With an fp32 model
-    the masters are its parameters.
+    the masters are its parameters. `losses` (2,) is for the sums of the step's loss and NLL, which
+    lie in `buffer` behind the gradients.
     """
 
     def __init__(
@@ -111,9 +116,10 @@ class Optimizer:
         self.names = [name for name, _ in model.named_parameters()]
         self.parameters = list(model.parameters())
         self.masters = [
-            p.detach() if p.dtype == torch.float32 else p.detach().float() for p in self.parameters
+            p.detach() if p.dtype != torch.bfloat16 else p.detach().float() for p in self.parameters
         ]
-        self.grads = [torch.zeros_like(master) for master in self.masters]
+        # one piece of memory, so that the ranks of a job add up all of it at once
+        self.buffer, self.grads, self.losses = _in_one_piece(self.masters)
         self._apart = [
             i
             for i, (p, m) in enumerate(zip(self.parameters, self.masters, strict=True))
@@ -158,9 +164,13 @@ class Optimizer:
         found_inf = (~norm.isfinite()).float()
         for rule in self.rules:
             rule.step(rate, found_inf)
-        torch._foreach_zero_(self.grads)
+        self.clear()
         self.publish()
         return norm
+
+    def clear(self) -> None:
+        """Forget the gradients and losses of the step."""
+        self.buffer.zero_()
 
     @torch.no_grad()
     def publish(self) -> None:
@@ -169,6 +179,11 @@ class Optimizer:
             torch._foreach_copy_(
                 [self.parameters[i] for i in self._apart], [self.masters[i] for i in self._apart]
             )
+
+    def spread(self, send: Callable[[list[Tensor]], None]) -> None:
+        """Have weights and moments sent to those who are to hold the same."""
+        send([*self.masters, *self.moments().values()])
+        self.publish()
 
     def weights(self) -> dict[str, Tensor]:
         """The fp32 weights by name."""
@@ -188,3 +203,16 @@ class Optimizer:
         """Take the state of the same names and shapes back."""
         for name, moment in self.moments().items():
             moment.copy_(moments[name])
+
+
+def _in_one_piece(masters: list[Tensor]) -> tuple[Tensor, list[Tensor], Tensor]:
+    """Make room for a gradient of each weight, and for two sums; each begins where vector
+    instructions like it.
+    """
+    starts = list(accumulate((-(-m.numel() // ALIGNED) * ALIGNED for m in masters), initial=0))
+    buffer = torch.zeros(starts[-1] + 2, dtype=masters[0].dtype, device=masters[0].device)
+    grads = [
+        buffer[start : start + master.numel()].view_as(master)
+        for start, master in zip(starts, masters, strict=False)
+    ]
+    return buffer, grads, buffer[starts[-1] :]

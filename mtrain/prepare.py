@@ -70,8 +70,12 @@ class Prepared:
     fingerprints: dict[str, Any]
 
 
-def prepare(config: Config, run_tokenizer: Path, stop: Stop) -> Prepared:
-    """Check every corpus, then get the vocabulary and the tokenized store; raises `UserError`."""
+def prepare(
+    config: Config, run_tokenizer: Path, stop: Stop, tokenizer: Tokenizer | None = None
+) -> Prepared:
+    """Check every corpus, then get the vocabulary, unless it is given, and the tokenized store;
+    raises `UserError`.
+    """
     check_tokenizer(tokenizer_for(config.data.tgt_lang))
     train_scans = [_scan(config, corpus, stop) for corpus in config.data.train]
     valid = _read_text(config, "valid", config.data.valid, stop)
@@ -80,7 +84,7 @@ def prepare(config: Config, run_tokenizer: Path, stop: Stop) -> Prepared:
     }
     hashes = [found.sha256 for found in train_scans]
     pairs = sum(found.pairs for found in train_scans)
-    tokenizer = _get_tokenizer(config, run_tokenizer, hashes, stop)
+    tokenizer = tokenizer or _get_tokenizer(config, run_tokenizer, hashes, stop)
     for name, text in (("valid", valid), *((f"test {name}", text) for name, text in tests.items())):
         _warn_of_long_lines(config, tokenizer, name, text)
     store = _get_store(config, tokenizer, hashes, pairs, stop)

@@ -72,9 +72,9 @@ class RunDirectory:
         place = error.filename or self.path
         return UserError(f"{place}: cannot use the run directory: {error.strerror or error}")
 
-    def check_settings(self, config: Config) -> None:
-        """Refuse a config that differs from the run's in more than its free keys; log what
-        changed.
+    def check_settings(self, config: Config, ranks: int) -> None:
+        """Refuse a config that differs from the run's in more than its free keys, or so many ranks
+        that a step would learn from something else; log what changed.
         """
         file = self.path / "config.yaml"
         if not file.exists():
@@ -83,8 +83,10 @@ class RunDirectory:
                     f"{self.path}: holds checkpoints but no config.yaml; use another run_dir"
                 )
             return
-        changes = changed_keys(load_config(file), config)
-        free = (*FREE_KEYS, *MACHINE_KEYS)
+        before = load_config(file)
+        self._check_step(before, config, ranks)
+        changes = changed_keys(before, config)
+        free = (*FREE_KEYS, *MACHINE_KEYS, "train.accum_steps")
         refused = [change for change in changes if not is_among(change[0], free)]
         if refused:
             listed = "\n".join(
@@ -96,6 +98,22 @@ class RunDirectory:
             )
         for key, old, new in changes:
             logger.info("changed setting %s: %r -> %r", key, old, new)
+
+    def _check_step(self, before: Config, config: Config, ranks: int) -> None:
+        """Refuse another number of micro-batches a step than the run was begun with."""
+        was_ranks = (self.read("run.json", OBJECT) or {}).get("ranks", 1)
+        was = before.train.accum_steps * was_ranks
+        if was == config.train.accum_steps * ranks:
+            return
+        advice = "use another number of processes, by which it can be divided"
+        if was % ranks == 0:
+            advice = f"to go on, set train.accum_steps: {was // ranks}"
+        raise RefusedError(
+            f"{self.path}: train.accum_steps: a step of this run is made of {was} micro-batches "
+            f"(train.accum_steps {before.train.accum_steps}, processes {was_ranks}), and here of "
+            f"{config.train.accum_steps * ranks} ({config.train.accum_steps} each, processes "
+            f"{ranks}); {advice}"
+        )
 
     def check_data(self, fingerprints: dict[str, Any]) -> None:
         """Refuse corpora or a tokenizer of other content than the run began with."""
@@ -119,13 +137,14 @@ class RunDirectory:
         manifest.write_file(self.path / "tokenizer.vocab", tokenizer.vocabulary)
         manifest.write_bytes(self.tokenizer, tokenizer.proto)
 
-    def describe(self, config: Config, fingerprints: dict[str, Any]) -> None:
+    def describe(self, config: Config, fingerprints: dict[str, Any], ranks: int) -> None:
         """Write what the run is made of: config, hashes, versions, command."""
         before = self.read("run.json", OBJECT) or {}
         packages = ("torch", "numpy", "sentencepiece", "sacrebleu", "safetensors")
         content = {
             **fingerprints,
             "seed": config.seed,
+            "ranks": ranks,
             "command": shlex.join(sys.argv),
             "versions": {
                 "mtrain": mtrain.__version__,

@@ -72,8 +72,12 @@ class Stop:
     def check(self) -> None:
         """Raise `StoppedError` if a stop was requested."""
         if self.request is not None:
-            reason, code = self.request
-            raise StoppedError(f"stopped by {reason}; run the same command again to go on", code)
+            raise stopped(*self.request)
+
+
+def stopped(reason: str, exit_code: int) -> StoppedError:
+    """Say by what the work was stopped, and what to do."""
+    return StoppedError(f"stopped by {reason}; run the same command again to go on", exit_code)
 
 
 def _end_on_second(reader: int) -> None:

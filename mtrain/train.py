@@ -4,7 +4,6 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -18,26 +17,27 @@ from torch import Tensor
 from mtrain import checkpoint, manifest
 from mtrain.checkpoint import Loop, Snapshot, TrainerState
 from mtrain.config import Config, dump_config
-from mtrain.data import Batch, SpecialIds, TokenBatches
+from mtrain.data import Batch, MicroBatch, SpecialIds, TokenBatches
 from mtrain.device import (
     compute_dtype,
     keep_freed_memory,
-    pick_device,
     seed_device,
     set_up_cuda,
     telling_lack_of_memory,
 )
-from mtrain.errors import EXIT_OK, RefusedError, StoppedError, UserError
+from mtrain.distributed import Ranks, Request
+from mtrain.errors import UserError
 from mtrain.graphs import Recorded
-from mtrain.log import add_log_file, logger, progress_bar
+from mtrain.json_reader import read_json
+from mtrain.log import logger, progress_bar
 from mtrain.loss import projected_cross_entropy
-from mtrain.machine import Machine
+from mtrain.machine import Machine, device_of
 from mtrain.manifest import DamagedError
 from mtrain.model import Transformer, set_compute_dtype
 from mtrain.optim import Optimizer, make_schedule
-from mtrain.prepare import Prepared, prepare
+from mtrain.prepare import Prepared
 from mtrain.rundir import RunDirectory
-from mtrain.stop import Stop
+from mtrain.stop import Stop, stopped
 from mtrain.translate import (
     Translator,
     check_weights,
@@ -45,8 +45,6 @@ from mtrain.translate import (
     model_shape,
 )
 from mtrain.validation import Validation
-
-LACK_OF_MEMORY = "out of memory; free some, or start a smaller run"
 
 
 @dataclass
@@ -81,12 +79,22 @@ def micro_batch_seed(seed: int, step: int, number: int) -> int:
 
 
 class Trainer:
-    """One run, from its first or newest checkpoint to its last."""
+    """One run, from its first or newest checkpoint to its last, as one of the ranks that train it:
+    each learns its share of the micro-batches, the first one writes.
+    """
 
-    def __init__(self, config: Config, prepared: Prepared, run: RunDirectory, stop: Stop) -> None:
+    def __init__(
+        self,
+        config: Config,
+        prepared: Prepared,
+        run: RunDirectory,
+        stop: Stop,
+        ranks: Ranks | None = None,
+    ) -> None:
         self.config, self.prepared, self.run_dir, self.stop = config, prepared, run, stop
-        self.machine = Machine.of(config)
-        self.device = pick_device(config.train.device)
+        self.ranks = ranks or Ranks()
+        self.machine = Machine.of(config, self.ranks)
+        self.device = device_of(config, self.ranks)
         self._set_up_torch()
         self.model = self._build_model()
         self.optimizer = self._build_optimizer()
@@ -95,14 +103,19 @@ class Trainer:
         self.rate = make_schedule(config.train, config.model.d_model)
         self.position, self.saved_step, self.checked_step = Position(), 0, 0
         self.damaged: list[Path] = []  # checkpoints newer than the one that the run goes on from
-        self.validation = Validation(config, prepared, run, stop)
-        self.sums = torch.zeros(2, device=self.device)  # loss and nll since the last record
+        self.validation = Validation(config, prepared, run, stop, self.ranks, self.device)
+        self.request: Request | None = None  # to stop, which all ranks know of
+        self.sums = torch.zeros_like(self.optimizer.losses)  # loss and nll since the last record
         self.sum_tokens = 0
         self._restart_clock()
         self.ids = SpecialIds.of(prepared.tokenizer)
-        train = config.train
+        self.micro_batches_a_step = config.train.accum_steps * self.ranks.size
         self.batches = TokenBatches(
-            prepared.store, train.max_tokens, config.seed, self.ids, train.accum_steps
+            prepared.store,
+            config.train.max_tokens,
+            config.seed,
+            self.ids,
+            self.micro_batches_a_step,
         )
 
     def _set_up_torch(self) -> None:
@@ -135,7 +148,7 @@ class Trainer:
 
     def _train(self) -> None:
         """Take steps until the last, out of patience, or asked to stop."""
-        self.warm_up()
+        self.ranks.together(self.warm_up)
         stream = self.micro_batches()
         bar = progress_bar(self.config.train.max_steps, "step", "training", self.position.step)
         self._restart_clock()
@@ -152,11 +165,10 @@ class Trainer:
         if self.machine.compile:
             self._compile()
         elif self.device.type == "cuda":
-            longest, sums = self.config.data.max_length, self.sums.clone()
+            longest = self.config.data.max_length
             work = Recorded(self._accumulate_all, self.device, self.ids, longest)
             work.warm_up()
-            self.sums.copy_(sums)
-            torch._foreach_zero_(self.optimizer.grads)
+            self.optimizer.clear()
             self.learn = work
 
     def _build_optimizer(self) -> Optimizer:
@@ -184,26 +196,35 @@ class Trainer:
         for parameter in self.model.parameters():
             parameter.grad = None
 
-    def take_step(self, stream: Iterator[Batch]) -> tuple[Tensor, float]:
-        """One optimizer update over `accum_steps` micro-batches; returns the gradient's norm and
-        the rate.
+    def take_step(self, stream: Iterator[MicroBatch]) -> tuple[Tensor, float]:
+        """One optimizer update over `accum_steps` micro-batches of each rank; returns the
+        gradient's norm and the rate.
         """
-        train, step = self.config.train, self.position.step + 1
-        num_tokens = 0
-        for number in range(train.accum_steps):
-            seed_device(self.device, micro_batch_seed(self.config.seed, step, number))
-            batch = next(stream)
-            num_tokens += batch.num_tokens
-            with telling_lack_of_memory(partial(self._too_large, batch)):
-                self.learn(batch)
-        rate = self.rate(step)
-        norm = self.optimizer.update(rate, num_tokens, train.clip_norm)
+        step, failure = self.position.step + 1, None
+        planned = [next(stream) for _ in range(self.micro_batches_a_step)]
+        try:
+            self._learn_share(planned, step)
+        except UserError as error:
+            failure = error
+        self.request = self.ranks.agree(self.stop.request, failure)
+        self.ranks.sum_(self.optimizer.buffer)
+        self.sums += self.optimizer.losses
+        num_tokens, rate = sum(each.num_tokens for each in planned), self.rate(step)
+        norm = self.optimizer.update(rate, num_tokens, self.config.train.clip_norm)
         self.position.step = step
         self.sums += norm * 0  # nothing, unless the gradient is not finite: see `_check_finite`
         self.sum_tokens += num_tokens
         self.recorded_tokens += num_tokens
         self.recorded_steps += 1
         return norm, rate
+
+    def _learn_share(self, planned: list[MicroBatch], step: int) -> None:
+        """Add up the gradients of those of a step's micro-batches that are this rank's."""
+        for number in range(self.ranks.rank, len(planned), self.ranks.size):
+            seed_device(self.device, micro_batch_seed(self.config.seed, step, number))
+            batch = self.batches.read(planned[number])
+            with telling_lack_of_memory(partial(self._too_large, batch)):
+                self.learn(batch)
 
     def _too_large(self, batch: Batch) -> str:
         """Say on which micro-batch memory ended, and what to lower."""
@@ -235,32 +256,31 @@ class Trainer:
         loss = projected_cross_entropy(hidden, matrix, targets, smoothing, real)
         loss.loss_sum.backward()  # type: ignore[no-untyped-call]
         self.optimizer.accumulate()
-        self.sums += torch.stack((loss.loss_sum.detach(), loss.nll_sum))
+        self.optimizer.losses += torch.stack((loss.loss_sum.detach(), loss.nll_sum))
 
-    def micro_batches(self) -> Iterator[Batch]:
-        """Yield training batches for ever from the current position on, which is moved along."""
+    def micro_batches(self) -> Iterator[MicroBatch]:
+        """Plan micro-batches for ever from the current position on, which is moved along."""
         p = self.position
         while True:
             while p.pool < self.batches.pools:
-                for batch in self.batches.pool(p.epoch, p.pool, p.batch):
+                for planned in self.batches.plan(p.epoch, p.pool)[p.batch :]:
                     p.batch += 1
-                    yield batch
+                    yield planned
                 p.pool, p.batch = p.pool + 1, 0
             p.epoch, p.pool = p.epoch + 1, 0
 
     def _after_step(self, norm: Tensor, rate: float, bar: Any) -> None:
         """Record, save, validate and stop where each falls due."""
         train, step = self.config.train, self.position.step
-        request = self.stop.request  # once, for the time limit may pass between two looks
-        saves = step % train.save_every == 0 or step == train.max_steps or request is not None
+        saves = train.is_scheduled(step) or self.request is not None
         if self.device.type != "cuda" or saves or step % train.log_every == 0:
             self._check_finite()
         if step % train.log_every == 0:
             self._record(norm, rate, bar)
         if saves:
             self._save()
-        if request:
-            self.stop.check()
+        if self.request:
+            raise self.ranks.as_one(stopped(*self.request))
         self._validate_if_due()
 
     def _check_finite(self) -> None:
@@ -268,11 +288,12 @@ class Trainer:
         alone.
         """
         if not bool(self.sums.isfinite().all()):
-            raise UserError(
+            error = UserError(
                 f"{self._place()}: the loss or its gradient is not finite; no weight was changed "
                 "by it. Lower the learning rate, or set train.precision: fp32; the last checkpoint "
                 "is good"
             )
+            raise self.ranks.as_one(error)
         self.checked_step = self.position.step
 
     def _place(self) -> str:
@@ -296,7 +317,8 @@ class Trainer:
             "grad_norm": float(norm),
             "tokens_per_second": speed,
         }
-        self.run_dir.metrics.append(record)
+        if self.ranks.is_first:
+            self.run_dir.metrics.append(record)
         step_seconds = (now - self.recorded_at) / max(1, self.recorded_steps)
         left = step_seconds * (self.config.train.max_steps - self.position.step)
         summary = (
@@ -328,14 +350,18 @@ class Trainer:
 
     def _save(self) -> None:
         """Save a checkpoint of this step and remove the ones that are no longer needed."""
-        path = self.run_dir.checkpoints / checkpoint.step_name(self.position.step)
         if self.saved_step == self.position.step:
             return
         for name, weight in self.optimizer.weights().items():
             if not bool(weight.isfinite().all()):
-                raise UserError(
-                    f"{self._place()}: {name} is not finite; the last checkpoint is good"
-                )
+                text = f"{self._place()}: {name} is not finite; the last checkpoint is good"
+                raise self.ranks.as_one(UserError(text))
+        self.saved_step = self.position.step
+        if self.ranks.is_first:
+            self._write_checkpoint()
+
+    def _write_checkpoint(self) -> None:
+        path = self.run_dir.checkpoints / checkpoint.step_name(self.position.step)
         loop = Loop(
             **asdict(self.position),
             sums=self.sums.tolist(),
@@ -343,7 +369,6 @@ class Trainer:
             machine=asdict(self.machine),
         )
         checkpoint.save(path, self._snapshot(), TrainerState(self.optimizer.moments(), loop))
-        self.saved_step = self.position.step
         for damaged in self.damaged:  # not before there is another; their steps come again
             if damaged != path:
                 manifest.remove_directory(damaged)
@@ -356,6 +381,8 @@ class Trainer:
         return Snapshot(weights or self.optimizer.weights(), dump_config(self.config), proto)
 
     def _prune(self) -> None:
+        if not self.ranks.is_first:
+            return
         train = self.config.train
         checkpoint.prune(
             self.run_dir.checkpoints,
@@ -372,23 +399,33 @@ class Trainer:
         )
 
     def _resume(self) -> None:
-        """Go on from the newest good checkpoint, if there is one."""
-        checkpoint.clean(self.run_dir.checkpoints)
-        found, self.damaged = self.look_back()
-        if found is not None:
-            if found.snapshot.tokenizer != self.prepared.tokenizer.proto:
-                raise UserError(f"{found.path}: was made with another vocabulary than this run's")
-            weights, moments = found.snapshot.weights, found.trainer.moments
-            check_weights(self.optimizer.weights(), weights, found.path)
-            check_weights(self.optimizer.moments(), moments, found.path / checkpoint.TRAINER)
-            self.optimizer.load_weights(weights)
-            self.optimizer.load_moments(moments)
-            loop = found.trainer.loop
+        """Go on from the newest good checkpoint, if there is one, and all ranks from the same."""
+        message = self.ranks.share(self._load_newest)
+        self.optimizer.spread(self.ranks.spread)
+        if message:
+            loop = read_json(message, checkpoint.LOOP)
             self.position = Position(loop.step, loop.epoch, loop.pool, loop.batch)
             self.saved_step = self.checked_step = loop.step
-            self.sums = torch.tensor(loop.sums, device=self.device)
+            self.sums = self.sums.new_tensor(loop.sums)
             self.sum_tokens = loop.sum_tokens
         self.validation.resume(self.position.step)
+
+    def _load_newest(self) -> bytes:
+        """Load the weights and moments of the newest good checkpoint; returns where the loop
+        stood, or nothing.
+        """
+        checkpoint.clean(self.run_dir.checkpoints)
+        found, self.damaged = self.look_back()
+        if found is None:
+            return b""
+        if found.snapshot.tokenizer != self.prepared.tokenizer.proto:
+            raise UserError(f"{found.path}: was made with another vocabulary than this run's")
+        weights, moments = found.snapshot.weights, found.trainer.moments
+        check_weights(self.optimizer.weights(), weights, found.path)
+        check_weights(self.optimizer.moments(), moments, found.path / checkpoint.TRAINER)
+        self.optimizer.load_weights(weights)
+        self.optimizer.load_moments(moments)
+        return checkpoint.LOOP.dump_json(found.trainer.loop)
 
     def look_back(self) -> tuple[Found | None, list[Path]]:
         """Load the newest checkpoint that can be resumed from on this machine; damaged ones are
@@ -439,12 +476,15 @@ class Trainer:
 
     def _begin(self) -> None:
         """Leave the run's description, and say what is trained, on what, and how."""
+        self.ranks.first(self._describe)
+        self.announce()
+
+    def _describe(self) -> None:
         if not self.run_dir.tokenizer.exists():
             self.run_dir.keep_tokenizer(self.prepared.tokenizer)
         self.run_dir.checkpoints.mkdir(exist_ok=True)
-        self.run_dir.describe(self.config, self.prepared.fingerprints)
+        self.run_dir.describe(self.config, self.prepared.fingerprints, self.ranks.size)
         self.run_dir.set_status("running", self.position.step)
-        self.announce()
 
     def announce(self) -> None:
         """Say what is to be done from here on."""
@@ -469,8 +509,9 @@ class Trainer:
             f"{self.model.shape.vocab_size:,}",
         )
         logger.info(
-            "device: %s, %s, threads: %d%s",
-            self.device,
+            "device: %s%s, %s, threads: %d%s",
+            f"{self.ranks.size} x " if self.ranks.size > 1 else "",
+            self.device if self.ranks.size == 1 else self.device.type,
             self.machine.precision,
             self.machine.threads,
             ", compiled" if self.machine.compile else "",
@@ -478,8 +519,8 @@ class Trainer:
         tokens = store.tgt_tokens + len(store)
         logger.info(
             "batches: about %s steps an epoch, about %s target tokens a step",
-            f"{max(1, batches // train.accum_steps):,}",
-            f"{tokens * train.accum_steps // batches:,}",
+            f"{max(1, batches // self.micro_batches_a_step):,}",
+            f"{tokens * self.micro_batches_a_step // batches:,}",
         )
         logger.info(
             "learning rate: %s, peak %.3e at step %s",
@@ -508,61 +549,6 @@ class Trainer:
                 place,
                 f"{free / 1e6:,.1f}",
             )
-
-
-def train(config: Config, stop: Stop) -> None:
-    """Start, resume or confirm a run; raises `StoppedError` once a stop is saved, `UserError` on
-    failure.
-    """
-    Machine.of(config)  # a device that is not there is refused before anything is written
-    run = RunDirectory(Path(config.run_dir))
-    with run.hold():
-        add_log_file(run.path / "train.log")
-        step = _train_or_tell(config, run, stop)
-        run.set_status("complete", step, exit_code=EXIT_OK)
-
-
-def _train_or_tell(config: Config, run: RunDirectory, stop: Stop) -> int:
-    """Train to the end and return the last step; whatever ends it earlier is told in the status."""
-    trainer, step = None, 0
-    try:
-        present = checkpoint.steps(run.checkpoints)
-        step = checkpoint.step_of(present[-1]) or 0 if present else 0
-        run.check_settings(config)
-        run.set_status("preparing", step)
-        with telling_lack_of_memory(lambda: LACK_OF_MEMORY):
-            prepared = prepare(config, run.tokenizer, stop)
-            run.check_data(prepared.fingerprints)
-            trainer = Trainer(config, prepared, run, stop)
-            trainer.run()
-    except (UserError, OSError) as error:
-        failure = error if isinstance(error, UserError) else run.failure(error)
-        state = "stopped" if isinstance(error, StoppedError) else "failed"
-        if isinstance(error, RefusedError):
-            state = "refused"
-        step = max(step, trainer.position.step) if trainer else step
-        with suppress(OSError):  # on a full disk the message is all that can be left
-            run.set_status(state, step, str(failure), failure.exit_code)
-        raise failure from None
-    return trainer.position.step
-
-
-def dry_run(config: Config, stop: Stop) -> None:
-    """Load everything and say what training would do; nothing is written but the cache of tokenized
-    text.
-    """
-    run = RunDirectory(Path(config.run_dir))
-    run.check_settings(config)
-    with telling_lack_of_memory(lambda: LACK_OF_MEMORY):
-        prepared = prepare(config, run.tokenizer, stop)
-        run.check_data(prepared.fingerprints)
-        trainer = Trainer(config, prepared, run, stop)
-    found, _ = trainer.look_back()
-    if found is not None:
-        trainer.position.step = found.trainer.loop.step
-        trainer.validation.look_back(trainer.position.step)
-    trainer.announce()
-    logger.info("dry run: nothing was trained")
 
 
 def _clock(seconds: float) -> str:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mtrain import checkpoint
+from mtrain.checkpoint import Snapshot
 from mtrain.config import Config, DecodeConfig, override_decode, parse_config
 from mtrain.data import SpecialIds, batch_by_tokens, collate, pad
 from mtrain.decoder import Decoder
@@ -253,6 +254,18 @@ def load_translator(
     """
     directory = checkpoint.resolve(path)
     snapshot = checkpoint.load_or_name_good(directory)
+    return make_translator(snapshot, directory, device=device, precision=precision, **decode)
+
+
+def make_translator(
+    snapshot: Snapshot,
+    directory: Path,
+    *,
+    device: str = "auto",
+    precision: str = "auto",
+    **decode: object,
+) -> Translator:
+    """Put a checkpoint's model on a device; errors name the directory that it is of."""
     name = str(directory / checkpoint.CONFIG)
     config = parse_config(parse_document(snapshot.config, name))
     tokenizer = Tokenizer(snapshot.tokenizer, str(directory / checkpoint.TOKENIZER))

@@ -1,37 +1,82 @@
 """Judging a run: validations on the way, the averaged model and the test sets at the end."""
 
+import json
 import math
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
+import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from mtrain import checkpoint, metrics
 from mtrain.checkpoint import Snapshot
 from mtrain.config import Config
+from mtrain.distributed import Ranks
 from mtrain.errors import UserError
 from mtrain.history import STORED, Entry, History
+from mtrain.json_reader import read_json
 from mtrain.log import logger, progress_bar
 from mtrain.manifest import write_file
 from mtrain.prepare import Prepared, Text
 from mtrain.rundir import RunDirectory
 from mtrain.stop import Stop
-from mtrain.translate import Translator, load_translator
+from mtrain.translate import Translator, make_translator
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one rank found of a set, every so many lines: translations, and the negative
+    log-likelihood and the number of the references' tokens.
+    """
+
+    hypotheses: list[str]
+    nll: float
+    tokens: int
+
+
+SHARE, NAMES = TypeAdapter(Share), TypeAdapter(list[str])
 
 
 class Validation:
-    """The history of a run's scores, kept in `best.json`, `metrics.jsonl` and `validation/`."""
+    """The history of a run's scores, kept in `best.json`, `metrics.jsonl` and `validation/`. All
+    ranks translate and know the history; the first one writes.
+    """
 
-    def __init__(self, config: Config, prepared: Prepared, run: RunDirectory, stop: Stop) -> None:
+    def __init__(
+        self,
+        config: Config,
+        prepared: Prepared,
+        run: RunDirectory,
+        stop: Stop,
+        ranks: Ranks,
+        device: torch.device,
+    ) -> None:
         self.config, self.prepared, self.run, self.stop = config, prepared, run, stop
+        self.ranks, self.device = ranks, device
         self.history = History(config.train.metric)
 
     def resume(self, step: int) -> None:
         """Take up the history as it was at a step; records of later ones are dropped."""
+        self._share(partial(self._cut, step))
+
+    def _cut(self, step: int) -> None:
         if self.look_back(step):
             self._write_history()
         self.run.metrics.cut(step)
+
+    def _share(self, work: Callable[[], None]) -> None:
+        """Have the first rank do something, and all take up the history as that leaves it."""
+
+        def find() -> bytes:
+            work()
+            return json.dumps(self.history.as_json()).encode()
+
+        stored = read_json(self.ranks.share(find), STORED)
+        self.history = History.of(self.history.metric, stored)
 
     def look_back(self, step: int) -> bool:
         """Load the history as it was at a step; tells whether the file says more."""
@@ -62,6 +107,22 @@ class Validation:
         self, paths: list[Path], step: int, snapshot: Callable[[dict[str, Tensor]], Snapshot]
     ) -> None:
         """Average checkpoints and validate the result, unless that was done."""
+        averaged = read_json(self.ranks.share(partial(self._write_average, paths, snapshot)), NAMES)
+        if not averaged:
+            return
+        name = checkpoint.AVERAGE
+        entry, hypotheses = self._evaluate(self._load(name), self.prepared.valid, "valid")
+        self._keep(name, hypotheses, step, "average/", entry)
+        self.history.average = {"step": step, "checkpoint": name, "of": averaged, **entry}
+        self._write_history()
+        logger.info("average of %d  %s", len(averaged), _summary(entry))
+
+    def _write_average(
+        self, paths: list[Path], snapshot: Callable[[dict[str, Tensor]], Snapshot]
+    ) -> bytes:
+        """Average checkpoints; returns the names of those that were, none where nothing is to be
+        validated.
+        """
         found = checkpoint.whole_ones(paths)
         if len(found) < len(paths):
             first = paths[-1 - len(found)]
@@ -70,18 +131,15 @@ class Validation:
         path = self.run.checkpoints / checkpoint.AVERAGE
         before = self.history.average or {}
         if len(found) < 2 or (before.get("of") == names and checkpoint.is_good(path)):
-            return
+            return b"[]"
         self.stop.check()
         checkpoint.save(path, snapshot(checkpoint.average(found)))
-        entry, hypotheses = self._evaluate(self._load(path.name), self.prepared.valid, "valid")
-        self._keep(path.name, hypotheses, step, "average/", entry)
-        self.history.average = {"step": step, "checkpoint": path.name, "of": names, **entry}
-        self._write_history()
-        logger.info("average of %d  %s", len(found), _summary(entry))
+        return json.dumps(names).encode()
 
     def test(self, step: int) -> None:
         """Score the test sets with the best model, and report."""
-        best = self._best()
+        self._share(self._find_lost)
+        best = self.history.best
         if best is None:
             return
         for name, text in self.prepared.tests.items():
@@ -91,8 +149,8 @@ class Validation:
             entry = self.history.tests[name]
             logger.info("test %s: %s  %s", name, _summary(entry), entry["signature"])
 
-    def _best(self) -> Entry | None:
-        """The best of the checkpoints that are whole."""
+    def _find_lost(self) -> None:
+        """Note which checkpoints, better than the best of those that are whole, are not."""
         lost = []
         while best := self.history.best:
             path = self.run.checkpoints / best["checkpoint"]
@@ -103,7 +161,6 @@ class Validation:
         if lost:
             logger.warning("%s: damaged or gone; going on with the best of the others", lost[0])
             self._write_history()
-        return best
 
     def _test(self, name: str, text: Text, best: str, step: int) -> None:
         """Score one test set, unless that was done with the same model, text and search."""
@@ -116,7 +173,6 @@ class Validation:
         before = self.history.tests.get(name, {})
         if {key: before.get(key) for key in identity} == identity:
             return
-        self.stop.check()
         entry, hypotheses = self._evaluate(self._load(best), text, name)
         self._keep(f"test-{name}", hypotheses, step, f"test/{name}/", entry)
         self.history.tests[name] = {**identity, **entry}
@@ -124,21 +180,36 @@ class Validation:
 
     def _evaluate(self, translator: Translator, text: Text, name: str) -> tuple[Entry, list[str]]:
         """Score a model on a set: BLEU, chrF, NLL a token; and its translations."""
-        with progress_bar(len(text.sources), "line", f"translating {name}") as bar:
-            hypotheses = translator.best(text.sources, bar.update)
-        nll, tokens = translator.nll(text.sources, text.references)
+        shares = [
+            read_json(message, SHARE)
+            for message in self.ranks.gather(partial(self._find_share, translator, text, name))
+        ]
+        hypotheses = [""] * len(text)
+        for rank, share in enumerate(shares):
+            hypotheses[rank :: self.ranks.size] = share.hypotheses
         tokenize = metrics.tokenizer_for(self.config.data.tgt_lang)
         bleu = metrics.bleu(hypotheses, [text.references], tokenize=tokenize)
         entry = {
             "bleu": bleu.score,
             "chrf": metrics.chrf(hypotheses, [text.references]).score,
-            "nll": nll / tokens,
+            "nll": sum(share.nll for share in shares) / sum(share.tokens for share in shares),
             "signature": bleu.signature,
         }
         return entry, hypotheses
 
+    def _find_share(self, translator: Translator, text: Text, name: str) -> bytes:
+        """Translate and score the lines of a set that are this rank's."""
+        self.stop.check()
+        mine = slice(self.ranks.rank, None, self.ranks.size)
+        sources, references = text.sources[mine], text.references[mine]
+        with progress_bar(len(sources), "line", f"translating {name}") as bar:
+            hypotheses = translator.best(sources, bar.update)
+        return json.dumps(asdict(Share(hypotheses, *translator.nll(sources, references)))).encode()
+
     def _keep(self, name: str, hypotheses: list[str], step: int, prefix: str, entry: Entry) -> None:
         """Write translations, and a record in place of one that was left unfinished."""
+        if not self.ranks.is_first:
+            return
         directory = self.run.path / "validation"
         directory.mkdir(exist_ok=True)
         write_file(directory / f"{name}.txt", "".join(line + "\n" for line in hypotheses))
@@ -147,13 +218,17 @@ class Validation:
         self.run.metrics.replace({"step": step, "time": time.time(), **values}, prefix)
 
     def _write_history(self) -> None:
-        self.run.write("best.json", self.history.as_json())
+        if self.ranks.is_first:
+            self.run.write("best.json", self.history.as_json())
 
     def _load(self, name: str) -> Translator:
         """Load a finished checkpoint as `mtrain translate` would."""
-        translator = load_translator(
-            self.run.checkpoints / name,
-            device=self.config.train.device,
+        path = self.run.checkpoints / name
+        message = self.ranks.share(lambda: checkpoint.pack(checkpoint.load_or_name_good(path)))
+        translator = make_translator(
+            checkpoint.unpack(message),
+            path,
+            device=str(self.device),
             **self.config.decode.model_dump(),
         )
         translator.check_stop = self.stop.check

@@ -17,7 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -109,20 +109,24 @@ class Tokens:
     tgt: int = 0
     places: int = 0
 
-    def count(self, batches: Iterator[Batch], pad: int) -> Iterator[Batch]:
-        """Pass batches on."""
-        for batch in batches:
+    def counting(self, learn: Callable[[Batch], None], pad: int) -> Callable[[Batch], None]:
+        """Count the batches that are learned from."""
+
+        def learn_and_count(batch: Batch) -> None:
             self.src += int((batch.src != pad).sum())
             self.tgt += batch.num_tokens
             self.places += batch.src.numel() + batch.tgt_in.numel()
-            yield batch
+            learn(batch)
+
+        return learn_and_count
 
 
 def training_speed(trainer: Trainer, steps: int, turns: int) -> dict[str, float]:
     """Medians over turns of `steps` steps, after a warm-up."""
     trainer.warm_up()
     tokens = Tokens()
-    stream = tokens.count(trainer.micro_batches(), trainer.ids.pad)
+    trainer.learn = tokens.counting(trainer.learn, trainer.ids.pad)
+    stream = trainer.micro_batches()
     rates, speeds = [], []
     for turn in range(turns + 1):
         before, started = replace(tokens), time.perf_counter()

@@ -152,14 +152,15 @@ def trainer(tiny_config: TinyConfig, tmp_path: Path, request: pytest.FixtureRequ
 
 def taken(trainer: Trainer) -> list[Tensor]:
     """What was added up since the last time: losses and gradients."""
-    found = [trainer.sums.clone(), *(grad.clone() for grad in trainer.optimizer.grads)]
-    trainer.sums.zero_()
-    torch._foreach_zero_(trainer.optimizer.grads)
+    optimizer = trainer.optimizer
+    found = [optimizer.losses.clone(), *(grad.clone() for grad in optimizer.grads)]
+    optimizer.clear()
     return found
 
 
 def test_work_by_tables_alone_adds_up_the_same(trainer: Trainer) -> None:
-    for number, pairs in enumerate(trainer.batches.pool(0, 0)):
+    for number, planned in enumerate(trainer.batches.plan(0, 0)):
+        pairs = trainer.batches.read(planned)
         trainer._accumulate(pairs)
         expected = taken(trainer)
         tables = (pairs.src, pairs.tgt_in, pairs.tgt_out)
@@ -171,7 +172,7 @@ def test_work_by_tables_alone_adds_up_the_same(trainer: Trainer) -> None:
 @needs_cuda
 @pytest.mark.parametrize("trainer", [{"train.device": "cuda"}], indirect=True)
 def test_a_gpu_replays_the_work_and_the_seed_decides_on_dropout(trainer: Trainer) -> None:
-    batches = list(trainer.batches.pool(0, 0))[:4]
+    batches = [trainer.batches.read(planned) for planned in trainer.batches.plan(0, 0)[:4]]
     expected = []
     for pairs in batches:
         trainer._accumulate(pairs)

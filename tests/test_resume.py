@@ -24,7 +24,7 @@ import pytest
 import torch
 from conftest import contents, differences, made_up_pairs, status, write_config, write_corpus
 
-from mtrain import checkpoint, data, log, machine
+from mtrain import checkpoint, data, job, log, machine
 from mtrain import train as training
 from mtrain.checkpoint import TrainerState
 from mtrain.config import load_config
@@ -94,7 +94,7 @@ def start(config_file: Path, run: Path, *overrides: str, stop_at: int | None = N
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "take_step", stopping_step)
         try:
-            training.train(config, Stop())
+            job.train(config, Stop())
         finally:
             log.close_log_files()
 

@@ -163,7 +163,7 @@ class Done:
 # in the command a fault strikes.
 SERVER = """
 import json, os, sys, traceback
-from mtrain import cli, evaluate, lines, train
+from mtrain import cli, evaluate, job, lines
 from mtrain.metrics import bleu
 while request := sys.stdin.readline():
     request = json.loads(request)
