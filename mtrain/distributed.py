@@ -6,18 +6,22 @@ whatever the device. A failure or a stop of one rank is told to all where they n
 all end alike; a rank that dies is noticed by the end of its connections.
 """
 
+import fcntl
 import json
 import os
 import re
 import socket
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from mtrain.errors import RefusedError, StoppedError, UserError
@@ -26,6 +30,9 @@ from mtrain.log import logger, silence
 # How long the ranks of a job wait for each other at its start; they may be days apart later, while
 # the first one prepares text.
 START, MEET = timedelta(minutes=5), timedelta(days=7)
+
+# Linux's request for an interface's address, of linux/sockios.h.
+SIOCGIFADDR = 0x8915
 
 Request = tuple[str, int]
 
@@ -260,6 +267,7 @@ def _meet(place: Place) -> None:
     """Wait until all processes are there."""
     try:
         store, *_ = next(rendezvous(place.url, place.rank, place.size, timeout=START))
+        _choose_network(store, place)
         dist.init_process_group(
             "gloo", store=store, rank=place.rank, world_size=place.size, timeout=MEET
         )
@@ -269,6 +277,42 @@ def _meet(place: Place) -> None:
             f"rank {place.rank} of {place.size}: the processes of the job did not meet: {reason}; "
             "all of them must be started, and reach the first one's machine (see README)"
         ) from None
+
+
+def _choose_network(store: Store, place: Place) -> None:
+    """Have gloo use the network by which the first rank is reached. By itself it takes the one that
+    the machine's name stands for, which on many is the machine alone.
+    """
+    if os.environ.get("GLOO_SOCKET_IFNAME"):
+        return
+    url = urlsplit(place.url)
+    own = _address_towards(url.hostname or os.environ.get("MASTER_ADDR", ""))
+    store.set(f"address of {place.rank}", own)
+    addresses = [store.get(f"address of {rank}").decode() for rank in range(place.size)]
+    outside = [address for address in addresses if address and not address.startswith("127.")]
+    if outside and own.startswith("127."):  # the first rank's own name may be its loopback's
+        own = _address_towards(outside[0])
+    if name := _interface_of(own):
+        os.environ["GLOO_SOCKET_IFNAME"] = name
+
+
+def _address_towards(host: str) -> str:
+    """Tell by which address this machine would speak to another; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as place, suppress(OSError):
+        place.connect((host, 9))
+        return str(place.getsockname()[0])
+    return ""
+
+
+def _interface_of(address: str) -> str | None:
+    """Name the network interface that has an IPv4 address; only Linux tells."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as place:
+        for _, name in socket.if_nameindex() if sys.platform == "linux" else ():
+            with suppress(OSError):  # without an address
+                answer = fcntl.ioctl(place, SIOCGIFADDR, name.encode().ljust(256, b"\0"))
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
+    return None
 
 
 def _count_neighbours(ranks: Ranks) -> int:

@@ -422,6 +422,14 @@ def test_first_host(hosts: str, first: str) -> None:
     assert first_host(hosts) == first
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+def test_the_network_of_an_address_is_found() -> None:
+    assert distributed._address_towards("127.0.0.1") == "127.0.0.1"
+    assert distributed._interface_of("127.0.0.1") == "lo"
+    assert distributed._interface_of("192.0.2.1") is None
+    assert distributed._address_towards("no.such.host.invalid") == ""
+
+
 def meet_by_slurm(output: Path) -> None:
     with joined() as ranks:
         assert ranks.neighbours == 2
