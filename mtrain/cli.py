@@ -8,7 +8,7 @@ import signal
 import sys
 import traceback
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -30,6 +30,7 @@ from mtrain.stop import Stop, parse_duration
 
 if TYPE_CHECKING:
     from mtrain.config import Config
+    from mtrain.distributed import Ranks
     from mtrain.translate import Translator
 
 app = typer.Typer(
@@ -78,6 +79,9 @@ BatchOption = Annotated[
     int | None, typer.Option(help="Padded source tokens x beam size in a batch.", min=1)
 ]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
+DevicesOption = Annotated[
+    str, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps; several as cuda:0,cuda:1.")
+]
 PrecisionOption = Annotated[
     str, typer.Option(help="auto (fp32 on a CPU, bf16 on CUDA), fp32 or bf16.")
 ]
@@ -196,29 +200,34 @@ def translate(
     line_buffered: Annotated[
         bool, typer.Option("--line-buffered", help="Answer each line before the next is read.")
     ] = False,
-    device: DeviceOption = "auto",
+    device: DevicesOption = "auto",
     precision: PrecisionOption = "auto",
 ) -> None:
     """Translate text, line for line: `mtrain translate -m runs/NAME < in > out`."""
     from mtrain import lines
 
     _refuse_overwriting(output, input_)
-    translator = _load_translator(
-        model, device, precision, beam_size, length_penalty, length_norm, batch_tokens
-    )
-    if n_best is not None and n_best > translator.decode.beam_size:
-        raise RefusedError(
-            f"--n-best {n_best} is more than the beam holds: add --beam-size {n_best} or more"
-        )
-    with _input(input_) as source, _output(output) as sink:
-        lines.translate_stream(
-            translator,
-            source,
-            sink,
-            n_best=n_best,
-            scores=scores,
-            line_buffered=line_buffered or (input_ == "-" and sys.stdin.isatty()),
-        )
+    search = (beam_size, length_penalty, length_norm, batch_tokens)
+    with _translator(model, device, precision, *search) as (translator, ranks):
+        if n_best is not None and n_best > translator.decode.beam_size:
+            raise ranks.as_one(
+                RefusedError(
+                    f"--n-best {n_best} is more than the beam holds: add --beam-size {n_best} "
+                    "or more"
+                )
+            )
+        if not ranks.is_first:
+            input_ = output = os.devnull
+        with _input(input_) as source, _output(output) as sink:
+            lines.translate_stream(
+                translator,
+                source,
+                sink,
+                n_best=n_best,
+                scores=scores,
+                line_buffered=line_buffered or (input_ == "-" and sys.stdin.isatty()),
+                ranks=ranks,
+            )
 
 
 EvalModelOption = Annotated[
@@ -258,7 +267,7 @@ def evaluate(
     length_penalty: PenaltyOption = None,
     length_norm: NormOption = None,
     batch_tokens: BatchOption = None,
-    device: DeviceOption = "auto",
+    device: DevicesOption = "auto",
     precision: PrecisionOption = "auto",
 ) -> None:
     """Score translations: BLEU, chrF and TER with signatures and confidence intervals, by
@@ -278,10 +287,14 @@ def evaluate(
         hypotheses = evaluation.read_aligned(hypothesis, references)
     else:
         assert model is not None
-        translator = _load_translator(model, device, precision, *search)
-        tgt_lang = tgt_lang or translator.config.data.tgt_lang
-        check_tokenizer(tokenize or tokenizer_for(tgt_lang))
-        hypotheses = evaluation.translate(translator, sources, output)
+        with _translator(model, device, precision, *search) as (translator, ranks):
+            tgt_lang = tgt_lang or translator.config.data.tgt_lang
+            check_tokenizer(tokenize or tokenizer_for(tgt_lang))
+            hypotheses = evaluation.translate(
+                translator, sources, output if ranks.is_first else None
+            )
+        if not ranks.is_first:
+            return
     result = evaluation.score(hypotheses, references, tgt_lang, tokenize, lowercase)
     with _output("-") as sink:
         text = json.dumps(result.as_json()) if json_ else str(result)
@@ -319,7 +332,8 @@ def score(
     """Print the natural log-probability that the model gives each target line."""
     from mtrain import lines
 
-    translator = _load_translator(model, device, precision, None, None, None, batch_tokens)
+    decode = {"batch_tokens": batch_tokens}
+    translator = _load_translator(model, device, precision, decode)
     with _output("-") as sink:
         lines.score_files(translator, source, target, sink)
 
@@ -368,7 +382,7 @@ def export(
     ctranslate2_format.check(quantization)
     from mtrain import export as exporting
 
-    translator = _load_translator(model, "cpu", "fp32", None, None, None, None)
+    translator = _load_translator(model, "cpu", "fp32", {})
     with _output("-") as sink:
 
         def show(line: str) -> None:
@@ -442,7 +456,8 @@ def _begin_job(
     return settings, stop
 
 
-def _load_translator(
+@contextmanager
+def _translator(
     model: Path,
     device: str,
     precision: str,
@@ -450,22 +465,49 @@ def _load_translator(
     length_penalty: float | None,
     length_norm: str | None,
     batch_tokens: int | None,
+) -> Iterator[tuple["Translator", "Ranks"]]:
+    """Load a model for one device, for several, or as one of the ranks of a job."""
+    _check_names(precision, length_norm)
+    from mtrain import several
+    from mtrain.distributed import joined
+
+    decode = {
+        "beam_size": beam_size,
+        "length_penalty": length_penalty,
+        "length_norm": length_norm,
+        "batch_tokens": batch_tokens,
+    }
+    with joined() as ranks:
+        if "," not in device:
+            yield (
+                several.load_over_ranks(model, ranks, device=device, precision=precision, **decode),
+                ranks,
+            )
+            return
+        if ranks.size > 1:
+            raise ranks.as_one(
+                RefusedError(f"--device {device}: several processes have a device each; name one")
+            )
+        devices = device.split(",")
+        with several.over_devices(model, devices, precision=precision, **decode) as translator:
+            yield translator, ranks
+
+
+def _load_translator(
+    model: Path, device: str, precision: str, decode: Mapping[str, object]
 ) -> "Translator":
+    """Load a model for one device."""
+    _check_names(precision)
+    from mtrain.translate import load_translator
+
+    return load_translator(model, device=device, precision=precision, **decode)
+
+
+def _check_names(precision: str, length_norm: str | None = None) -> None:
     if precision not in ("auto", "fp32", "bf16"):
         raise RefusedError(f"--precision {precision}: expected auto, fp32 or bf16")
     if length_norm not in (None, "gnmt", "power"):
         raise RefusedError(f"--length-norm {length_norm}: expected gnmt or power")
-    from mtrain.translate import load_translator
-
-    return load_translator(
-        model,
-        device=device,
-        precision=precision,
-        beam_size=beam_size,
-        length_penalty=length_penalty,
-        length_norm=length_norm,
-        batch_tokens=batch_tokens,
-    )
 
 
 @contextmanager

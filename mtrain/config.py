@@ -29,6 +29,10 @@ Word = Annotated[str, Field(min_length=1)]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$")]
 DeviceName = Annotated[str, Field(pattern=DEVICES)]
 TableName = Annotated[str, Field(pattern=TABLES)]
+Weight = Annotated[
+    float,
+    Field(gt=0, le=1000, description="how often an epoch sees each pair, on average"),
+]
 Auto = Literal["auto"]
 
 
@@ -43,6 +47,7 @@ class TextCorpus(Section):
 
     src: Word = Field(description="source side, one segment a line")
     tgt: Word = Field(description="target side, line for line")
+    weight: Weight = 1.0
 
 
 class GeneratedCorpus(Section):
@@ -53,6 +58,7 @@ class GeneratedCorpus(Section):
     )
     split: Literal["train", "valid", "test"] = Field(description="train, valid or test")
     pairs: Positive = Field(description="how many pairs to generate")
+    weight: Weight = 1.0
 
 
 class FileCorpus(Section):
@@ -63,6 +69,7 @@ class FileCorpus(Section):
         description="column or field of the source text; in a TSV without names its number, from 0"
     )
     tgt: NotNegative | Word = Field(description="the same of the target text")
+    weight: Weight = 1.0
 
     @property
     def kind(self) -> str:
@@ -79,6 +86,7 @@ class HubCorpus(Section):
     src: Word = Field(description="column of the source text; dots reach into nested fields")
     tgt: Word = Field(description="column of the target text")
     streaming: bool = Field(False, description="read it as it comes, without a copy on this disk")
+    weight: Weight = 1.0
 
 
 _KINDS: dict[str, type[Section]] = {
@@ -119,6 +127,10 @@ class DataConfig(Section):
     src_lang: Word = Field(description="source language code")
     tgt_lang: Word = Field(description="target language code; BLEU is tokenized for it")
     train: Annotated[list[Corpus], Field(min_length=1)] = Field(description="corpora, concatenated")
+    temperature: Annotated[float, Field(ge=1, le=1000)] = Field(
+        1.0,
+        description="above 1 small corpora are seen more often: as if of size ** (1 / temperature)",
+    )
     valid: Corpus = Field(description="translated and scored during training")
     test: dict[FileName, Corpus] = Field(
         default_factory=dict, description="named sets scored at the end of training"
@@ -130,6 +142,27 @@ class DataConfig(Section):
         "error", description="what to do with a pair that is not UTF-8"
     )
     workers: Auto | Positive = Field("auto", description="processes that tokenize the corpora")
+
+
+class FilterConfig(Section):
+    """Which training pairs are left out, and counted, besides those over `data.max_length`."""
+
+    min_length: NotNegative = Field(0, description="least tokens a side with eos")
+    max_ratio: Annotated[float, Field(ge=1)] | None = Field(
+        None, description="most tokens of the longer side for one of the shorter"
+    )
+    identical: bool = Field(False, description="leave out pairs with the same text on both sides")
+    duplicates: bool = Field(False, description="leave out all but the first of equal pairs")
+    control: bool = Field(
+        False, description="leave out pairs with control, private or invalid characters"
+    )
+    src_script: list[Word] = Field(
+        default_factory=list, description="Unicode scripts of the source's letters, such as Latin"
+    )
+    tgt_script: list[Word] = Field(default_factory=list, description="the same of the target")
+    script_share: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.5, description="least share of letters that are of these scripts"
+    )
 
 
 class TokenizerConfig(Section):
@@ -260,6 +293,7 @@ class Config(Section):
     run_dir: Word = Field(description="where the run is kept")
     seed: NotNegative = Field(1, description="fixes every random choice")
     data: DataConfig
+    filter: FilterConfig = FilterConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
     model: ModelConfig = ModelConfig()
     train: TrainConfig = TrainConfig()
@@ -383,6 +417,8 @@ def _corpus_conflicts(data: DataConfig) -> Iterator[tuple[Key, str]]:
         *((("data", "test", name), corpus) for name, corpus in data.test.items()),
     ]
     for key, corpus in corpora:
+        if corpus.weight != 1 and key[1] != "train":
+            yield (*key, "weight"), "is for training corpora; sets that are scored are read whole"
         if not isinstance(corpus, FileCorpus):
             continue
         numbers = [isinstance(column, int) for column in (corpus.src, corpus.tgt)]
@@ -483,6 +519,7 @@ def _shown(document: Document, key: Key) -> str:
 def _sections() -> dict[str, type[Section]]:
     return {
         "data": DataConfig,
+        "filter": FilterConfig,
         "tokenizer": TokenizerConfig,
         "model": ModelConfig,
         "train": TrainConfig,

@@ -47,7 +47,7 @@ def columns_of(corpus: Corpus) -> list[object]:
     """Name what is read of the files of a corpus."""
     if isinstance(corpus, TextCorpus):
         return []
-    return [value for key, value in corpus.model_dump().items() if key != "file"]
+    return list(corpus.model_dump(exclude={"file", "weight"}).values())
 
 
 def scan(corpus: Corpus, reading: Reading) -> Scan:

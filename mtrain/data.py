@@ -2,6 +2,7 @@
 epoch) and of how many make a step.
 """
 
+import math
 from dataclasses import dataclass, fields
 from itertools import zip_longest
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mtrain.store import Store
+from mtrain.store import Part, Store
 from mtrain.tokenizer import Tokenizer
 
 # Pairs shuffled together, sorted by length and cut into batches at a time; neighbours among them.
@@ -141,7 +142,9 @@ class TokenBatches:
     side.
 
     An epoch is a row of pools, each of pairs from all over the corpus, which are read by blocks of
-    neighbours. What is in a pool, and its order, is known without a look at those before.
+    neighbours. What is in a pool, and its order, is known without a look at those before. Blocks of
+    parts of the corpus that weigh more come several times; of the last time, if the weight is no
+    whole number, only a share of the pairs, others in each epoch.
 
     The micro-batches of a step, `step_batches` in a row, come from as many ranges of
     length: each holds alike lengths and pads little, and yet a step sees short and long sentences
@@ -156,8 +159,8 @@ class TokenBatches:
         self.step_batches = step_batches
         self.seed = seed
         self.ids = ids
-        self.blocks = -(-len(store) // BLOCK)
-        self.pools = -(-self.blocks * BLOCK // POOL)
+        self.visits = np.concatenate([_visits(part) for part in store.parts])
+        self.pools = max(1, math.ceil(float(self.visits[:, 2].sum()) * BLOCK / POOL))
 
     def read(self, planned: MicroBatch) -> Batch:
         """Read the pairs of a micro-batch."""
@@ -165,17 +168,33 @@ class TokenBatches:
 
     def plan(self, epoch: int, pool: int) -> list[MicroBatch]:
         """List the micro-batches of a pool; reads lengths alone."""
-        order = np.random.default_rng([self.seed, epoch]).permutation(self.blocks)
-        blocks = np.array_split(order, self.pools)[pool]
-        spans = [(int(n) * BLOCK, min(int(n + 1) * BLOCK, len(self.store))) for n in blocks]
+        order = np.random.default_rng([self.seed, epoch]).permutation(len(self.visits))
+        visits = self.visits[np.array_split(order, self.pools)[pool]]
+        spans = [(int(start), int(stop)) for start, stop, _ in visits]
         random = np.random.default_rng([self.seed, epoch, pool + 1])  # with 0 it is the one above
         rows = np.concatenate([np.arange(start, stop) for start, stop in spans])
         lengths = np.concatenate([self.store.lengths_of(*span) for span in spans]) + 1
+        if (visits[:, 2] < 1).any():
+            share = np.repeat(visits[:, 2], [stop - start for start, stop in spans])
+            seen = random.random(len(rows)) < share
+            rows, lengths = rows[seen], lengths[seen]
         shuffle = random.permutation(len(rows))
         batches = batch_by_tokens(lengths[shuffle], self.max_tokens)
         dealt = _deal(len(batches), self.step_batches, random)
         chosen = (shuffle[batches[number]] for number in dealt)
         return [MicroBatch(rows[some], int(lengths[some, 1].sum())) for some in chosen]
+
+
+def _visits(part: Part) -> NDArray[np.float64]:
+    """List how the blocks of a part are visited in an epoch: start, stop, and the share of pairs
+    that are seen; shape (visits, 3).
+    """
+    starts = np.arange(part.start, part.stop, BLOCK)
+    stops = np.minimum(starts + BLOCK, part.stop)
+    rest, whole = math.modf(part.weight)
+    shares = [1.0] * int(whole) + [rest] * (rest > 0)
+    tables = [np.stack((starts, stops, np.full(len(starts), share)), 1) for share in shares]
+    return np.concatenate(tables)
 
 
 def _deal(count: int, ranges: int, random: np.random.Generator) -> list[int]:

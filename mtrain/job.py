@@ -48,7 +48,7 @@ def _check_alike(config: Config, ranks: Ranks) -> None:
     """Refuse devices that are not there or not free, and processes that would not compute alike."""
 
     def find() -> bytes:
-        machine, device = Machine.of(config, ranks), device_of(config, ranks)
+        machine, device = Machine.of(config, ranks), device_of(config.train.device, ranks)
         gpu = torch.cuda.get_device_properties(device).uuid if device.type == "cuda" else ranks.rank
         return json.dumps([str(gpu), {**asdict(machine), "threads": 0}]).encode()
 

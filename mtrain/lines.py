@@ -2,6 +2,7 @@
 bounded memory.
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from mtrain import checkpoint, manifest
+from mtrain.distributed import Ranks
 from mtrain.errors import UserError
 from mtrain.log import Places, logger, progress_bar
 from mtrain.text import read_file, read_lines
@@ -34,17 +36,25 @@ def translate_stream(
     n_best: int | None = None,
     scores: bool = False,
     line_buffered: bool = False,
+    ranks: Ranks | None = None,
 ) -> None:
-    """Translate every line of `source` to `sink`, `decode.window` lines at a time or one by one."""
+    """Translate every line of `source` to `sink`, `decode.window` lines at a time or one by one;
+    of several ranks, the first reads and writes for all.
+    """
+    ranks = ranks or Ranks()
     counts: Counter[str] = Counter()
     texts = decode_lines(read_lines(source, counts), counts)
     window = 1 if line_buffered else translator.decode.window
     done, cut = 0, Places()
+
+    def read() -> bytes:
+        return json.dumps(list(islice(texts, window))).encode()
+
     with progress_bar(None, "line", "translating") as bar:
-        while lines := list(islice(texts, window)):
+        while lines := json.loads(ranks.share(read)):
             results, places = translator.translate(lines, bar.update)
             cut.add(done + place + 1 for place in places)
-            for index, hypotheses in enumerate(results, done):
+            for index, hypotheses in enumerate(results if ranks.is_first else [], done):
                 sink.writelines(_format(index, hypotheses, n_best, scores))
             if line_buffered:
                 sink.flush()

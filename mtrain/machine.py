@@ -12,15 +12,14 @@ from mtrain.errors import RefusedError
 from mtrain.log import logger
 
 
-def device_of(config: Config, ranks: Ranks) -> torch.device:
+def device_of(name: str, ranks: Ranks) -> torch.device:
     """Find the device of this process; each rank of a machine has a GPU of its own."""
-    name = config.train.device
     device = pick_device(name)
     if ranks.size == 1 or device.type == "cpu":
         return device
     if device.type == "mps" or ":" in name:
         raise RefusedError(
-            f"train.device: {device} is one device, and this job has {ranks.size} processes: "
+            f"device {device}: is one device, and this job has {ranks.size} processes: "
             "set cuda, or cpu"
         )
     # a launcher may show each process the one GPU that is its own
@@ -44,7 +43,7 @@ class Machine:
         there.
         """
         train = config.train
-        device = device_of(config, ranks)
+        device = device_of(train.device, ranks)
         dtype = compute_dtype(train.precision, device, training=True)
         return cls(
             device=device.type,

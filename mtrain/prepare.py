@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,20 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from mtrain import checkpoint, manifest
+from mtrain import checkpoint, manifest, repeats
 from mtrain.cache import cache_key, cached, remembered
 from mtrain.check import suspicions
 from mtrain.config import Config, Corpus, TokenizerConfig
 from mtrain.corpus import Pair, Scan, columns_of, describe, files_of, read_pairs, scan
 from mtrain.device import available_threads
 from mtrain.errors import RefusedError, UserError
+from mtrain.filters import Selection
 from mtrain.log import Places, logger, progress_bar
 from mtrain.metrics import check_tokenizer, tokenizer_for
 from mtrain.rundir import RunDirectory
 from mtrain.stop import Stop
-from mtrain.store import Store, build_store, open_store, store_key
-from mtrain.text import Reading
+from mtrain.store import CHUNK, Store, build_store, open_store, store_key
+from mtrain.text import DROPPED, Reading
 from mtrain.tokenizer import Tokenizer, train_tokenizer
 
 SCAN = TypeAdapter(Scan)
@@ -77,6 +78,7 @@ def prepare(
     raises `UserError`.
     """
     check_tokenizer(tokenizer_for(config.data.tgt_lang))
+    selection_of(config).text_checks()
     train_scans = [_scan(config, corpus, stop) for corpus in config.data.train]
     valid = _read_text(config, "valid", config.data.valid, stop)
     tests = {
@@ -84,13 +86,31 @@ def prepare(
     }
     hashes = [found.sha256 for found in train_scans]
     pairs = sum(found.pairs for found in train_scans)
-    tokenizer = tokenizer or _get_tokenizer(config, run_tokenizer, hashes, stop)
+    tokenizer = tokenizer or _get_tokenizer(config, run_tokenizer, train_scans, stop)
     for name, text in (("valid", valid), *((f"test {name}", text) for name, text in tests.items())):
         _warn_of_long_lines(config, tokenizer, name, text)
-    store = _get_store(config, tokenizer, hashes, pairs, stop)
-    _report(store, pairs)
-    fingerprints = {"train": hashes, "valid": valid.sha256, "tokenizer": tokenizer.fingerprint}
+    numbers = range(len(train_scans))
+    stores = [_get_store(config, number, tokenizer, train_scans, stop) for number in numbers]
+    store = Store.join(stores, weights_of(config, list(map(len, stores))))
+    _report(config, store, pairs)
+    fingerprints = {
+        "train": hashes,
+        "weights": [corpus.weight for corpus in config.data.train],
+        "valid": valid.sha256,
+        "tokenizer": tokenizer.fingerprint,
+    }
     return Prepared(tokenizer, store, valid, tests, fingerprints)
+
+
+def weights_of(config: Config, sizes: list[int]) -> list[float]:
+    """How often an epoch sees the pairs of each corpus, of which there are so many: by the weight
+    given, and by the temperature, with which the largest is seen as often as without.
+    """
+    power, largest = 1 / config.data.temperature - 1, max(1, *sizes)
+    return [
+        corpus.weight * (max(1, size) / largest) ** power
+        for corpus, size in zip(config.data.train, sizes, strict=True)
+    ]
 
 
 def train_run_tokenizer(config: Config, stop: Stop) -> Path:
@@ -99,8 +119,8 @@ def train_run_tokenizer(config: Config, stop: Stop) -> Path:
     with run.hold():
         if run.tokenizer.exists():
             raise UserError(f"{run.tokenizer}: exists already")
-        hashes = [_scan(config, corpus, stop).sha256 for corpus in config.data.train]
-        run.keep_tokenizer(_get_tokenizer(config, run.tokenizer, hashes, stop))
+        scans = [_scan(config, corpus, stop) for corpus in config.data.train]
+        run.keep_tokenizer(_get_tokenizer(config, run.tokenizer, scans, stop))
     return run.tokenizer
 
 
@@ -143,13 +163,14 @@ def _warn_of_long_lines(config: Config, tokenizer: Tokenizer, name: str, text: T
     cut.warn(limit, f"data.{name}")
 
 
-def _read_train(config: Config, counts: Counter[str]) -> Iterator[Pair]:
+def _read_train(config: Config, number: int, counts: Counter[str]) -> Iterator[Pair]:
+    """Read one of the training corpora."""
     reading = reading_of(config)
     reading.counts = counts
-    return chain.from_iterable(read_pairs(corpus, reading) for corpus in config.data.train)
+    return read_pairs(config.data.train[number], reading)
 
 
-def _get_tokenizer(config: Config, run_tokenizer: Path, hashes: list[str], stop: Stop) -> Tokenizer:
+def _get_tokenizer(config: Config, run_tokenizer: Path, scans: list[Scan], stop: Stop) -> Tokenizer:
     """Load the run's vocabulary, or the one that the config names, or get one from the cache."""
     stop.check()
     settings = config.tokenizer
@@ -159,8 +180,9 @@ def _get_tokenizer(config: Config, run_tokenizer: Path, hashes: list[str], stop:
         return tokenizer
     if settings.path is not None:
         return Tokenizer.load(Path(settings.path))
-    parts = (hashes, config.data.invalid_utf8, settings.model_dump(), version("sentencepiece"))
-    make = partial(_train_tokenizer, config, hashes, stop)
+    text = ([found.sha256 for found in scans], config.data.invalid_utf8, _text_filter(config))
+    parts = (*text, settings.model_dump(), version("sentencepiece"))
+    make = partial(_train_tokenizer, config, scans, stop)
     return cached(cache_key("tokenizer", *parts), _open_tokenizer, make, stop)
 
 
@@ -172,28 +194,72 @@ def _open_tokenizer(path: Path) -> Tokenizer | None:
     return Tokenizer.load(path / checkpoint.TOKENIZER)
 
 
+def _text_filter(config: Config) -> dict[str, Any]:
+    """What decides which text a vocabulary is trained on."""
+    return config.filter.model_dump(exclude={"min_length", "max_ratio"})
+
+
 def _read_unchanged(
-    config: Config, hashes: list[str], counts: Counter[str], stop: Stop
+    config: Config, number: int, scans: list[Scan], counts: Counter[str], stop: Stop
 ) -> Iterator[Pair]:
-    """Read the training text; raises `ChangedError` at its end where it is no longer what was
+    """Read a training corpus; raises `ChangedError` at its end where it is no longer what was
     hashed before: what is made of it would be kept under the name of another text.
     """
-    yield from _read_train(config, counts)
-    if [_scan(config, corpus, stop).sha256 for corpus in config.data.train] != hashes:
+    yield from _read_train(config, number, counts)
+    if _scan(config, config.data.train[number], stop) != scans[number]:
         raise ChangedError("data.train: it changed while it was read; run the same command again")
 
 
-def _train_tokenizer(config: Config, hashes: list[str], stop: Stop, path: Path) -> Tokenizer:
+def _read_once(
+    config: Config, number: int, scans: list[Scan], counts: Counter[str], stop: Stop
+) -> Iterator[Pair]:
+    """Read a training corpus, without the pairs that came before if these are to be left out."""
+    pairs = _read_unchanged(config, number, scans, counts, stop)
+    if not config.filter.duplicates:
+        return pairs
+    hashes = [found.sha256 for found in scans]
+    key = cache_key("repeats", repeats.FORMAT, hashes, config.data.invalid_utf8)
+    find = partial(_find_repeats, config, scans, stop)
+    is_repeat = cached(key, repeats.open_repeats, find, stop)[number]
+    if found := int(np.bitwise_count(is_repeat).sum()):
+        counts[f"{DROPPED}seen before"] += found
+    return repeats.without_repeats(pairs, is_repeat)
+
+
+def _find_repeats(
+    config: Config, scans: list[Scan], stop: Stop, path: Path
+) -> list[NDArray[np.uint8]]:
+    """Read all training text for the pairs that come more than once."""
+    about = sum(found.pairs for found in scans)
+    with progress_bar(about, "pair", "finding duplicates") as bar:
+
+        def progress(number: int) -> None:
+            bar.update(number)
+            stop.check()
+
+        numbers = range(len(scans))
+        corpora = (_read_unchanged(config, n, scans, Counter(), stop) for n in numbers)
+        repeats.write_repeats(path, corpora, about, progress)
+    found = repeats.open_repeats(path)
+    assert found is not None
+    return found
+
+
+def _train_tokenizer(config: Config, scans: list[Scan], stop: Stop, path: Path) -> Tokenizer:
     """Train a vocabulary on both sides together and keep it."""
     settings = config.tokenizer
     logger.info(
         "training a %s vocabulary of %s pieces", settings.model_type, f"{settings.vocab_size:,}"
     )
 
+    selection = selection_of(config)
+
     def sentences() -> Iterator[str]:
-        for pair in _read_unchanged(config, hashes, Counter(), stop):
-            stop.check()
-            yield from pair
+        for number in range(len(scans)):
+            pairs = _read_once(config, number, scans, Counter(), stop)
+            while chunk := list(islice(pairs, CHUNK)):
+                stop.check()
+                yield from chain.from_iterable(selection.by_text(chunk, Counter()))
 
     proto = train_tokenizer(
         sentences,
@@ -225,22 +291,35 @@ def _check_tokenizer(tokenizer: Tokenizer, settings: TokenizerConfig, path: Path
         )
 
 
+def selection_of(config: Config) -> Selection:
+    """Which training pairs a config keeps."""
+    return Selection(config.data.max_length, config.filter)
+
+
 def _get_store(
-    config: Config, tokenizer: Tokenizer, hashes: list[str], pairs: int, stop: Stop
+    config: Config, number: int, tokenizer: Tokenizer, scans: list[Scan], stop: Stop
 ) -> Store:
-    """Open the tokenized corpus in the cache, or build it."""
-    data = config.data
-    key = store_key(hashes, tokenizer.fingerprint, data.max_length, data.invalid_utf8)
-    make = partial(_build, config, tokenizer, hashes, pairs, stop)
+    """Open a tokenized corpus in the cache, or build it."""
+    first = 0 if config.filter.duplicates else number  # of what it depends on
+    hashes = [found.sha256 for found in scans[first : number + 1]]
+    selection, invalid_utf8 = selection_of(config), config.data.invalid_utf8
+    key = store_key(hashes, tokenizer.fingerprint, selection, invalid_utf8)
+    make = partial(_build, config, number, tokenizer, scans, stop)
     return cached(key, open_store, make, stop)
 
 
 def _build(
-    config: Config, tokenizer: Tokenizer, hashes: list[str], pairs: int, stop: Stop, path: Path
+    config: Config,
+    number: int,
+    tokenizer: Tokenizer,
+    scans: list[Scan],
+    stop: Stop,
+    path: Path,
 ) -> Store:
-    workers = config.data.workers
+    workers, name = config.data.workers, describe(config.data.train[number])
     counts: Counter[str] = Counter()
-    bar = progress_bar(pairs, "pair", "tokenizing")
+    pairs = _read_once(config, number, scans, counts, stop)
+    bar = progress_bar(scans[number].pairs, "pair", f"tokenizing {Path(name).name}")
 
     def progress(number: int) -> None:
         bar.update(number)
@@ -250,9 +329,9 @@ def _build(
         with bar:
             return build_store(
                 path,
-                _read_unchanged(config, hashes, counts, stop),
+                pairs,
                 tokenizer,
-                max_length=config.data.max_length,
+                selection=selection_of(config),
                 counts=counts,
                 workers=available_threads() if workers == "auto" else workers,
                 progress=progress,
@@ -262,9 +341,13 @@ def _build(
         raise
 
 
-def _report(store: Store, read: int) -> None:
+def _report(config: Config, store: Store, read: int) -> None:
     """Say once what training uses and what was left out."""
     logger.info("train: %s of %s pairs", f"{len(store):,}", f"{read:,}")
+    if any(part.weight != 1 for part in store.parts):
+        for corpus, part in zip(config.data.train, store.parts, strict=True):
+            size = f"{part.stop - part.start:,}"
+            logger.info("train: %s: %s pairs x %.4g", describe(corpus), size, part.weight)
     for reason, count in store.counts.items():
         logger.info("train: %s: %s", reason, f"{count:,}")
     if not len(store):

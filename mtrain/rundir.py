@@ -124,6 +124,11 @@ class RunDirectory:
                     f"{self.path}: holds checkpoints but no run.json; use another run_dir"
                 )
             return
+        if before.get("weights") != fingerprints["weights"]:
+            raise RefusedError(
+                f"{self.path}: data.train: its weights were {before.get('weights')} when this run "
+                f"began, and are {fingerprints['weights']}; choose another run_dir"
+            )
         for key in ("train", "valid", "tokenizer"):
             if before.get(key) != fingerprints[key]:
                 name = key if key == "tokenizer" else f"data.{key}"

@@ -5,18 +5,13 @@ A store is a row of shards, each of as many pairs as were read for it, less thos
 eos.
 """
 
-import multiprocessing
-import signal
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, chain, islice
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
+from itertools import accumulate, chain, compress, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,17 +23,22 @@ from mtrain import manifest
 from mtrain.cache import cache_key, remembered
 from mtrain.corpus import Pair
 from mtrain.errors import UserError
+from mtrain.filters import Selection
 from mtrain.json_reader import read_json_file
-from mtrain.stop import EXIT_CODES
-from mtrain.text import DROPPED
 from mtrain.tokenizer import Tokenizer
+from mtrain.workers import Workers
 
-FORMAT = 2
+FORMAT = 3
 CHUNK = 10_000  # pairs handed to a worker at a time
 SHARD_CHUNKS = 100  # to a shard; a build that was stopped goes on behind the last whole one
 INLINE_CHUNKS = 10  # starting processes takes longer than tokenizing this much in the one there is
 
-Encoded = tuple[NDArray[np.uint32], NDArray[np.int64], int]
+DEATH = (
+    "a process that tokenizes the corpus was killed, perhaps for lack of memory: "
+    "run the same command again, with a lower data.workers if it repeats"
+)
+
+Encoded = tuple[NDArray[np.uint32], NDArray[np.int64], Counter[str]]
 Encoding = Generator[Encoded, None, None]
 
 
@@ -59,12 +59,11 @@ class Shard:
 
 @dataclass(frozen=True)
 class Written:
-    """What a shard was made of: pairs read, and too long to be kept; ids; tokens of the targets."""
+    """What a shard was made of: pairs read, and left out for which reasons; ids."""
 
-    read: int = 0
-    too_long: int = 0
-    ids: int = 0
-    tgt_tokens: int = 0
+    read: int
+    dropped: dict[str, int]
+    ids: int
 
 
 @dataclass(frozen=True)
@@ -79,13 +78,34 @@ class Description:
 DESCRIPTION, WRITTEN, WHOLE = TypeAdapter(Description), TypeAdapter(Written), TypeAdapter(bool)
 
 
+@dataclass(frozen=True)
+class Part:
+    """Pairs `start` to `stop` - 1 of a store: a corpus, of which an epoch sees each pair `weight`
+    times.
+    """
+
+    start: int
+    stop: int
+    weight: float
+
+
 class Store:
     """Pairs of id sequences: opening costs nothing whatever the size."""
 
-    def __init__(self, shards: list[Shard], tgt_tokens: int, counts: dict[str, int]) -> None:
-        """`tgt_tokens` is the sum of all targets' lengths, without eos."""
-        self.shards, self.tgt_tokens, self.counts = shards, tgt_tokens, counts
+    def __init__(
+        self, shards: list[Shard], counts: dict[str, int], parts: list[Part] | None = None
+    ) -> None:
+        self.shards, self.counts = shards, counts
         self.starts = list(accumulate(map(len, shards), initial=0))
+        self.parts = parts or [Part(0, len(self), 1.0)]
+
+    @classmethod
+    def join(cls, stores: list["Store"], weights: list[float]) -> "Store":
+        """Put stores one behind the other, as the parts of one."""
+        starts = list(accumulate(map(len, stores), initial=0))
+        parts = [Part(*each) for each in zip(starts, starts[1:], weights, strict=False)]
+        counts = sum((Counter(store.counts) for store in stores), Counter[str]())
+        return cls([shard for store in stores for shard in store.shards], dict(counts), parts)
 
     def __len__(self) -> int:
         return self.starts[-1]
@@ -116,9 +136,10 @@ class Store:
         return shard.line(line), shard.line(line + 1)
 
 
-def store_key(corpora: list[str], tokenizer: str, max_length: int | None, invalid_utf8: str) -> str:
+def store_key(corpora: list[str], tokenizer: str, selection: Selection, invalid_utf8: str) -> str:
     """Name a store by all that its content depends on."""
-    return cache_key("store", FORMAT, corpora, tokenizer, max_length, invalid_utf8)
+    kept = (selection.max_length, selection.filter.model_dump())
+    return cache_key("store", FORMAT, corpora, tokenizer, *kept, invalid_utf8)
 
 
 def open_store(path: Path) -> Store | None:
@@ -135,7 +156,7 @@ def open_store(path: Path) -> Store | None:
         return None
     if len(shards) != found.shards:
         return None
-    return Store(shards, sum(note.tgt_tokens for note in notes), found.counts)
+    return Store(shards, found.counts)
 
 
 def _verify(path: Path) -> bool:
@@ -169,12 +190,12 @@ def build_store(
     pairs: Iterable[Pair],
     tokenizer: Tokenizer,
     *,
-    max_length: int | None,
+    selection: Selection,
     counts: Counter[str],
     workers: int,
     progress: Callable[[int], None],
 ) -> Store:
-    """Tokenize `pairs` with several processes and keep what fits in `max_length` tokens (with eos).
+    """Tokenize `pairs` with several processes and keep those that are selected.
 
     `counts` is what reading dropped; `progress` is told the number of pairs read. What a stopped
     build of the same store had written is taken up. Raises `UserError`, and `OSError` where the
@@ -187,12 +208,12 @@ def build_store(
         iterator = iter(pairs)
         _skip(iterator, sum(shard.read for shard in shards), progress)
         chunks = iter(lambda: list(islice(iterator, CHUNK)), [])
-        with closing(_encode_all(chunks, tokenizer, max_length, workers)) as encoded:
+        with closing(_encode_all(chunks, tokenizer, selection, workers)) as encoded:
             while (first := next(encoded, None)) is not None:
                 group = chain((first,), islice(encoded, SHARD_CHUNKS - 1))
                 shards.append(_write_shard(directory, len(shards), group, dtype, progress))
-        if too_long := sum(shard.too_long for shard in shards):
-            counts[f"{DROPPED}longer than {max_length} tokens"] += too_long
+        for shard in shards:
+            counts.update(shard.dropped)
         description = Description(dtype, len(shards), dict(counts))
         (directory / "store.json").write_bytes(DESCRIPTION.dump_json(description))
 
@@ -228,105 +249,55 @@ def _write_shard(
     progress: Callable[[int], None],
 ) -> Written:
     """Write ids as they come, then where each line begins, then that the shard is whole."""
-    written, lengths = Written(), [np.zeros(1, np.int64)]
+    read, dropped, lengths = 0, Counter[str](), [np.zeros(1, np.int64)]
     with (directory / _ids_name(number)).open("wb") as out:
-        for ids, lens, too_long in encoded:
+        for ids, lens, left_out in encoded:
             out.write(ids.astype(dtype).tobytes())
             lengths.append(lens)
-            read = len(lens) // 2 + too_long
-            written = Written(
-                written.read + read,
-                written.too_long + too_long,
-                written.ids + len(ids),
-                written.tgt_tokens + int(lens[1::2].sum()),
-            )
-            progress(read)
+            number_read = len(lens) // 2 + left_out.total()
+            dropped.update(left_out)
+            progress(number_read)
+            read += number_read
+    offsets = np.concatenate(lengths).cumsum()
     with (directory / _offsets_name(number)).open("wb") as out:
-        offsets = np.concatenate(lengths).cumsum()
         header = {"descr": "<i8", "fortran_order": False, "shape": offsets.shape}
         np.lib.format.write_array_header_1_0(out, header)
         out.write(offsets.astype("<i8").tobytes())  # numpy's own writing hides why a disk fails
     manifest.sync(directory / _ids_name(number))
     manifest.sync(directory / _offsets_name(number))
+    written = Written(read, dropped, int(offsets[-1]))
     manifest.write_bytes(directory / _note_name(number), WRITTEN.dump_json(written))
     return written
 
 
 def _encode_all(
-    chunks: Iterator[list[Pair]], tokenizer: Tokenizer, max_length: int | None, workers: int
+    chunks: Iterator[list[Pair]], tokenizer: Tokenizer, selection: Selection, workers: int
 ) -> Encoding:
     """Encode chunks in order, in other processes if there are many."""
     first = list(islice(chunks, INLINE_CHUNKS + 1))
     chunks = chain(first, chunks)
-    if len(first) > INLINE_CHUNKS and workers > 1:
-        return _encode_in_processes(chunks, tokenizer, max_length, workers)
-    return (_encode_chunk(chunk, tokenizer, max_length) for chunk in chunks)
+    if len(first) <= INLINE_CHUNKS or workers == 1:
+        yield from (_encode_chunk(chunk, tokenizer, selection) for chunk in chunks)
+        return
+    crew = Workers([partial(_encoder, tokenizer.proto, selection)] * workers, DEATH)
+    with closing(crew):
+        yield from crew.map(chunks)
 
 
-def _encode_in_processes(
-    chunks: Iterator[list[Pair]], tokenizer: Tokenizer, max_length: int | None, workers: int
-) -> Encoding:
-    """Encode chunks by processes that take turns. They share nothing, no queue and no lock: the
-    death of one is an end of its pipe, and nobody waits for ever.
+def _encoder(proto: bytes, selection: Selection) -> Callable[[list[Pair]], Encoded]:
+    """Return what a process does."""
+    return partial(_encode_chunk, tokenizer=Tokenizer(proto), selection=selection)
+
+
+def _encode_chunk(chunk: list[Pair], tokenizer: Tokenizer, selection: Selection) -> Encoded:
+    """Return the ids of the pairs that are kept, one after the other, the lengths of their lines,
+    and how many were left out for which reason.
     """
-    crew = [_start_worker(tokenizer, max_length) for _ in range(workers)]
-    idle, busy = deque(pipe for _, pipe in crew), deque[Connection]()
-    try:
-        for chunk in chunks:
-            if not idle:
-                yield busy[0].recv()
-                idle.append(busy.popleft())
-            idle[0].send(chunk)
-            busy.append(idle.popleft())
-        for pipe in busy:
-            yield pipe.recv()
-    except (EOFError, OSError):  # between two messages, within one
-        raise UserError(
-            "a process that tokenizes the corpus was killed, perhaps for lack of memory: "
-            "run the same command again, with a lower data.workers if it repeats"
-        ) from None
-    finally:
-        for process, _ in crew:
-            process.kill()
-            process.join()
-
-
-def _start_worker(tokenizer: Tokenizer, max_length: int | None) -> tuple[BaseProcess, Connection]:
-    """Start a process that encodes what it is sent. Signals that ask a job to stop are blocked in
-    it from its first moment on, for stopping is this process's to decide.
-    """
-    context = multiprocessing.get_context("spawn")  # forking a process with threads can deadlock
-    resource_tracker.ensure_running()  # it would unblock signals when the first process starts
-    here, there = context.Pipe()
-    process = context.Process(target=_work, args=(there, tokenizer.proto, max_length), daemon=True)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, EXIT_CODES)
-    try:
-        process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    there.close()  # else the worker's death would not be seen here
-    return process, here
-
-
-def _work(pipe: Connection, proto: bytes, max_length: int | None) -> None:
-    tokenizer = Tokenizer(proto)
-    with suppress(EOFError, OSError):  # nobody is left who wants more
-        while True:
-            pipe.send(_encode_chunk(pipe.recv(), tokenizer, max_length))
-
-
-def _encode_chunk(chunk: list[Pair], tokenizer: Tokenizer, max_length: int | None) -> Encoded:
-    """Return the ids of the pairs that fit, one after the other, the lengths of their lines, and
-    how many did not.
-    """
-    lines = tokenizer.encode([text for pair in chunk for text in pair])
-    if max_length is not None:
-        fitting = [
-            i for i in range(0, len(lines), 2) if max(len(lines[i]), len(lines[i + 1])) < max_length
-        ]
-        kept = [lines[j] for i in fitting for j in (i, i + 1)]
-    else:
-        kept = lines
-    lengths = np.fromiter(map(len, kept), np.int64, len(kept))
+    dropped = Counter[str]()
+    pairs = selection.by_text(chunk, dropped)
+    lines = tokenizer.encode([text for pair in pairs for text in pair])
+    lengths = np.fromiter(map(len, lines), np.int64, len(lines))
+    passed = np.repeat(selection.by_length(lengths.reshape(-1, 2), dropped), 2)
+    kept, lengths = compress(lines, passed.tolist()), lengths[passed]
     ids = np.fromiter(chain.from_iterable(kept), np.uint32, int(lengths.sum()))
-    return ids, lengths, (len(lines) - len(kept)) // 2
+    return ids, lengths, +dropped  # without what did not occur

@@ -94,7 +94,7 @@ class Trainer:
         self.config, self.prepared, self.run_dir, self.stop = config, prepared, run, stop
         self.ranks = ranks or Ranks()
         self.machine = Machine.of(config, self.ranks)
-        self.device = device_of(config, self.ranks)
+        self.device = device_of(config.train.device, self.ranks)
         self._set_up_torch()
         self.model = self._build_model()
         self.optimizer = self._build_optimizer()
@@ -500,9 +500,10 @@ class Trainer:
 
     def _announce_training(self) -> None:
         """Say what is trained, on what, and how."""
-        train, store = self.config.train, self.prepared.store
+        train = self.config.train
         warmup = max(1, train.warmup_steps)
-        batches = len(self.batches.plan(0, 0)) * self.batches.pools  # all pools are alike
+        planned = self.batches.plan(0, 0)  # all pools are alike
+        batches, per_step = len(planned) * self.batches.pools, self.micro_batches_a_step
         logger.info(
             "model: %s parameters, vocabulary %s",
             f"{self.model.num_parameters:,}",
@@ -516,11 +517,11 @@ class Trainer:
             self.machine.threads,
             ", compiled" if self.machine.compile else "",
         )
-        tokens = store.tgt_tokens + len(store)
+        tokens = sum(each.num_tokens for each in planned)
         logger.info(
             "batches: about %s steps an epoch, about %s target tokens a step",
-            f"{max(1, batches // self.micro_batches_a_step):,}",
-            f"{tokens * self.micro_batches_a_step // batches:,}",
+            f"{max(1, batches // per_step):,}",
+            f"{tokens * per_step // max(1, len(planned)):,}",
         )
         logger.info(
             "learning rate: %s, peak %.3e at step %s",

@@ -39,6 +39,12 @@ class Translation:
     score: float
 
 
+# Sources as ids without eos, and the translations of each.
+Rows = list[NDArray[np.int64]]
+Translated = list[list[Translation]]
+ShareOut = Callable[[list[Rows]], Generator[Translated]]
+
+
 def model_shape(config: Config, tokenizer: Tokenizer) -> Shape:
     """Derive a model's shape from its settings and vocabulary."""
     m = config.model
@@ -72,6 +78,7 @@ class Translator:
     decode: DecodeConfig
     config: Config
     check_stop: Callable[[], None] = lambda: None
+    share_out: ShareOut | None = None  # who translates batches instead of this process alone
     device: torch.device = field(init=False)
 
     def __post_init__(self) -> None:
@@ -114,22 +121,25 @@ class Translator:
         rows, cut = self.encode_sources([lines[place] for place in places])
         progress(len(lines) - len(places))
         batches = list(self._source_batches(rows))
-        with closing(self._translated(rows, batches)) as translated:
+        work = [[rows[i] for i in batch] for batch in batches]
+        with closing((self.share_out or self.translate_batches)(work)) as translated:
             for batch, found in zip(batches, translated, strict=True):
-                self.check_stop()
                 for i, translations in zip(batch, found, strict=True):
                     results[places[i]] = translations
                 progress(len(batch))
         return results, [places[i] for i in cut]
 
-    def _translated(
-        self, rows: list[NDArray[np.int64]], batches: list[NDArray[np.int64]]
-    ) -> Generator[list[list[Translation]]]:
-        """Translate batches, on a CPU several at a time: the matrices of decoding are so small that
-        two cores do two of them sooner than one together.
+    def translate_batches(self, batches: list[Rows]) -> Generator[Translated]:
+        """Translate sources batch by batch, on a CPU several at a time: the matrices of decoding
+        are so small that two cores do two of them sooner than one together.
         """
+        for found in self._translated(batches):
+            self.check_stop()
+            yield found
+
+    def _translated(self, batches: list[Rows]) -> Iterator[Translated]:
         _ = self.decoder  # before several threads ask for it
-        work, threads = partial(self._translate_batch, rows), torch.get_num_threads()
+        work, threads = self.translate_batch, torch.get_num_threads()
         at_once = min(threads, len(batches), MOST_AT_ONCE)
         if self.device.type != "cpu" or at_once < 2:
             yield from map(work, batches)
@@ -142,11 +152,10 @@ class Translator:
             pool.shutdown(cancel_futures=True)
             torch.set_num_threads(threads)
 
-    def _translate_batch(
-        self, rows: list[NDArray[np.int64]], batch: NDArray[np.int64]
-    ) -> list[list[Translation]]:
-        with telling_lack_of_memory(partial(_too_large, len(batch), len(rows[batch[0]]))):
-            found = self._search([rows[i] for i in batch])
+    def translate_batch(self, rows: Rows) -> Translated:
+        """Translate sources that are searched together."""
+        with telling_lack_of_memory(partial(_too_large, len(rows), max(map(len, rows)))):
+            found = self._search(rows)
         texts = iter(self.texts([h.ids for hypotheses in found for h in hypotheses]))
         return [[Translation(next(texts), h.score) for h in hypotheses] for hypotheses in found]
 

@@ -23,17 +23,17 @@ from mtrain.log import logger, progress_bar
 from mtrain.manifest import write_file
 from mtrain.prepare import Prepared, Text
 from mtrain.rundir import RunDirectory
+from mtrain.several import share_among
 from mtrain.stop import Stop
 from mtrain.translate import Translator, make_translator
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank found of a set, every so many lines: translations, and the negative
-    log-likelihood and the number of the references' tokens.
+    """What one rank found of every so many lines of a set: negative log-likelihood and number of
+    the references' tokens.
     """
 
-    hypotheses: list[str]
     nll: float
     tokens: int
 
@@ -180,13 +180,11 @@ class Validation:
 
     def _evaluate(self, translator: Translator, text: Text, name: str) -> tuple[Entry, list[str]]:
         """Score a model on a set: BLEU, chrF, NLL a token; and its translations."""
-        shares = [
-            read_json(message, SHARE)
-            for message in self.ranks.gather(partial(self._find_share, translator, text, name))
-        ]
-        hypotheses = [""] * len(text)
-        for rank, share in enumerate(shares):
-            hypotheses[rank :: self.ranks.size] = share.hypotheses
+        share_among(self.ranks, translator)
+        with progress_bar(len(text), "line", f"translating {name}") as bar:
+            hypotheses = translator.best(text.sources, bar.update)
+        found = self.ranks.gather(partial(self._find_share, translator, text))
+        shares = [read_json(message, SHARE) for message in found]
         tokenize = metrics.tokenizer_for(self.config.data.tgt_lang)
         bleu = metrics.bleu(hypotheses, [text.references], tokenize=tokenize)
         entry = {
@@ -197,14 +195,11 @@ class Validation:
         }
         return entry, hypotheses
 
-    def _find_share(self, translator: Translator, text: Text, name: str) -> bytes:
-        """Translate and score the lines of a set that are this rank's."""
-        self.stop.check()
+    def _find_share(self, translator: Translator, text: Text) -> bytes:
+        """Score the references of the lines of a set that are this rank's."""
         mine = slice(self.ranks.rank, None, self.ranks.size)
-        sources, references = text.sources[mine], text.references[mine]
-        with progress_bar(len(sources), "line", f"translating {name}") as bar:
-            hypotheses = translator.best(sources, bar.update)
-        return json.dumps(asdict(Share(hypotheses, *translator.nll(sources, references)))).encode()
+        share = Share(*translator.nll(text.sources[mine], text.references[mine]))
+        return json.dumps(asdict(share)).encode()
 
     def _keep(self, name: str, hypotheses: list[str], step: int, prefix: str, entry: Entry) -> None:
         """Write translations, and a record in place of one that was left unfinished."""

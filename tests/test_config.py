@@ -15,6 +15,7 @@ from mtrain.config import (
     DataConfig,
     DecodeConfig,
     FileCorpus,
+    FilterConfig,
     GeneratedCorpus,
     HubCorpus,
     ModelConfig,
@@ -37,11 +38,22 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "src_lang": REQUIRED,
         "tgt_lang": REQUIRED,
         "train": REQUIRED,
+        "temperature": 1.0,
         "valid": REQUIRED,
         "test": {},
         "max_length": 256,
         "invalid_utf8": "error",
         "workers": "auto",
+    },
+    "filter": {
+        "min_length": 0,
+        "max_ratio": None,
+        "identical": False,
+        "duplicates": False,
+        "control": False,
+        "src_script": [],
+        "tgt_script": [],
+        "script_share": 0.5,
     },
     "tokenizer": {
         "path": None,
@@ -102,6 +114,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }
 
+WEIGHT = {"weight": "a number above 0 and up to 1000"}
+
 # What each setting says it takes; an error message quotes it.
 TAKES: dict[type[BaseModel], dict[str, str]] = {
     DataConfig: {
@@ -109,11 +123,22 @@ TAKES: dict[type[BaseModel], dict[str, str]] = {
         "src_lang": "text",
         "tgt_lang": "text",
         "train": "a list",
+        "temperature": "a number from 1 and up to 1000",
         "valid": "a mapping",
         "test": "a mapping",
         "max_length": "a whole number from 2 and up to 65536",
         "invalid_utf8": "one of error, drop",
         "workers": "auto or a whole number from 1",
+    },
+    FilterConfig: {
+        "min_length": "a whole number from 0",
+        "max_ratio": "a number from 1 or nothing",
+        "identical": "true or false",
+        "duplicates": "true or false",
+        "control": "true or false",
+        "src_script": "a list",
+        "tgt_script": "a list",
+        "script_share": "a number above 0 and up to 1",
     },
     TokenizerConfig: {
         "path": "text or nothing",
@@ -172,16 +197,18 @@ TAKES: dict[type[BaseModel], dict[str, str]] = {
         "batch_tokens": "a whole number from 1",
         "window": "a whole number from 1",
     },
-    TextCorpus: {"src": "text", "tgt": "text"},
+    TextCorpus: {"src": "text", "tgt": "text", **WEIGHT},
     GeneratedCorpus: {
         "generated": "phrasebook",
         "split": "one of train, valid, test",
         "pairs": "a whole number from 1",
+        **WEIGHT,
     },
     FileCorpus: {
         "file": "text that ends in .tsv, .jsonl (or these with .gz or .zst) or .parquet",
         "src": "a whole number from 0 or text",
         "tgt": "a whole number from 0 or text",
+        **WEIGHT,
     },
     HubCorpus: {
         "dataset": "text",
@@ -190,6 +217,7 @@ TAKES: dict[type[BaseModel], dict[str, str]] = {
         "src": "text",
         "tgt": "text",
         "streaming": "true or false",
+        **WEIGHT,
     },
 }
 
@@ -529,10 +557,14 @@ def test_every_finding_is_named_at_once(tmp_path: Path) -> None:
         (
             "data.train=[{src: x, tgt: y}]",
             "data.train",
-            [{"src": "x", "tgt": "y"}],
+            [{"src": "x", "tgt": "y", "weight": 1.0}],
         ),
-        ("data.test.news={src: x, tgt: y}", "data.test", {"news": {"src": "x", "tgt": "y"}}),
-        ("data.valid.src=w.en", "data.valid", {"src": "w.en", "tgt": "v.de"}),
+        (
+            "data.test.news={src: x, tgt: y}",
+            "data.test",
+            {"news": {"src": "x", "tgt": "y", "weight": 1.0}},
+        ),
+        ("data.valid.src=w.en", "data.valid", {"src": "w.en", "tgt": "v.de", "weight": 1.0}),
         ("decode={beam_size: 2}", "decode.beam_size", 2),
     ],
 )
@@ -654,6 +686,6 @@ def test_changed_keys_lists_each_difference_by_its_dotted_key(tmp_path: Path) ->
     new = load(tmp_path, DATA, "seed=2", "train.peak_lr=1e-3", "data.test={a: {src: x, tgt: y}}")
     assert changed_keys(old, new) == [
         ("seed", 1, 2),
-        ("data.test", {}, {"a": {"src": "x", "tgt": "y"}}),
+        ("data.test", {}, {"a": {"src": "x", "tgt": "y", "weight": 1.0}}),
         ("train.peak_lr", None, 1e-3),
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from mtrain import data, log, store
 from mtrain.cache import cache_directory
-from mtrain.config import load_config
+from mtrain.config import FilterConfig, load_config
 from mtrain.corpus import Pair
 from mtrain.data import Batch, SpecialIds, TokenBatches, batch_by_tokens, collate, pad
 from mtrain.errors import UserError
+from mtrain.filters import Selection
 from mtrain.job import train
 from mtrain.stop import Stop
 from mtrain.store import Shard, Store, build_store, open_store, store_key
@@ -36,7 +37,7 @@ def store_of(lengths: NDArray[np.int64]) -> Store:
     ids = np.full(int(offsets[-1]), 9)
     starts = offsets[:-1][np.diff(offsets) > 0]
     ids[starts] = 10 + np.arange(2 * len(lengths))[np.diff(offsets) > 0]
-    return Store([Shard(ids, offsets)], int(lengths[:, 1].sum()), {})
+    return Store([Shard(ids, offsets)], {})
 
 
 def natural_lengths(pairs: int, seed: int = 0) -> NDArray[np.int64]:
@@ -162,6 +163,34 @@ def test_a_pool_holds_pairs_from_all_over_the_corpus(monkeypatch: pytest.MonkeyP
     assert len(set(first) & set(again)) < 200
 
 
+def test_parts_come_as_often_as_they_weigh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "POOL", 300)
+    monkeypatch.setattr(data, "BLOCK", 10)
+    weights = [1.0, 3.0, 0.3, 2.5]
+    stores = [store_of(natural_lengths(400, seed)) for seed in range(4)]
+    batches = TokenBatches(Store.join(stores, weights), 600, 1, IDS, 1)
+    seen = []
+    for epoch in range(2):
+        rows = [each.rows for pool in range(batches.pools) for each in batches.plan(epoch, pool)]
+        seen.append(np.bincount(np.concatenate(rows), minlength=1600).reshape(4, 400))
+    for counts in seen:
+        assert (counts[0] == 1).all()
+        assert (counts[1] == 3).all()
+        assert set(counts[2]) == {0, 1}
+        assert counts[2].sum() == pytest.approx(120, abs=40)
+        assert set(counts[3]) == {2, 3}
+        assert counts[3].sum() == pytest.approx(1000, abs=40)
+    assert (seen[0][2] != seen[1][2]).any()
+    assert batches.store.pair(400)[0][0] == stores[1].pair(0)[0][0]
+
+
+def test_a_corpus_that_is_rarely_seen_is_seen() -> None:
+    batches = TokenBatches(Store.join([store_of(natural_lengths(3))], [0.2]), 600, 1, IDS, 1)
+    rows = [list(each.rows) for epoch in range(60) for each in batches.plan(epoch, 0)]
+    assert {row for some in rows for row in some} == {0, 1, 2}
+    assert len(rows) < 50
+
+
 def test_epochs_cut_other_batches() -> None:
     epochs = [{frozenset(examples([b])) for b in epoch_of(stream(), epoch)} for epoch in (0, 1)]
     assert len(epochs[0] & epochs[1]) < len(epochs[0]) / 2
@@ -220,9 +249,15 @@ def test_padding_stays_under_ten_percent_on_either_side(max_tokens: int) -> None
 # --- The store -------------------------------------------------------------------------------
 
 
-def build(path: Path, pairs: list[Pair], tokenizer: Tokenizer, **options: Any) -> Store:
+def build(
+    path: Path,
+    pairs: Iterable[Pair],
+    tokenizer: Tokenizer,
+    max_length: int | None = None,
+    **options: Any,
+) -> Store:
     settings = {
-        "max_length": None,
+        "selection": Selection(max_length),
         "counts": Counter(),
         "workers": 1,
         "progress": lambda number: None,
@@ -245,7 +280,6 @@ def test_a_store_gives_back_what_was_put_in(tmp_path: Path, tokenizer: Tokenizer
         assert found.counts == {"odd lines": 2}
     encoded = [[len(ids) for ids in tokenizer.encode(list(pair))] for pair in pairs]
     assert opened.lengths_of(0, len(opened)).tolist() == encoded
-    assert opened.tgt_tokens == sum(tgt for _, tgt in encoded)
     assert [shard.ids.dtype for shard in opened.shards] == [np.uint16]
 
 
@@ -299,7 +333,7 @@ def test_shards_are_one_row_of_pairs(
     assert len(cut.shards) == 9
     assert len({len(shard) for shard in cut.shards}) > 1
     assert texts(cut, tokenizer) == texts(whole, tokenizer)
-    assert (len(cut), cut.tgt_tokens, cut.counts) == (len(whole), whole.tgt_tokens, whole.counts)
+    assert (len(cut), cut.counts) == (len(whole), whole.counts)
     for start, stop in ((0, len(cut)), (0, 0), (5, 6), (5, 40), (11, 13), (70, len(cut))):
         assert (cut.lengths_of(start, stop) == whole.lengths_of(start, stop)).all()
 
@@ -333,7 +367,7 @@ def test_a_build_that_was_stopped_goes_on(
     assert sum(tokenized) == 100 - pairs_before // 12 * 12
     assert sum(read) == 100
     assert texts(found, tokenizer) == texts(expected, tokenizer)
-    assert (found.tgt_tokens, found.counts) == (expected.tgt_tokens, expected.counts)
+    assert found.counts == expected.counts
     for one, two in zip(
         *(sorted((tmp_path / name).iterdir()) for name in ("undisturbed", "s")), strict=True
     ):
@@ -376,16 +410,18 @@ def test_a_missing_store_is_not_opened(tmp_path: Path) -> None:
 
 
 def test_a_store_is_named_by_all_that_it_depends_on() -> None:
+    long, no_copies = Selection(65), Selection(64, FilterConfig(identical=True))
     keys = {
-        store_key(["a", "b"], "t", 64, "error"),
-        store_key(["b", "a"], "t", 64, "error"),
-        store_key(["a", "b"], "u", 64, "error"),
-        store_key(["a", "b"], "t", 65, "error"),
-        store_key(["a", "b"], "t", None, "error"),
-        store_key(["a", "b"], "t", 64, "drop"),
+        store_key(["a", "b"], "t", Selection(64), "error"),
+        store_key(["b", "a"], "t", Selection(64), "error"),
+        store_key(["a", "b"], "u", Selection(64), "error"),
+        store_key(["a", "b"], "t", long, "error"),
+        store_key(["a", "b"], "t", no_copies, "error"),
+        store_key(["a", "b"], "t", Selection(None), "error"),
+        store_key(["a", "b"], "t", Selection(64), "drop"),
     }
-    assert len(keys) == 6
-    assert store_key(["a", "b"], "t", 64, "error") in keys
+    assert len(keys) == 7
+    assert store_key(["a", "b"], "t", Selection(64), "error") in keys
 
 
 def test_the_cache_is_where_the_environment_says(

@@ -1,0 +1,99 @@
+"""Translation by several devices of one machine, or by the ranks of a job. They share out the very
+batches that one device would make, so that the text does not depend on how many there are.
+"""
+
+import json
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from mtrain.device import available_threads, pick_device
+from mtrain.distributed import Ranks
+from mtrain.errors import RefusedError
+from mtrain.machine import device_of
+from mtrain.translate import Rows, Translated, Translation, Translator, load_translator
+from mtrain.workers import Workers
+
+DEATH = (
+    "a process that translates was killed, perhaps for lack of memory; lower --batch-tokens, or "
+    "name fewer devices"
+)
+# Batches for each rank before all of them give what they found to the first.
+ROUND = 8
+
+
+@contextmanager
+def over_devices(
+    path: Path, devices: list[str], *, precision: str, **decode: object
+) -> Iterator[Translator]:
+    """Load a model in a process for each device; this one only reads and writes."""
+    if not all(devices) or "auto" in devices:
+        raise RefusedError("--device: several devices must be named, such as cuda:0,cuda:1")
+    for device in devices:
+        pick_device(device)
+    translator = load_translator(path, device="cpu", precision=precision, **decode)
+    threads = max(1, available_threads() // max(1, devices.count("cpu")))
+    start = partial(_batch_translator, path, precision=precision, decode=decode, threads=threads)
+    with closing(Workers([partial(start, device) for device in devices], DEATH)) as crew:
+        translator.share_out = partial(_by_devices, crew)
+        yield translator
+
+
+def _batch_translator(
+    path: Path, device: str, *, precision: str, decode: dict[str, object], threads: int
+) -> Callable[[Rows], Translated]:
+    """Load the model into this process and return what translates a batch."""
+    torch.set_num_threads(threads)
+    translator = load_translator(path, device=device, precision=precision, **decode)
+    return translator.translate_batch
+
+
+def _by_devices(crew: Workers[Rows, Translated], batches: list[Rows]) -> Generator[Translated]:
+    yield from crew.map(batches)
+
+
+def load_over_ranks(
+    path: Path, ranks: Ranks, *, device: str, precision: str, **decode: object
+) -> Translator:
+    """Load a model on this rank's own device, to translate together with the others; by itself,
+    one rank translates alone.
+    """
+    found: list[Translator] = []
+
+    def load() -> None:
+        name = str(device_of(device, ranks))
+        found.append(load_translator(path, device=name, precision=precision, **decode))
+
+    ranks.together(load)
+    share_among(ranks, found[0])
+    return found[0]
+
+
+def share_among(ranks: Ranks, translator: Translator) -> None:
+    """Have the ranks of a job translate together; each of them must be given the same lines."""
+    if ranks.size > 1:
+        translator.share_out = partial(_by_ranks, ranks, translator)
+
+
+def _by_ranks(ranks: Ranks, translator: Translator, batches: list[Rows]) -> Generator[Translated]:
+    """Translate every so manieth batch, and have the others from the other ranks."""
+    step = ROUND * ranks.size
+    for start in range(0, len(batches), step):
+        some = batches[start : start + step]
+
+        def part(some: list[Rows] = some) -> bytes:
+            mine = some[ranks.rank :: ranks.size]
+            found = [list(map(_plain, batch)) for batch in translator.translate_batches(mine)]
+            return json.dumps(found).encode()
+
+        parts = [iter(json.loads(message)) for message in ranks.gather(part)]
+        for number in range(len(some)):
+            found = next(parts[number % ranks.size])
+            yield [[Translation(*fields) for fields in hypotheses] for hypotheses in found]
+
+
+def _plain(hypotheses: list[Translation]) -> list[tuple[str, float]]:
+    return [(each.text, each.score) for each in hypotheses]
