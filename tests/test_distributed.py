@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -442,6 +443,24 @@ def test_tasks_of_slurm_meet(tmp_path: Path) -> None:
     assert done.codes == [0, 0], done.told
     for rank in range(2):
         assert (tmp_path / f"{rank}.out").read_text() == "0 of 2, 1 of 2"
+
+
+def wait_in_vain(output: Path) -> None:
+    distributed.START = timedelta(seconds=2)
+    with pytest.raises(UserError) as caught, joined():
+        pass
+    output.write_text(str(caught.value))
+
+
+def nothing() -> None:
+    """End before anybody is met."""
+
+
+def test_processes_that_never_meet_are_told(tmp_path: Path) -> None:
+    output = tmp_path / "told"
+    done = start(tmp_path, [partial(wait_in_vain, output), nothing])
+    assert done.codes == [0, 0], done.told
+    assert output.read_text().startswith("rank 0 of 2: the processes of the job did not meet: ")
 
 
 # --- what ranks tell each other -----------------------------------------------------------------
