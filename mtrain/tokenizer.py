@@ -13,7 +13,7 @@ from mtrain.errors import UserError
 
 # More sentences than this are sampled from for training the vocabulary: bounded memory at any
 # corpus size.
-MAX_SENTENCES = 4_000_000
+MAX_SENTENCES = 1_000_000
 # Longer ones are left out of training the vocabulary; SentencePiece's own limit is 4,192.
 MAX_SENTENCE_BYTES = 1 << 20
 
