@@ -124,10 +124,11 @@ class RunDirectory:
                     f"{self.path}: holds checkpoints but no run.json; use another run_dir"
                 )
             return
-        if before.get("weights") != fingerprints["weights"]:
+        weights = before.get("weights", [1.0] * len(fingerprints["weights"]))
+        if weights != fingerprints["weights"]:
             raise RefusedError(
-                f"{self.path}: data.train: its weights were {before.get('weights')} when this run "
-                f"began, and are {fingerprints['weights']}; choose another run_dir"
+                f"{self.path}: data.train: the weights were {weights} when this run began, and are "
+                f"{fingerprints['weights']}; go back to them or choose another run_dir"
             )
         for key in ("train", "valid", "tokenizer"):
             if before.get(key) != fingerprints[key]:

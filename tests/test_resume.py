@@ -158,6 +158,25 @@ def test_stopped_and_resumed_with_two_threads(config_file: Path, run: Path) -> N
     assert differences(run, uninterrupted(config_file, *overrides)) == []
 
 
+def test_mixed_corpora_resume_at_the_same_pairs(config_file: Path, run: Path) -> None:
+    """Of the weights' fractions each epoch draws other pairs."""
+    data = config_file.parent / "data"
+    weights = {"train": 1.4, "valid": 0.3}
+    corpora = [
+        f"{{src: {data}/{name}.src, tgt: {data}/{name}.tgt, weight: {weight}}}"
+        for name, weight in weights.items()
+    ]
+    mixed = f"data.train=[{', '.join(corpora)}]"
+    stop(config_file, run, 5, mixed)
+    stop(config_file, run, 13, mixed)
+    start(config_file, run, mixed)
+    other = run.with_name("other")
+    start(config_file, other, mixed)
+    assert differences(run, other) == []
+    with pytest.raises(RefusedError, match=r"weights were \[1\.4, 0\.3\]"):
+        start(config_file, run, mixed.replace("1.4", "1.5"), "train.max_steps=30")
+
+
 def test_the_runs_compared_cross_epochs_and_record_much(config_file: Path, run: Path) -> None:
     """The stop at step 13 lies within an epoch that is not the first, between two records."""
     stop(config_file, run, 13)
