@@ -153,7 +153,8 @@ def _open_parquet(path: Path) -> Any:
     import pyarrow.parquet  # slow to import, and needed by Parquet files alone
 
     try:
-        return pyarrow.parquet.ParquetFile(path)
+        # buffered ahead, all that has been read would stay in memory
+        return pyarrow.parquet.ParquetFile(path, pre_buffer=False)
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot read: {error}") from None
 
