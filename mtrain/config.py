@@ -215,10 +215,10 @@ class TrainConfig(Section):
     threads: Auto | Positive = Field("auto", description="CPU threads; auto: every core")
     max_steps: Positive = Field(100000, description="optimizer updates")
     max_tokens: Positive = Field(
-        4096, description="padded tokens a side in a micro-batch: rows x max(S, T)"
+        4096, description="padded tokens a side in a micro-batch of a process: rows x max(S, T)"
     )
     accum_steps: Positive = Field(
-        1, description="micro-batches a step, from as many ranges of length"
+        1, description="micro-batches a step of each process, from as many ranges of length"
     )
     optimizer: Literal["adam", "muon"] = Field(
         "adam", description="adam, or muon for the layers' matrices, which learns in fewer steps"

@@ -160,7 +160,8 @@ class TokenBatches:
         self.seed = seed
         self.ids = ids
         self.visits = np.concatenate([_visits(part) for part in store.parts])
-        self.pools = max(1, math.ceil(float(self.visits[:, 2].sum()) * BLOCK / POOL))
+        pairs = ((self.visits[:, 1] - self.visits[:, 0]) * self.visits[:, 2]).sum()
+        self.pools = max(1, math.ceil(float(pairs) / POOL))
 
     def read(self, planned: MicroBatch) -> Batch:
         """Read the pairs of a micro-batch."""
@@ -170,19 +171,25 @@ class TokenBatches:
         """List the micro-batches of a pool; reads lengths alone."""
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self.visits))
         visits = self.visits[np.array_split(order, self.pools)[pool]]
-        spans = [(int(start), int(stop)) for start, stop, _ in visits]
         random = np.random.default_rng([self.seed, epoch, pool + 1])  # with 0 it is the one above
-        rows = np.concatenate([np.arange(start, stop) for start, stop in spans])
-        lengths = np.concatenate([self.store.lengths_of(*span) for span in spans]) + 1
-        if (visits[:, 2] < 1).any():
-            share = np.repeat(visits[:, 2], [stop - start for start, stop in spans])
-            seen = random.random(len(rows)) < share
-            rows, lengths = rows[seen], lengths[seen]
+        seen = [self._visit(int(start), int(stop), share, random) for start, stop, share in visits]
+        rows = np.concatenate([rows for rows, _ in seen])
+        lengths = np.concatenate([lengths for _, lengths in seen]) + 1
         shuffle = random.permutation(len(rows))
         batches = batch_by_tokens(lengths[shuffle], self.max_tokens)
         dealt = _deal(len(batches), self.step_batches, random)
         chosen = (shuffle[batches[number]] for number in dealt)
         return [MicroBatch(rows[some], int(lengths[some, 1].sum())) for some in chosen]
+
+    def _visit(
+        self, start: int, stop: int, share: float, random: np.random.Generator
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the numbers of the pairs that are seen of a block, and their lengths."""
+        rows, lengths = np.arange(start, stop), self.store.lengths_of(start, stop)
+        if share < 1:
+            seen = random.random(len(rows)) < share
+            rows, lengths = rows[seen], lengths[seen]
+        return rows, lengths
 
 
 def _visits(part: Part) -> NDArray[np.float64]:
@@ -192,9 +199,9 @@ def _visits(part: Part) -> NDArray[np.float64]:
     starts = np.arange(part.start, part.stop, BLOCK)
     stops = np.minimum(starts + BLOCK, part.stop)
     rest, whole = math.modf(part.weight)
-    shares = [1.0] * int(whole) + [rest] * (rest > 0)
-    tables = [np.stack((starts, stops, np.full(len(starts), share)), 1) for share in shares]
-    return np.concatenate(tables)
+    shares = np.array([1.0] * int(whole) + [rest] * (rest > 0)) if len(starts) else np.zeros(0)
+    columns = (np.tile(starts, len(shares)), np.tile(stops, len(shares)))
+    return np.stack((*columns, np.repeat(shares, len(starts))), 1)
 
 
 def _deal(count: int, ranges: int, random: np.random.Generator) -> list[int]:

@@ -30,6 +30,9 @@ from mtrain.log import logger, silence
 # How long the ranks of a job wait for each other at its start; they may be days apart later, while
 # the first one prepares text.
 START, MEET = timedelta(minutes=5), timedelta(days=7)
+# How long a GPU waits for the others' sums: a process that was killed in the midst of a step is
+# noticed after this time, if not before by its connections.
+ADD = timedelta(minutes=5)
 
 # Linux's request for an interface's address, of linux/sockios.h.
 SIOCGIFADDR = 0x8915
@@ -181,7 +184,7 @@ class Ranks:
         if device.type != "cuda":
             return None
         if self._nccl is None:
-            self._nccl = dist.new_group(backend="nccl")
+            self._nccl = dist.new_group(backend="nccl", timeout=ADD)
         return self._nccl
 
     def _from_first(self, tensor: Tensor) -> Tensor:
@@ -200,10 +203,11 @@ class Ranks:
         """Turn the end of a connection into an error for people."""
         try:
             yield
-        except RuntimeError:
+        except RuntimeError as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UserError(
-                f"rank {self.rank}: another process of the job has ended, or cannot be reached; "
-                "its own message says why. The last checkpoint is good: run the same command again"
+                f"rank {self.rank}: another process of the job has ended, and its own message says "
+                f"why, or cannot be reached ({reason}); run the same command again"
             ) from None
 
     def _read(self, message: Tensor, rank: int) -> bytes:

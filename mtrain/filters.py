@@ -94,6 +94,6 @@ def _mostly_other(side: int, others: "regex.Pattern[str]", share: float) -> Call
 
     def check(pair: Pair) -> bool:
         count = sum(map(str.isalpha, pair[side]))
-        return len(others.findall(pair[side])) > (1 - share) * count
+        return count - len(others.findall(pair[side])) < share * count
 
     return check

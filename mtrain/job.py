@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from mtrain import checkpoint
-from mtrain.config import Config
+from mtrain.config import Config, dump_config
 from mtrain.device import telling_lack_of_memory
 from mtrain.distributed import Ranks, joined
 from mtrain.errors import EXIT_OK, RefusedError, StoppedError, UserError
@@ -50,9 +50,17 @@ def _check_alike(config: Config, ranks: Ranks) -> None:
     def find() -> bytes:
         machine, device = Machine.of(config, ranks), device_of(config.train.device, ranks)
         gpu = torch.cuda.get_device_properties(device).uuid if device.type == "cuda" else ranks.rank
-        return json.dumps([str(gpu), {**asdict(machine), "threads": 0}]).encode()
+        alike = {**asdict(machine), "threads": 0}
+        return json.dumps([str(gpu), alike, dump_config(config)]).encode()
 
-    gpus, machines = zip(*map(json.loads, ranks.gather(find)), strict=True)
+    gpus, machines, configs = zip(*map(json.loads, ranks.gather(find)), strict=True)
+    if len(set(configs)) > 1:
+        raise ranks.as_one(
+            RefusedError(
+                "the processes of this job were given different settings; for runs of their own, "
+                "start each as a job (under srun: --exact and --ntasks=1)"
+            )
+        )
     if len(set(gpus)) < len(gpus):
         raise ranks.as_one(
             RefusedError("train.device: two processes have the same GPU; start one for each GPU")

@@ -29,9 +29,12 @@ from mtrain.rundir import RunDirectory
 from mtrain.stop import Stop
 from mtrain.store import CHUNK, Store, build_store, open_store, store_key
 from mtrain.text import DROPPED, Reading
-from mtrain.tokenizer import Tokenizer, train_tokenizer
+from mtrain.tokenizer import MAX_SENTENCES, Tokenizer, train_tokenizer
 
 SCAN = TypeAdapter(Scan)
+
+# An epoch sees no pair more often by the temperature, however small its corpus.
+MOST_OFTEN = 1000.0
 
 
 class ChangedError(UserError):
@@ -108,7 +111,7 @@ def weights_of(config: Config, sizes: list[int]) -> list[float]:
     """
     power, largest = 1 / config.data.temperature - 1, max(1, *sizes)
     return [
-        corpus.weight * (max(1, size) / largest) ** power
+        corpus.weight * min(MOST_OFTEN, (max(1, size) / largest) ** power)
         for corpus, size in zip(config.data.train, sizes, strict=True)
     ]
 
@@ -181,7 +184,7 @@ def _get_tokenizer(config: Config, run_tokenizer: Path, scans: list[Scan], stop:
     if settings.path is not None:
         return Tokenizer.load(Path(settings.path))
     text = ([found.sha256 for found in scans], config.data.invalid_utf8, _text_filter(config))
-    parts = (*text, settings.model_dump(), version("sentencepiece"))
+    parts = (*text, MAX_SENTENCES, settings.model_dump(), version("sentencepiece"))
     make = partial(_train_tokenizer, config, scans, stop)
     return cached(cache_key("tokenizer", *parts), _open_tokenizer, make, stop)
 

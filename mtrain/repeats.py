@@ -1,4 +1,4 @@
-"""Pairs that the training text holds more than once, found exactly, in memory that is bounded.
+"""Pairs that the training text holds more than once, by hashes of 64 bits, in bounded memory.
 
 The hash of each pair goes to one of many files by its last bits. Equal pairs meet in one file,
 which is sorted by itself.
@@ -7,7 +7,7 @@ which is sorted by itself.
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from itertools import chain, compress, islice, pairwise
+from itertools import chain, compress, islice, pairwise, repeat
 from pathlib import Path
 from typing import IO
 
@@ -68,7 +68,7 @@ def without_repeats(pairs: Iterable[Pair], is_repeat: NDArray[np.uint8]) -> Iter
     """Leave the pairs of a corpus out that are repeats."""
     blocks = (is_repeat[start : start + BLOCK] for start in range(0, len(is_repeat), BLOCK))
     bits = chain.from_iterable(np.unpackbits(~block).tolist() for block in blocks)
-    return compress(pairs, bits)
+    return compress(pairs, chain(bits, repeat(1)))  # read to their end, whatever it is
 
 
 def _share_out(

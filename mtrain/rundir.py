@@ -101,8 +101,10 @@ class RunDirectory:
 
     def _check_step(self, before: Config, config: Config, ranks: int) -> None:
         """Refuse another number of micro-batches a step than the run was begun with."""
-        was_ranks = (self.read("run.json", OBJECT) or {}).get("ranks", 1)
-        was = before.train.accum_steps * was_ranks
+        begun = self.read("run.json", OBJECT) or {}
+        was_ranks = begun.get("ranks", 1)
+        was_accum = begun.get("accum_steps", before.train.accum_steps)
+        was = was_accum * was_ranks
         if was == config.train.accum_steps * ranks:
             return
         advice = "use another number of processes, by which it can be divided"
@@ -110,7 +112,7 @@ class RunDirectory:
             advice = f"to go on, set train.accum_steps: {was // ranks}"
         raise RefusedError(
             f"{self.path}: train.accum_steps: a step of this run is made of {was} micro-batches "
-            f"(train.accum_steps {before.train.accum_steps}, processes {was_ranks}), and here of "
+            f"(train.accum_steps {was_accum}, processes {was_ranks}), and here of "
             f"{config.train.accum_steps * ranks} ({config.train.accum_steps} each, processes "
             f"{ranks}); {advice}"
         )
@@ -151,6 +153,7 @@ class RunDirectory:
             **fingerprints,
             "seed": config.seed,
             "ranks": ranks,
+            "accum_steps": config.train.accum_steps,
             "command": shlex.join(sys.argv),
             "versions": {
                 "mtrain": mtrain.__version__,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from mtrain import checkpoint
 from mtrain.device import available_threads, pick_device
 from mtrain.distributed import Ranks
 from mtrain.errors import RefusedError
@@ -34,6 +35,7 @@ def over_devices(
         raise RefusedError("--device: several devices must be named, such as cuda:0,cuda:1")
     for device in devices:
         pick_device(device)
+    path = checkpoint.resolve(path)  # once: the best one of a run that still trains may change
     translator = load_translator(path, device="cpu", precision=precision, **decode)
     threads = max(1, available_threads() // max(1, devices.count("cpu")))
     start = partial(_batch_translator, path, precision=precision, decode=decode, threads=threads)
@@ -63,9 +65,14 @@ def load_over_ranks(
     """
     found: list[Translator] = []
 
+    chosen = ranks.share(lambda: str(checkpoint.resolve(path)).encode())
+
     def load() -> None:
+        if ranks.size > 1:
+            torch.set_num_threads(max(1, available_threads() // ranks.neighbours))
         name = str(device_of(device, ranks))
-        found.append(load_translator(path, device=name, precision=precision, **decode))
+        where = Path(chosen.decode())
+        found.append(load_translator(where, device=name, precision=precision, **decode))
 
     ranks.together(load)
     share_among(ranks, found[0])

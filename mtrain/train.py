@@ -120,11 +120,11 @@ class Trainer:
 
     def _set_up_torch(self) -> None:
         torch.set_num_threads(self.machine.threads)
-        seed_device(self.device, self.config.seed)
+        if self.device.type == "cuda":
+            set_up_cuda(self.device)
         if self.device.type == "cpu":
             keep_freed_memory()
-        if self.device.type == "cuda":
-            set_up_cuda()
+        torch.manual_seed(self.config.seed)  # the model begins on the CPU, whatever the device
 
     def _build_model(self) -> Transformer:
         shape = model_shape(self.config, self.prepared.tokenizer)
@@ -357,8 +357,7 @@ class Trainer:
                 text = f"{self._place()}: {name} is not finite; the last checkpoint is good"
                 raise self.ranks.as_one(UserError(text))
         self.saved_step = self.position.step
-        if self.ranks.is_first:
-            self._write_checkpoint()
+        self.ranks.first(self._write_checkpoint)
 
     def _write_checkpoint(self) -> None:
         path = self.run_dir.checkpoints / checkpoint.step_name(self.position.step)
@@ -477,7 +476,7 @@ class Trainer:
     def _begin(self) -> None:
         """Leave the run's description, and say what is trained, on what, and how."""
         self.ranks.first(self._describe)
-        self.announce()
+        self.ranks.first(self.announce)
 
     def _describe(self) -> None:
         if not self.run_dir.tokenizer.exists():

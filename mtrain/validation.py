@@ -219,15 +219,21 @@ class Validation:
     def _load(self, name: str) -> Translator:
         """Load a finished checkpoint as `mtrain translate` would."""
         path = self.run.checkpoints / name
-        message = self.ranks.share(lambda: checkpoint.pack(checkpoint.load_or_name_good(path)))
         translator = make_translator(
-            checkpoint.unpack(message),
+            self._read(path),
             path,
             device=str(self.device),
             **self.config.decode.model_dump(),
         )
         translator.check_stop = self.stop.check
         return translator
+
+    def _read(self, path: Path) -> Snapshot:
+        """Read a checkpoint, which the first rank may have written just now on another machine."""
+        if self.ranks.size == 1:
+            return checkpoint.load_or_name_good(path)
+        message = self.ranks.share(lambda: checkpoint.pack(checkpoint.load_or_name_good(path)))
+        return checkpoint.unpack(message)
 
 
 def _summary(entry: Entry) -> str:

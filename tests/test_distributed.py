@@ -344,6 +344,17 @@ def test_text_that_is_not_there_is_told_once(config: Path, tmp_path: Path) -> No
     assert done.told[1] == ""
 
 
+def test_processes_with_other_settings_are_refused(config: Path, tmp_path: Path) -> None:
+    """Runs of their own that srun started as one job, say."""
+    arguments = ["train", "-c", str(config), "--set"]
+    runs = [tmp_path / name for name in "ab"]
+    done = start(tmp_path, [partial(command, [*arguments, f"run_dir={r}"], None) for r in runs])
+    assert done.codes == [EXIT_REFUSED] * 2
+    assert "different settings" in done.told[0]
+    assert done.told[1] == ""
+    assert not any(run.exists() for run in runs)
+
+
 # --- resumed by another number of ranks ---------------------------------------------------------
 
 

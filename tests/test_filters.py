@@ -142,6 +142,15 @@ def test_repeats_are_found_within_and_across_corpora(
     ]
 
 
+def test_text_that_grew_is_read_to_its_end(tmp_path: Path) -> None:
+    """Or else nobody would see that it is another."""
+    repeats.write_repeats(tmp_path / "r", [[("a", "b")] * 8], 8, lambda _: None)
+    found = repeats.open_repeats(tmp_path / "r")
+    assert found is not None
+    grown = [("a", "b")] * 8 + [("c", "d")] * 20
+    assert list(repeats.without_repeats(grown, found[0])) == [("a", "b"), *grown[8:]]
+
+
 def test_damaged_findings_are_not_taken(tmp_path: Path) -> None:
     repeats.write_repeats(tmp_path / "r", [[("a", "b")] * 20], 20, lambda _: None)
     file = tmp_path / "r" / "00000.npy"

@@ -145,6 +145,19 @@ def test_ranks_translate_in_order_and_one_writes(
     assert found[0][0].count(b"\n") >= 12
 
 
+def test_ranks_with_texts_of_their_own_are_refused(trained_run: Path, tmp_path: Path) -> None:
+    """Else only the first one's would be translated."""
+    arguments = ["translate", "-m", str(trained_run), "-i", os.devnull, "-o"]
+    nothing = Path(os.devnull)
+    outputs = [str(tmp_path / name) for name in "ab"]
+    done = start(
+        tmp_path, [partial(by_command, [*arguments, out], nothing, nothing) for out in outputs]
+    )
+    assert done.codes == [2, 2]
+    assert "different commands" in done.told[0]
+    assert not any(map(os.path.exists, outputs))
+
+
 def test_ranks_take_one_device_each(trained_run: Path, tmp_path: Path) -> None:
     arguments = ["translate", "-m", str(trained_run), "--device", "cpu,cpu"]
     body = partial(by_command, arguments, Path(os.devnull), Path(os.devnull))
