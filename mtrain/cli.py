@@ -478,14 +478,7 @@ def _translator(
         "batch_tokens": batch_tokens,
     }
     with joined() as ranks:
-        commands = ranks.gather(lambda: json.dumps(sys.argv[1:]).encode())
-        if len(set(commands)) > 1:
-            raise ranks.as_one(
-                RefusedError(
-                    "the processes of this job were given different commands; to work on texts of "
-                    "their own, start each as a job (under srun: --exact and --ntasks=1)"
-                )
-            )
+        ranks.check_same(json.dumps(sys.argv[1:]), "commands")
         if "," not in device:
             yield (
                 several.load_over_ranks(model, ranks, device=device, precision=precision, **decode),

@@ -199,7 +199,7 @@ def _visits(part: Part) -> NDArray[np.float64]:
     starts = np.arange(part.start, part.stop, BLOCK)
     stops = np.minimum(starts + BLOCK, part.stop)
     rest, whole = math.modf(part.weight)
-    shares = np.array([1.0] * int(whole) + [rest] * (rest > 0)) if len(starts) else np.zeros(0)
+    shares = np.array([1.0] * int(whole) + [rest] * (rest > 0))
     columns = (np.tile(starts, len(shares)), np.tile(stops, len(shares)))
     return np.stack((*columns, np.repeat(shares, len(starts))), 1)
 

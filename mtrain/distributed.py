@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-from mtrain.errors import RefusedError, StoppedError, UserError
+from mtrain.errors import RefusedError, StoppedError, UserError, first_line
 from mtrain.log import logger, silence
 
 # How long the ranks of a job wait for each other at its start; they may be days apart later, while
@@ -162,6 +162,16 @@ class Ranks:
         found = [json.loads(message) for message in self.gather(part)]
         return next(((reason, code) for reason, code in filter(None, found)), None)
 
+    def check_same(self, own: str, what: str) -> None:
+        """Refuse ranks that were given different settings, or whatever `what` names."""
+        if len(set(self.gather(own.encode))) > 1:
+            raise self.as_one(
+                RefusedError(
+                    f"the processes of this job were given different {what}; to have each do work "
+                    "of its own, start each as a job (under srun: --exact and --ntasks=1)"
+                )
+            )
+
     def as_one(self, error: UserError) -> UserError:
         """Mark an error that all ranks raise at the same place: the first one tells it for all."""
         error.is_shared, error.is_told = True, not self.is_first
@@ -204,10 +214,9 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UserError(
                 f"rank {self.rank}: another process of the job has ended, and its own message says "
-                f"why, or cannot be reached ({reason}); run the same command again"
+                f"why, or cannot be reached ({first_line(error)}); run the same command again"
             ) from None
 
     def _read(self, message: Tensor, rank: int) -> bytes:
@@ -276,10 +285,10 @@ def _meet(place: Place) -> None:
             "gloo", store=store, rank=place.rank, world_size=place.size, timeout=MEET
         )
     except (RuntimeError, ValueError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"rank {place.rank} of {place.size}: the processes of the job did not meet: {reason}; "
-            "all of them must be started, and reach the first one's machine (see README)"
+            f"rank {place.rank} of {place.size}: the processes of the job did not meet: "
+            f"{first_line(error)}; all of them must be started, and reach the first one's machine "
+            "(see README)"
         ) from None
 
 

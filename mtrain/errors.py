@@ -17,6 +17,11 @@ class UserError(Exception):
     is_shared = is_told = False
 
 
+def first_line(error: Exception) -> str:
+    """What a library's error says, in short."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 class RefusedError(UserError):
     """Refused before anything was done: usage, config, or a run directory that is not ours to
     use.

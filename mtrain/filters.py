@@ -10,10 +10,9 @@ import regex
 from numpy.typing import NDArray
 
 from mtrain.config import FilterConfig
+from mtrain.corpus import Pair
 from mtrain.errors import RefusedError
 from mtrain.text import DROPPED
-
-Pair = tuple[str, str]
 
 # Control characters but for tabs, surrogates, private use, what stands for bytes that could not be
 # read, and what is no character.

@@ -51,16 +51,10 @@ def _check_alike(config: Config, ranks: Ranks) -> None:
         machine, device = Machine.of(config, ranks), device_of(config.train.device, ranks)
         gpu = torch.cuda.get_device_properties(device).uuid if device.type == "cuda" else ranks.rank
         alike = {**asdict(machine), "threads": 0}
-        return json.dumps([str(gpu), alike, dump_config(config)]).encode()
+        return json.dumps([str(gpu), alike]).encode()
 
-    gpus, machines, configs = zip(*map(json.loads, ranks.gather(find)), strict=True)
-    if len(set(configs)) > 1:
-        raise ranks.as_one(
-            RefusedError(
-                "the processes of this job were given different settings; for runs of their own, "
-                "start each as a job (under srun: --exact and --ntasks=1)"
-            )
-        )
+    ranks.check_same(dump_config(config), "settings")
+    gpus, machines = zip(*map(json.loads, ranks.gather(find)), strict=True)
     if len(set(gpus)) < len(gpus):
         raise ranks.as_one(
             RefusedError("train.device: two processes have the same GPU; start one for each GPU")

@@ -15,14 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain import manifest
+from mtrain.corpus import Pair
 
 FORMAT = 1
 CHUNK = 100_000  # pairs that are hashed before they are shared out
 AT_ONCE = 1 << 22  # pairs that are sorted at a time
 RECORD = np.dtype([("hash", "<u8"), ("number", "<u8")])
 BLOCK = 1 << 13  # bytes of the result that are read at a time, each for eight pairs
-
-Pair = tuple[str, str]
 
 
 def write_repeats(

@@ -40,7 +40,7 @@ def over_devices(
     threads = max(1, available_threads() // max(1, devices.count("cpu")))
     start = partial(_batch_translator, path, precision=precision, decode=decode, threads=threads)
     with closing(Workers([partial(start, device) for device in devices], DEATH)) as crew:
-        translator.share_out = partial(_by_devices, crew)
+        translator.share_out = crew.map
         yield translator
 
 
@@ -51,10 +51,6 @@ def _batch_translator(
     torch.set_num_threads(threads)
     translator = load_translator(path, device=device, precision=precision, **decode)
     return translator.translate_batch
-
-
-def _by_devices(crew: Workers[Rows, Translated], batches: list[Rows]) -> Generator[Translated]:
-    yield from crew.map(batches)
 
 
 def load_over_ranks(

@@ -26,7 +26,7 @@ from mtrain.device import (
     telling_lack_of_memory,
 )
 from mtrain.distributed import Ranks, Request
-from mtrain.errors import UserError
+from mtrain.errors import UserError, first_line
 from mtrain.graphs import Recorded
 from mtrain.json_reader import read_json
 from mtrain.log import logger, progress_bar
@@ -109,13 +109,12 @@ class Trainer:
         self.sum_tokens = 0
         self._restart_clock()
         self.ids = SpecialIds.of(prepared.tokenizer)
-        self.micro_batches_a_step = config.train.accum_steps * self.ranks.size
         self.batches = TokenBatches(
             prepared.store,
             config.train.max_tokens,
             config.seed,
             self.ids,
-            self.micro_batches_a_step,
+            config.train.accum_steps * self.ranks.size,
         )
 
     def _set_up_torch(self) -> None:
@@ -188,9 +187,8 @@ class Trainer:
             src, tgt = (torch.full((4, n), self.ids.eos, device=self.device) for n in (8, 9))
             self.hidden(src, tgt).sum().backward()  # type: ignore[no-untyped-call]
         except RuntimeError as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UserError(
-                f"train.compile: torch cannot compile the model here: {reason}; "
+                f"train.compile: torch cannot compile the model here: {first_line(error)}; "
                 "set train.compile: false"
             ) from None
         for parameter in self.model.parameters():
@@ -201,7 +199,7 @@ class Trainer:
         gradient's norm and the rate.
         """
         step, failure = self.position.step + 1, None
-        planned = [next(stream) for _ in range(self.micro_batches_a_step)]
+        planned = [next(stream) for _ in range(self.batches.step_batches)]
         try:
             self._learn_share(planned, step)
         except UserError as error:
@@ -502,7 +500,7 @@ class Trainer:
         train = self.config.train
         warmup = max(1, train.warmup_steps)
         planned = self.batches.plan(0, 0)  # all pools are alike
-        batches, per_step = len(planned) * self.batches.pools, self.micro_batches_a_step
+        batches, per_step = len(planned) * self.batches.pools, self.batches.step_batches
         logger.info(
             "model: %s parameters, vocabulary %s",
             f"{self.model.num_parameters:,}",

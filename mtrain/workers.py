@@ -6,7 +6,7 @@ for ever.
 
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -34,7 +34,7 @@ class Workers(Generic[Task, Result]):
         self.death = death
         self.crew = [_start(setup) for setup in setups]
 
-    def map(self, tasks: Iterable[Task]) -> Iterator[Result]:
+    def map(self, tasks: Iterable[Task]) -> Generator[Result]:
         """Yield the result of each task, in order; tasks are read as they are wanted. Raises what
         `UserError` a process raised, or one about its death.
         """
