@@ -223,6 +223,9 @@ class TrainConfig(Section):
     optimizer: Literal["adam", "muon"] = Field(
         "adam", description="adam, or muon for the layers' matrices, which learns in fewer steps"
     )
+    shard_optimizer: bool = Field(
+        False, description="each process keeps the optimizer's state of a share of the weights"
+    )
     schedule: Literal["noam", "inverse_sqrt", "linear", "cosine", "constant"] = Field(
         "noam", description="course of the learning rate after its linear warm-up"
     )
@@ -311,6 +314,7 @@ FREE_KEYS = (
     "decode",
     "train.max_steps",
     "train.patience",
+    "train.shard_optimizer",
     "train.log_every",
     "train.keep_checkpoints",
     "train.average_last",

@@ -3,7 +3,8 @@ other.
 
 Tensors are added up by NCCL on GPUs and by gloo on CPUs. All else goes as bytes through gloo,
 whatever the device. A failure or a stop of one rank is told to all where they next meet, so that
-all end alike; a rank that dies is noticed by the end of its connections.
+all end alike; a rank that dies is noticed by the end of its connections, even by one that waits for
+a GPU.
 """
 
 import fcntl
@@ -12,6 +13,8 @@ import os
 import re
 import socket
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -24,15 +27,17 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-from mtrain.errors import RefusedError, StoppedError, UserError, first_line
+from mtrain.errors import EXIT_FAILED, RefusedError, StoppedError, UserError, first_line
 from mtrain.log import logger, silence
 
 # How long the ranks of a job wait for each other at its start; they may be days apart later, while
 # the first one prepares text.
 START, MEET = timedelta(minutes=5), timedelta(days=7)
-# How long a GPU waits for the others' sums: a process that was killed in the midst of a step is
-# noticed after this time, if not before by its connections.
+# How long a GPU waits for the others' sums.
 ADD = timedelta(minutes=5)
+# How long a process may go on once its neighbour is gone: it ends by itself where it next meets the
+# others, unless it waits for a GPU that waits for theirs. In seconds.
+GRACE = 20.0
 
 # Linux's request for an interface's address, of linux/sockios.h.
 SIOCGIFADDR = 0x8915
@@ -183,12 +188,16 @@ class Ranks:
             with self._meeting():
                 dist.all_reduce(tensor, group=self._group(tensor.device))
 
-    def spread(self, tensors: list[Tensor]) -> None:
-        """Put the first rank's values in place of the others'."""
+    def spread(self, tensors: list[Tensor], source: int = 0) -> None:
+        """Put one rank's values, by default the first one's, in place of the others'."""
         if self.size > 1:
             with self._meeting():
-                for tensor in tensors:
-                    dist.broadcast(tensor, 0, group=self._group(tensor.device))
+                works = [
+                    dist.broadcast(tensor, source, group=self._group(tensor.device), async_op=True)
+                    for tensor in tensors
+                ]
+                for work in works:
+                    work.wait()
 
     def _group(self, device: torch.device) -> dist.ProcessGroup | None:
         if device.type != "cuda":
@@ -214,10 +223,14 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            raise UserError(
-                f"rank {self.rank}: another process of the job has ended, and its own message says "
-                f"why, or cannot be reached ({first_line(error)}); run the same command again"
-            ) from None
+            raise UserError(self.left_alone(first_line(error))) from None
+
+    def left_alone(self, sign: str) -> str:
+        """Say that another rank has gone, and what showed it."""
+        return (
+            f"rank {self.rank}: another process of the job has ended, and its own message says why,"
+            f" or cannot be reached ({sign}); run the same command again"
+        )
 
     def _read(self, message: Tensor, rank: int) -> bytes:
         """Take a message apart; raises what its sender raised."""
@@ -230,6 +243,31 @@ class Ranks:
                 raise self.as_one(kind(text))
             raise self.as_one(StoppedError(text, code))
         return body
+
+
+class Watch:
+    """Listens to the rank before this one, in a ring, and ends this process some time after the
+    other has gone without a farewell: a GPU that waits for it cannot be interrupted.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self.group = dist.new_group(backend="gloo", timeout=MEET)
+        self.thread = threading.Thread(target=self._listen, daemon=True)
+        self.thread.start()
+
+    def _listen(self) -> None:
+        try:
+            dist.recv(torch.empty(1), (self.ranks.rank - 1) % self.ranks.size, self.group)
+        except RuntimeError as error:
+            time.sleep(GRACE)
+            logger.error("%s", self.ranks.left_alone(first_line(error)))
+            os._exit(EXIT_FAILED)
+
+    def end(self) -> None:
+        """Say farewell to the next rank, and wait for that of the one before."""
+        dist.send(torch.empty(1), (self.ranks.rank + 1) % self.ranks.size, self.group)
+        self.thread.join()
 
 
 def _attempt(part: Callable[[], bytes]) -> bytes:
@@ -267,13 +305,14 @@ def joined() -> Iterator[Ranks]:
     _meet(place)
     ranks = Ranks(place.rank, place.size, place.local_rank)
     ranks.neighbours = _count_neighbours(ranks)
+    watch = Watch(ranks)
     try:
         yield ranks
     except UserError as error:
         if error.is_shared:
-            _part(ranks)
+            _part(ranks, watch)
         raise
-    _part(ranks)
+    _part(ranks, watch)
 
 
 def _meet(place: Place) -> None:
@@ -335,6 +374,7 @@ def _count_neighbours(ranks: Ranks) -> int:
     return ranks.gather(lambda: own).count(own)
 
 
-def _part(ranks: Ranks) -> None:
+def _part(ranks: Ranks, watch: Watch) -> None:
     ranks.together(lambda: None)
+    watch.end()
     dist.destroy_process_group()

@@ -174,7 +174,9 @@ class Trainer:
         train = self.config.train
         betas = (train.adam_betas[0], train.adam_betas[1])
         muon = self.model.hidden_matrices if train.optimizer == "muon" else {}
-        return Optimizer(self.model, betas, train.adam_eps, muon)
+        return Optimizer(
+            self.model, betas, train.adam_eps, muon, self.ranks, shared_out=train.shard_optimizer
+        )
 
     def _compile(self) -> None:
         """Compile for all shapes, by a made-up batch: if the batches that a start meets first
@@ -355,9 +357,10 @@ class Trainer:
                 text = f"{self._place()}: {name} is not finite; the last checkpoint is good"
                 raise self.ranks.as_one(UserError(text))
         self.saved_step = self.position.step
-        self.ranks.first(self._write_checkpoint)
+        moments = self.optimizer.gather_moments()
+        self.ranks.first(partial(self._write_checkpoint, moments))
 
-    def _write_checkpoint(self) -> None:
+    def _write_checkpoint(self, moments: dict[str, Tensor]) -> None:
         path = self.run_dir.checkpoints / checkpoint.step_name(self.position.step)
         loop = Loop(
             **asdict(self.position),
@@ -365,7 +368,7 @@ class Trainer:
             sum_tokens=self.sum_tokens,
             machine=asdict(self.machine),
         )
-        checkpoint.save(path, self._snapshot(), TrainerState(self.optimizer.moments(), loop))
+        checkpoint.save(path, self._snapshot(), TrainerState(moments, loop))
         for damaged in self.damaged:  # not before there is another; their steps come again
             if damaged != path:
                 manifest.remove_directory(damaged)
@@ -397,9 +400,11 @@ class Trainer:
 
     def _resume(self) -> None:
         """Go on from the newest good checkpoint, if there is one, and all ranks from the same."""
-        message = self.ranks.share(self._load_newest)
-        self.optimizer.spread(self.ranks.spread)
+        moments: dict[str, Tensor] = {}
+        message = self.ranks.share(partial(self._load_newest, moments))
+        self.optimizer.spread_weights()
         if message:
+            self.optimizer.load_moments(moments)
             loop = read_json(message, checkpoint.LOOP)
             self.position = Position(loop.step, loop.epoch, loop.pool, loop.batch)
             self.saved_step = self.checked_step = loop.step
@@ -407,9 +412,9 @@ class Trainer:
             self.sum_tokens = loop.sum_tokens
         self.validation.resume(self.position.step)
 
-    def _load_newest(self) -> bytes:
-        """Load the weights and moments of the newest good checkpoint; returns where the loop
-        stood, or nothing.
+    def _load_newest(self, moments: dict[str, Tensor]) -> bytes:
+        """Load the weights of the newest good checkpoint, and put its moments into a table; returns
+        where the loop stood, or nothing.
         """
         checkpoint.clean(self.run_dir.checkpoints)
         found, self.damaged = self.look_back()
@@ -417,11 +422,10 @@ class Trainer:
             return b""
         if found.snapshot.tokenizer != self.prepared.tokenizer.proto:
             raise UserError(f"{found.path}: was made with another vocabulary than this run's")
-        weights, moments = found.snapshot.weights, found.trainer.moments
-        check_weights(self.optimizer.weights(), weights, found.path)
+        moments.update(found.trainer.moments)
+        check_weights(self.optimizer.weights(), found.snapshot.weights, found.path)
         check_weights(self.optimizer.moments(), moments, found.path / checkpoint.TRAINER)
-        self.optimizer.load_weights(weights)
-        self.optimizer.load_moments(moments)
+        self.optimizer.load_weights(found.snapshot.weights)
         return checkpoint.LOOP.dump_json(found.trainer.loop)
 
     def look_back(self) -> tuple[Found | None, list[Path]]:

@@ -74,7 +74,7 @@ class Workers(Generic[Task, Result]):
         except (EOFError, OSError):  # between two messages, within one
             raise UserError(self.death) from None
         if error is not None:
-            raise UserError(error)
+            raise error
         return cast(Result, result)
 
 
@@ -102,11 +102,11 @@ def _work(pipe: Connection, setup: Setup[Any, Any]) -> None:
         try:
             work = setup()
         except UserError as error:
-            failure = str(error)
+            failure = error
         while True:
             task, result = pipe.recv(), None
             try:
                 result = work(task) if work is not None else None
             except UserError as error:
-                failure = str(error)
+                failure = error
             pipe.send((result, failure))

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -378,6 +379,28 @@ def test_another_number_of_ranks_goes_on_with_the_same_steps(
     assert contents(run)["status"] == contents(undisturbed)["status"]
 
 
+def test_a_shared_out_optimizer_takes_the_same_steps(
+    config: Path, tmp_path: Path, undisturbed: Path
+) -> None:
+    run, shared = tmp_path / "run", "train.shard_optimizer=true"
+    stop = {0: partial(at_step, 7, partial(send, signal.SIGTERM))}
+    assert train_by(2, config, run, shared, hooks=stop).codes == [EXIT_TERMINATED] * 2
+    again = train_by(2, config, run, shared, hooks={1: partial(at_step, 10, fail_for_memory)})
+    assert again.codes == [EXIT_FAILED] * 2
+    assert train_by(2, config, run).codes == [0, 0]  # each keeps all of it again
+    assert differences(run, undisturbed) == []
+
+
+def test_muon_too_is_shared_out(config: Path, tmp_path: Path) -> None:
+    settings = ("train.optimizer=muon", "train.max_steps=6", "train.valid_every=4")
+    assert train_by(2, config, tmp_path / "a", *settings).codes == [0, 0]
+    done = train_by(2, config, tmp_path / "b", *settings, "train.shard_optimizer=true")
+    assert done.codes == [0, 0], done.told
+    assert losses(tmp_path / "b") == pytest.approx(losses(tmp_path / "a"), rel=1e-5)
+    a, b = (checkpoint.load_trainer(tmp_path / name / "checkpoints/step-00000006") for name in "ab")
+    torch.testing.assert_close(a.moments, b.moments, rtol=1e-3, atol=1e-5)
+
+
 # --- what launchers say -------------------------------------------------------------------------
 
 
@@ -531,6 +554,24 @@ def test_what_one_raises_all_raise_and_one_tells(tmp_path: Path) -> None:
     assert not any(item[3] for item in second[:20])
     rest = [None, ["SIGTERM", 143], 100_000, [0, 1], [1.0, 3.0, 5.0], [1.0, 3.0, 5.0]]
     assert first[20:] == second[20:] == rest
+
+
+def wait_for_a_gpu(dying: int) -> None:
+    distributed.GRACE = 0.2
+    with joined() as ranks:
+        if ranks.rank == dying:
+            send(signal.SIGKILL)
+        threading.Event().wait()  # as one does whose GPU waits for the others'
+
+
+@pytest.mark.parametrize("dying", [0, 1, 2])
+def test_ranks_that_cannot_meet_end_with_one_that_died(tmp_path: Path, dying: int) -> None:
+    done = start(tmp_path, [partial(wait_for_a_gpu, dying)] * 3)
+    assert done.codes.count(EXIT_FAILED) == 2
+    assert done.codes[dying] == -signal.SIGKILL
+    assert done.seconds < 60
+    for rank in {0, 1, 2} - {dying}:
+        assert f"rank {rank}: another process of the job has ended" in done.told[rank]
 
 
 def test_by_itself_a_rank_asks_nobody() -> None:

@@ -36,7 +36,7 @@ def square(number: int, task: int) -> tuple[int, int]:
 
 
 def broken_setup() -> Callable[[int], int]:
-    raise UserError("cannot begin")
+    raise RefusedError("cannot begin")
 
 
 # --- workers ------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ def test_an_end_of_one_ends_all(task: int, message: str) -> None:
 def test_a_process_that_cannot_begin_says_why() -> None:
     crew = Workers([broken_setup], "it died")
     try:
-        with pytest.raises(UserError, match="cannot begin"):
+        with pytest.raises(RefusedError, match="cannot begin"):
             list(crew.map([1]))
     finally:
         crew.close()
