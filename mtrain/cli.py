@@ -4,34 +4,50 @@ runs.
 
 import json
 import os
-import signal
 import sys
 import traceback
-import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import mtrain
 from mtrain import log
-from mtrain.errors import (
-    EXIT_BROKEN_PIPE,
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    RefusedError,
-    StoppedError,
-    UserError,
+from mtrain.errors import EXIT_FAILED, RefusedError, StoppedError, UserError
+from mtrain.options import (
+    BatchOption,
+    BeamOption,
+    ConfigOption,
+    DeviceOption,
+    DevicesOption,
+    EvalModelOption,
+    HypothesisOption,
+    KeepOption,
+    LanguageOption,
+    ModelOption,
+    NormOption,
+    PenaltyOption,
+    PrecisionOption,
+    ReferenceOption,
+    SetOption,
+    SourceOption,
+    TimeLimitOption,
+    TokenizeOption,
+    load_translator,
+    open_translator,
 )
 from mtrain.stop import Stop, parse_duration
+from mtrain.terminal import (
+    leave_at_once,
+    loaded,
+    open_closed_streams,
+    reading,
+    refuse_overwriting,
+    writing,
+)
 
 if TYPE_CHECKING:
     from mtrain.config import Config
-    from mtrain.distributed import Ranks
-    from mtrain.translate import Translator
 
 app = typer.Typer(
     name="mtrain",
@@ -48,52 +64,13 @@ app.add_typer(tokenizer_app, name="tokenizer")
 data_app = typer.Typer(no_args_is_help=True, help="Prepare text ahead of training.")
 app.add_typer(data_app, name="data")
 
-ConfigOption = Annotated[Path, typer.Option("--config", "-c", help="Run settings in YAML.")]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        help="Override a setting: `train.max_steps=1000`, the value being YAML. Repeatable.",
-    ),
-]
-TimeLimitOption = Annotated[
-    str | None,
-    typer.Option(help="Save and stop with exit code 75 after this long: `30m`, `3h30m`."),
-]
-ModelOption = Annotated[
-    Path,
-    typer.Option(
-        "--model", "-m", help="A run directory (its best model) or one checkpoint directory."
-    ),
-]
-BeamOption = Annotated[
-    int | None, typer.Option(help="Hypotheses kept a sentence; 1 is greedy search.", min=1)
-]
-PenaltyOption = Annotated[
-    float | None, typer.Option(help="Alpha; larger prefers longer translations.", min=0)
-]
-NormOption = Annotated[
-    str | None, typer.Option(help="`gnmt`: ((5+length)/6)^alpha, or `power`: length^alpha.")
-]
-BatchOption = Annotated[
-    int | None, typer.Option(help="Padded source tokens x beam size in a batch.", min=1)
-]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
-DevicesOption = Annotated[
-    str, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps; several as cuda:0,cuda:1.")
-]
-PrecisionOption = Annotated[
-    str, typer.Option(help="auto (fp32 on a CPU, bf16 on CUDA), fp32 or bf16.")
-]
-
 _debug = False
 
 
 def main() -> None:
     """Run the command line; errors meant for people end it with one message and their exit code."""
-    _open_closed_streams()
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not ignored
-        signal.signal(signal.SIGINT, _leave)
+    open_closed_streams()
+    leave_at_once()
     log.set_up_console()
     try:
         app()
@@ -111,30 +88,6 @@ def main() -> None:
         else:
             log.logger.error("%s: %s", error.filename or "mtrain", error.strerror or error)
         sys.exit(error.exit_code if isinstance(error, UserError) else EXIT_FAILED)
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    """End at once: libraries swallow Python's `KeyboardInterrupt` while they load, or break."""
-    os._exit(EXIT_INTERRUPTED)
-
-
-def _loaded() -> None:
-    """From here on Ctrl-C lets a command end what it has begun to write."""
-    if signal.getsignal(signal.SIGINT) is _leave:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _open_closed_streams() -> None:
-    """Put something in the place of closed standard streams, whose numbers a file opened later
-    would get: nothing to read, nowhere to put results, nobody to tell.
-    """
-    for number, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, mode)
-    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
-    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 def _show_version(value: bool) -> None:
@@ -206,9 +159,9 @@ def translate(
     """Translate text, line for line: `mtrain translate -m runs/NAME < in > out`."""
     from mtrain import lines
 
-    _refuse_overwriting(output, input_)
+    refuse_overwriting(output, input_)
     search = (beam_size, length_penalty, length_norm, batch_tokens)
-    with _translator(model, device, precision, *search) as (translator, ranks):
+    with open_translator(model, device, precision, *search) as (translator, ranks):
         if n_best is not None and n_best > translator.decode.beam_size:
             raise ranks.as_one(
                 RefusedError(
@@ -218,7 +171,7 @@ def translate(
             )
         if not ranks.is_first:
             input_ = output = os.devnull
-        with _input(input_) as source, _output(output) as sink:
+        with reading(input_) as source, writing(output) as sink:
             lines.translate_stream(
                 translator,
                 source,
@@ -228,28 +181,6 @@ def translate(
                 line_buffered=line_buffered or (input_ == "-" and sys.stdin.isatty()),
                 ranks=ranks,
             )
-
-
-EvalModelOption = Annotated[
-    Path | None, typer.Option("--model", "-m", help="Translate the source with this model first.")
-]
-SourceOption = Annotated[Path | None, typer.Option("--source", "-s", help="Source text.")]
-ReferenceOption = Annotated[
-    list[Path] | None,
-    typer.Option("--reference", "-r", help="Reference translation. Repeatable."),
-]
-HypothesisOption = Annotated[
-    Path | None, typer.Option(help="Score this translation instead of a model's.")
-]
-KeepOption = Annotated[
-    Path | None, typer.Option("--output", "-o", help="Keep the model's translations here.")
-]
-LanguageOption = Annotated[
-    str | None, typer.Option(help="Target language code, for the tokenization of BLEU and TER.")
-]
-TokenizeOption = Annotated[
-    str | None, typer.Option(help="sacreBLEU tokenizer, instead of the target language's.")
-]
 
 
 @app.command("eval")
@@ -287,7 +218,7 @@ def evaluate(
         hypotheses = evaluation.read_aligned(hypothesis, references)
     else:
         assert model is not None
-        with _translator(model, device, precision, *search) as (translator, ranks):
+        with open_translator(model, device, precision, *search) as (translator, ranks):
             tgt_lang = tgt_lang or translator.config.data.tgt_lang
             check_tokenizer(tokenize or tokenizer_for(tgt_lang))
             hypotheses = evaluation.translate(
@@ -296,7 +227,7 @@ def evaluate(
         if not ranks.is_first:
             return
     result = evaluation.score(hypotheses, references, tgt_lang, tokenize, lowercase)
-    with _output("-") as sink:
+    with writing("-") as sink:
         text = json.dumps(result.as_json()) if json_ else str(result)
         sink.write(text.encode() + b"\n")
 
@@ -317,7 +248,7 @@ def _check_eval_inputs(
         )
     if model is not None and source is None:
         raise RefusedError("mtrain eval: -m/--model needs the text to translate: -s/--source FILE")
-    _refuse_overwriting(output, source, hypothesis, *reference)
+    refuse_overwriting(output, source, hypothesis, *reference)
 
 
 @app.command()
@@ -333,8 +264,8 @@ def score(
     from mtrain import lines
 
     decode = {"batch_tokens": batch_tokens}
-    translator = _load_translator(model, device, precision, decode)
-    with _output("-") as sink:
+    translator = load_translator(model, device, precision, decode)
+    with writing("-") as sink:
         lines.score_files(translator, source, target, sink)
 
 
@@ -348,7 +279,7 @@ def average(
     from mtrain import checkpoint
     from mtrain.config import load_config
 
-    _loaded()
+    loaded()
     if not (run_dir / "config.yaml").exists():
         raise UserError(f"{run_dir}: not a run directory: it holds no config.yaml")
     train = load_config(run_dir / "config.yaml").train
@@ -382,8 +313,8 @@ def export(
     ctranslate2_format.check(quantization)
     from mtrain import export as exporting
 
-    translator = _load_translator(model, "cpu", "fp32", {})
-    with _output("-") as sink:
+    translator = load_translator(model, "cpu", "fp32", {})
+    with writing("-") as sink:
 
         def show(line: str) -> None:
             sink.write(line.encode("utf-8") + b"\n")
@@ -418,7 +349,7 @@ def tokenizer_train(config: ConfigOption, set_: SetOption = None) -> None:
     settings = load_config(config, set_)
     from mtrain.prepare import train_run_tokenizer
 
-    _loaded()
+    loaded()
     path = train_run_tokenizer(settings, Stop())
     typer.echo(path)
 
@@ -429,7 +360,7 @@ def tokenizer_encode(model: ModelOption) -> None:
     from mtrain import lines
 
     tokenizer = lines.load_tokenizer(model)
-    with _input("-") as source, _output("-") as sink:
+    with reading("-") as source, writing("-") as sink:
         lines.encode_stream(tokenizer, source, sink)
 
 
@@ -439,7 +370,7 @@ def tokenizer_decode(model: ModelOption) -> None:
     from mtrain import lines
 
     tokenizer = lines.load_tokenizer(model)
-    with _input("-") as source, _output("-") as sink:
+    with reading("-") as source, writing("-") as sink:
         lines.decode_stream(tokenizer, source, sink)
 
 
@@ -454,109 +385,3 @@ def _begin_job(
     settings = load_config(config, overrides)
     log.set_up_console(times=True)
     return settings, stop
-
-
-@contextmanager
-def _translator(
-    model: Path,
-    device: str,
-    precision: str,
-    beam_size: int | None,
-    length_penalty: float | None,
-    length_norm: str | None,
-    batch_tokens: int | None,
-) -> Iterator[tuple["Translator", "Ranks"]]:
-    """Load a model for one device, for several, or as one of the ranks of a job."""
-    _check_names(precision, length_norm)
-    from mtrain import several
-    from mtrain.distributed import joined
-
-    decode = {
-        "beam_size": beam_size,
-        "length_penalty": length_penalty,
-        "length_norm": length_norm,
-        "batch_tokens": batch_tokens,
-    }
-    with joined() as ranks:
-        ranks.check_same(json.dumps(sys.argv[1:]), "commands")
-        if "," not in device:
-            yield (
-                several.load_over_ranks(model, ranks, device=device, precision=precision, **decode),
-                ranks,
-            )
-            return
-        if ranks.size > 1:
-            raise ranks.as_one(
-                RefusedError(f"--device {device}: several processes have a device each; name one")
-            )
-        devices = device.split(",")
-        with several.over_devices(model, devices, precision=precision, **decode) as translator:
-            yield translator, ranks
-
-
-def _load_translator(
-    model: Path, device: str, precision: str, decode: Mapping[str, object]
-) -> "Translator":
-    """Load a model for one device."""
-    _check_names(precision)
-    from mtrain.translate import load_translator
-
-    return load_translator(model, device=device, precision=precision, **decode)
-
-
-def _check_names(precision: str, length_norm: str | None = None) -> None:
-    if precision not in ("auto", "fp32", "bf16"):
-        raise RefusedError(f"--precision {precision}: expected auto, fp32 or bf16")
-    if length_norm not in (None, "gnmt", "power"):
-        raise RefusedError(f"--length-norm {length_norm}: expected gnmt or power")
-
-
-@contextmanager
-def _input(name: str) -> Iterator[Iterator[bytes]]:
-    """Open a file or stdin for lines of bytes."""
-    if name == "-":
-        yield _guarded(sys.stdin.buffer, "stdin")
-        return
-    from mtrain.text import open_bytes
-
-    with open_bytes(Path(name)) as stream:
-        yield _guarded(stream, name)
-
-
-def _guarded(stream: IO[bytes], name: str) -> Iterator[bytes]:
-    """Read lines; raises `UserError`, for an error of the input is not one of the output."""
-    try:
-        yield from stream
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{name}: cannot read: {error}") from None
-
-
-def _refuse_overwriting(output: str | Path | None, *inputs: str | Path | None) -> None:
-    """Refuse to write over a file that is still to be read."""
-    if output in (None, "-") or not os.path.exists(output):
-        return
-    for name in inputs:
-        source: str | int = 0 if name == "-" else str(name)
-        readable = name == "-" or (name is not None and os.path.exists(name))
-        if readable and os.path.samestat(os.stat(output), os.stat(source)):
-            raise RefusedError(f"{output}: is read from; write to another file")
-
-
-@contextmanager
-def _output(name: str) -> Iterator[IO[bytes]]:
-    """Open a file or stdout for bytes; a reader of stdout that went away ends the command
-    quietly.
-    """
-    _loaded()
-    place: str | int = 1 if name == "-" else name
-    try:  # a stream of its own, for PYTHONUNBUFFERED makes stdout's write only a part of a line
-        with open(place, "wb", closefd=place != 1) as sink:
-            yield sink
-    except KeyboardInterrupt:
-        sys.exit(EXIT_INTERRUPTED)
-    except BrokenPipeError as error:  # at Ctrl-C the reader may have gone first
-        interrupted = isinstance(error.__context__, KeyboardInterrupt)
-        sys.exit(EXIT_INTERRUPTED if interrupted else EXIT_BROKEN_PIPE)
-    except OSError as error:
-        shown = "stdout" if place == 1 else name
-        raise UserError(f"{shown}: cannot write: {error.strerror or error}") from None

@@ -1,0 +1,130 @@
+"""Options that commands share, and the model that they name."""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mtrain.errors import RefusedError
+
+if TYPE_CHECKING:
+    from mtrain.distributed import Ranks
+    from mtrain.translate import Translator
+
+ConfigOption = Annotated[Path, typer.Option("--config", "-c", help="Run settings in YAML.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="Override a setting: `train.max_steps=1000`, the value being YAML. Repeatable.",
+    ),
+]
+TimeLimitOption = Annotated[
+    str | None,
+    typer.Option(help="Save and stop with exit code 75 after this long: `30m`, `3h30m`."),
+]
+ModelOption = Annotated[
+    Path,
+    typer.Option(
+        "--model", "-m", help="A run directory (its best model) or one checkpoint directory."
+    ),
+]
+BeamOption = Annotated[
+    int | None, typer.Option(help="Hypotheses kept a sentence; 1 is greedy search.", min=1)
+]
+PenaltyOption = Annotated[
+    float | None, typer.Option(help="Alpha; larger prefers longer translations.", min=0)
+]
+NormOption = Annotated[
+    str | None, typer.Option(help="`gnmt`: ((5+length)/6)^alpha, or `power`: length^alpha.")
+]
+BatchOption = Annotated[
+    int | None, typer.Option(help="Padded source tokens x beam size in a batch.", min=1)
+]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
+DevicesOption = Annotated[
+    str, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps; several as cuda:0,cuda:1.")
+]
+PrecisionOption = Annotated[
+    str, typer.Option(help="auto (fp32 on a CPU, bf16 on CUDA), fp32 or bf16.")
+]
+
+EvalModelOption = Annotated[
+    Path | None, typer.Option("--model", "-m", help="Translate the source with this model first.")
+]
+SourceOption = Annotated[Path | None, typer.Option("--source", "-s", help="Source text.")]
+ReferenceOption = Annotated[
+    list[Path] | None,
+    typer.Option("--reference", "-r", help="Reference translation. Repeatable."),
+]
+HypothesisOption = Annotated[
+    Path | None, typer.Option(help="Score this translation instead of a model's.")
+]
+KeepOption = Annotated[
+    Path | None, typer.Option("--output", "-o", help="Keep the model's translations here.")
+]
+LanguageOption = Annotated[
+    str | None, typer.Option(help="Target language code, for the tokenization of BLEU and TER.")
+]
+TokenizeOption = Annotated[
+    str | None, typer.Option(help="sacreBLEU tokenizer, instead of the target language's.")
+]
+
+
+@contextmanager
+def open_translator(
+    model: Path,
+    device: str,
+    precision: str,
+    beam_size: int | None,
+    length_penalty: float | None,
+    length_norm: str | None,
+    batch_tokens: int | None,
+) -> Iterator[tuple["Translator", "Ranks"]]:
+    """Load a model for one device, for several, or as one of the ranks of a job."""
+    _check_names(precision, length_norm)
+    from mtrain import several
+    from mtrain.distributed import joined
+
+    decode = {
+        "beam_size": beam_size,
+        "length_penalty": length_penalty,
+        "length_norm": length_norm,
+        "batch_tokens": batch_tokens,
+    }
+    with joined() as ranks:
+        ranks.check_same(json.dumps(sys.argv[1:]), "commands")
+        if "," not in device:
+            yield (
+                several.load_over_ranks(model, ranks, device=device, precision=precision, **decode),
+                ranks,
+            )
+            return
+        if ranks.size > 1:
+            raise ranks.as_one(
+                RefusedError(f"--device {device}: several processes have a device each; name one")
+            )
+        devices = device.split(",")
+        with several.over_devices(model, devices, precision=precision, **decode) as translator:
+            yield translator, ranks
+
+
+def load_translator(
+    model: Path, device: str, precision: str, decode: Mapping[str, object]
+) -> "Translator":
+    """Load a model for one device."""
+    _check_names(precision)
+    from mtrain import translate
+
+    return translate.load_translator(model, device=device, precision=precision, **decode)
+
+
+def _check_names(precision: str, length_norm: str | None = None) -> None:
+    if precision not in ("auto", "fp32", "bf16"):
+        raise RefusedError(f"--precision {precision}: expected auto, fp32 or bf16")
+    if length_norm not in (None, "gnmt", "power"):
+        raise RefusedError(f"--length-norm {length_norm}: expected gnmt or power")
