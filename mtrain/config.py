@@ -226,6 +226,15 @@ class TrainConfig(Section):
     shard_optimizer: bool = Field(
         False, description="each process keeps the optimizer's state of a share of the weights"
     )
+    init_from: Word | None = Field(
+        None, description="a run or checkpoint directory whose weights and vocabulary to begin with"
+    )
+    subword_sampling: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="share of merges left out at random (BPE-dropout); unigram: the exponent"
+    )
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="the model is a moving average of the weights, of this decay a step"
+    )
     schedule: Literal["noam", "inverse_sqrt", "linear", "cosine", "constant"] = Field(
         "noam", description="course of the learning rate after its linear warm-up"
     )

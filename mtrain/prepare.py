@@ -179,14 +179,27 @@ def _get_tokenizer(config: Config, run_tokenizer: Path, scans: list[Scan], stop:
     settings = config.tokenizer
     if run_tokenizer.exists():
         tokenizer = Tokenizer.load(run_tokenizer)
-        _check_tokenizer(tokenizer, settings, run_tokenizer)
+        if config.train.init_from is None:
+            _check_tokenizer(tokenizer, settings, run_tokenizer)
         return tokenizer
+    if config.train.init_from is not None:
+        return _given_tokenizer(Path(config.train.init_from), settings)
     if settings.path is not None:
         return Tokenizer.load(Path(settings.path))
     text = ([found.sha256 for found in scans], config.data.invalid_utf8, _text_filter(config))
     parts = (*text, MAX_SENTENCES, settings.model_dump(), version("sentencepiece"))
     make = partial(_train_tokenizer, config, scans, stop)
     return cached(cache_key("tokenizer", *parts), _open_tokenizer, make, stop)
+
+
+def _given_tokenizer(path: Path, settings: TokenizerConfig) -> Tokenizer:
+    """Load the vocabulary of the model that training begins with."""
+    file = checkpoint.resolve(path) / checkpoint.TOKENIZER
+    tokenizer = Tokenizer.load(file)
+    if settings.path is not None:
+        _check_tokenizer(tokenizer, settings, file)
+    logger.info("vocabulary of %s: %s pieces", file, f"{tokenizer.vocab_size:,}")
+    return tokenizer
 
 
 def _open_tokenizer(path: Path) -> Tokenizer | None:

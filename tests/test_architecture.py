@@ -24,7 +24,7 @@ LAYERS = (
     "yaml_reader json_reader phrasebook stop",
     "describe lock workers manifest tokenizer metrics device check attention muon text",
     "config",
-    "tables log terminal model search history",
+    "tables log terminal model search history subwords",
     "corpus cache distributed decoder",
     "filters repeats loss optim checkpoint machine",
     "store",
