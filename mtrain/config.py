@@ -286,6 +286,17 @@ class DecodeConfig(Section):
     length_norm: Literal["gnmt", "power"] = Field(
         "gnmt", description="gnmt: ((5 + length) / 6) ** alpha; power: length ** alpha"
     )
+    sample: bool = Field(False, description="draw translations at random instead of searching")
+    temperature: Annotated[float, Field(gt=0, le=100)] = Field(
+        1.0, description="of sampling: lower keeps to the likelier tokens"
+    )
+    top_k: NotNegative = Field(0, description="sample from so many likeliest tokens; 0: from all")
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0, description="sample from the fewest tokens that hold this probability"
+    )
+    no_repeat_ngram: NotNegative = Field(
+        0, description="no row of so many tokens comes twice in a translation; 0: off"
+    )
     max_len_a: Annotated[float, Field(ge=0, le=1000)] = Field(
         1.0, description="limit = a * source length + b tokens"
     )
