@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import traceback
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -155,6 +156,12 @@ def translate(
         Path | None,
         typer.Option(help="What each translation is to begin with, line for line, whole words."),
     ] = None,
+    alignments: Annotated[
+        str | None,
+        typer.Option(
+            help="Where to write which source word each word was made of: `0-0 1-2`, from 0."
+        ),
+    ] = None,
     no_repeat_ngram: NoRepeatOption = None,
     sample: Annotated[
         bool | None,
@@ -184,6 +191,7 @@ def translate(
     from mtrain import lines
 
     refuse_overwriting(output, input_, target_prefix)
+    refuse_overwriting(alignments, input_, target_prefix)
     settings = {
         "beam_size": beam_size,
         "length_penalty": length_penalty,
@@ -208,7 +216,9 @@ def translate(
             )
         if not ranks.is_first:
             input_ = output = os.devnull
-        with reading(input_) as source, writing(output) as sink:
+            alignments = alignments and os.devnull
+        links = writing(alignments) if alignments else nullcontext()
+        with reading(input_) as source, writing(output) as sink, links as links_sink:
             lines.translate_stream(
                 translator,
                 source,
@@ -216,6 +226,7 @@ def translate(
                 n_best=n_best,
                 scores=scores,
                 prefixes=target_prefix,
+                alignments=links_sink,
                 line_buffered=line_buffered or (input_ == "-" and sys.stdin.isatty()),
                 ranks=ranks,
             )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from mtrain import checkpoint, manifest
+from mtrain.alignments import align
 from mtrain.distributed import Ranks
 from mtrain.errors import UserError
 from mtrain.log import Places, logger, progress_bar
@@ -36,12 +37,13 @@ def translate_stream(
     n_best: int | None = None,
     scores: bool = False,
     prefixes: Path | None = None,
+    alignments: IO[bytes] | None = None,
     line_buffered: bool = False,
     ranks: Ranks | None = None,
 ) -> None:
     """Translate every line of `source` to `sink`, `decode.window` lines at a time or one by one;
     of several ranks, the first reads and writes for all. `prefixes` holds what each translation is
-    to begin with, line for line.
+    to begin with, line for line; the links from its words to the source's go to `alignments`.
     """
     ranks = ranks or Ranks()
     counts: Counter[str] = Counter()
@@ -65,6 +67,9 @@ def translate_stream(
             cut.add(done + place + 1 for place in places)
             for index, hypotheses in enumerate(results if ranks.is_first else [], done):
                 sink.writelines(_format(index, hypotheses, n_best, scores))
+            if alignments is not None and ranks.is_first:
+                links = align(translator, lines, [found[0].text for found in results])
+                alignments.writelines(line.encode() + b"\n" for line in links)
             if line_buffered:
                 sink.flush()
             done += len(lines)

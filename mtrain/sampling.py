@@ -31,7 +31,7 @@ class Choice:
         sums = probs.cumsum(1)
         place = (sums <= numbers[:, None] * sums[:, -1:]).sum(1, keepdim=True)
         last = (probs > 0).sum(1, keepdim=True) - 1  # rounding must not choose what has none
-        return tokens.gather(1, place.minimum(last))[:, 0]
+        return tokens.gather(1, place.minimum(last).clamp(min=0))[:, 0]
 
 
 @torch.no_grad()

@@ -30,7 +30,7 @@ LAYERS = (
     "store",
     "data rundir",
     "graphs translate prepare",
-    "several",
+    "alignments several",
     "lines validation",
     "evaluate train proof ctranslate2_format",
     "export job",
@@ -40,6 +40,7 @@ LAYERS = (
 )
 # Modules that load torch, by themselves or through others; all others stay quick to load.
 TORCH = {
+    "alignments",
     "attention",
     "checkpoint",
     "ctranslate2_format",
