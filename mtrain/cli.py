@@ -209,8 +209,9 @@ def evaluate(
     if hypothesis is not None and any(option is not None for option in (output, *search)):
         raise RefusedError("mtrain eval: with --hypothesis nothing is translated: no -o, no search")
     from mtrain import evaluate as evaluation
-    from mtrain.metrics import check_tokenizer, tokenizer_for
+    from mtrain.metrics import check_seed, check_tokenizer, tokenizer_for
 
+    check_seed()
     check_tokenizer(tokenize or tokenizer_for(tgt_lang))
     references = evaluation.read_references(reference or [])
     sources = evaluation.read_source(source, references) if source else []
@@ -249,6 +250,49 @@ def _check_eval_inputs(
     if model is not None and source is None:
         raise RefusedError("mtrain eval: -m/--model needs the text to translate: -s/--source FILE")
     refuse_overwriting(output, source, hypothesis, *reference)
+
+
+@app.command()
+def compare(
+    systems: Annotated[
+        list[Path], typer.Argument(help="Translations, a file each; the first is the baseline.")
+    ],
+    reference: ReferenceOption = None,
+    source: SourceOption = None,
+    tgt_lang: LanguageOption = None,
+    tokenize: TokenizeOption = None,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Score without case.")] = False,
+    metrics: Annotated[str, typer.Option(help="Which of them.")] = "bleu,chrf,ter",
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", help="Lines shown of each kind of difference.", min=0)
+    ] = 3,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Compare translations: which scores differ by more than chance, and where the texts do.
+
+    BLEU, chrF and TER by sacreBLEU, with its paired bootstrap resampling and approximate
+    randomization: `mtrain compare -r ref.de old.de new.de`.
+    """
+    if not reference:
+        raise RefusedError("mtrain compare: needs -r/--reference FILE")
+    from mtrain import aligned
+    from mtrain import compare as comparing
+
+    comparing.check_paths(systems)
+    chosen = comparing.choose_metrics(metrics)
+    references = aligned.read_references(reference)
+    result = comparing.compare(
+        comparing.read_systems(systems, references),
+        references,
+        aligned.read_source(source, references) if source else [],
+        metrics=chosen,
+        tokenize=aligned.choose_tokenizer(tokenize, tgt_lang, references),
+        lowercase=lowercase,
+        most=lines,
+    )
+    with writing("-") as sink:
+        text = json.dumps(result.as_json()) if json_ else str(result)
+        sink.write(text.encode() + b"\n")
 
 
 @app.command()

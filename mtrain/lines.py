@@ -10,22 +10,13 @@ from pathlib import Path
 from typing import IO
 
 from mtrain import checkpoint, manifest
+from mtrain.aligned import decode_lines, warn_of
 from mtrain.distributed import Ranks
 from mtrain.errors import UserError
-from mtrain.log import Places, logger, progress_bar
+from mtrain.log import Places, progress_bar
 from mtrain.text import read_file, read_lines
 from mtrain.tokenizer import Tokenizer
 from mtrain.translate import Translation, Translator
-
-
-def decode_lines(lines: Iterable[bytes], counts: Counter[str]) -> Iterator[str]:
-    """Turn lines of any bytes into text; what is not UTF-8 is read with U+FFFD and counted."""
-    for line in lines:
-        try:
-            yield line.decode("utf-8")
-        except UnicodeDecodeError:
-            counts["lines not valid UTF-8, read with U+FFFD"] += 1
-            yield line.decode("utf-8", "replace")
 
 
 def translate_stream(
@@ -61,12 +52,6 @@ def translate_stream(
             done += len(lines)
     warn_of(counts)
     cut.warn(translator.max_source_length)
-
-
-def warn_of(counts: Counter[str]) -> None:
-    """Say once what was odd about the input."""
-    for reason, count in counts.items():
-        logger.warning("%s: %s", reason, f"{count:,}")
 
 
 def _format(

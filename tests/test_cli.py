@@ -44,6 +44,8 @@ OPTIONS = {
     | MACHINE
     | {"-m", "--model", "-s", "--source", "-r", "--reference", "-o", "--output", "--hypothesis"}
     | {"--tgt-lang", "--tokenize", "--lowercase", "--json"},
+    "compare": {"systems", "-r", "--reference", "-s", "--source", "--tgt-lang", "--tokenize"}
+    | {"--lowercase", "--metrics", "-n", "--lines", "--json"},
     "average": {"run_dir", "--last", "-o", "--output"},
     "score": MACHINE | {"-m", "--model", "-s", "--source", "-t", "--target", "--batch-tokens"},
     "export": {"-m", "--model", "-o", "--output", "--to", "--quantization", "--sample"},
@@ -256,6 +258,23 @@ MISTAKES = [
     ("eval -r {ref} -m {run} -s {src} -o {tmp}/none/out", 1, ["none/out: cannot write"]),
     ("score -m {run} -s {src} -t {short}", 1, ["src has 6 lines", "short has 2"]),
     ("score -m {run} -s {src} -t {tmp}/none", 1, ["none", "No such file"]),
+    # comparisons
+    ("compare -r {ref}", 2, ["Missing argument"]),
+    ("compare {ref} {src}", 2, ["--reference"]),
+    ("compare {src} -r {ref}", 2, ["two files of translations"]),
+    ("compare {src} {tmp}/broken/../src -r {ref}", 2, ["src: is named twice"]),
+    ("compare {tmp}/none {tmp}/none -r {ref}", 2, ["none: is named twice"]),
+    ("compare {src} {short} -r {ref}", 1, ["short has 2 lines", "reference has 6"]),
+    ("compare {src} {ref} -r {ref} -s {short}", 1, ["short has 2 lines", "reference has 6"]),
+    ("compare {src} {ref} -r {ref} -r {short}", 1, ["short has 2 lines", "reference has 6"]),
+    ("compare {src} {tmp}/none -r {ref}", 1, ["none: cannot read: No such file"]),
+    ("compare {src} {tmp} -r {ref}", 1, ["cannot read: Is a directory"]),
+    ("compare {short} {latin} -r {short}", 1, ["latin:2: not valid UTF-8"]),
+    ("compare {src} {plain_gz} -r {ref}", 1, ["plain.gz", "Not a gzipped file"]),
+    ("compare {empty} {src} -r {empty}", 1, ["empty: holds no lines"]),
+    ("compare {src} {ref} -r {ref} --tokenize moses", 2, ["--tokenize moses", "13a"]),
+    ("compare {src} {ref} -r {ref} --metrics bleu,comet", 2, ["comet", "bleu,chrf,ter"]),
+    ("compare {src} {ref} -r {ref} -n -1", 2, ["--lines"]),
     # vocabulary and averages
     ("tokenizer encode -m {tmp}/none", 1, ["none", "No such file"]),
     ("tokenizer decode -m {src}", 1, ["src: not a SentencePiece model"]),
@@ -304,6 +323,18 @@ def test_a_mistake_in_the_config_writes_nothing(
     assert [word for word in words if word not in result.err] == []
     if code == 2:
         assert not (path.parent / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "line", ["eval --hypothesis {src} -r {ref}", "compare {src} {ref} -r {ref}"]
+)
+def test_a_seed_of_scores_that_is_none_is_refused(
+    command: Command, places: dict[str, Path], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SACREBLEU_SEED", "soon")
+    result = command(*(part.format(**places) for part in line.split()))
+    assert (result.code, result.out) == (2, "")
+    assert "SACREBLEU_SEED=soon: expected a whole number" in result.err
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
