@@ -203,12 +203,15 @@ def evaluate(
 ) -> None:
     """Score translations: BLEU, chrF and TER with signatures and confidence intervals, by
     sacreBLEU.
+
+    What looks wrong about them is told on stderr, or in `notes` of the `--json` object.
     """
     _check_eval_inputs(model, source, reference, hypothesis, output)
     search = (beam_size, length_penalty, length_norm, batch_tokens)
     if hypothesis is not None and any(option is not None for option in (output, *search)):
         raise RefusedError("mtrain eval: with --hypothesis nothing is translated: no -o, no search")
     from mtrain import evaluate as evaluation
+    from mtrain.explain import explain
     from mtrain.metrics import check_seed, check_tokenizer, tokenizer_for
 
     check_seed()
@@ -228,9 +231,13 @@ def evaluate(
         if not ranks.is_first:
             return
     result = evaluation.score(hypotheses, references, tgt_lang, tokenize, lowercase)
+    notes = explain(hypotheses, references, sources, lowercase)
     with writing("-") as sink:
-        text = json.dumps(result.as_json()) if json_ else str(result)
+        listed = {"notes": [note.as_json() for note in notes]}
+        text = json.dumps({**result.as_json(), **listed}) if json_ else str(result)
         sink.write(text.encode() + b"\n")
+    for note in [] if json_ else notes:
+        log.logger.warning("%s", note)
 
 
 def _check_eval_inputs(

@@ -460,8 +460,8 @@ def test_eval_scores_a_file(command: Command, places: dict[str, Path]) -> None:
     assert (result.code, result.err) == (0, "")
     content = json.loads(result.out)
     assert result.out.count("\n") == 1
-    assert list(content) == ["lines", "bleu", "chrf", "ter"]
-    assert content["lines"] == 6
+    assert list(content) == ["lines", "bleu", "chrf", "ter", "notes"]
+    assert (content["lines"], content["notes"]) == (6, [])
     assert (content["chrf"]["score"], content["ter"]["score"]) == (pytest.approx(100), 0.0)
     options = ["-r", places["ref"], "-r", places["src"], "--tgt-lang", "zh", "--lowercase"]
     lines = command("eval", "--hypothesis", places["src"], *options).out.splitlines()
@@ -480,7 +480,8 @@ def test_eval_translates_as_translate_does(
     assert result.code == 0
     options = ["-i", places["src"], "--beam-size", "1"]
     assert output.read_text() == command("translate", "-m", run_dir, *options).out
-    again = command("eval", "--hypothesis", output, "-r", places["ref"], "--json")
+    options = ["-s", places["src"], "-r", places["ref"], "--json"]
+    again = command("eval", "--hypothesis", output, *options)
     assert json.loads(again.out) == json.loads(result.out)
 
 
