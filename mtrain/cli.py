@@ -321,6 +321,34 @@ def score(
 
 
 @app.command()
+def verify(
+    run_dir: Annotated[Path, typer.Argument(help="A run directory, or one checkpoint directory.")],
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Check that a run is what it says: every file is hashed again, every record compared.
+
+    A line for each thing: ok, damaged, missing or changed; unreachable for corpora that are not
+    here, which is no failure, nor is a note. Exit code 0 if all is good, else 1.
+    """
+    from mtrain import verify as verifying
+
+    findings = []
+    with writing("-") as sink:
+        for finding in verifying.verify(run_dir):
+            findings.append(finding)
+            if not json_:
+                sink.write(f"{finding}\n".encode("utf-8", "backslashreplace"))
+                sink.flush()  # the next one may take minutes
+        bad = [finding for finding in findings if finding.state in verifying.BAD]
+        if json_:
+            listed = [finding.as_json() for finding in findings]
+            content = {"run": str(run_dir), "good": not bad, "findings": listed}
+            sink.write(json.dumps(content).encode() + b"\n")
+    if bad:
+        raise UserError(f"{run_dir}: {len(bad)} of {len(findings)} findings are bad")
+
+
+@app.command()
 def average(
     run_dir: Annotated[Path, typer.Argument(help="A run directory.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Checkpoint directory to write.")],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -46,6 +47,7 @@ OPTIONS = {
     | {"--tgt-lang", "--tokenize", "--lowercase", "--json"},
     "compare": {"systems", "-r", "--reference", "-s", "--source", "--tgt-lang", "--tokenize"}
     | {"--lowercase", "--metrics", "-n", "--lines", "--json"},
+    "verify": {"run_dir", "--json"},
     "average": {"run_dir", "--last", "-o", "--output"},
     "score": MACHINE | {"-m", "--model", "-s", "--source", "-t", "--target", "--batch-tokens"},
     "export": {"-m", "--model", "-o", "--output", "--to", "--quantization", "--sample"},
@@ -275,6 +277,11 @@ MISTAKES = [
     ("compare {src} {ref} -r {ref} --tokenize moses", 2, ["--tokenize moses", "13a"]),
     ("compare {src} {ref} -r {ref} --metrics bleu,comet", 2, ["comet", "bleu,chrf,ter"]),
     ("compare {src} {ref} -r {ref} -n -1", 2, ["--lines"]),
+    # runs
+    ("verify", 2, ["Missing argument"]),
+    ("verify {tmp}/none", 1, ["none: no such directory"]),
+    ("verify {src}", 1, ["src: no such directory"]),
+    ("verify {tmp}", 1, ["not a run directory"]),
     # vocabulary and averages
     ("tokenizer encode -m {tmp}/none", 1, ["none", "No such file"]),
     ("tokenizer decode -m {src}", 1, ["src: not a SentencePiece model"]),
@@ -556,7 +563,9 @@ def test_a_run_directory_is_laid_out_as_promised(run_dir: Path) -> None:
     assert load_config(run_dir / "config.yaml").train.max_steps == 8
     run = json.loads((run_dir / "run.json").read_text())
     assert run["seed"] == 7
-    assert {"train", "valid", "tokenizer", "versions", "command"} <= run.keys()
+    assert {"train", "valid", "test", "tokenizer", "versions", "command", "commit"} <= run.keys()
+    assert run["config"] == hashlib.sha256((run_dir / "config.yaml").read_bytes()).hexdigest()
+    assert run["test"].keys() == {"held_out"}
 
 
 def test_records_hold_what_the_contract_lists(run_dir: Path) -> None:
