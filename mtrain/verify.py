@@ -378,7 +378,10 @@ def _best(run: Run) -> Iterator[Finding]:
         return
     directory = run.path / layout.CHECKPOINTS / best["checkpoint"]
     if not directory.is_dir():
-        yield Finding("best.json", MISSING, f"its best checkpoint, {_name(run, directory)}")
+        if run.is_running and _open(run.path, []).best != run.best:
+            yield Finding("best.json", NOTE, "another checkpoint has become the best meanwhile")
+        else:
+            yield Finding("best.json", MISSING, f"its best checkpoint, {_name(run, directory)}")
         return
     count = len(run.history.entries)
     detail = f"{count} validation{'s' if count != 1 else ''}, {best['checkpoint']} is best"
