@@ -274,20 +274,21 @@ def _checkpoints(run: Run) -> Iterator[Finding]:
         paths.append(average)
     elif run.history is not None and run.history.average:
         yield Finding(_name(run, average), MISSING, "best.json tells its scores")
-    resumable = layout.steps(directory)[-2:]
     for path in paths:
         try:
             found = list(_checkpoint(path, _name(run, path), run))
         except FileNotFoundError:
             found = []
-            if path.exists():
+            if not run.is_running:
                 raise
-        if path in resumable and not (path / layout.TRAINER).exists():
+        if run.is_running:  # it removes what it needs no longer
+            found = [one for one in found if (run.path / one.what).exists()]
+        inner = path / layout.TRAINER
+        if not inner.exists() and path in layout.steps(directory)[-2:]:  # in this order
             state = NOTE if run.state == "complete" else MISSING
-            what = _name(run, path / layout.TRAINER)
+            what = _name(run, inner)
             found.append(Finding(what, state, "resuming from this checkpoint needs it"))
-        if path.exists() or not run.is_running:  # a run at work removes what it needs no longer
-            yield from found
+        yield from found
     if not paths and run.state == "complete":
         yield Finding(layout.CHECKPOINTS, MISSING, "a complete run has some")
 
