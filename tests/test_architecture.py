@@ -23,7 +23,7 @@ LAYERS = (
     "errors",
     "yaml_reader json_reader phrasebook stop",
     "describe lock workers manifest tokenizer metrics device check attention muon text",
-    "config explain layout",
+    "config explain layout tmx",
     "tables log terminal model search history",
     "corpus cache distributed decoder aligned",
     "filters repeats loss optim checkpoint machine compare verify",
