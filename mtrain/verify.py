@@ -108,14 +108,14 @@ def verify(path: Path) -> Iterator[Finding]:
     if (path / manifest.NAME).exists():
         yield from _checkpoint(path, path.name, None)
         return
-    begun = any((path / n).exists() for n in ("config.yaml", "run.json", layout.CHECKPOINTS))
+    begun = any((path / n).exists() for n in ("run.json", layout.CHECKPOINTS))
     if not begun and not (path / "status.json").exists():
-        raise UserError(f"{path}: not a run directory: it holds no config.yaml")
+        raise UserError(f"{path}: not a run directory: it holds no run.json")
     findings: list[Finding] = []
     run = _open(path, findings)
     if not begun:
         yield from _status(run)
-        yield Finding("config.yaml", NOTE, "not there yet: nothing has been trained")
+        yield Finding("run.json", NOTE, "not there yet: nothing has been trained")
         return
     yield from findings
     yield from _status(run)
