@@ -9,7 +9,6 @@ A checkpoint at a multiple of `save_every` is scheduled; any other is a resume p
 """
 
 import json
-import re
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -28,12 +27,18 @@ from torch import Tensor
 from mtrain import manifest
 from mtrain.errors import UserError
 from mtrain.json_reader import read_json, read_json_file
-
-MODEL, CONFIG, TOKENIZER, TRAINER = "model.safetensors", "config.yaml", "tokenizer.model", "trainer"
-OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
-AVERAGE = "average"
-
-_STEP = re.compile(r"step-(\d{8,})")
+from mtrain.layout import AVERAGE as AVERAGE
+from mtrain.layout import CONFIG as CONFIG
+from mtrain.layout import MODEL as MODEL
+from mtrain.layout import OPTIMIZER as OPTIMIZER
+from mtrain.layout import STATE as STATE
+from mtrain.layout import STEP
+from mtrain.layout import TOKENIZER as TOKENIZER
+from mtrain.layout import TRAINER as TRAINER
+from mtrain.layout import named_steps as named_steps
+from mtrain.layout import step_name as step_name
+from mtrain.layout import step_of as step_of
+from mtrain.layout import steps as steps
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ class TrainerState:
 
 @dataclass(frozen=True)
 class _Named:
-    checkpoint: Annotated[str, Field(pattern=rf"^({AVERAGE}|{_STEP.pattern})$")]
+    checkpoint: Annotated[str, Field(pattern=rf"^({AVERAGE}|{STEP.pattern})$")]
 
 
 @dataclass(frozen=True)
@@ -80,17 +85,6 @@ class _Best:
 
 
 LOOP, _BEST = TypeAdapter(Loop), TypeAdapter(_Best)
-
-
-def step_name(step: int) -> str:
-    """Name the directory of a step."""
-    return f"step-{step:08d}"
-
-
-def step_of(path: Path) -> int | None:
-    """Return the step of a checkpoint directory's name, or None."""
-    match = _STEP.fullmatch(path.name)
-    return int(match[1]) if match else None
 
 
 def save(path: Path, snapshot: Snapshot, trainer: TrainerState | None = None) -> None:
@@ -157,21 +151,6 @@ def load_trainer(path: Path) -> TrainerState:
         return TrainerState(load_file(inner / OPTIMIZER), loop)
     except (SafetensorError, ValueError) as error:
         raise manifest.DamagedError(f"{inner}: cannot be read: {error}") from None
-
-
-def steps(directory: Path) -> list[Path]:
-    """List the complete step checkpoints of a `checkpoints/` directory, oldest first."""
-    return [path for path in named_steps(directory) if manifest.is_complete(path)]
-
-
-def named_steps(directory: Path) -> list[Path]:
-    """List everything that is named like a step, oldest first: broken directories too."""
-    try:  # glob would take a directory that cannot be read for an empty one
-        found = {path: step_of(path) for path in directory.iterdir()}
-    except FileNotFoundError:
-        return []
-    named = {path: step for path, step in found.items() if step is not None}
-    return sorted(named, key=named.__getitem__)
 
 
 def scheduled_steps(directory: Path, is_scheduled: Callable[[int], bool]) -> list[Path]:

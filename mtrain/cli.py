@@ -253,6 +253,8 @@ def evaluate(
 ) -> None:
     """Score translations: BLEU, chrF and TER with signatures and confidence intervals, by
     sacreBLEU.
+
+    What looks wrong about them is told on stderr, or in `notes` of the `--json` object.
     """
     _check_eval_inputs(model, source, reference, hypothesis, output)
     search = {
@@ -265,8 +267,10 @@ def evaluate(
     if hypothesis is not None and any(option is not None for option in (output, *search.values())):
         raise RefusedError("mtrain eval: with --hypothesis nothing is translated: no -o, no search")
     from mtrain import evaluate as evaluation
-    from mtrain.metrics import check_tokenizer, tokenizer_for
+    from mtrain.explain import explain
+    from mtrain.metrics import check_seed, check_tokenizer, tokenizer_for
 
+    check_seed()
     check_tokenizer(tokenize or tokenizer_for(tgt_lang))
     references = evaluation.read_references(reference or [])
     sources = evaluation.read_source(source, references) if source else []
@@ -283,9 +287,13 @@ def evaluate(
         if not ranks.is_first:
             return
     result = evaluation.score(hypotheses, references, tgt_lang, tokenize, lowercase)
+    notes = explain(hypotheses, references, sources, lowercase)
     with writing("-") as sink:
-        text = json.dumps(result.as_json()) if json_ else str(result)
+        listed = {"notes": [note.as_json() for note in notes]}
+        text = json.dumps({**result.as_json(), **listed}) if json_ else str(result)
         sink.write(text.encode() + b"\n")
+    for note in [] if json_ else notes:
+        log.logger.warning("%s", note)
 
 
 def _check_eval_inputs(
@@ -308,6 +316,49 @@ def _check_eval_inputs(
 
 
 @app.command()
+def compare(
+    systems: Annotated[
+        list[Path], typer.Argument(help="Translations, a file each; the first is the baseline.")
+    ],
+    reference: ReferenceOption = None,
+    source: SourceOption = None,
+    tgt_lang: LanguageOption = None,
+    tokenize: TokenizeOption = None,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Score without case.")] = False,
+    metrics: Annotated[str, typer.Option(help="Which of them.")] = "bleu,chrf,ter",
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", help="Lines shown of each kind of difference.", min=0)
+    ] = 3,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Compare translations: which scores differ by more than chance, and where the texts do.
+
+    BLEU, chrF and TER by sacreBLEU, with its paired bootstrap resampling and approximate
+    randomization: `mtrain compare -r ref.de old.de new.de`.
+    """
+    if not reference:
+        raise RefusedError("mtrain compare: needs -r/--reference FILE")
+    from mtrain import compare as comparing
+    from mtrain import parallel
+
+    comparing.check_paths(systems)
+    chosen = comparing.choose_metrics(metrics)
+    references = parallel.read_references(reference)
+    result = comparing.compare(
+        comparing.read_systems(systems, references),
+        references,
+        parallel.read_source(source, references) if source else [],
+        metrics=chosen,
+        tokenize=parallel.choose_tokenizer(tokenize, tgt_lang, references),
+        lowercase=lowercase,
+        most=lines,
+    )
+    with writing("-") as sink:
+        text = json.dumps(result.as_json()) if json_ else str(result)
+        sink.write(text.encode() + b"\n")
+
+
+@app.command()
 def score(
     model: ModelOption,
     source: Annotated[Path, typer.Option("--source", "-s", help="Source text.")],
@@ -323,6 +374,34 @@ def score(
     translator = load_translator(model, device, precision, decode)
     with writing("-") as sink:
         lines.score_files(translator, source, target, sink)
+
+
+@app.command()
+def verify(
+    run_dir: Annotated[Path, typer.Argument(help="A run directory, or one checkpoint directory.")],
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Check that a run is what it says: every file is hashed again, every record compared.
+
+    A line for each thing: ok, damaged, missing or changed; unreachable for corpora that are not
+    here, which is no failure, nor is a note. Exit code 0 if all is good, else 1.
+    """
+    from mtrain import verify as verifying
+
+    findings = []
+    with writing("-") as sink:
+        for finding in verifying.verify(run_dir):
+            findings.append(finding)
+            if not json_:
+                sink.write(f"{finding}\n".encode("utf-8", "backslashreplace"))
+                sink.flush()  # the next one may take minutes
+        bad = [finding for finding in findings if finding.state in verifying.BAD]
+        if json_:
+            listed = [finding.as_json() for finding in findings]
+            content = {"run": str(run_dir), "good": not bad, "findings": listed}
+            sink.write(json.dumps(content).encode() + b"\n")
+    if bad:
+        raise UserError(f"{run_dir}: {len(bad)} of {len(findings)} findings are bad")
 
 
 @app.command()

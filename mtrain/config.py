@@ -62,18 +62,21 @@ class GeneratedCorpus(Section):
 
 
 class FileCorpus(Section):
-    """A table with a column for either side: .tsv or .jsonl, plain, .gz or .zst, or .parquet."""
+    """A table with a column for either side, or a translation memory: .tsv, .jsonl or .tmx, plain,
+    .gz or .zst, or .parquet.
+    """
 
-    file: TableName = Field(description="a .tsv, .jsonl or .parquet file")
+    file: TableName = Field(description="a .tsv, .jsonl, .tmx or .parquet file")
     src: NotNegative | Word = Field(
-        description="column or field of the source text; in a TSV without names its number, from 0"
+        description="column or field of the source text, in a TMX its language; in a TSV without "
+        "names its number, from 0"
     )
     tgt: NotNegative | Word = Field(description="the same of the target text")
     weight: Weight = 1.0
 
     @property
     def kind(self) -> str:
-        """What the file holds: tsv, jsonl or parquet."""
+        """What the file holds: tsv, jsonl, tmx or parquet."""
         return self.file.removesuffix(".gz").removesuffix(".zst").rpartition(".")[2]
 
 
@@ -446,7 +449,11 @@ def _corpus_conflicts(data: DataConfig) -> Iterator[tuple[Key, str]]:
         if not isinstance(corpus, FileCorpus):
             continue
         numbers = [isinstance(column, int) for column in (corpus.src, corpus.tgt)]
-        if any(numbers) and corpus.kind != "tsv":
+        if any(numbers) and corpus.kind == "tmx":
+            yield (*key, "file"), "languages of a .tmx file are codes such as en, not numbers"
+        elif corpus.kind == "tmx" and str(corpus.src).lower() == str(corpus.tgt).lower():
+            yield (*key, "tgt"), f"{corpus.tgt} is the source's language, too"
+        elif any(numbers) and corpus.kind != "tsv":
             yield (*key, "file"), f"fields of a .{corpus.kind} file have names, not numbers"
         elif numbers[0] != numbers[1]:
             yield (*key, "file"), "src and tgt are both numbers of columns, or both names"

@@ -8,11 +8,12 @@ from pydantic.fields import FieldInfo
 
 # Whole numbers end where 32 bits do: libraries overflow beyond.
 MAX_WHOLE = 2**31
-DEVICES, TABLES = r"^(auto|cpu|mps|cuda(:\d+)?)$", r"\.((tsv|jsonl)(\.(gz|zst))?|parquet)$"
+DEVICES = r"^(auto|cpu|mps|cuda(:\d+)?)$"
+TABLES = r"\.((tsv|jsonl|tmx)(\.(gz|zst))?|parquet)$"
 # How patterns are told to people.
 FORMS = {
     DEVICES: ": auto, cpu, cuda, cuda:N or mps",
-    TABLES: " that ends in .tsv, .jsonl (or these with .gz or .zst) or .parquet",
+    TABLES: " that ends in .tsv, .jsonl, .tmx (or these with .gz or .zst) or .parquet",
 }
 
 

@@ -1,16 +1,17 @@
 """`mtrain eval`: a model's or a file's translations against references."""
 
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mtrain import metrics
 from mtrain.errors import UserError
-from mtrain.lines import decode_lines, warn_of
-from mtrain.log import Places, logger, progress_bar
-from mtrain.metrics import Score, check_tokenizer, tokenizer_for
-from mtrain.text import read_file, read_text_file
+from mtrain.log import Places, progress_bar
+from mtrain.metrics import Score
+from mtrain.parallel import choose_tokenizer
+from mtrain.parallel import read_aligned as read_aligned
+from mtrain.parallel import read_references as read_references
+from mtrain.parallel import read_source as read_source
 from mtrain.translate import Translator
 
 
@@ -34,34 +35,6 @@ class Evaluation:
 
     def __str__(self) -> str:
         return "\n".join(map(str, (self.bleu, self.chrf, self.ter)))
-
-
-def read_references(paths: list[Path]) -> list[list[str]]:
-    """Read reference files of one length; raises `UserError`."""
-    first = read_aligned(paths[0], [])
-    if not first:
-        raise UserError(f"{paths[0]}: holds no lines")
-    return [first] + [read_aligned(path, [first]) for path in paths[1:]]
-
-
-def read_aligned(path: Path, references: list[list[str]]) -> list[str]:
-    """Read a file that must match the references line for line; raises `UserError` with both
-    counts.
-    """
-    counts: Counter[str] = Counter()
-    lines = read_text_file(path, counts)
-    warn_of(counts)
-    _check_length(path, lines, references)
-    return lines
-
-
-def read_source(path: Path, references: list[list[str]]) -> list[str]:
-    """Read text to translate, as tolerantly as `mtrain translate` does."""
-    counts: Counter[str] = Counter()
-    lines = list(decode_lines(read_file(path, counts), counts))
-    warn_of(counts)
-    _check_length(path, lines, references)
-    return lines
 
 
 def translate(translator: Translator, lines: list[str], output: Path | None) -> list[str]:
@@ -88,25 +61,10 @@ def score(
     lowercase: bool,
 ) -> Evaluation:
     """Score with BLEU, chrF and TER, tokenized for the target language."""
-    if tokenize is None:
-        tokenize = tokenizer_for(tgt_lang)
-        if tokenize == "13a" and metrics.is_mostly_cjk(references[0]):
-            logger.warning(
-                "the references are mostly Han, Kana or Hangul, and BLEU's tokenizer 13a does "
-                "not cut these: name the language (zh, ja, ko) with --tgt-lang"
-            )
-    check_tokenizer(tokenize)
+    tokenize = choose_tokenizer(tokenize, tgt_lang, references)
     return Evaluation(
         len(hypotheses),
         metrics.bleu(hypotheses, references, tokenize=tokenize, lowercase=lowercase, interval=True),
         metrics.chrf(hypotheses, references, lowercase=lowercase, interval=True),
         metrics.ter(hypotheses, references, tokenize=tokenize, interval=True),
     )
-
-
-def _check_length(path: Path, lines: list[str], references: list[list[str]]) -> None:
-    if references and len(lines) != len(references[0]):
-        raise UserError(
-            f"{path} has {len(lines)} lines but the reference has {len(references[0])}: "
-            "they must match line for line"
-        )

@@ -115,8 +115,7 @@ def _prepare(config: Config, run: RunDirectory, stop: Stop, ranks: Ranks) -> Pre
     def follow() -> bytes:
         if not found:
             found.append(prepare(config, run.tokenizer, stop, Tokenizer(vocabulary)))
-        tests = {name: text.sha256 for name, text in found[0].tests.items()}
-        return json.dumps([found[0].fingerprints, tests]).encode()
+        return json.dumps(found[0].fingerprints).encode()
 
     prints = ranks.gather(follow)
     for rank, text in enumerate(prints):

@@ -13,20 +13,11 @@ from mtrain import checkpoint, manifest
 from mtrain.alignments import align
 from mtrain.distributed import Ranks
 from mtrain.errors import UserError
-from mtrain.log import Places, logger, progress_bar
+from mtrain.log import Places, progress_bar
+from mtrain.parallel import decode_lines, warn_of
 from mtrain.text import read_file, read_lines
 from mtrain.tokenizer import Tokenizer
 from mtrain.translate import Translation, Translator
-
-
-def decode_lines(lines: Iterable[bytes], counts: Counter[str]) -> Iterator[str]:
-    """Turn lines of any bytes into text; what is not UTF-8 is read with U+FFFD and counted."""
-    for line in lines:
-        try:
-            yield line.decode("utf-8")
-        except UnicodeDecodeError:
-            counts["lines not valid UTF-8, read with U+FFFD"] += 1
-            yield line.decode("utf-8", "replace")
 
 
 def translate_stream(
@@ -88,12 +79,6 @@ def _as_many(prefixes: Iterator[str], lines: list[str], done: int, window: int) 
             "otherwise; they must match line for line"
         )
     return found
-
-
-def warn_of(counts: Counter[str]) -> None:
-    """Say once what was odd about the input."""
-    for reason, count in counts.items():
-        logger.warning("%s: %s", reason, f"{count:,}")
 
 
 def _format(

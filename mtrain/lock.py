@@ -48,7 +48,7 @@ def _holder(path: Path) -> str:
     for _ in range(20):
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            if content["host"] != socket.gethostname() or _is_alive(content["pid"]):
+            if content["host"] != socket.gethostname() or is_alive(content["pid"]):
                 return f"process {content['pid']} on {content['host']}"
         except (OSError, ValueError, KeyError, TypeError):
             pass
@@ -56,7 +56,8 @@ def _holder(path: Path) -> str:
     return "another process"
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
+    """Tell whether a process of this machine is there."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from mtrain.errors import UserError
@@ -70,15 +70,27 @@ def verify(directory: Path, *needed: str) -> None:
 
     The manifest must list the files `needed`.
     """
-    entries = _read_manifest(directory)
+    for damage in damages(directory, *needed):
+        raise damage
+
+
+def damages(directory: Path, *needed: str) -> Iterator[UserError]:
+    """Yield everything that makes a directory another one than its manifest says."""
+    try:
+        entries = _read_manifest(directory)
+    except UserError as error:
+        yield error
+        return
     for name in needed:
         if name not in entries:
-            raise DamagedError(f"{directory / NAME}: does not list {name}")
+            yield DamagedError(f"{directory / NAME}: does not list {name}")
     for name, entry in entries.items():
         try:
             _verify_file(directory / name, entry)
+        except DamagedError as error:
+            yield error
         except OSError as error:
-            raise UserError(f"{directory / name}: cannot be read: {error.strerror}") from None
+            yield UserError(f"{directory / name}: cannot be read: {error.strerror}")
 
 
 def _verify_file(file: Path, entry: dict[str, object]) -> None:

@@ -2,6 +2,8 @@
 signatures.
 """
 
+import os
+import re
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -84,15 +86,8 @@ def bleu(
     interval: bool = False,
 ) -> Score:
     """Corpus BLEU against one or more reference lists of the same length."""
-    from sacrebleu.metrics.bleu import BLEU
-
-    return _score(
-        "BLEU",
-        BLEU(tokenize=tokenize, lowercase=lowercase),
-        hypotheses,
-        references,
-        interval,
-    )
+    metric = _metric("bleu", tokenize, lowercase)
+    return _score("BLEU", metric, hypotheses, references, interval)
 
 
 def chrf(
@@ -103,9 +98,7 @@ def chrf(
     interval: bool = False,
 ) -> Score:
     """Corpus chrF2."""
-    from sacrebleu.metrics.chrf import CHRF
-
-    return _score("chrF2", CHRF(lowercase=lowercase), hypotheses, references, interval)
+    return _score("chrF2", _metric("chrf", "", lowercase), hypotheses, references, interval)
 
 
 def ter(
@@ -119,11 +112,82 @@ def ter(
 
     Chinese and Japanese are cut into characters.
     """
+    return _score("TER", _metric("ter", tokenize), hypotheses, references, interval)
+
+
+def sentence_chrf(
+    hypotheses: list[str], references: list[list[str]], lowercase: bool
+) -> list[float]:
+    """ChrF2 of each line by itself."""
+    metric = _metric("chrf", "", lowercase)
+    lines = zip(hypotheses, *references, strict=True)
+    return [float(metric.sentence_score(text, of_line).score) for text, *of_line in lines]
+
+
+@dataclass(frozen=True)
+class Paired:
+    """A system's score in one metric, with mean and half the width of the 95 % interval of its
+    resamples; and, unless it is the baseline, the p-value of its difference from that by each test.
+    """
+
+    score: float
+    mean: float
+    ci: float
+    bootstrap: float | None
+    randomization: float | None
+
+
+def paired_tests(
+    metric: str,
+    systems: list[tuple[str, list[str]]],
+    references: list[list[str]],
+    tokenize: str,
+    lowercase: bool,
+) -> tuple[list[Paired], dict[str, str]]:
+    """Compare systems with the first of them, by sacreBLEU's paired bootstrap resampling and
+    approximate randomization; returns also both tests' signatures.
+    """
+    from sacrebleu.significance import PairedTest
+
+    scorer = _metric(metric, tokenize, lowercase, references)
+    found: dict[str, Any] = {}
+    signatures = {}
+    named: list[Any] = list(systems)
+    for test, name in (("bs", "bootstrap"), ("ar", "randomization")):
+        signature, scores = PairedTest(named, {metric: scorer}, None, test)()
+        (key,) = signature
+        signatures[name], found[name] = signature[key].format(), scores[key]
+    rows = [
+        Paired(float(b.score), float(b.mean), float(b.ci), b.p_value, r.p_value)
+        for b, r in zip(found["bootstrap"], found["randomization"], strict=True)
+    ]
+    return rows, signatures
+
+
+def check_seed() -> None:
+    """Raise `RefusedError` unless `SACREBLEU_SEED`, if set, is a seed."""
+    seed = os.environ.get("SACREBLEU_SEED", "none")
+    if seed.lower() != "none" and not re.fullmatch("[0-9]+", seed):
+        raise RefusedError(f"SACREBLEU_SEED={seed}: expected a whole number from 0, or none")
+
+
+def _metric(
+    name: str,
+    tokenize: str,
+    lowercase: bool = False,
+    references: list[list[str]] | None = None,
+) -> Any:
+    """Make a metric of sacreBLEU, for these references if they are given."""
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
     from sacrebleu.metrics.ter import TER
 
+    if name == "bleu":
+        return BLEU(tokenize=tokenize, lowercase=lowercase, references=references)
+    if name == "chrf":
+        return CHRF(lowercase=lowercase, references=references)
     asian = tokenize in ("zh", "ja-mecab", "char")
-    metric = TER(normalized=asian, asian_support=asian)
-    return _score("TER", metric, hypotheses, references, interval)
+    return TER(normalized=asian, asian_support=asian, references=references)
 
 
 def _score(

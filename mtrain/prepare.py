@@ -100,6 +100,7 @@ def prepare(
         "train": hashes,
         "weights": [corpus.weight for corpus in config.data.train],
         "valid": valid.sha256,
+        "test": {name: text.sha256 for name, text in tests.items()},
         "tokenizer": tokenizer.fingerprint,
     }
     return Prepared(tokenizer, store, valid, tests, fingerprints)

@@ -1,10 +1,12 @@
 """The run directory: what it holds, who may use it, and whether a config still belongs to it."""
 
+import hashlib
 import json
 import os
 import platform
 import shlex
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -33,6 +35,8 @@ from mtrain.log import MetricsFile, logger
 from mtrain.tokenizer import Tokenizer
 
 OBJECT = TypeAdapter(dict[str, Any])
+
+GIT_SECONDS = 10
 
 
 @dataclass(frozen=True)
@@ -148,9 +152,11 @@ class RunDirectory:
     def describe(self, config: Config, fingerprints: dict[str, Any], ranks: int) -> None:
         """Write what the run is made of: config, hashes, versions, command."""
         before = self.read("run.json", OBJECT) or {}
+        settings = dump_config(config)
         packages = ("torch", "numpy", "sentencepiece", "sacrebleu", "safetensors")
         content = {
             **fingerprints,
+            "config": hashlib.sha256(settings.encode("utf-8")).hexdigest(),
             "seed": config.seed,
             "ranks": ranks,
             "accum_steps": config.train.accum_steps,
@@ -160,11 +166,15 @@ class RunDirectory:
                 "python": platform.python_version(),
                 **{name: version(name) for name in packages},
             },
+            "commit": {
+                "mtrain": commit_of(Path(mtrain.__file__)),
+                "directory": commit_of(Path()),
+            },
             "host": socket.gethostname(),
             "created": before.get("created", time.strftime("%Y-%m-%dT%H:%M:%S%z")),
         }
         self.write("run.json", content)
-        manifest.write_file(self.path / "config.yaml", dump_config(config))
+        manifest.write_file(self.path / "config.yaml", settings)
 
     def set_status(
         self, state: str, step: int, reason: str = "", exit_code: int | None = None
@@ -189,3 +199,31 @@ class RunDirectory:
     def write(self, name: str, content: dict[str, Any]) -> None:
         """Replace one of the small JSON files."""
         manifest.write_file(self.path / name, json.dumps(content, indent=1) + "\n")
+
+
+def commit_of(place: Path) -> str | None:
+    """The git commit that a file, or a directory, is of, with `-dirty` where tracked files differ
+    from it; None where git does not keep it, or is not there.
+    """
+    directory = place if place.is_dir() else place.parent
+    if place != directory and _git(directory, "ls-files", "--error-unmatch", place.name) is None:
+        return None  # a package installed below somebody's checkout is no part of it
+    return _git(directory, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
+
+
+def _git(directory: Path, *arguments: str) -> str | None:
+    # a hook or an alias of git has set GIT_DIR, which is another checkout's
+    environment = {name: value for name, value in os.environ.items() if name[:4] != "GIT_"}
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(directory), *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env={**environment, "GIT_OPTIONAL_LOCKS": "0"},
+            stdin=subprocess.DEVNULL,
+            timeout=GIT_SECONDS,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,4 +1,5 @@
-"""Pairs from tables: TSV, JSON lines and Parquet files, and datasets of Hugging Face.
+"""Pairs from tables: TSV, JSON lines and Parquet files, translation memories, and datasets of
+Hugging Face.
 
 Rows are counted from 1, as the lines of their file where it has lines.
 """
@@ -13,6 +14,7 @@ from typing import Any
 from mtrain.config import FileCorpus, HubCorpus
 from mtrain.errors import UserError
 from mtrain.text import NOT_UTF8, Reading, decode, read_file, scan_file
+from mtrain.tmx import count_units, read_tmx
 
 ROWS = 1000  # read at a time
 
@@ -28,6 +30,8 @@ def scan_table(corpus: FileCorpus, reading: Reading) -> tuple[int, str]:
         rows = _open_parquet(path).metadata.num_rows
     elif corpus.kind == "tsv" and isinstance(corpus.src, str):
         rows = max(0, lines - 1)
+    elif corpus.kind == "tmx":
+        rows = count_units(path, str(corpus.src), str(corpus.tgt), reading.check)
     columns = json.dumps([corpus.src, corpus.tgt]).encode()
     return rows, hashlib.sha256(content + columns).hexdigest()
 
@@ -35,6 +39,8 @@ def scan_table(corpus: FileCorpus, reading: Reading) -> tuple[int, str]:
 def read_table(corpus: FileCorpus, reading: Reading) -> Iterator[tuple[str, str]]:
     """Yield the pairs of a file; raises `UserError` with the row that is not two texts."""
     path = reading.root / corpus.file
+    if corpus.kind == "tmx":
+        return read_tmx(path, str(corpus.src), str(corpus.tgt), reading)
     read = {"tsv": _read_tsv, "jsonl": _read_json_lines, "parquet": _read_parquet}[corpus.kind]
     return _texts(read(corpus, path, reading), corpus, str(path), reading)
 

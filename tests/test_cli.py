@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -45,6 +46,9 @@ OPTIONS = {
     | MACHINE
     | {"-m", "--model", "-s", "--source", "-r", "--reference", "-o", "--output", "--hypothesis"}
     | {"--tgt-lang", "--tokenize", "--lowercase", "--json"},
+    "compare": {"systems", "-r", "--reference", "-s", "--source", "--tgt-lang", "--tokenize"}
+    | {"--lowercase", "--metrics", "-n", "--lines", "--json"},
+    "verify": {"run_dir", "--json"},
     "average": {"run_dir", "--last", "-o", "--output"},
     "score": MACHINE | {"-m", "--model", "-s", "--source", "-t", "--target", "--batch-tokens"},
     "export": {"-m", "--model", "-o", "--output", "--to", "--quantization", "--sample"},
@@ -257,6 +261,28 @@ MISTAKES = [
     ("eval -r {ref} -m {run} -s {src} -o {tmp}/none/out", 1, ["none/out: cannot write"]),
     ("score -m {run} -s {src} -t {short}", 1, ["src has 6 lines", "short has 2"]),
     ("score -m {run} -s {src} -t {tmp}/none", 1, ["none", "No such file"]),
+    # comparisons
+    ("compare -r {ref}", 2, ["Missing argument"]),
+    ("compare {ref} {src}", 2, ["--reference"]),
+    ("compare {src} -r {ref}", 2, ["two files of translations"]),
+    ("compare {src} {tmp}/broken/../src -r {ref}", 2, ["src: is named twice"]),
+    ("compare {tmp}/none {tmp}/none -r {ref}", 2, ["none: is named twice"]),
+    ("compare {src} {short} -r {ref}", 1, ["short has 2 lines", "reference has 6"]),
+    ("compare {src} {ref} -r {ref} -s {short}", 1, ["short has 2 lines", "reference has 6"]),
+    ("compare {src} {ref} -r {ref} -r {short}", 1, ["short has 2 lines", "reference has 6"]),
+    ("compare {src} {tmp}/none -r {ref}", 1, ["none: cannot read: No such file"]),
+    ("compare {src} {tmp} -r {ref}", 1, ["cannot read: Is a directory"]),
+    ("compare {short} {latin} -r {short}", 1, ["latin:2: not valid UTF-8"]),
+    ("compare {src} {plain_gz} -r {ref}", 1, ["plain.gz", "Not a gzipped file"]),
+    ("compare {empty} {src} -r {empty}", 1, ["empty: holds no lines"]),
+    ("compare {src} {ref} -r {ref} --tokenize moses", 2, ["--tokenize moses", "13a"]),
+    ("compare {src} {ref} -r {ref} --metrics bleu,comet", 2, ["comet", "bleu,chrf,ter"]),
+    ("compare {src} {ref} -r {ref} -n -1", 2, ["--lines"]),
+    # runs
+    ("verify", 2, ["Missing argument"]),
+    ("verify {tmp}/none", 1, ["none: no such directory"]),
+    ("verify {src}", 1, ["src: no such directory"]),
+    ("verify {tmp}", 1, ["not a run directory"]),
     # vocabulary and averages
     ("tokenizer encode -m {tmp}/none", 1, ["none", "No such file"]),
     ("tokenizer decode -m {src}", 1, ["src: not a SentencePiece model"]),
@@ -305,6 +331,18 @@ def test_a_mistake_in_the_config_writes_nothing(
     assert [word for word in words if word not in result.err] == []
     if code == 2:
         assert not (path.parent / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "line", ["eval --hypothesis {src} -r {ref}", "compare {src} {ref} -r {ref}"]
+)
+def test_a_seed_of_scores_that_is_none_is_refused(
+    command: Command, places: dict[str, Path], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SACREBLEU_SEED", "soon")
+    result = command(*(part.format(**places) for part in line.split()))
+    assert (result.code, result.out) == (2, "")
+    assert "SACREBLEU_SEED=soon: expected a whole number" in result.err
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
@@ -430,8 +468,8 @@ def test_eval_scores_a_file(command: Command, places: dict[str, Path]) -> None:
     assert (result.code, result.err) == (0, "")
     content = json.loads(result.out)
     assert result.out.count("\n") == 1
-    assert list(content) == ["lines", "bleu", "chrf", "ter"]
-    assert content["lines"] == 6
+    assert list(content) == ["lines", "bleu", "chrf", "ter", "notes"]
+    assert (content["lines"], content["notes"]) == (6, [])
     assert (content["chrf"]["score"], content["ter"]["score"]) == (pytest.approx(100), 0.0)
     options = ["-r", places["ref"], "-r", places["src"], "--tgt-lang", "zh", "--lowercase"]
     lines = command("eval", "--hypothesis", places["src"], *options).out.splitlines()
@@ -450,7 +488,8 @@ def test_eval_translates_as_translate_does(
     assert result.code == 0
     options = ["-i", places["src"], "--beam-size", "1"]
     assert output.read_text() == command("translate", "-m", run_dir, *options).out
-    again = command("eval", "--hypothesis", output, "-r", places["ref"], "--json")
+    options = ["-s", places["src"], "-r", places["ref"], "--json"]
+    again = command("eval", "--hypothesis", output, *options)
     assert json.loads(again.out) == json.loads(result.out)
 
 
@@ -525,7 +564,9 @@ def test_a_run_directory_is_laid_out_as_promised(run_dir: Path) -> None:
     assert load_config(run_dir / "config.yaml").train.max_steps == 8
     run = json.loads((run_dir / "run.json").read_text())
     assert run["seed"] == 7
-    assert {"train", "valid", "tokenizer", "versions", "command"} <= run.keys()
+    assert {"train", "valid", "test", "tokenizer", "versions", "command", "commit"} <= run.keys()
+    assert run["config"] == hashlib.sha256((run_dir / "config.yaml").read_bytes()).hexdigest()
+    assert run["test"].keys() == {"held_out"}
 
 
 def test_records_hold_what_the_contract_lists(run_dir: Path) -> None:

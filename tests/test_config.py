@@ -223,7 +223,7 @@ TAKES: dict[type[BaseModel], dict[str, str]] = {
         **WEIGHT,
     },
     FileCorpus: {
-        "file": "text that ends in .tsv, .jsonl (or these with .gz or .zst) or .parquet",
+        "file": "text that ends in .tsv, .jsonl, .tmx (or these with .gz or .zst) or .parquet",
         "src": "a whole number from 0 or text",
         "tgt": "a whole number from 0 or text",
         **WEIGHT,
@@ -341,6 +341,8 @@ def test_every_kind_of_corpus_is_told_by_its_keys(tmp_path: Path) -> None:
         ("{file: a.tsv, src: 0, tgt: de}", ["data.train.0.file", "both numbers of columns"]),
         ("{file: a.jsonl, src: 0, tgt: 1}", ["data.train.0.file", "names, not numbers"]),
         ("{file: a.parquet, src: en, tgt: 1}", ["data.train.0.file", "names, not numbers"]),
+        ("{file: a.tmx.gz, src: 0, tgt: de}", ["data.train.0.file", "codes such as en"]),
+        ("{file: a.tmx, src: en-us, tgt: en-US}", ["data.train.0.tgt", "the source's language"]),
         ("{file: a.tsv, src: -1, tgt: 1}", ["data.train.0.src", "a whole number from 0 or text"]),
         ("{file: a.tsv, src: true, tgt: 1}", ["data.train.0.src", "a whole number"]),
         ("{file: a.tsv, src: 0}", ["data.train.0.tgt", "missing", "{file, src, tgt}"]),

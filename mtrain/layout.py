@@ -1,0 +1,38 @@
+"""Names of what a run keeps on disk, for all who look at it, without what reads tensors."""
+
+import re
+from pathlib import Path
+
+from mtrain import manifest
+
+MODEL, CONFIG, TOKENIZER, TRAINER = "model.safetensors", "config.yaml", "tokenizer.model", "trainer"
+OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
+CHECKPOINTS, AVERAGE, VALIDATION = "checkpoints", "average", "validation"
+
+STEP = re.compile(r"step-(\d{8,})")
+
+
+def step_name(step: int) -> str:
+    """Name the directory of a step."""
+    return f"step-{step:08d}"
+
+
+def step_of(path: Path) -> int | None:
+    """Return the step of a checkpoint directory's name, or None."""
+    match = STEP.fullmatch(path.name)
+    return int(match[1]) if match else None
+
+
+def steps(directory: Path) -> list[Path]:
+    """List the complete step checkpoints of a `checkpoints/` directory, oldest first."""
+    return [path for path in named_steps(directory) if manifest.is_complete(path)]
+
+
+def named_steps(directory: Path) -> list[Path]:
+    """List everything that is named like a step, oldest first: broken directories too."""
+    try:  # glob would take a directory that cannot be read for an empty one
+        found = {path: step_of(path) for path in directory.iterdir()}
+    except FileNotFoundError:
+        return []
+    named = {path: step for path, step in found.items() if step is not None}
+    return sorted(named, key=named.__getitem__)

@@ -1,0 +1,561 @@
+"""`mtrain verify`: whether a run is what it says of itself: every file hashed again, every record
+compared, without loading a model.
+"""
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from mtrain import layout, manifest, metrics
+from mtrain.config import (
+    FREE_KEYS,
+    MACHINE_KEYS,
+    Config,
+    Corpus,
+    GeneratedCorpus,
+    HubCorpus,
+    changed_keys,
+    is_among,
+    load_config,
+)
+from mtrain.corpus import describe, files_of, read_pairs, scan
+from mtrain.errors import UserError
+from mtrain.history import STORED, Entry, History
+from mtrain.json_reader import Content, read_json, read_json_file
+from mtrain.lock import is_alive
+from mtrain.log import progress_bar, shorten
+from mtrain.text import Reading, read_file
+from mtrain.tokenizer import Tokenizer
+
+OK, DAMAGED, MISSING, CHANGED = "ok", "damaged", "missing", "changed"
+NOTE, UNREACHABLE = "note", "unreachable"  # neither good nor bad
+BAD = (DAMAGED, MISSING, CHANGED)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at, and what was found."""
+
+    what: str
+    state: str
+    detail: str
+
+    def as_json(self) -> dict[str, str]:
+        """An item of `findings` in `--json`."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return f"{self.state:<11}  {self.what}: {self.detail}"
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What `run.json` says; earlier versions wrote less."""
+
+    train: list[str]
+    valid: str
+    tokenizer: str
+    seed: int
+    command: str
+    versions: dict[str, str]
+    test: dict[str, str] = field(default_factory=dict)
+    config: str | None = None
+    created: str = "at an unknown time"
+    commit: dict[str, str | None] = field(default_factory=dict)
+
+
+METRICS = ("bleu", "chrf", "nll")
+
+BEGUN, OBJECT = TypeAdapter(Begun), TypeAdapter(dict[str, Any])
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory and what of it can be read; what cannot is a finding, and then None."""
+
+    path: Path
+    status: dict[str, Any] | None
+    config: Config | None
+    begun: Begun | None
+    best: dict[str, Any] | None
+    history: History | None
+
+    @property
+    def state(self) -> str:
+        """How far the run says it is."""
+        return str((self.status or {}).get("state", "unknown"))
+
+    @property
+    def is_running(self) -> bool:
+        """Tell whether a process of this machine is at it, by what that has written down."""
+        status = self.status or {}
+        if self.state not in ("running", "preparing") or status.get("host") != socket.gethostname():
+            return False
+        return isinstance(status.get("pid"), int) and is_alive(status["pid"])
+
+
+def verify(path: Path) -> Iterator[Finding]:
+    """Check a run directory, or one checkpoint directory; raises `UserError` for any other."""
+    if not path.is_dir():
+        raise UserError(f"{path}: no such directory; give a run directory")
+    if (path / manifest.NAME).exists():
+        yield from _checkpoint(path, path.name, None)
+        return
+    begun = any((path / n).exists() for n in ("run.json", layout.CHECKPOINTS))
+    if not begun and not (path / "status.json").exists():
+        raise UserError(f"{path}: not a run directory: it holds no run.json")
+    findings: list[Finding] = []
+    run = _open(path, findings)
+    if not begun:
+        yield from _status(run)
+        yield Finding("run.json", NOTE, "not there yet: nothing has been trained")
+        return
+    yield from findings
+    yield from _status(run)
+    yield from _settings(run)
+    yield from _vocabulary(run)
+    yield from _checkpoints(run)
+    yield from _leftovers(run)
+    yield from _best(run)
+    yield from _records(run)
+    yield from _data(run)
+    yield from _translations(run)
+
+
+def _open(path: Path, findings: list[Finding]) -> Run:
+    """Read the small files; what cannot be read is added to the findings."""
+
+    def read(name: str, form: TypeAdapter[Content]) -> Content | None:
+        try:
+            return read_json_file(path / name, form)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            findings.append(Finding(name, DAMAGED, str(error)))
+            return None
+
+    status, begun = read("status.json", OBJECT), read("run.json", BEGUN)
+    best = read("best.json", OBJECT)
+    history = _history(best, findings) if best is not None else None
+    config = None
+    try:
+        config = load_config(path / "config.yaml")
+    except UserError as error:
+        state = DAMAGED if (path / "config.yaml").exists() else MISSING
+        findings.append(Finding("config.yaml", state, str(error)))
+    findings += [
+        Finding(name, MISSING, "mtrain train writes it at each start")
+        for name in ("run.json", "status.json")
+        if not (path / name).exists()
+    ]
+    return Run(path, status, config, begun, best, history)
+
+
+def _history(best: dict[str, Any], findings: list[Finding]) -> History | None:
+    """Read the validations of `best.json`, and see whether its best is the best of them."""
+    try:
+        stored = read_json(json.dumps(best).encode("utf-8"), STORED)
+        history = History.of(str(best.get("metric")), stored)
+        if history.metric not in METRICS:
+            raise ValueError(f"metric: expected one of {', '.join(METRICS)}")
+        if bad := [e["checkpoint"] for e in stored.history if not _is_step(e["checkpoint"])]:
+            raise ValueError(f"history: {bad[0]}: no name of a checkpoint")
+        recomputed = history.as_json()
+    except ValueError as error:
+        findings.append(Finding("best.json", DAMAGED, str(error)))
+        return None
+    if recomputed["best"] != best.get("best"):
+        name = (recomputed["best"] or {}).get("checkpoint", "none")
+        detail = f"its best is not the best of its history, which is {name}"
+        findings.append(Finding("best.json", CHANGED, detail))
+    return history
+
+
+def _is_step(name: str) -> bool:
+    return layout.STEP.fullmatch(name) is not None
+
+
+def _status(run: Run) -> Iterator[Finding]:
+    if run.status is None:
+        return
+    detail = f"{run.state} at step {run.status.get('step')}"
+    if run.state not in ("running", "preparing"):
+        yield Finding("status.json", OK, detail)
+        return
+    holder = f"process {run.status.get('pid')} on {run.status.get('host')}"
+    if run.is_running:
+        detail += f": {holder} is at it, so what follows is what it has kept so far"
+    elif run.status.get("host") != socket.gethostname():
+        detail += f", by {holder}, which cannot be seen from here"
+    else:
+        detail += f", but {holder} is gone: killed; the same command goes on"
+    yield Finding("status.json", NOTE, detail)
+
+
+def _settings(run: Run) -> Iterator[Finding]:
+    """Compare `config.yaml` and this machine with `run.json`."""
+    begun, config = run.begun, run.config
+    if begun is not None:
+        commit = begun.commit.get("mtrain")
+        of = f", commit {commit}" if commit else ""
+        yield Finding("run.json", OK, f"seed {begun.seed}, begun {begun.created}{of}")
+        if others := _other_versions(begun.versions):
+            detail = f"{', '.join(others)}: bitwise the same weights are not promised here"
+            yield Finding("versions", NOTE, detail)
+    if config is None:
+        return
+    if begun is None:
+        yield Finding("config.yaml", OK, "a valid config")
+        return
+    if config.seed != begun.seed:
+        detail = f"seed {config.seed}, and {begun.seed} in run.json"
+        yield Finding("config.yaml", CHANGED, detail)
+    elif begun.config is None:
+        yield Finding("config.yaml", OK, "a valid config; this run keeps no hash of it")
+    elif manifest.hash_file(run.path / "config.yaml") != begun.config:
+        yield Finding("config.yaml", CHANGED, "its SHA-256 is not the one in run.json")
+    else:
+        yield Finding("config.yaml", OK, "its SHA-256 is the one in run.json")
+
+
+def _other_versions(versions: dict[str, str]) -> list[str]:
+    """Name packages that are here in another version than in the run."""
+    others = []
+    for name, then in versions.items():
+        if name in ("mtrain", "python"):
+            continue
+        try:
+            now = version(name)
+        except PackageNotFoundError:
+            now = "not installed"
+        if now != then:
+            others.append(f"{name} {then} in the run, {now} here")
+    return others
+
+
+def _vocabulary(run: Run) -> Iterator[Finding]:
+    path = run.path / layout.TOKENIZER
+    if not path.exists():
+        if run.state not in ("preparing", "refused", "failed", "unknown"):
+            yield Finding(path.name, MISSING, "every checkpoint holds a copy")
+        return
+    try:
+        tokenizer = Tokenizer.load(path)
+    except UserError as error:
+        yield Finding(path.name, DAMAGED, str(error))
+        return
+    if run.begun is not None and tokenizer.fingerprint != run.begun.tokenizer:
+        yield Finding(path.name, CHANGED, "its SHA-256 is not the one in run.json")
+    else:
+        yield Finding(path.name, OK, f"{tokenizer.vocab_size:,} pieces")
+    listing = run.path / "tokenizer.vocab"
+    try:
+        same = listing.read_bytes() == tokenizer.vocabulary.encode("utf-8")
+    except OSError as error:
+        yield Finding(listing.name, MISSING, error.strerror or str(error))
+    else:
+        detail = "the pieces of tokenizer.model" if same else "not the pieces of tokenizer.model"
+        yield Finding(listing.name, OK if same else CHANGED, detail)
+
+
+def _checkpoints(run: Run) -> Iterator[Finding]:
+    """Hash every file of every checkpoint, the average's included."""
+    directory = run.path / layout.CHECKPOINTS
+    paths = layout.named_steps(directory)
+    average = directory / layout.AVERAGE
+    if average.exists():
+        paths.append(average)
+    elif run.history is not None and run.history.average:
+        yield Finding(_name(run, average), MISSING, "best.json tells its scores")
+    for path in paths:
+        try:
+            found = list(_checkpoint(path, _name(run, path), run))
+        except FileNotFoundError:
+            found = []
+            if not run.is_running:
+                raise
+        if run.is_running:  # it removes what it needs no longer
+            found = [one for one in found if (run.path / one.what).exists()]
+        inner = path / layout.TRAINER
+        if not inner.exists() and path in layout.steps(directory)[-2:]:  # in this order
+            state = NOTE if run.state == "complete" else MISSING
+            what = _name(run, inner)
+            found.append(Finding(what, state, "resuming from this checkpoint needs it"))
+        yield from found
+    if not paths and run.state == "complete":
+        yield Finding(layout.CHECKPOINTS, MISSING, "a complete run has some")
+
+
+def _checkpoint(path: Path, name: str, run: Run | None) -> Iterator[Finding]:
+    """Check one directory against its manifest, and with it its vocabulary and settings."""
+    needed = (layout.MODEL, layout.CONFIG, layout.TOKENIZER)
+    sound = True
+    for damage in manifest.damages(path, *needed):
+        sound = False
+        yield _damage(name, damage)
+    if sound:
+        yield from _belongs(path, name, run)
+    inner = path / layout.TRAINER
+    if not inner.exists():
+        return
+    name = f"{name}/{layout.TRAINER}"
+    broken = list(manifest.damages(inner, layout.OPTIMIZER, layout.STATE))
+    yield from (_damage(name, damage) for damage in broken)
+    if broken:
+        return
+    try:
+        step = read_json_file(inner / layout.STATE, OBJECT).get("step")
+    except (OSError, ValueError) as error:
+        yield Finding(name, DAMAGED, f"{layout.STATE}: {error}")
+        return
+    if step != layout.step_of(path):
+        yield Finding(name, CHANGED, f"{layout.STATE} is of step {step}")
+    else:
+        yield Finding(name, OK, _size(inner))
+
+
+def _damage(name: str, error: UserError) -> Finding:
+    text = str(error)
+    return Finding(name, MISSING if text.endswith(": missing") else DAMAGED, text)
+
+
+def _belongs(path: Path, name: str, run: Run | None) -> Iterator[Finding]:
+    """Tell whether a sound checkpoint is of this run."""
+    begun, config = (run.begun, run.config) if run else (None, None)
+    if begun and manifest.hash_file(path / layout.TOKENIZER) != begun.tokenizer:
+        yield Finding(name, CHANGED, f"its {layout.TOKENIZER} is not the one in run.json")
+        return
+    try:
+        own = load_config(path / layout.CONFIG)
+    except UserError as error:
+        yield Finding(name, DAMAGED, str(error))
+        return
+    free = (*FREE_KEYS, *MACHINE_KEYS, "train.accum_steps")
+    changes = changed_keys(own, config) if config else []
+    if others := [key for key, *_ in changes if not is_among(key, free)]:
+        yield Finding(name, CHANGED, f"of other settings than config.yaml: {', '.join(others)}")
+    else:
+        yield Finding(name, OK, _size(path))
+
+
+def _size(directory: Path) -> str:
+    """Say how much was hashed."""
+    files = [item for item in directory.iterdir() if item.is_file() and item.name != manifest.NAME]
+    size = sum(item.stat().st_size for item in files)
+    return f"{len(files)} files, {size / 1e6:,.1f} MB, as its manifest says"
+
+
+def _leftovers(run: Run) -> Iterator[Finding]:
+    """Name what an interrupted save has left, or what is being saved."""
+    for directory in (run.path, run.path / layout.CHECKPOINTS, run.path / layout.VALIDATION):
+        for item in sorted((*directory.glob(".*.partial"), *directory.glob(".*.removed"))):
+            detail = "left by an interrupted save; the next start of mtrain train removes it"
+            if run.is_running:
+                detail = "being written, or removed"
+            yield Finding(_name(run, item), NOTE, detail)
+
+
+def _best(run: Run) -> Iterator[Finding]:
+    """Check that the best checkpoint is there, and that the history is of this run's metric."""
+    if run.best is None:
+        if not (run.path / "best.json").exists() and run.state == "complete":
+            yield Finding("best.json", MISSING, "and with it which checkpoint is best")
+        return
+    if run.history is None:
+        return
+    if run.config is not None and run.history.metric != run.config.train.metric:
+        detail = f"metric {run.history.metric}, and {run.config.train.metric} in config.yaml"
+        yield Finding("best.json", CHANGED, detail)
+    best = run.history.best
+    if best is None:
+        yield Finding("best.json", OK, "no validation yet")
+        return
+    directory = run.path / layout.CHECKPOINTS / best["checkpoint"]
+    if not directory.is_dir():
+        if run.is_running and _open(run.path, []).best != run.best:
+            yield Finding("best.json", NOTE, "another checkpoint has become the best meanwhile")
+        else:
+            yield Finding("best.json", MISSING, f"its best checkpoint, {_name(run, directory)}")
+        return
+    count = len(run.history.entries)
+    detail = f"{count} validation{'s' if count != 1 else ''}, {best['checkpoint']} is best"
+    yield Finding("best.json", OK, detail)
+
+
+def _records(run: Run) -> Iterator[Finding]:
+    """Check that all of `metrics.jsonl` can be read, and that it tells what `best.json` does."""
+    path = run.path / "metrics.jsonl"
+    if not path.exists():
+        if run.history is not None and run.history.entries:
+            yield Finding(path.name, MISSING, "best.json tells of validations")
+        return
+    records, bad, last = _read_records(path)
+    if bad:
+        yield Finding(path.name, DAMAGED, f"no records: line {shorten(bad)}")
+    if last:
+        detail = f"line {last} was cut by a crash; the next start of mtrain train removes it"
+        yield Finding(path.name, NOTE, detail)
+    steps = [record["step"] for record in records]
+    if steps != sorted(steps):
+        yield Finding(path.name, CHANGED, "its steps are not in order")
+    known = {(r["step"], r["valid/bleu"]) for r in records if "valid/bleu" in r}
+    entries = run.history.entries if run.history else []
+    if lost := [e["step"] for e in entries if (e["step"], e["bleu"]) not in known]:
+        detail = f"not the validation that best.json tells of step {shorten(lost)}"
+        yield Finding(path.name, CHANGED, detail)
+    elif not bad:
+        yield Finding(path.name, OK, f"{len(records):,} records")
+
+
+def _read_records(path: Path) -> tuple[list[dict[str, Any]], list[int], int | None]:
+    """Return whole records, numbers of broken lines, and the last line's if it was cut."""
+    records, bad, number = [], [], 0
+    for number, line in enumerate(read_file(path), 1):
+        try:
+            record = json.loads(line)
+            whole = isinstance(record, dict) and isinstance(record.get("step"), int)
+        except (ValueError, RecursionError):
+            whole = False
+        if whole:
+            records.append(record)
+        else:
+            bad.append(number)
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 1))
+        is_cut = file.read() not in (b"\n", b"")
+    if bad[-1:] == [number] and is_cut:
+        return records, bad[:-1], number
+    return records, bad, None
+
+
+def _data(run: Run) -> Iterator[Finding]:
+    """Read the corpora that can be reached, and hash them anew: nothing remembered is trusted."""
+    if run.config is None or run.begun is None:
+        return
+    data, hashes = run.config.data, run.begun.train
+    if len(data.train) != len(hashes):
+        detail = f"{len(data.train)} corpora, and {len(hashes)} in run.json"
+        yield Finding("data.train", CHANGED, detail)
+    for number, (corpus, sha256) in enumerate(zip(data.train, hashes, strict=False)):
+        yield _corpus(run, f"data.train.{number}", corpus, sha256)
+    yield _corpus(run, "data.valid", data.valid, run.begun.valid)
+    for name, corpus in data.test.items():
+        if known := _test_hash(run, name):
+            yield _corpus(run, f"data.test.{name}", corpus, known)
+
+
+def _test_hash(run: Run, name: str) -> str | None:
+    tests = run.history.tests if run.history else {}
+    assert run.begun is not None
+    return run.begun.test.get(name) or tests.get(name, {}).get("sha256")
+
+
+def _reading(run: Run, *, keep_blank: bool = False) -> Reading:
+    assert run.config is not None
+    data = run.config.data
+    return Reading(Path(data.root) if data.root else Path(), data.invalid_utf8, keep_blank)
+
+
+def _corpus(run: Run, key: str, corpus: Corpus, sha256: str) -> Finding:
+    what = f"{key} {describe(corpus)}"
+    reading = _reading(run)
+    if away := _out_of_reach(corpus, reading.root):
+        return Finding(what, UNREACHABLE, away)
+    try:
+        with progress_bar(None, "MB", f"hashing {key}") as bar:
+
+            def progress() -> None:  # once for each block of a file
+                bar.update()
+
+            reading.check = progress
+            found = scan(corpus, reading)
+    except UserError as error:
+        return Finding(what, DAMAGED, str(error))
+    if found.sha256 != sha256:
+        return Finding(what, CHANGED, "its content is not what the run began with")
+    return Finding(what, OK, f"{found.pairs:,} pairs, as in the run")
+
+
+def _out_of_reach(corpus: Corpus, root: Path) -> str | None:
+    """Say why a corpus cannot be read from here, if so."""
+    if isinstance(corpus, HubCorpus):
+        return "a dataset of the Hugging Face hub, which is not asked for again"
+    for file in [] if isinstance(corpus, GeneratedCorpus) else files_of(corpus, root):
+        if not os.access(file, os.R_OK):
+            return f"{file.absolute()}: not there, or not to be read from here"
+    return None
+
+
+def _translations(run: Run) -> Iterator[Finding]:
+    """Check the translations of validations and tests, and score them again where there are
+    references of the same content.
+    """
+    if run.history is None or run.config is None or run.begun is None:
+        return
+    config, history = run.config, run.history
+    validations = [(entry["checkpoint"], entry) for entry in history.entries]
+    if history.average:
+        validations.append((layout.AVERAGE, history.average))
+    sets: list[tuple[Corpus | None, str | None, list[tuple[str, Entry]]]] = [
+        (config.data.valid, run.begun.valid, validations)
+    ]
+    for name, entry in history.tests.items():
+        corpus = config.data.test.get(name)
+        sets.append((corpus, entry.get("sha256"), [(f"test-{name}", entry)]))
+    for corpus, sha256, scored in sets:
+        references = _references(run, corpus, sha256)
+        for name, entry in scored:
+            yield _scored(run, name, entry, references)
+
+
+def _references(run: Run, corpus: Corpus | None, sha256: str | None) -> list[str] | None:
+    """Read the references of a set, if they are in reach and what they were."""
+    if corpus is None or _out_of_reach(corpus, _reading(run).root):
+        return None
+    try:
+        if scan(corpus, _reading(run)).sha256 != sha256:
+            return None
+        return [tgt for _, tgt in read_pairs(corpus, _reading(run, keep_blank=True))]
+    except UserError:
+        return None
+
+
+def _scored(run: Run, name: str, entry: Entry, references: list[str] | None) -> Finding:
+    """Compare a file of translations with the score that `best.json` has of it."""
+    path = run.path / layout.VALIDATION / f"{name}.txt"
+    what = _name(run, path)
+    if not path.is_file():
+        return Finding(what, MISSING, "best.json tells its score")
+    try:
+        lines = [line.decode("utf-8") for line in read_file(path)]
+    except (UserError, ValueError) as error:
+        return Finding(what, DAMAGED, str(error))
+    if references is None:
+        return Finding(what, OK, f"{len(lines):,} lines; its references are not in reach")
+    if len(lines) != len(references):
+        detail = f"{len(lines):,} lines, and {len(references):,} references"
+        return Finding(what, DAMAGED, detail)
+    assert run.config is not None
+    try:
+        tokenize = metrics.tokenizer_for(run.config.data.tgt_lang)
+        metrics.check_tokenizer(tokenize)
+        score = metrics.bleu(lines, [references], tokenize=tokenize)
+    except UserError as error:
+        return Finding(what, OK, f"{len(lines):,} lines; not scored: {error}")
+    if score.signature != entry["signature"]:
+        return Finding(what, OK, f"{len(lines):,} lines; scored by another sacreBLEU than here")
+    if abs(score.score - entry["bleu"]) > 1e-6:
+        detail = f"BLEU {score.score:.2f}, and {entry['bleu']:.2f} in best.json"
+        return Finding(what, CHANGED, detail)
+    return Finding(what, OK, f"{len(lines):,} lines, BLEU {score.score:.2f} as in best.json")
+
+
+def _name(run: Run, path: Path) -> str:
+    return str(path.relative_to(run.path))
