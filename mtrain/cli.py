@@ -21,9 +21,12 @@ from mtrain.options import (
     DeviceOption,
     DevicesOption,
     EvalModelOption,
+    HeadOption,
     HypothesisOption,
     KeepOption,
+    KindOption,
     LanguageOption,
+    LayerOption,
     ModelOption,
     NormOption,
     PenaltyOption,
@@ -267,6 +270,56 @@ def score(
     translator = load_translator(model, device, precision, decode)
     with writing("-") as sink:
         lines.score_files(translator, source, target, sink)
+
+
+@app.command()
+def attention(
+    model: ModelOption,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="File to write: .html, .svg or .png.")
+    ],
+    text: Annotated[str | None, typer.Argument(help="A sentence to look at.")] = None,
+    input_: Annotated[
+        str | None, typer.Option("--input", "-i", help="A file of sentences, `-` for stdin.")
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            "-t",
+            help="What to attend for instead of the model's translation: text beside TEXT, a file "
+            "beside --input.",
+        ),
+    ] = None,
+    kind: KindOption = None,
+    layer: LayerOption = None,
+    head: HeadOption = None,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
+) -> None:
+    """Show what a model attends to, as heat maps: `mtrain attention -m runs/NAME -o a.html "Hi."`.
+
+    A page (.html) holds all layers and heads and lets choose among them; it needs no network. PNG
+    needs the extra `mtrain[plot]`.
+    """
+    if (text is None) == (input_ is None):
+        raise RefusedError("mtrain attention: give either a sentence or -i/--input FILE")
+    refuse_overwriting(output, input_, target if input_ else None)
+    from mtrain import picture
+
+    picture.check_format(output)
+    from mtrain import maps
+
+    choice = maps.choose(kind, layer, head)
+    if input_ is None:
+        assert text is not None
+        pairs: maps.Pairs = [(text, target)]
+    else:
+        with reading(input_) as source:
+            pairs = maps.read_pairs(source, Path(target) if target else None)
+    translator = load_translator(model, device, precision, {})
+    loaded()
+    picture.write(output, maps.watch(translator, pairs, choice), model)
 
 
 @app.command()

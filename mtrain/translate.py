@@ -155,7 +155,7 @@ class Translator:
     def translate_batch(self, rows: Rows) -> Translated:
         """Translate sources that are searched together."""
         with telling_lack_of_memory(partial(_too_large, len(rows), max(map(len, rows)))):
-            found = self._search(rows)
+            found = self.search(rows)
         texts = iter(self.texts([h.ids for hypotheses in found for h in hypotheses]))
         return [[Translation(next(texts), h.score) for h in hypotheses] for hypotheses in found]
 
@@ -173,7 +173,8 @@ class Translator:
         yield from reversed(batches)
 
     @torch.no_grad()
-    def _search(self, sources: list[NDArray[np.int64]]) -> list[list[Hypothesis]]:
+    def search(self, sources: Rows) -> list[list[Hypothesis]]:
+        """Search for the translations of sources, together; the hypotheses of each, best first."""
         src = pad(sources, self.ids, bos=False, eos=True).to(self.device)
         state = self.decoder.start(*self.model.encode(src))
         return beam_search(

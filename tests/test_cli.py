@@ -44,6 +44,9 @@ OPTIONS = {
     | MACHINE
     | {"-m", "--model", "-s", "--source", "-r", "--reference", "-o", "--output", "--hypothesis"}
     | {"--tgt-lang", "--tokenize", "--lowercase", "--json"},
+    "attention": MACHINE
+    | {"text", "-m", "--model", "-i", "--input", "-o", "--output", "-t", "--target"}
+    | {"--kind", "--layer", "--head"},
     "average": {"run_dir", "--last", "-o", "--output"},
     "score": MACHINE | {"-m", "--model", "-s", "--source", "-t", "--target", "--batch-tokens"},
     "export": {"-m", "--model", "-o", "--output", "--to", "--quantization", "--sample"},
