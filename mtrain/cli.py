@@ -323,6 +323,26 @@ def attention(
 
 
 @app.command()
+def report(
+    run_dir: Annotated[Path, typer.Argument(help="A run directory, of a run that may go on.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Page to write, as report.html.")],
+    text: Annotated[
+        list[str] | None,
+        typer.Option(help="Sentence to show attention for, instead of validation's. Repeatable."),
+    ] = None,
+) -> None:
+    """Put a run on one page that needs no network: scores, curves, translations, attention, data,
+    settings.
+    """
+    from mtrain import picture
+    from mtrain import report as reporting
+
+    page = reporting.make_page(run_dir, text or [])
+    loaded()
+    picture.write_output(output, page.encode("utf-8"))
+
+
+@app.command()
 def average(
     run_dir: Annotated[Path, typer.Argument(help="A run directory.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Checkpoint directory to write.")],

@@ -48,6 +48,7 @@ OPTIONS = {
     | {"text", "-m", "--model", "-i", "--input", "-o", "--output", "-t", "--target"}
     | {"--kind", "--layer", "--head"},
     "average": {"run_dir", "--last", "-o", "--output"},
+    "report": {"run_dir", "-o", "--output", "--text"},
     "score": MACHINE | {"-m", "--model", "-s", "--source", "-t", "--target", "--batch-tokens"},
     "export": {"-m", "--model", "-o", "--output", "--to", "--quantization", "--sample"},
     "data build": {"-c", "--config", "--set", "--time-limit"},
