@@ -27,7 +27,7 @@ LAYERS = (
     "config",
     "tables log terminal model search history pages",
     "corpus cache distributed decoder picture",
-    "filters repeats loss optim checkpoint machine",
+    "filters repeats loss optim checkpoint machine tensorboard",
     "store",
     "data rundir",
     "graphs translate prepare",
