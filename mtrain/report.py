@@ -30,7 +30,7 @@ from mtrain.translate import load_translator
 SAMPLES, MOST_TRANSLATIONS, ATTENDED = 6, 6, 3
 MOST_LOGGED = 40  # different lines of the log, the newest
 
-_DATA = re.compile(r" INFO ((?:train|valid|test [^:]*): .*)")
+_DATA = re.compile(r" INFO ((?:train|valid|test [^:]*): (?!BLEU ).*)")
 _WARNING = re.compile(r" (?:WARNING|ERROR) (.*)")
 
 Found = TypeVar("Found")

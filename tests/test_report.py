@@ -139,7 +139,9 @@ def test_settings_and_what_the_run_is_made_of_are_shown(trained_run: Path, page:
         assert value in text
     assert f"versions.torch{made_of['versions']['torch']}" in text
     assert (trained_run / "config.yaml").read_text() in text
-    assert re.search(r"train: [\d,]+ of 3,000 pairs", text)
+    data = report.gather(trained_run, ["bavo"]).data
+    assert re.fullmatch(r"train: [\d,]+ of 3,000 pairs", data[0])
+    assert all(line in text and "BLEU" not in line for line in data)
 
 
 # --- what is missing, damaged or hostile ------------------------------------------------------
@@ -388,9 +390,9 @@ def test_shades_go_one_way_in_grey() -> None:
 
 def test_a_wheel_holds_every_template() -> None:
     project = tomllib.loads((TEMPLATES.parents[1] / "pyproject.toml").read_text())
-    patterns = project["tool"]["setuptools"]["package-data"]["mtrain"]
+    patterns = project["tool"]["setuptools"]["package-data"]["mtrain.templates"]
     for file in TEMPLATES.iterdir():
-        assert any(fnmatch(f"templates/{file.name}", pattern) for pattern in patterns)
+        assert any(fnmatch(file.name, pattern) for pattern in patterns)
 
 
 # --- the command ------------------------------------------------------------------------------
