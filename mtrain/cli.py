@@ -287,8 +287,8 @@ def attention(
         typer.Option(
             "--target",
             "-t",
-            help="What to attend for instead of the model's translation: text beside TEXT, a file "
-            "beside --input.",
+            help="Translation to produce instead of the model's own: text with TEXT, a file with "
+            "--input.",
         ),
     ] = None,
     kind: KindOption = None,

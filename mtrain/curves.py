@@ -9,6 +9,7 @@ Point = tuple[int, float]
 
 WIDTH, HEIGHT = 420, 250  # pixels, with the margins
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 12, 36
+MOST = 1e300  # beyond it, differences are no numbers
 BUCKETS = 180  # of which a longer curve shows the lowest and the highest value each
 MOST_MARKED = 40  # points that each get a mark
 MOST_ROWS = 60  # of a curve's table
@@ -213,4 +214,4 @@ def _cell(value: float | None) -> str:
 
 
 def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float) and abs(value) < MOST

@@ -14,7 +14,7 @@ from mtrain.data import pad
 from mtrain.errors import RefusedError, UserError
 from mtrain.heatmap import CAUSAL, KINDS, MEAN, HeatMap, Sentence
 from mtrain.lines import decode_lines, warn_of
-from mtrain.log import logger
+from mtrain.log import logger, progress_bar
 from mtrain.text import is_blank, read_lines, read_text_file
 from mtrain.translate import Translator
 
@@ -77,7 +77,12 @@ def watch(translator: Translator, pairs: Pairs, choice: Choice) -> list[Sentence
         raise UserError("there is no text to look at: all of it is blank")
     if len(kept) < len(pairs):
         logger.warning("blank lines, left out: %d", len(pairs) - len(kept))
-    return [_watch(translator, number, src, tgt, choice) for number, src, tgt in kept]
+    found = []
+    with progress_bar(len(kept), "sentence", "looking") as bar:
+        for number, src, tgt in kept:
+            found.append(_watch(translator, number, src, tgt, choice))
+            bar.update()
+    return found
 
 
 def check_choice(translator: Translator, choice: Choice) -> None:

@@ -79,7 +79,7 @@ class TensorBoard:
             and isinstance(value, int | float)
             and math.isfinite(value)
         ]
-        self._write(record["time"], record["step"], summary=Summary(value=values))
+        self._write(record.get("time", 0.0), record["step"], summary=Summary(value=values))
 
     def _write(self, when: float, step: int, **content: Any) -> None:
         from tensorboard.compat.proto.event_pb2 import Event

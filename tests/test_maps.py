@@ -82,6 +82,12 @@ def test_axes_hold_the_tokens_that_ask_and_those_that_are_seen(translator: Trans
     assert sentence.is_forced
 
 
+def test_an_empty_target_has_the_end_alone(translator: Translator) -> None:
+    (sentence,) = maps.watch(translator, [(LINE, "")], Choice(kinds=("decoder",), heads=(0,)))
+    (found,) = sentence.maps
+    assert (found.rows, found.columns, found.weights.tolist()) == (["</s>"], ["<s>"], [[1.0]])
+
+
 def test_a_choice_leaves_the_rest_out(translator: Translator) -> None:
     choice = maps.choose(["cross", "encoder"], [2], ["mean", "3"])
     (sentence,) = maps.watch(translator, [(LINE, None)], choice)

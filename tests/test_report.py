@@ -242,6 +242,7 @@ def test_a_damaged_model_leaves_attention_out(copy: Path) -> None:
 def test_values_that_are_no_numbers_are_left_out_of_curves(copy: Path) -> None:
     with (copy / "metrics.jsonl").open("a") as out:
         out.write('{"step": 601, "train/loss": NaN, "lr": "<b>", "grad_norm": Infinity}\n')
+        out.write('{"step": 601, "train/loss": null, "lr": 1' + "0" * 400 + "}\n")
     text = report.make_page(copy, ["bavo"])
     assert "nan" not in " ".join(re.findall(r' d="([^"]*)"', text))
     assert "<b>" not in text
