@@ -22,9 +22,12 @@ from mtrain.options import (
     DeviceOption,
     DevicesOption,
     EvalModelOption,
+    HeadOption,
     HypothesisOption,
     KeepOption,
+    KindOption,
     LanguageOption,
+    LayerOption,
     ModelOption,
     ModelsOption,
     NoRepeatOption,
@@ -402,6 +405,76 @@ def verify(
             sink.write(json.dumps(content).encode() + b"\n")
     if bad:
         raise UserError(f"{run_dir}: {len(bad)} of {len(findings)} findings are bad")
+
+
+@app.command()
+def attention(
+    model: ModelOption,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="File to write: .html, .svg or .png.")
+    ],
+    text: Annotated[str | None, typer.Argument(help="A sentence to look at.")] = None,
+    input_: Annotated[
+        str | None, typer.Option("--input", "-i", help="A file of sentences, `-` for stdin.")
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            "-t",
+            help="Translation to produce instead of the model's own: text with TEXT, a file with "
+            "--input.",
+        ),
+    ] = None,
+    kind: KindOption = None,
+    layer: LayerOption = None,
+    head: HeadOption = None,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
+) -> None:
+    """Show what a model attends to, as heat maps: `mtrain attention -m runs/NAME -o a.html "Hi."`.
+
+    A page (.html) holds all layers and heads and lets choose among them; it needs no network. PNG
+    needs the extra `mtrain[plot]`.
+    """
+    if (text is None) == (input_ is None):
+        raise RefusedError("mtrain attention: give either a sentence or -i/--input FILE")
+    refuse_overwriting(output, input_, target if input_ else None)
+    from mtrain import picture
+
+    picture.check_format(output)
+    from mtrain import maps
+
+    choice = maps.choose(kind, layer, head)
+    if input_ is None:
+        assert text is not None
+        pairs: maps.Pairs = [(text, target)]
+    else:
+        with reading(input_) as source:
+            pairs = maps.read_pairs(source, Path(target) if target else None)
+    translator = load_translator(model, device, precision, {})
+    loaded()
+    picture.write(output, maps.watch(translator, pairs, choice), model)
+
+
+@app.command()
+def report(
+    run_dir: Annotated[Path, typer.Argument(help="A run directory, of a run that may go on.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Page to write, as report.html.")],
+    text: Annotated[
+        list[str] | None,
+        typer.Option(help="Sentence to show attention for, instead of validation's. Repeatable."),
+    ] = None,
+) -> None:
+    """Put a run on one page that needs no network: scores, curves, translations, attention, data,
+    settings.
+    """
+    from mtrain import picture
+    from mtrain import report as reporting
+
+    page = reporting.make_page(run_dir, text or [])
+    loaded()
+    picture.write_output(output, page.encode("utf-8"))
 
 
 @app.command()

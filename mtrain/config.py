@@ -259,6 +259,7 @@ class TrainConfig(Section):
     )
     compile: Auto | bool = Field("auto", description="torch.compile; auto: off")
     log_every: Positive = Field(50, description="steps between records in metrics.jsonl")
+    tensorboard: bool = Field(False, description="write the records for TensorBoard, too")
     valid_every: Positive = Field(1000, description="steps; a multiple of save_every")
     save_every: Positive = Field(1000, description="steps between scheduled checkpoints")
     keep_checkpoints: Positive = Field(5, description="last scheduled ones, besides the best")
@@ -339,6 +340,7 @@ FREE_KEYS = (
     "train.patience",
     "train.shard_optimizer",
     "train.log_every",
+    "train.tensorboard",
     "train.keep_checkpoints",
     "train.average_last",
 )

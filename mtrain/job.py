@@ -20,6 +20,7 @@ from mtrain.machine import Machine, device_of
 from mtrain.prepare import Prepared, prepare
 from mtrain.rundir import RunDirectory
 from mtrain.stop import Stop
+from mtrain.tensorboard import board_of, check_board
 from mtrain.tokenizer import Tokenizer
 from mtrain.train import Trainer
 
@@ -32,9 +33,10 @@ def train(config: Config, stop: Stop) -> None:
     """
     with joined() as ranks, ExitStack() as stack:
         _check_alike(config, ranks)  # refused before anything is written
-        run = RunDirectory(Path(config.run_dir))
+        run = RunDirectory(Path(config.run_dir), board_of(config))
 
         def hold() -> None:
+            check_board(config)
             stack.enter_context(run.hold())
             add_log_file(run.path / "train.log")
 
@@ -136,6 +138,7 @@ def dry_run(config: Config, stop: Stop) -> None:
 
 
 def _tell_plan(config: Config, stop: Stop, ranks: Ranks) -> None:
+    check_board(config)
     run = RunDirectory(Path(config.run_dir))
     run.check_settings(config, ranks.size)
     with telling_lack_of_memory(lambda: LACK_OF_MEMORY):

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tqdm import tqdm
 
@@ -125,30 +125,47 @@ class Places:
             )
 
 
-class MetricsFile:
-    """`metrics.jsonl`: one JSON object a record, in the order of steps."""
+class Board(Protocol):
+    """What shows the records of `metrics.jsonl` elsewhere."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def begin(self, records: list[dict[str, Any]]) -> None:
+        """Show these records, and none that were shown before."""
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Show one more."""
+
+
+class MetricsFile:
+    """`metrics.jsonl`: one JSON object a record, in the order of steps; a board gets the same."""
+
+    def __init__(self, path: Path, board: Board | None = None) -> None:
+        self.path, self.board = path, board
 
     def append(self, record: dict[str, Any]) -> None:
         """Add a record."""
         with self.path.open("a", encoding="utf-8") as out:
             out.write(json.dumps(record) + "\n")
+        if self.board is not None:
+            self.board.add(record)
 
     def cut(self, step: int) -> None:
         """Drop the records after a step, and what a crash left of a line: a resumed run writes them
         again.
         """
-        self._rewrite([record for record in self.read() if record["step"] <= step])
+        records = [record for record in self.read() if record["step"] <= step]
+        self._rewrite(records)
+        if self.board is not None:
+            self.board.begin(records)
 
     def replace(self, record: dict[str, Any], prefix: str) -> None:
         """Add a record in place of one of the same step whose keys start with `prefix`."""
-        step = record["step"]
-        kept = [
-            r for r in self.read() if r["step"] != step or not any(k.startswith(prefix) for k in r)
-        ]
+        step, records = record["step"], self.read()
+        kept = [r for r in records if r["step"] != step or not any(k.startswith(prefix) for k in r)]
         self._rewrite([*kept, record])
+        if self.board is not None and len(kept) < len(records):
+            self.board.begin([*kept, record])
+        elif self.board is not None:
+            self.board.add(record)
 
     def read(self) -> list[dict[str, Any]]:
         """Read the whole records."""

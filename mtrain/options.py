@@ -88,6 +88,19 @@ TokenizeOption = Annotated[
     str | None, typer.Option(help="sacreBLEU tokenizer, instead of the target language's.")
 ]
 
+KindOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Attention to show: encoder, decoder or cross; all by default. Repeatable."),
+]
+LayerOption = Annotated[
+    list[int] | None,
+    typer.Option(help="Layer to show, from 1; all by default. Repeatable.", min=1),
+]
+HeadOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Head to show, from 1, or mean; all by default. Repeatable."),
+]
+
 
 @contextmanager
 def open_translator(

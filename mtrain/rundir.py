@@ -31,7 +31,7 @@ from mtrain.config import (
 )
 from mtrain.errors import RefusedError, UserError
 from mtrain.json_reader import Content, read_json_file
-from mtrain.log import MetricsFile, logger
+from mtrain.log import Board, MetricsFile, logger
 from mtrain.tokenizer import Tokenizer
 
 OBJECT = TypeAdapter(dict[str, Any])
@@ -44,6 +44,7 @@ class RunDirectory:
     """Paths and small files of one run."""
 
     path: Path
+    board: Board | None = None  # what gets the run's records besides `metrics.jsonl`
 
     @property
     def checkpoints(self) -> Path:
@@ -58,7 +59,7 @@ class RunDirectory:
     @property
     def metrics(self) -> MetricsFile:
         """The run's records."""
-        return MetricsFile(self.path / "metrics.jsonl")
+        return MetricsFile(self.path / "metrics.jsonl", self.board)
 
     @contextmanager
     def hold(self) -> Iterator[None]:

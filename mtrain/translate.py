@@ -42,18 +42,18 @@ class Translation:
 
 
 @dataclass(frozen=True)
-class Sentence:
+class Line:
     """What is translated: ids of the source without eos; those that the translation is to begin
     with; and the number of its line, which fixes what is sampled.
     """
 
     source: NDArray[np.int64]
-    prefix: list[int]
-    number: int
+    prefix: list[int] = field(default_factory=list)
+    number: int = 0
 
 
 # Sentences that are searched together, and the translations of each.
-Group = list[Sentence]
+Group = list[Line]
 Translated = list[list[Translation]]
 ShareOut = Callable[[list[Group]], Generator[Translated]]
 
@@ -156,7 +156,7 @@ class Translator:
         progress(len(lines) - len(places))
         batches = list(self._source_batches(rows))
         work = [
-            [Sentence(rows[i], begun[i] if begun else [], first + places[i]) for i in batch]
+            [Line(rows[i], begun[i] if begun else [], first + places[i]) for i in batch]
             for batch in batches
         ]
         with closing((self.share_out or self.translate_batches)(work)) as translated:
@@ -193,7 +193,7 @@ class Translator:
         """Translate sentences that are searched together."""
         longest = max(len(sentence.source) for sentence in group)
         with telling_lack_of_memory(partial(_too_large, len(group), longest)):
-            found = self._sample(group) if self.decode.sample else self._search(group)
+            found = self._sample(group) if self.decode.sample else self.search(group)
         texts = iter(self.texts([h.ids for hypotheses in found for h in hypotheses]))
         return [[Translation(next(texts), h.score) for h in hypotheses] for hypotheses in found]
 
@@ -212,7 +212,10 @@ class Translator:
         yield from reversed(batches)
 
     @torch.no_grad()
-    def _search(self, group: Group) -> list[list[Hypothesis]]:
+    def search(self, group: Group) -> list[list[Hypothesis]]:
+        """Search for the translations of sentences, together; the hypotheses of each, best
+        first.
+        """
         return beam_search(
             self._step,
             self.decoder.begin(self._padded(group)),

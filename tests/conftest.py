@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +166,56 @@ def random_model(seed: int = 0, rates: Dropout | None = None, **settings: Any) -
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     return model.eval()
+
+
+class Page(HTMLParser):
+    """Collects what could load or run something, the texts, and the tags that are not closed."""
+
+    VOID = ("meta", "link", "input", "path", "br")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.references: list[str] = []
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag not in self.VOID:
+            self.open.append(tag)
+        for name, value in attributes:
+            if name in ("href", "src", "srcset", "data", "action", "poster", "xlink:href"):
+                self.references.append(value or "")
+            if name == "id":
+                self.ids.append(value or "")
+            assert not name.startswith("on"), f"{tag} {name}"
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attributes)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def check_that_nothing_is_loaded(text: str) -> Page:
+    """Fail where a page names anything outside itself, or could run anything."""
+    page = Page(text)
+    assert page.open == []
+    assert {ref for ref in page.references if not ref.startswith("#")} <= {"data:,"}
+    assert {"script", "iframe", "object", "embed", "img", "base"} & set(page.tags) == set()
+    assert not re.search(r"@import|url\(|src=|javascript:", re.sub(r">[^<]*<", "><", text))
+    assert "default-src 'none'" in text
+    assert len(page.ids) == len(set(page.ids))
+    return page
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -49,7 +49,11 @@ OPTIONS = {
     "compare": {"systems", "-r", "--reference", "-s", "--source", "--tgt-lang", "--tokenize"}
     | {"--lowercase", "--metrics", "-n", "--lines", "--json"},
     "verify": {"run_dir", "--json"},
+    "attention": MACHINE
+    | {"text", "-m", "--model", "-i", "--input", "-o", "--output", "-t", "--target"}
+    | {"--kind", "--layer", "--head"},
     "average": {"run_dir", "--last", "-o", "--output"},
+    "report": {"run_dir", "-o", "--output", "--text"},
     "score": MACHINE | {"-m", "--model", "-s", "--source", "-t", "--target", "--batch-tokens"},
     "export": {"-m", "--model", "-o", "--output", "--to", "--quantization", "--sample"},
     "data build": {"-c", "--config", "--set", "--time-limit"},

@@ -99,6 +99,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "precision": "auto",
         "compile": "auto",
         "log_every": 50,
+        "tensorboard": False,
         "valid_every": 1000,
         "save_every": 1000,
         "keep_checkpoints": 5,
@@ -193,6 +194,7 @@ TAKES: dict[type[BaseModel], dict[str, str]] = {
         "precision": "one of auto, fp32, bf16",
         "compile": "auto or true or false",
         "log_every": "a whole number from 1",
+        "tensorboard": "true or false",
         "valid_every": "a whole number from 1",
         "save_every": "a whole number from 1",
         "keep_checkpoints": "a whole number from 1",
@@ -631,6 +633,7 @@ def test_later_overrides_win(tmp_path: Path) -> None:
 ODD = ["no", "on", "~", "null", "1e-4", "010", "1:30", "- a", "#", "a: b", "\x85", "\u2028", "'\""]
 LETTERS = st.characters(codec="utf-8", exclude_characters="\0")
 WORDS = st.text(LETTERS, min_size=1, max_size=8) | st.sampled_from(ODD)
+SYMBOLS = WORDS.filter(lambda word: word not in ("<pad>", "<unk>", "<s>", "</s>"))
 TEXT_CORPORA = st.builds(TextCorpus, src=WORDS, tgt=WORDS)
 CORPORA = (
     TEXT_CORPORA
@@ -670,7 +673,7 @@ CONFIGS = st.builds(
         path=st.none() | WORDS,
         character_coverage=st.floats(0, 1, exclude_min=True),
         byte_fallback=st.booleans(),
-        user_symbols=st.lists(WORDS.filter(lambda word: "<" not in word), max_size=3, unique=True),
+        user_symbols=st.lists(SYMBOLS, max_size=3, unique=True),
     ),
     model=st.builds(ModelConfig, dropout=RATES, norm=st.sampled_from(["post", "pre"])),
     train=st.builds(

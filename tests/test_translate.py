@@ -133,7 +133,7 @@ def test_a_stop_leaves_the_batches_that_wait(translator: Translator, threads: in
         raise StoppedError
 
     small.check_stop = stop
-    small._search = search  # type: ignore[method-assign]
+    small.search = search  # type: ignore[method-assign]
     with pytest.raises(StoppedError):
         small.best(SENTENCES * 5)
     assert len(searched) <= 3 * threads

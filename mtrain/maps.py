@@ -1,0 +1,164 @@
+"""`mtrain attention`: what each token of a sentence and of its translation attends to."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mtrain.data import pad
+from mtrain.errors import RefusedError, UserError
+from mtrain.heatmap import CAUSAL, KINDS, MEAN, HeatMap, Sentence
+from mtrain.lines import decode_lines, warn_of
+from mtrain.log import logger, progress_bar
+from mtrain.text import is_blank, read_lines, read_text_file
+from mtrain.translate import Line, Translator
+
+Pairs = list[tuple[str, str | None]]
+
+# Pictures are looked at one by one, and a page holds all of its own.
+MOST_SENTENCES, MOST_TOKENS = 50, 200
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which heat maps of a sentence are wanted; an empty choice is all. Layers and heads count from
+    1, head 0 is the mean of all.
+    """
+
+    kinds: tuple[str, ...] = ()
+    layers: tuple[int, ...] = ()
+    heads: tuple[int, ...] = ()
+
+
+def choose(kinds: list[str] | None, layers: list[int] | None, heads: list[str] | None) -> Choice:
+    """Check what options of the command line choose; raises `RefusedError`."""
+    for kind in kinds or []:
+        if kind not in KINDS:
+            raise RefusedError(f"--kind {kind}: expected {', '.join(KINDS)}")
+    numbers = []
+    for head in heads or []:
+        if head != "mean" and not (head.isascii() and head.isdigit() and int(head) > 0):
+            raise RefusedError(f"--head {head}: expected a number from 1, or mean")
+        numbers.append(MEAN if head == "mean" else int(head))
+    return Choice(tuple(kinds or ()), tuple(layers or ()), tuple(numbers))
+
+
+def read_pairs(source: Iterable[bytes], target: Path | None) -> Pairs:
+    """Read sentences, and from a file their targets, line for line; raises `UserError`."""
+    counts: Counter[str] = Counter()
+    lines = decode_lines(read_lines(source, counts), counts)
+    sources = list(islice(lines, MOST_SENTENCES + 1))
+    warn_of(counts)
+    if len(sources) > MOST_SENTENCES:
+        raise RefusedError(f"more than {MOST_SENTENCES} sentences to look at; give fewer lines")
+    if target is None:
+        return [(line, None) for line in sources]
+    targets = read_text_file(target)
+    if len(targets) != len(sources):
+        raise UserError(
+            f"{target} has {len(targets)} lines but the input has {len(sources)}: they must match "
+            "line for line"
+        )
+    return list(zip(sources, targets, strict=True))
+
+
+def watch(translator: Translator, pairs: Pairs, choice: Choice) -> list[Sentence]:
+    """Draw what the model attends to in each sentence as it translates it, or produces the target
+    that is given; blank lines are left out. Raises `UserError`.
+    """
+    check_choice(translator, choice)
+    kept = [(number, src, tgt) for number, (src, tgt) in enumerate(pairs, 1) if not is_blank(src)]
+    if not kept:
+        raise UserError("there is no text to look at: all of it is blank")
+    if len(kept) < len(pairs):
+        logger.warning("blank lines, left out: %d", len(pairs) - len(kept))
+    found = []
+    with progress_bar(len(kept), "sentence", "looking") as bar:
+        for number, src, tgt in kept:
+            found.append(_watch(translator, number, src, tgt, choice))
+            bar.update()
+    return found
+
+
+def check_choice(translator: Translator, choice: Choice) -> None:
+    """Refuse layers and heads that the model does not have."""
+    shape = translator.model.shape
+    layers = max(shape.num_encoder_layers, shape.num_decoder_layers)
+    for option, chosen, most in (
+        ("layer", choice.layers, layers),
+        ("head", choice.heads, shape.num_heads),
+    ):
+        for number in chosen:
+            if number > most:
+                raise RefusedError(f"--{option} {number}: this model has {most} {option}s")
+
+
+def _watch(
+    translator: Translator, number: int, source: str, target: str | None, choice: Choice
+) -> Sentence:
+    (src,), cut = translator.encode_sources([source])
+    if cut:
+        most = translator.max_source_length
+        logger.warning("line %d is longer than %d tokens, cut there", number, most)
+    if target is None:
+        tgt = translator.search([Line(src)])[0][0].ids
+        text = translator.texts([tgt])[0]
+    else:
+        (tgt,) = translator.tokenizer.encode([target])
+        text = target
+        _check_length(translator, number, len(tgt))
+    if max(len(src), len(tgt)) >= MOST_TOKENS:
+        raise UserError(
+            f"line {number}: {len(src) + 1} source and {len(tgt) + 1} target tokens; a heat map of "
+            f"more than {MOST_TOKENS} cannot be read: give a shorter sentence"
+        )
+    maps = _maps(translator, src, np.array(tgt, np.int64), choice)
+    return Sentence(source, text, target is not None, list(maps))
+
+
+def _check_length(translator: Translator, number: int, length: int) -> None:
+    shape = translator.model.shape
+    if shape.positions == "learned" and length >= shape.max_positions:
+        raise UserError(
+            f"target line {number} has {length + 1} tokens, but the model learned "
+            f"{shape.max_positions} positions"
+        )
+
+
+def _maps(
+    translator: Translator, src: NDArray[np.int64], tgt: NDArray[np.int64], choice: Choice
+) -> Iterator[HeatMap]:
+    """Draw the chosen maps of a pair of ids without eos."""
+    pieces, ids = translator.tokenizer.all_pieces, translator.ids
+    read = [pieces[token] for token in (*src, ids.eos)]
+    seen = [pieces[token] for token in (ids.bos, *tgt)]
+    produced = [pieces[token] for token in (*tgt, ids.eos)]
+    axes = {"encoder": (read, read), "decoder": (produced, seen), "cross": (produced, read)}
+    weights = attention_of(translator, src, tgt)
+    for kind in KINDS:
+        if choice.kinds and kind not in choice.kinds:
+            continue
+        for layer, found in enumerate(weights[kind], 1):
+            if choice.layers and layer not in choice.layers:
+                continue
+            for head in choice.heads or range(len(found) + 1):
+                table = found.mean(0) if head == MEAN else found[head - 1]
+                yield HeatMap(kind, layer, head, *axes[kind], table, kind == CAUSAL)
+
+
+@torch.no_grad()
+def attention_of(
+    translator: Translator, src: NDArray[np.int64], tgt: NDArray[np.int64]
+) -> dict[str, list[NDArray[np.float32]]]:
+    """Attention weights of a pair of ids without eos, for each layer (H, rows, columns)."""
+    src_ids = pad([src], translator.ids, bos=False, eos=True).to(translator.device)
+    tgt_in = pad([tgt], translator.ids, bos=True, eos=False).to(translator.device)
+    maps = translator.model.attention_maps(src_ids, tgt_in)
+    return {
+        kind: [layer[0].float().cpu().numpy() for layer in layers] for kind, layers in maps.items()
+    }

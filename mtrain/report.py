@@ -1,0 +1,307 @@
+"""`mtrain report`: what a run directory holds, gathered for one page that stands alone."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
+
+from mtrain import checkpoint, maps, metrics
+from mtrain.check import suspicions
+from mtrain.config import Config, Corpus, dump_config, load_config
+from mtrain.corpus import describe, read_pairs, scan
+from mtrain.curves import Chart, charts_of, spread
+from mtrain.errors import UserError
+from mtrain.heatmap import Sentence
+from mtrain.history import STORED, Entry, History
+from mtrain.log import logger
+from mtrain.metrics import Score, tokenizer_for
+from mtrain.pages import render
+from mtrain.picture import choices
+from mtrain.prepare import Text, reading_of
+from mtrain.rundir import OBJECT, RunDirectory
+from mtrain.text import is_blank, read_file
+from mtrain.translate import load_translator
+
+SAMPLES, MOST_TRANSLATIONS, ATTENDED = 6, 6, 3
+MOST_LOGGED = 40  # different lines of the log, the newest
+
+_DATA = re.compile(r" INFO ((?:train|valid|test [^:]*): (?!BLEU ).*)")
+_WARNING = re.compile(r" (?:WARNING|ERROR) (.*)")
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Status:
+    """What of `status.json` is shown."""
+
+    state: str
+    step: int
+    reason: str
+
+
+STATUS = TypeAdapter(Status)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What a model scored on a set; the intervals are there where its text still is."""
+
+    set: str
+    checkpoint: str
+    entry: Entry
+    bleu: Score | None = None
+    chrf: Score | None = None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A sentence of the validation set and what became of it."""
+
+    number: int
+    source: str | None
+    reference: str | None
+    translations: list[tuple[str, str]]
+
+
+@dataclass
+class Report:
+    """What the page shows; `notes` say what could not be had, and why, by section."""
+
+    run: RunDirectory
+    config: Config
+    status: Status | None = None
+    made_of: dict[str, Any] = field(default_factory=dict)
+    history: History = field(default_factory=lambda: History("bleu"))
+    charts: list[Chart] = field(default_factory=list)
+    scores: list[Scored] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    sentences: list[Sentence] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
+    data: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    notes: dict[str, list[str]] = field(default_factory=dict)
+
+    def note(self, section: str, text: str) -> None:
+        """Say in a section what is left out of it, once."""
+        notes = self.notes.setdefault(section, [])
+        if text not in notes:
+            notes.append(text)
+
+    def attempt(
+        self, section: str, otherwise: str, find: Callable[[], Found | None]
+    ) -> Found | None:
+        """Find something; where that cannot be, a note and a warning say what follows, and why."""
+        try:
+            return find()
+        except UserError as error:
+            logger.warning("report: %s: %s", otherwise, error)
+            self.note(section, f"{otherwise}: {error}")
+            return None
+
+
+def make_page(run_dir: Path, texts: list[str]) -> str:
+    """Make the report of a run, with attention for the sentences given, or some of the validation
+    set; raises `UserError` where there is no run.
+    """
+    report = gather(run_dir, texts)
+    return render(
+        "report.html",
+        report=report,
+        choices=choices(report.sentences),
+        config=dump_config(report.config),
+        facts=flat(report.made_of),
+    )
+
+
+def gather(run_dir: Path, texts: list[str]) -> Report:
+    """Collect what a run has left so far."""
+    if not (run_dir / "config.yaml").exists():
+        raise UserError(f"{run_dir}: not a run directory: it holds no config.yaml")
+    run = RunDirectory(run_dir)
+    report = Report(run, load_config(run_dir / "config.yaml"))
+    report.status = report.attempt(
+        "run", "The state is not known", partial(run.read, "status.json", STATUS)
+    )
+    report.made_of = (
+        report.attempt("settings", "Left out", partial(run.read, "run.json", OBJECT)) or {}
+    )
+    stored = report.attempt("scores", "Left out", partial(run.read, "best.json", STORED))
+    report.history = History.of(report.config.train.metric, stored)
+    report.charts = list(charts_of(run.metrics.read()))
+    _read_log(report)
+    valid = _read_valid(report)
+    if valid is not None:
+        report.findings = list(suspicions(valid))
+    report.scores = _scores(report, valid)
+    places = moderate(valid.sources) if valid is not None else list(range(SAMPLES))
+    report.samples = _samples(report, valid, places)
+    report.sentences = _attention(report, valid, places, texts)
+    return report
+
+
+def flat(content: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """List what a JSON object holds, nested keys with dots."""
+    rows: list[tuple[str, str]] = []
+    for key, value in content.items():
+        if isinstance(value, dict):
+            rows += flat(value, f"{prefix}{key}.")
+        else:
+            rows.append((prefix + key, value if isinstance(value, str) else json.dumps(value)))
+    return rows
+
+
+def _read_log(report: Report) -> None:
+    """Take from the log what was said about the data, and what was warned of."""
+    path = report.run.path / "train.log"
+    if not path.exists():
+        return
+    data: dict[str, None] = {}
+    warnings: dict[str, None] = {}
+    for line in read_file(path):
+        text = line.decode("utf-8", "replace")
+        for pattern, found in ((_DATA, data), (_WARNING, warnings)):
+            if match := pattern.search(text):
+                found.pop(match[1], None)
+                found[match[1]] = None
+                if len(found) > MOST_LOGGED:
+                    del found[next(iter(found))]
+    report.data, report.warnings = list(data), list(warnings)
+
+
+def _read_valid(report: Report) -> Text | None:
+    corpus, sha256 = report.config.data.valid, report.made_of.get("valid")
+    read = partial(_read_set, report.config, corpus, sha256)
+    return report.attempt("samples", "Sources and references are left out", read)
+
+
+def _read_set(config: Config, corpus: Corpus, sha256: object) -> Text:
+    """Read a set that is scored; raises `UserError` unless it is there and what the run scored."""
+    reading = reading_of(config, keep_blank=True)
+    found = scan(corpus, reading)
+    if sha256 is not None and found.sha256 != sha256:
+        raise UserError(f"{describe(corpus)}: is not the text that the run was scored on")
+    pairs = list(read_pairs(corpus, reading))
+    return Text([src for src, _ in pairs], [tgt for _, tgt in pairs], found.sha256)
+
+
+def _scores(report: Report, valid: Text | None) -> list[Scored]:
+    """List the best validation, the average's, and the test sets, with intervals where the texts
+    are there.
+    """
+    history, found = report.history, []
+    if (best := history.best) is not None:
+        found.append(_scored(report, "validation", best, best["checkpoint"], valid))
+    if history.average is not None and history.average is not best:
+        name = history.average["checkpoint"]
+        found.append(_scored(report, "validation", history.average, name, valid))
+    for name, entry in history.tests.items():
+        corpus = report.config.data.test.get(name)
+        text = None
+        if corpus is not None:
+            read = partial(_read_set, report.config, corpus, entry.get("sha256"))
+            text = report.attempt("scores", f"No confidence intervals for test {name}", read)
+        found.append(_scored(report, f"test {name}", entry, f"test-{name}", text))
+    return found
+
+
+def _scored(report: Report, name: str, entry: Entry, file: str, text: Text | None) -> Scored:
+    """Score translations again for their confidence intervals."""
+    plain = Scored(name, entry["checkpoint"], entry)
+    path = report.run.path / "validation" / f"{file}.txt"
+    if text is None or not path.exists():
+        return plain
+    hypotheses = [line.decode("utf-8", "replace") for line in read_file(path)]
+    tokenize = tokenizer_for(report.config.data.tgt_lang)
+
+    def find() -> tuple[Score, Score]:
+        metrics.check_tokenizer(tokenize)
+        bleu = metrics.bleu(hypotheses, [text.references], tokenize=tokenize, interval=True)
+        return bleu, metrics.chrf(hypotheses, [text.references], interval=True)
+
+    scores = report.attempt("scores", f"No confidence intervals for {name}", find)
+    if scores is None:
+        return plain
+    if abs(scores[0].score - entry["bleu"]) > 0.005:
+        changed = f"{path}: is not what was scored"
+        report.note("scores", f"No confidence intervals for {name}: {changed}")
+        return plain
+    return Scored(name, entry["checkpoint"], entry, *scores)
+
+
+def moderate(lines: list[str]) -> list[int]:
+    """Choose places of lines neither short nor long, spread over a text: of the middle half by
+    length.
+    """
+    lengths = sorted(len(line) for line in lines if not is_blank(line))
+    if not lengths:
+        return []
+    low, high = lengths[len(lengths) // 4], lengths[3 * (len(lengths) - 1) // 4]
+    fit = [i for i, line in enumerate(lines) if low <= len(line) <= high and not is_blank(line)]
+    return spread(fit, SAMPLES)
+
+
+def _samples(report: Report, valid: Text | None, places: list[int]) -> list[Sample]:
+    """Take the same lines of validations at different steps."""
+    directory = report.run.path / "validation"
+    steps = sorted(
+        step
+        for file in directory.glob("step-*.txt")
+        if (step := checkpoint.step_of(file.with_suffix(""))) is not None
+    )
+    names = [checkpoint.step_name(step) for step in spread(steps, MOST_TRANSLATIONS)]
+    best = report.history.best_step
+    if best and best not in names and (directory / f"{best}.txt").exists():
+        names = sorted([*names, best])
+    if (directory / f"{checkpoint.AVERAGE}.txt").exists():
+        names.append(checkpoint.AVERAGE)
+    taken = {name: _take(directory / f"{name}.txt", places) for name in names}
+    if not taken:
+        report.note("samples", "There is no validation yet")
+    return [
+        Sample(
+            place + 1,
+            valid.sources[place] if valid is not None else None,
+            valid.references[place] if valid is not None else None,
+            [(_named(name), lines[place]) for name, lines in taken.items() if place in lines],
+        )
+        for place in places
+        if taken and any(place in lines for lines in taken.values())
+    ]
+
+
+def _named(name: str) -> str:
+    step = checkpoint.step_of(Path(name))
+    return "Average" if step is None else f"Step {step:,}"
+
+
+def _take(path: Path, places: list[int]) -> dict[int, str]:
+    """Read lines of a file by their places."""
+    wanted = set(places)
+    return {
+        place: line.decode("utf-8", "replace")
+        for place, line in enumerate(read_file(path))
+        if place in wanted
+    }
+
+
+def _attention(
+    report: Report, valid: Text | None, places: list[int], texts: list[str]
+) -> list[Sentence]:
+    """Look at the sentences given, or at some of the validation set, with the run's best model."""
+    if not texts and valid is not None:
+        texts = [valid.sources[place] for place in places[:ATTENDED]]
+    if not texts:
+        report.note("attention", "Left out without the validation set: name sentences with --text")
+        return []
+
+    def find() -> list[Sentence]:
+        translator = load_translator(report.run.path, device="cpu", precision="fp32")
+        return maps.watch(translator, [(text, None) for text in texts], maps.Choice())
+
+    return report.attempt("attention", "Left out", find) or []

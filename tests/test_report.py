@@ -1,0 +1,451 @@
+"""The report of a run: what is there is shown as it is, what is not is told, nothing is loaded."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import sys
+import tomllib
+from fnmatch import fnmatch
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from conftest import Page, check_that_nothing_is_loaded, made_up_pairs
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mtrain
+from mtrain import checkpoint, cli, log, metrics, report
+from mtrain.config import load_config
+from mtrain.curves import BUCKETS, MOST_ROWS, Chart, Series, charts_of, number, spread, thinned
+from mtrain.errors import UserError
+
+TEMPLATES = Path(mtrain.__file__).parent / "templates"
+VALID = made_up_pairs(12, 2)
+
+
+@pytest.fixture(scope="module")
+def page(trained_run: Path) -> str:
+    return report.make_page(trained_run, [])
+
+
+@pytest.fixture
+def copy(trained_run: Path, tmp_path: Path) -> Path:
+    """A run that may be changed."""
+    shutil.copytree(trained_run, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def notes(text: str) -> list[str]:
+    return re.findall(r'<p class="note">(.*?)</p>', text, re.DOTALL)
+
+
+# --- a whole run ------------------------------------------------------------------------------
+
+
+def test_the_page_loads_nothing_and_is_closed(page: str) -> None:
+    found = check_that_nothing_is_loaded(page)
+    assert notes(page) == []
+    targets = {ref[1:] for ref in found.references if ref.startswith("#")}
+    assert targets <= set(found.ids)
+    named = re.findall(r'aria-labelledby="([^"]+)"', page)
+    assert named
+    assert {name for names in named for name in names.split()} <= set(found.ids)
+
+
+def test_headings_go_down_one_by_one(page: str) -> None:
+    levels = [int(tag[1]) for tag in Page(page).tags if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+
+
+def test_pictures_have_words_and_tables_have_headers(page: str) -> None:
+    for svg in re.findall(r"<svg[^>]*>", page):
+        assert "aria-labelledby=" in svg or "aria-label=" in svg or 'aria-hidden="true"' in svg
+    tables = re.findall(r"<table.*?</table>", page, re.DOTALL)
+    assert tables
+    for table in tables:
+        assert 'scope="col"' in table
+        assert 'scope="row"' in table
+    figures = re.findall(r"<figure.*?</figure>", page, re.DOTALL)
+    assert figures
+    assert all("<figcaption" in figure and "<desc" in figure for figure in figures)
+    wide = re.findall(r'<div class="scroll"[^>]*>', page)
+    assert all('tabindex="0"' in each and "aria-label=" in each for each in wide)
+
+
+def test_scores_are_the_run_s_with_sacrebleu_s_intervals(trained_run: Path, page: str) -> None:
+    found = report.gather(trained_run, []).scores
+    stored = json.loads((trained_run / "best.json").read_text())
+    assert [(row.set, row.checkpoint) for row in found][-1] == (
+        "test held_out",
+        stored["tests"]["held_out"]["checkpoint"],
+    )
+    assert found[0].entry["bleu"] == stored["best"]["bleu"]
+    hypotheses = (trained_run / "validation" / f"{found[0].checkpoint}.txt").read_text()
+    references = [tgt for _, tgt in VALID]
+    score = metrics.bleu(hypotheses.splitlines(), [references], tokenize="13a", interval=True)
+    assert found[0].bleu is not None
+    assert found[0].bleu.ci == score.ci
+    assert score.ci is not None
+    assert f"{score.score:.2f} <span" in page
+    assert f"[{score.ci[0]:.2f}, {score.ci[1]:.2f}]" in page
+    assert page.count(score.signature) == len(found)
+
+
+def test_every_curve_is_drawn_and_told(trained_run: Path, page: str) -> None:
+    records = [
+        json.loads(line) for line in (trained_run / "metrics.jsonl").read_text().split("\n")[:-1]
+    ]
+    for key in ("loss", "nll", "bleu", "lr", "grad", "speed"):
+        assert f'id="curve-{key}-text"' in page
+    last = [r for r in records if "train/loss" in r][-1]
+    assert f"to {last['train/loss']:.4g} at step {last['step']:,}" in page
+    assert f"<td>{last['grad_norm']:.5g}</td>" in page
+
+
+def test_translations_stand_beside_source_and_reference(trained_run: Path, page: str) -> None:
+    found = report.gather(trained_run, []).samples
+    step = (trained_run / "validation" / "step-00000600.txt").read_text().split("\n")
+    assert 3 <= len(found) <= report.SAMPLES
+    for sample in found:
+        assert (sample.source, sample.reference) == VALID[sample.number - 1]
+        assert ("Step 600", step[sample.number - 1]) in sample.translations
+    assert page.count('dir="auto"') >= 4 * len(found)
+
+
+def test_attention_is_shown_for_the_first_samples(trained_run: Path, page: str) -> None:
+    found = report.gather(trained_run, [])
+    sources = [sample.source for sample in found.samples[: report.ATTENDED]]
+    assert [sentence.source for sentence in found.sentences] == sources
+    kinds = {each.kind for sentence in found.sentences for each in sentence.maps}
+    assert kinds == {"encoder", "decoder", "cross"}
+    assert page.count('<figure class="map ') == sum(len(s.maps) for s in found.sentences)
+
+
+def test_sentences_can_be_chosen(trained_run: Path) -> None:
+    found = report.gather(trained_run, ["hanp hanp", "lapo"])
+    assert [sentence.source for sentence in found.sentences] == ["hanp hanp", "lapo"]
+
+
+def test_settings_and_what_the_run_is_made_of_are_shown(trained_run: Path, page: str) -> None:
+    made_of = json.loads((trained_run / "run.json").read_text())
+    text = Page(page).text
+    for value in (made_of["tokenizer"], made_of["valid"], *made_of["train"], made_of["command"]):
+        assert value in text
+    assert f"versions.torch{made_of['versions']['torch']}" in text
+    assert (trained_run / "config.yaml").read_text() in text
+    data = report.gather(trained_run, ["bavo"]).data
+    assert re.fullmatch(r"train: [\d,]+ of 3,000 pairs", data[0])
+    assert all(line in text and "BLEU" not in line for line in data)
+
+
+# --- what is missing, damaged or hostile ------------------------------------------------------
+
+
+def test_a_run_that_has_just_begun_gives_a_page(copy: Path) -> None:
+    for item in copy.iterdir():
+        if item.is_dir():
+            shutil.rmtree(item)
+        elif item.name != "config.yaml":
+            item.unlink()
+    text = report.make_page(copy, [])
+    check_that_nothing_is_loaded(text)
+    assert "Nothing has been scored yet." in text
+    assert "There are no records yet." in text
+    assert "There is no <code>run.json</code>." in text
+    assert notes(text)[0] == "There is no validation yet."
+    assert "Left out: " in notes(text)[1]
+    assert "neither a run directory" in notes(text)[1]
+
+
+def test_a_run_under_way_shows_what_there_is(copy: Path) -> None:
+    for name in ("best.json", "validation"):
+        target = copy / name
+        shutil.rmtree(target) if target.is_dir() else target.unlink()
+    status = {"state": "running", "exit_code": None, "reason": "", "step": 450, "pid": 1}
+    (copy / "status.json").write_text(json.dumps(status))
+    lines = (copy / "metrics.jsonl").read_text().split("\n")[:9]
+    (copy / "metrics.jsonl").write_text("\n".join(lines) + '\n{"step": 500, "train/lo')
+    text = report.make_page(copy, ["bavo"])
+    assert "<strong>running</strong> at step 450 of 600" in text
+    assert "after a kill it still says so" in text
+    assert "at step 450" in text
+    assert 'id="curve-bleu"' not in text
+    assert "Encoder-decoder attention, layer 1, head 1" in text
+
+
+def test_where_the_corpora_are_gone_the_rest_is_shown(
+    copy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = (copy / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(re.sub(r"(valid|test)\.(src|tgt)", r"gone.\2", config))
+    text = report.make_page(copy, [])
+    found = " ".join(notes(text))
+    assert "Sources and references are left out: " in found
+    assert "No confidence intervals for test held_out: " in found
+    assert "cannot read: No such file" in found
+    assert "name sentences with --text" in found
+    assert "<dt>Step 600</dt>" in text
+    assert "<dt>Source</dt>" not in text
+    assert '<span class="interval">' not in text
+    assert "report: Sources and references are left out" in caplog.text
+    sentences = report.gather(copy, ["bavo"]).sentences
+    assert [sentence.source for sentence in sentences] == ["bavo"]
+
+
+def test_other_text_than_was_scored_is_not_passed_off_as_it(copy: Path, tmp_path: Path) -> None:
+    data = load_config(copy / "config.yaml").data
+    for side in ("src", "tgt"):
+        name = getattr(data.valid, side)
+        other = tmp_path / f"other.{side}"
+        other.write_text(Path(name).read_text().replace("bavo", "celu").replace("zwent", "yalch"))
+        config = (copy / "config.yaml").read_text()
+        (copy / "config.yaml").write_text(config.replace(name, str(other)))
+    text = report.make_page(copy, [])
+    assert "other.tgt: is not the text that the run was scored on." in " ".join(notes(text))
+
+
+def test_translations_that_were_changed_get_no_interval(copy: Path) -> None:
+    file = copy / "validation" / "test-held_out.txt"
+    lines = file.read_text().split("\n")
+    file.write_text("\n".join(["spoilt"] * 6 + lines[6:]))
+    found = report.gather(copy, [])
+    assert found.scores[-1].bleu is None
+    assert found.scores[0].bleu is not None
+    assert "is not what was scored" in found.notes["scores"][0]
+    file.write_text("one\n")
+    assert "1 hypotheses but 12 references" in report.gather(copy, []).notes["scores"][0]
+
+
+@pytest.mark.parametrize("name", ["best.json", "run.json", "status.json"])
+def test_a_damaged_file_is_told_and_the_rest_shown(copy: Path, name: str) -> None:
+    (copy / name).write_text("[1")
+    text = report.make_page(copy, ["bavo"])
+    assert any(f"{name}: damaged" in note for note in notes(text))
+    assert 'id="curve-loss"' in text
+
+
+def test_a_damaged_model_leaves_attention_out(copy: Path) -> None:
+    weights = checkpoint.resolve(copy) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    found = report.gather(copy, [])
+    assert found.sentences == []
+    assert "model.safetensors: " in found.notes["attention"][0]
+    assert found.scores
+
+
+def test_values_that_are_no_numbers_are_left_out_of_curves(copy: Path) -> None:
+    with (copy / "metrics.jsonl").open("a") as out:
+        out.write('{"step": 601, "train/loss": NaN, "lr": "<b>", "grad_norm": Infinity}\n')
+        out.write('{"step": 601, "train/loss": null, "lr": 1' + "0" * 400 + "}\n")
+    text = report.make_page(copy, ["bavo"])
+    assert "nan" not in " ".join(re.findall(r' d="([^"]*)"', text))
+    assert "<b>" not in text
+
+
+SCRIPT = "<script>alert(1)</script>"
+
+
+def test_text_of_users_is_shown_and_never_run(copy: Path) -> None:
+    lines = [f"{SCRIPT} שלום עולם \x01&amp; \u2028 'x' \"y\""] * 12
+    (copy / "validation" / "step-00000600.txt").write_text("\n".join(lines) + "\n")
+    made_of = json.loads((copy / "run.json").read_text())
+    (copy / "run.json").write_text(json.dumps({**made_of, "command": SCRIPT, SCRIPT: {"a": None}}))
+    status = {"state": SCRIPT, "exit_code": 1, "reason": SCRIPT, "step": 5}
+    (copy / "status.json").write_text(json.dumps(status))
+    with (copy / "train.log").open("a") as out:
+        out.write(
+            f"2026-01-01 00:00:00 WARNING {SCRIPT}\n2026-01-01 00:00:00 INFO train: {SCRIPT}\n"
+        )
+    text = report.make_page(copy, [f"{SCRIPT} bavo"])
+    page = check_that_nothing_is_loaded(text)
+    assert SCRIPT not in text
+    assert page.text.count(SCRIPT) >= 8
+    assert re.search(r'<dd dir="auto"[^>]*>&lt;script&gt;[^<]*שלום עולם [^<]*&amp;amp;', text)
+
+
+def test_the_log_is_told_once_and_bounded(copy: Path) -> None:
+    with (copy / "train.log").open("a") as out:
+        for number in range(100):
+            out.write(f"2026-01-01 00:00:00 WARNING again\n2026-01-01 00:00:00 ERROR e{number}\n")
+    found = report.gather(copy, ["bavo"]).warnings
+    assert found.count("again") == 1
+    assert found[-1] == "e99"
+    assert len(found) == report.MOST_LOGGED
+
+
+# --- curves -----------------------------------------------------------------------------------
+
+finite = st.floats(-1e9, 1e9, allow_subnormal=False).map(lambda v: 0.0 if abs(v) < 1e-9 else v)
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**6), finite), min_size=1, max_size=30))
+def test_curves_stay_inside_and_have_a_few_round_ticks(points: list[tuple[int, float]]) -> None:
+    last = max(step for step, _ in points)
+    chart = Chart("key", "title", [Series("name", sorted(points))], last)
+    (line,) = chart.lines
+    assert all(58 <= x <= 406 and 12 <= y <= 214 for x, y in line.marked)
+    assert 2 <= len(chart.y_ticks) <= 12
+    assert 2 <= len(chart.x_ticks) <= 12
+    assert all(12 <= tick.place <= 214 for tick in chart.y_ticks)
+    assert all(58 <= tick.place <= 406 for tick in chart.x_ticks)
+    assert len({tick.text for tick in chart.x_ticks}) == len(chart.x_ticks)
+    assert chart.summary.startswith("name: ")
+
+
+def test_a_curve_s_places_are_those_of_its_values() -> None:
+    chart = Chart("key", "title", [Series("a", [(0, 0.0), (50, 4.0), (100, 1.0)])], 100)
+    (line,) = chart.lines
+    assert line.marked == [(58, 214), (232, 12), (406, 163.5)]
+    assert line.path == "M58.0 214.0L232.0 12.0L406.0 163.5"
+    assert [tick.text for tick in chart.y_ticks] == ["0", "1", "2", "3", "4"]
+    assert [tick.text for tick in chart.x_ticks] == ["0", "20", "40", "60", "80", "100"]
+    assert chart.summary == (
+        "a: from 0 at step 0 to 1 at step 100, lowest 0 (step 0), highest 4 (step 50)"
+    )
+
+
+def test_curves_of_one_kind_are_told_apart_by_more_than_colour() -> None:
+    records = [{"step": 1, "train/nll": 2.0, "valid/nll": 3.0, "average/nll": 1.0}]
+    (chart,) = charts_of(records)
+    assert len({line.mark for line in chart.lines}) == 3
+    css = (TEMPLATES / "page.css").read_text()
+    dashes = re.findall(r"\.series-\d \.line \{[^}]*stroke-dasharray: ([^;]+);", css)
+    assert len(set(dashes)) == 2
+
+
+def test_long_curves_keep_their_extremes_and_tables_their_ends() -> None:
+    points = [(step, math.sin(step)) for step in range(20_000)]
+    points[7_000], points[12_345] = (7_000, 9.0), (12_345, -9.0)
+    found = thinned(points)
+    assert len(found) <= 2 * BUCKETS + 2
+    assert {points[0], points[7_000], points[12_345], points[-1]} <= set(found)
+    assert found == sorted(found)
+    chart = Chart("key", "title", [Series("name", points)], 20_000)
+    assert len(chart.rows) == MOST_ROWS
+    assert (chart.rows[0][0], chart.rows[-1][0]) == (0, 19_999)
+    assert not chart.is_whole
+
+
+@pytest.mark.parametrize(
+    ("value", "every", "text"),
+    [(0.0, 1, "0"), (0.002, 0.002, "0.002"), (-0.0, 0.5, "0.0"), (12000, 2000, "12,000"),
+     (2e-5, 1e-5, "2e-05"), (0.30000000000000004, 0.1, "0.3")],
+)  # fmt: skip
+def test_ticks_are_written_in_short(value: float, every: float, text: str) -> None:
+    assert number(value, every) == text
+
+
+def test_a_few_are_taken_from_first_to_last() -> None:
+    assert spread(list(range(10)), 4) == [0, 3, 6, 9]
+    assert spread([5, 6], 4) == [5, 6]
+
+
+def test_samples_are_of_middle_length() -> None:
+    lines = ["", "x" * 100, "ab", "abc", " ", "abcd", "abcde", "y"]
+    assert report.moderate(lines) == [2, 3, 5]
+    assert report.moderate([" ", ""]) == []
+    assert report.moderate(["one"]) == [0]
+
+
+# --- style ------------------------------------------------------------------------------------
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance by WCAG 2.2."""
+    parts = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_texts_and_curves_stand_out_in_light_and_dark() -> None:
+    css = (TEMPLATES / "page.css").read_text()
+    themes = re.findall(r":root \{(.*?)\}", css, re.DOTALL)
+    assert len(themes) == 2
+    assert set(re.findall(r"var\((--\w+)\)", css)) <= set(re.findall(r"(--\w+):", themes[0]))
+    for theme in themes:
+        colours = dict(re.findall(r"--(\w+): (#\w{6});", theme))
+        for name in ("text", "quiet", "link", "first", "second"):
+            assert contrast(colours[name], colours["page"]) >= 4.5, name
+        assert contrast(colours["text"], colours["panel"]) >= 4.5
+
+
+def test_shades_go_one_way_in_grey() -> None:
+    css = (TEMPLATES / "heatmap.css").read_text()
+    grounds = re.findall(r"\.ground \{ fill: (#\w{6});", css)
+    inks = re.findall(r"\.ink \{ fill: (#\w{6});", css)
+    assert len(grounds) == len(inks) == 2
+    for ground, ink in zip(grounds, inks, strict=True):
+        assert contrast(ground, ink) > 7
+
+
+def test_a_wheel_holds_every_template() -> None:
+    project = tomllib.loads((TEMPLATES.parents[1] / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["mtrain.templates"]
+    for file in TEMPLATES.iterdir():
+        assert any(fnmatch(file.name, pattern) for pattern in patterns)
+
+
+# --- the command ------------------------------------------------------------------------------
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
+    monkeypatch.setattr(sys, "argv", ["mtrain", "report", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    log.close_log_files()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def test_the_command_writes_one_file(
+    trained_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in trained_run.rglob("*")}
+    output = tmp_path / "report.html"
+    assert run(monkeypatch, trained_run, "-o", output, "--text", "bavo", "--text", "celu") == 0
+    assert output.read_text().startswith("<!doctype html>")
+    assert capsys.readouterr() == ("", "")
+    assert list(tmp_path.iterdir()) == [output]
+    assert {path: path.stat().st_mtime_ns for path in trained_run.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("run_dir", "output", "message"),
+    [
+        (".", "a.html", ".: not a run directory: it holds no config.yaml"),
+        ("none", "a.html", "none: not a run directory: it holds no config.yaml"),
+        (None, "no/a.html", "no/a.html: cannot write: No such file or directory"),
+    ],
+)
+def test_what_cannot_be_reported_is_one_clear_error(
+    trained_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    run_dir: str | None,
+    output: str,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(monkeypatch, run_dir or trained_run, "-o", output, "--text", "bavo") == 1
+    assert capsys.readouterr().err == f"error: {message}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_config_there_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not a run directory"):
+        report.gather(tmp_path, [])
