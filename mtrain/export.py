@@ -136,8 +136,8 @@ def _show(found: Agreement, name: str, kind: str, numbers: list[int], show: Show
         show(f"  and {len(found.differences) - MOST_SHOWN:,} more")
     for places, what in (
         (found.cut, "cuts into other pieces"),
-        (found.joined, "gives other white space, or without unknown pieces"),
+        (found.joined, "shows without unknown pieces or white space at the ends"),
     ):
         if places:
             listed = shorten(numbers[place] for place in places)
-            show(f"  {len(places):,} lines that {name} {what}: {listed}")
+            show(f"  lines that {name} {what}: {len(places):,} ({listed})")

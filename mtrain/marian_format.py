@@ -8,7 +8,7 @@ order, in every matrix that reads or writes it.
 
 import json
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -80,14 +80,21 @@ def load(directory: Path, tokenizer: Tokenizer) -> Engine:
         rows: list[list[int]], limits: list[int], beam_size: int, alpha: float
     ) -> list[list[int]]:
         found: list[list[int]] = [[] for _ in rows]
-        with _quietly():
-            for places in _batches(rows, limits):
-                sources = [[*rows[place], tokenizer.eos_id] for place in places]
+        options = _search_options(beam_size, alpha)
+        by_length = sorted(range(len(rows)), key=lambda place: len(rows[place]))
+        for start in range(0, len(rows), BATCH_SIZE):
+            places = by_length[start : start + BATCH_SIZE]
+            sources = [[*rows[place], tokenizer.eos_id] for place in places]
+            own = [limits[place] for place in places]
+            with _quietly():
                 batch = marian.pad({"input_ids": sources}, return_tensors="pt")
-                options = _search_options(beam_size, alpha)
-                out = model.generate(**batch, **options, max_new_tokens=limits[places[0]])
-                for place, ids in zip(places, out[:, 1:].tolist(), strict=True):
-                    found[place] = ids[: ids.index(tokenizer.eos_id)]
+                limited = {
+                    "logits_processor": [_limit(own, beam_size, tokenizer.eos_id)],
+                    "max_new_tokens": max(own) + 1,  # never reached
+                }
+                out = model.generate(**batch, **options, **limited)
+            for place, ids in zip(places, out[:, 1:].tolist(), strict=True):
+                found[place] = ids[: ids.index(tokenizer.eos_id)]
         return found
 
     def decode(rows: list[list[int]]) -> list[str]:
@@ -97,14 +104,20 @@ def load(directory: Path, tokenizer: Tokenizer) -> Engine:
     return Engine("transformers", encode, search, decode)
 
 
-def _batches(rows: list[list[int]], limits: list[int]) -> Iterator[list[int]]:
-    """Places that are searched together, of like length and one limit: it knows one a call. A
-    limit of 1 leaves nothing to search for.
+def _limit(limits: list[int], beam_size: int, eos_id: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """Leave eos alone, with the probability that it has, where a sentence is at its own limit.
+
+    The library knows one limit for all, and there takes eos for certain.
     """
-    places = sorted(range(len(rows)), key=lambda place: (limits[place], len(rows[place])))
-    for limit in sorted(set(limits) - {1}):
-        own = [place for place in places if limits[place] == limit]
-        yield from (own[start : start + BATCH_SIZE] for start in range(0, len(own), BATCH_SIZE))
+    most = torch.tensor(limits).repeat_interleave(beam_size)[:, None]
+
+    def process(ids: Tensor, scores: Tensor) -> Tensor:
+        """(N, bos and the tokens so far), (N, V) -> (N, V)."""
+        last = torch.full_like(scores, float("-inf"))
+        last[:, eos_id] = scores[:, eos_id]
+        return torch.where(most <= ids.shape[1], last, scores)
+
+    return process
 
 
 def _settings(translator: Translator) -> dict[str, Any]:

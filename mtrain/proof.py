@@ -13,8 +13,6 @@ from mtrain.translate import Translator
 NEEDED = {1: 0.999, 4: 0.99}
 # Natural log-probability a token by which translations of rounded weights are worse than expected.
 MUCH_LOST = 0.05
-# What SentencePiece makes of a piece that stands for no text.
-UNKNOWN = "\u2047"
 
 
 # Another program's search over the same model: from ids without eos, the most tokens with eos of
@@ -50,7 +48,7 @@ class Agreement:
     """How two engines translate the same lines, which together have `tokens` target tokens.
 
     `cut` are the places of lines that the other one cuts into other ids, `joined` those of
-    translations that it joins to another text, if only in white space and unknown pieces.
+    translations whose ids it joins to a text that is another at its ends or for unknown pieces.
     """
 
     beam_size: int
@@ -99,12 +97,12 @@ def compare(
     theirs = [row[: ours.max_source_length - 1] for row in engine.encode(lines)]
     found = engine.search(theirs, limits, beam_size, settings.length_penalty)
     progress(len(lines))
-    joined = ours.texts(found)
     shown = [text.replace("\n", " ") for text in engine.decode(found)]
+    joined, bare = ours.texts(found), _bare_texts(ours, found)
     places = [
         place
         for place, own in enumerate(best)
-        if own.text != joined[place] or _words(own.text) != _words(shown[place])
+        if own.text != joined[place] or shown[place].strip() not in (own.text.strip(), bare[place])
     ]
     scores = _scores(ours, rows, found, places)
     differences = [
@@ -112,13 +110,17 @@ def compare(
         for place, score in zip(places, scores, strict=True)
     ]
     tokens = sum(len(ids) + 1 for ids in found)
-    cut = _unequal(rows, theirs)
-    return Agreement(beam_size, len(lines), tokens, differences, cut, _unequal(joined, shown))
+    cut, other = _unequal(rows, theirs), _unequal(joined, shown)
+    return Agreement(beam_size, len(lines), tokens, differences, cut, other)
 
 
-def _words(text: str) -> list[str]:
-    """The words of a text without unknown pieces, which some programs leave out."""
-    return text.replace(UNKNOWN, " ").split()
+def _bare_texts(translator: Translator, found: list[list[int]]) -> list[str]:
+    """Join ids without unknown pieces and white space at the ends, which other programs leave
+    out.
+    """
+    unknown = translator.tokenizer.unk_id
+    texts = translator.texts([[number for number in ids if number != unknown] for ids in found])
+    return [text.strip() for text in texts]
 
 
 def _scores(
