@@ -163,7 +163,7 @@ def _search_settings(translator: Translator) -> dict[str, Any]:
         "eos_token_id": tokenizer.eos_id,
         "forced_eos_token_id": tokenizer.eos_id,  # at the limit
         "bad_words_ids": [[tokenizer.pad_id], [tokenizer.bos_id]],
-        "max_length": 1 + translator.limit(translator.max_source_length - 1),  # with bos
+        "max_new_tokens": translator.limit(translator.max_source_length - 1),
         **_search_options(decode.beam_size, decode.length_penalty),
     }
 

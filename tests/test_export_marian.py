@@ -191,7 +191,7 @@ def test_what_the_files_say(translator: Translator, tmp_path: Path) -> None:
         "forced_eos_token_id": 3,
         "decoder_start_token_id": 2,
         "bad_words_ids": [[0], [2]],
-        "max_length": 1035,
+        "max_new_tokens": 1034,
         "num_beams": 2,
         "length_penalty": 0.6,
         "early_stopping": True,
