@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from mtrain.errors import RefusedError
+from mtrain.errors import RefusedError, first_line
 from mtrain.model import Attention, DecoderLayer, EncoderLayer, Shape, Transformer
 from mtrain.proof import Engine
 from mtrain.tokenizer import Tokenizer
@@ -60,7 +61,10 @@ def write(directory: Path, translator: Translator, quantization: str) -> None:
         assert all(name.endswith(("embed_positions.weight", "_logits_bias")) for name in missing)
         model.tie_weights()
         model.generation_config = GenerationConfig(**_search_settings(translator))
-        model.save_pretrained(directory)
+        try:
+            model.save_pretrained(directory)
+        except SafetensorError as error:  # a full disk
+            raise OSError(first_line(error)) from None
         _write_tokenizer(directory, translator)
 
 

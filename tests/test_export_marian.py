@@ -22,6 +22,7 @@ import transformers
 from conftest import TinyConfig, made_up_pairs, random_model, run_mtrain
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 from transformers import MarianMTModel, MarianTokenizer
 
 from mtrain import export, manifest, marian_format
@@ -438,6 +439,20 @@ def write(translator: Translator, directory: Path) -> list[str]:
     except UserError as error:
         shown.append(str(error))
     return shown
+
+
+def test_a_full_disk_is_an_error_of_the_place(
+    translator: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **options: Any) -> None:
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr(MarianMTModel, "save_pretrained", fail)
+
+    shown = write(translator, tmp_path / "marian")
+
+    assert shown == [f"{tmp_path / 'marian'}: cannot write: No space left on device"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_model_that_translates_otherwise_is_not_handed_over(
