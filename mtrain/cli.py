@@ -499,28 +499,31 @@ def average(
 def export(
     model: ModelOption,
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory to write.")],
-    to: Annotated[str, typer.Option(help="Whose form: ctranslate2.")] = "ctranslate2",
+    to: Annotated[
+        str, typer.Option(help="Whose form: ctranslate2 or hf-marian (Hugging Face transformers).")
+    ] = "ctranslate2",
     quantization: Annotated[
-        str, typer.Option(help="Type of the weights: float32, float16, bfloat16, int8, ...")
+        str,
+        typer.Option(
+            help="Type of the weights: float32, and for CTranslate2 float16, bfloat16, int8, ..."
+        ),
     ] = "float32",
     sample: Annotated[
         Path | None,
         typer.Option(help="Text to compare the engines on, instead of the validation set."),
     ] = None,
 ) -> None:
-    """Hand a model on to CTranslate2, for serving: `mtrain export -m runs/NAME -o served`.
+    """Hand a model on to CTranslate2, for serving, or to Hugging Face's transformers: `mtrain
+    export -m runs/NAME -o served`.
 
     Both engines translate a sample first, greedily and with a beam of 4; the share of equal lines
     is printed, and the first lines that differ, each with this model's score. Where more differ
     than near-ties account for, before weights are rounded, nothing is written.
     """
-    if to != "ctranslate2":
-        raise RefusedError(f"--to {to}: expected ctranslate2")
-    from mtrain import ctranslate2_format
-
-    ctranslate2_format.check(quantization)
     from mtrain import export as exporting
 
+    if to not in exporting.FORMS:
+        raise RefusedError(f"--to {to}: expected {' or '.join(exporting.FORMS)}")
     translator = load_translator(model, "cpu", "fp32", {})
     with writing("-") as sink:
 
@@ -528,7 +531,7 @@ def export(
             sink.write(line.encode("utf-8") + b"\n")
             sink.flush()  # the next one may take minutes
 
-        exporting.export(translator, output, quantization, sample, show)
+        exporting.export(translator, to, output, quantization, sample, show)
 
 
 @data_app.command("build")

@@ -4,16 +4,20 @@ CTranslate2 (https://opennmt.net/CTranslate2) is an optional extra, `mtrain[ctra
 """
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
+from mtrain import checkpoint
 from mtrain.config import Config
 from mtrain.errors import RefusedError
-from mtrain.model import Attention, DecoderLayer, EncoderLayer, Transformer
+from mtrain.model import Attention, DecoderLayer, EncoderLayer, Shape, Transformer
+from mtrain.proof import Engine
 from mtrain.tokenizer import Tokenizer
+from mtrain.translate import Translator
 
 # What its `ctranslate2.converters` offer, less what is for other kinds of models.
 QUANTIZATIONS = (
@@ -29,8 +33,10 @@ QUANTIZATIONS = (
 MAX_BATCH_SIZE = 64  # sentences
 
 
-def check(quantization: str) -> None:
-    """Raise `RefusedError` where the library or a quantization of that name is missing."""
+def check(shape: Shape, quantization: str) -> None:
+    """Raise `RefusedError` where the library or a quantization of that name is missing; a model may
+    have any shape.
+    """
     if quantization not in QUANTIZATIONS:
         expected = ", ".join(QUANTIZATIONS)
         raise RefusedError(f"--quantization {quantization}: expected one of {expected}")
@@ -43,50 +49,53 @@ def check(quantization: str) -> None:
         ) from None
 
 
-def write(
-    directory: Path, model: Transformer, tokenizer: Tokenizer, config: Config, quantization: str
-) -> None:
+def write(directory: Path, translator: Translator, quantization: str) -> None:
     """Write a model into a directory that `ctranslate2.Translator` loads; raises `OSError`."""
-    spec = _spec(model, tokenizer, _positions_needed(model, config))
+    model, tokenizer = translator.model, translator.tokenizer
+    (directory / checkpoint.TOKENIZER).write_bytes(tokenizer.proto)
+    spec = _spec(model, tokenizer, _positions_needed(model, translator.config))
     spec.validate()
     spec.optimize(quantization=None if quantization == "float32" else quantization)
     spec.save(str(directory))
 
 
-class CTranslate2:
-    """A written model; `translate` is a `mtrain.proof.Search`."""
+def load(directory: Path, tokenizer: Tokenizer) -> Engine:
+    """Load a written model. Its users cut and join text with SentencePiece, as is done here."""
+    import ctranslate2
 
-    def __init__(self, directory: Path, tokenizer: Tokenizer) -> None:
-        import ctranslate2
+    ctranslate2.set_log_level(logging.ERROR)  # it tells of types that this processor lacks
+    translator = ctranslate2.Translator(str(directory), device="cpu")
+    own = Tokenizer.load(directory / checkpoint.TOKENIZER)
+    return Engine("CTranslate2", own.encode, partial(_search, translator, tokenizer), own.decode)
 
-        ctranslate2.set_log_level(logging.ERROR)  # it tells of types that this processor lacks
-        self.tokenizer = tokenizer
-        self.pieces = tokenizer.all_pieces
-        self.numbers = {piece: number for number, piece in enumerate(self.pieces)}
-        self.translator = ctranslate2.Translator(str(directory), device="cpu")
 
-    def translate(
-        self, rows: list[list[int]], limits: list[int], beam_size: int, alpha: float
-    ) -> list[list[int]]:
-        """Search; ids in and out are without eos."""
-        found: list[list[int]] = [[] for _ in rows]
-        banned = [self.pieces[self.tokenizer.pad_id], self.pieces[self.tokenizer.bos_id]]
-        eos = self.tokenizer.eos_id
-        for limit in sorted(set(limits) - {1}):  # it knows one limit a call, and none below 1
-            places = [place for place, own in enumerate(limits) if own == limit]
-            results = self.translator.translate_batch(
-                [[self.pieces[number] for number in (*rows[place], eos)] for place in places],
-                beam_size=beam_size,
-                length_penalty=alpha,
-                max_batch_size=MAX_BATCH_SIZE,
-                min_decoding_length=0,
-                max_decoding_length=limit - 1,
-                max_input_length=0,
-                suppress_sequences=[[piece] for piece in banned],
-            )
-            for place, result in zip(places, results, strict=True):
-                found[place] = [self.numbers[piece] for piece in result.hypotheses[0]]
-        return found
+def _search(
+    translator: Any,
+    tokenizer: Tokenizer,
+    rows: list[list[int]],
+    limits: list[int],
+    beam_size: int,
+    alpha: float,
+) -> list[list[int]]:
+    """Search as a `mtrain.proof.Search` does."""
+    pieces = tokenizer.all_pieces
+    numbers = {piece: number for number, piece in enumerate(pieces)}
+    found: list[list[int]] = [[] for _ in rows]
+    for limit in sorted(set(limits) - {1}):  # it knows one limit a call, and none below 1
+        places = [place for place, own in enumerate(limits) if own == limit]
+        results = translator.translate_batch(
+            [[pieces[number] for number in (*rows[place], tokenizer.eos_id)] for place in places],
+            beam_size=beam_size,
+            length_penalty=alpha,
+            max_batch_size=MAX_BATCH_SIZE,
+            min_decoding_length=0,
+            max_decoding_length=limit - 1,
+            max_input_length=0,
+            suppress_sequences=[[pieces[tokenizer.pad_id]], [pieces[tokenizer.bos_id]]],
+        )
+        for place, result in zip(places, results, strict=True):
+            found[place] = [numbers[piece] for piece in result.hypotheses[0]]
+    return found
 
 
 def _positions_needed(model: Transformer, config: Config) -> int:

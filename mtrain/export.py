@@ -3,17 +3,19 @@
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Protocol
 
-from mtrain import checkpoint, ctranslate2_format, manifest
+from mtrain import ctranslate2_format, manifest, marian_format
 from mtrain.config import Config
 from mtrain.corpus import describe, read_pairs
-from mtrain.ctranslate2_format import CTranslate2
 from mtrain.errors import RefusedError, UserError
 from mtrain.evaluate import read_source
-from mtrain.log import logger, progress_bar
+from mtrain.log import logger, progress_bar, shorten
+from mtrain.model import Shape
 from mtrain.prepare import reading_of
-from mtrain.proof import MUCH_LOST, NEEDED, Agreement, compare
+from mtrain.proof import MUCH_LOST, NEEDED, Agreement, Engine, compare
 from mtrain.text import is_blank
+from mtrain.tokenizer import Tokenizer
 from mtrain.translate import Translator
 
 # Lines that both engines translate, and how many of those that differ are shown.
@@ -22,23 +24,45 @@ MOST_LINES, MOST_SHOWN = 1000, 20
 Show = Callable[[str], object]
 
 
+class Form(Protocol):
+    """What the module of another engine's form offers."""
+
+    def check(self, shape: Shape, quantization: str) -> None:
+        """Raise `RefusedError` for what cannot be written."""
+
+    def write(self, directory: Path, translator: Translator, quantization: str) -> None:
+        """Write a model into a directory that is there."""
+
+    def load(self, directory: Path, tokenizer: Tokenizer) -> Engine:
+        """Load a written model."""
+        ...
+
+
+FORMS: dict[str, Form] = {"ctranslate2": ctranslate2_format, "hf-marian": marian_format}
+
+
 def export(
-    translator: Translator, directory: Path, quantization: str, sample: Path | None, show: Show
+    translator: Translator,
+    to: str,
+    directory: Path,
+    quantization: str,
+    sample: Path | None,
+    show: Show,
 ) -> None:
-    """Write a model for CTranslate2 into a new directory; `show` gets lines on how both engines
+    """Write a model in one of `FORMS` into a new directory; `show` gets lines on how both engines
     translate a sample.
 
     Raises `UserError` where they do not translate alike; then it is not written.
     """
+    form = FORMS[to]
+    form.check(translator.model.shape, quantization)
     _check_new(directory)
     lines = _read_sample(translator.config, sample)
 
     def fill(aside: Path) -> None:
-        (aside / checkpoint.TOKENIZER).write_bytes(translator.tokenizer.proto)
         for kind in dict.fromkeys(("float32", quantization)):  # the layout first, then its rounding
-            parts = translator.model, translator.tokenizer, translator.config
-            ctranslate2_format.write(aside, *parts, kind)
-            _prove(translator, CTranslate2(aside, translator.tokenizer), kind, lines, show)
+            form.write(aside, translator, kind)
+            _prove(translator, form.load(aside, translator.tokenizer), kind, lines, show)
         _check_new(directory)  # minutes later
 
     try:
@@ -80,7 +104,7 @@ def _sources(config: Config, sample: Path | None) -> Iterator[str]:
 
 
 def _prove(
-    translator: Translator, engine: CTranslate2, kind: str, lines: dict[int, str], show: Show
+    translator: Translator, engine: Engine, kind: str, lines: dict[int, str], show: Show
 ) -> None:
     """Compare the engines and show how they agree; raises `UserError` where unrounded weights do
     not.
@@ -88,10 +112,10 @@ def _prove(
     for beam_size in NEEDED:
         texts = list(lines.values())
         with progress_bar(2 * len(lines), "line", "comparing") as bar:
-            found = compare(translator, engine.translate, texts, beam_size, bar.update)
-        _show(found, kind, list(lines), show)
+            found = compare(translator, engine, texts, beam_size, bar.update)
+        _show(found, engine.name, kind, list(lines), show)
         if kind == "float32" and not found.is_equal:
-            raise UserError(f"CTranslate2 translates otherwise: {found}")
+            raise UserError(f"{engine.name} translates otherwise: {found}")
         if found.lost > MUCH_LOST:
             logger.warning(
                 "%s: its %s translations are worse by %.3f natural log-probability a token",
@@ -101,12 +125,19 @@ def _prove(
             )
 
 
-def _show(found: Agreement, kind: str, numbers: list[int], show: Show) -> None:
+def _show(found: Agreement, name: str, kind: str, numbers: list[int], show: Show) -> None:
     show(f"{kind}, {found}")
     for difference in found.differences[:MOST_SHOWN]:
         for engine, score, text in zip(
-            ("mtrain", "CTranslate2"), difference.scores, difference.texts, strict=True
+            ("mtrain", name), difference.scores, difference.texts, strict=True
         ):
-            show(f"  line {numbers[difference.place]}  {engine:<11}  {score:8.3f}  {text}")
+            show(f"  line {numbers[difference.place]}  {engine:<{len(name)}}  {score:8.3f}  {text}")
     if len(found.differences) > MOST_SHOWN:
         show(f"  and {len(found.differences) - MOST_SHOWN:,} more")
+    for places, what in (
+        (found.cut, "cuts into other pieces"),
+        (found.joined, "shows without unknown pieces or white space at the ends"),
+    ):
+        if places:
+            listed = shorten(numbers[place] for place in places)
+            show(f"  lines that {name} {what}: {len(places):,} ({listed})")

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from mtrain.data import pad
 from mtrain.errors import RefusedError, UserError
 from mtrain.heatmap import CAUSAL, KINDS, MEAN, HeatMap, Sentence
-from mtrain.lines import decode_lines, warn_of
 from mtrain.log import logger, progress_bar
+from mtrain.parallel import decode_lines, warn_of
 from mtrain.text import is_blank, read_lines, read_text_file
 from mtrain.translate import Line, Translator
 

@@ -1,6 +1,6 @@
 """Whether another engine translates as this one: the same lines through both, compared."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,6 +21,18 @@ Search = Callable[[list[list[int]], list[int], int, float], list[list[int]]]
 
 
 @dataclass(frozen=True)
+class Engine:
+    """Another program with the same model: how it cuts lines into ids without eos, searches, and
+    joins ids to texts.
+    """
+
+    name: str
+    encode: Callable[[list[str]], list[list[int]]]
+    search: Search
+    decode: Callable[[list[list[int]]], list[str]]
+
+
+@dataclass(frozen=True)
 class Difference:
     """A line, by its place, of which two engines make two texts, with our log-probability of
     both.
@@ -33,12 +45,18 @@ class Difference:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How two engines translate the same lines, which together have `tokens` target tokens."""
+    """How two engines translate the same lines, which together have `tokens` target tokens.
+
+    `cut` are the places of lines that the other one cuts into other ids, `joined` those of
+    translations whose ids it joins to a text that is another at its ends or for unknown pieces.
+    """
 
     beam_size: int
     lines: int
     tokens: int
     differences: list[Difference]
+    cut: list[int]
+    joined: list[int]
 
     @property
     def is_equal(self) -> bool:
@@ -63,25 +81,57 @@ class Agreement:
 
 def compare(
     translator: Translator,
-    search: Search,
+    engine: Engine,
     lines: list[str],
     beam_size: int,
     progress: Callable[[int], object] = lambda lines: None,
 ) -> Agreement:
-    """Translate lines, none of them blank, with both engines; where they differ, score both."""
+    """Translate lines, none of them blank, with both engines, text to text; where they differ,
+    score both.
+    """
     settings = override_decode(translator.decode, beam_size=beam_size, length_norm="power")
     ours = replace(translator, decode=settings)
     best = [found[0] for found in ours.translate(lines, progress)[0]]
-    rows = ours.encode_sources(lines)[0]
+    rows = [row.tolist() for row in ours.encode_sources(lines)[0]]
     limits = [ours.limit(len(row)) for row in rows]
-    found = search([row.tolist() for row in rows], limits, beam_size, settings.length_penalty)
+    theirs = [row[: ours.max_source_length - 1] for row in engine.encode(lines)]
+    found = engine.search(theirs, limits, beam_size, settings.length_penalty)
     progress(len(lines))
-    others = ours.texts(found)
-    places = [place for place, text in enumerate(others) if text != best[place].text]
-    targets = [np.array(found[place], np.int64) for place in places]
-    scores = -ours.pair_nll([rows[place] for place in places], targets)
-    differences = [
-        Difference(place, (best[place].text, others[place]), (best[place].score, score))
-        for place, score in zip(places, scores.tolist(), strict=True)
+    shown = [text.replace("\n", " ") for text in engine.decode(found)]
+    joined, bare = ours.texts(found), _bare_texts(ours, found)
+    places = [
+        place
+        for place, own in enumerate(best)
+        if own.text != joined[place] or shown[place].strip() not in (own.text.strip(), bare[place])
     ]
-    return Agreement(beam_size, len(lines), sum(len(ids) + 1 for ids in found), differences)
+    scores = _scores(ours, rows, found, places)
+    differences = [
+        Difference(place, (best[place].text, shown[place]), (best[place].score, score))
+        for place, score in zip(places, scores, strict=True)
+    ]
+    tokens = sum(len(ids) + 1 for ids in found)
+    cut, other = _unequal(rows, theirs), _unequal(joined, shown)
+    return Agreement(beam_size, len(lines), tokens, differences, cut, other)
+
+
+def _bare_texts(translator: Translator, found: list[list[int]]) -> list[str]:
+    """Join ids without unknown pieces and white space at the ends, which other programs leave
+    out.
+    """
+    unknown = translator.tokenizer.unk_id
+    texts = translator.texts([[number for number in ids if number != unknown] for ids in found])
+    return [text.strip() for text in texts]
+
+
+def _scores(
+    translator: Translator, rows: list[list[int]], found: list[list[int]], places: list[int]
+) -> list[float]:
+    """Our log-probabilities of translations that another engine found."""
+    sources = [np.array(rows[place], np.int64) for place in places]
+    targets = [np.array(found[place], np.int64) for place in places]
+    scores: list[float] = (-translator.pair_nll(sources, targets)).tolist()
+    return scores
+
+
+def _unequal(a: Sequence[object], b: Sequence[object]) -> list[int]:
+    return [place for place, pair in enumerate(zip(a, b, strict=True)) if pair[0] != pair[1]]

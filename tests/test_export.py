@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import ctranslate2
 import pytest
@@ -15,9 +15,9 @@ from conftest import TinyConfig, made_up_pairs, random_model, run_mtrain
 
 from mtrain import ctranslate2_format, export, manifest
 from mtrain.config import Config, TextCorpus, load_config
-from mtrain.ctranslate2_format import CTranslate2
 from mtrain.errors import RefusedError, UserError
-from mtrain.proof import Agreement, Difference, compare
+from mtrain.model import Shape
+from mtrain.proof import Agreement, Difference, Engine, Search, compare
 from mtrain.tokenizer import Tokenizer
 from mtrain.translate import Translator
 
@@ -30,6 +30,10 @@ def config(tiny_config: TinyConfig) -> Config:
     return load_config(tiny_config())
 
 
+def write(translator: Translator, directory: Path, sample: Path | None = None) -> None:
+    export.export(translator, "ctranslate2", directory, "float32", sample, lambda line: None)
+
+
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
 @pytest.mark.parametrize("tie", ["all", "output", "none"])
@@ -39,7 +43,7 @@ def test_the_library_scores_random_weights_as_the_model_does(
     shape = {"norm": norm, "positions": positions, "tie_embeddings": tie}
     model = random_model(vocab_size=tokenizer.vocab_size, num_decoder_layers=3, **shape)
     translator = Translator(model, tokenizer, config.decode, config)
-    ctranslate2_format.write(tmp_path, model, tokenizer, config, "float32")
+    ctranslate2_format.write(tmp_path, translator, "float32")
 
     sources, targets = ([side[i] for side in PAIRS] for i in (0, 1))
     expected, _ = translator.score(sources, targets)
@@ -56,13 +60,13 @@ def test_the_library_scores_random_weights_as_the_model_does(
 
 
 def test_both_engines_find_the_same_translations(translator: Translator, tmp_path: Path) -> None:
-    parts = translator.model, translator.tokenizer, translator.config
-    ctranslate2_format.write(tmp_path, *parts, "float32")
-    engine = CTranslate2(tmp_path, translator.tokenizer)
+    ctranslate2_format.write(tmp_path, translator, "float32")
+    engine = ctranslate2_format.load(tmp_path, translator.tokenizer)
 
     for beam_size in (1, 4):
-        found = compare(translator, engine.translate, SOURCES, beam_size)
+        found = compare(translator, engine, SOURCES, beam_size)
         assert (found.lines, found.differences, found.lost) == (40, [], 0)
+        assert (found.cut, found.joined) == ([], [])
         assert found.is_equal
         assert found.tokens == sum(len(ids) + 1 for ids in translated(translator, beam_size))
 
@@ -99,7 +103,7 @@ def test_rounding_leaves_the_model_itself_as_it_is(translator: Translator, tmp_p
     before = {name: weight.clone() for name, weight in translator.model.named_parameters()}
     shown: list[str] = []
 
-    export.export(translator, tmp_path / "served", "int8", None, shown.append)
+    export.export(translator, "ctranslate2", tmp_path / "served", "int8", None, shown.append)
 
     after = dict(translator.model.named_parameters())
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -117,19 +121,28 @@ def test_rounding_leaves_the_model_itself_as_it_is(translator: Translator, tmp_p
 def test_a_model_that_translates_otherwise_is_not_handed_over(
     translator: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = CTranslate2.translate
+    def backwards(engine: Engine) -> Search:
+        return lambda *args: [row[::-1] for row in engine.search(*args)]
 
-    def backwards(*args: Any) -> list[list[int]]:
-        return [row[::-1] for row in plain(*args)]
-
-    monkeypatch.setattr(CTranslate2, "translate", backwards)
+    with_search(monkeypatch, backwards)
     shown: list[str] = []
 
     with pytest.raises(UserError, match="CTranslate2 translates otherwise: greedy"):
-        export.export(translator, tmp_path / "served", "float32", None, shown.append)
+        export.export(translator, "ctranslate2", tmp_path / "served", "float32", None, shown.append)
 
     assert list(tmp_path.iterdir()) == []
     assert any(line.startswith("  line 1  mtrain") for line in shown)
+
+
+def with_search(monkeypatch: pytest.MonkeyPatch, other: Callable[[Engine], Search]) -> None:
+    """Give the engine another search."""
+    load = ctranslate2_format.load
+
+    def loaded(directory: Path, tokenizer: Tokenizer) -> Engine:
+        engine = load(directory, tokenizer)
+        return replace(engine, search=other(engine))
+
+    monkeypatch.setattr(ctranslate2_format, "load", loaded)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +162,7 @@ def test_how_many_lines_may_differ(
     beam_size: int, lines: int, different: int, is_equal: bool
 ) -> None:
     line = Difference(1, ("a", "b"), (-1.0, -1.5))
-    found = Agreement(beam_size, lines, 100, [line] * different)
+    found = Agreement(beam_size, lines, 100, [line] * different, [], [])
 
     assert found.is_equal is is_equal
     assert found.lost == pytest.approx(0.005 * different)
@@ -185,7 +198,7 @@ def test_the_command_writes_a_model_that_the_library_translates_with(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--to", "onnx"], "error: --to onnx: expected ctranslate2"),
+        (["--to", "onnx"], "error: --to onnx: expected ctranslate2 or hf-marian"),
         (["--quantization", "int3"], "error: --quantization int3: expected one of float32, "),
         (["-o", "."], "error: .: exists already; name a new directory"),
     ],
@@ -204,13 +217,15 @@ def test_what_cannot_be_is_refused(
 def test_lines_that_differ_are_named_by_their_numbers_in_the_sample(
     translator: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(CTranslate2, "translate", lambda self, rows, *rest: [[] for _ in rows])
+    with_search(monkeypatch, lambda engine: lambda rows, *rest: [[] for _ in rows])
     sample = tmp_path / "sample"
     sample.write_text("\n \nbavo\n\ncelu\n")
     shown: list[str] = []
 
     with pytest.raises(UserError, match="CTranslate2 translates otherwise"):
-        export.export(translator, tmp_path / "served", "float32", sample, shown.append)
+        export.export(
+            translator, "ctranslate2", tmp_path / "served", "float32", sample, shown.append
+        )
 
     assert [line.split()[1:3] for line in shown[1:]] == [
         ["3", "mtrain"],
@@ -224,16 +239,14 @@ def test_a_place_that_cannot_be_written_is_named(translator: Translator, tmp_pat
     (tmp_path / "file").write_text("")
 
     with pytest.raises(UserError, match=r"file/served: cannot write: "):
-        export.export(translator, tmp_path / "file" / "served", "float32", None, lambda line: None)
+        write(translator, tmp_path / "file" / "served")
 
 
 def test_a_limit_of_one_token_leaves_empty_translations_on_both_sides(
     translator: Translator, tmp_path: Path
 ) -> None:
     decode = translator.decode.model_copy(update={"max_len_a": 0.0, "max_len_b": 0})
-    export.export(
-        replace(translator, decode=decode), tmp_path / "served", "float32", None, lambda line: None
-    )
+    write(replace(translator, decode=decode), tmp_path / "served")
     assert (tmp_path / "served" / "model.bin").exists()
 
 
@@ -241,7 +254,7 @@ def test_without_the_library_the_error_names_the_extra(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "ctranslate2.specs", None)
 
     with pytest.raises(RefusedError, match=r"pip install 'mtrain\[ctranslate2\]'"):
-        ctranslate2_format.check("int8")
+        ctranslate2_format.check(Shape(100, 0), "int8")
 
 
 @pytest.mark.parametrize("text", ["", "\n \n"])
@@ -252,7 +265,7 @@ def test_a_sample_without_text_is_an_error(
     sample.write_text(text)
 
     with pytest.raises(UserError, match="sample: holds no lines to translate"):
-        export.export(translator, tmp_path / "served", "float32", sample, lambda line: None)
+        write(translator, tmp_path / "served", sample)
 
 
 def test_where_the_validation_set_is_gone_a_sample_can_be_named(
@@ -263,4 +276,4 @@ def test_where_the_validation_set_is_gone_a_sample_can_be_named(
     elsewhere = replace(translator, config=translator.config.model_copy(update={"data": data}))
 
     with pytest.raises(UserError, match=r"gone\.src: .*; or name other lines with --sample"):
-        export.export(elsewhere, tmp_path / "served", "float32", None, lambda line: None)
+        write(elsewhere, tmp_path / "served")

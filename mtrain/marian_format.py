@@ -1,0 +1,289 @@
+"""Hugging Face's form of a model: transformers' Marian classes, their tokenizer and their search.
+
+transformers (https://huggingface.co/docs/transformers) is an optional extra, `mtrain[hf]`. Marian
+(Junczys-Dowmunt et al. 2018) is the Transformer of the paper, post-norm, but its positions hold the
+sines of all widths first and then the cosines. What the layers hand on is therefore put in that
+order, in every matrix that reads or writes it.
+"""
+
+import json
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from mtrain.errors import RefusedError, first_line
+from mtrain.model import Attention, DecoderLayer, EncoderLayer, Shape, Transformer
+from mtrain.proof import Engine
+from mtrain.tokenizer import Tokenizer
+from mtrain.translate import Translator
+
+BATCH_SIZE = 64  # sentences
+
+
+def check(shape: Shape, quantization: str) -> None:
+    """Raise `RefusedError` for what Marian cannot express, or where the library is missing."""
+    if quantization != "float32":
+        raise RefusedError(
+            f"--quantization {quantization}: hf-marian keeps float32, and from_pretrained("
+            "..., dtype=...) rounds as it loads"
+        )
+    for setting, value, known in (
+        ("norm", shape.norm, "post"),
+        ("positions", shape.positions, "sinusoidal"),
+    ):
+        if value != known:
+            raise RefusedError(
+                f"model.{setting}: {value}: Marian has {known} alone; --to ctranslate2 takes both"
+            )
+    try:
+        from transformers import MarianMTModel, MarianTokenizer  # noqa: F401
+    except ImportError as error:
+        raise RefusedError(
+            f"--to hf-marian needs a package ({error}): pip install 'mtrain[hf]' "
+            "(in a clone: '.[hf]')"
+        ) from None
+
+
+def write(directory: Path, translator: Translator, quantization: str) -> None:
+    """Write a model into a directory that `from_pretrained` loads; raises `OSError`."""
+    from transformers import GenerationConfig, MarianConfig, MarianMTModel
+
+    with _quietly():
+        model = MarianMTModel(MarianConfig(**_settings(translator)))
+        missing, unknown = model.load_state_dict(_weights(translator.model), strict=False)
+        assert not unknown
+        assert all(name.endswith(("embed_positions.weight", "_logits_bias")) for name in missing)
+        model.tie_weights()
+        model.generation_config = GenerationConfig(**_search_settings(translator))
+        try:
+            model.save_pretrained(directory)
+        except SafetensorError as error:  # a full disk
+            raise OSError(first_line(error)) from None
+        _write_tokenizer(directory, translator)
+
+
+def load(directory: Path, tokenizer: Tokenizer) -> Engine:
+    """Load a written model as its users do."""
+    from transformers import MarianMTModel, MarianTokenizer
+
+    with _quietly():
+        model = MarianMTModel.from_pretrained(directory, local_files_only=True)
+        marian = MarianTokenizer.from_pretrained(directory, local_files_only=True)
+
+    def encode(lines: list[str]) -> list[list[int]]:
+        rows = marian(lines, truncation=True)["input_ids"]
+        return [row[:-1] for row in rows]
+
+    def search(
+        rows: list[list[int]], limits: list[int], beam_size: int, alpha: float
+    ) -> list[list[int]]:
+        found: list[list[int]] = [[] for _ in rows]
+        options = _search_options(beam_size, alpha)
+        by_length = sorted(range(len(rows)), key=lambda place: len(rows[place]))
+        for start in range(0, len(rows), BATCH_SIZE):
+            places = by_length[start : start + BATCH_SIZE]
+            sources = [[*rows[place], tokenizer.eos_id] for place in places]
+            own = [limits[place] for place in places]
+            with _quietly():
+                batch = marian.pad({"input_ids": sources}, return_tensors="pt")
+                limited = {
+                    "logits_processor": [_limit(own, beam_size, tokenizer.eos_id)],
+                    "max_new_tokens": max(own) + 1,  # never reached
+                }
+                out = model.generate(**batch, **options, **limited)
+            for place, ids in zip(places, out[:, 1:].tolist(), strict=True):
+                found[place] = ids[: ids.index(tokenizer.eos_id)]
+        return found
+
+    def decode(rows: list[list[int]]) -> list[str]:
+        texts: list[str] = marian.batch_decode(rows, skip_special_tokens=True)
+        return texts
+
+    return Engine("transformers", encode, search, decode)
+
+
+def _limit(limits: list[int], beam_size: int, eos_id: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """Leave eos alone, with the probability that it has, where a sentence is at its own limit.
+
+    The library knows one limit for all, and there takes eos for certain.
+    """
+    most = torch.tensor(limits).repeat_interleave(beam_size)[:, None]
+
+    def process(ids: Tensor, scores: Tensor) -> Tensor:
+        """(N, bos and the tokens so far), (N, V) -> (N, V)."""
+        last = torch.full_like(scores, float("-inf"))
+        last[:, eos_id] = scores[:, eos_id]
+        return torch.where(most <= ids.shape[1], last, scores)
+
+    return process
+
+
+def _settings(translator: Translator) -> dict[str, Any]:
+    """Fill in Marian's config."""
+    model, tokenizer, shape = translator.config.model, translator.tokenizer, translator.model.shape
+    longest = translator.max_source_length
+    return {
+        "vocab_size": shape.vocab_size,
+        "d_model": shape.d_model,
+        "encoder_layers": shape.num_encoder_layers,
+        "decoder_layers": shape.num_decoder_layers,
+        "encoder_attention_heads": shape.num_heads,
+        "decoder_attention_heads": shape.num_heads,
+        "encoder_ffn_dim": shape.d_ff,
+        "decoder_ffn_dim": shape.d_ff,
+        "max_position_embeddings": max(longest, translator.limit(longest - 1)),
+        "activation_function": "relu",
+        "scale_embedding": True,
+        "share_encoder_decoder_embeddings": shape.tie_embeddings == "all",
+        "tie_word_embeddings": shape.tie_embeddings != "none",
+        "dropout": model.dropout,  # for those who train on
+        "attention_dropout": model.attention_dropout,
+        "activation_dropout": model.activation_dropout,
+        "pad_token_id": tokenizer.pad_id,
+        "bos_token_id": tokenizer.bos_id,
+        "eos_token_id": tokenizer.eos_id,
+        "forced_eos_token_id": tokenizer.eos_id,
+        "decoder_start_token_id": tokenizer.bos_id,
+    }
+
+
+def _search_settings(translator: Translator) -> dict[str, Any]:
+    """Fill in the library's settings of the search.
+
+    It divides scores by length ** alpha, whatever the model's `decode.length_norm`, and knows one
+    limit for all: that of the longest source.
+    """
+    decode, tokenizer = translator.decode, translator.tokenizer
+    return {
+        "decoder_start_token_id": tokenizer.bos_id,
+        "pad_token_id": tokenizer.pad_id,
+        "bos_token_id": tokenizer.bos_id,
+        "eos_token_id": tokenizer.eos_id,
+        "forced_eos_token_id": tokenizer.eos_id,  # at the limit
+        "bad_words_ids": [[tokenizer.pad_id], [tokenizer.bos_id]],
+        "max_new_tokens": translator.limit(translator.max_source_length - 1),
+        **_search_options(decode.beam_size, decode.length_penalty),
+    }
+
+
+def _search_options(beam_size: int, alpha: float) -> dict[str, Any]:
+    """Name what the size of a beam decides; `early_stopping` ends a sentence when as many
+    hypotheses have ended, but the library refuses it for greedy search.
+    """
+    if beam_size == 1:
+        return {"num_beams": 1}
+    return {"num_beams": beam_size, "length_penalty": alpha, "early_stopping": True}
+
+
+def _write_tokenizer(directory: Path, translator: Translator) -> None:
+    """Write SentencePiece's model and the ids of its pieces.
+
+    `split_special_tokens` leaves `</s>` in a text the text that it is.
+    """
+    from transformers import MarianTokenizer
+
+    tokenizer, data = translator.tokenizer, translator.config.data
+    pieces = tokenizer.all_pieces
+    files = {name: directory / name for name in ("source.spm", "target.spm", "vocab.json")}
+    files["source.spm"].write_bytes(tokenizer.proto)
+    files["target.spm"].write_bytes(tokenizer.proto)
+    numbers = {piece: number for number, piece in enumerate(pieces)}
+    files["vocab.json"].write_text(json.dumps(numbers, indent=2), encoding="utf-8")
+    MarianTokenizer(
+        *(str(file) for file in files.values()),
+        source_lang=data.src_lang,
+        target_lang=data.tgt_lang,
+        unk_token=pieces[tokenizer.unk_id],
+        pad_token=pieces[tokenizer.pad_id],
+        bos_token=pieces[tokenizer.bos_id],
+        eos_token=pieces[tokenizer.eos_id],
+        model_max_length=translator.max_source_length,
+        split_special_tokens=True,
+        clean_up_tokenization_spaces=False,
+    ).save_pretrained(directory)
+
+
+def _weights(model: Transformer) -> dict[str, Tensor]:
+    """Name a model's weights as the library does, in Marian's order (D,) of what layers hand on."""
+    places = torch.arange(model.shape.d_model)
+    order = torch.cat((places[0::2], places[1::2]))
+    found = {
+        "model.encoder.embed_tokens.weight": model.src_embedding.weight[:, order],
+        "model.decoder.embed_tokens.weight": model.tgt_embedding.weight[:, order],
+        "lm_head.weight": model.output.weight[:, order],
+    }
+    if model.shape.tie_embeddings == "all":
+        found["model.shared.weight"] = model.tgt_embedding.weight[:, order]
+    found.update(_stack("model.encoder.layers", model.encoder_layers, order))
+    found.update(_stack("model.decoder.layers", model.decoder_layers, order))
+    return found
+
+
+def _stack(
+    name: str, layers: Sequence[EncoderLayer | DecoderLayer], order: Tensor
+) -> Iterator[tuple[str, Tensor]]:
+    for number, layer in enumerate(layers):
+        for part, weight in _layer(layer, order):
+            yield f"{name}.{number}.{part}", weight
+
+
+def _layer(layer: EncoderLayer | DecoderLayer, order: Tensor) -> Iterator[tuple[str, Tensor]]:
+    yield from _attention("self_attn", layer.self_attention, order)
+    yield from _norm("self_attn_layer_norm", layer.self_norm, order)
+    if isinstance(layer, DecoderLayer):
+        yield from _attention("encoder_attn", layer.cross_attention, order)
+        yield from _norm("encoder_attn_layer_norm", layer.cross_norm, order)
+    feed = layer.feed_forward
+    yield from _reader("fc1", feed.inner.weight, feed.inner.bias, order)
+    yield from _writer("fc2", feed.outer, order)
+    yield from _norm("final_layer_norm", layer.feed_norm, order)
+
+
+def _attention(name: str, attention: Attention, order: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Query, key and value apart; what heads have among themselves keeps its order."""
+    inner = attention.project_in
+    for part, weight, bias in zip("qkv", inner.weight.chunk(3), inner.bias.chunk(3), strict=True):
+        yield from _reader(f"{name}.{part}_proj", weight, bias, order)
+    yield from _writer(f"{name}.out_proj", attention.project_out, order)
+
+
+def _reader(name: str, weight: Tensor, bias: Tensor, order: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Name a product that takes what layers hand on."""
+    yield f"{name}.weight", weight[:, order]
+    yield f"{name}.bias", bias
+
+
+def _writer(name: str, linear: nn.Linear, order: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Name a product whose result is handed on."""
+    yield f"{name}.weight", linear.weight[order]
+    yield f"{name}.bias", linear.bias[order]
+
+
+def _norm(name: str, norm: nn.LayerNorm, order: Tensor) -> Iterator[tuple[str, Tensor]]:
+    yield f"{name}.weight", norm.weight[order]
+    yield f"{name}.bias", norm.bias[order]
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep the library's hints and bars off the screen: `max_new_tokens` over `max_length`,
+    sacremoses, which its tokenizer loads and does not use, and the like.
+    """
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        logging.enable_progress_bar()
