@@ -82,7 +82,7 @@ def prepare(
     """
     check_tokenizer(tokenizer_for(config.data.tgt_lang))
     selection_of(config).text_checks()
-    train_scans = [_scan(config, corpus, stop) for corpus in config.data.train]
+    train_scans = [scan_corpus(config, corpus, stop) for corpus in config.data.train]
     valid = _read_text(config, "valid", config.data.valid, stop)
     tests = {
         name: _read_text(config, f"test {name}", c, stop) for name, c in config.data.test.items()
@@ -122,7 +122,7 @@ def train_run_tokenizer(config: Config, stop: Stop) -> Path:
     with run.hold():
         if run.tokenizer.exists():
             raise UserError(f"{run.tokenizer}: exists already")
-        scans = [_scan(config, corpus, stop) for corpus in config.data.train]
+        scans = [scan_corpus(config, corpus, stop) for corpus in config.data.train]
         run.keep_tokenizer(_get_tokenizer(config, run.tokenizer, scans, stop))
     return run.tokenizer
 
@@ -133,7 +133,7 @@ def reading_of(config: Config, *, keep_blank: bool = False) -> Reading:
     return Reading(root, config.data.invalid_utf8, keep_blank)
 
 
-def _scan(config: Config, corpus: Corpus, stop: Stop) -> Scan:
+def scan_corpus(config: Config, corpus: Corpus, stop: Stop) -> Scan:
     """Scan a corpus, or know from before what its files hold."""
     reading = reading_of(config)
     reading.check = stop.check
@@ -144,7 +144,7 @@ def _scan(config: Config, corpus: Corpus, stop: Stop) -> Scan:
 def _read_text(config: Config, name: str, corpus: Corpus, stop: Stop) -> Text:
     """Read a set whole and keep its blank lines: its score must be the one of its files."""
     reading = reading_of(config, keep_blank=True)
-    found = _scan(config, corpus, stop)
+    found = scan_corpus(config, corpus, stop)
     pairs = list(read_pairs(corpus, reading))
     if not pairs:
         raise UserError(f"data.{name.split()[0]}: {describe(corpus)} holds no pairs")
@@ -209,7 +209,7 @@ def _read_unchanged(
     hashed before: what is made of it would be kept under the name of another text.
     """
     yield from _read_train(config, number, counts)
-    if _scan(config, config.data.train[number], stop) != scans[number]:
+    if scan_corpus(config, config.data.train[number], stop) != scans[number]:
         raise ChangedError("data.train: it changed while it was read; run the same command again")
 
 
