@@ -103,8 +103,9 @@ class Words:
     @staticmethod
     def join(parts: Sequence["Words"]) -> "Words":
         """Put lines behind lines."""
-        counts = np.concatenate([part.counts for part in parts])
-        return Words.of(np.concatenate([part.hashes for part in parts]), counts)
+        none = Words.of(np.zeros(0, np.uint64), np.zeros(0, np.int64))
+        counts = np.concatenate([part.counts for part in (none, *parts)])
+        return Words.of(np.concatenate([part.hashes for part in (none, *parts)]), counts)
 
 
 @dataclass(frozen=True)

@@ -16,22 +16,22 @@ from mtrain.check import suspicions
 from mtrain.config import Config, Corpus
 from mtrain.corpus import Scan, describe, read_rows
 from mtrain.errors import RowError, UnequalError, UserError
-from mtrain.finders import look_at_pairs
+from mtrain.finders import look_at_pairs, look_for_long_lines
 from mtrain.findings import Chunk, Example, Findings, Place
 from mtrain.log import progress_bar
 from mtrain.overlap import Hashed, ScoredSet, Tally
 from mtrain.prepare import reading_of, scan_corpus
 from mtrain.repeats import Duplicates
-from mtrain.slips import Slips, Stretch
+from mtrain.slips import Slips
 from mtrain.stop import Stop
 from mtrain.text import is_blank, windows_lines
+from mtrain.tokenizer import Tokenizer
 from mtrain.usual import Usual
 
 CHUNK = 10_000  # pairs that are looked at together
 SAMPLE = 40_000  # pairs of all training text from which is learned what is usual
 MOST_CONTAINED = 0.9  # share of a scored set that may stand in train
 ROW_BITS = 40  # of a number that names a corpus and a row
-PASSES = 2
 
 Row = tuple[int, str, str]
 
@@ -66,6 +66,7 @@ class Doctor:
     most: int = 10
     characters: Characters = field(default_factory=Characters)
     sample: list[Chunk] = field(default_factory=list)
+    tokenizer: Tokenizer | None = None
 
     def __post_init__(self) -> None:
         data = self.config.data
@@ -78,10 +79,13 @@ class Doctor:
             for name, each in corpora
         ]
 
-    def look(self) -> None:
-        """Read a sample of the training text, to learn what is usual, then everything."""
+    def scan(self) -> None:
+        """Count and hash all text, which tells what cannot be read."""
         for each in self.sets:
             self._scan(each)
+
+    def look(self) -> None:
+        """Read a sample of the training text, to learn what is usual, then everything."""
         train = sum(each.expected for each in self.sets if each.is_train)
         total = train + sum(each.expected for each in self.sets)
         with ExitStack() as stack:
@@ -150,14 +154,14 @@ class Doctor:
 
     def _look_at(self, each: Set, usual: Usual, bar: Any) -> Iterator[Chunk]:
         """Look at the pairs of a corpus by themselves, and pass them on."""
-        slips = Slips(usual.kinship)
+        slips = Slips(usual.kinship, usual.misfit, each.found)
         for chunk in self._chunks(each, self._rows(each, self._refuse(each)), 1, bar):
             each.found.pairs += len(chunk)
             slips.feed(chunk, look_at_pairs(chunk, usual, each.found))
+            if each.is_train:
+                look_for_long_lines(chunk, self.tokenizer, self.config.data.max_length, each.found)
             yield chunk
         slips.finish()
-        for stretch in sorted(slips.found, key=lambda found: found.start)[: self.most]:
-            each.found.add("slip", 1, [_slip(each.found.place, stretch)])
         if not each.found.pairs and not each.is_broken:
             each.found.tell("empty", f"{each.found.what} holds no pairs")
 
@@ -231,17 +235,6 @@ def _look_for_windows_lines(each: Set, check: Callable[[], None]) -> None:
         if count:
             about = f"(all of {Path(file).name})" if count == total else ""
             each.found.add("crlf", count, examples[:1] if about else examples, about)
-
-
-def _slip(place: Place, stretch: Stretch) -> Example:
-    """Say where sides are out of step."""
-    text = "words do not go together"
-    if distance := stretch.distance:
-        ahead = "behind" if distance > 0 else "before"
-        text = f"targets stand about {abs(distance)} {place.unit}(s) {ahead} their sources"
-    where = {**place.as_json(stretch.start), "end": stretch.end, "distance": stretch.distance}
-    shown = f"{place.name(stretch.start)} to {stretch.end}"
-    return Example(stretch.start, stretch.start, shown, text, where)
 
 
 def _tell_duplicates(

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from mtrain.characters import JOINING, ODD
 from mtrain.findings import Chunk, Findings
 from mtrain.text import is_blank
+from mtrain.tokenizer import Tokenizer
 from mtrain.usual import Usual, script_name
 
 Rows = NDArray[np.int64]
@@ -16,11 +17,10 @@ Rows = NDArray[np.int64]
 LEAST_LETTERS = 5  # of a line in another script
 LEAST_FOREIGN_LATIN = 20  # names and commands in Latin letters stand in texts of all scripts
 SURE = 7.0  # nats for a line to be in the other side's language
+PIECES_A_WORD = 1.4  # where there is no vocabulary yet; a Han character counts as a word
 LEAST_PAIRS = 200  # in a sample from which words and lengths are learned
 FAR_RATIO, FAR_SPREAD = 1.1, 5.0  # logarithm, three times the usual; standard deviations
 LEAST_CHARACTERS = 30  # of the longer side, for its length to be odd
-MISFIT, MISFIT_A_WORD = 9.0, 0.6  # nats against a pair, and for each word of its longer side
-RARE = 0.01  # share of a side's lines up to which odd spaces are odd
 
 _CP1252 = {byte: bytes([byte]).decode("cp1252", "replace") for byte in range(0x80, 0xC0)}
 _FOLLOWING = "".join(char for char in _CP1252.values() if char != "\ufffd") + "\x81\x8d\x8f\x90\x9d"
@@ -62,11 +62,7 @@ def look_at_pairs(chunk: Chunk, usual: Usual, found: Findings) -> NDArray[np.flo
         return np.zeros(len(chunk))
     told |= _look_at_languages(chunk, usual, found, told)
     told |= _look_at_lengths(chunk, usual, found, told)
-    evidence = np.where(told, 0.0, usual.kinship.evidence(*chunk.words))
-    words = np.maximum(chunk.words[0].counts, chunk.words[1].counts)
-    rows = np.flatnonzero((evidence <= -MISFIT) & (evidence <= -MISFIT_A_WORD * words))
-    found.add_rows("misfit", chunk, rows, ranks=evidence[rows])
-    return evidence
+    return np.where(told, 0.0, usual.kinship.evidence(*chunk.words))
 
 
 def _look_at_side(chunk: Chunk, side: int, found: Findings) -> None:
@@ -225,3 +221,32 @@ def _look_at_lengths(
     rows = np.flatnonzero(odd)
     found.add_rows("ratio", chunk, rows, ranks=-spread[rows])
     return odd
+
+
+def look_for_long_lines(
+    chunk: Chunk, tokenizer: Tokenizer | None, max_length: int, found: Findings
+) -> None:
+    """Find pairs that are too long to be learned from; `max_length` is in tokens with eos."""
+    longest = np.maximum(*(words.counts for words in chunk.words)) * PIECES_A_WORD
+    if tokenizer is not None:  # no text has more tokens than bytes
+        sizes = [[len(text.encode("utf-8")) for text in texts] for texts in chunk.texts]
+        longest = np.array(sizes).max(0).astype(float)
+    rows = np.flatnonzero(longest >= max_length - 1)
+    if tokenizer is not None:
+        lengths = token_lengths(chunk.select(rows), tokenizer).max(1, initial=0)
+        rows, lengths = rows[lengths >= max_length], lengths[lengths >= max_length]
+    else:
+        lengths = longest[rows]
+    about = "(estimated)" if tokenizer is None else f"{max_length}"
+    found.add_rows("long", chunk, rows, ranks=-lengths.astype(float), about=about)
+
+
+def token_lengths(chunk: Chunk, tokenizer: Tokenizer | None) -> NDArray[np.int64]:
+    """Count the tokens of pairs without eos, shape (pairs, 2), or estimate them."""
+    if tokenizer is None:
+        counts = np.stack([words.counts for words in chunk.words], 1)
+        estimated: NDArray[np.int64] = np.ceil(counts * PIECES_A_WORD).astype(np.int64)
+        return estimated
+    sides = [[len(ids) for ids in tokenizer.encode(list(texts))] for texts in chunk.texts]
+    lengths: NDArray[np.int64] = np.array(sides, np.int64).T.reshape(-1, 2)
+    return lengths

@@ -108,6 +108,12 @@ class Chunk:
     def __len__(self) -> int:
         return len(self.numbers)
 
+    def select(self, rows: NDArray[np.int64]) -> "Chunk":
+        """Take some of the rows."""
+        numbers = [self.numbers[row] for row in rows.tolist()]
+        src, tgt = ([texts[row] for row in rows.tolist()] for texts in self.texts)
+        return Chunk(self.place, numbers, (src, tgt), self.characters)
+
     @cached_property
     def lines(self) -> tuple[Lines, Lines]:
         """The characters of either side."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from mtrain import checkpoint, manifest, repeats
-from mtrain.cache import cache_key, cached, remembered
+from mtrain.cache import cache_directory, cache_key, cached, remembered
 from mtrain.check import suspicions
 from mtrain.config import Config, Corpus, TokenizerConfig
 from mtrain.corpus import Pair, Scan, columns_of, describe, files_of, read_pairs, scan
@@ -173,20 +173,36 @@ def _read_train(config: Config, number: int, counts: Counter[str]) -> Iterator[P
     return read_pairs(config.data.train[number], reading)
 
 
-def _get_tokenizer(config: Config, run_tokenizer: Path, scans: list[Scan], stop: Stop) -> Tokenizer:
-    """Load the run's vocabulary, or the one that the config names, or get one from the cache."""
-    stop.check()
+def find_tokenizer(config: Config, run_tokenizer: Path, scans: list[Scan]) -> Tokenizer | None:
+    """Load the vocabulary of a run if it is there, in whatever place; raises `UserError`."""
+    found = _given_tokenizer(config, run_tokenizer)
+    return found or _open_tokenizer(cache_directory() / _tokenizer_key(config, scans))
+
+
+def _given_tokenizer(config: Config, run_tokenizer: Path) -> Tokenizer | None:
+    """Load the run's vocabulary, or the one that the config names."""
     settings = config.tokenizer
     if run_tokenizer.exists():
         tokenizer = Tokenizer.load(run_tokenizer)
         _check_tokenizer(tokenizer, settings, run_tokenizer)
         return tokenizer
-    if settings.path is not None:
-        return Tokenizer.load(Path(settings.path))
-    text = ([found.sha256 for found in scans], config.data.invalid_utf8, _text_filter(config))
-    parts = (*text, MAX_SENTENCES, settings.model_dump(), version("sentencepiece"))
+    return Tokenizer.load(Path(settings.path)) if settings.path is not None else None
+
+
+def _get_tokenizer(config: Config, run_tokenizer: Path, scans: list[Scan], stop: Stop) -> Tokenizer:
+    """Load the run's vocabulary, or the one that the config names, or get one from the cache."""
+    stop.check()
+    if found := _given_tokenizer(config, run_tokenizer):
+        return found
     make = partial(_train_tokenizer, config, scans, stop)
-    return cached(cache_key("tokenizer", *parts), _open_tokenizer, make, stop)
+    return cached(_tokenizer_key(config, scans), _open_tokenizer, make, stop)
+
+
+def _tokenizer_key(config: Config, scans: list[Scan]) -> str:
+    """Name a vocabulary by the text and the settings that it is made of."""
+    text = ([found.sha256 for found in scans], config.data.invalid_utf8, _text_filter(config))
+    parts = (*text, MAX_SENTENCES, config.tokenizer.model_dump(), version("sentencepiece"))
+    return cache_key("tokenizer", *parts)
 
 
 def _open_tokenizer(path: Path) -> Tokenizer | None:

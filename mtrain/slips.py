@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.findings import Chunk
+from mtrain.findings import Chunk, Example, Findings, Place
 from mtrain.kinship import Kinship
 
 MOST_OF_A_PAIR = 4.0  # nats that one pair may add, for or against
@@ -15,6 +15,7 @@ LEAST = 15.0  # nats against a stretch for it to be told of
 MUCH, MUCH_EACH = 20.0, 5.0
 DROP = 10.0  # nats for later pairs that end a stretch
 FARTHEST = 5  # lines apart that are tried
+MISFIT_A_WORD = 0.6  # nats against a pair for each word of its longer side, for it to be told of
 MARGIN = 10.0  # nats by which another distance must do better
 
 
@@ -28,14 +29,19 @@ class Stretch:
     end: int
     worst: float = 0.0
     better: NDArray[np.float64] = field(default_factory=lambda: np.zeros(2 * FARTHEST + 1))
+    misfits: int = 0
+    examples: list[Example] = field(default_factory=list)
 
     @property
     def distance(self) -> int:
         """How many lines the target is behind its place; 0 where that is not clear."""
         best = int(np.argmax(self.better))
         gain = self.better[best] - self.better[FARTHEST]
-        return best - FARTHEST if self.worst >= LEAST and gain >= MARGIN and self.better[best] > 0 else 0
-
+        return (
+            best - FARTHEST
+            if self.worst >= LEAST and gain >= MARGIN and self.better[best] > 0
+            else 0
+        )
 
     @property
     def is_sure(self) -> bool:
@@ -47,12 +53,12 @@ class Stretch:
 
 
 class Slips:
-    """Adds up what speaks against pairs until enough speaks for them again."""
+    """Adds up what speaks against pairs until enough speaks for them again. Pairs with more than
+    `misfit` nats against them are told of by themselves where their neighbours are in step.
+    """
 
-    def __init__(self, kinship: Kinship) -> None:
-        self.kinship = kinship
-        self.found: list[Stretch] = []
-        self.count = 0
+    def __init__(self, kinship: Kinship, misfit: float, found: Findings) -> None:
+        self.kinship, self.misfit, self.findings = kinship, misfit, found
         self.sum = 0.0
         self.open: Stretch | None = None
         self.row = 0  # of the open stretch's start in the present chunk
@@ -68,6 +74,8 @@ class Slips:
                 self.open, self.sum, self.row = Stretch(0, 0), 0.0, row
                 self.open.start = int(chunk.numbers[row])
             self.sum += worth
+            if evidence[row] <= -self.misfit:
+                self._hold(chunk, row, float(evidence[row]))
             if self.sum > self.open.worst:
                 self.open.worst, self.open.end = self.sum, int(chunk.numbers[row])
                 last = row + 1
@@ -80,6 +88,14 @@ class Slips:
     def finish(self) -> None:
         """Close what is open at the end."""
         self._close()
+
+    def _hold(self, chunk: Chunk, row: int, evidence: float) -> None:
+        """Keep a pair that does not go together until the stretch around it is known."""
+        words = max(int(words.counts[row]) for words in chunk.words)
+        if self.open is not None and evidence <= -MISFIT_A_WORD * words:
+            self.open.misfits += 1
+            if len(self.open.examples) < self.findings.most:
+                self.open.examples.append(self.findings.example(chunk, row, None, evidence))
 
     def _measure(self, chunk: Chunk, stop: int) -> None:
         """Try how the open stretch's pairs in this chunk go together at other distances."""
@@ -95,8 +111,19 @@ class Slips:
 
     def _close(self) -> None:
         stretch, self.open = self.open, None
-        if stretch is None or not stretch.is_sure:
-            return
-        self.count += 1
-        self.found.append(stretch)
-        self.found = sorted(self.found, key=lambda each: -each.worst)[:100]
+        if stretch is not None and stretch.is_sure:
+            where = {"end": stretch.end, "distance": stretch.distance}
+            self.findings.add("slip", 1, [_example(self.findings.place, stretch, where)])
+        elif stretch is not None and stretch.misfits:
+            self.findings.add("misfit", stretch.misfits, stretch.examples)
+
+
+def _example(place: Place, stretch: Stretch, where: dict[str, int]) -> Example:
+    """Say where sides are out of step."""
+    text = "the words of the sides do not go together"
+    if distance := stretch.distance:
+        side = "behind" if distance > 0 else "before"
+        text = f"targets stand about {abs(distance)} {place.unit}(s) {side} their sources"
+    shown = f"{place.name(stretch.start)} to {stretch.end}"
+    json = {**place.as_json(stretch.start), **where}
+    return Example(stretch.start, stretch.start, shown, text, json)

@@ -13,6 +13,9 @@ ROUNDS = 4  # of telling pairs that are swapped and counting again
 LEAST_TIMES = 4  # of a word that tells a side
 MOST_LEANING = 3.0  # nats of one word
 LEAST_FREQUENT = 20  # words by which a language is told
+LOWEST = 0.001  # share of a sample whose evidence is lower than in any sound pair
+# Nats against a pair that does not go together: at least so many, and times what is at that share.
+LEAST_MISFIT, MISFIT_OF_LOWEST = 6.0, 1.6
 USUAL_SHARE = 0.05  # of a side's letters, for a script that is at home there
 
 # Scripts of languages, by the first words of their letters' names.
@@ -148,11 +151,14 @@ class Usual:
     """What to expect of pairs: learned from a sample of the training text."""
 
     def __init__(self, parts: list[Chunk], characters: Characters) -> None:
-        sides = [Words.join([part.words[side] for part in parts]) for side in (0, 1)]
+        sides, lengths = _sides(parts), [part.lengths for part in parts]
         self.pairs = len(sides[0])
         self.kinship = Kinship(*sides)
+        evidence = self.kinship.evidence(*sides)
+        lowest = float(np.quantile(evidence, LOWEST)) if len(evidence) else 0.0
+        self.misfit = max(LEAST_MISFIT, -MISFIT_OF_LOWEST * lowest)
         self.leaning = Leaning(*sides)
-        self.ratio = LengthRatio(np.concatenate([part.lengths for part in parts]))
+        self.ratio = LengthRatio(np.concatenate([np.zeros((0, 2), np.int64), *lengths]))
         letters = [sum_letters(parts, side, characters) for side in (0, 1)]
         self.scripts = [count >= USUAL_SHARE * max(1, count.sum()) for count in letters]
 
@@ -166,6 +172,13 @@ class Usual:
         codes = [language.lower().replace("_", "-").split("-")[0] for language in languages]
         if all(code in FREQUENT for code in codes) and codes[0] != codes[1]:
             _compare_words(parts, codes, found)
+
+
+def _sides(parts: list[Chunk]) -> tuple[Words, Words]:
+    """Put the words of chunks one behind the other."""
+    return Words.join([part.words[0] for part in parts]), Words.join(
+        [part.words[1] for part in parts]
+    )
 
 
 def _compare_scripts(parts: list[Chunk], side: int, language: str, found: Findings) -> None:
