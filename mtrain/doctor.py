@@ -101,6 +101,9 @@ class Doctor:
             self._look_at_train(usual, tallies, Duplicates(folder, train), bar)
         for tally in tallies:
             tally.tell()
+        for each in self.sets:
+            if ("slip", "") in each.found.found:  # which tells more exactly
+                each.found.found.pop(("unrelated", ""), None)
 
     def _scan(self, each: Set) -> None:
         """Count the pairs of a corpus and its Windows line ends; tell what cannot be read."""
@@ -137,12 +140,12 @@ class Doctor:
             bar.update(len(some) * times)
 
     def _learn(self, step: int, bar: Any) -> Iterator[Chunk]:
-        """Read a share of the training pairs, from all over, but for blank ones."""
+        """Read a share of the training pairs, from all over, but for those that say nothing."""
         for each in self.sets:
             if not each.is_train:
                 continue
             rows = islice(self._rows(each, lambda error: None), 0, None, step)
-            kept = (row for row in rows if not is_blank(row[1]) and not is_blank(row[2]))
+            kept = (row for row in rows if _is_telling(row))
             parts = list(self._chunks(each, kept, step, bar))
             lengths = [np.zeros((0, 2), np.int64), *(part.lengths for part in parts)]
             _look_at_lengths(each, np.concatenate(lengths), step)
@@ -191,6 +194,11 @@ class Doctor:
                 duplicates.add(rows.pairs[filled], named[filled])
         for later, first in duplicates.groups():
             _tell_duplicates(train, later, first)
+
+
+def _is_telling(row: Row) -> bool:
+    """Tell whether both sides hold text, and not the same."""
+    return not is_blank(row[1]) and not is_blank(row[2]) and row[1].strip() != row[2].strip()
 
 
 def joined(chunks: list[Chunk], place: Place, characters: Characters) -> Chunk:

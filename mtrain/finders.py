@@ -47,7 +47,8 @@ _SUBWORDS = re.compile(r"(?:^|\w)@@(?=\s|$)|(?:^|\s)@-@(?=\s|$)|▁|￭|</w>|(?:
 
 def look_at_pairs(chunk: Chunk, usual: Usual, found: Findings) -> NDArray[np.float64]:
     """Find what is odd about pairs; returns the evidence, in nats, that the sides of each go
-    together, 0 for those of which something else was said.
+    together, by their words and by their lengths, 0 for those of which something else was said;
+    shape (2, pairs).
     """
     for side in (0, 1):
         _look_at_side(chunk, side, found)
@@ -57,12 +58,15 @@ def look_at_pairs(chunk: Chunk, usual: Usual, found: Findings) -> NDArray[np.flo
     rows = np.flatnonzero(same)
     found.add_rows("same", chunk, rows, ranks=-chunk.lengths[rows, 0].astype(float))
     told = blank | same
+    if usual.pairs >= LEAST_PAIRS:
+        told |= _look_at_languages(chunk, usual, found, told)
     told |= _look_at_scripts(chunk, usual, found, told)
-    if usual.pairs < LEAST_PAIRS:
-        return np.zeros(len(chunk))
-    told |= _look_at_languages(chunk, usual, found, told)
-    told |= _look_at_lengths(chunk, usual, found, told)
-    return np.where(told, 0.0, usual.kinship.evidence(*chunk.words))
+    if usual.pairs >= LEAST_PAIRS:
+        _look_at_lengths(chunk, usual, found, told)
+    if not usual.has_kin:
+        return np.zeros((2, len(chunk)))
+    words, lengths = usual.kinship.evidence(*chunk.words), usual.ratio.evidence(chunk.lengths)
+    return np.where(told, 0.0, np.stack((words, lengths)))
 
 
 def _look_at_side(chunk: Chunk, side: int, found: Findings) -> None:
@@ -212,15 +216,13 @@ def _look_at_languages(
     return swapped | source | target
 
 
-def _look_at_lengths(
-    chunk: Chunk, usual: Usual, found: Findings, told: NDArray[np.bool_]
-) -> NDArray[np.bool_]:
+def _look_at_lengths(chunk: Chunk, usual: Usual, found: Findings, told: NDArray[np.bool_]) -> None:
+    """Find pairs of which one side is far longer, or shorter, than is usual for the other."""
     far, spread = usual.ratio.distance(chunk.lengths)
     odd = ~told & (far >= FAR_RATIO) & (spread >= FAR_SPREAD)
     odd &= chunk.lengths.max(1) >= LEAST_CHARACTERS
     rows = np.flatnonzero(odd)
     found.add_rows("ratio", chunk, rows, ranks=-spread[rows])
-    return odd
 
 
 def look_for_long_lines(

@@ -80,8 +80,9 @@ class Place:
         if isinstance(corpus, FileCorpus):
             unit = "row" if corpus.kind == "parquet" else "line"
             return Place((str(root / corpus.file),), unit)
-        unit = "pair" if isinstance(corpus, GeneratedCorpus) else "row"
-        return Place((describe(corpus),), unit)
+        if isinstance(corpus, GeneratedCorpus):
+            return Place((f"{corpus.generated} {corpus.split}",), "pair")
+        return Place((describe(corpus),), "row")
 
     def name(self, number: int, side: int | None = None) -> str:
         """Name a row for people, without its folder: `train.de:12`."""

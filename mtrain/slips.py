@@ -16,6 +16,7 @@ MUCH, MUCH_EACH = 20.0, 5.0
 DROP = 10.0  # nats for later pairs that end a stretch
 FARTHEST = 5  # lines apart that are tried
 MISFIT_A_WORD = 0.6  # nats against a pair for each word of its longer side, for it to be told of
+SAME = 50  # lines between two stretches that are told of as one
 MARGIN = 10.0  # nats by which another distance must do better
 
 
@@ -43,6 +44,10 @@ class Stretch:
             else 0
         )
 
+    def goes_on_in(self, other: "Stretch") -> bool:
+        """Tell whether a later stretch is slipped by the same distance, not far behind."""
+        return other.distance == self.distance and other.start - self.end <= SAME
+
     @property
     def is_sure(self) -> bool:
         """Tell whether enough speaks against it."""
@@ -60,22 +65,24 @@ class Slips:
     def __init__(self, kinship: Kinship, misfit: float, found: Findings) -> None:
         self.kinship, self.misfit, self.findings = kinship, misfit, found
         self.sum = 0.0
+        self.last: Stretch | None = None
         self.open: Stretch | None = None
         self.row = 0  # of the open stretch's start in the present chunk
 
     def feed(self, chunk: Chunk, evidence: NDArray[np.float64]) -> None:
-        """Take the next pairs."""
-        against = np.clip(-evidence, -MOST_OF_A_PAIR, MOST_OF_A_PAIR).tolist()
+        """Take the next pairs; `evidence` (2, pairs) is that of words and that of lengths."""
+        words, lengths = evidence
+        against = np.clip(-words, -MOST_OF_A_PAIR, MOST_OF_A_PAIR) - lengths
         self.row, last = 0, 0
-        for row, worth in enumerate(against):
+        for row, worth in enumerate(against.tolist()):
             if self.open is None:
                 if worth <= 0:
                     continue
                 self.open, self.sum, self.row = Stretch(0, 0), 0.0, row
                 self.open.start = int(chunk.numbers[row])
             self.sum += worth
-            if evidence[row] <= -self.misfit:
-                self._hold(chunk, row, float(evidence[row]))
+            if words[row] <= -self.misfit:
+                self._hold(chunk, row, float(words[row]))
             if self.sum > self.open.worst:
                 self.open.worst, self.open.end = self.sum, int(chunk.numbers[row])
                 last = row + 1
@@ -86,8 +93,9 @@ class Slips:
         self._measure(chunk, last)
 
     def finish(self) -> None:
-        """Close what is open at the end."""
+        """Close what is open at the end, and tell of it."""
         self._close()
+        self._tell()
 
     def _hold(self, chunk: Chunk, row: int, evidence: float) -> None:
         """Keep a pair that does not go together until the stretch around it is known."""
@@ -111,11 +119,20 @@ class Slips:
 
     def _close(self) -> None:
         stretch, self.open = self.open, None
-        if stretch is not None and stretch.is_sure:
+        if stretch is None or not stretch.is_sure:
+            if stretch is not None and stretch.misfits:
+                self.findings.add("misfit", stretch.misfits, stretch.examples)
+        elif self.last is not None and self.last.goes_on_in(stretch):
+            self.last.end = stretch.end
+        else:
+            self._tell()
+            self.last = stretch
+
+    def _tell(self) -> None:
+        stretch, self.last = self.last, None
+        if stretch is not None:
             where = {"end": stretch.end, "distance": stretch.distance}
             self.findings.add("slip", 1, [_example(self.findings.place, stretch, where)])
-        elif stretch is not None and stretch.misfits:
-            self.findings.add("misfit", stretch.misfits, stretch.examples)
 
 
 def _example(place: Place, stretch: Stretch, where: dict[str, int]) -> Example:

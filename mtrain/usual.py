@@ -16,6 +16,10 @@ LEAST_FREQUENT = 20  # words by which a language is told
 LOWEST = 0.001  # share of a sample whose evidence is lower than in any sound pair
 # Nats against a pair that does not go together: at least so many, and times what is at that share.
 LEAST_MISFIT, MISFIT_OF_LOWEST = 6.0, 1.6
+LEAST_SAMPLE, MUCH_SAMPLE = 200, 2000  # pairs from which words are learned; that suffice for sure
+LEAST_EVIDENCE = 0.5  # nats, on average, for words to tell anything
+LENGTH_FOR, LENGTH_AGAINST = 0.5, 2.0  # nats that the lengths of a pair may be worth
+LEAST_PAIRS = 20  # from which scripts are learned
 USUAL_SHARE = 0.05  # of a side's letters, for a script that is at home there
 
 # Scripts of languages, by the first words of their letters' names.
@@ -122,6 +126,9 @@ class LengthRatio:
         self.usual = float(np.median(_ratios(lengths))) if len(lengths) else 0.0
         bins, far = _bins(lengths), np.abs(_ratios(lengths) - self.usual)
         self.spread = np.full(64, 0.5)
+        self.apart = max(
+            0.1, float(np.sqrt(np.log(lengths + 1.0).var(0).sum())) if len(lengths) else 1
+        )
         for number in np.unique(bins):
             some = far[bins == number]
             if len(some) >= 50:
@@ -135,6 +142,13 @@ class LengthRatio:
         """
         far = np.abs(_ratios(lengths) - self.usual)
         return far, far / self.spread[_bins(lengths)]
+
+    def evidence(self, lengths: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Tell of pairs how many nats their lengths speak for the sides belonging together."""
+        far, spreads = self.distance(lengths)
+        gain = np.log(self.apart / self.spread[_bins(lengths)])
+        worth = gain - 0.5 * spreads**2 + 0.5 * (far / self.apart) ** 2
+        return np.clip(worth, -LENGTH_AGAINST, LENGTH_FOR)
 
 
 def _ratios(lengths: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -155,17 +169,28 @@ class Usual:
         self.pairs = len(sides[0])
         self.kinship = Kinship(*sides)
         evidence = self.kinship.evidence(*sides)
+        self.mean = float(evidence.mean()) if len(evidence) else 0.0
         lowest = float(np.quantile(evidence, LOWEST)) if len(evidence) else 0.0
         self.misfit = max(LEAST_MISFIT, -MISFIT_OF_LOWEST * lowest)
         self.leaning = Leaning(*sides)
         self.ratio = LengthRatio(np.concatenate([np.zeros((0, 2), np.int64), *lengths]))
         letters = [sum_letters(parts, side, characters) for side in (0, 1)]
-        self.scripts = [count >= USUAL_SHARE * max(1, count.sum()) for count in letters]
+        few = self.pairs < LEAST_PAIRS  # which say nothing of what is at home there
+        self.scripts = [few | (count >= USUAL_SHARE * count.sum()) for count in letters]
+
+    @property
+    def has_kin(self) -> bool:
+        """Tell whether words go together enough for pairs to be judged by it."""
+        return self.pairs >= LEAST_SAMPLE and self.mean >= LEAST_EVIDENCE
 
     def compare(self, data: DataConfig, parts: list[Chunk], found: Findings) -> None:
         """Tell where a side of the sample is not in the language that the config names."""
         if not self.pairs:
             return
+        if self.pairs >= MUCH_SAMPLE and self.mean < LEAST_EVIDENCE:
+            found.tell(
+                "unrelated", "no words come together in pairs much more often than by chance"
+            )
         languages = data.src_lang, data.tgt_lang
         for side, language in enumerate(languages):
             _compare_scripts(parts, side, language, found)
