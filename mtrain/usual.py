@@ -13,9 +13,9 @@ ROUNDS = 4  # of telling pairs that are swapped and counting again
 LEAST_TIMES = 4  # of a word that tells a side
 MOST_LEANING = 3.0  # nats of one word
 LEAST_FREQUENT = 20  # words by which a language is told
-LOWEST = 0.001  # share of a sample whose evidence is lower than in any sound pair
-# Nats against a pair that does not go together: at least so many, and times what is at that share.
-LEAST_MISFIT, MISFIT_OF_LOWEST = 6.0, 1.6
+LOWEST = 0.01  # share of a sample that is freely translated, or odd
+# Nats against a pair that does not go together: times what is at that share, within bounds.
+MISFIT_OF_LOWEST, LEAST_MISFIT, MOST_MISFIT = 3.3, 6.0, 12.0
 LEAST_SAMPLE, MUCH_SAMPLE = 200, 2000  # pairs from which words are learned; that suffice for sure
 LEAST_EVIDENCE = 0.5  # nats, on average, for words to tell anything
 LENGTH_FOR, LENGTH_AGAINST = 0.5, 2.0  # nats that the lengths of a pair may be worth
@@ -125,14 +125,17 @@ class LengthRatio:
         lengths = lengths[lengths.min(1) > 0]
         self.usual = float(np.median(_ratios(lengths))) if len(lengths) else 0.0
         bins, far = _bins(lengths), np.abs(_ratios(lengths) - self.usual)
-        self.spread = np.full(64, 0.5)
+        spread = np.zeros(64)
         self.apart = max(
             0.1, float(np.sqrt(np.log(lengths + 1.0).var(0).sum())) if len(lengths) else 1
         )
         for number in np.unique(bins):
             some = far[bins == number]
             if len(some) >= 50:
-                self.spread[number] = max(0.1, 1.4826 * float(np.median(some)))
+                spread[number] = max(0.1, 1.4826 * float(np.median(some)))
+        known = np.flatnonzero(spread)
+        near = known[np.abs(np.arange(64)[:, None] - known).argmin(1)] if len(known) else None
+        self.spread = np.full(64, 0.5) if near is None else spread[near]
 
     def distance(
         self, lengths: NDArray[np.int64]
@@ -171,7 +174,7 @@ class Usual:
         evidence = self.kinship.evidence(*sides)
         self.mean = float(evidence.mean()) if len(evidence) else 0.0
         lowest = float(np.quantile(evidence, LOWEST)) if len(evidence) else 0.0
-        self.misfit = max(LEAST_MISFIT, -MISFIT_OF_LOWEST * lowest)
+        self.misfit = min(MOST_MISFIT, max(LEAST_MISFIT, -MISFIT_OF_LOWEST * lowest))
         self.leaning = Leaning(*sides)
         self.ratio = LengthRatio(np.concatenate([np.zeros((0, 2), np.int64), *lengths]))
         letters = [sum_letters(parts, side, characters) for side in (0, 1)]
