@@ -30,7 +30,8 @@ EPOCHS = 28  # as the recipes that were measured have, about
 MOST_HELD_OUT = 0.1  # share of the pairs
 
 TEMPLATE = """\
-# $pairs pairs; sizes and rates follow $origin.
+# $pairs pairs, $src_lang to $tgt_lang. Sizes and rates follow
+# $origin.
 # Nothing was tuned to this text. configs/multi30k-en-de.yaml explains every setting there is.
 # Look at the text first:  mtrain check -c $config
 # Train:                   mtrain train -c $config
