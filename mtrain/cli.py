@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import traceback
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,6 +27,8 @@ from mtrain.options import (
     KeepOption,
     LanguageOption,
     ModelOption,
+    ModelsOption,
+    NoRepeatOption,
     NormOption,
     PenaltyOption,
     PrecisionOption,
@@ -134,7 +137,7 @@ def train(
 
 @app.command()
 def translate(
-    model: ModelOption,
+    model: ModelsOption,
     input_: Annotated[
         str, typer.Option("--input", "-i", help="Text to translate, `-` for stdin.")
     ] = "-",
@@ -150,6 +153,31 @@ def translate(
     scores: Annotated[
         bool, typer.Option("--scores", help="Log-probability first: `score<TAB>text`.")
     ] = False,
+    target_prefix: Annotated[
+        Path | None,
+        typer.Option(help="What each translation is to begin with, line for line, whole words."),
+    ] = None,
+    alignments: Annotated[
+        str | None,
+        typer.Option(
+            help="Where to write which source word each word was made of: `0-0 1-2`, from 0."
+        ),
+    ] = None,
+    no_repeat_ngram: NoRepeatOption = None,
+    sample: Annotated[
+        bool | None,
+        typer.Option("--sample", help="Draw translations at random instead of searching."),
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Of sampling; lower keeps to what is likelier.")
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="Sample from the K likeliest tokens; 0: from all.", min=0)
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample from the fewest tokens of this probability.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of sampling, instead of the run's.")] = None,
     batch_tokens: BatchOption = None,
     line_buffered: Annotated[
         bool, typer.Option("--line-buffered", help="Answer each line before the next is read.")
@@ -157,13 +185,30 @@ def translate(
     device: DevicesOption = "auto",
     precision: PrecisionOption = "auto",
 ) -> None:
-    """Translate text, line for line: `mtrain translate -m runs/NAME < in > out`."""
+    """Translate text, line for line: `mtrain translate -m runs/NAME < in > out`.
+
+    What is sampled depends on the seed and the number of the line alone; `--n-best N` draws N.
+    """
     from mtrain import lines
 
-    refuse_overwriting(output, input_)
-    search = (beam_size, length_penalty, length_norm, batch_tokens)
-    with open_translator(model, device, precision, *search) as (translator, ranks):
-        if n_best is not None and n_best > translator.decode.beam_size:
+    refuse_overwriting(output, input_, target_prefix)
+    refuse_overwriting(alignments, input_, target_prefix)
+    settings = {
+        "beam_size": beam_size,
+        "length_penalty": length_penalty,
+        "length_norm": length_norm,
+        "no_repeat_ngram": no_repeat_ngram,
+        "sample": sample,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "seed": seed,
+        "samples": n_best or 1,
+        "batch_tokens": batch_tokens,
+    }
+    with open_translator(model, device, precision, **settings) as (translator, ranks):
+        decode = translator.decode
+        if n_best is not None and n_best > decode.beam_size and not decode.sample:
             raise ranks.as_one(
                 RefusedError(
                     f"--n-best {n_best} is more than the beam holds: add --beam-size {n_best} "
@@ -172,13 +217,17 @@ def translate(
             )
         if not ranks.is_first:
             input_ = output = os.devnull
-        with reading(input_) as source, writing(output) as sink:
+            alignments = alignments and os.devnull
+        links = writing(alignments) if alignments else nullcontext()
+        with reading(input_) as source, writing(output) as sink, links as links_sink:
             lines.translate_stream(
                 translator,
                 source,
                 sink,
                 n_best=n_best,
                 scores=scores,
+                prefixes=target_prefix,
+                alignments=links_sink,
                 line_buffered=line_buffered or (input_ == "-" and sys.stdin.isatty()),
                 ranks=ranks,
             )
@@ -198,6 +247,7 @@ def evaluate(
     beam_size: BeamOption = None,
     length_penalty: PenaltyOption = None,
     length_norm: NormOption = None,
+    no_repeat_ngram: NoRepeatOption = None,
     batch_tokens: BatchOption = None,
     device: DevicesOption = "auto",
     precision: PrecisionOption = "auto",
@@ -206,8 +256,14 @@ def evaluate(
     sacreBLEU.
     """
     _check_eval_inputs(model, source, reference, hypothesis, output)
-    search = (beam_size, length_penalty, length_norm, batch_tokens)
-    if hypothesis is not None and any(option is not None for option in (output, *search)):
+    search = {
+        "beam_size": beam_size,
+        "length_penalty": length_penalty,
+        "length_norm": length_norm,
+        "no_repeat_ngram": no_repeat_ngram,
+        "batch_tokens": batch_tokens,
+    }
+    if hypothesis is not None and any(option is not None for option in (output, *search.values())):
         raise RefusedError("mtrain eval: with --hypothesis nothing is translated: no -o, no search")
     from mtrain import evaluate as evaluation
     from mtrain.metrics import check_tokenizer, tokenizer_for
@@ -219,7 +275,7 @@ def evaluate(
         hypotheses = evaluation.read_aligned(hypothesis, references)
     else:
         assert model is not None
-        with open_translator(model, device, precision, *search) as (translator, ranks):
+        with open_translator(model, device, precision, **search) as (translator, ranks):
             tgt_lang = tgt_lang or translator.config.data.tgt_lang
             check_tokenizer(tokenize or tokenizer_for(tgt_lang))
             hypotheses = evaluation.translate(
@@ -234,7 +290,7 @@ def evaluate(
 
 
 def _check_eval_inputs(
-    model: Path | None,
+    model: list[Path] | None,
     source: Path | None,
     reference: list[Path] | None,
     hypothesis: Path | None,

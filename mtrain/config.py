@@ -226,6 +226,15 @@ class TrainConfig(Section):
     shard_optimizer: bool = Field(
         False, description="each process keeps the optimizer's state of a share of the weights"
     )
+    init_from: Word | None = Field(
+        None, description="a run or checkpoint directory whose weights and vocabulary to begin with"
+    )
+    subword_sampling: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="share of merges left out at random (BPE-dropout); unigram: the exponent"
+    )
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="the model is a moving average of the weights, of this decay a step"
+    )
     schedule: Literal["noam", "inverse_sqrt", "linear", "cosine", "constant"] = Field(
         "noam", description="course of the learning rate after its linear warm-up"
     )
@@ -276,6 +285,17 @@ class DecodeConfig(Section):
     )
     length_norm: Literal["gnmt", "power"] = Field(
         "gnmt", description="gnmt: ((5 + length) / 6) ** alpha; power: length ** alpha"
+    )
+    sample: bool = Field(False, description="draw translations at random instead of searching")
+    temperature: Annotated[float, Field(gt=0, le=100)] = Field(
+        1.0, description="of sampling: lower keeps to the likelier tokens"
+    )
+    top_k: NotNegative = Field(0, description="sample from so many likeliest tokens; 0: from all")
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0, description="sample from the fewest tokens that hold this probability"
+    )
+    no_repeat_ngram: NotNegative = Field(
+        0, description="no row of so many tokens comes twice in a translation; 0: off"
     )
     max_len_a: Annotated[float, Field(ge=0, le=1000)] = Field(
         1.0, description="limit = a * source length + b tokens"

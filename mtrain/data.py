@@ -3,6 +3,7 @@ epoch) and of how many make a step.
 """
 
 import math
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from itertools import zip_longest
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from mtrain.store import Part, Store
+from mtrain.subwords import Pairs, SubwordSampler
 from mtrain.tokenizer import Tokenizer
 
 # Pairs shuffled together, sorted by length and cut into batches at a time; neighbours among them.
@@ -131,10 +133,13 @@ def _cut(
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """The pairs of a micro-batch, by their numbers, and their target tokens with eos."""
+    """The pairs of a micro-batch, by their numbers, and their target tokens with eos; and the pairs
+    themselves, if they are other than in the store.
+    """
 
     rows: NDArray[np.int64]
     num_tokens: int
+    pairs: Pairs | None = None
 
 
 class TokenBatches:
@@ -149,37 +154,73 @@ class TokenBatches:
     The micro-batches of a step, `step_batches` in a row, come from as many ranges of
     length: each holds alike lengths and pads little, and yet a step sees short and long sentences
     (but for one where a pool ends). Steps of one length each learn far more slowly.
+
+    A `sampler` draws the subwords of a pool anew each time that it comes, while the one before is
+    learned.
     """
 
     def __init__(
-        self, store: Store, max_tokens: int, seed: int, ids: SpecialIds, step_batches: int
+        self,
+        store: Store,
+        max_tokens: int,
+        seed: int,
+        ids: SpecialIds,
+        step_batches: int,
+        sampler: SubwordSampler | None = None,
     ) -> None:
         self.store = store
         self.max_tokens = max_tokens
         self.step_batches = step_batches
         self.seed = seed
         self.ids = ids
+        self.sampler = sampler
+        self.drawer = ThreadPoolExecutor(1)
+        self.drawn: dict[tuple[int, int], Future[list[MicroBatch]]] = {}
         self.visits = np.concatenate([_visits(part) for part in store.parts])
         pairs = ((self.visits[:, 1] - self.visits[:, 0]) * self.visits[:, 2]).sum()
         self.pools = max(1, math.ceil(float(pairs) / POOL))
 
     def read(self, planned: MicroBatch) -> Batch:
         """Read the pairs of a micro-batch."""
-        return collate([self.store.pair(int(row)) for row in planned.rows], self.ids)
+        return collate(planned.pairs or self._pairs(planned.rows), self.ids)
+
+    def _pairs(self, rows: NDArray[np.int64]) -> Pairs:
+        return [self.store.pair(int(row)) for row in rows]
 
     def plan(self, epoch: int, pool: int) -> list[MicroBatch]:
-        """List the micro-batches of a pool; reads lengths alone."""
+        """List the micro-batches of a pool; reads lengths alone, if no subwords are sampled."""
+        if self.sampler is None:
+            return self._plan(epoch, pool)
+        ahead = (epoch, pool + 1) if pool + 1 < self.pools else (epoch + 1, 0)
+        for place in ((epoch, pool), ahead):
+            if place not in self.drawn:
+                self.drawn[place] = self.drawer.submit(self._plan, *place)
+        self.drawn = {place: self.drawn[place] for place in ((epoch, pool), ahead)}
+        return self.drawn[epoch, pool].result()
+
+    def _plan(self, epoch: int, pool: int) -> list[MicroBatch]:
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self.visits))
         visits = self.visits[np.array_split(order, self.pools)[pool]]
         random = np.random.default_rng([self.seed, epoch, pool + 1])  # with 0 it is the one above
         seen = [self._visit(int(start), int(stop), share, random) for start, stop, share in visits]
         rows = np.concatenate([rows for rows, _ in seen])
         lengths = np.concatenate([lengths for _, lengths in seen]) + 1
+        pairs: Pairs | None = None
+        if self.sampler is not None:
+            pairs = self.sampler.draw(self._pairs(rows), int(random.integers(1 << 32)))
+            lengths = np.array([(len(src) + 1, len(tgt) + 1) for src, tgt in pairs])
         shuffle = random.permutation(len(rows))
         batches = batch_by_tokens(lengths[shuffle], self.max_tokens)
         dealt = _deal(len(batches), self.step_batches, random)
         chosen = (shuffle[batches[number]] for number in dealt)
-        return [MicroBatch(rows[some], int(lengths[some, 1].sum())) for some in chosen]
+        return [
+            MicroBatch(
+                rows[some],
+                int(lengths[some, 1].sum()),
+                None if pairs is None else [pairs[place] for place in some],
+            )
+            for some in chosen
+        ]
 
     def _visit(
         self, start: int, stop: int, share: float, random: np.random.Generator

@@ -4,6 +4,8 @@ Shapes: `B` sentences, `W` hypotheses of each, `N` of all (B x W), `S` source le
 the past, `D` d_model, `H` heads, `K` head width, `V` vocabulary.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -82,6 +84,10 @@ class Decoder:
         self.norm = model.decoder_norm
         self.project = packed_product(model.output.weight.to(model.dtype), None)
 
+    def begin(self, src: Tensor) -> DecoderState:
+        """Encode sources: (B, S) -> state of B empty hypotheses."""
+        return self.start(*self.model.encode(src))
+
     def start(self, memory: Tensor, src_mask: Tensor) -> DecoderState:
         """Project the source's keys and values once: (B, S, D), (B, 1, 1, S) -> state of B empty
         hypotheses.
@@ -115,6 +121,40 @@ class Decoder:
         for layer, past, source in zip(self.layers, state.past, state.source, strict=True):
             x = layer.step(x, past, time, source, bias, src_bias)
         return self.project(self.norm(x)).float().log_softmax(-1), state
+
+
+@dataclass(frozen=True)
+class EnsembleState:
+    """What each decoder of an ensemble has seen."""
+
+    members: tuple[DecoderState, ...]
+
+    def select(self, rows: Tensor, sentences: Tensor | None = None) -> "EnsembleState":
+        """Take some hypotheses and sentences, as `DecoderState` does."""
+        return EnsembleState(tuple(state.select(rows, sentences) for state in self.members))
+
+
+class Ensemble:
+    """Several models of one vocabulary as one: what follows is as likely as on average of them."""
+
+    def __init__(self, models: Sequence[Transformer]) -> None:
+        self.members = [Decoder(model) for model in models]
+
+    def begin(self, src: Tensor) -> EnsembleState:
+        """Encode sources: (B, S) -> state of B empty hypotheses."""
+        return EnsembleState(tuple(member.begin(src) for member in self.members))
+
+    def step(self, tokens: Tensor, state: EnsembleState) -> tuple[Tensor, EnsembleState]:
+        """Log-probabilities of the next token: (N,), state -> (N, V), state one position on."""
+        pairs = zip(self.members, state.members, strict=True)
+        found = [member.step(tokens, own) for member, own in pairs]
+        log_probs = mean_log_probs([log_probs for log_probs, _ in found])
+        return log_probs, EnsembleState(tuple(after for _, after in found))
+
+
+def mean_log_probs(members: list[Tensor]) -> Tensor:
+    """The logarithm of the mean of probabilities, given the logarithms of each."""
+    return torch.stack(members).logsumexp(0) - math.log(len(members))
 
 
 class _Layer:

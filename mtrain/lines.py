@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from mtrain import checkpoint, manifest
+from mtrain.alignments import align
 from mtrain.distributed import Ranks
 from mtrain.errors import UserError
 from mtrain.log import Places, logger, progress_bar
@@ -35,32 +36,58 @@ def translate_stream(
     *,
     n_best: int | None = None,
     scores: bool = False,
+    prefixes: Path | None = None,
+    alignments: IO[bytes] | None = None,
     line_buffered: bool = False,
     ranks: Ranks | None = None,
 ) -> None:
     """Translate every line of `source` to `sink`, `decode.window` lines at a time or one by one;
-    of several ranks, the first reads and writes for all.
+    of several ranks, the first reads and writes for all. `prefixes` holds what each translation is
+    to begin with, line for line; the links from its words to the source's go to `alignments`.
     """
     ranks = ranks or Ranks()
     counts: Counter[str] = Counter()
     texts = decode_lines(read_lines(source, counts), counts)
     window = 1 if line_buffered else translator.decode.window
+    begun = decode_lines(read_file(prefixes, counts), counts) if prefixes else None
     done, cut = 0, Places()
 
     def read() -> bytes:
-        return json.dumps(list(islice(texts, window))).encode()
+        some = list(islice(texts, window))
+        return json.dumps((some, begun and _as_many(begun, some, done, window))).encode()
 
     with progress_bar(None, "line", "translating") as bar:
-        while lines := json.loads(ranks.share(read)):
-            results, places = translator.translate(lines, bar.update)
+        while True:
+            lines, beginnings = json.loads(ranks.share(read))
+            if not lines:
+                break
+            results, places = translator.translate(
+                lines, bar.update, prefixes=beginnings, first=done
+            )
             cut.add(done + place + 1 for place in places)
             for index, hypotheses in enumerate(results if ranks.is_first else [], done):
                 sink.writelines(_format(index, hypotheses, n_best, scores))
+            if alignments is not None and ranks.is_first:
+                links = align(translator, lines, [found[0].text for found in results])
+                alignments.writelines(line.encode() + b"\n" for line in links)
             if line_buffered:
                 sink.flush()
             done += len(lines)
     warn_of(counts)
     cut.warn(translator.max_source_length)
+
+
+def _as_many(prefixes: Iterator[str], lines: list[str], done: int, window: int) -> list[str]:
+    """Read a prefix for each line; raises `UserError` where there are more or fewer."""
+    found = list(islice(prefixes, len(lines)))
+    too_many = len(lines) < window and next(prefixes, None) is not None
+    if len(found) < len(lines) or too_many:
+        place, what = done + min(len(found), len(lines)), "more" if too_many else "no more"
+        raise UserError(
+            f"--target-prefix: it holds {what} lines behind line {place:,}, where the text does "
+            "otherwise; they must match line for line"
+        )
+    return found
 
 
 def warn_of(counts: Counter[str]) -> None:

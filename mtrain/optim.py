@@ -96,6 +96,27 @@ class Adam:
         }
 
 
+class MovingAverage:
+    """The weights averaged over the steps, those of long ago counting less and less."""
+
+    def __init__(self, weights: dict[str, Tensor], decay: float) -> None:
+        self.latest, self.decay = list(weights.values()), decay
+        self.values = {name: weight.clone() for name, weight in weights.items()}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Take the weights of a step in; the first steps count for more, lest the beginning be
+        remembered.
+        """
+        decay = min(self.decay, (1 + step) / (10 + step))
+        torch._foreach_lerp_(list(self.values.values()), self.latest, 1 - decay)
+
+    def load(self, values: dict[str, Tensor]) -> None:
+        """Take averages of the same names and shapes back."""
+        for name, value in self.values.items():
+            value.copy_(values[name])
+
+
 class Optimizer:
     """Adam with fp32 master weights and gradients for a model that may compute in bf16; with Muon
     for the matrices that `muon` names.

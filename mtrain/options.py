@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -33,6 +33,15 @@ ModelOption = Annotated[
         "--model", "-m", help="A run directory (its best model) or one checkpoint directory."
     ),
 ]
+ModelsOption = Annotated[
+    list[Path],
+    typer.Option(
+        "--model",
+        "-m",
+        help="A run directory (its best model) or one checkpoint directory. Repeatable: "
+        "several models of one vocabulary translate together.",
+    ),
+]
 BeamOption = Annotated[
     int | None, typer.Option(help="Hypotheses kept a sentence; 1 is greedy search.", min=1)
 ]
@@ -41,6 +50,10 @@ PenaltyOption = Annotated[
 ]
 NormOption = Annotated[
     str | None, typer.Option(help="`gnmt`: ((5+length)/6)^alpha, or `power`: length^alpha.")
+]
+NoRepeatOption = Annotated[
+    int | None,
+    typer.Option("--no-repeat-ngram", help="No row of so many tokens comes twice; 0: off.", min=0),
 ]
 BatchOption = Annotated[
     int | None, typer.Option(help="Padded source tokens x beam size in a batch.", min=1)
@@ -54,7 +67,8 @@ PrecisionOption = Annotated[
 ]
 
 EvalModelOption = Annotated[
-    Path | None, typer.Option("--model", "-m", help="Translate the source with this model first.")
+    list[Path] | None,
+    typer.Option("--model", "-m", help="Translate the source with this model first. Repeatable."),
 ]
 SourceOption = Annotated[Path | None, typer.Option("--source", "-s", help="Source text.")]
 ReferenceOption = Annotated[
@@ -77,44 +91,32 @@ TokenizeOption = Annotated[
 
 @contextmanager
 def open_translator(
-    model: Path,
-    device: str,
-    precision: str,
-    beam_size: int | None,
-    length_penalty: float | None,
-    length_norm: str | None,
-    batch_tokens: int | None,
+    models: list[Path], device: str, precision: str, **settings: Any
 ) -> Iterator[tuple["Translator", "Ranks"]]:
-    """Load a model for one device, for several, or as one of the ranks of a job."""
-    _check_names(precision, length_norm)
+    """Load models for one device, for several, or as one of the ranks of a job; `settings` are
+    those of `mtrain.translate.load_translator`.
+    """
+    _check_names(precision, settings.get("length_norm"))
     from mtrain import several
     from mtrain.distributed import joined
 
-    decode = {
-        "beam_size": beam_size,
-        "length_penalty": length_penalty,
-        "length_norm": length_norm,
-        "batch_tokens": batch_tokens,
-    }
+    settings["precision"] = precision
     with joined() as ranks:
         ranks.check_same(json.dumps(sys.argv[1:]), "commands")
         if "," not in device:
-            yield (
-                several.load_over_ranks(model, ranks, device=device, precision=precision, **decode),
-                ranks,
-            )
+            yield several.load_over_ranks(models, ranks, device=device, **settings), ranks
             return
         if ranks.size > 1:
             raise ranks.as_one(
                 RefusedError(f"--device {device}: several processes have a device each; name one")
             )
         devices = device.split(",")
-        with several.over_devices(model, devices, precision=precision, **decode) as translator:
+        with several.over_devices(models, devices, **settings) as translator:
             yield translator, ranks
 
 
 def load_translator(
-    model: Path, device: str, precision: str, decode: Mapping[str, object]
+    model: Path, device: str, precision: str, decode: Mapping[str, Any]
 ) -> "Translator":
     """Load a model for one device."""
     _check_names(precision)

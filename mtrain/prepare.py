@@ -175,24 +175,29 @@ def _read_train(config: Config, number: int, counts: Counter[str]) -> Iterator[P
 
 def find_tokenizer(config: Config, run_tokenizer: Path, scans: list[Scan]) -> Tokenizer | None:
     """Load the vocabulary of a run if it is there, in whatever place; raises `UserError`."""
-    found = _given_tokenizer(config, run_tokenizer)
+    found = _ready_tokenizer(config, run_tokenizer)
     return found or _open_tokenizer(cache_directory() / _tokenizer_key(config, scans))
 
 
-def _given_tokenizer(config: Config, run_tokenizer: Path) -> Tokenizer | None:
-    """Load the run's vocabulary, or the one that the config names."""
+def _ready_tokenizer(config: Config, run_tokenizer: Path) -> Tokenizer | None:
+    """Load the run's vocabulary, or the one that the config names, or that of the model that
+    training begins with.
+    """
     settings = config.tokenizer
     if run_tokenizer.exists():
         tokenizer = Tokenizer.load(run_tokenizer)
-        _check_tokenizer(tokenizer, settings, run_tokenizer)
+        if config.train.init_from is None:
+            _check_tokenizer(tokenizer, settings, run_tokenizer)
         return tokenizer
+    if config.train.init_from is not None:
+        return _given_tokenizer(Path(config.train.init_from), settings)
     return Tokenizer.load(Path(settings.path)) if settings.path is not None else None
 
 
 def _get_tokenizer(config: Config, run_tokenizer: Path, scans: list[Scan], stop: Stop) -> Tokenizer:
     """Load the run's vocabulary, or the one that the config names, or get one from the cache."""
     stop.check()
-    if found := _given_tokenizer(config, run_tokenizer):
+    if found := _ready_tokenizer(config, run_tokenizer):
         return found
     make = partial(_train_tokenizer, config, scans, stop)
     return cached(_tokenizer_key(config, scans), _open_tokenizer, make, stop)
@@ -203,6 +208,16 @@ def _tokenizer_key(config: Config, scans: list[Scan]) -> str:
     text = ([found.sha256 for found in scans], config.data.invalid_utf8, _text_filter(config))
     parts = (*text, MAX_SENTENCES, config.tokenizer.model_dump(), version("sentencepiece"))
     return cache_key("tokenizer", *parts)
+
+
+def _given_tokenizer(path: Path, settings: TokenizerConfig) -> Tokenizer:
+    """Load the vocabulary of the model that training begins with."""
+    file = checkpoint.resolve(path) / checkpoint.TOKENIZER
+    tokenizer = Tokenizer.load(file)
+    if settings.path is not None:
+        _check_tokenizer(tokenizer, settings, file)
+    logger.info("vocabulary of %s: %s pieces", file, f"{tokenizer.vocab_size:,}")
+    return tokenizer
 
 
 def _open_tokenizer(path: Path) -> Tokenizer | None:

@@ -40,6 +40,60 @@ class Hypothesis:
     normalized: float
 
 
+@dataclass(frozen=True)
+class Rules:
+    """What may follow in each of `len(max_lens)` sentences: tokens `banned` never; as long as the
+    sentence's prefix lasts, its next token alone; no token that ends a row of `no_repeat` tokens
+    which the hypothesis has already; at the limit of `max_lens` tokens with eos, eos alone.
+    """
+
+    max_lens: list[int]
+    eos_id: int
+    banned: tuple[int, ...] = ()
+    prefixes: list[list[int]] | None = None
+    no_repeat: int = 0
+
+    def apply(self, log_probs: Tensor, hypotheses: Tensor, sentences: list[int]) -> Tensor:
+        """Put minus infinity where something may not follow: (B, W, V), hypotheses (B, W, time) of
+        the sentences with these numbers.
+        """
+        time = hypotheses.shape[2]
+        forced = self._forced(sentences, time)
+        if forced:
+            places, tokens = list(forced), list(forced.values())
+            log_probs = log_probs.clone()
+            kept = log_probs[places, :, tokens]
+        if self.banned:
+            log_probs[:, :, list(self.banned)] = float("-inf")
+        if 0 < self.no_repeat <= time:
+            _ban_repeats(log_probs, hypotheses, self.no_repeat)
+        if forced:
+            log_probs[places] = float("-inf")
+            log_probs[places, :, tokens] = kept
+        return log_probs
+
+    def _forced(self, sentences: list[int], time: int) -> dict[int, int]:
+        """Tell at which places of the sentences what token alone may follow."""
+        found = {}
+        for place, sentence in enumerate(sentences):
+            if time + 1 >= self.max_lens[sentence]:
+                found[place] = self.eos_id
+            elif self.prefixes is not None and time < len(self.prefixes[sentence]):
+                found[place] = self.prefixes[sentence][time]
+        return found
+
+
+def _ban_repeats(log_probs: Tensor, hypotheses: Tensor, length: int) -> None:
+    """Ban what would end a row of `length` tokens that a hypothesis has: (B, W, V), (B, W,
+    time).
+    """
+    rows = hypotheses.unfold(2, length, 1)  # (B, W, rows, length)
+    last = hypotheses[:, :, hypotheses.shape[2] - length + 1 :]
+    same = (rows[..., :-1] == last[:, :, None]).all(-1)
+    b, w, row = same.nonzero(as_tuple=True)
+    log_probs[b, w, rows[b, w, row, -1]] = float("-inf")
+
+
 def length_normalizer(norm: str, alpha: float) -> Callable[[int], float]:
     """Return what a score is divided by at a length counted with eos.
 
@@ -55,28 +109,23 @@ def beam_search(
     step: Callable[[Tensor, S], tuple[Tensor, S]],
     state: S,
     *,
-    max_lens: list[int],
+    rules: Rules,
     beam_size: int,
     normalize: Callable[[int], float],
     bos_id: int,
-    eos_id: int,
-    banned: tuple[int, ...] = (),
     device: torch.device | None = None,
 ) -> list[list[Hypothesis]]:
-    """Search the best continuations of bos for each of `len(max_lens)` sentences; best first.
+    """Search the best continuations of bos for each sentence that there are rules for; best first.
 
     `step` maps tokens (N,) and a state to log-probabilities (N, V) of the next token and a new
     state. A sentence is done when `beam_size` hypotheses have ended, as in fairseq and CTranslate2,
-    unless one alive is far likelier than these; or at its own limit of `max_lens` tokens with eos,
-    where eos is all that may follow. If eos has no probability even there, the best unended
-    hypothesis is returned. Tokens `banned` are never generated.
+    unless one alive is far likelier than these; or at its own limit. If eos has no probability even
+    there, the best unended hypothesis is returned.
     """
-    search = _Search(beam_size, normalize, eos_id, max_lens, device or torch.device("cpu"))
-    tokens = torch.full((len(max_lens),), bos_id, device=search.device)
+    search = _Search(beam_size, normalize, rules, device or torch.device("cpu"))
+    tokens = torch.full((len(rules.max_lens),), bos_id, device=search.device)
     while search.sentences:
         log_probs, state = step(tokens, state)
-        if banned:
-            log_probs[:, list(banned)] = float("-inf")
         rows, kept, tokens = search.advance(log_probs)
         if rows is not None:
             state = state.select(rows, kept)
@@ -90,23 +139,21 @@ class _Search:
         self,
         beam_size: int,
         normalize: Callable[[int], float],
-        eos_id: int,
-        max_lens: list[int],
+        rules: Rules,
         device: torch.device,
     ) -> None:
-        self.beam_size, self.normalize, self.eos_id, self.device = (
+        self.beam_size, self.normalize, self.rules, self.device = (
             beam_size,
             normalize,
-            eos_id,
+            rules,
             device,
         )
-        self.found: list[list[Hypothesis]] = [[] for _ in max_lens]
-        self.limits = max_lens
-        self.sentences = list(range(len(max_lens)))
-        self.scores = torch.zeros(len(max_lens), 1, device=device)  # (B, W)
-        self.prefixes = torch.zeros(
-            len(max_lens), 1, 0, dtype=torch.int64, device=device
-        )  # (B, W, time)
+        self.eos_id, self.limits = rules.eos_id, rules.max_lens
+        B = len(self.limits)
+        self.found: list[list[Hypothesis]] = [[] for _ in self.limits]
+        self.sentences = list(range(B))
+        self.scores = torch.zeros(B, 1, device=device)  # (B, W)
+        self.prefixes = torch.zeros(B, 1, 0, dtype=torch.int64, device=device)  # (B, W, time)
 
     def advance(self, log_probs: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
         """Extend every hypothesis by a token, given (B * W, V).
@@ -137,15 +184,7 @@ class _Search:
         """
         B, W = self.scores.shape
         V = log_probs.shape[1]
-        at_limit = [
-            i for i, s in enumerate(self.sentences) if self.prefixes.shape[2] + 1 >= self.limits[s]
-        ]
-        log_probs = log_probs.view(B, W, V)
-        if at_limit:
-            log_probs = log_probs.clone()
-            eos = log_probs[at_limit, :, self.eos_id]
-            log_probs[at_limit] = float("-inf")
-            log_probs[at_limit, :, self.eos_id] = eos
+        log_probs = self.rules.apply(log_probs.view(B, W, V), self.prefixes, self.sentences)
         scores, flat = _best(self.scores, log_probs, min(2 * self.beam_size, W * V))
         return scores, flat // V, flat % V
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,7 +16,7 @@ from mtrain.device import available_threads, pick_device
 from mtrain.distributed import Ranks
 from mtrain.errors import RefusedError
 from mtrain.machine import device_of
-from mtrain.translate import Rows, Translated, Translation, Translator, load_translator
+from mtrain.translate import Group, Translated, Translation, Translator, load_translator
 from mtrain.workers import Workers
 
 DEATH = (
@@ -28,47 +29,51 @@ ROUND = 8
 
 @contextmanager
 def over_devices(
-    path: Path, devices: list[str], *, precision: str, **decode: object
+    paths: list[Path], devices: list[str], *, precision: str, **settings: Any
 ) -> Iterator[Translator]:
-    """Load a model in a process for each device; this one only reads and writes."""
+    """Load models in a process for each device; this one only reads and writes."""
     if not all(devices) or "auto" in devices:
         raise RefusedError("--device: several devices must be named, such as cuda:0,cuda:1")
     for device in devices:
         pick_device(device)
-    path = checkpoint.resolve(path)  # once: the best one of a run that still trains may change
-    translator = load_translator(path, device="cpu", precision=precision, **decode)
+    # once: the best one of a run that still trains may change
+    paths = [checkpoint.resolve(path) for path in paths]
+    settings = {"precision": precision, **settings}
+    translator = load_translator(*paths, device="cpu", **settings)
     threads = max(1, available_threads() // max(1, devices.count("cpu")))
-    start = partial(_batch_translator, path, precision=precision, decode=decode, threads=threads)
+    start = partial(_batch_translator, paths, settings=settings, threads=threads)
     with closing(Workers([partial(start, device) for device in devices], DEATH)) as crew:
         translator.share_out = crew.map
         yield translator
 
 
 def _batch_translator(
-    path: Path, device: str, *, precision: str, decode: dict[str, object], threads: int
-) -> Callable[[Rows], Translated]:
-    """Load the model into this process and return what translates a batch."""
+    paths: list[Path], device: str, *, settings: dict[str, Any], threads: int
+) -> Callable[[Group], Translated]:
+    """Load the models into this process and return what translates a batch."""
     torch.set_num_threads(threads)
-    translator = load_translator(path, device=device, precision=precision, **decode)
+    translator = load_translator(*paths, device=device, **settings)
     return translator.translate_batch
 
 
 def load_over_ranks(
-    path: Path, ranks: Ranks, *, device: str, precision: str, **decode: object
+    paths: list[Path], ranks: Ranks, *, device: str, precision: str, **settings: Any
 ) -> Translator:
-    """Load a model on this rank's own device, to translate together with the others; by itself,
+    """Load models on this rank's own device, to translate together with the others; by itself,
     one rank translates alone.
     """
     found: list[Translator] = []
 
-    chosen = ranks.share(lambda: str(checkpoint.resolve(path)).encode())
+    def choose() -> bytes:
+        return json.dumps([str(checkpoint.resolve(path)) for path in paths]).encode()
+
+    chosen = [Path(name) for name in json.loads(ranks.share(choose))]
 
     def load() -> None:
         if ranks.size > 1:
             torch.set_num_threads(max(1, available_threads() // ranks.neighbours))
         name = str(device_of(device, ranks))
-        where = Path(chosen.decode())
-        found.append(load_translator(where, device=name, precision=precision, **decode))
+        found.append(load_translator(*chosen, device=name, precision=precision, **settings))
 
     ranks.together(load)
     share_among(ranks, found[0])
@@ -81,13 +86,13 @@ def share_among(ranks: Ranks, translator: Translator) -> None:
         translator.share_out = partial(_by_ranks, ranks, translator)
 
 
-def _by_ranks(ranks: Ranks, translator: Translator, batches: list[Rows]) -> Generator[Translated]:
+def _by_ranks(ranks: Ranks, translator: Translator, batches: list[Group]) -> Generator[Translated]:
     """Translate every so manieth batch, and have the others from the other ranks."""
     step = ROUND * ranks.size
     for start in range(0, len(batches), step):
         some = batches[start : start + step]
 
-        def part(some: list[Rows] = some) -> bytes:
+        def part(some: list[Group] = some) -> bytes:
             mine = some[ranks.rank :: ranks.size]
             found = [list(map(_plain, batch)) for batch in translator.translate_batches(mine)]
             return json.dumps(found).encode()

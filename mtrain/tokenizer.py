@@ -87,6 +87,14 @@ class Tokenizer:
         ids: list[list[int]] = self.pieces.encode(texts, num_threads=1)
         return ids
 
+    def sample(self, texts: list[str], strength: float, seed: int) -> list[list[int]]:
+        """Cut texts into ids at random; the same seed gives the same."""
+        sentencepiece.set_random_generator_seed(seed % ((1 << 32) - 1))  # the last one means any
+        ids: list[list[int]] = self.pieces.encode(
+            texts, num_threads=1, enable_sampling=True, alpha=strength, nbest_size=-1
+        )
+        return ids
+
     def decode(self, ids: list[list[int]]) -> list[str]:
         """Join ids to texts; special ids are left out."""
         special = {self.pad_id, self.bos_id, self.eos_id}

@@ -33,10 +33,11 @@ from mtrain.loss import projected_cross_entropy
 from mtrain.machine import Machine, device_of
 from mtrain.manifest import DamagedError
 from mtrain.model import Transformer, set_compute_dtype
-from mtrain.optim import Optimizer, make_schedule
+from mtrain.optim import MovingAverage, Optimizer, make_schedule
 from mtrain.prepare import Prepared
 from mtrain.rundir import RunDirectory
 from mtrain.stop import Stop, stopped
+from mtrain.subwords import SubwordSampler
 from mtrain.translate import (
     Translator,
     check_weights,
@@ -44,6 +45,9 @@ from mtrain.translate import (
     model_shape,
 )
 from mtrain.validation import Validation
+
+# Behind the name of a weight: its value of now, where a checkpoint's model is an average.
+LATEST = ".latest"
 
 
 @dataclass
@@ -97,6 +101,8 @@ class Trainer:
         self._set_up_torch()
         self.model = self._build_model()
         self.optimizer = self._build_optimizer()
+        decay = config.train.ema_decay
+        self.average = MovingAverage(self.optimizer.weights(), decay) if decay else None
         self.hidden = self.model.hidden
         self.learn: Callable[[Batch], None] = self._accumulate
         self.rate = make_schedule(config.train, config.model.d_model)
@@ -114,7 +120,14 @@ class Trainer:
             config.seed,
             self.ids,
             config.train.accum_steps * self.ranks.size,
+            self._sampler(),
         )
+
+    def _sampler(self) -> SubwordSampler | None:
+        strength, longest = self.config.train.subword_sampling, self.config.data.max_length
+        if strength is None:
+            return None
+        return SubwordSampler(self.prepared.tokenizer, strength, longest)
 
     def _set_up_torch(self) -> None:
         torch.set_num_threads(self.machine.threads)
@@ -210,6 +223,8 @@ class Trainer:
         self.sums += self.optimizer.losses
         num_tokens, rate = sum(each.num_tokens for each in planned), self.rate(step)
         norm = self.optimizer.update(rate, num_tokens, self.config.train.clip_norm)
+        if self.average is not None:
+            self.average.update(step)
         self.position.step = step
         self.sums += norm * 0  # nothing, unless the gradient is not finite: see `_check_finite`
         self.sum_tokens += num_tokens
@@ -357,6 +372,8 @@ class Trainer:
                 raise self.ranks.as_one(UserError(text))
         self.saved_step = self.position.step
         moments = self.optimizer.gather_moments()
+        if self.average is not None:
+            moments |= {name + LATEST: weight for name, weight in self.optimizer.weights().items()}
         self.ranks.first(partial(self._write_checkpoint, moments))
 
     def _write_checkpoint(self, moments: dict[str, Tensor]) -> None:
@@ -377,7 +394,11 @@ class Trainer:
 
     def _snapshot(self, weights: dict[str, Tensor] | None = None) -> Snapshot:
         proto = self.prepared.tokenizer.proto
-        return Snapshot(weights or self.optimizer.weights(), dump_config(self.config), proto)
+        return Snapshot(weights or self._weights(), dump_config(self.config), proto)
+
+    def _weights(self) -> dict[str, Tensor]:
+        """The weights that the model is known by: those of now, or their moving average."""
+        return self.optimizer.weights() if self.average is None else self.average.values
 
     def _prune(self) -> None:
         if not self.ranks.is_first:
@@ -402,6 +423,8 @@ class Trainer:
         moments: dict[str, Tensor] = {}
         message = self.ranks.share(partial(self._load_newest, moments))
         self.optimizer.spread_weights()
+        if self.average is not None:
+            self.ranks.spread(list(self.average.values.values()))
         if message:
             self.optimizer.load_moments(moments)
             loop = read_json(message, checkpoint.LOOP)
@@ -418,14 +441,36 @@ class Trainer:
         checkpoint.clean(self.run_dir.checkpoints)
         found, self.damaged = self.look_back()
         if found is None:
+            self._begin_with(self.config.train.init_from)
             return b""
         if found.snapshot.tokenizer != self.prepared.tokenizer.proto:
             raise UserError(f"{found.path}: was made with another vocabulary than this run's")
-        moments.update(found.trainer.moments)
-        check_weights(self.optimizer.weights(), found.snapshot.weights, found.path)
-        check_weights(self.optimizer.moments(), moments, found.path / checkpoint.TRAINER)
-        self.optimizer.load_weights(found.snapshot.weights)
+        weights, place = found.snapshot.weights, found.path / checkpoint.TRAINER
+        check_weights(self.optimizer.weights(), weights, found.path)
+        state = dict(found.trainer.moments)
+        if self.average is not None:
+            self.average.load(weights)
+            names = {name: name + LATEST for name in weights}
+            weights = {name: state.pop(key) for name, key in names.items() if key in state}
+            check_weights(self.optimizer.weights(), weights, place)
+        check_weights(self.optimizer.moments(), state, place)
+        self.optimizer.load_weights(weights)
+        moments.update(state)
         return checkpoint.LOOP.dump_json(found.trainer.loop)
+
+    def _begin_with(self, path: str | None) -> None:
+        """Take the weights of another run's model, if one is named; raises `UserError` where it is
+        not such a model.
+        """
+        if path is None:
+            return
+        directory = checkpoint.resolve(Path(path))
+        snapshot = checkpoint.load_or_name_good(directory)
+        check_weights(self.optimizer.weights(), snapshot.weights, directory)
+        self.optimizer.load_weights(snapshot.weights)
+        if self.average is not None:
+            self.average.load(snapshot.weights)
+        logger.info("beginning with the weights of %s", directory)
 
     def look_back(self) -> tuple[Found | None, list[Path]]:
         """Load the newest checkpoint that can be resumed from on this machine; damaged ones are
@@ -465,10 +510,10 @@ class Trainer:
         """The current weights, ready to translate as `mtrain translate` would by default."""
         model = self.model
         dtype = compute_dtype("auto", self.device, training=False)
-        if dtype != self.model.dtype:
+        if dtype != self.model.dtype or self.average is not None:
             with torch.device("meta"):
                 model = Transformer(self.model.shape)
-            model.take_weights(self.optimizer.weights())
+            model.take_weights(self._weights())
             set_compute_dtype(model.to(self.device), dtype)
         return Translator(
             model, self.prepared.tokenizer, self.config.decode, self.config, self.stop.check

@@ -5,9 +5,10 @@ scores.
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +19,12 @@ from mtrain import checkpoint
 from mtrain.checkpoint import Snapshot
 from mtrain.config import Config, DecodeConfig, override_decode, parse_config
 from mtrain.data import SpecialIds, batch_by_tokens, collate, pad
-from mtrain.decoder import Decoder
+from mtrain.decoder import Decoder, Ensemble, mean_log_probs
 from mtrain.device import compute_dtype, pick_device, telling_lack_of_memory
-from mtrain.errors import UserError
+from mtrain.errors import RefusedError, UserError
 from mtrain.model import Dropout, Shape, Transformer, set_compute_dtype
-from mtrain.search import Hypothesis, beam_search, length_normalizer
+from mtrain.sampling import Choice, sample
+from mtrain.search import Hypothesis, Rules, beam_search, length_normalizer
 from mtrain.text import is_blank
 from mtrain.tokenizer import Tokenizer
 from mtrain.yaml_reader import parse_document
@@ -39,10 +41,21 @@ class Translation:
     score: float
 
 
-# Sources as ids without eos, and the translations of each.
-Rows = list[NDArray[np.int64]]
+@dataclass(frozen=True)
+class Sentence:
+    """What is translated: ids of the source without eos; those that the translation is to begin
+    with; and the number of its line, which fixes what is sampled.
+    """
+
+    source: NDArray[np.int64]
+    prefix: list[int]
+    number: int
+
+
+# Sentences that are searched together, and the translations of each.
+Group = list[Sentence]
 Translated = list[list[Translation]]
-ShareOut = Callable[[list[Rows]], Generator[Translated]]
+ShareOut = Callable[[list[Group]], Generator[Translated]]
 
 
 def model_shape(config: Config, tokenizer: Tokenizer) -> Shape:
@@ -76,7 +89,9 @@ def model_dropout(config: Config) -> Dropout:
 
 @dataclass
 class Translator:
-    """A model ready to translate: `translate` and `score` work on lists of lines of any size."""
+    """A model ready to translate, or several that do it together: `translate` and `score` work on
+    lists of lines of any size.
+    """
 
     model: Transformer
     tokenizer: Tokenizer
@@ -84,24 +99,36 @@ class Translator:
     config: Config
     check_stop: Callable[[], None] = lambda: None
     share_out: ShareOut | None = None  # who translates batches instead of this process alone
+    others: tuple[Transformer, ...] = ()  # of the same vocabulary
+    seed: int = 0  # of sampling
+    samples: int = 1  # drawn of each sentence
     device: torch.device = field(init=False)
 
     def __post_init__(self) -> None:
         self.device = self.model.output.weight.device
         self.ids = SpecialIds.of(self.tokenizer)
         self.normalize = length_normalizer(self.decode.length_norm, self.decode.length_penalty)
-        self.model.eval()
+        for model in self._models:
+            model.eval()
+
+    @property
+    def _models(self) -> tuple[Transformer, ...]:
+        return (self.model, *self.others)
 
     @cached_property
-    def decoder(self) -> Decoder:
+    def decoder(self) -> Decoder | Ensemble:
         """What searches step by step, made where the first batch is translated."""
-        return Decoder(self.model)
+        return Ensemble(self._models) if self.others else Decoder(self.model)
+
+    @property
+    def _step(self) -> Callable[[Tensor, Any], tuple[Tensor, Any]]:
+        return self.decoder.step
 
     @property
     def _positions_limit(self) -> int | None:
         """Tokens a side that learned positions allow; sinusoidal ones have no limit."""
-        shape = self.model.shape
-        return shape.max_positions if shape.positions == "learned" else None
+        shapes = [model.shape for model in self._models if model.shape.positions == "learned"]
+        return min((shape.max_positions for shape in shapes), default=None)
 
     @property
     def max_source_length(self) -> int:
@@ -116,17 +143,27 @@ class Translator:
         return [np.array(ids[:most], np.int64) for ids in encoded], cut
 
     def translate(
-        self, lines: list[str], progress: Callable[[int], object] = lambda lines: None
+        self,
+        lines: list[str],
+        progress: Callable[[int], object] = lambda lines: None,
+        *,
+        prefixes: list[str] | None = None,
+        first: int = 0,
     ) -> tuple[list[list[Translation]], list[int]]:
-        """Translate lines; returns the hypotheses of each, best first, and the places of lines that
-        were cut.
+        """Translate lines, the numbers of which begin with `first`; returns the hypotheses of each,
+        best first, and the places of lines that were cut. Each translation begins with the line's
+        prefix, if there are any.
         """
         results: list[list[Translation]] = [[Translation("", 0.0)] for _ in lines]
         places = [place for place, line in enumerate(lines) if not is_blank(line)]
         rows, cut = self.encode_sources([lines[place] for place in places])
+        begun = self.tokenizer.encode([prefixes[place] for place in places] if prefixes else [])
         progress(len(lines) - len(places))
         batches = list(self._source_batches(rows))
-        work = [[rows[i] for i in batch] for batch in batches]
+        work = [
+            [Sentence(rows[i], begun[i] if begun else [], first + places[i]) for i in batch]
+            for batch in batches
+        ]
         with closing((self.share_out or self.translate_batches)(work)) as translated:
             for batch, found in zip(batches, translated, strict=True):
                 for i, translations in zip(batch, found, strict=True):
@@ -134,7 +171,7 @@ class Translator:
                 progress(len(batch))
         return results, [places[i] for i in cut]
 
-    def translate_batches(self, batches: list[Rows]) -> Generator[Translated]:
+    def translate_batches(self, batches: list[Group]) -> Generator[Translated]:
         """Translate sources batch by batch, on a CPU several at a time: the matrices of decoding
         are so small that two cores do two of them sooner than one together.
         """
@@ -142,7 +179,7 @@ class Translator:
             self.check_stop()
             yield found
 
-    def _translated(self, batches: list[Rows]) -> Iterator[Translated]:
+    def _translated(self, batches: list[Group]) -> Iterator[Translated]:
         _ = self.decoder  # before several threads ask for it
         work, threads = self.translate_batch, torch.get_num_threads()
         at_once = min(threads, len(batches), MOST_AT_ONCE)
@@ -157,10 +194,11 @@ class Translator:
             pool.shutdown(cancel_futures=True)
             torch.set_num_threads(threads)
 
-    def translate_batch(self, rows: Rows) -> Translated:
-        """Translate sources that are searched together."""
-        with telling_lack_of_memory(partial(_too_large, len(rows), max(map(len, rows)))):
-            found = self._search(rows)
+    def translate_batch(self, group: Group) -> Translated:
+        """Translate sentences that are searched together."""
+        longest = max(len(sentence.source) for sentence in group)
+        with telling_lack_of_memory(partial(_too_large, len(group), longest)):
+            found = self._sample(group) if self.decode.sample else self._search(group)
         texts = iter(self.texts([h.ids for hypotheses in found for h in hypotheses]))
         return [[Translation(next(texts), h.score) for h in hypotheses] for hypotheses in found]
 
@@ -173,29 +211,56 @@ class Translator:
     def _source_batches(self, rows: list[NDArray[np.int64]]) -> Iterator[NDArray[np.int64]]:
         """Cut sources into batches of alike lengths within the token budget; the longest first."""
         lengths = np.fromiter((len(row) + 1 for row in rows), np.int64, len(rows))
-        budget = max(1, self.decode.batch_tokens // self.decode.beam_size)
+        width = self.samples if self.decode.sample else self.decode.beam_size
+        budget = max(1, self.decode.batch_tokens // width)
         batches = batch_by_tokens(np.stack((lengths, lengths), 1), budget)
         yield from reversed(batches)
 
     @torch.no_grad()
-    def _search(self, sources: list[NDArray[np.int64]]) -> list[list[Hypothesis]]:
-        src = pad(sources, self.ids, bos=False, eos=True).to(self.device)
-        state = self.decoder.start(*self.model.encode(src))
+    def _search(self, group: Group) -> list[list[Hypothesis]]:
         return beam_search(
-            self.decoder.step,
-            state,
-            max_lens=[self.limit(len(row)) for row in sources],
+            self._step,
+            self.decoder.begin(self._padded(group)),
+            rules=self._rules(group),
             beam_size=self.decode.beam_size,
             normalize=self.normalize,
             bos_id=self.ids.bos,
-            eos_id=self.ids.eos,
-            banned=(self.ids.pad, self.ids.bos),
             device=self.device,
         )
 
-    def limit(self, source_length: int) -> int:
-        """Most target tokens with eos for a source of that many tokens without."""
+    @torch.no_grad()
+    def _sample(self, group: Group) -> list[list[Hypothesis]]:
+        repeated = [sentence for sentence in group for _ in range(self.samples)]
+        found = sample(
+            self._step,
+            self.decoder.begin(self._padded(repeated)),
+            rules=self._rules(repeated),
+            choice=Choice(self.decode.temperature, self.decode.top_k, self.decode.top_p),
+            seeds=[[self.seed, s.number, k] for s in group for k in range(self.samples)],
+            normalize=self.normalize,
+            bos_id=self.ids.bos,
+            device=self.device,
+        )
+        own = [found[start : start + self.samples] for start in range(0, len(found), self.samples)]
+        return [sorted(drawn, key=lambda h: -h.normalized) for drawn in own]
+
+    def _padded(self, group: Group) -> Tensor:
+        sources = [sentence.source for sentence in group]
+        return pad(sources, self.ids, bos=False, eos=True).to(self.device)
+
+    def _rules(self, group: Group) -> Rules:
+        return Rules(
+            [self.limit(len(each.source), len(each.prefix)) for each in group],
+            self.ids.eos,
+            banned=(self.ids.pad, self.ids.bos),
+            prefixes=[each.prefix for each in group] if any(s.prefix for s in group) else None,
+            no_repeat=self.decode.no_repeat_ngram,
+        )
+
+    def limit(self, source_length: int, prefix_length: int = 0) -> int:
+        """Most target tokens with eos for a source and a prefix of so many tokens without."""
         limit = int(self.decode.max_len_a * source_length + self.decode.max_len_b) + 1
+        limit = max(limit, prefix_length + 1)
         return min(limit, self._positions_limit or limit)
 
     def texts(self, ids: list[list[int]]) -> list[str]:
@@ -246,8 +311,11 @@ class Translator:
 
     def _batch_nll(self, pairs: list[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> Tensor:
         batch = collate(pairs, self.ids).to(self.device)
-        hidden = self.model.hidden(batch.src, batch.tgt_in).flatten(0, 1)[batch.positions]
-        log_probs = self.model.project(hidden).float().log_softmax(-1)
+        members = []
+        for model in self._models:
+            hidden = model.hidden(batch.src, batch.tgt_in).flatten(0, 1)[batch.positions]
+            members.append(model.project(hidden).float().log_softmax(-1))
+        log_probs = mean_log_probs(members) if self.others else members[0]
         nll = -log_probs.gather(1, batch.targets[:, None])[:, 0].cpu().double()
         row_of = batch.positions.cpu() // batch.tgt_out.shape[1]
         return torch.zeros(len(pairs), dtype=torch.float64).index_add(0, row_of, nll)
@@ -261,14 +329,32 @@ def _too_large(rows: int, longest: int) -> str:
 
 
 def load_translator(
-    path: Path, *, device: str = "auto", precision: str = "auto", **decode: object
+    *paths: Path,
+    device: str = "auto",
+    precision: str = "auto",
+    seed: int | None = None,
+    samples: int = 1,
+    **decode: object,
 ) -> Translator:
-    """Load a run's best model or a checkpoint; `decode` overrides its search settings. Raises
-    `UserError`.
+    """Load a run's best model or a checkpoint, or several that translate together; `decode`
+    overrides the search settings of the first. Raises `UserError`.
     """
-    directory = checkpoint.resolve(path)
-    snapshot = checkpoint.load_or_name_good(directory)
-    return make_translator(snapshot, directory, device=device, precision=precision, **decode)
+    found: list[Translator] = []
+    for directory in map(checkpoint.resolve, paths):
+        snapshot = checkpoint.load_or_name_good(directory)
+        if found and snapshot.tokenizer != found[0].tokenizer.proto:
+            raise RefusedError(
+                f"{directory}: has another vocabulary than {paths[0]}; models that translate "
+                "together must share one"
+            )
+        own = decode if not found else {}
+        found.append(
+            make_translator(snapshot, directory, device=device, precision=precision, **own)
+        )
+    first, *others = found
+    first.seed = first.config.seed if seed is None else seed
+    first.samples = samples
+    return replace(first, others=tuple(other.model for other in others)) if others else first
 
 
 def make_translator(

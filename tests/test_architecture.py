@@ -24,13 +24,13 @@ LAYERS = (
     "yaml_reader json_reader phrasebook stop",
     "describe lock workers manifest tokenizer metrics device check attention muon text characters",
     "config",
-    "tables log terminal model search history kinship",
-    "corpus cache distributed decoder",
+    "tables log terminal model search history subwords kinship",
+    "corpus cache distributed decoder sampling",
     "filters repeats loss optim checkpoint machine findings",
     "store overlap slips usual",
     "data rundir finders starter",
     "graphs translate prepare",
-    "several forecast doctor",
+    "alignments several forecast doctor",
     "lines validation diagnosis",
     "evaluate train proof ctranslate2_format",
     "export job",
@@ -40,6 +40,7 @@ LAYERS = (
 )
 # Modules that load torch, by themselves or through others; all others stay quick to load.
 TORCH = {
+    "alignments",
     "attention",
     "checkpoint",
     "ctranslate2_format",
@@ -63,6 +64,7 @@ TORCH = {
     "graphs",
     "job",
     "rundir",
+    "sampling",
     "search",
     "several",
     "train",

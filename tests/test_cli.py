@@ -32,14 +32,15 @@ from mtrain.train import Trainer
 from mtrain.translate import load_translator
 
 # Every command with its options, pinned so that they grow on purpose.
-DECODE = {"--beam-size", "--length-penalty", "--length-norm", "--batch-tokens"}
+DECODE = {"--beam-size", "--length-penalty", "--length-norm", "--no-repeat-ngram", "--batch-tokens"}
 MACHINE = {"--device", "--precision"}
 OPTIONS = {
     "train": {"-c", "--config", "--set", "--time-limit", "--dry-run"},
     "translate": DECODE
     | MACHINE
     | {"-m", "--model", "-i", "--input", "-o", "--output", "--n-best", "--scores"}
-    | {"--line-buffered"},
+    | {"--line-buffered", "--target-prefix", "--alignments", "--sample", "--temperature"}
+    | {"--top-k", "--top-p", "--seed"},
     "eval": DECODE
     | MACHINE
     | {"-m", "--model", "-s", "--source", "-r", "--reference", "-o", "--output", "--hypothesis"}

@@ -133,6 +133,8 @@ def steps(run: Path) -> list[int]:
             id="cosine, last step not scheduled",
         ),
         pytest.param(["train.optimizer=muon"], id="muon"),
+        pytest.param(["train.subword_sampling=0.2", "train.accum_steps=2"], id="sampled subwords"),
+        pytest.param(["train.ema_decay=0.9"], id="moving average"),
         pytest.param(["train.compile=true"], id="compiled", marks=pytest.mark.slow),
         pytest.param(
             ["train.compile=true", "train.precision=bf16"],
@@ -156,6 +158,49 @@ def test_stopped_and_resumed_with_two_threads(config_file: Path, run: Path) -> N
     stop(config_file, run, 5, *overrides)
     start(config_file, run, *overrides)
     assert differences(run, uninterrupted(config_file, *overrides)) == []
+
+
+def test_a_run_that_began_with_another_s_weights_resumes(config_file: Path, tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    shutil.copytree(uninterrupted(config_file), first)
+    given = f"train.init_from={first}"
+    runs = [tmp_path / name for name in ("alone", "stopped", "scratch")]
+    start(config_file, runs[0], given)
+    stop(config_file, runs[1], 5, given)
+    shutil.rmtree(first)
+    start(config_file, runs[1], given)
+    assert differences(runs[0], runs[1]) == []
+    start(config_file, runs[2])
+    losses = [json.loads((run / "metrics.jsonl").open().readline())["train/nll"] for run in runs]
+    assert losses[0] < losses[2] - 0.3  # it knows what the other learned
+
+
+def test_a_moving_average_is_kept_beside_the_weights(config_file: Path, run: Path) -> None:
+    """Of the same steps as without it."""
+    decay, latest, expected = 0.8, [], None
+    step = Trainer.take_step
+
+    def watched(self: Trainer, *arguments: Any) -> Any:
+        if not latest:
+            latest.append({n: w.clone() for n, w in self.optimizer.weights().items()})
+        done = step(self, *arguments)
+        latest.append({n: w.clone() for n, w in self.optimizer.weights().items()})
+        return done
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "take_step", watched)
+        start(config_file, run, f"train.ema_decay={decay}")
+    expected = latest[0]
+    for number, weights in enumerate(latest[1:], 1):
+        kept = min(decay, (1 + number) / (10 + number))
+        expected = {n: kept * expected[n] + (1 - kept) * w for n, w in weights.items()}
+    last = run / "checkpoints" / "step-00000024"
+    torch.testing.assert_close(checkpoint.load(last).weights, expected, rtol=1e-4, atol=1e-6)
+    moments = checkpoint.load_trainer(last).moments
+    other = checkpoint.load(uninterrupted(config_file) / "checkpoints" / "step-00000024").weights
+    for name, weight in other.items():
+        assert torch.equal(moments[name + training.LATEST], weight)
+        assert not torch.equal(expected[name], weight)
 
 
 def test_mixed_corpora_resume_at_the_same_pairs(config_file: Path, run: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtrain.search import FAR, Hypothesis, _best, beam_search, length_normalizer
+from mtrain.search import FAR, Hypothesis, Rules, _best, beam_search, length_normalizer
 
 BOS, EOS = 1, 0
 Normalize = Callable[[int], float]
@@ -63,11 +63,10 @@ def search(
     return beam_search(
         step,
         state,
-        max_lens=limits,
+        rules=Rules(limits, EOS),
         beam_size=beam_size,
         normalize=normalize,
         bos_id=BOS,
-        eos_id=EOS,
     )
 
 

@@ -101,7 +101,7 @@ def test_several_devices_give_the_text_of_one(trained_run: Path, translator: Tra
     expected = translator.translate(LINES)
     told: list[int] = []
     devices = ["cpu", "cpu"]
-    with several.over_devices(trained_run, devices, precision="fp32", batch_tokens=60) as crew:
+    with several.over_devices([trained_run], devices, precision="fp32", batch_tokens=60) as crew:
         few = crew.translate(LINES, told.append)
     assert [found[0].text for found in few[0]] == [found[0].text for found in expected[0]]
     assert sum(told) == len(LINES)
@@ -111,7 +111,7 @@ def test_several_devices_give_the_text_of_one(trained_run: Path, translator: Tra
 def test_devices_must_be_there(trained_run: Path, devices: list[str]) -> None:
     with (
         pytest.raises(RefusedError, match="device"),
-        several.over_devices(trained_run, devices, precision="fp32"),
+        several.over_devices([trained_run], devices, precision="fp32"),
     ):
         raise AssertionError
 

@@ -23,7 +23,7 @@ from mtrain.config import load_config
 from mtrain.decoder import DecoderState
 from mtrain.errors import UserError
 from mtrain.lines import score_files, translate_stream
-from mtrain.search import Hypothesis, beam_search
+from mtrain.search import Hypothesis, Rules, beam_search
 from mtrain.tokenizer import Tokenizer
 from mtrain.translate import Translation, Translator, load_translator
 
@@ -348,11 +348,10 @@ def search(
     return beam_search(
         step or translator.decoder.step,
         state,
-        max_lens=[limit],
+        rules=Rules([limit], translator.ids.eos),
         beam_size=5,
         normalize=translator.normalize,
         bos_id=translator.ids.bos,
-        eos_id=translator.ids.eos,
     )
 
 
