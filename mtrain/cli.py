@@ -4,6 +4,7 @@ runs.
 
 import json
 import os
+import shutil
 import sys
 import traceback
 from contextlib import nullcontext
@@ -532,6 +533,83 @@ def export(
             sink.flush()  # the next one may take minutes
 
         exporting.export(translator, to, output, quantization, sample, show)
+
+
+@app.command("init")
+def initialize(
+    src: Annotated[Path, typer.Argument(help="Source text, one segment a line; .gz or .zst too.")],
+    tgt: Annotated[Path, typer.Argument(help="Its translation, line for line.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Config to write.  [SRC-TGT.yaml]")
+    ] = None,
+    src_lang: Annotated[
+        str | None, typer.Option(help="Source language, if the file's name does not tell.")
+    ] = None,
+    tgt_lang: Annotated[str | None, typer.Option(help="Target language, likewise.")] = None,
+    valid_src: Annotated[Path | None, typer.Option(help="Source of a validation set.")] = None,
+    valid_tgt: Annotated[Path | None, typer.Option(help="Target of a validation set.")] = None,
+    hold_out: Annotated[
+        int | None,
+        typer.Option(help="Split off so many pairs for validation, into new files.", min=1),
+    ] = None,
+) -> None:
+    """Write a first config, sized to two files of text and to this machine.
+
+    It needs a validation set: either files of its own, or `--hold-out 1000`, which writes both
+    parts of the text beside the config, without what they would share.
+    """
+    if (valid_src is None) != (valid_tgt is None) or (valid_src is None) == (hold_out is None):
+        raise RefusedError(
+            "mtrain init: needs text to validate on: give --valid-src and --valid-tgt, or "
+            "--hold-out 1000 to split so many pairs off"
+        )
+    stop = Stop()
+    stop.install()
+    from mtrain import starter
+    from mtrain.device import pick_device
+
+    languages = (
+        src_lang or starter.language_of(src, "--src-lang"),
+        tgt_lang or starter.language_of(tgt, "--tgt-lang"),
+    )
+    output = output or Path("-".join(languages) + ".yaml")
+    valid = (valid_src, valid_tgt) if valid_src is not None and valid_tgt is not None else None
+    request = starter.Request(src, tgt, output, *languages, valid, hold_out or 0)
+    starter.write_config(request, stop, has_gpu=pick_device("auto").type == "cuda")
+    typer.echo(output)
+
+
+@app.command()
+def check(
+    config: ConfigOption,
+    set_: SetOption = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    examples: Annotated[
+        int, typer.Option(help="Lines that are named of each kind of finding.", min=1, max=1000)
+    ] = 10,
+    forecast: Annotated[
+        bool, typer.Option("--forecast/--no-forecast", help="Tell what a run will take, too.")
+    ] = True,
+    timing: Annotated[
+        bool, typer.Option("--timing/--no-timing", help="Time a few steps for it.")
+    ] = True,
+) -> None:
+    """Look for what is wrong with the text of a config, and tell what a run will take.
+
+    Every corpus is read to its end: odd characters, lines out of step, swapped or untranslated
+    sides, duplicates, validation and test lines that stand in the training text. Exit code 1 where
+    training would refuse the text or its result would mean nothing.
+    """
+    settings, stop = _begin_job(config, set_, None)
+    from mtrain.diagnosis import diagnose
+    from mtrain.findings import ERROR
+
+    found = diagnose(settings, stop, examples=examples, with_forecast=forecast, timed=timing)
+    with writing("-") as sink:
+        lines = [found.as_json()] if json_ else found.lines(shutil.get_terminal_size((100, 0))[0])
+        sink.writelines(line.encode("utf-8", "replace") + b"\n" for line in lines)
+    if found.count(ERROR):
+        raise typer.Exit(EXIT_FAILED)
 
 
 @data_app.command("build")

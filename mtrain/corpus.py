@@ -8,8 +8,8 @@ from pathlib import Path
 
 from mtrain import phrasebook
 from mtrain.config import Corpus, FileCorpus, GeneratedCorpus, HubCorpus, TextCorpus
-from mtrain.errors import UserError
-from mtrain.tables import dataset_files, dataset_name, read_dataset, read_table, scan_table
+from mtrain.errors import UnequalError, UserError
+from mtrain.tables import TextRow, dataset_files, dataset_name, read_dataset, read_table, scan_table
 from mtrain.text import DROPPED, NOT_UTF8, Reading, decode, is_blank, read_file, scan_file
 
 Pair = tuple[str, str]
@@ -71,43 +71,50 @@ def scan(corpus: Corpus, reading: Reading) -> Scan:
 
 def read_pairs(corpus: Corpus, reading: Reading) -> Iterator[Pair]:
     """Yield the pairs of a corpus in order; what is dropped is counted in `reading.counts`."""
-    if isinstance(corpus, TextCorpus):
-        pairs = _read_files(reading.root / corpus.src, reading.root / corpus.tgt, reading)
-    elif isinstance(corpus, GeneratedCorpus):
-        pairs = _generate(corpus)
-    elif isinstance(corpus, FileCorpus):
-        pairs = read_table(corpus, reading)
-    else:
-        pairs = read_dataset(corpus, reading)
-    for src, tgt in pairs:
+    for _, src, tgt in read_rows(corpus, reading):
         if not reading.keep_blank and (is_blank(src) or is_blank(tgt)):
             reading.counts[DROPPED + "blank on a side"] += 1
         else:
             yield src, tgt
 
 
+def read_rows(corpus: Corpus, reading: Reading) -> Iterator[TextRow]:
+    """Yield the pairs of a corpus in order, blank ones included, with their numbers: those of lines
+    in a file, else of rows, from 1.
+    """
+    if isinstance(corpus, TextCorpus):
+        return _read_files(reading.root / corpus.src, reading.root / corpus.tgt, reading)
+    if isinstance(corpus, GeneratedCorpus):
+        return ((number, *pair) for number, pair in enumerate(_generate(corpus), 1))
+    if isinstance(corpus, FileCorpus):
+        return read_table(corpus, reading)
+    return read_dataset(corpus, reading)
+
+
 def _scan_files(src: Path, tgt: Path, check: Callable[[], None]) -> Scan:
     (src_lines, src_hash), (tgt_lines, tgt_hash) = scan_file(src, check), scan_file(tgt, check)
     if src_lines != tgt_lines:
-        raise UserError(
-            f"{src} has {src_lines} lines but {tgt} has {tgt_lines}: "
-            "the sides of a corpus must match line for line"
+        text = "the sides of a corpus must match line for line"
+        raise UnequalError(
+            f"{src} has {src_lines} lines but {tgt} has {tgt_lines}: {text}",
+            min(src_lines, tgt_lines),
         )
     return Scan(src_lines, hashlib.sha256(src_hash + tgt_hash).hexdigest())
 
 
-def _read_files(src: Path, tgt: Path, reading: Reading) -> Iterator[Pair]:
+def _read_files(src: Path, tgt: Path, reading: Reading) -> Iterator[TextRow]:
     sides = zip_longest(read_file(src, reading.counts), read_file(tgt, reading.counts))
     for number, (src_line, tgt_line) in enumerate(sides, 1):
         if src_line is None or tgt_line is None:
             short = src if src_line is None else tgt
-            raise UserError(f"{short}: ends at line {number - 1}, before the other side does")
+            text = f"{short}: ends at line {number - 1}, before the other side does"
+            raise UnequalError(text, number - 1)
         src_text = decode(src, number, src_line, reading)
         tgt_text = decode(tgt, number, tgt_line, reading)
         if src_text is None or tgt_text is None:
             reading.counts[NOT_UTF8] += 1
         else:
-            yield src_text, tgt_text
+            yield number, src_text, tgt_text
 
 
 def _generate(corpus: GeneratedCorpus) -> Iterator[Pair]:

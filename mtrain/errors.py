@@ -22,6 +22,23 @@ def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+class RowError(UserError):
+    """A line or row of a corpus that is not text on both sides."""
+
+    def __init__(self, place: str, number: int, reason: str, *, is_encoding: bool = False) -> None:
+        super().__init__(f"{place}: {reason}")
+        self.place, self.number, self.reason = place, number, reason
+        self.is_encoding = is_encoding  # bytes that are not UTF-8, or half a surrogate pair
+
+
+class UnequalError(UserError):
+    """Files that do not match line for line: so many pairs until one of them ends."""
+
+    def __init__(self, message: str, pairs: int) -> None:
+        super().__init__(message)
+        self.pairs = pairs
+
+
 class RefusedError(UserError):
     """Refused before anything was done: usage, config, or a run directory that is not ours to
     use.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from mtrain import checkpoint, manifest, repeats
-from mtrain.cache import cache_key, cached, remembered
+from mtrain.cache import cache_directory, cache_key, cached, remembered
 from mtrain.check import suspicions
 from mtrain.config import Config, Corpus, TokenizerConfig
 from mtrain.corpus import Pair, Scan, columns_of, describe, files_of, read_pairs, scan
@@ -82,7 +82,7 @@ def prepare(
     """
     check_tokenizer(tokenizer_for(config.data.tgt_lang))
     selection_of(config).text_checks()
-    train_scans = [_scan(config, corpus, stop) for corpus in config.data.train]
+    train_scans = [scan_corpus(config, corpus, stop) for corpus in config.data.train]
     valid = _read_text(config, "valid", config.data.valid, stop)
     tests = {
         name: _read_text(config, f"test {name}", c, stop) for name, c in config.data.test.items()
@@ -123,7 +123,7 @@ def train_run_tokenizer(config: Config, stop: Stop) -> Path:
     with run.hold():
         if run.tokenizer.exists():
             raise UserError(f"{run.tokenizer}: exists already")
-        scans = [_scan(config, corpus, stop) for corpus in config.data.train]
+        scans = [scan_corpus(config, corpus, stop) for corpus in config.data.train]
         run.keep_tokenizer(_get_tokenizer(config, run.tokenizer, scans, stop))
     return run.tokenizer
 
@@ -134,7 +134,7 @@ def reading_of(config: Config, *, keep_blank: bool = False) -> Reading:
     return Reading(root, config.data.invalid_utf8, keep_blank)
 
 
-def _scan(config: Config, corpus: Corpus, stop: Stop) -> Scan:
+def scan_corpus(config: Config, corpus: Corpus, stop: Stop) -> Scan:
     """Scan a corpus, or know from before what its files hold."""
     reading = reading_of(config)
     reading.check = stop.check
@@ -145,7 +145,7 @@ def _scan(config: Config, corpus: Corpus, stop: Stop) -> Scan:
 def _read_text(config: Config, name: str, corpus: Corpus, stop: Stop) -> Text:
     """Read a set whole and keep its blank lines: its score must be the one of its files."""
     reading = reading_of(config, keep_blank=True)
-    found = _scan(config, corpus, stop)
+    found = scan_corpus(config, corpus, stop)
     pairs = list(read_pairs(corpus, reading))
     if not pairs:
         raise UserError(f"data.{name.split()[0]}: {describe(corpus)} holds no pairs")
@@ -174,9 +174,16 @@ def _read_train(config: Config, number: int, counts: Counter[str]) -> Iterator[P
     return read_pairs(config.data.train[number], reading)
 
 
-def _get_tokenizer(config: Config, run_tokenizer: Path, scans: list[Scan], stop: Stop) -> Tokenizer:
-    """Load the run's vocabulary, or the one that the config names, or get one from the cache."""
-    stop.check()
+def find_tokenizer(config: Config, run_tokenizer: Path, scans: list[Scan]) -> Tokenizer | None:
+    """Load the vocabulary of a run if it is there, in whatever place; raises `UserError`."""
+    found = _ready_tokenizer(config, run_tokenizer)
+    return found or _open_tokenizer(cache_directory() / _tokenizer_key(config, scans))
+
+
+def _ready_tokenizer(config: Config, run_tokenizer: Path) -> Tokenizer | None:
+    """Load the run's vocabulary, or the one that the config names, or that of the model that
+    training begins with.
+    """
     settings = config.tokenizer
     if run_tokenizer.exists():
         tokenizer = Tokenizer.load(run_tokenizer)
@@ -185,12 +192,23 @@ def _get_tokenizer(config: Config, run_tokenizer: Path, scans: list[Scan], stop:
         return tokenizer
     if config.train.init_from is not None:
         return _given_tokenizer(Path(config.train.init_from), settings)
-    if settings.path is not None:
-        return Tokenizer.load(Path(settings.path))
-    text = ([found.sha256 for found in scans], config.data.invalid_utf8, _text_filter(config))
-    parts = (*text, MAX_SENTENCES, settings.model_dump(), version("sentencepiece"))
+    return Tokenizer.load(Path(settings.path)) if settings.path is not None else None
+
+
+def _get_tokenizer(config: Config, run_tokenizer: Path, scans: list[Scan], stop: Stop) -> Tokenizer:
+    """Load the run's vocabulary, or the one that the config names, or get one from the cache."""
+    stop.check()
+    if found := _ready_tokenizer(config, run_tokenizer):
+        return found
     make = partial(_train_tokenizer, config, scans, stop)
-    return cached(cache_key("tokenizer", *parts), _open_tokenizer, make, stop)
+    return cached(_tokenizer_key(config, scans), _open_tokenizer, make, stop)
+
+
+def _tokenizer_key(config: Config, scans: list[Scan]) -> str:
+    """Name a vocabulary by the text and the settings that it is made of."""
+    text = ([found.sha256 for found in scans], config.data.invalid_utf8, _text_filter(config))
+    parts = (*text, MAX_SENTENCES, config.tokenizer.model_dump(), version("sentencepiece"))
+    return cache_key("tokenizer", *parts)
 
 
 def _given_tokenizer(path: Path, settings: TokenizerConfig) -> Tokenizer:
@@ -223,7 +241,7 @@ def _read_unchanged(
     hashed before: what is made of it would be kept under the name of another text.
     """
     yield from _read_train(config, number, counts)
-    if _scan(config, config.data.train[number], stop) != scans[number]:
+    if scan_corpus(config, config.data.train[number], stop) != scans[number]:
         raise ChangedError("data.train: it changed while it was read; run the same command again")
 
 

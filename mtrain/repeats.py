@@ -52,6 +52,34 @@ def write_repeats(
     manifest.write_directory(path, fill)
 
 
+class Duplicates:
+    """Equal hashes among many that come one after the other, kept in files of `directory`."""
+
+    def __init__(self, directory: Path, about: int) -> None:
+        buckets = 1 << (about // AT_ONCE).bit_length()
+        self.paths = [directory / f"{number}.hashes" for number in range(buckets)]
+        for path in self.paths:
+            path.touch()
+
+    def add(self, hashes: NDArray[np.uint64], numbers: NDArray[np.uint64]) -> None:
+        """Take hashes, each with a number larger than those before."""
+        records = np.zeros(len(hashes), RECORD)
+        records["hash"], records["number"] = hashes, numbers
+        place = records["hash"] % np.uint64(len(self.paths))
+        for number in np.unique(place).tolist():
+            with self.paths[number].open("ab") as file:
+                file.write(records[place == number].tobytes())
+
+    def groups(self) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint64]]]:
+        """Yield the numbers whose hash was there before, and for each of them the first with it."""
+        for path in self.paths:
+            records = np.fromfile(path, RECORD)
+            records = records[np.argsort(records["hash"], kind="stable")]
+            again = np.diff(records["hash"], prepend=~records["hash"][:1]) == 0
+            first = np.maximum.accumulate(np.where(again, 0, np.arange(len(records))))
+            yield records["number"][again], records["number"][first[again]]
+
+
 def open_repeats(path: Path) -> list[NDArray[np.uint8]] | None:
     """Open what `write_repeats` found, of each corpus a bit for each pair; None where there is
     nothing whole.

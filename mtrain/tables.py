@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.config import FileCorpus, HubCorpus
-from mtrain.errors import UserError
+from mtrain.errors import RowError, UserError
 from mtrain.text import NOT_UTF8, Reading, decode, read_file, scan_file
 from mtrain.tmx import count_units, read_tmx
 
 ROWS = 1000  # read at a time
 
 Row = tuple[int, Any, Any]  # its number, and what should be its source and target
+TextRow = tuple[int, str, str]
 
 
 def scan_table(corpus: FileCorpus, reading: Reading) -> tuple[int, str]:
@@ -36,8 +37,8 @@ def scan_table(corpus: FileCorpus, reading: Reading) -> tuple[int, str]:
     return rows, hashlib.sha256(content + columns).hexdigest()
 
 
-def read_table(corpus: FileCorpus, reading: Reading) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of a file; raises `UserError` with the row that is not two texts."""
+def read_table(corpus: FileCorpus, reading: Reading) -> Iterator[TextRow]:
+    """Yield the pairs of a file, numbered; raises `RowError` for one that is not two texts."""
     path = reading.root / corpus.file
     if corpus.kind == "tmx":
         return read_tmx(path, str(corpus.src), str(corpus.tgt), reading)
@@ -45,8 +46,10 @@ def read_table(corpus: FileCorpus, reading: Reading) -> Iterator[tuple[str, str]
     return _texts(read(corpus, path, reading), corpus, str(path), reading)
 
 
-def read_dataset(corpus: HubCorpus, reading: Reading) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of a Hugging Face dataset, local folders included; raises `UserError`."""
+def read_dataset(corpus: HubCorpus, reading: Reading) -> Iterator[TextRow]:
+    """Yield the pairs of a Hugging Face dataset, local folders included, numbered; raises
+    `UserError`.
+    """
     name = f"dataset {dataset_name(corpus)}"
     rows = _rows_of_batches(_dataset_batches(corpus, reading.root, name), corpus, name)
     return _texts(rows, corpus, name, reading)
@@ -67,21 +70,24 @@ def dataset_name(corpus: HubCorpus) -> str:
 
 def _texts(
     rows: Iterable[Row], corpus: FileCorpus | HubCorpus, name: str, reading: Reading
-) -> Iterator[tuple[str, str]]:
+) -> Iterator[TextRow]:
     """Pass on what is two texts."""
     for number, src, tgt in rows:
-        for column, value in ((corpus.src, src), (corpus.tgt, tgt)):
-            if not isinstance(value, str):
-                raise UserError(f"{name}: row {number}: {column} is not text")
-        if _is_unicode(src) and _is_unicode(tgt):
-            yield src, tgt
-        elif reading.invalid_utf8 == "drop":
-            reading.counts[NOT_UTF8] += 1
+        place = f"{name}: row {number}"
+        columns = ((corpus.src, src), (corpus.tgt, tgt))
+        other = next((column for column, value in columns if not isinstance(value, str)), None)
+        if other is not None:
+            reading.refuse(RowError(place, number, f"{other} is not text"))
+        elif _is_unicode(src) and _is_unicode(tgt):
+            yield number, src, tgt
         else:
-            raise UserError(
-                f"{name}: row {number}: holds half of a surrogate pair; mend the row, or set "
-                "data.invalid_utf8: drop to leave such pairs out"
-            )
+            reading.counts[NOT_UTF8] += 1
+            if reading.invalid_utf8 == "error":
+                reason = (
+                    "holds half of a surrogate pair; mend the row, or set "
+                    "data.invalid_utf8: drop to leave such pairs out"
+                )
+                reading.refuse(RowError(place, number, reason, is_encoding=True))
 
 
 def _is_unicode(text: str) -> bool:
@@ -118,33 +124,37 @@ def _read_tsv(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]
     src, tgt = (int(place) for place in places)
     for number, line in lines:
         cells = line.split("\t")
-        if max(src, tgt) >= len(cells):
-            raise UserError(
-                f"{path}:{number}: no column {max(src, tgt)}, counted from 0, among {len(cells)}"
-            )
-        yield number, cells[src], cells[tgt]
+        if max(src, tgt) < len(cells):
+            yield number, cells[src], cells[tgt]
+            continue
+        reason = f"no column {max(src, tgt)}, counted from 0, among {len(cells)}"
+        reading.refuse(RowError(f"{path}:{number}", number, reason))
 
 
 def _read_json_lines(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]:
     for number, line in _decoded_lines(path, reading):
         try:
             row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            reason = str(error) if isinstance(error, ValueError) else "nested too deep"
-            raise UserError(f"{path}:{number}: not JSON: {reason}") from None
-        src, tgt = (_field(row, str(name), f"{path}:{number}") for name in (corpus.src, corpus.tgt))
+            src, tgt = (_field(row, str(name)) for name in (corpus.src, corpus.tgt))
+        except (ValueError, RecursionError, LookupError) as error:
+            reason = {RecursionError: "not JSON: nested too deep", LookupError: str(error.args[0])}
+            text = reason.get(type(error), f"not JSON: {error}")
+            reading.refuse(RowError(f"{path}:{number}", number, text))
+            continue
         yield number, src, tgt
 
 
-def _field(row: Any, name: str, place: str) -> Any:
-    """Reach into an object by a name, or a dotted one such as `translation.en`."""
+def _field(row: Any, name: str) -> Any:
+    """Reach into an object by a name, or a dotted one such as `translation.en`; raises
+    `LookupError`.
+    """
     if isinstance(row, dict) and name in row:
         return row[name]
     for part in name.split("."):
         if not isinstance(row, dict):
-            raise UserError(f"{place}: no field {name}; it is no object")
+            raise LookupError(f"no field {name}; it is no object")
         if part not in row:
-            raise UserError(f"{place}: no field {name}; it has {_listed(row)}")
+            raise LookupError(f"no field {name}; it has {_listed(row)}")
         row = row[part]
     return row
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, NoReturn, cast
 
-from mtrain.errors import UserError
+from mtrain.errors import RowError, UserError
 
 DROPPED = "pairs dropped: "  # how counts of pairs that are left out begin
 NOT_UTF8 = DROPPED + "not valid UTF-8"
@@ -23,10 +23,15 @@ _BOM = b"\xef\xbb\xbf"
 _BLOCK = 1 << 20
 
 
+def _refuse(error: RowError) -> NoReturn:
+    raise error
+
+
 @dataclass
 class Reading:
-    """Options of reading, counts of what was changed or dropped on the way, and what to call now
-    and then: it may raise to end a long read.
+    """Options of reading, counts of what was changed or dropped on the way, what to call now and
+    then (it may raise to end a long read), and for a row that cannot be read (one that does not
+    raise has it left out).
     """
 
     root: Path = field(default_factory=Path)
@@ -34,6 +39,7 @@ class Reading:
     keep_blank: bool = False
     counts: Counter[str] = field(default_factory=Counter)
     check: Callable[[], None] = lambda: None
+    refuse: Callable[[RowError], None] = _refuse
 
 
 def is_blank(text: str) -> bool:
@@ -93,6 +99,22 @@ def read_text_file(path: Path, counts: Counter[str] | None = None) -> list[str]:
     return lines
 
 
+def windows_lines(path: Path, most: int, check: Callable[[], None]) -> tuple[int, int, list[int]]:
+    r"""Count the lines that end in `\r\n`, and all; and number the first ones."""
+    count, number, first = 0, 0, list[int]()
+    with open_bytes(path) as stream:
+        try:
+            for number, line in enumerate(stream, 1):
+                if line.endswith(b"\r\n"):
+                    count += 1
+                    first += [number] * (len(first) < most)
+                if number % _BLOCK == 0:
+                    check()
+        except (OSError, EOFError, zlib.error) as error:
+            raise UserError(f"{path}: cannot read: {error}") from None
+    return count, number, first
+
+
 def scan_file(path: Path, check: Callable[[], None]) -> tuple[int, bytes]:
     """Return the number of lines and the SHA-256 of a file's decompressed bytes."""
     if path.exists() and not path.is_file():
@@ -113,13 +135,14 @@ def scan_file(path: Path, check: Callable[[], None]) -> tuple[int, bytes]:
 
 
 def decode(path: Path, number: int, line: bytes, reading: Reading) -> str | None:
-    """Read line `number` of a corpus's file as UTF-8; None if it is not and is to be dropped."""
+    """Read line `number` of a corpus's file as UTF-8; None if it is not and is to be left out."""
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
-        if reading.invalid_utf8 == "drop":
-            return None
-        raise UserError(
-            f"{path}:{number}: not valid UTF-8 (byte {error.start + 1} of the line); mend "
-            "the line, or set data.invalid_utf8: drop to leave such pairs out"
-        ) from None
+        if reading.invalid_utf8 == "error":
+            reason = (
+                f"not valid UTF-8 (byte {error.start + 1} of the line); mend the line, or set "
+                "data.invalid_utf8: drop to leave such pairs out"
+            )
+            reading.refuse(RowError(f"{path}:{number}", number, reason, is_encoding=True))
+        return None

@@ -1,7 +1,6 @@
 """The training loop: steps, records, checkpoints, validation, stopping and resuming exactly."""
 
 import math
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -14,7 +13,7 @@ import torch
 import torch.fx.experimental._config as shapes
 from torch import Tensor
 
-from mtrain import checkpoint, manifest
+from mtrain import checkpoint, forecast, manifest
 from mtrain.checkpoint import Loop, Snapshot, TrainerState
 from mtrain.config import Config, dump_config
 from mtrain.data import Batch, MicroBatch, SpecialIds, TokenBatches
@@ -347,7 +346,7 @@ class Trainer:
             self.position.epoch + 1,
             summary,
             float(norm),
-            _clock(left),
+            forecast.clock(left),
             extra={"shown_on_bar": True},
         )
         self.sums.zero_()
@@ -546,58 +545,15 @@ class Trainer:
 
     def _announce_training(self) -> None:
         """Say what is trained, on what, and how."""
-        train = self.config.train
-        warmup = max(1, train.warmup_steps)
-        planned = self.batches.plan(0, 0)  # all pools are alike
-        batches, per_step = len(planned) * self.batches.pools, self.batches.step_batches
-        logger.info(
-            "model: %s parameters, vocabulary %s",
-            f"{self.model.num_parameters:,}",
-            f"{self.model.shape.vocab_size:,}",
+        planned, shape = self.batches.plan(0, 0), self.model.shape  # all pools are alike
+        tokens = sum(each.num_tokens for each in planned) / max(1, len(planned))
+        micro_batches = len(planned) * self.batches.pools
+        batching = forecast.Batching(micro_batches, tokens, self.batches.step_batches)
+        plan = forecast.Plan.of(
+            self.config,
+            self.model.num_parameters,
+            shape.vocab_size,
+            len(self.prepared.tokenizer.proto),
+            batching,
         )
-        logger.info(
-            "device: %s%s, %s, threads: %d%s",
-            f"{self.ranks.size} x " if self.ranks.size > 1 else "",
-            self.device if self.ranks.size == 1 else self.device.type,
-            self.machine.precision,
-            self.machine.threads,
-            ", compiled" if self.machine.compile else "",
-        )
-        tokens = sum(each.num_tokens for each in planned)
-        logger.info(
-            "batches: about %s steps an epoch, about %s target tokens a step",
-            f"{max(1, batches // per_step):,}",
-            f"{tokens * per_step // max(1, len(planned)):,}",
-        )
-        logger.info(
-            "learning rate: %s, peak %.3e at step %s",
-            train.schedule,
-            self.rate(warmup),
-            f"{warmup:,}",
-        )
-        self._announce_disk()
-
-    def _announce_disk(self) -> None:
-        """Say what the checkpoints will take, and warn where the disk cannot hold them."""
-        train, directory = self.config.train, self.run_dir.path.absolute()
-        keep = max(train.keep_checkpoints, train.average_last)
-        vocabulary = len(self.prepared.tokenizer.proto)
-        one, most = checkpoint.disk_needed(self.model.num_parameters, vocabulary, keep)
-        logger.info(
-            "checkpoints: %s MB each, up to %s MB in all", f"{one / 1e6:,.1f}", f"{most / 1e6:,.1f}"
-        )
-        present = sum(file.stat().st_size for file in directory.rglob("*.safetensors"))
-        place = next(path for path in (directory, *directory.parents) if path.is_dir())
-        free = shutil.disk_usage(place).free
-        if most > free + present:
-            logger.warning(
-                "%s: %s MB are free on this disk, too little for the run's checkpoints; make room, "
-                "or lower train.keep_checkpoints and train.average_last",
-                place,
-                f"{free / 1e6:,.1f}",
-            )
-
-
-def _clock(seconds: float) -> str:
-    minutes, hours = int(seconds / 60) % 60, int(seconds / 3600)
-    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{int(seconds) % 60:02d}s"
+        forecast.tell(plan, self.machine, self.device, self.run_dir.path)

@@ -60,10 +60,15 @@ ShareOut = Callable[[list[Group]], Generator[Translated]]
 
 def model_shape(config: Config, tokenizer: Tokenizer) -> Shape:
     """Derive a model's shape from its settings and vocabulary."""
+    return shape_of(config, tokenizer.vocab_size, tokenizer.pad_id)
+
+
+def shape_of(config: Config, vocab_size: int, pad_id: int) -> Shape:
+    """Derive a model's shape from its settings and the size of a vocabulary."""
     m = config.model
     return Shape(
-        vocab_size=tokenizer.vocab_size,
-        pad_id=tokenizer.pad_id,
+        vocab_size=vocab_size,
+        pad_id=pad_id,
         d_model=m.d_model,
         num_heads=m.num_heads,
         d_ff=m.d_ff,

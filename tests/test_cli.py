@@ -56,6 +56,9 @@ OPTIONS = {
     "report": {"run_dir", "-o", "--output", "--text"},
     "score": MACHINE | {"-m", "--model", "-s", "--source", "-t", "--target", "--batch-tokens"},
     "export": {"-m", "--model", "-o", "--output", "--to", "--quantization", "--sample"},
+    "check": {"-c", "--config", "--set", "--json", "--examples"} | {"--forecast", "--timing"},
+    "init": {"src", "tgt", "-o", "--output", "--src-lang", "--tgt-lang"}
+    | {"--valid-src", "--valid-tgt", "--hold-out"},
     "data build": {"-c", "--config", "--set", "--time-limit"},
     "tokenizer train": {"-c", "--config", "--set"},
     "tokenizer encode": {"-m", "--model"},

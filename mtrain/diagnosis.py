@@ -1,0 +1,177 @@
+"""`mtrain check`: a look at all text, how the vocabulary fits it, what a run will take."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from textwrap import wrap
+
+import numpy as np
+
+from mtrain.config import Config
+from mtrain.doctor import Doctor
+from mtrain.errors import UserError
+from mtrain.finders import token_lengths
+from mtrain.findings import ERROR, NOTE, WARNING, Chunk
+from mtrain.forecast import Forecast, forecast
+from mtrain.prepare import find_tokenizer, weights_of
+from mtrain.rundir import RunDirectory
+from mtrain.stop import Stop
+from mtrain.tokenizer import Tokenizer
+
+MOST_ENCODED = 20_000  # pairs of the sample
+MOST_BYTES = 0.02  # share of tokens that are bytes or unknown
+MOST_A_WORD = 3.0  # tokens
+GUESSED_SIZE = 250_000  # bytes of a vocabulary file that is not there yet
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a vocabulary cuts the words of a side: tokens, and how many are bytes or unknown."""
+
+    words: int
+    tokens: int
+    bytes: int
+    unknown: int
+
+    @property
+    def a_word(self) -> float:
+        """Tokens a word; a Han character counts as a word."""
+        return self.tokens / max(1, self.words)
+
+    def share(self, number: int) -> float:
+        """Which share of the tokens a number is."""
+        return number / max(1, self.tokens)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.a_word:.2f} tokens a word, {self.share(self.bytes):.2%} bytes, "
+            f"{self.share(self.unknown):.2%} unknown"
+        )
+
+
+@dataclass
+class Diagnosis:
+    """All that `mtrain check` reports."""
+
+    doctor: Doctor
+    tokenizer: Tokenizer | None = None
+    fits: list[Fit] = field(default_factory=list)
+    forecast: Forecast | None = None
+    trouble: str = ""  # why there is no forecast
+
+    def count(self, severity: str) -> int:
+        """Count the kinds of findings that are so bad, each once for each corpus."""
+        found = chain.from_iterable(each.found.sorted for each in self.doctor.sets)
+        return sum(finding.severity == severity for finding in found)
+
+    @property
+    def summary(self) -> str:
+        """Say it in a line."""
+        counts = [(self.count(name), name) for name in (ERROR, WARNING, NOTE)]
+        told = [f"{number} {name}{'s' * (number != 1)}" for number, name in counts if number]
+        return ", ".join(told) or "nothing odd was found"
+
+    def lines(self, width: int) -> Iterator[str]:
+        """Write it for people, in lines of at most so many columns where that can be."""
+        for each in self.doctor.sets:
+            yield from each.found.lines(width)
+        yield "vocabulary"
+        if self.tokenizer is None:
+            yield "  none yet: lengths in tokens are estimated"
+        for name, fit in zip(("source", "target"), self.fits, strict=False):
+            yield f"  {name}: {fit}"
+        if self.forecast is not None:
+            yield "forecast"
+            for line in self.forecast.lines():
+                yield from wrap(line, width, initial_indent="  ", subsequent_indent="    ")
+        elif self.trouble:
+            yield from wrap(f"forecast: none: {self.trouble}", width, subsequent_indent="    ")
+        yield self.summary
+
+    def as_json(self) -> str:
+        """Write it for scripts, as one JSON object."""
+        fits = {
+            name: {
+                "tokens_per_word": round(fit.a_word, 4),
+                "bytes": round(fit.share(fit.bytes), 6),
+                "unknown": round(fit.share(fit.unknown), 6),
+            }
+            for name, fit in zip(("source", "target"), self.fits, strict=False)
+        }
+        return json.dumps(
+            {
+                "corpora": [each.found.as_json() for each in self.doctor.sets],
+                "vocabulary": fits or None,
+                "forecast": self.forecast.as_json() if self.forecast else None,
+                "errors": self.count(ERROR),
+                "warnings": self.count(WARNING),
+                "notes": self.count(NOTE),
+            },
+            ensure_ascii=False,
+        )
+
+
+def diagnose(
+    config: Config, stop: Stop, *, examples: int, with_forecast: bool, timed: bool
+) -> Diagnosis:
+    """Look at all text of a config; what is found is returned, whatever it is. Raises `UserError`
+    where the vocabulary that the config names cannot be read.
+    """
+    doctor = Doctor(config, stop, examples)
+    doctor.scan()
+    doctor.tokenizer = _find_tokenizer(config, doctor)
+    doctor.look()
+    diagnosis = Diagnosis(doctor, doctor.tokenizer)
+    if doctor.tokenizer is not None:
+        diagnosis.fits = [_fit(doctor.tokenizer, doctor.sample, side) for side in (0, 1)]
+        _warn_of_fit(diagnosis)
+    if with_forecast:
+        try:
+            diagnosis.forecast = _forecast(config, doctor, timed=timed)
+        except UserError as error:
+            stop.check()
+            diagnosis.trouble = str(error)
+    return diagnosis
+
+
+def _find_tokenizer(config: Config, doctor: Doctor) -> Tokenizer | None:
+    """Load the vocabulary of the config's run, wherever it is, if it is."""
+    scans = [each.scan for each in doctor.sets if each.is_train and each.scan]
+    return find_tokenizer(config, RunDirectory(Path(config.run_dir)).tokenizer, scans)
+
+
+def _fit(tokenizer: Tokenizer, sample: list[Chunk], side: int) -> Fit:
+    """Cut a part of the sample."""
+    texts = [text for chunk in sample for text in chunk.texts[side]]
+    step = max(1, len(texts) // MOST_ENCODED)
+    counts = np.concatenate([np.zeros(0, np.int64), *(c.words[side].counts for c in sample)])
+    ids = np.fromiter(chain.from_iterable(tokenizer.encode(texts[::step])), np.int64)
+    pieces = tokenizer.pieces
+    is_byte = np.array([pieces.is_byte(number) for number in range(pieces.get_piece_size())])
+    unknown = int((ids == tokenizer.unk_id).sum())
+    return Fit(int(counts[::step].sum()), len(ids), int(is_byte[ids].sum()), unknown)
+
+
+def _warn_of_fit(diagnosis: Diagnosis) -> None:
+    for name, fit in zip(("source", "target"), diagnosis.fits, strict=True):
+        odd = fit.share(fit.bytes + fit.unknown) > MOST_BYTES or fit.a_word > MOST_A_WORD
+        if fit.words and odd:
+            diagnosis.doctor.sets[0].found.tell("pieces", f"{name}: {fit}")
+
+
+def _forecast(config: Config, doctor: Doctor, *, timed: bool) -> Forecast:
+    """Forecast a run by the lengths of the sample."""
+    lengths = [np.zeros((0, 2), np.int64)]
+    step = max(1, sum(map(len, doctor.sample)) // MOST_ENCODED)
+    for chunk in doctor.sample:
+        some = chunk.select(np.arange(0, len(chunk), step))
+        lengths.append(token_lengths(some, doctor.tokenizer))
+    sizes = [each.found.pairs for each in doctor.sets if each.is_train]
+    pairs = sum(n * w for n, w in zip(sizes, weights_of(config, sizes), strict=True))
+    tokenizer = doctor.tokenizer
+    vocab_size = tokenizer.vocab_size if tokenizer else config.tokenizer.vocab_size
+    vocabulary = len(tokenizer.proto) if tokenizer else GUESSED_SIZE
+    sample = np.concatenate(lengths)
+    return forecast(config, vocab_size, vocabulary, sample, pairs, timed=timed)

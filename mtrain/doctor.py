@@ -1,0 +1,263 @@
+"""The look that `mtrain check` takes at every corpus of a config."""
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtrain.characters import Characters
+from mtrain.check import suspicions
+from mtrain.config import Config, Corpus
+from mtrain.corpus import Scan, describe, read_rows
+from mtrain.errors import RowError, UnequalError, UserError
+from mtrain.finders import look_at_pairs, look_for_long_lines
+from mtrain.findings import Chunk, Example, Findings, Place
+from mtrain.log import progress_bar
+from mtrain.overlap import Hashed, ScoredSet, Tally
+from mtrain.prepare import reading_of, scan_corpus
+from mtrain.repeats import Duplicates
+from mtrain.slips import Slips
+from mtrain.stop import Stop
+from mtrain.text import is_blank, windows_lines
+from mtrain.tokenizer import Tokenizer
+from mtrain.usual import Usual
+
+CHUNK = 10_000  # pairs that are looked at together
+SAMPLE = 40_000  # pairs of all training text from which is learned what is usual
+MOST_CONTAINED = 0.9  # share of a scored set that may stand in train
+ROW_BITS = 40  # of a number that names a corpus and a row
+
+Row = tuple[int, str, str]
+
+
+@dataclass
+class Set:
+    """A corpus of a config: its name there, and what was found in it."""
+
+    name: str
+    corpus: Corpus
+    found: Findings
+    scan: Scan | None = None
+    expected: int = 0  # pairs
+
+    @property
+    def is_train(self) -> bool:
+        """Tell whether it is learned from."""
+        return self.name.startswith("data.train")
+
+    @property
+    def is_broken(self) -> bool:
+        """Tell whether its end cannot be read, which was told."""
+        return any(kind in ("unreadable", "unequal") for kind, _ in self.found.found)
+
+
+@dataclass
+class Doctor:
+    """Looks at all corpora of a config, and keeps at most `most` examples of a kind."""
+
+    config: Config
+    stop: Stop
+    most: int = 10
+    characters: Characters = field(default_factory=Characters)
+    sample: list[Chunk] = field(default_factory=list)
+    tokenizer: Tokenizer | None = None
+
+    def __post_init__(self) -> None:
+        data = self.config.data
+        corpora = [(f"data.train[{number}]", corpus) for number, corpus in enumerate(data.train)]
+        corpora.append(("data.valid", data.valid))
+        corpora += [(f"data.test.{name}", corpus) for name, corpus in data.test.items()]
+        self.root = reading_of(self.config).root
+        self.sets = [
+            Set(name, each, Findings(name, describe(each), Place.of(each, self.root), self.most))
+            for name, each in corpora
+        ]
+
+    def scan(self) -> None:
+        """Count and hash all text, which tells what cannot be read."""
+        for each in self.sets:
+            self._scan(each)
+
+    def look(self) -> None:
+        """Read a sample of the training text, to learn what is usual, then everything."""
+        train = sum(each.expected for each in self.sets if each.is_train)
+        total = train + sum(each.expected for each in self.sets)
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mtrain-")))
+            bar = stack.enter_context(progress_bar(total, "pair", "checking"))
+            self.sample = list(self._learn(max(1, train // SAMPLE), bar))
+            usual = Usual(self.sample, self.characters)
+            usual.compare(self.config.data, self.sample, self.sets[0].found)
+            tallies: list[Tally] = []
+            for each in self.sets:
+                if not each.is_train:
+                    self._look_at_scored(each, usual, tallies, bar)
+            self._look_at_train(usual, tallies, Duplicates(folder, train), bar)
+        for tally in tallies:
+            tally.tell()
+        for each in self.sets:
+            if ("slip", "") in each.found.found:  # which tells more exactly
+                each.found.found.pop(("unrelated", ""), None)
+
+    def _scan(self, each: Set) -> None:
+        """Count the pairs of a corpus and its Windows line ends; tell what cannot be read."""
+        try:
+            each.scan = scan_corpus(self.config, each.corpus, self.stop)
+            each.expected = each.scan.pairs
+        except UnequalError as error:
+            each.found.tell("unequal", str(error))
+            each.expected = error.pairs
+        except UserError as error:
+            self.stop.check()
+            each.found.tell("unreadable", str(error))
+        if each.scan and each.found.place.unit == "line":
+            _look_for_windows_lines(each, self.stop.check)
+
+    def _rows(self, each: Set, refuse: Callable[[RowError], None]) -> Iterator[Row]:
+        """Read the rows of a corpus as far as it goes; `refuse` is told of those left out."""
+        reading = reading_of(self.config, keep_blank=True)
+        reading.invalid_utf8, reading.refuse = "error", refuse
+        try:
+            yield from read_rows(each.corpus, reading)
+        except UserError as error:
+            self.stop.check()
+            if not each.is_broken:
+                each.found.tell("unreadable", str(error))
+
+    def _chunks(self, each: Set, rows: Iterable[Row], times: int, bar: Any) -> Iterator[Chunk]:
+        """Cut rows into chunks; each stands for so many."""
+        iterator = iter(rows)
+        while some := list(islice(iterator, CHUNK)):
+            self.stop.check()
+            numbers, src, tgt = zip(*some, strict=True)
+            yield Chunk(each.found.place, numbers, (src, tgt), self.characters)
+            bar.update(len(some) * times)
+
+    def _learn(self, step: int, bar: Any) -> Iterator[Chunk]:
+        """Read a share of the training pairs, from all over, but for those that say nothing."""
+        for each in self.sets:
+            if not each.is_train:
+                continue
+            rows = islice(self._rows(each, lambda error: None), 0, None, step)
+            kept = (row for row in rows if _is_telling(row))
+            parts = list(self._chunks(each, kept, step, bar))
+            lengths = [np.zeros((0, 2), np.int64), *(part.lengths for part in parts)]
+            _look_at_lengths(each, np.concatenate(lengths), step)
+            yield from parts
+
+    def _refuse(self, each: Set) -> Callable[[RowError], None]:
+        is_dropped = self.config.data.invalid_utf8 == "drop"
+        return lambda error: each.found.add_row(error, is_dropped=is_dropped)
+
+    def _look_at(self, each: Set, usual: Usual, bar: Any) -> Iterator[Chunk]:
+        """Look at the pairs of a corpus by themselves, and pass them on."""
+        slips = Slips(usual.kinship, usual.misfit, each.found)
+        for chunk in self._chunks(each, self._rows(each, self._refuse(each)), 1, bar):
+            each.found.pairs += len(chunk)
+            slips.feed(chunk, look_at_pairs(chunk, usual, each.found))
+            if each.is_train:
+                look_for_long_lines(chunk, self.tokenizer, self.config.data.max_length, each.found)
+            yield chunk
+        slips.finish()
+        if not each.found.pairs and not each.is_broken:
+            each.found.tell("empty", f"{each.found.what} holds no pairs")
+
+    def _look_at_scored(self, each: Set, usual: Usual, tallies: list[Tally], bar: Any) -> None:
+        """Look at a set that is scored, and for its lines in those before it."""
+        chunks = list(self._look_at(each, usual, bar))
+        rows = Hashed.of(joined(chunks, each.found.place, self.characters))
+        for before in [tally for tally in tallies if tally.other == "data.train"]:
+            tally = Tally(before.set, before.found, each.name)
+            tally.take(rows)
+            tallies.append(tally)
+        tallies.append(Tally(ScoredSet(rows), each.found, "data.train", MOST_CONTAINED))
+
+    def _look_at_train(
+        self, usual: Usual, tallies: list[Tally], duplicates: Duplicates, bar: Any
+    ) -> None:
+        """Look at the training text, and for lines of the scored sets in it."""
+        train = [each for each in self.sets if each.is_train]
+        for number, each in enumerate(train):
+            for chunk in self._look_at(each, usual, bar):
+                rows = Hashed.of(chunk)
+                for tally in tallies:
+                    if tally.other == "data.train":
+                        tally.take(rows)
+                filled = np.flatnonzero(~rows.is_blank)
+                named = np.array(chunk.numbers, np.uint64) | np.uint64(number << ROW_BITS)
+                duplicates.add(rows.pairs[filled], named[filled])
+        for later, first in duplicates.groups():
+            _tell_duplicates(train, later, first)
+
+
+def _is_telling(row: Row) -> bool:
+    """Tell whether both sides hold text, and not the same."""
+    return not is_blank(row[1]) and not is_blank(row[2]) and row[1].strip() != row[2].strip()
+
+
+def joined(chunks: list[Chunk], place: Place, characters: Characters) -> Chunk:
+    """Put chunks one behind the other."""
+    numbers = [number for chunk in chunks for number in chunk.numbers]
+    sides = ([text for chunk in chunks for text in chunk.texts[side]] for side in (0, 1))
+    src, tgt = sides
+    return Chunk(place, numbers, (src, tgt), characters)
+
+
+@dataclass(frozen=True)
+class _Lengths:
+    """The lengths of pairs, for a look at whether the sides go together."""
+
+    lengths: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def lengths_of(self, start: int, stop: int) -> NDArray[np.int64]:
+        return self.lengths[start:stop]
+
+    def equal_sides(self, start: int, stop: int) -> NDArray[np.bool_]:
+        return np.zeros(stop - start, bool)
+
+
+def _look_at_lengths(each: Set, lengths: NDArray[np.int64], step: int) -> None:
+    """Tell where lengths do not go together; places are known where every pair was looked at."""
+    for sign in suspicions(_Lengths(lengths)):
+        if step == 1 or "near pair" not in sign:
+            each.found.tell("unrelated", sign)
+
+
+def _look_for_windows_lines(each: Set, check: Callable[[], None]) -> None:
+    """Name the lines that end as on Windows."""
+    for side, file in enumerate(each.found.place.files):
+        count, total, first = windows_lines(Path(file), each.found.most, check)
+        examples = [
+            Example(0, n, each.found.place.name(n, side), "", each.found.place.as_json(n, side))
+            for n in first
+        ]
+        if count:
+            about = f"(all of {Path(file).name})" if count == total else ""
+            each.found.add("crlf", count, examples[:1] if about else examples, about)
+
+
+def _tell_duplicates(
+    train: list[Set], later: NDArray[np.uint64], first: NDArray[np.uint64]
+) -> None:
+    """Name the first pairs that were there before, and where."""
+    rows = np.uint64((1 << ROW_BITS) - 1)
+    for number, each in enumerate(train):
+        mine = np.flatnonzero(later >> np.uint64(ROW_BITS) == number)
+        examples = []
+        for index in mine[np.argsort(later[mine])][: each.found.most].tolist():
+            row, before = int(later[index] & rows), int(first[index] & rows)
+            origin = train[int(first[index]) >> ROW_BITS].found.place
+            text, place = f"= {origin.name(before)}", each.found.place
+            json = {**place.as_json(row), "first": origin.as_json(before)}
+            examples.append(Example(row, row, place.name(row), text, json))
+        if len(mine):
+            each.found.add("duplicate", len(mine), examples)

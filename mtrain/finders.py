@@ -1,0 +1,254 @@
+"""What may be odd about pairs: each function looks at a chunk of them for one kind of thing."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtrain.characters import JOINING, ODD
+from mtrain.findings import Chunk, Findings
+from mtrain.text import is_blank
+from mtrain.tokenizer import Tokenizer
+from mtrain.usual import Usual, script_name
+
+Rows = NDArray[np.int64]
+
+LEAST_LETTERS = 5  # of a line in another script
+LEAST_FOREIGN_LATIN = 20  # names and commands in Latin letters stand in texts of all scripts
+SURE = 7.0  # nats for a line to be in the other side's language
+PIECES_A_WORD = 1.4  # where there is no vocabulary yet; a Han character counts as a word
+LEAST_PAIRS = 200  # in a sample from which words and lengths are learned
+FAR_RATIO, FAR_SPREAD = 1.1, 5.0  # logarithm, three times the usual; standard deviations
+LEAST_CHARACTERS = 30  # of the longer side, for its length to be odd
+
+_CP1252 = {byte: bytes([byte]).decode("cp1252", "replace") for byte in range(0x80, 0xC0)}
+_FOLLOWING = "".join(char for char in _CP1252.values() if char != "\ufffd") + "\x81\x8d\x8f\x90\x9d"
+_BYTES = {char: byte for byte, char in _CP1252.items() if char != "\ufffd"}
+_RUN = re.compile(rf"(?:[\u00c2-\u00f4][\x80-\x9f{re.escape(_FOLLOWING)}]{{1,3}})+")
+_CYRILLIC = re.compile(
+    r"(?:[РС][\u0402-\u040f\u0452-\u045f\u0490\u0491\u00a0-\u00bb\u2013-\u203a№]){3,}"
+)
+_GARBLED = re.compile("锟斤拷|ï¿½|ðŸ[\x80-\xbf‘-“˜™]")
+_QUOTES = set("‘’“”‹›„‚»«´¨…–—")
+_ENTITY = (
+    r"&(?:amp|lt|gt|quot|apos|nbsp|copy|reg|[lr][ds]?quo|hellip|[mn]dash|shy|euro|bar|bull|middot|"
+    r"laquo|raquo|[a-zA-Z](?:acute|grave|circ|uml|tilde|cedil|ring|slash)|szlig|eth|thorn|"
+    r"#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6});"
+)
+_TAG = (
+    r"</?(?:a|abbr|b|big|blockquote|body|br|center|code|div|em|font|form|h[1-6]|head|hr|html|i|img|"
+    r"input|li|link|meta|ol|p|pre|s|script|small|span|strong|style|sub|sup|table|tbody|td|th|title|"
+    r"tr|tt|u|ul)(?:\s+[a-zA-Z:-]+\s*=[^<>]*|\s*)/?>|<!--|<!\[CDATA\["
+)
+_MARKUP = re.compile(f"{_ENTITY}|{_TAG}")
+_SUBWORDS = re.compile(r"(?:^|\w)@@(?=\s|$)|(?:^|\s)@-@(?=\s|$)|▁|￭|</w>|(?:^|\s)##\w+")
+
+
+def look_at_pairs(chunk: Chunk, usual: Usual, found: Findings) -> NDArray[np.float64]:
+    """Find what is odd about pairs; returns the evidence, in nats, that the sides of each go
+    together, by their words and by their lengths, 0 for those of which something else was said;
+    shape (2, pairs).
+    """
+    for side in (0, 1):
+        _look_at_side(chunk, side, found)
+    blank = _look_for_blanks(chunk, found)
+    same = ~blank & np.array([a.strip() == b.strip() for a, b in zip(*chunk.texts, strict=True)])
+    same &= chunk.words[0].counts > 0
+    rows = np.flatnonzero(same)
+    found.add_rows("same", chunk, rows, ranks=-chunk.lengths[rows, 0].astype(float))
+    told = blank | same
+    if usual.pairs >= LEAST_PAIRS:
+        told |= _look_at_languages(chunk, usual, found, told)
+    told |= _look_at_scripts(chunk, usual, found, told)
+    if usual.pairs >= LEAST_PAIRS:
+        _look_at_lengths(chunk, usual, found, told)
+    if not usual.has_kin:
+        return np.zeros((2, len(chunk)))
+    words, lengths = usual.kinship.evidence(*chunk.words), usual.ratio.evidence(chunk.lengths)
+    return np.where(told, 0.0, np.stack((words, lengths)))
+
+
+def _look_at_side(chunk: Chunk, side: int, found: Findings) -> None:
+    """Find characters and marks that text should not have."""
+    lines, characters, texts = chunk.lines[side], chunk.characters, chunk.texts[side]
+    odd = characters.odd[lines.codes]
+    places = np.flatnonzero(odd)
+    for kind in np.unique(odd[places]).tolist():
+        some = places[odd[places] == kind]
+        rows, first = np.unique(lines.lines[some], return_index=True)
+        begins = np.searchsorted(lines.lines, rows)
+        spots = dict(zip(rows.tolist(), (some[first] - begins).tolist(), strict=True))
+        if ODD[kind] == "mark":
+            rows = rows[~_joins(chunk, side, rows)]
+        found.add_rows(ODD[kind], chunk, rows, side, spots=spots)
+    for kind, search in _SEARCHES:
+        spots = dict(search(texts))
+        other = {row for row, _ in search([chunk.texts[1 - side][row] for row in spots])}
+        ranks = np.array([float(index in other) for index in range(len(spots))])
+        rows = np.array(list(spots), np.int64)  # those on one side alone come first
+        found.add_rows(kind, chunk, rows, side, ranks=ranks, spots=spots)
+    _look_for_mixed_words(chunk, side, found)
+
+
+def _joins(chunk: Chunk, side: int, rows: Rows) -> NDArray[np.bool_]:
+    """Tell which lines hold letters or signs that are joined or marked as a matter of course."""
+    joining = [n for n, name in enumerate(chunk.characters.scripts) if name in JOINING]
+    letters = chunk.characters.letters(chunk.lines[side])[rows][:, joining].sum(1) > 0
+    texts = (chunk.texts[side][row] for row in rows.tolist())
+    signs = np.array([any(char > "\u2600" for char in text) for text in texts], bool)
+    either: NDArray[np.bool_] = letters | signs
+    return either
+
+
+def _look_for_mixed_words(chunk: Chunk, side: int, found: Findings) -> None:
+    scripts = chunk.characters.scripts
+    if "LATIN" not in scripts or "CYRILLIC" not in scripts:
+        return
+    lines = chunk.lines[side]
+    letters = chunk.characters.script[lines.codes]
+    latin, cyrillic = letters == scripts.index("LATIN"), letters == scripts.index("CYRILLIC")
+    mixed = (latin[1:] & cyrillic[:-1]) | (latin[:-1] & cyrillic[1:])
+    mixed &= lines.lines[1:] == lines.lines[:-1]
+    found.add_rows("mixed_word", chunk, np.unique(lines.lines[1:][mixed]), side)
+
+
+def _find_mojibake(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Find UTF-8 that was read as Windows-1252, Latin-1 or Windows-1251."""
+    for row, text in enumerate(texts):
+        if text.isascii():
+            continue
+        spots = [match.start() for match in _RUN.finditer(text) if _is_mojibake(text, match)]
+        spots += [match.start() for match in _CYRILLIC.finditer(text)]
+        spots += [match.start() for match in _GARBLED.finditer(text)]
+        if spots:
+            yield row, min(spots)
+
+
+def _is_mojibake(text: str, match: "re.Match[str]") -> bool:
+    """Tell whether characters are what UTF-8 becomes, and not letters before a closing quote."""
+    run = match.group()
+    data = bytes(_BYTES.get(char, ord(char) if ord(char) < 256 else 0) for char in run)
+    meant = data.decode("utf-8", "ignore")
+    if not meant:
+        return False
+    following = text[match.end() : match.end() + 1]
+    ends_in_quote = run[-1] in _QUOTES and not following.isalpha()
+    if len(meant) == 1 and (
+        ends_in_quote or not (meant <= "\u017f" or "\u2010" <= meant < "\u2c00")
+    ):
+        return False
+    return len(meant) > 1 or run[0] in "ÂÃÄÅâ"
+
+
+def _find_markup(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
+    for row, text in enumerate(texts):
+        if ("<" in text or "&" in text) and (match := _MARKUP.search(text)):
+            yield row, match.start()
+
+
+def _find_subwords(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
+    for row, text in enumerate(texts):
+        marked = "@" in text or "#" in text or "▁" in text or "￭" in text or "</w>" in text
+        if marked and (match := _SUBWORDS.search(text)):
+            yield row, match.start()
+
+
+_SEARCHES: list[tuple[str, Callable[[Sequence[str]], Iterator[tuple[int, int]]]]] = [
+    ("mojibake", _find_mojibake),
+    ("markup", _find_markup),
+    ("subwords", _find_subwords),
+]
+
+
+def _look_for_blanks(chunk: Chunk, found: Findings) -> NDArray[np.bool_]:
+    src = np.array(list(map(is_blank, chunk.texts[0])), bool)
+    tgt = np.array(list(map(is_blank, chunk.texts[1])), bool)
+    for kind, odd in (
+        ("blank_source", src & ~tgt),
+        ("blank_target", tgt & ~src),
+        ("blank_both", src & tgt),
+    ):
+        found.add_rows(kind, chunk, np.flatnonzero(odd))
+    blank: NDArray[np.bool_] = src | tgt
+    return blank
+
+
+def _look_at_scripts(
+    chunk: Chunk, usual: Usual, found: Findings, told: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Find lines of which most letters are of scripts that are not at home on their side."""
+    is_odd = np.zeros(len(chunk), bool)
+    for side, name in enumerate(("source", "target")):
+        letters = chunk.characters.letters(chunk.lines[side])
+        foreign = np.where(usual.scripts[side][: letters.shape[1]], 0, letters)
+        main = foreign.argmax(1)
+        least = np.where(
+            np.array(chunk.characters.scripts)[main] == "LATIN", LEAST_FOREIGN_LATIN, LEAST_LETTERS
+        )
+        count = foreign.sum(1)
+        odd = ~told & (count >= least) & (2 * count > letters.sum(1))
+        for script in np.unique(main[odd]).tolist():
+            rows = np.flatnonzero(odd & (main == script))
+            about = f"({name} mostly {script_name(chunk.characters.scripts[script])})"
+            found.add_rows(
+                "script", chunk, rows, side, ranks=-count[rows].astype(float), about=about
+            )
+        is_odd |= odd
+    return is_odd
+
+
+def _look_at_languages(
+    chunk: Chunk, usual: Usual, found: Findings, told: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Find sides whose words are those of the other side."""
+    src, tgt = (usual.leaning.of(words) for words in chunk.words)
+    swapped = (src <= -SURE / 2) & (tgt >= SURE / 2) & (tgt - src >= 2 * SURE)
+    source = ~swapped & (src <= -SURE) & (tgt <= -SURE)
+    target = ~swapped & (src >= SURE) & (tgt >= SURE)
+    for kind, odd, ranks in (
+        ("swapped", swapped, src - tgt),
+        ("source_language", source, src),
+        ("target_language", target, -tgt),
+    ):
+        rows = np.flatnonzero(odd & ~told)
+        found.add_rows(kind, chunk, rows, ranks=ranks[rows])
+    return swapped | source | target
+
+
+def _look_at_lengths(chunk: Chunk, usual: Usual, found: Findings, told: NDArray[np.bool_]) -> None:
+    """Find pairs of which one side is far longer, or shorter, than is usual for the other."""
+    far, spread = usual.ratio.distance(chunk.lengths)
+    odd = ~told & (far >= FAR_RATIO) & (spread >= FAR_SPREAD)
+    odd &= chunk.lengths.max(1) >= LEAST_CHARACTERS
+    rows = np.flatnonzero(odd)
+    found.add_rows("ratio", chunk, rows, ranks=-spread[rows])
+
+
+def look_for_long_lines(
+    chunk: Chunk, tokenizer: Tokenizer | None, max_length: int, found: Findings
+) -> None:
+    """Find pairs that are too long to be learned from; `max_length` is in tokens with eos."""
+    longest = np.maximum(*(words.counts for words in chunk.words)) * PIECES_A_WORD
+    if tokenizer is not None:  # no text has more tokens than bytes
+        sizes = [[len(text.encode("utf-8")) for text in texts] for texts in chunk.texts]
+        longest = np.array(sizes).max(0).astype(float)
+    rows = np.flatnonzero(longest >= max_length - 1)
+    if tokenizer is not None:
+        lengths = token_lengths(chunk.select(rows), tokenizer).max(1, initial=0)
+        rows, lengths = rows[lengths >= max_length], lengths[lengths >= max_length]
+    else:
+        lengths = longest[rows]
+    about = "(estimated)" if tokenizer is None else f"{max_length}"
+    found.add_rows("long", chunk, rows, ranks=-lengths.astype(float), about=about)
+
+
+def token_lengths(chunk: Chunk, tokenizer: Tokenizer | None) -> NDArray[np.int64]:
+    """Count the tokens of pairs without eos, shape (pairs, 2), or estimate them."""
+    if tokenizer is None:
+        counts = np.stack([words.counts for words in chunk.words], 1)
+        estimated: NDArray[np.int64] = np.ceil(counts * PIECES_A_WORD).astype(np.int64)
+        return estimated
+    sides = [[len(ids) for ids in tokenizer.encode(list(texts))] for texts in chunk.texts]
+    lengths: NDArray[np.int64] = np.array(sides, np.int64).T.reshape(-1, 2)
+    return lengths

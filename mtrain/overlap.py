@@ -1,0 +1,232 @@
+"""Lines of a scored set that stand in other text too: exactly, on one side or both, or nearly.
+
+The set is held as hashes, of whole lines and of pairs of neighbouring words; what it is compared
+with streams by.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtrain.characters import Words
+from mtrain.findings import Chunk, Example, Findings
+from mtrain.kinship import first_words
+
+LEAST_BIGRAMS = 5  # of a line that can be nearly another
+NEAR, NEAR_ONE = 0.6, 0.75  # share of bigrams in common: on average over the sides, on one of them
+MOST_PLACES = 50  # lines of the set with a bigram for it to lead to them
+LEAST_SHARED = 0.3  # of a line's bigrams that lead to another, for a closer look
+KINDS = ("overlap", "source_overlap", "target_overlap", "near_overlap")
+BITS = 22  # of the hash table of bigrams
+
+_PRIME = np.uint64(0x9E3779B97F4A7C15)
+
+
+def line_hashes(texts: Sequence[str]) -> NDArray[np.uint64]:
+    """Hash lines without the white space around them."""
+    digests = (
+        hashlib.blake2b(text.strip().encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        for text in texts
+    )
+    return np.frombuffer(b"".join(digests), "<u8")
+
+
+def pair_hashes(src: NDArray[np.uint64], tgt: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Hash pairs of lines by the hashes of both."""
+    mixed = src * _PRIME + tgt
+    return (mixed ^ (mixed >> np.uint64(31))) * _PRIME
+
+
+def bigrams(words: Words) -> Words:
+    """Hash the pairs of neighbouring words of each line, each once."""
+    inner = words.lines[1:] == words.lines[:-1]
+    hashes = (words.hashes[:-1] * _PRIME + words.hashes[1:])[inner]
+    hashes ^= hashes >> np.uint64(29)
+    counts = np.bincount(words.lines[1:][inner], minlength=len(words))
+    return first_words(Words.of(hashes * _PRIME, counts))
+
+
+@dataclass(frozen=True)
+class Hashed:
+    """A chunk's rows as hashes: of the sources, the targets, the pairs."""
+
+    chunk: Chunk
+    src: NDArray[np.uint64]
+    tgt: NDArray[np.uint64]
+
+    @staticmethod
+    def of(chunk: Chunk) -> "Hashed":
+        """Hash the rows of a chunk."""
+        return Hashed(chunk, *(line_hashes(texts) for texts in chunk.texts))
+
+    @cached_property
+    def pairs(self) -> NDArray[np.uint64]:
+        """Hashes of pairs."""
+        return pair_hashes(self.src, self.tgt)
+
+    @cached_property
+    def is_blank(self) -> NDArray[np.bool_]:
+        """Rows that are blank on a side."""
+        blank = line_hashes([""])[0]
+        rows: NDArray[np.bool_] = (self.src == blank) | (self.tgt == blank)
+        return rows
+
+    @cached_property
+    def bigrams(self) -> tuple[Words, Words]:
+        """Bigrams of either side."""
+        return bigrams(self.chunk.words[0]), bigrams(self.chunk.words[1])
+
+
+@dataclass(frozen=True)
+class Match:
+    """A row of a set that a row of another chunk is like; `likeness` is 1 where they are equal."""
+
+    kind: str
+    row: int
+    other: int
+    likeness: float
+
+
+class ScoredSet:
+    """A set that is looked for in other text."""
+
+    def __init__(self, rows: Hashed) -> None:
+        self.rows = rows
+        self.exact = [_Sorted(hashes) for hashes in (rows.pairs, rows.src, rows.tgt)]
+        self.near = [_Bigrams(words) for words in rows.bigrams]
+
+    def matches(self, other: Hashed) -> Iterator[Match]:
+        """Find the rows that are in another chunk too, each with the kind that says most."""
+        told = self.rows.is_blank.copy()
+        found = zip(
+            KINDS[:3],
+            self.exact,
+            (other.pairs, other.src, other.tgt),
+            strict=True,
+        )
+        for kind, own, hashes in found:
+            for row, place in own.places(hashes):
+                if not told[row]:
+                    yield Match(kind, row, place, 1.0)
+            told[[row for row, _ in own.places(hashes)]] = True
+        for row, place in sorted(self._near(other)):
+            likeness = [
+                own.likeness(row, words, place)
+                for own, words in zip(self.near, other.bigrams, strict=True)
+            ]
+            if not told[row] and sum(likeness) / 2 >= NEAR and max(likeness) >= NEAR_ONE:
+                yield Match("near_overlap", row, place, sum(likeness) / 2)
+
+    def _near(self, other: Hashed) -> set[tuple[int, int]]:
+        """Guess which rows may be nearly others."""
+        guesses: set[tuple[int, int]] = set()
+        for own, words in zip(self.near, other.bigrams, strict=True):
+            guesses |= own.guesses(words)
+        return guesses
+
+
+class Tally:
+    """What a scored set has in common with `other`, which streams by: the best match of each row.
+    More than `most`, as a share of its pairs, is an error.
+    """
+
+    def __init__(self, rows: ScoredSet, found: Findings, other: str, most: float = 1.0) -> None:
+        self.set, self.found, self.other, self.most = rows, found, other, most
+        self.best: dict[int, tuple[int, float, Example]] = {}
+
+    def take(self, other: Hashed) -> None:
+        """Look for the set's rows in some of the other text."""
+        for match in self.set.matches(other):
+            order = (KINDS.index(match.kind), -match.likeness)
+            if match.row in self.best and self.best[match.row][:2] <= order:
+                continue
+            self.best[match.row] = (*order, self._example(match, other.chunk))
+
+    def _example(self, match: Match, other: Chunk) -> Example:
+        """Name a row and the one that it is like."""
+        number, there = int(other.numbers[match.other]), other.place
+        side = 1 if match.kind == "target_overlap" else 0
+        own = self.set.rows.chunk
+        here = self.found.example(own, match.row, side)
+        like = f"{match.likeness:.0%} of " if match.likeness < 1 else "= "
+        text = f"{like}{there.name(number, side)}  {own.texts[side][match.row]}"
+        json = {**own.place.as_json(here.number), "other": there.as_json(number)}
+        json["likeness"] = round(match.likeness, 3)
+        return Example(-match.likeness, here.number, here.shown, text[:300], json)
+
+    def tell(self) -> None:
+        """Add what was found to the set's findings."""
+        for number, kind in enumerate(KINDS):
+            rows = [example for order, _, example in self.best.values() if order == number]
+            if rows:
+                self.found.add(kind, len(rows), rows, self.other)
+        same, pairs = sum(order == 0 for order, *_ in self.best.values()), self.found.pairs
+        if same > self.most * pairs:
+            self.found.tell("contained", f"{same:,} of {pairs:,} pairs: its score means nothing")
+
+
+class _Sorted:
+    """Hashes of lines in order, and their rows."""
+
+    def __init__(self, hashes: NDArray[np.uint64]) -> None:
+        self.rows = np.argsort(hashes, kind="stable")
+        self.hashes = hashes[self.rows]
+
+    def places(self, others: NDArray[np.uint64]) -> list[tuple[int, int]]:
+        """List the rows whose hashes are among others, each with the first place there."""
+        order = np.argsort(others, kind="stable")
+        where = np.searchsorted(others[order], self.hashes)
+        inside = np.minimum(where, max(0, len(others) - 1))
+        if not len(others):
+            return []
+        found = others[order][inside] == self.hashes
+        return list(zip(self.rows[found].tolist(), order[inside[found]].tolist(), strict=True))
+
+
+class _Bigrams:
+    """Bigrams of the lines of a side in order, and their lines."""
+
+    def __init__(self, words: Words) -> None:
+        self.words = words
+        long = words.counts[words.lines] >= LEAST_BIGRAMS
+        order = np.argsort(words.hashes[long], kind="stable")
+        self.hashes, self.lines = words.hashes[long][order], words.lines[long][order]
+        self.table = np.zeros(1 << BITS, bool)
+        self.table[self._slots(self.hashes)] = True
+
+    def _slots(self, hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        return hashes >> np.uint64(64 - BITS)
+
+    def guesses(self, others: Words) -> set[tuple[int, int]]:
+        """Guess which lines share many bigrams with which others: pairs of row and other row."""
+        known = self.table[self._slots(others.hashes)]
+        shared = np.bincount(others.lines[known], minlength=len(others))
+        long = others.counts >= LEAST_BIGRAMS
+        hopeful = known & (long & (shared >= NEAR * others.counts))[others.lines]
+        hashes, lines = others.hashes[hopeful], others.lines[hopeful]
+        first = np.searchsorted(self.hashes, hashes, "left")
+        times = np.searchsorted(self.hashes, hashes, "right") - first
+        times[times > MOST_PLACES] = 0
+        places = (
+            np.repeat(first, times)
+            + np.arange(times.sum())
+            - np.repeat(np.cumsum(times) - times, times)
+        )
+        width = len(self.words)
+        keys, votes = np.unique(
+            np.repeat(lines, times) * width + self.lines[places], return_counts=True
+        )
+        other, row = keys // max(1, width), keys % max(1, width)
+        enough = votes >= LEAST_SHARED * others.counts[other]
+        chosen = np.flatnonzero(enough)[np.argsort(-votes[enough], kind="stable")]
+        return set(zip(row[chosen].tolist(), other[chosen].tolist(), strict=True))
+
+    def likeness(self, row: int, others: Words, place: int) -> float:
+        """Tell which share of the bigrams of the longer of two lines both have."""
+        own = self.words.hashes[self.words.starts[row] : self.words.starts[row + 1]]
+        theirs = others.hashes[others.starts[place] : others.starts[place + 1]]
+        return len(np.intersect1d(own, theirs, assume_unique=True)) / max(1, len(own), len(theirs))

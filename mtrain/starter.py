@@ -1,0 +1,359 @@
+"""`mtrain init`: a first config for two files of text, sized to them and to the machine."""
+
+import os
+import re
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from string import Template
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtrain import manifest
+from mtrain.characters import Characters
+from mtrain.config import TextCorpus, load_config
+from mtrain.corpus import read_rows, scan
+from mtrain.errors import RefusedError, UserError
+from mtrain.log import logger, progress_bar
+from mtrain.overlap import line_hashes
+from mtrain.stop import Stop
+from mtrain.text import Reading, is_blank
+from mtrain.usual import SCRIPTS
+
+LANGUAGES = {code for codes in SCRIPTS.values() for code in codes.split()}
+SAMPLE = 20_000  # pairs by which words and characters are counted
+CHUNK = 10_000
+PIECES_A_WORD = 1.4
+RARE = 0.0005  # share of characters that the vocabulary need not hold
+EPOCHS = 28  # as the recipes that were measured have, about
+MOST_HELD_OUT = 0.1  # share of the pairs
+
+TEMPLATE = """\
+# $pairs pairs, $src_lang to $tgt_lang. Sizes and rates follow
+# $origin.
+# Nothing was tuned to this text. configs/multi30k-en-de.yaml explains every setting there is.
+# Look at the text first:  mtrain check -c $config
+# Train:                   mtrain train -c $config
+
+run_dir: $run_dir
+seed: 1  # fixes every random choice
+
+data:
+  src_lang: $src_lang
+  tgt_lang: $tgt_lang  # BLEU is tokenized for it
+  train:  # any number of corpora, joined
+    - {$train}
+  valid:  # translated and scored every valid_every steps
+    {$valid}
+  test: {}  # sets scored at the end, such as {news: {src: FILE, tgt: FILE}}
+  max_length: 256  # tokens a side; longer pairs are left out and counted
+
+tokenizer:
+  vocab_size: $vocab_size  # pieces, shared by both sides
+
+model:
+  d_model: $d_model
+  num_heads: $num_heads
+  d_ff: $d_ff
+  num_encoder_layers: $layers
+  num_decoder_layers: $layers
+  dropout: $dropout  # higher for less text, against learning by heart
+
+train:
+  device: auto  # a GPU if there is one
+  threads: auto  # every core
+  max_steps: $max_steps
+  max_tokens: $max_tokens  # padded tokens a side in a micro-batch
+  accum_steps: 4  # micro-batches a step, from short pairs to long ones
+  schedule: $schedule
+  warmup_steps: $warmup_steps
+  peak_lr: $peak_lr
+  valid_every: $valid_every
+  save_every: $save_every
+  patience: 0  # the last steps, at low rates, bring much of the score
+  average_last: 5
+
+decode:
+  beam_size: 5
+  length_penalty: 1.0
+  length_norm: power  # score / length
+"""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `mtrain init` was asked for."""
+
+    src: Path
+    tgt: Path
+    output: Path
+    src_lang: str
+    tgt_lang: str
+    valid: tuple[Path, Path] | None
+    hold_out: int
+
+
+@dataclass(frozen=True)
+class Size:
+    """What is known of the text: pairs, words of both sides a pair, and of a sample how many
+    different words and characters it has.
+    """
+
+    pairs: int
+    words: float
+    types: int
+    characters: int
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Settings for text of some size, and what they were taken from."""
+
+    origin: str
+    d_model: int
+    num_heads: int
+    d_ff: int
+    layers: int
+    dropout: float
+    vocab_size: int
+    max_tokens: int
+    max_steps: int
+    warmup_steps: int
+    schedule: str
+    peak_lr: float
+
+
+def language_of(path: Path, option: str) -> str:
+    """Tell the language of a file by the end of its name; raises `RefusedError`."""
+    stem = path.name.removesuffix(".gz").removesuffix(".zst")
+    code = stem.rpartition(".")[2]
+    if "." not in stem or code.lower().split("-")[0].split("_")[0] not in LANGUAGES:
+        raise RefusedError(
+            f"{path}: its name ends in no language code that is known here, as .en or .de.gz "
+            f"does; give {option}"
+        )
+    return code
+
+
+def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> None:
+    """Write a config for two files; raises `RefusedError` where it, or what is held out, would be
+    written over something.
+    """
+    files = _held_out_files(request) if request.hold_out else []
+    for path in (request.output, *files):
+        if path.exists():
+            raise RefusedError(f"{path}: exists already; remove it, or write elsewhere with -o")
+    corpus = TextCorpus(src=str(request.src), tgt=str(request.tgt))
+    pairs = scan(corpus, Reading(check=stop.check)).pairs
+    valid: tuple[Path, ...] = request.valid or (Path(), Path())
+    train = (request.src, request.tgt)
+    if request.valid is not None:
+        sides = TextCorpus(src=str(valid[0]), tgt=str(valid[1]))
+        _warn_of_overlap(corpus, sides, stop)
+    size = _measure(corpus, pairs, stop)
+    if files:
+        pairs = _hold_out(request, corpus, pairs, files, stop)
+        size = Size(pairs, size.words, size.types, size.characters)
+        train, valid = (files[0], files[1]), (files[2], files[3])
+    recipe = recipe_for(size, has_gpu=has_gpu)
+    text = render(request, size, recipe, train, (valid[0], valid[1]))
+    request.output.parent.mkdir(parents=True, exist_ok=True)
+    manifest.write_file(request.output, text)
+    load_config(request.output)
+    logger.info("%s pairs; recipe: %s", f"{size.pairs:,}", recipe.origin)
+
+
+def _warn_of_overlap(train: TextCorpus, valid: TextCorpus, stop: Stop) -> None:
+    """Say how many pairs of the validation set stand in the training text; refuse an empty one."""
+    rows = [row[1:] for row in read_rows(valid, Reading(check=stop.check))]
+    if not rows:
+        raise UserError(f"{valid.src}: holds no line to validate on")
+    seen: set[tuple[str, str]] = set()
+    known = set(rows)
+    for number, src, tgt in read_rows(train, Reading(check=stop.check)):
+        if (src, tgt) in known:
+            seen.add((src, tgt))
+        if number % CHUNK == 0:
+            stop.check()
+    if count := sum(pair in seen for pair in rows):
+        logger.warning(
+            "%s: %s of %s pairs stand in the training text too: scores there mean little; see "
+            "mtrain check",
+            valid.src,
+            f"{count:,}",
+            f"{len(rows):,}",
+        )
+
+
+def _measure(corpus: TextCorpus, pairs: int, stop: Stop) -> Size:
+    """Count the words and characters of a sample from all over the files."""
+    step, kept = max(1, pairs // SAMPLE), list[str]()
+    for number, (_, src, tgt) in enumerate(read_rows(corpus, Reading(check=stop.check))):
+        if number % step == 0:
+            kept += [src, tgt]
+        if number % CHUNK == 0:
+            stop.check()
+    characters = Characters()
+    lines = characters.read(kept)
+    words = characters.words(lines)
+    _, times = np.unique(lines.codes, return_counts=True)
+    needed = np.cumsum(-np.sort(-times)) <= (1 - RARE) * max(1, times.sum())
+    filled = sum(not is_blank(text) for text in kept)
+    if not filled or not len(words.hashes):
+        raise UserError(f"{corpus.src}: holds no text to learn from")
+    types = len(np.unique(words.hashes))
+    return Size(pairs, 2 * len(words.hashes) / max(1, len(kept)), types, int(needed.sum()) + 1)
+
+
+def recipe_for(size: Size, *, has_gpu: bool) -> Recipe:
+    """Choose settings by the recipes that were measured, at the sizes of text nearest by."""
+    room = 260 + size.characters + int(0.7 * size.types)
+    tokens = PIECES_A_WORD * size.words / 2 * max(1, size.pairs)
+    if size.pairs <= 50_000:
+        steps = _rounded(EPOCHS * tokens / 3400, 500, 8000)
+        vocabulary = _vocabulary(8000, room, size)
+        name = "configs/multi30k-en-de.yaml (29,000 pairs)"
+        return Recipe(
+            name, 256, 4, 512, 3, 0.3, vocabulary, 1024, steps, steps // 10, "cosine", 0.002
+        )
+    if size.pairs <= 1_000_000 or not has_gpu:
+        wide = 4 if has_gpu else 1
+        steps = _rounded(EPOCHS * tokens / (3400 * wide), 2000, 100_000)
+        vocabulary = _vocabulary(8000 if size.pairs < 300_000 else 16_000, room, size)
+        dropout = 0.3 if size.pairs < 1_000_000 else 0.1
+        name = "configs/small.yaml (110,000 pairs were tried)"
+        warmup = min(1000, steps // 10)
+        return Recipe(
+            name, 256, 4, 1024, 3, dropout, vocabulary, 1024 * wide, steps, warmup, "cosine", 0.002
+        )
+    vocabulary = _vocabulary(32_000, room, size)
+    name = "configs/transformer-base-wmt14-en-de.yaml (the paper's, for 4.5 million pairs)"
+    return Recipe(name, 512, 8, 2048, 6, 0.1, vocabulary, 6250, 100_000, 4000, "noam", 7.0e-4)
+
+
+def _rounded(steps: float, least: int, most: int) -> int:
+    return int(min(most, max(least, round(steps / 500) * 500)))
+
+
+def _vocabulary(wanted: int, room: int, size: Size) -> int:
+    """Choose a number of pieces that the text can fill and that holds its characters."""
+    least = 260 + int(1.2 * size.characters) + 40
+    return max(least, min(max(wanted, 2 * size.characters), room // 100 * 100))
+
+
+def _held_out_files(request: Request) -> list[Path]:
+    """Name the files that a split makes: train and valid, source and target."""
+    folder = request.output.with_suffix("")
+    languages = (request.src_lang, request.tgt_lang)
+    return [folder / f"{name}.{code}" for name in ("train", "valid") for code in languages]
+
+
+def _hold_out(
+    request: Request, corpus: TextCorpus, pairs: int, files: list[Path], stop: Stop
+) -> int:
+    """Split a number of pairs off into a validation set, drawn from all over; pairs with the same
+    text on a side as one of them go to neither. Returns how many are left.
+    """
+    if request.hold_out > MOST_HELD_OUT * pairs:
+        raise RefusedError(
+            f"--hold-out {request.hold_out}: more than a tenth of the {pairs:,} pairs; give a "
+            "smaller number, or a validation set of its own by --valid-src and --valid-tgt"
+        )
+    held = _chosen(corpus, pairs, request.hold_out, stop)
+    hashes = [np.sort(line_hashes(texts)) for texts in zip(*held.values(), strict=True)]
+    files[0].parent.mkdir(parents=True, exist_ok=True)
+    asides = [file.with_name(f".{file.name}.partial") for file in files]
+    left = dropped = 0
+    try:
+        with ExitStack() as stack:
+            sinks = [stack.enter_context(aside.open("wb")) for aside in asides]
+            bar = stack.enter_context(progress_bar(pairs, "pair", "splitting"))
+            for number, src, tgt in read_rows(corpus, Reading(check=stop.check)):
+                bar.update()
+                if number % CHUNK == 0:
+                    stop.check()
+                is_held = number in held
+                if not is_held and _is_among((src, tgt), hashes):
+                    dropped += 1
+                    continue
+                left += not is_held
+                for side, text in enumerate((src, tgt)):
+                    sinks[side + 2 * is_held].write(text.encode("utf-8") + b"\n")
+        for aside, file in zip(asides, files, strict=True):
+            manifest.sync(aside)
+            os.replace(aside, file)
+    finally:
+        for aside in asides:
+            aside.unlink(missing_ok=True)
+    logger.info("held out %s pairs: %s, %s", f"{len(held):,}", *files[2:])
+    if dropped:
+        logger.info("left out %s pairs that share a side with one of them", f"{dropped:,}")
+    return left
+
+
+def _chosen(corpus: TextCorpus, pairs: int, count: int, stop: Stop) -> dict[int, tuple[str, str]]:
+    """Draw pairs that are not blank and not alike on a side, by their line numbers."""
+    wanted = set((np.random.default_rng(1).permutation(pairs)[: 2 * count] + 1).tolist())
+    found: dict[int, tuple[str, str]] = {}
+    seen: tuple[set[str], set[str]] = set(), set()
+    for number, *sides in read_rows(corpus, Reading(check=stop.check)):
+        if number in wanted and not any(map(is_blank, sides)):
+            if not any(text.strip() in before for text, before in zip(sides, seen, strict=True)):
+                found[number] = (sides[0], sides[1])
+            for text, before in zip(sides, seen, strict=True):
+                before.add(text.strip())
+    order = np.random.default_rng(2).permutation(len(found))[:count]
+    numbers = list(found)
+    return {number: found[number] for number in sorted(numbers[place] for place in order.tolist())}
+
+
+def _is_among(pair: tuple[str, str], hashes: list[NDArray[np.uint64]]) -> bool:
+    """Tell whether a side is one of those known by their sorted hashes."""
+    for known, own in zip(hashes, line_hashes(pair), strict=True):
+        place = int(np.searchsorted(known, own))
+        if place < len(known) and known[place] == own:
+            return True
+    return False
+
+
+def render(
+    request: Request,
+    size: Size,
+    recipe: Recipe,
+    train: tuple[Path, Path],
+    valid: tuple[Path, Path],
+) -> str:
+    """Write the config."""
+    save_every = max(10, recipe.max_steps // 40 // 10 * 10)
+    values = {
+        **{name: quoted(value) for name, value in asdict(recipe).items()},
+        "origin": recipe.origin,
+        "pairs": f"{size.pairs:,}",
+        "config": request.output,
+        "run_dir": quoted(f"runs/{request.output.stem}"),
+        "src_lang": quoted(request.src_lang),
+        "tgt_lang": quoted(request.tgt_lang),
+        "train": f"src: {quoted(train[0])}, tgt: {quoted(train[1])}",
+        "valid": f"src: {quoted(valid[0])}, tgt: {quoted(valid[1])}",
+        "save_every": save_every,
+        "valid_every": 5 * save_every,
+    }
+    lines = Template(TEMPLATE).substitute(values).splitlines()
+    rows = (line.partition("  # ") for line in lines)
+    return "".join(
+        f"{line:<33} # {text}\n" if mark and line else f"{line}{mark}{text}\n"
+        for line, mark, text in rows
+    )
+
+
+def quoted(value: object) -> str:
+    """Write a value as YAML reads it back, in a list or a mapping too."""
+    text = str(value)
+    if isinstance(value, int | float):
+        return repr(value)
+    words = {"no", "yes", "on", "off", "y", "n", "true", "false", "null"}
+    if re.fullmatch(r"[A-Za-z_./][A-Za-z0-9_./+@-]*", text) and text.lower() not in words:
+        return text
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
