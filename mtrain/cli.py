@@ -4,7 +4,6 @@ runs.
 
 import json
 import os
-import shutil
 import sys
 import traceback
 from contextlib import nullcontext
@@ -15,35 +14,43 @@ import typer
 
 import mtrain
 from mtrain import log
+from mtrain.cli_look import look_app
 from mtrain.errors import EXIT_FAILED, RefusedError, StoppedError, UserError
 from mtrain.options import (
+    AlignmentsOption,
     BatchOption,
     BeamOption,
     ConfigOption,
     DeviceOption,
     DevicesOption,
     EvalModelOption,
-    HeadOption,
     HypothesisOption,
     KeepOption,
-    KindOption,
     LanguageOption,
-    LayerOption,
     ModelOption,
     ModelsOption,
+    NBestOption,
     NoRepeatOption,
     NormOption,
     PenaltyOption,
     PrecisionOption,
+    PrefixOption,
     ReferenceOption,
+    SampleOption,
+    SeedOption,
     SetOption,
     SourceOption,
+    TemperatureOption,
     TimeLimitOption,
     TokenizeOption,
+    TopKOption,
+    TopPOption,
+    begin_job,
     load_translator,
     open_translator,
+    search_settings,
 )
-from mtrain.stop import Stop, parse_duration
+from mtrain.stop import Stop
 from mtrain.terminal import (
     leave_at_once,
     loaded,
@@ -54,7 +61,8 @@ from mtrain.terminal import (
 )
 
 if TYPE_CHECKING:
-    from mtrain.config import Config
+    from mtrain.distributed import Ranks
+    from mtrain.translate import Translator
 
 app = typer.Typer(
     name="mtrain",
@@ -70,6 +78,7 @@ tokenizer_app = typer.Typer(
 app.add_typer(tokenizer_app, name="tokenizer")
 data_app = typer.Typer(no_args_is_help=True, help="Prepare text ahead of training.")
 app.add_typer(data_app, name="data")
+app.add_typer(look_app)
 
 _debug = False
 
@@ -129,7 +138,7 @@ def train(
     Progress goes to stderr and to `RUN_DIR/train.log`, figures to `RUN_DIR/metrics.jsonl`. SIGTERM,
     SIGUSR1, Ctrl-C and `--time-limit` save first: run the same command again to go on.
     """
-    settings, stop = _begin_job(config, set_, time_limit)
+    settings, stop = begin_job(config, set_, time_limit)
     from mtrain import job  # imports torch, which takes seconds
 
     if dry_run:
@@ -150,37 +159,18 @@ def translate(
     beam_size: BeamOption = None,
     length_penalty: PenaltyOption = None,
     length_norm: NormOption = None,
-    n_best: Annotated[
-        int | None, typer.Option(help="N lines an input: `index<TAB>score<TAB>text`.", min=1)
-    ] = None,
+    n_best: NBestOption = None,
     scores: Annotated[
         bool, typer.Option("--scores", help="Log-probability first: `score<TAB>text`.")
     ] = False,
-    target_prefix: Annotated[
-        Path | None,
-        typer.Option(help="What each translation is to begin with, line for line, whole words."),
-    ] = None,
-    alignments: Annotated[
-        str | None,
-        typer.Option(
-            help="Where to write which source word each word was made of: `0-0 1-2`, from 0."
-        ),
-    ] = None,
+    target_prefix: PrefixOption = None,
+    alignments: AlignmentsOption = None,
     no_repeat_ngram: NoRepeatOption = None,
-    sample: Annotated[
-        bool | None,
-        typer.Option("--sample", help="Draw translations at random instead of searching."),
-    ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="Of sampling; lower keeps to what is likelier.")
-    ] = None,
-    top_k: Annotated[
-        int | None, typer.Option(help="Sample from the K likeliest tokens; 0: from all.", min=0)
-    ] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Sample from the fewest tokens of this probability.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of sampling, instead of the run's.")] = None,
+    sample: SampleOption = None,
+    temperature: TemperatureOption = None,
+    top_k: TopKOption = None,
+    top_p: TopPOption = None,
+    seed: SeedOption = None,
     batch_tokens: BatchOption = None,
     line_buffered: Annotated[
         bool, typer.Option("--line-buffered", help="Answer each line before the next is read.")
@@ -196,28 +186,11 @@ def translate(
 
     refuse_overwriting(output, input_, target_prefix)
     refuse_overwriting(alignments, input_, target_prefix)
-    settings = {
-        "beam_size": beam_size,
-        "length_penalty": length_penalty,
-        "length_norm": length_norm,
-        "no_repeat_ngram": no_repeat_ngram,
-        "sample": sample,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "seed": seed,
-        "samples": n_best or 1,
-        "batch_tokens": batch_tokens,
-    }
-    with open_translator(model, device, precision, **settings) as (translator, ranks):
-        decode = translator.decode
-        if n_best is not None and n_best > decode.beam_size and not decode.sample:
-            raise ranks.as_one(
-                RefusedError(
-                    f"--n-best {n_best} is more than the beam holds: add --beam-size {n_best} "
-                    "or more"
-                )
-            )
+    search = search_settings(beam_size, length_penalty, length_norm, no_repeat_ngram, batch_tokens)
+    drawing = {"sample": sample, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    search |= {**drawing, "seed": seed, "samples": n_best or 1}
+    with open_translator(model, device, precision, **search) as (translator, ranks):
+        _check_n_best(n_best, translator, ranks)
         if not ranks.is_first:
             input_ = output = os.devnull
             alignments = alignments and os.devnull
@@ -234,6 +207,17 @@ def translate(
                 line_buffered=line_buffered or (input_ == "-" and sys.stdin.isatty()),
                 ranks=ranks,
             )
+
+
+def _check_n_best(n_best: int | None, translator: "Translator", ranks: "Ranks") -> None:
+    """Refuse to show more hypotheses than a search finds."""
+    decode = translator.decode
+    if n_best is not None and n_best > decode.beam_size and not decode.sample:
+        raise ranks.as_one(
+            RefusedError(
+                f"--n-best {n_best} is more than the beam holds: add --beam-size {n_best} or more"
+            )
+        )
 
 
 @app.command("eval")
@@ -261,13 +245,7 @@ def evaluate(
     What looks wrong about them is told on stderr, or in `notes` of the `--json` object.
     """
     _check_eval_inputs(model, source, reference, hypothesis, output)
-    search = {
-        "beam_size": beam_size,
-        "length_penalty": length_penalty,
-        "length_norm": length_norm,
-        "no_repeat_ngram": no_repeat_ngram,
-        "batch_tokens": batch_tokens,
-    }
+    search = search_settings(beam_size, length_penalty, length_norm, no_repeat_ngram, batch_tokens)
     if hypothesis is not None and any(option is not None for option in (output, *search.values())):
         raise RefusedError("mtrain eval: with --hypothesis nothing is translated: no -o, no search")
     from mtrain import evaluate as evaluation
@@ -320,49 +298,6 @@ def _check_eval_inputs(
 
 
 @app.command()
-def compare(
-    systems: Annotated[
-        list[Path], typer.Argument(help="Translations, a file each; the first is the baseline.")
-    ],
-    reference: ReferenceOption = None,
-    source: SourceOption = None,
-    tgt_lang: LanguageOption = None,
-    tokenize: TokenizeOption = None,
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Score without case.")] = False,
-    metrics: Annotated[str, typer.Option(help="Which of them.")] = "bleu,chrf,ter",
-    lines: Annotated[
-        int, typer.Option("--lines", "-n", help="Lines shown of each kind of difference.", min=0)
-    ] = 3,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
-    """Compare translations: which scores differ by more than chance, and where the texts do.
-
-    BLEU, chrF and TER by sacreBLEU, with its paired bootstrap resampling and approximate
-    randomization: `mtrain compare -r ref.de old.de new.de`.
-    """
-    if not reference:
-        raise RefusedError("mtrain compare: needs -r/--reference FILE")
-    from mtrain import compare as comparing
-    from mtrain import parallel
-
-    comparing.check_paths(systems)
-    chosen = comparing.choose_metrics(metrics)
-    references = parallel.read_references(reference)
-    result = comparing.compare(
-        comparing.read_systems(systems, references),
-        references,
-        parallel.read_source(source, references) if source else [],
-        metrics=chosen,
-        tokenize=parallel.choose_tokenizer(tokenize, tgt_lang, references),
-        lowercase=lowercase,
-        most=lines,
-    )
-    with writing("-") as sink:
-        text = json.dumps(result.as_json()) if json_ else str(result)
-        sink.write(text.encode() + b"\n")
-
-
-@app.command()
 def score(
     model: ModelOption,
     source: Annotated[Path, typer.Option("--source", "-s", help="Source text.")],
@@ -378,104 +313,6 @@ def score(
     translator = load_translator(model, device, precision, decode)
     with writing("-") as sink:
         lines.score_files(translator, source, target, sink)
-
-
-@app.command()
-def verify(
-    run_dir: Annotated[Path, typer.Argument(help="A run directory, or one checkpoint directory.")],
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
-    """Check that a run is what it says: every file is hashed again, every record compared.
-
-    A line for each thing: ok, damaged, missing or changed; unreachable for corpora that are not
-    here, which is no failure, nor is a note. Exit code 0 if all is good, else 1.
-    """
-    from mtrain import verify as verifying
-
-    findings = []
-    with writing("-") as sink:
-        for finding in verifying.verify(run_dir):
-            findings.append(finding)
-            if not json_:
-                sink.write(f"{finding}\n".encode("utf-8", "backslashreplace"))
-                sink.flush()  # the next one may take minutes
-        bad = [finding for finding in findings if finding.state in verifying.BAD]
-        if json_:
-            listed = [finding.as_json() for finding in findings]
-            content = {"run": str(run_dir), "good": not bad, "findings": listed}
-            sink.write(json.dumps(content).encode() + b"\n")
-    if bad:
-        raise UserError(f"{run_dir}: {len(bad)} of {len(findings)} findings are bad")
-
-
-@app.command()
-def attention(
-    model: ModelOption,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="File to write: .html, .svg or .png.")
-    ],
-    text: Annotated[str | None, typer.Argument(help="A sentence to look at.")] = None,
-    input_: Annotated[
-        str | None, typer.Option("--input", "-i", help="A file of sentences, `-` for stdin.")
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            "--target",
-            "-t",
-            help="Translation to produce instead of the model's own: text with TEXT, a file with "
-            "--input.",
-        ),
-    ] = None,
-    kind: KindOption = None,
-    layer: LayerOption = None,
-    head: HeadOption = None,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = "auto",
-) -> None:
-    """Show what a model attends to, as heat maps: `mtrain attention -m runs/NAME -o a.html "Hi."`.
-
-    A page (.html) holds all layers and heads and lets choose among them; it needs no network. PNG
-    needs the extra `mtrain[plot]`.
-    """
-    if (text is None) == (input_ is None):
-        raise RefusedError("mtrain attention: give either a sentence or -i/--input FILE")
-    refuse_overwriting(output, input_, target if input_ else None)
-    from mtrain import picture
-
-    picture.check_format(output)
-    from mtrain import maps
-
-    choice = maps.choose(kind, layer, head)
-    if input_ is None:
-        assert text is not None
-        pairs: maps.Pairs = [(text, target)]
-    else:
-        with reading(input_) as source:
-            pairs = maps.read_pairs(source, Path(target) if target else None)
-    translator = load_translator(model, device, precision, {})
-    loaded()
-    picture.write(output, maps.watch(translator, pairs, choice), model)
-
-
-@app.command()
-def report(
-    run_dir: Annotated[Path, typer.Argument(help="A run directory, of a run that may go on.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Page to write, as report.html.")],
-    text: Annotated[
-        list[str] | None,
-        typer.Option(help="Sentence to show attention for, instead of validation's. Repeatable."),
-    ] = None,
-) -> None:
-    """Put a run on one page that needs no network: scores, curves, translations, attention, data,
-    settings.
-    """
-    from mtrain import picture
-    from mtrain import report as reporting
-
-    page = reporting.make_page(run_dir, text or [])
-    loaded()
-    picture.write_output(output, page.encode("utf-8"))
 
 
 @app.command()
@@ -535,83 +372,6 @@ def export(
         exporting.export(translator, to, output, quantization, sample, show)
 
 
-@app.command("init")
-def initialize(
-    src: Annotated[Path, typer.Argument(help="Source text, one segment a line; .gz or .zst too.")],
-    tgt: Annotated[Path, typer.Argument(help="Its translation, line for line.")],
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Config to write.  [SRC-TGT.yaml]")
-    ] = None,
-    src_lang: Annotated[
-        str | None, typer.Option(help="Source language, if the file's name does not tell.")
-    ] = None,
-    tgt_lang: Annotated[str | None, typer.Option(help="Target language, likewise.")] = None,
-    valid_src: Annotated[Path | None, typer.Option(help="Source of a validation set.")] = None,
-    valid_tgt: Annotated[Path | None, typer.Option(help="Target of a validation set.")] = None,
-    hold_out: Annotated[
-        int | None,
-        typer.Option(help="Split off so many pairs for validation, into new files.", min=1),
-    ] = None,
-) -> None:
-    """Write a first config, sized to two files of text and to this machine.
-
-    It needs a validation set: either files of its own, or `--hold-out 1000`, which writes both
-    parts of the text beside the config, without what they would share.
-    """
-    if (valid_src is None) != (valid_tgt is None) or (valid_src is None) == (hold_out is None):
-        raise RefusedError(
-            "mtrain init: needs text to validate on: give --valid-src and --valid-tgt, or "
-            "--hold-out 1000 to split so many pairs off"
-        )
-    stop = Stop()
-    stop.install()
-    from mtrain import starter
-    from mtrain.device import pick_device
-
-    languages = (
-        src_lang or starter.language_of(src, "--src-lang"),
-        tgt_lang or starter.language_of(tgt, "--tgt-lang"),
-    )
-    output = output or Path("-".join(languages) + ".yaml")
-    valid = (valid_src, valid_tgt) if valid_src is not None and valid_tgt is not None else None
-    request = starter.Request(src, tgt, output, *languages, valid, hold_out or 0)
-    starter.write_config(request, stop, has_gpu=pick_device("auto").type == "cuda")
-    typer.echo(output)
-
-
-@app.command()
-def check(
-    config: ConfigOption,
-    set_: SetOption = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    examples: Annotated[
-        int, typer.Option(help="Lines that are named of each kind of finding.", min=1, max=1000)
-    ] = 10,
-    forecast: Annotated[
-        bool, typer.Option("--forecast/--no-forecast", help="Tell what a run will take, too.")
-    ] = True,
-    timing: Annotated[
-        bool, typer.Option("--timing/--no-timing", help="Time a few steps for it.")
-    ] = True,
-) -> None:
-    """Look for what is wrong with the text of a config, and tell what a run will take.
-
-    Every corpus is read to its end: odd characters, lines out of step, swapped or untranslated
-    sides, duplicates, validation and test lines that stand in the training text. Exit code 1 where
-    training would refuse the text or its result would mean nothing.
-    """
-    settings, stop = _begin_job(config, set_, None)
-    from mtrain.diagnosis import diagnose
-    from mtrain.findings import ERROR
-
-    found = diagnose(settings, stop, examples=examples, with_forecast=forecast, timed=timing)
-    with writing("-") as sink:
-        lines = [found.as_json()] if json_ else found.lines(shutil.get_terminal_size((100, 0))[0])
-        sink.writelines(line.encode("utf-8", "replace") + b"\n" for line in lines)
-    if found.count(ERROR):
-        raise typer.Exit(EXIT_FAILED)
-
-
 @data_app.command("build")
 def data_build(
     config: ConfigOption, set_: SetOption = None, time_limit: TimeLimitOption = None
@@ -621,7 +381,7 @@ def data_build(
     Vocabulary and tokenized text go to the cache (`MTRAIN_CACHE`), where training finds them. A
     build that is stopped goes on with the same command behind its last whole million pairs.
     """
-    settings, stop = _begin_job(config, set_, time_limit)
+    settings, stop = begin_job(config, set_, time_limit)
     from mtrain.prepare import prepare
     from mtrain.rundir import RunDirectory
 
@@ -661,16 +421,3 @@ def tokenizer_decode(model: ModelOption) -> None:
     tokenizer = lines.load_tokenizer(model)
     with reading("-") as source, writing("-") as sink:
         lines.decode_stream(tokenizer, source, sink)
-
-
-def _begin_job(
-    config: Path, overrides: list[str] | None, time_limit: str | None
-) -> tuple["Config", Stop]:
-    """Listen to requests to stop before anything else, then read the settings of a long job."""
-    stop = Stop(parse_duration(time_limit) if time_limit else None)
-    stop.install()
-    from mtrain.config import load_config
-
-    settings = load_config(config, overrides)
-    log.set_up_console(times=True)
-    return settings, stop

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mtrain import log
 from mtrain.errors import RefusedError
+from mtrain.stop import Stop, parse_duration
 
 if TYPE_CHECKING:
+    from mtrain.config import Config
     from mtrain.distributed import Ranks
     from mtrain.translate import Translator
 
@@ -51,6 +54,31 @@ PenaltyOption = Annotated[
 NormOption = Annotated[
     str | None, typer.Option(help="`gnmt`: ((5+length)/6)^alpha, or `power`: length^alpha.")
 ]
+NBestOption = Annotated[
+    int | None, typer.Option(help="N lines an input: `index<TAB>score<TAB>text`.", min=1)
+]
+PrefixOption = Annotated[
+    Path | None,
+    typer.Option(help="What each translation is to begin with, line for line, whole words."),
+]
+AlignmentsOption = Annotated[
+    str | None,
+    typer.Option(help="Where to write which source word each word was made of: `0-0 1-2`, from 0."),
+]
+SampleOption = Annotated[
+    bool | None,
+    typer.Option("--sample", help="Draw translations at random instead of searching."),
+]
+TemperatureOption = Annotated[
+    float | None, typer.Option(help="Of sampling; lower keeps to what is likelier.")
+]
+TopKOption = Annotated[
+    int | None, typer.Option(help="Sample from the K likeliest tokens; 0: from all.", min=0)
+]
+TopPOption = Annotated[
+    float | None, typer.Option(help="Sample from the fewest tokens of this probability.")
+]
+SeedOption = Annotated[int | None, typer.Option(help="Of sampling, instead of the run's.")]
 NoRepeatOption = Annotated[
     int | None,
     typer.Option("--no-repeat-ngram", help="No row of so many tokens comes twice; 0: off.", min=0),
@@ -102,6 +130,23 @@ HeadOption = Annotated[
 ]
 
 
+def search_settings(
+    beam_size: int | None,
+    length_penalty: float | None,
+    length_norm: str | None,
+    no_repeat_ngram: int | None,
+    batch_tokens: int | None,
+) -> dict[str, Any]:
+    """Name the settings of a search that options give, None where they give none."""
+    return {
+        "beam_size": beam_size,
+        "length_penalty": length_penalty,
+        "length_norm": length_norm,
+        "no_repeat_ngram": no_repeat_ngram,
+        "batch_tokens": batch_tokens,
+    }
+
+
 @contextmanager
 def open_translator(
     models: list[Path], device: str, precision: str, **settings: Any
@@ -143,3 +188,16 @@ def _check_names(precision: str, length_norm: str | None = None) -> None:
         raise RefusedError(f"--precision {precision}: expected auto, fp32 or bf16")
     if length_norm not in (None, "gnmt", "power"):
         raise RefusedError(f"--length-norm {length_norm}: expected gnmt or power")
+
+
+def begin_job(
+    config: Path, overrides: list[str] | None, time_limit: str | None
+) -> tuple["Config", Stop]:
+    """Listen to requests to stop before anything else, then read the settings of a long job."""
+    stop = Stop(parse_duration(time_limit) if time_limit else None)
+    stop.install()
+    from mtrain.config import load_config
+
+    settings = load_config(config, overrides)
+    log.set_up_console(times=True)
+    return settings, stop

@@ -25,18 +25,18 @@ _BLOCK = 1 << 20
 Unit = list[tuple[str, str]]  # its variants: language and text
 
 
-def read_tmx(path: Path, src: str, tgt: str, reading: Reading) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of two languages; units that lack one of them are counted. Raises `UserError`
-    where the file is no TMX or has no such pair at all.
+def read_tmx(path: Path, src: str, tgt: str, reading: Reading) -> Iterator[tuple[int, str, str]]:
+    """Yield the pairs of two languages, with the numbers of their units from 1; units that lack one
+    of them are counted. Raises `UserError` where the file is no TMX or has no such pair at all.
     """
     languages: dict[str, None] = {}
     reason = f"{DROPPED}no {src} or no {tgt} in the unit"
     found = False
-    for unit in read_units(path, reading.check):
+    for number, unit in enumerate(read_units(path, reading.check), 1):
         sides = [_find(unit, asked) for asked in (src, tgt)]
         if sides[0] is not None and sides[1] is not None and sides[0] != sides[1]:
             found = True
-            yield unit[sides[0]][1], unit[sides[1]][1]
+            yield number, unit[sides[0]][1], unit[sides[1]][1]
             continue
         reading.counts[reason] += 1
         if len(languages) < MOST_LANGUAGES:

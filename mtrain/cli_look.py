@@ -1,0 +1,248 @@
+"""Commands that look at text, models, runs and scores, and change none of them."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mtrain.errors import EXIT_FAILED, RefusedError, UserError
+from mtrain.options import (
+    ConfigOption,
+    DeviceOption,
+    HeadOption,
+    KindOption,
+    LanguageOption,
+    LayerOption,
+    ModelOption,
+    PrecisionOption,
+    ReferenceOption,
+    SetOption,
+    SourceOption,
+    TokenizeOption,
+    begin_job,
+    load_translator,
+)
+from mtrain.stop import Stop
+from mtrain.terminal import loaded, reading, refuse_overwriting, writing
+
+look_app = typer.Typer()
+
+
+@look_app.command("init")
+def initialize(
+    src: Annotated[Path, typer.Argument(help="Source text, one segment a line; .gz or .zst too.")],
+    tgt: Annotated[Path, typer.Argument(help="Its translation, line for line.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Config to write.  [SRC-TGT.yaml]")
+    ] = None,
+    src_lang: Annotated[
+        str | None, typer.Option(help="Source language, if the file's name does not tell.")
+    ] = None,
+    tgt_lang: Annotated[str | None, typer.Option(help="Target language, likewise.")] = None,
+    valid_src: Annotated[Path | None, typer.Option(help="Source of a validation set.")] = None,
+    valid_tgt: Annotated[Path | None, typer.Option(help="Target of a validation set.")] = None,
+    hold_out: Annotated[
+        int | None,
+        typer.Option(help="Split off so many pairs for validation, into new files.", min=1),
+    ] = None,
+) -> None:
+    """Write a first config, sized to two files of text and to this machine.
+
+    It needs a validation set: either files of its own, or `--hold-out 1000`, which writes both
+    parts of the text beside the config, without what they would share.
+    """
+    if (valid_src is None) != (valid_tgt is None) or (valid_src is None) == (hold_out is None):
+        raise RefusedError(
+            "mtrain init: needs text to validate on: give --valid-src and --valid-tgt, or "
+            "--hold-out 1000 to split so many pairs off"
+        )
+    stop = Stop()
+    stop.install()
+    from mtrain import starter
+    from mtrain.device import pick_device
+
+    languages = (
+        src_lang or starter.language_of(src, "--src-lang"),
+        tgt_lang or starter.language_of(tgt, "--tgt-lang"),
+    )
+    output = output or Path("-".join(languages) + ".yaml")
+    valid = (valid_src, valid_tgt) if valid_src is not None and valid_tgt is not None else None
+    request = starter.Request(src, tgt, output, *languages, valid, hold_out or 0)
+    starter.write_config(request, stop, has_gpu=pick_device("auto").type == "cuda")
+    typer.echo(output)
+
+
+@look_app.command()
+def check(
+    config: ConfigOption,
+    set_: SetOption = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    examples: Annotated[
+        int, typer.Option(help="Lines that are named of each kind of finding.", min=1, max=1000)
+    ] = 10,
+    forecast: Annotated[
+        bool, typer.Option("--forecast/--no-forecast", help="Tell what a run will take, too.")
+    ] = True,
+    timing: Annotated[
+        bool, typer.Option("--timing/--no-timing", help="Time a few steps for it.")
+    ] = True,
+) -> None:
+    """Look for what is wrong with the text of a config, and tell what a run will take.
+
+    Every corpus is read to its end: odd characters, lines out of step, swapped or untranslated
+    sides, duplicates, validation and test lines that stand in the training text. Exit code 1 where
+    training would refuse the text or its result would mean nothing.
+    """
+    settings, stop = begin_job(config, set_, None)
+    from mtrain.diagnosis import diagnose
+    from mtrain.findings import ERROR
+
+    found = diagnose(settings, stop, examples=examples, with_forecast=forecast, timed=timing)
+    with writing("-") as sink:
+        lines = [found.as_json()] if json_ else found.lines(shutil.get_terminal_size((100, 0))[0])
+        sink.writelines(line.encode("utf-8", "replace") + b"\n" for line in lines)
+    if found.count(ERROR):
+        raise typer.Exit(EXIT_FAILED)
+
+
+@look_app.command()
+def attention(
+    model: ModelOption,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="File to write: .html, .svg or .png.")
+    ],
+    text: Annotated[str | None, typer.Argument(help="A sentence to look at.")] = None,
+    input_: Annotated[
+        str | None, typer.Option("--input", "-i", help="A file of sentences, `-` for stdin.")
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            "-t",
+            help="Translation to produce instead of the model's own: text with TEXT, a file with "
+            "--input.",
+        ),
+    ] = None,
+    kind: KindOption = None,
+    layer: LayerOption = None,
+    head: HeadOption = None,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
+) -> None:
+    """Show what a model attends to, as heat maps: `mtrain attention -m runs/NAME -o a.html "Hi."`.
+
+    A page (.html) holds all layers and heads and lets choose among them; it needs no network. PNG
+    needs the extra `mtrain[plot]`.
+    """
+    if (text is None) == (input_ is None):
+        raise RefusedError("mtrain attention: give either a sentence or -i/--input FILE")
+    refuse_overwriting(output, input_, target if input_ else None)
+    from mtrain import picture
+
+    picture.check_format(output)
+    from mtrain import maps
+
+    choice = maps.choose(kind, layer, head)
+    if input_ is None:
+        assert text is not None
+        pairs: maps.Pairs = [(text, target)]
+    else:
+        with reading(input_) as source:
+            pairs = maps.read_pairs(source, Path(target) if target else None)
+    translator = load_translator(model, device, precision, {})
+    loaded()
+    picture.write(output, maps.watch(translator, pairs, choice), model)
+
+
+@look_app.command()
+def report(
+    run_dir: Annotated[Path, typer.Argument(help="A run directory, of a run that may go on.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Page to write, as report.html.")],
+    text: Annotated[
+        list[str] | None,
+        typer.Option(help="Sentence to show attention for, instead of validation's. Repeatable."),
+    ] = None,
+) -> None:
+    """Put a run on one page that needs no network: scores, curves, translations, attention, data,
+    settings.
+    """
+    from mtrain import picture
+    from mtrain import report as reporting
+
+    page = reporting.make_page(run_dir, text or [])
+    loaded()
+    picture.write_output(output, page.encode("utf-8"))
+
+
+@look_app.command()
+def compare(
+    systems: Annotated[
+        list[Path], typer.Argument(help="Translations, a file each; the first is the baseline.")
+    ],
+    reference: ReferenceOption = None,
+    source: SourceOption = None,
+    tgt_lang: LanguageOption = None,
+    tokenize: TokenizeOption = None,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Score without case.")] = False,
+    metrics: Annotated[str, typer.Option(help="Which of them.")] = "bleu,chrf,ter",
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", help="Lines shown of each kind of difference.", min=0)
+    ] = 3,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Compare translations: which scores differ by more than chance, and where the texts do.
+
+    BLEU, chrF and TER by sacreBLEU, with its paired bootstrap resampling and approximate
+    randomization: `mtrain compare -r ref.de old.de new.de`.
+    """
+    if not reference:
+        raise RefusedError("mtrain compare: needs -r/--reference FILE")
+    from mtrain import compare as comparing
+    from mtrain import parallel
+
+    comparing.check_paths(systems)
+    chosen = comparing.choose_metrics(metrics)
+    references = parallel.read_references(reference)
+    result = comparing.compare(
+        comparing.read_systems(systems, references),
+        references,
+        parallel.read_source(source, references) if source else [],
+        metrics=chosen,
+        tokenize=parallel.choose_tokenizer(tokenize, tgt_lang, references),
+        lowercase=lowercase,
+        most=lines,
+    )
+    with writing("-") as sink:
+        text = json.dumps(result.as_json()) if json_ else str(result)
+        sink.write(text.encode() + b"\n")
+
+
+@look_app.command()
+def verify(
+    run_dir: Annotated[Path, typer.Argument(help="A run directory, or one checkpoint directory.")],
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Check that a run is what it says: every file is hashed again, every record compared.
+
+    A line for each thing: ok, damaged, missing or changed; unreachable for corpora that are not
+    here, which is no failure, nor is a note. Exit code 0 if all is good, else 1.
+    """
+    from mtrain import verify as verifying
+
+    findings = []
+    with writing("-") as sink:
+        for finding in verifying.verify(run_dir):
+            findings.append(finding)
+            if not json_:
+                sink.write(f"{finding}\n".encode("utf-8", "backslashreplace"))
+                sink.flush()  # the next one may take minutes
+        bad = [finding for finding in findings if finding.state in verifying.BAD]
+        if json_:
+            listed = [finding.as_json() for finding in findings]
+            content = {"run": str(run_dir), "good": not bad, "findings": listed}
+            sink.write(json.dumps(content).encode() + b"\n")
+    if bad:
+        raise UserError(f"{run_dir}: {len(bad)} of {len(findings)} findings are bad")
