@@ -165,6 +165,9 @@ def report(
         list[str] | None,
         typer.Option(help="Sentence to show attention for, instead of validation's. Repeatable."),
     ] = None,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Look for what is wrong with the text, too.")
+    ] = True,
 ) -> None:
     """Put a run on one page that needs no network: scores, curves, translations, attention, data,
     settings.
@@ -172,7 +175,9 @@ def report(
     from mtrain import picture
     from mtrain import report as reporting
 
-    page = reporting.make_page(run_dir, text or [])
+    stop = Stop()
+    stop.install()
+    page = reporting.make_page(run_dir, text or [], stop if check else None)
     loaded()
     picture.write_output(output, page.encode("utf-8"))
 

@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from mtrain import checkpoint, maps, metrics
-from mtrain.check import suspicions
 from mtrain.config import Config, Corpus, dump_config, load_config
 from mtrain.corpus import describe, read_pairs, scan
 from mtrain.curves import Chart, charts_of, spread
+from mtrain.diagnosis import diagnose
 from mtrain.errors import UserError
+from mtrain.findings import Findings
 from mtrain.heatmap import Sentence
 from mtrain.history import STORED, Entry, History
 from mtrain.log import logger
@@ -24,10 +25,12 @@ from mtrain.pages import render
 from mtrain.picture import choices
 from mtrain.prepare import Text, reading_of
 from mtrain.rundir import OBJECT, RunDirectory
+from mtrain.stop import Stop
 from mtrain.text import is_blank, read_file
 from mtrain.translate import load_translator
 
 SAMPLES, MOST_TRANSLATIONS, ATTENDED = 6, 6, 3
+MOST_FOUND = 5  # examples of a kind of finding
 MOST_LOGGED = 40  # different lines of the log, the newest
 
 _DATA = re.compile(r" INFO ((?:train|valid|test [^:]*): (?!BLEU ).*)")
@@ -82,7 +85,7 @@ class Report:
     scores: list[Scored] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     sentences: list[Sentence] = field(default_factory=list)
-    findings: list[str] = field(default_factory=list)
+    findings: list[Findings] = field(default_factory=list)
     data: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     notes: dict[str, list[str]] = field(default_factory=dict)
@@ -105,11 +108,19 @@ class Report:
             return None
 
 
-def make_page(run_dir: Path, texts: list[str]) -> str:
+def make_page(run_dir: Path, texts: list[str], stop: Stop | None = None) -> str:
     """Make the report of a run, with attention for the sentences given, or some of the validation
-    set; raises `UserError` where there is no run.
+    set, and, if it may take the time until a `stop`, with the data check; raises `UserError` where
+    there is no run.
     """
     report = gather(run_dir, texts)
+    if stop is None:
+        report.note("data", "The text was not checked")
+    else:
+        sets = diagnose(
+            report.config, stop, examples=MOST_FOUND, with_forecast=False, timed=False
+        ).doctor.sets
+        report.findings = [each.found for each in sets]
     return render(
         "report.html",
         report=report,
@@ -136,8 +147,6 @@ def gather(run_dir: Path, texts: list[str]) -> Report:
     report.charts = list(charts_of(run.metrics.read()))
     _read_log(report)
     valid = _read_valid(report)
-    if valid is not None:
-        report.findings = list(suspicions(valid))
     report.scores = _scores(report, valid)
     places = moderate(valid.sources) if valid is not None else list(range(SAMPLES))
     report.samples = _samples(report, valid, places)

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from conftest import run_mtrain
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,7 +30,6 @@ from mtrain.overlap import bigrams
 from mtrain.repeats import Duplicates
 from mtrain.stop import Stop
 from mtrain.usual import FREQUENT, LengthRatio, scripts_of
-from tests.conftest import run_mtrain
 
 Sides = tuple[list[str], list[str]]
 PAIRS = 3000

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import TinyConfig, run_mtrain
 
 from mtrain import forecast
 from mtrain.config import Config, load_config
@@ -18,7 +19,6 @@ from mtrain.errors import UserError
 from mtrain.forecast import Batching, Forecast, Measured, Plan, clock, lack_of_disk
 from mtrain.model import Transformer
 from mtrain.translate import shape_of
-from tests.conftest import TinyConfig, run_mtrain
 
 LENGTHS = np.random.default_rng(1).integers(2, 20, (500, 2))
 

@@ -22,6 +22,7 @@ from mtrain import checkpoint, cli, log, metrics, report
 from mtrain.config import load_config
 from mtrain.curves import BUCKETS, MOST_ROWS, Chart, Series, charts_of, number, spread, thinned
 from mtrain.errors import UserError
+from mtrain.stop import Stop
 
 TEMPLATES = Path(mtrain.__file__).parent / "templates"
 VALID = made_up_pairs(12, 2)
@@ -29,7 +30,7 @@ VALID = made_up_pairs(12, 2)
 
 @pytest.fixture(scope="module")
 def page(trained_run: Path) -> str:
-    return report.make_page(trained_run, [])
+    return report.make_page(trained_run, [], Stop())
 
 
 @pytest.fixture
@@ -208,6 +209,21 @@ def test_other_text_than_was_scored_is_not_passed_off_as_it(copy: Path, tmp_path
         (copy / "config.yaml").write_text(config.replace(name, str(other)))
     text = report.make_page(copy, [])
     assert "other.tgt: is not the text that the run was scored on." in " ".join(notes(text))
+
+
+def test_what_the_check_finds_is_shown(copy: Path, tmp_path: Path) -> None:
+    name = load_config(copy / "config.yaml").data.valid.src
+    lines = Path(name).read_text().split("\n")
+    lines[3] = f"<b>bavo</b> {SCRIPT} \N{REPLACEMENT CHARACTER}"
+    (tmp_path / "other.src").write_text("\n".join(lines))
+    config = (copy / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(config.replace(name, str(tmp_path / "other.src")))
+    text = report.make_page(copy, [], Stop())
+    assert "warning: HTML tags or entities: 1" in text
+    assert "other.src:4: " in text
+    assert "U+FFFD, for what could not be read: 1" in text
+    assert SCRIPT not in text
+    assert "other.src:4" not in report.make_page(copy, [])
 
 
 def test_translations_that_were_changed_get_no_interval(copy: Path) -> None:

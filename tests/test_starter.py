@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from conftest import made_up_pairs, run_mtrain
 
 from mtrain import starter
 from mtrain.config import load_config
 from mtrain.errors import RefusedError, UserError
 from mtrain.starter import Request, Size, language_of, quoted, recipe_for, write_config
 from mtrain.stop import Stop
-from tests.conftest import made_up_pairs, run_mtrain
 
 
 def write(path: Path, lines: list[str]) -> Path:

@@ -50,8 +50,8 @@ def test_pieces_change_and_text_does_not(tokenizer: Tokenizer) -> None:
     drawn = sampler.draw(pairs, 1)
     assert told(tokenizer, drawn) == told(tokenizer, pairs)
     sides = list(zip(pairs, drawn, strict=True))
-    assert sum(not np.array_equal(before[0], after[0]) for before, after in sides) > 5
-    assert sum(not np.array_equal(*after) for after in drawn) > 5  # each side by itself
+    assert sum(not np.array_equal(before[0], after[0]) for before, after in sides) > 2
+    assert sum(not np.array_equal(*after) for after in drawn) > 2  # each side by itself
 
 
 def test_a_seed_fixes_the_pieces(tokenizer: Tokenizer) -> None:
