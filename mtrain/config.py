@@ -233,7 +233,7 @@ class TrainConfig(Section):
         None, description="a run or checkpoint directory whose weights and vocabulary to begin with"
     )
     subword_sampling: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        None, description="share of merges left out at random (BPE-dropout); unigram: the exponent"
+        None, description="BPE-dropout: the share of merges that are left out at random"
     )
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None, description="the model is a moving average of the weights, of this decay a step"

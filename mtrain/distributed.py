@@ -33,6 +33,7 @@ from mtrain.log import logger, silence
 # How long the ranks of a job wait for each other at its start; they may be days apart later, while
 # the first one prepares text.
 START, MEET = timedelta(minutes=5), timedelta(days=7)
+EVER = timedelta(days=10_000)
 # How long a GPU waits for the others' sums.
 ADD = timedelta(minutes=5)
 # How long a process may go on once its neighbour is gone: it ends by itself where it next meets the
@@ -252,7 +253,7 @@ class Watch:
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
-        self.group = dist.new_group(backend="gloo", timeout=MEET)
+        self.group = dist.new_group(backend="gloo", timeout=EVER)
         self.thread = threading.Thread(target=self._listen, daemon=True)
         self.thread.start()
 

@@ -80,19 +80,28 @@ class Tokenizer:
             pieces.append(name)
         return pieces
 
+    @property
+    def plain_pieces(self) -> dict[int, str]:
+        """The pieces that merges of a BPE make, and single characters, by their ids: no special
+        pieces, bytes or symbols of the user, which have the score of the first merge.
+        """
+        sp = self.pieces
+        special = (sp.is_control, sp.is_unknown, sp.is_byte, sp.is_unused)
+        numbers = [i for i in range(sp.get_piece_size()) if not any(is_so(i) for is_so in special)]
+        first = max((i for i in numbers if sp.get_score(i) == 0), default=0)
+        return {i: sp.id_to_piece(i) for i in numbers if sp.get_score(i) != 0 or i == first}
+
+    @property
+    def is_bpe(self) -> bool:
+        """Tell whether the pieces have ranks of merges and no logarithms for scores."""
+        scores = [self.pieces.get_score(number) for number in self.plain_pieces]
+        return len(set(scores)) == len(scores) and all(score == round(score) for score in scores)
+
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Cut texts into ids, without bos or eos."""
         if len(texts) == 1:  # a list takes SentencePiece a tenth of a millisecond to begin
             return [self.pieces.encode(texts[0])]
         ids: list[list[int]] = self.pieces.encode(texts, num_threads=1)
-        return ids
-
-    def sample(self, texts: list[str], strength: float, seed: int) -> list[list[int]]:
-        """Cut texts into ids at random; the same seed gives the same."""
-        sentencepiece.set_random_generator_seed(seed % ((1 << 32) - 1))  # the last one means any
-        ids: list[list[int]] = self.pieces.encode(
-            texts, num_threads=1, enable_sampling=True, alpha=strength, nbest_size=-1
-        )
         return ids
 
     def decode(self, ids: list[list[int]]) -> list[str]:

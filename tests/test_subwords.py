@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +17,7 @@ from hypothesis import strategies as st
 
 from mtrain import data
 from mtrain.data import SpecialIds, TokenBatches
+from mtrain.errors import RefusedError
 from mtrain.filters import Selection
 from mtrain.store import Store, build_store
 from mtrain.subwords import SubwordSampler
@@ -21,18 +26,14 @@ from mtrain.tokenizer import Tokenizer, train_tokenizer
 TEXTS = [side for pair in made_up_pairs(300, 5, longest=9) for side in pair]
 
 
-def train_pieces(model_type: str, *, byte_fallback: bool = True) -> Tokenizer:
-    size = {"bpe": 360, "unigram": 310}[model_type] if byte_fallback else 70
-    return Tokenizer(
-        train_tokenizer(
-            lambda: TEXTS, vocab_size=size, model_type=model_type, byte_fallback=byte_fallback
-        )
-    )
+def train_pieces(model_type: str = "bpe", **settings: Any) -> Tokenizer:
+    settings = {"vocab_size": 360, **settings}
+    return Tokenizer(train_tokenizer(lambda: TEXTS, model_type=model_type, **settings))
 
 
-@pytest.fixture(scope="module", params=["bpe", "unigram"])
-def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
-    return train_pieces(request.param)
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_pieces()
 
 
 def ids(tokenizer: Tokenizer, *texts: str) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -45,33 +46,65 @@ def told(tokenizer: Tokenizer, pairs: list[tuple[np.ndarray, np.ndarray]]) -> li
     return tokenizer.decode([row.tolist() for pair in pairs for row in pair])
 
 
+def plain(pairs: list[tuple[np.ndarray, np.ndarray]]) -> list[list[int]]:
+    return [row.tolist() for pair in pairs for row in pair]
+
+
 def test_pieces_change_and_text_does_not(tokenizer: Tokenizer) -> None:
     sampler, pairs = SubwordSampler(tokenizer, 0.2, 256), ids(tokenizer, *TEXTS[:50])
     drawn = sampler.draw(pairs, 1)
     assert told(tokenizer, drawn) == told(tokenizer, pairs)
-    sides = list(zip(pairs, drawn, strict=True))
-    assert sum(not np.array_equal(before[0], after[0]) for before, after in sides) > 2
-    assert sum(not np.array_equal(*after) for after in drawn) > 2  # each side by itself
+    assert (
+        sum(not np.array_equal(src, old) for (src, _), (old, _) in zip(drawn, pairs, strict=True))
+        > 25
+    )
+    assert sum(not np.array_equal(*after) for after in drawn) > 25  # each side by itself
 
 
-def test_a_seed_fixes_the_pieces(tokenizer: Tokenizer) -> None:
-    sampler, pairs = SubwordSampler(tokenizer, 0.2, 256), ids(tokenizer, *TEXTS[:20])
-    drawn = {
-        seed: [row.tolist() for pair in sampler.draw(pairs, seed) for row in pair]
-        for seed in (1, 2, (1 << 32) - 1, 1 << 62)
-    }
+def test_without_dropout_the_pieces_are_sentencepiece_s(tokenizer: Tokenizer) -> None:
+    pairs = ids(tokenizer, *TEXTS)
+    assert plain(SubwordSampler(tokenizer, 0.0, 999).draw(pairs, 1)) == plain(pairs)
+
+
+@pytest.mark.parametrize("dropout", [0.1, 0.5])
+def test_a_merge_is_left_out_as_often_as_it_should(tokenizer: Tokenizer, dropout: float) -> None:
+    """Of a word that one merge makes."""
+    pieces = tokenizer.plain_pieces
+    (word,) = [n for n, piece in pieces.items() if len(piece) == 2 and piece[0] == "\u2581"][:1]
+    rows = [(np.array([word]), np.array([word]))] * 3000
+    drawn = SubwordSampler(tokenizer, dropout, 999).draw(rows, 2)
+    assert {len(row) for pair in drawn for row in pair} == {1, 2}
+    share = np.mean([len(row) == 2 for pair in drawn for row in pair])
+    assert share == pytest.approx(dropout, abs=0.03)
+
+
+def test_a_seed_fixes_the_pieces(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """In another process, too."""
+    pairs = ids(tokenizer, *TEXTS[:20])
+    drawn = {n: plain(SubwordSampler(tokenizer, 0.2, 256).draw(pairs, n)) for n in (1, 2, 1 << 40)}
     for seed, before in drawn.items():
-        again = [row.tolist() for pair in sampler.draw(pairs, seed) for row in pair]
-        assert again == before
-    assert len({str(rows) for rows in drawn.values()}) == 4
+        assert plain(SubwordSampler(tokenizer, 0.2, 256).draw(pairs, seed)) == before
+    assert len({str(rows) for rows in drawn.values()}) == 3
+    (tmp_path / "model").write_bytes(tokenizer.proto)
+    (tmp_path / "rows").write_text(json.dumps(plain(pairs)))
+    code = (
+        "import json, sys; from pathlib import Path; import numpy as np\n"
+        "from mtrain.subwords import SubwordSampler; from mtrain.tokenizer import Tokenizer\n"
+        "rows = [np.array(row) for row in json.loads(Path(sys.argv[2]).read_text())]\n"
+        "sampler = SubwordSampler(Tokenizer.load(Path(sys.argv[1])), 0.2, 256)\n"
+        "drawn = sampler.draw(list(zip(rows[::2], rows[1::2])), 1)\n"
+        "print(json.dumps([row.tolist() for pair in drawn for row in pair]))"
+    )
+    command = [sys.executable, "-c", code, tmp_path / "model", tmp_path / "rows"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == drawn[1]
 
 
-def test_the_strength_is_the_share_of_merges_left_out() -> None:
-    tokenizer = train_pieces("bpe")
+def test_more_is_left_out_the_higher_the_share(tokenizer: Tokenizer) -> None:
     pairs = ids(tokenizer, *TEXTS)
     lengths = []
-    for strength in (1e-6, 0.1, 0.3, 0.6, 0.999999):
-        drawn = SubwordSampler(tokenizer, strength, 999).draw(pairs, 3)
+    for dropout in (0.0, 0.1, 0.3, 0.6, 1.0):
+        drawn = SubwordSampler(tokenizer, dropout, 999).draw(pairs, 3)
         lengths.append(sum(len(src) for src, _ in drawn))
     assert lengths == sorted(lengths)
     assert lengths[0] == sum(len(src) for src, _ in pairs)
@@ -82,20 +115,29 @@ def test_the_strength_is_the_share_of_merges_left_out() -> None:
 @given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n"), max_size=40))
 def test_no_text_is_changed(text: str) -> None:
     tokenizer = OF_ALL[0]
-    pairs = ids(tokenizer, text)
+    pairs = ids(tokenizer, text, "", f"{TEXTS[0]} {text}")
     drawn = SubwordSampler(tokenizer, 0.3, 999).draw(pairs, 4)
     assert told(tokenizer, drawn) == told(tokenizer, pairs)
 
 
-OF_ALL = [train_pieces("bpe")]
+OF_ALL = [train_pieces()]
 
 
-def test_what_pieces_do_not_tell_is_kept() -> None:
-    tokenizer = train_pieces("bpe", byte_fallback=False)
-    [(row, _)] = pairs = ids(tokenizer, f"{TEXTS[0]} 漢 {TEXTS[1]}")
-    assert tokenizer.unk_id in row
-    for seed in range(5):
-        assert SubwordSampler(tokenizer, 0.5, 999).draw(pairs, seed)[0][0] is row
+def test_symbols_and_what_is_unknown_stay_whole() -> None:
+    tokenizer = train_pieces(byte_fallback=False, user_symbols=("<tag>", "__"), vocab_size=90)
+    pairs = ids(tokenizer, f"{TEXTS[0]} <tag> 漢 __{TEXTS[1]}")
+    symbols = [tokenizer.unk_id, *map(tokenizer.pieces.piece_to_id, ("<tag>", "__"))]
+    drawn = SubwordSampler(tokenizer, 0.9, 999).draw(pairs, 1)
+    for row in (pairs[0][0], *drawn[0]):
+        found = [token for token in row.tolist() if token in symbols]
+        assert found == [symbols[1], symbols[0], symbols[2]]
+
+
+@pytest.mark.parametrize("model_type", ["unigram", "char"])
+def test_vocabularies_without_merges_are_refused(model_type: str) -> None:
+    size = {"unigram": 310, "char": 280}[model_type]
+    with pytest.raises(RefusedError, match="bpe"):
+        SubwordSampler(train_pieces(model_type, vocab_size=size), 0.1, 256)
 
 
 def test_a_side_stays_within_its_longest(tokenizer: Tokenizer) -> None:
