@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from mtrain.data import batch_by_tokens, collate
+from mtrain.device import telling_lack_of_memory
 from mtrain.text import is_blank
 from mtrain.translate import Translator
 
@@ -29,9 +30,11 @@ def align(translator: Translator, sources: list[str], targets: list[str]) -> lis
     ]
     rows = [(src, tgt) for (src, _), (tgt, _) in zip(*sides, strict=True)]
     lengths = np.array([(len(src) + 1, len(tgt) + 1) for src, tgt in rows]).reshape(-1, 2)
-    for batch in batch_by_tokens(lengths, translator.decode.batch_tokens):
+    budget = max(1, translator.decode.batch_tokens // translator.decode.beam_size)
+    for batch in batch_by_tokens(lengths, budget):
         translator.check_stop()
-        maps = _attention(translator, [rows[i] for i in batch])
+        with telling_lack_of_memory(lambda: "out of memory on alignments; lower --batch-tokens"):
+            maps = _attention(translator, [rows[i] for i in batch])
         for i, table in zip(batch, maps, strict=True):
             words = [side[i][1] for side in sides]
             found[places[i]] = _links(table[: len(words[1]), : len(words[0])], *words)

@@ -184,13 +184,13 @@ def translate(
     """
     from mtrain import lines
 
-    refuse_overwriting(output, input_, target_prefix)
-    refuse_overwriting(alignments, input_, target_prefix)
+    _check_files(output, alignments, input_, target_prefix)
     search = search_settings(beam_size, length_penalty, length_norm, no_repeat_ngram, batch_tokens)
     drawing = {"sample": sample, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     search |= {**drawing, "seed": seed, "samples": n_best or 1}
     with open_translator(model, device, precision, **search) as (translator, ranks):
         _check_n_best(n_best, translator, ranks)
+        _check_sampling({**drawing, "seed": seed}, translator, ranks)
         if not ranks.is_first:
             input_ = output = os.devnull
             alignments = alignments and os.devnull
@@ -207,6 +207,24 @@ def translate(
                 line_buffered=line_buffered or (input_ == "-" and sys.stdin.isatty()),
                 ranks=ranks,
             )
+
+
+def _check_files(
+    output: str, alignments: str | None, input_: str, target_prefix: Path | None
+) -> None:
+    """Refuse to write over what is read, or two things to one file."""
+    refuse_overwriting(output, input_, target_prefix)
+    refuse_overwriting(alignments, input_, target_prefix)
+    if alignments == output:
+        raise RefusedError("--alignments: goes where the translations go; name another file")
+
+
+def _check_sampling(given: dict[str, object], translator: "Translator", ranks: "Ranks") -> None:
+    """Refuse options of sampling where nothing is sampled."""
+    named = [name for name, value in given.items() if value is not None and name != "sample"]
+    if named and not translator.decode.sample:
+        option = f"--{named[0].replace('_', '-')}"
+        raise ranks.as_one(RefusedError(f"{option}: is of sampling; add --sample"))
 
 
 def _check_n_best(n_best: int | None, translator: "Translator", ranks: "Ranks") -> None:

@@ -291,7 +291,7 @@ class DecodeConfig(Section):
         "gnmt", description="gnmt: ((5 + length) / 6) ** alpha; power: length ** alpha"
     )
     sample: bool = Field(False, description="draw translations at random instead of searching")
-    temperature: Annotated[float, Field(gt=0, le=100)] = Field(
+    temperature: Annotated[float, Field(ge=0.01, le=100)] = Field(
         1.0, description="of sampling: lower keeps to the likelier tokens"
     )
     top_k: NotNegative = Field(0, description="sample from so many likeliest tokens; 0: from all")

@@ -151,13 +151,25 @@ class Ranks:
         """Have each rank do something; what one raises, all raise."""
         self.gather(_without_result(work))
 
-    def agree(self, request: Request | None, failure: UserError | None = None) -> Request | None:
-        """Return the request to stop that some rank has, or none; what one raises, all raise."""
+    def agree(
+        self, request: Request | None, failure: UserError | None = None, number: int = 0
+    ) -> Request | None:
+        """Return the request to stop that some rank has, or none; what one raises, all raise, and
+        all fail unless the `number` is the same on all.
+        """
         if self.size > 1:
-            concerned = torch.tensor([int(bool(request or failure))])
+            concerned = torch.tensor([int(bool(request or failure)), number, -number])
             with self._meeting():
                 dist.all_reduce(concerned, dist.ReduceOp.MAX)
-            if not int(concerned):
+            is_asked, most, least = concerned.tolist()
+            if most != -least:
+                raise self.as_one(
+                    UserError(
+                        "the processes of the job planned different steps: this is a fault of "
+                        "mtrain, or of a machine; the last checkpoint is good"
+                    )
+                )
+            if not is_asked:
                 return None
 
         def part() -> bytes:

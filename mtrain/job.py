@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from mtrain import checkpoint
-from mtrain.config import Config, dump_config
+from mtrain.config import Config, dump_config, load_config
 from mtrain.device import telling_lack_of_memory
 from mtrain.distributed import Ranks, joined
 from mtrain.errors import EXIT_OK, RefusedError, StoppedError, UserError
@@ -81,6 +81,8 @@ def _train_or_tell(config: Config, run: RunDirectory, stop: Stop, ranks: Ranks) 
 
         def begin() -> None:
             run.check_settings(config, ranks.size)
+            if not present and config.train.init_from is not None:
+                _check_beginning(config, Path(config.train.init_from))
             run.set_status("preparing", step)
 
         ranks.first(begin)
@@ -99,6 +101,21 @@ def _train_or_tell(config: Config, run: RunDirectory, stop: Stop, ranks: Ranks) 
                 run.set_status(state, step, str(failure), failure.exit_code)
         raise failure from None
     return trainer.position.step
+
+
+def _check_beginning(config: Config, path: Path) -> None:
+    """Refuse a model to begin with that is of another shape, before all text is prepared."""
+    directory = checkpoint.resolve(path)
+    other = load_config(directory / checkpoint.CONFIG).model.model_dump()
+    odd = [
+        f"model.{key}: {other[key]!r} there, {value!r} here"
+        for key, value in config.model.model_dump().items()
+        if value != other[key] and not key.endswith("dropout")
+    ]
+    if odd:
+        raise RefusedError(
+            f"train.init_from: {directory} holds a model of another shape: {', '.join(odd)}"
+        )
 
 
 def _prepare(config: Config, run: RunDirectory, stop: Stop, ranks: Ranks) -> Prepared:

@@ -73,10 +73,10 @@ def _as_many(prefixes: Iterator[str], lines: list[str], done: int, window: int) 
     found = list(islice(prefixes, len(lines)))
     too_many = len(lines) < window and next(prefixes, None) is not None
     if len(found) < len(lines) or too_many:
-        place, what = done + min(len(found), len(lines)), "more" if too_many else "no more"
+        told = "more lines than the text" if too_many else "fewer lines than the text"
         raise UserError(
-            f"--target-prefix: it holds {what} lines behind line {place:,}, where the text does "
-            "otherwise; they must match line for line"
+            f"--target-prefix: it holds {told} (seen behind line {done + len(found):,}); they must "
+            "match line for line"
         )
     return found
 

@@ -218,10 +218,10 @@ class Trainer:
             self._learn_share(planned, step)
         except UserError as error:
             failure = error
-        self.request = self.ranks.agree(self.stop.request, failure)
+        num_tokens, rate = sum(each.num_tokens for each in planned), self.rate(step)
+        self.request = self.ranks.agree(self.stop.request, failure, num_tokens)
         self.ranks.sum_(self.optimizer.buffer)
         self.sums += self.optimizer.losses
-        num_tokens, rate = sum(each.num_tokens for each in planned), self.rate(step)
         norm = self.optimizer.update(rate, num_tokens, self.config.train.clip_norm)
         if self.average is not None:
             self.average.update(step)
@@ -545,7 +545,8 @@ class Trainer:
 
     def _announce_training(self) -> None:
         """Say what is trained, on what, and how."""
-        planned, shape = self.batches.plan(0, 0), self.model.shape  # all pools are alike
+        p, shape = self.position, self.model.shape
+        planned = self.batches.plan(p.epoch, p.pool)  # all pools are alike
         tokens = sum(each.num_tokens for each in planned) / max(1, len(planned))
         micro_batches = len(planned) * self.batches.pools
         batching = forecast.Batching(micro_batches, tokens, self.batches.step_batches)

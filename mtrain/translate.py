@@ -100,7 +100,7 @@ class Translator:
     check_stop: Callable[[], None] = lambda: None
     share_out: ShareOut | None = None  # who translates batches instead of this process alone
     others: tuple[Transformer, ...] = ()  # of the same vocabulary
-    seed: int = 0  # of sampling
+    seed: int | None = None  # of sampling; None: the run's
     samples: int = 1  # drawn of each sentence
     device: torch.device = field(init=False)
 
@@ -108,6 +108,8 @@ class Translator:
         self.device = self.model.output.weight.device
         self.ids = SpecialIds.of(self.tokenizer)
         self.normalize = length_normalizer(self.decode.length_norm, self.decode.length_penalty)
+        if self.seed is None:
+            self.seed = self.config.seed
         for model in self._models:
             model.eval()
 
@@ -239,7 +241,7 @@ class Translator:
             self.decoder.begin(self._padded(repeated)),
             rules=self._rules(repeated),
             choice=Choice(self.decode.temperature, self.decode.top_k, self.decode.top_p),
-            seeds=[[self.seed, s.number, k] for s in group for k in range(self.samples)],
+            seeds=[[self.seed or 0, s.number, k] for s in group for k in range(self.samples)],
             normalize=self.normalize,
             bos_id=self.ids.bos,
             device=self.device,
@@ -355,9 +357,9 @@ def load_translator(
             make_translator(snapshot, directory, device=device, precision=precision, **own)
         )
     first, *others = found
-    first.seed = first.config.seed if seed is None else seed
-    first.samples = samples
-    return replace(first, others=tuple(other.model for other in others)) if others else first
+    models = tuple(other.model for other in others)
+    chosen = first.config.seed if seed is None else seed
+    return replace(first, others=models, seed=chosen, samples=samples)
 
 
 def make_translator(

@@ -53,7 +53,7 @@ OPTIONS = {
     | {"text", "-m", "--model", "-i", "--input", "-o", "--output", "-t", "--target"}
     | {"--kind", "--layer", "--head"},
     "average": {"run_dir", "--last", "-o", "--output"},
-    "report": {"run_dir", "-o", "--output", "--text", "--check", "--no-check"},
+    "report": {"run_dir", "-o", "--output", "--text", "--check"},
     "score": MACHINE | {"-m", "--model", "-s", "--source", "-t", "--target", "--batch-tokens"},
     "export": {"-m", "--model", "-o", "--output", "--to", "--quantization", "--sample"},
     "check": {"-c", "--config", "--set", "--json", "--examples"} | {"--forecast", "--timing"},

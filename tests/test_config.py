@@ -207,7 +207,7 @@ TAKES: dict[type[BaseModel], dict[str, str]] = {
         "length_penalty": "a number from 0 and up to 10",
         "length_norm": "one of gnmt, power",
         "sample": "true or false",
-        "temperature": "a number above 0 and up to 100",
+        "temperature": "a number from 0.01 and up to 100",
         "top_k": "a whole number from 0",
         "top_p": "a number above 0 and up to 1",
         "no_repeat_ngram": "a whole number from 0",

@@ -343,7 +343,7 @@ def test_prefixes_and_alignments_by_the_command(trained_run: Path, tmp_path: Pat
     assert lines[3] == ""
     links = (tmp_path / "links").read_text().split("\n")
     assert [len(line.split()) for line in links] == [len(line.split()) for line in lines]
-    for wrong, told in (("a\n", "no more"), ("a\n" * 5, "more")):
+    for wrong, told in (("a\n", "fewer"), ("a\n" * 5, "more")):
         (tmp_path / "begun").write_text(wrong)
         done = run_mtrain("translate", "-m", trained_run, *options[:2], input=text)
         assert done.returncode == EXIT_FAILED
@@ -362,9 +362,14 @@ def test_sampling_by_the_command(trained_run: Path) -> None:
     assert lines("--top-k", "1") == lines("--top-k", "1", "--seed", "9")
     many = [line.split("\t") for line in lines("--n-best", "3", "--temperature", "1.5")]
     assert [int(index) for index, *_ in many] == [n for n in range(len(LINES)) for _ in range(3)]
-    done = run_mtrain("translate", "-m", trained_run, "--temperature", "0", input="a\n")
-    assert done.returncode == EXIT_REFUSED
-    assert "temperature" in done.stderr
+    for options, told in (
+        (["--sample", "--temperature", "0"], "temperature"),
+        (["--top-k", "3"], "--top-k: is of sampling"),
+        (["-o", "x", "--alignments", "x"], "--alignments: goes where"),
+    ):
+        done = run_mtrain("translate", "-m", trained_run, *options, input="a\n")
+        assert done.returncode == EXIT_REFUSED
+        assert told in done.stderr
     assert "Traceback" not in done.stderr
 
 

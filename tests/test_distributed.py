@@ -531,6 +531,9 @@ def raise_all_kinds(output: Path) -> None:
         total = torch.arange(3.0) + ranks.rank
         ranks.sum_(total)
         found.append(total.tolist())
+        ranks.agree(None, number=5)
+        with pytest.raises(UserError, match="different steps"):
+            ranks.agree(None, number=ranks.rank)
         ranks.spread([total.add_(ranks.rank)])
         found.append(total.tolist())
     (output / f"{ranks.rank}.json").write_text(json.dumps(found))

@@ -175,6 +175,13 @@ def test_a_run_that_began_with_another_s_weights_resumes(config_file: Path, tmp_
     assert losses[0] < losses[2] - 0.3  # it knows what the other learned
 
 
+def test_weights_of_another_shape_are_refused_at_once(config_file: Path, run: Path) -> None:
+    given = [f"train.init_from={uninterrupted(config_file)}", "model.d_ff=48", "model.dropout=0.5"]
+    with pytest.raises(RefusedError, match=r"another shape: model\.d_ff: 32 there, 48 here$"):
+        start(config_file, run, *given)
+    assert status(run)["exit_code"] == EXIT_REFUSED
+
+
 def test_a_moving_average_is_kept_beside_the_weights(config_file: Path, run: Path) -> None:
     """Of the same steps as without it."""
     decay, latest, expected = 0.8, [], None
