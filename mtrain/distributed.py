@@ -108,6 +108,7 @@ class Ranks:
     size: int = 1
     local_rank: int = 0
     neighbours: int = 1  # ranks that share this one's cores, itself included
+    before_leaving: Callable[[str], None] = field(default=lambda text: None, repr=False)
     _nccl: dist.ProcessGroup | None = field(default=None, repr=False)
 
     @property
@@ -260,7 +261,8 @@ class Ranks:
 
 class Watch:
     """Listens to the rank before this one, in a ring, and ends this process some time after the
-    other has gone without a farewell: a GPU that waits for it cannot be interrupted.
+    other has gone without a farewell: a GPU that waits for it cannot be interrupted. What a rank
+    wants done `before_leaving` gets the message.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -274,7 +276,10 @@ class Watch:
             dist.recv(torch.empty(1), (self.ranks.rank - 1) % self.ranks.size, self.group)
         except RuntimeError as error:
             time.sleep(GRACE)
-            logger.error("%s", self.ranks.left_alone(first_line(error)))
+            told = self.ranks.left_alone(first_line(error))
+            logger.error("%s", told)
+            with suppress(OSError):
+                self.ranks.before_leaving(told)
             os._exit(EXIT_FAILED)
 
     def end(self) -> None:

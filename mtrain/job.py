@@ -14,7 +14,7 @@ from mtrain import checkpoint
 from mtrain.config import Config, dump_config, load_config
 from mtrain.device import telling_lack_of_memory
 from mtrain.distributed import Ranks, joined
-from mtrain.errors import EXIT_OK, RefusedError, StoppedError, UserError
+from mtrain.errors import EXIT_FAILED, EXIT_OK, RefusedError, StoppedError, UserError
 from mtrain.log import add_log_file, logger
 from mtrain.machine import Machine, device_of
 from mtrain.prepare import Prepared, prepare
@@ -41,9 +41,18 @@ def train(config: Config, stop: Stop) -> None:
             add_log_file(run.path / "train.log")
 
         ranks.first(hold)
+        if ranks.is_first:
+            ranks.before_leaving = partial(_tell_end, run)
         step = _train_or_tell(config, run, stop, ranks)
         if ranks.is_first:
             run.set_status("complete", step, exit_code=EXIT_OK)
+
+
+def _tell_end(run: RunDirectory, text: str) -> None:
+    """Leave word of a run that ends because another process of the job has gone."""
+    present = checkpoint.steps(run.checkpoints)
+    step = checkpoint.step_of(present[-1]) or 0 if present else 0
+    run.set_status("failed", step, text, EXIT_FAILED)
 
 
 def _check_alike(config: Config, ranks: Ranks) -> None:

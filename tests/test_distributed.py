@@ -559,9 +559,10 @@ def test_what_one_raises_all_raise_and_one_tells(tmp_path: Path) -> None:
     assert first[20:] == second[20:] == rest
 
 
-def wait_for_a_gpu(dying: int) -> None:
+def wait_for_a_gpu(directory: Path, dying: int) -> None:
     distributed.GRACE = 0.2
     with joined() as ranks:
+        ranks.before_leaving = (directory / f"{ranks.rank}.told").write_text
         if ranks.rank == dying:
             send(signal.SIGKILL)
         threading.Event().wait()  # as one does whose GPU waits for the others'
@@ -569,12 +570,13 @@ def wait_for_a_gpu(dying: int) -> None:
 
 @pytest.mark.parametrize("dying", [0, 1, 2])
 def test_ranks_that_cannot_meet_end_with_one_that_died(tmp_path: Path, dying: int) -> None:
-    done = start(tmp_path, [partial(wait_for_a_gpu, dying)] * 3)
+    done = start(tmp_path, [partial(wait_for_a_gpu, tmp_path, dying)] * 3)
     assert done.codes.count(EXIT_FAILED) == 2
     assert done.codes[dying] == -signal.SIGKILL
     assert done.seconds < 60
     for rank in {0, 1, 2} - {dying}:
         assert f"rank {rank}: another process of the job has ended" in done.told[rank]
+        assert (tmp_path / f"{rank}.told").read_text() in done.told[rank]
 
 
 def test_by_itself_a_rank_asks_nobody() -> None:
