@@ -22,7 +22,6 @@ from mtrain import checkpoint, cli, log, metrics, report
 from mtrain.config import load_config
 from mtrain.curves import BUCKETS, MOST_ROWS, Chart, Series, charts_of, number, spread, thinned
 from mtrain.errors import UserError
-from mtrain.stop import Stop
 
 TEMPLATES = Path(mtrain.__file__).parent / "templates"
 VALID = made_up_pairs(12, 2)
@@ -30,7 +29,7 @@ VALID = made_up_pairs(12, 2)
 
 @pytest.fixture(scope="module")
 def page(trained_run: Path) -> str:
-    return report.make_page(trained_run, [], Stop())
+    return report.make_page(trained_run, [])
 
 
 @pytest.fixture
@@ -154,7 +153,7 @@ def test_a_run_that_has_just_begun_gives_a_page(copy: Path) -> None:
             shutil.rmtree(item)
         elif item.name != "config.yaml":
             item.unlink()
-    text = report.make_page(copy, [])
+    text = report.make_page(copy, [], check=False)
     check_that_nothing_is_loaded(text)
     assert "Nothing has been scored yet." in text
     assert "There are no records yet." in text
@@ -172,7 +171,7 @@ def test_a_run_under_way_shows_what_there_is(copy: Path) -> None:
     (copy / "status.json").write_text(json.dumps(status))
     lines = (copy / "metrics.jsonl").read_text().split("\n")[:9]
     (copy / "metrics.jsonl").write_text("\n".join(lines) + '\n{"step": 500, "train/lo')
-    text = report.make_page(copy, ["bavo"])
+    text = report.make_page(copy, ["bavo"], check=False)
     assert "<strong>running</strong> at step 450 of 600" in text
     assert "after a kill it still says so" in text
     assert "at step 450" in text
@@ -185,7 +184,7 @@ def test_where_the_corpora_are_gone_the_rest_is_shown(
 ) -> None:
     config = (copy / "config.yaml").read_text()
     (copy / "config.yaml").write_text(re.sub(r"(valid|test)\.(src|tgt)", r"gone.\2", config))
-    text = report.make_page(copy, [])
+    text = report.make_page(copy, [], check=False)
     found = " ".join(notes(text))
     assert "Sources and references are left out: " in found
     assert "No confidence intervals for test held_out: " in found
@@ -207,7 +206,7 @@ def test_other_text_than_was_scored_is_not_passed_off_as_it(copy: Path, tmp_path
         other.write_text(Path(name).read_text().replace("bavo", "celu").replace("zwent", "yalch"))
         config = (copy / "config.yaml").read_text()
         (copy / "config.yaml").write_text(config.replace(name, str(other)))
-    text = report.make_page(copy, [])
+    text = report.make_page(copy, [], check=False)
     assert "other.tgt: is not the text that the run was scored on." in " ".join(notes(text))
 
 
@@ -218,12 +217,12 @@ def test_what_the_check_finds_is_shown(copy: Path, tmp_path: Path) -> None:
     (tmp_path / "other.src").write_text("\n".join(lines))
     config = (copy / "config.yaml").read_text()
     (copy / "config.yaml").write_text(config.replace(name, str(tmp_path / "other.src")))
-    text = report.make_page(copy, [], Stop())
+    text = report.make_page(copy, [])
     assert "warning: HTML tags or entities: 1" in text
     assert "other.src:4: " in text
     assert "U+FFFD, for what could not be read: 1" in text
     assert SCRIPT not in text
-    assert "other.src:4" not in report.make_page(copy, [])
+    assert "other.src:4" not in report.make_page(copy, [], check=False)
 
 
 def test_translations_that_were_changed_get_no_interval(copy: Path) -> None:
@@ -241,7 +240,7 @@ def test_translations_that_were_changed_get_no_interval(copy: Path) -> None:
 @pytest.mark.parametrize("name", ["best.json", "run.json", "status.json"])
 def test_a_damaged_file_is_told_and_the_rest_shown(copy: Path, name: str) -> None:
     (copy / name).write_text("[1")
-    text = report.make_page(copy, ["bavo"])
+    text = report.make_page(copy, ["bavo"], check=False)
     assert any(f"{name}: damaged" in note for note in notes(text))
     assert 'id="curve-loss"' in text
 
@@ -259,7 +258,7 @@ def test_values_that_are_no_numbers_are_left_out_of_curves(copy: Path) -> None:
     with (copy / "metrics.jsonl").open("a") as out:
         out.write('{"step": 601, "train/loss": NaN, "lr": "<b>", "grad_norm": Infinity}\n')
         out.write('{"step": 601, "train/loss": null, "lr": 1' + "0" * 400 + "}\n")
-    text = report.make_page(copy, ["bavo"])
+    text = report.make_page(copy, ["bavo"], check=False)
     assert "nan" not in " ".join(re.findall(r' d="([^"]*)"', text))
     assert "<b>" not in text
 
@@ -278,7 +277,7 @@ def test_text_of_users_is_shown_and_never_run(copy: Path) -> None:
         out.write(
             f"2026-01-01 00:00:00 WARNING {SCRIPT}\n2026-01-01 00:00:00 INFO train: {SCRIPT}\n"
         )
-    text = report.make_page(copy, [f"{SCRIPT} bavo"])
+    text = report.make_page(copy, [f"{SCRIPT} bavo"], check=False)
     page = check_that_nothing_is_loaded(text)
     assert SCRIPT not in text
     assert page.text.count(SCRIPT) >= 8
@@ -312,6 +311,22 @@ def test_curves_stay_inside_and_have_a_few_round_ticks(points: list[tuple[int, f
     assert all(58 <= tick.place <= 406 for tick in chart.x_ticks)
     assert len({tick.text for tick in chart.x_ticks}) == len(chart.x_ticks)
     assert chart.summary.startswith("name: ")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [(0.0, 5e-324), (5e-324, 5e-324), (1.0, math.nextafter(1, 2)), (-1e299, 1e299), (0.0, 0.0)],
+)
+def test_values_next_to_nothing_are_drawn(values: tuple[float, float]) -> None:
+    (chart,) = charts_of([{"step": n, "lr": value} for n, value in enumerate(values)])
+    assert chart.y_ticks
+    assert len(next(iter(chart.lines)).marked) == 2
+
+
+def test_steps_that_are_none_are_left_out_of_curves() -> None:
+    steps = (-1, 1, 10**400)
+    (chart,) = charts_of([{"step": step, "lr": 1.0} for step in steps])
+    assert chart.series[0].points == [(1, 1.0)]
 
 
 def test_a_curve_s_places_are_those_of_its_values() -> None:
