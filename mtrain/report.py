@@ -116,7 +116,7 @@ def make_page(run_dir: Path, texts: list[str], *, check: bool = True) -> str:
     """
     report = gather(run_dir, texts)
     if check:
-        report.findings = report.attempt("data", NOT_CHECKED, partial(_check, report)) or []
+        report.findings = report.attempt("data", NOT_CHECKED, partial(check_text, report)) or []
     else:
         report.note("data", NOT_CHECKED)
     return render(
@@ -155,8 +155,8 @@ def gather(run_dir: Path, texts: list[str]) -> Report:
     return report
 
 
-def _check(report: Report) -> list[Findings]:
-    """Look for what is wrong with the text, with the vocabulary of the directory named."""
+def check_text(report: Report) -> list[Findings]:
+    """Look for what is wrong with the text, by the directory's vocabulary; raises `UserError`."""
     data = report.config.data
     if any(isinstance(each, HubCorpus) for each in (*data.train, data.valid, *data.test.values())):
         raise UserError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shutil
 import sys
@@ -18,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mtrain
-from mtrain import checkpoint, cli, log, metrics, report
-from mtrain.config import load_config
+from mtrain import checkpoint, cli, log, metrics, picture, report
+from mtrain.config import Config, HubCorpus, load_config
 from mtrain.curves import BUCKETS, MOST_ROWS, Chart, Series, charts_of, number, spread, thinned
 from mtrain.errors import UserError
 
@@ -475,6 +476,94 @@ def test_what_cannot_be_reported_is_one_clear_error(
     assert run(monkeypatch, run_dir or trained_run, "-o", output, "--text", "bavo") == 1
     assert capsys.readouterr().err == f"error: {message}\n"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("", "--output .: is a directory; name a file"),
+        (".", "--output .: is a directory; name a file"),
+        ("copy/metrics.jsonl", "could be a file that copy keeps; there, give a name that ends in"),
+        ("copy/best.json", "could be a file that copy keeps"),
+        ("link.html", "could be a file that copy keeps"),
+    ],
+)
+def test_a_run_s_own_files_and_directories_are_not_written_over(
+    copy: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    output: str,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("link.html").symlink_to("copy/config.yaml")
+    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    assert run(monkeypatch, "copy", "-o", output) == 2
+    assert message in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
+
+
+def test_what_is_no_plain_file_is_written_to_and_never_replaced(tmp_path: Path) -> None:
+    plain, link, pipe = tmp_path / "plain", tmp_path / "link", tmp_path / "pipe"
+    plain.write_text("old")
+    link.symlink_to("plain")
+    picture.write_output(link, b"new")
+    assert link.is_symlink()
+    assert plain.read_bytes() == b"new"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    picture.write_output(pipe, b"page")
+    assert os.read(reader, 10) == b"page"
+    os.close(reader)
+    assert pipe.is_fifo()
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["link", "pipe", "plain"]
+
+
+def test_text_and_names_that_are_not_utf_8_give_a_page(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = copy.rename(tmp_path / "r\udcff")
+    output = tmp_path / "a.html"
+    assert run(monkeypatch, odd, "--no-check", "-o", output, "--text", "caf\udce9") == 0
+    assert "/r?" in output.read_text()
+
+
+def test_a_checkpoint_is_no_run(trained_run: Path) -> None:
+    best = next((trained_run / "checkpoints").glob("step-*"))
+    with pytest.raises(UserError, match="not a run directory but a checkpoint"):
+        report.gather(best, [])
+
+
+def test_a_check_that_cannot_be_made_is_told(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(config: Config, *args: object, **options: object) -> None:
+        assert config.run_dir == str(copy)
+        raise UserError("gone: no such vocabulary")
+
+    monkeypatch.setattr(report, "diagnose", fail)
+    assert "The text was not checked: gone: no such vocabulary." in notes(
+        report.make_page(copy, ["bavo"])
+    )
+
+
+def test_datasets_of_the_hub_are_not_checked(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "diagnose", None)
+    found = report.gather(copy, ["bavo"])
+    hub = HubCorpus(dataset="some/pairs", split="train", src="en", tgt="de")
+    data = found.config.data.model_copy(update={"train": [hub]})
+    found.config = found.config.model_copy(update={"data": data})
+    with pytest.raises(UserError, match="Hugging Face hub is not asked for again"):
+        report.check_text(found)
+
+
+def test_records_that_cannot_be_read_leave_curves_out(copy: Path) -> None:
+    (copy / "metrics.jsonl").write_text('{"step": 1, "lr": 1.0}\n' + "[" * 200_000 + "\n")
+    assert len(report.gather(copy, ["bavo"]).charts) == 1
+    (copy / "metrics.jsonl").unlink()
+    (copy / "metrics.jsonl").mkdir()
+    found = report.gather(copy, ["bavo"])
+    assert found.charts == []
+    assert "There are no curves" in found.notes["scores"][0]
 
 
 def test_without_a_config_there_is_no_run(tmp_path: Path) -> None:
