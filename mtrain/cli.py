@@ -278,6 +278,8 @@ def evaluate(
         hypotheses = evaluation.read_aligned(hypothesis, references)
     else:
         assert model is not None
+        if output is not None:
+            evaluation.check_output(output)
         with open_translator(model, device, precision, **search) as (translator, ranks):
             tgt_lang = tgt_lang or translator.config.data.tgt_lang
             check_tokenizer(tokenize or tokenizer_for(tgt_lang))

@@ -30,6 +30,11 @@ from mtrain.terminal import loaded, reading, refuse_overwriting, writing
 look_app = typer.Typer()
 
 
+def _readable(text: str) -> str:
+    """Replace what is not UTF-8 of a text from the command line."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
 @look_app.command("init")
 def initialize(
     src: Annotated[Path, typer.Argument(help="Source text, one segment a line; .gz or .zst too.")],
@@ -143,12 +148,13 @@ def attention(
     from mtrain import picture
 
     picture.check_format(output)
+    picture.check_output(output, model)
     from mtrain import maps
 
     choice = maps.choose(kind, layer, head)
     if input_ is None:
         assert text is not None
-        pairs: maps.Pairs = [(text, target)]
+        pairs: maps.Pairs = [(_readable(text), target and _readable(target))]
     else:
         with reading(input_) as source:
             pairs = maps.read_pairs(source, Path(target) if target else None)
@@ -175,11 +181,10 @@ def report(
     from mtrain import picture
     from mtrain import report as reporting
 
-    stop = Stop()
-    stop.install()
-    page = reporting.make_page(run_dir, text or [], stop if check else None)
+    picture.check_output(output, run_dir)
+    page = reporting.make_page(run_dir, [_readable(each) for each in text or []], check=check)
     loaded()
-    picture.write_output(output, page.encode("utf-8"))
+    picture.write_output(output, page.encode("utf-8", "replace"))
 
 
 @look_app.command()
@@ -222,7 +227,7 @@ def compare(
     )
     with writing("-") as sink:
         text = json.dumps(result.as_json()) if json_ else str(result)
-        sink.write(text.encode() + b"\n")
+        sink.write(text.encode("utf-8", "replace") + b"\n")
 
 
 @look_app.command()

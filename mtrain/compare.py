@@ -242,12 +242,12 @@ def _warn_of_oddities(systems: list[System], references: list[list[str]]) -> Non
             logger.warning("%s: the same text as a reference, line for line", name)
     if len(first) < FEWEST:
         logger.warning(
-            "%d lines are too few to tell chance by: no difference is called significant",
-            len(first),
+            "%s too few to tell chance by: no difference is called significant",
+            "1 line is" if len(first) == 1 else f"{len(first)} lines are",
         )
     if len(first) > MANY:
         need = len(first) * BYTES_OF_A_LINE / 1e9
-        logger.info("the tests of %s lines take about %.0f GB", f"{len(first):,}", need)
+        logger.warning("the tests of %s lines take about %.0f GB", f"{len(first):,}", need)
 
 
 def _contrasts(

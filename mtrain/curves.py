@@ -10,6 +10,8 @@ Point = tuple[int, float]
 WIDTH, HEIGHT = 420, 250  # pixels, with the margins
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 12, 36
 MOST = 1e300  # beyond it, differences are no numbers
+LEAST = 1e-300  # below it, parts of it are none
+FLAT = 1e-9  # share of a value; differences below it are no curve
 BUCKETS = 180  # of which a longer curve shows the lowest and the highest value each
 MOST_MARKED = 40  # points that each get a mark
 MOST_ROWS = 60  # of a curve's table
@@ -146,6 +148,7 @@ class Chart:
 
 def charts_of(records: list[dict[str, Any]]) -> Iterator[Chart]:
     """Draw those charts that records have values for, all up to the last step."""
+    records = [record for record in records if 0 <= record["step"] < MOST]
     last = max((record["step"] for record in records), default=0)
     for key, title, names in CHARTS:
         series = [series_of(records, value, name) for value, name in names.items()]
@@ -180,9 +183,13 @@ def spread(items: list[int], most: int) -> list[int]:
 
 def tick_distance(low: float, high: float) -> float:
     """Choose 1, 2 or 5 times a power of ten, so that an axis gets four to nine ticks."""
-    span = (high - low) or abs(high) or 1.0
+    largest, span = max(abs(low), abs(high)), high - low
+    if span <= FLAT * largest:
+        span = largest
+    if span < LEAST:
+        span = 1.0
     power = math.pow(10.0, math.floor(math.log10(span / 4)))
-    return next(factor * power for factor in (10, 5, 2, 1) if factor * power <= span / 4)
+    return next((factor * power for factor in (10, 5, 2) if factor * power <= span / 4), power)
 
 
 def number(value: float, every: float) -> str:

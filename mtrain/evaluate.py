@@ -1,5 +1,7 @@
 """`mtrain eval`: a model's or a file's translations against references."""
 
+import errno
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,19 @@ class Evaluation:
 
     def __str__(self) -> str:
         return "\n".join(map(str, (self.bleu, self.chrf, self.ter)))
+
+
+def check_output(output: Path) -> None:
+    """Raise `UserError`, before anything is translated, where a file cannot be written."""
+    if output.is_dir():
+        reason = errno.EISDIR
+    elif not output.parent.is_dir():
+        reason = errno.ENOENT
+    elif not os.access(output if output.exists() else output.parent, os.W_OK):
+        reason = errno.EACCES
+    else:
+        return
+    raise UserError(f"{output}: cannot write: {os.strerror(reason)}")
 
 
 def translate(translator: Translator, lines: list[str], output: Path | None) -> list[str]:

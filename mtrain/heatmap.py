@@ -2,6 +2,7 @@
 
 import math
 import unicodedata
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -145,10 +146,15 @@ def label(token: str) -> Label:
     whole = printable(token)
     if unicodedata.category(whole[:1] or " ").startswith("M"):
         whole = "\u25cc" + whole  # a mark that belongs on the letter before
-    text = whole
-    while width_of(text) > LONGEST * FONT:
-        text = text[:-2] + "…"
-    return Label(whole, text)
+    return Label(whole, cut(whole, LONGEST * FONT))
+
+
+def cut(text: str, most: int) -> str:
+    """Cut a text to what so many pixels have room for, with an ellipsis."""
+    if width_of(text) <= most:
+        return text
+    length = bisect_right(range(len(text)), most, key=lambda n: width_of(text[:n] + "…")) - 1
+    return text[: max(0, length)] + "…"
 
 
 def printable(text: str) -> str:

@@ -58,6 +58,8 @@ def _holder(path: Path) -> str:
 
 def is_alive(pid: int) -> bool:
     """Tell whether a process of this machine is there."""
+    if not 0 < pid < 2**31:  # no number that a process can have
+        return False
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 from mtrain import manifest
+from mtrain.errors import UserError
 
 logger = logging.getLogger("mtrain")
 
@@ -168,16 +169,21 @@ class MetricsFile:
             self.board.add(record)
 
     def read(self) -> list[dict[str, Any]]:
-        """Read the whole records."""
+        """Read the whole records; raises `UserError` where there is something else than a file."""
+        try:
+            text = self.path.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be read: {error.strerror}") from None
         records = []
-        if self.path.exists():
-            for line in self.path.read_text(encoding="utf-8", errors="replace").split("\n"):
-                try:
-                    record = json.loads(line)
-                except ValueError:
-                    continue
-                if isinstance(record, dict) and isinstance(record.get("step"), int):
-                    records.append(record)
+        for line in text.split("\n"):
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(record, dict) and isinstance(record.get("step"), int):
+                records.append(record)
         return records
 
     def _rewrite(self, records: list[dict[str, Any]]) -> None:

@@ -96,6 +96,13 @@ def check_choice(translator: Translator, choice: Choice) -> None:
         for number in chosen:
             if number > most:
                 raise RefusedError(f"--{option} {number}: this model has {most} {option}s")
+    lowest = min(choice.layers, default=1)
+    if set(choice.kinds) == {"encoder"} and lowest > shape.num_encoder_layers:
+        have = f"the encoder of this model has {shape.num_encoder_layers} layers"
+        raise RefusedError(f"--kind encoder --layer {lowest}: {have}")
+    if choice.kinds and "encoder" not in choice.kinds and lowest > shape.num_decoder_layers:
+        have = f"the decoder of this model has {shape.num_decoder_layers} layers"
+        raise RefusedError(f"--kind {choice.kinds[0]} --layer {lowest}: {have}")
 
 
 def _watch(

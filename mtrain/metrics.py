@@ -149,6 +149,7 @@ def paired_tests(
     """
     from sacrebleu.significance import PairedTest
 
+    check_seed()
     scorer = _metric(metric, tokenize, lowercase, references)
     found: dict[str, Any] = {}
     signatures = {}
@@ -194,6 +195,8 @@ def _score(
     name: str, metric: Any, hypotheses: list[str], references: list[list[str]], interval: bool
 ) -> Score:
     """Score with sacreBLEU, whose own interface cuts lists of unequal length without a word."""
+    if interval:
+        check_seed()
     for reference in references:
         if len(reference) != len(hypotheses):
             raise UserError(

@@ -1,5 +1,6 @@
 """Heat maps as files: side by side in one SVG or PNG, or in a page that chooses among them."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -8,7 +9,7 @@ from typing import Any
 
 from mtrain import manifest
 from mtrain.errors import RefusedError, UserError
-from mtrain.heatmap import FONT, KINDS, MEAN, HeatMap, Sentence, printable, width_of
+from mtrain.heatmap import FONT, KINDS, MEAN, HeatMap, Sentence, cut, printable, width_of
 from mtrain.log import MOST_LISTED, logger
 from mtrain.pages import render
 
@@ -65,22 +66,45 @@ def check_format(path: Path) -> None:
         load_resvg()
 
 
+def check_output(path: Path, directory: Path) -> None:
+    """Raise `RefusedError` where a name is no file's, or could be that of one of the files that a
+    run or model keeps in its directory; `UserError` where no file can be written.
+    """
+    if path.is_dir():
+        raise RefusedError(f"--output {path}: is a directory; name a file")
+    place = path.resolve()
+    if place.is_relative_to(directory.resolve()) and place.suffix not in FORMATS:
+        raise RefusedError(
+            f"--output {path}: could be a file that {directory} keeps; there, give a name "
+            f"that ends in {', '.join(FORMATS)}"
+        )
+    try:
+        path.parent.stat()
+    except OSError as error:
+        raise UserError(f"{path}: cannot write: {error.strerror}") from None
+
+
 def write(path: Path, sentences: list[Sentence], model: Path) -> None:
     """Write heat maps in the format that the file's name tells; raises `UserError`."""
     if path.suffix == ".png":
         data, missing = draw_png(sentences)
         _warn_of(missing)
     elif path.suffix == ".svg":
-        data = draw_svg(sentences).encode("utf-8")
+        data = draw_svg(sentences).encode("utf-8", "replace")
     else:
-        data = draw_page(sentences, model).encode("utf-8")
+        data = draw_page(sentences, model).encode("utf-8", "replace")
     write_output(path, data)
 
 
 def write_output(path: Path, data: bytes) -> None:
-    """Replace a file that the user named; raises `UserError`."""
+    """Replace a file that the user named, or write to what else has that name: a device, a pipe;
+    raises `UserError`.
+    """
     try:
-        manifest.write_bytes(path, data)
+        if path.is_file() or not os.path.lexists(path):
+            manifest.write_bytes(path.resolve(), data)  # where a link leads, not in its place
+        else:
+            path.write_bytes(data)
     except OSError as error:
         raise UserError(f"{path}: cannot write: {error.strerror or error}") from None
 
@@ -177,7 +201,10 @@ def _arrange(sentences: list[Sentence]) -> Picture:
                 y = max(each.y + each.map.height for each in placed)
         y += LINE
     width = max(each.x + each.map.width for each in maps) + MARGIN
-    texts = [Text(each.x, each.y, each.role, _cut(each.text, width)) for each in texts]
+    texts = [
+        Text(each.x, each.y, each.role, cut(each.text, max(width, 320) - 2 * MARGIN))
+        for each in texts
+    ]
     return Picture(max(width, 320), y + 2 * LINE, texts, maps)
 
 
@@ -187,16 +214,6 @@ def _place(row: list[HeatMap], y: int) -> Iterator[Placed]:
     for each in row:
         yield Placed(x, y + LINE + highest - each.top, each)
         x += max(each.width, width_of(each.place) + MARGIN) + MARGIN
-
-
-def _cut(text: str, width: int) -> str:
-    """Cut a line of text to what there is room for."""
-    most = max(width, 320) - 2 * MARGIN
-    if width_of(text) <= most:
-        return text
-    while width_of(text + "…") > most:
-        text = text[:-1]
-    return text + "…"
 
 
 def _all_texts(picture: Picture) -> Iterator[str]:

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
-from mtrain import checkpoint, maps, metrics
-from mtrain.config import Config, Corpus, dump_config, load_config
+from mtrain import checkpoint, manifest, maps, metrics
+from mtrain.config import Config, Corpus, HubCorpus, dump_config, load_config
 from mtrain.corpus import describe, read_pairs, scan
 from mtrain.curves import Chart, charts_of, spread
 from mtrain.diagnosis import diagnose
@@ -30,6 +30,7 @@ from mtrain.text import is_blank, read_file
 from mtrain.translate import load_translator
 
 SAMPLES, MOST_TRANSLATIONS, ATTENDED = 6, 6, 3
+NOT_CHECKED = "The text was not checked"
 MOST_FOUND = 5  # examples of a kind of finding
 MOST_LOGGED = 40  # different lines of the log, the newest
 
@@ -108,19 +109,16 @@ class Report:
             return None
 
 
-def make_page(run_dir: Path, texts: list[str], stop: Stop | None = None) -> str:
+def make_page(run_dir: Path, texts: list[str], *, check: bool = True) -> str:
     """Make the report of a run, with attention for the sentences given, or some of the validation
-    set, and, if it may take the time until a `stop`, with the data check; raises `UserError` where
-    there is no run.
+    set, and, if it may take the time, with the data check; raises `UserError` where there is no
+    run.
     """
     report = gather(run_dir, texts)
-    if stop is None:
-        report.note("data", "The text was not checked")
+    if check:
+        report.findings = report.attempt("data", NOT_CHECKED, partial(check_text, report)) or []
     else:
-        sets = diagnose(
-            report.config, stop, examples=MOST_FOUND, with_forecast=False, timed=False
-        ).doctor.sets
-        report.findings = [each.found for each in sets]
+        report.note("data", NOT_CHECKED)
     return render(
         "report.html",
         report=report,
@@ -134,6 +132,8 @@ def gather(run_dir: Path, texts: list[str]) -> Report:
     """Collect what a run has left so far."""
     if not (run_dir / "config.yaml").exists():
         raise UserError(f"{run_dir}: not a run directory: it holds no config.yaml")
+    if (run_dir / manifest.NAME).exists():
+        raise UserError(f"{run_dir}: not a run directory but a checkpoint; give the run's")
     run = RunDirectory(run_dir)
     report = Report(run, load_config(run_dir / "config.yaml"))
     report.status = report.attempt(
@@ -144,7 +144,8 @@ def gather(run_dir: Path, texts: list[str]) -> Report:
     )
     stored = report.attempt("scores", "Left out", partial(run.read, "best.json", STORED))
     report.history = History.of(report.config.train.metric, stored)
-    report.charts = list(charts_of(run.metrics.read()))
+    records = report.attempt("scores", "There are no curves", run.metrics.read)
+    report.charts = list(charts_of(records or []))
     _read_log(report)
     valid = _read_valid(report)
     report.scores = _scores(report, valid)
@@ -152,6 +153,18 @@ def gather(run_dir: Path, texts: list[str]) -> Report:
     report.samples = _samples(report, valid, places)
     report.sentences = _attention(report, valid, places, texts)
     return report
+
+
+def check_text(report: Report) -> list[Findings]:
+    """Look for what is wrong with the text, by the directory's vocabulary; raises `UserError`."""
+    data = report.config.data
+    if any(isinstance(each, HubCorpus) for each in (*data.train, data.valid, *data.test.values())):
+        raise UserError(
+            "a dataset of the Hugging Face hub is not asked for again; see mtrain check"
+        )
+    config = report.config.model_copy(update={"run_dir": str(report.run.path)})
+    found = diagnose(config, Stop(), examples=MOST_FOUND, with_forecast=False, timed=False)
+    return [each.found for each in found.doctor.sets]
 
 
 def flat(content: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:

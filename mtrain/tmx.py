@@ -1,7 +1,8 @@
 """Pairs from translation memories: TMX 1.1 to 1.4, read as a stream in bounded memory.
 
 Of a unit's variants of a language the one whose code is the one asked for is taken, else the first
-whose code begins with it: `en` finds `EN`, else `en-US`; `en-US` finds no `en`. What codes hold
+whose code begins with it: `en` finds `EN`, else `en-US`; `en-US` finds no `en`. Where one is
+asked for together with the other, `en` finds none that `en-US` takes. What codes hold
 (`<bpt>`, `<ept>`, `<it>`, `<ph>`, `<ut>`, and any `<sub>` in them) is left out, the text of any
 other element is kept. A line break in a segment, with the blanks around it, becomes a space.
 """
@@ -33,8 +34,8 @@ def read_tmx(path: Path, src: str, tgt: str, reading: Reading) -> Iterator[tuple
     reason = f"{DROPPED}no {src} or no {tgt} in the unit"
     found = False
     for number, unit in enumerate(read_units(path, reading.check), 1):
-        sides = [_find(unit, asked) for asked in (src, tgt)]
-        if sides[0] is not None and sides[1] is not None and sides[0] != sides[1]:
+        sides = _find(unit, src, tgt)
+        if sides is not None:
             found = True
             yield number, unit[sides[0]][1], unit[sides[1]][1]
             continue
@@ -57,13 +58,20 @@ def _normal(language: str) -> str:
     return language.strip().replace("_", "-").lower()
 
 
-def _find(unit: Unit, asked: str) -> int | None:
-    """Choose a variant by its language: the very one, else the first that is a kind of it."""
-    code = _normal(asked)
+def _find(unit: Unit, src: str, tgt: str) -> tuple[int, int] | None:
+    """Choose two variants by their languages: the very ones, else the first that is a kind of what
+    is asked for and not taken; the vaguer code chooses last.
+    """
     codes = [_normal(language) for language, _ in unit]
-    if code in codes:
-        return codes.index(code)
-    return next((i for i, other in enumerate(codes) if other.startswith(code + "-")), None)
+    asked = [_normal(src), _normal(tgt)]
+    found = {code: codes.index(code) for code in asked if code in codes}
+    for code in sorted(asked, key=len, reverse=True):
+        for i, other in enumerate(codes):
+            if code not in found and i not in found.values() and other.startswith(code + "-"):
+                found[code] = i
+    if len(found) < 2:  # so too where both ask for the same
+        return None
+    return found[asked[0]], found[asked[1]]
 
 
 def read_units(path: Path, check: Callable[[], None] = lambda: None) -> Iterator[Unit]:

@@ -106,7 +106,8 @@ def verify(path: Path) -> Iterator[Finding]:
     if not path.is_dir():
         raise UserError(f"{path}: no such directory; give a run directory")
     if (path / manifest.NAME).exists():
-        yield from _checkpoint(path, path.name, None)
+        name = path.resolve().name
+        yield from _guarded(name, _checkpoint(path, name, None))
         return
     begun = any((path / n).exists() for n in ("run.json", layout.CHECKPOINTS))
     if not begun and not (path / "status.json").exists():
@@ -118,15 +119,26 @@ def verify(path: Path) -> Iterator[Finding]:
         yield Finding("run.json", NOTE, "not there yet: nothing has been trained")
         return
     yield from findings
-    yield from _status(run)
-    yield from _settings(run)
-    yield from _vocabulary(run)
-    yield from _checkpoints(run)
-    yield from _leftovers(run)
-    yield from _best(run)
-    yield from _records(run)
-    yield from _data(run)
-    yield from _translations(run)
+    yield from _guarded("status.json", _status(run))
+    yield from _guarded("config.yaml", _settings(run))
+    yield from _guarded(layout.TOKENIZER, _vocabulary(run))
+    yield from _guarded(layout.CHECKPOINTS, _checkpoints(run))
+    yield from _guarded(str(path), _leftovers(run))
+    yield from _guarded("best.json", _best(run))
+    yield from _guarded("metrics.jsonl", _records(run))
+    yield from _guarded("data", _data(run))
+    yield from _guarded(layout.VALIDATION, _translations(run))
+
+
+def _guarded(what: str, section: Iterator[Finding]) -> Iterator[Finding]:
+    """Make a finding of what keeps a section from being looked at, so that the others are."""
+    try:
+        yield from section
+    except UserError as error:
+        yield Finding(what, DAMAGED, str(error))
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        yield Finding(what, DAMAGED, f"{where}{error.strerror or error}")
 
 
 def _open(path: Path, findings: list[Finding]) -> Run:
@@ -315,7 +327,8 @@ def _checkpoint(path: Path, name: str, run: Run | None) -> Iterator[Finding]:
     except (OSError, ValueError) as error:
         yield Finding(name, DAMAGED, f"{layout.STATE}: {error}")
         return
-    if step != layout.step_of(path):
+    named = layout.step_of(path.resolve())
+    if named is not None and step != named:
         yield Finding(name, CHANGED, f"{layout.STATE} is of step {step}")
     else:
         yield Finding(name, OK, _size(inner))
@@ -420,7 +433,7 @@ def _read_records(path: Path) -> tuple[list[dict[str, Any]], list[int], int | No
     for number, line in enumerate(read_file(path), 1):
         try:
             record = json.loads(line)
-            whole = isinstance(record, dict) and isinstance(record.get("step"), int)
+            whole = _is_record(record)
         except (ValueError, RecursionError):
             whole = False
         if whole:
@@ -433,6 +446,13 @@ def _read_records(path: Path) -> tuple[list[dict[str, Any]], list[int], int | No
     if bad[-1:] == [number] and is_cut:
         return records, bad[:-1], number
     return records, bad, None
+
+
+def _is_record(record: object) -> bool:
+    """Tell whether a line holds a step and, if a validation's, its score."""
+    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+        return False
+    return isinstance(record.get("valid/bleu", 0.0), int | float)
 
 
 def _data(run: Run) -> Iterator[Finding]:

@@ -191,7 +191,7 @@ def test_equal_systems_and_few_lines_are_never_significant(
     result = compared([["a boat"], ["the boat"]], ["the old boat"])
     assert result.as_json()["systems"][1]["chrf"]["randomization"]["significant"] is False
     assert "*" not in str(result).split("* p <=")[0]
-    assert any(text.startswith("1 lines are too few") for text in caplog.messages)
+    assert any(text.startswith("1 line is too few") for text in caplog.messages)
 
 
 def test_lower_ter_is_better(files: dict[str, Path]) -> None:
@@ -215,6 +215,13 @@ def test_a_seed_that_is_none_is_refused(seed: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("SACREBLEU_SEED", seed)
     with pytest.raises(RefusedError, match="SACREBLEU_SEED"):
         compared([["a"], ["b"]], ["a"])
+
+
+def test_names_that_are_not_utf_8_are_shown(tmp_path: Path) -> None:
+    first, second = write(tmp_path / "a", ["a boat"]), write(tmp_path / "b\udcff", ["the boat"])
+    done = run_mtrain("compare", "-r", str(first), str(first), str(second), "--metrics", "bleu")
+    assert done.returncode == 0
+    assert "\nb?  " in done.stdout
 
 
 def test_metrics_are_chosen_in_one_order() -> None:

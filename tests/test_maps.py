@@ -6,6 +6,7 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -17,7 +18,17 @@ from hypothesis import strategies as st
 
 from mtrain import cli, log, maps, picture
 from mtrain.errors import RefusedError, UserError
-from mtrain.heatmap import FONT, LONGEST, HeatMap, Sentence, label, opacity, printable, width_of
+from mtrain.heatmap import (
+    FONT,
+    LONGEST,
+    HeatMap,
+    Sentence,
+    cut,
+    label,
+    opacity,
+    printable,
+    width_of,
+)
 from mtrain.maps import Choice
 from mtrain.translate import Translator
 
@@ -130,6 +141,19 @@ def test_layers_and_heads_of_other_models_are_refused(translator: Translator) ->
 # --- drawings ---------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("kind", "other"), [("encoder", "decoder"), ("cross", "encoder")])
+def test_layers_of_the_other_side_are_refused(
+    translator: Translator, kind: str, other: str
+) -> None:
+    side = "encoder" if kind == "encoder" else "decoder"
+    shape = replace(translator.model.shape, **{f"num_{other}_layers": 9, f"num_{side}_layers": 3})
+    model = SimpleNamespace(model=SimpleNamespace(shape=shape))
+    for chosen in (Choice((kind,), (3, 5)), Choice(("encoder", "cross"), (5,)), Choice((), (5,))):
+        maps.check_choice(model, chosen)  # type: ignore[arg-type]
+    with pytest.raises(RefusedError, match=f"--kind {kind} --layer 5: the {side} .* has 3 layers"):
+        maps.check_choice(model, Choice((kind,), (5, 6)))  # type: ignore[arg-type]
+
+
 def test_each_cell_has_the_shade_of_its_weight() -> None:
     shades = dict(drawn(["a", "b"], ["c", "d"], [[0.0, 1.0], [0.55, 0.02]]).shades)
     assert {shade: path_cells(path) for shade, path in shades.items()} == {
@@ -166,6 +190,15 @@ def test_the_summary_names_the_largest_weight_of_each_row() -> None:
 )
 def test_tokens_that_show_nothing_are_named(token: str, shown: str) -> None:
     assert label(token).text == shown
+
+
+def test_long_texts_are_cut_in_no_time_to_the_room_there_is() -> None:
+    shown = cut("x" * 200_000, 1000)
+    assert shown == "x" * (len(shown) - 1) + "…"
+    assert width_of(shown) <= 1000 < width_of("x" + shown)
+    assert cut("bavo", 1000) == "bavo"
+    assert cut("bavo", 1) == "…"
+    assert len(label("x" * 200_000).text) < 40
 
 
 @given(st.text(max_size=80))

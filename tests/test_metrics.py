@@ -14,7 +14,7 @@ import pytest
 
 from mtrain import evaluate, log
 from mtrain.errors import EXIT_REFUSED, RefusedError, UserError
-from mtrain.metrics import bleu, check_tokenizer, chrf, ter, tokenizer_for
+from mtrain.metrics import bleu, check_tokenizer, chrf, paired_tests, ter, tokenizer_for
 
 REFERENCE = [
     "The old harbour lies behind the new one.",
@@ -103,6 +103,15 @@ def test_scores_without_an_interval_are_the_same() -> None:
     assert plain.ci is None
     assert plain.score == bleu(HYPOTHESIS, [REFERENCE], tokenize="13a", interval=True).score
     assert plain.as_json() == {"score": plain.score, "ci": None, "signature": plain.signature}
+
+
+def test_an_interval_wants_a_seed_and_a_score_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SACREBLEU_SEED", "abc")
+    assert chrf(["a boat"], [["a boat"]]).score == pytest.approx(100)
+    with pytest.raises(RefusedError, match="SACREBLEU_SEED=abc: expected a whole number"):
+        chrf(["a boat"], [["a boat"]], interval=True)
+    with pytest.raises(RefusedError, match="SACREBLEU_SEED=abc"):
+        paired_tests("chrf", [("a", ["b"]), ("c", ["d"])], [["b"]], "13a", False)
 
 
 def test_perfect_and_hopeless_translations() -> None:
@@ -268,3 +277,17 @@ def test_the_interval_narrows_with_more_lines() -> None:
     assert few is not None
     assert many is not None
     assert 0.3 < (many[1] - many[0]) / (few[1] - few[0]) < 0.75
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("none/out", "No such file"), (".", "Is a directory"), ("out", None)]
+)
+def test_an_output_is_looked_at_and_left_alone(
+    tmp_path: Path, name: str, message: str | None
+) -> None:
+    if message is None:
+        evaluate.check_output(tmp_path / name)
+    else:
+        with pytest.raises(UserError, match=f"cannot write: {message}"):
+            evaluate.check_output(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shutil
 import sys
@@ -18,11 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mtrain
-from mtrain import checkpoint, cli, log, metrics, report
-from mtrain.config import load_config
+from mtrain import checkpoint, cli, log, metrics, picture, report
+from mtrain.config import Config, HubCorpus, load_config
 from mtrain.curves import BUCKETS, MOST_ROWS, Chart, Series, charts_of, number, spread, thinned
 from mtrain.errors import UserError
-from mtrain.stop import Stop
 
 TEMPLATES = Path(mtrain.__file__).parent / "templates"
 VALID = made_up_pairs(12, 2)
@@ -30,7 +30,7 @@ VALID = made_up_pairs(12, 2)
 
 @pytest.fixture(scope="module")
 def page(trained_run: Path) -> str:
-    return report.make_page(trained_run, [], Stop())
+    return report.make_page(trained_run, [])
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_a_run_that_has_just_begun_gives_a_page(copy: Path) -> None:
             shutil.rmtree(item)
         elif item.name != "config.yaml":
             item.unlink()
-    text = report.make_page(copy, [])
+    text = report.make_page(copy, [], check=False)
     check_that_nothing_is_loaded(text)
     assert "Nothing has been scored yet." in text
     assert "There are no records yet." in text
@@ -172,7 +172,7 @@ def test_a_run_under_way_shows_what_there_is(copy: Path) -> None:
     (copy / "status.json").write_text(json.dumps(status))
     lines = (copy / "metrics.jsonl").read_text().split("\n")[:9]
     (copy / "metrics.jsonl").write_text("\n".join(lines) + '\n{"step": 500, "train/lo')
-    text = report.make_page(copy, ["bavo"])
+    text = report.make_page(copy, ["bavo"], check=False)
     assert "<strong>running</strong> at step 450 of 600" in text
     assert "after a kill it still says so" in text
     assert "at step 450" in text
@@ -185,7 +185,7 @@ def test_where_the_corpora_are_gone_the_rest_is_shown(
 ) -> None:
     config = (copy / "config.yaml").read_text()
     (copy / "config.yaml").write_text(re.sub(r"(valid|test)\.(src|tgt)", r"gone.\2", config))
-    text = report.make_page(copy, [])
+    text = report.make_page(copy, [], check=False)
     found = " ".join(notes(text))
     assert "Sources and references are left out: " in found
     assert "No confidence intervals for test held_out: " in found
@@ -207,7 +207,7 @@ def test_other_text_than_was_scored_is_not_passed_off_as_it(copy: Path, tmp_path
         other.write_text(Path(name).read_text().replace("bavo", "celu").replace("zwent", "yalch"))
         config = (copy / "config.yaml").read_text()
         (copy / "config.yaml").write_text(config.replace(name, str(other)))
-    text = report.make_page(copy, [])
+    text = report.make_page(copy, [], check=False)
     assert "other.tgt: is not the text that the run was scored on." in " ".join(notes(text))
 
 
@@ -218,12 +218,12 @@ def test_what_the_check_finds_is_shown(copy: Path, tmp_path: Path) -> None:
     (tmp_path / "other.src").write_text("\n".join(lines))
     config = (copy / "config.yaml").read_text()
     (copy / "config.yaml").write_text(config.replace(name, str(tmp_path / "other.src")))
-    text = report.make_page(copy, [], Stop())
+    text = report.make_page(copy, [])
     assert "warning: HTML tags or entities: 1" in text
     assert "other.src:4: " in text
     assert "U+FFFD, for what could not be read: 1" in text
     assert SCRIPT not in text
-    assert "other.src:4" not in report.make_page(copy, [])
+    assert "other.src:4" not in report.make_page(copy, [], check=False)
 
 
 def test_translations_that_were_changed_get_no_interval(copy: Path) -> None:
@@ -241,7 +241,7 @@ def test_translations_that_were_changed_get_no_interval(copy: Path) -> None:
 @pytest.mark.parametrize("name", ["best.json", "run.json", "status.json"])
 def test_a_damaged_file_is_told_and_the_rest_shown(copy: Path, name: str) -> None:
     (copy / name).write_text("[1")
-    text = report.make_page(copy, ["bavo"])
+    text = report.make_page(copy, ["bavo"], check=False)
     assert any(f"{name}: damaged" in note for note in notes(text))
     assert 'id="curve-loss"' in text
 
@@ -259,7 +259,7 @@ def test_values_that_are_no_numbers_are_left_out_of_curves(copy: Path) -> None:
     with (copy / "metrics.jsonl").open("a") as out:
         out.write('{"step": 601, "train/loss": NaN, "lr": "<b>", "grad_norm": Infinity}\n')
         out.write('{"step": 601, "train/loss": null, "lr": 1' + "0" * 400 + "}\n")
-    text = report.make_page(copy, ["bavo"])
+    text = report.make_page(copy, ["bavo"], check=False)
     assert "nan" not in " ".join(re.findall(r' d="([^"]*)"', text))
     assert "<b>" not in text
 
@@ -278,7 +278,7 @@ def test_text_of_users_is_shown_and_never_run(copy: Path) -> None:
         out.write(
             f"2026-01-01 00:00:00 WARNING {SCRIPT}\n2026-01-01 00:00:00 INFO train: {SCRIPT}\n"
         )
-    text = report.make_page(copy, [f"{SCRIPT} bavo"])
+    text = report.make_page(copy, [f"{SCRIPT} bavo"], check=False)
     page = check_that_nothing_is_loaded(text)
     assert SCRIPT not in text
     assert page.text.count(SCRIPT) >= 8
@@ -312,6 +312,22 @@ def test_curves_stay_inside_and_have_a_few_round_ticks(points: list[tuple[int, f
     assert all(58 <= tick.place <= 406 for tick in chart.x_ticks)
     assert len({tick.text for tick in chart.x_ticks}) == len(chart.x_ticks)
     assert chart.summary.startswith("name: ")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [(0.0, 5e-324), (5e-324, 5e-324), (1.0, math.nextafter(1, 2)), (-1e299, 1e299), (0.0, 0.0)],
+)
+def test_values_next_to_nothing_are_drawn(values: tuple[float, float]) -> None:
+    (chart,) = charts_of([{"step": n, "lr": value} for n, value in enumerate(values)])
+    assert chart.y_ticks
+    assert len(next(iter(chart.lines)).marked) == 2
+
+
+def test_steps_that_are_none_are_left_out_of_curves() -> None:
+    steps = (-1, 1, 10**400)
+    (chart,) = charts_of([{"step": step, "lr": 1.0} for step in steps])
+    assert chart.series[0].points == [(1, 1.0)]
 
 
 def test_a_curve_s_places_are_those_of_its_values() -> None:
@@ -460,6 +476,94 @@ def test_what_cannot_be_reported_is_one_clear_error(
     assert run(monkeypatch, run_dir or trained_run, "-o", output, "--text", "bavo") == 1
     assert capsys.readouterr().err == f"error: {message}\n"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("", "--output .: is a directory; name a file"),
+        (".", "--output .: is a directory; name a file"),
+        ("copy/metrics.jsonl", "could be a file that copy keeps; there, give a name that ends in"),
+        ("copy/best.json", "could be a file that copy keeps"),
+        ("link.html", "could be a file that copy keeps"),
+    ],
+)
+def test_a_run_s_own_files_and_directories_are_not_written_over(
+    copy: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    output: str,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("link.html").symlink_to("copy/config.yaml")
+    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    assert run(monkeypatch, "copy", "-o", output) == 2
+    assert message in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
+
+
+def test_what_is_no_plain_file_is_written_to_and_never_replaced(tmp_path: Path) -> None:
+    plain, link, pipe = tmp_path / "plain", tmp_path / "link", tmp_path / "pipe"
+    plain.write_text("old")
+    link.symlink_to("plain")
+    picture.write_output(link, b"new")
+    assert link.is_symlink()
+    assert plain.read_bytes() == b"new"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    picture.write_output(pipe, b"page")
+    assert os.read(reader, 10) == b"page"
+    os.close(reader)
+    assert pipe.is_fifo()
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["link", "pipe", "plain"]
+
+
+def test_text_and_names_that_are_not_utf_8_give_a_page(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = copy.rename(tmp_path / "r\udcff")
+    output = tmp_path / "a.html"
+    assert run(monkeypatch, odd, "--no-check", "-o", output, "--text", "caf\udce9") == 0
+    assert "/r?" in output.read_text()
+
+
+def test_a_checkpoint_is_no_run(trained_run: Path) -> None:
+    best = next((trained_run / "checkpoints").glob("step-*"))
+    with pytest.raises(UserError, match="not a run directory but a checkpoint"):
+        report.gather(best, [])
+
+
+def test_a_check_that_cannot_be_made_is_told(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(config: Config, *args: object, **options: object) -> None:
+        assert config.run_dir == str(copy)
+        raise UserError("gone: no such vocabulary")
+
+    monkeypatch.setattr(report, "diagnose", fail)
+    assert "The text was not checked: gone: no such vocabulary." in notes(
+        report.make_page(copy, ["bavo"])
+    )
+
+
+def test_datasets_of_the_hub_are_not_checked(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "diagnose", None)
+    found = report.gather(copy, ["bavo"])
+    hub = HubCorpus(dataset="some/pairs", split="train", src="en", tgt="de")
+    data = found.config.data.model_copy(update={"train": [hub]})
+    found.config = found.config.model_copy(update={"data": data})
+    with pytest.raises(UserError, match="Hugging Face hub is not asked for again"):
+        report.check_text(found)
+
+
+def test_records_that_cannot_be_read_leave_curves_out(copy: Path) -> None:
+    (copy / "metrics.jsonl").write_text('{"step": 1, "lr": 1.0}\n' + "[" * 200_000 + "\n")
+    assert len(report.gather(copy, ["bavo"]).charts) == 1
+    (copy / "metrics.jsonl").unlink()
+    (copy / "metrics.jsonl").mkdir()
+    found = report.gather(copy, ["bavo"])
+    assert found.charts == []
+    assert "There are no curves" in found.notes["scores"][0]
 
 
 def test_without_a_config_there_is_no_run(tmp_path: Path) -> None:

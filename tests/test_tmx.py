@@ -130,8 +130,18 @@ def test_kinds_of_one_language_are_a_pair_of_two(tmp_path: Path) -> None:
     path = write(tmp_path, memory(*units))
     assert read(path, "pt-PT", "pt-BR")[0] == [("autocarro", "ônibus")]
     assert read(path, "pt", "pt-BR")[0] == [("autocarro", "ônibus")]
+    assert read(path, "pt", "pt-PT")[0] == [("ônibus", "autocarro")]
+    assert read(path, "pt-PT", "pt")[0] == [("autocarro", "ônibus")]
     path = write(tmp_path, memory(units[1]))
     assert "no unit has both pt-BR and pt;" in error_of(path, "pt-BR", "pt")
+
+
+def test_the_vaguer_side_chooses_among_the_rest(tmp_path: Path) -> None:
+    variants = [("zh-Hant-TW", "a"), ("zh-Hans", "b"), ("zh", "c")]
+    path = write(tmp_path, memory(unit(*(tuv(*variant) for variant in variants[:2]))))
+    assert read(path, "zh", "zh-Hant")[0] == [("b", "a")]
+    path = write(tmp_path, memory(unit(*(tuv(*variant) for variant in variants))))
+    assert read(path, "zh", "zh-Hant")[0] == [("c", "a")]
 
 
 def test_units_that_lack_a_language_are_counted_and_blank_ones_as_ever(tmp_path: Path) -> None:

@@ -221,6 +221,56 @@ def test_each_fault_is_found(
     assert any(words in one.detail for one in found), bad_ones(run)
 
 
+def records_as_directory(run: Path) -> None:
+    (run / "metrics.jsonl").unlink()
+    (run / "metrics.jsonl").mkdir()
+
+
+def checkpoints_as_file(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").touch()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "what", "detail"),
+    [
+        (records_as_directory, "metrics.jsonl", "Is a directory"),
+        (
+            lambda run: append(run / "metrics.jsonl", '{"step": 9, "valid/bleu": [1]}\n'),
+            "metrics.jsonl",
+            "no records: line",
+        ),
+        (checkpoints_as_file, "checkpoints", "Not a directory"),
+    ],
+)
+def test_what_keeps_a_section_from_being_checked_is_a_finding(
+    run: Path, spoil: Callable[[Path], None], what: str, detail: str
+) -> None:
+    spoil(run)
+    found = list(verify(run))
+    (finding,) = [each for each in found if each.what == what]
+    assert finding.state == "damaged"
+    assert detail in finding.detail
+    assert found[-1].what.startswith("validation/")
+
+
+@pytest.mark.parametrize("pid", [10**30, -1, 0])
+def test_a_number_that_no_process_has_is_none(run: Path, pid: int) -> None:
+    content = {"state": "running", "step": 1, "pid": pid, "host": socket.gethostname()}
+    (run / "status.json").write_text(json.dumps(content))
+    assert any("is gone: killed" in finding.detail for finding in verify(run))
+
+
+def test_a_checkpoint_is_good_from_inside_and_under_another_name(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = max((run / "checkpoints").glob("step-*"))
+    monkeypatch.chdir(last)
+    assert {(each.what.split("/")[0], each.state) for each in verify(Path())} == {(last.name, "ok")}
+    shutil.copytree(last, tmp_path / "mine")
+    assert {each.state for each in verify(tmp_path / "mine")} == {"ok"}
+
+
 def test_a_checkpoint_of_another_run_is_told(run: Path) -> None:
     """Whole, and sealed, but with another vocabulary or other settings."""
     directory = run / LAST
