@@ -3,6 +3,7 @@
 import os
 import shlex
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,13 +27,14 @@ from mtrain.yaml_reader import dump_document
 
 LANGUAGES = {code for codes in SCRIPTS.values() for code in codes.split()}
 SAMPLE = 20_000  # pairs by which words and characters are counted
-CHUNK = 10_000
+CHUNK = 10_000  # pairs between looks at whether to stop
+CHUNK_CHARACTERS = 1 << 21  # counted together
 RARE = 0.0005  # share of characters that the vocabulary need not hold
 EPOCHS = 28  # as the recipes that were measured have, about
 MOST_HELD_OUT = 0.1  # share of the pairs
 
 TEMPLATE = """\
-# $pairs pairs, $src_lang to $tgt_lang. Sizes and rates follow
+# $pairs pairs, $languages. Sizes and rates follow
 # $origin.
 # Nothing was tuned to this text. configs/multi30k-en-de.yaml explains every setting there is.
 # Look at the text first:  mtrain check -c $config
@@ -232,22 +234,34 @@ def _measure(corpus: TextCorpus, pairs: int, reading: Reading, stop: Stop) -> Si
     """Count the words and characters of a sample from all over the files; pairs that are not UTF-8
     are counted in `reading`.
     """
-    step, kept = max(1, pairs // SAMPLE), list[str]()
+    characters, times, types = Characters(), np.zeros(0x110000, np.int64), np.zeros(0, np.uint64)
+    count = texts = 0
+    for some in _sampled(corpus, max(1, pairs // SAMPLE), reading, stop):
+        lines = characters.read(some)
+        hashes = characters.words(lines).hashes
+        times += np.bincount(lines.codes, minlength=len(times))
+        types = np.union1d(types, hashes)
+        count, texts = count + len(hashes), texts + len(some)
+    if not count:
+        raise UserError(f"{corpus.src}: holds no text to learn from")
+    needed = int((np.cumsum(-np.sort(-times)) <= (1 - RARE) * times.sum()).sum()) + 1
+    return Size(pairs - reading.counts[NOT_UTF8], 2 * count / texts, len(types), needed)
+
+
+def _sampled(corpus: TextCorpus, step: int, reading: Reading, stop: Stop) -> Iterator[list[str]]:
+    """Take a pair in so many, both sides of it; together as much text as numpy has room for."""
+    some, size = list[str](), 0
     for number, (_, src, tgt) in enumerate(read_rows(corpus, reading)):
-        if number % step == 0:
-            kept += [src, tgt]
         if number % CHUNK == 0:
             stop.check()
-    characters = Characters()
-    lines = characters.read(kept)
-    words = characters.words(lines)
-    _, times = np.unique(lines.codes, return_counts=True)
-    needed = np.cumsum(-np.sort(-times)) <= (1 - RARE) * max(1, times.sum())
-    filled = sum(not is_blank(text) for text in kept)
-    if not filled or not len(words.hashes):
-        raise UserError(f"{corpus.src}: holds no text to learn from")
-    types, pairs = len(np.unique(words.hashes)), pairs - reading.counts[NOT_UTF8]
-    return Size(pairs, 2 * len(words.hashes) / max(1, len(kept)), types, int(needed.sum()) + 1)
+        if number % step == 0:
+            some += [src, tgt]
+            size += len(src) + len(tgt)
+        if size >= CHUNK_CHARACTERS:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 def recipe_for(size: Size, *, has_gpu: bool) -> Recipe:
@@ -398,6 +412,7 @@ def render(
     values = {
         **asdict(recipe),
         "pairs": f"{size.pairs:,}",
+        "languages": printable(f"{request.src_lang} to {request.tgt_lang}"),
         "config": printable(shlex.quote(str(request.output))),
         "run_dir": _entries({"run_dir": f"runs/{request.output.stem}"}, 0),
         "src_lang": _entries({"src_lang": request.src_lang}, 2),

@@ -18,6 +18,7 @@ from mtrain.config import TextCorpus, load_config
 from mtrain.errors import RefusedError, UserError
 from mtrain.starter import Request, Size, language_of, recipe_for, write_config
 from mtrain.stop import Stop
+from mtrain.text import Reading
 
 
 def write(path: Path, lines: list[str]) -> Path:
@@ -81,11 +82,11 @@ ODD_NAMES = st.one_of(
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(ODD_NAMES, min_size=5, max_size=5))
+@given(st.lists(ODD_NAMES, min_size=7, max_size=7))
 def test_any_path_is_read_back(tmp_path_factory: pytest.TempPathFactory, names: list[str]) -> None:
     train, valid = ((Path("d") / a, Path(b)) for a, b in (names[:2], names[2:4]))
     output = Path(names[4] + ".yaml")
-    asked = Request(*train, output, "no", "1e5", None, 0)
+    asked = Request(*train, output, names[5], names[6], None, 0)
     size = Size(1000, 25.0, 5000, 90)
     text = starter.render(asked, size, recipe_for(size, has_gpu=False), train, valid)
     path = tmp_path_factory.getbasetemp() / "any.yaml"
@@ -97,7 +98,7 @@ def test_any_path_is_read_back(tmp_path_factory: pytest.TempPathFactory, names: 
     ]
     assert read == [str(path) for path in (*train, *valid)]
     assert config.run_dir == f"runs/{output.stem}"
-    assert (data.src_lang, data.tgt_lang) == ("no", "1e5")
+    assert [data.src_lang, data.tgt_lang] == names[5:]
 
 
 def test_comments_stand_below_one_another(tmp_path: Path) -> None:
@@ -119,6 +120,7 @@ def test_every_size_has_a_recipe_that_loads(tmp_path: Path, pairs: int, has_gpu:
     train, valid = (Path("a.en"), Path("b c.no")), (Path("v.en"), Path("v.no"))
     text = starter.render(asked, Size(pairs, 25.0, 5000, 90), recipe, train, valid)
     assert "$" not in text
+    assert text.startswith(f"# {pairs:,} pairs, en to no. Sizes and rates")
     assert max(map(len, text.splitlines())) <= 100
     path = tmp_path / "x.yaml"
     path.write_text(text, encoding="utf-8")
@@ -285,6 +287,18 @@ def test_drawing_needs_no_memory_for_the_corpus(tmp_path: Path, files: tuple[Pat
     starter._chosen(corpus, 10**9, 100, Stop())
     assert tracemalloc.get_traced_memory()[1] < 10_000_000
     tracemalloc.stop()
+
+
+def test_text_is_measured_the_same_in_parts(
+    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = TextCorpus(src=str(files[0]), tgt=str(files[1]))
+    whole = starter._measure(corpus, 600, Reading(), Stop())
+    monkeypatch.setattr(starter, "CHUNK_CHARACTERS", 1000)
+    assert starter._measure(corpus, 600, Reading(), Stop()) == whole
+    words = [word for pair in made_up_pairs(600, 1, longest=9) for word in " ".join(pair).split()]
+    assert whole.words == pytest.approx(len(words) / 600)
+    assert whole.types == len(set(words))
 
 
 def test_text_without_words_is_refused(tmp_path: Path) -> None:
