@@ -55,7 +55,9 @@ JOINING = {"ARABIC", "HEBREW", "SYRIAC", "THAANA", "NKO", "DEVANAGARI", "BENGALI
 JOINING |= {"GUJARATI", "ORIYA", "TAMIL", "TELUGU", "KANNADA", "MALAYALAM", "SINHALA", "KHMER"}
 JOINING |= {"MYANMAR", "TIBETAN", "MONGOLIAN", "ADLAM", "MANDAIC", "SAMARITAN"}
 
-_PRIME = np.uint64(0x9E3779B97F4A7C15)
+PIECES_A_WORD = 1.4  # about, where there is no vocabulary yet
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 by the golden ratio: spreads the bits of hashes
 _POWERS = np.cumprod(np.full(256, 0x100000001B3 * 2 + 1, np.uint64))
 
 
@@ -150,7 +152,7 @@ class Characters:
         same_line = np.diff(text.lines, prepend=-1) == 0
         runs = forms == RUN
         begins = runs & ~(np.roll(runs, 1) & same_line)
-        values = (codes + np.uint64(1)) * _PRIME
+        values = (codes + np.uint64(1)) * GOLDEN
         values ^= values >> np.uint64(29)
         _spell_triples(values, forms, same_line)
         begins |= (forms == SINGLE) | (forms == TRIPLE)
@@ -159,10 +161,10 @@ class Characters:
             return Words(np.zeros(0, np.uint64), np.zeros(text.count + 1, np.int64))
         places = np.arange(len(codes)) - starts[np.cumsum(begins) - 1]
         values = np.where(forms == NONE, np.uint64(0), values * _POWERS[places & 255])
-        hashes = np.add.reduceat(values, starts) * _PRIME
+        hashes = np.add.reduceat(values, starts) * GOLDEN
         hashes ^= hashes >> np.uint64(32)
         counts = np.bincount(text.lines[starts], minlength=text.count)
-        return Words.of(hashes * _PRIME, counts)
+        return Words.of(hashes * GOLDEN, counts)
 
     def letters(self, text: Lines) -> NDArray[np.int64]:
         """Count the letters of each line by script, shape (lines, scripts)."""

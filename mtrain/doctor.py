@@ -1,6 +1,7 @@
 """The look that `mtrain check` takes at every corpus of a config."""
 
 import tempfile
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -28,8 +29,10 @@ from mtrain.text import is_blank, windows_lines
 from mtrain.tokenizer import Tokenizer
 from mtrain.usual import Usual
 
-CHUNK = 10_000  # pairs that are looked at together
-SAMPLE = 40_000  # pairs of all training text from which is learned what is usual
+# Pairs that are looked at together, and about how many characters: each takes far more in numpy.
+CHUNK, CHUNK_CHARACTERS = 10_000, 1 << 21
+# Pairs of all training text from which is learned what is usual, and the most characters of them.
+SAMPLE, SAMPLE_CHARACTERS = 40_000, 1 << 25
 MOST_CONTAINED = 0.9  # share of a scored set that may stand in train
 ROW_BITS = 40  # of a number that names a corpus and a row
 
@@ -55,6 +58,34 @@ class Set:
     def is_broken(self) -> bool:
         """Tell whether its end cannot be read, which was told."""
         return any(kind in ("unreadable", "unequal") for kind, _ in self.found.found)
+
+
+@dataclass
+class Sample:
+    """Pairs from all over the training text, thinned out where they are long: at most so many
+    characters, and none of a pair that has a hundredth of them.
+    """
+
+    rows: list[tuple[Set, Row]] = field(default_factory=list)
+    step: int = 1  # of the pairs that are added, for one to be kept
+    seen: int = 0
+    size: int = 0  # characters
+
+    def add(self, each: Set, row: Row) -> None:
+        """Keep a pair of a corpus, or not."""
+        if _size(row) > SAMPLE_CHARACTERS // 100:
+            return
+        if self.seen % self.step == 0:
+            self.rows.append((each, row))
+            self.size += _size(row)
+        self.seen += 1
+        while self.size > SAMPLE_CHARACTERS:
+            self.rows, self.step = self.rows[::2], 2 * self.step
+            self.size = sum(_size(row) for _, row in self.rows)
+
+    def rows_of(self, each: Set) -> Iterator[Row]:
+        """The pairs that are kept of a corpus."""
+        return (row for owner, row in self.rows if owner is each)
 
 
 @dataclass
@@ -91,8 +122,8 @@ class Doctor:
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mtrain-")))
             bar = stack.enter_context(progress_bar(total, "pair", "checking"))
-            self.sample = list(self._learn(max(1, train // SAMPLE), bar))
-            usual = Usual(self.sample, self.characters)
+            self.sample = self._learn(max(1, train // SAMPLE), bar)
+            usual = Usual(self.sample)
             usual.compare(self.config.data, self.sample, self.sets[0].found)
             tallies: list[Tally] = []
             for each in self.sets:
@@ -130,26 +161,32 @@ class Doctor:
             if not each.is_broken:
                 each.found.tell("unreadable", str(error))
 
-    def _chunks(self, each: Set, rows: Iterable[Row], times: int, bar: Any) -> Iterator[Chunk]:
-        """Cut rows into chunks; each stands for so many."""
-        iterator = iter(rows)
-        while some := list(islice(iterator, CHUNK)):
+    def _chunks(self, each: Set, rows: Iterable[Row]) -> Iterator[Chunk]:
+        """Cut rows into chunks."""
+        for some in _batches(rows):
             self.stop.check()
             numbers, src, tgt = zip(*some, strict=True)
             yield Chunk(each.found.place, numbers, (src, tgt), self.characters)
-            bar.update(len(some) * times)
 
-    def _learn(self, step: int, bar: Any) -> Iterator[Chunk]:
+    def _learn(self, step: int, bar: Any) -> list[Chunk]:
         """Read a share of the training pairs, from all over, but for those that say nothing."""
+        sample = Sample()
         for each in self.sets:
             if not each.is_train:
                 continue
-            rows = islice(self._rows(each, lambda error: None), 0, None, step)
-            kept = (row for row in rows if _is_telling(row))
-            parts = list(self._chunks(each, kept, step, bar))
-            lengths = [np.zeros((0, 2), np.int64), *(part.lengths for part in parts)]
-            _look_at_lengths(each, np.concatenate(lengths), step)
-            yield from parts
+            lengths = array("q")
+            for row in islice(self._rows(each, lambda error: None), 0, None, step):
+                self.stop.check()
+                bar.update(step)
+                if _is_telling(row):
+                    lengths.extend((len(row[1]), len(row[2])))
+                    sample.add(each, row)
+            _look_at_lengths(each, np.array(lengths, np.int64).reshape(-1, 2), step)
+        return [
+            chunk.settle()
+            for each in self.sets
+            for chunk in self._chunks(each, sample.rows_of(each))
+        ]
 
     def _refuse(self, each: Set) -> Callable[[RowError], None]:
         is_dropped = self.config.data.invalid_utf8 == "drop"
@@ -158,7 +195,8 @@ class Doctor:
     def _look_at(self, each: Set, usual: Usual, bar: Any) -> Iterator[Chunk]:
         """Look at the pairs of a corpus by themselves, and pass them on."""
         slips = Slips(usual.kinship, usual.misfit, each.found)
-        for chunk in self._chunks(each, self._rows(each, self._refuse(each)), 1, bar):
+        for chunk in self._chunks(each, self._rows(each, self._refuse(each))):
+            bar.update(len(chunk))
             each.found.pairs += len(chunk)
             slips.feed(chunk, look_at_pairs(chunk, usual, each.found))
             if each.is_train:
@@ -170,7 +208,7 @@ class Doctor:
 
     def _look_at_scored(self, each: Set, usual: Usual, tallies: list[Tally], bar: Any) -> None:
         """Look at a set that is scored, and for its lines in those before it."""
-        chunks = list(self._look_at(each, usual, bar))
+        chunks = [chunk.settle() for chunk in self._look_at(each, usual, bar)]
         rows = Hashed.of(joined(chunks, each.found.place, self.characters))
         for before in [tally for tally in tallies if tally.other == "data.train"]:
             tally = Tally(before.set, before.found, each.name)
@@ -194,6 +232,23 @@ class Doctor:
                 duplicates.add(rows.pairs[filled], named[filled])
         for later, first in duplicates.groups():
             _tell_duplicates(train, later, first)
+
+
+def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Put so many rows together that none of it takes much memory, and one at least."""
+    some, size = list[Row](), 0
+    for row in rows:
+        some.append(row)
+        size += _size(row)
+        if len(some) >= CHUNK or size >= CHUNK_CHARACTERS:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
+
+
+def _size(row: Row) -> int:
+    return len(row[1]) + len(row[2])
 
 
 def _is_telling(row: Row) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.characters import JOINING, ODD
+from mtrain.characters import JOINING, ODD, PIECES_A_WORD
 from mtrain.findings import Chunk, Findings
 from mtrain.text import is_blank
 from mtrain.tokenizer import Tokenizer
@@ -17,7 +17,6 @@ Rows = NDArray[np.int64]
 LEAST_LETTERS = 5  # of a line in another script
 LEAST_FOREIGN_LATIN = 20  # names and commands in Latin letters stand in texts of all scripts
 SURE = 7.0  # nats for a line to be in the other side's language
-PIECES_A_WORD = 1.4  # where there is no vocabulary yet; a Han character counts as a word
 LEAST_PAIRS = 200  # in a sample from which words and lengths are learned
 FAR_RATIO, FAR_SPREAD = 1.1, 5.0  # logarithm, three times the usual; standard deviations
 LEAST_CHARACTERS = 30  # of the longer side, for its length to be odd

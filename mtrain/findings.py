@@ -126,6 +126,18 @@ class Chunk:
         return self.characters.words(self.lines[0]), self.characters.words(self.lines[1])
 
     @cached_property
+    def letters(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The letters of either side by script, counted over all rows."""
+        src, tgt = (self.characters.letters(lines).sum(0) for lines in self.lines)
+        return src, tgt
+
+    def settle(self) -> "Chunk":
+        """Count words and letters, and let go of the characters: 12 bytes for each of the text."""
+        _ = self.words, self.letters
+        vars(self).pop("lines", None)
+        return self
+
+    @cached_property
     def lengths(self) -> NDArray[np.int64]:
         """Characters of either side, shape (rows, 2)."""
         return np.array([list(map(len, texts)) for texts in self.texts], np.int64).T

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.characters import Words
+from mtrain.characters import GOLDEN, Words
 
 MOST_WORDS = 32  # of a line that are looked at
 MOST_TYPES = 30_000  # words of a side that may have kin
@@ -27,8 +27,6 @@ COMMON = 0.125  # share of a side's lines from which a word tells nothing
 
 # Types of words, and whether the kin of each was there.
 Observed = tuple[NDArray[np.int64], NDArray[np.bool_]]
-
-_SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
@@ -173,7 +171,7 @@ def crossed(src: Words, tgt: Words) -> Iterator[tuple[NDArray[np.int64], NDArray
 def _place(left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np.uint64]:
     """The place of a pair of words in the table; few have the same."""
     mixed = left.astype(np.uint64) * np.uint64(0x2545F4914F6CDD1D) + right.astype(np.uint64)
-    return (mixed * _SPREAD) >> np.uint64(64 - BITS)
+    return (mixed * GOLDEN) >> np.uint64(64 - BITS)
 
 
 def _kin(src: Side, tgt: Side, width: int) -> NDArray[np.uint64]:

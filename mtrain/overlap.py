@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.characters import Words
+from mtrain.characters import GOLDEN, Words
 from mtrain.findings import Chunk, Example, Findings
 from mtrain.kinship import first_words
 
@@ -22,8 +22,6 @@ MOST_PLACES = 50  # lines of the set with a bigram for it to lead to them
 LEAST_SHARED = 0.3  # of a line's bigrams that lead to another, for a closer look
 KINDS = ("overlap", "source_overlap", "target_overlap", "near_overlap")
 BITS = 22  # of the hash table of bigrams
-
-_PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 
 def line_hashes(texts: Sequence[str]) -> NDArray[np.uint64]:
@@ -37,17 +35,17 @@ def line_hashes(texts: Sequence[str]) -> NDArray[np.uint64]:
 
 def pair_hashes(src: NDArray[np.uint64], tgt: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Hash pairs of lines by the hashes of both."""
-    mixed = src * _PRIME + tgt
-    return (mixed ^ (mixed >> np.uint64(31))) * _PRIME
+    mixed = src * GOLDEN + tgt
+    return (mixed ^ (mixed >> np.uint64(31))) * GOLDEN
 
 
 def bigrams(words: Words) -> Words:
     """Hash the pairs of neighbouring words of each line, each once."""
     inner = words.lines[1:] == words.lines[:-1]
-    hashes = (words.hashes[:-1] * _PRIME + words.hashes[1:])[inner]
+    hashes = (words.hashes[:-1] * GOLDEN + words.hashes[1:])[inner]
     hashes ^= hashes >> np.uint64(29)
     counts = np.bincount(words.lines[1:][inner], minlength=len(words))
-    return first_words(Words.of(hashes * _PRIME, counts))
+    return first_words(Words.of(hashes * GOLDEN, counts))
 
 
 @dataclass(frozen=True)

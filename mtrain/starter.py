@@ -1,9 +1,11 @@
 """`mtrain init`: a first config for two files of text, sized to them and to the machine."""
 
 import os
-import re
+import shlex
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from string import Template
 
@@ -11,42 +13,45 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain import manifest
-from mtrain.characters import Characters
+from mtrain.characters import PIECES_A_WORD, Characters
 from mtrain.config import TextCorpus, load_config
 from mtrain.corpus import read_rows, scan
 from mtrain.errors import RefusedError, UserError
+from mtrain.findings import printable
 from mtrain.log import logger, progress_bar
 from mtrain.overlap import line_hashes
 from mtrain.stop import Stop
-from mtrain.text import Reading, is_blank
+from mtrain.text import NOT_UTF8, Reading, is_blank
 from mtrain.usual import SCRIPTS
+from mtrain.yaml_reader import dump_document
 
 LANGUAGES = {code for codes in SCRIPTS.values() for code in codes.split()}
 SAMPLE = 20_000  # pairs by which words and characters are counted
-CHUNK = 10_000
-PIECES_A_WORD = 1.4
+CHUNK = 10_000  # pairs between looks at whether to stop
+CHUNK_CHARACTERS = 1 << 21  # counted together
 RARE = 0.0005  # share of characters that the vocabulary need not hold
 EPOCHS = 28  # as the recipes that were measured have, about
 MOST_HELD_OUT = 0.1  # share of the pairs
 
 TEMPLATE = """\
-# $pairs pairs, $src_lang to $tgt_lang. Sizes and rates follow
+# $pairs pairs, $languages. Sizes and rates follow
 # $origin.
 # Nothing was tuned to this text. configs/multi30k-en-de.yaml explains every setting there is.
 # Look at the text first:  mtrain check -c $config
 # Train:                   mtrain train -c $config
 
-run_dir: $run_dir
+$run_dir
 seed: 1  # fixes every random choice
 
 data:
-  src_lang: $src_lang
-  tgt_lang: $tgt_lang  # BLEU is tokenized for it
+  $src_lang
+  $tgt_lang  # BLEU is tokenized for it
   train:  # any number of corpora, joined
-    - {$train}
+    - $train
   valid:  # translated and scored every valid_every steps
-    {$valid}
+    $valid
   test: {}  # sets scored at the end, such as {news: {src: FILE, tgt: FILE}}
+  invalid_utf8: $invalid_utf8  # or: $other_utf8
   max_length: 256  # tokens a side; longer pairs are left out and counted
 
 tokenizer:
@@ -137,41 +142,80 @@ def language_of(path: Path, option: str) -> str:
 
 
 def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> None:
-    """Write a config for two files; raises `RefusedError` where it, or what is held out, would be
-    written over something.
+    """Write a config for two files; raises `RefusedError` for names that no config can hold, and
+    where it, or what is held out, would be written over something.
     """
+    _check_names(request)
     files = _held_out_files(request) if request.hold_out else []
     for path in (request.output, *files):
         if path.exists():
             raise RefusedError(f"{path}: exists already; remove it, or write elsewhere with -o")
     corpus = TextCorpus(src=str(request.src), tgt=str(request.tgt))
-    pairs = scan(corpus, Reading(check=stop.check)).pairs
-    valid: tuple[Path, ...] = request.valid or (Path(), Path())
-    train = (request.src, request.tgt)
-    if request.valid is not None:
-        sides = TextCorpus(src=str(valid[0]), tgt=str(valid[1]))
-        _warn_of_overlap(corpus, sides, stop)
-    size = _measure(corpus, pairs, stop)
-    if files:
-        pairs = _hold_out(request, corpus, pairs, files, stop)
-        size = Size(pairs, size.words, size.types, size.characters)
-        train, valid = (files[0], files[1]), (files[2], files[3])
+    reading = Reading(invalid_utf8="drop", check=stop.check)
+    pairs = scan(corpus, reading).pairs
+    size = _measure(corpus, pairs, reading, stop)
+    train, valid = (request.src, request.tgt), request.valid
+    if valid is not None:
+        _warn_of_overlap(corpus, TextCorpus(src=str(valid[0]), tgt=str(valid[1])), reading, stop)
+    else:
+        left = _hold_out(request, corpus, pairs, files, stop)
+        size, train, valid = replace(size, pairs=left), (files[0], files[1]), (files[2], files[3])
+    drops = _tell_invalid(reading.counts, is_split=bool(files))
     recipe = recipe_for(size, has_gpu=has_gpu)
-    text = render(request, size, recipe, train, (valid[0], valid[1]))
+    text = render(request, size, recipe, train, valid, drops=drops)
     request.output.parent.mkdir(parents=True, exist_ok=True)
     manifest.write_file(request.output, text)
     load_config(request.output)
     logger.info("%s pairs; recipe: %s", f"{size.pairs:,}", recipe.origin)
 
 
-def _warn_of_overlap(train: TextCorpus, valid: TextCorpus, stop: Stop) -> None:
-    """Say how many pairs of the validation set stand in the training text; refuse an empty one."""
-    rows = [row[1:] for row in read_rows(valid, Reading(check=stop.check))]
+def _check_names(request: Request) -> None:
+    """Refuse what cannot be written into a config, and a config that is not named as one."""
+    named = (request.src, request.tgt, request.output, *(request.valid or ()))
+    for text in (*map(str, named), request.src_lang, request.tgt_lang):
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            shown = os.fsencode(text).decode("utf-8", "backslashreplace")
+            raise RefusedError(
+                f"{shown}: its name is not UTF-8, as a config must be; rename it"
+            ) from None
+    for code in (request.src_lang, request.tgt_lang):
+        if "/" in code:
+            raise RefusedError(f"{code}: not a language code such as en or zh-TW")
+    if request.output.suffix not in (".yaml", ".yml"):
+        raise RefusedError(
+            f"{request.output}: a config is named .yaml or .yml; what is held out goes into a "
+            "folder named as it is without that"
+        )
+
+
+def _tell_invalid(counts: Counter[str], *, is_split: bool) -> bool:
+    """Say how many pairs are not UTF-8, if any; returns whether a run must be told to drop them,
+    which those written by a split no longer hold.
+    """
+    count = counts[NOT_UTF8]
+    if count:
+        how = "" if is_split else " (data.invalid_utf8: drop)"
+        logger.warning(
+            "%s %s not valid UTF-8 on a side, and left out%s",
+            f"{count:,}",
+            "pair is" if count == 1 else "pairs are",
+            how,
+        )
+    return bool(count) and not is_split
+
+
+def _warn_of_overlap(train: TextCorpus, valid: TextCorpus, reading: Reading, stop: Stop) -> None:
+    """Say how many pairs of the validation set stand in the training text; refuse an empty one.
+    Those that are not UTF-8 are counted in `reading`.
+    """
+    rows = [row[1:] for row in read_rows(valid, reading)]
     if not rows:
         raise UserError(f"{valid.src}: holds no line to validate on")
     seen: set[tuple[str, str]] = set()
     known = set(rows)
-    for number, src, tgt in read_rows(train, Reading(check=stop.check)):
+    for number, src, tgt in read_rows(train, replace(reading, counts=Counter())):
         if (src, tgt) in known:
             seen.add((src, tgt))
         if number % CHUNK == 0:
@@ -186,24 +230,38 @@ def _warn_of_overlap(train: TextCorpus, valid: TextCorpus, stop: Stop) -> None:
         )
 
 
-def _measure(corpus: TextCorpus, pairs: int, stop: Stop) -> Size:
-    """Count the words and characters of a sample from all over the files."""
-    step, kept = max(1, pairs // SAMPLE), list[str]()
-    for number, (_, src, tgt) in enumerate(read_rows(corpus, Reading(check=stop.check))):
-        if number % step == 0:
-            kept += [src, tgt]
+def _measure(corpus: TextCorpus, pairs: int, reading: Reading, stop: Stop) -> Size:
+    """Count the words and characters of a sample from all over the files; pairs that are not UTF-8
+    are counted in `reading`.
+    """
+    characters, times, types = Characters(), np.zeros(0x110000, np.int64), np.zeros(0, np.uint64)
+    count = texts = 0
+    for some in _sampled(corpus, max(1, pairs // SAMPLE), reading, stop):
+        lines = characters.read(some)
+        hashes = characters.words(lines).hashes
+        times += np.bincount(lines.codes, minlength=len(times))
+        types = np.union1d(types, hashes)
+        count, texts = count + len(hashes), texts + len(some)
+    if not count:
+        raise UserError(f"{corpus.src}: holds no text to learn from")
+    needed = int((np.cumsum(-np.sort(-times)) <= (1 - RARE) * times.sum()).sum()) + 1
+    return Size(pairs - reading.counts[NOT_UTF8], 2 * count / texts, len(types), needed)
+
+
+def _sampled(corpus: TextCorpus, step: int, reading: Reading, stop: Stop) -> Iterator[list[str]]:
+    """Take a pair in so many, both sides of it; together as much text as numpy has room for."""
+    some, size = list[str](), 0
+    for number, (_, src, tgt) in enumerate(read_rows(corpus, reading)):
         if number % CHUNK == 0:
             stop.check()
-    characters = Characters()
-    lines = characters.read(kept)
-    words = characters.words(lines)
-    _, times = np.unique(lines.codes, return_counts=True)
-    needed = np.cumsum(-np.sort(-times)) <= (1 - RARE) * max(1, times.sum())
-    filled = sum(not is_blank(text) for text in kept)
-    if not filled or not len(words.hashes):
-        raise UserError(f"{corpus.src}: holds no text to learn from")
-    types = len(np.unique(words.hashes))
-    return Size(pairs, 2 * len(words.hashes) / max(1, len(kept)), types, int(needed.sum()) + 1)
+        if number % step == 0:
+            some += [src, tgt]
+            size += len(src) + len(tgt)
+        if size >= CHUNK_CHARACTERS:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 def recipe_for(size: Size, *, has_gpu: bool) -> Recipe:
@@ -245,15 +303,18 @@ def _vocabulary(wanted: int, room: int, size: Size) -> int:
 def _held_out_files(request: Request) -> list[Path]:
     """Name the files that a split makes: train and valid, source and target."""
     folder = request.output.with_suffix("")
-    languages = (request.src_lang, request.tgt_lang)
-    return [folder / f"{name}.{code}" for name in ("train", "valid") for code in languages]
+    ends = (request.src_lang, request.tgt_lang)
+    if ends[0].lower() == ends[1].lower():  # which may be one name to a file system
+        ends = ("src", "tgt")
+    return [folder / f"{name}.{end}" for name in ("train", "valid") for end in ends]
 
 
 def _hold_out(
     request: Request, corpus: TextCorpus, pairs: int, files: list[Path], stop: Stop
 ) -> int:
     """Split a number of pairs off into a validation set, drawn from all over; pairs with the same
-    text on a side as one of them go to neither. Returns how many are left.
+    text on a side as one of them go to neither. Returns how many are left to learn from; raises
+    `UserError` where none can be held out, or none are left.
     """
     if request.hold_out > MOST_HELD_OUT * pairs:
         raise RefusedError(
@@ -261,6 +322,11 @@ def _hold_out(
             "smaller number, or a validation set of its own by --valid-src and --valid-tgt"
         )
     held = _chosen(corpus, pairs, request.hold_out, stop)
+    if not held:
+        raise UserError(
+            f"{corpus.src}: nothing can be held out: the pairs that were drawn are blank on a side "
+            "or not valid UTF-8; see mtrain check"
+        )
     hashes = [np.sort(line_hashes(texts)) for texts in zip(*held.values(), strict=True)]
     files[0].parent.mkdir(parents=True, exist_ok=True)
     asides = [file.with_name(f".{file.name}.partial") for file in files]
@@ -269,7 +335,7 @@ def _hold_out(
         with ExitStack() as stack:
             sinks = [stack.enter_context(aside.open("wb")) for aside in asides]
             bar = stack.enter_context(progress_bar(pairs, "pair", "splitting"))
-            for number, src, tgt in read_rows(corpus, Reading(check=stop.check)):
+            for number, src, tgt in read_rows(corpus, Reading(invalid_utf8="drop")):
                 bar.update()
                 if number % CHUNK == 0:
                     stop.check()
@@ -277,9 +343,14 @@ def _hold_out(
                 if not is_held and _is_among((src, tgt), hashes):
                     dropped += 1
                     continue
-                left += not is_held
+                left += not (is_held or is_blank(src) or is_blank(tgt))
                 for side, text in enumerate((src, tgt)):
                     sinks[side + 2 * is_held].write(text.encode("utf-8") + b"\n")
+        if not left:
+            raise UserError(
+                f"{corpus.src}: nothing is left to learn from: every other pair is blank on a side "
+                "or shares one with those held out"
+            )
         for aside, file in zip(asides, files, strict=True):
             manifest.sync(aside)
             os.replace(aside, file)
@@ -287,6 +358,12 @@ def _hold_out(
         for aside in asides:
             aside.unlink(missing_ok=True)
     logger.info("held out %s pairs: %s, %s", f"{len(held):,}", *files[2:])
+    if len(held) < request.hold_out:
+        logger.warning(
+            "these are fewer than the %s asked for: others that were drawn are blank or share a "
+            "side with one of them",
+            f"{request.hold_out:,}",
+        )
     if dropped:
         logger.info("left out %s pairs that share a side with one of them", f"{dropped:,}")
     return left
@@ -294,10 +371,13 @@ def _hold_out(
 
 def _chosen(corpus: TextCorpus, pairs: int, count: int, stop: Stop) -> dict[int, tuple[str, str]]:
     """Draw pairs that are not blank and not alike on a side, by their line numbers."""
-    wanted = set((np.random.default_rng(1).permutation(pairs)[: 2 * count] + 1).tolist())
+    drawn = np.random.default_rng(1).choice(pairs, 2 * count, replace=False, shuffle=False)
+    wanted = set((drawn + 1).tolist())
     found: dict[int, tuple[str, str]] = {}
     seen: tuple[set[str], set[str]] = set(), set()
-    for number, *sides in read_rows(corpus, Reading(check=stop.check)):
+    for number, *sides in read_rows(corpus, Reading(invalid_utf8="drop")):
+        if number % CHUNK == 0:
+            stop.check()
         if number in wanted and not any(map(is_blank, sides)):
             if not any(text.strip() in before for text, before in zip(sides, seen, strict=True)):
                 found[number] = (sides[0], sides[1])
@@ -323,37 +403,34 @@ def render(
     recipe: Recipe,
     train: tuple[Path, Path],
     valid: tuple[Path, Path],
+    *,
+    drops: bool = False,
 ) -> str:
-    """Write the config."""
+    """Write the config; `drops` has it leave out pairs that are not valid UTF-8."""
     save_every = max(10, recipe.max_steps // 40 // 10 * 10)
+    policies = ("drop", "error") if drops else ("error", "drop")
     values = {
-        **{name: quoted(value) for name, value in asdict(recipe).items()},
-        "origin": recipe.origin,
+        **asdict(recipe),
         "pairs": f"{size.pairs:,}",
-        "config": request.output,
-        "run_dir": quoted(f"runs/{request.output.stem}"),
-        "src_lang": quoted(request.src_lang),
-        "tgt_lang": quoted(request.tgt_lang),
-        "train": f"src: {quoted(train[0])}, tgt: {quoted(train[1])}",
-        "valid": f"src: {quoted(valid[0])}, tgt: {quoted(valid[1])}",
+        "languages": printable(f"{request.src_lang} to {request.tgt_lang}"),
+        "config": printable(shlex.quote(str(request.output))),
+        "run_dir": _entries({"run_dir": f"runs/{request.output.stem}"}, 0),
+        "src_lang": _entries({"src_lang": request.src_lang}, 2),
+        "tgt_lang": _entries({"tgt_lang": request.tgt_lang}, 2),
+        "train": _entries({"src": str(train[0]), "tgt": str(train[1])}, 6),
+        "valid": _entries({"src": str(valid[0]), "tgt": str(valid[1])}, 4),
+        "invalid_utf8": policies[0],
+        "other_utf8": policies[1],
         "save_every": save_every,
         "valid_every": 5 * save_every,
     }
-    lines = Template(TEMPLATE).substitute(values).splitlines()
-    rows = (line.partition("  # ") for line in lines)
-    return "".join(
-        f"{line:<33} # {text}\n" if mark and line else f"{line}{mark}{text}\n"
-        for line, mark, text in rows
-    )
+    rows = []
+    for row in TEMPLATE.splitlines():
+        line, mark, comment = (Template(part).substitute(values) for part in row.partition("  # "))
+        rows.append(f"{line:<33} # {comment}\n" if mark else f"{line}\n")
+    return "".join(rows)
 
 
-def quoted(value: object) -> str:
-    """Write a value as YAML reads it back, in a list or a mapping too."""
-    text = str(value)
-    if isinstance(value, int | float):
-        return repr(value)
-    words = {"no", "yes", "on", "off", "y", "n", "true", "false", "null"}
-    if re.fullmatch(r"[A-Za-z_./][A-Za-z0-9_./+@-]*", text) and text.lower() not in words:
-        return text
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+def _entries(values: dict[str, str], indent: int) -> str:
+    """Write settings as YAML for a place that is indented already."""
+    return dump_document(values).rstrip("\n").replace("\n", "\n" + " " * indent)

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.characters import Characters, Words
+from mtrain.characters import Words
 from mtrain.config import DataConfig
 from mtrain.findings import Chunk, Findings
 from mtrain.kinship import Kinship
@@ -167,7 +167,7 @@ def _bins(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 class Usual:
     """What to expect of pairs: learned from a sample of the training text."""
 
-    def __init__(self, parts: list[Chunk], characters: Characters) -> None:
+    def __init__(self, parts: list[Chunk]) -> None:
         sides, lengths = _sides(parts), [part.lengths for part in parts]
         self.pairs = len(sides[0])
         self.kinship = Kinship(*sides)
@@ -177,7 +177,7 @@ class Usual:
         self.misfit = min(MOST_MISFIT, max(LEAST_MISFIT, -MISFIT_OF_LOWEST * lowest))
         self.leaning = Leaning(*sides)
         self.ratio = LengthRatio(np.concatenate([np.zeros((0, 2), np.int64), *lengths]))
-        letters = [sum_letters(parts, side, characters) for side in (0, 1)]
+        letters = [sum_letters(parts, side) for side in (0, 1)]
         few = self.pairs < LEAST_PAIRS  # which say nothing of what is at home there
         self.scripts = [few | (count >= USUAL_SHARE * count.sum()) for count in letters]
 
@@ -212,7 +212,7 @@ def _sides(parts: list[Chunk]) -> tuple[Words, Words]:
 def _compare_scripts(parts: list[Chunk], side: int, language: str, found: Findings) -> None:
     """Compare the scripts of a side's letters with those of its language, if it is known."""
     own = scripts_of(language)
-    letters, names = sum_letters(parts, side, parts[0].characters), parts[0].characters.scripts
+    letters, names = sum_letters(parts, side), parts[0].characters.scripts
     share = sum(int(letters[names.index(name)]) for name in own if name in names)
     if own and letters.sum() and share < 0.5 * letters.sum():
         main = int(letters.argmax())
@@ -249,10 +249,10 @@ def script_name(name: str) -> str:
     return "Han" if name == "CJK" else name.capitalize()
 
 
-def sum_letters(parts: list[Chunk], side: int, characters: Characters) -> NDArray[np.int64]:
+def sum_letters(parts: list[Chunk], side: int) -> NDArray[np.int64]:
     """Count a side's letters by script."""
     total = np.zeros(256, np.int64)
     for part in parts:
-        counts = characters.letters(part.lines[side]).sum(0)
+        counts = part.letters[side]
         total[: len(counts)] += counts
     return total

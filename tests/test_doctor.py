@@ -6,6 +6,7 @@ import gzip
 import json
 import random
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ from mtrain import doctor
 from mtrain.characters import Characters, Words
 from mtrain.config import load_config
 from mtrain.diagnosis import Diagnosis, diagnose
+from mtrain.doctor import Doctor
 from mtrain.errors import StoppedError
-from mtrain.findings import KINDS, clipped, printable
+from mtrain.findings import KINDS, Chunk, Place, clipped, printable
 from mtrain.kinship import first_words
 from mtrain.overlap import bigrams
 from mtrain.repeats import Duplicates
@@ -602,3 +604,69 @@ def test_tables_of_languages_hold_together() -> None:
     assert scripts_of("xx") == set()
     assert all(scripts_of(code) for code in FREQUENT)
     assert {severity for severity, _ in KINDS.values()} == {"error", "warning", "note"}
+
+
+def test_chunks_end_where_they_hold_much_text() -> None:
+    rows = [(number, "x" * 60_000, "y" * 60_000) for number in range(50)]
+    parts = list(doctor._batches(iter([*rows, (50, "z" * 9_000_000, ""), (51, "a", "b")])))
+    assert [row[0] for part in parts for row in part] == list(range(52))
+    assert [len(part) for part in parts] == [18, 18, 15, 1]
+    assert [len(part) for part in doctor._batches((n, "a", "b") for n in range(25_000))] == [
+        10_000,
+        10_000,
+        5_000,
+    ]
+    assert not list(doctor._batches(iter([])))
+
+
+def test_the_sample_is_thinned_evenly_where_lines_are_long(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = Doctor(load_config(folder.write()), Stop())
+    monkeypatch.setattr(doctor, "SAMPLE_CHARACTERS", 100_000)
+    looked.scan()
+    looked.look()
+    numbers = [number for chunk in looked.sample for number in chunk.numbers]
+    assert 50_000 / 2 - 1000 <= sum(int(chunk.lengths.sum()) for chunk in looked.sample) <= 100_000
+    assert len(set(np.diff(numbers).tolist())) == 1
+    assert numbers[-1] > 0.9 * PAIRS
+    assert not [each for each in looked.sets if each.found.found]
+
+
+def test_one_endless_line_does_not_push_all_others_out_of_the_sample(folder: Folder) -> None:
+    for name in ("train.xa", "train.xb"):
+        folder.bytes[name][0] *= 3_000
+    looked = Doctor(load_config(folder.write()), Stop())
+    looked.scan()
+    looked.look()
+    assert sum(map(len, looked.sample)) == PAIRS - 1
+    assert not any("lines" in vars(chunk) for chunk in looked.sample)
+
+
+def test_letters_are_counted_by_script() -> None:
+    characters = Characters()
+    chunk = Chunk(Place(("a", "b"), "line"), [1, 2], (["ab 1", "да c"], ["", "x"]), characters)
+    before = chunk.words
+    chunk.settle()
+    assert chunk.words is before
+    src, tgt = (
+        dict(zip(characters.scripts, counts.tolist(), strict=False)) for counts in chunk.letters
+    )
+    assert (src["LATIN"], src["CYRILLIC"], tgt["LATIN"], tgt["none"]) == (3, 2, 1, 0)
+
+
+def test_memory_does_not_grow_with_long_lines(folder: Folder) -> None:
+    """23 million characters, of which a chunk of 10,000 pairs would hold all: 1.1 GB."""
+    folder.bytes["train.xa"] = [
+        b" ".join(folder.bytes["train.xa"][n : n + 120]) for n in range(1000)
+    ]
+    folder.bytes["train.xb"] = [
+        b" ".join(folder.bytes["train.xb"][n : n + 120]) for n in range(1000)
+    ]
+    looked = Doctor(load_config(folder.write()), Stop())
+    tracemalloc.start()
+    looked.scan()
+    looked.look()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 500_000_000

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import gzip
+import os
 import random
+import tracemalloc
 from pathlib import Path
 
 import pytest
-import yaml
 from conftest import made_up_pairs, run_mtrain
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from mtrain import starter
-from mtrain.config import load_config
+from mtrain import manifest, starter
+from mtrain.config import TextCorpus, load_config
 from mtrain.errors import RefusedError, UserError
-from mtrain.starter import Request, Size, language_of, quoted, recipe_for, write_config
+from mtrain.starter import Request, Size, language_of, recipe_for, write_config
 from mtrain.stop import Stop
+from mtrain.text import Reading
 
 
 def write(path: Path, lines: list[str]) -> Path:
@@ -48,11 +52,63 @@ def test_unknown_languages_are_refused(name: str) -> None:
         language_of(Path(name), "--src-lang")
 
 
-@pytest.mark.parametrize(
-    "text", ["no", "on", "a b", "1e5", "12", "-", "x: y", 'a"b\\', "~", "{a}", "ä"]
+NAMES = st.text(
+    st.characters(codec="utf-8", exclude_characters="\0/"), min_size=1, max_size=60
+).filter(lambda name: name not in (".", ".."))
+ODD_NAMES = st.one_of(
+    NAMES,
+    st.lists(
+        st.sampled_from(
+            [
+                "  # x",
+                " #",
+                "\n",
+                "\r",
+                "\u2028",
+                "\x85",
+                "\x07",
+                "\ufeff",
+                "$d",
+                "no",
+                "1e5",
+                '"',
+                "\\",
+            ]
+        ),
+        min_size=1,
+        max_size=30,
+    ).map("".join),
 )
-def test_values_are_read_back(text: str) -> None:
-    assert yaml.safe_load(f"[{{k: {quoted(text)}}}]") == [{"k": text}]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(ODD_NAMES, min_size=7, max_size=7))
+def test_any_path_is_read_back(tmp_path_factory: pytest.TempPathFactory, names: list[str]) -> None:
+    train, valid = ((Path("d") / a, Path(b)) for a, b in (names[:2], names[2:4]))
+    output = Path(names[4] + ".yaml")
+    asked = Request(*train, output, names[5], names[6], None, 0)
+    size = Size(1000, 25.0, 5000, 90)
+    text = starter.render(asked, size, recipe_for(size, has_gpu=False), train, valid)
+    path = tmp_path_factory.getbasetemp() / "any.yaml"
+    manifest.write_file(path, text)
+    config = load_config(path)
+    data = config.data
+    read = [
+        getattr(corpus, side) for corpus in (data.train[0], data.valid) for side in ("src", "tgt")
+    ]
+    assert read == [str(path) for path in (*train, *valid)]
+    assert config.run_dir == f"runs/{output.stem}"
+    assert [data.src_lang, data.tgt_lang] == names[5:]
+
+
+def test_comments_stand_below_one_another(tmp_path: Path) -> None:
+    size = Size(1000, 25.0, 5000, 90)
+    asked = Request(Path("a"), Path("b"), Path("x.yaml"), "en", "de", None, 0)
+    train, valid = (Path("d  # x/a.en"), Path("b")), (Path("c"), Path("d"))
+    text = starter.render(asked, size, recipe_for(size, has_gpu=False), train, valid)
+    assert '    - src: "d  # x/a.en"\n      tgt: b\n' in text
+    places = {line.index(" # ") for line in text.splitlines() if " # " in line and '"' not in line}
+    assert places == {33}
 
 
 @pytest.mark.parametrize("has_gpu", [False, True])
@@ -64,6 +120,7 @@ def test_every_size_has_a_recipe_that_loads(tmp_path: Path, pairs: int, has_gpu:
     train, valid = (Path("a.en"), Path("b c.no")), (Path("v.en"), Path("v.no"))
     text = starter.render(asked, Size(pairs, 25.0, 5000, 90), recipe, train, valid)
     assert "$" not in text
+    assert text.startswith(f"# {pairs:,} pairs, en to no. Sizes and rates")
     assert max(map(len, text.splitlines())) <= 100
     path = tmp_path / "x.yaml"
     path.write_text(text, encoding="utf-8")
@@ -118,14 +175,130 @@ def test_too_much_held_out_is_refused(tmp_path: Path, files: tuple[Path, Path]) 
         write_config(request(files, tmp_path / "m.yaml", 61), Stop(), has_gpu=False)
 
 
-def test_a_stop_leaves_nothing_half_written(tmp_path: Path, files: tuple[Path, Path]) -> None:
-    longer = write(tmp_path / "long.en", ["alone at the end", *["bavo"] * 599])
-    bad = write(tmp_path / "long.de", ["x"] * 600)
-    bad.write_bytes(bad.read_bytes()[:-2] + b"\xff\n")
+def test_a_failure_leaves_nothing_half_written(
+    tmp_path: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path) -> None:
+        raise UserError(f"{path}: the disk is full")
+
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(UserError, match=r"long.de:600: not valid UTF-8"):
-        write_config(request((longer, bad), tmp_path / "m.yaml", 5), Stop(), has_gpu=False)
+    monkeypatch.setattr(manifest, "sync", fail)
+    with pytest.raises(UserError, match="the disk is full"):
+        write_config(request(files, tmp_path / "m.yaml", 5), Stop(), has_gpu=False)
+    assert not list((tmp_path / "m").iterdir())
+    assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "m"])
+
+
+@pytest.mark.parametrize("languages", [("en", "en"), ("en", "EN")])
+def test_equal_languages_get_files_of_their_own(
+    tmp_path: Path, files: tuple[Path, Path], languages: tuple[str, str]
+) -> None:
+    output = tmp_path / "mine.yaml"
+    write_config(Request(*files, output, *languages, None, 50), Stop(), has_gpu=False)
+    made = {path.name: path.read_text().splitlines() for path in (tmp_path / "mine").iterdir()}
+    assert sorted(made) == ["train.src", "train.tgt", "valid.src", "valid.tgt"]
+    pairs = set(made_up_pairs(600, 1, longest=9))
+    for name in ("train", "valid"):
+        assert set(zip(made[f"{name}.src"], made[f"{name}.tgt"], strict=True)) <= pairs
+    valid = load_config(output).data.valid
+    assert isinstance(valid, TextCorpus)
+    assert valid.tgt == str(tmp_path / "mine" / "valid.tgt")
+
+
+@pytest.mark.parametrize("name", ["cfg", "cfg.txt", ".yaml"])
+def test_a_config_named_otherwise_is_refused(
+    tmp_path: Path, files: tuple[Path, Path], name: str
+) -> None:
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(RefusedError, match=r"a config is named \.yaml or \.yml"):
+        write_config(request(files, tmp_path / name), Stop(), has_gpu=False)
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [([" "] * 30, "nothing can be held out"), (["ja"] * 30, "nothing is left to learn from")],
+)
+def test_text_that_cannot_be_split_is_told(
+    tmp_path: Path, targets: list[str], message: str
+) -> None:
+    sides = write(tmp_path / "a.en", ["yes"] * 30), write(tmp_path / "a.de", targets)
+    with pytest.raises(UserError, match=rf"a\.en: {message}") as told:
+        write_config(request(sides, tmp_path / "m.yaml", 3), Stop(), has_gpu=False)
+    assert told.value.exit_code == 1
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path not in sides]
+
+
+def test_a_language_is_no_path(tmp_path: Path, files: tuple[Path, Path]) -> None:
+    asked = Request(*files, tmp_path / "m.yaml", "../en", "de", None, 50)
+    with pytest.raises(RefusedError, match=r"\.\./en: not a language code"):
+        write_config(asked, Stop(), has_gpu=False)
+
+
+def test_fewer_held_out_than_asked_for_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = ["the same"] * 100 + [f"word{number}" for number in range(20)]
+    sides = write(tmp_path / "a.en", lines), write(tmp_path / "a.de", lines)
+    write_config(request(sides, tmp_path / "m.yaml", 12), Stop(), has_gpu=False)
+    assert any("fewer than the 12 asked for" in text for text in caplog.messages)
+
+
+def test_names_that_are_not_utf8_are_refused(tmp_path: Path, files: tuple[Path, Path]) -> None:
+    odd = tmp_path / os.fsdecode(b"x\xff.en")
+    write(odd, ["a b", "c d"])
+    done = run_mtrain("init", odd, files[1], "--hold-out", "1", "-o", tmp_path / "m.yaml")
+    assert done.returncode == 2
+    assert "x\\xff.en: its name is not UTF-8" in done.stderr
+    for asked in (
+        Request(*files, tmp_path / "m.yaml", "en", "de", (files[0], odd), 0),
+        Request(*files, odd.with_suffix(".yaml"), "en", "de", None, 5),
+    ):
+        with pytest.raises(RefusedError, match=r"its name is not UTF-8"):
+            write_config(asked, Stop(), has_gpu=False)
+    assert not list(tmp_path.glob("*.yaml"))
+
+
+def test_pairs_that_are_not_utf8_are_left_out_and_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sides = tmp_path / "bad.en", tmp_path / "bad.de"
+    for path, last in zip(sides, (b"caf\xe9\n", b"kaffee\n"), strict=True):
+        path.write_bytes(b"".join(b"w%d x\n" % number for number in range(40)) + last)
+    valid = write(tmp_path / "v.en", ["never"]), write(tmp_path / "v.de", ["seen"])
+    output = tmp_path / "m.yaml"
+    write_config(Request(*sides, output, "en", "de", valid, 0), Stop(), has_gpu=False)
+    told = "1 pair is not valid UTF-8 on a side, and left out"
+    assert f"{told} (data.invalid_utf8: drop)" in caplog.messages
+    assert output.read_text().startswith("# 40 pairs")
+    assert load_config(output).data.invalid_utf8 == "drop"
+    output = tmp_path / "n.yaml"
+    write_config(request(sides, output, 4), Stop(), has_gpu=False)
+    assert told in caplog.messages
+    assert load_config(output).data.invalid_utf8 == "error"
+    made = {path.name: path.read_text("utf-8").split() for path in (tmp_path / "n").iterdir()}
+    assert len(made["train.en"] + made["valid.en"]) == 80
+
+
+def test_drawing_needs_no_memory_for_the_corpus(tmp_path: Path, files: tuple[Path, Path]) -> None:
+    """A billion pairs are said to be there: a permutation of them would take 8 GB."""
+    corpus = TextCorpus(src=str(files[0]), tgt=str(files[1]))
+    tracemalloc.start()
+    starter._chosen(corpus, 10**9, 100, Stop())
+    assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    tracemalloc.stop()
+
+
+def test_text_is_measured_the_same_in_parts(
+    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = TextCorpus(src=str(files[0]), tgt=str(files[1]))
+    whole = starter._measure(corpus, 600, Reading(), Stop())
+    monkeypatch.setattr(starter, "CHUNK_CHARACTERS", 1000)
+    assert starter._measure(corpus, 600, Reading(), Stop()) == whole
+    words = [word for pair in made_up_pairs(600, 1, longest=9) for word in " ".join(pair).split()]
+    assert whole.words == pytest.approx(len(words) / 600)
+    assert whole.types == len(set(words))
 
 
 def test_text_without_words_is_refused(tmp_path: Path) -> None:
