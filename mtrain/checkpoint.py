@@ -169,13 +169,15 @@ def whole_ones(paths: list[Path]) -> list[Path]:
     return list(takewhile(is_good, reversed(paths)))[::-1]
 
 
-def disk_needed(num_parameters: int, vocabulary: int, keep: int) -> tuple[int, int]:
+def disk_needed(
+    num_parameters: int, vocabulary: int, keep: int, beside: int = 2
+) -> tuple[int, int]:
     """Bytes of one checkpoint, with a vocabulary of so many, and of all that a run holds at its
-    fullest: the last `keep`, the best, the average and one being written; Adam's two moments beside
-    three of them.
+    fullest: the last `keep`, the best, the average and one being written; and, beside three of
+    them, so many values for each parameter, such as Adam's two moments.
     """
     one = 4 * num_parameters + vocabulary
-    return one, one * (keep + 3) + 2 * 4 * num_parameters * 3
+    return one, one * (keep + 3) + beside * 4 * num_parameters * 3
 
 
 def prune(

@@ -63,6 +63,7 @@ class Plan:
     peak_step: int
     checkpoint: int  # bytes
     disk: int  # bytes, of all that is kept at its fullest
+    state: int  # bytes of weights, gradients and moments in memory
 
     @staticmethod
     def of(
@@ -72,10 +73,20 @@ class Plan:
         train = config.train
         peak = max(1, train.warmup_steps)
         keep = max(train.keep_checkpoints, train.average_last)
-        one, most = checkpoint.disk_needed(parameters, vocabulary, keep)
+        averaged = train.ema_decay is not None  # the latest weights are beside them then
+        one, most = checkpoint.disk_needed(parameters, vocabulary, keep, 2 + averaged)
         rate = make_schedule(train, config.model.d_model)(peak)
         return Plan(
-            parameters, vocab_size, batching, train.max_steps, train.schedule, rate, peak, one, most
+            parameters,
+            vocab_size,
+            batching,
+            train.max_steps,
+            train.schedule,
+            rate,
+            peak,
+            one,
+            most,
+            BYTES * parameters + 4 * parameters * averaged,
         )
 
     @property
@@ -176,7 +187,7 @@ class Forecast:
         """Write it for people."""
         plan = self.plan
         yield from (plan.model(), self.machine, plan.batches(), plan.rates(), plan.checkpoints())
-        state = f"memory: {_megabytes(BYTES * plan.parameters)} of weights, gradients and moments"
+        state = f"memory: {_megabytes(plan.state)} of weights, gradients and moments"
         if self.measured is None:
             yield state
             yield f"time: not measured: {self.trouble}"
@@ -202,7 +213,7 @@ class Forecast:
             "peak_step": plan.peak_step,
             "checkpoint_bytes": plan.checkpoint,
             "disk_bytes": plan.disk,
-            "state_bytes": BYTES * plan.parameters,
+            "state_bytes": plan.state,
             "peak_memory_bytes": measured.memory if measured and measured.share == 1 else None,
             "step_seconds": measured.step_seconds if measured else None,
             "train_seconds": self.seconds,
