@@ -160,7 +160,7 @@ class Ranks:
         """
         if self.size > 1:
             concerned = torch.tensor([int(bool(request or failure)), number, -number])
-            with self._meeting():
+            with self.meeting():
                 dist.all_reduce(concerned, dist.ReduceOp.MAX)
             is_asked, most, least = concerned.tolist()
             if most != -least:
@@ -199,13 +199,13 @@ class Ranks:
     def sum_(self, tensor: Tensor) -> None:
         """Put the sum of all ranks' tensors in place of each."""
         if self.size > 1:
-            with self._meeting():
+            with self.meeting():
                 dist.all_reduce(tensor, group=self._group(tensor.device))
 
     def spread(self, tensors: list[Tensor], source: int = 0) -> None:
         """Put one rank's values, by default the first one's, in place of the others'."""
         if self.size > 1:
-            with self._meeting():
+            with self.meeting():
                 works = [
                     dist.broadcast(tensor, source, group=self._group(tensor.device), async_op=True)
                     for tensor in tensors
@@ -221,18 +221,18 @@ class Ranks:
         return self._nccl
 
     def _from_first(self, tensor: Tensor) -> Tensor:
-        with self._meeting():
+        with self.meeting():
             dist.broadcast(tensor, 0)
         return tensor
 
     def _of_all(self, tensor: Tensor) -> list[Tensor]:
         tensors = [torch.empty_like(tensor) for _ in range(self.size)]
-        with self._meeting():
+        with self.meeting():
             dist.all_gather(tensors, tensor)
         return tensors
 
     @contextmanager
-    def _meeting(self) -> Iterator[None]:
+    def meeting(self) -> Iterator[None]:
         """Turn the end of a connection into an error for people."""
         try:
             yield
@@ -267,7 +267,8 @@ class Watch:
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
-        self.group = dist.new_group(backend="gloo", timeout=EVER)
+        with ranks.meeting():
+            self.group = dist.new_group(backend="gloo", timeout=EVER)
         self.thread = threading.Thread(target=self._listen, daemon=True)
         self.thread.start()
 

@@ -563,7 +563,9 @@ def wait_for_a_gpu(directory: Path, dying: int) -> None:
     distributed.GRACE = 0.2
     with joined() as ranks:
         ranks.before_leaving = (directory / f"{ranks.rank}.told").write_text
+        ranks.together(lambda: None)
         if ranks.rank == dying:
+            time.sleep(1)  # the others may still be at the end of the meeting
             send(signal.SIGKILL)
         threading.Event().wait()  # as one does whose GPU waits for the others'
 
