@@ -267,15 +267,16 @@ def evaluate(
     if hypothesis is not None and any(option is not None for option in (output, *search.values())):
         raise RefusedError("mtrain eval: with --hypothesis nothing is translated: no -o, no search")
     from mtrain import evaluate as evaluation
+    from mtrain import parallel
     from mtrain.explain import explain
     from mtrain.metrics import check_seed, check_tokenizer, tokenizer_for
 
     check_seed()
     check_tokenizer(tokenize or tokenizer_for(tgt_lang))
-    references = evaluation.read_references(reference or [])
-    sources = evaluation.read_source(source, references) if source else []
+    references = parallel.read_references(reference or [])
+    sources = parallel.read_source(source, references) if source else []
     if hypothesis is not None:
-        hypotheses = evaluation.read_aligned(hypothesis, references)
+        hypotheses = parallel.read_aligned(hypothesis, references)
     else:
         assert model is not None
         if output is not None:

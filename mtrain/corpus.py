@@ -7,7 +7,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from mtrain import phrasebook
-from mtrain.config import Corpus, FileCorpus, GeneratedCorpus, HubCorpus, TextCorpus
+from mtrain.config import Config, Corpus, FileCorpus, GeneratedCorpus, HubCorpus, TextCorpus
 from mtrain.errors import UnequalError, UserError
 from mtrain.tables import TextRow, dataset_files, dataset_name, read_dataset, read_table, scan_table
 from mtrain.text import DROPPED, NOT_UTF8, Reading, decode, is_blank, read_file, scan_file
@@ -21,6 +21,12 @@ class Scan:
 
     pairs: int
     sha256: str
+
+
+def reading_of(config: Config, *, keep_blank: bool = False) -> Reading:
+    """How a config says to read its corpora."""
+    root = Path(config.data.root) if config.data.root else Path()
+    return Reading(root, config.data.invalid_utf8, keep_blank)
 
 
 def describe(corpus: Corpus) -> str:

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from mtrain.characters import Characters
 from mtrain.check import suspicions
 from mtrain.config import Config, Corpus
-from mtrain.corpus import Scan, describe, read_rows
+from mtrain.corpus import Scan, describe, read_rows, reading_of
 from mtrain.errors import RowError, UnequalError, UserError
 from mtrain.finders import look_at_pairs, look_for_long_lines
 from mtrain.findings import Chunk, Example, Findings, Place
 from mtrain.log import progress_bar
 from mtrain.overlap import Hashed, ScoredSet, Tally
-from mtrain.prepare import reading_of, scan_corpus
+from mtrain.prepare import scan_corpus
 from mtrain.repeats import Duplicates
 from mtrain.slips import Slips
 from mtrain.stop import Stop

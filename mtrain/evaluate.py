@@ -11,9 +11,6 @@ from mtrain.errors import UserError
 from mtrain.log import Places, progress_bar
 from mtrain.metrics import Score
 from mtrain.parallel import choose_tokenizer
-from mtrain.parallel import read_aligned as read_aligned
-from mtrain.parallel import read_references as read_references
-from mtrain.parallel import read_source as read_source
 from mtrain.translate import Translator
 
 

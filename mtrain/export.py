@@ -7,12 +7,11 @@ from typing import Protocol
 
 from mtrain import ctranslate2_format, manifest, marian_format
 from mtrain.config import Config
-from mtrain.corpus import describe, read_pairs
+from mtrain.corpus import describe, read_pairs, reading_of
 from mtrain.errors import RefusedError, UserError
-from mtrain.evaluate import read_source
 from mtrain.log import logger, progress_bar, shorten
 from mtrain.model import Shape
-from mtrain.prepare import reading_of
+from mtrain.parallel import read_source
 from mtrain.proof import MUCH_LOST, NEEDED, Agreement, Engine, compare
 from mtrain.text import is_blank
 from mtrain.tokenizer import Tokenizer

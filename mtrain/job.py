@@ -50,9 +50,13 @@ def train(config: Config, stop: Stop) -> None:
 
 def _tell_end(run: RunDirectory, text: str) -> None:
     """Leave word of a run that ends because another process of the job has gone."""
+    run.set_status("failed", _last_step(run), text, EXIT_FAILED)
+
+
+def _last_step(run: RunDirectory) -> int:
+    """The step of the newest checkpoint, 0 if there is none."""
     present = checkpoint.steps(run.checkpoints)
-    step = checkpoint.step_of(present[-1]) or 0 if present else 0
-    run.set_status("failed", step, text, EXIT_FAILED)
+    return checkpoint.step_of(present[-1]) or 0 if present else 0
 
 
 def _check_alike(config: Config, ranks: Ranks) -> None:
@@ -85,12 +89,11 @@ def _train_or_tell(config: Config, run: RunDirectory, stop: Stop, ranks: Ranks) 
     """Train to the end and return the last step; whatever ends it earlier is told in the status."""
     trainer, step = None, 0
     try:
-        present = checkpoint.steps(run.checkpoints)
-        step = checkpoint.step_of(present[-1]) or 0 if present else 0
+        step = _last_step(run)
 
         def begin() -> None:
             run.check_settings(config, ranks.size)
-            if not present and config.train.init_from is not None:
+            if not step and config.train.init_from is not None:
                 _check_beginning(config, Path(config.train.init_from))
             run.set_status("preparing", step)
 

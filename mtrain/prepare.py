@@ -19,7 +19,7 @@ from mtrain import checkpoint, manifest, repeats
 from mtrain.cache import cache_directory, cache_key, cached, remembered
 from mtrain.check import suspicions
 from mtrain.config import Config, Corpus, TokenizerConfig
-from mtrain.corpus import Pair, Scan, columns_of, describe, files_of, read_pairs, scan
+from mtrain.corpus import Pair, Scan, columns_of, describe, files_of, read_pairs, reading_of, scan
 from mtrain.device import available_threads
 from mtrain.errors import RefusedError, UserError
 from mtrain.filters import Selection
@@ -28,7 +28,7 @@ from mtrain.metrics import check_tokenizer, tokenizer_for
 from mtrain.rundir import RunDirectory
 from mtrain.stop import Stop
 from mtrain.store import CHUNK, Store, build_store, open_store, store_key
-from mtrain.text import DROPPED, Reading
+from mtrain.text import DROPPED
 from mtrain.tokenizer import MAX_SENTENCES, Tokenizer, train_tokenizer
 
 SCAN = TypeAdapter(Scan)
@@ -126,12 +126,6 @@ def train_run_tokenizer(config: Config, stop: Stop) -> Path:
         scans = [scan_corpus(config, corpus, stop) for corpus in config.data.train]
         run.keep_tokenizer(_get_tokenizer(config, run.tokenizer, scans, stop))
     return run.tokenizer
-
-
-def reading_of(config: Config, *, keep_blank: bool = False) -> Reading:
-    """How a config says to read its corpora."""
-    root = Path(config.data.root) if config.data.root else Path()
-    return Reading(root, config.data.invalid_utf8, keep_blank)
 
 
 def scan_corpus(config: Config, corpus: Corpus, stop: Stop) -> Scan:

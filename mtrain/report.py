@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from mtrain import checkpoint, manifest, maps, metrics
 from mtrain.config import Config, Corpus, HubCorpus, dump_config, load_config
-from mtrain.corpus import describe, read_pairs, scan
+from mtrain.corpus import describe, read_pairs, reading_of, scan
 from mtrain.curves import Chart, charts_of, spread
 from mtrain.diagnosis import diagnose
 from mtrain.errors import UserError
@@ -23,7 +23,7 @@ from mtrain.log import logger
 from mtrain.metrics import Score, tokenizer_for
 from mtrain.pages import render
 from mtrain.picture import choices
-from mtrain.prepare import Text, reading_of
+from mtrain.prepare import Text
 from mtrain.rundir import OBJECT, RunDirectory
 from mtrain.stop import Stop
 from mtrain.text import is_blank, read_file

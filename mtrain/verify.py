@@ -25,13 +25,13 @@ from mtrain.config import (
     is_among,
     load_config,
 )
-from mtrain.corpus import describe, files_of, read_pairs, scan
+from mtrain.corpus import describe, files_of, read_pairs, reading_of, scan
 from mtrain.errors import UserError
 from mtrain.history import STORED, Entry, History
 from mtrain.json_reader import Content, read_json, read_json_file
 from mtrain.lock import is_alive
 from mtrain.log import progress_bar, shorten
-from mtrain.text import Reading, read_file
+from mtrain.text import read_file
 from mtrain.tokenizer import Tokenizer
 
 OK, DAMAGED, MISSING, CHANGED = "ok", "damaged", "missing", "changed"
@@ -477,15 +477,10 @@ def _test_hash(run: Run, name: str) -> str | None:
     return run.begun.test.get(name) or tests.get(name, {}).get("sha256")
 
 
-def _reading(run: Run, *, keep_blank: bool = False) -> Reading:
-    assert run.config is not None
-    data = run.config.data
-    return Reading(Path(data.root) if data.root else Path(), data.invalid_utf8, keep_blank)
-
-
 def _corpus(run: Run, key: str, corpus: Corpus, sha256: str) -> Finding:
     what = f"{key} {describe(corpus)}"
-    reading = _reading(run)
+    assert run.config is not None
+    reading = reading_of(run.config)
     if away := _out_of_reach(corpus, reading.root):
         return Finding(what, UNREACHABLE, away)
     try:
@@ -537,12 +532,14 @@ def _translations(run: Run) -> Iterator[Finding]:
 
 def _references(run: Run, corpus: Corpus | None, sha256: str | None) -> list[str] | None:
     """Read the references of a set, if they are in reach and what they were."""
-    if corpus is None or _out_of_reach(corpus, _reading(run).root):
+    assert run.config is not None
+    reading = reading_of(run.config, keep_blank=True)
+    if corpus is None or _out_of_reach(corpus, reading.root):
         return None
     try:
-        if scan(corpus, _reading(run)).sha256 != sha256:
+        if scan(corpus, reading).sha256 != sha256:
             return None
-        return [tgt for _, tgt in read_pairs(corpus, _reading(run, keep_blank=True))]
+        return [tgt for _, tgt in read_pairs(corpus, reading)]
     except UserError:
         return None
 

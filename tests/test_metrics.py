@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mtrain import evaluate, log
+from mtrain import evaluate, log, parallel
 from mtrain.errors import EXIT_REFUSED, RefusedError, UserError
 from mtrain.metrics import bleu, check_tokenizer, chrf, paired_tests, ter, tokenizer_for
 
@@ -188,16 +188,16 @@ def test_nothing_to_score_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no lines to score"):
         bleu([], [[]], tokenize="13a")
     with pytest.raises(UserError, match="empty: holds no lines"):
-        evaluate.read_references([write_lines(tmp_path / "empty", [])])
+        parallel.read_references([write_lines(tmp_path / "empty", [])])
 
 
 def test_files_must_match_line_for_line(tmp_path: Path) -> None:
     first = write_lines(tmp_path / "first", REFERENCE)
     short = write_lines(tmp_path / "short", SECOND[:5])
     with pytest.raises(UserError, match=r"short has 5 lines but the reference has 6"):
-        evaluate.read_references([first, short])
+        parallel.read_references([first, short])
     with pytest.raises(UserError, match=r"short has 5 lines but the reference has 6"):
-        evaluate.read_aligned(short, [REFERENCE])
+        parallel.read_aligned(short, [REFERENCE])
 
 
 @pytest.mark.parametrize(
