@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 from mtrain import checkpoint
 from mtrain.config import Config
 from mtrain.data import Batch, SpecialIds, batch_by_tokens, collate
-from mtrain.device import keep_freed_memory, telling_lack_of_memory
+from mtrain.device import telling_lack_of_memory
 from mtrain.distributed import Ranks
 from mtrain.errors import UserError
+from mtrain.learner import Learner
 from mtrain.log import logger
-from mtrain.loss import projected_cross_entropy
 from mtrain.machine import Machine, device_of
-from mtrain.model import Transformer, set_compute_dtype
-from mtrain.optim import Optimizer, make_schedule
-from mtrain.translate import model_dropout, shape_of
+from mtrain.model import Transformer
+from mtrain.optim import make_schedule
+from mtrain.translate import shape_of
 from mtrain.workers import Workers
 
 IDS = SpecialIds(pad=0, bos=2, eos=3)
@@ -281,61 +281,50 @@ def _worker(work: Callable[[], Measured]) -> Callable[[None], Measured]:
 def _time(
     config: Config, vocab_size: int, sizes: list[NDArray[np.int64]], parameters: int
 ) -> Measured:
-    """Take the work of steps on made-up micro-batches of real lengths."""
-    machine, device = Machine.of(config, Ranks()), device_of(config.train.device, Ranks())
-    torch.set_num_threads(machine.threads)
-    if device.type == "cpu":
-        keep_freed_memory()
+    """Take the work of steps on made-up micro-batches of real lengths, without torch.compile, which
+    would take minutes.
+    """
     with telling_lack_of_memory(lambda: "out of memory"):
-        shape = shape_of(config, vocab_size, IDS.pad)
-        model = Transformer(shape, model_dropout(config)).to(device).train()
-        set_compute_dtype(model, torch.bfloat16 if machine.precision == "bf16" else torch.float32)
-        betas = (config.train.adam_betas[0], config.train.adam_betas[1])
-        muon = model.hidden_matrices if config.train.optimizer == "muon" else {}
-        optimizer = Optimizer(model, betas, config.train.adam_eps, muon, Ranks())
+        plain = config.train.model_copy(update={"compile": False})
+        ranks, config = Ranks(), config.model_copy(update={"train": plain})
+        learner = Learner(config, vocab_size, IDS, ranks)
+        learner.warm_up()
         largest = max(int(some.max(1).max()) * len(some) for some in sizes)
-        share = 1.0 if device.type == "cuda" else min(1.0, MOST_WORK / (6 * parameters * largest))
+        on_gpu = learner.device.type == "cuda"
+        share = 1.0 if on_gpu else min(1.0, MOST_WORK / (6 * parameters * largest))
         batches = [_made_up(some[: max(1, int(len(some) * share))], vocab_size) for some in sizes]
-        run = partial(_run, model, optimizer, config.train.label_smoothing, device)
-        run(batches[0])  # what a first time alone takes
-        a_place, update = _measure(run, optimizer, batches)
+        a_place, update = _measure(learner, batches)
     places = float(np.mean([some.max(0).sum() * len(some) for some in sizes]))
     seconds = config.train.accum_steps * a_place * places + update
-    return Measured(seconds, _peak(device), share)
+    return Measured(seconds, _peak(learner.device), share)
 
 
-def _measure(
-    run: Callable[[Batch], None], optimizer: Optimizer, batches: list[Batch]
-) -> tuple[float, float]:
+def _measure(learner: Learner, batches: list[Batch]) -> tuple[float, float]:
     """Return the seconds of a place of the padded tables, by the median of some micro-batches, for
-    other programs may hold one up, and of an update of the weights.
+    other programs may hold one up, and of an update of the weights. The first work of all takes
+    longer; on a GPU, the first of each shape, which is recorded.
     """
     start, rates = time.perf_counter(), []
+    _seconds(learner, lambda: learner.learn(batches[0]))
     for batch in batches:
-        began = time.perf_counter()
-        run(batch)
-        rates.append((time.perf_counter() - began) / (batch.src.numel() + batch.tgt_in.numel()))
+        work = partial(learner.learn, batch)
+        if learner.device.type == "cuda":
+            _seconds(learner, work)
+        rates.append(_seconds(learner, work) / (batch.src.numel() + batch.tgt_in.numel()))
         if time.perf_counter() - start > SECONDS:
             break
-    for _ in range(2):  # the first time takes longer
-        updated = time.perf_counter()
-        optimizer.update(0.0, 1, 1.0)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-    return float(np.median(rates)), time.perf_counter() - updated
+    update = partial(learner.optimizer.update, 0.0, 1, 1.0)
+    _seconds(learner, update)
+    return float(np.median(rates)), _seconds(learner, update)
 
 
-def _run(
-    model: Transformer, optimizer: Optimizer, smoothing: float, device: torch.device, batch: Batch
-) -> None:
-    """Add the gradients of a micro-batch, as training does."""
-    batch = batch.to(device)
-    hidden = model.hidden(batch.src, batch.tgt_in).flatten(0, 1)[batch.positions]
-    loss = projected_cross_entropy(hidden, model.output.weight, batch.targets, smoothing)
-    loss.loss_sum.backward()  # type: ignore[no-untyped-call]
-    optimizer.accumulate()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+def _seconds(learner: Learner, work: Callable[[], object]) -> float:
+    """Time some work to its end."""
+    started = time.perf_counter()
+    work()
+    if learner.device.type == "cuda":
+        torch.cuda.synchronize(learner.device)
+    return time.perf_counter() - started
 
 
 def _made_up(lengths: NDArray[np.int64], vocab_size: int) -> Batch:
@@ -351,7 +340,7 @@ def _made_up(lengths: NDArray[np.int64], vocab_size: int) -> Batch:
 def _peak(device: torch.device) -> int:
     """Most bytes held so far, of the GPU's memory or this process's."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+        return torch.cuda.max_memory_reserved(device)  # what recorded work holds, too
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,12 @@ FORMATS = (".html", ".svg", ".png")
 
 MARGIN, LINE = 16, 22  # pixels
 MOST_PIXELS = 60_000_000  # of a PNG, at its scale: 240 MB while it is drawn
+# one of which nearly every system has
+FAMILIES = (
+    *("DejaVu Sans Mono", "Liberation Mono", "Noto Sans Mono", "Menlo", "Consolas", "Courier New"),
+    *("FreeMono", "Ubuntu Mono", "Noto Sans Mono CJK SC", "DejaVu Sans", "Liberation Sans"),
+    *("Noto Sans", "Noto Sans CJK SC", "Helvetica", "Arial"),
+)
 SCALE = 2  # pixels of a PNG for one of the SVG, so that it stays sharp on fine screens
 
 
@@ -167,7 +174,10 @@ def draw_png(sentences: list[Sentence]) -> tuple[bytes, list[str]]:
         )
     characters = {c for text in _all_texts(picture) for c in text}
     data = resvg.svg_to_bytes(
-        svg_string=render("picture.svg", picture=picture), zoom=SCALE, background="white"
+        svg_string=render("picture.svg", picture=picture),
+        zoom=SCALE,
+        background="white",
+        monospace_family=_installed_family(),
     )
     return bytes(data), list(_without_glyph(characters))
 
@@ -224,12 +234,24 @@ def _all_texts(picture: Picture) -> Iterator[str]:
 
 def _without_glyph(characters: set[str]) -> Iterator[str]:
     """List the characters that are drawn as one is that no font can have."""
-    missing = _draw_character("\U0010fffe")
+    family = _installed_family()
+    missing = _draw_character("\U0010fffe", family)
     for character in sorted(characters - {" "}):
-        if _draw_character(character) == missing:
+        if _draw_character(character, family) == missing:
             yield character
 
 
-def _draw_character(character: str) -> bytes:
+@cache
+def _installed_family() -> str:
+    """Find a family of fonts that is installed: resvg draws no text at all where the families
+    that a style names are not, and looks for other fonts only for characters that the first lacks.
+    """
+    for family in FAMILIES:
+        if _draw_character("a", family) != _draw_character(" ", family):
+            return family
+    return FAMILIES[0]
+
+
+def _draw_character(character: str, family: str) -> bytes:
     svg = render("character.svg", character=character, size=FONT)
-    return bytes(load_resvg().svg_to_bytes(svg_string=svg))
+    return bytes(load_resvg().svg_to_bytes(svg_string=svg, monospace_family=family))

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -10,40 +10,26 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.fx.experimental._config as shapes
 from torch import Tensor
 
 from mtrain import checkpoint, forecast, manifest
 from mtrain.checkpoint import Loop, Snapshot, TrainerState
 from mtrain.config import Config, dump_config
 from mtrain.data import Batch, MicroBatch, SpecialIds, TokenBatches
-from mtrain.device import (
-    compute_dtype,
-    keep_freed_memory,
-    seed_device,
-    set_up_cuda,
-    telling_lack_of_memory,
-)
+from mtrain.device import compute_dtype, seed_device, telling_lack_of_memory
 from mtrain.distributed import Ranks, Request
-from mtrain.errors import UserError, first_line
-from mtrain.graphs import Recorded
+from mtrain.errors import UserError
 from mtrain.json_reader import read_json
+from mtrain.learner import Learner
 from mtrain.log import logger, progress_bar
-from mtrain.loss import projected_cross_entropy
-from mtrain.machine import Machine, device_of
 from mtrain.manifest import DamagedError
 from mtrain.model import Transformer, set_compute_dtype
-from mtrain.optim import MovingAverage, Optimizer, make_schedule
+from mtrain.optim import MovingAverage, make_schedule
 from mtrain.prepare import Prepared
 from mtrain.rundir import RunDirectory
 from mtrain.stop import Stop, stopped
 from mtrain.subwords import SubwordSampler
-from mtrain.translate import (
-    Translator,
-    check_weights,
-    model_dropout,
-    model_shape,
-)
+from mtrain.translate import Translator, check_weights
 from mtrain.validation import Validation
 
 # Behind the name of a weight: its value of now, where a checkpoint's model is an average.
@@ -96,15 +82,12 @@ class Trainer:
     ) -> None:
         self.config, self.prepared, self.run_dir, self.stop = config, prepared, run, stop
         self.ranks = ranks or Ranks()
-        self.machine = Machine.of(config, self.ranks)
-        self.device = device_of(config.train.device, self.ranks)
-        self._set_up_torch()
-        self.model = self._build_model()
-        self.optimizer = self._build_optimizer()
+        self.ids = SpecialIds.of(prepared.tokenizer)
+        self.learner = Learner(config, prepared.tokenizer.vocab_size, self.ids, self.ranks)
+        self.model, self.optimizer = self.learner.model, self.learner.optimizer
+        self.device, self.machine = self.learner.device, self.learner.machine
         decay = config.train.ema_decay
         self.average = MovingAverage(self.optimizer.weights(), decay) if decay else None
-        self.hidden = self.model.hidden
-        self.learn: Callable[[Batch], None] = self._accumulate
         self.rate = make_schedule(config.train, config.model.d_model)
         self.position, self.saved_step, self.checked_step = Position(), 0, 0
         self.damaged: list[Path] = []  # checkpoints newer than the one that the run goes on from
@@ -113,7 +96,6 @@ class Trainer:
         self.sums = torch.zeros_like(self.optimizer.losses)  # loss and nll since the last record
         self.sum_tokens = 0
         self._restart_clock()
-        self.ids = SpecialIds.of(prepared.tokenizer)
         self.batches = TokenBatches(
             prepared.store,
             config.train.max_tokens,
@@ -129,22 +111,6 @@ class Trainer:
             return None
         return SubwordSampler(self.prepared.tokenizer, strength, longest)
 
-    def _set_up_torch(self) -> None:
-        torch.set_num_threads(self.machine.threads)
-        if self.device.type == "cuda":
-            set_up_cuda(self.device)
-        if self.device.type == "cpu":
-            keep_freed_memory()
-        torch.manual_seed(self.config.seed)  # the model begins on the CPU, whatever the device
-
-    def _build_model(self) -> Transformer:
-        shape = model_shape(self.config, self.prepared.tokenizer)
-        model = Transformer(shape, model_dropout(self.config)).to(self.device)
-        set_compute_dtype(
-            model, torch.bfloat16 if self.machine.precision == "bf16" else torch.float32
-        )
-        return model.train()
-
     def run(self) -> None:
         """Train to the end, then average and test; raises `StoppedError` once a stop is saved."""
         self._resume()
@@ -159,7 +125,7 @@ class Trainer:
 
     def _train(self) -> None:
         """Take steps until the last, out of patience, or asked to stop."""
-        self.ranks.together(self.warm_up)
+        self.ranks.together(self.learner.warm_up)
         stream = self.micro_batches()
         bar = progress_bar(self.config.train.max_steps, "step", "training", self.position.step)
         self._restart_clock()
@@ -170,43 +136,6 @@ class Trainer:
                 self.stop.step_seconds = time.monotonic() - started
                 bar.update()
                 self._after_step(norm, rate, bar)
-
-    def warm_up(self) -> None:
-        """Make ready what makes steps fast: compiled code, or recorded work for a GPU."""
-        if self.machine.compile:
-            self._compile()
-        elif self.device.type == "cuda":
-            longest = self.config.data.max_length
-            work = Recorded(self._accumulate_all, self.device, self.ids, longest)
-            work.warm_up()
-            self.optimizer.clear()
-            self.learn = work
-
-    def _build_optimizer(self) -> Optimizer:
-        train = self.config.train
-        betas = (train.adam_betas[0], train.adam_betas[1])
-        muon = self.model.hidden_matrices if train.optimizer == "muon" else {}
-        return Optimizer(
-            self.model, betas, train.adam_eps, muon, self.ranks, shared_out=train.shard_optimizer
-        )
-
-    def _compile(self) -> None:
-        """Compile for all shapes, by a made-up batch: if the batches that a start meets first
-        decided on the graphs, a resumed run would compute with others than an undisturbed one.
-        """
-        shapes.use_duck_shape = False  # sizes that happen to be equal once stay apart
-        torch._dynamo.config.specialize_float = True  # rates of dropout are fixed: it starts twice
-        self.hidden = torch.compile(self.model.hidden, dynamic=True)
-        try:
-            src, tgt = (torch.full((4, n), self.ids.eos, device=self.device) for n in (8, 9))
-            self.hidden(src, tgt).sum().backward()  # type: ignore[no-untyped-call]
-        except RuntimeError as error:
-            raise UserError(
-                f"train.compile: torch cannot compile the model here: {first_line(error)}; "
-                "set train.compile: false"
-            ) from None
-        for parameter in self.model.parameters():
-            parameter.grad = None
 
     def take_step(self, stream: Iterator[MicroBatch]) -> tuple[Tensor, float]:
         """One optimizer update over `accum_steps` micro-batches of each rank; returns the
@@ -238,7 +167,7 @@ class Trainer:
             seed_device(self.device, micro_batch_seed(self.config.seed, step, number))
             batch = self.batches.read(planned[number])
             with telling_lack_of_memory(partial(self._too_large, batch)):
-                self.learn(batch)
+                self.learner.learn(batch)
 
     def _too_large(self, batch: Batch) -> str:
         """Say on which micro-batch memory ended, and what to lower."""
@@ -249,28 +178,6 @@ class Trainer:
             f"and {target} target tokens long ({p.name}); free memory and run the same command "
             "again, or start another run_dir with a lower train.max_tokens or data.max_length"
         )
-
-    def _accumulate(self, batch: Batch) -> None:
-        """Add one micro-batch's gradients and losses to the step's."""
-        batch = batch.to(self.device)
-        several = len(batch.src) > 1  # torch would compile a graph of its own for a single row
-        compute = self.hidden if several else self.model.hidden
-        hidden = compute(batch.src, batch.tgt_in).flatten(0, 1)[batch.positions]
-        self._add(hidden, batch.targets)
-
-    def _accumulate_all(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> None:
-        """The same from tables (B, S), (B, T) and (B, T), by work that depends on nothing but these
-        sizes.
-        """
-        hidden, targets = self.model.hidden(src, tgt_in).flatten(0, 1), tgt_out.flatten()
-        self._add(hidden, targets, targets != self.ids.pad)
-
-    def _add(self, hidden: Tensor, targets: Tensor, real: Tensor | None = None) -> None:
-        smoothing, matrix = self.config.train.label_smoothing, self.model.output.weight
-        loss = projected_cross_entropy(hidden, matrix, targets, smoothing, real)
-        loss.loss_sum.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.accumulate()
-        self.optimizer.losses += torch.stack((loss.loss_sum.detach(), loss.nll_sum))
 
     def micro_batches(self) -> Iterator[MicroBatch]:
         """Plan micro-batches for ever from the current position on, which is moved along."""

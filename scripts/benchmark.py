@@ -123,9 +123,10 @@ class Tokens:
 
 def training_speed(trainer: Trainer, steps: int, turns: int) -> dict[str, float]:
     """Medians over turns of `steps` steps, after a warm-up."""
-    trainer.warm_up()
+    learner = trainer.learner
+    learner.warm_up()
     tokens = Tokens()
-    trainer.learn = tokens.counting(trainer.learn, trainer.ids.pad)
+    learner.learn = tokens.counting(learner.learn, trainer.ids.pad)
     stream = trainer.micro_batches()
     rates, speeds = [], []
     for turn in range(turns + 1):

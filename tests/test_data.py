@@ -23,10 +23,10 @@ from mtrain.data import Batch, SpecialIds, TokenBatches, batch_by_tokens, collat
 from mtrain.errors import UserError
 from mtrain.filters import Selection
 from mtrain.job import train
+from mtrain.learner import Learner
 from mtrain.stop import Stop
 from mtrain.store import Shard, Store, build_store, open_store, store_key
 from mtrain.tokenizer import Tokenizer
-from mtrain.train import Trainer
 
 IDS = SpecialIds(pad=0, bos=2, eos=3)
 
@@ -215,13 +215,13 @@ def test_training_mixes_lengths_in_a_step(tmp_path: Path, monkeypatch: pytest.Mo
     settings = {"train.max_tokens": 64, "train.accum_steps": 3, "train.max_steps": 2}
     config = load_config(write_config(tmp_path, longest=12, **settings), [])
     widths: list[int] = []
-    accumulate = Trainer._accumulate
+    accumulate = Learner._accumulate
 
-    def watched(self: Trainer, batch: Batch) -> None:
+    def watched(self: Learner, batch: Batch) -> None:
         widths.append(batch.tgt_out.shape[1])
         accumulate(self, batch)
 
-    monkeypatch.setattr(Trainer, "_accumulate", watched)
+    monkeypatch.setattr(Learner, "_accumulate", watched)
     try:
         train(config, Stop())
     finally:

@@ -161,10 +161,11 @@ def taken(trainer: Trainer) -> list[Tensor]:
 def test_work_by_tables_alone_adds_up_the_same(trainer: Trainer) -> None:
     for number, planned in enumerate(trainer.batches.plan(0, 0)):
         pairs = trainer.batches.read(planned)
-        trainer._accumulate(pairs)
+        trainer.learner._accumulate(pairs)
         expected = taken(trainer)
         tables = (pairs.src, pairs.tgt_in, pairs.tgt_out)
-        trainer._accumulate_all(*(graphs.widened(table, trainer.ids.pad, 32) for table in tables))
+        wider = [graphs.widened(table, trainer.ids.pad, 32) for table in tables]
+        trainer.learner._accumulate_all(*wider)
         torch.testing.assert_close(taken(trainer), expected, rtol=1e-4, atol=1e-5)
         assert number < 50
 
@@ -175,21 +176,21 @@ def test_a_gpu_replays_the_work_and_the_seed_decides_on_dropout(trainer: Trainer
     batches = [trainer.batches.read(planned) for planned in trainer.batches.plan(0, 0)[:4]]
     expected = []
     for pairs in batches:
-        trainer._accumulate(pairs)
+        trainer.learner._accumulate(pairs)
         expected.append(taken(trainer))
-    trainer.warm_up()
+    trainer.learner.warm_up()
     for pairs, sums in [*zip(batches, expected, strict=True)] * 2:
-        trainer.learn(pairs)
+        trainer.learner.learn(pairs)
         torch.testing.assert_close(taken(trainer), sums, rtol=1e-4, atol=1e-4)
 
     for module in trainer.model.modules():
         if hasattr(module, "rate"):
             module.rate = 0.3
-    trainer.warm_up()
+    trainer.learner.warm_up()
     found = []
     for seed in (1, 2, 1):
         seed_device(trainer.device, seed)
-        trainer.learn(batches[0])
+        trainer.learner.learn(batches[0])
         found.append(taken(trainer))
     assert all(map(torch.equal, found[0], found[2]))
     assert not torch.equal(found[0][0], found[1][0])

@@ -294,12 +294,24 @@ def test_characters_without_a_font_are_told(
     one = HeatMap("cross", 1, 1, ["a"], ["学"], weights)
     drawing = picture._draw_character
     monkeypatch.setattr(
-        picture, "_draw_character", lambda c: drawing("\U0010fffe" if c == "学" else c)
+        picture, "_draw_character", lambda c, f: drawing("\U0010fffe" if c == "学" else c, f)
     )
     picture.write(tmp_path / "a.png", [Sentence("a", "b", False, [one])], tmp_path)
     assert "no font of this machine has: " in caplog.text
     assert "学 (U+5B66)" in caplog.text
     assert ".svg or .html" in caplog.text
+    assert "(U+0061)" not in caplog.text
+
+
+def test_letters_are_drawn_in_whatever_family_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = np.ones((1, 1), np.float32)
+    sentence = Sentence("a", "b", False, [HeatMap("cross", 1, 1, ["a"], ["b"], weights)])
+    family = picture._installed_family()
+    monkeypatch.setattr(picture, "FAMILIES", ("Nonesuch", family))
+    picture._installed_family.cache_clear()
+    assert picture._installed_family() == family
+    assert picture.draw_png([sentence])[1] == []
+    picture._installed_family.cache_clear()
 
 
 def test_without_the_library_png_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -430,7 +430,7 @@ def whole_parts_of_another_run(
 DEEDS = {
     "weight": "self.optimizer.masters[0].view(-1)[0] = {value}; self.optimizer.publish()",
     "gradient": "self.optimizer.grads[-1].view(-1)[0] = {value}",
-    "batch": "hidden = self.hidden; self.hidden = lambda s, t: hidden(s, t) * {value}",
+    "batch": "l = self.learner; was = l.hidden; l.hidden = lambda s, t: was(s, t) * {value}",
 }
 
 

@@ -238,7 +238,8 @@ def test_out_of_memory(
 
     def trial(name: str) -> str:
         rig = Rig(config, tmp_path / name)
-        done = processes.train(rig, prelude=strike(33, deeds[name], "_accumulate"))
+        lacking = f"def learn(batch): {deeds[name]}\n        self.learner.learn = learn"
+        done = processes.train(rig, prelude=strike(33, lacking))
         words = ("step 34", "out of memory", "train.max_tokens", "tokens")
         if done.code != 1 or not all(word in done.err for word in words):
             return f"{name}: {done.code}\n{done.err}"

@@ -231,7 +231,7 @@ def test_stopped_at_random_instants(
 # Asks the process to stop while it is in one of its phases, once or twice.
 ASKED = """
 import os, signal, time
-from mtrain import checkpoint, prepare, train, validation
+from mtrain import checkpoint, learner, prepare, validation
 owner, name = {phase}
 function, calls, clock = getattr(owner, name), 0, time.monotonic
 def asked(*arguments, **options):
@@ -248,7 +248,7 @@ setattr(owner, name, asked)
 """
 PHASES = {
     "loading": ("prepare, 'scan'", 2),
-    "a step": ("train.Trainer, '_accumulate'", 33),
+    "a step": ("learner.Learner, '_accumulate'", 33),
     "validation": ("validation.Validation, '_evaluate'", 2),
     "a save": ("checkpoint, 'save'", 4),
     "averaging": ("checkpoint, 'average'", 1),
@@ -291,7 +291,7 @@ def test_stopped_in_every_phase(
 BROKEN = {
     "position of the sampler": "train.Position = lambda step=0, *_: position(step)",
     "randomness": "train.micro_batch_seed = lambda seed, step, number: step",
-    "moments": "train.Optimizer.load_moments = lambda *_: None",
+    "moments": "optim.Optimizer.load_moments = lambda *_: None",
     "step": "train.Position = lambda step=0, *rest: position(step and step - 1, *rest)",
 }
 
@@ -304,7 +304,7 @@ def test_restores_that_are_broken(
     def trial(case: tuple[Rig, str]) -> str:
         rig, name = case
         stopped = processes.train(rig, prelude=strike(95, "os.kill(os.getpid(), signal.SIGTERM)"))
-        broken = f"from mtrain import train\nposition = train.Position\n{BROKEN[name]}"
+        broken = f"from mtrain import optim, train\nposition = train.Position\n{BROKEN[name]}"
         resumed = processes.train(rig, prelude=broken)
         noticed = "step-00000200/model.safetensors" in rig.differs_from(other)
         if (stopped.code, resumed.code, noticed) == (EXIT_TERMINATED, 0, True):
