@@ -4,14 +4,16 @@ import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mtrain import metrics
 from mtrain.errors import UserError
 from mtrain.log import Places, progress_bar
 from mtrain.metrics import Score
 from mtrain.parallel import choose_tokenizer
-from mtrain.translate import Translator
+
+if TYPE_CHECKING:
+    from mtrain.translate import Translator
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ def check_output(output: Path) -> None:
     raise UserError(f"{output}: cannot write: {os.strerror(reason)}")
 
 
-def translate(translator: Translator, lines: list[str], output: Path | None) -> list[str]:
+def translate(translator: "Translator", lines: list[str], output: Path | None) -> list[str]:
     """Translate lines to the best text of each, and keep the result if asked."""
     with progress_bar(len(lines), "line", "translating") as bar:
         results, places = translator.translate(lines, bar.update)

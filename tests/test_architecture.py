@@ -67,7 +67,6 @@ TORCH = {
     "prepare",
     "proof",
     "report",
-    "evaluate",
     "graphs",
     "job",
     "rundir",
