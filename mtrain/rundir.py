@@ -145,13 +145,25 @@ class RunDirectory:
                     "bring it back or choose another run_dir"
                 )
 
+    def check_beginning(self, sha256: str) -> None:
+        """Refuse another model to begin with than the one that the run began with, if it began."""
+        if (self.read("run.json", OBJECT) or {}).get("init_from", sha256) != sha256:
+            raise RefusedError(
+                f"{self.path}: train.init_from: its best model is not the one that this run began "
+                "with; name that one's checkpoint directory in a new run_dir"
+            )
+
     def keep_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Write the run's vocabulary, as a model and as text."""
         manifest.write_file(self.path / "tokenizer.vocab", tokenizer.vocabulary)
         manifest.write_bytes(self.tokenizer, tokenizer.proto)
 
-    def describe(self, config: Config, fingerprints: dict[str, Any], ranks: int) -> None:
-        """Write what the run is made of: config, hashes, versions, command."""
+    def describe(
+        self, config: Config, fingerprints: dict[str, Any], ranks: int, beginning: str | None
+    ) -> None:
+        """Write what the run is made of: config, hashes, versions, command; `beginning` is the hash
+        of another run's weights, where they are what it begins with.
+        """
         before = self.read("run.json", OBJECT) or {}
         settings = dump_config(config)
         packages = ("torch", "numpy", "sentencepiece", "sacrebleu", "safetensors")
@@ -174,6 +186,8 @@ class RunDirectory:
             "host": socket.gethostname(),
             "created": before.get("created", time.strftime("%Y-%m-%dT%H:%M:%S%z")),
         }
+        if beginning := beginning or before.get("init_from"):
+            content["init_from"] = beginning
         self.write("run.json", content)
         manifest.write_file(self.path / "config.yaml", settings)
 

@@ -90,6 +90,7 @@ class Trainer:
         self.average = MovingAverage(self.optimizer.weights(), decay) if decay else None
         self.rate = make_schedule(config.train, config.model.d_model)
         self.position, self.saved_step, self.checked_step = Position(), 0, 0
+        self.beginning: str | None = None  # hash of the weights of another run, if it begins there
         self.damaged: list[Path] = []  # checkpoints newer than the one that the run goes on from
         self.validation = Validation(config, prepared, run, stop, self.ranks, self.device)
         self.request: Request | None = None  # to stop, which all ranks know of
@@ -374,6 +375,8 @@ class Trainer:
         directory = checkpoint.resolve(Path(path))
         snapshot = checkpoint.load_or_name_good(directory)
         check_weights(self.optimizer.weights(), snapshot.weights, directory)
+        self.beginning = manifest.hash_file(directory / checkpoint.MODEL)
+        self.run_dir.check_beginning(self.beginning)
         self.optimizer.load_weights(snapshot.weights)
         if self.average is not None:
             self.average.load(snapshot.weights)
@@ -435,7 +438,9 @@ class Trainer:
         if not self.run_dir.tokenizer.exists():
             self.run_dir.keep_tokenizer(self.prepared.tokenizer)
         self.run_dir.checkpoints.mkdir(exist_ok=True)
-        self.run_dir.describe(self.config, self.prepared.fingerprints, self.ranks.size)
+        self.run_dir.describe(
+            self.config, self.prepared.fingerprints, self.ranks.size, self.beginning
+        )
         self.run_dir.set_status("running", self.position.step)
 
     def announce(self) -> None:

@@ -24,7 +24,7 @@ import pytest
 import torch
 from conftest import contents, differences, made_up_pairs, status, write_config, write_corpus
 
-from mtrain import checkpoint, data, job, log, machine
+from mtrain import checkpoint, data, job, log, machine, manifest
 from mtrain import train as training
 from mtrain.checkpoint import TrainerState
 from mtrain.config import load_config
@@ -173,6 +173,23 @@ def test_a_run_that_began_with_another_s_weights_resumes(config_file: Path, tmp_
     start(config_file, runs[2])
     losses = [json.loads((run / "metrics.jsonl").open().readline())["train/nll"] for run in runs]
     assert losses[0] < losses[2] - 0.3  # it knows what the other learned
+
+
+def test_a_run_begins_again_with_no_other_weights(config_file: Path, tmp_path: Path) -> None:
+    """Killed before its first checkpoint, while the run that it began with went on."""
+    first, run = tmp_path / "first", tmp_path / "run"
+    shutil.copytree(uninterrupted(config_file), first)
+    given = f"train.init_from={first / 'checkpoints' / 'average'}"
+    start(config_file, run, given, "train.max_steps=4")
+    began = json.loads((run / "run.json").read_text())["init_from"]
+    assert began == manifest.hash_file(first / "checkpoints" / "average" / checkpoint.MODEL)
+    shutil.rmtree(run / "checkpoints")
+    start(config_file, run, given, "train.max_steps=4")
+    shutil.rmtree(run / "checkpoints")
+    shutil.rmtree(first / "checkpoints" / "average")
+    shutil.copytree(checkpoint.steps(first / "checkpoints")[-1], first / "checkpoints" / "average")
+    with pytest.raises(RefusedError, match="not the one that this run began with"):
+        start(config_file, run, given, "train.max_steps=4")
 
 
 def test_weights_of_another_shape_are_refused_at_once(config_file: Path, run: Path) -> None:
