@@ -27,18 +27,20 @@ from torch import Tensor
 from mtrain import manifest
 from mtrain.errors import UserError
 from mtrain.json_reader import read_json, read_json_file
-from mtrain.layout import AVERAGE as AVERAGE
-from mtrain.layout import CONFIG as CONFIG
-from mtrain.layout import MODEL as MODEL
-from mtrain.layout import OPTIMIZER as OPTIMIZER
-from mtrain.layout import STATE as STATE
-from mtrain.layout import STEP
-from mtrain.layout import TOKENIZER as TOKENIZER
-from mtrain.layout import TRAINER as TRAINER
-from mtrain.layout import named_steps as named_steps
-from mtrain.layout import step_name as step_name
-from mtrain.layout import step_of as step_of
-from mtrain.layout import steps as steps
+from mtrain.layout import (
+    AVERAGE,
+    CHECKPOINTS,
+    CONFIG,
+    MODEL,
+    OPTIMIZER,
+    STATE,
+    STEP,
+    TOKENIZER,
+    TRAINER,
+    step_name,
+    step_of,
+    steps,
+)
 
 
 @dataclass(frozen=True)
@@ -226,7 +228,7 @@ def average_run(
     run_dir: Path, last: int, output: Path, is_scheduled: Callable[[int], bool], save_every: int
 ) -> list[Path]:
     """Average the newest `last` scheduled checkpoints of a run into a new checkpoint directory."""
-    directory = run_dir / "checkpoints"
+    directory = run_dir / CHECKPOINTS
     present = scheduled_steps(directory, is_scheduled)
     last_step = (step_of(present[-1]) or 0) if present else 0
     wanted = last_scheduled(directory, last_step, save_every, last)
@@ -257,12 +259,12 @@ def resolve(path: Path) -> Path:
         )
     if (path / MODEL).exists() or (path / manifest.NAME).exists():
         return path
-    if not (path / "checkpoints").is_dir():
+    if not (path / CHECKPOINTS).is_dir():
         raise UserError(f"{path}: neither a run directory nor a checkpoint directory")
     best = _best_name(path)
     if best:
-        return path / "checkpoints" / best
-    present = steps(path / "checkpoints")
+        return path / CHECKPOINTS / best
+    present = steps(path / CHECKPOINTS)
     if not present:
         raise UserError(f"{path}: this run has no complete checkpoint yet")
     return present[-1]

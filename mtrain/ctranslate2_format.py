@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from mtrain import checkpoint
+from mtrain import layout
 from mtrain.config import Config
 from mtrain.errors import RefusedError
 from mtrain.model import Attention, DecoderLayer, EncoderLayer, Shape, Transformer
@@ -52,7 +52,7 @@ def check(shape: Shape, quantization: str) -> None:
 def write(directory: Path, translator: Translator, quantization: str) -> None:
     """Write a model into a directory that `ctranslate2.Translator` loads; raises `OSError`."""
     model, tokenizer = translator.model, translator.tokenizer
-    (directory / checkpoint.TOKENIZER).write_bytes(tokenizer.proto)
+    (directory / layout.TOKENIZER).write_bytes(tokenizer.proto)
     spec = _spec(model, tokenizer, _positions_needed(model, translator.config))
     spec.validate()
     spec.optimize(quantization=None if quantization == "float32" else quantization)
@@ -65,7 +65,7 @@ def load(directory: Path, tokenizer: Tokenizer) -> Engine:
 
     ctranslate2.set_log_level(logging.ERROR)  # it tells of types that this processor lacks
     translator = ctranslate2.Translator(str(directory), device="cpu")
-    own = Tokenizer.load(directory / checkpoint.TOKENIZER)
+    own = Tokenizer.load(directory / layout.TOKENIZER)
     return Engine("CTranslate2", own.encode, partial(_search, translator, tokenizer), own.decode)
 
 

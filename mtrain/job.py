@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from mtrain import checkpoint
+from mtrain import checkpoint, layout
 from mtrain.config import Config, dump_config, load_config
 from mtrain.device import telling_lack_of_memory
 from mtrain.distributed import Ranks, joined
@@ -55,8 +55,8 @@ def _tell_end(run: RunDirectory, text: str) -> None:
 
 def _last_step(run: RunDirectory) -> int:
     """The step of the newest checkpoint, 0 if there is none."""
-    present = checkpoint.steps(run.checkpoints)
-    return checkpoint.step_of(present[-1]) or 0 if present else 0
+    present = layout.steps(run.checkpoints)
+    return layout.step_of(present[-1]) or 0 if present else 0
 
 
 def _check_alike(config: Config, ranks: Ranks) -> None:
@@ -118,7 +118,7 @@ def _train_or_tell(config: Config, run: RunDirectory, stop: Stop, ranks: Ranks) 
 def _check_beginning(config: Config, path: Path) -> None:
     """Refuse a model to begin with that is of another shape, before all text is prepared."""
     directory = checkpoint.resolve(path)
-    other = load_config(directory / checkpoint.CONFIG).model.model_dump()
+    other = load_config(directory / layout.CONFIG).model.model_dump()
     odd = [
         f"model.{key}: {other[key]!r} there, {value!r} here"
         for key, value in config.model.model_dump().items()

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO
 
-from mtrain import checkpoint, manifest
+from mtrain import checkpoint, layout, manifest
 from mtrain.alignments import align
 from mtrain.distributed import Ranks
 from mtrain.errors import UserError
@@ -116,12 +116,12 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """Load a SentencePiece model file, or the one of a run or checkpoint directory."""
     if not path.is_dir():
         return Tokenizer.load(path)
-    sealed = (path / manifest.NAME).exists() or checkpoint.steps(path / "checkpoints")
-    if not sealed and (path / checkpoint.TOKENIZER).exists():
-        return Tokenizer.load(path / checkpoint.TOKENIZER)  # of a run that has saved nothing yet
+    sealed = (path / manifest.NAME).exists() or layout.steps(path / layout.CHECKPOINTS)
+    if not sealed and (path / layout.TOKENIZER).exists():
+        return Tokenizer.load(path / layout.TOKENIZER)  # of a run that has saved nothing yet
     directory = checkpoint.resolve(path)
-    manifest.verify(directory, checkpoint.TOKENIZER)
-    return Tokenizer.load(directory / checkpoint.TOKENIZER)
+    manifest.verify(directory, layout.TOKENIZER)
+    return Tokenizer.load(directory / layout.TOKENIZER)
 
 
 def encode_stream(tokenizer: Tokenizer, source: Iterable[bytes], sink: IO[bytes]) -> None:

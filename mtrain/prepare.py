@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from mtrain import checkpoint, manifest, repeats
+from mtrain import checkpoint, layout, manifest, repeats
 from mtrain.cache import cache_directory, cache_key, cached, remembered
 from mtrain.check import suspicions
 from mtrain.config import Config, Corpus, TokenizerConfig
@@ -207,7 +207,7 @@ def _tokenizer_key(config: Config, scans: list[Scan]) -> str:
 
 def _given_tokenizer(path: Path, settings: TokenizerConfig) -> Tokenizer:
     """Load the vocabulary of the model that training begins with."""
-    file = checkpoint.resolve(path) / checkpoint.TOKENIZER
+    file = checkpoint.resolve(path) / layout.TOKENIZER
     tokenizer = Tokenizer.load(file)
     if settings.path is not None:
         _check_tokenizer(tokenizer, settings, file)
@@ -217,10 +217,10 @@ def _given_tokenizer(path: Path, settings: TokenizerConfig) -> Tokenizer:
 
 def _open_tokenizer(path: Path) -> Tokenizer | None:
     try:
-        manifest.verify(path, checkpoint.TOKENIZER)
+        manifest.verify(path, layout.TOKENIZER)
     except manifest.DamagedError:
         return None
-    return Tokenizer.load(path / checkpoint.TOKENIZER)
+    return Tokenizer.load(path / layout.TOKENIZER)
 
 
 def _text_filter(config: Config) -> dict[str, Any]:
@@ -301,7 +301,7 @@ def _train_tokenizer(config: Config, scans: list[Scan], stop: Stop, path: Path) 
     )
 
     def fill(directory: Path) -> None:
-        (directory / checkpoint.TOKENIZER).write_bytes(proto)
+        (directory / layout.TOKENIZER).write_bytes(proto)
 
     manifest.write_directory(path, fill)
     return Tokenizer(proto)

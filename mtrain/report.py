@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
-from mtrain import checkpoint, manifest, maps, metrics
+from mtrain import layout, manifest, maps, metrics
 from mtrain.config import Config, Corpus, HubCorpus, dump_config, load_config
 from mtrain.corpus import describe, read_pairs, reading_of, scan
 from mtrain.curves import Chart, charts_of, spread
@@ -274,14 +274,14 @@ def _samples(report: Report, valid: Text | None, places: list[int]) -> list[Samp
     steps = sorted(
         step
         for file in directory.glob("step-*.txt")
-        if (step := checkpoint.step_of(file.with_suffix(""))) is not None
+        if (step := layout.step_of(file.with_suffix(""))) is not None
     )
-    names = [checkpoint.step_name(step) for step in spread(steps, MOST_TRANSLATIONS)]
+    names = [layout.step_name(step) for step in spread(steps, MOST_TRANSLATIONS)]
     best = report.history.best_step
     if best and best not in names and (directory / f"{best}.txt").exists():
         names = sorted([*names, best])
-    if (directory / f"{checkpoint.AVERAGE}.txt").exists():
-        names.append(checkpoint.AVERAGE)
+    if (directory / f"{layout.AVERAGE}.txt").exists():
+        names.append(layout.AVERAGE)
     taken = {name: _take(directory / f"{name}.txt", places) for name in names}
     if not taken:
         report.note("samples", "There is no validation yet")
@@ -298,7 +298,7 @@ def _samples(report: Report, valid: Text | None, places: list[int]) -> list[Samp
 
 
 def _named(name: str) -> str:
-    step = checkpoint.step_of(Path(name))
+    step = layout.step_of(Path(name))
     return "Average" if step is None else f"Step {step:,}"
 
 

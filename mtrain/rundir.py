@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 import mtrain
-from mtrain import checkpoint, lock, manifest
+from mtrain import layout, lock, manifest
 from mtrain.config import (
     FREE_KEYS,
     MACHINE_KEYS,
@@ -49,12 +49,12 @@ class RunDirectory:
     @property
     def checkpoints(self) -> Path:
         """Where checkpoints are kept."""
-        return self.path / "checkpoints"
+        return self.path / layout.CHECKPOINTS
 
     @property
     def tokenizer(self) -> Path:
         """The run's vocabulary."""
-        return self.path / "tokenizer.model"
+        return self.path / layout.TOKENIZER
 
     @property
     def metrics(self) -> MetricsFile:
@@ -83,7 +83,7 @@ class RunDirectory:
         """
         file = self.path / "config.yaml"
         if not file.exists():
-            if checkpoint.named_steps(self.checkpoints):
+            if layout.named_steps(self.checkpoints):
                 raise RefusedError(
                     f"{self.path}: holds checkpoints but no config.yaml; use another run_dir"
                 )
@@ -126,7 +126,7 @@ class RunDirectory:
         """Refuse corpora or a tokenizer of other content than the run began with."""
         before = self.read("run.json", OBJECT)
         if before is None:
-            if checkpoint.named_steps(self.checkpoints):
+            if layout.named_steps(self.checkpoints):
                 raise RefusedError(
                     f"{self.path}: holds checkpoints but no run.json; use another run_dir"
                 )

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mtrain import checkpoint, forecast, manifest
+from mtrain import checkpoint, forecast, layout, manifest
 from mtrain.checkpoint import Loop, Snapshot, TrainerState
 from mtrain.config import Config, dump_config
 from mtrain.data import Batch, MicroBatch, SpecialIds, TokenBatches
@@ -285,7 +285,7 @@ class Trainer:
         self.ranks.first(partial(self._write_checkpoint, moments))
 
     def _write_checkpoint(self, moments: dict[str, Tensor]) -> None:
-        path = self.run_dir.checkpoints / checkpoint.step_name(self.position.step)
+        path = self.run_dir.checkpoints / layout.step_name(self.position.step)
         loop = Loop(
             **asdict(self.position),
             sums=self.sums.tolist(),
@@ -353,7 +353,7 @@ class Trainer:
             return b""
         if found.snapshot.tokenizer != self.prepared.tokenizer.proto:
             raise UserError(f"{found.path}: was made with another vocabulary than this run's")
-        weights, place = found.snapshot.weights, found.path / checkpoint.TRAINER
+        weights, place = found.snapshot.weights, found.path / layout.TRAINER
         check_weights(self.optimizer.weights(), weights, found.path)
         state = dict(found.trainer.moments)
         if self.average is not None:
@@ -375,7 +375,7 @@ class Trainer:
         directory = checkpoint.resolve(Path(path))
         snapshot = checkpoint.load_or_name_good(directory)
         check_weights(self.optimizer.weights(), snapshot.weights, directory)
-        self.beginning = manifest.hash_file(directory / checkpoint.MODEL)
+        self.beginning = manifest.hash_file(directory / layout.MODEL)
         self.run_dir.check_beginning(self.beginning)
         self.optimizer.load_weights(snapshot.weights)
         if self.average is not None:
@@ -387,7 +387,7 @@ class Trainer:
         named, passed over and listed.
         """
         damaged: list[Path] = []
-        for path in reversed(checkpoint.named_steps(self.run_dir.checkpoints)):
+        for path in reversed(layout.named_steps(self.run_dir.checkpoints)):
             try:
                 trainer = checkpoint.load_trainer(path)
                 found = Found(path, checkpoint.load(path), trainer)

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mtrain import checkpoint
+from mtrain import checkpoint, layout
 from mtrain.checkpoint import Snapshot
 from mtrain.config import Config, DecodeConfig, override_decode, parse_config
 from mtrain.data import SpecialIds, batch_by_tokens, collate, pad
@@ -371,9 +371,9 @@ def make_translator(
     **decode: object,
 ) -> Translator:
     """Put a checkpoint's model on a device; errors name the directory that it is of."""
-    name = str(directory / checkpoint.CONFIG)
+    name = str(directory / layout.CONFIG)
     config = parse_config(parse_document(snapshot.config, name))
-    tokenizer = Tokenizer(snapshot.tokenizer, str(directory / checkpoint.TOKENIZER))
+    tokenizer = Tokenizer(snapshot.tokenizer, str(directory / layout.TOKENIZER))
     shape = model_shape(config, tokenizer)
     with torch.device("meta"):  # a config may ask for any size: no memory before the weights agree
         model = Transformer(shape)

@@ -12,7 +12,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from mtrain import checkpoint, metrics
+from mtrain import checkpoint, layout, metrics
 from mtrain.checkpoint import Snapshot
 from mtrain.config import Config
 from mtrain.distributed import Ranks
@@ -94,7 +94,7 @@ class Validation:
     def validate(self, translator: Translator, step: int) -> None:
         """Score the checkpoint of a step on the validation set."""
         entry, hypotheses = self._evaluate(translator, self.prepared.valid, "valid")
-        name = checkpoint.step_name(step)
+        name = layout.step_name(step)
         self._keep(name, hypotheses, step, "valid/", entry)
         self.history.entries.append({"step": step, "checkpoint": name, **entry})
         self.history.average = None  # training has gone on since
@@ -110,7 +110,7 @@ class Validation:
         averaged = read_json(self.ranks.share(partial(self._write_average, paths, snapshot)), NAMES)
         if not averaged:
             return
-        name = checkpoint.AVERAGE
+        name = layout.AVERAGE
         entry, hypotheses = self._evaluate(self._load(name), self.prepared.valid, "valid")
         self._keep(name, hypotheses, step, "average/", entry)
         self.history.average = {"step": step, "checkpoint": name, "of": averaged, **entry}
@@ -128,7 +128,7 @@ class Validation:
             first = paths[-1 - len(found)]
             logger.warning("%s: damaged or gone; only later checkpoints are averaged", first)
         names = [path.name for path in found]
-        path = self.run.checkpoints / checkpoint.AVERAGE
+        path = self.run.checkpoints / layout.AVERAGE
         before = self.history.average or {}
         if len(found) < 2 or (before.get("of") == names and checkpoint.is_good(path)):
             return b"[]"

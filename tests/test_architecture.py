@@ -69,7 +69,6 @@ TORCH = {
     "report",
     "graphs",
     "job",
-    "rundir",
     "sampling",
     "search",
     "several",

@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 import torch
 
-from mtrain import checkpoint, lock, manifest
-from mtrain.checkpoint import Loop, Snapshot, TrainerState, step_name
+from mtrain import checkpoint, layout, lock, manifest
+from mtrain.checkpoint import Loop, Snapshot, TrainerState
 from mtrain.errors import EXIT_FAILED, EXIT_REFUSED, RefusedError, UserError
 from mtrain.history import STORED, Entry, History
 from mtrain.json_reader import read_json
+from mtrain.layout import step_name
 from mtrain.manifest import DamagedError
 from mtrain.rundir import RunDirectory
 
@@ -62,7 +63,7 @@ def files(directory: Path) -> list[str]:
 
 
 def names(directory: Path) -> list[str]:
-    return [path.name for path in checkpoint.steps(directory)]
+    return [path.name for path in layout.steps(directory)]
 
 
 def reseal(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -364,7 +365,7 @@ def test_retention(
         best=None if best is None else step_name(best),
     )
     assert names(tmp_path) == [step_name(step) for step in kept]
-    trainers = [path.name for path in checkpoint.steps(tmp_path) if (path / "trainer").is_dir()]
+    trainers = [path.name for path in layout.steps(tmp_path) if (path / "trainer").is_dir()]
     assert trainers == [step_name(step) for step in kept[-2:]]
     assert (tmp_path / "average").is_dir()
     assert {item.name for item in tmp_path.iterdir()} == {*names(tmp_path), "average"}
@@ -482,7 +483,7 @@ def test_averaging_by_hand_takes_no_checkpoint_beyond_a_damaged_one(
 )
 def test_the_last_scheduled_checkpoints(newest: int, count: int, expected: list[int]) -> None:
     paths = checkpoint.last_scheduled(Path("c"), newest, 10, count)
-    assert [checkpoint.step_of(path) for path in paths] == expected
+    assert [layout.step_of(path) for path in paths] == expected
 
 
 # --- locks ------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ import typer
 from conftest import TinyConfig, made_up_pairs, run_mtrain, status, write_config
 
 import mtrain
-from mtrain import checkpoint, cli, log
+from mtrain import checkpoint, cli, layout, log
 from mtrain.config import load_config
 from mtrain.log import MetricsFile
 from mtrain.rundir import RunDirectory
@@ -647,7 +647,7 @@ def test_numbers_that_are_not_finite_end_the_run(
     assert result.code == 1
     assert "step 5 (up to epoch 1, part 1, micro-batch 5): the loss or its gradient" in result.err
     assert status(config.parent / "run")["state"] == "failed"
-    assert checkpoint.steps(config.parent / "run" / "checkpoints")[-1].name == "step-00000004"
+    assert layout.steps(config.parent / "run" / "checkpoints")[-1].name == "step-00000004"
 
 
 def test_a_time_limit_of_a_second_stops_before_training(

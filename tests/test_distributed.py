@@ -21,7 +21,7 @@ import pytest
 import torch
 from conftest import contents, differences, status, write_config
 
-from mtrain import checkpoint, cli, distributed, loss, train
+from mtrain import checkpoint, cli, distributed, layout, loss, train
 from mtrain.config import load_config
 from mtrain.distributed import Place, Ranks, find_place, first_host, joined
 from mtrain.errors import (
@@ -259,7 +259,7 @@ def test_killed_and_resumed_is_undisturbed(
     assert done.codes[other] == EXIT_FAILED
     assert "another process of the job has ended" in done.told[other]
     assert "Traceback" not in done.told[other]
-    assert [path.name for path in checkpoint.steps(run / "checkpoints")] == ["step-00000004"]
+    assert [path.name for path in layout.steps(run / "checkpoints")] == ["step-00000004"]
     assert train_by(2, config, run).codes == [0, 0]
     assert differences(run, undisturbed) == []
 

@@ -24,7 +24,7 @@ import pytest
 import torch
 from conftest import contents, differences, made_up_pairs, status, write_config, write_corpus
 
-from mtrain import checkpoint, data, job, log, machine, manifest
+from mtrain import checkpoint, data, job, layout, log, machine, manifest
 from mtrain import train as training
 from mtrain.checkpoint import TrainerState
 from mtrain.config import load_config
@@ -116,7 +116,7 @@ def uninterrupted(config_file: Path, *overrides: str) -> Path:
 
 def steps(run: Path) -> list[int]:
     """The steps of the checkpoints that exist."""
-    return [checkpoint.step_of(path) or 0 for path in checkpoint.steps(run / "checkpoints")]
+    return [layout.step_of(path) or 0 for path in layout.steps(run / "checkpoints")]
 
 
 # --- stopped ----------------------------------------------------------------------------------
@@ -182,12 +182,12 @@ def test_a_run_begins_again_with_no_other_weights(config_file: Path, tmp_path: P
     given = f"train.init_from={first / 'checkpoints' / 'average'}"
     start(config_file, run, given, "train.max_steps=4")
     began = json.loads((run / "run.json").read_text())["init_from"]
-    assert began == manifest.hash_file(first / "checkpoints" / "average" / checkpoint.MODEL)
+    assert began == manifest.hash_file(first / "checkpoints" / "average" / layout.MODEL)
     shutil.rmtree(run / "checkpoints")
     start(config_file, run, given, "train.max_steps=4")
     shutil.rmtree(run / "checkpoints")
     shutil.rmtree(first / "checkpoints" / "average")
-    shutil.copytree(checkpoint.steps(first / "checkpoints")[-1], first / "checkpoints" / "average")
+    shutil.copytree(layout.steps(first / "checkpoints")[-1], first / "checkpoints" / "average")
     with pytest.raises(RefusedError, match="not the one that this run began with"):
         start(config_file, run, given, "train.max_steps=4")
 
@@ -292,7 +292,7 @@ def test_a_resume_point_goes_once_the_next_scheduled_checkpoint_is_complete(
     assert sorted(trainers) == ["step-00000008", "step-00000011"]
     start(config_file, run)
     best = json.loads((run / "best.json").read_text())
-    kept = {checkpoint.step_name(step) for step in (16, 20, 24)} | {best["best"]["checkpoint"]}
+    kept = {layout.step_name(step) for step in (16, 20, 24)} | {best["best"]["checkpoint"]}
     assert {path.name for path in (run / "checkpoints").iterdir()} == kept | {"average"}
     assert best["average"]["of"] == ["step-00000016", "step-00000020", "step-00000024"]
 
@@ -301,7 +301,7 @@ def test_averaging_by_hand_leaves_resume_points_out(config_file: Path, run: Path
     stop(config_file, run, 9)
     train = load_config(run / "config.yaml").train
     paths = checkpoint.average_run(run, 2, run / "mean", train.is_scheduled, 4)
-    assert [checkpoint.step_of(path) for path in paths] == [4, 8]
+    assert [layout.step_of(path) for path in paths] == [4, 8]
 
 
 # --- killed -----------------------------------------------------------------------------------
@@ -486,7 +486,7 @@ def test_a_damaged_checkpoint_is_passed_over(
     damage: Callable[[Path], object],
 ) -> None:
     stop(config_file, run, at)
-    newest = run / "checkpoints" / checkpoint.step_name(at)
+    newest = run / "checkpoints" / layout.step_name(at)
     damage(newest / name)
     start(config_file, run)
     earlier = {12: 8, 13: 12}[at]
@@ -516,7 +516,7 @@ def test_the_model_of_a_damaged_trainer_stays_until_another_is_saved(
 def test_without_any_manifest_nothing_starts_anew(config_file: Path, run: Path) -> None:
     stop(config_file, run, 5)
     for step in (4, 5):
-        flip(run / "checkpoints" / checkpoint.step_name(step) / "manifest.json")
+        flip(run / "checkpoints" / layout.step_name(step) / "manifest.json")
     with pytest.raises(UserError, match="no checkpoint that can be resumed from"):
         start(config_file, run)
     assert len(list((run / "checkpoints").glob("step-*"))) == 2
@@ -589,7 +589,7 @@ def test_a_stop_short_of_a_damaged_checkpoint_is_not_lost(config_file: Path, run
 def test_nothing_whole_to_resume_from_is_an_error(config_file: Path, run: Path) -> None:
     stop(config_file, run, 9)
     for step in (8, 9):
-        flip(run / "checkpoints" / checkpoint.step_name(step) / "trainer" / "state.json")
+        flip(run / "checkpoints" / layout.step_name(step) / "trainer" / "state.json")
     with pytest.raises(UserError, match="no checkpoint that can be resumed from") as caught:
         start(config_file, run)
     assert caught.value.exit_code == EXIT_FAILED
@@ -605,7 +605,7 @@ def test_an_epoch_of_many_parts_goes_on_in_the_middle(
     monkeypatch.setattr(data, "BLOCK", 4)
     start(config_file, tmp_path / "undisturbed")
     stop(config_file, run, at)
-    state = checkpoint.load_trainer(run / "checkpoints" / checkpoint.step_name(at)).loop
+    state = checkpoint.load_trainer(run / "checkpoints" / layout.step_name(at)).loop
     assert (state.epoch, state.pool) > (0, 0)
     start(config_file, run)
     assert differences(run, tmp_path / "undisturbed") == []

@@ -17,7 +17,7 @@ import yaml
 from conftest import run_mtrain
 
 import mtrain
-from mtrain import checkpoint, manifest, rundir
+from mtrain import layout, manifest, rundir
 from mtrain.rundir import commit_of
 from mtrain.verify import BAD, Finding, verify
 
@@ -416,4 +416,4 @@ def test_the_commit_is_of_what_git_keeps(tmp_path: Path, monkeypatch: pytest.Mon
     assert commit_of(tmp_path) is None
     monkeypatch.setattr(rundir, "GIT_SECONDS", 0)
     assert commit_of(Path(mtrain.__file__)) is None
-    assert checkpoint.step_name(7) == "step-00000007"
+    assert layout.step_name(7) == "step-00000007"

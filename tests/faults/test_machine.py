@@ -15,7 +15,7 @@ from conftest import made_up_pairs, status, write_corpus
 
 from faults.conftest import Count, Tally
 from faults.rig import Processes, Rig, in_parallel, new_config, strike, undisturbed
-from mtrain import checkpoint
+from mtrain import checkpoint, layout
 from mtrain.errors import EXIT_INTERRUPTED
 
 BALLAST = 64 << 20
@@ -79,7 +79,7 @@ def test_a_full_disk(config: Path, disk: SmallDisk, tally: Tally, count: Count) 
             continue
         tidy = done.code == 1 and "Traceback" not in done.err and "Logging error" not in done.err
         trouble = "" if tidy and "No space left" in done.err else f"{done.code}\n{done.err}"
-        for path in checkpoint.steps(seen.run / "checkpoints"):
+        for path in layout.steps(seen.run / "checkpoints"):
             checkpoint.load(path)
         disk.leave(BALLAST // 2)
         done = disk.processes.train(rig)
@@ -111,7 +111,7 @@ def test_a_limit_on_the_size_of_files(
         tidy = "Traceback" not in done.err and "Logging error" not in done.err
         if done.code != 1 or not tidy or "File too large" not in done.err:
             return f"{size}: {done.code}\n{done.err}"
-        for path in checkpoint.steps(rig.run / "checkpoints"):
+        for path in layout.steps(rig.run / "checkpoints"):
             checkpoint.load(path)
         return processes.finishes_as(rig, other)
 

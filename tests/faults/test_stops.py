@@ -19,7 +19,7 @@ from conftest import status
 
 from faults.conftest import Count, Tally
 from faults.rig import Processes, Rig, in_parallel, new_config, strike, undisturbed
-from mtrain import checkpoint
+from mtrain import checkpoint, layout
 from mtrain.device import has_fast_bf16
 from mtrain.errors import EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_STOPPED, EXIT_TERMINATED
 
@@ -163,10 +163,10 @@ HALF_A_FILE = (
 
 def leaves_a_good_checkpoint(rig: Rig) -> str:
     """Of two saves, the one that is whole: the newest must load."""
-    newest = checkpoint.steps(rig.run / "checkpoints")[-1]
+    newest = layout.steps(rig.run / "checkpoints")[-1]
     checkpoint.load(newest)
     checkpoint.load_trainer(newest)
-    return "" if checkpoint.step_of(newest) in (50, 60) else f"the newest is {newest}"
+    return "" if layout.step_of(newest) in (50, 60) else f"the newest is {newest}"
 
 
 def test_killed_at_every_point_of_a_save(
@@ -276,7 +276,7 @@ def test_stopped_in_every_phase(
         told = status(rig.run)
         if times == 1 and told["state"] != "stopped":
             return f"{name}: {told}"
-        saved = [checkpoint.step_of(path) for path in checkpoint.steps(rig.run / "checkpoints")]
+        saved = [layout.step_of(path) for path in layout.steps(rig.run / "checkpoints")]
         if times == 1 and told["step"] != (saved[-1] if saved else 0):
             return f"{name}: {told}, saved {saved}"
         trouble = processes.finishes_as(rig, other)
