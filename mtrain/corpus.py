@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mtrain import phrasebook
 from mtrain.config import Config, Corpus, FileCorpus, GeneratedCorpus, HubCorpus, TextCorpus
 from mtrain.errors import UnequalError, UserError
@@ -21,6 +24,28 @@ class Scan:
 
     pairs: int
     sha256: str
+
+
+@dataclass(frozen=True)
+class Text:
+    """A validation or test set, line for line."""
+
+    sources: list[str]
+    references: list[str]
+    sha256: str
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def lengths_of(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Lengths in characters of the pairs `start` to `stop` - 1, shape (pairs, 2)."""
+        pairs = zip(self.sources[start:stop], self.references[start:stop], strict=True)
+        return np.array([(len(src), len(tgt)) for src, tgt in pairs])
+
+    def equal_sides(self, start: int, stop: int) -> NDArray[np.bool_]:
+        """Tell of each of these pairs whether its sides are the same."""
+        pairs = zip(self.sources[start:stop], self.references[start:stop], strict=True)
+        return np.array([src == tgt for src, tgt in pairs])
 
 
 def reading_of(config: Config, *, keep_blank: bool = False) -> Reading:
@@ -82,6 +107,12 @@ def read_pairs(corpus: Corpus, reading: Reading) -> Iterator[Pair]:
             reading.counts[DROPPED + "blank on a side"] += 1
         else:
             yield src, tgt
+
+
+def read_text(corpus: Corpus, reading: Reading, sha256: str) -> Text:
+    """Read a set whole; its hash is the one that `scan` found."""
+    pairs = list(read_pairs(corpus, reading))
+    return Text([src for src, _ in pairs], [tgt for _, tgt in pairs], sha256)
 
 
 def read_rows(corpus: Corpus, reading: Reading) -> Iterator[TextRow]:

@@ -23,6 +23,13 @@ def step_of(path: Path) -> int | None:
     return int(match[1]) if match else None
 
 
+def translations(run_dir: Path, name: str) -> Path:
+    """Name the file of what a checkpoint made of the validation set, or, as `test-NAME`, the best
+    one of a test set.
+    """
+    return run_dir / VALIDATION / f"{name}.txt"
+
+
 def steps(directory: Path) -> list[Path]:
     """List the complete step checkpoints of a `checkpoints/` directory, oldest first."""
     return [path for path in named_steps(directory) if manifest.is_complete(path)]

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -136,6 +137,17 @@ class Board(Protocol):
         """Show one more."""
 
 
+@dataclass
+class Records:
+    """What `metrics.jsonl` holds: records, numbers of lines that are none, and, if a crash has cut
+    it, the last line's.
+    """
+
+    records: list[dict[str, Any]] = field(default_factory=list)
+    broken: list[int] = field(default_factory=list)
+    cut: int | None = None
+
+
 class MetricsFile:
     """`metrics.jsonl`: one JSON object a record, in the order of steps; a board gets the same."""
 
@@ -170,22 +182,38 @@ class MetricsFile:
 
     def read(self) -> list[dict[str, Any]]:
         """Read the whole records; raises `UserError` where there is something else than a file."""
+        return self.parse().records
+
+    def parse(self) -> Records:
+        """Tell the whole records from other lines; raises `UserError` as `read` does."""
         try:
-            text = self.path.read_text(encoding="utf-8", errors="replace")
+            lines = self.path.read_bytes().split(b"\n")
         except FileNotFoundError:
-            return []
+            return Records()
         except OSError as error:
             raise UserError(f"{self.path}: cannot be read: {error.strerror}") from None
-        records = []
-        for line in text.split("\n"):
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(record, dict) and isinstance(record.get("step"), int):
-                records.append(record)
-        return records
+        found = Records()
+        for number, line in enumerate(lines, 1):
+            record = _parse_record(line)
+            if record is not None:
+                found.records.append(record)
+            elif number < len(lines):
+                found.broken.append(number)
+            elif line:  # behind the last newline
+                found.cut = number
+        return found
 
     def _rewrite(self, records: list[dict[str, Any]]) -> None:
         if self.path.exists() or records:
             manifest.write_file(self.path, "".join(json.dumps(record) + "\n" for record in records))
+
+
+def _parse_record(line: bytes) -> dict[str, Any] | None:
+    """Read a line that holds a step and, if a validation's, its score."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+        return None
+    return record if isinstance(record.get("valid/bleu", 0.0), int | float) else None

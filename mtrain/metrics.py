@@ -26,6 +26,10 @@ class Score:
     ci: tuple[float, float] | None
     signature: str
 
+    def is_equal(self, score: float) -> bool:
+        """Tell whether a score that was written down is this one."""
+        return abs(self.score - score) <= 1e-6
+
     def as_json(self) -> dict[str, Any]:
         """The object of `mtrain eval --json`."""
         return {"score": self.score, "ci": self.ci and list(self.ci), "signature": self.signature}
@@ -88,6 +92,15 @@ def bleu(
     """Corpus BLEU against one or more reference lists of the same length."""
     metric = _metric("bleu", tokenize, lowercase)
     return _score("BLEU", metric, hypotheses, references, interval)
+
+
+def bleu_of_run(
+    hypotheses: list[str], references: list[str], language: str, *, interval: bool = False
+) -> Score:
+    """Corpus BLEU as a run scores what is of its target language; raises `UserError`."""
+    tokenize = tokenizer_for(language)
+    check_tokenizer(tokenize)
+    return bleu(hypotheses, [references], tokenize=tokenize, interval=interval)
 
 
 def chrf(

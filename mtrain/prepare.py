@@ -19,7 +19,18 @@ from mtrain import checkpoint, layout, manifest, repeats
 from mtrain.cache import cache_directory, cache_key, cached, remembered
 from mtrain.check import suspicions
 from mtrain.config import Config, Corpus, TokenizerConfig
-from mtrain.corpus import Pair, Scan, columns_of, describe, files_of, read_pairs, reading_of, scan
+from mtrain.corpus import (
+    Pair,
+    Scan,
+    Text,
+    columns_of,
+    describe,
+    files_of,
+    read_pairs,
+    read_text,
+    reading_of,
+    scan,
+)
 from mtrain.device import available_threads
 from mtrain.errors import RefusedError, UserError
 from mtrain.filters import Selection
@@ -39,28 +50,6 @@ MOST_OFTEN = 1000.0
 
 class ChangedError(UserError):
     """Text that is not what it was when it was hashed."""
-
-
-@dataclass(frozen=True)
-class Text:
-    """A validation or test set, line for line."""
-
-    sources: list[str]
-    references: list[str]
-    sha256: str
-
-    def __len__(self) -> int:
-        return len(self.sources)
-
-    def lengths_of(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Lengths in characters of the pairs `start` to `stop` - 1, shape (pairs, 2)."""
-        pairs = zip(self.sources[start:stop], self.references[start:stop], strict=True)
-        return np.array([(len(src), len(tgt)) for src, tgt in pairs])
-
-    def equal_sides(self, start: int, stop: int) -> NDArray[np.bool_]:
-        """Tell of each of these pairs whether its sides are the same."""
-        pairs = zip(self.sources[start:stop], self.references[start:stop], strict=True)
-        return np.array([src == tgt for src, tgt in pairs])
 
 
 @dataclass(frozen=True)
@@ -139,13 +128,11 @@ def scan_corpus(config: Config, corpus: Corpus, stop: Stop) -> Scan:
 def _read_text(config: Config, name: str, corpus: Corpus, stop: Stop) -> Text:
     """Read a set whole and keep its blank lines: its score must be the one of its files."""
     reading = reading_of(config, keep_blank=True)
-    found = scan_corpus(config, corpus, stop)
-    pairs = list(read_pairs(corpus, reading))
-    if not pairs:
+    text = read_text(corpus, reading, scan_corpus(config, corpus, stop).sha256)
+    if not len(text):
         raise UserError(f"data.{name.split()[0]}: {describe(corpus)} holds no pairs")
     for reason, count in reading.counts.items():
         logger.info("%s: %s: %s", name, reason, f"{count:,}")
-    text = Text([src for src, _ in pairs], [tgt for _, tgt in pairs], found.sha256)
     for sign in suspicions(text):
         logger.warning("data.%s: %s", name, sign)
     return text

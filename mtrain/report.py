@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from mtrain import layout, manifest, maps, metrics
 from mtrain.config import Config, Corpus, HubCorpus, dump_config, load_config
-from mtrain.corpus import describe, read_pairs, reading_of, scan
+from mtrain.corpus import Text, describe, read_text, reading_of, scan
 from mtrain.curves import Chart, charts_of, spread
 from mtrain.diagnosis import diagnose
 from mtrain.errors import UserError
@@ -20,13 +20,12 @@ from mtrain.findings import Findings
 from mtrain.heatmap import Sentence
 from mtrain.history import STORED, Entry, History
 from mtrain.log import logger
-from mtrain.metrics import Score, tokenizer_for
+from mtrain.metrics import Score
 from mtrain.pages import render
 from mtrain.picture import choices
-from mtrain.prepare import Text
 from mtrain.rundir import OBJECT, RunDirectory
 from mtrain.stop import Stop
-from mtrain.text import is_blank, read_file
+from mtrain.text import is_blank, read_file, read_text_file
 from mtrain.translate import load_translator
 
 SAMPLES, MOST_TRANSLATIONS, ATTENDED = 6, 6, 3
@@ -208,8 +207,7 @@ def _read_set(config: Config, corpus: Corpus, sha256: object) -> Text:
     found = scan(corpus, reading)
     if sha256 is not None and found.sha256 != sha256:
         raise UserError(f"{describe(corpus)}: is not the text that the run was scored on")
-    pairs = list(read_pairs(corpus, reading))
-    return Text([src for src, _ in pairs], [tgt for _, tgt in pairs], found.sha256)
+    return read_text(corpus, reading, found.sha256)
 
 
 def _scores(report: Report, valid: Text | None) -> list[Scored]:
@@ -235,25 +233,19 @@ def _scores(report: Report, valid: Text | None) -> list[Scored]:
 def _scored(report: Report, name: str, entry: Entry, file: str, text: Text | None) -> Scored:
     """Score translations again for their confidence intervals."""
     plain = Scored(name, entry["checkpoint"], entry)
-    path = report.run.path / "validation" / f"{file}.txt"
+    path, language = layout.translations(report.run.path, file), report.config.data.tgt_lang
     if text is None or not path.exists():
         return plain
-    hypotheses = [line.decode("utf-8", "replace") for line in read_file(path)]
-    tokenize = tokenizer_for(report.config.data.tgt_lang)
 
-    def find() -> tuple[Score, Score]:
-        metrics.check_tokenizer(tokenize)
-        bleu = metrics.bleu(hypotheses, [text.references], tokenize=tokenize, interval=True)
-        return bleu, metrics.chrf(hypotheses, [text.references], interval=True)
+    def find() -> Scored:
+        hypotheses = read_text_file(path)
+        bleu = metrics.bleu_of_run(hypotheses, text.references, language, interval=True)
+        if not bleu.is_equal(entry["bleu"]):
+            raise UserError(f"{path}: is not what was scored")
+        chrf = metrics.chrf(hypotheses, [text.references], interval=True)
+        return replace(plain, bleu=bleu, chrf=chrf)
 
-    scores = report.attempt("scores", f"No confidence intervals for {name}", find)
-    if scores is None:
-        return plain
-    if abs(scores[0].score - entry["bleu"]) > 0.005:
-        changed = f"{path}: is not what was scored"
-        report.note("scores", f"No confidence intervals for {name}: {changed}")
-        return plain
-    return Scored(name, entry["checkpoint"], entry, *scores)
+    return report.attempt("scores", f"No confidence intervals for {name}", find) or plain
 
 
 def moderate(lines: list[str]) -> list[int]:
@@ -270,19 +262,19 @@ def moderate(lines: list[str]) -> list[int]:
 
 def _samples(report: Report, valid: Text | None, places: list[int]) -> list[Sample]:
     """Take the same lines of validations at different steps."""
-    directory = report.run.path / "validation"
+    file_of = partial(layout.translations, report.run.path)
     steps = sorted(
         step
-        for file in directory.glob("step-*.txt")
+        for file in (report.run.path / layout.VALIDATION).glob("step-*.txt")
         if (step := layout.step_of(file.with_suffix(""))) is not None
     )
     names = [layout.step_name(step) for step in spread(steps, MOST_TRANSLATIONS)]
     best = report.history.best_step
-    if best and best not in names and (directory / f"{best}.txt").exists():
+    if best and best not in names and file_of(best).exists():
         names = sorted([*names, best])
-    if (directory / f"{layout.AVERAGE}.txt").exists():
+    if file_of(layout.AVERAGE).exists():
         names.append(layout.AVERAGE)
-    taken = {name: _take(directory / f"{name}.txt", places) for name in names}
+    taken = {name: _take(file_of(name), places) for name in names}
     if not taken:
         report.note("samples", "There is no validation yet")
     return [

@@ -15,13 +15,14 @@ from torch import Tensor
 from mtrain import checkpoint, layout, metrics
 from mtrain.checkpoint import Snapshot
 from mtrain.config import Config
+from mtrain.corpus import Text
 from mtrain.distributed import Ranks
 from mtrain.errors import UserError
 from mtrain.history import STORED, Entry, History
 from mtrain.json_reader import read_json
 from mtrain.log import logger, progress_bar
 from mtrain.manifest import write_file
-from mtrain.prepare import Prepared, Text
+from mtrain.prepare import Prepared
 from mtrain.rundir import RunDirectory
 from mtrain.several import share_among
 from mtrain.stop import Stop
@@ -185,8 +186,7 @@ class Validation:
             hypotheses = translator.best(text.sources, bar.update)
         found = self.ranks.gather(partial(self._find_share, translator, text))
         shares = [read_json(message, SHARE) for message in found]
-        tokenize = metrics.tokenizer_for(self.config.data.tgt_lang)
-        bleu = metrics.bleu(hypotheses, [text.references], tokenize=tokenize)
+        bleu = metrics.bleu_of_run(hypotheses, text.references, self.config.data.tgt_lang)
         entry = {
             "bleu": bleu.score,
             "chrf": metrics.chrf(hypotheses, [text.references]).score,
@@ -205,9 +205,9 @@ class Validation:
         """Write translations, and a record in place of one that was left unfinished."""
         if not self.ranks.is_first:
             return
-        directory = self.run.path / "validation"
-        directory.mkdir(exist_ok=True)
-        write_file(directory / f"{name}.txt", "".join(line + "\n" for line in hypotheses))
+        path = layout.translations(self.run.path, name)
+        path.parent.mkdir(exist_ok=True)
+        write_file(path, "".join(line + "\n" for line in hypotheses))
         values = {f"{prefix}{key}": value for key, value in entry.items()}
         values[f"{prefix}ppl"] = math.exp(min(entry["nll"], 700))
         self.run.metrics.replace({"step": step, "time": time.time(), **values}, prefix)

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from mtrain import layout, manifest, metrics
+from mtrain import layout, manifest
 from mtrain.config import (
     FREE_KEYS,
     MACHINE_KEYS,
@@ -25,13 +25,14 @@ from mtrain.config import (
     is_among,
     load_config,
 )
-from mtrain.corpus import describe, files_of, read_pairs, reading_of, scan
+from mtrain.corpus import describe, files_of, read_text, reading_of, scan
 from mtrain.errors import UserError
 from mtrain.history import STORED, Entry, History
 from mtrain.json_reader import Content, read_json, read_json_file
 from mtrain.lock import is_alive
-from mtrain.log import progress_bar, shorten
-from mtrain.text import read_file
+from mtrain.log import MetricsFile, progress_bar, shorten
+from mtrain.metrics import bleu_of_run
+from mtrain.text import read_text_file
 from mtrain.tokenizer import Tokenizer
 
 OK, DAMAGED, MISSING, CHANGED = "ok", "damaged", "missing", "changed"
@@ -126,8 +127,9 @@ def verify(path: Path) -> Iterator[Finding]:
     yield from _guarded(str(path), _leftovers(run))
     yield from _guarded("best.json", _best(run))
     yield from _guarded("metrics.jsonl", _records(run))
-    yield from _guarded("data", _data(run))
-    yield from _guarded(layout.VALIDATION, _translations(run))
+    hashes: dict[str, str] = {}
+    yield from _guarded("data", _data(run, hashes))
+    yield from _guarded(layout.VALIDATION, _translations(run, hashes))
 
 
 def _guarded(what: str, section: Iterator[Finding]) -> Iterator[Finding]:
@@ -409,66 +411,40 @@ def _records(run: Run) -> Iterator[Finding]:
         if run.history is not None and run.history.entries:
             yield Finding(path.name, MISSING, "best.json tells of validations")
         return
-    records, bad, last = _read_records(path)
-    if bad:
-        yield Finding(path.name, DAMAGED, f"no records: line {shorten(bad)}")
-    if last:
-        detail = f"line {last} was cut by a crash; the next start of mtrain train removes it"
+    found = MetricsFile(path).parse()
+    if found.broken:
+        yield Finding(path.name, DAMAGED, f"no records: line {shorten(found.broken)}")
+    if found.cut:
+        detail = f"line {found.cut} was cut by a crash; the next start of mtrain train removes it"
         yield Finding(path.name, NOTE, detail)
-    steps = [record["step"] for record in records]
+    steps = [record["step"] for record in found.records]
     if steps != sorted(steps):
         yield Finding(path.name, CHANGED, "its steps are not in order")
-    known = {(r["step"], r["valid/bleu"]) for r in records if "valid/bleu" in r}
+    known = {(r["step"], r["valid/bleu"]) for r in found.records if "valid/bleu" in r}
     entries = run.history.entries if run.history else []
     if lost := [e["step"] for e in entries if (e["step"], e["bleu"]) not in known]:
         detail = f"not the validation that best.json tells of step {shorten(lost)}"
         yield Finding(path.name, CHANGED, detail)
-    elif not bad:
-        yield Finding(path.name, OK, f"{len(records):,} records")
+    elif not found.broken:
+        yield Finding(path.name, OK, f"{len(found.records):,} records")
 
 
-def _read_records(path: Path) -> tuple[list[dict[str, Any]], list[int], int | None]:
-    """Return whole records, numbers of broken lines, and the last line's if it was cut."""
-    records, bad, number = [], [], 0
-    for number, line in enumerate(read_file(path), 1):
-        try:
-            record = json.loads(line)
-            whole = _is_record(record)
-        except (ValueError, RecursionError):
-            whole = False
-        if whole:
-            records.append(record)
-        else:
-            bad.append(number)
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 1))
-        is_cut = file.read() not in (b"\n", b"")
-    if bad[-1:] == [number] and is_cut:
-        return records, bad[:-1], number
-    return records, bad, None
-
-
-def _is_record(record: object) -> bool:
-    """Tell whether a line holds a step and, if a validation's, its score."""
-    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-        return False
-    return isinstance(record.get("valid/bleu", 0.0), int | float)
-
-
-def _data(run: Run) -> Iterator[Finding]:
-    """Read the corpora that can be reached, and hash them anew: nothing remembered is trusted."""
+def _data(run: Run, hashes: dict[str, str]) -> Iterator[Finding]:
+    """Read the corpora that can be reached, and hash them anew: nothing remembered is trusted. The
+    hashes are put into a table, by the keys of the corpora.
+    """
     if run.config is None or run.begun is None:
         return
-    data, hashes = run.config.data, run.begun.train
-    if len(data.train) != len(hashes):
-        detail = f"{len(data.train)} corpora, and {len(hashes)} in run.json"
+    data, train = run.config.data, run.begun.train
+    if len(data.train) != len(train):
+        detail = f"{len(data.train)} corpora, and {len(train)} in run.json"
         yield Finding("data.train", CHANGED, detail)
-    for number, (corpus, sha256) in enumerate(zip(data.train, hashes, strict=False)):
-        yield _corpus(run, f"data.train.{number}", corpus, sha256)
-    yield _corpus(run, "data.valid", data.valid, run.begun.valid)
+    for number, (corpus, sha256) in enumerate(zip(data.train, train, strict=False)):
+        yield _corpus(run, f"data.train.{number}", corpus, sha256, hashes)
+    yield _corpus(run, "data.valid", data.valid, run.begun.valid, hashes)
     for name, corpus in data.test.items():
         if known := _test_hash(run, name):
-            yield _corpus(run, f"data.test.{name}", corpus, known)
+            yield _corpus(run, f"data.test.{name}", corpus, known, hashes)
 
 
 def _test_hash(run: Run, name: str) -> str | None:
@@ -477,7 +453,7 @@ def _test_hash(run: Run, name: str) -> str | None:
     return run.begun.test.get(name) or tests.get(name, {}).get("sha256")
 
 
-def _corpus(run: Run, key: str, corpus: Corpus, sha256: str) -> Finding:
+def _corpus(run: Run, key: str, corpus: Corpus, sha256: str, hashes: dict[str, str]) -> Finding:
     what = f"{key} {describe(corpus)}"
     assert run.config is not None
     reading = reading_of(run.config)
@@ -493,6 +469,7 @@ def _corpus(run: Run, key: str, corpus: Corpus, sha256: str) -> Finding:
             found = scan(corpus, reading)
     except UserError as error:
         return Finding(what, DAMAGED, str(error))
+    hashes[key] = found.sha256
     if found.sha256 != sha256:
         return Finding(what, CHANGED, "its content is not what the run began with")
     return Finding(what, OK, f"{found.pairs:,} pairs, as in the run")
@@ -508,51 +485,47 @@ def _out_of_reach(corpus: Corpus, root: Path) -> str | None:
     return None
 
 
-def _translations(run: Run) -> Iterator[Finding]:
+def _translations(run: Run, hashes: dict[str, str]) -> Iterator[Finding]:
     """Check the translations of validations and tests, and score them again where there are
     references of the same content.
     """
     if run.history is None or run.config is None or run.begun is None:
         return
-    config, history = run.config, run.history
+    data, history = run.config.data, run.history
     validations = [(entry["checkpoint"], entry) for entry in history.entries]
     if history.average:
         validations.append((layout.AVERAGE, history.average))
-    sets: list[tuple[Corpus | None, str | None, list[tuple[str, Entry]]]] = [
-        (config.data.valid, run.begun.valid, validations)
-    ]
+    references = _references(run, data.valid, run.begun.valid, hashes.get("data.valid"))
+    for name, entry in validations:
+        yield _scored(run, name, entry, references)
     for name, entry in history.tests.items():
-        corpus = config.data.test.get(name)
-        sets.append((corpus, entry.get("sha256"), [(f"test-{name}", entry)]))
-    for corpus, sha256, scored in sets:
-        references = _references(run, corpus, sha256)
-        for name, entry in scored:
-            yield _scored(run, name, entry, references)
+        found = hashes.get(f"data.test.{name}")
+        references = _references(run, data.test.get(name), entry.get("sha256"), found)
+        yield _scored(run, f"test-{name}", entry, references)
 
 
-def _references(run: Run, corpus: Corpus | None, sha256: str | None) -> list[str] | None:
-    """Read the references of a set, if they are in reach and what they were."""
+def _references(
+    run: Run, corpus: Corpus | None, sha256: str | None, found: str | None
+) -> list[str] | None:
+    """Read the references of a set, if the hash that was found of it is the one it had."""
     assert run.config is not None
-    reading = reading_of(run.config, keep_blank=True)
-    if corpus is None or _out_of_reach(corpus, reading.root):
+    if corpus is None or found is None or found != sha256:
         return None
     try:
-        if scan(corpus, reading).sha256 != sha256:
-            return None
-        return [tgt for _, tgt in read_pairs(corpus, reading)]
+        return read_text(corpus, reading_of(run.config, keep_blank=True), found).references
     except UserError:
         return None
 
 
 def _scored(run: Run, name: str, entry: Entry, references: list[str] | None) -> Finding:
     """Compare a file of translations with the score that `best.json` has of it."""
-    path = run.path / layout.VALIDATION / f"{name}.txt"
+    path = layout.translations(run.path, name)
     what = _name(run, path)
     if not path.is_file():
         return Finding(what, MISSING, "best.json tells its score")
     try:
-        lines = [line.decode("utf-8") for line in read_file(path)]
-    except (UserError, ValueError) as error:
+        lines = read_text_file(path)
+    except UserError as error:
         return Finding(what, DAMAGED, str(error))
     if references is None:
         return Finding(what, OK, f"{len(lines):,} lines; its references are not in reach")
@@ -561,14 +534,12 @@ def _scored(run: Run, name: str, entry: Entry, references: list[str] | None) -> 
         return Finding(what, DAMAGED, detail)
     assert run.config is not None
     try:
-        tokenize = metrics.tokenizer_for(run.config.data.tgt_lang)
-        metrics.check_tokenizer(tokenize)
-        score = metrics.bleu(lines, [references], tokenize=tokenize)
+        score = bleu_of_run(lines, references, run.config.data.tgt_lang)
     except UserError as error:
         return Finding(what, OK, f"{len(lines):,} lines; not scored: {error}")
     if score.signature != entry["signature"]:
         return Finding(what, OK, f"{len(lines):,} lines; scored by another sacreBLEU than here")
-    if abs(score.score - entry["bleu"]) > 1e-6:
+    if not score.is_equal(entry["bleu"]):
         detail = f"BLEU {score.score:.2f}, and {entry['bleu']:.2f} in best.json"
         return Finding(what, CHANGED, detail)
     return Finding(what, OK, f"{len(lines):,} lines, BLEU {score.score:.2f} as in best.json")

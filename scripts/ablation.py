@@ -90,11 +90,11 @@ def search_rows(config: Config, run_dir: Path) -> list[str]:
     """Score greedy search and a beam of 4 with the unchanged run's averaged model."""
     model = run_dir / "checkpoints" / "average" if config.train.average_last else run_dir
     valid = prepare(config, run_dir / "tokenizer.model", Stop()).valid
-    tokenize = metrics.tokenizer_for(config.data.tgt_lang)
     rows = []
     for name, width in (("greedy search", 1), ("beam 4", 4)):
         translator = load_translator(model, device=config.train.device, beam_size=width)
-        bleu = metrics.bleu(translator.best(valid.sources), [valid.references], tokenize=tokenize)
+        hypotheses = translator.best(valid.sources)
+        bleu = metrics.bleu_of_run(hypotheses, valid.references, config.data.tgt_lang)
         rows.append(f"| {name} | {bleu.score:.1f} | | | |")
     return [*rows, "", bleu.signature]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mtrain.check import suspicions
-from mtrain.prepare import Text
+from mtrain.corpus import Text
 
 APART = "lengths of the sides do not go together"
 
