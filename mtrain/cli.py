@@ -52,11 +52,13 @@ from mtrain.options import (
 )
 from mtrain.stop import Stop
 from mtrain.terminal import (
+    check_output,
     leave_at_once,
     loaded,
     open_closed_streams,
     reading,
     refuse_overwriting,
+    write_output,
     writing,
 )
 
@@ -280,13 +282,13 @@ def evaluate(
     else:
         assert model is not None
         if output is not None:
-            evaluation.check_output(output)
+            check_output(output)
         with open_translator(model, device, precision, **search) as (translator, ranks):
             tgt_lang = tgt_lang or translator.config.data.tgt_lang
             check_tokenizer(tokenize or tokenizer_for(tgt_lang))
-            hypotheses = evaluation.translate(
-                translator, sources, output if ranks.is_first else None
-            )
+            hypotheses = evaluation.translate(translator, sources)
+            if output is not None and ranks.is_first:
+                write_output(output, "".join(line + "\n" for line in hypotheses).encode("utf-8"))
         if not ranks.is_first:
             return
     result = evaluation.score(hypotheses, references, tgt_lang, tokenize, lowercase)

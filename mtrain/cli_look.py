@@ -25,7 +25,7 @@ from mtrain.options import (
     load_translator,
 )
 from mtrain.stop import Stop
-from mtrain.terminal import loaded, reading, refuse_overwriting, writing
+from mtrain.terminal import loaded, reading, refuse_overwriting, write_output, writing
 
 look_app = typer.Typer()
 
@@ -160,7 +160,7 @@ def attention(
             pairs = maps.read_pairs(source, Path(target) if target else None)
     translator = load_translator(model, device, precision, {})
     loaded()
-    picture.write(output, maps.watch(translator, pairs, choice), model)
+    write_output(output, picture.draw(output, maps.watch(translator, pairs, choice), model))
 
 
 @look_app.command()
@@ -184,7 +184,7 @@ def report(
     picture.check_output(output, run_dir)
     page = reporting.make_page(run_dir, [_readable(each) for each in text or []], check=check)
     loaded()
-    picture.write_output(output, page.encode("utf-8", "replace"))
+    write_output(output, page.encode("utf-8", "replace"))
 
 
 @look_app.command()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mtrain import layout
 from mtrain.config import Config
-from mtrain.errors import RefusedError
+from mtrain.errors import MissingExtraError, RefusedError
 from mtrain.model import Attention, DecoderLayer, EncoderLayer, Shape, Transformer
 from mtrain.proof import Engine
 from mtrain.tokenizer import Tokenizer
@@ -43,10 +43,7 @@ def check(shape: Shape, quantization: str) -> None:
     try:
         import ctranslate2.specs  # noqa: F401
     except ImportError as error:
-        raise RefusedError(
-            f"--to ctranslate2 needs a package ({error}): pip install 'mtrain[ctranslate2]' "
-            "(in a clone: '.[ctranslate2]')"
-        ) from None
+        raise MissingExtraError("--to ctranslate2", "ctranslate2", error) from None
 
 
 def write(directory: Path, translator: Translator, quantization: str) -> None:

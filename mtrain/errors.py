@@ -47,6 +47,16 @@ class RefusedError(UserError):
     exit_code = EXIT_REFUSED
 
 
+class MissingExtraError(RefusedError):
+    """A library that is not installed: names the extra of mtrain that brings it."""
+
+    def __init__(self, what: str, extra: str, more: object) -> None:
+        super().__init__(
+            f"{what} needs an extra: pip install 'mtrain[{extra}]' (in a clone: '.[{extra}]'); "
+            f"{more}"
+        )
+
+
 class StoppedError(UserError):
     """The work was asked to stop (signal or time limit); `exit_code` says by what."""
 

@@ -1,13 +1,9 @@
 """`mtrain eval`: a model's or a file's translations against references."""
 
-import errno
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtrain import metrics
-from mtrain.errors import UserError
 from mtrain.log import Places, progress_bar
 from mtrain.metrics import Score
 from mtrain.parallel import choose_tokenizer
@@ -38,33 +34,14 @@ class Evaluation:
         return "\n".join(map(str, (self.bleu, self.chrf, self.ter)))
 
 
-def check_output(output: Path) -> None:
-    """Raise `UserError`, before anything is translated, where a file cannot be written."""
-    if output.is_dir():
-        reason = errno.EISDIR
-    elif not output.parent.is_dir():
-        reason = errno.ENOENT
-    elif not os.access(output if output.exists() else output.parent, os.W_OK):
-        reason = errno.EACCES
-    else:
-        return
-    raise UserError(f"{output}: cannot write: {os.strerror(reason)}")
-
-
-def translate(translator: "Translator", lines: list[str], output: Path | None) -> list[str]:
-    """Translate lines to the best text of each, and keep the result if asked."""
+def translate(translator: "Translator", lines: list[str]) -> list[str]:
+    """Translate lines to the best text of each."""
     with progress_bar(len(lines), "line", "translating") as bar:
         results, places = translator.translate(lines, bar.update)
     cut = Places()
     cut.add(place + 1 for place in places)
     cut.warn(translator.max_source_length)
-    hypotheses = [found[0].text for found in results]
-    if output is not None:
-        try:
-            output.write_bytes("".join(line + "\n" for line in hypotheses).encode("utf-8"))
-        except OSError as error:
-            raise UserError(f"{output}: cannot write: {error.strerror}") from None
-    return hypotheses
+    return [found[0].text for found in results]
 
 
 def score(

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from mtrain.errors import RefusedError, first_line
+from mtrain.errors import MissingExtraError, RefusedError, first_line
 from mtrain.model import Attention, DecoderLayer, EncoderLayer, Shape, Transformer
 from mtrain.proof import Engine
 from mtrain.tokenizer import Tokenizer
@@ -44,10 +44,7 @@ def check(shape: Shape, quantization: str) -> None:
     try:
         from transformers import MarianMTModel, MarianTokenizer  # noqa: F401
     except ImportError as error:
-        raise RefusedError(
-            f"--to hf-marian needs a package ({error}): pip install 'mtrain[hf]' "
-            "(in a clone: '.[hf]')"
-        ) from None
+        raise MissingExtraError("--to hf-marian", "hf", error) from None
 
 
 def write(directory: Path, translator: Translator, quantization: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from mtrain.errors import RefusedError, UserError
+from mtrain.errors import MissingExtraError, RefusedError, UserError
 
 TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
 _RESAMPLES = 1000
@@ -61,11 +61,8 @@ def check_tokenizer(name: str) -> None:
     except OSError as error:
         raise RefusedError(f"the tokenizer {name} cannot be loaded: {error}") from None
     except (ImportError, RuntimeError):
-        extra = name.split("-")[0]
-        raise RefusedError(
-            f"the tokenizer {name} needs an extra: pip install 'mtrain[{extra}]' (in a clone: "
-            f"'.[{extra}]'); mtrain eval can use another one, by --tokenize"
-        ) from None
+        more = "mtrain eval can use another one, by --tokenize"
+        raise MissingExtraError(f"the tokenizer {name}", name.split("-")[0], more) from None
 
 
 def is_mostly_cjk(texts: Iterable[str]) -> bool:

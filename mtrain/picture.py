@@ -1,6 +1,5 @@
 """Heat maps as files: side by side in one SVG or PNG, or in a page that chooses among them."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -8,8 +7,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from mtrain import manifest
-from mtrain.errors import RefusedError, UserError
+from mtrain import terminal
+from mtrain.errors import MissingExtraError, RefusedError
 from mtrain.heatmap import FONT, KINDS, MEAN, HeatMap, Sentence, cut, printable, width_of
 from mtrain.log import MOST_LISTED, logger
 from mtrain.pages import render
@@ -85,35 +84,17 @@ def check_output(path: Path, directory: Path) -> None:
             f"--output {path}: could be a file that {directory} keeps; there, give a name "
             f"that ends in {', '.join(FORMATS)}"
         )
-    try:
-        path.parent.stat()
-    except OSError as error:
-        raise UserError(f"{path}: cannot write: {error.strerror}") from None
+    terminal.check_output(path)
 
 
-def write(path: Path, sentences: list[Sentence], model: Path) -> None:
-    """Write heat maps in the format that the file's name tells; raises `UserError`."""
+def draw(path: Path, sentences: list[Sentence], model: Path) -> bytes:
+    """Draw heat maps in the format that a file's name tells; raises `RefusedError`."""
     if path.suffix == ".png":
         data, missing = draw_png(sentences)
         _warn_of(missing)
-    elif path.suffix == ".svg":
-        data = draw_svg(sentences).encode("utf-8", "replace")
-    else:
-        data = draw_page(sentences, model).encode("utf-8", "replace")
-    write_output(path, data)
-
-
-def write_output(path: Path, data: bytes) -> None:
-    """Replace a file that the user named, or write to what else has that name: a device, a pipe;
-    raises `UserError`.
-    """
-    try:
-        if path.is_file() or not os.path.lexists(path):
-            manifest.write_bytes(path.resolve(), data)  # where a link leads, not in its place
-        else:
-            path.write_bytes(data)
-    except OSError as error:
-        raise UserError(f"{path}: cannot write: {error.strerror or error}") from None
+        return data
+    text = draw_svg(sentences) if path.suffix == ".svg" else draw_page(sentences, model)
+    return text.encode("utf-8", "replace")
 
 
 def _warn_of(missing: list[str]) -> None:
@@ -187,10 +168,7 @@ def load_resvg() -> Any:
     try:
         import resvg_py
     except ImportError:
-        raise RefusedError(
-            "PNG needs an extra: pip install 'mtrain[plot]' (in a clone: '.[plot]'); .svg and "
-            ".html need none"
-        ) from None
+        raise MissingExtraError("PNG", "plot", ".svg and .html need none") from None
     return resvg_py
 
 

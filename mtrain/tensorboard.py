@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.config import Config
-from mtrain.errors import RefusedError
+from mtrain.errors import MissingExtraError
 
 FILES = "events.out.tfevents."  # by which TensorBoard knows them, and reads them in their order
 
@@ -23,11 +23,8 @@ def check_board(config: Config) -> None:
         return
     try:
         import tensorboard.summary.writer.record_writer  # noqa: F401
-    except ImportError:
-        raise RefusedError(
-            "train.tensorboard: true needs an extra: pip install 'mtrain[tensorboard]' (in a "
-            "clone: '.[tensorboard]')"
-        ) from None
+    except ImportError as error:
+        raise MissingExtraError("train.tensorboard: true", "tensorboard", error) from None
 
 
 class TensorBoard:

@@ -1,5 +1,6 @@
 """Where a command reads and writes: standard streams and files, their ends and their errors."""
 
+import errno
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from mtrain import manifest
 from mtrain.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, RefusedError, UserError
 from mtrain.text import open_bytes
 
@@ -71,6 +73,36 @@ def refuse_overwriting(output: str | Path | None, *inputs: str | Path | None) ->
         readable = name == "-" or (name is not None and os.path.exists(name))
         if readable and os.path.samestat(os.stat(output), os.stat(source)):
             raise RefusedError(f"{output}: is read from; write to another file")
+
+
+def check_output(path: Path) -> None:
+    """Raise `UserError`, before any work is done, where no file of that name can be written."""
+    try:
+        os.stat(os.path.join(path.parent, "."))  # fails where it is no directory, too
+        if path.is_dir():
+            reason = errno.EISDIR
+        elif not os.access(path if path.exists() else path.parent, os.W_OK):
+            reason = errno.EACCES
+        else:
+            return
+    except OSError as error:
+        reason = error.errno or errno.EIO
+    raise UserError(f"{path}: cannot write: {os.strerror(reason)}")
+
+
+def write_output(path: Path, data: bytes) -> None:
+    """Replace a file that the user named, or write to what else has that name: a device, a pipe;
+    raises `UserError`.
+    """
+    place = Path(os.path.realpath(path))  # where a link leads, not in its place
+    try:
+        is_plain = path.is_file() or not os.path.lexists(path)
+        if is_plain and os.access(place.parent, os.W_OK):
+            manifest.write_bytes(place, data)
+        else:
+            path.write_bytes(data)
+    except OSError as error:
+        raise UserError(f"{path}: cannot write: {error.strerror or error}") from None
 
 
 @contextmanager

@@ -296,7 +296,7 @@ def test_characters_without_a_font_are_told(
     monkeypatch.setattr(
         picture, "_draw_character", lambda c, f: drawing("\U0010fffe" if c == "学" else c, f)
     )
-    picture.write(tmp_path / "a.png", [Sentence("a", "b", False, [one])], tmp_path)
+    picture.draw(tmp_path / "a.png", [Sentence("a", "b", False, [one])], tmp_path)
     assert "no font of this machine has: " in caplog.text
     assert "学 (U+5B66)" in caplog.text
     assert ".svg or .html" in caplog.text

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mtrain import evaluate, log, parallel
+from mtrain import evaluate, log, parallel, terminal
 from mtrain.errors import EXIT_REFUSED, RefusedError, UserError
 from mtrain.metrics import bleu, check_tokenizer, chrf, paired_tests, ter, tokenizer_for
 
@@ -280,14 +280,22 @@ def test_the_interval_narrows_with_more_lines() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("none/out", "No such file"), (".", "Is a directory"), ("out", None)]
+    ("name", "message"),
+    [
+        ("none/out", "No such file"),
+        ("kept/out", "Not a directory"),
+        (".", "Is a directory"),
+        ("out", None),
+        ("kept", None),
+    ],
 )
 def test_an_output_is_looked_at_and_left_alone(
     tmp_path: Path, name: str, message: str | None
 ) -> None:
+    (tmp_path / "kept").write_text("as it was")
     if message is None:
-        evaluate.check_output(tmp_path / name)
+        terminal.check_output(tmp_path / name)
     else:
         with pytest.raises(UserError, match=f"cannot write: {message}"):
-            evaluate.check_output(tmp_path / name)
-    assert list(tmp_path.iterdir()) == []
+            terminal.check_output(tmp_path / name)
+    assert [(item.name, item.read_text()) for item in tmp_path.iterdir()] == [("kept", "as it was")]

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mtrain
-from mtrain import checkpoint, cli, log, metrics, picture, report
+from mtrain import checkpoint, cli, log, metrics, report, terminal
 from mtrain.config import Config, HubCorpus, load_config
 from mtrain.curves import BUCKETS, MOST_ROWS, Chart, Series, charts_of, number, spread, thinned
 from mtrain.errors import UserError
@@ -508,12 +508,12 @@ def test_what_is_no_plain_file_is_written_to_and_never_replaced(tmp_path: Path) 
     plain, link, pipe = tmp_path / "plain", tmp_path / "link", tmp_path / "pipe"
     plain.write_text("old")
     link.symlink_to("plain")
-    picture.write_output(link, b"new")
+    terminal.write_output(link, b"new")
     assert link.is_symlink()
     assert plain.read_bytes() == b"new"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    picture.write_output(pipe, b"page")
+    terminal.write_output(pipe, b"page")
     assert os.read(reader, 10) == b"page"
     os.close(reader)
     assert pipe.is_fifo()
