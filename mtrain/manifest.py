@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from mtrain.errors import UserError
@@ -132,11 +133,16 @@ def write_file(path: Path, text: str) -> None:
 def write_bytes(path: Path, data: bytes) -> None:
     """Replace a file so that readers and crashes see the old or the new bytes, never a mixture."""
     aside = path.with_name(f".{path.name}.partial")
-    with aside.open("wb") as out:
-        out.write(data)
-        out.flush()
-        os.fsync(out.fileno())
-    os.replace(aside, path)
+    try:
+        with aside.open("wb") as out:
+            out.write(data)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(aside, path)
+    except OSError:
+        with suppress(OSError):  # a full disk wants the room
+            aside.unlink()
+        raise
     sync(path.parent)
 
 

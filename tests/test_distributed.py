@@ -21,7 +21,7 @@ import pytest
 import torch
 from conftest import contents, differences, status, write_config
 
-from mtrain import checkpoint, cli, distributed, layout, loss, train
+from mtrain import checkpoint, cli, distributed, layout, learner, loss, optim
 from mtrain.config import load_config
 from mtrain.distributed import Place, Ranks, find_place, first_host, joined
 from mtrain.errors import (
@@ -194,7 +194,7 @@ def record_in_float64(config_file: Path, output: Path, accum_steps: int) -> None
     """Take steps in float64 throughout and write their losses down."""
     overrides = [f"train.accum_steps={accum_steps}", "model.dropout=0.2"]
     config = load_config(config_file, overrides)
-    train.set_compute_dtype = lambda model, dtype: model.double()  # type: ignore[attr-defined]
+    learner.set_compute_dtype = lambda model, dtype: model.double()  # type: ignore[attr-defined]
     with joined() as ranks:
         run = RunDirectory(output.parent / "run")
         trainer = Trainer(config, prepare(config, run.tokenizer, Stop()), run, Stop(), ranks)
@@ -322,13 +322,13 @@ def test_a_failure_of_one_is_told_by_the_first(config: Path, tmp_path: Path) -> 
 
 
 def spoil_gradient() -> None:
-    accumulate = train.Optimizer.accumulate
+    accumulate = optim.Optimizer.accumulate
 
-    def spoilt(self: train.Optimizer) -> None:
+    def spoilt(self: optim.Optimizer) -> None:
         accumulate(self)
         self.grads[0].view(-1)[0] = float("nan")
 
-    train.Optimizer.accumulate = spoilt  # type: ignore[method-assign]
+    optim.Optimizer.accumulate = spoilt  # type: ignore[method-assign]
 
 
 def test_a_gradient_that_is_not_finite_ends_all(config: Path, tmp_path: Path) -> None:
