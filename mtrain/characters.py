@@ -12,6 +12,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from mtrain.scripts import script_of
+
 Codes = NDArray[np.uint32]
 
 # What may be odd about a character, by its number; 0 is nothing.
@@ -47,13 +49,6 @@ _ODD_OF_CATEGORY = {"Cc": "control", "Co": "private", "Cn": "undefined", "Cs": "
 NONE, RUN, SINGLE, TRIPLE = range(4)
 _SINGLE = {"CJK", "HIRAGANA"}
 _TRIPLE = {"THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN", "JAVANESE", "BALINESE"}
-# First words of the names of letters that name no script.
-_NO_SCRIPTS = {"MODIFIER", "MICRO", "MASCULINE", "FEMININE", "SCRIPT", "BLACK-LETTER", "ANGSTROM"}
-_NO_SCRIPTS |= {"MATHEMATICAL", "DOUBLE-STRUCK", "KELVIN", "OHM", "PLANCK", "EULER", "ALEF"}
-# Scripts that join letters or run from right to left, where such marks are usual; emoji have them.
-JOINING = {"ARABIC", "HEBREW", "SYRIAC", "THAANA", "NKO", "DEVANAGARI", "BENGALI", "GURMUKHI"}
-JOINING |= {"GUJARATI", "ORIYA", "TAMIL", "TELUGU", "KANNADA", "MALAYALAM", "SINHALA", "KHMER"}
-JOINING |= {"MYANMAR", "TIBETAN", "MONGOLIAN", "ADLAM", "MANDAIC", "SAMARITAN"}
 
 PIECES_A_WORD = 1.4  # about, where there is no vocabulary yet
 
@@ -117,10 +112,6 @@ class Lines:
     codes: Codes
     lines: NDArray[np.int64]
     count: int
-
-    def per_line(self, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Count chosen characters in each line."""
-        return np.bincount(self.lines[chosen], minlength=self.count)
 
 
 class Characters:
@@ -186,16 +177,22 @@ class Characters:
                 self._meet_letter(code, char, category)
 
     def _meet_letter(self, code: int, char: str, category: str) -> None:
-        name = unicodedata.name(char, "").removeprefix("FULLWIDTH ").removeprefix("HALFWIDTH ")
-        script = name.split(" ")[0]
+        script = script_of(char)
         self.form[code] = SINGLE if script in _SINGLE else TRIPLE if script in _TRIPLE else RUN
         if len(char.lower()) == 1:
             self.lower[code] = ord(char.lower())
-        if category[0] != "L" or not script or script in _NO_SCRIPTS or len(self.scripts) > 250:
+        if category[0] != "L" or not script or len(self.scripts) > 250:
             return
         if script not in self.scripts:
             self.scripts.append(script)
         self.script[code] = self.scripts.index(script)
+
+
+def spans(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Count up from each start, so many times: of 5 and 9, by 3 and 2, these are 5 6 7 9 10."""
+    begins = np.cumsum(counts) - counts
+    places: NDArray[np.int64] = np.arange(counts.sum()) + np.repeat(starts - begins, counts)
+    return places
 
 
 def _odd_category(code: int, category: str) -> str:

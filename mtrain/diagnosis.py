@@ -56,8 +56,7 @@ class Diagnosis:
     """All that `mtrain check` reports."""
 
     doctor: Doctor
-    tokenizer: Tokenizer | None = None
-    fits: list[Fit] = field(default_factory=list)
+    fits: dict[str, Fit] = field(default_factory=dict)  # by side
     forecast: Forecast | None = None
     trouble: str = ""  # why there is no forecast
 
@@ -78,9 +77,9 @@ class Diagnosis:
         for each in self.doctor.sets:
             yield from each.found.lines(width)
         yield "vocabulary"
-        if self.tokenizer is None:
+        if self.doctor.tokenizer is None:
             yield "  none yet: lengths in tokens are estimated"
-        for name, fit in zip(("source", "target"), self.fits, strict=False):
+        for name, fit in self.fits.items():
             yield f"  {name}: {fit}"
         if self.forecast is not None:
             yield "forecast"
@@ -98,7 +97,7 @@ class Diagnosis:
                 "bytes": round(fit.share(fit.bytes), 6),
                 "unknown": round(fit.share(fit.unknown), 6),
             }
-            for name, fit in zip(("source", "target"), self.fits, strict=False)
+            for name, fit in self.fits.items()
         }
         return json.dumps(
             {
@@ -123,9 +122,10 @@ def diagnose(
     doctor.scan()
     doctor.tokenizer = _find_tokenizer(config, doctor)
     doctor.look()
-    diagnosis = Diagnosis(doctor, doctor.tokenizer)
+    diagnosis = Diagnosis(doctor)
     if doctor.tokenizer is not None:
-        diagnosis.fits = [_fit(doctor.tokenizer, doctor.sample, side) for side in (0, 1)]
+        for side, name in enumerate(("source", "target")):
+            diagnosis.fits[name] = _fit(doctor.tokenizer, doctor.sample, side)
         _warn_of_fit(diagnosis)
     if with_forecast:
         try:
@@ -155,7 +155,7 @@ def _fit(tokenizer: Tokenizer, sample: list[Chunk], side: int) -> Fit:
 
 
 def _warn_of_fit(diagnosis: Diagnosis) -> None:
-    for name, fit in zip(("source", "target"), diagnosis.fits, strict=True):
+    for name, fit in diagnosis.fits.items():
         odd = fit.share(fit.bytes + fit.unknown) > MOST_BYTES or fit.a_word > MOST_A_WORD
         if fit.words and odd:
             diagnosis.doctor.sets[0].found.tell("pieces", f"{name}: {fit}")

@@ -13,16 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.characters import Characters
-from mtrain.check import suspicions
 from mtrain.config import Config, Corpus
 from mtrain.corpus import Scan, describe, read_rows, reading_of
 from mtrain.errors import RowError, UnequalError, UserError
+from mtrain.filters import is_identical
 from mtrain.finders import look_at_pairs, look_for_long_lines
 from mtrain.findings import Chunk, Example, Findings, Place
 from mtrain.log import progress_bar
 from mtrain.overlap import Hashed, ScoredSet, Tally
 from mtrain.prepare import scan_corpus
 from mtrain.repeats import Duplicates
+from mtrain.sides import suspicions_of_lengths
 from mtrain.slips import Slips
 from mtrain.stop import Stop
 from mtrain.text import is_blank, windows_lines
@@ -253,7 +254,7 @@ def _size(row: Row) -> int:
 
 def _is_telling(row: Row) -> bool:
     """Tell whether both sides hold text, and not the same."""
-    return not is_blank(row[1]) and not is_blank(row[2]) and row[1].strip() != row[2].strip()
+    return not any(map(is_blank, row[1:])) and not is_identical(row[1:])
 
 
 def joined(chunks: list[Chunk], place: Place, characters: Characters) -> Chunk:
@@ -264,27 +265,12 @@ def joined(chunks: list[Chunk], place: Place, characters: Characters) -> Chunk:
     return Chunk(place, numbers, (src, tgt), characters)
 
 
-@dataclass(frozen=True)
-class _Lengths:
-    """The lengths of pairs, for a look at whether the sides go together."""
-
-    lengths: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def lengths_of(self, start: int, stop: int) -> NDArray[np.int64]:
-        return self.lengths[start:stop]
-
-    def equal_sides(self, start: int, stop: int) -> NDArray[np.bool_]:
-        return np.zeros(stop - start, bool)
-
-
 def _look_at_lengths(each: Set, lengths: NDArray[np.int64], step: int) -> None:
-    """Tell where lengths do not go together; places are known where every pair was looked at."""
-    for sign in suspicions(_Lengths(lengths)):
-        if step == 1 or "near pair" not in sign:
-            each.found.tell("unrelated", sign)
+    """Tell where lengths do not go together."""
+    for sign in suspicions_of_lengths(
+        len(lengths), lambda start, stop: lengths[start:stop], is_sample=step > 1
+    ):
+        each.found.tell("unrelated", sign)
 
 
 def _look_for_windows_lines(each: Set, check: Callable[[], None]) -> None:

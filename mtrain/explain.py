@@ -8,10 +8,11 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from mtrain.marks import ENTITIES, HYPHENS, SUBWORDS
+from mtrain.scripts import script_of, scripts_of
 from mtrain.text import is_blank
 
 MOST_NAMED = 5  # lines that a note names
@@ -30,6 +31,7 @@ KEPT, LOST = 0.9, 0.02  # share of numbers and the like; share of lines from whi
 WINDOW, FURTHEST = 50, 3  # lines looked at together, and how far they may have slipped
 BETTER, ADVANTAGE = 1.5, 0.05  # likeness of lines that have slipped, against those in place
 
+HAN_OR_KANA = dict.fromkeys(scripts_of("ja"), "han or kana")  # which Japanese mixes
 UNKNOWN = re.compile(r"⁇|<unk>|\[UNK\]|\ufffd")
 # A phrase of letters three times in a row, or a short one four times.
 LOOP = re.compile(r"([^\W\d_].{7,79}?)\1{2,}|([^\W\d_].{1,6}?)\2{3,}")
@@ -37,22 +39,12 @@ LOOP = re.compile(r"([^\W\d_].{7,79}?)\1{2,}|([^\W\d_].{1,6}?)\2{3,}")
 _TOKENIZED = r" [,.](?=\s|$)| [,。、，]|\w (?:n't|'(?:s|re|ve|ll|m|d))\b|[぀-ヿ㐀-鿿] [぀-ヿ㐀-鿿]"
 # What stands in text that was prepared for a model, and what to do about it.
 MARKS: tuple[tuple[str, str, "re.Pattern[str]", str], ...] = (
-    (
-        "subword",
-        "marks of subwords (@@, ▁)",
-        re.compile(r"@@(?= |$)|▁|￭|(?<= )##\w"),
-        "join the pieces before scoring",
-    ),
-    (
-        "hyphens",
-        "tokens such as @-@",
-        re.compile(r"@[-,.:/&]@"),
-        "undo the tokenization before scoring",
-    ),
+    ("subword", "marks of subwords (@@, ▁)", SUBWORDS, "join the pieces before scoring"),
+    ("hyphens", "tokens such as @-@", HYPHENS, "undo the tokenization before scoring"),
     (
         "escapes",
         "escaped characters such as &quot;",
-        re.compile(r"&(?:quot|apos|amp|lt|gt|nbsp|#\d+|#x[0-9A-Fa-f]+|#9[13]);"),
+        ENTITIES,
         "turn them back into characters before scoring",
     ),
     (
@@ -99,7 +91,7 @@ class Note:
 
     def as_json(self) -> dict[str, Any]:
         """An item of `notes` in `mtrain eval --json`."""
-        return {**self.__dict__}
+        return asdict(self)
 
     def __str__(self) -> str:
         places = ", ".join(map(str, self.first)) + (", ..." if self.lines > len(self.first) else "")
@@ -118,13 +110,10 @@ class Texts:
     def __len__(self) -> int:
         return len(self.hypotheses)
 
-    def note(
-        self, kind: str, what: str, places: Iterable[int], advice: str, of: int | None = None
-    ) -> Note:
+    def note(self, kind: str, what: str, places: list[int], advice: str) -> Note:
         """Make a note on lines, which are counted from 0."""
-        found = list(places)
-        first = [place + 1 for place in found[:MOST_NAMED]]
-        return Note(kind, what, len(found), len(self) if of is None else of, first, advice)
+        first = [place + 1 for place in places[:MOST_NAMED]]
+        return Note(kind, what, len(places), len(self), first, advice)
 
 
 def explain(
@@ -210,18 +199,10 @@ def _unknown(texts: Texts) -> Iterator[Note]:
         yield texts.note("unknown", what, places, advice)
 
 
-@cache
-def _script(character: str) -> str:
-    """Name the script of a letter, by the first word of its name."""
-    name = re.split("[ -]", unicodedata.name(character, "?"))[0].lower()
-    return "han or kana" if name in ("cjk", "hiragana", "katakana", "ideographic") else name
-
-
 def _scripts(*texts: str) -> Counter[str]:
     """Count the letters of each script."""
-    return Counter(
-        _script(character) for text in texts for character in text if character.isalpha()
-    )
+    scripts = map(script_of, filter(str.isalpha, "".join(texts)))
+    return Counter(HAN_OR_KANA.get(script, script.lower()) for script in scripts if script)
 
 
 def _other_script(texts: Texts) -> Iterator[Note]:

@@ -56,7 +56,7 @@ class Selection:
         settings = self.filter
         checks: list[tuple[str, Callable[[Pair], bool]]] = []
         if settings.identical:
-            checks.append(("the same text on both sides", _is_identical))
+            checks.append(("the same text on both sides", is_identical))
         if settings.control:
             checks.append(("control or invalid characters", _has_control))
         for side, name in enumerate(("src_script", "tgt_script")):
@@ -80,7 +80,8 @@ def scripts_pattern(name: str, scripts: Iterable[str]) -> "regex.Pattern[str]":
         ) from None
 
 
-def _is_identical(pair: Pair) -> bool:
+def is_identical(pair: Pair) -> bool:
+    """Tell whether both sides are the same text, white space around it aside."""
     return pair[0].strip() == pair[1].strip()
 
 

@@ -1,16 +1,19 @@
 """What may be odd about pairs: each function looks at a chunk of them for one kind of thing."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.characters import JOINING, ODD, PIECES_A_WORD
+from mtrain.characters import ODD, PIECES_A_WORD
+from mtrain.filters import is_identical
 from mtrain.findings import Chunk, Findings
+from mtrain.marks import ENTITIES, HYPHENS, SUBWORDS
+from mtrain.scripts import JOINING, name_of
 from mtrain.text import is_blank
 from mtrain.tokenizer import Tokenizer
-from mtrain.usual import Usual, script_name
+from mtrain.usual import Usual
 
 Rows = NDArray[np.int64]
 
@@ -30,18 +33,13 @@ _CYRILLIC = re.compile(
 )
 _GARBLED = re.compile("锟斤拷|ï¿½|ðŸ[\x80-\xbf‘-“˜™]")
 _QUOTES = set("‘’“”‹›„‚»«´¨…–—")
-_ENTITY = (
-    r"&(?:amp|lt|gt|quot|apos|nbsp|copy|reg|[lr][ds]?quo|hellip|[mn]dash|shy|euro|bar|bull|middot|"
-    r"laquo|raquo|[a-zA-Z](?:acute|grave|circ|uml|tilde|cedil|ring|slash)|szlig|eth|thorn|"
-    r"#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6});"
-)
 _TAG = (
     r"</?(?:a|abbr|b|big|blockquote|body|br|center|code|div|em|font|form|h[1-6]|head|hr|html|i|img|"
     r"input|li|link|meta|ol|p|pre|s|script|small|span|strong|style|sub|sup|table|tbody|td|th|title|"
     r"tr|tt|u|ul)(?:\s+[a-zA-Z:-]+\s*=[^<>]*|\s*)/?>|<!--|<!\[CDATA\["
 )
-_MARKUP = re.compile(f"{_ENTITY}|{_TAG}")
-_SUBWORDS = re.compile(r"(?:^|\w)@@(?=\s|$)|(?:^|\s)@-@(?=\s|$)|▁|￭|</w>|(?:^|\s)##\w+")
+_MARKUP = re.compile(f"{ENTITIES.pattern}|{_TAG}")
+_CUT = re.compile(f"{SUBWORDS.pattern}|{HYPHENS.pattern}")
 
 
 def look_at_pairs(chunk: Chunk, usual: Usual, found: Findings) -> NDArray[np.float64]:
@@ -52,7 +50,7 @@ def look_at_pairs(chunk: Chunk, usual: Usual, found: Findings) -> NDArray[np.flo
     for side in (0, 1):
         _look_at_side(chunk, side, found)
     blank = _look_for_blanks(chunk, found)
-    same = ~blank & np.array([a.strip() == b.strip() for a, b in zip(*chunk.texts, strict=True)])
+    same = ~blank & np.array(list(map(is_identical, zip(*chunk.texts, strict=True))))
     same &= chunk.words[0].counts > 0
     rows = np.flatnonzero(same)
     found.add_rows("same", chunk, rows, ranks=-chunk.lengths[rows, 0].astype(float))
@@ -70,8 +68,8 @@ def look_at_pairs(chunk: Chunk, usual: Usual, found: Findings) -> NDArray[np.flo
 
 def _look_at_side(chunk: Chunk, side: int, found: Findings) -> None:
     """Find characters and marks that text should not have."""
-    lines, characters, texts = chunk.lines[side], chunk.characters, chunk.texts[side]
-    odd = characters.odd[lines.codes]
+    lines = chunk.lines[side]
+    odd = chunk.characters.odd[lines.codes]
     places = np.flatnonzero(odd)
     for kind in np.unique(odd[places]).tolist():
         some = places[odd[places] == kind]
@@ -82,9 +80,10 @@ def _look_at_side(chunk: Chunk, side: int, found: Findings) -> None:
             rows = rows[~_joins(chunk, side, rows)]
         found.add_rows(ODD[kind], chunk, rows, side, spots=spots)
     for kind, search in _SEARCHES:
-        spots = dict(search(texts))
-        other = {row for row, _ in search([chunk.texts[1 - side][row] for row in spots])}
-        ranks = np.array([float(index in other) for index in range(len(spots))])
+        found_at = ((row, search(text)) for row, text in enumerate(chunk.texts[side]))
+        spots = {row: spot for row, spot in found_at if spot is not None}
+        others = [search(chunk.texts[1 - side][row]) for row in spots]
+        ranks = np.array([float(spot is not None) for spot in others])
         rows = np.array(list(spots), np.int64)  # those on one side alone come first
         found.add_rows(kind, chunk, rows, side, ranks=ranks, spots=spots)
     _look_for_mixed_words(chunk, side, found)
@@ -112,16 +111,13 @@ def _look_for_mixed_words(chunk: Chunk, side: int, found: Findings) -> None:
     found.add_rows("mixed_word", chunk, np.unique(lines.lines[1:][mixed]), side)
 
 
-def _find_mojibake(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
+def _find_mojibake(text: str) -> int | None:
     """Find UTF-8 that was read as Windows-1252, Latin-1 or Windows-1251."""
-    for row, text in enumerate(texts):
-        if text.isascii():
-            continue
-        spots = [match.start() for match in _RUN.finditer(text) if _is_mojibake(text, match)]
-        spots += [match.start() for match in _CYRILLIC.finditer(text)]
-        spots += [match.start() for match in _GARBLED.finditer(text)]
-        if spots:
-            yield row, min(spots)
+    if text.isascii():
+        return None
+    spots = [match.start() for match in _RUN.finditer(text) if _is_mojibake(text, match)]
+    others = (pattern.search(text) for pattern in (_CYRILLIC, _GARBLED))
+    return min(spots + [match.start() for match in others if match], default=None)
 
 
 def _is_mojibake(text: str, match: "re.Match[str]") -> bool:
@@ -140,20 +136,18 @@ def _is_mojibake(text: str, match: "re.Match[str]") -> bool:
     return len(meant) > 1 or run[0] in "ÂÃÄÅâ"
 
 
-def _find_markup(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
-    for row, text in enumerate(texts):
-        if ("<" in text or "&" in text) and (match := _MARKUP.search(text)):
-            yield row, match.start()
+def _find_markup(text: str) -> int | None:
+    match = _MARKUP.search(text) if "<" in text or "&" in text else None
+    return match.start() if match else None
 
 
-def _find_subwords(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
-    for row, text in enumerate(texts):
-        marked = "@" in text or "#" in text or "▁" in text or "￭" in text or "</w>" in text
-        if marked and (match := _SUBWORDS.search(text)):
-            yield row, match.start()
+def _find_subwords(text: str) -> int | None:
+    marked = "@" in text or "#" in text or "▁" in text or "￭" in text or "</w>" in text
+    match = _CUT.search(text) if marked else None
+    return match.start() if match else None
 
 
-_SEARCHES: list[tuple[str, Callable[[Sequence[str]], Iterator[tuple[int, int]]]]] = [
+_SEARCHES: list[tuple[str, Callable[[str], int | None]]] = [
     ("mojibake", _find_mojibake),
     ("markup", _find_markup),
     ("subwords", _find_subwords),
@@ -161,8 +155,7 @@ _SEARCHES: list[tuple[str, Callable[[Sequence[str]], Iterator[tuple[int, int]]]]
 
 
 def _look_for_blanks(chunk: Chunk, found: Findings) -> NDArray[np.bool_]:
-    src = np.array(list(map(is_blank, chunk.texts[0])), bool)
-    tgt = np.array(list(map(is_blank, chunk.texts[1])), bool)
+    src, tgt = (np.array(list(map(is_blank, texts)), bool) for texts in chunk.texts)
     for kind, odd in (
         ("blank_source", src & ~tgt),
         ("blank_target", tgt & ~src),
@@ -189,7 +182,7 @@ def _look_at_scripts(
         odd = ~told & (count >= least) & (2 * count > letters.sum(1))
         for script in np.unique(main[odd]).tolist():
             rows = np.flatnonzero(odd & (main == script))
-            about = f"({name} mostly {script_name(chunk.characters.scripts[script])})"
+            about = f"({name} mostly {name_of(chunk.characters.scripts[script])})"
             found.add_rows(
                 "script", chunk, rows, side, ranks=-count[rows].astype(float), about=about
             )

@@ -301,11 +301,8 @@ def clipped(text: str, width: int) -> str:
     """Cut a text to so many columns of a terminal."""
     columns = 0
     for place, char in enumerate(text):
-        columns += 0 if unicodedata.combining(char) else _columns(char)
+        if not unicodedata.combining(char):
+            columns += 2 if unicodedata.east_asian_width(char) in "WF" else 1
         if columns > width:
             return text[: max(0, place - 3)] + "..."
     return text
-
-
-def _columns(char: str) -> int:
-    return 2 if unicodedata.east_asian_width(char) in "WF" else 1

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.characters import GOLDEN, Words
+from mtrain.characters import GOLDEN, Words, spans
 
 MOST_WORDS = 32  # of a line that are looked at
 MOST_TYPES = 30_000  # words of a side that may have kin
@@ -64,9 +64,9 @@ class Vocabulary:
     def side(self, words: Words) -> Side:
         """Find the words of lines that may be telling."""
         words = first_words(words)
-        words = words.select(_found(self.common, words.hashes) == 0)
+        words = words.select(numbered(self.common, words.hashes) == 0)
         words = words.select(words.places < MOST_WORDS)
-        return Side(words, _found(self.known, words.hashes))
+        return Side(words, numbered(self.known, words.hashes))
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Kinship:
     def _hits(self, src: Side, tgt: Side) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Tell of each word of either side whether kin, or itself, is on the other."""
         hits = np.zeros(len(src.types), bool), np.zeros(len(tgt.types), bool)
-        for left, right in crossed(src.words, tgt.words):
+        for left, right in _crossed(src.words, tgt.words):
             found = self.table[_place(src.types[left], tgt.types[right])]
             found |= src.words.hashes[left] == tgt.words.hashes[right]
             hits[0][left[found]] = True
@@ -128,8 +128,10 @@ def first_words(words: Words) -> Words:
     return words.select(kept)
 
 
-def _found(known: NDArray[np.uint64], hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Number hashes by their places among those known, from 1; 0 is for all others."""
+def numbered(known: NDArray[np.uint64], hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Number hashes by their places among those known, which are sorted, from 1; 0 is for all
+    others.
+    """
     if not len(known):
         return np.zeros(len(hashes), np.int64)
     places = np.searchsorted(known, hashes)
@@ -150,7 +152,7 @@ def _rates(own: Observed, apart: Observed, size: int) -> Rates:
     return Rates(present, absent)
 
 
-def crossed(src: Words, tgt: Words) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+def _crossed(src: Words, tgt: Words) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Go through each word of a pair's source with each of its target, by their places."""
     work = np.cumsum(src.counts * tgt.counts)
     cuts = np.searchsorted(
@@ -162,9 +164,7 @@ def crossed(src: Words, tgt: Words) -> Iterator[tuple[NDArray[np.int64], NDArray
             continue
         left = np.arange(src.starts[start], src.starts[stop])
         times = tgt.counts[src.lines[left]]
-        places = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)
-        right = np.repeat(tgt.starts[src.lines[left]], times) + places
-        yield np.repeat(left, times), right
+        yield np.repeat(left, times), spans(tgt.starts[src.lines[left]], times)
         start = stop
 
 
@@ -177,7 +177,7 @@ def _place(left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np.uint
 def _kin(src: Side, tgt: Side, width: int) -> NDArray[np.uint64]:
     """Find the words that come together more often than chance has it, as places in the table."""
     keys = [np.zeros(0, np.int64)]
-    for left, right in crossed(src.words, tgt.words):
+    for left, right in _crossed(src.words, tgt.words):
         types = src.types[left], tgt.types[right]
         known = (types[0] > 0) & (types[1] > 0)
         keys.append(types[0][known] * width + types[1][known])

@@ -4,14 +4,16 @@ signatures.
 
 import os
 import re
-import unicodedata
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from mtrain.errors import MissingExtraError, RefusedError, UserError
+from mtrain.scripts import language_code, script_of, scripts_of
 
-TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
+TOKENIZERS = {"zh": "zh", "zho": "zh", "cmn": "zh", "ja": "ja-mecab", "jpn": "ja-mecab"}
+TOKENIZERS |= {"ko": "ko-mecab", "kor": "ko-mecab"}
 _RESAMPLES = 1000
 
 
@@ -43,10 +45,7 @@ def tokenizer_for(language: str | None) -> str:
     """Name sacreBLEU's tokenizer for a target language; 13a where none of its own is needed or
     known.
     """
-    code = (language or "").replace("_", "-").lower().split("-")[0]
-    return {"zho": "zh", "cmn": "zh", "jpn": "ja-mecab", "kor": "ko-mecab"}.get(
-        code, TOKENIZERS.get(code, "13a")
-    )
+    return TOKENIZERS.get(language_code(language or ""), "13a")
 
 
 def check_tokenizer(name: str) -> None:
@@ -67,15 +66,9 @@ def check_tokenizer(name: str) -> None:
 
 def is_mostly_cjk(texts: Iterable[str]) -> bool:
     """Tell whether most letters are Han, Kana or Hangul, which the 13a tokenizer does not cut."""
-    letters = cjk = 0
-    for text in texts:
-        for character in text:
-            if character.isalpha():
-                letters += 1
-                cjk += unicodedata.name(character, "").startswith(
-                    ("CJK", "HIRAGANA", "KATAKANA", "HANGUL")
-                )
-    return 2 * cjk > letters
+    letters = Counter(script_of(char) for text in texts for char in text if char.isalpha())
+    cjk = sum(letters[script] for script in scripts_of("ja") | scripts_of("ko"))
+    return 2 * cjk > letters.total()
 
 
 def bleu(

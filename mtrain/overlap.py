@@ -4,17 +4,17 @@ The set is held as hashes, of whole lines and of pairs of neighbouring words; wh
 with streams by.
 """
 
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.characters import GOLDEN, Words
+from mtrain.characters import GOLDEN, Words, spans
 from mtrain.findings import Chunk, Example, Findings
-from mtrain.kinship import first_words
+from mtrain.kinship import first_words, numbered
+from mtrain.repeats import text_hashes
 
 LEAST_BIGRAMS = 5  # of a line that can be nearly another
 NEAR, NEAR_ONE = 0.6, 0.75  # share of bigrams in common: on average over the sides, on one of them
@@ -24,33 +24,25 @@ KINDS = ("overlap", "source_overlap", "target_overlap", "near_overlap")
 BITS = 22  # of the hash table of bigrams
 
 
-def line_hashes(texts: Sequence[str]) -> NDArray[np.uint64]:
-    """Hash lines without the white space around them."""
-    digests = (
-        hashlib.blake2b(text.strip().encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        for text in texts
-    )
-    return np.frombuffer(b"".join(digests), "<u8")
-
-
-def pair_hashes(src: NDArray[np.uint64], tgt: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Hash pairs of lines by the hashes of both."""
-    mixed = src * GOLDEN + tgt
-    return (mixed ^ (mixed >> np.uint64(31))) * GOLDEN
+def mixed(first: NDArray[np.uint64], second: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Hash pairs of hashes."""
+    both = first * GOLDEN + second
+    return (both ^ (both >> np.uint64(31))) * GOLDEN
 
 
 def bigrams(words: Words) -> Words:
     """Hash the pairs of neighbouring words of each line, each once."""
     inner = words.lines[1:] == words.lines[:-1]
-    hashes = (words.hashes[:-1] * GOLDEN + words.hashes[1:])[inner]
-    hashes ^= hashes >> np.uint64(29)
+    hashes = mixed(words.hashes[:-1], words.hashes[1:])[inner]
     counts = np.bincount(words.lines[1:][inner], minlength=len(words))
-    return first_words(Words.of(hashes * GOLDEN, counts))
+    return first_words(Words.of(hashes, counts))
 
 
 @dataclass(frozen=True)
 class Hashed:
-    """A chunk's rows as hashes: of the sources, the targets, the pairs."""
+    """A chunk's rows as hashes: of the sources, the targets, the pairs, all without the white space
+    around them.
+    """
 
     chunk: Chunk
     src: NDArray[np.uint64]
@@ -59,17 +51,17 @@ class Hashed:
     @staticmethod
     def of(chunk: Chunk) -> "Hashed":
         """Hash the rows of a chunk."""
-        return Hashed(chunk, *(line_hashes(texts) for texts in chunk.texts))
+        return Hashed(chunk, *(text_hashes(map(str.strip, texts)) for texts in chunk.texts))
 
     @cached_property
     def pairs(self) -> NDArray[np.uint64]:
-        """Hashes of pairs."""
-        return pair_hashes(self.src, self.tgt)
+        """Hashes of pairs, by those of both sides."""
+        return mixed(self.src, self.tgt)
 
     @cached_property
     def is_blank(self) -> NDArray[np.bool_]:
         """Rows that are blank on a side."""
-        blank = line_hashes([""])[0]
+        blank = text_hashes([""])
         rows: NDArray[np.bool_] = (self.src == blank) | (self.tgt == blank)
         return rows
 
@@ -94,37 +86,31 @@ class ScoredSet:
 
     def __init__(self, rows: Hashed) -> None:
         self.rows = rows
-        self.exact = [_Sorted(hashes) for hashes in (rows.pairs, rows.src, rows.tgt)]
         self.near = [_Bigrams(words) for words in rows.bigrams]
 
     def matches(self, other: Hashed) -> Iterator[Match]:
         """Find the rows that are in another chunk too, each with the kind that says most."""
-        told = self.rows.is_blank.copy()
-        found = zip(
-            KINDS[:3],
-            self.exact,
-            (other.pairs, other.src, other.tgt),
-            strict=True,
-        )
-        for kind, own, hashes in found:
-            for row, place in own.places(hashes):
-                if not told[row]:
-                    yield Match(kind, row, place, 1.0)
-            told[[row for row, _ in own.places(hashes)]] = True
-        for row, place in sorted(self._near(other)):
+        own, told = self.rows, self.rows.is_blank.copy()
+        for kind, hashes, others in (
+            ("overlap", own.pairs, other.pairs),
+            ("source_overlap", own.src, other.src),
+            ("target_overlap", own.tgt, other.tgt),
+        ):
+            known, first = np.unique(others, return_index=True)
+            numbers = numbered(known, hashes)
+            rows = np.flatnonzero((numbers > 0) & ~told)
+            for row, place in zip(rows.tolist(), first[numbers[rows] - 1].tolist(), strict=True):
+                yield Match(kind, row, place, 1.0)
+            told[rows] = True
+        both = zip(self.near, other.bigrams, strict=True)
+        guesses = set[tuple[int, int]]().union(*(near.guesses(words) for near, words in both))
+        for row, place in sorted(guesses):
             likeness = [
-                own.likeness(row, words, place)
-                for own, words in zip(self.near, other.bigrams, strict=True)
+                near.likeness(row, words, place)
+                for near, words in zip(self.near, other.bigrams, strict=True)
             ]
             if not told[row] and sum(likeness) / 2 >= NEAR and max(likeness) >= NEAR_ONE:
                 yield Match("near_overlap", row, place, sum(likeness) / 2)
-
-    def _near(self, other: Hashed) -> set[tuple[int, int]]:
-        """Guess which rows may be nearly others."""
-        guesses: set[tuple[int, int]] = set()
-        for own, words in zip(self.near, other.bigrams, strict=True):
-            guesses |= own.guesses(words)
-        return guesses
 
 
 class Tally:
@@ -167,24 +153,6 @@ class Tally:
             self.found.tell("contained", f"{same:,} of {pairs:,} pairs: its score means nothing")
 
 
-class _Sorted:
-    """Hashes of lines in order, and their rows."""
-
-    def __init__(self, hashes: NDArray[np.uint64]) -> None:
-        self.rows = np.argsort(hashes, kind="stable")
-        self.hashes = hashes[self.rows]
-
-    def places(self, others: NDArray[np.uint64]) -> list[tuple[int, int]]:
-        """List the rows whose hashes are among others, each with the first place there."""
-        order = np.argsort(others, kind="stable")
-        where = np.searchsorted(others[order], self.hashes)
-        inside = np.minimum(where, max(0, len(others) - 1))
-        if not len(others):
-            return []
-        found = others[order][inside] == self.hashes
-        return list(zip(self.rows[found].tolist(), order[inside[found]].tolist(), strict=True))
-
-
 class _Bigrams:
     """Bigrams of the lines of a side in order, and their lines."""
 
@@ -209,12 +177,7 @@ class _Bigrams:
         first = np.searchsorted(self.hashes, hashes, "left")
         times = np.searchsorted(self.hashes, hashes, "right") - first
         times[times > MOST_PLACES] = 0
-        places = (
-            np.repeat(first, times)
-            + np.arange(times.sum())
-            - np.repeat(np.cumsum(times) - times, times)
-        )
-        width = len(self.words)
+        width, places = len(self.words), spans(first, times)
         keys, votes = np.unique(
             np.repeat(lines, times) * width + self.lines[places], return_counts=True
         )

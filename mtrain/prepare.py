@@ -17,7 +17,6 @@ from pydantic import TypeAdapter
 
 from mtrain import checkpoint, layout, manifest, repeats
 from mtrain.cache import cache_directory, cache_key, cached, remembered
-from mtrain.check import suspicions
 from mtrain.config import Config, Corpus, TokenizerConfig
 from mtrain.corpus import (
     Pair,
@@ -37,6 +36,7 @@ from mtrain.filters import Selection
 from mtrain.log import Places, logger, progress_bar
 from mtrain.metrics import check_tokenizer, tokenizer_for
 from mtrain.rundir import RunDirectory
+from mtrain.sides import suspicions
 from mtrain.stop import Stop
 from mtrain.store import CHUNK, Store, build_store, open_store, store_key
 from mtrain.text import DROPPED

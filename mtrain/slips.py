@@ -38,11 +38,8 @@ class Stretch:
         """How many lines the target is behind its place; 0 where that is not clear."""
         best = int(np.argmax(self.better))
         gain = self.better[best] - self.better[FARTHEST]
-        return (
-            best - FARTHEST
-            if self.worst >= LEAST and gain >= MARGIN and self.better[best] > 0
-            else 0
-        )
+        is_clear = self.worst >= LEAST and gain >= MARGIN and self.better[best] > 0
+        return best - FARTHEST if is_clear else 0
 
     def goes_on_in(self, other: "Stretch") -> bool:
         """Tell whether a later stretch is slipped by the same distance, not far behind."""
@@ -78,8 +75,8 @@ class Slips:
             if self.open is None:
                 if worth <= 0:
                     continue
-                self.open, self.sum, self.row = Stretch(0, 0), 0.0, row
-                self.open.start = int(chunk.numbers[row])
+                number = int(chunk.numbers[row])
+                self.open, self.sum, self.row = Stretch(number, number), 0.0, row
             self.sum += worth
             if words[row] <= -self.misfit:
                 self._hold(chunk, row, float(words[row]))
@@ -119,8 +116,10 @@ class Slips:
 
     def _close(self) -> None:
         stretch, self.open = self.open, None
-        if stretch is None or not stretch.is_sure:
-            if stretch is not None and stretch.misfits:
+        if stretch is None:
+            return
+        if not stretch.is_sure:
+            if stretch.misfits:
                 self.findings.add("misfit", stretch.misfits, stretch.examples)
         elif self.last is not None and self.last.goes_on_in(stretch):
             self.last.end = stretch.end
@@ -131,16 +130,15 @@ class Slips:
     def _tell(self) -> None:
         stretch, self.last = self.last, None
         if stretch is not None:
-            where = {"end": stretch.end, "distance": stretch.distance}
-            self.findings.add("slip", 1, [_example(self.findings.place, stretch, where)])
+            self.findings.add("slip", 1, [_example(self.findings.place, stretch)])
 
 
-def _example(place: Place, stretch: Stretch, where: dict[str, int]) -> Example:
+def _example(place: Place, stretch: Stretch) -> Example:
     """Say where sides are out of step."""
     text = "the words of the sides do not go together"
     if distance := stretch.distance:
         side = "behind" if distance > 0 else "before"
         text = f"targets stand about {abs(distance)} {place.unit}(s) {side} their sources"
     shown = f"{place.name(stretch.start)} to {stretch.end}"
-    json = {**place.as_json(stretch.start), **where}
+    json = {**place.as_json(stretch.start), "end": stretch.end, "distance": stretch.distance}
     return Example(stretch.start, stretch.start, shown, text, json)

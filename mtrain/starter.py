@@ -10,7 +10,6 @@ from pathlib import Path
 from string import Template
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mtrain import manifest
 from mtrain.characters import PIECES_A_WORD, Characters
@@ -19,10 +18,9 @@ from mtrain.corpus import read_rows, scan
 from mtrain.errors import RefusedError, UserError
 from mtrain.findings import printable
 from mtrain.log import logger, progress_bar
-from mtrain.overlap import line_hashes
+from mtrain.scripts import SCRIPTS
 from mtrain.stop import Stop
 from mtrain.text import NOT_UTF8, Reading, is_blank
-from mtrain.usual import SCRIPTS
 from mtrain.yaml_reader import dump_document
 
 LANGUAGES = {code for codes in SCRIPTS.values() for code in codes.split()}
@@ -327,7 +325,7 @@ def _hold_out(
             f"{corpus.src}: nothing can be held out: the pairs that were drawn are blank on a side "
             "or not valid UTF-8; see mtrain check"
         )
-    hashes = [np.sort(line_hashes(texts)) for texts in zip(*held.values(), strict=True)]
+    sources, targets = (set(map(str.strip, texts)) for texts in zip(*held.values(), strict=True))
     files[0].parent.mkdir(parents=True, exist_ok=True)
     asides = [file.with_name(f".{file.name}.partial") for file in files]
     left = dropped = 0
@@ -340,7 +338,7 @@ def _hold_out(
                 if number % CHUNK == 0:
                     stop.check()
                 is_held = number in held
-                if not is_held and _is_among((src, tgt), hashes):
+                if not is_held and (src.strip() in sources or tgt.strip() in targets):
                     dropped += 1
                     continue
                 left += not (is_held or is_blank(src) or is_blank(tgt))
@@ -386,15 +384,6 @@ def _chosen(corpus: TextCorpus, pairs: int, count: int, stop: Stop) -> dict[int,
     order = np.random.default_rng(2).permutation(len(found))[:count]
     numbers = list(found)
     return {number: found[number] for number in sorted(numbers[place] for place in order.tolist())}
-
-
-def _is_among(pair: tuple[str, str], hashes: list[NDArray[np.uint64]]) -> bool:
-    """Tell whether a side is one of those known by their sorted hashes."""
-    for known, own in zip(hashes, line_hashes(pair), strict=True):
-        place = int(np.searchsorted(known, own))
-        if place < len(known) and known[place] == own:
-            return True
-    return False
 
 
 def render(

@@ -4,7 +4,6 @@ import errno
 import os
 import signal
 import sys
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import IO
 
 from mtrain import manifest
 from mtrain.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, RefusedError, UserError
-from mtrain.text import open_bytes
+from mtrain.text import open_bytes, reading_from
 
 
 def leave_at_once() -> None:
@@ -58,10 +57,8 @@ def reading(name: str) -> Iterator[Iterator[bytes]]:
 
 def _guarded(stream: IO[bytes], name: str) -> Iterator[bytes]:
     """Read lines; raises `UserError`, for an error of the input is not one of the output."""
-    try:
+    with reading_from(name):
         yield from stream
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{name}: cannot read: {error}") from None
 
 
 def refuse_overwriting(output: str | Path | None, *inputs: str | Path | None) -> None:

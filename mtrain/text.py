@@ -9,6 +9,7 @@ import hashlib
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
@@ -62,6 +63,17 @@ def open_bytes(path: Path) -> IO[bytes]:
         raise UserError(f"{path}: cannot read: {error.strerror or error}") from None
 
 
+@contextmanager
+def reading_from(name: Path | str) -> Iterator[None]:
+    """Turn errors of reading a file that was opened, such as damage to a packed one, into
+    `UserError`.
+    """
+    try:
+        yield
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{name}: cannot read: {error}") from None
+
+
 def read_lines(stream: Iterable[bytes], counts: Counter[str] | None = None) -> Iterator[bytes]:
     r"""Yield the lines of a binary stream without `\n`, a BOM at the start, or one `\r` before
     `\n`.
@@ -79,11 +91,8 @@ def read_lines(stream: Iterable[bytes], counts: Counter[str] | None = None) -> I
 
 def read_file(path: Path, counts: Counter[str] | None = None) -> Iterator[bytes]:
     """Yield the lines of a file; raises `UserError` where it cannot be read or is damaged."""
-    with open_bytes(path) as stream:
-        try:
-            yield from read_lines(stream, counts)
-        except (OSError, EOFError, zlib.error) as error:
-            raise UserError(f"{path}: cannot read: {error}") from None
+    with open_bytes(path) as stream, reading_from(path):
+        yield from read_lines(stream, counts)
 
 
 def read_text_file(path: Path, counts: Counter[str] | None = None) -> list[str]:
@@ -102,16 +111,13 @@ def read_text_file(path: Path, counts: Counter[str] | None = None) -> list[str]:
 def windows_lines(path: Path, most: int, check: Callable[[], None]) -> tuple[int, int, list[int]]:
     r"""Count the lines that end in `\r\n`, and all; and number the first ones."""
     count, number, first = 0, 0, list[int]()
-    with open_bytes(path) as stream:
-        try:
-            for number, line in enumerate(stream, 1):
-                if line.endswith(b"\r\n"):
-                    count += 1
-                    first += [number] * (len(first) < most)
-                if number % _BLOCK == 0:
-                    check()
-        except (OSError, EOFError, zlib.error) as error:
-            raise UserError(f"{path}: cannot read: {error}") from None
+    with open_bytes(path) as stream, reading_from(path):
+        for number, line in enumerate(stream, 1):
+            if line.endswith(b"\r\n"):
+                count += 1
+                first += [number] * (len(first) < most)
+            if number % _BLOCK == 0:
+                check()
     return count, number, first
 
 
@@ -122,15 +128,12 @@ def scan_file(path: Path, check: Callable[[], None]) -> tuple[int, bytes]:
             f"{path}: not a regular file; a corpus is read more than once, which no pipe can be"
         )
     digest, lines, last = hashlib.sha256(), 0, b""
-    with open_bytes(path) as stream:
-        try:
-            while block := stream.read(_BLOCK):
-                check()
-                digest.update(block)
-                lines += block.count(b"\n")
-                last = block
-        except (OSError, EOFError, zlib.error) as error:
-            raise UserError(f"{path}: cannot read: {error}") from None
+    with open_bytes(path) as stream, reading_from(path):
+        while block := stream.read(_BLOCK):
+            check()
+            digest.update(block)
+            lines += block.count(b"\n")
+            last = block
     return lines + (bool(last) and not last.endswith(b"\n")), digest.digest()
 
 

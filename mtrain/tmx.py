@@ -8,13 +8,12 @@ other element is kept. A line break in a segment, with the blanks around it, bec
 """
 
 import re
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from xml.parsers import expat
 
 from mtrain.errors import UserError
-from mtrain.text import DROPPED, Reading, open_bytes
+from mtrain.text import DROPPED, Reading, open_bytes, reading_from
 
 CODES = {"bpt", "ept", "it", "ph", "ut"}
 DEEPEST = 200  # elements within each other; memories have some ten
@@ -82,10 +81,8 @@ def read_units(path: Path, check: Callable[[], None] = lambda: None) -> Iterator
     with open_bytes(path) as stream:
         while True:
             check()
-            try:
+            with reading_from(path):
                 block = stream.read(_BLOCK)
-            except (OSError, EOFError, zlib.error) as error:
-                raise UserError(f"{path}: cannot read: {error}") from None
             memory.feed(block)
             yield from memory.units
             memory.units.clear()

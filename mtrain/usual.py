@@ -7,6 +7,7 @@ from mtrain.characters import Words
 from mtrain.config import DataConfig
 from mtrain.findings import Chunk, Findings
 from mtrain.kinship import Kinship
+from mtrain.scripts import language_code, name_of, scripts_of
 
 BITS = 18  # of the hash tables of words
 ROUNDS = 4  # of telling pairs that are swapped and counting again
@@ -22,37 +23,6 @@ LENGTH_FOR, LENGTH_AGAINST = 0.5, 2.0  # nats that the lengths of a pair may be 
 LEAST_PAIRS = 20  # from which scripts are learned
 USUAL_SHARE = 0.05  # of a side's letters, for a script that is at home there
 
-# Scripts of languages, by the first words of their letters' names.
-SCRIPTS = {
-    "LATIN": "af az bs ca cs cy da de en es et eu fi fr ga gl hr hu id is it la lb lt lv mg ms mt "
-    "nb nl nn no oc pl pt ro sk sl so sq sv sw tl tr uz vi yo zu",
-    "CYRILLIC": "be bg kk ky mk mn ru tg tt uk",
-    "CJK": "zh ja",
-    "HIRAGANA": "ja",
-    "KATAKANA": "ja",
-    "HANGUL": "ko",
-    "ARABIC": "ar ckb fa ps sd ug ur",
-    "HEBREW": "he iw yi",
-    "GREEK": "el",
-    "DEVANAGARI": "hi mr ne sa",
-    "BENGALI": "as bn",
-    "GURMUKHI": "pa",
-    "GUJARATI": "gu",
-    "ORIYA": "or",
-    "TAMIL": "ta",
-    "TELUGU": "te",
-    "KANNADA": "kn",
-    "MALAYALAM": "ml",
-    "SINHALA": "si",
-    "THAI": "th",
-    "LAO": "lo",
-    "KHMER": "km",
-    "MYANMAR": "my",
-    "TIBETAN": "bo dz",
-    "GEORGIAN": "ka",
-    "ARMENIAN": "hy",
-    "ETHIOPIC": "am ti",
-}
 # Words that a text of a language is full of, and a text of the others here is not.
 FREQUENT = {
     "cs": "je se na že jsou jako který pro",
@@ -74,12 +44,6 @@ FREQUENT = {
     "uk": "і в не на що з це та",
     "bg": "и на да се за от не е",
 }
-
-
-def scripts_of(language: str) -> set[str]:
-    """Name the scripts of a language, if it is known."""
-    code = language.lower().replace("_", "-").split("-")[0]
-    return {script for script, codes in SCRIPTS.items() if code in codes.split()}
 
 
 class Leaning:
@@ -168,14 +132,15 @@ class Usual:
     """What to expect of pairs: learned from a sample of the training text."""
 
     def __init__(self, parts: list[Chunk]) -> None:
-        sides, lengths = _sides(parts), [part.lengths for part in parts]
-        self.pairs = len(sides[0])
-        self.kinship = Kinship(*sides)
-        evidence = self.kinship.evidence(*sides)
+        src, tgt = (Words.join([part.words[side] for part in parts]) for side in (0, 1))
+        lengths = [part.lengths for part in parts]
+        self.pairs = len(src)
+        self.kinship = Kinship(src, tgt)
+        evidence = self.kinship.evidence(src, tgt)
         self.mean = float(evidence.mean()) if len(evidence) else 0.0
         lowest = float(np.quantile(evidence, LOWEST)) if len(evidence) else 0.0
         self.misfit = min(MOST_MISFIT, max(LEAST_MISFIT, -MISFIT_OF_LOWEST * lowest))
-        self.leaning = Leaning(*sides)
+        self.leaning = Leaning(src, tgt)
         self.ratio = LengthRatio(np.concatenate([np.zeros((0, 2), np.int64), *lengths]))
         letters = [sum_letters(parts, side) for side in (0, 1)]
         few = self.pairs < LEAST_PAIRS  # which say nothing of what is at home there
@@ -197,16 +162,9 @@ class Usual:
         languages = data.src_lang, data.tgt_lang
         for side, language in enumerate(languages):
             _compare_scripts(parts, side, language, found)
-        codes = [language.lower().replace("_", "-").split("-")[0] for language in languages]
+        codes = [language_code(language) for language in languages]
         if all(code in FREQUENT for code in codes) and codes[0] != codes[1]:
             _compare_words(parts, codes, found)
-
-
-def _sides(parts: list[Chunk]) -> tuple[Words, Words]:
-    """Put the words of chunks one behind the other."""
-    return Words.join([part.words[0] for part in parts]), Words.join(
-        [part.words[1] for part in parts]
-    )
 
 
 def _compare_scripts(parts: list[Chunk], side: int, language: str, found: Findings) -> None:
@@ -220,7 +178,7 @@ def _compare_scripts(parts: list[Chunk], side: int, language: str, found: Findin
         found.tell(
             "language",
             f"data.{key} is {language}, but {letters[main] / letters.sum():.0%} of the "
-            f"{side_name}'s letters are {script_name(names[main])}: are the sides swapped?",
+            f"{side_name}'s letters are {name_of(names[main])}: are the sides swapped?",
             side,
         )
 
@@ -242,11 +200,6 @@ def _compare_words(parts: list[Chunk], codes: list[str], found: Findings) -> Non
             f"most sources look like data.tgt_lang ({codes[1]}) and most targets like "
             f"data.src_lang ({codes[0]}): swap src and tgt, or the languages",
         )
-
-
-def script_name(name: str) -> str:
-    """Name a script for people."""
-    return "Han" if name == "CJK" else name.capitalize()
 
 
 def sum_letters(parts: list[Chunk], side: int) -> NDArray[np.int64]:

@@ -21,8 +21,8 @@ ROOT = PACKAGE.parent
 # A module may import those of the rows above its own, and nothing else of this package.
 LAYERS = (
     "errors",
-    "yaml_reader json_reader phrasebook stop",
-    "describe lock workers manifest tokenizer metrics device check attention muon text characters",
+    "yaml_reader json_reader phrasebook stop scripts marks",
+    "describe lock workers manifest tokenizer metrics device sides attention muon text characters",
     "curves heatmap",
     "config explain layout tmx",
     "tables log terminal model search history subwords kinship pages",

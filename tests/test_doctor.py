@@ -30,8 +30,9 @@ from mtrain.findings import KINDS, Chunk, Place, clipped, printable
 from mtrain.kinship import first_words
 from mtrain.overlap import bigrams
 from mtrain.repeats import Duplicates
+from mtrain.scripts import script_of, scripts_of
 from mtrain.stop import Stop
-from mtrain.usual import FREQUENT, LengthRatio, scripts_of
+from mtrain.usual import FREQUENT, LengthRatio
 
 Sides = tuple[list[str], list[str]]
 PAIRS = 3000
@@ -175,6 +176,7 @@ ODD_TEXT: list[tuple[str, Callable[[bytes], bytes]]] = [
     ("markup", put(b" &#39;")),
     ("subwords", lambda line: line.replace(b" ", b"@@ ", 2)),
     ("subwords", lambda line: "▁".encode() + line),
+    ("subwords", put(b" @-@ ")),
     ("mixed_word", put(" pаypal ".encode())),
     ("encoding", put(b"\xff")),
 ]
@@ -601,9 +603,23 @@ def test_what_a_terminal_must_not_obey_is_spelt_out() -> None:
 def test_tables_of_languages_hold_together() -> None:
     assert scripts_of("ja") == {"CJK", "HIRAGANA", "KATAKANA"}
     assert scripts_of("zh-Hant") == {"CJK"}
+    assert scripts_of("ZH_tw") == {"CJK"}
     assert scripts_of("xx") == set()
     assert all(scripts_of(code) for code in FREQUENT)
     assert {severity for severity, _ in KINDS.values()} == {"error", "warning", "note"}
+
+
+def test_scripts_of_letters() -> None:
+    letters = {
+        "a": "LATIN",
+        "ｂ": "LATIN",
+        "人": "CJK",
+        "々": "CJK",
+        "ー": "KATAKANA",
+        "ﾊ": "KATAKANA",
+    }
+    assert {char: script_of(char) for char in letters} == letters
+    assert {script_of(char) for char in "𝐀ℂℌµª\ud800"} == {""}
 
 
 def test_chunks_end_where_they_hold_much_text() -> None:

@@ -4,7 +4,7 @@ Translations of longer sentences are longer. Where that stops being so, or holds
 lines some way apart, lines have been lost or shuffled on one side, which no count of lines shows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -35,21 +35,28 @@ class Sides(Protocol):
 
 def suspicions(corpus: Sides) -> Iterator[str]:
     """Say what looks wrong about a corpus, in time and memory that do not grow with it."""
-    windows = list(_windows(len(corpus)))
-    low = [start for start, stop in windows if _is_unrelated(corpus.lengths_of(start, stop))]
-    if windows and len(low) > len(windows) / 2:
+    yield from suspicions_of_lengths(len(corpus), corpus.lengths_of)
+    equal = [corpus.equal_sides(start, stop).mean() for start, stop in _windows(len(corpus))]
+    if equal and (share := float(np.mean(equal))) > MOST_SAME:
+        yield f"{share:.0%} of the pairs have the same text on both sides"
+
+
+def suspicions_of_lengths(
+    pairs: int, lengths_of: Callable[[int, int], NDArray[np.int64]], *, is_sample: bool = False
+) -> Iterator[str]:
+    """Say what looks wrong about lengths; where they are of a sample, pairs have no numbers."""
+    windows = list(_windows(pairs))
+    low = [start for start, stop in windows if _is_unrelated(lengths_of(start, stop))]
+    if len(low) > len(windows) / 2:
         yield (
             "the lengths of the sides do not go together, as those of translations do: "
             "are they aligned line for line?"
         )
-    elif low:
+    elif low and not is_sample:
         yield (
             f"the lengths of the sides do not go together near pair {low[0] + 1:,} "
             f"({len(low):,} of {len(windows):,} places looked at): have lines slipped there?"
         )
-    equal = [corpus.equal_sides(start, stop).mean() for start, stop in windows]
-    if equal and (share := float(np.mean(equal))) > MOST_SAME:
-        yield f"{share:.0%} of the pairs have the same text on both sides"
 
 
 def _windows(pairs: int) -> Iterator[tuple[int, int]]:

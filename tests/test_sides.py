@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mtrain.check import suspicions
 from mtrain.corpus import Text
+from mtrain.sides import suspicions
 
 APART = "lengths of the sides do not go together"
 

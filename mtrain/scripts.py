@@ -1,0 +1,72 @@
+"""Scripts, by the first words of the Unicode names of their letters: of letters, of languages."""
+
+import re
+import unicodedata
+from functools import cache
+
+# Languages that are written in a script.
+SCRIPTS = {
+    "LATIN": "af az bs ca cs cy da de en es et eu fi fr ga gl hr hu id is it la lb lt lv mg ms mt "
+    "nb nl nn no oc pl pt ro sk sl so sq sv sw tl tr uz vi yo zu",
+    "CYRILLIC": "be bg kk ky mk mn ru tg tt uk",
+    "CJK": "zh ja",
+    "HIRAGANA": "ja",
+    "KATAKANA": "ja",
+    "HANGUL": "ko",
+    "ARABIC": "ar ckb fa ps sd ug ur",
+    "HEBREW": "he iw yi",
+    "GREEK": "el",
+    "DEVANAGARI": "hi mr ne sa",
+    "BENGALI": "as bn",
+    "GURMUKHI": "pa",
+    "GUJARATI": "gu",
+    "ORIYA": "or",
+    "TAMIL": "ta",
+    "TELUGU": "te",
+    "KANNADA": "kn",
+    "MALAYALAM": "ml",
+    "SINHALA": "si",
+    "THAI": "th",
+    "LAO": "lo",
+    "KHMER": "km",
+    "MYANMAR": "my",
+    "TIBETAN": "bo dz",
+    "GEORGIAN": "ka",
+    "ARMENIAN": "hy",
+    "ETHIOPIC": "am ti",
+}
+# Scripts that join letters or run from right to left, where joiners and direction marks are usual.
+JOINING = {"ARABIC", "HEBREW", "SYRIAC", "THAANA", "NKO", "DEVANAGARI", "BENGALI", "GURMUKHI"}
+JOINING |= {"GUJARATI", "ORIYA", "TAMIL", "TELUGU", "KANNADA", "MALAYALAM", "SINHALA", "KHMER"}
+JOINING |= {"MYANMAR", "TIBETAN", "MONGOLIAN", "ADLAM", "MANDAIC", "SAMARITAN"}
+# First words of the names of letters that name no script.
+_NO_SCRIPTS = {"MODIFIER", "MICRO", "MASCULINE", "FEMININE", "SCRIPT", "BLACK", "ANGSTROM", "ALEF"}
+_NO_SCRIPTS |= {"MATHEMATICAL", "DOUBLE", "KELVIN", "OHM", "PLANCK", "EULER"}
+
+
+@cache
+def script_of(character: str) -> str:
+    """Name the script of a letter, or of a mark or digit that belongs to one; empty if none is
+    known.
+    """
+    name = unicodedata.name(character, "").removeprefix("FULLWIDTH ").removeprefix("HALFWIDTH ")
+    script = re.split("[ -]", name)[0]
+    if script in _NO_SCRIPTS:
+        return ""
+    return "CJK" if script == "IDEOGRAPHIC" else script
+
+
+def language_code(language: str) -> str:
+    """The language of a tag such as `zh_CN` or `pt-BR`, without its region."""
+    return re.split("[-_]", language.lower())[0]
+
+
+def scripts_of(language: str) -> set[str]:
+    """Name the scripts of a language, if it is known."""
+    code = language_code(language)
+    return {script for script, codes in SCRIPTS.items() if code in codes.split()}
+
+
+def name_of(script: str) -> str:
+    """Name a script for people."""
+    return "Han" if script == "CJK" else script.capitalize()
