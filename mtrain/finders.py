@@ -1,12 +1,14 @@
 """What may be odd about pairs: each function looks at a chunk of them for one kind of thing."""
 
 import re
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
+from html.entities import name2codepoint
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.characters import JOINING, ODD, PIECES_A_WORD
+from mtrain.characters import JOINING, ODD, PIECES_A_WORD, WIDE
 from mtrain.findings import Chunk, Findings
 from mtrain.text import is_blank
 from mtrain.tokenizer import Tokenizer
@@ -29,10 +31,10 @@ _CYRILLIC = re.compile(
     r"(?:[РС][\u0402-\u040f\u0452-\u045f\u0490\u0491\u00a0-\u00bb\u2013-\u203a№]){3,}"
 )
 _GARBLED = re.compile("锟斤拷|ï¿½|ðŸ[\x80-\xbf‘-“˜™]")
+_EMOJI = re.compile("[\u2190-\u21ff\u2300-\u2bff\U0001f000-\U0001faff]")
 _QUOTES = set("‘’“”‹›„‚»«´¨…–—")
 _ENTITY = (
-    r"&(?:amp|lt|gt|quot|apos|nbsp|copy|reg|[lr][ds]?quo|hellip|[mn]dash|shy|euro|bar|bull|middot|"
-    r"laquo|raquo|[a-zA-Z](?:acute|grave|circ|uml|tilde|cedil|ring|slash)|szlig|eth|thorn|"
+    rf"&(?:{'|'.join(name2codepoint)}|apos|AMP|LT|GT|QUOT|bar|"
     r"#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6});"
 )
 _TAG = (
@@ -41,7 +43,7 @@ _TAG = (
     r"tr|tt|u|ul)(?:\s+[a-zA-Z:-]+\s*=[^<>]*|\s*)/?>|<!--|<!\[CDATA\["
 )
 _MARKUP = re.compile(f"{_ENTITY}|{_TAG}")
-_SUBWORDS = re.compile(r"(?:^|\w)@@(?=\s|$)|(?:^|\s)@-@(?=\s|$)|▁|￭|</w>|(?:^|\s)##\w+")
+_SUBWORDS = re.compile(r"(?:^|\w)@@(?=\s|$)|(?:^|\s)@-@(?=\s|$)|▁|￭|</w>|(?:^|\s)##\w+|<unk>")
 
 
 def look_at_pairs(chunk: Chunk, usual: Usual, found: Findings) -> NDArray[np.float64]:
@@ -80,6 +82,8 @@ def _look_at_side(chunk: Chunk, side: int, found: Findings) -> None:
         spots = dict(zip(rows.tolist(), (some[first] - begins).tolist(), strict=True))
         if ODD[kind] == "mark":
             rows = rows[~_joins(chunk, side, rows)]
+        elif ODD[kind] == "full_width":
+            rows = rows[~_has_letters(chunk, side, rows, WIDE)]
         found.add_rows(ODD[kind], chunk, rows, side, spots=spots)
     for kind, search in _SEARCHES:
         spots = dict(search(texts))
@@ -92,12 +96,20 @@ def _look_at_side(chunk: Chunk, side: int, found: Findings) -> None:
 
 def _joins(chunk: Chunk, side: int, rows: Rows) -> NDArray[np.bool_]:
     """Tell which lines hold letters or signs that are joined or marked as a matter of course."""
-    joining = [n for n, name in enumerate(chunk.characters.scripts) if name in JOINING]
-    letters = chunk.characters.letters(chunk.lines[side])[rows][:, joining].sum(1) > 0
+    letters = _has_letters(chunk, side, rows, JOINING)
     texts = (chunk.texts[side][row] for row in rows.tolist())
-    signs = np.array([any(char > "\u2600" for char in text) for text in texts], bool)
+    signs = np.array([_EMOJI.search(text) is not None for text in texts], bool)
     either: NDArray[np.bool_] = letters | signs
     return either
+
+
+def _has_letters(chunk: Chunk, side: int, rows: Rows, scripts: set[str]) -> NDArray[np.bool_]:
+    """Tell which lines hold letters of some scripts."""
+    chosen = [n for n, name in enumerate(chunk.characters.scripts) if name in scripts]
+    found: NDArray[np.bool_] = (
+        chunk.characters.letters(chunk.lines[side])[rows][:, chosen].sum(1) > 0
+    )
+    return found
 
 
 def _look_for_mixed_words(chunk: Chunk, side: int, found: Findings) -> None:
@@ -148,15 +160,27 @@ def _find_markup(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
 
 def _find_subwords(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
     for row, text in enumerate(texts):
-        marked = "@" in text or "#" in text or "▁" in text or "￭" in text or "</w>" in text
+        marked = "@" in text or "#" in text or "▁" in text or "￭" in text or "<" in text
         if marked and (match := _SUBWORDS.search(text)):
             yield row, match.start()
+
+
+def _find_decomposed(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Find letters that are followed by their accents, where there are letters with these."""
+    for row, text in enumerate(texts):
+        if text.isascii() or unicodedata.is_normalized("NFC", text):
+            continue
+        composed = unicodedata.normalize("NFC", text)
+        if len(composed) < len(text):  # others become more characters, or as many
+            pairs = zip(text, composed, strict=False)
+            yield row, next((n for n, (a, b) in enumerate(pairs) if a != b), len(composed))
 
 
 _SEARCHES: list[tuple[str, Callable[[Sequence[str]], Iterator[tuple[int, int]]]]] = [
     ("mojibake", _find_mojibake),
     ("markup", _find_markup),
     ("subwords", _find_subwords),
+    ("decomposed", _find_decomposed),
 ]
 
 
