@@ -31,6 +31,8 @@ _CYRILLIC = re.compile(
     r"(?:[РС][\u0402-\u040f\u0452-\u045f\u0490\u0491\u00a0-\u00bb\u2013-\u203a№]){3,}"
 )
 _GARBLED = re.compile("锟斤拷|ï¿½|ðŸ[\x80-\xbf‘-“˜™]")
+_GROUPED = re.compile(r"(?<=\d)[.,'’ \u00a0\u2009\u202f](?=\d{3}(?!\d))")
+_NUMBER = re.compile(r"\d{2,18}")  # single digits are often words on the other side
 _EMOJI = re.compile("[\u2190-\u21ff\u2300-\u2bff\U0001f000-\U0001faff]")
 _QUOTES = set("‘’“”‹›„‚»«´¨…–—")
 _ENTITY = (
@@ -64,6 +66,7 @@ def look_at_pairs(chunk: Chunk, usual: Usual, found: Findings) -> NDArray[np.flo
     told |= _look_at_scripts(chunk, usual, found, told)
     if usual.pairs >= LEAST_PAIRS:
         _look_at_lengths(chunk, usual, found, told)
+    _look_at_numbers(chunk, found, told)
     if not usual.has_kin:
         return np.zeros((2, len(chunk)))
     words, lengths = usual.kinship.evidence(*chunk.words), usual.ratio.evidence(chunk.lengths)
@@ -246,6 +249,21 @@ def _look_at_lengths(chunk: Chunk, usual: Usual, found: Findings, told: NDArray[
     odd &= chunk.lengths.max(1) >= LEAST_CHARACTERS
     rows = np.flatnonzero(odd)
     found.add_rows("ratio", chunk, rows, ranks=-spread[rows])
+
+
+def _look_at_numbers(chunk: Chunk, found: Findings, told: NDArray[np.bool_]) -> None:
+    """Find pairs with as many numbers on one side as on the other, but not the same ones."""
+    rows = []
+    for row in np.flatnonzero(~told).tolist():
+        src, tgt = (_numbers(texts[row]) for texts in chunk.texts)
+        if len(src) == len(tgt) and src != tgt:
+            rows.append(row)
+    found.add_rows("numbers", chunk, np.array(rows, np.int64))
+
+
+def _numbers(text: str) -> list[int]:
+    """List the numbers of a text, in whatever digits, without the marks that group these."""
+    return sorted(map(int, _NUMBER.findall(_GROUPED.sub("", text))))
 
 
 def look_for_long_lines(

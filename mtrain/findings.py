@@ -37,6 +37,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "mixed_word": (WARNING, "Latin and Cyrillic letters in one word"),
     "same": (WARNING, "the same text on both sides"),
     "ratio": (WARNING, "one side far too long for the other"),
+    "numbers": (WARNING, "other numbers on the other side"),
     "long": (WARNING, "over data.max_length"),
     "blank_source": (WARNING, "blank source"),
     "blank_target": (WARNING, "blank target"),

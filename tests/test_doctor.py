@@ -722,3 +722,23 @@ def test_units_of_a_translation_memory_are_not_named_as_lines(folder: Folder) ->
     folder.data["train"] = [{"file": "m.tmx", "src": "xa", "tgt": "xb"}]
     found = look(folder.write())
     assert any("m.tmx unit 2 " in line for line in found.lines(80))
+
+
+@pytest.mark.parametrize(
+    ("src", "tgt", "is_odd"),
+    [
+        ("12", "21", True),
+        ("ISO 9660, 12", "12 ISO 9960", True),
+        ("1,024 10", "10 1.024", False),
+        ("1024", "1 024", False),
+        ("12", "१२", False),
+        ("12", "xx", False),
+        ("7", "8", False),
+        ("1" * 5000, "1" * 5000, False),
+    ],
+)
+def test_other_numbers_on_the_other_side(folder: Folder, src: str, tgt: str, is_odd: bool) -> None:
+    for name, text in (("valid.xa", src), ("valid.xb", tgt)):
+        folder.bytes[name][30] += b" " + text.encode()
+    expected = [("valid.xa", 31)] if is_odd else []
+    assert places(folder.look(), "numbers", "data.valid") == expected
