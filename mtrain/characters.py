@@ -30,18 +30,23 @@ ODD = (
     "undefined",
     "tab",
     "space",
+    "full_width",
 )
 _ODD_CHARACTERS = {
     "nul": "\0",
     "carriage_return": "\r",
     "line_break": "\n\v\f\x1c\x1d\x1e\x85\u2028\u2029",
-    "invisible": "\ufeff\u200b\u2060\u00ad\u180e\ufff9\ufffa\ufffb",
-    "mark": "\u200c\u200d\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069",
+    "invisible": "\ufeff\u200b\u2060\u00ad\u180e\ufff9\ufffa\ufffb\u034f\u2061\u2062\u2063\u2064"
+    "\u206a\u206b\u206c\u206d\u206e\u206f\u3164\uffa0",
+    "mark": "\u200c\u200d\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+    + "".join(map(chr, range(0xE0001, 0xE0080))),  # tags, of which flags are made
     "replacement": "\ufffd\ufffc",
     "tab": "\t",
     "space": "\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
     "\u202f\u205f",
+    "full_width": "".join(map(chr, (*range(0xFF10, 0xFF1A), *range(0xFF21, 0xFF3B)))),
 }
+_ODD_CHARACTERS["full_width"] += _ODD_CHARACTERS["full_width"].lower()
 _ODD_OF = {ord(c): ODD.index(name) for name, text in _ODD_CHARACTERS.items() for c in text}
 _ODD_OF_CATEGORY = {"Cc": "control", "Co": "private", "Cn": "undefined", "Cs": "undefined"}
 

@@ -13,7 +13,16 @@ from mtrain import phrasebook
 from mtrain.config import Config, Corpus, FileCorpus, GeneratedCorpus, HubCorpus, TextCorpus
 from mtrain.errors import UnequalError, UserError
 from mtrain.tables import TextRow, dataset_files, dataset_name, read_dataset, read_table, scan_table
-from mtrain.text import DROPPED, NOT_UTF8, Reading, decode, is_blank, read_file, scan_file
+from mtrain.text import (
+    DROPPED,
+    NOT_UTF8,
+    Reading,
+    decode,
+    is_blank,
+    read_file,
+    require_regular,
+    scan_file,
+)
 
 Pair = tuple[str, str]
 
@@ -119,6 +128,9 @@ def read_rows(corpus: Corpus, reading: Reading) -> Iterator[TextRow]:
     """Yield the pairs of a corpus in order, blank ones included, with their numbers: those of lines
     in a file, else of rows, from 1.
     """
+    if not isinstance(corpus, HubCorpus):
+        for path in files_of(corpus, reading.root):
+            require_regular(path)  # opening a pipe that nobody writes to waits for ever
     if isinstance(corpus, TextCorpus):
         return _read_files(reading.root / corpus.src, reading.root / corpus.tgt, reading)
     if isinstance(corpus, GeneratedCorpus):

@@ -222,6 +222,7 @@ class Doctor:
     ) -> None:
         """Look at the training text, and for lines of the scored sets in it."""
         train = [each for each in self.sets if each.is_train]
+        any_filled = False
         for number, each in enumerate(train):
             for chunk in self._look_at(each, usual, bar):
                 rows = Hashed.of(chunk)
@@ -231,6 +232,9 @@ class Doctor:
                 filled = np.flatnonzero(~rows.is_blank)
                 named = np.array(chunk.numbers, np.uint64) | np.uint64(number << ROW_BITS)
                 duplicates.add(rows.pairs[filled], named[filled])
+                any_filled |= len(filled) > 0
+        if not any_filled and all(each.found.pairs for each in train):
+            train[0].found.tell("empty", "no pair of data.train has text on both sides")
         for later, first in duplicates.groups():
             _tell_duplicates(train, later, first)
 

@@ -1,6 +1,7 @@
 """What may be odd about pairs: each function looks at a chunk of them for one kind of thing."""
 
 import re
+import unicodedata
 from collections.abc import Callable
 
 import numpy as np
@@ -10,7 +11,7 @@ from mtrain.characters import ODD, PIECES_A_WORD
 from mtrain.filters import is_identical
 from mtrain.findings import Chunk, Findings
 from mtrain.marks import ENTITIES, HYPHENS, SUBWORDS
-from mtrain.scripts import JOINING, name_of
+from mtrain.scripts import JOINING, WIDE, name_of
 from mtrain.text import is_blank
 from mtrain.tokenizer import Tokenizer
 from mtrain.usual import Usual
@@ -32,6 +33,9 @@ _CYRILLIC = re.compile(
     r"(?:[РС][\u0402-\u040f\u0452-\u045f\u0490\u0491\u00a0-\u00bb\u2013-\u203a№]){3,}"
 )
 _GARBLED = re.compile("锟斤拷|ï¿½|ðŸ[\x80-\xbf‘-“˜™]")
+_GROUPED = re.compile(r"(?<=\d)[.,'’ \u00a0\u2009\u202f](?=\d{3}(?!\d))")
+_NUMBER = re.compile(r"\d{2,18}")  # single digits are often words on the other side
+_EMOJI = re.compile("[\u2190-\u21ff\u2300-\u2bff\U0001f000-\U0001faff]")
 _QUOTES = set("‘’“”‹›„‚»«´¨…–—")
 _TAG = (
     r"</?(?:a|abbr|b|big|blockquote|body|br|center|code|div|em|font|form|h[1-6]|head|hr|html|i|img|"
@@ -39,7 +43,7 @@ _TAG = (
     r"tr|tt|u|ul)(?:\s+[a-zA-Z:-]+\s*=[^<>]*|\s*)/?>|<!--|<!\[CDATA\["
 )
 _MARKUP = re.compile(f"{ENTITIES.pattern}|{_TAG}")
-_CUT = re.compile(f"{SUBWORDS.pattern}|{HYPHENS.pattern}")
+_CUT = re.compile(f"{SUBWORDS.pattern}|{HYPHENS.pattern}|<unk>")
 
 
 def look_at_pairs(chunk: Chunk, usual: Usual, found: Findings) -> NDArray[np.float64]:
@@ -60,6 +64,7 @@ def look_at_pairs(chunk: Chunk, usual: Usual, found: Findings) -> NDArray[np.flo
     told |= _look_at_scripts(chunk, usual, found, told)
     if usual.pairs >= LEAST_PAIRS:
         _look_at_lengths(chunk, usual, found, told)
+    _look_at_numbers(chunk, found, told)
     if not usual.has_kin:
         return np.zeros((2, len(chunk)))
     words, lengths = usual.kinship.evidence(*chunk.words), usual.ratio.evidence(chunk.lengths)
@@ -78,6 +83,8 @@ def _look_at_side(chunk: Chunk, side: int, found: Findings) -> None:
         spots = dict(zip(rows.tolist(), (some[first] - begins).tolist(), strict=True))
         if ODD[kind] == "mark":
             rows = rows[~_joins(chunk, side, rows)]
+        elif ODD[kind] == "full_width":
+            rows = rows[~_has_letters(chunk, side, rows, WIDE)]
         found.add_rows(ODD[kind], chunk, rows, side, spots=spots)
     for kind, search in _SEARCHES:
         found_at = ((row, search(text)) for row, text in enumerate(chunk.texts[side]))
@@ -91,12 +98,20 @@ def _look_at_side(chunk: Chunk, side: int, found: Findings) -> None:
 
 def _joins(chunk: Chunk, side: int, rows: Rows) -> NDArray[np.bool_]:
     """Tell which lines hold letters or signs that are joined or marked as a matter of course."""
-    joining = [n for n, name in enumerate(chunk.characters.scripts) if name in JOINING]
-    letters = chunk.characters.letters(chunk.lines[side])[rows][:, joining].sum(1) > 0
+    letters = _has_letters(chunk, side, rows, JOINING)
     texts = (chunk.texts[side][row] for row in rows.tolist())
-    signs = np.array([any(char > "\u2600" for char in text) for text in texts], bool)
+    signs = np.array([_EMOJI.search(text) is not None for text in texts], bool)
     either: NDArray[np.bool_] = letters | signs
     return either
+
+
+def _has_letters(chunk: Chunk, side: int, rows: Rows, scripts: set[str]) -> NDArray[np.bool_]:
+    """Tell which lines hold letters of some scripts."""
+    chosen = [n for n, name in enumerate(chunk.characters.scripts) if name in scripts]
+    found: NDArray[np.bool_] = (
+        chunk.characters.letters(chunk.lines[side])[rows][:, chosen].sum(1) > 0
+    )
+    return found
 
 
 def _look_for_mixed_words(chunk: Chunk, side: int, found: Findings) -> None:
@@ -142,15 +157,27 @@ def _find_markup(text: str) -> int | None:
 
 
 def _find_subwords(text: str) -> int | None:
-    marked = "@" in text or "#" in text or "▁" in text or "￭" in text or "</w>" in text
+    marked = "@" in text or "#" in text or "▁" in text or "￭" in text or "<" in text
     match = _CUT.search(text) if marked else None
     return match.start() if match else None
+
+
+def _find_decomposed(text: str) -> int | None:
+    """Find a letter that is followed by its accent, where there is a letter with it."""
+    if text.isascii() or unicodedata.is_normalized("NFC", text):
+        return None
+    composed = unicodedata.normalize("NFC", text)
+    if len(composed) >= len(text):  # others become more characters, or as many
+        return None
+    pairs = enumerate(zip(text, composed, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), len(composed))
 
 
 _SEARCHES: list[tuple[str, Callable[[str], int | None]]] = [
     ("mojibake", _find_mojibake),
     ("markup", _find_markup),
     ("subwords", _find_subwords),
+    ("decomposed", _find_decomposed),
 ]
 
 
@@ -215,6 +242,21 @@ def _look_at_lengths(chunk: Chunk, usual: Usual, found: Findings, told: NDArray[
     odd &= chunk.lengths.max(1) >= LEAST_CHARACTERS
     rows = np.flatnonzero(odd)
     found.add_rows("ratio", chunk, rows, ranks=-spread[rows])
+
+
+def _look_at_numbers(chunk: Chunk, found: Findings, told: NDArray[np.bool_]) -> None:
+    """Find pairs with as many numbers on one side as on the other, but not the same ones."""
+    rows = []
+    for row in np.flatnonzero(~told).tolist():
+        src, tgt = (_numbers(texts[row]) for texts in chunk.texts)
+        if len(src) == len(tgt) and src != tgt:
+            rows.append(row)
+    found.add_rows("numbers", chunk, np.array(rows, np.int64))
+
+
+def _numbers(text: str) -> list[int]:
+    """List the numbers of a text, in whatever digits, without the marks that group these."""
+    return sorted(map(int, _NUMBER.findall(_GROUPED.sub("", text))))
 
 
 def look_for_long_lines(

@@ -37,6 +37,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "mixed_word": (WARNING, "Latin and Cyrillic letters in one word"),
     "same": (WARNING, "the same text on both sides"),
     "ratio": (WARNING, "one side far too long for the other"),
+    "numbers": (WARNING, "other numbers on the other side"),
     "long": (WARNING, "over data.max_length"),
     "blank_source": (WARNING, "blank source"),
     "blank_target": (WARNING, "blank target"),
@@ -53,6 +54,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "mojibake": (WARNING, "mojibake: UTF-8 read as something else"),
     "markup": (WARNING, "HTML tags or entities"),
     "subwords": (WARNING, "marks of text cut into subwords"),
+    "decomposed": (WARNING, "accents apart from their letters (not in NFC)"),
     "overlap": (WARNING, "pairs that are also in"),
     "source_overlap": (WARNING, "sources that are also in"),
     "target_overlap": (WARNING, "targets that are also in"),
@@ -62,6 +64,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "crlf": (NOTE, "Windows line ends, removed on reading"),
     "tab": (NOTE, "tabs"),
     "space": (NOTE, "no-break and other odd spaces"),
+    "full_width": (NOTE, "full-width letters or digits in text without Han, Kana or Hangul"),
 }
 
 
@@ -70,7 +73,7 @@ class Place:
     """Where the rows of a corpus stand."""
 
     files: tuple[str, ...]  # one, or one of either side
-    unit: str  # line, row or pair
+    unit: str  # line, row, unit of a translation memory, or pair
 
     @staticmethod
     def of(corpus: Corpus, root: Path) -> "Place":
@@ -78,7 +81,7 @@ class Place:
         if isinstance(corpus, TextCorpus):
             return Place((str(root / corpus.src), str(root / corpus.tgt)), "line")
         if isinstance(corpus, FileCorpus):
-            unit = "row" if corpus.kind == "parquet" else "line"
+            unit = {"parquet": "row", "tmx": "unit"}.get(corpus.kind, "line")
             return Place((str(root / corpus.file),), unit)
         if isinstance(corpus, GeneratedCorpus):
             return Place((f"{corpus.generated} {corpus.split}",), "pair")
@@ -89,7 +92,7 @@ class Place:
         file = self.files[side or 0] if len(self.files) > 1 else self.files[0]
         if self.unit == "line":
             return f"{Path(file).name}:{number}"
-        return f"{Path(file).name if self.unit == 'row' else file} {self.unit} {number}"
+        return f"{file if self.unit == 'pair' else Path(file).name} {self.unit} {number}"
 
     def as_json(self, number: int, side: int | None = None) -> dict[str, Any]:
         """Name a row for scripts."""
@@ -261,7 +264,7 @@ class Findings:
         for finding in self.sorted:
             head, count = f"  {finding.severity:<8} {finding.title}", f"{finding.count:,}"
             told = not any(example.shown for example in finding.examples)
-            yield head if told else head + count.rjust(max(1, width - len(head)))
+            yield head if told else f"{head} {count.rjust(width - len(head) - 1)}"
             for example in finding.examples:
                 yield from _shown(example, width)
 

@@ -21,6 +21,14 @@ DROPPED = "pairs dropped: "  # how counts of pairs that are left out begin
 NOT_UTF8 = DROPPED + "not valid UTF-8"
 
 _BOM = b"\xef\xbb\xbf"
+# How files begin that are not text in UTF-8 at all, and what to do; a line that begins so by chance
+# is bad, too.
+_OTHER_FORMATS = {
+    b"\xff\xfe": "this is how UTF-16 begins: convert the file with iconv",
+    b"\xfe\xff": "this is how UTF-16 begins: convert the file with iconv",
+    b"\x1f\x8b": "this is how gzip begins: give the file a name that ends in .gz",
+    b"\x28\xb5\x2f\xfd": "this is how zstd begins: give the file a name that ends in .zst",
+}
 _BLOCK = 1 << 20
 
 
@@ -121,12 +129,17 @@ def windows_lines(path: Path, most: int, check: Callable[[], None]) -> tuple[int
     return count, number, first
 
 
-def scan_file(path: Path, check: Callable[[], None]) -> tuple[int, bytes]:
-    """Return the number of lines and the SHA-256 of a file's decompressed bytes."""
+def require_regular(path: Path) -> None:
+    """Refuse a folder or a pipe in a corpus; raises `UserError`."""
     if path.exists() and not path.is_file():
         raise UserError(
             f"{path}: not a regular file; a corpus is read more than once, which no pipe can be"
         )
+
+
+def scan_file(path: Path, check: Callable[[], None]) -> tuple[int, bytes]:
+    """Return the number of lines and the SHA-256 of a file's decompressed bytes."""
+    require_regular(path)
     digest, lines, last = hashlib.sha256(), 0, b""
     with open_bytes(path) as stream, reading_from(path):
         while block := stream.read(_BLOCK):
@@ -143,9 +156,10 @@ def decode(path: Path, number: int, line: bytes, reading: Reading) -> str | None
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
         if reading.invalid_utf8 == "error":
-            reason = (
-                f"not valid UTF-8 (byte {error.start + 1} of the line); mend the line, or set "
-                "data.invalid_utf8: drop to leave such pairs out"
+            advice = next(
+                (text for start, text in _OTHER_FORMATS.items() if line.startswith(start)),
+                "mend the line, or set data.invalid_utf8: drop to leave such pairs out",
             )
+            reason = f"not valid UTF-8 (byte {error.start + 1} of the line); {advice}"
             reading.refuse(RowError(f"{path}:{number}", number, reason, is_encoding=True))
         return None

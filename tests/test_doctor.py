@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
 import time
 import tracemalloc
@@ -177,6 +178,13 @@ ODD_TEXT: list[tuple[str, Callable[[bytes], bytes]]] = [
     ("subwords", lambda line: line.replace(b" ", b"@@ ", 2)),
     ("subwords", lambda line: "▁".encode() + line),
     ("subwords", put(b" @-@ ")),
+    ("markup", put(b" &times; ")),
+    ("subwords", put(b" <unk> ")),
+    ("invisible", put("\u3164".encode())),
+    ("mark", put(" 中\u202e文 ".encode())),
+    ("mark", put("\U000e0041".encode())),
+    ("decomposed", put(" cafe\u0301 ".encode())),
+    ("full_width", put(" Ａ１ ".encode())),
     ("mixed_word", put(" pаypal ".encode())),
     ("encoding", put(b"\xff")),
 ]
@@ -206,6 +214,9 @@ HONEST = [
     "РССР и СРСР",
     "می‌خواهم",
     "👩‍🔧",
+    "❤️‍🔥 🏴\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f",
+    "中国 １２ ＡＢ",
+    "\u0958\u0940\u092e\u0924, ẹ̀kọ́, 2 \u212b",  # which NFC makes longer, or no shorter
 ]
 
 
@@ -686,3 +697,64 @@ def test_memory_does_not_grow_with_long_lines(folder: Folder) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 500_000_000
+
+
+def test_train_that_is_blank_on_a_side_throughout_is_an_error(folder: Folder) -> None:
+    folder.bytes["train.xb"] = [b" "] * PAIRS
+    report = folder.look()
+    assert ("data.train[0]", "empty") in kinds(report)
+    assert report["errors"] == 1
+
+
+def test_a_pipe_is_refused_and_not_waited_for(folder: Folder) -> None:
+    config = folder.write()
+    (folder.path / "train.xa").unlink()
+    os.mkfifo(folder.path / "train.xa")
+    report = json.loads(look(config).as_json())
+    assert ("data.train[0]", "unreadable") in kinds(report)
+
+
+@pytest.mark.parametrize(
+    ("data", "name"), [("a\n".encode("utf-16"), "UTF-16"), (gzip.compress(b"a\n"), "gzip")]
+)
+def test_files_that_are_no_text_are_told_for_what_they_are(
+    folder: Folder, data: bytes, name: str
+) -> None:
+    config = folder.write()
+    (folder.path / "train.xa").write_bytes(data)
+    found = json.loads(look(config).as_json())["corpora"][0]["findings"]
+    texts = [each["text"] for one in found if one["kind"] == "encoding" for each in one["examples"]]
+    assert name in texts[0]
+
+
+def test_units_of_a_translation_memory_are_not_named_as_lines(folder: Folder) -> None:
+    units = "".join(
+        f'<tu>\n<tuv xml:lang="xa"><seg>ba{n}</seg></tuv>'
+        f'<tuv xml:lang="xb"><seg>{text}</seg></tuv></tu>\n'
+        for n, text in enumerate(("zan", " ", "wolf"))
+    )
+    memory = f'<?xml version="1.0"?>\n<tmx version="1.4"><header/><body>{units}</body></tmx>\n'
+    (folder.path / "m.tmx").write_text(memory, encoding="utf-8")
+    folder.data["train"] = [{"file": "m.tmx", "src": "xa", "tgt": "xb"}]
+    found = look(folder.write())
+    assert any("m.tmx unit 2 " in line for line in found.lines(80))
+
+
+@pytest.mark.parametrize(
+    ("src", "tgt", "is_odd"),
+    [
+        ("12", "21", True),
+        ("ISO 9660, 12", "12 ISO 9960", True),
+        ("1,024 10", "10 1.024", False),
+        ("1024", "1 024", False),
+        ("12", "१२", False),
+        ("12", "xx", False),
+        ("7", "8", False),
+        ("1" * 5000, "1" * 5000, False),
+    ],
+)
+def test_other_numbers_on_the_other_side(folder: Folder, src: str, tgt: str, is_odd: bool) -> None:
+    for name, text in (("valid.xa", src), ("valid.xb", tgt)):
+        folder.bytes[name][30] += b" " + text.encode()
+    expected = [("valid.xa", 31)] if is_odd else []
+    assert places(folder.look(), "numbers", "data.valid") == expected
