@@ -261,13 +261,21 @@ def _case(texts: Texts) -> Iterator[Note]:
         return
     share, expected = ours / letters[0], theirs / letters[1]
     advice = "score without case (--lowercase), or bring the capitals back"
-    for name, low, high, sides in (
-        ("translations", share, expected, texts.references),
-        ("references", expected, share, [(text,) for text in texts.hypotheses]),
+    own = [(text,) for text in texts.hypotheses]
+    for name, low, high, small, large in (
+        ("translations", share, expected, own, texts.references),
+        ("references", expected, share, texts.references, own),
     ):
         if low < CASE * high and high > 0.005:
-            places = [i for i, of in enumerate(sides) if any(text != text.lower() for text in of)]
-            yield texts.note("case", f"the {name} are in lower case", places, advice)
+            # lines without letters, or of letters that have no case, are not in lower case
+            places = [
+                i
+                for i, (a, b) in enumerate(zip(small, large, strict=True))
+                if any(text != text.upper() for text in a)
+                and any(text != text.lower() for text in b)
+            ]
+            if places:
+                yield texts.note("case", f"the {name} are in lower case", places, advice)
 
 
 def _capitals(lines: Iterable[str]) -> int:

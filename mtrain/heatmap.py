@@ -20,12 +20,16 @@ CAUSAL = "decoder"
 MEAN = 0  # the head that stands for the mean of all
 
 CELL, FONT = 18, 12  # pixels
+HEADING = 14  # pixels of the letters above the maps
 LEVELS = 20  # shades that weights are rounded to, besides none
 GAMMA = 0.75  # makes small weights stand out from the ground; the legend shows it
 LONGEST = 18  # widths of a Chinese character that a label may take
 SLANT = 60  # degrees that the columns' labels rise
 GAP = 6
 
+_ISOLATE, _END = "\u2068", "\u2069"  # a part whose first letter tells its direction
+_RIGHT_TO_LEFT = {"R", "AL"}
+_WITHIN = {"NSM", "BN"}  # vowels and joiners go with their letters
 _JOINERS = "\u200c\u200d"  # shape the letters beside them
 _UNSEEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # controls and the like: no glyph shows them
 
@@ -142,11 +146,13 @@ def opacity(level: int) -> float:
 
 
 def label(token: str) -> Label:
-    """Turn a token into what stands at an axis."""
+    """Turn a token into what stands at an axis, with the beginning of right-to-left letters, as
+    `▁`, at their right.
+    """
     whole = printable(token)
     if unicodedata.category(whole[:1] or " ").startswith("M"):
         whole = "\u25cc" + whole  # a mark that belongs on the letter before
-    return Label(whole, cut(whole, LONGEST * FONT))
+    return Label(isolate(whole), isolate(cut(whole, LONGEST * FONT)))
 
 
 def cut(text: str, most: int) -> str:
@@ -155,6 +161,15 @@ def cut(text: str, most: int) -> str:
         return text
     length = bisect_right(range(len(text)), most, key=lambda n: width_of(text[:n] + "…")) - 1
     return text[: max(0, length)] + "…"
+
+
+def isolate(text: str) -> str:
+    """Keep together what belongs to right-to-left letters: without its marks, what has no direction
+    of its own, as a full stop, goes the way of the text around.
+    """
+    directions = {unicodedata.bidirectional(character) for character in text}
+    mixed = directions & _RIGHT_TO_LEFT and directions - _RIGHT_TO_LEFT - _WITHIN
+    return f"{_ISOLATE}{text}{_END}" if mixed else text
 
 
 def printable(text: str) -> str:
@@ -169,8 +184,8 @@ def printable(text: str) -> str:
 
 def width_of(text: str) -> int:
     """Estimate the pixels that a text takes in a font of fixed width: 0.62 of its size a character,
-    1.1 a wide one, none a combining mark.
+    1.1 a wide one, none a combining mark or one of format.
     """
     wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
-    marks = sum(unicodedata.category(character) == "Mn" for character in text)
+    marks = sum(unicodedata.category(character) in ("Mn", "Cf") for character in text)
     return round(FONT * (0.62 * (len(text) - wide - marks) + 1.1 * wide))

@@ -9,7 +9,18 @@ from typing import Any
 
 from mtrain import terminal
 from mtrain.errors import MissingExtraError, RefusedError
-from mtrain.heatmap import FONT, KINDS, MEAN, HeatMap, Sentence, cut, printable, width_of
+from mtrain.heatmap import (
+    FONT,
+    HEADING,
+    KINDS,
+    MEAN,
+    HeatMap,
+    Sentence,
+    cut,
+    isolate,
+    printable,
+    width_of,
+)
 from mtrain.log import MOST_LISTED, logger
 from mtrain.pages import render
 
@@ -78,6 +89,8 @@ def check_output(path: Path, directory: Path) -> None:
     """
     if path.is_dir():
         raise RefusedError(f"--output {path}: is a directory; name a file")
+    if str(path) == "-":  # elsewhere stdout, here it would become a file of that name
+        raise RefusedError("--output -: name a file; /dev/stdout is one, too")
     place = path.resolve()
     if place.is_relative_to(directory.resolve()) and place.suffix not in FORMATS:
         raise RefusedError(
@@ -177,9 +190,9 @@ def _arrange(sentences: list[Sentence]) -> Picture:
     texts, maps, y = [], [], MARGIN
     for number, sentence in enumerate(sentences, 1):
         y += LINE
-        texts.append(Text(MARGIN, y, "source", f"{number}. {printable(sentence.source)}"))
+        texts.append(Text(MARGIN, y, "source", f"{number}. {isolate(printable(sentence.source))}"))
         y += LINE
-        texts.append(Text(MARGIN, y, "target", f"→ {printable(sentence.target)}"))
+        texts.append(Text(MARGIN, y, "target", f"→ {isolate(printable(sentence.target))}"))
         for kind, of_kind in groupby(sentence.maps, lambda each: each.kind):
             y += 2 * LINE
             texts.append(Text(MARGIN, y, "kind", KINDS[kind]))
@@ -188,12 +201,10 @@ def _arrange(sentences: list[Sentence]) -> Picture:
                 maps += placed
                 y = max(each.y + each.map.height for each in placed)
         y += LINE
-    width = max(each.x + each.map.width for each in maps) + MARGIN
-    texts = [
-        Text(each.x, each.y, each.role, cut(each.text, max(width, 320) - 2 * MARGIN))
-        for each in texts
-    ]
-    return Picture(max(width, 320), y + 2 * LINE, texts, maps)
+    width = max(320, max(each.x + each.map.width for each in maps) + MARGIN)
+    room = (width - 2 * MARGIN) * FONT // HEADING
+    texts = [Text(each.x, each.y, each.role, cut(each.text, room)) for each in texts]
+    return Picture(width, y + 2 * LINE, texts, maps)
 
 
 def _place(row: list[HeatMap], y: int) -> Iterator[Placed]:

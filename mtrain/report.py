@@ -19,7 +19,7 @@ from mtrain.errors import UserError
 from mtrain.findings import Findings
 from mtrain.heatmap import Sentence
 from mtrain.history import STORED, Entry, History
-from mtrain.log import logger
+from mtrain.log import logger, shorten
 from mtrain.metrics import Score
 from mtrain.pages import render
 from mtrain.picture import choices
@@ -143,8 +143,10 @@ def gather(run_dir: Path, texts: list[str]) -> Report:
     )
     stored = report.attempt("scores", "Left out", partial(run.read, "best.json", STORED))
     report.history = History.of(report.config.train.metric, stored)
-    records = report.attempt("scores", "There are no curves", run.metrics.read)
-    report.charts = list(charts_of(records or []))
+    lost = stored is None and "scores" not in report.notes
+    if lost and any((run_dir / layout.VALIDATION).glob("*.txt")):
+        report.note("scores", "Left out: best.json is missing, though there are validations")
+    report.charts = list(charts_of(_read_records(report)))
     _read_log(report)
     valid = _read_valid(report)
     report.scores = _scores(report, valid)
@@ -175,6 +177,26 @@ def flat(content: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
         else:
             rows.append((prefix + key, value if isinstance(value, str) else json.dumps(value)))
     return rows
+
+
+def _read_records(report: Report) -> list[dict[str, Any]]:
+    """Read what curves are drawn of; a note says what of it is not there."""
+    found = report.attempt("curves", "There are no curves", report.run.metrics.parse)
+    if found is None:
+        return []
+    if found.broken:
+        lines = shorten(found.broken)
+        report.note("curves", f"Lines of metrics.jsonl that are no records are left out: {lines}")
+    steps = (record.get("step") for record in found.records)
+    last = max((step for step in steps if isinstance(step, int)), default=0)
+    validated = max((entry["step"] for entry in report.history.entries), default=0)
+    if last < validated:
+        report.note(
+            "curves",
+            f"Records are missing: metrics.jsonl ends at step {last:,}, before the validation of "
+            f"step {validated:,}",
+        )
+    return found.records
 
 
 def _read_log(report: Report) -> None:
@@ -234,7 +256,10 @@ def _scored(report: Report, name: str, entry: Entry, file: str, text: Text | Non
     """Score translations again for their confidence intervals."""
     plain = Scored(name, entry["checkpoint"], entry)
     path, language = layout.translations(report.run.path, file), report.config.data.tgt_lang
-    if text is None or not path.exists():
+    if text is None:
+        return plain
+    if not path.exists():
+        report.note("scores", f"No confidence intervals for {name}: {path} is missing")
         return plain
 
     def find() -> Scored:
@@ -276,7 +301,9 @@ def _samples(report: Report, valid: Text | None, places: list[int]) -> list[Samp
         names.append(layout.AVERAGE)
     taken = {name: _take(file_of(name), places) for name in names}
     if not taken:
-        report.note("samples", "There is no validation yet")
+        scored = bool(report.history.entries)
+        note = "Left out: the translations are missing" if scored else "There is no validation yet"
+        report.note("samples", note)
     return [
         Sample(
             place + 1,

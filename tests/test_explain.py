@@ -195,6 +195,15 @@ def test_text_that_was_prepared_on_one_side(
     assert notes(changed, changed) == {}
 
 
+def test_letters_without_case_and_no_letters_are_not_in_lower_case() -> None:
+    capitals = [line + " PDF" for line in CHINESE]
+    for without in (CHINESE, [""] * 100):
+        assert "case" not in notes(without, capitals)
+        assert "case" not in notes(capitals, without)
+    lower = [line.lower() for line in capitals]
+    assert notes(lower, capitals)["case"].lines == 100
+
+
 def test_case_is_no_fault_where_it_is_not_scored() -> None:
     lower = [line.lower() for line in REFERENCE]
     assert explain(lower, [REFERENCE], [], lowercase=True) == []
@@ -274,7 +283,7 @@ def test_eval_tells_the_notes_beside_the_scores(tmp_path: Path) -> None:
     plain = run_mtrain(*arguments)
     assert [line.split()[0] for line in plain.stdout.splitlines()] == ["BLEU", "chrF2", "TER"]
     assert "warning: empty translations: 1 of 100 lines (line 4); " in plain.stderr
-    assert "warning: the translations are in lower case: 100 of 100 lines" in plain.stderr
+    assert "warning: the translations are in lower case: 99 of 100 lines" in plain.stderr
     done = run_mtrain(*arguments, "--json")
     found = json.loads(done.stdout)["notes"]
     assert [note["kind"] for note in found] == ["empty", "case"]

@@ -150,8 +150,8 @@ def with_search(monkeypatch: pytest.MonkeyPatch, other: Callable[[Engine], Searc
     [
         (1, 1000, 1, True),
         (1, 1000, 2, False),
-        (4, 1000, 10, True),
-        (4, 1000, 11, False),
+        (4, 1000, 50, True),
+        (4, 1000, 51, False),
         (4, 10, 1, True),
         (4, 10, 2, False),
         (4, 2, 1, False),

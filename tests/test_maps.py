@@ -20,6 +20,7 @@ from mtrain import cli, log, maps, picture
 from mtrain.errors import RefusedError, UserError
 from mtrain.heatmap import (
     FONT,
+    HEADING,
     LONGEST,
     HeatMap,
     Sentence,
@@ -30,6 +31,7 @@ from mtrain.heatmap import (
     width_of,
 )
 from mtrain.maps import Choice
+from mtrain.picture import MARGIN
 from mtrain.translate import Translator
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -205,7 +207,7 @@ def test_long_texts_are_cut_in_no_time_to_the_room_there_is() -> None:
 def test_labels_take_bounded_room_and_are_xml(token: str) -> None:
     found = label(token)
     assert width_of(found.text) <= LONGEST * FONT
-    assert found.text == found.whole or found.text.endswith("…")
+    assert found.text == found.whole or found.text.rstrip("\u2069").endswith("…")
     ElementTree.fromstring(f"<a>{found.whole.replace('&', '').replace('<', '')}</a>")
 
 
@@ -238,6 +240,27 @@ def test_a_picture_is_xml_that_holds_every_map(hostile: Sentence) -> None:
     assert "@import" not in text
     shown = {e.text for e in root.iter(f"{SVG}text")}
     assert {"学", "ن", "<U+000B><U+FFFE>", "1. <b><U+0001>source</b>"} <= shown
+
+
+def test_right_to_left_text_begins_at_its_right() -> None:
+    first, last = "\u2068", "\u2069"
+    assert label("▁שלום").text == f"{first}▁שלום{last}"
+    assert label("سلام؟.").text == f"{first}سلام؟.{last}"
+    assert label("▁bavo.").text == "▁bavo."
+    assert width_of(label("▁שלום").text) == width_of("▁שלום")
+    sentence = Sentence("שלום.", "a שלום", False, [drawn(["a"], ["b"], [[1.0]])])
+    texts = [each.text for each in picture._arrange([sentence]).texts]
+    assert texts[:2] == [f"1. {first}שלום.{last}", f"→ {first}a שלום{last}"]
+
+
+def test_a_sentence_longer_than_its_maps_is_cut_to_the_picture() -> None:
+    sentence = Sentence("x" * 99, "学" * 99, False, [drawn(["a"], ["b"], [[1.0]])])
+    found = picture._arrange([sentence])
+    for each in found.texts[:2]:
+        assert each.text.endswith("…")
+        assert each.x + width_of(each.text) * HEADING / FONT <= found.width - MARGIN
+    css = (Path(picture.__file__).parent / "templates" / "heatmap.css").read_text()
+    assert f".heat .source, .heat .target, .heat .kind {{ font-size: {HEADING}px; }}" in css
 
 
 def test_nothing_in_a_picture_lies_outside_or_on_another(hostile: Sentence) -> None:

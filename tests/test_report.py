@@ -483,6 +483,7 @@ def test_what_cannot_be_reported_is_one_clear_error(
     [
         ("", "--output .: is a directory; name a file"),
         (".", "--output .: is a directory; name a file"),
+        ("-", "--output -: name a file; /dev/stdout is one, too"),
         ("copy/metrics.jsonl", "could be a file that copy keeps; there, give a name that ends in"),
         ("copy/best.json", "could be a file that copy keeps"),
         ("link.html", "could be a file that copy keeps"),
@@ -563,7 +564,33 @@ def test_records_that_cannot_be_read_leave_curves_out(copy: Path) -> None:
     (copy / "metrics.jsonl").mkdir()
     found = report.gather(copy, ["bavo"])
     assert found.charts == []
-    assert "There are no curves" in found.notes["scores"][0]
+    assert "There are no curves" in found.notes["curves"][0]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "note"),
+    [
+        ("metrics.jsonl", None, "Records are missing: metrics.jsonl ends at step 0, before the "),
+        ("metrics.jsonl", "[1\n{}\n", "Lines of metrics.jsonl that are no records are left out: 1"),
+        ("best.json", None, "Left out: best.json is missing"),
+        ("validation", None, "No confidence intervals for validation: "),
+        ("validation", None, "Left out: the translations are missing"),
+    ],
+)
+def test_what_is_missing_is_not_said_to_be_still_to_come(
+    copy: Path, name: str, content: str | None, note: str
+) -> None:
+    path = copy / name
+    if content is not None:
+        path.write_text(content)
+    elif path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+    text = report.make_page(copy, ["bavo"], check=False)
+    assert any(each.startswith(note) for each in notes(text))
+    assert " yet" not in "".join(notes(text))
+    assert " yet.</p>" not in text
 
 
 def test_without_a_config_there_is_no_run(tmp_path: Path) -> None:
