@@ -381,7 +381,7 @@ def export(
     is printed, and the first lines that differ, each with this model's score. Where more differ
     than near-ties account for, before weights are rounded, nothing is written.
     """
-    from mtrain import export as exporting
+    from mtrain.export import handover as exporting
 
     if to not in exporting.FORMS:
         raise RefusedError(f"--to {to}: expected {' or '.join(exporting.FORMS)}")

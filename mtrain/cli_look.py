@@ -65,7 +65,7 @@ def initialize(
         )
     stop = Stop()
     stop.install()
-    from mtrain import starter
+    from mtrain.check import starter
     from mtrain.device import pick_device
 
     languages = (
@@ -101,8 +101,8 @@ def check(
     training would refuse the text or its result would mean nothing.
     """
     settings, stop = begin_job(config, set_, None)
-    from mtrain.diagnosis import diagnose
-    from mtrain.findings import ERROR
+    from mtrain.check.diagnosis import diagnose
+    from mtrain.check.findings import ERROR
 
     found = diagnose(settings, stop, examples=examples, with_forecast=forecast, timed=timing)
     with writing("-") as sink:
@@ -145,11 +145,11 @@ def attention(
     if (text is None) == (input_ is None):
         raise RefusedError("mtrain attention: give either a sentence or -i/--input FILE")
     refuse_overwriting(output, input_, target if input_ else None)
-    from mtrain import picture
+    from mtrain.report import picture
 
     picture.check_format(output)
     picture.check_output(output, model)
-    from mtrain import maps
+    from mtrain.report import maps
 
     choice = maps.choose(kind, layer, head)
     if input_ is None:
@@ -178,8 +178,8 @@ def report(
     """Put a run on one page that needs no network: scores, curves, translations, attention, data,
     settings.
     """
-    from mtrain import picture
-    from mtrain import report as reporting
+    from mtrain.report import page as reporting
+    from mtrain.report import picture
 
     picture.check_output(output, run_dir)
     page = reporting.make_page(run_dir, [_readable(each) for each in text or []], check=check)

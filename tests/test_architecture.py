@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -18,24 +19,25 @@ from mtrain.yaml_reader import read_document
 PACKAGE = Path(mtrain.__file__).parent
 ROOT = PACKAGE.parent
 
-# A module may import those of the rows above its own, and nothing else of this package.
+# A module may import those of the rows above its own, and nothing else of mtrain; the parts of a
+# package have its row, and import each other in one direction.
 LAYERS = (
     "errors",
     "yaml_reader json_reader phrasebook stop scripts marks",
-    "describe lock workers manifest tokenizer metrics device sides attention muon text characters",
-    "curves heatmap",
+    "describe lock workers manifest tokenizer metrics device sides attention muon text",
     "config explain layout tmx",
-    "tables log terminal model search history subwords kinship pages",
-    "corpus cache distributed decoder sampling parallel picture",
-    "filters repeats loss optim checkpoint machine compare verify tensorboard findings",
-    "store overlap slips usual",
-    "data rundir finders starter",
+    "tables log terminal model search history subwords",
+    "corpus cache distributed decoder sampling parallel",
+    "filters repeats loss optim checkpoint machine compare verify tensorboard",
+    "store",
+    "data rundir",
     "graphs translate prepare",
     "alignments several learner",
-    "forecast doctor",
-    "lines validation proof diagnosis",
-    "evaluate train ctranslate2_format marian_format maps",
-    "export job report",
+    "forecast",
+    "check",
+    "lines validation",
+    "evaluate train export",
+    "job report",
     "options",
     "cli_look",
     "cli",
@@ -46,27 +48,27 @@ TORCH = {
     "alignments",
     "attention",
     "checkpoint",
-    "ctranslate2_format",
+    "export.ctranslate2_format",
     "data",
     "decoder",
     "device",
-    "diagnosis",
+    "check.diagnosis",
     "distributed",
-    "doctor",
-    "export",
+    "check.doctor",
+    "export.handover",
     "forecast",
     "learner",
     "lines",
     "loss",
     "machine",
-    "maps",
-    "marian_format",
+    "report.maps",
+    "export.marian_format",
     "model",
     "muon",
     "optim",
     "prepare",
-    "proof",
-    "report",
+    "export.proof",
+    "report.page",
     "graphs",
     "job",
     "sampling",
@@ -136,14 +138,15 @@ def imported(tree: ast.Module, *, inside_functions: bool = True) -> set[str]:
     return names
 
 
-def own_imports(tree: ast.Module) -> set[str]:
-    """The top-level modules of this package that a module imports."""
-    found = {name.split(".")[1] for name in imported(tree) if name.startswith("mtrain.")}
-    return found & {name.split(".")[0] for name in modules()}
+def own_imports(tree: ast.Module, *, inside_functions: bool = True) -> set[str]:
+    """The modules of this package that a module imports."""
+    names = imported(tree, inside_functions=inside_functions)
+    known = {name.removesuffix(".__init__") for name in modules()}
+    return {name.removeprefix("mtrain.") for name in names} & known
 
 
 def level_of(name: str) -> int:
-    """Return the layer of a module; parts of the phrasebook count as it does."""
+    """Return the layer of a module, which is its package's if it is a part of one."""
     own = name.split(".")[0]
     return next(i for i, layer in enumerate(LAYERS) if own in layer.split())
 
@@ -159,13 +162,18 @@ def test_imports_go_down(name: str) -> None:
     if name == "__init__":
         assert own_imports(modules()[name]) == set()
         return
-    own = name.split(".")[0]
+    package = name.split(".")[0]
     upward = {
         other
         for other in own_imports(modules()[name])
-        if other != own and level_of(other) >= level_of(name)
+        if other.split(".")[0] != package and level_of(other) >= level_of(name)
     }
     assert upward == set()
+
+
+def test_no_modules_import_each_other() -> None:
+    graph = {name: own_imports(tree) for name, tree in modules().items()}
+    assert set(TopologicalSorter(graph).static_order()) >= set(graph)  # raises CycleError
 
 
 @pytest.mark.parametrize(
@@ -196,14 +204,9 @@ def test_torch_is_imported_where_tensors_are(name: str) -> None:
     """Also by way of other modules: loading one that is not listed must not load torch."""
     tree = modules()[name]
     direct = {item.split(".")[0] for item in imported(tree, inside_functions=False)}
-    own = {
-        item.split(".")[1]
-        for item in imported(tree, inside_functions=False)
-        if item.startswith("mtrain.")
-    }
-    if name.split(".")[0] not in TORCH:
+    if name not in TORCH:
         assert direct & {"torch", "safetensors", "datasets", "sacrebleu"} == set()
-        assert own & TORCH == set()
+        assert own_imports(tree, inside_functions=False) & TORCH == set()
     assert "datasets" not in direct
     assert "sacrebleu" not in direct
 

@@ -21,19 +21,19 @@ from conftest import run_mtrain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtrain import doctor
-from mtrain.characters import Characters, Words
+from mtrain.check import doctor
+from mtrain.check.characters import Characters, Words
+from mtrain.check.diagnosis import Diagnosis, diagnose
+from mtrain.check.doctor import Doctor
+from mtrain.check.findings import KINDS, Chunk, Place, clipped, printable
+from mtrain.check.kinship import first_words
+from mtrain.check.overlap import bigrams
+from mtrain.check.usual import FREQUENT, LengthRatio
 from mtrain.config import load_config
-from mtrain.diagnosis import Diagnosis, diagnose
-from mtrain.doctor import Doctor
 from mtrain.errors import StoppedError
-from mtrain.findings import KINDS, Chunk, Place, clipped, printable
-from mtrain.kinship import first_words
-from mtrain.overlap import bigrams
 from mtrain.repeats import Duplicates
 from mtrain.scripts import script_of, scripts_of
 from mtrain.stop import Stop
-from mtrain.usual import FREQUENT, LengthRatio
 
 Sides = tuple[list[str], list[str]]
 PAIRS = 3000

@@ -13,11 +13,13 @@ import pytest
 import torch
 from conftest import TinyConfig, made_up_pairs, random_model, run_mtrain
 
-from mtrain import ctranslate2_format, export, manifest
+from mtrain import manifest
 from mtrain.config import Config, TextCorpus, load_config
 from mtrain.errors import RefusedError, UserError
+from mtrain.export import ctranslate2_format
+from mtrain.export import handover as export
+from mtrain.export.proof import Agreement, Difference, Engine, Search, compare
 from mtrain.model import Shape
-from mtrain.proof import Agreement, Difference, Engine, Search, compare
 from mtrain.tokenizer import Tokenizer
 from mtrain.translate import Translator
 

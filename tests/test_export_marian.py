@@ -25,12 +25,14 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError
 from transformers import MarianMTModel, MarianTokenizer
 
-from mtrain import export, manifest, marian_format
+from mtrain import manifest
 from mtrain.config import Config, load_config
 from mtrain.data import SpecialIds, collate
 from mtrain.errors import RefusedError, UserError
+from mtrain.export import handover as export
+from mtrain.export import marian_format
+from mtrain.export.proof import Engine, compare
 from mtrain.model import Shape
-from mtrain.proof import Engine, compare
 from mtrain.tokenizer import Tokenizer, train_tokenizer
 from mtrain.translate import Translator
 

@@ -16,9 +16,10 @@ from conftest import Page, check_that_nothing_is_loaded, random_model
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtrain import cli, log, maps, picture
+from mtrain import cli, log
 from mtrain.errors import RefusedError, UserError
-from mtrain.heatmap import (
+from mtrain.report import maps, picture
+from mtrain.report.heatmap import (
     FONT,
     HEADING,
     LONGEST,
@@ -30,8 +31,8 @@ from mtrain.heatmap import (
     printable,
     width_of,
 )
-from mtrain.maps import Choice
-from mtrain.picture import MARGIN
+from mtrain.report.maps import Choice
+from mtrain.report.picture import MARGIN
 from mtrain.translate import Translator
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -19,12 +19,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mtrain
-from mtrain import checkpoint, cli, log, metrics, report, terminal
+from mtrain import checkpoint, cli, log, metrics, terminal
 from mtrain.config import Config, HubCorpus, load_config
-from mtrain.curves import BUCKETS, MOST_ROWS, Chart, Series, charts_of, number, spread, thinned
 from mtrain.errors import UserError
+from mtrain.report import page as report
+from mtrain.report.curves import (
+    BUCKETS,
+    MOST_ROWS,
+    Chart,
+    Series,
+    charts_of,
+    number,
+    spread,
+    thinned,
+)
 
-TEMPLATES = Path(mtrain.__file__).parent / "templates"
+TEMPLATES = Path(mtrain.__file__).parent / "report" / "templates"
 VALID = made_up_pairs(12, 2)
 
 
@@ -422,8 +432,8 @@ def test_shades_go_one_way_in_grey() -> None:
 
 
 def test_a_wheel_holds_every_template() -> None:
-    project = tomllib.loads((TEMPLATES.parents[1] / "pyproject.toml").read_text())
-    patterns = project["tool"]["setuptools"]["package-data"]["mtrain.templates"]
+    project = tomllib.loads((TEMPLATES.parents[2] / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["mtrain.report.templates"]
     for file in TEMPLATES.iterdir():
         assert any(fnmatch(file.name, pattern) for pattern in patterns)
 

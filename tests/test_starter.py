@@ -13,10 +13,11 @@ from conftest import made_up_pairs, run_mtrain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrain import manifest, starter
+from mtrain import manifest
+from mtrain.check import starter
+from mtrain.check.starter import Request, Size, language_of, recipe_for, write_config
 from mtrain.config import TextCorpus, load_config
 from mtrain.errors import RefusedError, UserError
-from mtrain.starter import Request, Size, language_of, recipe_for, write_config
 from mtrain.stop import Stop
 from mtrain.text import Reading
 

@@ -12,23 +12,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.characters import Characters
+from mtrain.check.characters import Characters
+from mtrain.check.finders import look_at_pairs, look_for_long_lines
+from mtrain.check.findings import Chunk, Example, Findings, Place
+from mtrain.check.overlap import Hashed, ScoredSet, Tally
+from mtrain.check.slips import Slips
+from mtrain.check.usual import Usual
 from mtrain.config import Config, Corpus
 from mtrain.corpus import Scan, describe, read_rows, reading_of
 from mtrain.errors import RowError, UnequalError, UserError
 from mtrain.filters import is_identical
-from mtrain.finders import look_at_pairs, look_for_long_lines
-from mtrain.findings import Chunk, Example, Findings, Place
 from mtrain.log import progress_bar
-from mtrain.overlap import Hashed, ScoredSet, Tally
 from mtrain.prepare import scan_corpus
 from mtrain.repeats import Duplicates
 from mtrain.sides import suspicions_of_lengths
-from mtrain.slips import Slips
 from mtrain.stop import Stop
 from mtrain.text import is_blank, windows_lines
 from mtrain.tokenizer import Tokenizer
-from mtrain.usual import Usual
 
 # Pairs that are looked at together, and about how many characters: each takes far more in numpy.
 CHUNK, CHUNK_CHARACTERS = 10_000, 1 << 21

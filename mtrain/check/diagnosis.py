@@ -9,11 +9,11 @@ from textwrap import wrap
 
 import numpy as np
 
+from mtrain.check.doctor import Doctor
+from mtrain.check.finders import token_lengths
+from mtrain.check.findings import ERROR, NOTE, WARNING, Chunk
 from mtrain.config import Config
-from mtrain.doctor import Doctor
 from mtrain.errors import UserError
-from mtrain.finders import token_lengths
-from mtrain.findings import ERROR, NOTE, WARNING, Chunk
 from mtrain.forecast import Forecast, forecast
 from mtrain.prepare import find_tokenizer, weights_of
 from mtrain.rundir import RunDirectory

@@ -18,8 +18,8 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from mtrain.errors import MissingExtraError, RefusedError, first_line
+from mtrain.export.proof import Engine
 from mtrain.model import Attention, DecoderLayer, EncoderLayer, Shape, Transformer
-from mtrain.proof import Engine
 from mtrain.tokenizer import Tokenizer
 from mtrain.translate import Translator
 

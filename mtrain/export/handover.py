@@ -5,14 +5,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
-from mtrain import ctranslate2_format, manifest, marian_format
+from mtrain import manifest
 from mtrain.config import Config
 from mtrain.corpus import describe, read_pairs, reading_of
 from mtrain.errors import RefusedError, UserError
+from mtrain.export import ctranslate2_format, marian_format
+from mtrain.export.proof import MUCH_LOST, NEEDED, Agreement, Engine, compare
 from mtrain.log import logger, progress_bar, shorten
 from mtrain.model import Shape
 from mtrain.parallel import read_source
-from mtrain.proof import MUCH_LOST, NEEDED, Agreement, Engine, compare
 from mtrain.text import is_blank
 from mtrain.tokenizer import Tokenizer
 from mtrain.translate import Translator

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from mtrain import layout
 from mtrain.config import Config
 from mtrain.errors import MissingExtraError, RefusedError
+from mtrain.export.proof import Engine
 from mtrain.model import Attention, DecoderLayer, EncoderLayer, Shape, Transformer
-from mtrain.proof import Engine
 from mtrain.tokenizer import Tokenizer
 from mtrain.translate import Translator
 
@@ -74,7 +74,7 @@ def _search(
     beam_size: int,
     alpha: float,
 ) -> list[list[int]]:
-    """Search as a `mtrain.proof.Search` does."""
+    """Search as a `mtrain.export.proof.Search` does."""
     pieces = tokenizer.all_pieces
     numbers = {piece: number for number, piece in enumerate(pieces)}
     found: list[list[int]] = [[] for _ in rows]

@@ -5,18 +5,18 @@ from functools import cache
 import jinja2
 
 import mtrain
-from mtrain.heatmap import CELL, LEVELS, SLANT, opacity
+from mtrain.report.heatmap import CELL, LEVELS, SLANT, opacity
 
 
 def render(template: str, **values: object) -> str:
-    """Fill a template of `mtrain/templates`."""
+    """Fill a template of `mtrain/report/templates`."""
     return _templates().get_template(template).render(values)
 
 
 @cache
 def _templates() -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("mtrain"),
+        loader=jinja2.PackageLoader("mtrain.report"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

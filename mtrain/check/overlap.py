@@ -11,9 +11,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.characters import GOLDEN, Words, spans
-from mtrain.findings import Chunk, Example, Findings
-from mtrain.kinship import first_words, numbered
+from mtrain.check.characters import GOLDEN, Words, spans
+from mtrain.check.findings import Chunk, Example, Findings
+from mtrain.check.kinship import first_words, numbered
 from mtrain.repeats import text_hashes
 
 LEAST_BIGRAMS = 5  # of a line that can be nearly another

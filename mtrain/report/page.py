@@ -10,19 +10,20 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
-from mtrain import layout, manifest, maps, metrics
+from mtrain import layout, manifest, metrics
+from mtrain.check.diagnosis import diagnose
+from mtrain.check.findings import Findings
 from mtrain.config import Config, Corpus, HubCorpus, dump_config, load_config
 from mtrain.corpus import Text, describe, read_text, reading_of, scan
-from mtrain.curves import Chart, charts_of, spread
-from mtrain.diagnosis import diagnose
 from mtrain.errors import UserError
-from mtrain.findings import Findings
-from mtrain.heatmap import Sentence
 from mtrain.history import STORED, Entry, History
 from mtrain.log import logger, shorten
 from mtrain.metrics import Score
-from mtrain.pages import render
-from mtrain.picture import choices
+from mtrain.report import maps
+from mtrain.report.curves import Chart, charts_of, spread
+from mtrain.report.heatmap import Sentence
+from mtrain.report.picture import choices
+from mtrain.report.rendering import render
 from mtrain.rundir import OBJECT, RunDirectory
 from mtrain.stop import Stop
 from mtrain.text import is_blank, read_file, read_text_file

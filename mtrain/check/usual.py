@@ -3,10 +3,10 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.characters import Words
+from mtrain.check.characters import Words
+from mtrain.check.findings import Chunk, Findings
+from mtrain.check.kinship import Kinship
 from mtrain.config import DataConfig
-from mtrain.findings import Chunk, Findings
-from mtrain.kinship import Kinship
 from mtrain.scripts import language_code, name_of, scripts_of
 
 BITS = 18  # of the hash tables of words

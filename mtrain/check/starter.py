@@ -12,11 +12,11 @@ from string import Template
 import numpy as np
 
 from mtrain import manifest
-from mtrain.characters import PIECES_A_WORD, Characters
+from mtrain.check.characters import PIECES_A_WORD, Characters
+from mtrain.check.findings import printable
 from mtrain.config import TextCorpus, load_config
 from mtrain.corpus import read_rows, scan
 from mtrain.errors import RefusedError, UserError
-from mtrain.findings import printable
 from mtrain.log import logger, progress_bar
 from mtrain.scripts import SCRIPTS
 from mtrain.stop import Stop

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from mtrain.data import pad
 from mtrain.errors import RefusedError, UserError
-from mtrain.heatmap import CAUSAL, KINDS, MEAN, HeatMap, Sentence
 from mtrain.log import logger, progress_bar
 from mtrain.parallel import decode_lines, warn_of
+from mtrain.report.heatmap import CAUSAL, KINDS, MEAN, HeatMap, Sentence
 from mtrain.text import is_blank, read_lines, read_text_file
 from mtrain.translate import Line, Translator
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from mtrain import terminal
 from mtrain.errors import MissingExtraError, RefusedError
-from mtrain.heatmap import (
+from mtrain.log import MOST_LISTED, logger
+from mtrain.report.heatmap import (
     FONT,
     HEADING,
     KINDS,
@@ -21,8 +22,7 @@ from mtrain.heatmap import (
     printable,
     width_of,
 )
-from mtrain.log import MOST_LISTED, logger
-from mtrain.pages import render
+from mtrain.report.rendering import render
 
 FORMATS = (".html", ".svg", ".png")
 

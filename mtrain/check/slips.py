@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.findings import Chunk, Example, Findings, Place
-from mtrain.kinship import Kinship
+from mtrain.check.findings import Chunk, Example, Findings, Place
+from mtrain.check.kinship import Kinship
 
 MOST_OF_A_PAIR = 4.0  # nats that one pair may add, for or against
 LEAST = 15.0  # nats against a stretch for it to be told of

@@ -7,14 +7,14 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.characters import ODD, PIECES_A_WORD
+from mtrain.check.characters import ODD, PIECES_A_WORD
+from mtrain.check.findings import Chunk, Findings
+from mtrain.check.usual import Usual
 from mtrain.filters import is_identical
-from mtrain.findings import Chunk, Findings
 from mtrain.marks import ENTITIES, HYPHENS, SUBWORDS
 from mtrain.scripts import JOINING, WIDE, name_of
 from mtrain.text import is_blank
 from mtrain.tokenizer import Tokenizer
-from mtrain.usual import Usual
 
 Rows = NDArray[np.int64]
 

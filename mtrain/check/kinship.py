@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.characters import GOLDEN, Words, spans
+from mtrain.check.characters import GOLDEN, Words, spans
 
 MOST_WORDS = 32  # of a line that are looked at
 MOST_TYPES = 30_000  # words of a side that may have kin

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.characters import Characters, Lines, Words
+from mtrain.check.characters import Characters, Lines, Words
 from mtrain.config import Corpus, FileCorpus, GeneratedCorpus, TextCorpus
 from mtrain.corpus import describe
 from mtrain.errors import RowError

@@ -1,0 +1,1 @@
+"""What `mtrain check` and `mtrain init` find out about text before anything is trained."""

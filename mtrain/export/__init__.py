@@ -1,0 +1,1 @@
+"""Models in the form of other engines, which must translate alike."""

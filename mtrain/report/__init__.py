@@ -1,0 +1,1 @@
+"""Pages and pictures of a run: its curves, translations, scores and attention."""
