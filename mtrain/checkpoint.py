@@ -41,6 +41,7 @@ from mtrain.layout import (
     step_of,
     steps,
 )
+from mtrain.log import logger
 
 
 @dataclass(frozen=True)
@@ -250,8 +251,8 @@ def average_run(
 
 
 def resolve(path: Path) -> Path:
-    """Turn a run directory (its best model) or a checkpoint directory into a checkpoint
-    directory.
+    """Turn a run directory (its best model, or the newest if none is known) or a checkpoint
+    directory into a checkpoint directory.
     """
     if not path.exists():
         raise UserError(
@@ -267,6 +268,7 @@ def resolve(path: Path) -> Path:
     present = steps(path / CHECKPOINTS)
     if not present:
         raise UserError(f"{path}: this run has no complete checkpoint yet")
+    logger.info("%s: no validation has chosen a best one: taking %s", path, present[-1].name)
     return present[-1]
 
 

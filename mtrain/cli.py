@@ -192,7 +192,7 @@ def translate(
     search |= {**drawing, "seed": seed, "samples": n_best or 1}
     with open_translator(model, device, precision, **search) as (translator, ranks):
         _check_n_best(n_best, translator, ranks)
-        _check_sampling({**drawing, "seed": seed}, translator, ranks)
+        _check_kind(search, translator, ranks)
         if not ranks.is_first:
             input_ = output = os.devnull
             alignments = alignments and os.devnull
@@ -221,12 +221,16 @@ def _check_files(
         raise RefusedError("--alignments: goes where the translations go; name another file")
 
 
-def _check_sampling(given: dict[str, object], translator: "Translator", ranks: "Ranks") -> None:
-    """Refuse options of sampling where nothing is sampled."""
-    named = [name for name, value in given.items() if value is not None and name != "sample"]
-    if named and not translator.decode.sample:
-        option = f"--{named[0].replace('_', '-')}"
-        raise ranks.as_one(RefusedError(f"{option}: is of sampling; add --sample"))
+def _check_kind(given: dict[str, object], translator: "Translator", ranks: "Ranks") -> None:
+    """Refuse options of sampling where translations are searched for, and of search where they are
+    sampled.
+    """
+    names, advice = ["temperature", "top_k", "top_p", "seed"], "is of sampling; add --sample"
+    if translator.decode.sample:
+        names, advice = ["beam_size"], "is of search, and here translations are sampled"
+    for name in names:
+        if given.get(name) is not None:
+            raise ranks.as_one(RefusedError(f"--{name.replace('_', '-')}: {advice}"))
 
 
 def _check_n_best(n_best: int | None, translator: "Translator", ranks: "Ranks") -> None:

@@ -13,6 +13,7 @@ from mtrain.errors import RefusedError
 from mtrain.log import logger, progress_bar
 from mtrain.metrics import Paired, check_seed, paired_tests, sentence_chrf
 from mtrain.parallel import read_aligned
+from mtrain.text import printable
 
 METRICS = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}
 SIGNIFICANT = 0.05  # the largest p-value called so, as sacreBLEU has it
@@ -159,7 +160,8 @@ class Comparison:
         width = max(len(name) for name, _ in rows)
         scores = f"{found.baseline_score:.2f} -> {found.score:.2f}"
         yield f"\nline {found.line}: {found.difference:+.2f} ({scores})"
-        yield from (f"  {name:<{width}}  {text}".rstrip() for name, text in rows)
+        for name, text in rows:
+            yield f"  {name:<{width}}  {printable(text)}".rstrip()
 
 
 def choose_metrics(names: str) -> list[str]:

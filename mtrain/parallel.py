@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from mtrain.errors import UserError
+from mtrain.errors import RefusedError, UserError
 from mtrain.log import logger
 from mtrain.metrics import check_tokenizer, is_mostly_cjk, tokenizer_for
 from mtrain.text import read_file, read_text_file
@@ -69,6 +69,14 @@ def choose_tokenizer(
             )
     check_tokenizer(tokenize)
     return tokenize
+
+
+def warn_of_missing_tokenizer(language: str) -> None:
+    """Say ahead of training that BLEU cannot be had for a language here, if so."""
+    try:
+        check_tokenizer(tokenizer_for(language))
+    except RefusedError as error:
+        logger.warning("mtrain train will ask for this: %s", error)
 
 
 def _check_length(path: Path, lines: list[str], references: list[list[str]]) -> None:

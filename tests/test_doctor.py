@@ -25,7 +25,7 @@ from mtrain.check import doctor
 from mtrain.check.characters import Characters, Words
 from mtrain.check.diagnosis import Diagnosis, diagnose
 from mtrain.check.doctor import Doctor
-from mtrain.check.findings import KINDS, Chunk, Place, clipped, printable
+from mtrain.check.findings import KINDS, Chunk, Place, clipped
 from mtrain.check.kinship import first_words
 from mtrain.check.overlap import bigrams
 from mtrain.check.usual import FREQUENT, LengthRatio
@@ -34,6 +34,7 @@ from mtrain.errors import StoppedError
 from mtrain.repeats import Duplicates
 from mtrain.scripts import script_of, scripts_of
 from mtrain.stop import Stop
+from mtrain.text import printable
 
 Sides = tuple[list[str], list[str]]
 PAIRS = 3000
@@ -715,7 +716,7 @@ def test_a_pipe_is_refused_and_not_waited_for(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "name"), [("a\n".encode("utf-16"), "UTF-16"), (gzip.compress(b"a\n"), "gzip")]
+    ("data", "name"), [("a\n".encode("utf-16"), "UTF-16"), (gzip.compress(b"a\n", mtime=0), "gzip")]
 )
 def test_files_that_are_no_text_are_told_for_what_they_are(
     folder: Folder, data: bytes, name: str

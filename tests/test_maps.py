@@ -28,7 +28,7 @@ from mtrain.report.heatmap import (
     cut,
     label,
     opacity,
-    printable,
+    visible,
     width_of,
 )
 from mtrain.report.maps import Choice
@@ -421,4 +421,4 @@ def test_what_cannot_be_shown_is_one_clear_error(
 
 
 def test_printable_keeps_what_is_seen() -> None:
-    assert printable("a ▁b 学 \u00a0") == "a ▁b 学 \u00a0"
+    assert visible("a ▁b 学 \u00a0") == "a ▁b 学 \u00a0"

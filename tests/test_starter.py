@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import random
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtrain import manifest
-from mtrain.check import starter
-from mtrain.check.starter import Request, Size, language_of, recipe_for, write_config
+from mtrain.check import holdout, starter
+from mtrain.check.recipe import Size, recipe_for
+from mtrain.check.starter import Request, language_of, write_config
 from mtrain.config import TextCorpus, load_config
 from mtrain.errors import RefusedError, UserError
 from mtrain.stop import Stop
@@ -281,11 +283,26 @@ def test_pairs_that_are_not_utf8_are_left_out_and_told(
     assert len(made["train.en"] + made["valid.en"]) == 80
 
 
+def test_a_language_that_needs_an_extra_is_told(
+    tmp_path: Path,
+    files: tuple[Path, Path],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "MeCab", None)  # as if it were not installed
+    for language in ("ja", "de"):
+        asked = Request(*files, tmp_path / f"{language}.yaml", "en", language, None, 50)
+        write_config(asked, Stop(), has_gpu=False)
+    told = [text for text in caplog.messages if "pip install" in text]
+    assert len(told) == 1
+    assert "ja-mecab needs an extra: pip install 'mtrain[ja]'" in told[0]
+
+
 def test_drawing_needs_no_memory_for_the_corpus(tmp_path: Path, files: tuple[Path, Path]) -> None:
     """A billion pairs are said to be there: a permutation of them would take 8 GB."""
     corpus = TextCorpus(src=str(files[0]), tgt=str(files[1]))
     tracemalloc.start()
-    starter._chosen(corpus, 10**9, 100, Stop())
+    holdout.chosen(corpus, 10**9, 100, Stop())
     assert tracemalloc.get_traced_memory()[1] < 10_000_000
     tracemalloc.stop()
 

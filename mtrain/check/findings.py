@@ -14,6 +14,7 @@ from mtrain.check.characters import Characters, Lines, Words
 from mtrain.config import Corpus, FileCorpus, GeneratedCorpus, TextCorpus
 from mtrain.corpus import describe
 from mtrain.errors import RowError
+from mtrain.text import printable
 
 ERROR, WARNING, NOTE = "error", "warning", "note"
 
@@ -291,13 +292,6 @@ def _shown(example: Example, width: int) -> Iterator[str]:
             line = ""
         line = f"{line} {word}" if line else word
     yield " " * 11 + line
-
-
-def printable(text: str) -> str:
-    """Spell out what a terminal would not show, or would obey."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def clipped(text: str, width: int) -> str:

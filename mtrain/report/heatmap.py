@@ -75,7 +75,7 @@ class HeatMap:
             f"{token} → {self.columns[column]} {row[column]:.2f}"
             for token, column, row in zip(self.rows, most, self.weights, strict=True)
         )
-        return "Largest weight of each row: " + "; ".join(map(printable, found))
+        return "Largest weight of each row: " + "; ".join(map(visible, found))
 
     @cached_property
     def row_labels(self) -> list[Label]:
@@ -149,7 +149,7 @@ def label(token: str) -> Label:
     """Turn a token into what stands at an axis, with the beginning of right-to-left letters, as
     `▁`, at their right.
     """
-    whole = printable(token)
+    whole = visible(token)
     if unicodedata.category(whole[:1] or " ").startswith("M"):
         whole = "\u25cc" + whole  # a mark that belongs on the letter before
     return Label(isolate(whole), isolate(cut(whole, LONGEST * FONT)))
@@ -172,7 +172,7 @@ def isolate(text: str) -> str:
     return f"{_ISOLATE}{text}{_END}" if mixed else text
 
 
-def printable(text: str) -> str:
+def visible(text: str) -> str:
     """Name the characters that would not be seen, or would turn the text around them."""
     return "".join(
         f"<U+{ord(character):04X}>"

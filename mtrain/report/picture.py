@@ -19,7 +19,7 @@ from mtrain.report.heatmap import (
     Sentence,
     cut,
     isolate,
-    printable,
+    visible,
     width_of,
 )
 from mtrain.report.rendering import render
@@ -190,9 +190,9 @@ def _arrange(sentences: list[Sentence]) -> Picture:
     texts, maps, y = [], [], MARGIN
     for number, sentence in enumerate(sentences, 1):
         y += LINE
-        texts.append(Text(MARGIN, y, "source", f"{number}. {isolate(printable(sentence.source))}"))
+        texts.append(Text(MARGIN, y, "source", f"{number}. {isolate(visible(sentence.source))}"))
         y += LINE
-        texts.append(Text(MARGIN, y, "target", f"→ {isolate(printable(sentence.target))}"))
+        texts.append(Text(MARGIN, y, "target", f"→ {isolate(visible(sentence.target))}"))
         for kind, of_kind in groupby(sentence.maps, lambda each: each.kind):
             y += 2 * LINE
             texts.append(Text(MARGIN, y, "kind", KINDS[kind]))

@@ -1,0 +1,96 @@
+"""Pairs that are held out of a corpus, to validate on."""
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from mtrain import manifest
+from mtrain.config import TextCorpus
+from mtrain.corpus import read_rows
+from mtrain.errors import RefusedError, UserError
+from mtrain.log import logger, progress_bar
+from mtrain.stop import Stop
+from mtrain.text import Reading, is_blank
+
+CHUNK = 10_000  # pairs between looks at whether to stop
+MOST_HELD_OUT = 0.1  # share of the pairs
+
+
+def hold_out(corpus: TextCorpus, pairs: int, count: int, files: list[Path], stop: Stop) -> int:
+    """Split a number of pairs off into a validation set, drawn from all over, and write four files:
+    train and valid, source and target. Pairs with the same text on a side as one of them go to
+    neither. Returns how many are left to learn from; raises `UserError` where none can be held out,
+    or none are left.
+    """
+    if count > MOST_HELD_OUT * pairs:
+        raise RefusedError(
+            f"--hold-out {count}: more than a tenth of the {pairs:,} pairs; give a "
+            "smaller number, or a validation set of its own by --valid-src and --valid-tgt"
+        )
+    held = chosen(corpus, pairs, count, stop)
+    if not held:
+        raise UserError(
+            f"{corpus.src}: nothing can be held out: the pairs that were drawn are blank on a side "
+            "or not valid UTF-8; see mtrain check"
+        )
+    sources, targets = (set(map(str.strip, texts)) for texts in zip(*held.values(), strict=True))
+    files[0].parent.mkdir(parents=True, exist_ok=True)
+    asides = [file.with_name(f".{file.name}.partial") for file in files]
+    left = dropped = 0
+    try:
+        with ExitStack() as stack:
+            sinks = [stack.enter_context(aside.open("wb")) for aside in asides]
+            bar = stack.enter_context(progress_bar(pairs, "pair", "splitting"))
+            for number, src, tgt in read_rows(corpus, Reading(invalid_utf8="drop")):
+                bar.update()
+                if number % CHUNK == 0:
+                    stop.check()
+                is_held = number in held
+                if not is_held and (src.strip() in sources or tgt.strip() in targets):
+                    dropped += 1
+                    continue
+                left += not (is_held or is_blank(src) or is_blank(tgt))
+                for side, text in enumerate((src, tgt)):
+                    sinks[side + 2 * is_held].write(text.encode("utf-8") + b"\n")
+        if not left:
+            raise UserError(
+                f"{corpus.src}: nothing is left to learn from: every other pair is blank on a side "
+                "or shares one with those held out"
+            )
+        for aside, file in zip(asides, files, strict=True):
+            manifest.sync(aside)
+            os.replace(aside, file)
+    finally:
+        for aside in asides:
+            aside.unlink(missing_ok=True)
+    logger.info("held out %s pairs: %s, %s", f"{len(held):,}", *files[2:])
+    if len(held) < count:
+        logger.warning(
+            "these are fewer than the %s asked for: others that were drawn are blank or share a "
+            "side with one of them",
+            f"{count:,}",
+        )
+    if dropped:
+        logger.info("left out %s pairs that share a side with one of them", f"{dropped:,}")
+    return left
+
+
+def chosen(corpus: TextCorpus, pairs: int, count: int, stop: Stop) -> dict[int, tuple[str, str]]:
+    """Draw pairs that are not blank and not alike on a side, by their line numbers."""
+    drawn = np.random.default_rng(1).choice(pairs, 2 * count, replace=False, shuffle=False)
+    wanted = set((drawn + 1).tolist())
+    found: dict[int, tuple[str, str]] = {}
+    seen: tuple[set[str], set[str]] = set(), set()
+    for number, *sides in read_rows(corpus, Reading(invalid_utf8="drop")):
+        if number % CHUNK == 0:
+            stop.check()
+        if number in wanted and not any(map(is_blank, sides)):
+            if not any(text.strip() in before for text, before in zip(sides, seen, strict=True)):
+                found[number] = (sides[0], sides[1])
+            for text, before in zip(sides, seen, strict=True):
+                before.add(text.strip())
+    order = np.random.default_rng(2).permutation(len(found))[:count]
+    numbers = list(found)
+    return {number: found[number] for number in sorted(numbers[place] for place in order.tolist())}

@@ -1,0 +1,143 @@
+"""Settings for text of some size, by recipes that were measured, and the config that holds them."""
+
+from dataclasses import asdict, dataclass
+from string import Template
+
+from mtrain.check.characters import PIECES_A_WORD
+
+EPOCHS = 28  # as the recipes that were measured have, about
+
+TEMPLATE = """\
+# $pairs pairs, $languages. Sizes and rates follow
+# $origin.
+# Nothing was tuned to this text. configs/multi30k-en-de.yaml explains every setting there is.
+# Look at the text first:  mtrain check -c $config
+# Train:                   mtrain train -c $config
+
+$run_dir
+seed: 1  # fixes every random choice
+
+data:
+  $src_lang
+  $tgt_lang  # BLEU is tokenized for it
+  train:  # any number of corpora, joined
+    - $train
+  valid:  # translated and scored every valid_every steps
+    $valid
+  test: {}  # sets scored at the end, such as {news: {src: FILE, tgt: FILE}}
+  invalid_utf8: $invalid_utf8  # or: $other_utf8
+  max_length: 256  # tokens a side; longer pairs are left out and counted
+
+tokenizer:
+  vocab_size: $vocab_size  # pieces, shared by both sides
+
+model:
+  d_model: $d_model
+  num_heads: $num_heads
+  d_ff: $d_ff
+  num_encoder_layers: $layers
+  num_decoder_layers: $layers
+  dropout: $dropout  # higher for less text, against learning by heart
+
+train:
+  device: auto  # a GPU if there is one
+  threads: auto  # every core
+  max_steps: $max_steps
+  max_tokens: $max_tokens  # padded tokens a side in a micro-batch
+  accum_steps: 4  # micro-batches a step, from short pairs to long ones
+  schedule: $schedule
+  warmup_steps: $warmup_steps
+  peak_lr: $peak_lr
+  valid_every: $valid_every
+  save_every: $save_every
+  patience: 0  # the last steps, at low rates, bring much of the score
+  average_last: 5
+
+decode:
+  beam_size: 5
+  length_penalty: 1.0
+  length_norm: power  # score / length
+"""
+
+
+@dataclass(frozen=True)
+class Size:
+    """What is known of the text: pairs, words of both sides a pair, and of a sample how many
+    different words and characters it has.
+    """
+
+    pairs: int
+    words: float
+    types: int
+    characters: int
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Settings for text of some size, and what they were taken from."""
+
+    origin: str
+    d_model: int
+    num_heads: int
+    d_ff: int
+    layers: int
+    dropout: float
+    vocab_size: int
+    max_tokens: int
+    max_steps: int
+    warmup_steps: int
+    schedule: str
+    peak_lr: float
+
+
+def recipe_for(size: Size, *, has_gpu: bool) -> Recipe:
+    """Choose settings by the recipes that were measured, at the sizes of text nearest by."""
+    room = 260 + size.characters + int(0.7 * size.types)
+    tokens = PIECES_A_WORD * size.words / 2 * max(1, size.pairs)
+    if size.pairs <= 50_000:
+        steps = _rounded(EPOCHS * tokens / 3400, 500, 8000)
+        vocabulary = _vocabulary(8000, room, size)
+        name = "configs/multi30k-en-de.yaml (29,000 pairs)"
+        return Recipe(
+            name, 256, 4, 512, 3, 0.3, vocabulary, 1024, steps, steps // 10, "cosine", 0.002
+        )
+    if size.pairs <= 1_000_000 or not has_gpu:
+        wide = 4 if has_gpu else 1
+        steps = _rounded(EPOCHS * tokens / (3400 * wide), 2000, 100_000)
+        vocabulary = _vocabulary(8000 if size.pairs < 300_000 else 16_000, room, size)
+        dropout = 0.3 if size.pairs < 1_000_000 else 0.1
+        name = "configs/small.yaml (110,000 pairs were tried)"
+        warmup = min(1000, steps // 10)
+        return Recipe(
+            name, 256, 4, 1024, 3, dropout, vocabulary, 1024 * wide, steps, warmup, "cosine", 0.002
+        )
+    vocabulary = _vocabulary(32_000, room, size)
+    name = "configs/transformer-base-wmt14-en-de.yaml (the paper's, for 4.5 million pairs)"
+    return Recipe(name, 512, 8, 2048, 6, 0.1, vocabulary, 6250, 100_000, 4000, "noam", 7.0e-4)
+
+
+def _rounded(steps: float, least: int, most: int) -> int:
+    return int(min(most, max(least, round(steps / 500) * 500)))
+
+
+def _vocabulary(wanted: int, room: int, size: Size) -> int:
+    """Choose a number of pieces that the text can fill and that holds its characters."""
+    least = 260 + int(1.2 * size.characters) + 40
+    return max(least, min(max(wanted, 2 * size.characters), room // 100 * 100))
+
+
+def fill(size: Size, recipe: Recipe, places: dict[str, str]) -> str:
+    """Write the config; `places` are the parts of the template that no recipe knows."""
+    save_every = max(10, recipe.max_steps // 40 // 10 * 10)
+    values = {
+        **asdict(recipe),
+        **places,
+        "pairs": f"{size.pairs:,}",
+        "save_every": save_every,
+        "valid_every": 5 * save_every,
+    }
+    rows = []
+    for row in TEMPLATE.splitlines():
+        line, mark, comment = (Template(part).substitute(values) for part in row.partition("  # "))
+        rows.append(f"{line:<33} # {comment}\n" if mark else f"{line}\n")
+    return "".join(rows)
