@@ -41,7 +41,6 @@ from mtrain.layout import (
     step_of,
     steps,
 )
-from mtrain.log import logger
 
 
 @dataclass(frozen=True)
@@ -268,7 +267,6 @@ def resolve(path: Path) -> Path:
     present = steps(path / CHECKPOINTS)
     if not present:
         raise UserError(f"{path}: this run has no complete checkpoint yet")
-    logger.info("%s: no validation has chosen a best one: taking %s", path, present[-1].name)
     return present[-1]
 
 

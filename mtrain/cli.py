@@ -222,15 +222,16 @@ def _check_files(
 
 
 def _check_kind(given: dict[str, object], translator: "Translator", ranks: "Ranks") -> None:
-    """Refuse options of sampling where translations are searched for, and of search where they are
-    sampled.
+    """Refuse options of sampling where translations are searched for, and `--sample` with an option
+    of search.
     """
     names, advice = ["temperature", "top_k", "top_p", "seed"], "is of sampling; add --sample"
     if translator.decode.sample:
-        names, advice = ["beam_size"], "is of search, and here translations are sampled"
-    for name in names:
-        if given.get(name) is not None:
-            raise ranks.as_one(RefusedError(f"--{name.replace('_', '-')}: {advice}"))
+        names, advice = ["beam_size"], "is of search; leave it or --sample out"
+    if given["sample"] or not translator.decode.sample:
+        for name in names:
+            if given[name] is not None:
+                raise ranks.as_one(RefusedError(f"--{name.replace('_', '-')}: {advice}"))
 
 
 def _check_n_best(n_best: int | None, translator: "Translator", ranks: "Ranks") -> None:

@@ -103,7 +103,9 @@ def check(
     settings, stop = begin_job(config, set_, None)
     from mtrain.check.diagnosis import diagnose
     from mtrain.check.findings import ERROR
+    from mtrain.parallel import warn_of_missing_tokenizer
 
+    warn_of_missing_tokenizer(settings.data.tgt_lang)
     found = diagnose(settings, stop, examples=examples, with_forecast=forecast, timed=timing)
     with writing("-") as sink:
         lines = [found.as_json()] if json_ else found.lines(shutil.get_terminal_size((100, 0))[0])

@@ -30,7 +30,7 @@ from mtrain.workers import Workers
 
 IDS = SpecialIds(pad=0, bos=2, eos=3)
 SECONDS = 5.0  # of timing micro-batches, about
-MOST_WORK = 2e11  # operations of a micro-batch that is timed: a second or two on a CPU's cores
+MOST_WORK = 1e11  # operations of a micro-batch that is timed: a second on a CPU's cores
 MOST_TIMED = 8  # micro-batches
 BYTES = 16  # a parameter in training: weight, gradient, two moments
 DEATH = "the process that tried was killed, perhaps for lack of memory"
@@ -293,6 +293,7 @@ def _time(
         on_gpu = learner.device.type == "cuda"
         share = 1.0 if on_gpu else min(1.0, MOST_WORK / (6 * parameters * largest))
         batches = [_made_up(some[: max(1, int(len(some) * share))], vocab_size) for some in sizes]
+        learner.learn(_made_up(sizes[0][: max(1, int(len(sizes[0]) * share / 10))], vocab_size))
         a_place, update = _measure(learner, batches)
     places = float(np.mean([some.max(0).sum() * len(some) for some in sizes]))
     seconds = config.train.accum_steps * a_place * places + update
@@ -301,11 +302,10 @@ def _time(
 
 def _measure(learner: Learner, batches: list[Batch]) -> tuple[float, float]:
     """Return the seconds of a place of the padded tables, by the median of some micro-batches, for
-    other programs may hold one up, and of an update of the weights. The first work of all takes
-    longer; on a GPU, the first of each shape, which is recorded.
+    other programs may hold one up, and of an update of the weights. On a GPU the first work of
+    each shape takes longer, in which it is recorded.
     """
     start, rates = time.perf_counter(), []
-    _seconds(learner, lambda: learner.learn(batches[0]))
     for batch in batches:
         work = partial(learner.learn, batch)
         if learner.device.type == "cuda":

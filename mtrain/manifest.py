@@ -131,13 +131,17 @@ def write_file(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Replace a file so that readers and crashes see the old or the new bytes, never a mixture."""
+    """Replace a file so that readers and crashes see the old or the new bytes, never a mixture; who
+    may read and write it stays as it was.
+    """
     aside = path.with_name(f".{path.name}.partial")
     try:
         with aside.open("wb") as out:
             out.write(data)
             out.flush()
             os.fsync(out.fileno())
+        if path.exists():
+            aside.chmod(path.stat().st_mode & 0o777)
         os.replace(aside, path)
     except OSError:
         with suppress(OSError):  # a full disk wants the room

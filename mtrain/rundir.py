@@ -149,8 +149,8 @@ class RunDirectory:
         """Refuse another model to begin with than the one that the run began with, if it began."""
         if (self.read("run.json", OBJECT) or {}).get("init_from", sha256) != sha256:
             raise RefusedError(
-                f"{self.path}: train.init_from: its best model is not the one that this run began "
-                "with; name that one's checkpoint directory in a new run_dir"
+                f"{self.path}: train.init_from: the model there is not the one that this run began "
+                "with; bring that one back, or choose another run_dir"
             )
 
     def keep_tokenizer(self, tokenizer: Tokenizer) -> None:

@@ -93,6 +93,10 @@ def write_output(path: Path, data: bytes) -> None:
     """
     place = Path(os.path.realpath(path))  # where a link leads, not in its place
     try:
+        if path.exists() and os.path.samestat(path.stat(), os.fstat(1)):
+            with writing("-") as sink:  # of which more may follow
+                sink.write(data)
+            return
         is_plain = path.is_file() or not os.path.lexists(path)
         if is_plain and os.access(place.parent, os.W_OK):
             manifest.write_bytes(place, data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
@@ -169,6 +170,14 @@ def test_imports_go_down(name: str) -> None:
         if other.split(".")[0] != package and level_of(other) >= level_of(name)
     }
     assert upward == set()
+
+
+def test_every_package_is_installed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    folders = {file.parent.relative_to(ROOT) for file in PACKAGE.rglob("*.py")}
+    templates = Path("mtrain/report/templates")
+    listed = {Path(*name.split(".")) for name in project["tool"]["setuptools"]["packages"]}
+    assert listed == folders | {templates}
 
 
 def test_no_modules_import_each_other() -> None:

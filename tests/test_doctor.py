@@ -21,7 +21,7 @@ from conftest import run_mtrain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtrain.check import doctor
+from mtrain.check import doctor, finders
 from mtrain.check.characters import Characters, Words
 from mtrain.check.diagnosis import Diagnosis, diagnose
 from mtrain.check.doctor import Doctor
@@ -742,6 +742,19 @@ def test_units_of_a_translation_memory_are_not_named_as_lines(folder: Folder) ->
 
 
 @pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("plain é", None),
+        ("x" * 500 + "cafe\u0301", 503),
+        ("e" + "\u0301\u0316" * 500_000, 0),  # to be put in order, all in one go, takes an hour
+        ("क़", None),  # what composition leaves apart
+    ],
+)
+def test_accents_apart_from_their_letters_are_found(text: str, place: int | None) -> None:
+    assert finders._find_decomposed(text) == place
+
+
+@pytest.mark.parametrize(
     ("src", "tgt", "is_odd"),
     [
         ("12", "21", True),
@@ -752,6 +765,11 @@ def test_units_of_a_translation_memory_are_not_named_as_lines(folder: Folder) ->
         ("12", "xx", False),
         ("7", "8", False),
         ("1" * 5000, "1" * 5000, False),
+        ("1,00,000", "100,000", False),
+        ("١٬٥٠٠", "1,500", False),
+        ("12 million", "1200万", False),
+        ("the 1990s", "die 90er", False),
+        ("112", "12", True),
     ],
 )
 def test_other_numbers_on_the_other_side(folder: Folder, src: str, tgt: str, is_odd: bool) -> None:

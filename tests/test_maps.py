@@ -420,5 +420,5 @@ def test_what_cannot_be_shown_is_one_clear_error(
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_printable_keeps_what_is_seen() -> None:
+def test_visible_keeps_what_is_seen() -> None:
     assert visible("a ▁b 学 \u00a0") == "a ▁b 学 \u00a0"

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tomllib
 from fnmatch import fnmatch
@@ -518,10 +519,12 @@ def test_a_run_s_own_files_and_directories_are_not_written_over(
 def test_what_is_no_plain_file_is_written_to_and_never_replaced(tmp_path: Path) -> None:
     plain, link, pipe = tmp_path / "plain", tmp_path / "link", tmp_path / "pipe"
     plain.write_text("old")
+    plain.chmod(0o600)
     link.symlink_to("plain")
     terminal.write_output(link, b"new")
     assert link.is_symlink()
     assert plain.read_bytes() == b"new"
+    assert plain.stat().st_mode & 0o777 == 0o600
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     terminal.write_output(pipe, b"page")
@@ -529,6 +532,18 @@ def test_what_is_no_plain_file_is_written_to_and_never_replaced(tmp_path: Path) 
     os.close(reader)
     assert pipe.is_fifo()
     assert sorted(item.name for item in tmp_path.iterdir()) == ["link", "pipe", "plain"]
+
+
+def test_stdout_by_name_is_not_replaced(tmp_path: Path) -> None:
+    log_file = tmp_path / "log"
+    log_file.write_text("before\n")
+    code = (
+        "from pathlib import Path; from mtrain.terminal import write_output\n"
+        "write_output(Path('/dev/stdout'), b'page\\n'); print('after')"
+    )
+    with log_file.open("a") as stdout:
+        subprocess.run([sys.executable, "-c", code], stdout=stdout, check=True)
+    assert log_file.read_text() == "before\npage\nafter\n"
 
 
 def test_text_and_names_that_are_not_utf_8_give_a_page(

@@ -290,6 +290,7 @@ def test_a_language_that_needs_an_extra_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "MeCab", None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, "sacrebleu.tokenizers.tokenizer_ja_mecab", raising=False)
     for language in ("ja", "de"):
         asked = Request(*files, tmp_path / f"{language}.yaml", "en", language, None, 50)
         write_config(asked, Stop(), has_gpu=False)

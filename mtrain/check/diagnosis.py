@@ -15,7 +15,6 @@ from mtrain.check.findings import ERROR, NOTE, WARNING, Chunk
 from mtrain.config import Config
 from mtrain.errors import UserError
 from mtrain.forecast import Forecast, forecast
-from mtrain.parallel import warn_of_missing_tokenizer
 from mtrain.prepare import find_tokenizer, weights_of
 from mtrain.rundir import RunDirectory
 from mtrain.stop import Stop
@@ -120,7 +119,6 @@ def diagnose(
     where the vocabulary that the config names cannot be read.
     """
     doctor = Doctor(config, stop, examples)
-    warn_of_missing_tokenizer(config.data.tgt_lang)
     doctor.scan()
     doctor.tokenizer = _find_tokenizer(config, doctor)
     doctor.look()

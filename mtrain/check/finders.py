@@ -33,8 +33,11 @@ _CYRILLIC = re.compile(
     r"(?:[РС][\u0402-\u040f\u0452-\u045f\u0490\u0491\u00a0-\u00bb\u2013-\u203a№]){3,}"
 )
 _GARBLED = re.compile("锟斤拷|ï¿½|ðŸ[\x80-\xbf‘-“˜™]")
-_GROUPED = re.compile(r"(?<=\d)[.,'’ \u00a0\u2009\u202f](?=\d{3}(?!\d))")
+# Marks between groups of three digits, or of two before these, as in India.
+_GROUPED = re.compile(r"(?<=\d)[.,'’٬， \u00a0\u2009\u202f](?=(?:\d{2}[,٬])*\d{3}(?!\d))")
 _NUMBER = re.compile(r"\d{2,18}")  # single digits are often words on the other side
+_COUNTED = re.compile(r"\d\s*[万萬億亿만억]")  # in tens of thousands, which are millions elsewhere
+PIECE = 200  # characters that are normalized together
 _EMOJI = re.compile("[\u2190-\u21ff\u2300-\u2bff\U0001f000-\U0001faff]")
 _QUOTES = set("‘’“”‹›„‚»«´¨…–—")
 _TAG = (
@@ -164,13 +167,15 @@ def _find_subwords(text: str) -> int | None:
 
 def _find_decomposed(text: str) -> int | None:
     """Find a letter that is followed by its accent, where there is a letter with it."""
-    if text.isascii() or unicodedata.is_normalized("NFC", text):
+    if text.isascii():
         return None
-    composed = unicodedata.normalize("NFC", text)
-    if len(composed) >= len(text):  # others become more characters, or as many
-        return None
-    pairs = enumerate(zip(text, composed, strict=False))
-    return next((n for n, (a, b) in pairs if a != b), len(composed))
+    for start in range(0, len(text), PIECE):  # the time grows with the square of marks in a row
+        piece = text[start : start + PIECE]
+        composed = unicodedata.normalize("NFC", piece)
+        if len(composed) < len(piece):  # others become more characters, or as many
+            pairs = enumerate(zip(piece, composed, strict=False), start)
+            return next((n for n, (a, b) in pairs if a != b), start + len(composed))
+    return None
 
 
 _SEARCHES: list[tuple[str, Callable[[str], int | None]]] = [
@@ -249,7 +254,8 @@ def _look_at_numbers(chunk: Chunk, found: Findings, told: NDArray[np.bool_]) -> 
     rows = []
     for row in np.flatnonzero(~told).tolist():
         src, tgt = (_numbers(texts[row]) for texts in chunk.texts)
-        if len(src) == len(tgt) and src != tgt:
+        others = len(src) == len(tgt) and any(map(_is_other, src, tgt))
+        if others and not any(_COUNTED.search(texts[row]) for texts in chunk.texts):
             rows.append(row)
     found.add_rows("numbers", chunk, np.array(rows, np.int64))
 
@@ -257,6 +263,12 @@ def _look_at_numbers(chunk: Chunk, found: Findings, told: NDArray[np.bool_]) -> 
 def _numbers(text: str) -> list[int]:
     """List the numbers of a text, in whatever digits, without the marks that group these."""
     return sorted(map(int, _NUMBER.findall(_GROUPED.sub("", text))))
+
+
+def _is_other(one: int, two: int) -> bool:
+    """Tell whether these are different numbers, and not a year and the end of it."""
+    low, high = min(one, two), max(one, two)
+    return low != high and not (high // 100 in (19, 20) and high % 100 == low)
 
 
 def look_for_long_lines(

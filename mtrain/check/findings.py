@@ -38,7 +38,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "mixed_word": (WARNING, "Latin and Cyrillic letters in one word"),
     "same": (WARNING, "the same text on both sides"),
     "ratio": (WARNING, "one side far too long for the other"),
-    "numbers": (WARNING, "other numbers on the other side"),
+    "numbers": (NOTE, "as many numbers on the other side, but other ones"),
     "long": (WARNING, "over data.max_length"),
     "blank_source": (WARNING, "blank source"),
     "blank_target": (WARNING, "blank target"),
@@ -55,7 +55,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "mojibake": (WARNING, "mojibake: UTF-8 read as something else"),
     "markup": (WARNING, "HTML tags or entities"),
     "subwords": (WARNING, "marks of text cut into subwords"),
-    "decomposed": (WARNING, "accents apart from their letters (not in NFC)"),
+    "decomposed": (WARNING, "accents or parts apart from their letters (not in NFC)"),
     "overlap": (WARNING, "pairs that are also in"),
     "source_overlap": (WARNING, "sources that are also in"),
     "target_overlap": (WARNING, "targets that are also in"),
@@ -65,7 +65,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "crlf": (NOTE, "Windows line ends, removed on reading"),
     "tab": (NOTE, "tabs"),
     "space": (NOTE, "no-break and other odd spaces"),
-    "full_width": (NOTE, "full-width letters or digits in text without Han, Kana or Hangul"),
+    "full_width": (NOTE, "full-width letters or digits in lines without Han, Kana or Hangul"),
 }
 
 

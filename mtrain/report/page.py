@@ -188,8 +188,7 @@ def _read_records(report: Report) -> list[dict[str, Any]]:
     if found.broken:
         lines = shorten(found.broken)
         report.note("curves", f"Lines of metrics.jsonl that are no records are left out: {lines}")
-    steps = (record.get("step") for record in found.records)
-    last = max((step for step in steps if isinstance(step, int)), default=0)
+    last = max((record["step"] for record in found.records), default=0)
     validated = max((entry["step"] for entry in report.history.entries), default=0)
     if last < validated:
         report.note(
