@@ -183,6 +183,8 @@ def report(
     from mtrain.report import page as reporting
     from mtrain.report import picture
 
+    if output.suffix in {*picture.FORMATS, ".pdf"} - {".html"}:
+        raise RefusedError(f"--output {output}: a report is a page: give a name that ends in .html")
     picture.check_output(output, run_dir)
     page = reporting.make_page(run_dir, [_readable(each) for each in text or []], check=check)
     loaded()

@@ -474,7 +474,10 @@ def _learning_rate_conflicts(train: TrainConfig) -> Iterator[tuple[Key, str]]:
     if train.schedule in ("noam", "inverse_sqrt") and train.warmup_steps < 1:
         yield ("train", "warmup_steps"), f"schedule {train.schedule} needs at least 1 warm-up step"
     if train.schedule in ("linear", "cosine") and train.warmup_steps >= train.max_steps:
-        yield ("train", "warmup_steps"), f"must be below max_steps {train.max_steps}"
+        yield (
+            ("train", "warmup_steps"),
+            f"{train.warmup_steps} is not below max_steps {train.max_steps}",
+        )
 
 
 def _explain(document: Document, error: Any) -> str:

@@ -107,7 +107,7 @@ class Plan:
         """Say what an epoch and a step are."""
         return (
             f"batches: about {self.batching.steps:,} steps an epoch, about {self.tokens:,} target "
-            f"tokens a step; {self.max_steps:,} steps are {self.epochs:,.3g} epochs"
+            f"tokens a step; {self.max_steps:,} steps are {_rounded(self.epochs)} epochs"
         )
 
     def rates(self) -> str:
@@ -151,6 +151,10 @@ def tell(plan: Plan, machine: Machine, device: torch.device, directory: Path) ->
         logger.info("%s", line)
     if lack := lack_of_disk(plan, directory):
         logger.warning("%s", lack)
+
+
+def _rounded(count: float) -> str:
+    return f"{count:,.0f}" if count >= 10 else f"{count:.2g}"
 
 
 def _megabytes(size: float) -> str:

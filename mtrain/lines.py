@@ -47,7 +47,7 @@ def translate_stream(
         some = list(islice(texts, window))
         return json.dumps((some, begun and _as_many(begun, some, done, window))).encode()
 
-    with progress_bar(None, "line", "translating") as bar:
+    with progress_bar(None, "line", "translating", shown=not line_buffered) as bar:
         while True:
             lines, beginnings = json.loads(ranks.share(read))
             if not lines:

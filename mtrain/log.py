@@ -17,6 +17,9 @@ from mtrain.errors import UserError
 
 logger = logging.getLogger("mtrain")
 
+# Columns that a training run's bar and its figures take, and what is shown where there are fewer.
+WIDE = 120
+FIGURES = "{desc}: {percentage:3.0f}% {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 MOST_LISTED = 10  # numbers of lines that a message names
 
 
@@ -78,16 +81,21 @@ def close_log_files() -> None:
         handler.close()
 
 
-def progress_bar(total: int | None, unit: str, description: str, initial: int = 0) -> "tqdm[Any]":
+def progress_bar(
+    total: int | None, unit: str, description: str, initial: int = 0, *, shown: bool = True
+) -> "tqdm[Any]":
     """A bar on stderr if that is a terminal, else nothing; `update`, `set_postfix_str` and `close`
-    work on both.
+    work on both. A narrow terminal has room for the figures alone.
     """
+    shown = shown and sys.stderr.isatty() and logger.isEnabledFor(logging.INFO)
+    is_narrow = shown and os.get_terminal_size(sys.stderr.fileno()).columns < WIDE
     return tqdm(
         total=total,
         initial=initial,
         unit=unit,
         desc=description,
-        disable=not (sys.stderr.isatty() and logger.isEnabledFor(logging.INFO)),
+        disable=not shown,
+        bar_format=FIGURES if is_narrow and total is not None else None,
         file=sys.stderr,
         dynamic_ncols=True,
         smoothing=0.1,

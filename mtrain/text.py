@@ -68,7 +68,9 @@ def open_bytes(path: Path) -> IO[bytes]:
             return cast(IO[bytes], BufferedReader(packed, _BLOCK))
         return path.open("rb")
     except OSError as error:
-        raise UserError(f"{path}: cannot read: {error.strerror or error}") from None
+        is_lost = isinstance(error, FileNotFoundError) and not path.is_absolute()
+        where = f" (looked for in {Path.cwd()})" if is_lost else ""
+        raise UserError(f"{path}: cannot read: {error.strerror or error}{where}") from None
 
 
 @contextmanager

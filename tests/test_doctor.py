@@ -29,7 +29,7 @@ from mtrain.check.findings import KINDS, Chunk, Place, clipped
 from mtrain.check.kinship import first_words
 from mtrain.check.overlap import bigrams
 from mtrain.check.usual import FREQUENT, LengthRatio
-from mtrain.config import load_config
+from mtrain.config import TextCorpus, load_config
 from mtrain.errors import StoppedError
 from mtrain.repeats import Duplicates
 from mtrain.scripts import script_of, scripts_of
@@ -705,6 +705,13 @@ def test_train_that_is_blank_on_a_side_throughout_is_an_error(folder: Folder) ->
     report = folder.look()
     assert ("data.train[0]", "empty") in kinds(report)
     assert report["errors"] == 1
+
+
+def test_rows_are_named_as_the_config_names_their_files() -> None:
+    place = Place.of(TextCorpus(src="old/train.xa", tgt="/far/away/train.xb"), Path("root"))
+    assert place.name(3, 0) == "old/train.xa:3"
+    assert place.name(3, 1) == "train.xb:3"
+    assert place.as_json(3, 0)["files"] == ["root/old/train.xa"]
 
 
 def test_a_pipe_is_refused_and_not_waited_for(folder: Folder) -> None:

@@ -495,6 +495,7 @@ def test_what_cannot_be_reported_is_one_clear_error(
         ("", "--output .: is a directory; name a file"),
         (".", "--output .: is a directory; name a file"),
         ("-", "--output -: name a file; /dev/stdout is one, too"),
+        ("copy.pdf", "a report is a page: give a name that ends in .html"),
         ("copy/metrics.jsonl", "could be a file that copy keeps; there, give a name that ends in"),
         ("copy/best.json", "could be a file that copy keeps"),
         ("link.html", "could be a file that copy keeps"),

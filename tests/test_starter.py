@@ -283,6 +283,12 @@ def test_pairs_that_are_not_utf8_are_left_out_and_told(
     assert len(made["train.en"] + made["valid.en"]) == 80
 
 
+def test_one_file_as_both_sides_is_refused(tmp_path: Path, files: tuple[Path, Path]) -> None:
+    asked = request((files[0], files[0]), tmp_path / "a.yaml")
+    with pytest.raises(RefusedError, match="is both sides"):
+        write_config(asked, Stop(), has_gpu=False)
+
+
 def test_a_language_that_needs_an_extra_is_told(
     tmp_path: Path,
     files: tuple[Path, Path],

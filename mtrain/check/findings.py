@@ -75,25 +75,30 @@ class Place:
 
     files: tuple[str, ...]  # one, or one of either side
     unit: str  # line, row, unit of a translation memory, or pair
+    names: tuple[str, ...] = ()  # of the files, for people, as a config has them
 
     @staticmethod
     def of(corpus: Corpus, root: Path) -> "Place":
         """Name the files of a corpus, or what else it is."""
         if isinstance(corpus, TextCorpus):
-            return Place((str(root / corpus.src), str(root / corpus.tgt)), "line")
+            names = (corpus.src, corpus.tgt)
+            return Place(tuple(str(root / name) for name in names), "line", names)
         if isinstance(corpus, FileCorpus):
             unit = {"parquet": "row", "tmx": "unit"}.get(corpus.kind, "line")
-            return Place((str(root / corpus.file),), unit)
+            return Place((str(root / corpus.file),), unit, (corpus.file,))
         if isinstance(corpus, GeneratedCorpus):
             return Place((f"{corpus.generated} {corpus.split}",), "pair")
         return Place((describe(corpus),), "row")
 
     def name(self, number: int, side: int | None = None) -> str:
-        """Name a row for people, without its folder: `train.de:12`."""
-        file = self.files[side or 0] if len(self.files) > 1 else self.files[0]
-        if self.unit == "line":
-            return f"{Path(file).name}:{number}"
-        return f"{file if self.unit == 'pair' else Path(file).name} {self.unit} {number}"
+        """Name a row for people, `train.de:12`, without its folder where the config has it from the
+        root on.
+        """
+        names = self.names or self.files
+        name = names[side or 0] if len(names) > 1 else names[0]
+        if self.unit != "pair" and Path(name).is_absolute():
+            name = Path(name).name
+        return f"{name}:{number}" if self.unit == "line" else f"{name} {self.unit} {number}"
 
     def as_json(self, number: int, side: int | None = None) -> dict[str, Any]:
         """Name a row for scripts."""

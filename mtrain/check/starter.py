@@ -94,6 +94,8 @@ def _check_names(request: Request) -> None:
             raise RefusedError(
                 f"{shown}: its name is not UTF-8, as a config must be; rename it"
             ) from None
+    if request.src.exists() and request.tgt.exists() and request.src.samefile(request.tgt):
+        raise RefusedError(f"{request.tgt}: is both sides; give the translation as the second file")
     for code in (request.src_lang, request.tgt_lang):
         if "/" in code:
             raise RefusedError(f"{code}: not a language code such as en or zh-TW")

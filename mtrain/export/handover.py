@@ -115,7 +115,11 @@ def _prove(
             found = compare(translator, engine, texts, beam_size, bar.update)
         _show(found, engine.name, kind, list(lines), show)
         if kind == "float32" and not found.is_equal:
-            raise UserError(f"{engine.name} translates otherwise: {found}")
+            raise UserError(
+                f"{engine.name} translates otherwise: {found}, and {NEEDED[beam_size]:.1%} are "
+                "needed; nothing was written. A model that has learnt little has many near-ties: "
+                "train it longer, or compare on lines like those it learned from (--sample FILE)"
+            )
         if found.lost > MUCH_LOST:
             logger.warning(
                 "%s: its %s translations are worse by %.3f natural log-probability a token",
