@@ -22,7 +22,7 @@ import torch
 import yaml
 from hypothesis import settings
 
-from mtrain import log
+from mtrain import cli, log
 from mtrain.model import Dropout, Shape, Transformer
 from mtrain.tokenizer import Tokenizer, train_tokenizer
 from mtrain.translate import Translator, load_translator
@@ -124,6 +124,16 @@ def run_mtrain(*arguments: str | Path, **options: Any) -> subprocess.CompletedPr
     """Run the command line in a process of its own."""
     command = [sys.executable, "-m", "mtrain", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
+
+
+def run_here(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
+    """Run `mtrain` in this process and return its exit code."""
+    monkeypatch.setattr(sys, "argv", ["mtrain", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    log.close_log_files()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
 
 
 def status(run: Path) -> dict[str, Any]:

@@ -12,11 +12,10 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
-from conftest import Page, check_that_nothing_is_loaded, random_model
+from conftest import Page, check_that_nothing_is_loaded, random_model, run_here
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtrain import cli, log
 from mtrain.errors import RefusedError, UserError
 from mtrain.report import maps, picture
 from mtrain.report.heatmap import (
@@ -348,21 +347,12 @@ def test_without_the_library_png_names_the_extra(monkeypatch: pytest.MonkeyPatch
 # --- the command ------------------------------------------------------------------------------
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
-    monkeypatch.setattr(sys, "argv", ["mtrain", "attention", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    log.close_log_files()
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
-
-
 @pytest.mark.parametrize("suffix", [".html", ".svg", ".png"])
 def test_the_command_writes_each_format(
     trained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
     output = tmp_path / f"a{suffix}"
-    assert run(monkeypatch, "-m", trained_run, "-o", output, LINE) == 0
+    assert run_here(monkeypatch, "attention", "-m", trained_run, "-o", output, LINE) == 0
     assert output.read_bytes()[:4] in (b"<!do", b"<svg", b"\x89PNG")
     assert [item.name for item in tmp_path.iterdir()] == [output.name]
 
@@ -374,7 +364,7 @@ def test_the_command_reads_files_line_for_line(
     (tmp_path / "target").write_text("zwent\nquarb\n")
     output = tmp_path / "a.html"
     options = ["-i", tmp_path / "in", "-t", tmp_path / "target", "--head", "mean"]
-    assert run(monkeypatch, "-m", trained_run, "-o", output, *options) == 0
+    assert run_here(monkeypatch, "attention", "-m", trained_run, "-o", output, *options) == 0
     page = Page(output.read_text())
     assert page.text.count("Target given") == 2
     assert "celu dimar" in page.text
@@ -413,7 +403,7 @@ def test_what_cannot_be_shown_is_one_clear_error(
     for name, content in {**texts, "many": b"bavo\n" * 51}.items():
         Path(name).write_bytes(content)
     before = sorted(tmp_path.iterdir())
-    assert run(monkeypatch, "-m", trained_run, *options) == code
+    assert run_here(monkeypatch, "attention", "-m", trained_run, *options) == code
     err = capsys.readouterr().err
     assert message in err
     assert "Traceback" not in err

@@ -15,12 +15,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from conftest import Page, check_that_nothing_is_loaded, made_up_pairs
+from conftest import Page, check_that_nothing_is_loaded, made_up_pairs, run_here
 from hypothesis import given
 from hypothesis import strategies as st
 
 import mtrain
-from mtrain import checkpoint, cli, log, metrics, terminal
+from mtrain import checkpoint, metrics, terminal
 from mtrain.config import Config, HubCorpus, load_config
 from mtrain.errors import UserError
 from mtrain.report import page as report
@@ -442,15 +442,6 @@ def test_a_wheel_holds_every_template() -> None:
 # --- the command ------------------------------------------------------------------------------
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
-    monkeypatch.setattr(sys, "argv", ["mtrain", "report", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    log.close_log_files()
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
-
-
 def test_the_command_writes_one_file(
     trained_run: Path,
     tmp_path: Path,
@@ -459,7 +450,12 @@ def test_the_command_writes_one_file(
 ) -> None:
     before = {path: path.stat().st_mtime_ns for path in trained_run.rglob("*")}
     output = tmp_path / "report.html"
-    assert run(monkeypatch, trained_run, "-o", output, "--text", "bavo", "--text", "celu") == 0
+    assert (
+        run_here(
+            monkeypatch, "report", trained_run, "-o", output, "--text", "bavo", "--text", "celu"
+        )
+        == 0
+    )
     assert output.read_text().startswith("<!doctype html>")
     assert capsys.readouterr() == ("", "")
     assert list(tmp_path.iterdir()) == [output]
@@ -484,7 +480,9 @@ def test_what_cannot_be_reported_is_one_clear_error(
     message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run(monkeypatch, run_dir or trained_run, "-o", output, "--text", "bavo") == 1
+    assert (
+        run_here(monkeypatch, "report", run_dir or trained_run, "-o", output, "--text", "bavo") == 1
+    )
     assert capsys.readouterr().err == f"error: {message}\n"
     assert list(tmp_path.iterdir()) == []
 
@@ -512,7 +510,7 @@ def test_a_run_s_own_files_and_directories_are_not_written_over(
     monkeypatch.chdir(tmp_path)
     Path("link.html").symlink_to("copy/config.yaml")
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
-    assert run(monkeypatch, "copy", "-o", output) == 2
+    assert run_here(monkeypatch, "report", "copy", "-o", output) == 2
     assert message in capsys.readouterr().err
     assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
 
@@ -552,7 +550,9 @@ def test_text_and_names_that_are_not_utf_8_give_a_page(
 ) -> None:
     odd = copy.rename(tmp_path / "r\udcff")
     output = tmp_path / "a.html"
-    assert run(monkeypatch, odd, "--no-check", "-o", output, "--text", "caf\udce9") == 0
+    assert (
+        run_here(monkeypatch, "report", odd, "--no-check", "-o", output, "--text", "caf\udce9") == 0
+    )
     assert "/r?" in output.read_text()
 
 

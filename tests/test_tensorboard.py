@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TinyConfig
+from conftest import TinyConfig, run_here
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from mtrain import cli, log
 from mtrain.log import MetricsFile
 from mtrain.tensorboard import TensorBoard
 from mtrain.train import Trainer
@@ -132,12 +131,7 @@ def train(monkeypatch: pytest.MonkeyPatch) -> Iterator[Train]:
     handlers = {number: signal.getsignal(number) for number in (2, 10, 15)}
 
     def run(config: Path, *arguments: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["mtrain", "train", "-c", str(config), *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        log.close_log_files()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code
+        return run_here(monkeypatch, "train", "-c", config, *arguments)
 
     yield run
     for number, handler in handlers.items():
