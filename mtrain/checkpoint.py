@@ -25,7 +25,7 @@ from safetensors.torch import save as save_bytes
 from torch import Tensor
 
 from mtrain import manifest
-from mtrain.errors import UserError
+from mtrain.errors import RefusedError, UserError
 from mtrain.json_reader import read_json, read_json_file
 from mtrain.layout import (
     AVERAGE,
@@ -242,7 +242,7 @@ def average_run(
             f"{last} to be averaged; lower --last"
         )
     if output.exists():
-        raise UserError(f"{output}: exists already; name a new directory")
+        raise RefusedError(f"{output}: exists already; name a new directory")
     newest = load(paths[-1])
     output.parent.mkdir(parents=True, exist_ok=True)
     save(output, Snapshot(average(paths), newest.config, newest.tokenizer))

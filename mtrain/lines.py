@@ -103,11 +103,13 @@ def score_files(translator: Translator, source: Path, target: Path, sink: IO[byt
             "they must match line for line"
         )
     window, cut = translator.decode.window, Places()
-    for start in range(0, len(sides[0]), window):
-        src, tgt = (side[start : start + window] for side in sides)
-        values, places = translator.score(src, tgt, start + 1)
-        cut.add(start + place + 1 for place in places)
-        sink.writelines(f"{value:.6f}\n".encode() for value in values)
+    with progress_bar(len(sides[0]), "line", "scoring") as bar:
+        for start in range(0, len(sides[0]), window):
+            src, tgt = (side[start : start + window] for side in sides)
+            values, places = translator.score(src, tgt, start + 1)
+            cut.add(start + place + 1 for place in places)
+            sink.writelines(f"{value:.6f}\n".encode() for value in values)
+            bar.update(len(values))
     warn_of(counts)
     cut.warn(translator.max_source_length)
 

@@ -111,7 +111,7 @@ def train_run_tokenizer(config: Config, stop: Stop) -> Path:
     run = RunDirectory(Path(config.run_dir))
     with run.hold():
         if run.tokenizer.exists():
-            raise UserError(f"{run.tokenizer}: exists already")
+            raise RefusedError(f"{run.tokenizer}: exists already; choose another run_dir")
         scans = [scan_corpus(config, corpus, stop) for corpus in config.data.train]
         run.keep_tokenizer(_get_tokenizer(config, run.tokenizer, scans, stop))
     return run.tokenizer

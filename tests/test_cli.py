@@ -296,7 +296,7 @@ MISTAKES = [
     ("average {run} --last 99 -o {tmp}/mean", 1, ["not the 99", "--last"]),
     ("average {run} --last 0 -o {tmp}/mean", 2, ["--last"]),
     ("average {run} --last 1", 2, ["--output"]),
-    ("average {run} --last 1 -o {src}", 1, ["src: exists already"]),
+    ("average {run} --last 1 -o {src}", 2, ["src: exists already"]),
     ("average {tmp}/none -o {tmp}/mean", 1, ["none"]),
 ]
 
@@ -544,7 +544,7 @@ def test_a_vocabulary_trained_ahead_is_the_run_s(
     assert command("train", "-c", config).code == 0
     assert (run / "tokenizer.model").read_bytes() == before
     again = command("tokenizer", "train", "-c", config)
-    assert again.code == 1
+    assert again.code == 2
     assert "exists already" in again.err
 
 
