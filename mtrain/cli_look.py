@@ -185,7 +185,7 @@ def report(
 
     if output.suffix in {*picture.FORMATS, ".pdf"} - {".html"}:
         raise RefusedError(f"--output {output}: a report is a page: give a name that ends in .html")
-    picture.check_output(output, run_dir)
+    picture.check_output(output, run_dir, (".html",))
     page = reporting.make_page(run_dir, [_readable(each) for each in text or []], check=check)
     loaded()
     write_output(output, page.encode("utf-8", "replace"))

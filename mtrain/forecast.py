@@ -296,8 +296,8 @@ def _time(
         largest = max(int(some.max(1).max()) * len(some) for some in sizes)
         on_gpu = learner.device.type == "cuda"
         share = 1.0 if on_gpu else min(1.0, MOST_WORK / (6 * parameters * largest))
-        batches = [_made_up(some[: max(1, int(len(some) * share))], vocab_size) for some in sizes]
-        learner.learn(_made_up(sizes[0][: max(1, int(len(sizes[0]) * share / 10))], vocab_size))
+        batches = [_made_up(some, share, vocab_size) for some in sizes]
+        learner.learn(_made_up(sizes[0], share / 10, vocab_size))  # the first work takes longer
         a_place, update = _measure(learner, batches)
     places = float(np.mean([some.max(0).sum() * len(some) for some in sizes]))
     seconds = config.train.accum_steps * a_place * places + update
@@ -331,8 +331,9 @@ def _seconds(learner: Learner, work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def _made_up(lengths: NDArray[np.int64], vocab_size: int) -> Batch:
-    """Fill a micro-batch of these lengths, with eos, with any ids."""
+def _made_up(lengths: NDArray[np.int64], share: float, vocab_size: int) -> Batch:
+    """Fill a share of a micro-batch of these lengths, with eos, with any ids."""
+    lengths = lengths[: max(1, int(len(lengths) * share))]
     random = np.random.default_rng(1)
     sides = [
         [random.integers(min(4, vocab_size - 1), vocab_size, length - 1) for length in column]

@@ -358,8 +358,7 @@ def load_translator(
         )
     first, *others = found
     models = tuple(other.model for other in others)
-    chosen = first.config.seed if seed is None else seed
-    return replace(first, others=models, seed=chosen, samples=samples)
+    return replace(first, others=models, seed=seed, samples=samples)
 
 
 def make_translator(

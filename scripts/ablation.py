@@ -18,7 +18,7 @@ import sys
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from mtrain import metrics
+from mtrain import layout, metrics
 from mtrain.config import Config, load_config
 from mtrain.errors import UserError
 from mtrain.prepare import prepare
@@ -88,8 +88,9 @@ def row(name: str, run_dir: Path) -> str:
 
 def search_rows(config: Config, run_dir: Path) -> list[str]:
     """Score greedy search and a beam of 4 with the unchanged run's averaged model."""
-    model = run_dir / "checkpoints" / "average" if config.train.average_last else run_dir
-    valid = prepare(config, run_dir / "tokenizer.model", Stop()).valid
+    average = run_dir / layout.CHECKPOINTS / layout.AVERAGE
+    model = average if config.train.average_last else run_dir
+    valid = prepare(config, run_dir / layout.TOKENIZER, Stop()).valid
     rows = []
     for name, width in (("greedy search", 1), ("beam 4", 4)):
         translator = load_translator(model, device=config.train.device, beam_size=width)

@@ -83,19 +83,20 @@ def check_format(path: Path) -> None:
         load_resvg()
 
 
-def check_output(path: Path, directory: Path) -> None:
+def check_output(path: Path, directory: Path, formats: tuple[str, ...] = FORMATS) -> None:
     """Raise `RefusedError` where a name is no file's, or could be that of one of the files that a
-    run or model keeps in its directory; `UserError` where no file can be written.
+    run or model keeps in its directory, none of which is of these formats; `UserError` where no
+    file can be written.
     """
     if path.is_dir():
         raise RefusedError(f"--output {path}: is a directory; name a file")
     if str(path) == "-":  # elsewhere stdout, here it would become a file of that name
         raise RefusedError("--output -: name a file; /dev/stdout is one, too")
     place = path.resolve()
-    if place.is_relative_to(directory.resolve()) and place.suffix not in FORMATS:
+    if place.is_relative_to(directory.resolve()) and place.suffix not in formats:
         raise RefusedError(
             f"--output {path}: could be a file that {directory} keeps; there, give a name "
-            f"that ends in {', '.join(FORMATS)}"
+            f"that ends in {', '.join(formats)}"
         )
     terminal.check_output(path)
 
