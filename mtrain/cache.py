@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter
 
-from mtrain import lock, manifest
+from mtrain import files, lock
 from mtrain.errors import UserError
 from mtrain.json_reader import Content, read_json
 from mtrain.log import logger
@@ -68,12 +68,12 @@ def cached(
 
 
 def remembered(
-    files: list[Path], question: object, find: Callable[[], Content], form: TypeAdapter[Content]
+    of: list[Path], question: object, find: Callable[[], Content], form: TypeAdapter[Content]
 ) -> Content:
     """Find out something about the content of files, or know it from before: as long as their
     sizes, times and places on the disk are what they were. `question` tells it from other findings.
     """
-    before = _signs(files)
+    before = _signs(of)
     if before is None:
         return find()
     key = cache_key("known", KNOWN, before, question)
@@ -81,11 +81,11 @@ def remembered(
     with suppress(OSError, ValueError):
         return _sound(path, form)
     found = find()
-    if _signs(files) == before and max(time for *_, time in before) < time.time_ns() - YOUNG:
+    if _signs(of) == before and max(time for *_, time in before) < time.time_ns() - YOUNG:
         with suppress(OSError):  # a cache that cannot be written to is only slower
             path.parent.mkdir(parents=True, exist_ok=True)
             body = form.dump_json(found)
-            manifest.write_bytes(path, _digest(body) + body)
+            files.write_bytes(path, _digest(body) + body)
     return found
 
 

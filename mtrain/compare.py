@@ -9,11 +9,10 @@ from heapq import nlargest
 from pathlib import Path
 from typing import Any
 
-from mtrain.errors import RefusedError
+from mtrain.errors import RefusedError, printable
 from mtrain.log import logger, progress_bar
 from mtrain.metrics import Paired, check_seed, paired_tests, sentence_chrf
 from mtrain.parallel import read_aligned
-from mtrain.text import printable
 
 METRICS = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}
 SIGNIFICANT = 0.05  # the largest p-value called so, as sacreBLEU has it

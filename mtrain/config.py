@@ -362,10 +362,10 @@ def parse_config(document: Document) -> Config:
         config = Config.model_validate(document.value)
     except ValidationError as error:
         findings = [_explain(document, item) for item in error.errors(include_url=False)]
-        raise RefusedError("\n".join(dict.fromkeys(findings))) from None
+        raise RefusedError(*dict.fromkeys(findings)) from None
     problems = [f"{document.where(key)}: {dotted(key)}: {text}" for key, text in _conflicts(config)]
     if problems:
-        raise RefusedError("\n".join(problems))
+        raise RefusedError(*problems)
     return config
 
 

@@ -254,7 +254,7 @@ class Ranks:
             if code in (UserError.exit_code, RefusedError.exit_code):
                 text = text if rank == 0 else f"rank {rank} on {host}: {text}"
                 kind = RefusedError if code == RefusedError.exit_code else UserError
-                raise self.as_one(kind(text))
+                raise self.as_one(kind(*text.split("\n")))
             raise self.as_one(StoppedError(text, code))
         return body
 

@@ -9,12 +9,29 @@ EXIT_BROKEN_PIPE = 141
 EXIT_TERMINATED = 143
 
 
+def printable(text: str) -> str:
+    """Spell out the characters of a text that a terminal would not show, or would obey."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 class UserError(Exception):
-    """The run failed for a reason the user can mend: says where, what, and what to do."""
+    """The run failed for a reason the user can mend: says where, what, and what to do.
+
+    A message of several lines is given as several arguments: names and text from outside may hold
+    line breaks and terminal escapes, which are spelled out.
+    """
 
     exit_code = EXIT_FAILED
     # Among several processes of a job: all of them raise it, and another one tells it.
     is_shared = is_told = False
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__(*lines)
+
+    def __str__(self) -> str:
+        return "\n".join(map(printable, self.args))
 
 
 def first_line(error: Exception) -> str:

@@ -6,58 +6,103 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
-from mtrain.errors import RefusedError
+from mtrain import files
+from mtrain.errors import RefusedError, UserError
+
+POLL = 0.5  # seconds between two tries to get a lock
+
+
+class ReplacedError(UserError):
+    """A directory that was removed or replaced while this process held it."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A lock file that this process holds."""
+
+    path: Path
+    descriptor: int
+
+    def is_there(self) -> bool:
+        """Whether the file still has its name: a lock on a removed file protects nothing."""
+        try:
+            return os.path.samestat(os.fstat(self.descriptor), os.lstat(self.path))
+        except FileNotFoundError:
+            return False
+
+    def check(self) -> None:
+        """Raise `ReplacedError` where the file, and with it its directory, was removed or replaced:
+        what has its name now is another process's.
+        """
+        if not self.is_there():
+            raise ReplacedError(
+                f"{self.path.parent}: was removed or replaced while this process used it; nothing "
+                "more is written to it. Start again with a run_dir that nobody removes"
+            )
 
 
 @contextmanager
-def exclusive(path: Path, *, wait: Callable[[str], None] | None = None) -> Iterator[None]:
+def exclusive(path: Path, *, wait: Callable[[str], None] | None = None) -> Iterator[Held]:
     """Hold the lock file `path`.
 
-    If another process has it, `wait` is told which one, twice a second until the lock is free;
-    without `wait` that is refused with `RefusedError`. The file stays behind: what counts is the
-    system's lock on it, so a killed holder leaves nothing stale.
+    If another process has it, `wait` is called with that process's name, twice a second until the
+    lock is free; without `wait` that is refused with `RefusedError`. The file stays behind: what
+    counts is the system's lock on it, so a killed holder leaves nothing stale. Raises `OSError`
+    where the name is that of a link or of no regular file.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+", encoding="utf-8") as file:
-        while not _try(file):
-            holder = _holder(path)
-            if wait is None:
-                raise RefusedError(f"{path.parent}: in use by {holder}; wait for it or stop it")
-            wait(holder)
-            time.sleep(0.5)
-        file.truncate(0)
-        file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
-        file.flush()
-        yield
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        held = Held(path, files.open_kept(path, os.O_RDWR | os.O_CREAT))
+        try:
+            while not _try(held.descriptor):
+                holder = _holder(path)
+                if wait is None:
+                    raise RefusedError(f"{path.parent}: in use by {holder}; wait for it or stop it")
+                wait(holder)
+                time.sleep(POLL)
+            if held.is_there():  # else it was removed in between: another process has a new one
+                _write_down(held.descriptor)
+                yield held
+                return
+        finally:
+            os.close(held.descriptor)
 
 
-def _try(file: IO[str]) -> bool:
+def _try(descriptor: int) -> bool:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
 
 
+def _write_down(descriptor: int) -> None:
+    """Name this process in the lock's file, unless that is another file, too (a hard link)."""
+    if os.fstat(descriptor).st_nlink > 1:
+        return
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
+
+
 def _holder(path: Path) -> str:
     """Name the process that has a lock, which it writes down just after taking it."""
     for _ in range(20):
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            if content["host"] != socket.gethostname() or is_alive(content["pid"]):
-                return f"process {content['pid']} on {content['host']}"
-        except (OSError, ValueError, KeyError, TypeError):
-            pass
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            with files.read(path) as stream:
+                content = json.loads(stream.read(1 << 12))
+            pid, host = int(content["pid"]), str(content["host"])
+            if host != socket.gethostname() or is_alive(pid):
+                return f"process {pid} on {host}"
         time.sleep(0.05)
     return "another process"
 
 
 def is_alive(pid: int) -> bool:
-    """Tell whether a process of this machine is there."""
+    """Whether a process of this machine has this number."""
     if not 0 < pid < 2**31:  # no number that a process can have
         return False
     try:

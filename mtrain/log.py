@@ -7,20 +7,41 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Protocol
 
 from tqdm import tqdm
 
-from mtrain import manifest
-from mtrain.errors import UserError
+from mtrain import files
+from mtrain.errors import UserError, printable
 
 logger = logging.getLogger("mtrain")
+
+
+def _spell_out(record: logging.LogRecord) -> bool:
+    """Make everything printable that a message shows: names and text from outside may hold line
+    breaks, which would forge a line of a log, and escapes, which a terminal would obey. Errors do
+    that by themselves.
+    """
+    if isinstance(record.args, tuple):
+        record.args = tuple(
+            each if isinstance(each, UserError | int | float) else printable(str(each))
+            for each in record.args
+        )
+    return True
+
+
+logger.addFilter(_spell_out)
 
 # Columns that a training run's bar and its figures take, and what is shown where there are fewer.
 WIDE = 120
 FIGURES = "{desc}: {percentage:3.0f}% {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 MOST_LISTED = 10  # numbers of lines that a message names
+
+
+class LogFile(logging.StreamHandler[TextIOWrapper]):
+    """Writes to a run's `train.log`."""
 
 
 class ConsoleHandler(logging.Handler):
@@ -65,9 +86,9 @@ def silence() -> None:
 
 
 def add_log_file(path: Path) -> None:
-    """Keep the records in a file too, in place of any before."""
+    """Keep the records in a file too, in place of any before; raises `OSError`."""
     close_log_files()
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = LogFile(TextIOWrapper(files.append(path), encoding="utf-8"))
     handler.setFormatter(
         logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S")
     )
@@ -76,9 +97,9 @@ def add_log_file(path: Path) -> None:
 
 def close_log_files() -> None:
     """Stop writing to files."""
-    for handler in [h for h in logger.handlers if isinstance(h, logging.FileHandler)]:
+    for handler in [h for h in logger.handlers if isinstance(h, LogFile)]:
         logger.removeHandler(handler)
-        handler.close()
+        handler.stream.close()
 
 
 def progress_bar(
@@ -93,7 +114,7 @@ def progress_bar(
         total=total,
         initial=initial,
         unit=unit,
-        desc=description,
+        desc=printable(description),
         disable=not shown,
         bar_format=FIGURES if is_narrow and total is not None else None,
         file=sys.stderr,
@@ -164,8 +185,8 @@ class MetricsFile:
 
     def append(self, record: dict[str, Any]) -> None:
         """Add a record."""
-        with self.path.open("a", encoding="utf-8") as out:
-            out.write(json.dumps(record) + "\n")
+        with files.append(self.path) as out:
+            out.write(json.dumps(record).encode() + b"\n")
         if self.board is not None:
             self.board.add(record)
 
@@ -213,7 +234,7 @@ class MetricsFile:
 
     def _rewrite(self, records: list[dict[str, Any]]) -> None:
         if self.path.exists() or records:
-            manifest.write_file(self.path, "".join(json.dumps(record) + "\n" for record in records))
+            files.write_text(self.path, "".join(json.dumps(record) + "\n" for record in records))
 
 
 def _parse_record(line: bytes) -> dict[str, Any] | None:

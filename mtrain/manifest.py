@@ -10,9 +10,9 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
+from mtrain import files
 from mtrain.errors import UserError
 
 NAME = "manifest.json"
@@ -48,7 +48,7 @@ def write_directory(
     finally:
         if not keep(aside):  # where it failed: a full disk wants the room
             shutil.rmtree(aside, ignore_errors=True)
-    sync(path.parent)
+    files.sync(path.parent)
 
 
 def discard(path: Path) -> None:
@@ -58,12 +58,13 @@ def discard(path: Path) -> None:
 
 def seal(directory: Path) -> None:
     """Sync the files of a directory (not of its subdirectories) and write its manifest."""
-    files = sorted(item for item in directory.iterdir() if item.is_file() and item.name != NAME)
     entries = {}
-    for item in files:
-        sync(item)
+    for item in sorted(directory.iterdir()):
+        if not item.is_file() or item.name == NAME:
+            continue
+        files.sync(item)
         entries[item.name] = {"size": item.stat().st_size, "sha256": hash_file(item)}
-    write_file(directory / NAME, _with_own_hash({"files": entries}))
+    files.write_text(directory / NAME, _with_own_hash({"files": entries}))
 
 
 def verify(directory: Path, *needed: str) -> None:
@@ -123,40 +124,6 @@ def remove_directory(path: Path) -> None:
     shutil.rmtree(gone, ignore_errors=True)
     os.replace(path, gone)
     shutil.rmtree(gone, ignore_errors=True)
-
-
-def write_file(path: Path, text: str) -> None:
-    """Replace a text file as `write_bytes` does."""
-    write_bytes(path, text.encode("utf-8"))
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    """Replace a file so that readers and crashes see the old or the new bytes, never a mixture; who
-    may read and write it stays as it was.
-    """
-    aside = path.with_name(f".{path.name}.partial")
-    try:
-        with aside.open("wb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-        if path.exists():
-            aside.chmod(path.stat().st_mode & 0o777)
-        os.replace(aside, path)
-    except OSError:
-        with suppress(OSError):  # a full disk wants the room
-            aside.unlink()
-        raise
-    sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    """Have the disk hold a file's bytes, or a directory's entries."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def hash_file(path: Path) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 import mtrain
-from mtrain import layout, lock, manifest
+from mtrain import files, layout, lock
 from mtrain.config import (
     FREE_KEYS,
     MACHINE_KEYS,
@@ -155,8 +155,8 @@ class RunDirectory:
 
     def keep_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Write the run's vocabulary, as a model and as text."""
-        manifest.write_file(self.path / "tokenizer.vocab", tokenizer.vocabulary)
-        manifest.write_bytes(self.tokenizer, tokenizer.proto)
+        files.write_text(self.path / "tokenizer.vocab", tokenizer.vocabulary)
+        files.write_bytes(self.tokenizer, tokenizer.proto)
 
     def describe(
         self, config: Config, fingerprints: dict[str, Any], ranks: int, beginning: str | None
@@ -189,7 +189,7 @@ class RunDirectory:
         if beginning := beginning or before.get("init_from"):
             content["init_from"] = beginning
         self.write("run.json", content)
-        manifest.write_file(self.path / "config.yaml", settings)
+        files.write_text(self.path / "config.yaml", settings)
 
     def set_status(
         self, state: str, step: int, reason: str = "", exit_code: int | None = None
@@ -213,7 +213,7 @@ class RunDirectory:
 
     def write(self, name: str, content: dict[str, Any]) -> None:
         """Replace one of the small JSON files."""
-        manifest.write_file(self.path / name, json.dumps(content, indent=1) + "\n")
+        files.write_text(self.path / name, json.dumps(content, indent=1) + "\n")
 
 
 def commit_of(place: Path) -> str | None:

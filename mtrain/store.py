@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from mtrain import manifest
+from mtrain import files, manifest
 from mtrain.cache import cache_key, remembered
 from mtrain.corpus import Pair
 from mtrain.errors import UserError
@@ -263,10 +263,10 @@ def _write_shard(
         header = {"descr": "<i8", "fortran_order": False, "shape": offsets.shape}
         np.lib.format.write_array_header_1_0(out, header)
         out.write(offsets.astype("<i8").tobytes())  # numpy's own writing hides why a disk fails
-    manifest.sync(directory / _ids_name(number))
-    manifest.sync(directory / _offsets_name(number))
+    files.sync(directory / _ids_name(number))
+    files.sync(directory / _offsets_name(number))
     written = Written(read, dropped, int(offsets[-1]))
-    manifest.write_bytes(directory / _note_name(number), WRITTEN.dump_json(written))
+    files.write_bytes(directory / _note_name(number), WRITTEN.dump_json(written))
     return written
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from mtrain import manifest
+from mtrain import files
 from mtrain.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, RefusedError, UserError
 from mtrain.text import open_bytes, reading_from
 
@@ -99,7 +99,7 @@ def write_output(path: Path, data: bytes) -> None:
             return
         is_plain = path.is_file() or not os.path.lexists(path)
         if is_plain and os.access(place.parent, os.W_OK):
-            manifest.write_bytes(place, data)
+            files.write_bytes(place, data)
         else:
             path.write_bytes(data)
     except OSError as error:

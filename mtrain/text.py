@@ -165,10 +165,3 @@ def decode(path: Path, number: int, line: bytes, reading: Reading) -> str | None
             reason = f"not valid UTF-8 (byte {error.start + 1} of the line); {advice}"
             reading.refuse(RowError(f"{path}:{number}", number, reason, is_encoding=True))
         return None
-
-
-def printable(text: str) -> str:
-    """Spell out what a terminal would not show, or would obey."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -12,7 +12,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from mtrain import checkpoint, layout, metrics
+from mtrain import checkpoint, files, layout, metrics
 from mtrain.checkpoint import Snapshot
 from mtrain.config import Config
 from mtrain.corpus import Text
@@ -21,7 +21,6 @@ from mtrain.errors import UserError
 from mtrain.history import STORED, Entry, History
 from mtrain.json_reader import read_json
 from mtrain.log import logger, progress_bar
-from mtrain.manifest import write_file
 from mtrain.prepare import Prepared
 from mtrain.rundir import RunDirectory
 from mtrain.several import share_among
@@ -207,7 +206,7 @@ class Validation:
             return
         path = layout.translations(self.run.path, name)
         path.parent.mkdir(exist_ok=True)
-        write_file(path, "".join(line + "\n" for line in hypotheses))
+        files.write_text(path, "".join(line + "\n" for line in hypotheses))
         values = {f"{prefix}{key}": value for key, value in entry.items()}
         values[f"{prefix}ppl"] = math.exp(min(entry["nll"], 700))
         self.run.metrics.replace({"step": step, "time": time.time(), **values}, prefix)

@@ -23,7 +23,7 @@ ROOT = PACKAGE.parent
 # A module may import those of the rows above its own, and nothing else of mtrain; the parts of a
 # package have its row, and import each other in one direction.
 LAYERS = (
-    "errors",
+    "errors files",
     "yaml_reader json_reader phrasebook stop scripts marks",
     "describe lock workers manifest tokenizer metrics device sides attention muon text",
     "config explain layout tmx",

@@ -27,7 +27,7 @@ from mtrain.config import (
     dump_config,
     load_config,
 )
-from mtrain.errors import EXIT_REFUSED, RefusedError
+from mtrain.errors import EXIT_REFUSED, RefusedError, printable
 
 REQUIRED = object()
 
@@ -620,7 +620,7 @@ def test_set_takes_yaml_values(tmp_path: Path, override: str, key: str, value: A
 )
 def test_set_errors_name_the_option(tmp_path: Path, override: str, words: list[str]) -> None:
     message = refusal(tmp_path, DATA, override)
-    assert message.startswith(f"--set {override[:20]}")
+    assert message.startswith(printable(f"--set {override[:20]}"))
     assert [word for word in words if word not in message] == []
 
 

@@ -30,11 +30,10 @@ from mtrain.check.kinship import first_words
 from mtrain.check.overlap import bigrams
 from mtrain.check.usual import FREQUENT, LengthRatio
 from mtrain.config import TextCorpus, load_config
-from mtrain.errors import StoppedError
+from mtrain.errors import StoppedError, printable
 from mtrain.repeats import Duplicates
 from mtrain.scripts import script_of, scripts_of
 from mtrain.stop import Stop
-from mtrain.text import printable
 
 Sides = tuple[list[str], list[str]]
 PAIRS = 3000

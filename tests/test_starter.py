@@ -14,7 +14,6 @@ from conftest import made_up_pairs, run_mtrain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrain import manifest
 from mtrain.check import holdout, starter
 from mtrain.check.recipe import Size, recipe_for
 from mtrain.check.starter import Request, language_of, write_config
@@ -93,7 +92,7 @@ def test_any_path_is_read_back(tmp_path_factory: pytest.TempPathFactory, names: 
     size = Size(1000, 25.0, 5000, 90)
     text = starter.render(asked, size, recipe_for(size, has_gpu=False), train, valid)
     path = tmp_path_factory.getbasetemp() / "any.yaml"
-    manifest.write_file(path, text)
+    path.write_text(text, encoding="utf-8")
     config = load_config(path)
     data = config.data
     read = [
@@ -185,7 +184,7 @@ def test_a_failure_leaves_nothing_half_written(
         raise UserError(f"{path}: the disk is full")
 
     before = sorted(tmp_path.iterdir())
-    monkeypatch.setattr(manifest, "sync", fail)
+    monkeypatch.setattr("mtrain.files.sync", fail)
     with pytest.raises(UserError, match="the disk is full"):
         write_config(request(files, tmp_path / "m.yaml", 5), Stop(), has_gpu=False)
     assert not list((tmp_path / "m").iterdir())

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from mtrain.check.characters import Characters, Lines, Words
 from mtrain.config import Corpus, FileCorpus, GeneratedCorpus, TextCorpus
 from mtrain.corpus import describe
-from mtrain.errors import RowError
-from mtrain.text import printable
+from mtrain.errors import RowError, printable
 
 ERROR, WARNING, NOTE = "error", "warning", "note"
 

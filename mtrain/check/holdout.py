@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mtrain import manifest
+from mtrain import files
 from mtrain.config import TextCorpus
 from mtrain.corpus import read_rows
 from mtrain.errors import RefusedError, UserError
@@ -18,7 +18,7 @@ CHUNK = 10_000  # pairs between looks at whether to stop
 MOST_HELD_OUT = 0.1  # share of the pairs
 
 
-def hold_out(corpus: TextCorpus, pairs: int, count: int, files: list[Path], stop: Stop) -> int:
+def hold_out(corpus: TextCorpus, pairs: int, count: int, parts: list[Path], stop: Stop) -> int:
     """Split a number of pairs off into a validation set, drawn from all over, and write four files:
     train and valid, source and target. Pairs with the same text on a side as one of them go to
     neither. Returns how many are left to learn from; raises `UserError` where none can be held out,
@@ -36,12 +36,12 @@ def hold_out(corpus: TextCorpus, pairs: int, count: int, files: list[Path], stop
             "or not valid UTF-8; see mtrain check"
         )
     sources, targets = (set(map(str.strip, texts)) for texts in zip(*held.values(), strict=True))
-    files[0].parent.mkdir(parents=True, exist_ok=True)
-    asides = [file.with_name(f".{file.name}.partial") for file in files]
+    parts[0].parent.mkdir(parents=True, exist_ok=True)
+    asides = [file.with_name(f".{file.name}.partial") for file in parts]
     left = dropped = 0
     try:
         with ExitStack() as stack:
-            sinks = [stack.enter_context(aside.open("wb")) for aside in asides]
+            sinks = [stack.enter_context(files.create(aside)) for aside in asides]
             bar = stack.enter_context(progress_bar(pairs, "pair", "splitting"))
             for number, src, tgt in read_rows(corpus, Reading(invalid_utf8="drop")):
                 bar.update()
@@ -59,13 +59,13 @@ def hold_out(corpus: TextCorpus, pairs: int, count: int, files: list[Path], stop
                 f"{corpus.src}: nothing is left to learn from: every other pair is blank on a side "
                 "or shares one with those held out"
             )
-        for aside, file in zip(asides, files, strict=True):
-            manifest.sync(aside)
+        for aside, file in zip(asides, parts, strict=True):
+            files.sync(aside)
             os.replace(aside, file)
     finally:
         for aside in asides:
             aside.unlink(missing_ok=True)
-    logger.info("held out %s pairs: %s, %s", f"{len(held):,}", *files[2:])
+    logger.info("held out %s pairs: %s, %s", f"{len(held):,}", *parts[2:])
     if len(held) < count:
         logger.warning(
             "these are fewer than the %s asked for: others that were drawn are blank or share a "

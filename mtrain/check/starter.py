@@ -9,18 +9,18 @@ from pathlib import Path
 
 import numpy as np
 
-from mtrain import manifest
+from mtrain import files
 from mtrain.check.characters import Characters
 from mtrain.check.holdout import CHUNK, hold_out
 from mtrain.check.recipe import Recipe, Size, fill, recipe_for
 from mtrain.config import TextCorpus, load_config
 from mtrain.corpus import read_rows, scan
-from mtrain.errors import RefusedError, UserError
+from mtrain.errors import RefusedError, UserError, printable
 from mtrain.log import logger
 from mtrain.parallel import warn_of_missing_tokenizer
 from mtrain.scripts import SCRIPTS
 from mtrain.stop import Stop
-from mtrain.text import NOT_UTF8, Reading, printable
+from mtrain.text import NOT_UTF8, Reading
 from mtrain.yaml_reader import dump_document
 
 LANGUAGES = {code for codes in SCRIPTS.values() for code in codes.split()}
@@ -59,8 +59,8 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> None:
     where it, or what is held out, would be written over something.
     """
     _check_names(request)
-    files = _held_out_files(request) if request.hold_out else []
-    for path in (request.output, *files):
+    parts = _held_out_files(request) if request.hold_out else []
+    for path in (request.output, *parts):
         if path.exists():
             raise RefusedError(f"{path}: exists already; remove it, or write elsewhere with -o")
     corpus = TextCorpus(src=str(request.src), tgt=str(request.tgt))
@@ -71,13 +71,13 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> None:
     if valid is not None:
         _warn_of_overlap(corpus, TextCorpus(src=str(valid[0]), tgt=str(valid[1])), reading, stop)
     else:
-        left = hold_out(corpus, pairs, request.hold_out, files, stop)
-        size, train, valid = replace(size, pairs=left), (files[0], files[1]), (files[2], files[3])
-    drops = _tell_invalid(reading.counts, is_split=bool(files))
+        left = hold_out(corpus, pairs, request.hold_out, parts, stop)
+        size, train, valid = replace(size, pairs=left), (parts[0], parts[1]), (parts[2], parts[3])
+    drops = _tell_invalid(reading.counts, is_split=bool(parts))
     recipe = recipe_for(size, has_gpu=has_gpu)
     text = render(request, size, recipe, train, valid, drops=drops)
     request.output.parent.mkdir(parents=True, exist_ok=True)
-    manifest.write_file(request.output, text)
+    files.write_text(request.output, text)
     load_config(request.output)
     logger.info("%s pairs; recipe: %s", f"{size.pairs:,}", recipe.origin)
     warn_of_missing_tokenizer(request.tgt_lang)

@@ -1,0 +1,116 @@
+"""Files that mtrain owns: opened without following a link, written aside, synced and renamed.
+
+A directory that came from somebody else may hold links, pipes or folders under the names that
+mtrain writes to and reads from. Whatever opens a file of mtrain's own goes through this module: a
+new file is always new, an existing one is a regular file, and a link is refused.
+"""
+
+import errno
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+# What mtrain writes beside a file, to be renamed to it.
+PARTIAL = ".{}.partial"
+
+
+def create(path: Path) -> IO[bytes]:
+    """Open a new file for writing. A file or link of that name is removed first, so that nothing
+    is written to where a link leads. Raises `OSError`.
+    """
+    path.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    return os.fdopen(os.open(path, flags, 0o666), "wb")
+
+
+def open_kept(path: Path, flags: int) -> int:
+    """Open a file that stays, such as a log or a lock, and return its descriptor; `flags` are those
+    of `os.open`. Raises `OSError` where the name is that of a link, a pipe or a folder.
+    """
+    try:
+        # without O_NONBLOCK, opening a pipe waits for its other end
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR):
+            raise _refusal(path) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _refusal(path)
+    return descriptor
+
+
+def _refusal(path: Path) -> OSError:
+    what = "a link" if path.is_symlink() else "not a regular file"
+    return OSError(errno.EINVAL, f"{what}, where mtrain keeps a file of its own", str(path))
+
+
+def append(path: Path) -> IO[bytes]:
+    """Open a file to write at its end, which is made if it is missing. A file that has another name
+    too (a hard link, as some backups make) is replaced by a copy first. Raises `OSError`.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    stream = os.fdopen(open_kept(path, flags), "ab")
+    if os.fstat(stream.fileno()).st_nlink < 2:
+        return stream
+    stream.close()
+    with read(path) as source:
+        write_bytes(path, source.read())
+    return os.fdopen(open_kept(path, flags), "ab")
+
+
+def read(path: Path) -> IO[bytes]:
+    """Open a file of mtrain's own for reading; raises `OSError`, also for a link or a pipe."""
+    return os.fdopen(open_kept(path, os.O_RDONLY), "rb")
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory in one of mtrain's own, unless it is there; raises `OSError` for a link."""
+    try:
+        path.mkdir()
+    except FileExistsError:
+        if path.is_symlink() or not path.is_dir():
+            what = "a link" if path.is_symlink() else "not a directory"
+            text = f"{what}, where mtrain keeps a directory of its own"
+            raise OSError(errno.ENOTDIR, text, str(path)) from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a text file as `write_bytes` does."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replace a file so that readers and crashes see the old or the new bytes, never a mixture. The
+    file's permissions stay as they were. Raises `OSError`; the old file is then still there.
+    """
+    aside = path.with_name(PARTIAL.format(path.name))
+    try:
+        with create(aside) as out:
+            out.write(data)
+            out.flush()
+            os.fsync(out.fileno())
+        replace(aside, path)
+    except OSError:
+        with suppress(OSError):  # a full disk wants the room
+            aside.unlink()
+        raise
+
+
+def replace(aside: Path, path: Path) -> None:
+    """Rename a synced file to `path`, with the permissions of the file that it replaces."""
+    if path.exists() and not path.is_symlink():
+        aside.chmod(path.stat().st_mode & 0o777)
+    os.replace(aside, path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Have the disk hold a file's bytes, or a directory's entries."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
