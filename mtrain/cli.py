@@ -144,9 +144,9 @@ def train(
     from mtrain import job  # imports torch, which takes seconds
 
     if dry_run:
-        job.dry_run(settings, stop)
+        job.dry_run(settings, stop, config)
     else:
-        job.train(settings, stop)
+        job.train(settings, stop, config)
 
 
 @app.command()
@@ -427,7 +427,7 @@ def tokenizer_train(config: ConfigOption, set_: SetOption = None) -> None:
     from mtrain.prepare import train_run_tokenizer
 
     loaded()
-    path = train_run_tokenizer(settings, Stop())
+    path = train_run_tokenizer(settings, Stop(), config)
     typer.echo(path)
 
 

@@ -7,6 +7,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,10 +16,11 @@ from mtrain.config import Config, dump_config, load_config
 from mtrain.device import telling_lack_of_memory
 from mtrain.distributed import Ranks, joined
 from mtrain.errors import EXIT_FAILED, EXIT_OK, RefusedError, StoppedError, UserError
+from mtrain.lock import ReplacedError
 from mtrain.log import add_log_file, logger
 from mtrain.machine import Machine, device_of
 from mtrain.prepare import Prepared, prepare
-from mtrain.rundir import RunDirectory
+from mtrain.rundir import OBJECT, RunDirectory
 from mtrain.stop import Stop
 from mtrain.tensorboard import board_of, check_board
 from mtrain.tokenizer import Tokenizer
@@ -27,9 +29,9 @@ from mtrain.train import Trainer
 LACK_OF_MEMORY = "out of memory; free some, or start a smaller run"
 
 
-def train(config: Config, stop: Stop) -> None:
+def train(config: Config, stop: Stop, config_file: Path | None = None) -> None:
     """Start, resume or confirm a run, by as many processes as the job has; raises `StoppedError`
-    once a stop is saved, `UserError` on failure.
+    once a stop is saved, `UserError` on failure. `config_file` is where the user keeps the config.
     """
     with joined() as ranks, ExitStack() as stack:
         _check_alike(config, ranks)  # refused before anything is written
@@ -37,8 +39,9 @@ def train(config: Config, stop: Stop) -> None:
 
         def hold() -> None:
             check_board(config)
+            run.check_place(config_file)
             stack.enter_context(run.hold())
-            add_log_file(run.path / "train.log")
+            add_log_file(run.path / layout.LOG)
 
         ranks.first(hold)
         if ranks.is_first:
@@ -86,33 +89,67 @@ def _check_alike(config: Config, ranks: Ranks) -> None:
 
 
 def _train_or_tell(config: Config, run: RunDirectory, stop: Stop, ranks: Ranks) -> int:
-    """Train to the end and return the last step; whatever ends it earlier is told in the status."""
-    trainer, step = None, 0
+    """Train to the end and return the last step; whatever ends it earlier is kept in the status."""
+    start = Start(config, run)
+    trainer: Trainer | None = None
     try:
-        step = _last_step(run)
-
-        def begin() -> None:
-            run.check_settings(config, ranks.size)
-            if not step and config.train.init_from is not None:
-                _check_beginning(config, Path(config.train.init_from))
-            run.set_status("preparing", step)
-
-        ranks.first(begin)
+        ranks.first(partial(start.check, ranks))
         with telling_lack_of_memory(lambda: LACK_OF_MEMORY):
-            prepared = _prepare(config, run, stop, ranks)
+            prepared = _prepare(config, run, stop, ranks, start)
             trainer = Trainer(config, prepared, run, stop, ranks)
             trainer.run()
     except (UserError, OSError) as error:
         failure = error if isinstance(error, UserError) else run.failure(error)
-        state = "stopped" if isinstance(error, StoppedError) else "failed"
-        if isinstance(error, RefusedError):
-            state = "refused"
-        step = max(step, trainer.position.step) if trainer else step
         if ranks.is_first:
-            with suppress(OSError):  # on a full disk the message is all that can be left
-                run.set_status(state, step, str(failure), failure.exit_code)
+            # on a full disk, or where the directory is gone, the message is all that can be left
+            with suppress(OSError, ReplacedError):
+                start.keep_end(failure, trainer.position.step if trainer else 0)
         raise failure from None
     return trainer.position.step
+
+
+class Start:
+    """One start of a run, and what the run's status says of it: a start that was refused, or that
+    ended before it had checked settings and text, leaves the state of an earlier run as it was.
+    """
+
+    def __init__(self, config: Config, run: RunDirectory) -> None:
+        self.config, self.run = config, run
+        self.before: dict[str, Any] | None = None  # the status that this start found
+        self.step, self.has_begun = 0, False
+
+    def check(self, ranks: Ranks) -> None:
+        """Refuse what the run's own files already show to be wrong."""
+        with suppress(UserError):  # damaged: this start writes another
+            self.before = self.run.read(layout.STATUS, OBJECT)
+        self.step = _last_step(self.run)
+        self.run.check_settings(self.config, ranks.size)
+        self.run.check_not_lost(self.before)
+        if not self.step and self.config.train.init_from is not None:
+            _check_beginning(self.config, Path(self.config.train.init_from))
+        if self.before is None:
+            self.begin()
+
+    def begin(self) -> None:
+        """Let the status be of this start from here on."""
+        self.has_begun = True
+        self.run.set_status("preparing", self.step)
+
+    def check_text(self, fingerprints: dict[str, Any]) -> None:
+        """Refuse text of other content than the run's; else this start has begun."""
+        self.run.check_data(fingerprints)
+        self.begin()
+
+    def keep_end(self, failure: UserError, step: int) -> None:
+        """Keep why this start ended early."""
+        state = "stopped" if isinstance(failure, StoppedError) else "failed"
+        is_refused = isinstance(failure, RefusedError)
+        if is_refused:
+            state = "refused"
+        if self.before is not None and (is_refused or not self.has_begun):
+            self.run.keep_start(self.before, state, failure)
+        else:
+            self.run.set_status(state, max(step, self.step), str(failure), failure.exit_code)
 
 
 def _check_beginning(config: Config, path: Path) -> None:
@@ -130,14 +167,14 @@ def _check_beginning(config: Config, path: Path) -> None:
         )
 
 
-def _prepare(config: Config, run: RunDirectory, stop: Stop, ranks: Ranks) -> Prepared:
+def _prepare(config: Config, run: RunDirectory, stop: Stop, ranks: Ranks, start: Start) -> Prepared:
     """Prepare the text on the first rank, then on the others, who may be on machines with a cache
     of their own; all must come to the same.
     """
     found: list[Prepared] = []
 
     def lead() -> bytes:
-        found.append(prepare(config, run.tokenizer, stop))
+        found.append(prepare(config, run.tokenizer, stop, begin=start.check_text))
         run.check_data(found[0].fingerprints)
         return found[0].tokenizer.proto
 
@@ -157,21 +194,23 @@ def _prepare(config: Config, run: RunDirectory, stop: Stop, ranks: Ranks) -> Pre
     return found[0]
 
 
-def dry_run(config: Config, stop: Stop) -> None:
+def dry_run(config: Config, stop: Stop, config_file: Path | None = None) -> None:
     """Load everything and say what training would do; nothing is written but the cache of tokenized
     text.
     """
     with joined() as ranks:
         _check_alike(config, ranks)
-        ranks.first(partial(_tell_plan, config, stop, ranks))
+        ranks.first(partial(_tell_plan, config, stop, ranks, config_file))
 
 
-def _tell_plan(config: Config, stop: Stop, ranks: Ranks) -> None:
+def _tell_plan(config: Config, stop: Stop, ranks: Ranks, config_file: Path | None) -> None:
     check_board(config)
     run = RunDirectory(Path(config.run_dir))
+    run.check_place(config_file)
     run.check_settings(config, ranks.size)
+    run.check_not_lost(run.read(layout.STATUS, OBJECT))
     with telling_lack_of_memory(lambda: LACK_OF_MEMORY):
-        prepared = prepare(config, run.tokenizer, stop)
+        prepared = prepare(config, run.tokenizer, stop, begin=run.check_data)
         run.check_data(prepared.fingerprints)
         trainer = Trainer(config, prepared, run, stop, ranks)
     found, _ = trainer.look_back()

@@ -9,6 +9,14 @@ MODEL, CONFIG, TOKENIZER, TRAINER = "model.safetensors", "config.yaml", "tokeniz
 OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
 CHECKPOINTS, AVERAGE, VALIDATION = "checkpoints", "average", "validation"
 
+# The small files of a run directory, besides those named above.
+LOCK, RUN, STATUS, BEST, METRICS, LOG = (
+    *(".lock", "run.json", "status.json", "best.json", "metrics.jsonl", "train.log"),
+)
+VOCABULARY, TENSORBOARD = "tokenizer.vocab", "tensorboard"
+FILES = (LOCK, RUN, STATUS, BEST, METRICS, LOG, CONFIG, TOKENIZER, VOCABULARY)
+DIRECTORIES = (CHECKPOINTS, VALIDATION, TENSORBOARD)
+
 STEP = re.compile(r"step-(\d{8,})")
 
 
@@ -33,6 +41,18 @@ def translations(run_dir: Path, name: str) -> Path:
 def steps(directory: Path) -> list[Path]:
     """List the complete step checkpoints of a `checkpoints/` directory, oldest first."""
     return [path for path in named_steps(directory) if manifest.is_complete(path)]
+
+
+def links(run_dir: Path) -> list[Path]:
+    """List the links under names that a run keeps files and directories under, and in these
+    directories: what is written or removed through one lies somewhere else.
+    """
+    own = [run_dir / name for name in (*FILES, *DIRECTORIES)]
+    for name in DIRECTORIES:
+        directory = run_dir / name
+        if directory.is_dir() and not directory.is_symlink():
+            own += directory.iterdir()
+    return [path for path in own if path.is_symlink()]
 
 
 def named_steps(directory: Path) -> list[Path]:

@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from io import TextIOWrapper
@@ -180,11 +180,15 @@ class Records:
 class MetricsFile:
     """`metrics.jsonl`: one JSON object a record, in the order of steps; a board gets the same."""
 
-    def __init__(self, path: Path, board: Board | None = None) -> None:
+    def __init__(
+        self, path: Path, board: Board | None = None, check: Callable[[], None] = lambda: None
+    ) -> None:
         self.path, self.board = path, board
+        self.check = check  # called before anything is written; may raise
 
     def append(self, record: dict[str, Any]) -> None:
         """Add a record."""
+        self.check()
         with files.append(self.path) as out:
             out.write(json.dumps(record).encode() + b"\n")
         if self.board is not None:
@@ -233,6 +237,7 @@ class MetricsFile:
         return found
 
     def _rewrite(self, records: list[dict[str, Any]]) -> None:
+        self.check()
         if self.path.exists() or records:
             files.write_text(self.path, "".join(json.dumps(record) + "\n" for record in records))
 

@@ -3,7 +3,7 @@ text.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -64,10 +64,14 @@ class Prepared:
 
 
 def prepare(
-    config: Config, run_tokenizer: Path, stop: Stop, tokenizer: Tokenizer | None = None
+    config: Config,
+    run_tokenizer: Path,
+    stop: Stop,
+    tokenizer: Tokenizer | None = None,
+    begin: Callable[[dict[str, Any]], None] = lambda fingerprints: None,
 ) -> Prepared:
     """Check every corpus, then get the vocabulary, unless it is given, and the tokenized store;
-    raises `UserError`.
+    `begin` is called in between with the fingerprints of the text. Raises `UserError`.
     """
     check_tokenizer(tokenizer_for(config.data.tgt_lang))
     selection_of(config).text_checks()
@@ -76,7 +80,13 @@ def prepare(
     tests = {
         name: _read_text(config, f"test {name}", c, stop) for name, c in config.data.test.items()
     }
-    hashes = [found.sha256 for found in train_scans]
+    fingerprints = {
+        "train": [found.sha256 for found in train_scans],
+        "weights": [corpus.weight for corpus in config.data.train],
+        "valid": valid.sha256,
+        "test": {name: text.sha256 for name, text in tests.items()},
+    }
+    begin(fingerprints)
     pairs = sum(found.pairs for found in train_scans)
     tokenizer = tokenizer or _get_tokenizer(config, run_tokenizer, train_scans, stop)
     for name, text in (("valid", valid), *((f"test {name}", text) for name, text in tests.items())):
@@ -85,13 +95,7 @@ def prepare(
     stores = [_get_store(config, number, tokenizer, train_scans, stop) for number in numbers]
     store = Store.join(stores, weights_of(config, list(map(len, stores))))
     _report(config, store, pairs)
-    fingerprints = {
-        "train": hashes,
-        "weights": [corpus.weight for corpus in config.data.train],
-        "valid": valid.sha256,
-        "test": {name: text.sha256 for name, text in tests.items()},
-        "tokenizer": tokenizer.fingerprint,
-    }
+    fingerprints["tokenizer"] = tokenizer.fingerprint
     return Prepared(tokenizer, store, valid, tests, fingerprints)
 
 
@@ -106,9 +110,10 @@ def weights_of(config: Config, sizes: list[int]) -> list[float]:
     ]
 
 
-def train_run_tokenizer(config: Config, stop: Stop) -> Path:
+def train_run_tokenizer(config: Config, stop: Stop, config_file: Path | None = None) -> Path:
     """Put the vocabulary of a config into its run directory, where `mtrain train` will find it."""
     run = RunDirectory(Path(config.run_dir))
+    run.check_place(config_file)
     with run.hold():
         if run.tokenizer.exists():
             raise RefusedError(f"{run.tokenizer}: exists already; choose another run_dir")

@@ -9,9 +9,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from mtrain.config import (
     load_config,
 )
 from mtrain.errors import RefusedError, UserError
+from mtrain.history import STORED
 from mtrain.json_reader import Content, read_json_file
 from mtrain.log import Board, MetricsFile, logger
 from mtrain.tokenizer import Tokenizer
@@ -39,12 +41,17 @@ OBJECT = TypeAdapter(dict[str, Any])
 GIT_SECONDS = 10
 
 
-@dataclass(frozen=True)
+# What job scripts and desktops leave in a new run directory, next to the config itself.
+HARMLESS = ("*.out", "*.err", "slurm-*", ".*")
+
+
+@dataclass
 class RunDirectory:
     """Paths and small files of one run."""
 
     path: Path
     board: Board | None = None  # what gets the run's records besides `metrics.jsonl`
+    held: lock.Held | None = field(default=None, init=False)
 
     @property
     def checkpoints(self) -> Path:
@@ -59,18 +66,80 @@ class RunDirectory:
     @property
     def metrics(self) -> MetricsFile:
         """The run's records."""
-        return MetricsFile(self.path / "metrics.jsonl", self.board)
+        return MetricsFile(self.path / layout.METRICS, self.board, self.check_held)
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Keep other processes out; raises `RefusedError` where one is in, `UserError` where
-        nothing can be written.
+        """Keep other processes out; raises `RefusedError` where one is in or a link would lead out,
+        `UserError` where nothing can be written.
         """
         try:
-            with lock.exclusive(self.path / ".lock"):
+            if found := layout.links(self.path):
+                raise RefusedError(
+                    f"{found[0]}: is a link, and mtrain writes through none inside a run "
+                    "directory; remove it, or choose another run_dir (which may be a link itself)"
+                )
+            with lock.exclusive(self.path / layout.LOCK) as self.held:
                 yield
         except OSError as error:
             raise self.failure(error) from None
+        finally:
+            self.held = None
+
+    def check_held(self) -> None:
+        """Raise `ReplacedError` where this process held the directory, but it was removed or
+        replaced since: to be called before anything in it is written or removed.
+        """
+        if self.held is not None:
+            self.held.check()
+
+    def check_place(self, config_file: Path | None) -> None:
+        """Refuse a directory that holds other things than a run, and one whose `config.yaml` is the
+        user's own: it is written anew at each start.
+        """
+        if not self.path.is_dir():
+            return
+        own = self.path / layout.CONFIG
+        if config_file is not None and _is_same(config_file, own) and not self._has_written(own):
+            raise RefusedError(
+                f"{config_file}: mtrain writes its own {own.name} here, in place of this text; "
+                f"keep your config outside of {self.path}, or under another name"
+            )
+        if any((self.path / name).exists() for name in (layout.LOCK, layout.RUN)):
+            return
+        for item in sorted(self.path.iterdir()):
+            is_config = config_file is not None and _is_same(config_file, item)
+            if not is_config and not any(fnmatch(item.name, pattern) for pattern in HARMLESS):
+                raise RefusedError(
+                    f"{self.path}: holds {item.name}, but no run of mtrain; choose another run_dir"
+                )
+
+    def _has_written(self, own: Path) -> bool:
+        """Whether the text of `config.yaml` is what mtrain wrote, and not the user's own."""
+        begun = self.read(layout.RUN, OBJECT)
+        if begun is None:
+            return False
+        text = own.read_bytes()
+        if begun.get("config") == hashlib.sha256(text).hexdigest():
+            return True
+        # a kill between the two files leaves the hash of the other text
+        return dump_config(load_config(own)).encode("utf-8") == text
+
+    def check_not_lost(self, status: Mapping[str, Any] | None) -> None:
+        """Refuse to begin at step 0 where the status or `best.json` tell of steps, whose
+        checkpoints are gone.
+        """
+        if layout.named_steps(self.checkpoints):
+            return
+        state, step = (status or {}).get("state"), (status or {}).get("step")
+        saved = step if state in ("complete", "stopped", "running") else 0
+        history = self.read(layout.BEST, STORED)
+        validated = [entry["step"] for entry in history.history] if history else []
+        if last := max(validated, default=saved):
+            raise RefusedError(
+                f"{self.checkpoints}: the checkpoints of this run are gone, which came to step "
+                f"{last}; bring them back, or choose another run_dir to train anew"
+            )
 
     def failure(self, error: OSError) -> UserError:
         """Turn a system's error into one for people."""
@@ -123,7 +192,9 @@ class RunDirectory:
         )
 
     def check_data(self, fingerprints: dict[str, Any]) -> None:
-        """Refuse corpora or a tokenizer of other content than the run began with."""
+        """Refuse corpora or a tokenizer of other content than the run began with; `tokenizer` may
+        be missing from `fingerprints`.
+        """
         before = self.read("run.json", OBJECT)
         if before is None:
             if layout.named_steps(self.checkpoints):
@@ -138,7 +209,7 @@ class RunDirectory:
                 f"{fingerprints['weights']}; go back to them or choose another run_dir"
             )
         for key in ("train", "valid", "tokenizer"):
-            if before.get(key) != fingerprints[key]:
+            if key in fingerprints and before.get(key) != fingerprints[key]:
                 name = key if key == "tokenizer" else f"data.{key}"
                 raise RefusedError(
                     f"{self.path}: the content of {name} is not what this run began with; "
@@ -155,6 +226,7 @@ class RunDirectory:
 
     def keep_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Write the run's vocabulary, as a model and as text."""
+        self.check_held()
         files.write_text(self.path / "tokenizer.vocab", tokenizer.vocabulary)
         files.write_bytes(self.tokenizer, tokenizer.proto)
 
@@ -180,11 +252,11 @@ class RunDirectory:
                 **{name: version(name) for name in packages},
             },
             "commit": {
-                "mtrain": commit_of(Path(mtrain.__file__)),
+                "mtrain": commit_of_package(),
                 "directory": commit_of(Path()),
             },
             "host": socket.gethostname(),
-            "created": before.get("created", time.strftime("%Y-%m-%dT%H:%M:%S%z")),
+            "created": before.get("created", timestamp()),
         }
         if beginning := beginning or before.get("init_from"):
             content["init_from"] = beginning
@@ -196,7 +268,14 @@ class RunDirectory:
     ) -> None:
         """Tell scripts how the run stands."""
         content = {"state": state, "exit_code": exit_code, "reason": reason, "step": step}
-        self.write("status.json", {**content, "pid": os.getpid(), "host": socket.gethostname()})
+        self.write(layout.STATUS, {**content, "pid": os.getpid(), "host": socket.gethostname()})
+
+    def keep_start(self, status: Mapping[str, Any], state: str, failure: UserError) -> None:
+        """Leave the status as it was before a start that came to nothing, with its end beside it
+        as `last_start`.
+        """
+        end = {"state": state, "exit_code": failure.exit_code, "reason": str(failure)}
+        self.write(layout.STATUS, {**status, "last_start": {**end, "time": timestamp()}})
 
     def read(self, name: str, form: TypeAdapter[Content]) -> Content | None:
         """Read one of the small JSON files; None if it is not there. Raises `UserError` if it is
@@ -213,17 +292,37 @@ class RunDirectory:
 
     def write(self, name: str, content: dict[str, Any]) -> None:
         """Replace one of the small JSON files."""
+        self.check_held()
         files.write_text(self.path / name, json.dumps(content, indent=1) + "\n")
 
 
-def commit_of(place: Path) -> str | None:
-    """The git commit that a file, or a directory, is of, with `-dirty` where tracked files differ
-    from it; None where git does not keep it, or is not there.
+def timestamp() -> str:
+    """The time of now, with the zone."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    """Whether two names are of one file."""
+    with suppress(OSError):
+        return os.path.samefile(path, other)
+    return False
+
+
+def commit_of_package() -> str | None:
+    """The git commit of this program, if it is run from a checkout of its own."""
+    root = Path(mtrain.__file__).parents[1]
+    return commit_of(root) if (root / ".git").exists() else None
+
+
+def commit_of(directory: Path) -> str | None:
+    """The git commit that a directory's checkout is at; None where there is no checkout or no git.
+
+    Whoever made the checkout may have named programs in its configuration, its attributes and its
+    hooks, which most commands of git run: `git describe --dirty` and `git status` among them. This
+    one reads a reference, and neither index, files nor objects; a repository that is embedded in
+    another one's files is not looked at.
     """
-    directory = place if place.is_dir() else place.parent
-    if place != directory and _git(directory, "ls-files", "--error-unmatch", place.name) is None:
-        return None  # a package installed below somebody's checkout is no part of it
-    return _git(directory, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
+    return _git(directory, "-c", "safe.bareRepository=explicit", "rev-parse", "--verify", "HEAD")
 
 
 def _git(directory: Path, *arguments: str) -> str | None:
@@ -235,7 +334,7 @@ def _git(directory: Path, *arguments: str) -> str | None:
             capture_output=True,
             text=True,
             errors="replace",
-            env={**environment, "GIT_OPTIONAL_LOCKS": "0"},
+            env=environment,
             stdin=subprocess.DEVNULL,
             timeout=GIT_SECONDS,
         )

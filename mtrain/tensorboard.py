@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from mtrain import files
 from mtrain.config import Config
 from mtrain.errors import MissingExtraError
 
@@ -46,12 +47,12 @@ class TensorBoard:
         from tensorboard.compat.proto.event_pb2 import SessionLog
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self.directory.mkdir(parents=True, exist_ok=True)
+        files.make_directory(self.directory)
         before = sorted(self.directory.glob(f"{FILES}*"))
         name = f"{FILES}{time.time_ns():020d}.{socket.gethostname()}"
         if self.writer is not None:
             self.writer.close()
-        self.writer = RecordWriter((self.directory / name).open("wb"))
+        self.writer = RecordWriter(files.create(self.directory / name))
         self._write(time.time(), 0, file_version="brain.Event:2")
         self._write(time.time(), 0, session_log=SessionLog(status=SessionLog.START))
         for record in records:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mtrain import checkpoint, forecast, layout, manifest
+from mtrain import checkpoint, files, forecast, layout, manifest
 from mtrain.checkpoint import Loop, Snapshot, TrainerState
 from mtrain.config import Config, dump_config
 from mtrain.data import Batch, MicroBatch, SpecialIds, TokenBatches
@@ -285,6 +285,7 @@ class Trainer:
         self.ranks.first(partial(self._write_checkpoint, moments))
 
     def _write_checkpoint(self, moments: dict[str, Tensor]) -> None:
+        self.run_dir.check_held()
         path = self.run_dir.checkpoints / layout.step_name(self.position.step)
         loop = Loop(
             **asdict(self.position),
@@ -311,6 +312,7 @@ class Trainer:
     def _prune(self) -> None:
         if not self.ranks.is_first:
             return
+        self.run_dir.check_held()
         train = self.config.train
         checkpoint.prune(
             self.run_dir.checkpoints,
@@ -346,6 +348,7 @@ class Trainer:
         """Load the weights of the newest good checkpoint, and put its moments into a table; returns
         where the loop stood, or nothing.
         """
+        self.run_dir.check_held()
         checkpoint.clean(self.run_dir.checkpoints)
         found, self.damaged = self.look_back()
         if found is None:
@@ -437,7 +440,7 @@ class Trainer:
     def _describe(self) -> None:
         if not self.run_dir.tokenizer.exists():
             self.run_dir.keep_tokenizer(self.prepared.tokenizer)
-        self.run_dir.checkpoints.mkdir(exist_ok=True)
+        files.make_directory(self.run_dir.checkpoints)
         self.run_dir.describe(
             self.config, self.prepared.fingerprints, self.ranks.size, self.beginning
         )

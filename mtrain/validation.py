@@ -133,6 +133,7 @@ class Validation:
         if len(found) < 2 or (before.get("of") == names and checkpoint.is_good(path)):
             return b"[]"
         self.stop.check()
+        self.run.check_held()
         checkpoint.save(path, snapshot(checkpoint.average(found)))
         return json.dumps(names).encode()
 
@@ -204,8 +205,9 @@ class Validation:
         """Write translations, and a record in place of one that was left unfinished."""
         if not self.ranks.is_first:
             return
+        self.run.check_held()
         path = layout.translations(self.run.path, name)
-        path.parent.mkdir(exist_ok=True)
+        files.make_directory(path.parent)
         files.write_text(path, "".join(line + "\n" for line in hypotheses))
         values = {f"{prefix}{key}": value for key, value in entry.items()}
         values[f"{prefix}ppl"] = math.exp(min(entry["nll"], 700))

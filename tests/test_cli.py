@@ -601,8 +601,10 @@ def test_the_same_command_starts_and_then_says_complete(
     refused = command("train", "-c", config, "--set", "seed=8")
     assert refused.code == 2
     assert "seed: 7 in the run, 8 now" in refused.err
-    told = status(config.parent / "run")
-    assert (told["state"], told["exit_code"], told["step"]) == ("refused", 2, 2)
+    found = status(config.parent / "run")
+    assert expected.items() <= found.items()
+    assert (found["last_start"]["state"], found["last_start"]["exit_code"]) == ("refused", 2)
+    assert "seed: 7 in the run, 8 now" in found["last_start"]["reason"]
 
 
 def test_a_failed_run_says_so_in_its_status(

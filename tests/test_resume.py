@@ -175,6 +175,13 @@ def test_a_run_that_began_with_another_s_weights_resumes(config_file: Path, tmp_
     assert losses[0] < losses[2] - 0.3  # it knows what the other learned
 
 
+def forget_steps(run: Path) -> None:
+    """Leave what a run leaves that is killed before its first checkpoint."""
+    shutil.rmtree(run / "checkpoints")
+    (run / "best.json").unlink()
+    (run / "status.json").write_text('{"state": "running", "step": 0}')
+
+
 def test_a_run_begins_again_with_no_other_weights(config_file: Path, tmp_path: Path) -> None:
     """Killed before its first checkpoint, while the run that it began with went on."""
     first, run = tmp_path / "first", tmp_path / "run"
@@ -183,9 +190,9 @@ def test_a_run_begins_again_with_no_other_weights(config_file: Path, tmp_path: P
     start(config_file, run, given, "train.max_steps=4")
     began = json.loads((run / "run.json").read_text())["init_from"]
     assert began == manifest.hash_file(first / "checkpoints" / "average" / layout.MODEL)
-    shutil.rmtree(run / "checkpoints")
+    forget_steps(run)
     start(config_file, run, given, "train.max_steps=4")
-    shutil.rmtree(run / "checkpoints")
+    forget_steps(run)
     shutil.rmtree(first / "checkpoints" / "average")
     shutil.copytree(layout.steps(first / "checkpoints")[-1], first / "checkpoints" / "average")
     with pytest.raises(RefusedError, match="not the one that this run began with"):
@@ -760,6 +767,7 @@ def stopped(config_file: Path, run: Path) -> Path:
 def refusal(config_file: Path, run: Path, *overrides: str) -> str:
     """Return why a run is not continued; nothing but its status and log may change."""
     before = {path: path.read_bytes() for path in run.rglob("*.*") if path.is_file()}
+    stands = status(run)
     with pytest.raises(RefusedError) as caught:
         start(config_file, run, *overrides)
     assert caught.value.exit_code == EXIT_REFUSED
@@ -767,8 +775,11 @@ def refusal(config_file: Path, run: Path, *overrides: str) -> str:
     told = {run / "train.log", run / "status.json"}
     assert {path for path in after if after[path] != before.get(path)} <= told
     assert after.keys() == before.keys()
-    status = json.loads((run / "status.json").read_text())
-    assert (status["state"], status["exit_code"]) == ("refused", EXIT_REFUSED)
+    found = status(run)
+    last = found.pop("last_start")
+    assert found == stands
+    assert (last["state"], last["exit_code"]) == ("refused", EXIT_REFUSED)
+    assert last["reason"] == str(caught.value)
     return str(caught.value)
 
 

@@ -193,8 +193,9 @@ def test_a_place_that_cannot_be_written_ends_the_run_with_its_name(
 ) -> None:
     config = tiny_config(**{"train.tensorboard": True})
     (config.parent / "run").mkdir()
+    (config.parent / "run" / ".lock").write_text("")
     (config.parent / "run" / "tensorboard").write_text("")
     assert train(config) == 1
     err = capsys.readouterr().err
-    assert "tensorboard: cannot use the run directory: File exists" in err
+    assert "tensorboard: cannot use the run directory: not a directory, where mtrain keeps" in err
     assert "Traceback" not in err
