@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field, TypeAdapter
@@ -24,23 +24,22 @@ from safetensors.torch import load_file, save_file
 from safetensors.torch import save as save_bytes
 from torch import Tensor
 
-from mtrain import manifest
+from mtrain import layout, manifest
 from mtrain.errors import RefusedError, UserError
 from mtrain.json_reader import read_json, read_json_file
 from mtrain.layout import (
-    AVERAGE,
     CHECKPOINTS,
     CONFIG,
     MODEL,
     OPTIMIZER,
     STATE,
-    STEP,
     TOKENIZER,
     TRAINER,
     step_name,
     step_of,
     steps,
 )
+from mtrain.records import BEST, Count
 
 
 @dataclass(frozen=True)
@@ -50,9 +49,6 @@ class Snapshot:
     weights: dict[str, Tensor]
     config: str
     tokenizer: bytes
-
-
-Count = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True)
@@ -65,7 +61,7 @@ class Loop:
     batch: Count
     sums: Annotated[list[float], Field(min_length=2, max_length=2)]
     sum_tokens: Count
-    machine: dict[str, Any]
+    machine: dict[str, Count | str | bool | None]
 
 
 @dataclass(frozen=True)
@@ -76,17 +72,7 @@ class TrainerState:
     loop: Loop
 
 
-@dataclass(frozen=True)
-class _Named:
-    checkpoint: Annotated[str, Field(pattern=rf"^({AVERAGE}|{STEP.pattern})$")]
-
-
-@dataclass(frozen=True)
-class _Best:
-    best: _Named | None  # none before the first validation
-
-
-LOOP, _BEST = TypeAdapter(Loop), TypeAdapter(_Best)
+LOOP = TypeAdapter(Loop)
 
 
 def save(path: Path, snapshot: Snapshot, trainer: TrainerState | None = None) -> None:
@@ -292,12 +278,12 @@ def is_good(path: Path) -> bool:
 
 def _best_name(run_dir: Path) -> str | None:
     try:
-        best = read_json_file(run_dir / "best.json", _BEST).best
+        best = read_json_file(run_dir / layout.BEST, BEST).best
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise UserError(
-            f"{run_dir / 'best.json'}: damaged: {error}; name a checkpoint directory instead"
+            f"{run_dir / layout.BEST}: damaged: {error}; name a checkpoint directory instead"
         ) from None
     return best.checkpoint if best else None
 

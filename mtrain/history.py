@@ -2,40 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import AfterValidator, BaseModel, TypeAdapter
-
-
-class Scores(BaseModel):
-    """What every entry holds at least."""
-
-    step: int
-    checkpoint: str
-    bleu: float
-    chrf: float
-    nll: float
-    signature: str
-
-
-def _with_scores(entry: dict[str, Any]) -> dict[str, Any]:
-    Scores.model_validate(entry, strict=True)
-    return entry
-
-
-Entry = Annotated[dict[str, Any], AfterValidator(_with_scores)]
-
-
-@dataclass(frozen=True)
-class Stored:
-    """What of `best.json` is read back."""
-
-    history: list[Entry]
-    average: Entry | None
-    tests: dict[str, Entry]
-
-
-STORED = TypeAdapter(Stored)
+from mtrain.records import Best, Entry
 
 
 @dataclass
@@ -53,7 +22,7 @@ class History:
     tests: dict[str, Entry] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, metric: str, stored: Stored | None) -> "History":
+    def of(cls, metric: str, stored: Best | None) -> "History":
         """Take up what `best.json` holds, if there is one."""
         if stored is None:
             return cls(metric)

@@ -20,7 +20,8 @@ from mtrain.lock import ReplacedError
 from mtrain.log import add_log_file, logger
 from mtrain.machine import Machine, device_of
 from mtrain.prepare import Prepared, prepare
-from mtrain.rundir import OBJECT, RunDirectory
+from mtrain.records import STATUS, State, Status
+from mtrain.rundir import RunDirectory
 from mtrain.stop import Stop
 from mtrain.tensorboard import board_of, check_board
 from mtrain.tokenizer import Tokenizer
@@ -115,13 +116,13 @@ class Start:
 
     def __init__(self, config: Config, run: RunDirectory) -> None:
         self.config, self.run = config, run
-        self.before: dict[str, Any] | None = None  # the status that this start found
+        self.before: Status | None = None  # the status that this start found
         self.step, self.has_begun = 0, False
 
     def check(self, ranks: Ranks) -> None:
         """Refuse what the run's own files already show to be wrong."""
         with suppress(UserError):  # damaged: this start writes another
-            self.before = self.run.read(layout.STATUS, OBJECT)
+            self.before = self.run.read(layout.STATUS, STATUS)
         self.step = _last_step(self.run)
         self.run.check_settings(self.config, ranks.size)
         self.run.check_not_lost(self.before)
@@ -142,7 +143,7 @@ class Start:
 
     def keep_end(self, failure: UserError, step: int) -> None:
         """Keep why this start ended early."""
-        state = "stopped" if isinstance(failure, StoppedError) else "failed"
+        state: State = "stopped" if isinstance(failure, StoppedError) else "failed"
         is_refused = isinstance(failure, RefusedError)
         if is_refused:
             state = "refused"
@@ -208,7 +209,7 @@ def _tell_plan(config: Config, stop: Stop, ranks: Ranks, config_file: Path | Non
     run = RunDirectory(Path(config.run_dir))
     run.check_place(config_file)
     run.check_settings(config, ranks.size)
-    run.check_not_lost(run.read(layout.STATUS, OBJECT))
+    run.check_not_lost(run.read(layout.STATUS, STATUS))
     with telling_lack_of_memory(lambda: LACK_OF_MEMORY):
         prepared = prepare(config, run.tokenizer, stop, begin=run.check_data)
         run.check_data(prepared.fingerprints)

@@ -5,6 +5,8 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from mtrain import files
+
 Content = TypeVar("Content")
 
 LARGEST = 64 << 20  # bytes
@@ -21,13 +23,16 @@ def read_json(data: bytes, form: TypeAdapter[Content]) -> Content:
 
 
 def read_json_file(path: Path, form: TypeAdapter[Content]) -> Content:
-    """Read a file of that form; raises `ValueError` where it is of another or no regular file,
-    `OSError` where it cannot be read.
+    """Read a file of that form; raises `FileNotFoundError` where there is none, `ValueError` where
+    it cannot be read, is of another form, a link, or no regular file.
     """
-    if path.exists() and not path.is_file():
-        raise ValueError("not a regular file")
-    with path.open("rb") as file:
-        data = file.read(LARGEST + 1)
+    try:
+        with files.read(path) as file:
+            data = file.read(LARGEST + 1)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ValueError(error.strerror or str(error)) from None
     if len(data) > LARGEST:
         raise ValueError(f"larger than {LARGEST:,} bytes")
     return read_json(data, form)

@@ -1,15 +1,13 @@
-"""Where records go: console, progress bar, `train.log`, `metrics.jsonl`."""
+"""Where messages go: console, progress bar, `train.log`."""
 
-import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tqdm import tqdm
 
@@ -154,100 +152,3 @@ class Places:
                 f"{self.count:,}",
                 shorten(self.first),
             )
-
-
-class Board(Protocol):
-    """What shows the records of `metrics.jsonl` elsewhere."""
-
-    def begin(self, records: list[dict[str, Any]]) -> None:
-        """Show these records, and none that were shown before."""
-
-    def add(self, record: dict[str, Any]) -> None:
-        """Show one more."""
-
-
-@dataclass
-class Records:
-    """What `metrics.jsonl` holds: records, numbers of lines that are none, and, if a crash has cut
-    it, the last line's.
-    """
-
-    records: list[dict[str, Any]] = field(default_factory=list)
-    broken: list[int] = field(default_factory=list)
-    cut: int | None = None
-
-
-class MetricsFile:
-    """`metrics.jsonl`: one JSON object a record, in the order of steps; a board gets the same."""
-
-    def __init__(
-        self, path: Path, board: Board | None = None, check: Callable[[], None] = lambda: None
-    ) -> None:
-        self.path, self.board = path, board
-        self.check = check  # called before anything is written; may raise
-
-    def append(self, record: dict[str, Any]) -> None:
-        """Add a record."""
-        self.check()
-        with files.append(self.path) as out:
-            out.write(json.dumps(record).encode() + b"\n")
-        if self.board is not None:
-            self.board.add(record)
-
-    def cut(self, step: int) -> None:
-        """Drop the records after a step, and what a crash left of a line: a resumed run writes them
-        again.
-        """
-        records = [record for record in self.read() if record["step"] <= step]
-        self._rewrite(records)
-        if self.board is not None:
-            self.board.begin(records)
-
-    def replace(self, record: dict[str, Any], prefix: str) -> None:
-        """Add a record in place of one of the same step whose keys start with `prefix`."""
-        step, records = record["step"], self.read()
-        kept = [r for r in records if r["step"] != step or not any(k.startswith(prefix) for k in r)]
-        self._rewrite([*kept, record])
-        if self.board is not None and len(kept) < len(records):
-            self.board.begin([*kept, record])
-        elif self.board is not None:
-            self.board.add(record)
-
-    def read(self) -> list[dict[str, Any]]:
-        """Read the whole records; raises `UserError` where there is something else than a file."""
-        return self.parse().records
-
-    def parse(self) -> Records:
-        """Tell the whole records from other lines; raises `UserError` as `read` does."""
-        try:
-            lines = self.path.read_bytes().split(b"\n")
-        except FileNotFoundError:
-            return Records()
-        except OSError as error:
-            raise UserError(f"{self.path}: cannot be read: {error.strerror}") from None
-        found = Records()
-        for number, line in enumerate(lines, 1):
-            record = _parse_record(line)
-            if record is not None:
-                found.records.append(record)
-            elif number < len(lines):
-                found.broken.append(number)
-            elif line:  # behind the last newline
-                found.cut = number
-        return found
-
-    def _rewrite(self, records: list[dict[str, Any]]) -> None:
-        self.check()
-        if self.path.exists() or records:
-            files.write_text(self.path, "".join(json.dumps(record) + "\n" for record in records))
-
-
-def _parse_record(line: bytes) -> dict[str, Any] | None:
-    """Read a line that holds a step and, if a validation's, its score."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-        return None
-    return record if isinstance(record.get("valid/bleu", 0.0), int | float) else None

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -31,12 +31,10 @@ from mtrain.config import (
     load_config,
 )
 from mtrain.errors import RefusedError, UserError
-from mtrain.history import STORED
 from mtrain.json_reader import Content, read_json_file
-from mtrain.log import Board, MetricsFile, logger
+from mtrain.log import logger
+from mtrain.records import BEST, PROVENANCE, Board, LastStart, MetricsFile, State, Status
 from mtrain.tokenizer import Tokenizer
-
-OBJECT = TypeAdapter(dict[str, Any])
 
 GIT_SECONDS = 10
 
@@ -116,24 +114,24 @@ class RunDirectory:
 
     def _has_written(self, own: Path) -> bool:
         """Whether the text of `config.yaml` is what mtrain wrote, and not the user's own."""
-        begun = self.read(layout.RUN, OBJECT)
+        begun = self.read(layout.RUN, PROVENANCE)
         if begun is None:
             return False
         text = own.read_bytes()
-        if begun.get("config") == hashlib.sha256(text).hexdigest():
+        if begun.config == hashlib.sha256(text).hexdigest():
             return True
         # a kill between the two files leaves the hash of the other text
         return dump_config(load_config(own)).encode("utf-8") == text
 
-    def check_not_lost(self, status: Mapping[str, Any] | None) -> None:
+    def check_not_lost(self, status: Status | None) -> None:
         """Refuse to begin at step 0 where the status or `best.json` tell of steps, whose
         checkpoints are gone.
         """
         if layout.named_steps(self.checkpoints):
             return
-        state, step = (status or {}).get("state"), (status or {}).get("step")
-        saved = step if state in ("complete", "stopped", "running") else 0
-        history = self.read(layout.BEST, STORED)
+        has_saved = status is not None and status.state in ("complete", "stopped", "running")
+        saved = status.step if status is not None and has_saved else 0
+        history = self.read(layout.BEST, BEST)
         validated = [entry["step"] for entry in history.history] if history else []
         if last := max(validated, default=saved):
             raise RefusedError(
@@ -175,9 +173,9 @@ class RunDirectory:
 
     def _check_step(self, before: Config, config: Config, ranks: int) -> None:
         """Refuse another number of micro-batches a step than the run was begun with."""
-        begun = self.read("run.json", OBJECT) or {}
-        was_ranks = begun.get("ranks", 1)
-        was_accum = begun.get("accum_steps", before.train.accum_steps)
+        begun = self.read(layout.RUN, PROVENANCE)
+        was_ranks = begun.ranks if begun else 1
+        was_accum = (begun and begun.accum_steps) or before.train.accum_steps
         was = was_accum * was_ranks
         if was == config.train.accum_steps * ranks:
             return
@@ -195,21 +193,21 @@ class RunDirectory:
         """Refuse corpora or a tokenizer of other content than the run began with; `tokenizer` may
         be missing from `fingerprints`.
         """
-        before = self.read("run.json", OBJECT)
+        before = self.read(layout.RUN, PROVENANCE)
         if before is None:
             if layout.named_steps(self.checkpoints):
                 raise RefusedError(
                     f"{self.path}: holds checkpoints but no run.json; use another run_dir"
                 )
             return
-        weights = before.get("weights", [1.0] * len(fingerprints["weights"]))
+        weights = before.weights or [1.0] * len(fingerprints["weights"])
         if weights != fingerprints["weights"]:
             raise RefusedError(
                 f"{self.path}: data.train: the weights were {weights} when this run began, and are "
                 f"{fingerprints['weights']}; go back to them or choose another run_dir"
             )
         for key in ("train", "valid", "tokenizer"):
-            if key in fingerprints and before.get(key) != fingerprints[key]:
+            if key in fingerprints and getattr(before, key) != fingerprints[key]:
                 name = key if key == "tokenizer" else f"data.{key}"
                 raise RefusedError(
                     f"{self.path}: the content of {name} is not what this run began with; "
@@ -218,7 +216,8 @@ class RunDirectory:
 
     def check_beginning(self, sha256: str) -> None:
         """Refuse another model to begin with than the one that the run began with, if it began."""
-        if (self.read("run.json", OBJECT) or {}).get("init_from", sha256) != sha256:
+        begun = self.read(layout.RUN, PROVENANCE)
+        if begun is not None and begun.init_from not in (None, sha256):
             raise RefusedError(
                 f"{self.path}: train.init_from: the model there is not the one that this run began "
                 "with; bring that one back, or choose another run_dir"
@@ -236,7 +235,7 @@ class RunDirectory:
         """Write what the run is made of: config, hashes, versions, command; `beginning` is the hash
         of another run's weights, where they are what it begins with.
         """
-        before = self.read("run.json", OBJECT) or {}
+        before = self.read(layout.RUN, PROVENANCE)
         settings = dump_config(config)
         packages = ("torch", "numpy", "sentencepiece", "sacrebleu", "safetensors")
         content = {
@@ -256,11 +255,11 @@ class RunDirectory:
                 "directory": commit_of(Path()),
             },
             "host": socket.gethostname(),
-            "created": before.get("created", timestamp()),
+            "created": before.created if before else timestamp(),
         }
-        if beginning := beginning or before.get("init_from"):
+        if beginning := beginning or (before.init_from if before else None):
             content["init_from"] = beginning
-        self.write("run.json", content)
+        self.write(layout.RUN, content)
         files.write_text(self.path / "config.yaml", settings)
 
     def set_status(
@@ -270,12 +269,14 @@ class RunDirectory:
         content = {"state": state, "exit_code": exit_code, "reason": reason, "step": step}
         self.write(layout.STATUS, {**content, "pid": os.getpid(), "host": socket.gethostname()})
 
-    def keep_start(self, status: Mapping[str, Any], state: str, failure: UserError) -> None:
+    def keep_start(self, status: Status, state: State, failure: UserError) -> None:
         """Leave the status as it was before a start that came to nothing, with its end beside it
         as `last_start`.
         """
-        end = {"state": state, "exit_code": failure.exit_code, "reason": str(failure)}
-        self.write(layout.STATUS, {**status, "last_start": {**end, "time": timestamp()}})
+        last = LastStart(
+            state=state, exit_code=failure.exit_code, reason=str(failure), time=timestamp()
+        )
+        self.write(layout.STATUS, status.model_copy(update={"last_start": last}).as_json())
 
     def read(self, name: str, form: TypeAdapter[Content]) -> Content | None:
         """Read one of the small JSON files; None if it is not there. Raises `UserError` if it is
@@ -285,7 +286,7 @@ class RunDirectory:
             return read_json_file(self.path / name, form)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except ValueError as error:
             raise UserError(
                 f"{self.path / name}: damaged: {error}; bring it back, or choose another run_dir"
             ) from None

@@ -18,10 +18,11 @@ from mtrain.config import Config
 from mtrain.corpus import Text
 from mtrain.distributed import Ranks
 from mtrain.errors import UserError
-from mtrain.history import STORED, Entry, History
+from mtrain.history import History
 from mtrain.json_reader import read_json
 from mtrain.log import logger, progress_bar
 from mtrain.prepare import Prepared
+from mtrain.records import BEST, Entry
 from mtrain.rundir import RunDirectory
 from mtrain.several import share_among
 from mtrain.stop import Stop
@@ -75,12 +76,12 @@ class Validation:
             work()
             return json.dumps(self.history.as_json()).encode()
 
-        stored = read_json(self.ranks.share(find), STORED)
+        stored = read_json(self.ranks.share(find), BEST)
         self.history = History.of(self.history.metric, stored)
 
     def look_back(self, step: int) -> bool:
         """Load the history as it was at a step; tells whether the file says more."""
-        stored = self.run.read("best.json", STORED)
+        stored = self.run.read(layout.BEST, BEST)
         if stored is None and step > self.config.train.valid_every:
             raise UserError(
                 f"{self.run.path / 'best.json'}: missing, and with it which checkpoint is best; "
@@ -215,7 +216,7 @@ class Validation:
 
     def _write_history(self) -> None:
         if self.ranks.is_first:
-            self.run.write("best.json", self.history.as_json())
+            self.run.write(layout.BEST, self.history.as_json())
 
     def _load(self, name: str) -> Translator:
         """Load a finished checkpoint as `mtrain translate` would."""

@@ -2,14 +2,12 @@
 compared, without loading a model.
 """
 
-import json
 import os
 import socket
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -27,14 +25,34 @@ from mtrain.config import (
 )
 from mtrain.corpus import describe, files_of, read_text, reading_of, scan
 from mtrain.errors import UserError
-from mtrain.history import STORED, Entry, History
-from mtrain.json_reader import Content, read_json, read_json_file
+from mtrain.history import History
+from mtrain.json_reader import Content, read_json_file
 from mtrain.lock import is_alive
-from mtrain.log import MetricsFile, progress_bar, shorten
+from mtrain.log import progress_bar, shorten
 from mtrain.metrics import bleu_of_run
+from mtrain.records import (
+    BEST,
+    PROVENANCE,
+    STATUS,
+    Best,
+    Count,
+    Entry,
+    MetricsFile,
+    Provenance,
+    Status,
+)
 from mtrain.text import read_text_file
 from mtrain.tokenizer import Tokenizer
 
+
+@dataclass(frozen=True)
+class State:
+    """What of a checkpoint's `state.json` is compared."""
+
+    step: Count
+
+
+STATE = TypeAdapter(State)
 OK, DAMAGED, MISSING, CHANGED = "ok", "damaged", "missing", "changed"
 NOTE, UNREACHABLE = "note", "unreachable"  # neither good nor bad
 BAD = (DAMAGED, MISSING, CHANGED)
@@ -57,49 +75,30 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Begun:
-    """What `run.json` says; earlier versions wrote less."""
-
-    train: list[str]
-    valid: str
-    tokenizer: str
-    seed: int
-    command: str
-    versions: dict[str, str]
-    test: dict[str, str] = field(default_factory=dict)
-    config: str | None = None
-    created: str = "at an unknown time"
-    commit: dict[str, str | None] = field(default_factory=dict)
-
-
-METRICS = ("bleu", "chrf", "nll")
-
-BEGUN, OBJECT = TypeAdapter(Begun), TypeAdapter(dict[str, Any])
-
-
-@dataclass(frozen=True)
 class Run:
     """A run directory and what of it can be read; what cannot is a finding, and then None."""
 
     path: Path
-    status: dict[str, Any] | None
+    status: Status | None
     config: Config | None
-    begun: Begun | None
-    best: dict[str, Any] | None
+    begun: Provenance | None
+    best: Best | None
     history: History | None
 
     @property
     def state(self) -> str:
         """How far the run says it is."""
-        return str((self.status or {}).get("state", "unknown"))
+        return self.status.state if self.status else "unknown"
 
     @property
     def is_running(self) -> bool:
         """Tell whether a process of this machine is at it, by what that has written down."""
-        status = self.status or {}
-        if self.state not in ("running", "preparing") or status.get("host") != socket.gethostname():
+        status = self.status
+        if status is None or status.state not in ("running", "preparing"):
             return False
-        return isinstance(status.get("pid"), int) and is_alive(status["pid"])
+        if status.host != socket.gethostname():
+            return False
+        return status.pid is not None and is_alive(status.pid)
 
 
 def verify(path: Path) -> Iterator[Finding]:
@@ -110,23 +109,23 @@ def verify(path: Path) -> Iterator[Finding]:
         name = path.resolve().name
         yield from _guarded(name, _checkpoint(path, name, None))
         return
-    begun = any((path / n).exists() for n in ("run.json", layout.CHECKPOINTS))
-    if not begun and not (path / "status.json").exists():
+    begun = any((path / n).exists() for n in (layout.RUN, layout.CHECKPOINTS))
+    if not begun and not (path / layout.STATUS).exists():
         raise UserError(f"{path}: not a run directory: it holds no run.json")
     findings: list[Finding] = []
     run = _open(path, findings)
     if not begun:
         yield from _status(run)
-        yield Finding("run.json", NOTE, "not there yet: nothing has been trained")
+        yield Finding(layout.RUN, NOTE, "not there yet: nothing has been trained")
         return
     yield from findings
-    yield from _guarded("status.json", _status(run))
+    yield from _guarded(layout.STATUS, _status(run))
     yield from _guarded("config.yaml", _settings(run))
     yield from _guarded(layout.TOKENIZER, _vocabulary(run))
     yield from _guarded(layout.CHECKPOINTS, _checkpoints(run))
     yield from _guarded(str(path), _leftovers(run))
-    yield from _guarded("best.json", _best(run))
-    yield from _guarded("metrics.jsonl", _records(run))
+    yield from _guarded(layout.BEST, _best(run))
+    yield from _guarded(layout.METRICS, _records(run))
     hashes: dict[str, str] = {}
     yield from _guarded("data", _data(run, hashes))
     yield from _guarded(layout.VALIDATION, _translations(run, hashes))
@@ -151,12 +150,12 @@ def _open(path: Path, findings: list[Finding]) -> Run:
             return read_json_file(path / name, form)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except ValueError as error:
             findings.append(Finding(name, DAMAGED, str(error)))
             return None
 
-    status, begun = read("status.json", OBJECT), read("run.json", BEGUN)
-    best = read("best.json", OBJECT)
+    status, begun = read(layout.STATUS, STATUS), read(layout.RUN, PROVENANCE)
+    best = read(layout.BEST, BEST)
     history = _history(best, findings) if best is not None else None
     config = None
     try:
@@ -166,51 +165,39 @@ def _open(path: Path, findings: list[Finding]) -> Run:
         findings.append(Finding("config.yaml", state, str(error)))
     findings += [
         Finding(name, MISSING, "mtrain train writes it at each start")
-        for name in ("run.json", "status.json")
+        for name in (layout.RUN, layout.STATUS)
         if not (path / name).exists()
     ]
     return Run(path, status, config, begun, best, history)
 
 
-def _history(best: dict[str, Any], findings: list[Finding]) -> History | None:
-    """Read the validations of `best.json`, and see whether its best is the best of them."""
-    try:
-        stored = read_json(json.dumps(best).encode("utf-8"), STORED)
-        history = History.of(str(best.get("metric")), stored)
-        if history.metric not in METRICS:
-            raise ValueError(f"metric: expected one of {', '.join(METRICS)}")
-        if bad := [e["checkpoint"] for e in stored.history if not _is_step(e["checkpoint"])]:
-            raise ValueError(f"history: {bad[0]}: no name of a checkpoint")
-        recomputed = history.as_json()
-    except ValueError as error:
-        findings.append(Finding("best.json", DAMAGED, str(error)))
-        return None
-    if recomputed["best"] != best.get("best"):
-        name = (recomputed["best"] or {}).get("checkpoint", "none")
+def _history(best: Best, findings: list[Finding]) -> History:
+    """Take up the validations of `best.json`, and see whether its best is the best of them."""
+    history = History.of(best.metric, best)
+    recomputed = history.as_json()["best"]
+    if recomputed != (best.best.as_json() if best.best else None):
+        name = (recomputed or {}).get("checkpoint", "none")
         detail = f"its best is not the best of its history, which is {name}"
-        findings.append(Finding("best.json", CHANGED, detail))
+        findings.append(Finding(layout.BEST, CHANGED, detail))
     return history
-
-
-def _is_step(name: str) -> bool:
-    return layout.STEP.fullmatch(name) is not None
 
 
 def _status(run: Run) -> Iterator[Finding]:
     if run.status is None:
         return
-    detail = f"{run.state} at step {run.status.get('step')}"
+    status = run.status
+    detail = f"{run.state} at step {status.step}"
     if run.state not in ("running", "preparing"):
-        yield Finding("status.json", OK, detail)
+        yield Finding(layout.STATUS, OK, detail)
         return
-    holder = f"process {run.status.get('pid')} on {run.status.get('host')}"
+    holder = f"process {status.pid} on {status.host}"
     if run.is_running:
         detail += f": {holder} is at it, so what follows is what it has kept so far"
-    elif run.status.get("host") != socket.gethostname():
+    elif status.host != socket.gethostname():
         detail += f", by {holder}, which cannot be seen from here"
     else:
         detail += f", but {holder} is gone: killed; the same command goes on"
-    yield Finding("status.json", NOTE, detail)
+    yield Finding(layout.STATUS, NOTE, detail)
 
 
 def _settings(run: Run) -> Iterator[Finding]:
@@ -219,7 +206,7 @@ def _settings(run: Run) -> Iterator[Finding]:
     if begun is not None:
         commit = begun.commit.get("mtrain")
         of = f", commit {commit}" if commit else ""
-        yield Finding("run.json", OK, f"seed {begun.seed}, begun {begun.created}{of}")
+        yield Finding(layout.RUN, OK, f"seed {begun.seed}, begun {begun.created}{of}")
         if others := _other_versions(begun.versions):
             detail = f"{', '.join(others)}: bitwise the same weights are not promised here"
             yield Finding("versions", NOTE, detail)
@@ -325,8 +312,8 @@ def _checkpoint(path: Path, name: str, run: Run | None) -> Iterator[Finding]:
     if broken:
         return
     try:
-        step = read_json_file(inner / layout.STATE, OBJECT).get("step")
-    except (OSError, ValueError) as error:
+        step = read_json_file(inner / layout.STATE, STATE).step
+    except ValueError as error:
         yield Finding(name, DAMAGED, f"{layout.STATE}: {error}")
         return
     named = layout.step_of(path.resolve())
@@ -380,33 +367,33 @@ def _leftovers(run: Run) -> Iterator[Finding]:
 def _best(run: Run) -> Iterator[Finding]:
     """Check that the best checkpoint is there, and that the history is of this run's metric."""
     if run.best is None:
-        if not (run.path / "best.json").exists() and run.state == "complete":
-            yield Finding("best.json", MISSING, "and with it which checkpoint is best")
+        if not (run.path / layout.BEST).exists() and run.state == "complete":
+            yield Finding(layout.BEST, MISSING, "and with it which checkpoint is best")
         return
     if run.history is None:
         return
     if run.config is not None and run.history.metric != run.config.train.metric:
         detail = f"metric {run.history.metric}, and {run.config.train.metric} in config.yaml"
-        yield Finding("best.json", CHANGED, detail)
+        yield Finding(layout.BEST, CHANGED, detail)
     best = run.history.best
     if best is None:
-        yield Finding("best.json", OK, "no validation yet")
+        yield Finding(layout.BEST, OK, "no validation yet")
         return
     directory = run.path / layout.CHECKPOINTS / best["checkpoint"]
     if not directory.is_dir():
         if run.is_running and _open(run.path, []).best != run.best:
-            yield Finding("best.json", NOTE, "another checkpoint has become the best meanwhile")
+            yield Finding(layout.BEST, NOTE, "another checkpoint has become the best meanwhile")
         else:
-            yield Finding("best.json", MISSING, f"its best checkpoint, {_name(run, directory)}")
+            yield Finding(layout.BEST, MISSING, f"its best checkpoint, {_name(run, directory)}")
         return
     count = len(run.history.entries)
     detail = f"{count} validation{'s' if count != 1 else ''}, {best['checkpoint']} is best"
-    yield Finding("best.json", OK, detail)
+    yield Finding(layout.BEST, OK, detail)
 
 
 def _records(run: Run) -> Iterator[Finding]:
     """Check that all of `metrics.jsonl` can be read, and that it tells what `best.json` does."""
-    path = run.path / "metrics.jsonl"
+    path = run.path / layout.METRICS
     if not path.exists():
         if run.history is not None and run.history.entries:
             yield Finding(path.name, MISSING, "best.json tells of validations")

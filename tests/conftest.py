@@ -23,6 +23,7 @@ import yaml
 from hypothesis import settings
 
 from mtrain import cli, log
+from mtrain.export.proof import Agreement
 from mtrain.model import Dropout, Shape, Transformer
 from mtrain.tokenizer import Tokenizer, train_tokenizer
 from mtrain.translate import Translator, load_translator
@@ -226,6 +227,26 @@ def check_that_nothing_is_loaded(text: str) -> Page:
     assert "default-src 'none'" in text
     assert len(page.ids) == len(set(page.ids))
     return page
+
+
+def check_agreement(found: Agreement) -> None:
+    """Check that another engine translated 40 lines as mtrain did.
+
+    The weights of the trained run differ between machines in their last bits, so a few lines may be
+    near-ties, or end early in a search that stops before the likeliest translation is whole. In
+    these, mtrain's translation is the likelier.
+    """
+    assert found.lines == 40
+    assert found.is_equal
+    assert (found.cut, found.joined) == ([], [])
+    assert all(ours > theirs - 0.01 for ours, theirs in (d.scores for d in found.differences))
+
+
+def check_agreement_lines(text: str) -> None:
+    """Check what `export` prints of 40 lines in single precision: all but a near-tie are equal."""
+    greedy, beam = [line for line in text.splitlines() if not line.startswith(" ")]
+    assert re.fullmatch(r"float32, greedy: (39|40) of 40 lines equal \([0-9.]+%\)", greedy)
+    assert re.fullmatch(r"float32, beam 4: (38|39|40) of 40 lines equal \([0-9.]+%\)", beam)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -20,10 +20,11 @@ import torch
 from mtrain import checkpoint, layout, lock, manifest
 from mtrain.checkpoint import Loop, Snapshot, TrainerState
 from mtrain.errors import EXIT_FAILED, EXIT_REFUSED, RefusedError, UserError
-from mtrain.history import STORED, Entry, History
+from mtrain.history import History
 from mtrain.json_reader import read_json
 from mtrain.layout import step_name
 from mtrain.manifest import DamagedError
+from mtrain.records import BEST, Entry
 from mtrain.rundir import RunDirectory
 
 CONFIG = "run_dir: somewhere\n"
@@ -396,7 +397,8 @@ def make_run(directory: Path, *steps: int, best: str | None = None) -> Path:
         (directory / "checkpoints").mkdir(parents=True, exist_ok=True)
         save(directory / "checkpoints", step)
     if best is not None:
-        content = {"best": {"checkpoint": best, "step": 1}}
+        named = {"checkpoint": best, "step": 1}
+        content = {"metric": "bleu", "best": named, "history": [], "average": None, "tests": {}}
         (directory / "best.json").write_text(json.dumps(content))
     return directory
 
@@ -620,7 +622,7 @@ def test_a_history_is_cut_to_the_resumed_step_and_read_back() -> None:
     found.tests = {"old": scored(20, "average", nll=1.0), "new": scored(30, "average", nll=1.0)}
     content = json.dumps(found.as_json())
     assert json.loads(content)["best"] == {"checkpoint": "average", "step": 30, "nll": 1.0}
-    again = History.of("nll", read_json(content.encode(), STORED))
+    again = History.of("nll", read_json(content.encode(), BEST))
     assert json.dumps(again.as_json()) == content
     assert again == found
     again.cut(30, lambda step: True)
@@ -638,13 +640,21 @@ def test_a_history_is_cut_to_the_resumed_step_and_read_back() -> None:
     ("content", "place"),
     [
         ("[]", "an object"),
-        ('{"history": {}, "average": null, "tests": {}}', "history"),
-        ('{"history": [{"step": 10}], "average": null, "tests": {}}', "history.0"),
-        ('{"history": [], "average": {"step": "10"}, "tests": {}}', "average"),
-        ('{"history": [], "average": null, "tests": {"a": 1}}', "tests.a"),
+        ('{"metric": "accuracy"}', "metric"),
+        ('{"metric": "bleu", "best": {"checkpoint": "../x"}}', "best.checkpoint"),
+        ('{"metric": "bleu", "best": null, "history": {}}', "history"),
+        ('{"metric": "bleu", "best": null, "history": [{"step": 10}]}', "history.0"),
+        (
+            '{"metric": "bleu", "best": null, "history": [], "average": {"step": "10"}}',
+            "average",
+        ),
+        (
+            '{"metric": "bleu", "best": null, "history": [], "average": null, "tests": {"a": 1}}',
+            "tests.a",
+        ),
     ],
 )
 def test_a_history_of_another_form_is_no_history(content: str, place: str) -> None:
     with pytest.raises(ValueError, match=place) as caught:
-        read_json(content.encode(), STORED)
+        read_json(content.encode(), BEST)
     assert "\n" not in str(caught.value)

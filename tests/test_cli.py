@@ -27,7 +27,7 @@ from conftest import TinyConfig, made_up_pairs, run_mtrain, status, write_config
 import mtrain
 from mtrain import checkpoint, cli, layout, log
 from mtrain.config import load_config
-from mtrain.log import MetricsFile
+from mtrain.records import MetricsFile
 from mtrain.rundir import RunDirectory
 from mtrain.train import Trainer
 from mtrain.translate import load_translator

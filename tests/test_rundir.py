@@ -415,3 +415,34 @@ def test_names_forge_no_line_of_a_log(
 @pytest.mark.parametrize("error", [UserError, RefusedError, manifest.DamagedError])
 def test_an_error_has_the_lines_that_it_was_given(error: type[UserError]) -> None:
     assert str(error("a\nb\x1b[2K", "c")) == "a\\nb\\x1b[2K\nc"
+
+
+# --- Damaged small files ---------------------------------------------------------------------
+
+
+ODD_NUMBERS = [None, "x", [], -1, 10**400, True]
+
+
+@pytest.mark.parametrize("key", ["ranks", "accum_steps"])
+@pytest.mark.parametrize("value", ODD_NUMBERS, ids=repr)
+def test_odd_numbers_in_run_json_are_named(
+    tiny_config: TinyConfig,
+    train: Train,
+    capsys: pytest.CaptureFixture[str],
+    key: str,
+    value: Any,
+) -> None:
+    file = tiny_config(**{"train.max_steps": 2})
+    run = file.parent / "run"
+    assert train(file) == 0
+    text = json.dumps({**json.loads((run / "run.json").read_text()), key: value})
+    (run / "run.json").write_text(text)
+    capsys.readouterr()
+    code = train(file)
+    shown = capsys.readouterr().err
+    if (key, value) == ("accum_steps", None):
+        assert code == 0  # as of versions that kept none
+    else:
+        assert (code, f"run.json: damaged: {key}: " in shown) == (1, True), shown
+    assert "Traceback" not in shown
+    assert (run / "run.json").read_text() == text or code == 0

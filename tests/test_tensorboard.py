@@ -13,7 +13,7 @@ import pytest
 from conftest import TinyConfig, run_here
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from mtrain.log import MetricsFile
+from mtrain.records import MetricsFile
 from mtrain.tensorboard import TensorBoard
 from mtrain.train import Trainer
 

@@ -129,7 +129,7 @@ FAULTS: list[tuple[str, str, str, Callable[[Path], object]]] = [
         "best.json",
         "changed",
         "is not the best",
-        lambda run: change(run, "best", "best", {}),
+        lambda run: change(run, "best", "best", {"checkpoint": "average", "step": 1}),
     ),
     ("best.json", "damaged", "metric", lambda run: change(run, "best", "metric", "x")),
     ("best.json", "changed", "chrf, and bleu", lambda run: other_metric(run)),
@@ -233,7 +233,7 @@ def checkpoints_as_file(run: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "what", "detail"),
     [
-        (records_as_directory, "metrics.jsonl", "Is a directory"),
+        (records_as_directory, "metrics.jsonl", "not a regular file"),
         (
             lambda run: append(run / "metrics.jsonl", '{"step": 9, "valid/bleu": [1]}\n'),
             "metrics.jsonl",
@@ -253,7 +253,7 @@ def test_what_keeps_a_section_from_being_checked_is_a_finding(
     assert found[-1].what.startswith("validation/")
 
 
-@pytest.mark.parametrize("pid", [10**30, -1, 0])
+@pytest.mark.parametrize("pid", [2**31 - 1, 0])
 def test_a_number_that_no_process_has_is_none(run: Path, pid: int) -> None:
     content = {"state": "running", "step": 1, "pid": pid, "host": socket.gethostname()}
     (run / "status.json").write_text(json.dumps(content))

@@ -8,23 +8,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter
-
 from mtrain import layout, manifest, metrics
 from mtrain.check.diagnosis import diagnose
 from mtrain.check.findings import Findings
 from mtrain.config import Config, Corpus, HubCorpus, dump_config, load_config
 from mtrain.corpus import Text, describe, read_text, reading_of, scan
 from mtrain.errors import UserError
-from mtrain.history import STORED, Entry, History
+from mtrain.history import History
 from mtrain.log import logger, shorten
 from mtrain.metrics import Score
+from mtrain.records import BEST, PROVENANCE, STATUS, Entry, Provenance, Status
 from mtrain.report import maps
 from mtrain.report.curves import Chart, charts_of, spread
 from mtrain.report.heatmap import Sentence
 from mtrain.report.picture import choices
 from mtrain.report.rendering import render
-from mtrain.rundir import OBJECT, RunDirectory
+from mtrain.rundir import RunDirectory
 from mtrain.stop import Stop
 from mtrain.text import is_blank, read_file, read_text_file
 from mtrain.translate import load_translator
@@ -38,18 +37,6 @@ _DATA = re.compile(r" INFO ((?:train|valid|test [^:]*): (?!BLEU ).*)")
 _WARNING = re.compile(r" (?:WARNING|ERROR) (.*)")
 
 Found = TypeVar("Found")
-
-
-@dataclass(frozen=True)
-class Status:
-    """What of `status.json` is shown."""
-
-    state: str
-    step: int
-    reason: str
-
-
-STATUS = TypeAdapter(Status)
 
 
 @dataclass(frozen=True)
@@ -80,7 +67,7 @@ class Report:
     run: RunDirectory
     config: Config
     status: Status | None = None
-    made_of: dict[str, Any] = field(default_factory=dict)
+    made_of: Provenance | None = None
     history: History = field(default_factory=lambda: History("bleu"))
     charts: list[Chart] = field(default_factory=list)
     scores: list[Scored] = field(default_factory=list)
@@ -124,7 +111,7 @@ def make_page(run_dir: Path, texts: list[str], *, check: bool = True) -> str:
         report=report,
         choices=choices(report.sentences),
         config=dump_config(report.config),
-        facts=flat(report.made_of),
+        facts=flat(report.made_of.model_dump(exclude_unset=True)) if report.made_of else [],
     )
 
 
@@ -137,12 +124,12 @@ def gather(run_dir: Path, texts: list[str]) -> Report:
     run = RunDirectory(run_dir)
     report = Report(run, load_config(run_dir / "config.yaml"))
     report.status = report.attempt(
-        "run", "The state is not known", partial(run.read, "status.json", STATUS)
+        "run", "The state is not known", partial(run.read, layout.STATUS, STATUS)
     )
-    report.made_of = (
-        report.attempt("settings", "Left out", partial(run.read, "run.json", OBJECT)) or {}
+    report.made_of = report.attempt(
+        "settings", "Left out", partial(run.read, layout.RUN, PROVENANCE)
     )
-    stored = report.attempt("scores", "Left out", partial(run.read, "best.json", STORED))
+    stored = report.attempt("scores", "Left out", partial(run.read, layout.BEST, BEST))
     report.history = History.of(report.config.train.metric, stored)
     lost = stored is None and "scores" not in report.notes
     if lost and any((run_dir / layout.VALIDATION).glob("*.txt")):
@@ -218,7 +205,7 @@ def _read_log(report: Report) -> None:
 
 
 def _read_valid(report: Report) -> Text | None:
-    corpus, sha256 = report.config.data.valid, report.made_of.get("valid")
+    corpus, sha256 = report.config.data.valid, report.made_of and report.made_of.valid
     read = partial(_read_set, report.config, corpus, sha256)
     return report.attempt("samples", "Sources and references are left out", read)
 
