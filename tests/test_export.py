@@ -20,8 +20,8 @@ from conftest import (
     run_mtrain,
 )
 
-from mtrain import manifest
-from mtrain.config import Config, TextCorpus, load_config
+from mtrain import manifest, tables
+from mtrain.config import Config, HubCorpus, TextCorpus, load_config
 from mtrain.errors import RefusedError, UserError
 from mtrain.export import ctranslate2_format
 from mtrain.export import handover as export
@@ -271,6 +271,18 @@ def test_a_sample_without_text_is_an_error(
 
     with pytest.raises(UserError, match="sample: holds no lines to translate"):
         write(translator, tmp_path / "served", sample)
+
+
+def test_no_dataset_is_asked_for_a_sample(
+    translator: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "_load_dataset", None)
+    hub = HubCorpus(dataset="some/pairs", split="valid", src="en", tgt="de")
+    data = translator.config.data.model_copy(update={"valid": hub})
+    elsewhere = replace(translator, config=translator.config.model_copy(update={"data": data}))
+
+    with pytest.raises(UserError, match=r"some/pairs valid: .* name lines with --sample"):
+        write(elsewhere, tmp_path / "served")
 
 
 def test_where_the_validation_set_is_gone_a_sample_can_be_named(

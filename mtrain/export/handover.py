@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mtrain import manifest
-from mtrain.config import Config
+from mtrain.config import Config, HubCorpus
 from mtrain.corpus import describe, read_pairs, reading_of
 from mtrain.errors import RefusedError, UserError
 from mtrain.export import ctranslate2_format, marian_format
@@ -96,6 +96,11 @@ def _sources(config: Config, sample: Path | None) -> Iterator[str]:
     if sample is not None:
         yield from read_source(sample, [])
         return
+    if isinstance(config.data.valid, HubCorpus):
+        raise UserError(
+            f"{describe(config.data.valid)}: a dataset of the Hugging Face hub is not asked for "
+            "again; name lines with --sample"
+        )
     reading = reading_of(config, keep_blank=True)
     try:
         yield from (src for src, _ in read_pairs(config.data.valid, reading))
