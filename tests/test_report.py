@@ -6,22 +6,26 @@ import json
 import math
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from fnmatch import fnmatch
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import yaml
 from conftest import Page, check_that_nothing_is_loaded, made_up_pairs, run_here
 from hypothesis import given
 from hypothesis import strategies as st
 
 import mtrain
-from mtrain import checkpoint, metrics, terminal
+from mtrain import checkpoint, kept, metrics, tables, terminal
 from mtrain.config import Config, HubCorpus, load_config
+from mtrain.corpus import reading_of, scan
 from mtrain.errors import UserError
 from mtrain.report import page as report
 from mtrain.report.curves import (
@@ -49,6 +53,12 @@ def copy(trained_run: Path, tmp_path: Path) -> Path:
     """A run that may be changed."""
     shutil.copytree(trained_run, tmp_path / "copy")
     return tmp_path / "copy"
+
+
+def change(path: Path, **values: object) -> None:
+    """Change values of a JSON file; None removes one."""
+    content = {**json.loads(path.read_text()), **values}
+    path.write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
 
 
 def notes(text: str) -> list[str]:
@@ -170,9 +180,10 @@ def test_a_run_that_has_just_begun_gives_a_page(copy: Path) -> None:
     assert "Nothing has been scored yet." in text
     assert "There are no records yet." in text
     assert "There is no <code>run.json</code>." in text
-    assert notes(text)[0] == "There is no validation yet."
-    assert "Left out: " in notes(text)[1]
-    assert "neither a run directory" in notes(text)[1]
+    unknown, none_yet, attention = notes(text)[:3]
+    assert unknown.endswith("data.valid: not known to be the text of the run.")
+    assert none_yet == "There is no validation yet."
+    assert "Left out without the validation set" in attention
 
 
 def test_a_run_under_way_shows_what_there_is(copy: Path) -> None:
@@ -200,7 +211,9 @@ def test_where_the_corpora_are_gone_the_rest_is_shown(
     found = " ".join(notes(text))
     assert "Sources and references are left out: " in found
     assert "No confidence intervals for test held_out: " in found
-    assert "cannot read: No such file" in found
+    assert "data.valid: cannot be read as the text of the run" in found
+    assert "cannot read: No such file" not in text
+    assert "cannot read: No such file" in caplog.text
     assert "name sentences with --text" in found
     assert "<dt>Step 600</dt>" in text
     assert "<dt>Source</dt>" not in text
@@ -219,7 +232,7 @@ def test_other_text_than_was_scored_is_not_passed_off_as_it(copy: Path, tmp_path
         config = (copy / "config.yaml").read_text()
         (copy / "config.yaml").write_text(config.replace(name, str(other)))
     text = report.make_page(copy, [], check=False)
-    assert "other.tgt: is not the text that the run was scored on." in " ".join(notes(text))
+    assert "data.valid: not known to be the text of the run." in " ".join(notes(text))
 
 
 def test_what_the_check_finds_is_shown(copy: Path, tmp_path: Path) -> None:
@@ -229,6 +242,8 @@ def test_what_the_check_finds_is_shown(copy: Path, tmp_path: Path) -> None:
     (tmp_path / "other.src").write_text("\n".join(lines))
     config = (copy / "config.yaml").read_text()
     (copy / "config.yaml").write_text(config.replace(name, str(tmp_path / "other.src")))
+    settings = load_config(copy / "config.yaml")
+    change(copy / "run.json", valid=scan(settings.data.valid, reading_of(settings)).sha256)
     text = report.make_page(copy, [])
     assert "warning: HTML tags or entities: 1" in text
     assert "other.src:4: " in text
@@ -304,6 +319,205 @@ def test_the_log_is_told_once_and_bounded(copy: Path) -> None:
     assert found.count("again") == 1
     assert found[-1] == "e99"
     assert len(found) == report.MOST_LOGGED
+
+
+# --- a run that somebody else made --------------------------------------------------------------
+
+SECRET = "my secret line"
+CORPORA = {
+    "text": ("id", f"{SECRET}\n" * 12, {"src": "id", "tgt": "id"}),
+    "header": ("id.tsv", f"{SECRET}\tother\n" * 12, {"file": "id.tsv", "src": "a", "tgt": "b"}),
+    "languages": (
+        "id.tmx",
+        f'<tmx><body><tu><tuv xml:lang="{SECRET}"><seg>a</seg></tuv></tu></body></tmx>',
+        {"file": "id.tmx", "src": "a", "tgt": "b"},
+    ),
+    "root": (
+        "id.tmx",
+        f"<{SECRET.replace(' ', '_')}/>",
+        {"file": "id.tmx", "src": "a", "tgt": "b"},
+    ),
+    "rows": ("id.jsonl", f'{{"a": "{SECRET}"}}\n', {"file": "id.jsonl", "src": "a", "tgt": "b"}),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "places", "sha256"),
+    [
+        *((kind, ("train", "valid", "test"), None) for kind in CORPORA),
+        *(("text", (place,), "0" * 64) for place in ("train", "valid", "test")),
+        *(("header", (place,), "0" * 64) for place in ("train", "valid", "test")),
+    ],
+)
+def test_a_file_that_is_not_the_run_s_text_is_not_on_the_page(
+    copy: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    places: tuple[str, ...],
+    sha256: str | None,
+) -> None:
+    """A config may name any file of this machine; what is not the run's, by its hash, is left out
+    wherever a message or an example could quote it.
+    """
+    monkeypatch.setattr(report, "load_translator", refuse)
+    name, text, corpus = CORPORA[kind]
+    (tmp_path / name).write_text(text)
+    use_corpus(copy, {k: str(tmp_path / v) if v == name else v for k, v in corpus.items()}, places)
+    hashes = {"train": [sha256] * bool(sha256), "valid": sha256 or "", "test": {}}
+    change(copy / "run.json", **{place: hashes[place] for place in places})
+    best = json.loads((copy / "best.json").read_text())
+    if "test" in places:
+        best["tests"]["held_out"]["sha256"] = sha256
+    (copy / "best.json").write_text(json.dumps(best))
+    page = report.make_page(copy, [])
+    assert "not known to be the text of the run" in page or "cannot be read as the text" in page
+    assert not re.search("my.secret", page)
+
+
+def use_corpus(run: Path, corpus: dict[str, str], places: tuple[str, ...]) -> None:
+    """Name another corpus in the config of a run."""
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    forms = {"train": [corpus], "valid": corpus, "test": {"held_out": corpus}}
+    settings["data"] |= {place: forms[place] for place in places}
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+
+
+def refuse(*args: object, **options: object) -> None:
+    raise UserError("not loaded")
+
+
+@pytest.mark.parametrize("place", ["train", "valid", "test"])
+def test_no_dataset_is_asked_for(copy: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    monkeypatch.setattr(report, "load_translator", refuse)
+    monkeypatch.setattr(tables, "_load_dataset", None)
+    hub = {"dataset": "some/pairs", "split": "train", "src": "en", "tgt": "de"}
+    use_corpus(copy, hub, (place,))
+    found = " ".join(notes(report.make_page(copy, [])))
+    assert "a dataset of the Hugging Face hub is not asked for again" in found
+
+
+def test_the_check_reads_no_other_vocabulary_than_the_run_s(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A config may name any file as a vocabulary, or a pipe that nobody writes to."""
+    monkeypatch.setattr(report, "load_translator", refuse)
+    os.mkfifo(tmp_path / "pipe")
+    settings = yaml.safe_load((copy / "config.yaml").read_text())
+    settings["tokenizer"]["path"] = str(tmp_path / "pipe")
+    settings["train"]["init_from"] = str(tmp_path / "pipe")
+    (copy / "config.yaml").write_text(yaml.safe_dump(settings))
+    assert report.NOT_CHECKED not in report.make_page(copy, [])
+
+
+def link(path: Path) -> None:
+    """Move a file or directory away and put a link in its place."""
+    target = path.parent / f"moved-{path.name}"
+    path.symlink_to(path.rename(target).name)
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def huge(path: Path) -> None:
+    """10 GB, of which the disk holds next to nothing."""
+    with path.open("r+b") as stream:
+        stream.truncate(10 << 30)
+
+
+AVERAGE = "checkpoints/average"
+FILES = [
+    *("best.json", "run.json", "status.json", "metrics.jsonl", "train.log"),
+    *("validation/step-00000600.txt", "validation/average.txt", "validation/test-held_out.txt"),
+    "tokenizer.model",
+]
+
+
+@pytest.mark.parametrize("names", [FILES, ["validation"], ["checkpoints"], [AVERAGE]])
+def test_links_in_a_run_are_not_followed(copy: Path, names: list[str]) -> None:
+    for name in names:
+        link(copy / name)
+    found = report.gather(copy, ["bavo"])
+    (note,) = [each for each in found.notes["run"] if each.startswith("Links are not followed")]
+    assert set(note.split(": ")[1].split(", ")) == set(names)
+    assert (found.sentences == []) == (names != ["validation"])
+    assert (found.samples == []) == (names in (FILES, ["validation"]))
+    if names == FILES:
+        sections = {"run", "settings", "scores", "curves", "samples", "attention", "log"}
+        assert found.notes.keys() == sections
+        with pytest.raises(UserError, match="not known to be the text of the run"):
+            report.check_text(found)
+
+
+@pytest.mark.parametrize("harm", [pipe, folder, empty, huge])
+def test_what_is_no_file_of_a_run_is_told(
+    copy: Path, harm: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "load_translator", refuse)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    harm(copy / "tokenizer.model")
+    found = report.gather(copy, [])
+    with pytest.raises(UserError, match=r"tokenizer\.model"):
+        report.check_text(found)
+    for name in FILES[:-1]:
+        harm(copy / name)
+    found = report.gather(copy, [])
+    check_that_nothing_is_loaded(report.make_page(copy, [], check=False))
+    told = {"run", "settings", "scores", "curves", "samples"}
+    assert told <= found.notes.keys() or (harm == empty and "curves" not in found.notes)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + (1 << 20)  # KiB
+
+
+@pytest.mark.parametrize("harm", [link, pipe, folder, empty, huge])
+def test_without_a_config_of_its_own_there_is_no_report(
+    copy: Path, harm: Callable[[Path], None]
+) -> None:
+    harm(copy / "config.yaml")
+    with pytest.raises(UserError, match=r"config\.yaml"):
+        report.gather(copy, [])
+
+
+def test_messages_are_told_as_they_are_in_short(copy: Path) -> None:
+    stamp = "2026-01-01 00:00:00 WARNING"
+    hostile = " INFO test" * 200_000  # would take quadratic time to search
+    (copy / "train.log").write_text(
+        f"{stamp} a\x1b]0;x\x07\N{RIGHT-TO-LEFT OVERRIDE}b\r\n{hostile}\n{stamp} {'long ' * 9999}\n"
+    )
+    change(copy / "status.json", reason="\x1b\N{RIGHT-TO-LEFT OVERRIDE}")
+    found = report.gather(copy, ["bavo"])
+    assert [len(line) <= kept.LONGEST_MESSAGE for line in found.warnings] == [True, True]
+    text = report.make_page(copy, ["bavo"], check=False)
+    assert r"<li>a\x1b]0;x\x07\u202eb</li>" in text
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text)
+
+
+def test_a_start_that_came_to_nothing_is_told(copy: Path) -> None:
+    start = {"state": "refused", "exit_code": 2, "reason": "<b>other</b> seed", "time": "today"}
+    change(copy / "status.json", last_start=start)
+    text = report.make_page(copy, ["bavo"], check=False)
+    assert "<p>Last start: refused at today: &lt;b&gt;other&lt;/b&gt; seed.</p>" in text
+    assert "<strong>complete</strong> at step 600" in text
+
+
+def test_templates_let_no_text_out_of_its_place() -> None:
+    for file in TEMPLATES.iterdir():
+        text = file.read_text()
+        assert not re.search(r"\|\s*safe|autoescape|Markup", text), file
+        assert not re.search(r"[\w-]=\s*\{\{", text), f"{file}: an attribute without quotes"
+        assert not re.search(r"\s(on\w+|style)=", text), file
+        for style in re.findall(r"<style>(.*?)</style>", text, re.DOTALL):
+            assert set(re.findall(r"\{\{ ([^}]*) \}\}", style)) <= {"name", "option.key"}
 
 
 # --- curves -----------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """`mtrain report`: what a run directory holds, gathered for one page that stands alone."""
 
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -8,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mtrain import layout, manifest, metrics
+from mtrain import kept, layout, manifest, metrics
 from mtrain.check.diagnosis import diagnose
 from mtrain.check.findings import Findings
-from mtrain.config import Config, Corpus, HubCorpus, dump_config, load_config
-from mtrain.corpus import Text, describe, read_text, reading_of, scan
-from mtrain.errors import UserError
+from mtrain.config import Config, Corpus, HubCorpus
+from mtrain.corpus import Text, read_text, reading_of, scan
+from mtrain.errors import UserError, printable
 from mtrain.history import History
 from mtrain.log import logger, shorten
 from mtrain.metrics import Score
@@ -25,7 +26,7 @@ from mtrain.report.picture import choices
 from mtrain.report.rendering import render
 from mtrain.rundir import RunDirectory
 from mtrain.stop import Stop
-from mtrain.text import is_blank, read_file, read_text_file
+from mtrain.text import is_blank
 from mtrain.translate import load_translator
 
 SAMPLES, MOST_TRANSLATIONS, ATTENDED = 6, 6, 3
@@ -33,8 +34,9 @@ NOT_CHECKED = "The text was not checked"
 MOST_FOUND = 5  # examples of a kind of finding
 MOST_LOGGED = 40  # different lines of the log, the newest
 
-_DATA = re.compile(r" INFO ((?:train|valid|test [^:]*): (?!BLEU ).*)")
-_WARNING = re.compile(r" (?:WARNING|ERROR) (.*)")
+# From the beginning of a line: a search for it anywhere takes far longer on a hostile one.
+_DATA = re.compile(r"\S{10} \S{8} INFO ((?:train|valid|test [^:]*): (?!BLEU ).*)")
+_WARNING = re.compile(r"\S{10} \S{8} (?:WARNING|ERROR) (.*)")
 
 Found = TypeVar("Found")
 
@@ -65,6 +67,7 @@ class Report:
     """What the page shows; `notes` say what could not be had, and why, by section."""
 
     run: RunDirectory
+    text: str  # of config.yaml
     config: Config
     status: Status | None = None
     made_of: Provenance | None = None
@@ -110,19 +113,20 @@ def make_page(run_dir: Path, texts: list[str], *, check: bool = True) -> str:
         "report.html",
         report=report,
         choices=choices(report.sentences),
-        config=dump_config(report.config),
+        config="\n".join(map(printable, report.text.split("\n"))),
         facts=flat(report.made_of.model_dump(exclude_unset=True)) if report.made_of else [],
     )
 
 
 def gather(run_dir: Path, texts: list[str]) -> Report:
     """Collect what a run has left so far."""
-    if not (run_dir / "config.yaml").exists():
+    if not os.path.lexists(run_dir / layout.CONFIG):
         raise UserError(f"{run_dir}: not a run directory: it holds no config.yaml")
     if (run_dir / manifest.NAME).exists():
         raise UserError(f"{run_dir}: not a run directory but a checkpoint; give the run's")
     run = RunDirectory(run_dir)
-    report = Report(run, load_config(run_dir / "config.yaml"))
+    report = Report(run, *kept.read_settings(run_dir))
+    report.attempt("run", "Links are not followed", partial(_refuse_links, run_dir))
     report.status = report.attempt(
         "run", "The state is not known", partial(run.read, layout.STATUS, STATUS)
     )
@@ -132,7 +136,7 @@ def gather(run_dir: Path, texts: list[str]) -> Report:
     stored = report.attempt("scores", "Left out", partial(run.read, layout.BEST, BEST))
     report.history = History.of(report.config.train.metric, stored)
     lost = stored is None and "scores" not in report.notes
-    if lost and any((run_dir / layout.VALIDATION).glob("*.txt")):
+    if lost and any(_translations(run_dir)):
         report.note("scores", "Left out: best.json is missing, though there are validations")
     report.charts = list(charts_of(_read_records(report)))
     _read_log(report)
@@ -145,15 +149,57 @@ def gather(run_dir: Path, texts: list[str]) -> Report:
 
 
 def check_text(report: Report) -> list[Findings]:
-    """Look for what is wrong with the text, by the directory's vocabulary; raises `UserError`."""
-    data = report.config.data
-    if any(isinstance(each, HubCorpus) for each in (*data.train, data.valid, *data.test.values())):
-        raise UserError(
-            "a dataset of the Hugging Face hub is not asked for again; see mtrain check"
-        )
-    config = report.config.model_copy(update={"run_dir": str(report.run.path)})
-    found = diagnose(config, Stop(), examples=MOST_FOUND, with_forecast=False, timed=False)
+    """Look for what is wrong with the text, by the directory's vocabulary; raises `UserError` where
+    a part of it is not known to be the run's.
+    """
+    data, made_of = report.config.data, report.made_of
+    for number, corpus in enumerate(data.train):
+        known = made_of.train if made_of else []
+        sha256 = known[number] if number < len(known) else None
+        check_known(report.config, f"data.train[{number}]", corpus, sha256)
+    check_known(report.config, "data.valid", data.valid, made_of.valid if made_of else None)
+    for name, corpus in data.test.items():
+        check_known(report.config, f"data.test.{name}", corpus, _hash_of_test(report, name))
+    found = diagnose(
+        _with_own_vocabulary(report), Stop(), examples=MOST_FOUND, with_forecast=False, timed=False
+    )
     return [each.found for each in found.doctor.sets]
+
+
+def _with_own_vocabulary(report: Report) -> Config:
+    """Name no other vocabulary than the run's own, nor where the run took it from."""
+    config, tokenizer = report.config, kept.read_vocabulary(report.run.path)
+    settings: dict[str, object] = {"path": None}
+    if tokenizer is not None:
+        settings["vocab_size"] = tokenizer.vocab_size
+    parts = {
+        "run_dir": str(report.run.path),
+        "tokenizer": config.tokenizer.model_copy(update=settings),
+        "train": config.train.model_copy(update={"init_from": None}),
+    }
+    return config.model_copy(update=parts)
+
+
+def check_known(config: Config, key: str, corpus: Corpus, sha256: str | None) -> None:
+    """Raise `UserError` unless a corpus is, by its hash, the text of the run: what somebody else's
+    config names may be any file of this machine, which no page may show. So what keeps it from
+    being read, which may quote it, is told to the terminal alone.
+    """
+    if isinstance(corpus, HubCorpus):
+        raise UserError(f"{key}: a dataset of the Hugging Face hub is not asked for again")
+    try:
+        found = scan(corpus, reading_of(config)) if sha256 is not None else None
+    except UserError as error:
+        logger.warning("report: %s", error)
+        raise UserError(f"{key}: cannot be read as the text of the run") from None
+    if found is None or found.sha256 != sha256:
+        raise UserError(f"{key}: not known to be the text of the run")
+
+
+def _refuse_links(run_dir: Path) -> None:
+    """Raise `UserError` that names the links in a run, all of which are left out."""
+    if found := kept.links(run_dir):
+        raise UserError(", ".join(str(path.relative_to(run_dir)) for path in found))
 
 
 def flat(content: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
@@ -188,35 +234,38 @@ def _read_records(report: Report) -> list[dict[str, Any]]:
 
 def _read_log(report: Report) -> None:
     """Take from the log what was said about the data, and what was warned of."""
-    path = report.run.path / "train.log"
-    if not path.exists():
-        return
     data: dict[str, None] = {}
     warnings: dict[str, None] = {}
-    for line in read_file(path):
-        text = line.decode("utf-8", "replace")
-        for pattern, found in ((_DATA, data), (_WARNING, warnings)):
-            if match := pattern.search(text):
-                found.pop(match[1], None)
-                found[match[1]] = None
-                if len(found) > MOST_LOGGED:
-                    del found[next(iter(found))]
+
+    def read() -> None:
+        for line in kept.end_of_log(report.run.path):
+            for pattern, found in ((_DATA, data), (_WARNING, warnings)):
+                if match := pattern.match(line):
+                    found.pop(match[1], None)
+                    found[match[1]] = None
+                    if len(found) > MOST_LOGGED:
+                        del found[next(iter(found))]
+
+    report.attempt("log", "Left out", read)
     report.data, report.warnings = list(data), list(warnings)
 
 
 def _read_valid(report: Report) -> Text | None:
-    corpus, sha256 = report.config.data.valid, report.made_of and report.made_of.valid
-    read = partial(_read_set, report.config, corpus, sha256)
+    sha256 = report.made_of.valid if report.made_of else None
+    read = partial(_read_set, report.config, "data.valid", report.config.data.valid, sha256)
     return report.attempt("samples", "Sources and references are left out", read)
 
 
-def _read_set(config: Config, corpus: Corpus, sha256: object) -> Text:
+def _read_set(config: Config, key: str, corpus: Corpus, sha256: str | None) -> Text:
     """Read a set that is scored; raises `UserError` unless it is there and what the run scored."""
-    reading = reading_of(config, keep_blank=True)
-    found = scan(corpus, reading)
-    if sha256 is not None and found.sha256 != sha256:
-        raise UserError(f"{describe(corpus)}: is not the text that the run was scored on")
-    return read_text(corpus, reading, found.sha256)
+    check_known(config, key, corpus, sha256)
+    assert sha256 is not None
+    return read_text(corpus, reading_of(config, keep_blank=True), sha256)
+
+
+def _hash_of_test(report: Report, name: str) -> str | None:
+    known = report.made_of.test.get(name) if report.made_of else None
+    return known or report.history.tests.get(name, {}).get("sha256")
 
 
 def _scores(report: Report, valid: Text | None) -> list[Scored]:
@@ -233,7 +282,8 @@ def _scores(report: Report, valid: Text | None) -> list[Scored]:
         corpus = report.config.data.test.get(name)
         text = None
         if corpus is not None:
-            read = partial(_read_set, report.config, corpus, entry.get("sha256"))
+            sha256 = entry.get("sha256") or _hash_of_test(report, name)
+            read = partial(_read_set, report.config, f"data.test.{name}", corpus, sha256)
             text = report.attempt("scores", f"No confidence intervals for test {name}", read)
         found.append(_scored(report, f"test {name}", entry, f"test-{name}", text))
     return found
@@ -242,15 +292,17 @@ def _scores(report: Report, valid: Text | None) -> list[Scored]:
 def _scored(report: Report, name: str, entry: Entry, file: str, text: Text | None) -> Scored:
     """Score translations again for their confidence intervals."""
     plain = Scored(name, entry["checkpoint"], entry)
-    path, language = layout.translations(report.run.path, file), report.config.data.tgt_lang
     if text is None:
-        return plain
-    if not path.exists():
-        report.note("scores", f"No confidence intervals for {name}: {path} is missing")
         return plain
 
     def find() -> Scored:
-        hypotheses = read_text_file(path)
+        translations = kept.read_translations(report.run.path, file)
+        path = layout.translations(report.run.path, file)
+        if translations is None:
+            raise UserError(f"{path} is missing")
+        if len(translations) != len(text):
+            raise UserError(f"{path}: {len(translations)} hypotheses but {len(text)} references")
+        hypotheses, language = translations.texts(), report.config.data.tgt_lang
         bleu = metrics.bleu_of_run(hypotheses, text.references, language, interval=True)
         if not bleu.is_equal(entry["bleu"]):
             raise UserError(f"{path}: is not what was scored")
@@ -274,19 +326,19 @@ def moderate(lines: list[str]) -> list[int]:
 
 def _samples(report: Report, valid: Text | None, places: list[int]) -> list[Sample]:
     """Take the same lines of validations at different steps."""
-    file_of = partial(layout.translations, report.run.path)
-    steps = sorted(
-        step
-        for file in (report.run.path / layout.VALIDATION).glob("step-*.txt")
-        if (step := layout.step_of(file.with_suffix(""))) is not None
-    )
+    there = _translations(report.run.path)
+    steps = sorted(step for name in there if (step := layout.step_of(Path(name))) is not None)
     names = [layout.step_name(step) for step in spread(steps, MOST_TRANSLATIONS)]
     best = report.history.best_step
-    if best and best not in names and file_of(best).exists():
+    if best in there and best not in names:
         names = sorted([*names, best])
-    if file_of(layout.AVERAGE).exists():
+    if layout.AVERAGE in there:
         names.append(layout.AVERAGE)
-    taken = {name: _take(file_of(name), places) for name in names}
+    taken = {}
+    for name in names:
+        take = partial(_take, report.run.path, name, places)
+        if lines := report.attempt("samples", f"{_named(name)} is left out", take):
+            taken[name] = lines
     if not taken:
         scored = bool(report.history.entries)
         note = "Left out: the translations are missing" if scored else "There is no validation yet"
@@ -308,12 +360,18 @@ def _named(name: str) -> str:
     return "Average" if step is None else f"Step {step:,}"
 
 
-def _take(path: Path, places: list[int]) -> dict[int, str]:
-    """Read lines of a file by their places."""
+def _translations(run_dir: Path) -> set[str]:
+    """Name the files of translations of the validation set, without their suffix."""
+    directory = run_dir / layout.VALIDATION
+    return set() if directory.is_symlink() else {file.stem for file in directory.glob("*.txt")}
+
+
+def _take(run_dir: Path, name: str, places: list[int]) -> dict[int, str]:
+    """Read lines of a validation by their places; raises `UserError`."""
     wanted = set(places)
     return {
         place: line.decode("utf-8", "replace")
-        for place, line in enumerate(read_file(path))
+        for place, line in enumerate(kept.read_translations(run_dir, name) or ())
         if place in wanted
     }
 
@@ -329,6 +387,9 @@ def _attention(
         return []
 
     def find() -> list[Sentence]:
+        for path in kept.links(report.run.path):
+            if layout.CHECKPOINTS in (path.name, path.parent.name):
+                kept.refuse_link(path)
         translator = load_translator(report.run.path, device="cpu", precision="fp32")
         return maps.watch(translator, [(text, None) for text in texts], maps.Choice())
 

@@ -1,0 +1,142 @@
+"""Text that a run keeps, for those who look at a run that somebody else may have made: no link is
+followed, nothing is waited for, and a file that no run would write is refused.
+"""
+
+import io
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from mtrain import files, layout
+from mtrain.config import Config, parse_config
+from mtrain.errors import UserError
+from mtrain.text import read_lines
+from mtrain.tokenizer import Tokenizer
+from mtrain.yaml_reader import parse_document
+
+LARGEST_CONFIG, LARGEST_VOCABULARY, LARGEST_TEXT = 4 << 20, 64 << 20, 256 << 20  # bytes
+LONGEST_LINE = 1 << 20  # bytes of a translation
+END_OF_LOG, LONGEST_MESSAGE = 64 << 20, 4096  # bytes
+LINK = "a link, where mtrain keeps a file or directory of its own"
+
+
+@dataclass(frozen=True)
+class Translations:
+    """What a checkpoint made of a validation or test set."""
+
+    path: Path
+    data: bytes
+
+    def __len__(self) -> int:
+        return self.data.count(b"\n") + (self.data[-1:] not in (b"", b"\n"))
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield the lines; raises `UserError` for one that no model makes."""
+        for number, line in enumerate(read_lines(io.BytesIO(self.data)), 1):
+            if len(line) > LONGEST_LINE:
+                raise UserError(
+                    f"{self.path}:{number}: longer than {LONGEST_LINE:,} bytes, which no "
+                    "translation is; bring the run's own file back"
+                )
+            yield line
+
+    def texts(self) -> list[str]:
+        """Return all lines; raises `UserError` where one is not UTF-8."""
+        found = []
+        for number, line in enumerate(self, 1):
+            try:
+                found.append(line.decode("utf-8"))
+            except UnicodeDecodeError:
+                text = f"{self.path}:{number}: not valid UTF-8; mend or remove the line"
+                raise UserError(text) from None
+        return found
+
+
+def read_translations(run_dir: Path, name: str) -> Translations | None:
+    """Read a file of `validation/`; None where it is missing. Raises `UserError`."""
+    path = layout.translations(run_dir, name)
+    refuse_link(path.parent)
+    data = _read(path, LARGEST_TEXT)
+    return None if data is None else Translations(path, data)
+
+
+def read_settings(run_dir: Path) -> tuple[str, Config]:
+    """Read a run's `config.yaml`, as text and checked; raises `UserError`."""
+    path = run_dir / layout.CONFIG
+    data = _read(path, LARGEST_CONFIG)
+    if data is None:
+        raise UserError(f"{path}: cannot read the config: it is missing")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise UserError(f"{path}:{line}: the config is not UTF-8") from None
+    return text, parse_config(parse_document(text, str(path)))
+
+
+def read_vocabulary(run_dir: Path) -> Tokenizer | None:
+    """Read a run's vocabulary; None where it is missing. Raises `UserError`."""
+    path = run_dir / layout.TOKENIZER
+    data = _read(path, LARGEST_VOCABULARY)
+    return None if data is None else Tokenizer(data, str(path))
+
+
+def end_of_log(run_dir: Path) -> Iterator[str]:
+    """Yield the lines of `train.log`, of a long one the last, each cut to what a message may take;
+    raises `UserError`.
+    """
+    try:
+        with files.read(run_dir / layout.LOG) as stream:
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - END_OF_LOG))
+            yield from _cut_lines(stream)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise _failure(run_dir / layout.LOG, error) from None
+
+
+def _cut_lines(stream: IO[bytes]) -> Iterator[str]:
+    left = END_OF_LOG  # a run that goes on may write faster than this reads
+    is_start = True
+    while left > 0 and (part := stream.readline(LONGEST_MESSAGE)):
+        left -= len(part)
+        if is_start:
+            yield part.rstrip(b"\r\n").decode("utf-8", "replace")
+        is_start = part.endswith(b"\n")
+
+
+def links(run_dir: Path) -> list[Path]:
+    """List the links under names of mtrain's own in a run; raises `UserError`."""
+    try:
+        return layout.links(run_dir)
+    except OSError as error:
+        raise _failure(Path(error.filename or run_dir), error) from None
+
+
+def refuse_link(path: Path) -> None:
+    """Raise `UserError` where a name of mtrain's own in a run is that of a link."""
+    if path.is_symlink():
+        raise UserError(f"{path}: is {LINK}; it is not followed")
+
+
+def _read(path: Path, most: int) -> bytes | None:
+    try:
+        with files.read(path) as stream:
+            is_large = os.fstat(stream.fileno()).st_size > most
+            data = b"" if is_large else stream.read(most)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _failure(path, error) from None
+    if is_large:
+        raise UserError(
+            f"{path}: larger than {most >> 20} MiB, which no run writes; bring the run's own file "
+            "back"
+        )
+    return data
+
+
+def _failure(path: Path, error: OSError) -> UserError:
+    return UserError(f"{path}: cannot be read: {error.strerror or error}")
