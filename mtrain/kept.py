@@ -17,7 +17,7 @@ from mtrain.tokenizer import Tokenizer
 from mtrain.yaml_reader import parse_document
 
 LARGEST_CONFIG, LARGEST_VOCABULARY, LARGEST_TEXT = 4 << 20, 64 << 20, 256 << 20  # bytes
-LONGEST_LINE = 1 << 20  # bytes of a translation
+LONGEST_LINE, MOST_LINES = 1 << 20, 10_000_000  # bytes of a translation; translations
 END_OF_LOG, LONGEST_MESSAGE = 64 << 20, 4096  # bytes
 LINK = "a link, where mtrain keeps a file or directory of its own"
 
@@ -42,16 +42,14 @@ class Translations:
                 )
             yield line
 
-    def texts(self) -> list[str]:
-        """Return all lines; raises `UserError` where one is not UTF-8."""
-        found = []
+    def texts(self) -> Iterator[str]:
+        """Yield the lines as text; raises `UserError` for one that is not UTF-8."""
         for number, line in enumerate(self, 1):
             try:
-                found.append(line.decode("utf-8"))
+                yield line.decode("utf-8")
             except UnicodeDecodeError:
                 text = f"{self.path}:{number}: not valid UTF-8; mend or remove the line"
                 raise UserError(text) from None
-        return found
 
 
 def read_translations(run_dir: Path, name: str) -> Translations | None:
@@ -59,7 +57,14 @@ def read_translations(run_dir: Path, name: str) -> Translations | None:
     path = layout.translations(run_dir, name)
     refuse_link(path.parent)
     data = _read(path, LARGEST_TEXT)
-    return None if data is None else Translations(path, data)
+    if data is None:
+        return None
+    found = Translations(path, data)
+    if len(found) > MOST_LINES:
+        raise UserError(
+            f"{path}: {len(found):,} lines, more than any set has; bring the run's own file back"
+        )
+    return found
 
 
 def read_settings(run_dir: Path) -> tuple[str, Config]:
@@ -69,11 +74,11 @@ def read_settings(run_dir: Path) -> tuple[str, Config]:
     if data is None:
         raise UserError(f"{path}: cannot read the config: it is missing")
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise UserError(f"{path}:{line}: the config is not UTF-8") from None
-    return text, parse_config(parse_document(text, str(path)))
+    return text, parse_config(parse_document(text.removeprefix("\N{BYTE ORDER MARK}"), str(path)))
 
 
 def read_vocabulary(run_dir: Path) -> Tokenizer | None:
@@ -81,6 +86,11 @@ def read_vocabulary(run_dir: Path) -> Tokenizer | None:
     path = run_dir / layout.TOKENIZER
     data = _read(path, LARGEST_VOCABULARY)
     return None if data is None else Tokenizer(data, str(path))
+
+
+def read_listing(run_dir: Path) -> bytes | None:
+    """Read the listing of a run's vocabulary; None where it is missing. Raises `UserError`."""
+    return _read(run_dir / layout.VOCABULARY, LARGEST_VOCABULARY)
 
 
 def end_of_log(run_dir: Path) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """The JSON files of a run directory: the form of each, checked before anything in it is used."""
 
+import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ Metric = Literal["bleu", "chrf", "nll"]
 State = Literal["preparing", "running", "complete", "stopped", "failed", "refused"]
 
 LARGEST_METRICS = 256 << 20  # bytes of a `metrics.jsonl`
+MOST_RECORDS, MOST_BROKEN = 2_000_000, 10_000  # lines of it, and of these such that are no records
 
 
 class LastStart(BaseModel):
@@ -202,15 +204,19 @@ class MetricsFile:
     def parse(self) -> Records:
         """Tell the whole records from other lines; raises `UserError` as `read` does."""
         found = Records()
-        lines = self._content().split(b"\n")
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(io.BytesIO(self._content()), 1):
             try:
                 found.records.append(read_json(line, RECORD))
             except ValueError:
-                if number < len(lines):
+                if line.endswith(b"\n"):
                     found.broken.append(number)
-                elif line:  # behind the last newline
+                else:
                     found.cut = number
+            if number > MOST_RECORDS or len(found.broken) > MOST_BROKEN:
+                raise UserError(
+                    f"{self.path}:{number}: more lines, or more that are no records, than a run "
+                    "writes; remove it, or bring back the run's"
+                )
         return found
 
     def _content(self) -> bytes:

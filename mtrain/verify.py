@@ -2,16 +2,19 @@
 compared, without loading a model.
 """
 
+import hashlib
 import os
 import socket
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from mtrain import layout, manifest
+from mtrain import kept, layout, manifest
 from mtrain.config import (
     FREE_KEYS,
     MACHINE_KEYS,
@@ -24,7 +27,7 @@ from mtrain.config import (
     load_config,
 )
 from mtrain.corpus import describe, files_of, read_text, reading_of, scan
-from mtrain.errors import UserError
+from mtrain.errors import UserError, printable
 from mtrain.history import History
 from mtrain.json_reader import Content, read_json_file
 from mtrain.lock import is_alive
@@ -41,8 +44,6 @@ from mtrain.records import (
     Provenance,
     Status,
 )
-from mtrain.text import read_text_file
-from mtrain.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ STATE = TypeAdapter(State)
 OK, DAMAGED, MISSING, CHANGED = "ok", "damaged", "missing", "changed"
 NOTE, UNREACHABLE = "note", "unreachable"  # neither good nor bad
 BAD = (DAMAGED, MISSING, CHANGED)
+MOST_VERSIONS = 100  # packages that are compared
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Finding:
         return asdict(self)
 
     def __str__(self) -> str:
-        return f"{self.state:<11}  {self.what}: {self.detail}"
+        return printable(f"{self.state:<11}  {self.what}: {self.detail}")
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class Run:
 
     path: Path
     status: Status | None
+    text: str  # of config.yaml
     config: Config | None
     begun: Provenance | None
     best: Best | None
@@ -109,16 +112,18 @@ def verify(path: Path) -> Iterator[Finding]:
         name = path.resolve().name
         yield from _guarded(name, _checkpoint(path, name, None))
         return
-    begun = any((path / n).exists() for n in (layout.RUN, layout.CHECKPOINTS))
-    if not begun and not (path / layout.STATUS).exists():
+    begun = any(os.path.lexists(path / name) for name in (layout.RUN, layout.CHECKPOINTS))
+    if not begun and not os.path.lexists(path / layout.STATUS):
         raise UserError(f"{path}: not a run directory: it holds no run.json")
     findings: list[Finding] = []
     run = _open(path, findings)
     if not begun:
+        yield from (each for each in findings if each.state == DAMAGED)
         yield from _status(run)
         yield Finding(layout.RUN, NOTE, "not there yet: nothing has been trained")
         return
     yield from findings
+    yield from _guarded(str(path), _links(run, {each.what for each in findings}))
     yield from _guarded(layout.STATUS, _status(run))
     yield from _guarded("config.yaml", _settings(run))
     yield from _guarded(layout.TOKENIZER, _vocabulary(run))
@@ -157,18 +162,25 @@ def _open(path: Path, findings: list[Finding]) -> Run:
     status, begun = read(layout.STATUS, STATUS), read(layout.RUN, PROVENANCE)
     best = read(layout.BEST, BEST)
     history = _history(best, findings) if best is not None else None
-    config = None
+    text, config = "", None
     try:
-        config = load_config(path / "config.yaml")
+        text, config = kept.read_settings(path)
     except UserError as error:
-        state = DAMAGED if (path / "config.yaml").exists() else MISSING
-        findings.append(Finding("config.yaml", state, str(error)))
+        state = DAMAGED if os.path.lexists(path / layout.CONFIG) else MISSING
+        findings.append(Finding(layout.CONFIG, state, str(error)))
     findings += [
         Finding(name, MISSING, "mtrain train writes it at each start")
         for name in (layout.RUN, layout.STATUS)
-        if not (path / name).exists()
+        if not os.path.lexists(path / name)
     ]
-    return Run(path, status, config, begun, best, history)
+    return Run(path, status, text, config, begun, best, history)
+
+
+def _links(run: Run, told: set[str]) -> Iterator[Finding]:
+    """Name the links that stand where mtrain keeps files and directories; none is followed."""
+    for path in kept.links(run.path):
+        if _name(run, path) not in told:
+            yield Finding(_name(run, path), DAMAGED, kept.LINK)
 
 
 def _history(best: Best, findings: list[Finding]) -> History:
@@ -185,7 +197,10 @@ def _history(best: Best, findings: list[Finding]) -> History:
 def _status(run: Run) -> Iterator[Finding]:
     if run.status is None:
         return
-    status = run.status
+    status, last = run.status, run.status.last_start
+    if last is not None:
+        detail = f"last start: {last.state} at {last.time}: {last.reason}"
+        yield Finding(layout.STATUS, NOTE, detail)
     detail = f"{run.state} at step {status.step}"
     if run.state not in ("running", "preparing"):
         yield Finding(layout.STATUS, OK, detail)
@@ -220,7 +235,7 @@ def _settings(run: Run) -> Iterator[Finding]:
         yield Finding("config.yaml", CHANGED, detail)
     elif begun.config is None:
         yield Finding("config.yaml", OK, "a valid config; this run keeps no hash of it")
-    elif manifest.hash_file(run.path / "config.yaml") != begun.config:
+    elif hashlib.sha256(run.text.encode("utf-8")).hexdigest() != begun.config:
         yield Finding("config.yaml", CHANGED, "its SHA-256 is not the one in run.json")
     else:
         yield Finding("config.yaml", OK, "its SHA-256 is the one in run.json")
@@ -229,8 +244,8 @@ def _settings(run: Run) -> Iterator[Finding]:
 def _other_versions(versions: dict[str, str]) -> list[str]:
     """Name packages that are here in another version than in the run."""
     others = []
-    for name, then in versions.items():
-        if name in ("mtrain", "python"):
+    for name, then in islice(versions.items(), MOST_VERSIONS):
+        if name in ("", "mtrain", "python"):
             continue
         try:
             now = version(name)
@@ -243,35 +258,44 @@ def _other_versions(versions: dict[str, str]) -> list[str]:
 
 def _vocabulary(run: Run) -> Iterator[Finding]:
     path = run.path / layout.TOKENIZER
-    if not path.exists():
+    if path.is_symlink():
+        return
+    tokenizer = kept.read_vocabulary(run.path)
+    if tokenizer is None:
         if run.state not in ("preparing", "refused", "failed", "unknown"):
             yield Finding(path.name, MISSING, "every checkpoint holds a copy")
-        return
-    try:
-        tokenizer = Tokenizer.load(path)
-    except UserError as error:
-        yield Finding(path.name, DAMAGED, str(error))
         return
     if run.begun is not None and tokenizer.fingerprint != run.begun.tokenizer:
         yield Finding(path.name, CHANGED, "its SHA-256 is not the one in run.json")
     else:
         yield Finding(path.name, OK, f"{tokenizer.vocab_size:,} pieces")
-    listing = run.path / "tokenizer.vocab"
-    try:
-        same = listing.read_bytes() == tokenizer.vocabulary.encode("utf-8")
-    except OSError as error:
-        yield Finding(listing.name, MISSING, error.strerror or str(error))
+    yield from _guarded(layout.VOCABULARY, _listing(run.path, tokenizer.vocabulary))
+
+
+def _listing(run_dir: Path, vocabulary: str) -> Iterator[Finding]:
+    """Compare `tokenizer.vocab` with the pieces of the vocabulary."""
+    name = layout.VOCABULARY
+    if (run_dir / name).is_symlink():
+        return
+    listing = kept.read_listing(run_dir)
+    if listing is None:
+        yield Finding(name, MISSING, "mtrain train writes it beside tokenizer.model")
+    elif listing == vocabulary.encode("utf-8"):
+        yield Finding(name, OK, "the pieces of tokenizer.model")
     else:
-        detail = "the pieces of tokenizer.model" if same else "not the pieces of tokenizer.model"
-        yield Finding(listing.name, OK if same else CHANGED, detail)
+        yield Finding(name, CHANGED, "not the pieces of tokenizer.model")
 
 
 def _checkpoints(run: Run) -> Iterator[Finding]:
     """Hash every file of every checkpoint, the average's included."""
     directory = run.path / layout.CHECKPOINTS
-    paths = layout.named_steps(directory)
+    if directory.is_symlink():
+        return
+    paths = [path for path in layout.named_steps(directory) if not path.is_symlink()]
     average = directory / layout.AVERAGE
-    if average.exists():
+    if average.is_symlink():
+        pass  # which is told
+    elif average.exists():
         paths.append(average)
     elif run.history is not None and run.history.average:
         yield Finding(_name(run, average), MISSING, "best.json tells its scores")
@@ -304,9 +328,11 @@ def _checkpoint(path: Path, name: str, run: Run | None) -> Iterator[Finding]:
     if sound:
         yield from _belongs(path, name, run)
     inner = path / layout.TRAINER
-    if not inner.exists():
-        return
     name = f"{name}/{layout.TRAINER}"
+    if inner.is_symlink():
+        yield Finding(name, DAMAGED, kept.LINK)
+    if inner.is_symlink() or not inner.exists():
+        return
     broken = list(manifest.damages(inner, layout.OPTIMIZER, layout.STATE))
     yield from (_damage(name, damage) for damage in broken)
     if broken:
@@ -357,6 +383,8 @@ def _size(directory: Path) -> str:
 def _leftovers(run: Run) -> Iterator[Finding]:
     """Name what an interrupted save has left, or what is being saved."""
     for directory in (run.path, run.path / layout.CHECKPOINTS, run.path / layout.VALIDATION):
+        if directory != run.path and directory.is_symlink():
+            continue
         for item in sorted((*directory.glob(".*.partial"), *directory.glob(".*.removed"))):
             detail = "left by an interrupted save; the next start of mtrain train removes it"
             if run.is_running:
@@ -394,6 +422,8 @@ def _best(run: Run) -> Iterator[Finding]:
 def _records(run: Run) -> Iterator[Finding]:
     """Check that all of `metrics.jsonl` can be read, and that it tells what `best.json` does."""
     path = run.path / layout.METRICS
+    if path.is_symlink():
+        return
     if not path.exists():
         if run.history is not None and run.history.entries:
             yield Finding(path.name, MISSING, "best.json tells of validations")
@@ -484,11 +514,11 @@ def _translations(run: Run, hashes: dict[str, str]) -> Iterator[Finding]:
         validations.append((layout.AVERAGE, history.average))
     references = _references(run, data.valid, run.begun.valid, hashes.get("data.valid"))
     for name, entry in validations:
-        yield _scored(run, name, entry, references)
+        yield from _scored(run, name, entry, references)
     for name, entry in history.tests.items():
         found = hashes.get(f"data.test.{name}")
         references = _references(run, data.test.get(name), entry.get("sha256"), found)
-        yield _scored(run, f"test-{name}", entry, references)
+        yield from _scored(run, f"test-{name}", entry, references)
 
 
 def _references(
@@ -504,32 +534,46 @@ def _references(
         return None
 
 
-def _scored(run: Run, name: str, entry: Entry, references: list[str] | None) -> Finding:
+def _scored(run: Run, name: str, entry: Entry, references: list[str] | None) -> Iterator[Finding]:
     """Compare a file of translations with the score that `best.json` has of it."""
     path = layout.translations(run.path, name)
-    what = _name(run, path)
-    if not path.is_file():
-        return Finding(what, MISSING, "best.json tells its score")
-    try:
-        lines = read_text_file(path)
-    except UserError as error:
-        return Finding(what, DAMAGED, str(error))
-    if references is None:
-        return Finding(what, OK, f"{len(lines):,} lines; its references are not in reach")
-    if len(lines) != len(references):
+    if not path.is_symlink():  # which is told
+        yield from _guarded(_name(run, path), _rescored(run, name, entry, references))
+
+
+def _rescored(run: Run, name: str, entry: Entry, references: list[str] | None) -> Iterator[Finding]:
+    what = _name(run, layout.translations(run.path, name))
+    lines = kept.read_translations(run.path, name)
+    if lines is None:
+        yield Finding(what, MISSING, "best.json tells its score")
+        return
+    if references is not None and len(lines) != len(references):
         detail = f"{len(lines):,} lines, and {len(references):,} references"
-        return Finding(what, DAMAGED, detail)
+        yield Finding(what, DAMAGED, detail)
+        return
+    texts = deque(lines.texts(), maxlen=None if references is not None else 0)
+    if references is None:
+        yield Finding(what, OK, f"{len(lines):,} lines; its references are not in reach")
+    else:
+        yield _compared(run, what, entry, list(texts), references)
+
+
+def _compared(
+    run: Run, what: str, entry: Entry, texts: list[str], references: list[str]
+) -> Finding:
+    """Score translations anew."""
     assert run.config is not None
+    count = f"{len(texts):,} lines"
     try:
-        score = bleu_of_run(lines, references, run.config.data.tgt_lang)
+        score = bleu_of_run(texts, references, run.config.data.tgt_lang)
     except UserError as error:
-        return Finding(what, OK, f"{len(lines):,} lines; not scored: {error}")
+        return Finding(what, OK, f"{count}; not scored: {error}")
     if score.signature != entry["signature"]:
-        return Finding(what, OK, f"{len(lines):,} lines; scored by another sacreBLEU than here")
+        return Finding(what, OK, f"{count}; scored by another sacreBLEU than here")
     if not score.is_equal(entry["bleu"]):
         detail = f"BLEU {score.score:.2f}, and {entry['bleu']:.2f} in best.json"
         return Finding(what, CHANGED, detail)
-    return Finding(what, OK, f"{len(lines):,} lines, BLEU {score.score:.2f} as in best.json")
+    return Finding(what, OK, f"{count}, BLEU {score.score:.2f} as in best.json")
 
 
 def _name(run: Run, path: Path) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import resource
 import shutil
 import socket
 import subprocess
@@ -16,7 +18,8 @@ import pytest
 import yaml
 from conftest import run_mtrain
 
-from mtrain import layout, manifest, rundir
+from mtrain import kept, layout, manifest, records, rundir
+from mtrain.report import page as report
 from mtrain.rundir import commit_of, commit_of_package
 from mtrain.verify import BAD, Finding, verify
 
@@ -251,6 +254,174 @@ def test_what_keeps_a_section_from_being_checked_is_a_finding(
     assert finding.state == "damaged"
     assert detail in finding.detail
     assert found[-1].what.startswith("validation/")
+
+
+FILES = [
+    *("status.json", "run.json", "best.json", "config.yaml", "tokenizer.model", "tokenizer.vocab"),
+    *("metrics.jsonl", "validation/step-00000600.txt", "validation/test-held_out.txt"),
+]
+
+
+def link(path: Path) -> None:
+    """Move a file or directory away and put a link in its place."""
+    target = path.parent / f"moved-{path.name}"
+    path.symlink_to(path.rename(target).name)
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def huge(path: Path) -> None:
+    """10 GB, of which the disk holds next to nothing."""
+    with path.open("r+b") as stream:
+        stream.truncate(10 << 30)
+
+
+@pytest.mark.parametrize("name", [*FILES, "train.log", "validation", "checkpoints", AVERAGE, LAST])
+def test_links_in_a_run_are_found_and_not_followed(run: Path, name: str) -> None:
+    link(run / name)
+    found = bad_ones(run)
+    told = [each for each in found if each.what == name]
+    assert [each.state for each in told if kept.LINK.split(",")[0] in each.detail] == ["damaged"]
+    assert len(told) == 1 or name in (AVERAGE, LAST)
+    inside = [each for each in verify(run) if each.what.startswith(f"{name}/")]
+    assert {each.state for each in inside} <= {"damaged"}
+
+
+def test_a_link_to_a_trainer_s_state_is_not_followed(run: Path) -> None:
+    link(run / LAST / "trainer")
+    assert bad_ones(run) == [Finding(f"{LAST}/trainer", "damaged", kept.LINK)]
+
+
+@pytest.mark.parametrize("harm", [pipe, folder, empty, huge])
+def test_what_is_no_file_of_a_run_is_found(run: Path, harm: Callable[[Path], None]) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for name in ("run.json", "best.json"):  # which tell of the others, so by themselves
+        kept_as = run.parent / name
+        (run / name).rename(kept_as)
+        shutil.copy(kept_as, run / name)
+        harm(run / name)
+        assert name in {each.what for each in bad_ones(run)}
+        shutil.rmtree(run / name) if harm == folder else (run / name).unlink()
+        kept_as.rename(run / name)
+    rest = [name for name in FILES if name not in ("run.json", "best.json", "config.yaml")]
+    for name in rest:
+        harm(run / name)
+    assert {each.what for each in bad_ones(run)} >= set(rest) - {"tokenizer.vocab"}
+    harm(run / "config.yaml")
+    assert "config.yaml" in {each.what for each in bad_ones(run)}
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + (1 << 20)  # KiB
+
+
+def test_translations_that_no_run_writes_are_damaged(run: Path) -> None:
+    file = run / "validation" / "average.txt"
+    file.write_bytes(b"a" * (1 << 20) + b"a\n" + b"b\n" * 11)
+    (found,) = bad_ones(run)
+    assert (found.what, found.state) == ("validation/average.txt", "damaged")
+    assert "longer than 1,048,576 bytes" in found.detail
+
+
+@pytest.mark.parametrize("line", [b"\n", b'{"step":1}\n'])
+def test_records_that_no_run_writes_take_neither_time_nor_memory(
+    run: Path, line: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "MOST_RECORDS", 20_000)
+    (run / "metrics.jsonl").write_bytes(line * 30_000)
+    (found,) = bad_ones(run)
+    assert found.what == "metrics.jsonl"
+    assert "than a run writes" in found.detail
+
+
+def test_a_start_that_came_to_nothing_is_a_note(run: Path) -> None:
+    start = {"state": "refused", "exit_code": 2, "reason": "other\x1b seed", "time": "today"}
+    change(run, "status", "last_start", start)
+    note, status = (each for each in verify(run) if each.what == "status.json")
+    assert str(note) == r"note         status.json: last start: refused at today: other\x1b seed"
+    assert (status.state, status.detail) == ("ok", "complete at step 600")
+
+
+ODD = (
+    *(None, True, -1, 0, 1 << 53, 1 << 64, 10**400, 1e308, -1e400, float("nan"), 5e-324, 0.5),
+    *("", "x", "\0", "\x1b[2J", "\ud800", "../../x", "step-00000600", "a" * 9999, "<script>"),
+    *([], {}, [None], [[[]]], {"a": {"b": []}}, {"": ""}, [{}] * 3, {"step": 1}),
+)
+
+
+def places_in(content: Any) -> list[tuple[Any, Any]]:
+    """List every container in JSON content with every key of it."""
+    items = content.items() if isinstance(content, dict) else enumerate(content)
+    found = [(content, key) for key, _ in items]
+    children = content.values() if isinstance(content, dict) else content
+    return found + [
+        p for each in children if isinstance(each, dict | list) for p in places_in(each)
+    ]
+
+
+def mutate(content: Any, rng: random.Random) -> Any:
+    """Replace, remove, or add a value somewhere in JSON content."""
+    places = places_in(content)
+    if not places or rng.random() < 0.05:
+        return rng.choice(ODD)
+    container, key = rng.choice(places)
+    if rng.random() < 0.2:
+        del container[key]
+    elif rng.random() < 0.1 and isinstance(container, dict):
+        container[rng.choice(("", "a", "step", "lost", "last_start", "../x"))] = rng.choice(ODD)
+    else:
+        container[key] = rng.choice(ODD)
+    return content
+
+
+def mutate_file(path: Path, rng: random.Random) -> None:
+    """Change a JSON file, or a line of JSON lines; what is sealed is sealed anew."""
+    lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+    number = rng.randrange(len(lines))
+    lines[number] = json.dumps(mutate(json.loads(lines[number]), rng))
+    path.write_text("\n".join(lines) + "\n")
+    if path.name == manifest.NAME:
+        content = json.loads(path.read_text())
+        if isinstance(content, dict) and "files" in content:
+            path.write_text(manifest._with_own_hash({"files": content["files"]}))
+    elif path.name == "state.json":
+        reseal(path.parent)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("run.json", "status.json", "best.json", "metrics.jsonl"),
+        *(f"{LAST}/manifest.json", f"{LAST}/trainer/state.json", f"{AVERAGE}/manifest.json"),
+    ],
+)
+def test_json_of_any_content_ends_in_findings_and_a_page(run: Path, name: str) -> None:
+    shutil.rmtree(run.parent / "data")  # hashing it each time takes the longest
+    file = run / name
+    whole = file.read_bytes()
+    sealed = (file.parent / manifest.NAME).read_bytes() if name.startswith(LAST) else b""
+    for seed in range(40):
+        rng = random.Random(f"{name} {seed}")
+        file.write_bytes(whole)
+        for _ in range(rng.choice((1, 1, 3))):
+            try:
+                mutate_file(file, rng)
+            except (ValueError, TypeError, AttributeError):  # of what is no object any more
+                break
+        assert list(verify(run)), seed
+        if seed % 4 == 0:
+            report.make_page(run, ["bavo"], check=False)
+        if sealed:
+            (file.parent / manifest.NAME).write_bytes(sealed)
 
 
 @pytest.mark.parametrize("pid", [2**31 - 1, 0])

@@ -302,7 +302,7 @@ def _scored(report: Report, name: str, entry: Entry, file: str, text: Text | Non
             raise UserError(f"{path} is missing")
         if len(translations) != len(text):
             raise UserError(f"{path}: {len(translations)} hypotheses but {len(text)} references")
-        hypotheses, language = translations.texts(), report.config.data.tgt_lang
+        hypotheses, language = list(translations.texts()), report.config.data.tgt_lang
         bleu = metrics.bleu_of_run(hypotheses, text.references, language, interval=True)
         if not bleu.is_equal(entry["bleu"]):
             raise UserError(f"{path}: is not what was scored")
