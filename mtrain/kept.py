@@ -18,6 +18,7 @@ from mtrain.yaml_reader import parse_document
 
 LARGEST_CONFIG, LARGEST_VOCABULARY, LARGEST_TEXT = 4 << 20, 64 << 20, 256 << 20  # bytes
 LONGEST_LINE, MOST_LINES = 1 << 20, 10_000_000  # bytes of a translation; translations
+MUCH_TEXT, MUCH_LONGER = 4 << 20, 50  # bytes that may be scored, or times the references
 END_OF_LOG, LONGEST_MESSAGE = 64 << 20, 4096  # bytes
 LINK = "a link, where mtrain keeps a file or directory of its own"
 
@@ -31,6 +32,20 @@ class Translations:
 
     def __len__(self) -> int:
         return self.data.count(b"\n") + (self.data[-1:] not in (b"", b"\n"))
+
+    def texts_for(self, references: list[str]) -> list[str]:
+        """Return all lines, to be scored; raises `UserError` where there are not as many as
+        references, or so much text that no model makes it and scoring it would take minutes.
+        """
+        if len(self) != len(references):
+            raise UserError(f"{self.path}: {len(self):,} lines, and {len(references):,} references")
+        most = max(MUCH_TEXT, MUCH_LONGER * sum(map(len, references)))
+        if len(self.data) > most:
+            raise UserError(
+                f"{self.path}: {len(self.data):,} bytes, more than {MUCH_LONGER} times the "
+                "references; bring the run's own file back"
+            )
+        return list(self.texts())
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield the lines; raises `UserError` for one that no model makes."""

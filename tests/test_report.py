@@ -261,7 +261,7 @@ def test_translations_that_were_changed_get_no_interval(copy: Path) -> None:
     assert found.scores[0].bleu is not None
     assert "is not what was scored" in found.notes["scores"][0]
     file.write_text("one\n")
-    assert "1 hypotheses but 12 references" in report.gather(copy, []).notes["scores"][0]
+    assert "1 lines, and 12 references" in report.gather(copy, []).notes["scores"][0]
 
 
 @pytest.mark.parametrize("name", ["best.json", "run.json", "status.json"])
@@ -500,6 +500,14 @@ def test_messages_are_told_as_they_are_in_short(copy: Path) -> None:
     text = report.make_page(copy, ["bavo"], check=False)
     assert r"<li>a\x1b]0;x\x07\u202eb</li>" in text
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text)
+
+
+def test_long_lines_are_shown_in_part(copy: Path) -> None:
+    (copy / "validation" / "average.txt").write_text(("a" * 100_000 + "\n") * 12)
+    shown = [
+        text for each in report.gather(copy, ["bavo"]).samples for _, text in each.translations
+    ]
+    assert max(map(len, shown)) == report.MOST_LETTERS + 4
 
 
 def test_a_start_that_came_to_nothing_is_told(copy: Path) -> None:

@@ -330,6 +330,9 @@ def test_translations_that_no_run_writes_are_damaged(run: Path) -> None:
     (found,) = bad_ones(run)
     assert (found.what, found.state) == ("validation/average.txt", "damaged")
     assert "longer than 1,048,576 bytes" in found.detail
+    file.write_bytes((b"a" * 500_000 + b"\n") * 12)
+    (found,) = bad_ones(run)
+    assert "more than 50 times the references" in found.detail
 
 
 @pytest.mark.parametrize("line", [b"\n", b'{"step":1}\n'])

@@ -21,7 +21,7 @@ from mtrain.translate import Line, Translator
 Pairs = list[tuple[str, str | None]]
 
 # Pictures are looked at one by one, and a page holds all of its own.
-MOST_SENTENCES, MOST_TOKENS = 50, 200
+MOST_SENTENCES, MOST_TOKENS, MOST_LETTERS = 50, 200, 100  # letters of a token
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,8 @@ def _maps(
     translator: Translator, src: NDArray[np.int64], tgt: NDArray[np.int64], choice: Choice
 ) -> Iterator[HeatMap]:
     """Draw the chosen maps of a pair of ids without eos."""
-    pieces, ids = translator.tokenizer.all_pieces, translator.ids
+    pieces = [piece[:MOST_LETTERS] for piece in translator.tokenizer.all_pieces]
+    ids = translator.ids
     read = [pieces[token] for token in (*src, ids.eos)]
     seen = [pieces[token] for token in (ids.bos, *tgt)]
     produced = [pieces[token] for token in (*tgt, ids.eos)]

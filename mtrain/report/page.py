@@ -33,6 +33,7 @@ SAMPLES, MOST_TRANSLATIONS, ATTENDED = 6, 6, 3
 NOT_CHECKED = "The text was not checked"
 MOST_FOUND = 5  # examples of a kind of finding
 MOST_LOGGED = 40  # different lines of the log, the newest
+MOST_LETTERS = 4000  # of a line of text
 
 # From the beginning of a line: a search for it anywhere takes far longer on a hostile one.
 _DATA = re.compile(r"\S{10} \S{8} INFO ((?:train|valid|test [^:]*): (?!BLEU ).*)")
@@ -300,9 +301,8 @@ def _scored(report: Report, name: str, entry: Entry, file: str, text: Text | Non
         path = layout.translations(report.run.path, file)
         if translations is None:
             raise UserError(f"{path} is missing")
-        if len(translations) != len(text):
-            raise UserError(f"{path}: {len(translations)} hypotheses but {len(text)} references")
-        hypotheses, language = list(translations.texts()), report.config.data.tgt_lang
+        hypotheses = translations.texts_for(text.references)
+        language = report.config.data.tgt_lang
         bleu = metrics.bleu_of_run(hypotheses, text.references, language, interval=True)
         if not bleu.is_equal(entry["bleu"]):
             raise UserError(f"{path}: is not what was scored")
@@ -346,8 +346,8 @@ def _samples(report: Report, valid: Text | None, places: list[int]) -> list[Samp
     return [
         Sample(
             place + 1,
-            valid.sources[place] if valid is not None else None,
-            valid.references[place] if valid is not None else None,
+            _shortened(valid.sources[place]) if valid is not None else None,
+            _shortened(valid.references[place]) if valid is not None else None,
             [(_named(name), lines[place]) for name, lines in taken.items() if place in lines],
         )
         for place in places
@@ -370,10 +370,14 @@ def _take(run_dir: Path, name: str, places: list[int]) -> dict[int, str]:
     """Read lines of a validation by their places; raises `UserError`."""
     wanted = set(places)
     return {
-        place: line.decode("utf-8", "replace")
+        place: _shortened(line.decode("utf-8", "replace"))
         for place, line in enumerate(kept.read_translations(run_dir, name) or ())
         if place in wanted
     }
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]} ..."
 
 
 def _attention(
