@@ -25,6 +25,7 @@ from mtrain.options import (
     DevicesOption,
     EvalModelOption,
     HypothesisOption,
+    InputOption,
     KeepOption,
     LanguageOption,
     ModelOption,
@@ -32,6 +33,7 @@ from mtrain.options import (
     NBestOption,
     NoRepeatOption,
     NormOption,
+    OutputOption,
     PenaltyOption,
     PrecisionOption,
     PrefixOption,
@@ -45,6 +47,7 @@ from mtrain.options import (
     TokenizeOption,
     TopKOption,
     TopPOption,
+    as_path,
     begin_job,
     load_translator,
     open_translator,
@@ -152,12 +155,8 @@ def train(
 @app.command()
 def translate(
     model: ModelsOption,
-    input_: Annotated[
-        str, typer.Option("--input", "-i", help="Text to translate, `-` for stdin.")
-    ] = "-",
-    output: Annotated[
-        str, typer.Option("--output", "-o", help="Where to write, `-` for stdout.")
-    ] = "-",
+    input_: InputOption = "-",
+    output: OutputOption = "-",
     beam_size: BeamOption = None,
     length_penalty: PenaltyOption = None,
     length_norm: NormOption = None,
@@ -328,8 +327,11 @@ def _check_eval_inputs(
 @app.command()
 def score(
     model: ModelOption,
-    source: Annotated[Path, typer.Option("--source", "-s", help="Source text.")],
-    target: Annotated[Path, typer.Option("--target", "-t", help="Its translation, line for line.")],
+    source: Annotated[Path, typer.Option("--source", "-s", help="Source text.", parser=as_path)],
+    target: Annotated[
+        Path,
+        typer.Option("--target", "-t", help="Its translation, line for line.", parser=as_path),
+    ],
     batch_tokens: BatchOption = None,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
@@ -345,8 +347,11 @@ def score(
 
 @app.command()
 def average(
-    run_dir: Annotated[Path, typer.Argument(help="A run directory.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Checkpoint directory to write.")],
+    run_dir: Annotated[Path, typer.Argument(help="A run directory.", parser=as_path)],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="Checkpoint directory to write.", parser=as_path),
+    ],
     last: Annotated[int, typer.Option(help="How many of the newest checkpoints.", min=1)] = 5,
 ) -> None:
     """Average the weights of a run's last checkpoints into one checkpoint."""
@@ -364,7 +369,9 @@ def average(
 @app.command()
 def export(
     model: ModelOption,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Directory to write.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Directory to write.", parser=as_path)
+    ],
     to: Annotated[
         str, typer.Option(help="Whose form: ctranslate2 or hf-marian (Hugging Face transformers).")
     ] = "ctranslate2",
@@ -376,7 +383,9 @@ def export(
     ] = "float32",
     sample: Annotated[
         Path | None,
-        typer.Option(help="Text to compare the engines on, instead of the validation set."),
+        typer.Option(
+            help="Text to compare the engines on, instead of the validation set.", parser=as_path
+        ),
     ] = None,
 ) -> None:
     """Hand a model on to CTranslate2, for serving, or to Hugging Face's transformers: `mtrain

@@ -21,6 +21,8 @@ from mtrain.options import (
     SetOption,
     SourceOption,
     TokenizeOption,
+    as_name,
+    as_path,
     begin_job,
     load_translator,
 )
@@ -37,17 +39,25 @@ def _readable(text: str) -> str:
 
 @look_app.command("init")
 def initialize(
-    src: Annotated[Path, typer.Argument(help="Source text, one segment a line; .gz or .zst too.")],
-    tgt: Annotated[Path, typer.Argument(help="Its translation, line for line.")],
+    src: Annotated[
+        Path,
+        typer.Argument(help="Source text, one segment a line; .gz or .zst too.", parser=as_path),
+    ],
+    tgt: Annotated[Path, typer.Argument(help="Its translation, line for line.", parser=as_path)],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Config to write.  [SRC-TGT.yaml]")
+        Path | None,
+        typer.Option("--output", "-o", help="Config to write.  [SRC-TGT.yaml]", parser=as_path),
     ] = None,
     src_lang: Annotated[
         str | None, typer.Option(help="Source language, if the file's name does not tell.")
     ] = None,
     tgt_lang: Annotated[str | None, typer.Option(help="Target language, likewise.")] = None,
-    valid_src: Annotated[Path | None, typer.Option(help="Source of a validation set.")] = None,
-    valid_tgt: Annotated[Path | None, typer.Option(help="Target of a validation set.")] = None,
+    valid_src: Annotated[
+        Path | None, typer.Option(help="Source of a validation set.", parser=as_path)
+    ] = None,
+    valid_tgt: Annotated[
+        Path | None, typer.Option(help="Target of a validation set.", parser=as_path)
+    ] = None,
     hold_out: Annotated[
         int | None,
         typer.Option(help="Split off so many pairs for validation, into new files.", min=1),
@@ -118,11 +128,13 @@ def check(
 def attention(
     model: ModelOption,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="File to write: .html, .svg or .png.")
+        Path,
+        typer.Option("--output", "-o", help="File to write: .html, .svg or .png.", parser=as_path),
     ],
     text: Annotated[str | None, typer.Argument(help="A sentence to look at.")] = None,
     input_: Annotated[
-        str | None, typer.Option("--input", "-i", help="A file of sentences, `-` for stdin.")
+        str | None,
+        typer.Option("--input", "-i", help="A file of sentences, `-` for stdin.", parser=as_name),
     ] = None,
     target: Annotated[
         str | None,
@@ -146,6 +158,7 @@ def attention(
     """
     if (text is None) == (input_ is None):
         raise RefusedError("mtrain attention: give either a sentence or -i/--input FILE")
+    target = target and (_readable(target) if input_ is None else as_name(target))
     refuse_overwriting(output, input_, target if input_ else None)
     from mtrain.report import picture
 
@@ -156,7 +169,7 @@ def attention(
     choice = maps.choose(kind, layer, head)
     if input_ is None:
         assert text is not None
-        pairs: maps.Pairs = [(_readable(text), target and _readable(target))]
+        pairs: maps.Pairs = [(_readable(text), target)]
     else:
         with reading(input_) as source:
             pairs = maps.read_pairs(source, Path(target) if target else None)
@@ -167,8 +180,13 @@ def attention(
 
 @look_app.command()
 def report(
-    run_dir: Annotated[Path, typer.Argument(help="A run directory, of a run that may go on.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Page to write, as report.html.")],
+    run_dir: Annotated[
+        Path, typer.Argument(help="A run directory, of a run that may go on.", parser=as_path)
+    ],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="Page to write, as report.html.", parser=as_path),
+    ],
     text: Annotated[
         list[str] | None,
         typer.Option(help="Sentence to show attention for, instead of validation's. Repeatable."),
@@ -194,7 +212,10 @@ def report(
 @look_app.command()
 def compare(
     systems: Annotated[
-        list[Path], typer.Argument(help="Translations, a file each; the first is the baseline.")
+        list[Path],
+        typer.Argument(
+            help="Translations, a file each; the first is the baseline.", parser=as_path
+        ),
     ],
     reference: ReferenceOption = None,
     source: SourceOption = None,
@@ -236,7 +257,10 @@ def compare(
 
 @look_app.command()
 def verify(
-    run_dir: Annotated[Path, typer.Argument(help="A run directory, or one checkpoint directory.")],
+    run_dir: Annotated[
+        Path,
+        typer.Argument(help="A run directory, or one checkpoint directory.", parser=as_path),
+    ],
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Check that a run is what it says: every file is hashed again, every record compared.

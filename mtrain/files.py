@@ -7,6 +7,7 @@ new file is always new, an existing one is a regular file, and a link is refused
 
 import errno
 import os
+import re
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import IO
 
 # What mtrain writes beside a file, to be renamed to it.
 PARTIAL = ".{}.partial"
+
+VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})")
 
 
 def create(path: Path) -> IO[bytes]:
@@ -114,3 +117,37 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def expand_path(text: str) -> str:
+    """Replace `$NAME` and `${NAME}` in a path by the environment's values and a leading `~` or
+    `~user` by a home directory. A `$` with no name behind it stays. Raises `ValueError`.
+    """
+    place = os.path.expanduser(VARIABLE.sub(_value_of, text))
+    if place.startswith("~"):
+        user = place.partition("/")[0]
+        raise ValueError(f"{user} has no home directory here; write the path out")
+    if found := VARIABLE.search(place):  # it would be expanded again where the path is read back
+        raise ValueError(f"holds {found[0]} when it is expanded; use a path without it")
+    if text and not place:
+        raise ValueError(f"{text} is empty; set it or write the path out")
+    return place
+
+
+def _value_of(name: re.Match[str]) -> str:
+    try:
+        return os.environ[name[1] or name[2]]
+    except KeyError:
+        raise ValueError(f"{name[0]} is not set; set it or write the path out") from None
+
+
+def expand_dataset(name: str) -> str:
+    """Expand the name of a dataset where it can only be a local folder's: what the environment
+    holds must not become a name that a hub is asked for. Raises `ValueError`.
+    """
+    if not name.startswith("~") and not VARIABLE.search(name):
+        return name
+    place = expand_path(name)
+    if not place.startswith(("/", ".")):
+        raise ValueError(f"{name} is no path of a folder; begin it with ./ if it is one here")
+    return place

@@ -188,6 +188,9 @@ def test_the_shell_completes_commands() -> None:
     asked = {"_MTRAIN_COMPLETE": "complete_bash", "COMP_WORDS": "mtrain tra", "COMP_CWORD": "1"}
     done = subprocess.run([script], env={**os.environ, **asked}, capture_output=True, text=True)
     assert done.stdout.split() == ["train", "translate"]
+    asked = {"_MTRAIN_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "mtrain translate -i "}
+    done = subprocess.run([script], env={**os.environ, **asked}, capture_output=True, text=True)
+    assert done.stdout.strip() == "_files"
 
 
 # --- errors -----------------------------------------------------------------------------------
@@ -236,6 +239,7 @@ MISTAKES = [
     # decoding
     ("translate -m {run} --n-best 3", 2, ["--n-best 3", "--beam-size 3"]),
     ("translate -m {run} --n-best 0", 2, ["--n-best"]),
+    ("translate -m {run} --batch-tokens 1000000000000", 2, ["below 2147483648"]),
     ("translate -m {run} --beam-size 0", 2, ["--beam-size"]),
     ("translate -m {run} --beam-size many", 2, ["--beam-size"]),
     ("translate -m {run} --length-penalty -1", 2, ["--length-penalty"]),
@@ -311,6 +315,62 @@ def test_a_mistake_ends_with_one_message_and_its_code(
     assert [word for word in words if word not in shown] == [], result.err
     assert "Traceback" not in result.err
     assert len(result.err.splitlines()) < 8
+
+
+PATHS = [
+    ("train", "-c", "{}"),
+    ("translate", "-m", "{}"),
+    ("translate", "-m", "x", "-m", "{}"),
+    ("translate", "-m", "x", "-i", "{}"),
+    ("translate", "-m", "x", "-o", "{}"),
+    ("translate", "-m", "x", "--alignments", "{}"),
+    ("translate", "-m", "x", "--target-prefix", "{}"),
+    ("eval", "-m", "{}"),
+    ("eval", "--hypothesis", "{}"),
+    ("eval", "-r", "{}", "-s", "x"),
+    ("eval", "-r", "x", "-s", "{}"),
+    ("eval", "-r", "x", "-o", "{}"),
+    ("score", "-m", "x", "-s", "{}", "-t", "x"),
+    ("score", "-m", "x", "-s", "x", "-t", "{}"),
+    ("average", "{}", "-o", "x"),
+    ("average", "x", "-o", "{}"),
+    ("export", "-m", "x", "-o", "{}"),
+    ("export", "-m", "x", "-o", "x", "--sample", "{}"),
+    ("init", "{}", "x.de"),
+    ("init", "x.en", "{}"),
+    ("init", "x.en", "x.de", "-o", "{}"),
+    ("init", "x.en", "x.de", "--valid-src", "{}"),
+    ("init", "x.en", "x.de", "--valid-tgt", "{}"),
+    ("attention", "-m", "x", "-o", "{}", "x"),
+    ("attention", "-m", "x", "-o", "x.svg", "-i", "{}"),
+    ("attention", "-m", "x", "-o", "x.svg", "-i", "x", "-t", "{}"),
+    ("report", "{}", "-o", "x"),
+    ("report", "x", "-o", "{}"),
+    ("compare", "{}", "x"),
+    ("verify", "{}"),
+    ("tokenizer", "encode", "-m", "{}"),
+]
+
+
+@pytest.mark.parametrize("line", PATHS, ids=map(" ".join, PATHS))
+def test_every_path_of_the_command_line_is_expanded(
+    command: Command, monkeypatch: pytest.MonkeyPatch, line: tuple[str, ...]
+) -> None:
+    monkeypatch.delenv("NOWHERE", raising=False)
+    result = command(*(part.format("${NOWHERE}/x") for part in line))
+    assert (result.code, result.out) == (2, "")
+    assert "${NOWHERE} is not set" in result.err
+
+
+def test_home_and_variables_name_files(
+    command: Command, places: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(places["tmp"]))
+    monkeypatch.setenv("PLACE", str(places["run"]))
+    monkeypatch.chdir(places["tmp"])
+    line = ["translate", "-m", "$PLACE", "-i", "~/src", "-o", "./~out", "--batch-tokens", "64"]
+    assert command(*line).code == 0
+    assert len((places["tmp"] / "~out").read_text().splitlines()) == 6
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from mtrain.check.recipe import Size, recipe_for
 from mtrain.check.starter import Request, language_of, write_config
 from mtrain.config import TextCorpus, load_config
 from mtrain.errors import RefusedError, UserError
+from mtrain.files import VARIABLE
 from mtrain.stop import Stop
 from mtrain.text import Reading
 
@@ -70,7 +71,7 @@ ODD_NAMES = st.one_of(
                 "\x85",
                 "\x07",
                 "\ufeff",
-                "$d",
+                "$",
                 "no",
                 "1e5",
                 '"',
@@ -80,7 +81,7 @@ ODD_NAMES = st.one_of(
         min_size=1,
         max_size=30,
     ).map("".join),
-)
+).filter(lambda name: name[0] != "~" and not VARIABLE.search(name))
 
 
 @settings(max_examples=150, deadline=None)
@@ -280,6 +281,19 @@ def test_pairs_that_are_not_utf8_are_left_out_and_told(
     assert load_config(output).data.invalid_utf8 == "error"
     made = {path.name: path.read_text("utf-8").split() for path in (tmp_path / "n").iterdir()}
     assert len(made["train.en"] + made["valid.en"]) == 80
+
+
+@pytest.mark.parametrize("name", ["~a.en", "$x.en", "a${x}.en"])
+def test_names_that_a_config_would_expand_are_refused(
+    tmp_path: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = files[0].rename(tmp_path / name)
+    with pytest.raises(RefusedError, match="a config would take this for"):
+        write_config(
+            request((Path(source.name), files[1]), tmp_path / "c.yaml"), Stop(), has_gpu=False
+        )
+    assert not (tmp_path / "c.yaml").exists()
 
 
 def test_one_file_as_both_sides_is_refused(tmp_path: Path, files: tuple[Path, Path]) -> None:

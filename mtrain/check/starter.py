@@ -94,6 +94,12 @@ def _check_names(request: Request) -> None:
             raise RefusedError(
                 f"{shown}: its name is not UTF-8, as a config must be; rename it"
             ) from None
+    for path in named:
+        if str(path).startswith("~") or files.VARIABLE.search(str(path)):
+            raise RefusedError(
+                f"{path}: a config would take this for a name of the environment or of a home "
+                "directory; rename it"
+            )
     if request.src.exists() and request.tgt.exists() and request.src.samefile(request.tgt):
         raise RefusedError(f"{request.tgt}: is both sides; give the translation as the second file")
     for code in (request.src_lang, request.tgt_lang):
