@@ -6,6 +6,7 @@ new file is always new, an existing one is a regular file, and a link is refused
 """
 
 import errno
+import fcntl
 import os
 import re
 import stat
@@ -117,6 +118,25 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def try_lock(descriptor: int) -> bool:
+    """Take the system's lock on an open file or directory, unless another process has it. It ends
+    with the process, however that ends.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def is_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file or directory still has its name: it may be removed or replaced."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False
 
 
 def expand_path(text: str) -> str:
