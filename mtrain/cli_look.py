@@ -26,8 +26,9 @@ from mtrain.options import (
     begin_job,
     load_translator,
 )
+from mtrain.outputs import refuse_overwriting, write_output
 from mtrain.stop import Stop
-from mtrain.terminal import loaded, reading, refuse_overwriting, write_output, writing
+from mtrain.terminal import loaded, print_lines, print_path, reading, writing
 
 look_app = typer.Typer()
 
@@ -86,7 +87,7 @@ def initialize(
     valid = (valid_src, valid_tgt) if valid_src is not None and valid_tgt is not None else None
     request = starter.Request(src, tgt, output, *languages, valid, hold_out or 0)
     starter.write_config(request, stop, has_gpu=pick_device("auto").type == "cuda")
-    typer.echo(output)
+    print_path(output)
 
 
 @look_app.command()
@@ -119,7 +120,7 @@ def check(
     found = diagnose(settings, stop, examples=examples, with_forecast=forecast, timed=timing)
     with writing("-") as sink:
         lines = [found.as_json()] if json_ else found.lines(shutil.get_terminal_size((100, 0))[0])
-        sink.writelines(line.encode("utf-8", "replace") + b"\n" for line in lines)
+        print_lines(sink, lines)
     if found.count(ERROR):
         raise typer.Exit(EXIT_FAILED)
 
@@ -163,7 +164,7 @@ def attention(
     from mtrain.report import picture
 
     picture.check_format(output)
-    picture.check_output(output, model)
+    picture.check_output(output)
     from mtrain.report import maps
 
     choice = maps.choose(kind, layer, head)
@@ -203,7 +204,7 @@ def report(
 
     if output.suffix in {*picture.FORMATS, ".pdf"} - {".html"}:
         raise RefusedError(f"--output {output}: a report is a page: give a name that ends in .html")
-    picture.check_output(output, run_dir, (".html",))
+    picture.check_output(output)
     page = reporting.make_page(run_dir, [_readable(each) for each in text or []], check=check)
     loaded()
     write_output(output, page.encode("utf-8", "replace"))
@@ -252,7 +253,7 @@ def compare(
     )
     with writing("-") as sink:
         text = json.dumps(result.as_json()) if json_ else str(result)
-        sink.write(text.encode("utf-8", "replace") + b"\n")
+        print_lines(sink, text.split("\n"))
 
 
 @look_app.command()
@@ -275,8 +276,7 @@ def verify(
         for finding in verifying.verify(run_dir):
             findings.append(finding)
             if not json_:
-                sink.write(f"{finding}\n".encode("utf-8", "backslashreplace"))
-                sink.flush()  # the next one may take minutes
+                print_lines(sink, [str(finding)])
         bad = [finding for finding in findings if finding.state in verifying.BAD]
         if json_:
             listed = [finding.as_json() for finding in findings]

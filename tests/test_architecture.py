@@ -28,7 +28,7 @@ LAYERS = (
     "describe lock workers manifest tokenizer metrics device sides attention muon text",
     "config explain layout tmx",
     "tables log terminal model search history subwords",
-    "corpus cache distributed decoder sampling parallel",
+    "corpus cache distributed decoder sampling parallel outputs",
     "filters repeats loss optim checkpoint machine compare verify tensorboard",
     "store",
     "data rundir",
