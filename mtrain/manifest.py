@@ -77,7 +77,7 @@ def write_new_directory(path: Path, fill: Callable[[Path], None]) -> None:
 def check_new(path: Path) -> None:
     """Raise `RefusedError` where there is something of that name."""
     if os.path.lexists(path):
-        raise RefusedError(f"{path}: exists already; name a new directory")
+        raise RefusedError(f"{path}: exists already; remove it, or name another")
 
 
 def _make_held(path: Path) -> int:

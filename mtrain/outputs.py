@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, cast
 
-from mtrain import files, layout
+from mtrain import files, layout, manifest
 from mtrain.errors import RefusedError, UserError
 from mtrain.log import logger
 from mtrain.terminal import ending, loaded, stopped_by_signals, writing
@@ -56,7 +56,7 @@ class _Output:
         if not files.is_at(self.descriptor, self.partial):
             raise UserError(f"{self.partial}: was removed or replaced while it was written")
         if is_new:
-            _check_new(self.path)
+            manifest.check_new(self.path)
         os.replace(self.partial, self.place)
         with suppress(PermissionError):  # a directory that may be written to, but not read
             files.sync(self.place.parent)
@@ -299,8 +299,3 @@ def _files_of(names: set[Named], is_meant: Callable[[int], int] = stat.S_ISREG) 
             if is_meant(status.st_mode):
                 found.add((status.st_dev, status.st_ino))
     return found
-
-
-def _check_new(path: Path) -> None:
-    if os.path.lexists(path):
-        raise RefusedError(f"{path}: exists already; remove it, or write elsewhere with -o")

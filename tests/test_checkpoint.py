@@ -427,7 +427,9 @@ def test_what_is_there_is_never_replaced_by_a_new_directory(tmp_path: Path) -> N
             path.touch()
         elif name == "link":
             path.symlink_to("nowhere")
-        with pytest.raises(RefusedError, match=f"{name}: exists already; name a new directory"):
+        with pytest.raises(
+            RefusedError, match=f"{name}: exists already; remove it, or name another"
+        ):
             manifest.write_new_directory(path, fill)
     assert sorted(item.name for item in tmp_path.iterdir()) == ["directory", "file", "late", "link"]
 

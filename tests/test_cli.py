@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import pty
 import re
 import shutil
 import signal
@@ -16,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -849,6 +851,69 @@ def test_no_output_is_lost_without_a_word(
     assert done.returncode == 1
     assert "stdout: cannot write: File too large" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def on_a_terminal(*arguments: str | Path, stdin: bytes, cwd: Path | None = None) -> bytes:
+    """Run `mtrain` with a terminal as its stdout, and return what that gets."""
+    here, there = pty.openpty()
+    command = [sys.executable, "-m", "mtrain", *map(str, arguments)]
+    subprocess.run(command, input=stdin, stdout=there, cwd=cwd, timeout=300, check=True)
+    os.close(there)
+    shown = b""
+    with suppress(OSError):  # which is how Linux tells the end
+        while some := os.read(here, 1 << 16):
+            shown += some
+    os.close(here)
+    return shown.replace(b"\r\n", b"\n")
+
+
+ESCAPES = "a\x1b]0;b\x07\tc\r\x7f\x9b2Jé\u200d\xa0".encode()
+SHOWN = "a\\x1b]0;b\\x07\tc\\r\\x7f\\x9b2Jé\u200d\xa0".encode()
+
+
+def test_a_terminal_gets_nothing_to_obey(run_dir: Path) -> None:
+    """A file or a pipe gets the bytes as they are."""
+    decode = ["tokenizer", "decode", "-m", run_dir]
+    piped = subprocess.run(
+        [sys.executable, "-m", "mtrain", *map(str, decode)],
+        input=ESCAPES + b"\n",
+        capture_output=True,
+        check=True,
+    )
+    assert piped.stdout == ESCAPES + b"\n"
+    shown = on_a_terminal(*decode, stdin=ESCAPES + b"\n")
+    assert shown.replace(b"       ", b"\t") == SHOWN + b"\n"
+
+
+def test_a_path_is_told_in_its_bytes_but_on_a_terminal(tmp_path: Path) -> None:
+    pairs = made_up_pairs(200, 1)
+    for side, name in enumerate(("a.en", "a.de")):
+        (tmp_path / name).write_text("".join(pair[side] + "\n" for pair in pairs))
+    init = ["init", "a.en", "a.de", "--hold-out", "9", "-o"]
+    done = run_mtrain(*init, "x\x1b[.yaml", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "x\x1b[.yaml\n")
+    shown = on_a_terminal(*init, "y\x1b[.yaml", stdin=b"", cwd=tmp_path)
+    assert shown == b"y\\x1b[.yaml\n"
+
+
+def test_names_of_others_forge_no_line(tmp_path: Path) -> None:
+    names = ["a\x1b[2K", "b\nc"]
+    for name in (*names, "ref"):
+        (tmp_path / name).write_text("one\n")
+    done = run_mtrain("compare", *names, "-r", "ref", "--metrics", "bleu", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "\na\\x1b[2K " in done.stdout
+    assert "\nb\\nc " in done.stdout
+    (tmp_path / "c.yaml").write_text(
+        "run_dir: r\ndata: {src_lang: en, tgt_lang: de, valid: {src: ref, tgt: ref}, train: "
+        '[{src: "ref", tgt: "a\\e[2K"}]}'
+    )
+    done = run_mtrain("check", "-c", "c.yaml", "--no-forecast", cwd=tmp_path)
+    assert "ref + a\\x1b[2K" in done.stdout
+    (tmp_path / "run\x1b[2K").mkdir()
+    (tmp_path / "run\x1b[2K" / "config.yaml").write_text("")
+    done = run_mtrain("verify", "run\x1b[2K", cwd=tmp_path)
+    assert "\x1b" not in done.stdout + done.stderr
 
 
 def test_closed_streams_are_no_surprise(trained_run: Path) -> None:

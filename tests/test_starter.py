@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 import random
+import signal
 import sys
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import made_up_pairs, run_mtrain
@@ -18,7 +21,7 @@ from mtrain.check import holdout, starter
 from mtrain.check.recipe import Size, recipe_for
 from mtrain.check.starter import Request, language_of, write_config
 from mtrain.config import TextCorpus, load_config
-from mtrain.errors import RefusedError, UserError
+from mtrain.errors import RefusedError, StoppedError, UserError
 from mtrain.files import VARIABLE
 from mtrain.stop import Stop
 from mtrain.text import Reading
@@ -178,18 +181,58 @@ def test_too_much_held_out_is_refused(tmp_path: Path, files: tuple[Path, Path]) 
         write_config(request(files, tmp_path / "m.yaml", 61), Stop(), has_gpu=False)
 
 
+@pytest.mark.parametrize("failing", ["outputs.os.fsync", "check.starter.render"])
+@pytest.mark.parametrize("output", ["m.yaml", "new/there/m.yaml"])
 def test_a_failure_leaves_nothing_half_written(
+    tmp_path: Path,
+    files: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    failing: str,
+    output: str,
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.setattr(f"mtrain.{failing}", fail)
+    with pytest.raises(UserError, match="No space left on device"):
+        write_config(request(files, tmp_path / output, 5), Stop(), has_gpu=False)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_name_that_is_taken_meanwhile_leaves_none_of_the_files(
     tmp_path: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(path: Path) -> None:
-        raise UserError(f"{path}: the disk is full")
+    output = tmp_path / "m.yaml"
 
-    before = sorted(tmp_path.iterdir())
-    monkeypatch.setattr("mtrain.files.sync", fail)
-    with pytest.raises(UserError, match="the disk is full"):
-        write_config(request(files, tmp_path / "m.yaml", 5), Stop(), has_gpu=False)
-    assert not list((tmp_path / "m").iterdir())
-    assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "m"])
+    def late(*arguments: object, **options: object) -> str:
+        output.write_text("precious")
+        return render(*arguments, **options)
+
+    render = starter.render
+    monkeypatch.setattr(starter, "render", late)
+    with pytest.raises(RefusedError, match=r"m\.yaml: exists already"):
+        write_config(request(files, output, 5), Stop(), has_gpu=False)
+    assert output.read_text() == "precious"
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_stop_leaves_none_of_the_files(
+    tmp_path: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, stop = sorted(tmp_path.rglob("*")), Stop()
+    monkeypatch.setattr(holdout, "CHUNK", 100)
+    chosen = holdout.chosen
+
+    def stopped(*arguments: Any) -> Any:
+        found = chosen(*arguments)
+        stop.received = signal.SIGTERM
+        return found
+
+    monkeypatch.setattr(holdout, "chosen", stopped)
+    with pytest.raises(StoppedError):
+        write_config(request(files, tmp_path / "m.yaml", 5), stop, has_gpu=False)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("languages", [("en", "en"), ("en", "EN")])
