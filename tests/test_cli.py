@@ -27,7 +27,7 @@ import typer
 from conftest import TinyConfig, made_up_pairs, run_mtrain, status, write_config
 
 import mtrain
-from mtrain import checkpoint, cli, layout, log
+from mtrain import checkpoint, cli, layout, log, manifest
 from mtrain.config import load_config
 from mtrain.log import MetricsFile
 from mtrain.rundir import RunDirectory
@@ -583,6 +583,20 @@ def test_an_average_translates(command: Command, run_dir: Path, tmp_path: Path) 
     mean = checkpoint.load(tmp_path / "mean").weights
     assert all((average[name] == mean[name]).all() for name in average)
     assert command("translate", "-m", tmp_path / "mean", stdin=b"lapo\n").code == 0
+
+
+def test_of_two_averages_at_once_one_is_refused(run_dir: Path, tmp_path: Path) -> None:
+    def average(number: int) -> tuple[int, str]:
+        done = run_mtrain("average", run_dir, "--last", str(number), "-o", tmp_path / "mean")
+        return done.returncode, done.stderr
+
+    with ThreadPoolExecutor() as pool:
+        (code, told), (other, refused) = sorted(pool.map(average, (1, 2)))
+    assert (code, other) == (0, 2)
+    assert "averaged step-00000" in told
+    assert "exists already" in refused or "another process is writing" in refused
+    manifest.verify(tmp_path / "mean")
+    assert [item.name for item in tmp_path.iterdir()] == ["mean"]
 
 
 def test_pieces_and_back(command: Command, run_dir: Path) -> None:

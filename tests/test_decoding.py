@@ -394,7 +394,7 @@ def test_sampling_by_the_command(trained_run: Path) -> None:
         (["--sample", "--temperature", "0"], "temperature"),
         (["--top-k", "3"], "--top-k: is of sampling"),
         (["--sample", "--beam-size", "3"], "--beam-size: is of search"),
-        (["-o", "x", "--alignments", "x"], "--alignments: goes where"),
+        (["-o", "x", "--alignments", "x"], "--alignments x: goes where"),
     ):
         done = run_mtrain("translate", "-m", trained_run, *options, input="a\n")
         assert done.returncode == EXIT_REFUSED
