@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, cast
 
-from mtrain import files, layout, manifest
+from mtrain import files
 from mtrain.errors import RefusedError, UserError
 from mtrain.log import logger
 from mtrain.terminal import ending, loaded, stopped_by_signals, writing
@@ -55,8 +55,8 @@ class _Output:
         """Give the file its own name, which must be free if it `is_new`."""
         if not files.is_at(self.descriptor, self.partial):
             raise UserError(f"{self.partial}: was removed or replaced while it was written")
-        if is_new:
-            manifest.check_new(self.path)
+        if is_new and os.path.lexists(self.path):
+            raise RefusedError(f"{self.path}: exists already; remove it, or name another")
         os.replace(self.partial, self.place)
         with suppress(PermissionError):  # a directory that may be written to, but not read
             files.sync(self.place.parent)
@@ -253,6 +253,8 @@ def check_output(path: Path) -> None:
 
 def refuse_kept(path: Path) -> None:
     """Refuse to write to the name of a file or directory that a run or checkpoint keeps."""
+    from mtrain import layout  # not needed by --help
+
     if keeper := layout.keeper_of(path):
         raise RefusedError(f"{path}: is among what {keeper} keeps; write to another name")
 
