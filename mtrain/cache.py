@@ -12,7 +12,7 @@ from typing import TypeVar
 from pydantic import TypeAdapter
 
 from mtrain import files, lock
-from mtrain.errors import UserError
+from mtrain.errors import RefusedError, UserError
 from mtrain.json_reader import Content, read_json
 from mtrain.log import logger
 from mtrain.stop import Stop
@@ -27,11 +27,16 @@ YOUNG = 2 * 10**9
 
 
 def cache_directory() -> Path:
-    """Where it is kept: $MTRAIN_CACHE, or mtrain/ in the user's cache directory."""
-    if path := os.environ.get("MTRAIN_CACHE"):
-        return Path(path)
+    """Where it is kept: $MTRAIN_CACHE, or mtrain/ in the user's cache directory; raises
+    `RefusedError`.
+    """
+    given = os.environ.get("MTRAIN_CACHE")
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "mtrain"
+    try:
+        return Path(files.expand_path(given or os.path.join(base, "mtrain")))
+    except ValueError as error:
+        text = f"MTRAIN_CACHE: the directory of prepared text, {given or base}: {error}"
+        raise RefusedError(text) from None
 
 
 def cache_key(*parts: object) -> str:

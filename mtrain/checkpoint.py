@@ -9,9 +9,10 @@ A checkpoint at a multiple of `save_every` is scheduled; any other is a resume p
 """
 
 import json
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated
@@ -25,7 +26,7 @@ from safetensors.torch import save as save_bytes
 from torch import Tensor
 
 from mtrain import layout, manifest
-from mtrain.errors import RefusedError, UserError
+from mtrain.errors import UserError
 from mtrain.json_reader import read_json, read_json_file
 from mtrain.layout import (
     CHECKPOINTS,
@@ -79,20 +80,27 @@ def save(path: Path, snapshot: Snapshot, trainer: TrainerState | None = None) ->
     """Write a checkpoint directory atomically; raises `UserError` where the disk does not take
     it.
     """
+    with _telling(path):
+        manifest.write_directory(path, partial(_fill, snapshot, trainer))
 
-    def fill(directory: Path) -> None:
-        save_file(_plain(snapshot.weights), directory / MODEL, {"format": "mtrain"})
-        (directory / CONFIG).write_text(snapshot.config, encoding="utf-8")
-        (directory / TOKENIZER).write_bytes(snapshot.tokenizer)
-        if trainer is not None:
-            inner = directory / TRAINER
-            inner.mkdir()
-            save_file(_plain(trainer.moments), inner / OPTIMIZER)
-            (inner / STATE).write_text(json.dumps(asdict(trainer.loop)), encoding="utf-8")
-            manifest.seal(inner)
 
+def _fill(snapshot: Snapshot, trainer: TrainerState | None, directory: Path) -> None:
+    save_file(_plain(snapshot.weights), directory / MODEL, {"format": "mtrain"})
+    (directory / CONFIG).write_text(snapshot.config, encoding="utf-8")
+    (directory / TOKENIZER).write_bytes(snapshot.tokenizer)
+    if trainer is not None:
+        inner = directory / TRAINER
+        inner.mkdir()
+        save_file(_plain(trainer.moments), inner / OPTIMIZER)
+        (inner / STATE).write_text(json.dumps(asdict(trainer.loop)), encoding="utf-8")
+        manifest.seal(inner)
+
+
+@contextmanager
+def _telling(path: Path) -> Iterator[None]:
+    """Turn errors of a disk into `UserError`."""
     try:
-        manifest.write_directory(path, fill)
+        yield
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise UserError(
@@ -189,9 +197,10 @@ def prune(
 
 def clean(directory: Path) -> None:
     """Remove what crashes left half-written or half-removed."""
-    for item in (*directory.glob(".*"), *directory.glob("*/.*")):
-        if item.is_dir() and item.name.endswith((".partial", ".removed")):
-            shutil.rmtree(item, ignore_errors=True)
+    manifest.clean(directory)
+    for path in directory.iterdir() if directory.is_dir() else ():
+        if not path.is_symlink():
+            manifest.clean(path)
 
 
 def average(paths: list[Path]) -> dict[str, Tensor]:
@@ -215,6 +224,7 @@ def average_run(
 ) -> list[Path]:
     """Average the newest `last` scheduled checkpoints of a run into a new checkpoint directory."""
     directory = run_dir / CHECKPOINTS
+    manifest.check_new(output)
     present = scheduled_steps(directory, is_scheduled)
     last_step = (step_of(present[-1]) or 0) if present else 0
     wanted = last_scheduled(directory, last_step, save_every, last)
@@ -227,11 +237,14 @@ def average_run(
             f"{run_dir}: has {len(paths)} scheduled checkpoints in a row at its end, not the "
             f"{last} to be averaged; lower --last"
         )
-    if output.exists():
-        raise RefusedError(f"{output}: exists already; name a new directory")
-    newest = load(paths[-1])
-    output.parent.mkdir(parents=True, exist_ok=True)
-    save(output, Snapshot(average(paths), newest.config, newest.tokenizer))
+
+    def fill(directory: Path) -> None:
+        newest = load(paths[-1])
+        _fill(Snapshot(average(paths), newest.config, newest.tokenizer), None, directory)
+
+    with _telling(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        manifest.write_new_directory(output, fill)
     return paths
 
 

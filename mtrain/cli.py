@@ -6,7 +6,6 @@ import json
 import os
 import sys
 import traceback
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,6 +24,7 @@ from mtrain.options import (
     DevicesOption,
     EvalModelOption,
     HypothesisOption,
+    InputOption,
     KeepOption,
     LanguageOption,
     ModelOption,
@@ -32,6 +32,7 @@ from mtrain.options import (
     NBestOption,
     NoRepeatOption,
     NormOption,
+    OutputOption,
     PenaltyOption,
     PrecisionOption,
     PrefixOption,
@@ -45,20 +46,29 @@ from mtrain.options import (
     TokenizeOption,
     TopKOption,
     TopPOption,
+    as_path,
     begin_job,
     load_translator,
     open_translator,
     search_settings,
 )
+from mtrain.outputs import (
+    check_output,
+    opened,
+    refuse_kept,
+    refuse_one_file,
+    refuse_overwriting,
+    write_output,
+)
 from mtrain.stop import Stop
 from mtrain.terminal import (
-    check_output,
     leave_at_once,
     loaded,
     open_closed_streams,
+    print_lines,
+    print_path,
     reading,
-    refuse_overwriting,
-    write_output,
+    stopped_by_signals,
     writing,
 )
 
@@ -152,12 +162,8 @@ def train(
 @app.command()
 def translate(
     model: ModelsOption,
-    input_: Annotated[
-        str, typer.Option("--input", "-i", help="Text to translate, `-` for stdin.")
-    ] = "-",
-    output: Annotated[
-        str, typer.Option("--output", "-o", help="Where to write, `-` for stdout.")
-    ] = "-",
+    input_: InputOption = "-",
+    output: OutputOption = "-",
     beam_size: BeamOption = None,
     length_penalty: PenaltyOption = None,
     length_norm: NormOption = None,
@@ -196,8 +202,12 @@ def translate(
         if not ranks.is_first:
             input_ = output = os.devnull
             alignments = alignments and os.devnull
-        links = writing(alignments) if alignments else nullcontext()
-        with reading(input_) as source, writing(output) as sink, links as links_sink:
+        is_at_once = line_buffered or (input_ == "-" and sys.stdin.isatty())
+        names = [output, alignments] if alignments else [output]
+        with (
+            reading(input_) as source,
+            opened(*names, as_it_goes=is_at_once, keeps_lines=True) as (sink, *links),
+        ):
             lines.translate_stream(
                 translator,
                 source,
@@ -205,8 +215,8 @@ def translate(
                 n_best=n_best,
                 scores=scores,
                 prefixes=target_prefix,
-                alignments=links_sink,
-                line_buffered=line_buffered or (input_ == "-" and sys.stdin.isatty()),
+                alignments=links[0] if links else None,
+                line_buffered=is_at_once,
                 ranks=ranks,
             )
 
@@ -215,10 +225,12 @@ def _check_files(
     output: str, alignments: str | None, input_: str, target_prefix: Path | None
 ) -> None:
     """Refuse to write over what is read, or two things to one file."""
-    refuse_overwriting(output, input_, target_prefix)
-    refuse_overwriting(alignments, input_, target_prefix)
-    if alignments == output:
-        raise RefusedError("--alignments: goes where the translations go; name another file")
+    for name in (output, alignments):
+        refuse_overwriting(name, input_, target_prefix)
+        if name not in (None, "-"):
+            check_output(Path(name))
+    if alignments is not None:
+        refuse_one_file(output, alignments, "--alignments")
 
 
 def _check_kind(given: dict[str, object], translator: "Translator", ranks: "Ranks") -> None:
@@ -301,7 +313,7 @@ def evaluate(
     with writing("-") as sink:
         listed = {"notes": [note.as_json() for note in notes]}
         text = json.dumps({**result.as_json(), **listed}) if json_ else str(result)
-        sink.write(text.encode() + b"\n")
+        print_lines(sink, text.split("\n"))
     for note in [] if json_ else notes:
         log.logger.warning("%s", note)
 
@@ -322,14 +334,19 @@ def _check_eval_inputs(
         )
     if model is not None and source is None:
         raise RefusedError("mtrain eval: -m/--model needs the text to translate: -s/--source FILE")
+    if str(output) == "-":
+        raise RefusedError("--output -: scores go to stdout; name a file for the translations")
     refuse_overwriting(output, source, hypothesis, *reference)
 
 
 @app.command()
 def score(
     model: ModelOption,
-    source: Annotated[Path, typer.Option("--source", "-s", help="Source text.")],
-    target: Annotated[Path, typer.Option("--target", "-t", help="Its translation, line for line.")],
+    source: Annotated[Path, typer.Option("--source", "-s", help="Source text.", parser=as_path)],
+    target: Annotated[
+        Path,
+        typer.Option("--target", "-t", help="Its translation, line for line.", parser=as_path),
+    ],
     batch_tokens: BatchOption = None,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
@@ -345,8 +362,11 @@ def score(
 
 @app.command()
 def average(
-    run_dir: Annotated[Path, typer.Argument(help="A run directory.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Checkpoint directory to write.")],
+    run_dir: Annotated[Path, typer.Argument(help="A run directory.", parser=as_path)],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="Checkpoint directory to write.", parser=as_path),
+    ],
     last: Annotated[int, typer.Option(help="How many of the newest checkpoints.", min=1)] = 5,
 ) -> None:
     """Average the weights of a run's last checkpoints into one checkpoint."""
@@ -354,17 +374,21 @@ def average(
     from mtrain.config import load_config
 
     loaded()
+    refuse_kept(output)
     if not (run_dir / "config.yaml").exists():
         raise UserError(f"{run_dir}: not a run directory: it holds no config.yaml")
     train = load_config(run_dir / "config.yaml").train
-    paths = checkpoint.average_run(run_dir, last, output, train.is_scheduled, train.save_every)
+    with stopped_by_signals():
+        paths = checkpoint.average_run(run_dir, last, output, train.is_scheduled, train.save_every)
     log.logger.info("averaged %s into %s", ", ".join(path.name for path in paths), output)
 
 
 @app.command()
 def export(
     model: ModelOption,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Directory to write.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Directory to write.", parser=as_path)
+    ],
     to: Annotated[
         str, typer.Option(help="Whose form: ctranslate2 or hf-marian (Hugging Face transformers).")
     ] = "ctranslate2",
@@ -376,7 +400,9 @@ def export(
     ] = "float32",
     sample: Annotated[
         Path | None,
-        typer.Option(help="Text to compare the engines on, instead of the validation set."),
+        typer.Option(
+            help="Text to compare the engines on, instead of the validation set.", parser=as_path
+        ),
     ] = None,
 ) -> None:
     """Hand a model on to CTranslate2, for serving, or to Hugging Face's transformers: `mtrain
@@ -390,12 +416,12 @@ def export(
 
     if to not in exporting.FORMS:
         raise RefusedError(f"--to {to}: expected {' or '.join(exporting.FORMS)}")
+    refuse_kept(output)
     translator = load_translator(model, "cpu", "fp32", {})
-    with writing("-") as sink:
+    with writing("-") as sink, stopped_by_signals():
 
         def show(line: str) -> None:
-            sink.write(line.encode("utf-8") + b"\n")
-            sink.flush()  # the next one may take minutes
+            print_lines(sink, [line])
 
         exporting.export(translator, to, output, quantization, sample, show)
 
@@ -427,8 +453,7 @@ def tokenizer_train(config: ConfigOption, set_: SetOption = None) -> None:
     from mtrain.prepare import train_run_tokenizer
 
     loaded()
-    path = train_run_tokenizer(settings, Stop(), config)
-    typer.echo(path)
+    print_path(train_run_tokenizer(settings, Stop(), config))
 
 
 @tokenizer_app.command("encode")

@@ -21,11 +21,14 @@ from mtrain.options import (
     SetOption,
     SourceOption,
     TokenizeOption,
+    as_name,
+    as_path,
     begin_job,
     load_translator,
 )
+from mtrain.outputs import refuse_overwriting, write_output
 from mtrain.stop import Stop
-from mtrain.terminal import loaded, reading, refuse_overwriting, write_output, writing
+from mtrain.terminal import loaded, print_lines, print_path, reading, writing
 
 look_app = typer.Typer()
 
@@ -37,17 +40,25 @@ def _readable(text: str) -> str:
 
 @look_app.command("init")
 def initialize(
-    src: Annotated[Path, typer.Argument(help="Source text, one segment a line; .gz or .zst too.")],
-    tgt: Annotated[Path, typer.Argument(help="Its translation, line for line.")],
+    src: Annotated[
+        Path,
+        typer.Argument(help="Source text, one segment a line; .gz or .zst too.", parser=as_path),
+    ],
+    tgt: Annotated[Path, typer.Argument(help="Its translation, line for line.", parser=as_path)],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Config to write.  [SRC-TGT.yaml]")
+        Path | None,
+        typer.Option("--output", "-o", help="Config to write.  [SRC-TGT.yaml]", parser=as_path),
     ] = None,
     src_lang: Annotated[
         str | None, typer.Option(help="Source language, if the file's name does not tell.")
     ] = None,
     tgt_lang: Annotated[str | None, typer.Option(help="Target language, likewise.")] = None,
-    valid_src: Annotated[Path | None, typer.Option(help="Source of a validation set.")] = None,
-    valid_tgt: Annotated[Path | None, typer.Option(help="Target of a validation set.")] = None,
+    valid_src: Annotated[
+        Path | None, typer.Option(help="Source of a validation set.", parser=as_path)
+    ] = None,
+    valid_tgt: Annotated[
+        Path | None, typer.Option(help="Target of a validation set.", parser=as_path)
+    ] = None,
     hold_out: Annotated[
         int | None,
         typer.Option(help="Split off so many pairs for validation, into new files.", min=1),
@@ -76,7 +87,7 @@ def initialize(
     valid = (valid_src, valid_tgt) if valid_src is not None and valid_tgt is not None else None
     request = starter.Request(src, tgt, output, *languages, valid, hold_out or 0)
     starter.write_config(request, stop, has_gpu=pick_device("auto").type == "cuda")
-    typer.echo(output)
+    print_path(output)
 
 
 @look_app.command()
@@ -109,7 +120,7 @@ def check(
     found = diagnose(settings, stop, examples=examples, with_forecast=forecast, timed=timing)
     with writing("-") as sink:
         lines = [found.as_json()] if json_ else found.lines(shutil.get_terminal_size((100, 0))[0])
-        sink.writelines(line.encode("utf-8", "replace") + b"\n" for line in lines)
+        print_lines(sink, lines)
     if found.count(ERROR):
         raise typer.Exit(EXIT_FAILED)
 
@@ -118,11 +129,13 @@ def check(
 def attention(
     model: ModelOption,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="File to write: .html, .svg or .png.")
+        Path,
+        typer.Option("--output", "-o", help="File to write: .html, .svg or .png.", parser=as_path),
     ],
     text: Annotated[str | None, typer.Argument(help="A sentence to look at.")] = None,
     input_: Annotated[
-        str | None, typer.Option("--input", "-i", help="A file of sentences, `-` for stdin.")
+        str | None,
+        typer.Option("--input", "-i", help="A file of sentences, `-` for stdin.", parser=as_name),
     ] = None,
     target: Annotated[
         str | None,
@@ -146,17 +159,18 @@ def attention(
     """
     if (text is None) == (input_ is None):
         raise RefusedError("mtrain attention: give either a sentence or -i/--input FILE")
+    target = target and (_readable(target) if input_ is None else as_name(target))
     refuse_overwriting(output, input_, target if input_ else None)
     from mtrain.report import picture
 
     picture.check_format(output)
-    picture.check_output(output, model)
+    picture.check_output(output)
     from mtrain.report import maps
 
     choice = maps.choose(kind, layer, head)
     if input_ is None:
         assert text is not None
-        pairs: maps.Pairs = [(_readable(text), target and _readable(target))]
+        pairs: maps.Pairs = [(_readable(text), target)]
     else:
         with reading(input_) as source:
             pairs = maps.read_pairs(source, Path(target) if target else None)
@@ -167,8 +181,13 @@ def attention(
 
 @look_app.command()
 def report(
-    run_dir: Annotated[Path, typer.Argument(help="A run directory, of a run that may go on.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Page to write, as report.html.")],
+    run_dir: Annotated[
+        Path, typer.Argument(help="A run directory, of a run that may go on.", parser=as_path)
+    ],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="Page to write, as report.html.", parser=as_path),
+    ],
     text: Annotated[
         list[str] | None,
         typer.Option(help="Sentence to show attention for, instead of validation's. Repeatable."),
@@ -185,7 +204,7 @@ def report(
 
     if output.suffix in {*picture.FORMATS, ".pdf"} - {".html"}:
         raise RefusedError(f"--output {output}: a report is a page: give a name that ends in .html")
-    picture.check_output(output, run_dir, (".html",))
+    picture.check_output(output)
     page = reporting.make_page(run_dir, [_readable(each) for each in text or []], check=check)
     loaded()
     write_output(output, page.encode("utf-8", "replace"))
@@ -194,7 +213,10 @@ def report(
 @look_app.command()
 def compare(
     systems: Annotated[
-        list[Path], typer.Argument(help="Translations, a file each; the first is the baseline.")
+        list[Path],
+        typer.Argument(
+            help="Translations, a file each; the first is the baseline.", parser=as_path
+        ),
     ],
     reference: ReferenceOption = None,
     source: SourceOption = None,
@@ -231,12 +253,15 @@ def compare(
     )
     with writing("-") as sink:
         text = json.dumps(result.as_json()) if json_ else str(result)
-        sink.write(text.encode("utf-8", "replace") + b"\n")
+        print_lines(sink, text.split("\n"))
 
 
 @look_app.command()
 def verify(
-    run_dir: Annotated[Path, typer.Argument(help="A run directory, or one checkpoint directory.")],
+    run_dir: Annotated[
+        Path,
+        typer.Argument(help="A run directory, or one checkpoint directory.", parser=as_path),
+    ],
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Check that a run is what it says: every file is hashed again, every record compared.
@@ -251,8 +276,7 @@ def verify(
         for finding in verifying.verify(run_dir):
             findings.append(finding)
             if not json_:
-                sink.write(f"{finding}\n".encode("utf-8", "backslashreplace"))
-                sink.flush()  # the next one may take minutes
+                print_lines(sink, [str(finding)])
         bad = [finding for finding in findings if finding.state in verifying.BAD]
         if json_:
             listed = [finding.as_json() for finding in findings]

@@ -105,16 +105,18 @@ class Comparison:
         }
 
     def __str__(self) -> str:
-        return "\n".join([*self._table(), *self._signatures(), *self._texts()])
+        lines = [*self._table(), *self._signatures(), *self._texts()]
+        return "\n".join(map(printable, lines))
 
     def _table(self) -> Iterator[str]:
         """Scores with mean and 95 % interval of the resamples, differences and their p-values."""
-        width = max(8, *(len(name) for name, _ in self.systems))
+        systems = [printable(name) for name, _ in self.systems]
+        width = max(8, *map(len, systems))
         heads = ("score", "mean ± 95 % CI", "difference", "bootstrap", "randomization")
         sizes = (6, 15, 13, 9, 13)
         for metric, scores in self.scores.items():
             rows = [heads, *(self._row(metric, number) for number in range(len(scores)))]
-            names = [METRICS[metric], *(name for name, _ in self.systems)]
+            names = [METRICS[metric], *systems]
             for name, row in zip(names, rows, strict=True):
                 cells = (f"{cell:>{size}}" for cell, size in zip(row, sizes, strict=True))
                 yield "  ".join([f"{name:<{width}}", *cells]).rstrip()
@@ -147,7 +149,8 @@ class Comparison:
         for number, (name, _) in enumerate(self.systems[1:], 1):
             for word, found in (("better", self.better[name]), ("worse", self.worse[name])):
                 if found:
-                    yield f"\nLines that {name} has {word} than {baseline}, by their chrF2"
+                    yield ""
+                    yield f"Lines that {name} has {word} than {baseline}, by their chrF2"
                 for item in found:
                     yield from self._text(number, item)
 
@@ -156,11 +159,12 @@ class Comparison:
         rows = [("source", self.sources[place])] if self.sources else []
         rows += [("reference", lines[place]) for lines in self.references]
         rows += [(name, lines[place]) for name, lines in chosen]
-        width = max(len(name) for name, _ in rows)
+        width = max(len(printable(name)) for name, _ in rows)
         scores = f"{found.baseline_score:.2f} -> {found.score:.2f}"
-        yield f"\nline {found.line}: {found.difference:+.2f} ({scores})"
+        yield ""
+        yield f"line {found.line}: {found.difference:+.2f} ({scores})"
         for name, text in rows:
-            yield f"  {name:<{width}}  {printable(text)}".rstrip()
+            yield f"  {printable(name):<{width}}  {text}".rstrip()
 
 
 def choose_metrics(names: str) -> list[str]:

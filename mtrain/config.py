@@ -10,11 +10,20 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+)
 from pydantic.fields import FieldInfo
 
 from mtrain.describe import DEVICES, MAX_WHOLE, TABLES, describe, describe_item
 from mtrain.errors import RefusedError
+from mtrain.files import expand_dataset, expand_path
 from mtrain.yaml_reader import Document, Key, dotted, dump_document, read_document, set_value
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -26,9 +35,11 @@ Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
 Layers = Annotated[int, Field(ge=1, le=1000)]
 PositiveNumber = Annotated[float, Field(gt=0)]
 Word = Annotated[str, Field(min_length=1)]
+PathText = Annotated[str, Field(min_length=1), AfterValidator(expand_path)]
+DatasetName = Annotated[str, Field(min_length=1), AfterValidator(expand_dataset)]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$")]
 DeviceName = Annotated[str, Field(pattern=DEVICES)]
-TableName = Annotated[str, Field(pattern=TABLES)]
+TableName = Annotated[str, Field(pattern=TABLES), AfterValidator(expand_path)]
 Weight = Annotated[
     float,
     Field(gt=0, le=1000, description="how often an epoch sees each pair, on average"),
@@ -45,8 +56,8 @@ class Section(BaseModel):
 class TextCorpus(Section):
     """Two files aligned by line, plain text, .gz or .zst."""
 
-    src: Word = Field(description="source side, one segment a line")
-    tgt: Word = Field(description="target side, line for line")
+    src: PathText = Field(description="source side, one segment a line")
+    tgt: PathText = Field(description="target side, line for line")
     weight: Weight = 1.0
 
 
@@ -83,7 +94,7 @@ class FileCorpus(Section):
 class HubCorpus(Section):
     """A dataset of the Hugging Face hub, or a local folder of Parquet, JSON lines or CSV files."""
 
-    dataset: Word = Field(description="name on the hub, or a local folder")
+    dataset: DatasetName = Field(description="name on the hub, or a local folder")
     name: Word | None = Field(None, description="configuration of the dataset, such as de-en")
     split: Word = Field(description="split to read, such as train or train[:1%]")
     src: Word = Field(description="column of the source text; dots reach into nested fields")
@@ -124,7 +135,7 @@ Corpus = Annotated[
 class DataConfig(Section):
     """Which text is learned from, and which measures the model."""
 
-    root: Word | None = Field(
+    root: PathText | None = Field(
         None, description="relative corpus paths start here; else at the working directory"
     )
     src_lang: Word = Field(description="source language code")
@@ -171,7 +182,7 @@ class FilterConfig(Section):
 class TokenizerConfig(Section):
     """The subword vocabulary shared by both sides."""
 
-    path: Word | None = Field(None, description="an existing SentencePiece model, used as it is")
+    path: PathText | None = Field(None, description="existing SentencePiece model, used as it is")
     vocab_size: Positive = Field(8000, description="pieces, specials and bytes included")
     model_type: Literal["bpe", "unigram"] = Field("bpe", description="SentencePiece algorithm")
     normalization: Literal["identity", "nfkc", "nmt_nfkc"] = Field(
@@ -229,7 +240,7 @@ class TrainConfig(Section):
     shard_optimizer: bool = Field(
         False, description="each process keeps the optimizer's state of a share of the weights"
     )
-    init_from: Word | None = Field(
+    init_from: PathText | None = Field(
         None, description="a run or checkpoint directory whose weights and vocabulary to begin with"
     )
     subword_sampling: Annotated[float, Field(gt=0, lt=1)] | None = Field(
@@ -317,7 +328,7 @@ class DecodeConfig(Section):
 class Config(Section):
     """A whole training run."""
 
-    run_dir: Word = Field(description="where the run is kept")
+    run_dir: PathText = Field(description="where the run is kept")
     seed: NotNegative = Field(1, description="fixes every random choice")
     data: DataConfig
     filter: FilterConfig = FilterConfig()
@@ -490,6 +501,8 @@ def _explain(document: Document, error: Any) -> str:
     if kind == "missing":
         place = document.where(key[:-1])
         return f"{place}: {dotted(key)}: is required and missing{_hint(key)}"
+    if kind == "value_error":  # of a path that cannot be expanded
+        return f"{document.where(key)}: {dotted(key)}: {error['ctx']['error']}"
     expected = _expected(key, corpus)
     while expected is None and len(key) > 1:  # a union's path ends in the branch that was tried
         key = key[:-1]

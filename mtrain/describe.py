@@ -52,8 +52,6 @@ def _describe_bounds(metadata: list[Any]) -> str:
     """Say the bounds of a number, or the form of a text."""
     bounds: list[str] = []
     for item in _flat_metadata(metadata):
-        if getattr(item, "lt", None) == MAX_WHOLE:
-            continue  # nobody asks for more
         for name, text in (
             ("ge", "from {}"),
             ("gt", "above {}"),

@@ -6,7 +6,9 @@ new file is always new, an existing one is a regular file, and a link is refused
 """
 
 import errno
+import fcntl
 import os
+import re
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +16,8 @@ from typing import IO
 
 # What mtrain writes beside a file, to be renamed to it.
 PARTIAL = ".{}.partial"
+
+VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})")
 
 
 def create(path: Path) -> IO[bytes]:
@@ -114,3 +118,56 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def try_lock(descriptor: int) -> bool:
+    """Take the system's lock on an open file or directory, unless another process has it. It ends
+    with the process, however that ends.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def is_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file or directory still has its name: it may be removed or replaced."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+def expand_path(text: str) -> str:
+    """Replace `$NAME` and `${NAME}` in a path by the environment's values and a leading `~` or
+    `~user` by a home directory. A `$` with no name behind it stays. Raises `ValueError`.
+    """
+    place = os.path.expanduser(VARIABLE.sub(_value_of, text))
+    if place.startswith("~"):
+        user = place.partition("/")[0]
+        raise ValueError(f"{user} has no home directory here; write the path out")
+    if found := VARIABLE.search(place):  # it would be expanded again where the path is read back
+        raise ValueError(f"holds {found[0]} when it is expanded; use a path without it")
+    if text and not place:
+        raise ValueError(f"{text} is empty; set it or write the path out")
+    return place
+
+
+def _value_of(name: re.Match[str]) -> str:
+    try:
+        return os.environ[name[1] or name[2]]
+    except KeyError:
+        raise ValueError(f"{name[0]} is not set; set it or write the path out") from None
+
+
+def expand_dataset(name: str) -> str:
+    """Expand the name of a dataset where it can only be a local folder's: what the environment
+    holds must not become a name that a hub is asked for. Raises `ValueError`.
+    """
+    if not name.startswith("~") and not VARIABLE.search(name):
+        return name
+    place = expand_path(name)
+    if not place.startswith(("/", ".")):
+        raise ValueError(f"{name} is no path of a folder; begin it with ./ if it is one here")
+    return place

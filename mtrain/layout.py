@@ -1,9 +1,11 @@
 """Names of what a run keeps on disk, for all who look at it, without what reads tensors."""
 
+import os
 import re
 from pathlib import Path
 
 from mtrain import manifest
+from mtrain.errors import UserError
 
 MODEL, CONFIG, TOKENIZER, TRAINER = "model.safetensors", "config.yaml", "tokenizer.model", "trainer"
 OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
@@ -16,6 +18,8 @@ LOCK, RUN, STATUS, BEST, METRICS, LOG = (
 VOCABULARY, TENSORBOARD = "tokenizer.vocab", "tensorboard"
 FILES = (LOCK, RUN, STATUS, BEST, METRICS, LOG, CONFIG, TOKENIZER, VOCABULARY)
 DIRECTORIES = (CHECKPOINTS, VALIDATION, TENSORBOARD)
+
+MOST_ABOVE = 4  # directories above a file that are looked at for a run
 
 STEP = re.compile(r"step-(\d{8,})")
 
@@ -53,6 +57,31 @@ def links(run_dir: Path) -> list[Path]:
         if directory.is_dir() and not directory.is_symlink():
             own += directory.iterdir()
     return [path for path in own if path.is_symlink()]
+
+
+def keeper_of(path: Path) -> Path | None:
+    """Return the run or checkpoint directory that keeps a file or directory of this name, if any
+    does: whatever lies in a sealed directory, and what a run writes by itself.
+    """
+    place = Path(os.path.realpath(path))
+    for above in list(place.parents)[:MOST_ABOVE]:
+        first, *rest = place.relative_to(above).parts
+        is_run = any((above / name).is_file() for name in (LOCK, RUN))
+        if is_run and (first in DIRECTORIES or (first in FILES and not rest)):
+            return above
+        if _is_sealed(above):
+            return above
+    return None
+
+
+def _is_sealed(directory: Path) -> bool:
+    """Whether a directory is one of mtrain's sealed ones, even if it is damaged."""
+    if not (directory / manifest.NAME).is_file():  # a name that others use, too
+        return False
+    try:
+        return (directory / MODEL).is_file() or manifest.is_complete(directory)
+    except UserError:
+        return False
 
 
 def named_steps(directory: Path) -> list[Path]:

@@ -1,6 +1,5 @@
 """Locks between processes, released by the system however their holder ends."""
 
-import fcntl
 import json
 import os
 import socket
@@ -29,10 +28,7 @@ class Held:
 
     def is_there(self) -> bool:
         """Whether the file still has its name: a lock on a removed file protects nothing."""
-        try:
-            return os.path.samestat(os.fstat(self.descriptor), os.lstat(self.path))
-        except FileNotFoundError:
-            return False
+        return files.is_at(self.descriptor, self.path)
 
     def check(self) -> None:
         """Raise `ReplacedError` where the file, and with it its directory, was removed or replaced:
@@ -58,7 +54,7 @@ def exclusive(path: Path, *, wait: Callable[[str], None] | None = None) -> Itera
         path.parent.mkdir(parents=True, exist_ok=True)
         held = Held(path, files.open_kept(path, os.O_RDWR | os.O_CREAT))
         try:
-            while not _try(held.descriptor):
+            while not files.try_lock(held.descriptor):
                 holder = _holder(path)
                 if wait is None:
                     raise RefusedError(f"{path.parent}: in use by {holder}; wait for it or stop it")
@@ -70,14 +66,6 @@ def exclusive(path: Path, *, wait: Callable[[str], None] | None = None) -> Itera
                 return
         finally:
             os.close(held.descriptor)
-
-
-def _try(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _write_down(descriptor: int) -> None:

@@ -5,15 +5,17 @@ renamed.
 of itself, so that a flipped bit, a truncated or a missing file is found before anything is parsed.
 """
 
+import errno
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from mtrain import files
-from mtrain.errors import UserError
+from mtrain.errors import RefusedError, UserError
 
 NAME = "manifest.json"
 _MAX_MANIFEST = 1 << 24
@@ -34,26 +36,109 @@ def write_directory(
     A crash at any point leaves the old `path`, or none, or the whole new one. What was begun is
     left for another try to go on with where `keep` says so.
     """
-    aside = path.with_name(f".{path.name}.partial")
-    if not keep(aside):
+    aside = path.with_name(files.PARTIAL.format(path.name))
+    if aside.is_symlink() or not keep(aside):
         remove_directory(aside)
-    if not aside.exists():
+    if aside.is_dir():
+        _remove_links(aside)
+    else:
         aside.mkdir()  # in a directory that is there: one that vanished must not come back empty
     try:
         fill(aside)
         seal(aside)
-        if path.exists():
-            remove_directory(path)
+        remove_directory(path)
         os.replace(aside, path)
     finally:
         if not keep(aside):  # where it failed: a full disk wants the room
-            shutil.rmtree(aside, ignore_errors=True)
+            _clear(aside)
     files.sync(path.parent)
+
+
+def write_new_directory(path: Path, fill: Callable[[Path], None]) -> None:
+    """Do as `write_directory` does for a directory that must not be there yet; raises
+    `RefusedError` where it is, or where another process is writing it.
+    """
+    check_new(path)
+    aside = path.with_name(files.PARTIAL.format(path.name))
+    descriptor = _make_held(aside)
+    try:
+        check_new(path)  # another process may have written it by now
+        fill(aside)
+        seal(aside)
+        check_new(path)  # minutes later
+        os.rename(aside, path)
+    finally:
+        if files.is_at(descriptor, aside):  # else the name is free for another process
+            _clear(aside)
+        os.close(descriptor)
+    files.sync(path.parent)
+
+
+def check_new(path: Path) -> None:
+    """Raise `RefusedError` where there is something of that name."""
+    if os.path.lexists(path):
+        raise RefusedError(f"{path}: exists already; remove it, or name another")
+
+
+def _make_held(path: Path) -> int:
+    """Make a directory and hold a lock on it, whose descriptor is returned: that tells one that is
+    being written from what a crash left, which is removed first. Raises `RefusedError`.
+    """
+    while True:
+        is_new = False
+        with suppress(FileExistsError):
+            path.mkdir()
+            is_new = True
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+                raise
+            path.unlink(missing_ok=True)  # a link or a file of that name is no directory of ours
+            continue
+        is_held = files.try_lock(descriptor)
+        if not is_held and not is_new:
+            os.close(descriptor)
+            raise RefusedError(
+                f"{path}: another process is writing this directory; wait for it, or name another"
+            )
+        if is_held and files.is_at(descriptor, path):
+            if is_new:
+                return descriptor
+            shutil.rmtree(path, ignore_errors=True)
+        os.close(descriptor)
 
 
 def discard(path: Path) -> None:
     """Remove what `write_directory` kept of a try to write `path`."""
-    shutil.rmtree(path.with_name(f".{path.name}.partial"), ignore_errors=True)
+    _clear(path.with_name(files.PARTIAL.format(path.name)))
+
+
+def _clear(path: Path) -> None:
+    """Remove a directory, or what else has its name, as far as that is possible: of a link the link
+    itself, and nothing that it leads to.
+    """
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
+
+
+def clean(directory: Path) -> None:
+    """Remove what crashes left half-written or half-removed in a directory."""
+    for item in directory.iterdir() if directory.is_dir() else ():
+        if item.name.startswith(".") and item.name.endswith((".partial", ".removed")):
+            _clear(item)
+
+
+def _remove_links(directory: Path) -> None:
+    """Remove the links in a directory that is written to: they may lead anywhere."""
+    for item in directory.iterdir():
+        if item.is_symlink():
+            item.unlink()
 
 
 def seal(directory: Path) -> None:
@@ -117,13 +202,17 @@ def is_complete(directory: Path) -> bool:
 
 
 def remove_directory(path: Path) -> None:
-    """Remove a directory so that a crash half-way leaves no part of it under its name."""
+    """Remove a directory so that a crash half-way leaves no part of it under its name; of a link,
+    the link itself.
+    """
+    if path.is_symlink():
+        path.unlink()
     if not path.exists():
         return
     gone = path.with_name(f".{path.name}.removed")
-    shutil.rmtree(gone, ignore_errors=True)
+    _clear(gone)
     os.replace(path, gone)
-    shutil.rmtree(gone, ignore_errors=True)
+    _clear(gone)
 
 
 def hash_file(path: Path) -> str:

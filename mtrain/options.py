@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mtrain import log
-from mtrain.errors import RefusedError
+from mtrain.errors import RefusedError, printable
+from mtrain.files import expand_path
 from mtrain.stop import Stop, parse_duration
 
 if TYPE_CHECKING:
@@ -18,7 +19,23 @@ if TYPE_CHECKING:
     from mtrain.distributed import Ranks
     from mtrain.translate import Translator
 
-ConfigOption = Annotated[Path, typer.Option("--config", "-c", help="Run settings in YAML.")]
+
+def as_name(text: str) -> str:
+    """Expand `~` and `$NAME` in a path from the command line."""
+    try:
+        return expand_path(text)
+    except ValueError as error:
+        raise typer.BadParameter(printable(str(error))) from None
+
+
+def as_path(text: str) -> Path:
+    """Read a path from the command line; the parser of every option and argument that is one."""
+    return Path(as_name(text))
+
+
+ConfigOption = Annotated[
+    Path, typer.Option("--config", "-c", help="Run settings in YAML.", parser=as_path)
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -33,7 +50,10 @@ TimeLimitOption = Annotated[
 ModelOption = Annotated[
     Path,
     typer.Option(
-        "--model", "-m", help="A run directory (its best model) or one checkpoint directory."
+        "--model",
+        "-m",
+        help="A run directory (its best model) or one checkpoint directory.",
+        parser=as_path,
     ),
 ]
 ModelsOption = Annotated[
@@ -43,7 +63,14 @@ ModelsOption = Annotated[
         "-m",
         help="A run directory (its best model) or one checkpoint directory. Repeatable: "
         "several models of one vocabulary translate together.",
+        parser=as_path,
     ),
+]
+InputOption = Annotated[
+    str, typer.Option("--input", "-i", help="Text to translate, `-` for stdin.", parser=as_name)
+]
+OutputOption = Annotated[
+    str, typer.Option("--output", "-o", help="Where to write, `-` for stdout.", parser=as_name)
 ]
 BeamOption = Annotated[
     int | None, typer.Option(help="Hypotheses kept a sentence; 1 is greedy search.", min=1)
@@ -59,11 +86,17 @@ NBestOption = Annotated[
 ]
 PrefixOption = Annotated[
     Path | None,
-    typer.Option(help="What each translation is to begin with, line for line, whole words."),
+    typer.Option(
+        help="What each translation is to begin with, line for line, whole words.",
+        parser=as_path,
+    ),
 ]
 AlignmentsOption = Annotated[
     str | None,
-    typer.Option(help="Where to write which source word each word was made of: `0-0 1-2`, from 0."),
+    typer.Option(
+        help="Where to write which source word each word was made of: `0-0 1-2`, from 0.",
+        parser=as_name,
+    ),
 ]
 SampleOption = Annotated[
     bool | None,
@@ -96,18 +129,27 @@ PrecisionOption = Annotated[
 
 EvalModelOption = Annotated[
     list[Path] | None,
-    typer.Option("--model", "-m", help="Translate the source with this model first. Repeatable."),
+    typer.Option(
+        "--model",
+        "-m",
+        help="Translate the source with this model first. Repeatable.",
+        parser=as_path,
+    ),
 ]
-SourceOption = Annotated[Path | None, typer.Option("--source", "-s", help="Source text.")]
+SourceOption = Annotated[
+    Path | None, typer.Option("--source", "-s", help="Source text.", parser=as_path)
+]
 ReferenceOption = Annotated[
     list[Path] | None,
-    typer.Option("--reference", "-r", help="Reference translation. Repeatable."),
+    typer.Option("--reference", "-r", help="Reference translation. Repeatable.", parser=as_path),
 ]
 HypothesisOption = Annotated[
-    Path | None, typer.Option(help="Score this translation instead of a model's.")
+    Path | None,
+    typer.Option(help="Score this translation instead of a model's.", parser=as_path),
 ]
 KeepOption = Annotated[
-    Path | None, typer.Option("--output", "-o", help="Keep the model's translations here.")
+    Path | None,
+    typer.Option("--output", "-o", help="Keep the model's translations here.", parser=as_path),
 ]
 LanguageOption = Annotated[
     str | None, typer.Option(help="Target language code, for the tokenization of BLEU and TER.")

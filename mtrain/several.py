@@ -15,6 +15,7 @@ from mtrain import checkpoint
 from mtrain.device import available_threads, pick_device
 from mtrain.distributed import Ranks
 from mtrain.errors import RefusedError
+from mtrain.log import silence
 from mtrain.machine import device_of
 from mtrain.translate import Group, Translated, Translation, Translator, load_translator
 from mtrain.workers import Workers
@@ -51,6 +52,7 @@ def _batch_translator(
     paths: list[Path], device: str, *, settings: dict[str, Any], threads: int
 ) -> Callable[[Group], Translated]:
     """Load the models into this process and return what translates a batch."""
+    silence()  # what there is to say of the models was said where they were loaded first
     torch.set_num_threads(threads)
     translator = load_translator(*paths, device=device, **settings)
     return translator.translate_batch

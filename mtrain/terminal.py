@@ -1,18 +1,30 @@
 """Where a command reads and writes: standard streams and files, their ends and their errors."""
 
-import errno
 import os
+import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from io import BufferedIOBase
 from pathlib import Path
 from types import FrameType
-from typing import IO
+from typing import IO, TYPE_CHECKING, cast
 
-from mtrain import files
-from mtrain.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, RefusedError, UserError
+from mtrain.errors import (
+    EXIT_BROKEN_PIPE,
+    EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
+    UserError,
+    printable,
+)
 from mtrain.text import open_bytes, reading_from
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+# What a terminal obeys: C0 but tabs and line breaks, DEL, C1.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def leave_at_once() -> None:
@@ -23,7 +35,7 @@ def leave_at_once() -> None:
 
 def _leave(number: int, frame: FrameType | None) -> None:
     """End at once: libraries swallow Python's `KeyboardInterrupt` while they load, or break."""
-    os._exit(EXIT_INTERRUPTED)
+    os._exit(EXIT_TERMINATED if number == signal.SIGTERM else EXIT_INTERRUPTED)
 
 
 def loaded() -> None:
@@ -61,66 +73,89 @@ def _guarded(stream: IO[bytes], name: str) -> Iterator[bytes]:
         yield from stream
 
 
-def refuse_overwriting(output: str | Path | None, *inputs: str | Path | None) -> None:
-    """Refuse to write over a file that is still to be read."""
-    if output in (None, "-") or not os.path.exists(output):
-        return
-    for name in inputs:
-        source: str | int = 0 if name == "-" else str(name)
-        readable = name == "-" or (name is not None and os.path.exists(name))
-        if readable and os.path.samestat(os.stat(output), os.stat(source)):
-            raise RefusedError(f"{output}: is read from; write to another file")
-
-
-def check_output(path: Path) -> None:
-    """Raise `UserError`, before any work is done, where no file of that name can be written."""
-    try:
-        os.stat(os.path.join(path.parent, "."))  # fails where it is no directory, too
-        if path.is_dir():
-            reason = errno.EISDIR
-        elif not os.access(path if path.exists() else path.parent, os.W_OK):
-            reason = errno.EACCES
-        else:
-            return
-    except OSError as error:
-        reason = error.errno or errno.EIO
-    raise UserError(f"{path}: cannot write: {os.strerror(reason)}")
-
-
-def write_output(path: Path, data: bytes) -> None:
-    """Replace a file that the user named, or write to what else has that name: a device, a pipe;
-    raises `UserError`.
+@contextmanager
+def writing(name: str | int) -> Iterator[IO[bytes]]:
+    """Open a file, stdout (`-`), or the standard stream of a number, for bytes; a reader of stdout
+    that went away ends the command quietly. On a terminal control characters are spelled out.
     """
-    place = Path(os.path.realpath(path))  # where a link leads, not in its place
-    try:
-        if path.exists() and os.path.samestat(path.stat(), os.fstat(1)):
-            with writing("-") as sink:  # of which more may follow
-                sink.write(data)
-            return
-        is_plain = path.is_file() or not os.path.lexists(path)
-        if is_plain and os.access(place.parent, os.W_OK):
-            files.write_bytes(place, data)
-        else:
-            path.write_bytes(data)
-    except OSError as error:
-        raise UserError(f"{path}: cannot write: {error.strerror or error}") from None
+    loaded()
+    place = 1 if name == "-" else name
+    shown = ("stdin", "stdout", "stderr")[place] if isinstance(place, int) else place
+    # a stream of its own, for PYTHONUNBUFFERED makes stdout's write only a part of a line
+    with ending(shown), open(place, "wb", closefd=not isinstance(place, int)) as sink:
+        yield cast(IO[bytes], _Screen(sink)) if sink.isatty() else sink
 
 
 @contextmanager
-def writing(name: str) -> Iterator[IO[bytes]]:
-    """Open a file or stdout for bytes; a reader of stdout that went away ends the command
-    quietly.
-    """
-    loaded()
-    place: str | int = 1 if name == "-" else name
-    try:  # a stream of its own, for PYTHONUNBUFFERED makes stdout's write only a part of a line
-        with open(place, "wb", closefd=place != 1) as sink:
-            yield sink
+def ending(name: str) -> Iterator[None]:
+    """End the command in the right way where writing to `name` fails or is stopped."""
+    try:
+        yield
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError as error:  # at Ctrl-C the reader may have gone first
         interrupted = isinstance(error.__context__, KeyboardInterrupt)
         sys.exit(EXIT_INTERRUPTED if interrupted else EXIT_BROKEN_PIPE)
     except OSError as error:
-        shown = "stdout" if place == 1 else name
-        raise UserError(f"{shown}: cannot write: {error.strerror or error}") from None
+        raise UserError(f"{name}: cannot write: {error.strerror or error}") from None
+
+
+@contextmanager
+def stopped_by_signals(is_kept: bool = True) -> Iterator[None]:
+    """Have SIGTERM and Ctrl-C raise an exception, if something `is_kept` that a command has begun
+    to write, so that it can be put in order; a second signal ends the process at once.
+    """
+    defaults = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    before = {number: signal.getsignal(number) for number in defaults}
+    changed = [n for n, default in defaults.items() if is_kept and before[n] is default]
+    try:
+        for number in changed:  # others are ignored, or a job's own
+            signal.signal(number, _stop)
+        yield
+    finally:
+        for number in changed:
+            signal.signal(number, before[number])
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    for each in (signal.SIGTERM, signal.SIGINT):
+        if signal.getsignal(each) is _stop:
+            signal.signal(each, _leave)
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    sys.exit(EXIT_TERMINATED)
+
+
+class _Screen(BufferedIOBase):
+    """A terminal as a stream of whole lines: what it would obey is spelled out."""
+
+    def __init__(self, sink: IO[bytes]) -> None:
+        self.sink = sink
+
+    def write(self, data: "ReadableBuffer") -> int:
+        """Write lines; what is not UTF-8 is spelled out, too."""
+        text = bytes(data).decode("utf-8", "backslashreplace")
+        self.sink.write(_CONTROL.sub(lambda c: ascii(c[0])[1:-1], text).encode())
+        return len(bytes(data))
+
+    def flush(self) -> None:
+        """Show what was written."""
+        if not self.sink.closed:
+            self.sink.flush()
+
+
+def print_lines(sink: IO[bytes], lines: Iterable[str]) -> None:
+    """Write lines for people, each made printable: names and text from outside may hold line breaks
+    and terminal escapes.
+    """
+    sink.writelines(printable(line).encode() + b"\n" for line in lines)
+    sink.flush()  # the next ones may take minutes
+
+
+def print_path(path: Path) -> None:
+    """Write a path to stdout: its bytes, for scripts, but printable on a terminal."""
+    with writing("-") as sink:
+        if os.isatty(1):
+            print_lines(sink, [str(path)])
+        else:
+            sink.write(os.fsencode(path) + b"\n")

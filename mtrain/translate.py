@@ -22,6 +22,7 @@ from mtrain.data import SpecialIds, batch_by_tokens, collate, pad
 from mtrain.decoder import Decoder, Ensemble, mean_log_probs
 from mtrain.device import compute_dtype, pick_device, telling_lack_of_memory
 from mtrain.errors import RefusedError, UserError
+from mtrain.log import logger
 from mtrain.model import Dropout, Shape, Transformer, set_compute_dtype
 from mtrain.sampling import Choice, sample
 from mtrain.search import Hypothesis, Rules, beam_search, length_normalizer
@@ -356,9 +357,25 @@ def load_translator(
         found.append(
             make_translator(snapshot, directory, device=device, precision=precision, **own)
         )
+        _check_languages(found[0].config, found[-1].config, paths[0], directory)
     first, *others = found
     models = tuple(other.model for other in others)
     return replace(first, others=models, seed=seed, samples=samples)
+
+
+def _check_languages(config: Config, other: Config, path: Path, directory: Path) -> None:
+    """Refuse two models of which one translates into what the other translates from; warn where
+    their languages differ otherwise, for the same one may have two codes.
+    """
+    ours, theirs = ((c.data.src_lang, c.data.tgt_lang) for c in (config, other))
+    if ours == theirs:
+        return
+    told = f"{directory}: translates {' to '.join(theirs)}, but {path} {' to '.join(ours)}"
+    if ours[0] == theirs[1] or ours[1] == theirs[0]:
+        raise RefusedError(
+            f"{told}; models that translate together must be of one direction, so leave one out"
+        )
+    logger.warning("%s; are these languages the same?", told)
 
 
 def make_translator(

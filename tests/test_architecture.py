@@ -28,7 +28,7 @@ LAYERS = (
     "describe lock workers manifest tokenizer metrics device sides attention muon text",
     "config explain layout tmx",
     "tables log terminal model search records subwords",
-    "corpus cache distributed decoder sampling parallel history kept",
+    "corpus cache distributed decoder sampling parallel history kept outputs",
     "filters repeats loss optim checkpoint machine compare verify tensorboard",
     "store",
     "data rundir",

@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -320,6 +321,144 @@ def test_a_crash_at_any_point_leaves_whole_checkpoints(tmp_path: Path, replaces:
     assert finished
     assert calls > 5
     assert outcomes == {"step-00000010", "step-00000020"}
+
+
+PLANTED = [".step-00000020.partial", ".step-00000020.removed", "step-00000020"]
+
+
+@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("is_file", [False, True])
+def test_no_link_is_followed_where_a_checkpoint_is_written(
+    tmp_path: Path, name: str, is_file: bool
+) -> None:
+    """Nor where what crashes left is removed."""
+    elsewhere, directory = tmp_path / "elsewhere", tmp_path / "checkpoints"
+    directory.mkdir()
+    save(tmp_path, 10).rename(elsewhere)
+    (elsewhere / ".mine.partial").mkdir()
+    before = files(elsewhere)
+    (directory / name).symlink_to(elsewhere / "config.yaml" if is_file else elsewhere)
+    checkpoint.clean(directory)
+    assert (directory / name).is_symlink() == (not name.startswith("."))
+    (directory / name).unlink(missing_ok=True)
+    (directory / name).symlink_to(elsewhere / "config.yaml" if is_file else elsewhere)
+    manifest.write_directory(directory / "kept", lambda aside: None, keep=Path.exists)
+    for seed in (1, 2):
+        assert checkpoint.load(save(directory, 20, seed=seed))
+    assert [p.name for p in directory.iterdir() if p.is_symlink()] == []
+    manifest.remove_directory(directory / step_name(20))
+    assert files(elsewhere) == before
+    assert (elsewhere / ".mine.partial").is_dir()
+
+
+def test_what_is_gone_on_with_is_no_link_and_holds_none(tmp_path: Path) -> None:
+    elsewhere, aside = tmp_path / "elsewhere", tmp_path / ".new.partial"
+    elsewhere.mkdir()
+    aside.symlink_to(elsewhere)
+
+    def fill(directory: Path) -> None:
+        (directory / "shard").write_bytes(b"ids")
+
+    manifest.write_directory(tmp_path / "new", fill, keep=Path.exists)
+    assert list(elsewhere.iterdir()) == []
+    aside.mkdir()
+    (aside / "shard").symlink_to(elsewhere / "precious")
+    manifest.write_directory(tmp_path / "new", fill, keep=Path.exists)
+    manifest.verify(tmp_path / "new", "shard")
+    assert list(elsewhere.iterdir()) == []
+
+
+# --- new directories --------------------------------------------------------------------------
+
+RACE = """
+import sys, time
+from pathlib import Path
+from mtrain.errors import RefusedError
+from mtrain.manifest import write_new_directory
+
+def fill(directory):
+    (directory / "name").write_text(name)
+    time.sleep(pause)
+
+name = sys.argv[2]
+print("ready", flush=True)
+start = float(sys.stdin.readline())
+for number in range(100):
+    pause = number % 3 * 0.001
+    time.sleep(max(0, start + number * 0.01 - time.monotonic()))
+    try:
+        write_new_directory(Path(sys.argv[1]) / str(number), fill)
+        print(number)
+    except RefusedError as error:
+        assert "exists already" in str(error) or "another process" in str(error)
+"""
+
+
+def test_of_several_processes_one_writes_a_new_directory(tmp_path: Path) -> None:
+    for number in range(0, 100, 2):  # what crashes left
+        (tmp_path / f".{number}.partial").mkdir()
+        (tmp_path / f".{number}.partial" / "old").touch()
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    commands = [[sys.executable, "-c", RACE, str(tmp_path), name] for name in "abc"]
+    crew = [subprocess.Popen(command, **pipes) for command in commands]
+    for process in crew:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    start = f"{time.monotonic() + 0.2}\n"
+    outputs = [process.communicate(start, timeout=60)[0] for process in crew]
+    assert [process.returncode for process in crew] == [0, 0, 0]
+    written = {int(n): name for name, out in zip("abc", outputs, strict=True) for n in out.split()}
+    assert sum(len(out.split()) for out in outputs) == 100
+    for number, name in written.items():
+        manifest.verify(tmp_path / str(number), "name")
+        assert files(tmp_path / str(number)) == ["manifest.json", "name"]
+        assert (tmp_path / str(number) / "name").read_text() == name
+    assert len(list(tmp_path.iterdir())) == 100
+
+
+def test_what_is_there_is_never_replaced_by_a_new_directory(tmp_path: Path) -> None:
+    def fill(directory: Path) -> None:
+        (tmp_path / "late").mkdir()
+
+    for name in ("directory", "file", "link", "late"):
+        path = tmp_path / name
+        if name == "directory":
+            path.mkdir()
+        elif name == "file":
+            path.touch()
+        elif name == "link":
+            path.symlink_to("nowhere")
+        with pytest.raises(
+            RefusedError, match=f"{name}: exists already; remove it, or name another"
+        ):
+            manifest.write_new_directory(path, fill)
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["directory", "file", "late", "link"]
+
+
+@pytest.mark.parametrize("kind", ["directory", "file", "link"])
+def test_a_leftover_of_a_new_directory_is_cleared(tmp_path: Path, kind: str) -> None:
+    aside, elsewhere = tmp_path / ".new.partial", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "precious").touch()
+    if kind == "directory":
+        aside.mkdir()
+        (aside / "old").touch()
+    elif kind == "file":
+        aside.touch()
+    else:
+        aside.symlink_to(elsewhere)
+    manifest.write_new_directory(tmp_path / "new", lambda directory: None)
+    assert files(tmp_path) == ["elsewhere/precious", "new/manifest.json"]
+
+
+def test_a_new_directory_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    def fill(directory: Path) -> None:
+        (directory / "a").touch()
+        raise UserError("no")
+
+    with pytest.raises(UserError, match="no"):
+        manifest.write_new_directory(tmp_path / "new", fill)
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- a directory of checkpoints ---------------------------------------------------------------

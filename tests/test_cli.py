@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import pty
 import re
 import shutil
 import signal
@@ -16,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ import typer
 from conftest import TinyConfig, made_up_pairs, run_mtrain, status, write_config
 
 import mtrain
-from mtrain import checkpoint, cli, layout, log
+from mtrain import checkpoint, cli, layout, log, manifest
 from mtrain.config import load_config
 from mtrain.records import MetricsFile
 from mtrain.rundir import RunDirectory
@@ -188,6 +190,9 @@ def test_the_shell_completes_commands() -> None:
     asked = {"_MTRAIN_COMPLETE": "complete_bash", "COMP_WORDS": "mtrain tra", "COMP_CWORD": "1"}
     done = subprocess.run([script], env={**os.environ, **asked}, capture_output=True, text=True)
     assert done.stdout.split() == ["train", "translate"]
+    asked = {"_MTRAIN_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "mtrain translate -i "}
+    done = subprocess.run([script], env={**os.environ, **asked}, capture_output=True, text=True)
+    assert done.stdout.strip() == "_files"
 
 
 # --- errors -----------------------------------------------------------------------------------
@@ -236,6 +241,7 @@ MISTAKES = [
     # decoding
     ("translate -m {run} --n-best 3", 2, ["--n-best 3", "--beam-size 3"]),
     ("translate -m {run} --n-best 0", 2, ["--n-best"]),
+    ("translate -m {run} --batch-tokens 1000000000000", 2, ["below 2147483648"]),
     ("translate -m {run} --beam-size 0", 2, ["--beam-size"]),
     ("translate -m {run} --beam-size many", 2, ["--beam-size"]),
     ("translate -m {run} --length-penalty -1", 2, ["--length-penalty"]),
@@ -311,6 +317,62 @@ def test_a_mistake_ends_with_one_message_and_its_code(
     assert [word for word in words if word not in shown] == [], result.err
     assert "Traceback" not in result.err
     assert len(result.err.splitlines()) < 8
+
+
+PATHS = [
+    ("train", "-c", "{}"),
+    ("translate", "-m", "{}"),
+    ("translate", "-m", "x", "-m", "{}"),
+    ("translate", "-m", "x", "-i", "{}"),
+    ("translate", "-m", "x", "-o", "{}"),
+    ("translate", "-m", "x", "--alignments", "{}"),
+    ("translate", "-m", "x", "--target-prefix", "{}"),
+    ("eval", "-m", "{}"),
+    ("eval", "--hypothesis", "{}"),
+    ("eval", "-r", "{}", "-s", "x"),
+    ("eval", "-r", "x", "-s", "{}"),
+    ("eval", "-r", "x", "-o", "{}"),
+    ("score", "-m", "x", "-s", "{}", "-t", "x"),
+    ("score", "-m", "x", "-s", "x", "-t", "{}"),
+    ("average", "{}", "-o", "x"),
+    ("average", "x", "-o", "{}"),
+    ("export", "-m", "x", "-o", "{}"),
+    ("export", "-m", "x", "-o", "x", "--sample", "{}"),
+    ("init", "{}", "x.de"),
+    ("init", "x.en", "{}"),
+    ("init", "x.en", "x.de", "-o", "{}"),
+    ("init", "x.en", "x.de", "--valid-src", "{}"),
+    ("init", "x.en", "x.de", "--valid-tgt", "{}"),
+    ("attention", "-m", "x", "-o", "{}", "x"),
+    ("attention", "-m", "x", "-o", "x.svg", "-i", "{}"),
+    ("attention", "-m", "x", "-o", "x.svg", "-i", "x", "-t", "{}"),
+    ("report", "{}", "-o", "x"),
+    ("report", "x", "-o", "{}"),
+    ("compare", "{}", "x"),
+    ("verify", "{}"),
+    ("tokenizer", "encode", "-m", "{}"),
+]
+
+
+@pytest.mark.parametrize("line", PATHS, ids=map(" ".join, PATHS))
+def test_every_path_of_the_command_line_is_expanded(
+    command: Command, monkeypatch: pytest.MonkeyPatch, line: tuple[str, ...]
+) -> None:
+    monkeypatch.delenv("NOWHERE", raising=False)
+    result = command(*(part.format("${NOWHERE}/x") for part in line))
+    assert (result.code, result.out) == (2, "")
+    assert "${NOWHERE} is not set" in result.err
+
+
+def test_home_and_variables_name_files(
+    command: Command, places: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(places["tmp"]))
+    monkeypatch.setenv("PLACE", str(places["run"]))
+    monkeypatch.chdir(places["tmp"])
+    line = ["translate", "-m", "$PLACE", "-i", "~/src", "-o", "./~out", "--batch-tokens", "64"]
+    assert command(*line).code == 0
+    assert len((places["tmp"] / "~out").read_text().splitlines()) == 6
 
 
 @pytest.mark.parametrize(
@@ -521,6 +583,20 @@ def test_an_average_translates(command: Command, run_dir: Path, tmp_path: Path) 
     mean = checkpoint.load(tmp_path / "mean").weights
     assert all((average[name] == mean[name]).all() for name in average)
     assert command("translate", "-m", tmp_path / "mean", stdin=b"lapo\n").code == 0
+
+
+def test_of_two_averages_at_once_one_is_refused(run_dir: Path, tmp_path: Path) -> None:
+    def average(number: int) -> tuple[int, str]:
+        done = run_mtrain("average", run_dir, "--last", str(number), "-o", tmp_path / "mean")
+        return done.returncode, done.stderr
+
+    with ThreadPoolExecutor() as pool:
+        (code, told), (other, refused) = sorted(pool.map(average, (1, 2)))
+    assert (code, other) == (0, 2)
+    assert "averaged step-00000" in told
+    assert "exists already" in refused or "another process is writing" in refused
+    manifest.verify(tmp_path / "mean")
+    assert [item.name for item in tmp_path.iterdir()] == ["mean"]
 
 
 def test_pieces_and_back(command: Command, run_dir: Path) -> None:
@@ -789,6 +865,69 @@ def test_no_output_is_lost_without_a_word(
     assert done.returncode == 1
     assert "stdout: cannot write: File too large" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def on_a_terminal(*arguments: str | Path, stdin: bytes, cwd: Path | None = None) -> bytes:
+    """Run `mtrain` with a terminal as its stdout, and return what that gets."""
+    here, there = pty.openpty()
+    command = [sys.executable, "-m", "mtrain", *map(str, arguments)]
+    subprocess.run(command, input=stdin, stdout=there, cwd=cwd, timeout=300, check=True)
+    os.close(there)
+    shown = b""
+    with suppress(OSError):  # which is how Linux tells the end
+        while some := os.read(here, 1 << 16):
+            shown += some
+    os.close(here)
+    return shown.replace(b"\r\n", b"\n")
+
+
+ESCAPES = "a\x1b]0;b\x07\tc\r\x7f\x9b2Jé\u200d\xa0".encode()
+SHOWN = "a\\x1b]0;b\\x07\tc\\r\\x7f\\x9b2Jé\u200d\xa0".encode()
+
+
+def test_a_terminal_gets_nothing_to_obey(run_dir: Path) -> None:
+    """A file or a pipe gets the bytes as they are."""
+    decode = ["tokenizer", "decode", "-m", run_dir]
+    piped = subprocess.run(
+        [sys.executable, "-m", "mtrain", *map(str, decode)],
+        input=ESCAPES + b"\n",
+        capture_output=True,
+        check=True,
+    )
+    assert piped.stdout == ESCAPES + b"\n"
+    shown = on_a_terminal(*decode, stdin=ESCAPES + b"\n")
+    assert shown.replace(b"       ", b"\t") == SHOWN + b"\n"
+
+
+def test_a_path_is_told_in_its_bytes_but_on_a_terminal(tmp_path: Path) -> None:
+    pairs = made_up_pairs(200, 1)
+    for side, name in enumerate(("a.en", "a.de")):
+        (tmp_path / name).write_text("".join(pair[side] + "\n" for pair in pairs))
+    init = ["init", "a.en", "a.de", "--hold-out", "9", "-o"]
+    done = run_mtrain(*init, "x\x1b[.yaml", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "x\x1b[.yaml\n")
+    shown = on_a_terminal(*init, "y\x1b[.yaml", stdin=b"", cwd=tmp_path)
+    assert shown == b"y\\x1b[.yaml\n"
+
+
+def test_names_of_others_forge_no_line(tmp_path: Path) -> None:
+    names = ["a\x1b[2K", "b\nc"]
+    for name in (*names, "ref"):
+        (tmp_path / name).write_text("one\n")
+    done = run_mtrain("compare", *names, "-r", "ref", "--metrics", "bleu", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "\na\\x1b[2K " in done.stdout
+    assert "\nb\\nc " in done.stdout
+    (tmp_path / "c.yaml").write_text(
+        "run_dir: r\ndata: {src_lang: en, tgt_lang: de, valid: {src: ref, tgt: ref}, train: "
+        '[{src: "ref", tgt: "a\\e[2K"}]}'
+    )
+    done = run_mtrain("check", "-c", "c.yaml", "--no-forecast", cwd=tmp_path)
+    assert "ref + a\\x1b[2K" in done.stdout
+    (tmp_path / "run\x1b[2K").mkdir()
+    (tmp_path / "run\x1b[2K" / "config.yaml").write_text("")
+    done = run_mtrain("verify", "run\x1b[2K", cwd=tmp_path)
+    assert "\x1b" not in done.stdout + done.stderr
 
 
 def test_closed_streams_are_no_surprise(trained_run: Path) -> None:

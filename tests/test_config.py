@@ -28,6 +28,7 @@ from mtrain.config import (
     load_config,
 )
 from mtrain.errors import EXIT_REFUSED, RefusedError, printable
+from mtrain.files import VARIABLE
 
 REQUIRED = object()
 
@@ -138,10 +139,10 @@ TAKES: dict[type[BaseModel], dict[str, str]] = {
         "test": "a mapping",
         "max_length": "a whole number from 2 and up to 65536",
         "invalid_utf8": "one of error, drop",
-        "workers": "auto or a whole number from 1",
+        "workers": "auto or a whole number from 1 and below 2147483648",
     },
     FilterConfig: {
-        "min_length": "a whole number from 0",
+        "min_length": "a whole number from 0 and below 2147483648",
         "max_ratio": "a number from 1 or nothing",
         "identical": "true or false",
         "duplicates": "true or false",
@@ -152,7 +153,7 @@ TAKES: dict[type[BaseModel], dict[str, str]] = {
     },
     TokenizerConfig: {
         "path": "text or nothing",
-        "vocab_size": "a whole number from 1",
+        "vocab_size": "a whole number from 1 and below 2147483648",
         "model_type": "one of bpe, unigram",
         "normalization": "one of identity, nfkc, nmt_nfkc",
         "character_coverage": "a number above 0 and up to 1",
@@ -174,17 +175,17 @@ TAKES: dict[type[BaseModel], dict[str, str]] = {
     },
     TrainConfig: {
         "device": "text: auto, cpu, cuda, cuda:N or mps",
-        "threads": "auto or a whole number from 1",
-        "max_steps": "a whole number from 1",
-        "max_tokens": "a whole number from 1",
-        "accum_steps": "a whole number from 1",
+        "threads": "auto or a whole number from 1 and below 2147483648",
+        "max_steps": "a whole number from 1 and below 2147483648",
+        "max_tokens": "a whole number from 1 and below 2147483648",
+        "accum_steps": "a whole number from 1 and below 2147483648",
         "optimizer": "one of adam, muon",
         "shard_optimizer": "true or false",
         "init_from": "text or nothing",
         "subword_sampling": "a number above 0 and below 1 or nothing",
         "ema_decay": "a number above 0 and below 1 or nothing",
         "schedule": "one of noam, inverse_sqrt, linear, cosine, constant",
-        "warmup_steps": "a whole number from 0",
+        "warmup_steps": "a whole number from 0 and below 2147483648",
         "lr_factor": "a number above 0 or nothing",
         "peak_lr": "a number above 0 or nothing",
         "label_smoothing": "a number from 0 and below 1",
@@ -193,14 +194,14 @@ TAKES: dict[type[BaseModel], dict[str, str]] = {
         "clip_norm": "a number from 0",
         "precision": "one of auto, fp32, bf16",
         "compile": "auto or true or false",
-        "log_every": "a whole number from 1",
+        "log_every": "a whole number from 1 and below 2147483648",
         "tensorboard": "true or false",
-        "valid_every": "a whole number from 1",
-        "save_every": "a whole number from 1",
-        "keep_checkpoints": "a whole number from 1",
-        "patience": "a whole number from 0",
+        "valid_every": "a whole number from 1 and below 2147483648",
+        "save_every": "a whole number from 1 and below 2147483648",
+        "keep_checkpoints": "a whole number from 1 and below 2147483648",
+        "patience": "a whole number from 0 and below 2147483648",
         "metric": "one of bleu, chrf, nll",
-        "average_last": "a whole number from 0",
+        "average_last": "a whole number from 0 and below 2147483648",
     },
     DecodeConfig: {
         "beam_size": "a whole number from 1 and up to 1000",
@@ -208,26 +209,26 @@ TAKES: dict[type[BaseModel], dict[str, str]] = {
         "length_norm": "one of gnmt, power",
         "sample": "true or false",
         "temperature": "a number from 0.01 and up to 100",
-        "top_k": "a whole number from 0",
+        "top_k": "a whole number from 0 and below 2147483648",
         "top_p": "a number above 0 and up to 1",
-        "no_repeat_ngram": "a whole number from 0",
+        "no_repeat_ngram": "a whole number from 0 and below 2147483648",
         "max_len_a": "a number from 0 and up to 1000",
         "max_len_b": "a whole number from 0 and up to 65536",
         "max_source_length": "a whole number from 2",
-        "batch_tokens": "a whole number from 1",
-        "window": "a whole number from 1",
+        "batch_tokens": "a whole number from 1 and below 2147483648",
+        "window": "a whole number from 1 and below 2147483648",
     },
     TextCorpus: {"src": "text", "tgt": "text", **WEIGHT},
     GeneratedCorpus: {
         "generated": "phrasebook",
         "split": "one of train, valid, test",
-        "pairs": "a whole number from 1",
+        "pairs": "a whole number from 1 and below 2147483648",
         **WEIGHT,
     },
     FileCorpus: {
         "file": "text that ends in .tsv, .jsonl, .tmx (or these with .gz or .zst) or .parquet",
-        "src": "a whole number from 0 or text",
-        "tgt": "a whole number from 0 or text",
+        "src": "a whole number from 0 and below 2147483648 or text",
+        "tgt": "a whole number from 0 and below 2147483648 or text",
         **WEIGHT,
     },
     HubCorpus: {
@@ -345,7 +346,10 @@ def test_every_kind_of_corpus_is_told_by_its_keys(tmp_path: Path) -> None:
         ("{file: a.parquet, src: en, tgt: 1}", ["data.train.0.file", "names, not numbers"]),
         ("{file: a.tmx.gz, src: 0, tgt: de}", ["data.train.0.file", "codes such as en"]),
         ("{file: a.tmx, src: en-us, tgt: en-US}", ["data.train.0.tgt", "the source's language"]),
-        ("{file: a.tsv, src: -1, tgt: 1}", ["data.train.0.src", "a whole number from 0 or text"]),
+        (
+            "{file: a.tsv, src: -1, tgt: 1}",
+            ["data.train.0.src", "a whole number from 0 and below 2147483648 or text"],
+        ),
         ("{file: a.tsv, src: true, tgt: 1}", ["data.train.0.src", "a whole number"]),
         ("{file: a.tsv, src: 0}", ["data.train.0.tgt", "missing", "{file, src, tgt}"]),
     ],
@@ -382,6 +386,7 @@ def test_tables_that_cannot_be_read_are_refused(
         ("seed: -1", "c.yaml:7", ["seed", "from 0", "-1"]),
         ("train: {max_steps: 1e5}", "c.yaml:7", ["train.max_steps", "a whole number", "1e5"]),
         ("train: {max_steps: 0}", "c.yaml:7", ["train.max_steps", "from 1", "0"]),
+        ("train: {max_steps: 1_000_000_000_000}", "c.yaml:7", ["max_steps", "below 2147483648"]),
         ("train: {warmup_steps: 010}", "c.yaml:7", ["train.warmup_steps", "whole number", "010"]),
         ("model: {dropout: 1.0}", "c.yaml:7", ["model.dropout", "below 1", "1.0"]),
         ("model: {dropout: .nan}", "c.yaml:7", ["model.dropout", "a number", "nan"]),
@@ -628,13 +633,79 @@ def test_later_overrides_win(tmp_path: Path) -> None:
     assert load(tmp_path, DATA, "seed=5", "seed=6").seed == 6
 
 
+# --- paths ------------------------------------------------------------------------------------
+
+AT = [
+    ("run_dir", "run_dir={}", "run_dir"),
+    ("data.root", "data.root={}", "data.root"),
+    ("data.valid.src", "data.valid={{src: {}, tgt: b}}", "data.valid.src"),
+    ("data.train.0.tgt", "data.train=[{{src: a, tgt: {}}}]", "data.train.0.tgt"),
+    ("data.valid.file", "data.valid={{file: {}.tsv, src: a, tgt: b}}", "data.valid.file"),
+    (
+        "data.test.x.dataset",
+        "data.test={{x: {{dataset: {}, split: s, src: a, tgt: b}}}}",
+        "data.test.x.dataset",
+    ),
+    ("tokenizer.path", "tokenizer.path={}", "tokenizer.path"),
+    ("train.init_from", "train.init_from={}", "train.init_from"),
+]
+
+
+@pytest.mark.parametrize(("key", "override", "name"), AT, ids=[key for key, *_ in AT])
+def test_home_and_environment_are_expanded_in_every_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, override: str, name: str
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("PLACE", "/some/where")
+    monkeypatch.delenv("NOWHERE", raising=False)
+    for text, place in (
+        ("~/x", "/home/me/x"),
+        ("$PLACE/$", "/some/where/$"),
+        ('"${PLACE}x"', "/some/wherex"),
+        ("./a~b$1", "./a~b$1"),
+    ):
+        config = load(tmp_path, DATA, override.format(text).replace('".tsv', '.tsv"'))
+        value: Any = config.model_dump()
+        for part in key.split("."):
+            value = value[int(part) if part.isdigit() else part]
+        assert value.removesuffix(".tsv") == place
+        assert load(tmp_path, dump_config(config)) == config
+    for text in ("$NOWHERE/x", "'a/${NOWHERE}'"):
+        message = refusal(tmp_path, DATA, override.format(text).replace("'.tsv", ".tsv'"))
+        assert f" {name}: $" in message
+        assert "NOWHERE" in message
+        assert "is not set; set it or write the path out" in message
+    message = refusal(tmp_path, DATA, override.format("~no-such-user/x"))
+    assert f" {name}: ~no-such-user has no home directory here" in message
+
+
+def test_a_path_that_cannot_be_expanded_is_refused_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NOWHERE", raising=False)
+    message = refusal(tmp_path, DATA.replace("runs/x", "$NOWHERE/x"))
+    told = "run_dir: $NOWHERE is not set; set it or write the path out"
+    assert message == f"{tmp_path / 'c.yaml'}:1: {told}"
+
+
+def test_a_variable_is_no_name_that_a_hub_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "secret")
+    override = "data.valid={dataset: $TOKEN, split: s, src: a, tgt: b}"
+    message = refusal(tmp_path, DATA, override)
+    assert "data.valid.dataset: $TOKEN is no path of a folder" in message
+    assert "secret" not in message
+
+
 # --- writing and comparing --------------------------------------------------------------------
 
 ODD = ["no", "on", "~", "null", "1e-4", "010", "1:30", "- a", "#", "a: b", "\x85", "\u2028", "'\""]
 LETTERS = st.characters(codec="utf-8", exclude_characters="\0")
 WORDS = st.text(LETTERS, min_size=1, max_size=8) | st.sampled_from(ODD)
+PATHS = WORDS.filter(lambda word: word[0] != "~" and not VARIABLE.search(word))
 SYMBOLS = WORDS.filter(lambda word: word not in ("<pad>", "<unk>", "<s>", "</s>"))
-TEXT_CORPORA = st.builds(TextCorpus, src=WORDS, tgt=WORDS)
+TEXT_CORPORA = st.builds(TextCorpus, src=PATHS, tgt=PATHS)
 CORPORA = (
     TEXT_CORPORA
     | st.builds(
@@ -646,16 +717,16 @@ CORPORA = (
     | st.builds(
         FileCorpus, file=st.sampled_from(["a.tsv", "b/c.tsv.gz"]), src=st.just(0), tgt=st.just(1)
     )
-    | st.builds(HubCorpus, dataset=WORDS, name=st.none() | WORDS, split=WORDS, src=WORDS, tgt=WORDS)
+    | st.builds(HubCorpus, dataset=PATHS, name=st.none() | WORDS, split=WORDS, src=WORDS, tgt=WORDS)
 )
 RATES = st.floats(0, 1, exclude_max=True)
 CONFIGS = st.builds(
     Config,
-    run_dir=WORDS,
+    run_dir=PATHS,
     seed=st.integers(0, 2**31 - 1),
     data=st.builds(
         DataConfig,
-        root=st.none() | WORDS,
+        root=st.none() | PATHS,
         src_lang=WORDS,
         tgt_lang=WORDS,
         train=st.lists(CORPORA, min_size=1, max_size=3),
@@ -670,7 +741,7 @@ CONFIGS = st.builds(
     ),
     tokenizer=st.builds(
         TokenizerConfig,
-        path=st.none() | WORDS,
+        path=st.none() | PATHS,
         character_coverage=st.floats(0, 1, exclude_min=True),
         byte_fallback=st.booleans(),
         user_symbols=st.lists(SYMBOLS, max_size=3, unique=True),
@@ -699,7 +770,8 @@ def test_a_config_written_is_read_back_the_same(
 
 @pytest.mark.parametrize("word", [*ODD, "0E0", "7", "5e4", ".5", "+1", "1_0", "two\nlines", " x "])
 def test_a_word_written_is_read_back_as_a_word(tmp_path: Path, word: str) -> None:
-    config = load(tmp_path, DATA).model_copy(update={"run_dir": word})
+    data = load(tmp_path, DATA).data.model_copy(update={"src_lang": word})
+    config = load(tmp_path, DATA).model_copy(update={"data": data})
     assert load(tmp_path, dump_config(config)) == config
 
 

@@ -20,7 +20,7 @@ from mtrain.cache import cache_directory
 from mtrain.config import FilterConfig, load_config
 from mtrain.corpus import Pair
 from mtrain.data import Batch, SpecialIds, TokenBatches, batch_by_tokens, collate, pad
-from mtrain.errors import UserError
+from mtrain.errors import RefusedError, UserError
 from mtrain.filters import Selection
 from mtrain.job import train
 from mtrain.learner import Learner
@@ -432,3 +432,28 @@ def test_the_cache_is_where_the_environment_says(
     monkeypatch.delenv("MTRAIN_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_directory() == tmp_path / "mtrain"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("MTRAIN_CACHE", "~/mine")
+    assert cache_directory() == tmp_path / "mine"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("", r"~/\.cache: ~ has no home directory here; write the path out"),
+        ("~/x", "~/x: ~ has no home directory here"),
+        ("$NOWHERE/x", r"\$NOWHERE is not set; set it or write the path out"),
+    ],
+)
+def test_a_cache_that_is_nowhere_is_refused(
+    monkeypatch: pytest.MonkeyPatch, given: str, message: str
+) -> None:
+    def nobody(number: int) -> None:
+        raise KeyError(number)
+
+    for name in ("HOME", "XDG_CACHE_HOME", "NOWHERE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    monkeypatch.setenv("MTRAIN_CACHE", given)
+    with pytest.raises(RefusedError, match=f"^MTRAIN_CACHE: .*{message}"):
+        cache_directory()

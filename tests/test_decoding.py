@@ -248,6 +248,34 @@ def test_ensembles_of_several_devices_and_sizes(
     assert len(mixed.best(LINES)) == len(LINES)
 
 
+@pytest.mark.parametrize(
+    ("languages", "code", "words"),
+    [
+        (("bb", "aa"), EXIT_REFUSED, ["other: translates bb to aa, but ", "of one direction"]),
+        (("bb", "cc"), EXIT_REFUSED, ["other: translates bb to cc, but "]),
+        (("aa", "bb-xx"), 0, ["warning: ", "other: translates aa to bb-xx, but ", " aa to bb;"]),
+        (("aa", "bb"), 0, []),
+    ],
+)
+@pytest.mark.parametrize("device", ["cpu", "cpu,cpu"])
+def test_models_of_other_languages_are_refused_or_told(
+    trained_run: Path,
+    tmp_path: Path,
+    device: str,
+    languages: tuple[str, str],
+    code: int,
+    words: list[str],
+) -> None:
+    snapshot = load(resolve(trained_run))
+    config = snapshot.config.replace("src_lang: aa", f"src_lang: {languages[0]}")
+    config = config.replace("tgt_lang: bb", f"tgt_lang: {languages[1]}")
+    save(tmp_path / "other", replace(snapshot, config=config))
+    models = ["-m", trained_run, "-m", tmp_path / "other"]
+    done = run_mtrain("translate", *models, "--device", device, input="bavo\n")
+    assert (done.returncode, done.stderr == "") == (code, not words)
+    assert [word for word in words if done.stderr.count(word) != 1] == []
+
+
 def test_models_of_other_vocabularies_are_refused(trained_run: Path, tmp_path: Path) -> None:
     snapshot = load(resolve(trained_run))
     lines = [side for pair in made_up_pairs(200, 61) for side in pair]
@@ -366,7 +394,7 @@ def test_sampling_by_the_command(trained_run: Path) -> None:
         (["--sample", "--temperature", "0"], "temperature"),
         (["--top-k", "3"], "--top-k: is of sampling"),
         (["--sample", "--beam-size", "3"], "--beam-size: is of search"),
-        (["-o", "x", "--alignments", "x"], "--alignments: goes where"),
+        (["-o", "x", "--alignments", "x"], "--alignments x: goes where"),
     ):
         done = run_mtrain("translate", "-m", trained_run, *options, input="a\n")
         assert done.returncode == EXIT_REFUSED

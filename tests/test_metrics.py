@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mtrain import evaluate, log, parallel, terminal
+from mtrain import evaluate, log, outputs, parallel
 from mtrain.errors import EXIT_REFUSED, RefusedError, UserError
 from mtrain.metrics import bleu, check_tokenizer, chrf, paired_tests, ter, tokenizer_for
 
@@ -294,8 +294,8 @@ def test_an_output_is_looked_at_and_left_alone(
 ) -> None:
     (tmp_path / "kept").write_text("as it was")
     if message is None:
-        terminal.check_output(tmp_path / name)
+        outputs.check_output(tmp_path / name)
     else:
         with pytest.raises(UserError, match=f"cannot write: {message}"):
-            terminal.check_output(tmp_path / name)
+            outputs.check_output(tmp_path / name)
     assert [(item.name, item.read_text()) for item in tmp_path.iterdir()] == [("kept", "as it was")]

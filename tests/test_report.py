@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mtrain
-from mtrain import checkpoint, kept, metrics, tables, terminal
+from mtrain import checkpoint, kept, metrics, outputs, tables
 from mtrain.config import Config, HubCorpus, load_config
 from mtrain.corpus import reading_of, scan
 from mtrain.errors import UserError
@@ -716,9 +716,11 @@ def test_what_cannot_be_reported_is_one_clear_error(
         (".", "--output .: is a directory; name a file"),
         ("-", "--output -: name a file; /dev/stdout is one, too"),
         ("copy.pdf", "a report is a page: give a name that ends in .html"),
-        ("copy/metrics.jsonl", "could be a file that copy keeps; there, give a name that ends in"),
-        ("copy/best.json", "could be a file that copy keeps"),
-        ("link.html", "could be a file that copy keeps"),
+        ("copy/metrics.jsonl", "metrics.jsonl: is among what "),
+        ("copy/best.json", "copy keeps; write to another name"),
+        ("copy/validation/new.html", "is among what "),
+        ("copy/checkpoints/new/a.html", "is among what "),
+        ("link.html", "is among what "),
     ],
 )
 def test_a_run_s_own_files_and_directories_are_not_written_over(
@@ -742,13 +744,13 @@ def test_what_is_no_plain_file_is_written_to_and_never_replaced(tmp_path: Path) 
     plain.write_text("old")
     plain.chmod(0o600)
     link.symlink_to("plain")
-    terminal.write_output(link, b"new")
+    outputs.write_output(link, b"new")
     assert link.is_symlink()
     assert plain.read_bytes() == b"new"
     assert plain.stat().st_mode & 0o777 == 0o600
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    terminal.write_output(pipe, b"page")
+    outputs.write_output(pipe, b"page")
     assert os.read(reader, 10) == b"page"
     os.close(reader)
     assert pipe.is_fifo()
@@ -759,7 +761,7 @@ def test_stdout_by_name_is_not_replaced(tmp_path: Path) -> None:
     log_file = tmp_path / "log"
     log_file.write_text("before\n")
     code = (
-        "from pathlib import Path; from mtrain.terminal import write_output\n"
+        "from pathlib import Path; from mtrain.outputs import write_output\n"
         "write_output(Path('/dev/stdout'), b'page\\n'); print('after')"
     )
     with log_file.open("a") as stdout:

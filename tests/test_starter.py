@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 import random
+import signal
 import sys
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import made_up_pairs, run_mtrain
@@ -18,7 +21,8 @@ from mtrain.check import holdout, starter
 from mtrain.check.recipe import Size, recipe_for
 from mtrain.check.starter import Request, language_of, write_config
 from mtrain.config import TextCorpus, load_config
-from mtrain.errors import RefusedError, UserError
+from mtrain.errors import RefusedError, StoppedError, UserError
+from mtrain.files import VARIABLE
 from mtrain.stop import Stop
 from mtrain.text import Reading
 
@@ -70,7 +74,7 @@ ODD_NAMES = st.one_of(
                 "\x85",
                 "\x07",
                 "\ufeff",
-                "$d",
+                "$",
                 "no",
                 "1e5",
                 '"',
@@ -80,7 +84,7 @@ ODD_NAMES = st.one_of(
         min_size=1,
         max_size=30,
     ).map("".join),
-)
+).filter(lambda name: name[0] != "~" and not VARIABLE.search(name))
 
 
 @settings(max_examples=150, deadline=None)
@@ -177,18 +181,58 @@ def test_too_much_held_out_is_refused(tmp_path: Path, files: tuple[Path, Path]) 
         write_config(request(files, tmp_path / "m.yaml", 61), Stop(), has_gpu=False)
 
 
+@pytest.mark.parametrize("failing", ["outputs.os.fsync", "check.starter.render"])
+@pytest.mark.parametrize("output", ["m.yaml", "new/there/m.yaml"])
 def test_a_failure_leaves_nothing_half_written(
+    tmp_path: Path,
+    files: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    failing: str,
+    output: str,
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.setattr(f"mtrain.{failing}", fail)
+    with pytest.raises(UserError, match="No space left on device"):
+        write_config(request(files, tmp_path / output, 5), Stop(), has_gpu=False)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_name_that_is_taken_meanwhile_leaves_none_of_the_files(
     tmp_path: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(path: Path) -> None:
-        raise UserError(f"{path}: the disk is full")
+    output = tmp_path / "m.yaml"
 
-    before = sorted(tmp_path.iterdir())
-    monkeypatch.setattr("mtrain.files.sync", fail)
-    with pytest.raises(UserError, match="the disk is full"):
-        write_config(request(files, tmp_path / "m.yaml", 5), Stop(), has_gpu=False)
-    assert not list((tmp_path / "m").iterdir())
-    assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "m"])
+    def late(*arguments: object, **options: object) -> str:
+        output.write_text("precious")
+        return render(*arguments, **options)
+
+    render = starter.render
+    monkeypatch.setattr(starter, "render", late)
+    with pytest.raises(RefusedError, match=r"m\.yaml: exists already"):
+        write_config(request(files, output, 5), Stop(), has_gpu=False)
+    assert output.read_text() == "precious"
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_stop_leaves_none_of_the_files(
+    tmp_path: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, stop = sorted(tmp_path.rglob("*")), Stop()
+    monkeypatch.setattr(holdout, "CHUNK", 100)
+    chosen = holdout.chosen
+
+    def stopped(*arguments: Any) -> Any:
+        found = chosen(*arguments)
+        stop.received = signal.SIGTERM
+        return found
+
+    monkeypatch.setattr(holdout, "chosen", stopped)
+    with pytest.raises(StoppedError):
+        write_config(request(files, tmp_path / "m.yaml", 5), stop, has_gpu=False)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("languages", [("en", "en"), ("en", "EN")])
@@ -280,6 +324,19 @@ def test_pairs_that_are_not_utf8_are_left_out_and_told(
     assert load_config(output).data.invalid_utf8 == "error"
     made = {path.name: path.read_text("utf-8").split() for path in (tmp_path / "n").iterdir()}
     assert len(made["train.en"] + made["valid.en"]) == 80
+
+
+@pytest.mark.parametrize("name", ["~a.en", "$x.en", "a${x}.en"])
+def test_names_that_a_config_would_expand_are_refused(
+    tmp_path: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = files[0].rename(tmp_path / name)
+    with pytest.raises(RefusedError, match="a config would take this for"):
+        write_config(
+            request((Path(source.name), files[1]), tmp_path / "c.yaml"), Stop(), has_gpu=False
+        )
+    assert not (tmp_path / "c.yaml").exists()
 
 
 def test_one_file_as_both_sides_is_refused(tmp_path: Path, files: tuple[Path, Path]) -> None:

@@ -1,12 +1,10 @@
 """Pairs that are held out of a corpus, to validate on."""
 
-import os
-from contextlib import ExitStack
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
-from mtrain import files
 from mtrain.config import TextCorpus
 from mtrain.corpus import read_rows
 from mtrain.errors import RefusedError, UserError
@@ -18,11 +16,13 @@ CHUNK = 10_000  # pairs between looks at whether to stop
 MOST_HELD_OUT = 0.1  # share of the pairs
 
 
-def hold_out(corpus: TextCorpus, pairs: int, count: int, parts: list[Path], stop: Stop) -> int:
-    """Split a number of pairs off into a validation set, drawn from all over, and write four files:
-    train and valid, source and target. Pairs with the same text on a side as one of them go to
-    neither. Returns how many are left to learn from; raises `UserError` where none can be held out,
-    or none are left.
+def hold_out(
+    corpus: TextCorpus, pairs: int, count: int, parts: dict[Path, IO[bytes]], stop: Stop
+) -> int:
+    """Split a number of pairs off into a validation set, drawn from all over, and write to four
+    open files: train and valid, source and target. Pairs with the same text on a side as one of
+    them go to neither. Returns how many are left to learn from; raises `UserError` where none can
+    be held out, or none are left.
     """
     if count > MOST_HELD_OUT * pairs:
         raise RefusedError(
@@ -36,36 +36,26 @@ def hold_out(corpus: TextCorpus, pairs: int, count: int, parts: list[Path], stop
             "or not valid UTF-8; see mtrain check"
         )
     sources, targets = (set(map(str.strip, texts)) for texts in zip(*held.values(), strict=True))
-    parts[0].parent.mkdir(parents=True, exist_ok=True)
-    asides = [file.with_name(f".{file.name}.partial") for file in parts]
+    sinks = list(parts.values())
     left = dropped = 0
-    try:
-        with ExitStack() as stack:
-            sinks = [stack.enter_context(files.create(aside)) for aside in asides]
-            bar = stack.enter_context(progress_bar(pairs, "pair", "splitting"))
-            for number, src, tgt in read_rows(corpus, Reading(invalid_utf8="drop")):
-                bar.update()
-                if number % CHUNK == 0:
-                    stop.check()
-                is_held = number in held
-                if not is_held and (src.strip() in sources or tgt.strip() in targets):
-                    dropped += 1
-                    continue
-                left += not (is_held or is_blank(src) or is_blank(tgt))
-                for side, text in enumerate((src, tgt)):
-                    sinks[side + 2 * is_held].write(text.encode("utf-8") + b"\n")
-        if not left:
-            raise UserError(
-                f"{corpus.src}: nothing is left to learn from: every other pair is blank on a side "
-                "or shares one with those held out"
-            )
-        for aside, file in zip(asides, parts, strict=True):
-            files.sync(aside)
-            os.replace(aside, file)
-    finally:
-        for aside in asides:
-            aside.unlink(missing_ok=True)
-    logger.info("held out %s pairs: %s, %s", f"{len(held):,}", *parts[2:])
+    with progress_bar(pairs, "pair", "splitting") as bar:
+        for number, src, tgt in read_rows(corpus, Reading(invalid_utf8="drop")):
+            bar.update()
+            if number % CHUNK == 0:
+                stop.check()
+            is_held = number in held
+            if not is_held and (src.strip() in sources or tgt.strip() in targets):
+                dropped += 1
+                continue
+            left += not (is_held or is_blank(src) or is_blank(tgt))
+            for side, text in enumerate((src, tgt)):
+                sinks[side + 2 * is_held].write(text.encode("utf-8") + b"\n")
+    if not left:
+        raise UserError(
+            f"{corpus.src}: nothing is left to learn from: every other pair is blank on a side "
+            "or shares one with those held out"
+        )
+    logger.info("held out %s pairs: %s, %s", f"{len(held):,}", *list(parts)[2:])
     if len(held) < count:
         logger.warning(
             "these are fewer than the %s asked for: others that were drawn are blank or share a "

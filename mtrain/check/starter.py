@@ -4,24 +4,26 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from mtrain import files
+from mtrain import files, manifest
 from mtrain.check.characters import Characters
 from mtrain.check.holdout import CHUNK, hold_out
 from mtrain.check.recipe import Recipe, Size, fill, recipe_for
-from mtrain.config import TextCorpus, load_config
+from mtrain.config import TextCorpus, parse_config
 from mtrain.corpus import read_rows, scan
 from mtrain.errors import RefusedError, UserError, printable
 from mtrain.log import logger
+from mtrain.outputs import opened, refuse_kept
 from mtrain.parallel import warn_of_missing_tokenizer
 from mtrain.scripts import SCRIPTS
 from mtrain.stop import Stop
 from mtrain.text import NOT_UTF8, Reading
-from mtrain.yaml_reader import dump_document
+from mtrain.yaml_reader import dump_document, parse_document
 
 LANGUAGES = {code for codes in SCRIPTS.values() for code in codes.split()}
 SAMPLE = 20_000  # pairs by which words and characters are counted
@@ -60,9 +62,10 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> None:
     """
     _check_names(request)
     parts = _held_out_files(request) if request.hold_out else []
+    outputs = [*parts, request.output]
     for path in (request.output, *parts):
-        if path.exists():
-            raise RefusedError(f"{path}: exists already; remove it, or write elsewhere with -o")
+        manifest.check_new(path)
+        refuse_kept(path)
     corpus = TextCorpus(src=str(request.src), tgt=str(request.tgt))
     reading = Reading(invalid_utf8="drop", check=stop.check)
     pairs = scan(corpus, reading).pairs
@@ -70,17 +73,42 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> None:
     train, valid = (request.src, request.tgt), request.valid
     if valid is not None:
         _warn_of_overlap(corpus, TextCorpus(src=str(valid[0]), tgt=str(valid[1])), reading, stop)
-    else:
-        left = hold_out(corpus, pairs, request.hold_out, parts, stop)
-        size, train, valid = replace(size, pairs=left), (parts[0], parts[1]), (parts[2], parts[3])
-    drops = _tell_invalid(reading.counts, is_split=bool(parts))
-    recipe = recipe_for(size, has_gpu=has_gpu)
-    text = render(request, size, recipe, train, valid, drops=drops)
-    request.output.parent.mkdir(parents=True, exist_ok=True)
-    files.write_text(request.output, text)
-    load_config(request.output)
+    with _directories_of(outputs), opened(*outputs, is_new=True) as sinks:
+        if valid is None:
+            left = hold_out(
+                corpus, pairs, request.hold_out, dict(zip(parts, sinks[:-1], strict=True)), stop
+            )
+            size, train, valid = (
+                replace(size, pairs=left),
+                (parts[0], parts[1]),
+                (parts[2], parts[3]),
+            )
+        drops = _tell_invalid(reading.counts, is_split=bool(parts))
+        recipe = recipe_for(size, has_gpu=has_gpu)
+        text = render(request, size, recipe, train, valid, drops=drops)
+        parse_config(parse_document(text, str(request.output)))
+        sinks[-1].write(text.encode("utf-8"))
     logger.info("%s pairs; recipe: %s", f"{size.pairs:,}", recipe.origin)
     warn_of_missing_tokenizer(request.tgt_lang)
+
+
+@contextmanager
+def _directories_of(paths: list[Path]) -> Iterator[None]:
+    """Make the directories of files; if the block fails, those that were made are removed."""
+    above = {each for path in paths for each in path.parents}
+    new = sorted((each for each in above if not each.exists()), key=lambda each: len(each.parts))
+    is_done = False
+    try:
+        for each in new:
+            each.mkdir(exist_ok=True)
+        yield
+        is_done = True
+    except OSError as error:
+        raise UserError(f"{error.filename}: cannot write: {error.strerror}") from None
+    finally:
+        for each in new[::-1] if not is_done else ():
+            with suppress(OSError):  # another process may have written to it
+                each.rmdir()
 
 
 def _check_names(request: Request) -> None:
@@ -94,6 +122,12 @@ def _check_names(request: Request) -> None:
             raise RefusedError(
                 f"{shown}: its name is not UTF-8, as a config must be; rename it"
             ) from None
+    for path in named:
+        if str(path).startswith("~") or files.VARIABLE.search(str(path)):
+            raise RefusedError(
+                f"{path}: a config would take this for a name of the environment or of a home "
+                "directory; rename it"
+            )
     if request.src.exists() and request.tgt.exists() and request.src.samefile(request.tgt):
         raise RefusedError(f"{request.tgt}: is both sides; give the translation as the second file")
     for code in (request.src_lang, request.tgt_lang):

@@ -8,7 +8,7 @@ from typing import Protocol
 from mtrain import manifest
 from mtrain.config import Config, HubCorpus
 from mtrain.corpus import describe, read_pairs, reading_of
-from mtrain.errors import RefusedError, UserError
+from mtrain.errors import UserError
 from mtrain.export import ctranslate2_format, marian_format
 from mtrain.export.proof import MUCH_LOST, NEEDED, Agreement, Engine, compare
 from mtrain.log import logger, progress_bar, shorten
@@ -56,28 +56,22 @@ def export(
     """
     form = FORMS[to]
     form.check(translator.model.shape, quantization)
-    _check_new(directory)
+    manifest.check_new(directory)
     lines = _read_sample(translator.config, sample)
 
     def fill(aside: Path) -> None:
         for kind in dict.fromkeys(("float32", quantization)):  # the layout first, then its rounding
             form.write(aside, translator, kind)
             _prove(translator, form.load(aside, translator.tokenizer), kind, lines, show)
-        _check_new(directory)  # minutes later
 
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        manifest.write_directory(directory, fill)
+        manifest.write_new_directory(directory, fill)
     except BrokenPipeError:
         raise
     except OSError as error:
         raise UserError(f"{directory}: cannot write: {error.strerror or error}") from None
     logger.info("written to %s", directory)
-
-
-def _check_new(directory: Path) -> None:
-    if directory.exists():
-        raise RefusedError(f"{directory}: exists already; name a new directory")
 
 
 def _read_sample(config: Config, sample: Path | None) -> dict[int, str]:

@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from mtrain import terminal
+from mtrain import outputs
 from mtrain.errors import MissingExtraError, RefusedError
 from mtrain.log import MOST_LISTED, logger
 from mtrain.report.heatmap import (
@@ -83,22 +83,15 @@ def check_format(path: Path) -> None:
         load_resvg()
 
 
-def check_output(path: Path, directory: Path, formats: tuple[str, ...] = FORMATS) -> None:
-    """Raise `RefusedError` where a name is no file's, or could be that of one of the files that a
-    run or model keeps in its directory, none of which is of these formats; `UserError` where no
-    file can be written.
+def check_output(path: Path) -> None:
+    """Raise `RefusedError` where a name is no file's, or that of a file that a run or model keeps;
+    `UserError` where no file can be written.
     """
     if path.is_dir():
         raise RefusedError(f"--output {path}: is a directory; name a file")
     if str(path) == "-":  # elsewhere stdout, here it would become a file of that name
         raise RefusedError("--output -: name a file; /dev/stdout is one, too")
-    place = path.resolve()
-    if place.is_relative_to(directory.resolve()) and place.suffix not in formats:
-        raise RefusedError(
-            f"--output {path}: could be a file that {directory} keeps; there, give a name "
-            f"that ends in {', '.join(formats)}"
-        )
-    terminal.check_output(path)
+    outputs.check_output(path)
 
 
 def draw(path: Path, sentences: list[Sentence], model: Path) -> bytes:
