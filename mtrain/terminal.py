@@ -12,7 +12,7 @@ from typing import IO
 
 from mtrain import files
 from mtrain.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, RefusedError, UserError
-from mtrain.text import open_bytes, reading_from
+from mtrain.text import bounded_lines, open_bytes, reading_from
 
 
 def leave_at_once() -> None:
@@ -58,7 +58,7 @@ def reading(name: str) -> Iterator[Iterator[bytes]]:
 def _guarded(stream: IO[bytes], name: str) -> Iterator[bytes]:
     """Read lines; raises `UserError`, for an error of the input is not one of the output."""
     with reading_from(name):
-        yield from stream
+        yield from bounded_lines(stream)
 
 
 def refuse_overwriting(output: str | Path | None, *inputs: str | Path | None) -> None:
