@@ -158,6 +158,9 @@ def _read_files(src: Path, tgt: Path, reading: Reading) -> Iterator[TextRow]:
             short = src if src_line is None else tgt
             text = f"{short}: ends at line {number - 1}, before the other side does"
             raise UnequalError(text, number - 1)
+        path, size = max((src, len(src_line)), (tgt, len(tgt_line)), key=lambda side: side[1])
+        if reading.drops(f"{path}:{number}", number, size):
+            continue
         src_text = decode(src, number, src_line, reading)
         tgt_text = decode(tgt, number, tgt_line, reading)
         if src_text is None or tgt_text is None:

@@ -42,10 +42,19 @@ def first_line(error: Exception) -> str:
 class RowError(UserError):
     """A line or row of a corpus that is not text on both sides."""
 
-    def __init__(self, place: str, number: int, reason: str, *, is_encoding: bool = False) -> None:
+    def __init__(
+        self,
+        place: str,
+        number: int,
+        reason: str,
+        *,
+        is_encoding: bool = False,
+        is_long: bool = False,
+    ) -> None:
         super().__init__(f"{place}: {reason}")
         self.place, self.number, self.reason = place, number, reason
         self.is_encoding = is_encoding  # bytes that are not UTF-8, or half a surrogate pair
+        self.is_long = is_long  # longer than any text that is read
 
 
 class UnequalError(UserError):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mtrain.config import FilterConfig
 from mtrain.corpus import Pair
 from mtrain.errors import RefusedError
-from mtrain.text import DROPPED
+from mtrain.text import CHARACTERS_A_TOKEN, DROPPED
 
 # Control characters but for tabs, surrogates, private use, what stands for bytes that could not be
 # read, and what is no character.
@@ -34,6 +34,24 @@ class Selection:
             pairs = kept
         return pairs
 
+    def by_characters(
+        self, pairs: list[Pair], longest_piece: int, dropped: Counter[str]
+    ) -> list[Pair]:
+        """Keep the pairs that may be short enough in tokens: a text is cut into pieces at some
+        fifty times its size in memory.
+        """
+        if self.max_length is None:
+            return pairs
+        most = self.max_length * max(CHARACTERS_A_TOKEN, longest_piece)
+        kept = [pair for pair in pairs if len(pair[0]) <= most and len(pair[1]) <= most]
+        if len(kept) < len(pairs):
+            dropped[DROPPED + self._too_long] += len(pairs) - len(kept)
+        return kept
+
+    @property
+    def _too_long(self) -> str:
+        return f"longer than {self.max_length} tokens"
+
     def by_length(self, lengths: NDArray[np.int64], dropped: Counter[str]) -> NDArray[np.bool_]:
         """Tell of pairs, by their lengths (pairs, 2) without eos, whether they pass."""
         lengths = lengths + 1
@@ -41,7 +59,7 @@ class Selection:
         passed = np.ones(len(lengths), bool)
         least, ratio = self.filter.min_length, self.filter.max_ratio
         for reason, is_bad in (
-            (f"longer than {self.max_length} tokens", longer > (self.max_length or longer)),
+            (self._too_long, longer > (self.max_length or longer)),
             (f"shorter than {least} tokens", shorter < least),
             (f"one side over {ratio} times as long", longer > (ratio or longer) * shorter),
         ):

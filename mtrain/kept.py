@@ -12,12 +12,12 @@ from typing import IO
 from mtrain import files, layout
 from mtrain.config import Config, parse_config
 from mtrain.errors import UserError
-from mtrain.text import read_lines
+from mtrain.text import LONGEST_LINE, bounded_lines, read_lines
 from mtrain.tokenizer import Tokenizer
 from mtrain.yaml_reader import parse_document
 
 LARGEST_CONFIG, LARGEST_VOCABULARY, LARGEST_TEXT = 4 << 20, 64 << 20, 256 << 20  # bytes
-LONGEST_LINE, MOST_LINES = 1 << 20, 10_000_000  # bytes of a translation; translations
+MOST_LINES = 10_000_000  # translations
 MUCH_TEXT, MUCH_LONGER = 4 << 20, 50  # bytes that may be scored, or times the references
 END_OF_LOG, LONGEST_MESSAGE = 64 << 20, 4096  # bytes
 LINK = "a link, where mtrain keeps a file or directory of its own"
@@ -49,7 +49,7 @@ class Translations:
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield the lines; raises `UserError` for one that no model makes."""
-        for number, line in enumerate(read_lines(io.BytesIO(self.data)), 1):
+        for number, line in enumerate(read_lines(bounded_lines(io.BytesIO(self.data))), 1):
             if len(line) > LONGEST_LINE:
                 raise UserError(
                     f"{self.path}:{number}: longer than {LONGEST_LINE:,} bytes, which no "

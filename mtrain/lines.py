@@ -15,7 +15,14 @@ from mtrain.distributed import Ranks
 from mtrain.errors import UserError
 from mtrain.log import Places, progress_bar
 from mtrain.parallel import decode_lines, warn_of
-from mtrain.text import read_file, read_lines
+from mtrain.text import (
+    LONGEST_LINE,
+    LONGEST_TEXT,
+    TOO_LONG,
+    read_file,
+    read_lines,
+    shorten_text,
+)
 from mtrain.tokenizer import Tokenizer
 from mtrain.translate import Translation, Translator
 
@@ -38,9 +45,9 @@ def translate_stream(
     """
     ranks = ranks or Ranks()
     counts: Counter[str] = Counter()
-    texts = decode_lines(read_lines(source, counts), counts)
+    texts = _shortened(decode_lines(read_lines(source, counts), counts), translator)
     window = 1 if line_buffered else translator.decode.window
-    begun = decode_lines(read_file(prefixes, counts), counts) if prefixes else None
+    begun = decode_lines(_prefix_lines(prefixes, counts), counts) if prefixes else None
     done, cut = 0, Places()
 
     def read() -> bytes:
@@ -66,6 +73,19 @@ def translate_stream(
             done += len(lines)
     warn_of(counts)
     cut.warn(translator.max_source_length)
+
+
+def _shortened(lines: Iterable[str], translator: Translator) -> Iterator[str]:
+    """Leave of long lines what shows that they were cut, so that a window of them has room."""
+    most = translator.most_characters + 1
+    return (line[:most] for line in lines)
+
+
+def _prefix_lines(path: Path, counts: Counter[str]) -> Iterator[bytes]:
+    for number, line in enumerate(read_file(path, counts), 1):
+        if len(line) > LONGEST_LINE:
+            raise UserError(f"{path}:{number}: {TOO_LONG}; shorten the prefix")
+        yield line
 
 
 def _as_many(prefixes: Iterator[str], lines: list[str], done: int, window: int) -> list[str]:
@@ -96,7 +116,10 @@ def _format(
 def score_files(translator: Translator, source: Path, target: Path, sink: IO[bytes]) -> None:
     """Write the log-probability of each target line given its source line."""
     counts: Counter[str] = Counter()
-    sides = [list(decode_lines(read_file(path, counts), counts)) for path in (source, target)]
+    sides = [
+        list(_shortened(decode_lines(read_file(path, counts), counts), translator))
+        for path in (source, target)
+    ]
     if len(sides[0]) != len(sides[1]):
         raise UserError(
             f"{source} has {len(sides[0])} lines but {target} has {len(sides[1])}: "
@@ -126,10 +149,17 @@ def load_tokenizer(path: Path) -> Tokenizer:
     return Tokenizer.load(directory / layout.TOKENIZER)
 
 
+def _bounded_texts(source: Iterable[bytes], counts: Counter[str]) -> Iterator[str]:
+    for text in decode_lines(read_lines(source, counts), counts):
+        if len(text) > LONGEST_TEXT:
+            counts[f"lines longer than {LONGEST_TEXT:,} characters, cut there"] += 1
+        yield shorten_text(text, LONGEST_TEXT)
+
+
 def encode_stream(tokenizer: Tokenizer, source: Iterable[bytes], sink: IO[bytes]) -> None:
     """Write the pieces of each line."""
     counts: Counter[str] = Counter()
-    for text in decode_lines(read_lines(source, counts), counts):
+    for text in _bounded_texts(source, counts):
         sink.write(" ".join(tokenizer.pieces.encode(text, out_type=str)).encode("utf-8") + b"\n")
     warn_of(counts)
 
@@ -137,7 +167,7 @@ def encode_stream(tokenizer: Tokenizer, source: Iterable[bytes], sink: IO[bytes]
 def decode_stream(tokenizer: Tokenizer, source: Iterable[bytes], sink: IO[bytes]) -> None:
     """Write the text of each line of pieces."""
     counts: Counter[str] = Counter()
-    for text in decode_lines(read_lines(source, counts), counts):
+    for text in _bounded_texts(source, counts):
         line: str = tokenizer.pieces.decode_pieces(text.split(" ") if text else [])
         sink.write(line.replace("\n", " ").encode("utf-8") + b"\n")
     warn_of(counts)

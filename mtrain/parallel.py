@@ -7,7 +7,7 @@ from pathlib import Path
 from mtrain.errors import RefusedError, UserError
 from mtrain.log import logger
 from mtrain.metrics import check_tokenizer, is_mostly_cjk, tokenizer_for
-from mtrain.text import read_file, read_text_file
+from mtrain.text import read_text_file, scored_lines
 
 
 def read_references(paths: list[Path]) -> list[list[str]]:
@@ -32,7 +32,7 @@ def read_aligned(path: Path, references: list[list[str]]) -> list[str]:
 def read_source(path: Path, references: list[list[str]]) -> list[str]:
     """Read text to translate, as tolerantly as `mtrain translate` does."""
     counts: Counter[str] = Counter()
-    lines = list(decode_lines(read_file(path, counts), counts))
+    lines = list(decode_lines(scored_lines(path, counts), counts))
     warn_of(counts)
     _check_length(path, lines, references)
     return lines

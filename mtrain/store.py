@@ -295,6 +295,7 @@ def _encode_chunk(chunk: list[Pair], tokenizer: Tokenizer, selection: Selection)
     """
     dropped = Counter[str]()
     pairs = selection.by_text(chunk, dropped)
+    pairs = selection.by_characters(pairs, tokenizer.longest_piece, dropped)
     lines = tokenizer.encode([text for pair in pairs for text in pair])
     lengths = np.fromiter(map(len, lines), np.int64, len(lines))
     passed = np.repeat(selection.by_length(lengths.reshape(-1, 2), dropped), 2)

@@ -8,15 +8,19 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from mtrain.config import FileCorpus, HubCorpus
 from mtrain.errors import RowError, UserError
-from mtrain.text import NOT_UTF8, Reading, decode, read_file, scan_file
+from mtrain.text import NOT_UTF8, Reading, decode, read_file, scan_file, size_of
 from mtrain.tmx import count_units, read_tmx
 
+_READERS = "datasets.packaged_modules"
+TEXT_READERS = {"parquet", "json", "csv", "arrow", "text", "cache"}  # of the library datasets
 ROWS = 1000  # read at a time
+LARGEST_BATCH = 1 << 30  # bytes of a Parquet row group, or of so many rows of a dataset
 
 Row = tuple[int, Any, Any]  # its number, and what should be its source and target
 TextRow = tuple[int, str, str]
@@ -78,6 +82,8 @@ def _texts(
         other = next((column for column, value in columns if not isinstance(value, str)), None)
         if other is not None:
             reading.refuse(RowError(place, number, f"{other} is not text"))
+        elif reading.drops(place, number, max(size_of(src), size_of(tgt))):
+            continue
         elif _is_unicode(src) and _is_unicode(tgt):
             yield number, src, tgt
         else:
@@ -100,6 +106,8 @@ def _is_unicode(text: str) -> bool:
 
 def _decoded_lines(path: Path, reading: Reading) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(read_file(path, reading.counts), 1):
+        if reading.drops(f"{path}:{number}", number, len(line)):
+            continue
         text = decode(path, number, line, reading)
         if text is None:
             reading.counts[NOT_UTF8] += 1
@@ -115,6 +123,8 @@ def _read_tsv(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]
         number, first = next(lines, (1, ""))
         header = first.split("\t") if number == 1 else []  # a first line that is not UTF-8 is none
         for name in places:
+            if header.count(str(name)) > 1:
+                raise UserError(f"{path}:1: two columns have the name {name}; rename one of them")
             if name not in header:
                 raise UserError(
                     f"{path}:1: no column {name}; it has {_listed(header)}. Columns without "
@@ -135,6 +145,7 @@ def _read_json_lines(corpus: FileCorpus, path: Path, reading: Reading) -> Iterat
     for number, line in _decoded_lines(path, reading):
         try:
             row = json.loads(line)
+            _check_names(line, corpus)
             src, tgt = (_field(row, str(name)) for name in (corpus.src, corpus.tgt))
         except (ValueError, RecursionError, LookupError) as error:
             reason = {RecursionError: "not JSON: nested too deep", LookupError: str(error.args[0])}
@@ -142,6 +153,23 @@ def _read_json_lines(corpus: FileCorpus, path: Path, reading: Reading) -> Iterat
             reading.refuse(RowError(f"{path}:{number}", number, text))
             continue
         yield number, src, tgt
+
+
+def _check_names(line: str, corpus: FileCorpus) -> None:
+    """Raise `LookupError` where an object holds a wanted name twice: readers differ in which of
+    them they take.
+    """
+    wanted = {part for name in (corpus.src, corpus.tgt) for part in (name, *str(name).split("."))}
+    if all(line.count(json.dumps(name)) < 2 for name in wanted) and "\\u" not in line:
+        return
+
+    def check(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs if name in wanted]
+        if len(set(names)) < len(names):
+            raise LookupError(f"the field {max(names, key=names.count)} stands there twice")
+        return dict(pairs)
+
+    json.loads(line, object_pairs_hook=check)
 
 
 def _field(row: Any, name: str) -> Any:
@@ -186,6 +214,7 @@ def _parquet_batches(corpus: FileCorpus, path: Path) -> Iterator[dict[str, list[
     names = {str(name) for name in (corpus.src, corpus.tgt)}
     wanted = names | {name.split(".")[0] for name in names}
     known = [name for name in file.schema_arrow.names if name in wanted]
+    _check_row_groups(path, file.metadata, wanted)
     number = 0
     try:
         for batch in file.iter_batches(ROWS, columns=known or None):
@@ -195,17 +224,53 @@ def _parquet_batches(corpus: FileCorpus, path: Path) -> Iterator[dict[str, list[
         raise UserError(f"{path}: cannot read: behind row {number}: {error}") from None
 
 
+def _check_row_groups(path: Path, metadata: Any, wanted: set[str]) -> None:
+    """Refuse row groups that take too much memory, by what the file says of itself."""
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        columns = (group.column(place) for place in range(group.num_columns))
+        size = sum(
+            column.total_uncompressed_size
+            for column in columns
+            if column.path_in_schema.split(".")[0] in wanted
+        )
+        if size > LARGEST_BATCH:
+            raise UserError(
+                f"{path}: row group {number} holds {size / (1 << 30):.1f} GiB of text, and more "
+                "than 1 GiB is not read at once; write it anew with smaller row groups"
+            )
+
+
 def _dataset_batches(corpus: HubCorpus, root: Path, name: str) -> Iterator[dict[str, list[Any]]]:
     with _telling(name):
-        yield from _load_dataset(corpus, root).iter(batch_size=ROWS)
+        found = _load_dataset(corpus, root)
+        if not corpus.streaming and found.num_rows:
+            size = found.data.nbytes / found.num_rows * ROWS
+            if size > LARGEST_BATCH:
+                raise UserError(
+                    f"{name}: {ROWS} rows hold {size / (1 << 30):.1f} GiB, and more than 1 GiB is "
+                    "not read at once"
+                )
+        yield from found.iter(batch_size=ROWS)
 
 
 def _load_dataset(corpus: HubCorpus, root: Path) -> Any:
     import datasets  # slow to import, and needed by `dataset:` entries alone
 
     datasets.disable_progress_bars()
-    local = root / corpus.dataset
-    source = str(local) if local.is_dir() else corpus.dataset
+    local, name = root / corpus.dataset, corpus.dataset
+    source = str(local) if local.is_dir() else name
+    if source == name and name.isidentifier() and find_spec(f"{_READERS}.{name}"):
+        raise UserError(
+            f"dataset {name}: is a reader of the library datasets, which would look for files in "
+            "the working directory; name a dataset of the hub or a local folder"
+        )
+    parents = type(datasets.load_dataset_builder(source, corpus.name)).__mro__
+    readers = {parent.__module__.removeprefix(f"{_READERS}.").split(".")[0] for parent in parents}
+    if not readers & TEXT_READERS:
+        raise UserError(
+            f"dataset {name}: its files are read as Parquet, JSON, CSV, Arrow or plain text alone"
+        )
     return datasets.load_dataset(
         source, corpus.name, split=corpus.split, streaming=corpus.streaming
     )

@@ -18,7 +18,7 @@ from mtrain.errors import (
     UserError,
     printable,
 )
-from mtrain.text import open_bytes, reading_from
+from mtrain.text import bounded_lines, open_bytes, reading_from
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -70,7 +70,7 @@ def reading(name: str) -> Iterator[Iterator[bytes]]:
 def _guarded(stream: IO[bytes], name: str) -> Iterator[bytes]:
     """Read lines; raises `UserError`, for an error of the input is not one of the output."""
     with reading_from(name):
-        yield from stream
+        yield from bounded_lines(stream)
 
 
 @contextmanager

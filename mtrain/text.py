@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, NoReturn, cast
@@ -19,6 +20,12 @@ from mtrain.errors import RowError, UserError
 
 DROPPED = "pairs dropped: "  # how counts of pairs that are left out begin
 NOT_UTF8 = DROPPED + "not valid UTF-8"
+# Bytes of a line, and of the text in a cell, a field or a segment. What is longer is no sentence:
+# the rest is not read into memory, and the pair is dropped, or refused in a set that is scored.
+LONGEST_LINE = 1 << 20
+CHARACTERS_A_TOKEN = 64  # at most, in ordinary text; more where a vocabulary has a longer piece
+LONGEST_TEXT = LONGEST_LINE // 4  # characters that a model or a vocabulary is given of a line
+TOO_LONG = f"longer than {LONGEST_LINE:,} bytes"
 
 _BOM = b"\xef\xbb\xbf"
 # How files begin that are not text in UTF-8 at all, and what to do; a line that begins so by chance
@@ -40,7 +47,7 @@ def _refuse(error: RowError) -> NoReturn:
 class Reading:
     """Options of reading, counts of what was changed or dropped on the way, what to call now and
     then (it may raise to end a long read), and for a row that cannot be read (one that does not
-    raise has it left out).
+    raise has it left out). Sets that are scored `keep_blank` lines, and refuse those too long.
     """
 
     root: Path = field(default_factory=Path)
@@ -50,10 +57,34 @@ class Reading:
     check: Callable[[], None] = lambda: None
     refuse: Callable[[RowError], None] = _refuse
 
+    def drops(self, place: str, number: int, size: int) -> bool:
+        """Whether a line or text of this many bytes is too long, and so left out or refused."""
+        if size <= LONGEST_LINE:
+            return False
+        if self.keep_blank:
+            advice = "a set that is scored loses no line, so cut or remove it"
+            self.refuse(RowError(place, number, f"{TOO_LONG}; {advice}", is_long=True))
+        else:
+            self.counts[DROPPED + TOO_LONG] += 1
+        return True
+
 
 def is_blank(text: str) -> bool:
     """Tell whether a line holds nothing but white space."""
     return not text or text.isspace()
+
+
+def size_of(text: str) -> int:
+    """Return the bytes of a text, exactly where it may be too long."""
+    return len(text) if len(text) <= LONGEST_TEXT else len(text.encode("utf-8", "replace"))
+
+
+def shorten_text(text: str, most: int) -> str:
+    """Cut a text to at most this many characters, at a space if there is one near the end."""
+    if len(text) <= most:
+        return text
+    space = text.rfind(" ", most * 3 // 4, most)
+    return text[: space if space > 0 else most]
 
 
 def open_bytes(path: Path) -> IO[bytes]:
@@ -84,11 +115,9 @@ def reading_from(name: Path | str) -> Iterator[None]:
         raise UserError(f"{name}: cannot read: {error}") from None
 
 
-def read_lines(stream: Iterable[bytes], counts: Counter[str] | None = None) -> Iterator[bytes]:
-    r"""Yield the lines of a binary stream without `\n`, a BOM at the start, or one `\r` before
-    `\n`.
-    """
-    for number, line in enumerate(stream):
+def read_lines(lines: Iterable[bytes], counts: Counter[str] | None = None) -> Iterator[bytes]:
+    r"""Yield lines without `\n`, a BOM at the start, or one `\r` before `\n`."""
+    for number, line in enumerate(lines):
         if number == 0 and line.startswith(_BOM):
             line = line[len(_BOM) :]
         if line.endswith(b"\r\n"):
@@ -99,10 +128,42 @@ def read_lines(stream: Iterable[bytes], counts: Counter[str] | None = None) -> I
             yield line.removesuffix(b"\n")
 
 
+def bounded_lines(stream: IO[bytes]) -> Iterator[bytes]:
+    r"""Yield the lines of a stream with their `\n`; of one of more than `LONGEST_LINE` bytes, a
+    little more than these, and no `\n`.
+    """
+    most = LONGEST_LINE + 8  # room for `\r\n`, and to end behind a whole character
+    for line in iter(partial(stream.readline, most), b""):
+        if len(line) == most and line[-1:] != b"\n":
+            while (rest := stream.readline(_BLOCK)) and rest[-1:] != b"\n":
+                pass
+            line = _without_split_character(line)
+        yield line
+
+
+def _without_split_character(line: bytes) -> bytes:
+    """Remove the first bytes of a UTF-8 character whose other bytes were cut off."""
+    for length in (1, 2, 3):
+        byte = line[-length]
+        if byte >= 0xC0:  # it begins a character of two, three or four bytes
+            return line[:-length] if length < 2 + (byte >= 0xE0) + (byte >= 0xF0) else line
+        if byte < 0x80:
+            break
+    return line
+
+
 def read_file(path: Path, counts: Counter[str] | None = None) -> Iterator[bytes]:
     """Yield the lines of a file; raises `UserError` where it cannot be read or is damaged."""
     with open_bytes(path) as stream, reading_from(path):
-        yield from read_lines(stream, counts)
+        yield from read_lines(bounded_lines(stream), counts)
+
+
+def scored_lines(path: Path, counts: Counter[str] | None = None) -> Iterator[bytes]:
+    """Yield the lines of a file of which none may be cut; raises `UserError` for one too long."""
+    for number, line in enumerate(read_file(path, counts), 1):
+        if len(line) > LONGEST_LINE:
+            raise UserError(f"{path}:{number}: {TOO_LONG}; cut or remove the line")
+        yield line
 
 
 def read_text_file(path: Path, counts: Counter[str] | None = None) -> list[str]:
@@ -110,7 +171,7 @@ def read_text_file(path: Path, counts: Counter[str] | None = None) -> list[str]:
     not.
     """
     lines = []
-    for number, line in enumerate(read_file(path, counts), 1):
+    for number, line in enumerate(scored_lines(path, counts), 1):
         try:
             lines.append(line.decode("utf-8"))
         except UnicodeDecodeError:
@@ -122,7 +183,7 @@ def windows_lines(path: Path, most: int, check: Callable[[], None]) -> tuple[int
     r"""Count the lines that end in `\r\n`, and all; and number the first ones."""
     count, number, first = 0, 0, list[int]()
     with open_bytes(path) as stream, reading_from(path):
-        for number, line in enumerate(stream, 1):
+        for number, line in enumerate(bounded_lines(stream), 1):
             if line.endswith(b"\r\n"):
                 count += 1
                 first += [number] * (len(first) < most)

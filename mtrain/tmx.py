@@ -13,16 +13,19 @@ from pathlib import Path
 from xml.parsers import expat
 
 from mtrain.errors import UserError
-from mtrain.text import DROPPED, Reading, open_bytes, reading_from
+from mtrain.text import DROPPED, LONGEST_LINE, Reading, open_bytes, reading_from, size_of
 
 CODES = {"bpt", "ept", "it", "ph", "ut"}
 DEEPEST = 200  # elements within each other; memories have some ten
 MOST_LANGUAGES = 20  # that an error names
 
+LARGEST_UNIT = 4 * LONGEST_LINE  # characters of all variants, and some for each
+
 _BLOCK = 1 << 20
 
 
 Unit = list[tuple[str, str]]  # its variants: language and text
+TOO_LARGE: Unit = []  # stands for a unit that is
 
 
 def read_tmx(path: Path, src: str, tgt: str, reading: Reading) -> Iterator[tuple[int, str, str]]:
@@ -34,9 +37,12 @@ def read_tmx(path: Path, src: str, tgt: str, reading: Reading) -> Iterator[tuple
     found = False
     for number, unit in enumerate(read_units(path, reading.check), 1):
         sides = _find(unit, src, tgt)
-        if sides is not None:
+        if sides is not None or unit is TOO_LARGE:
             found = True
-            yield number, unit[sides[0]][1], unit[sides[1]][1]
+            texts = [unit[side][1] for side in sides or ()]
+            size = LARGEST_UNIT if unit is TOO_LARGE else max(map(size_of, texts))
+            if not reading.drops(f"{path}: unit {number}", number, size):
+                yield number, texts[0], texts[1]
             continue
         reading.counts[reason] += 1
         if len(languages) < MOST_LANGUAGES:
@@ -96,7 +102,8 @@ class _Memory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.units: list[Unit] = []  # those that are whole
-        self.count = self.depth = self.codes = 0
+        self.count = self.depth = self.codes = self.fed = 0
+        self.size = 0  # of the unit's text so far
         self.unit: Unit | None = None
         self.language = ""
         self.parts: list[str] | None = None  # of the segment that is being read
@@ -110,6 +117,7 @@ class _Memory:
 
     def feed(self, block: bytes) -> None:
         """Read on; an empty block is the end."""
+        self.fed += len(block)
         try:
             self.parser.Parse(block, not block)
         except expat.ExpatError as error:
@@ -119,6 +127,9 @@ class _Memory:
             raise UserError(
                 f"{self.path}: cannot be decoded: {error}; convert the file to UTF-8"
             ) from None
+        # what is not ended yet, the parser keeps in memory and reads again with each block
+        if self.fed - self.parser.CurrentByteIndex > 4 * LONGEST_LINE:
+            raise self._failure("a tag or a comment is too long; mend the file")
 
     def _failure(self, reason: str) -> UserError:
         line, unit = self.parser.CurrentLineNumber, f"unit {self.count}: " if self.count else ""
@@ -135,7 +146,7 @@ class _Memory:
             self.codes += name in CODES or self.codes > 0
         elif name == "tu":
             self.count += 1
-            self.unit = []
+            self.unit, self.size = [], 0
         elif name == "tuv":
             self.language = attributes.get("xml:lang") or attributes.get("lang") or ""
         elif name == "seg":
@@ -147,16 +158,19 @@ class _Memory:
         if self.codes:
             self.codes -= 1
         elif name == "seg" and self.parts is not None:
-            if self.unit is not None:
+            self.size += 100 + len(self.language)
+            if self.unit is not None and self.size <= LARGEST_UNIT:
                 self.unit.append((self.language, _one_line("".join(self.parts))))
             self.parts = None
         elif name == "tu" and self.unit is not None:
-            self.units.append(self.unit)
+            self.units.append(self.unit if self.size <= LARGEST_UNIT else TOO_LARGE)
             self.unit = None
 
     def _text(self, text: str) -> None:
         if self.parts is not None and not self.codes:
-            self.parts.append(text)
+            self.size += len(text)
+            if self.size <= LARGEST_UNIT:
+                self.parts.append(text)
 
     def _entity(self, name: str, *rest: object) -> None:
         raise self._failure(

@@ -16,6 +16,7 @@ from mtrain.errors import UserError
 MAX_SENTENCES = 1_000_000
 # Longer ones are left out of training the vocabulary; SentencePiece's own limit is 4,192.
 MAX_SENTENCE_BYTES = 1 << 20
+LARGEST_MODEL = 64 << 20  # bytes of a model's file; one of a million pieces has half of that
 
 
 class Tokenizer:
@@ -29,10 +30,13 @@ class Tokenizer:
         self.pieces = sentencepiece.SentencePieceProcessor()
         try:
             self.pieces.load_from_serialized_proto(proto)
-        except RuntimeError:
+            numbers = list(range(self.pieces.get_piece_size()))
+            known: list[str] = self.pieces.id_to_piece(numbers)
+        except (RuntimeError, ValueError):  # pieces that are not UTF-8, too
             raise UserError(f"{name}: not a SentencePiece model") from None
         self.proto = proto
-        self.vocab_size: int = self.pieces.get_piece_size()
+        self.longest_piece = max(map(len, known), default=1)
+        self.vocab_size: int = len(known)
         self.unk_id: int = self.pieces.unk_id()
         self.pad_id = self._special(self.pieces.pad_id())
         self.bos_id = self._special(self.pieces.bos_id())
@@ -50,9 +54,13 @@ class Tokenizer:
         if path.exists() and not path.is_file():
             raise UserError(f"{path}: cannot read the tokenizer: not a regular file")
         try:
-            return cls(path.read_bytes(), str(path))
+            with path.open("rb") as file:
+                proto = file.read(LARGEST_MODEL + 1)
         except OSError as error:
             raise UserError(f"{path}: cannot read the tokenizer: {error.strerror}") from None
+        if len(proto) > LARGEST_MODEL:
+            raise UserError(f"{path}: not a SentencePiece model: it has more than 64 MiB")
+        return cls(proto, str(path))
 
     @property
     def fingerprint(self) -> str:

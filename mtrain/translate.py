@@ -26,7 +26,7 @@ from mtrain.log import logger
 from mtrain.model import Dropout, Shape, Transformer, set_compute_dtype
 from mtrain.sampling import Choice, sample
 from mtrain.search import Hypothesis, Rules, beam_search, length_normalizer
-from mtrain.text import is_blank
+from mtrain.text import CHARACTERS_A_TOKEN, LONGEST_TEXT, is_blank, shorten_text
 from mtrain.tokenizer import Tokenizer
 from mtrain.yaml_reader import parse_document
 
@@ -141,9 +141,26 @@ class Translator:
 
     def encode_sources(self, lines: list[str]) -> tuple[list[NDArray[np.int64]], list[int]]:
         """Encode and cut at the length limit; returns ids and the places of lines that were cut."""
-        encoded, most = self.tokenizer.encode(lines), self.max_source_length - 1
-        cut = [place for place, ids in enumerate(encoded) if len(ids) > most]
+        encoded, most = self._encode(lines), self.max_source_length - 1
+        lengths = zip(map(len, encoded), map(len, lines), strict=True)
+        cut = [
+            place
+            for place, (tokens, characters) in enumerate(lengths)
+            if tokens > most or characters > self.most_characters
+        ]
         return [np.array(ids[:most], np.int64) for ids in encoded], cut
+
+    @property
+    def most_characters(self) -> int:
+        """Characters of a line that are tokenized: more than its tokens can hold, unless the text
+        is next to nothing but blanks. SentencePiece takes some fifty times the size of a text.
+        """
+        longest = max(CHARACTERS_A_TOKEN, self.tokenizer.longest_piece)
+        return min(self.max_source_length * longest, LONGEST_TEXT)
+
+    def _encode(self, lines: list[str]) -> list[list[int]]:
+        most = self.most_characters
+        return self.tokenizer.encode([shorten_text(line, most) for line in lines])
 
     def translate(
         self,
@@ -278,11 +295,13 @@ class Translator:
     def score(
         self, sources: list[str], targets: list[str], first_line: int = 1
     ) -> tuple[list[float], list[int]]:
-        """Natural log-probability of each target with eos given its source, and the places of cut
-        sources.
+        """Natural log-probability of each target with eos given its source, and the places where
+        the source was cut, or the target for the number of its characters.
         """
         src, cut = self.encode_sources(sources)
-        tgt = [np.array(ids, np.int64) for ids in self.tokenizer.encode(targets)]
+        tgt = [np.array(ids, np.int64) for ids in self._encode(targets)]
+        long = [place for place, text in enumerate(targets) if len(text) > self.most_characters]
+        cut = sorted({*cut, *long})
         most = self._positions_limit
         for place, row in enumerate(tgt):
             if most is not None and len(row) >= most:

@@ -13,7 +13,7 @@ from mtrain.check.usual import Usual
 from mtrain.filters import is_identical
 from mtrain.marks import ENTITIES, HYPHENS, SUBWORDS
 from mtrain.scripts import JOINING, WIDE, name_of
-from mtrain.text import is_blank
+from mtrain.text import LONGEST_TEXT, is_blank, shorten_text
 from mtrain.tokenizer import Tokenizer
 
 Rows = NDArray[np.int64]
@@ -34,7 +34,7 @@ _CYRILLIC = re.compile(
 )
 _GARBLED = re.compile("锟斤拷|ï¿½|ðŸ[\x80-\xbf‘-“˜™]")
 # Marks between groups of three digits, or of two before these, as in India.
-_GROUPED = re.compile(r"(?<=\d)[.,'’٬， \u00a0\u2009\u202f](?=(?:\d{2}[,٬])*\d{3}(?!\d))")
+_GROUPED = re.compile(r"(?<=\d)[.,'’٬， \u00a0\u2009\u202f](?=(?:\d{2}[,٬]){0,6}\d{3}(?!\d))")
 _NUMBER = re.compile(r"\d{2,18}")  # single digits are often words on the other side
 _COUNTED = re.compile(r"\d\s*[万萬億亿만억]")  # in tens of thousands, which are millions elsewhere
 PIECE = 200  # characters that are normalized together
@@ -295,6 +295,9 @@ def token_lengths(chunk: Chunk, tokenizer: Tokenizer | None) -> NDArray[np.int64
         counts = np.stack([words.counts for words in chunk.words], 1)
         estimated: NDArray[np.int64] = np.ceil(counts * PIECES_A_WORD).astype(np.int64)
         return estimated
-    sides = [[len(ids) for ids in tokenizer.encode(list(texts))] for texts in chunk.texts]
+    sides = [
+        [len(ids) for ids in tokenizer.encode([shorten_text(t, LONGEST_TEXT) for t in texts])]
+        for texts in chunk.texts
+    ]
     lengths: NDArray[np.int64] = np.array(sides, np.int64).T.reshape(-1, 2)
     return lengths

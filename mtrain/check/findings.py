@@ -22,6 +22,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "unreadable": (ERROR, "cannot be read"),
     "unequal": (ERROR, "unequal numbers of lines"),
     "row": (ERROR, "not two texts"),
+    "too_long": (ERROR, "longer than any line that is read"),
     "encoding": (ERROR, "not valid UTF-8"),
     "dropped": (WARNING, "not valid UTF-8, left out"),
     "empty": (ERROR, "nothing to learn from or to score"),
@@ -215,6 +216,8 @@ class Findings:
     def add_row(self, error: RowError, *, is_dropped: bool) -> None:
         """Add a row that could not be read, or is left out by request."""
         kind = ("dropped" if is_dropped else "encoding") if error.is_encoding else "row"
+        if error.is_long:  # training leaves such a pair out
+            kind = "long" if self.name.startswith("data.train") else "too_long"
         side = next(
             (n for n, file in enumerate(self.place.files) if error.place.startswith(f"{file}:")), 0
         )
