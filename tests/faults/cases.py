@@ -124,9 +124,13 @@ class Case:
         named = [b for a, b in zip(self.arguments, self.arguments[1:], strict=False) if a == "-o"]
         if self.arguments[0] == "init":
             named = [os.path.dirname(name) for name in named]
-        found = [os.path.relpath(os.path.realpath(self.box / name), self.root) for name in named]
-        read = ("box/run", "box/in.txt", "box/hyp.txt", "box/config.yaml", "box")
-        return [name for name in found if not name.startswith("box/run/") and name not in read]
+        found = [self.real(name) for name in named]
+        read = {"box", *(self.real(a) for a in self.arguments if a not in named)}
+        return [name for name in found if name not in read and not name.startswith("box/run")]
+
+    def real(self, name: str) -> str:
+        """Where a name of the command line leads, relative to ROOT."""
+        return os.path.relpath(os.path.realpath(self.box / name[:200]), self.root)
 
     def choose(self, commands: Commands, **words: str) -> None:
         weights = [weight for weight, _ in commands.values()]
@@ -144,8 +148,7 @@ class Case:
         if isinstance(text, str) and text and "\0" not in text and len(text) < 250:
             text = text.replace("$HOME", str(self.root / "home"))
             text = re.sub("^~(?=/|$)", str(self.root / "home"), text)
-            path = os.path.relpath(os.path.realpath(self.box / text), self.root)
-            self.may_write.append(path)
+            self.may_write.append(self.real(text))
 
 
 def of_config(case: Case) -> None:
