@@ -169,8 +169,13 @@ def of_setting(case: Case) -> None:
     rng, config = case.rng, case.config()
     sections = {key: value for key, value in config.items() if isinstance(value, dict)}
     keys = [f"{key}.{name}" for key, section in sections.items() for name in section]
-    key = rng.choice([*keys, "run_dir", "run_dir", "seed", "train", "data", mutate.odd_text(rng)])
+    key = rng.choice([*keys, "seed", "train", "data", mutate.odd_text(rng)])
     value = mutate.odd_value(rng)
+    if rng.random() < 0.4:
+        key = rng.choice(
+            ("run_dir", "run_dir", "run_dir", "data.root", "tokenizer.path", "train.init_from")
+        )
+        value = rng.choice(mutate.ODD_PATHS)
     text = value if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True)
     if key == "run_dir":
         case.names_run(text)
@@ -186,8 +191,9 @@ def of_corpus(case: Case) -> None:
     pairs = made_up_pairs(60, rng.randrange(3))
     case.what, files = mutate.mutate_corpus(rng, form, pairs)
     names = []
+    stem = rng.choice((*["fuzz"] * 12, "f\x1b[2J", f"a\n{mutate.FORGED}"))
     for suffix, data in files.items():
-        names.append(f"data/fuzz.{suffix}")
+        names.append(f"data/{stem}.{suffix}")
         (case.box / names[-1]).write_bytes(data)
     case.must_fail = "twice" in case.what and form in ("tsv", "jsonl")
     if form in ("plain", "gz", "zst") and rng.random() < 0.6:
@@ -239,7 +245,9 @@ def of_run(case: Case) -> None:
     case.is_own = False
     case.keeps_result = file.name != "best.json"
     case.choose(USES, MODEL=model)
-    deed = rng.choice((*mutate.LEADS, "bytes", "bytes", "values", "values", "values", "secrets"))
+    deed = rng.choice((*mutate.LEADS, "bytes", "bytes", "secrets"))
+    if file.suffix in (".json", ".jsonl", ".yaml") and rng.random() < 0.5:
+        deed = "values"
     case.what = f"{name}: {deed}"
     if deed == "bytes":
         file.write_bytes(mutate.mutate_bytes(rng, data))
@@ -269,6 +277,8 @@ def _name_secrets(case: Case) -> None:
         if path.parent.name != "run":
             manifest.seal(path.parent)
     case.what = "run: its config names other files"
+    names = ("report", "export", "verify", "train", "eval", "attention")
+    case.choose({name: USES[name] for name in names}, MODEL="run")
     case.keeps_result = False
 
 

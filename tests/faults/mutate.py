@@ -39,10 +39,21 @@ ODD_NUMBERS = [
     *(float("inf"), float("nan"), True, False),
 ]
 ODD_PATHS = [
-    *("~/new", "$HOME/new", "${NOPE}/new", "~nobody-of-this-name/new", "", ".", "-", "--help"),
+    *(
+        "~/new",
+        "~/new",
+        "$HOME/new",
+        "$HOME/new",
+        "${NOPE}/new",
+        "~nobody-of-this-name/new",
+        "",
+        ".",
+        "-",
+        "--help",
+    ),
     *("../outside/folder", "../outside/link", "../outside/dangling", "../outside/victim.txt"),
     *("../outside/pipe", "../outside/null", "data", "data/train.src", "run/config.yaml", "n" * 300),
-    *("new\x1b]0;owned\a", f"new\n{FORGED}", "new/../other", "../home/.ssh/id"),
+    *("new\x1b]0;owned\a", f"new\n{FORGED}", "data/../new", "../home/.ssh/id"),
 ]
 
 
@@ -285,7 +296,7 @@ def mutate_pairs(rng: Random, pairs: Pairs, form: str) -> Pairs:
     for _ in range(rng.choice((1, 2, 5))):
         at, side = rng.randrange(len(pairs)), rng.randrange(2)
         odd = odd_text(rng)
-        if rng.random() < 0.02:
+        if rng.random() < 0.04:
             odd = rng.choice(("bavo ", "x", "\u0301", "9,11")) * rng.choice((100_000, 2_000_000))
         if form == "parquet":
             odd = odd.replace("\ud800", "?")
@@ -298,7 +309,8 @@ def mutate_pairs(rng: Random, pairs: Pairs, form: str) -> Pairs:
 
 def mutate_corpus(rng: Random, form: str, pairs: Pairs) -> tuple[str, dict[str, bytes]]:
     """Return what was done and the files."""
-    deed = rng.choice(("texts", "texts", "bytes", "bytes", "a line lost", "packed", "doubled"))
+    deeds = ("texts", "texts", "bytes", "bytes", "a line lost", "packed", "renamed", "doubled")
+    deed = rng.choice(deeds)
     if deed == "doubled":
         return f"{form}: a name twice", corpus(form, pairs, doubled=True)
     if deed == "texts":
@@ -308,12 +320,14 @@ def mutate_corpus(rng: Random, form: str, pairs: Pairs) -> tuple[str, dict[str, 
     data = files[name]
     if deed == "bytes":
         files[name] = mutate_bytes(rng, data)
+    elif deed == "renamed":
+        files[name] = data.replace(b"tgt", encoded(odd_text(rng)), 1)
     elif deed == "a line lost":
         lines = data.split(b"\n")
         del lines[rng.randrange(len(lines))]
         files[name] = b"\n".join(lines)
     else:
-        if rng.random() < 0.05 and name.endswith(".gz"):
+        if rng.random() < 0.3 and name.endswith(".gz"):
             return f"{form}: a bomb", {**files, name: bomb(rng.random() < 0.5)}
         files[name] = rng.choice((gzip.compress(data, mtime=0), zstd(data), data[::-1]))
     return f"{form}: {deed} in {name}", files
