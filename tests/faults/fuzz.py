@@ -208,9 +208,8 @@ def _texts(case: Case, done: Done) -> Iterable[str]:
     shown = done.err
     if case.arguments[0] in REPORTS and "--json" not in case.arguments:
         shown += done.out.decode(errors="replace")
-    if control := re.search(r"[\0-\x08\x0b-\x1f\x7f-\x9f]", shown):
-        words = next(line for line in shown.split("\n") if control[0] in line).split()[:3]
-        yield f"prints a control character: {case.arguments[0]}: {ascii(words)[:60]}"
+    if re.search(r"[\0-\x08\x0b-\x1f\x7f-\x9f]", shown):
+        yield f"prints a control character: {case.command}"
     log = case.box / "run/train.log"
     if stat.S_ISREG(log.lstat().st_mode) if os.path.lexists(log) else False:
         shown += "\n" + log.read_text(errors="replace")
