@@ -140,6 +140,11 @@ class Case:
         if self.arguments[0] == "tokenizer" and self.arguments[1] != "train" and not self.stdin:
             self.stdin = (self.box / "in.txt").read_bytes()
 
+    def stops_early(self) -> None:
+        """Stop a training whose settings are sound but ask for days."""
+        if self.arguments[0] == "train":
+            self.arguments += ["--time-limit", "8s"]
+
     def config(self) -> Any:
         return yaml.safe_load((self.box / "config.yaml").read_text())
 
@@ -152,9 +157,9 @@ class Case:
 
 
 def of_config(case: Case) -> None:
-    config = case.config()
-    config["run_dir"] = case.rng.choice(("run", "new"))
-    data = mutate.mutate_yaml(case.rng, config)
+    rng, config = case.rng, case.config()
+    config["run_dir"] = rng.choice(("run", "run", "new", "new", mutate.odd_path(rng)))
+    data = mutate.mutate_yaml(rng, config) if rng.random() < 0.9 else mutate.yaml_of(config)
     (case.box / "config.yaml").write_bytes(data)
     try:
         loaded = yaml.load(data, yaml.BaseLoader)
@@ -162,6 +167,7 @@ def of_config(case: Case) -> None:
     except (yaml.YAMLError, ValueError, RecursionError):
         case.may_write = []
     case.choose(PREPARES)
+    case.stops_early()
     case.what = "a mutated config"
 
 
@@ -172,14 +178,13 @@ def of_setting(case: Case) -> None:
     key = rng.choice([*keys, "seed", "train", "data", mutate.odd_text(rng)])
     value = mutate.odd_value(rng)
     if rng.random() < 0.4:
-        key = rng.choice(
-            ("run_dir", "run_dir", "run_dir", "data.root", "tokenizer.path", "train.init_from")
-        )
-        value = rng.choice(mutate.ODD_PATHS)
+        key = rng.choice(("run_dir", "run_dir", "data.root", "tokenizer.path", "train.init_from"))
+        value = mutate.odd_path(rng)
     text = value if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True)
     if key == "run_dir":
         case.names_run(text)
     case.choose(PREPARES)
+    case.stops_early()
     setting = f"{key}={text}".replace("\0", "").replace("\ud800", "\udcff")
     case.arguments += ["--set", setting[:100_000]]
     case.what = "an odd --set"
@@ -381,7 +386,7 @@ def of_environment(case: Case) -> None:
     if deed == "no home":
         case.prelude = NO_HOME
     elif deed == "cache":
-        text = rng.choice(mutate.ODD_PATHS).replace("\0", "")
+        text = mutate.odd_path(rng).replace("\0", "")
         case.environment = {"MTRAIN_CACHE": text}
         case.names_run(text)
     elif deed == "git":

@@ -38,22 +38,12 @@ ODD_NUMBERS = [
     *(0, -1, 1, 2, 3, 7, 1 << 31, 1 << 63, -(1 << 63) - 1, 10**400, 0.1, -0.0, 5e-324, 1e308),
     *(float("inf"), float("nan"), True, False),
 ]
+HOME_PATHS = ["~/new", "$HOME/new", "${NOPE}/new", "~nobody-of-this-name/new"]
 ODD_PATHS = [
-    *(
-        "~/new",
-        "~/new",
-        "$HOME/new",
-        "$HOME/new",
-        "${NOPE}/new",
-        "~nobody-of-this-name/new",
-        "",
-        ".",
-        "-",
-        "--help",
-    ),
+    *("", ".", "-", "--help", "data", "data/train.src", "data/../new", "n" * 300),
     *("../outside/folder", "../outside/link", "../outside/dangling", "../outside/victim.txt"),
-    *("../outside/pipe", "../outside/null", "data", "data/train.src", "run/config.yaml", "n" * 300),
-    *("new\x1b]0;owned\a", f"new\n{FORGED}", "data/../new", "../home/.ssh/id"),
+    *("../outside/pipe", "../outside/null", "../home/.ssh/id", "run/config.yaml"),
+    *("new\x1b]0;owned\a", f"new\n{FORGED}"),
 ]
 
 
@@ -65,12 +55,16 @@ def odd_text(rng: Random) -> str:
     return rng.choice(ODD_TEXTS if rng.random() < 0.05 else ODD_TEXTS[:-2])
 
 
+def odd_path(rng: Random) -> str:
+    return rng.choice(HOME_PATHS if rng.random() < 0.4 else ODD_PATHS)
+
+
 def odd_value(rng: Random) -> Any:
     kind = rng.randrange(5)
     if kind == 0:
         return rng.choice(ODD_NUMBERS)
     if kind == 1:
-        return rng.choice(ODD_PATHS)
+        return odd_path(rng)
     if kind == 2:
         return rng.choice([None, [], {}, [[]], [None], {"a": {"b": 1}}, {"": 1}])
     if kind == 3:

@@ -182,7 +182,8 @@ while request := sys.stdin.readline():
             for number, name in enumerate(("stdin", "stdout", "stderr")):
                 flags = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
                 os.dup2(os.open(request[name], flags), number)
-            sys.stdin, sys.stdout, sys.stderr = (open(n, "r" if n == 0 else "w") for n in range(3))
+            sys.stdin, sys.stdout = open(0), open(1, "w")
+            sys.stderr = open(2, "w", errors="backslashreplace")
             os.environ.update(request["environment"])
             sys.argv = ["mtrain", *request["arguments"]]
             exec(request["prelude"], {})
