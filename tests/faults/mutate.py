@@ -52,7 +52,7 @@ def encoded(text: str) -> bytes:
 
 
 def odd_text(rng: Random) -> str:
-    return rng.choice(ODD_TEXTS if rng.random() < 0.05 else ODD_TEXTS[:-2])
+    return rng.choice(ODD_TEXTS[-2:] if rng.random() < 0.03 else ODD_TEXTS[:-2])
 
 
 def odd_path(rng: Random) -> str:
