@@ -235,7 +235,9 @@ def _may_change(case: Case, done: Done, name: str, before: Files) -> bool:
         is_new = name not in before
         if is_new and any(within(d) or d.startswith(name + "/") for d in case.may_write):
             return True
-    return done.code == 0 and any(within(output) for output in case.outputs)
+    return done.code == 0 and any(
+        within(output) or output.startswith(name + "/") for output in case.outputs
+    )
 
 
 def _changes(case: Case, done: Done, before: Files, after: Files) -> Iterable[str]:
