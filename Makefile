@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup quickstart test test-slow test-faults lint typecheck check format bench
+.PHONY: setup quickstart test test-slow test-faults fuzz lint typecheck check format bench
 
 setup: $(READY)
 
@@ -32,6 +32,11 @@ test-slow: setup
 
 test-faults: setup
 	$(BIN)/python -m pytest tests/faults --all-faults
+
+# SECONDS=1800 for longer, SEED=1 for the same cases again, CASE=17 for one of them
+fuzz: setup
+	PYTHONPATH=tests $(BIN)/python -m faults.fuzz \
+		$(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(if $(CASE),--case $(CASE))
 
 lint: setup
 	$(BIN)/ruff check .

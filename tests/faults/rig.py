@@ -160,21 +160,30 @@ class Done:
 
 # Loads what `mtrain` loads, then forks a process for every command that it is sent: each is as
 # separate as any, without the two seconds that loading takes. A prelude of Python code says where
-# in the command a fault strikes.
+# in the command a fault strikes. What runs longer than its limit is killed, with its children.
 SERVER = """
-import json, os, sys, traceback
+import json, os, signal, sys, traceback
 from mtrain import cli, evaluate, job, lines
 from mtrain.metrics import bleu
+
+def end(child):
+    try:
+        os.killpg(child, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
 while request := sys.stdin.readline():
     request = json.loads(request)
     child = os.fork()
     if child == 0:
         code = 1
         try:
+            os.setsid()
             for number, name in enumerate(("stdin", "stdout", "stderr")):
                 flags = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
                 os.dup2(os.open(request[name], flags), number)
-            sys.stdin, sys.stdout, sys.stderr = (open(n, "r" if n == 0 else "w") for n in range(3))
+            sys.stdin, sys.stdout = open(0), open(1, "w")
+            sys.stderr = open(2, "w", errors="backslashreplace")
             os.environ.update(request["environment"])
             sys.argv = ["mtrain", *request["arguments"]]
             exec(request["prelude"], {})
@@ -191,7 +200,11 @@ while request := sys.stdin.readline():
                 except OSError:
                     pass
             os._exit(code)
+    signal.signal(signal.SIGALRM, lambda *_: end(child))
+    signal.setitimer(signal.ITIMER_REAL, request["limit"])
     _, status, usage = os.wait4(child, 0)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    end(child)
     print(os.waitstatus_to_exitcode(status), usage.ru_maxrss >> 10, flush=True)
 """
 
@@ -224,9 +237,14 @@ class Processes:
         return subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=environment)
 
     def mtrain(
-        self, *arguments: str | Path, stdin: bytes = b"", prelude: str = "", **environment: str
+        self,
+        *arguments: str | Path,
+        stdin: bytes = b"",
+        prelude: str = "",
+        limit: float = 600,
+        **environment: str,
     ) -> Done:
-        """Run one command to its end."""
+        """Run one command to its end, or kill it after `limit` seconds."""
         with self.lock:
             self.number += 1
             stem = self.directory / str(self.number)
@@ -237,6 +255,7 @@ class Processes:
             "arguments": [str(argument) for argument in arguments],
             "environment": environment,
             "prelude": prelude,
+            "limit": limit,
         }
         server, started = self._take(), time.monotonic()
         assert server.stdin is not None
@@ -247,7 +266,8 @@ class Processes:
         seconds = time.monotonic() - started
         with self.lock:
             self.idle.append(server)
-        out, err = Path(files["stdout"]).read_bytes(), Path(files["stderr"]).read_text()
+        out = Path(files["stdout"]).read_bytes()
+        err = Path(files["stderr"]).read_bytes().decode(errors="backslashreplace")
         for file in files.values():
             Path(file).unlink()
         return Done(code, out, err, seconds, memory)

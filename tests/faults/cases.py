@@ -1,0 +1,444 @@
+"""One fuzzing case: a sandbox with something odd in it, and the `mtrain` command that meets it.
+
+    ROOT/box/       working directory: config.yaml, data/, run/ (finished), in.txt, hyp.txt, out/
+    ROOT/cache/     MTRAIN_CACHE
+    ROOT/home/      HOME, with a secret
+    ROOT/outside/   files that belong to somebody else; links lead there
+
+The kinds at the end of this module each make one kind of case.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import yaml
+from conftest import made_up_pairs
+
+from faults import mutate
+from mtrain import manifest
+
+SECRET = "secret of this home"
+FORMS = ("plain", "plain", "plain", "gz", "zst", "tsv", "jsonl", "tmx", "parquet")
+
+# Commands with their weights. MODEL is a run or a checkpoint; SRC and TGT are files of text.
+Commands = dict[str, tuple[int, str]]
+USES: Commands = {
+    "translate": (4, "translate -m MODEL -i in.txt"),
+    "translate -o": (2, "translate -m MODEL -i in.txt -o out/old.txt --scores"),
+    "score": (3, "score -m MODEL -s in.txt -t hyp.txt"),
+    "eval": (3, "eval -m MODEL -s in.txt -r hyp.txt --json"),
+    "encode": (1, "tokenizer encode -m MODEL"),
+    "decode": (1, "tokenizer decode -m MODEL"),
+    "attention": (2, "attention -m MODEL -o out/new.html dimar"),
+    "export": (1, "export -m MODEL -o out/export --sample in.txt"),
+    "verify": (4, "verify run"),
+    "report": (3, "report run -o out/new.html --no-check"),
+    "average": (3, "average run --last 2 -o out/average"),
+    "go on": (8, "train -c config.yaml --set train.max_steps=4"),
+    "tensorboard": (1, "train -c config.yaml --set train.max_steps=4 --set train.tensorboard=true"),
+    "train": (3, "train -c config.yaml"),
+    "dry run": (2, "train -c config.yaml --dry-run"),
+    "other seed": (1, "train -c config.yaml --set seed=5"),
+}
+PREPARES: Commands = {
+    "train": (4, "train -c config.yaml"),
+    "dry run": (4, "train -c config.yaml --dry-run"),
+    "check": (4, "check -c config.yaml --no-forecast"),
+    "check --json": (1, "check -c config.yaml --no-forecast --json"),
+    "data build": (2, "data build -c config.yaml"),
+    "tokenizer train": (1, "tokenizer train -c config.yaml"),
+}
+READS: Commands = {
+    "translate": (4, "translate -m run -i SRC"),
+    "translate -o": (2, "translate -m run -i SRC -o out/old.txt --n-best 2 --scores"),
+    "translate <": (2, "translate -m run"),
+    "translate < --line-buffered": (1, "translate -m run --line-buffered --beam-size 1"),
+    "score": (3, "score -m run -s SRC -t TGT"),
+    "eval": (2, "eval -m run -s SRC -r TGT"),
+    "eval --hypothesis": (2, "eval --hypothesis SRC -r TGT -s TGT"),
+    "compare": (1, "compare -r TGT SRC data/train.src"),
+    "init": (1, "init SRC TGT --src-lang aa --tgt-lang bb --hold-out 3 -o out/init/new.yaml"),
+    "encode": (1, "tokenizer encode -m run"),
+    "decode": (1, "tokenizer decode -m run"),
+}
+# What these print or write about a run must not change, whatever else lies beside its checkpoints.
+SAME = ("translate", "translate -o", "score", "eval", "encode", "decode", "average", "go on")
+WRITTEN = ("box/out/old.txt", "box/out/average", "box/run/checkpoints/step-00000004")
+
+PLANTS = [
+    *(".config.yaml.partial", ".run.json.partial", ".status.json.partial", ".best.json.partial"),
+    *(".lock", "train.log", "metrics.jsonl", ".metrics.jsonl.partial", ".tokenizer.model.partial"),
+    *("status.json", "best.json", "run.json", "config.yaml", "tokenizer.model", "tokenizer.vocab"),
+    *("checkpoints", "checkpoints/step-00000003", "checkpoints/.step-00000003.partial"),
+    *("checkpoints/.step-00000003.removed", "checkpoints/step-00000004", "checkpoints/average"),
+    *("checkpoints/.average.partial", "checkpoints/.average.removed", "checkpoints/step-x"),
+    *("validation", "validation/step-00000004.txt", "validation/.step-00000004.txt.partial"),
+    *("validation/average.txt", "validation/.average.txt.partial", "tensorboard", "notes.txt"),
+    *("checkpoints/.step-00000004.partial", "checkpoints/step-00000002/trainer"),
+]
+OUTPUTS = [
+    *("run/checkpoints/average/model.safetensors", "run/best.json", "run", "run/train.log", "."),
+    *("in.txt", "./in.txt", "hyp.txt", "config.yaml", "out/old.txt", "out/link", "no/such/x", ""),
+    *("../outside/link", "../outside/dangling", "../outside/folder", "out"),
+    *("../outside/null", "out/new\x1b]0;owned\a", f"out/a\n{mutate.FORGED}", "out/" + "n" * 300),
+]
+
+
+@dataclass
+class Case:
+    rng: Random
+    root: Path
+    what: str = ""
+    command: str = ""  # its name
+    arguments: list[str] = field(default_factory=list)
+    stdin: bytes = b""
+    environment: dict[str, str] = field(default_factory=dict)
+    prelude: str = ""
+    may_write: list[str] = field(default_factory=list)  # new files only, relative to ROOT
+    must_stay: set[str] = field(default_factory=set)  # within the run
+    is_own: bool = True  # the config is the user's: may read what it names, and ask the hub
+    must_fail: bool = False
+    lines: int | None = None  # so many must come out
+    keeps_result: bool = False
+
+    @property
+    def box(self) -> Path:
+        return self.root / "box"
+
+    @property
+    def writes_run(self) -> bool:
+        begin = self.arguments[:1] == ["train"] or self.arguments[:2] == ["tokenizer", "train"]
+        return begin and "--dry-run" not in self.arguments
+
+    @property
+    def outputs(self) -> list[str]:
+        """What the command may replace when it succeeds."""
+        named = [b for a, b in zip(self.arguments, self.arguments[1:], strict=False) if a == "-o"]
+        if self.arguments[0] == "init":
+            named = [os.path.dirname(name) for name in named]
+        found = [self.real(name) for name in named]
+        read = {"box", *(self.real(a) for a in self.arguments if a not in named)}
+        return [name for name in found if name not in read and not name.startswith("box/run")]
+
+    def real(self, name: str) -> str:
+        """Where a name of the command line leads, relative to ROOT."""
+        return os.path.relpath(os.path.realpath(self.box / name[:200]), self.root)
+
+    def choose(self, commands: Commands, **words: str) -> None:
+        weights = [weight for weight, _ in commands.values()]
+        self.command = self.rng.choices(list(commands), weights)[0]
+        parts = commands[self.command][1].split()
+        self.arguments = [words.get(part, part) for part in parts]
+        if self.arguments[0] == "tokenizer" and self.arguments[1] != "train" and not self.stdin:
+            self.stdin = (self.box / "in.txt").read_bytes()
+
+    def stops_early(self) -> None:
+        """Stop a training whose settings are sound but ask for days."""
+        if self.arguments[0] == "train":
+            self.arguments += ["--time-limit", "8s"]
+
+    def config(self) -> Any:
+        return yaml.safe_load((self.box / "config.yaml").read_text())
+
+    def names_run(self, text: object) -> None:
+        """Let the command write to the run directory that a config names."""
+        if isinstance(text, str) and text and "\0" not in text and len(text) < 250:
+            text = text.replace("$HOME", str(self.root / "home"))
+            text = re.sub("^~(?=/|$)", str(self.root / "home"), text)
+            self.may_write.append(self.real(text))
+
+
+def of_config(case: Case) -> None:
+    rng, config = case.rng, case.config()
+    config["run_dir"] = rng.choice(("run", "run", "new", "new", mutate.odd_path(rng)))
+    data = mutate.mutate_yaml(rng, config) if rng.random() < 0.9 else mutate.yaml_of(config)
+    (case.box / "config.yaml").write_bytes(data)
+    try:
+        loaded = yaml.load(data, yaml.BaseLoader)
+        case.names_run(loaded.get("run_dir") if isinstance(loaded, dict) else None)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        case.may_write = []
+    case.choose(PREPARES)
+    case.stops_early()
+    case.what = "a mutated config"
+
+
+def of_setting(case: Case) -> None:
+    rng, config = case.rng, case.config()
+    sections = {key: value for key, value in config.items() if isinstance(value, dict)}
+    keys = [f"{key}.{name}" for key, section in sections.items() for name in section]
+    key = rng.choice([*keys, "seed", "train", "data", mutate.odd_text(rng)])
+    value = mutate.odd_value(rng)
+    if rng.random() < 0.4:
+        key = rng.choice(("run_dir", "run_dir", "data.root", "tokenizer.path", "train.init_from"))
+        value = mutate.odd_path(rng)
+    text = value if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True)
+    if key == "run_dir":
+        case.names_run(text)
+    case.choose(PREPARES)
+    case.stops_early()
+    setting = f"{key}={text}".replace("\0", "").replace("\ud800", "\udcff")
+    case.arguments += ["--set", setting[:100_000]]
+    case.what = "an odd --set"
+
+
+def of_corpus(case: Case) -> None:
+    rng = case.rng
+    form = rng.choice(FORMS)
+    pairs = made_up_pairs(60, rng.randrange(3))
+    case.what, files = mutate.mutate_corpus(rng, form, pairs)
+    names = []
+    stem = rng.choice((*["fuzz"] * 12, "f\x1b[2J", f"a\n{mutate.FORGED}"))
+    for suffix, data in files.items():
+        names.append(f"data/{stem}.{suffix}")
+        (case.box / names[-1]).write_bytes(data)
+    case.must_fail = "twice" in case.what and form in ("tsv", "jsonl")
+    if form in ("plain", "gz", "zst") and rng.random() < 0.6:
+        _read_texts(case, form, names)
+        return
+    entry = {"src": names[0], "tgt": names[-1]}
+    if form not in ("plain", "gz", "zst"):
+        entry = {"file": names[0], "src": "src", "tgt": "tgt"}
+    config = case.config()
+    config["run_dir"] = "new"
+    case.may_write = ["box/new"]
+    config["data"]["valid" if rng.random() < 0.2 else "train"] = entry
+    if isinstance(config["data"]["train"], dict):
+        config["data"]["train"] = [entry]
+    config["data"]["invalid_utf8"] = rng.choice(("error", "drop"))
+    (case.box / "config.yaml").write_bytes(mutate.yaml_of(config))
+    case.choose(PREPARES)
+
+
+def _read_texts(case: Case, form: str, names: list[str]) -> None:
+    data = (case.box / names[0]).read_bytes() if form == "plain" else b"bavo celu\n"
+    case.stdin = data
+    case.choose(READS, SRC=names[0], TGT=names[1])
+    is_plain = form == "plain" or "-i" not in case.arguments
+    lines = data.count(b"\n") + (not data.endswith(b"\n") and data != b"")
+    if is_plain and case.command in ("translate", "translate <", "encode", "decode"):
+        case.lines = lines
+    if case.command == "translate < --line-buffered":
+        case.lines = lines
+    if case.command == "encode":
+        case.lines = lines
+
+
+def _model(case: Case) -> str:
+    checkpoints = sorted((case.box / "run/checkpoints").glob("*"))
+    return case.rng.choice(["run", "run", f"run/checkpoints/{case.rng.choice(checkpoints).name}"])
+
+
+def _file_of_run(case: Case) -> Path:
+    files = [f for f in sorted((case.box / "run").rglob("*")) if f.is_file()]
+    top = [f for f in files if f.suffix in (".json", ".jsonl", ".yaml") and f.parent.name == "run"]
+    return case.rng.choice(top if case.rng.random() < 0.5 else files)
+
+
+def of_run(case: Case) -> None:
+    rng, model = case.rng, _model(case)
+    file = _file_of_run(case)
+    name, data = str(file.relative_to(case.box)), file.read_bytes()
+    case.is_own = False
+    case.keeps_result = file.name != "best.json"
+    case.choose(USES, MODEL=model)
+    deed = rng.choice((*mutate.LEADS, "bytes", "bytes", "secrets"))
+    if file.suffix in (".json", ".jsonl", ".yaml") and rng.random() < 0.5:
+        deed = "values"
+    case.what = f"{name}: {deed}"
+    if deed == "bytes":
+        file.write_bytes(mutate.mutate_bytes(rng, data))
+    elif deed == "values" and file.suffix == ".yaml":
+        file.write_bytes(mutate.mutate_yaml(rng, yaml.safe_load(data)))
+    elif deed == "values":
+        file.write_bytes(mutate.mutate_json(rng, data))
+    elif deed == "secrets":
+        _name_secrets(case)
+    else:
+        mutate.lead(file, deed, case.root / "outside")
+    guarded = "checkpoints/" in name and deed not in ("secrets", "hard link")
+    is_changed = not file.is_file() or file.is_symlink() or file.read_bytes() != data
+    case.must_fail = case.command == "verify" and guarded and is_changed
+
+
+def _name_secrets(case: Case) -> None:
+    """Name a file of the user's as the validation set of a run that came from somebody else."""
+    secret = {"src": "../home/.ssh/id", "tgt": "../home/.ssh/id"}
+    asks_hub = case.rng.random() < 0.3
+    hub = {"dataset": "someone/tracker", "split": "train", "src": "a", "tgt": "b"}
+    text = re.sub(r'\n "valid": "\w+",', "", (case.box / "run/run.json").read_text())
+    (case.box / "run/run.json").write_text(text)
+    for path in (case.box / "run").rglob("config.yaml"):
+        config = yaml.safe_load(path.read_text())
+        config["data"]["valid"] = hub if asks_hub else secret
+        path.write_bytes(mutate.yaml_of(config))
+        if path.parent.name != "run":
+            manifest.seal(path.parent)
+    case.what = "run: its config names other files"
+    names = ("report", "export", "verify", "train", "eval", "attention")
+    case.choose({name: USES[name] for name in names}, MODEL="run")
+    case.keeps_result = False
+
+
+def of_plants(case: Case) -> None:
+    model = _model(case)
+    name, to = case.rng.choice(PLANTS), case.rng.choice(mutate.LEADS)
+    mutate.lead(case.box / "run" / name, to, case.root / "outside")
+    case.what = f"run/{name}: {to}"
+    case.is_own = False
+    case.keeps_result = "best.json" not in name
+    train = {name: USES[name] for name in ("go on", "tensorboard", "train", "other seed")}
+    case.choose(train if case.rng.random() < 0.7 else USES, MODEL=model)
+
+
+def of_strangers(case: Case) -> None:
+    """A new run directory in which there is something already."""
+    shutil.rmtree(case.box / "run")
+    (case.box / "run").mkdir()
+    name = case.rng.choice([name for name in PLANTS if "/." not in f"/{name}"])
+    path = case.box / "run" / name
+    case.choose({key: PREPARES[key] for key in ("train", "tokenizer train")})
+    if name == "config.yaml":  # the config lies in its own run directory
+        path.write_text("# my notes\n" + (case.box / "config.yaml").read_text())
+        case.arguments[case.arguments.index("config.yaml")] = "run/config.yaml"
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('{"step": 5000, "loss": 1.0}\n')
+    case.must_stay = {f"box/run/{name}"}
+    case.what = f"a new run/ with {name}"
+
+
+def of_sealed(case: Case) -> None:
+    """Files of a checkpoint that do what they like, with the right hashes."""
+    rng, model = case.rng, _model(case)
+    folders = [f.parent for f in sorted((case.box / "run/checkpoints").rglob(manifest.NAME))]
+    if model != "run":
+        folders = [case.box / model]
+    folder = rng.choice(folders)
+    file = rng.choice([f for f in sorted(folder.iterdir()) if f.is_file()])
+    data = file.read_bytes()
+    if file.suffix == ".yaml":
+        data = mutate.mutate_yaml(rng, yaml.safe_load(data))
+    elif file.suffix == ".model":
+        data = mutate.mutate_pieces(rng, data)
+    elif file.suffix == ".safetensors":
+        data = mutate.mutate_safetensors(rng, data)
+    else:
+        data = mutate.mutate_json(rng, data)
+    file.write_bytes(data)
+    if file.name != manifest.NAME:
+        manifest.seal(folder)
+    case.what = f"{file.relative_to(case.box)}: other values, sealed"
+    case.is_own = False
+    case.choose(USES, MODEL=model)
+
+
+def of_pieces(case: Case) -> None:
+    data = (case.box / "run/tokenizer.model").read_bytes()
+    (case.box / "odd.model").write_bytes(mutate.mutate_pieces(case.rng, data))
+    config = case.config()
+    config["run_dir"] = "new"
+    config["tokenizer"] = {"path": "odd.model"}
+    (case.box / "config.yaml").write_bytes(mutate.yaml_of(config))
+    case.may_write = ["box/new"]
+    case.what = "tokenizer.path: a mutated model"
+    case.choose(PREPARES)
+
+
+def of_cache(case: Case) -> None:
+    cache = case.root / "cache"
+    path = case.rng.choice(sorted(cache.rglob("*")))
+    deed = case.rng.choice((*mutate.LEADS, "bytes", "bytes"))
+    if deed == "bytes" and path.is_file():
+        path.write_bytes(mutate.mutate_bytes(case.rng, path.read_bytes()))
+    else:
+        mutate.lead(path, deed, case.root / "outside")
+    case.what = f"cache/{'/'.join(path.relative_to(cache).parts[-2:])}: {deed}"
+    case.keeps_result = True
+    names = ("go on", "data build", "check", "tokenizer train", "train")
+    case.choose({name: {**USES, **PREPARES}[name] for name in names})
+    if case.command in ("tokenizer train", "train"):
+        case.arguments += ["--set", "run_dir=new"]
+        case.may_write = ["box/new"]
+
+
+NO_HOME = """
+import os, pwd
+os.environ.pop("HOME"); os.environ.pop("MTRAIN_CACHE")
+def nobody(*_): raise KeyError("no such user")
+pwd.getpwuid = nobody
+"""
+
+
+def of_environment(case: Case) -> None:
+    rng = case.rng
+    case.keeps_result = True
+    case.choose({**PREPARES, "go on": USES["go on"], "translate": USES["translate"]}, MODEL="run")
+    deed = rng.choice(("no home", "cache", "cache", "git", "variables", "folder gone"))
+    case.what = deed
+    if deed == "no home":
+        case.prelude = NO_HOME
+    elif deed == "cache":
+        text = mutate.odd_path(rng).replace("\0", "")
+        case.environment = {"MTRAIN_CACHE": text}
+        case.names_run(text)
+    elif deed == "git":
+        _plant_git(case)
+    elif deed == "variables":
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "COLUMNS", "TERM", "TMPDIR", "HOME", "TZ")
+        case.environment = {rng.choice(names): rng.choice(("", "x", "-1", "0", "\x1b[2J", "/nope"))}
+    else:
+        case.prelude = "import os; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')"
+
+
+def _plant_git(case: Case) -> None:
+    git = case.box / ".git"
+    for name in ("objects", "refs/heads"):
+        (git / name).mkdir(parents=True)
+    (git / "HEAD").write_text("ref: refs/heads/main\n")
+    script = case.box / "planted.sh"
+    script.write_text(f"#!/bin/sh\ntouch '{case.root}/outside/ran'\n")
+    script.chmod(0o755)
+    (git / "config").write_text(
+        f"[core]\n\trepositoryformatversion = 0\n\tfsmonitor = {script}\n\tpager = {script}\n"
+    )
+
+
+def of_outputs(case: Case) -> None:
+    rng = case.rng
+    writes = ("translate -o", "attention", "report", "average")
+    case.choose({name: USES[name] for name in writes} | {"init": READS["init"]}, MODEL="run")
+    names = {"SRC": "data/train.src", "TGT": "data/train.tgt"}
+    case.arguments = [names.get(part, part) for part in case.arguments]
+    path = rng.choice(OUTPUTS)
+    (case.box / "out/link").symlink_to("../in.txt")
+    case.arguments[case.arguments.index("-o") + 1] = path
+    case.what = f"-o {path[:60]!r}"
+    if case.command == "translate -o" and rng.random() < 0.3:
+        case.arguments[case.arguments.index("-o") + 1] = "out/old.txt"
+        case.arguments += ["--alignments", rng.choice(("out/old.txt", "./out/old.txt", "in.txt"))]
+        case.must_fail = True
+        case.what = "--alignments onto another file of the command"
+
+
+KINDS: dict[str, tuple[int, Callable[[Case], None]]] = {
+    "config": (16, of_config),
+    "--set": (10, of_setting),
+    "corpus": (22, of_corpus),
+    "file of a run": (18, of_run),
+    "planted in a run": (12, of_plants),
+    "new run that is not empty": (3, of_strangers),
+    "sealed checkpoint": (12, of_sealed),
+    "SentencePiece model": (6, of_pieces),
+    "cache": (5, of_cache),
+    "environment": (4, of_environment),
+    "output": (5, of_outputs),
+}

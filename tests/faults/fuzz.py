@@ -1,0 +1,382 @@
+"""`make fuzz`: odd input for every command, from a seed; what must never happen, and a table.
+
+PYTHONPATH=tests python -m faults.fuzz --seconds 300 --seed 1
+PYTHONPATH=tests python -m faults.fuzz --seed 1 --case 17       # one case again, kept on disk
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import json
+import os
+import re
+import shlex
+import shutil
+import stat
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from threading import Lock
+
+from faults import mutate
+from faults.cases import KINDS, SAME, SECRET, WRITTEN, Case
+from faults.rig import Done, Processes, new_config
+
+MOST_SECONDS, MOST_MEMORY = 30.0, 2000
+CODES = (0, 1, 2, 75)  # 75: the config asks for more steps than there is time for
+TWO_STEPS = {
+    "run_dir": "run",
+    "data.test": {},
+    "train.max_steps": 2,
+    "train.save_every": 1,
+    "train.valid_every": 2,
+    "train.log_every": 1,
+    "train.average_last": 2,
+    "train.keep_checkpoints": 2,
+}
+# Commands whose stdout is not text that came from outside.
+REPORTS = ("check", "verify", "train", "data", "average", "report", "compare", "init")
+PRELUDE = """
+import faulthandler, os, resource, socket
+os.chdir({box!r})
+resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 29, 1 << 29))
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+def no_network(*_, **__):
+    open({network!r}, "w").close()
+    raise OSError("no network here")
+socket.getaddrinfo = no_network
+faulthandler.dump_traceback_later({seconds})
+"""
+Files = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    kind: str
+    number: int
+    command: str
+    what: str
+    troubles: list[str]
+    done: Done
+
+
+def snapshot(root: Path) -> Files:
+    """Tell of every name below a directory what it is; no link is followed."""
+    found = {}
+    for folder, names, files in os.walk(root):
+        for name in (*names, *files):
+            path = Path(folder, name)
+            mode = path.lstat().st_mode
+            what = f"{mode:o}"
+            if stat.S_ISLNK(mode):
+                what += f" -> {path.readlink()}"
+            elif stat.S_ISREG(mode):
+                what += " " + hashlib.blake2b(path.read_bytes()).hexdigest()
+            found[str(path.relative_to(root))] = what
+    return found
+
+
+def _freeze_clock(run: Path) -> None:
+    """Write the same times, speeds and ids into every base, so that the same case is the same."""
+    for path in (run / "metrics.jsonl", run / "status.json", run / "run.json", run / ".lock"):
+        text = path.read_text()
+        text = re.sub(r'"(time|tokens_per_second|pid)": [\d.]+', r'"\1": 1', text)
+        path.write_text(re.sub(r'"(created|host|mtrain)": "[^"]*"', r'"\1": "0"', text))
+    text = re.sub(r"(?m)^\S+ \S+", "2026-01-02 03:04:05", (run / "train.log").read_text())
+    (run / "train.log").write_text(re.sub(r"[\d,]+ tok/s", "9 tok/s", text))
+
+
+class Base:
+    """The undamaged sandbox, copied for each case, and what commands answer in it."""
+
+    def __init__(self, directory: Path, processes: Processes) -> None:
+        self.directory, self.processes = directory, processes
+        self.root = root = directory / "base"
+        box = root / "box"
+        config = new_config(box, **TWO_STEPS)
+        config.write_text(config.read_text().replace(f"{box}/", ""))
+        for name, text in {
+            "box/in.txt": "bavo celu\ndimar\n\nfosi gutel hanp\n",
+            "box/hyp.txt": "yalch zwent\nquarb\n\nvlund wirsk xomt\n",
+            "box/out/old.txt": "what was here before\n",
+            "box/out/init/README": "a folder\n",
+            "home/.bashrc": "export A=1\n",
+            "home/.ssh/id": f"{SECRET}\n" * 12,
+            "outside/victim.txt": "of somebody else\n",
+            "outside/folder/inner.txt": "of somebody else, too\n",
+        }.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
+        (root / "outside/link").symlink_to("victim.txt")
+        (root / "outside/dangling").symlink_to("nothing-there")
+        case = Case(Random(0), root, arguments=["train", "-c", "config.yaml"])
+        done = self.run(case)
+        assert done.code == 0, done.err
+        _freeze_clock(box / "run")
+        self._expected: dict[str, Files] = {}
+        self._lock = Lock()
+
+    def expected(self, case: Case) -> Files:
+        """What comes of the same command where nothing is odd."""
+        key = shlex.join(case.arguments)
+        with self._lock:
+            if key not in self._expected:
+                other = self.copy(Random(0), "expected")
+                other.arguments, other.stdin = case.arguments, case.stdin
+                done = self.run(other)
+                assert done.code == 0, (key, done.err)
+                self._expected[key] = result(done, snapshot(other.root))
+                shutil.rmtree(other.root)
+            return self._expected[key]
+
+    def copy(self, rng: Random, name: str) -> Case:
+        root = self.directory / name
+        shutil.copytree(self.root, root, symlinks=True)
+        os.mkfifo(root / "outside/pipe")
+        if os.geteuid() == 0:  # never the machine's own: a command may replace what it names
+            os.mknod(root / "outside/null", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+        return Case(rng, root)
+
+    def make(self, seed: int, number: int, name: str) -> tuple[str, Case]:
+        """Build the case of a number: the same for the same seed."""
+        rng = Random(f"{seed} {number}")
+        kind = rng.choices(list(KINDS), [weight for weight, _ in KINDS.values()])[0]
+        case = self.copy(rng, name)
+        KINDS[kind][1](case)
+        return kind, case
+
+    def run(self, case: Case) -> Done:
+        root = case.root
+        prelude = PRELUDE.format(
+            box=str(case.box), network=str(root / "network"), seconds=MOST_SECONDS - 2
+        )
+        environment = {
+            "HOME": str(root / "home"),
+            "HF_HOME": str(root / "cache/huggingface"),
+            "MTRAIN_CACHE": str(root / "cache"),
+        }
+        return self.processes.mtrain(
+            *case.arguments,
+            stdin=case.stdin,
+            prelude=prelude + case.prelude,
+            limit=MOST_SECONDS,
+            **{**environment, **case.environment},
+        )
+
+
+def result(done: Done, files: Files) -> Files:
+    """What must be the same wherever a command is successful."""
+    kept = {name: text for name, text in files.items() if name.startswith(WRITTEN)}
+    names = ("model.safetensors", "old.txt")
+    written = {name: text for name, text in kept.items() if name.endswith(names)}
+    return {"stdout": done.out.decode(errors="replace"), **written}
+
+
+def _place(err: str) -> str:
+    """The innermost line of mtrain's in a traceback, or in that of the main thread of several."""
+    if "most recent call first" in err:
+        err = "\n".join(reversed(err.split("(most recent call first):\n")[-1].split("\n")))
+    found = re.findall(r'File "[^"]*?(mtrain/[^"]+)", line (\d+),? in (\S+)', err)
+    file, line, function = found[-1] if found else ("nowhere", 0, "known")
+    return f"{file}:{line} {function}"
+
+
+def _crashes(case: Case, done: Done) -> Iterable[str]:
+    if done.seconds >= MOST_SECONDS:
+        yield f"hangs at {_place(done.err)}"
+    elif "Traceback" in done.err:
+        last = done.err.strip().rsplit("\n", 1)[-1].split(":")[0]
+        yield f"traceback {last} at {_place(done.err)}"
+    elif done.code not in CODES:
+        yield f"ends with {done.code}"
+    if done.memory > MOST_MEMORY:
+        yield f"takes more than {MOST_MEMORY} MB: {case.command}"
+    if done.code and not done.err.strip() and not done.out:
+        yield f"exit code {done.code} without a word"
+
+
+def _texts(case: Case, done: Done) -> Iterable[str]:
+    shown = done.err
+    if case.arguments[0] in REPORTS and "--json" not in case.arguments:
+        shown += done.out.decode(errors="replace")
+    if re.search(r"[\0-\x08\x0b-\x1f\x7f-\x9f]", shown):
+        yield f"prints a control character: {case.command}"
+    log = case.box / "run/train.log"
+    if stat.S_ISREG(log.lstat().st_mode) if os.path.lexists(log) else False:
+        shown += "\n" + log.read_text(errors="replace")
+    if re.search(f"(?m)^{mutate.FORGED}", shown):
+        yield "prints a forged line of a log"
+    page = case.box / "out/new.html"
+    is_told = page.is_file() and SECRET in page.read_text(errors="replace")
+    if not case.is_own and (is_told or SECRET in shown or SECRET.encode() in done.out):
+        yield f"tells what another file holds: {case.command}"
+    if not case.is_own and (case.root / "network").exists():
+        yield f"asks the network: {case.command}"
+
+
+def _may_change(case: Case, done: Done, name: str, before: Files) -> bool:
+    def within(folder: str) -> bool:
+        return name == folder or name.startswith(folder + "/")
+
+    if within("cache") or name == "network" or name == "box/gone":
+        return True
+    if case.writes_run and within("box/run"):
+        return name not in case.must_stay
+    if case.writes_run or "MTRAIN_CACHE" in case.environment:
+        is_new = name not in before
+        if is_new and any(within(d) or d.startswith(name + "/") for d in case.may_write):
+            return True
+    return done.code == 0 and any(
+        within(output) or output.startswith(name + "/") for output in case.outputs
+    )
+
+
+def _changes(case: Case, done: Done, before: Files, after: Files) -> Iterable[str]:
+    for name in sorted(before.keys() | after.keys()):
+        if before.get(name) != after.get(name) and not _may_change(case, done, name, before):
+            deed = "removes" if name not in after else "changes" if name in before else "leaves"
+            yield f"{deed} {ascii(name)[1:-1][:60]}: {case.command} ({done.code})"
+            return  # one is enough to look at
+
+
+def _results(case: Case, done: Done, after: Files, base: Base) -> Iterable[str]:
+    if done.code == 0 and case.must_fail:
+        yield f"accepts it: {case.command}"
+    if done.code == 0 and case.lines is not None and done.out.count(b"\n") != case.lines:
+        yield f"another number of lines: {case.command}"
+    is_kept = case.keeps_result and case.command in SAME and done.code == 0
+    if is_kept and result(done, after) != base.expected(case):
+        yield f"another result: {case.command}"
+
+
+def _status(run: Path) -> object:
+    """What scripts read of a run, but for a start that was refused."""
+    try:
+        status = json.loads((run / "status.json").read_bytes())
+        return {key: value for key, value in status.items() if key != "last_start"}
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def attempt(base: Base, seed: int, number: int) -> Outcome:
+    """Run a case and say what was wrong; one in thirty is run twice."""
+    first = _attempt(base, seed, number)
+    if number % 30 == 0:
+        second = _attempt(base, seed, number)
+        if (first.done.code, first.done.out) != (second.done.code, second.done.out):
+            first.troubles.append(f"another result of the same case: {first.command.split()[0]}")
+    return first
+
+
+def _attempt(base: Base, seed: int, number: int) -> Outcome:
+    kind, case = base.make(seed, number, f"case-{number}")
+    before = snapshot(case.root)
+    status = _status(case.box / "run") if case.writes_run and "pipe" not in case.what else None
+    done = base.run(case)
+    after = snapshot(case.root)
+    troubles = [
+        *_crashes(case, done),
+        *_texts(case, done),
+        *_changes(case, done, before, after),
+        *_results(case, done, after, base),
+    ]
+    if done.code == 2 and status is not None and _status(case.box / "run") != status:
+        troubles.append(f"a refused start changes status.json: {case.command}")
+    shutil.rmtree(case.root)
+    return Outcome(kind, number, ascii(shlex.join(case.arguments))[1:-1], case.what, troubles, done)
+
+
+def attempts(base: Base, seed: int, seconds: float, cases: int | None = None) -> list[Outcome]:
+    """Run cases from number 0, as many at a time as there are cores, for a time or a number."""
+    numbers, end = itertools.count(), time.monotonic() + seconds
+
+    def work(_: int) -> list[Outcome]:
+        found = []
+        for number in numbers:
+            if time.monotonic() > end or (cases is not None and number >= cases):
+                return found
+            found.append(attempt(base, seed, number))
+        return found
+
+    cores = len(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(cores) as pool:
+        return [outcome for found in pool.map(work, range(cores)) for outcome in found]
+
+
+def table(outcomes: list[Outcome]) -> str:
+    """A row a kind of input, in Markdown."""
+    lines = ["| kind of input | cases | failures |", "| --- | --- | --- |"]
+    for kind in KINDS:
+        some = [outcome for outcome in outcomes if outcome.kind == kind]
+        failed = sum(bool(outcome.troubles) for outcome in some)
+        lines.append(f"| {kind} | {len(some):,} | {failed:,} |")
+    failed = sum(bool(outcome.troubles) for outcome in outcomes)
+    return "\n".join([*lines, f"| all | {len(outcomes):,} | {failed:,} |"])
+
+
+def failures(outcomes: list[Outcome], seed: int) -> str:
+    """Failures of the same words and place are told once, with the first case in full."""
+    groups = defaultdict(list)
+    for outcome in outcomes:
+        for trouble in outcome.troubles:
+            groups[trouble].append(outcome)
+    lines = []
+    for trouble, found in sorted(groups.items(), key=lambda group: -len(group[1])):
+        first = min(found, key=lambda outcome: outcome.number)
+        numbers = sorted(outcome.number for outcome in found)[:8]
+        lines += [
+            f"\n{len(found)} x {trouble}",
+            f"  cases {', '.join(map(str, numbers))}; the first: {first.kind}: {first.what!a}",
+            f"  mtrain {first.command[:300]}",
+            f"  exit code {first.done.code}, {first.done.seconds:.1f} s, {first.done.memory} MB",
+            *(f"  | {ascii(line)[1:-1][:200]}" for line in first.done.err.splitlines()[-4:]),
+            f"  again: make fuzz SEED={seed} CASE={first.number}",
+        ]
+    return "\n".join(lines)
+
+
+def again(base: Base, seed: int, number: int) -> Outcome:
+    """Run one case once more and leave a fresh copy of it on disk."""
+    outcome = attempt(base, seed, number)
+    base.directory = Path(tempfile.mkdtemp(prefix="mtrain-fuzz-"))
+    kept = base.directory / "case"
+    kind, case = base.make(seed, number, kept.name)
+    (kept.parent / "stdin").write_bytes(case.stdin)
+    variables = {"HOME": f"{kept}/home", "MTRAIN_CACHE": f"{kept}/cache", **case.environment}
+    settings = " ".join(f"{key}={shlex.quote(text)}" for key, text in variables.items())
+    words = shlex.join(case.arguments)
+    print(f"{kind}: {case.what!a}\n\ncd {kept}/box && {settings} mtrain {words} < ../../stdin\n")
+    print(outcome.done.err)
+    return outcome
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--case", type=int)
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place, Processes(Path(place)) as processes:
+        base = Base(Path(place), processes)
+        if chosen.case is not None:
+            outcomes = [again(base, chosen.seed, chosen.case)]
+        else:
+            print(f"seed {chosen.seed}", flush=True)
+            outcomes = attempts(base, chosen.seed, chosen.seconds)
+    print(failures(outcomes, chosen.seed))
+    if chosen.case is None:
+        print(f"\n{table(outcomes)}")
+    return int(any(outcome.troubles for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

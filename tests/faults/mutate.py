@@ -1,0 +1,352 @@
+"""Seeded mutations of bytes, lines, trees of YAML and JSON, formats, and of what a name leads to.
+
+Every function draws from the `random.Random` that it is given alone, so that a case can be made
+again from its seed.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gzip
+import io
+import json
+import os
+import shutil
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import yaml
+
+Pairs = list[tuple[str, str]]
+
+FORGED = "2026-01-01 00:00:00 ERROR forged"
+# The last two are rare: they are long.
+ODD_TEXTS = [
+    *("", " ", "\t", "\n", "\r", "\r\n", "\0", "\x1c", "\x7f", "\x85", "\u2028", "\ufeff"),
+    *("\x1b]0;owned\a\x1b[2K", "\x9b2J", "\u200b\u200d\u202e", "e" + "\u0301" * 300, "\ud800"),
+    *("\U000e0001", f"a\n{FORGED}", "<script>alert(1)</script>", "%s%n{0}", '"', "'", "\\", "no"),
+    *("1" + ",11" * 40_000, "x" * 200_000),
+]
+ODD_NUMBERS = [
+    *(0, -1, 1, 2, 3, 7, 1 << 31, 1 << 63, -(1 << 63) - 1, 10**400, 0.1, -0.0, 5e-324, 1e308),
+    *(float("inf"), float("nan"), True, False),
+]
+HOME_PATHS = ["~/new", "$HOME/new", "${NOPE}/new", "~nobody-of-this-name/new"]
+ODD_PATHS = [
+    *("", ".", "-", "--help", "data", "data/train.src", "data/../new", "n" * 300),
+    *("../outside/folder", "../outside/link", "../outside/dangling", "../outside/victim.txt"),
+    *("../outside/pipe", "../outside/null", "../home/.ssh/id", "run/config.yaml"),
+    *("new\x1b]0;owned\a", f"new\n{FORGED}"),
+]
+
+
+def encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def odd_text(rng: Random) -> str:
+    return rng.choice(ODD_TEXTS[-2:] if rng.random() < 0.03 else ODD_TEXTS[:-2])
+
+
+def odd_path(rng: Random) -> str:
+    return rng.choice(HOME_PATHS if rng.random() < 0.4 else ODD_PATHS)
+
+
+def odd_value(rng: Random) -> Any:
+    kind = rng.randrange(5)
+    if kind == 0:
+        return rng.choice(ODD_NUMBERS)
+    if kind == 1:
+        return odd_path(rng)
+    if kind == 2:
+        return rng.choice([None, [], {}, [[]], [None], {"a": {"b": 1}}, {"": 1}])
+    if kind == 3:
+        return str(rng.choice(ODD_NUMBERS))
+    return odd_text(rng)
+
+
+def mutate_bytes(rng: Random, data: bytes) -> bytes:
+    """Flip bits, cut, insert, remove or repeat something. Positions are fractions of the length, so
+    that a file whose numbers are some digits longer is hit in the same place.
+    """
+    changed = bytearray(data)
+    for _ in range(rng.choice((1, 1, 1, 2, 5))):
+        at, deed = int(rng.random() * len(changed)), rng.randrange(6)
+        end = at + rng.choice((1, 2, 4, 16, 300))
+        if deed <= 1 and changed:
+            changed[at] ^= 1 << rng.randrange(8)
+        elif deed == 2:
+            del changed[at:]
+        elif deed == 3:
+            changed[at:at] = encoded(odd_text(rng))
+        elif deed == 4:
+            del changed[at:end]
+        else:
+            changed[at:at] = changed[at:end]
+    return bytes(changed)
+
+
+def _nodes(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield every place in a tree as a container and a key or position in it."""
+    for key in list(tree) if isinstance(tree, dict) else range(len(tree)):
+        yield tree, key
+        if isinstance(tree[key], dict | list):
+            yield from _nodes(tree[key])
+
+
+def mutate_tree(rng: Random, tree: Any) -> Any:
+    """Return a copy in which something is replaced, dropped, renamed, doubled or moved."""
+    tree = copy.deepcopy(tree)
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        nodes = list(_nodes(tree)) if isinstance(tree, dict | list) else []
+        if not nodes or rng.random() < 0.02:
+            return odd_value(rng)
+        holder, key = rng.choice(nodes)
+        deed = rng.randrange(8)
+        if deed == 0:
+            del holder[key]
+        elif deed == 1 and isinstance(holder, dict):
+            holder[rng.choice((odd_text(rng), str(key) + "x", "k" * 5000))] = holder.pop(key)
+        elif deed == 1:
+            holder.insert(key, copy.deepcopy(holder[key]))
+        elif deed == 2:
+            other, name = rng.choice(nodes)
+            holder[key] = copy.deepcopy(other[name])
+        elif deed == 3 and isinstance(holder[key], str):
+            holder[key] += odd_text(rng)
+        elif deed == 3 and isinstance(holder[key], int | float):
+            holder[key] = rng.choice((-1, 1000, 0.5)) * holder[key]
+        else:
+            holder[key] = odd_value(rng)
+    return tree
+
+
+def _yaml_trick(rng: Random, lines: list[str]) -> list[str]:
+    """Use what YAML has and configs do not, at a line."""
+    at = rng.randrange(len(lines))
+    key, colon, value = lines[at].partition(":")
+    deep = rng.choice((50, 3000))
+    new = rng.choice(
+        [
+            [lines[at], lines[at]],
+            [f"{key}{colon} !!python/object/apply:os.system ['touch ../outside/tag']"],
+            [f"{key}{colon} !!{rng.choice(('binary', 'set', 'float', 'str', 'x'))}{value}"],
+            [f"{key}{colon} &a{value}", f"{key}x{colon} *a"],
+            [f"{key}{colon} *a"],
+            [f"{key}{colon} &a [*a]"],
+            [f"{key}{colon} {{<<: {{seed: 1}}}}"],
+            ["---", lines[at]],
+            ["...", lines[at]],
+            ["%YAML 9.9", lines[at]],
+            ["\t" + lines[at]],
+            [f"{key}{colon} " + "[" * deep + "]" * rng.choice((0, deep))],
+            [f"? {lines[at].strip()}"],
+            [f"{key}{colon} |", f"{value}"],
+            [f"{key}{colon} '{value}"],
+            [f'{key}{colon} "{value}\\e[2J\\0\\x9b\\U00110000"'],
+            ["k" * 100_000 + ": 1"],
+            [lines[at].replace("  ", " ", 1)],
+        ]
+    )
+    return [*lines[:at], *new, *lines[at + 1 :]]
+
+
+def yaml_of(tree: Any) -> bytes:
+    return yaml.safe_dump(tree, sort_keys=False).encode()
+
+
+def mutate_yaml(rng: Random, tree: Any) -> bytes:
+    """Write a tree as YAML, mutated as a tree, as lines, as bytes, or in two of these ways."""
+    ways = rng.choice(("tree", "tree", "lines", "bytes", "tree lines"))
+    data = yaml_of(mutate_tree(rng, tree) if "tree" in ways else tree)
+    if "lines" in ways:
+        lines = data.decode("utf-8", "replace").split("\n")[:-1] or [""]
+        data = encoded("\n".join(_yaml_trick(rng, lines)) + "\n")
+    return mutate_bytes(rng, data) if "bytes" in ways else data
+
+
+def mutate_json(rng: Random, data: bytes) -> bytes:
+    """Mutate one value of a file of JSON, or of one line of JSON lines."""
+    lines = data.split(b"\n") if data.startswith(b'{"') else [data]
+    at = rng.randrange(max(1, len(lines) - 1))
+    try:
+        lines[at] = json.dumps(mutate_tree(rng, json.loads(lines[at]))).encode()
+    except ValueError:
+        return mutate_bytes(rng, data)
+    return b"\n".join(lines)
+
+
+def mutate_safetensors(rng: Random, data: bytes) -> bytes:
+    """Mutate the header of a file of tensors, or the numbers in it."""
+    (length,) = struct.unpack("<Q", data[:8])
+    header, numbers = json.loads(data[8 : 8 + length]), data[8 + length :]
+    if rng.random() < 0.3:
+        value = rng.choice((float("nan"), float("inf"), 3e38, 0.0))
+        return data[: 8 + length] + struct.pack("<f", value) * (len(numbers) // 4)
+    text = json.dumps(mutate_tree(rng, header)).encode()
+    claimed = rng.choice((len(text), len(text), len(text), len(text) + 1, 1 << 40))
+    return struct.pack("<Q", claimed) + text + numbers
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of the fields of a protobuf message, in bytes."""
+
+    def varint(at: int) -> tuple[int, int]:
+        value = shift = 0
+        while True:
+            value |= (data[at] & 127) << shift
+            shift, at = shift + 7, at + 1
+            if data[at - 1] < 128:
+                return value, at
+
+    at = 0
+    while at < len(data):
+        begin = at
+        tag, at = varint(at)
+        if tag & 7 == 0:
+            _, at = varint(at)
+        elif tag & 7 == 2:
+            length, at = varint(at)
+            at += length
+        else:
+            at += {1: 8, 5: 4}[tag & 7]
+        yield begin, at
+
+
+def mutate_pieces(rng: Random, data: bytes) -> bytes:
+    """Mutate a SentencePiece model: a bit, or its pieces and settings as protobuf has them."""
+    fields = [data[begin:end] for begin, end in _fields(data)]
+    for _ in range(rng.choice((1, 1, 3, 30))):
+        at, deed = rng.randrange(len(fields)), rng.randrange(5)
+        if deed == 0:
+            del fields[at]
+        elif deed == 1:
+            fields.insert(rng.randrange(len(fields)), fields[at])
+        elif deed == 2:
+            fields[at] = fields[rng.randrange(len(fields))]
+        else:  # the fields keep their length
+            field = bytearray(fields[at])
+            field[rng.randrange(len(field) > 2 and 2, len(field))] = rng.choice((0, 10, 0x81, 255))
+            fields[at] = bytes(field)
+    return b"".join(fields) if rng.random() < 0.7 else mutate_bytes(rng, data)
+
+
+# Corpora ------------------------------------------------------------------------------------------
+
+
+def zstd(data: bytes) -> bytes:
+    packed: bytes = pyarrow.compress(data, "zstd", asbytes=True)
+    return packed
+
+
+@functools.cache
+def bomb() -> bytes:
+    """One line of 200 MB in a .gz."""
+    packer, block = zlib.compressobj(wbits=31), b"bavo celu " * 100_000
+    return b"".join(packer.compress(block) for _ in range(200)) + packer.flush()
+
+
+def corpus(form: str, pairs: Pairs, doubled: bool = False) -> dict[str, bytes]:
+    """Return the files of a corpus in a format by their suffixes; `doubled` gives a name twice."""
+    sides = [encoded("".join(pair[side] + "\n" for pair in pairs)) for side in (0, 1)]
+    if form in ("plain", "gz", "zst"):
+        pack = {"plain": bytes, "gz": functools.partial(gzip.compress, mtime=0), "zst": zstd}[form]
+        end = "" if form == "plain" else f".{form}"
+        return {f"src{end}": pack(sides[0]), f"tgt{end}": pack(sides[1])}
+    if form == "tsv":
+        header = "src\ttgt\tsrc\n" if doubled else "src\ttgt\n"
+        rows = "".join(f"{s}\t{t}\t{s}\n" if doubled else f"{s}\t{t}\n" for s, t in pairs)
+        return {form: encoded(header + rows)}
+    if form == "jsonl":
+        more = ', "src": "other"' if doubled else ""
+        rows = (f'{{"src": {json.dumps(s)}, "tgt": {json.dumps(t)}{more}}}\n' for s, t in pairs)
+        return {form: encoded("".join(rows))}
+    if form == "tmx":
+        unit = (
+            '<tu><tuv xml:lang="{}"><seg>{}</seg></tuv><tuv xml:lang="tgt"><seg>{}</seg></tuv></tu>'
+        )
+        units = "".join(unit.format("src", s, t) + "\n" for s, t in pairs)
+        head = '<?xml version="1.0"?>\n<tmx version="1.4"><header/><body>\n'
+        return {form: encoded(head + units + "</body></tmx>\n")}
+    columns = {"src": [s for s, _ in pairs], "tgt": [t for _, t in pairs]}
+    out = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns), out)
+    return {form: out.getvalue()}
+
+
+def mutate_pairs(rng: Random, pairs: Pairs, form: str) -> Pairs:
+    """Put something odd into some texts, or one long line (parquet holds no surrogates)."""
+    pairs = list(pairs)
+    for _ in range(rng.choice((1, 2, 5))):
+        at, side = rng.randrange(len(pairs)), rng.randrange(2)
+        odd = odd_text(rng)
+        if rng.random() < 0.04:
+            odd = rng.choice(("bavo ", "x", "\u0301", "9,11")) * rng.choice((100_000, 2_000_000))
+        if form == "parquet":
+            odd = odd.replace("\ud800", "?")
+        texts = list(pairs[at])
+        cut = rng.randrange(len(texts[side]) + 1)
+        texts[side] = texts[side][:cut] + odd + texts[side][cut:]
+        pairs[at] = (texts[0], texts[1])
+    return pairs
+
+
+def mutate_corpus(rng: Random, form: str, pairs: Pairs) -> tuple[str, dict[str, bytes]]:
+    """Return what was done and the files."""
+    deeds = ("texts", "texts", "bytes", "bytes", "a line lost", "packed", "renamed", "doubled")
+    deed = rng.choice(deeds)
+    if deed == "doubled":
+        return f"{form}: a name twice", corpus(form, pairs, doubled=True)
+    if deed == "texts":
+        return f"{form}: odd texts", corpus(form, mutate_pairs(rng, pairs, form))
+    files = corpus(form, pairs)
+    name = rng.choice(list(files))
+    data = files[name]
+    if deed == "bytes":
+        files[name] = mutate_bytes(rng, data)
+    elif deed == "renamed":
+        files[name] = data.replace(b"tgt", encoded(odd_text(rng)), 1)
+    elif deed == "a line lost":
+        lines = data.split(b"\n")
+        del lines[rng.randrange(len(lines))]
+        files[name] = b"\n".join(lines)
+    else:
+        if rng.random() < 0.3 and name.endswith(".gz"):
+            return f"{form}: a bomb", {**files, name: bomb()}
+        files[name] = rng.choice((gzip.compress(data, mtime=0), zstd(data), data[::-1]))
+    return f"{form}: {deed} in {name}", files
+
+
+# Names --------------------------------------------------------------------------------------------
+
+LEADS = ("link", "dangling", "link to a folder", "folder", "pipe", "empty", "removed", "hard link")
+
+
+def lead(path: Path, to: str, outside: Path) -> None:
+    """Replace whatever is at `path` by something else; links lead to `outside`."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if to == "link":
+        path.symlink_to(os.path.relpath(outside / "victim.txt", path.parent))
+    elif to == "dangling":
+        path.symlink_to(os.path.relpath(outside / "nothing-there", path.parent))
+    elif to == "link to a folder":
+        path.symlink_to(os.path.relpath(outside / "folder", path.parent))
+    elif to == "folder":
+        path.mkdir()
+        (path / "inner.txt").write_text("inner\n")
+    elif to == "pipe":
+        os.mkfifo(path)
+    elif to == "empty":
+        path.touch()
+    elif to == "hard link":
+        os.link(outside / "victim.txt", path)
