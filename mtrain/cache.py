@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from mtrain import files, lock
 from mtrain.errors import RefusedError, UserError
-from mtrain.json_reader import Content, read_json
+from mtrain.json_reader import LARGEST, Content, read_json
 from mtrain.log import logger
 from mtrain.stop import Stop
 
@@ -96,7 +96,8 @@ def remembered(
 
 def _sound(path: Path, form: TypeAdapter[Content]) -> Content:
     """Read a finding that is kept; raises `ValueError` where it is damaged."""
-    data = path.read_bytes()
+    with files.read(path) as stream:
+        data = stream.read(LARGEST)
     body = data[len(_digest(b"")) :]
     if not data.startswith(_digest(body)):
         raise ValueError("not what was written")

@@ -371,13 +371,13 @@ def average(
 ) -> None:
     """Average the weights of a run's last checkpoints into one checkpoint."""
     from mtrain import checkpoint
-    from mtrain.config import load_config
+    from mtrain.loading import load_stored_config
 
     loaded()
     refuse_kept(output)
     if not (run_dir / "config.yaml").exists():
         raise UserError(f"{run_dir}: not a run directory: it holds no config.yaml")
-    train = load_config(run_dir / "config.yaml").train
+    train = load_stored_config(run_dir / "config.yaml").train
     with stopped_by_signals():
         paths = checkpoint.average_run(run_dir, last, output, train.is_scheduled, train.save_every)
     log.logger.info("averaged %s into %s", ", ".join(path.name for path in paths), output)
@@ -447,7 +447,7 @@ def tokenizer_train(config: ConfigOption, set_: SetOption = None) -> None:
     """Train the vocabulary of a config and keep it in its run directory, ahead of `mtrain
     train`.
     """
-    from mtrain.config import load_config
+    from mtrain.loading import load_config
 
     settings = load_config(config, set_)
     from mtrain.prepare import train_run_tokenizer

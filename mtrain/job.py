@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from mtrain import checkpoint, layout
-from mtrain.config import Config, dump_config, load_config
+from mtrain.config import Config, dump_config
 from mtrain.device import telling_lack_of_memory
 from mtrain.distributed import Ranks, joined
 from mtrain.errors import EXIT_FAILED, EXIT_OK, RefusedError, StoppedError, UserError
+from mtrain.loading import load_stored_config
 from mtrain.lock import ReplacedError
 from mtrain.log import add_log_file, logger
 from mtrain.machine import Machine, device_of
@@ -156,7 +157,7 @@ class Start:
 def _check_beginning(config: Config, path: Path) -> None:
     """Refuse a model to begin with that is of another shape, before all text is prepared."""
     directory = checkpoint.resolve(path)
-    other = load_config(directory / layout.CONFIG).model.model_dump()
+    other = load_stored_config(directory / layout.CONFIG).model.model_dump()
     odd = [
         f"model.{key}: {other[key]!r} there, {value!r} here"
         for key, value in config.model.model_dump().items()

@@ -6,17 +6,19 @@ import io
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO
 
 from mtrain import files, layout
-from mtrain.config import Config, parse_config
+from mtrain.config import Config
 from mtrain.errors import UserError
+from mtrain.loading import parse_stored_config
 from mtrain.text import LONGEST_LINE, bounded_lines, read_lines
 from mtrain.tokenizer import Tokenizer
-from mtrain.yaml_reader import parse_document
+from mtrain.yaml_reader import read_text
 
-LARGEST_CONFIG, LARGEST_VOCABULARY, LARGEST_TEXT = 4 << 20, 64 << 20, 256 << 20  # bytes
+LARGEST_VOCABULARY, LARGEST_TEXT = 64 << 20, 256 << 20  # bytes
 MOST_LINES = 10_000_000  # translations
 MUCH_TEXT, MUCH_LONGER = 4 << 20, 50  # bytes that may be scored, or times the references
 END_OF_LOG, LONGEST_MESSAGE = 64 << 20, 4096  # bytes
@@ -85,15 +87,8 @@ def read_translations(run_dir: Path, name: str) -> Translations | None:
 def read_settings(run_dir: Path) -> tuple[str, Config]:
     """Read a run's `config.yaml`, as text and checked; raises `UserError`."""
     path = run_dir / layout.CONFIG
-    data = _read(path, LARGEST_CONFIG)
-    if data is None:
-        raise UserError(f"{path}: cannot read the config: it is missing")
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        raise UserError(f"{path}:{line}: the config is not UTF-8") from None
-    return text, parse_config(parse_document(text.removeprefix("\N{BYTE ORDER MARK}"), str(path)))
+    text = read_text(path, partial(files.read, path))
+    return text, parse_stored_config(text, str(path))
 
 
 def read_vocabulary(run_dir: Path) -> Tokenizer | None:

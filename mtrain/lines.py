@@ -125,16 +125,18 @@ def score_files(translator: Translator, source: Path, target: Path, sink: IO[byt
             f"{source} has {len(sides[0])} lines but {target} has {len(sides[1])}: "
             "they must match line for line"
         )
-    window, cut = translator.decode.window, Places()
+    window, cut = translator.decode.window, (Places(), Places())
     with progress_bar(len(sides[0]), "line", "scoring") as bar:
         for start in range(0, len(sides[0]), window):
             src, tgt = (side[start : start + window] for side in sides)
-            values, places = translator.score(src, tgt, start + 1)
-            cut.add(start + place + 1 for place in places)
+            values, places = translator.score(src, tgt)
+            for side in (0, 1):
+                cut[side].add(start + place + 1 for place in places[side])
             sink.writelines(f"{value:.6f}\n".encode() for value in values)
             bar.update(len(values))
     warn_of(counts)
-    cut.warn(translator.max_source_length)
+    cut[0].warn(translator.max_source_length, str(source))
+    cut[1].warn(translator.max_target_length, str(target))
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

@@ -238,7 +238,7 @@ def begin_job(
     """Listen to requests to stop before anything else, then read the settings of a long job."""
     stop = Stop(parse_duration(time_limit) if time_limit else None)
     stop.install()
-    from mtrain.config import load_config
+    from mtrain.loading import load_config
 
     settings = load_config(config, overrides)
     log.set_up_console(times=True)

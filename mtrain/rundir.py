@@ -28,10 +28,10 @@ from mtrain.config import (
     changed_keys,
     dump_config,
     is_among,
-    load_config,
 )
 from mtrain.errors import RefusedError, UserError
 from mtrain.json_reader import Content, read_json_file
+from mtrain.loading import load_stored_config
 from mtrain.log import logger
 from mtrain.records import BEST, PROVENANCE, Board, LastStart, MetricsFile, State, Status
 from mtrain.tokenizer import Tokenizer
@@ -117,11 +117,12 @@ class RunDirectory:
         begun = self.read(layout.RUN, PROVENANCE)
         if begun is None:
             return False
-        text = own.read_bytes()
+        with files.read(own) as stream:
+            text = stream.read()
         if begun.config == hashlib.sha256(text).hexdigest():
             return True
         # a kill between the two files leaves the hash of the other text
-        return dump_config(load_config(own)).encode("utf-8") == text
+        return dump_config(load_stored_config(own)).encode("utf-8") == text
 
     def check_not_lost(self, status: Status | None) -> None:
         """Refuse to begin at step 0 where the status or `best.json` tell of steps, whose
@@ -155,7 +156,7 @@ class RunDirectory:
                     f"{self.path}: holds checkpoints but no config.yaml; use another run_dir"
                 )
             return
-        before = load_config(file)
+        before = load_stored_config(file)
         self._check_step(before, config, ranks)
         changes = changed_keys(before, config)
         free = (*FREE_KEYS, *MACHINE_KEYS, "train.accum_steps")

@@ -17,18 +17,18 @@ from torch import Tensor
 
 from mtrain import checkpoint, layout
 from mtrain.checkpoint import Snapshot
-from mtrain.config import Config, DecodeConfig, override_decode, parse_config
+from mtrain.config import Config, DecodeConfig, override_decode
 from mtrain.data import SpecialIds, batch_by_tokens, collate, pad
 from mtrain.decoder import Decoder, Ensemble, mean_log_probs
 from mtrain.device import compute_dtype, pick_device, telling_lack_of_memory
 from mtrain.errors import RefusedError, UserError
+from mtrain.loading import parse_stored_config
 from mtrain.log import logger
 from mtrain.model import Dropout, Shape, Transformer, set_compute_dtype
 from mtrain.sampling import Choice, sample
 from mtrain.search import Hypothesis, Rules, beam_search, length_normalizer
 from mtrain.text import CHARACTERS_A_TOKEN, LONGEST_TEXT, is_blank, shorten_text
 from mtrain.tokenizer import Tokenizer
-from mtrain.yaml_reader import parse_document
 
 # Batches searched side by side on a CPU; more would wait for each other's Python.
 MOST_AT_ONCE = 4
@@ -141,7 +141,18 @@ class Translator:
 
     def encode_sources(self, lines: list[str]) -> tuple[list[NDArray[np.int64]], list[int]]:
         """Encode and cut at the length limit; returns ids and the places of lines that were cut."""
-        encoded, most = self._encode(lines), self.max_source_length - 1
+        return self._cut(lines, self.max_source_length)
+
+    @property
+    def max_target_length(self) -> int:
+        """Most target tokens with eos that are scored: as many as a translation can have."""
+        return self.limit(self.max_source_length - 1)
+
+    def _cut(self, lines: list[str], limit: int) -> tuple[list[NDArray[np.int64]], list[int]]:
+        most = limit - 1  # without eos
+        encoded = self.tokenizer.encode(
+            [shorten_text(line, self.most_characters) for line in lines]
+        )
         lengths = zip(map(len, encoded), map(len, lines), strict=True)
         cut = [
             place
@@ -157,10 +168,6 @@ class Translator:
         """
         longest = max(CHARACTERS_A_TOKEN, self.tokenizer.longest_piece)
         return min(self.max_source_length * longest, LONGEST_TEXT)
-
-    def _encode(self, lines: list[str]) -> list[list[int]]:
-        most = self.most_characters
-        return self.tokenizer.encode([shorten_text(line, most) for line in lines])
 
     def translate(
         self,
@@ -293,33 +300,21 @@ class Translator:
         return [text.replace("\n", " ") for text in self.tokenizer.decode(ids)]
 
     def score(
-        self, sources: list[str], targets: list[str], first_line: int = 1
-    ) -> tuple[list[float], list[int]]:
-        """Natural log-probability of each target with eos given its source, and the places where
-        the source was cut, or the target for the number of its characters.
+        self, sources: list[str], targets: list[str]
+    ) -> tuple[list[float], tuple[list[int], list[int]]]:
+        """Natural log-probability of each target with eos given its source, and the places of the
+        sources and of the targets that were cut.
         """
-        src, cut = self.encode_sources(sources)
-        tgt = [np.array(ids, np.int64) for ids in self._encode(targets)]
-        long = [place for place, text in enumerate(targets) if len(text) > self.most_characters]
-        cut = sorted({*cut, *long})
-        most = self._positions_limit
-        for place, row in enumerate(tgt):
-            if most is not None and len(row) >= most:
-                raise UserError(
-                    f"target line {first_line + place} has {len(row) + 1} tokens, but the model "
-                    f"learned {most} positions"
-                )
-        return (-self.pair_nll(src, tgt)).tolist(), cut
+        src, cut_sources = self.encode_sources(sources)
+        tgt, cut_targets = self._cut(targets, self.max_target_length)
+        return (-self.pair_nll(src, tgt)).tolist(), (cut_sources, cut_targets)
 
     def nll(self, sources: list[str], targets: list[str]) -> tuple[float, int]:
-        """Sum of negative log-likelihood over all target tokens with eos, and their number.
-
-        Targets longer than the learned positions, if positions are learned, are cut.
+        """Sum of negative log-likelihood over all target tokens with eos, and their number; lines
+        are cut as by `score`.
         """
         src, _ = self.encode_sources(sources)
-        most = self._positions_limit
-        rows = self.tokenizer.encode(targets)
-        tgt = [np.array(ids[: most - 1] if most else ids, np.int64) for ids in rows]
+        tgt, _ = self._cut(targets, self.max_target_length)
         return float(self.pair_nll(src, tgt).sum()), sum(len(row) + 1 for row in tgt)
 
     @torch.no_grad()
@@ -407,7 +402,7 @@ def make_translator(
 ) -> Translator:
     """Put a checkpoint's model on a device; errors name the directory that it is of."""
     name = str(directory / layout.CONFIG)
-    config = parse_config(parse_document(snapshot.config, name))
+    config = parse_stored_config(snapshot.config, name)
     tokenizer = Tokenizer(snapshot.tokenizer, str(directory / layout.TOKENIZER))
     shape = model_shape(config, tokenizer)
     with torch.device("meta"):  # a config may ask for any size: no memory before the weights agree

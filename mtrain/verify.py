@@ -23,12 +23,12 @@ from mtrain.config import (
     HubCorpus,
     changed_keys,
     is_among,
-    load_config,
 )
 from mtrain.corpus import describe, files_of, read_text, reading_of, scan
 from mtrain.errors import UserError, printable
 from mtrain.history import History
 from mtrain.json_reader import Content, read_json_file
+from mtrain.loading import load_stored_config
 from mtrain.lock import is_alive
 from mtrain.log import progress_bar, shorten
 from mtrain.metrics import bleu_of_run
@@ -360,7 +360,7 @@ def _belongs(path: Path, name: str, run: Run | None) -> Iterator[Finding]:
         yield Finding(name, CHANGED, f"its {layout.TOKENIZER} is not the one in run.json")
         return
     try:
-        own = load_config(path / layout.CONFIG)
+        own = load_stored_config(path / layout.CONFIG)
     except UserError as error:
         yield Finding(name, DAMAGED, str(error))
         return

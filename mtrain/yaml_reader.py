@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -59,17 +59,23 @@ def read_document(path: Path) -> Document:
     """Read a YAML file; raises `RefusedError` with the line of whatever is not plain, strict
     YAML.
     """
+    return parse_document(read_text(path, lambda: path.open("rb")), str(path))
+
+
+def read_text(path: Path, open_file: Callable[[], IO[bytes]]) -> str:
+    """Read the text of a YAML file, no more than is needed to refuse one that is too long; raises
+    `RefusedError`.
+    """
     try:
-        with path.open("rb") as stream:
-            data = stream.read(4 * MAX_SIZE + 1)  # enough to be refused
+        with open_file() as stream:
+            data = stream.read(4 * MAX_SIZE + 4)
     except OSError as error:
         raise RefusedError(f"{path}: cannot read the config: {error.strerror}") from None
     try:
-        text = data.decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise RefusedError(f"{path}:{line}: the config is not UTF-8") from None
-    return parse_document(text, str(path))
 
 
 def parse_document(text: str, name: str) -> Document:

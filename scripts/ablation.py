@@ -19,8 +19,9 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from mtrain import layout, metrics
-from mtrain.config import Config, load_config
+from mtrain.config import Config
 from mtrain.errors import UserError
+from mtrain.loading import load_config
 from mtrain.prepare import prepare
 from mtrain.stop import Stop
 from mtrain.translate import load_translator

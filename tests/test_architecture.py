@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 import mtrain
-from mtrain.config import flatten, load_config
+from mtrain.config import flatten
+from mtrain.loading import load_config
 from mtrain.yaml_reader import read_document
 
 PACKAGE = Path(mtrain.__file__).parent
@@ -27,7 +28,7 @@ LAYERS = (
     "yaml_reader json_reader phrasebook stop scripts marks",
     "describe lock workers manifest tokenizer metrics device sides attention muon text",
     "config explain layout tmx",
-    "tables log terminal model search records subwords",
+    "tables log terminal model search records subwords loading",
     "corpus cache distributed decoder sampling parallel history kept outputs",
     "filters repeats loss optim checkpoint machine compare verify tensorboard",
     "store",

@@ -28,7 +28,7 @@ from conftest import TinyConfig, made_up_pairs, run_mtrain, status, write_config
 
 import mtrain
 from mtrain import checkpoint, cli, layout, log, manifest
-from mtrain.config import load_config
+from mtrain.loading import load_config
 from mtrain.records import MetricsFile
 from mtrain.rundir import RunDirectory
 from mtrain.train import Trainer

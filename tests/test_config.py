@@ -25,10 +25,10 @@ from mtrain.config import (
     changed_keys,
     describe,
     dump_config,
-    load_config,
 )
 from mtrain.errors import EXIT_REFUSED, RefusedError, printable
 from mtrain.files import VARIABLE
+from mtrain.loading import load_config
 
 REQUIRED = object()
 

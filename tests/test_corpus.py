@@ -506,7 +506,7 @@ def test_a_damaged_dataset_is_refused(tmp_path: Path) -> None:
 def test_several_corpora_are_one(
     tiny_config: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from mtrain.config import load_config
+    from mtrain.loading import load_config
     from mtrain.log import logger
     from mtrain.prepare import prepare
     from mtrain.stop import Stop

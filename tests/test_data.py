@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 
 from mtrain import data, log, store
 from mtrain.cache import cache_directory
-from mtrain.config import FilterConfig, load_config
+from mtrain.config import FilterConfig
 from mtrain.corpus import Pair
 from mtrain.data import Batch, SpecialIds, TokenBatches, batch_by_tokens, collate, pad
 from mtrain.errors import RefusedError, UserError
 from mtrain.filters import Selection
 from mtrain.job import train
 from mtrain.learner import Learner
+from mtrain.loading import load_config
 from mtrain.stop import Stop
 from mtrain.store import Shard, Store, build_store, open_store, store_key
 from mtrain.tokenizer import Tokenizer

@@ -22,7 +22,6 @@ import torch
 from conftest import contents, differences, status, write_config
 
 from mtrain import checkpoint, cli, distributed, layout, learner, loss, optim
-from mtrain.config import load_config
 from mtrain.distributed import Place, Ranks, find_place, first_host, joined
 from mtrain.errors import (
     EXIT_FAILED,
@@ -33,6 +32,7 @@ from mtrain.errors import (
     StoppedError,
     UserError,
 )
+from mtrain.loading import load_config
 from mtrain.prepare import prepare
 from mtrain.rundir import RunDirectory
 from mtrain.stop import Stop

@@ -29,8 +29,9 @@ from mtrain.check.findings import KINDS, Chunk, Place, clipped
 from mtrain.check.kinship import first_words
 from mtrain.check.overlap import bigrams
 from mtrain.check.usual import FREQUENT, LengthRatio
-from mtrain.config import TextCorpus, load_config
+from mtrain.config import TextCorpus
 from mtrain.errors import StoppedError, printable
+from mtrain.loading import load_config
 from mtrain.repeats import Duplicates
 from mtrain.scripts import script_of, scripts_of
 from mtrain.stop import Stop

@@ -21,11 +21,12 @@ from conftest import (
 )
 
 from mtrain import manifest, tables
-from mtrain.config import Config, HubCorpus, TextCorpus, load_config
+from mtrain.config import Config, HubCorpus, TextCorpus
 from mtrain.errors import RefusedError, UserError
 from mtrain.export import ctranslate2_format
 from mtrain.export import handover as export
 from mtrain.export.proof import Agreement, Difference, Engine, Search, compare
+from mtrain.loading import load_config
 from mtrain.model import Shape
 from mtrain.tokenizer import Tokenizer
 from mtrain.translate import Translator

@@ -33,12 +33,13 @@ from safetensors import SafetensorError
 from transformers import MarianMTModel, MarianTokenizer
 
 from mtrain import manifest
-from mtrain.config import Config, load_config
+from mtrain.config import Config
 from mtrain.data import SpecialIds, collate
 from mtrain.errors import RefusedError, UserError
 from mtrain.export import handover as export
 from mtrain.export import marian_format
 from mtrain.export.proof import Engine, compare
+from mtrain.loading import load_config
 from mtrain.model import Shape
 from mtrain.tokenizer import Tokenizer, train_tokenizer
 from mtrain.translate import Translator

@@ -13,9 +13,10 @@ from conftest import TinyConfig, made_up_pairs, write_corpus
 
 from mtrain import log, repeats
 from mtrain.cache import cache_directory
-from mtrain.config import Config, FilterConfig, load_config
+from mtrain.config import Config, FilterConfig
 from mtrain.errors import RefusedError
 from mtrain.filters import Selection
+from mtrain.loading import load_config
 from mtrain.prepare import Prepared, prepare, weights_of
 from mtrain.stop import Stop
 

@@ -14,9 +14,10 @@ import torch
 from conftest import TinyConfig, run_mtrain
 
 from mtrain import forecast
-from mtrain.config import Config, load_config
+from mtrain.config import Config
 from mtrain.errors import UserError
 from mtrain.forecast import Batching, Forecast, Measured, Plan, clock, lack_of_disk
+from mtrain.loading import load_config
 from mtrain.model import Transformer
 from mtrain.translate import shape_of
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mtrain import graphs
-from mtrain.config import load_config
 from mtrain.data import Batch, SpecialIds, collate
 from mtrain.device import seed_device
 from mtrain.graphs import Recorded, rounded
+from mtrain.loading import load_config
 from mtrain.prepare import prepare
 from mtrain.rundir import RunDirectory
 from mtrain.stop import Stop

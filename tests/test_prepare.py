@@ -16,9 +16,10 @@ from mtrain import cache, lock, log, manifest, store
 from mtrain import corpus as corpora
 from mtrain import prepare as preparation
 from mtrain.cache import cache_directory
-from mtrain.config import Config, TextCorpus, load_config
+from mtrain.config import Config, TextCorpus
 from mtrain.corpus import Pair
 from mtrain.errors import UserError
+from mtrain.loading import load_config
 from mtrain.prepare import Prepared, prepare
 from mtrain.stop import Stop
 

@@ -24,9 +24,10 @@ from hypothesis import strategies as st
 
 import mtrain
 from mtrain import checkpoint, kept, metrics, outputs, tables
-from mtrain.config import Config, HubCorpus, load_config
+from mtrain.config import Config, HubCorpus
 from mtrain.corpus import reading_of, scan
 from mtrain.errors import UserError
+from mtrain.loading import load_config
 from mtrain.report import page as report
 from mtrain.report.curves import (
     BUCKETS,

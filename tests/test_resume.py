@@ -27,7 +27,6 @@ from conftest import contents, differences, made_up_pairs, status, write_config,
 from mtrain import checkpoint, data, job, layout, log, machine, manifest
 from mtrain import train as training
 from mtrain.checkpoint import TrainerState
-from mtrain.config import load_config
 from mtrain.device import has_fast_bf16
 from mtrain.errors import (
     EXIT_FAILED,
@@ -39,6 +38,7 @@ from mtrain.errors import (
     StoppedError,
     UserError,
 )
+from mtrain.loading import load_config
 from mtrain.optim import Optimizer
 from mtrain.stop import Stop
 from mtrain.train import Position, Trainer

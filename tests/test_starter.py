@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 from mtrain.check import holdout, starter
 from mtrain.check.recipe import Size, recipe_for
 from mtrain.check.starter import Request, language_of, write_config
-from mtrain.config import TextCorpus, load_config
+from mtrain.config import TextCorpus
 from mtrain.errors import RefusedError, StoppedError, UserError
 from mtrain.files import VARIABLE
+from mtrain.loading import load_config
 from mtrain.stop import Stop
 from mtrain.text import Reading
 

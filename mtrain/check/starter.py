@@ -14,9 +14,10 @@ from mtrain import files, manifest
 from mtrain.check.characters import Characters
 from mtrain.check.holdout import CHUNK, hold_out
 from mtrain.check.recipe import Recipe, Size, fill, recipe_for
-from mtrain.config import TextCorpus, parse_config
+from mtrain.config import TextCorpus
 from mtrain.corpus import read_rows, scan
 from mtrain.errors import RefusedError, UserError, printable
+from mtrain.loading import parse_config
 from mtrain.log import logger
 from mtrain.outputs import opened, refuse_kept
 from mtrain.parallel import warn_of_missing_tokenizer
