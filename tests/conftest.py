@@ -6,12 +6,16 @@ reverse order.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -21,8 +25,9 @@ import pytest
 import torch
 import yaml
 from hypothesis import settings
+from processes import Processes
 
-from mtrain import cli, log
+from mtrain import cli, lock, log
 from mtrain.export.proof import Agreement
 from mtrain.model import Dropout, Shape, Transformer
 from mtrain.tokenizer import Tokenizer, train_tokenizer
@@ -121,10 +126,21 @@ def write_config(directory: Path, pairs: int = 120, longest: int = 5, **override
     return path
 
 
-def run_mtrain(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own."""
-    command = [sys.executable, "-m", "mtrain", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
+@functools.cache
+def _processes() -> Processes:
+    directory = Path(tempfile.mkdtemp(prefix="mtrain-tests-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return Processes(directory)
+
+
+def run_mtrain(
+    *arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None, **text: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own, with `input` for its stdin."""
+    stdin = os.fsencode(text.pop("input", ""))
+    assert not text
+    done = _processes().mtrain(*arguments, stdin=stdin, directory=cwd, only=env, limit=300)
+    return subprocess.CompletedProcess(arguments, done.code, done.out.decode(), done.err)
 
 
 def run_here(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
@@ -287,7 +303,19 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="session")
 def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run directory whose model has learnt the made-up language. Do not write to it."""
-    directory = tmp_path_factory.mktemp("trained")
+    directory = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        directory = directory.parent  # of all workers: one of them trains, the others wait
+    directory /= "trained"
+    directory.mkdir(exist_ok=True)
+    with lock.exclusive(directory / ".lock", wait=lambda holder: None):
+        if not (directory / "done").exists():
+            _train(directory)
+            (directory / "done").touch()
+    return directory / "run"
+
+
+def _train(directory: Path) -> None:
     overrides = {
         "pairs": 3000,
         "data.max_length": 20,
@@ -309,7 +337,6 @@ def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     environment = {**os.environ, "MTRAIN_CACHE": str(directory / "cache")}
     done = run_mtrain("train", "-c", write_config(directory, **overrides), env=environment)
     assert done.returncode == 0, done.stderr
-    return directory / "run"
 
 
 @pytest.fixture(scope="session")

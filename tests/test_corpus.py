@@ -28,7 +28,8 @@ PAIRS = [("drei rote Vögel", "three red birds"), ("kein Regen", "no rain"), (""
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Keep the datasets library on this machine, its cache included."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for module in ("huggingface_hub.constants", "datasets.config"):
+        monkeypatch.setattr(f"{module}.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "hub")
 
 
