@@ -49,7 +49,7 @@ LEXICON = {
 }
 
 # the same examples every time, however busy the machine is
-settings.register_profile("mtrain", deadline=None, derandomize=True, database=None)
+settings.register_profile("mtrain", deadline=None, derandomize=True, database=None, max_examples=60)
 settings.load_profile("mtrain")
 
 Pairs = list[tuple[str, str]]

@@ -88,9 +88,10 @@ def ours(result: dict[str, Any], metric: str, test: str) -> list[str]:
     return cells
 
 
+ODDER = "two references, no case, another seed"
 CASES = {
     "as it is": ([], [], {}),
-    "two references, no case, another seed": (
+    ODDER: (
         ["-r", "ref2", "--lowercase"],
         ["--lowercase", "--chrf-lowercase"],
         {"SACREBLEU_SEED": "7"},
@@ -98,7 +99,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param("as it is", marks=pytest.mark.slow), ODDER])
 def test_all_numbers_are_those_of_sacrebleu_s_command(
     files: dict[str, Path], case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

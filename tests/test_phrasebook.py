@@ -197,7 +197,7 @@ def test_impossible_requests_are_refused(split: str, count: int) -> None:
 
 def test_no_sentence_is_in_two_splits() -> None:
     sides: tuple[dict[str, str], dict[str, str]] = ({}, {})
-    for split, count in (("train", 15_000), ("valid", 1_000), ("test", 2_000)):
+    for split, count in (("train", 10_000), ("valid", 1_000), ("test", 2_000)):
         for seed in (1, 2):
             for pair in pairs(split, count, seed):
                 for side, sentence in zip(sides, pair, strict=True):
@@ -207,7 +207,7 @@ def test_no_sentence_is_in_two_splits() -> None:
 def test_an_english_sentence_has_one_translation() -> None:
     found: dict[str, str] = {}
     for seed in (1, 2):
-        for source, target in pairs("train", 15_000, seed):
+        for source, target in pairs("train", 10_000, seed):
             assert found.setdefault(source, target) == target
 
 

@@ -314,8 +314,9 @@ def test_averaging_by_hand_leaves_resume_points_out(config_file: Path, run: Path
 # --- killed -----------------------------------------------------------------------------------
 
 
-def test_killed_at_any_change_of_the_disk(config_file: Path, tmp_path: Path) -> None:
-    """The process dies before the first rename, before the second, ... up to the end of the run."""
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_killed_at_any_change_of_the_disk(config_file: Path, tmp_path: Path, step: int) -> None:
+    """The process dies before the first rename, or a later one, ... up to the end of the run."""
     overrides = ["train.max_steps=5", "train.valid_every=4", "train.average_last=2"]
     expected = uninterrupted(config_file, *overrides)
     rename, calls = os.replace, 0
@@ -338,7 +339,7 @@ def test_killed_at_any_change_of_the_disk(config_file: Path, tmp_path: Path) -> 
         start(config_file, run, *overrides)
         assert differences(run, expected) == [], f"killed before rename {calls + 1}"
         shutil.rmtree(run)
-        calls += 1
+        calls += step
     assert calls > 20
 
 

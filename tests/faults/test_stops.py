@@ -69,7 +69,7 @@ def end_within(rig: Rig, seconds: float, how: str) -> tuple[int, str]:
 
 # how, in how many threads, how often in the quick share and in all
 WAYS = [
-    ("fp32", [], 1, 2, 100),
+    ("fp32", [], 1, 1, 100),
     ("bf16", ["train.precision=bf16"], 1, 0, 10),
     ("compiled", ["train.compile=true"], 1, 0, 10),
     ("two threads, two micro-batches a step", ["train.threads=2", "train.accum_steps=2"], 2, 0, 10),
@@ -182,7 +182,7 @@ def test_killed_at_every_point_of_a_save(
     sizes = [10, 1000, 5_000, 20_000, 40_000, 60_000, 80_000]
     preludes = [POINTS.format(at=at) for at in range(1, points + 1)]
     preludes += [strike(60, HALF_A_FILE.format(size=size), "_save") for size in sizes]
-    some = random.Random(1).sample(preludes, count(2, len(preludes)))
+    some = random.Random(1).sample(preludes, count(1, len(preludes)))
 
     def trial(case: tuple[int, str]) -> str:
         number, prelude = case
@@ -263,7 +263,7 @@ def test_stopped_in_every_phase(
     other, _ = undisturbed(config, steps)
     cases = [(how, phase, 1) for phase in PHASES for how in (*CODES, "time")]
     cases += [(how, phase, 2) for phase in PHASES for how in CODES]
-    some = random.Random(2).sample(cases, count(2, len(cases)))
+    some = random.Random(2).sample(cases, count(1, len(cases)))
 
     def trial(case: tuple[str, str, int]) -> str:
         how, phase, times = case
