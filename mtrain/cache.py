@@ -53,17 +53,20 @@ def cached(
     path = cache_directory() / key
     told: set[str] = set()
 
+    def found_whole() -> Item | None:
+        return None if path.is_symlink() else find(path)
+
     def waiting(holder: str) -> None:
         stop.check()
         if holder not in told:
             told.add(holder)
             logger.info("waiting for %s, which prepares the same text", holder)
 
-    if (found := find(path)) is not None:
+    if (found := found_whole()) is not None:
         return found  # whole, and never changed again: no need for the lock
     try:
         with lock.exclusive(path.with_name(f".{key}.lock"), wait=waiting):
-            found = find(path)
+            found = found_whole()
             return make(path) if found is None else found
     except OSError as error:
         raise UserError(
@@ -88,7 +91,9 @@ def remembered(
     found = find()
     if _signs(of) == before and max(time for *_, time in before) < time.time_ns() - YOUNG:
         with suppress(OSError):  # a cache that cannot be written to is only slower
-            path.parent.mkdir(parents=True, exist_ok=True)
+            cache_directory().mkdir(parents=True, exist_ok=True)
+            files.make_directory(path.parent.parent)
+            files.make_directory(path.parent)
             body = form.dump_json(found)
             files.write_bytes(path, _digest(body) + body)
     return found
@@ -96,8 +101,7 @@ def remembered(
 
 def _sound(path: Path, form: TypeAdapter[Content]) -> Content:
     """Read a finding that is kept; raises `ValueError` where it is damaged."""
-    with files.read(path) as stream:
-        data = stream.read(LARGEST)
+    data = files.read_whole(path, LARGEST)
     body = data[len(_digest(b"")) :]
     if not data.startswith(_digest(body)):
         raise ValueError("not what was written")

@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
-from pydantic import Field, TypeAdapter
+from pydantic import Field, FiniteFloat, TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load as load_bytes
 from safetensors.torch import load_file, save_file
 from safetensors.torch import save as save_bytes
 from torch import Tensor
 
-from mtrain import layout, manifest
+from mtrain import files, layout, manifest
 from mtrain.errors import UserError
-from mtrain.json_reader import read_json, read_json_file
+from mtrain.json_reader import LARGEST, read_json_file
 from mtrain.layout import (
     CHECKPOINTS,
     CONFIG,
@@ -60,7 +60,7 @@ class Loop:
     epoch: Count
     pool: Count
     batch: Count
-    sums: Annotated[list[float], Field(min_length=2, max_length=2)]
+    sums: Annotated[list[FiniteFloat], Field(min_length=2, max_length=2)]
     sum_tokens: Count
     machine: dict[str, Count | str | bool | None]
 
@@ -114,8 +114,8 @@ def load(path: Path) -> Snapshot:
     manifest.verify(path, MODEL, CONFIG, TOKENIZER)
     try:
         weights = load_file(path / MODEL)
-        config = (path / CONFIG).read_text(encoding="utf-8")
-        return Snapshot(weights, config, (path / TOKENIZER).read_bytes())
+        config = files.read_whole(path / CONFIG, LARGEST).decode("utf-8")
+        return Snapshot(weights, config, files.read_whole(path / TOKENIZER, LARGEST))
     except (SafetensorError, ValueError) as error:
         raise manifest.DamagedError(f"{path}: cannot be read: {error}") from None
 
@@ -141,7 +141,7 @@ def load_trainer(path: Path) -> TrainerState:
     inner = path / TRAINER
     manifest.verify(inner, OPTIMIZER, STATE)
     try:
-        loop = read_json((inner / STATE).read_bytes(), LOOP)
+        loop = read_json_file(inner / STATE, LOOP)
         if loop.step != step_of(path):
             raise ValueError(f"{STATE} is of step {loop.step}")
         return TrainerState(load_file(inner / OPTIMIZER), loop)
@@ -258,6 +258,8 @@ def resolve(path: Path) -> Path:
         )
     if (path / MODEL).exists() or (path / manifest.NAME).exists():
         return path
+    if (path / CHECKPOINTS).is_symlink():
+        raise UserError(f"{path / CHECKPOINTS}: is a link, which is not followed; name its target")
     if not (path / CHECKPOINTS).is_dir():
         raise UserError(f"{path}: neither a run directory nor a checkpoint directory")
     best = _best_name(path)

@@ -97,6 +97,8 @@ _debug = False
 
 def main() -> None:
     """Run the command line; errors meant for people end it with one message and their exit code."""
+    # processes that are started find no modules in the working directory, which may be a stranger's
+    os.environ["PYTHONSAFEPATH"] = "1"
     open_closed_streams()
     leave_at_once()
     log.set_up_console()

@@ -160,7 +160,9 @@ class DataConfig(Section):
     invalid_utf8: Literal["error", "drop"] = Field(
         "error", description="what to do with a pair that is not UTF-8"
     )
-    workers: Auto | Positive = Field("auto", description="processes that tokenize the corpora")
+    workers: Auto | Annotated[int, Field(ge=1, le=1024)] = Field(
+        "auto", description="processes that tokenize the corpora"
+    )
 
 
 class FilterConfig(Section):
@@ -231,7 +233,9 @@ class TrainConfig(Section):
     """How the model is trained, saved and judged."""
 
     device: DeviceName = Field("auto", description="auto, cpu, cuda, cuda:N or mps")
-    threads: Auto | Positive = Field("auto", description="CPU threads; auto: every core")
+    threads: Auto | Annotated[int, Field(ge=1, le=4096)] = Field(
+        "auto", description="CPU threads; auto: every core"
+    )
     max_steps: Positive = Field(100000, description="optimizer updates")
     max_tokens: Positive = Field(
         4096, description="padded tokens a side in a micro-batch of a process: rows x max(S, T)"
@@ -323,11 +327,13 @@ class DecodeConfig(Section):
     max_len_b: Annotated[int, Field(ge=0, le=1 << 16)] = Field(
         50, description="the limit's constant part"
     )
-    max_source_length: Annotated[int, Field(ge=2)] = Field(
+    max_source_length: Annotated[int, Field(ge=2, le=1 << 20)] = Field(
         1024, description="tokens with eos; longer lines are cut there and warned of"
     )
     batch_tokens: Positive = Field(4096, description="padded source tokens x beam_size in a batch")
-    window: Positive = Field(20000, description="lines read ahead and sorted by length")
+    window: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
+        20000, description="lines read ahead and sorted by length"
+    )
 
 
 class Config(Section):

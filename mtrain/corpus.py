@@ -17,6 +17,7 @@ from mtrain.text import (
     DROPPED,
     NOT_UTF8,
     Reading,
+    added_to_set,
     decode,
     is_blank,
     read_file,
@@ -120,7 +121,10 @@ def read_pairs(corpus: Corpus, reading: Reading) -> Iterator[Pair]:
 
 def read_text(corpus: Corpus, reading: Reading, sha256: str) -> Text:
     """Read a set whole; its hash is the one that `scan` found."""
-    pairs = list(read_pairs(corpus, reading))
+    size, pairs = 0, list[Pair]()
+    for pair in read_pairs(corpus, reading):
+        size = added_to_set(size, len(pair[0]) + len(pair[1]), describe(corpus))
+        pairs.append(pair)
     return Text([src for src, _ in pairs], [tgt for _, tgt in pairs], sha256)
 
 

@@ -9,8 +9,10 @@ import errno
 import fcntl
 import os
 import re
+import shutil
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -60,14 +62,23 @@ def append(path: Path) -> IO[bytes]:
     if os.fstat(stream.fileno()).st_nlink < 2:
         return stream
     stream.close()
-    with read(path) as source:
-        write_bytes(path, source.read())
+    with read(path) as source, replacing(path) as copy:
+        shutil.copyfileobj(source, copy)
     return os.fdopen(open_kept(path, flags), "ab")
 
 
 def read(path: Path) -> IO[bytes]:
     """Open a file of mtrain's own for reading; raises `OSError`, also for a link or a pipe."""
     return os.fdopen(open_kept(path, os.O_RDONLY), "rb")
+
+
+def read_whole(path: Path, most: int) -> bytes:
+    """Read a file of mtrain's own; raises `OSError`, and `ValueError` for one of more bytes."""
+    with read(path) as stream:
+        data = stream.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"larger than {most:,} bytes")
+    return data
 
 
 def make_directory(path: Path) -> None:
@@ -90,10 +101,17 @@ def write_bytes(path: Path, data: bytes) -> None:
     """Replace a file so that readers and crashes see the old or the new bytes, never a mixture. The
     file's permissions stay as they were. Raises `OSError`; the old file is then still there.
     """
+    with replacing(path) as out:
+        out.write(data)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Open a new file that replaces `path` at the end of the block, as `write_bytes` does."""
     aside = path.with_name(PARTIAL.format(path.name))
     try:
         with create(aside) as out:
-            out.write(data)
+            yield out
             out.flush()
             os.fsync(out.fileno())
         replace(aside, path)

@@ -126,7 +126,7 @@ class Start:
             self.before = self.run.read(layout.STATUS, STATUS)
         self.step = _last_step(self.run)
         self.run.check_settings(self.config, ranks.size)
-        self.run.check_not_lost(self.before)
+        self.run.check_not_lost(self.before, self.config.train.save_every)
         if not self.step and self.config.train.init_from is not None:
             _check_beginning(self.config, Path(self.config.train.init_from))
         if self.before is None:
@@ -210,7 +210,7 @@ def _tell_plan(config: Config, stop: Stop, ranks: Ranks, config_file: Path | Non
     run = RunDirectory(Path(config.run_dir))
     run.check_place(config_file)
     run.check_settings(config, ranks.size)
-    run.check_not_lost(run.read(layout.STATUS, STATUS))
+    run.check_not_lost(run.read(layout.STATUS, STATUS), config.train.save_every)
     with telling_lack_of_memory(lambda: LACK_OF_MEMORY):
         prepared = prepare(config, run.tokenizer, stop, begin=run.check_data)
         run.check_data(prepared.fingerprints)

@@ -27,12 +27,9 @@ def read_json_file(path: Path, form: TypeAdapter[Content]) -> Content:
     it cannot be read, is of another form, a link, or no regular file.
     """
     try:
-        with files.read(path) as file:
-            data = file.read(LARGEST + 1)
+        data = files.read_whole(path, LARGEST)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise ValueError(error.strerror or str(error)) from None
-    if len(data) > LARGEST:
-        raise ValueError(f"larger than {LARGEST:,} bytes")
     return read_json(data, form)

@@ -162,7 +162,8 @@ def encode_stream(tokenizer: Tokenizer, source: Iterable[bytes], sink: IO[bytes]
     """Write the pieces of each line."""
     counts: Counter[str] = Counter()
     for text in _bounded_texts(source, counts):
-        sink.write(" ".join(tokenizer.pieces.encode(text, out_type=str)).encode("utf-8") + b"\n")
+        line = " ".join(tokenizer.pieces.encode(text, out_type=str))
+        sink.write(line.replace("\n", " ").encode("utf-8") + b"\n")
     warn_of(counts)
 
 

@@ -69,7 +69,7 @@ class Machine:
             )
         for key, now in asdict(self).items():
             was = before.get(key)
-            if was == now or key == "ranks":
+            if was is None or was == now or key == "ranks":
                 continue
             if key == "threads" and (was_ranks != self.ranks or self.device != "cpu"):
                 continue  # they decide on nothing but speed

@@ -40,7 +40,7 @@ def write_directory(
     if aside.is_symlink() or not keep(aside):
         remove_directory(aside)
     if aside.is_dir():
-        _remove_links(aside)
+        _keep_files(aside)
     else:
         aside.mkdir()  # in a directory that is there: one that vanished must not come back empty
     try:
@@ -134,11 +134,13 @@ def clean(directory: Path) -> None:
             _clear(item)
 
 
-def _remove_links(directory: Path) -> None:
-    """Remove the links in a directory that is written to: they may lead anywhere."""
+def _keep_files(directory: Path) -> None:
+    """Remove all but regular files from a directory that is written to: links may lead anywhere,
+    and opening a pipe waits for its other end.
+    """
     for item in directory.iterdir():
-        if item.is_symlink():
-            item.unlink()
+        if item.is_symlink() or not item.is_file():
+            _clear(item)
 
 
 def seal(directory: Path) -> None:
@@ -240,13 +242,15 @@ def _read_manifest(directory: Path) -> dict[str, dict[str, object]]:
             )
         text = path.read_bytes().decode("utf-8")
         content = json.loads(text)
+        is_form = isinstance(content, dict) and set(content) == {"files", "sha256"}
+        sealed = _with_own_hash({"files": content["files"]}) if is_form else ""
     except OSError as error:  # not damage: what cannot be read now may be whole
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise DamagedError(f"{path}: damaged: {error}") from None
-    if not isinstance(content, dict) or set(content) != {"files", "sha256"}:
+    if not is_form:
         raise DamagedError(f"{path}: damaged")
-    if _with_own_hash({"files": content["files"]}) != text:
+    if sealed != text:
         raise DamagedError(f"{path}: damaged: it does not match its own SHA-256")
     entries = content["files"]
     if not isinstance(entries, dict) or not all(

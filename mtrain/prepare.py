@@ -241,7 +241,8 @@ def _read_once(
     hashes = [found.sha256 for found in scans]
     key = cache_key("repeats", repeats.FORMAT, hashes, config.data.invalid_utf8)
     find = partial(_find_repeats, config, scans, stop)
-    is_repeat = cached(key, repeats.open_repeats, find, stop)[number]
+    look_up = partial(repeats.open_repeats, corpora=len(scans))
+    is_repeat = cached(key, look_up, find, stop)[number]
     if found := int(np.bitwise_count(is_repeat).sum()):
         counts[f"{DROPPED}seen before"] += found
     return repeats.without_repeats(pairs, is_repeat)
@@ -261,7 +262,7 @@ def _find_repeats(
         numbers = range(len(scans))
         corpora = (_read_unchanged(config, n, scans, Counter(), stop) for n in numbers)
         repeats.write_repeats(path, corpora, about, progress)
-    found = repeats.open_repeats(path)
+    found = repeats.open_repeats(path, len(scans))
     assert found is not None
     return found
 

@@ -18,6 +18,7 @@ from mtrain.corpus import Pair
 FORMAT = 2
 CHUNK = 100_000  # pairs that are hashed before they are shared out
 AT_ONCE = 1 << 22  # pairs that are sorted at a time
+MOST_FILES = 4096  # however many pairs a corpus says that it has
 RECORD = np.dtype([("hash", "<u8"), ("number", "<u8")])
 BLOCK = 1 << 13  # bytes of the result that are read at a time, each for eight pairs
 
@@ -64,7 +65,7 @@ class Duplicates:
     """Equal hashes among many that come one after the other, kept in files of `directory`."""
 
     def __init__(self, directory: Path, about: int) -> None:
-        buckets = 1 << (about // AT_ONCE).bit_length()
+        buckets = min(1 << (about // AT_ONCE).bit_length(), MOST_FILES)
         self.paths = [directory / f"{number}.hashes" for number in range(buckets)]
         for path in self.paths:
             path.touch()
@@ -92,15 +93,17 @@ class Duplicates:
             yield numbers[order[again]], numbers[order[first]]
 
 
-def open_repeats(path: Path) -> list[NDArray[np.uint8]] | None:
+def open_repeats(path: Path, corpora: int) -> list[NDArray[np.uint8]] | None:
     """Open what `write_repeats` found, of each corpus a bit for each pair; None where there is
     nothing whole.
     """
+    names = [f"{number:05d}.npy" for number in range(corpora)]
     try:
-        manifest.verify(path)
-    except manifest.DamagedError:
+        manifest.verify(path, *names)
+        found = [np.load(path / name, "r", allow_pickle=False) for name in names]
+    except (manifest.DamagedError, ValueError):
         return None
-    return [np.load(file, "r", allow_pickle=False) for file in sorted(path.glob("*.npy"))]
+    return found if all(bits.dtype == np.uint8 and bits.ndim == 1 for bits in found) else None
 
 
 def without_repeats(pairs: Iterable[Pair], is_repeat: NDArray[np.uint8]) -> Iterator[Pair]:

@@ -30,7 +30,7 @@ from mtrain.config import (
     is_among,
 )
 from mtrain.errors import RefusedError, UserError
-from mtrain.json_reader import Content, read_json_file
+from mtrain.json_reader import LARGEST, Content, read_json_file
 from mtrain.loading import load_stored_config
 from mtrain.log import logger
 from mtrain.records import BEST, PROVENANCE, Board, LastStart, MetricsFile, State, Status
@@ -117,21 +117,22 @@ class RunDirectory:
         begun = self.read(layout.RUN, PROVENANCE)
         if begun is None:
             return False
-        with files.read(own) as stream:
-            text = stream.read()
+        try:
+            text = files.read_whole(own, LARGEST)
+        except ValueError:
+            return False
         if begun.config == hashlib.sha256(text).hexdigest():
             return True
         # a kill between the two files leaves the hash of the other text
         return dump_config(load_stored_config(own)).encode("utf-8") == text
 
-    def check_not_lost(self, status: Status | None) -> None:
+    def check_not_lost(self, status: Status | None, save_every: int) -> None:
         """Refuse to begin at step 0 where the status or `best.json` tell of steps, whose
         checkpoints are gone.
         """
         if layout.named_steps(self.checkpoints):
             return
-        has_saved = status is not None and status.state in ("complete", "stopped", "running")
-        saved = status.step if status is not None and has_saved else 0
+        saved = status.step if status is not None and _has_saved(status, save_every) else 0
         history = self.read(layout.BEST, BEST)
         validated = [entry["step"] for entry in history.history] if history else []
         if last := max(validated, default=saved):
@@ -343,3 +344,8 @@ def _git(directory: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _has_saved(status: Status, save_every: int) -> bool:
+    """Whether a run had a checkpoint when it wrote this status."""
+    return status.state in ("complete", "stopped", "running") or status.step >= save_every

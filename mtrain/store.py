@@ -6,7 +6,7 @@ eos.
 """
 
 from bisect import bisect_right
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -149,8 +149,7 @@ def open_store(path: Path) -> Store | None:
         remembered(files, "whole", partial(_verify, path), WHOLE)
         found, notes = read_json_file(path / "store.json", DESCRIPTION), _whole_shards(path)
         shards = [
-            _open_shard(path, number, found.dtype if note.ids else None)
-            for number, note in enumerate(notes)
+            _open_shard(path, number, note.ids, found.dtype) for number, note in enumerate(notes)
         ]
     except (manifest.DamagedError, FileNotFoundError, ValueError):
         return None
@@ -164,10 +163,15 @@ def _verify(path: Path) -> bool:
     return True
 
 
-def _open_shard(path: Path, number: int, dtype: str | None) -> Shard:
-    """Map a shard's files; no `dtype` is for one without ids, of which there is no mapping."""
-    ids = np.zeros(0) if dtype is None else np.memmap(path / _ids_name(number), dtype, "r")
+def _open_shard(path: Path, number: int, size: int, dtype: str) -> Shard:
+    """Map a shard's files; raises `ValueError` where they are not what its note says."""
+    file = path / _ids_name(number)
+    ids = np.memmap(file, dtype, "r") if size else np.zeros(0, dtype)  # nothing has no mapping
     offsets = np.load(path / _offsets_name(number), mmap_mode="r", allow_pickle=False)
+    if offsets.dtype != np.int64 or offsets.ndim != 1 or len(offsets) % 2 == 0:
+        raise ValueError("not the places of pairs of lines")
+    if len(ids) != size or offsets[0] != 0 or offsets[-1] != size:
+        raise ValueError("not as many ids as there should be")
     # still on disk; slices of plain arrays are made faster
     return Shard(np.asarray(ids), np.asarray(offsets))
 
@@ -206,7 +210,7 @@ def build_store(
     def fill(directory: Path) -> None:
         shards = _whole_shards(directory)
         iterator = iter(pairs)
-        _skip(iterator, sum(shard.read for shard in shards), progress)
+        _skip(iterator, sum(shard.read for shard in shards), progress, path)
         chunks = iter(lambda: list(islice(iterator, CHUNK)), [])
         with closing(_encode_all(chunks, tokenizer, selection, workers)) as encoded:
             while (first := next(encoded, None)) is not None:
@@ -215,7 +219,7 @@ def build_store(
         for shard in shards:
             counts.update(shard.dropped)
         description = Description(dtype, len(shards), dict(counts))
-        (directory / "store.json").write_bytes(DESCRIPTION.dump_json(description))
+        files.write_bytes(directory / "store.json", DESCRIPTION.dump_json(description))
 
     manifest.write_directory(path, fill, keep=lambda aside: bool(_whole_shards(aside)))
     store = open_store(path)
@@ -233,11 +237,18 @@ def _whole_shards(directory: Path) -> list[Written]:
     return shards
 
 
-def _skip(pairs: Iterator[Pair], count: int, progress: Callable[[int], None]) -> None:
-    """Read over pairs that are in whole shards already."""
+def _skip(pairs: Iterator[Pair], count: int, progress: Callable[[int], None], path: Path) -> None:
+    """Read over pairs that are in whole shards already; raises `UserError`, and removes these,
+    where there are fewer pairs.
+    """
     for start in range(0, count, CHUNK):
         number = min(CHUNK, count - start)
-        deque(islice(pairs, number), maxlen=0)
+        if next(islice(pairs, number - 1, None), None) is None:
+            manifest.discard(path)
+            raise UserError(
+                f"{path}: what a build that was stopped had written is damaged, and was removed; "
+                "run the same command again"
+            )
         progress(number)
 
 
@@ -250,7 +261,7 @@ def _write_shard(
 ) -> Written:
     """Write ids as they come, then where each line begins, then that the shard is whole."""
     read, dropped, lengths = 0, Counter[str](), [np.zeros(1, np.int64)]
-    with (directory / _ids_name(number)).open("wb") as out:
+    with files.create(directory / _ids_name(number)) as out:
         for ids, lens, left_out in encoded:
             out.write(ids.astype(dtype).tobytes())
             lengths.append(lens)
@@ -259,7 +270,7 @@ def _write_shard(
             progress(number_read)
             read += number_read
     offsets = np.concatenate(lengths).cumsum()
-    with (directory / _offsets_name(number)).open("wb") as out:
+    with files.create(directory / _offsets_name(number)) as out:
         header = {"descr": "<i8", "fortran_order": False, "shape": offsets.shape}
         np.lib.format.write_array_header_1_0(out, header)
         out.write(offsets.astype("<i8").tobytes())  # numpy's own writing hides why a disk fails

@@ -6,6 +6,8 @@ Rows are counted from 1, as the lines of their file where it has lines.
 
 import hashlib
 import json
+import os
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -20,7 +22,8 @@ from mtrain.tmx import count_units, read_tmx
 _READERS = "datasets.packaged_modules"
 TEXT_READERS = {"parquet", "json", "csv", "arrow", "text", "cache"}  # of the library datasets
 ROWS = 1000  # read at a time
-LARGEST_BATCH = 1 << 30  # bytes of a Parquet row group, or of so many rows of a dataset
+LARGEST_BATCH = 1 << 30  # bytes of a Parquet row group, or of that many rows of a dataset
+LARGEST_READ = 1 << 27  # bytes of the rows of a Parquet file that are read at a time, about
 
 Row = tuple[int, Any, Any]  # its number, and what should be its source and target
 TextRow = tuple[int, str, str]
@@ -164,9 +167,10 @@ def _check_names(line: str, corpus: FileCorpus) -> None:
         return
 
     def check(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = [name for name, _ in pairs if name in wanted]
-        if len(set(names)) < len(names):
-            raise LookupError(f"the field {max(names, key=names.count)} stands there twice")
+        names = Counter(name for name, _ in pairs if name in wanted)
+        for name, count in names.most_common(1):
+            if count > 1:
+                raise LookupError(f"the field {name} stands there twice")
         return dict(pairs)
 
     json.loads(line, object_pairs_hook=check)
@@ -193,12 +197,15 @@ def _listed(names: Iterable[str]) -> str:
     return (text if len(text) <= 200 else f"{text[:200]} ...") or "none"
 
 
-def _open_parquet(path: Path) -> Any:
+def _open_parquet(path: Path, dictionaries: Iterable[str] = ()) -> Any:
+    """Open a Parquet file; the text columns `dictionaries` are read as numbers of their values."""
     import pyarrow.parquet  # slow to import, and needed by Parquet files alone
 
     try:
         # buffered ahead, all that has been read would stay in memory
-        return pyarrow.parquet.ParquetFile(path, pre_buffer=False)
+        return pyarrow.parquet.ParquetFile(
+            path, pre_buffer=False, read_dictionary=list(dictionaries)
+        )
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot read: {error}") from None
 
@@ -211,34 +218,55 @@ def _parquet_batches(corpus: FileCorpus, path: Path) -> Iterator[dict[str, list[
     file = _open_parquet(path)
     import pyarrow
 
-    names = {str(name) for name in (corpus.src, corpus.tgt)}
-    wanted = names | {name.split(".")[0] for name in names}
-    known = [name for name in file.schema_arrow.names if name in wanted]
-    _check_row_groups(path, file.metadata, wanted)
+    known = [file.schema.column(place).path for place in range(len(file.schema))]
+    names = sorted({str(corpus.src), str(corpus.tgt)})
+    for name in names:
+        if name not in known:
+            raise UserError(f"{path}: no text column {name}; it has {_listed(known)}")
     number = 0
     try:
-        for batch in file.iter_batches(ROWS, columns=known or None):
-            yield batch.to_pydict()
-            number += batch.num_rows
+        for group in range(file.num_row_groups):
+            rows = _rows_at_once(path, file, group, {name: known.index(name) for name in names})
+            for batch in file.iter_batches(rows, row_groups=[group], columns=names):
+                yield batch.to_pydict()
+                number += batch.num_rows
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise UserError(f"{path}: cannot read: behind row {number}: {error}") from None
 
 
-def _check_row_groups(path: Path, metadata: Any, wanted: set[str]) -> None:
-    """Refuse row groups that take too much memory, by what the file says of itself."""
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        columns = (group.column(place) for place in range(group.num_columns))
-        size = sum(
-            column.total_uncompressed_size
-            for column in columns
-            if column.path_in_schema.split(".")[0] in wanted
+def _rows_at_once(path: Path, file: Any, group: int, columns: dict[str, int]) -> int:
+    """Return how many rows of a row group to read at a time: fewer where a few bytes of the file
+    may stand for long texts. Raises `UserError` where the group itself takes too much memory.
+    """
+    chunks = {name: file.metadata.row_group(group).column(at) for name, at in columns.items()}
+    size = sum(chunk.total_uncompressed_size for chunk in chunks.values())
+    if size > LARGEST_BATCH:
+        raise UserError(
+            f"{path}: row group {group} holds {size / (1 << 30):.1f} GiB of text, and more "
+            "than 1 GiB is not read at once; write it anew with smaller row groups"
         )
-        if size > LARGEST_BATCH:
-            raise UserError(
-                f"{path}: row group {number} holds {size / (1 << 30):.1f} GiB of text, and more "
-                "than 1 GiB is not read at once; write it anew with smaller row groups"
-            )
+    longest = 1
+    for name, chunk in chunks.items():
+        if "DELTA_BYTE_ARRAY" in chunk.encodings:  # a text begins as the one before it
+            longest = max(longest, chunk.total_uncompressed_size)
+        elif any("DICTIONARY" in encoding for encoding in chunk.encodings):
+            longest = max(longest, _longest_of_dictionary(path, group, name))
+    return max(1, min(ROWS, LARGEST_READ // longest))
+
+
+def _longest_of_dictionary(path: Path, group: int, name: str) -> int:
+    """Return the bytes of the longest text that a row group has numbers for."""
+    import pyarrow
+    from pyarrow import compute
+
+    file = _open_parquet(path, [name])
+    batch = next(file.iter_batches(1, row_groups=[group], columns=[name]), None)
+    found = None if batch is None else batch.column(0)
+    while found is not None and pyarrow.types.is_struct(found.type):
+        found = found.field(0)
+    if found is None or not pyarrow.types.is_dictionary(found.type):
+        return 0
+    return compute.max(compute.binary_length(found.dictionary)).as_py() or 0
 
 
 def _dataset_batches(corpus: HubCorpus, root: Path, name: str) -> Iterator[dict[str, list[Any]]]:
@@ -265,7 +293,11 @@ def _load_dataset(corpus: HubCorpus, root: Path) -> Any:
             f"dataset {name}: is a reader of the library datasets, which would look for files in "
             "the working directory; name a dataset of the hub or a local folder"
         )
-    parents = type(datasets.load_dataset_builder(source, corpus.name)).__mro__
+    if source != name:
+        _check_card(local)
+    builder = datasets.load_dataset_builder(source, corpus.name)
+    _check_files(name, builder.config.data_files, "hf://" if source == name else str(local))
+    parents = type(builder).__mro__
     readers = {parent.__module__.removeprefix(f"{_READERS}.").split(".")[0] for parent in parents}
     if not readers & TEXT_READERS:
         raise UserError(
@@ -276,14 +308,52 @@ def _load_dataset(corpus: HubCorpus, root: Path) -> Any:
     )
 
 
+def _check_card(folder: Path) -> None:
+    """Refuse a folder whose card names files by an address: the network is not asked for what the
+    config calls local.
+    """
+    import yaml
+    from huggingface_hub import DatasetCard
+
+    card: dict[str, Any] = {}
+    if (folder / "README.md").is_file():
+        card = DatasetCard.load(folder / "README.md").data.to_dict()
+    if (folder / ".huggingface.yaml").is_file():
+        card |= yaml.safe_load((folder / ".huggingface.yaml").read_text("utf-8")) or {}
+    if any(sign in text for text in _texts_in(card.get("configs")) for sign in ("://", "::")):
+        raise UserError(
+            f"dataset {folder}: its card names files by an address; a local folder holds its files"
+        )
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    """Yield all texts in a card's value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for part in value:
+            yield from _texts_in(part)
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from _texts_in(part)
+
+
+def _check_files(name: str, found: dict[str, list[str]] | None, place: str) -> None:
+    """Refuse files of a dataset that lie elsewhere than it does: its card may name any."""
+    inside = place if "://" in place else f"{os.path.realpath(place)}/"
+    for file in (file for files in (found or {}).values() for file in files):
+        if not (file if "://" in file else os.path.normpath(file)).startswith(inside):
+            raise UserError(f"dataset {name}: its card names {file}, which lies outside of it")
+
+
 @contextmanager
 def _telling(name: str) -> Iterator[None]:
     """Turn errors of the library into one for people."""
-    import datasets
+    from datasets.exceptions import DatasetsError
 
     try:
         yield
-    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, DatasetsError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(f"{name}: cannot load: {reason[0]}") from None
 

@@ -25,6 +25,8 @@ NOT_UTF8 = DROPPED + "not valid UTF-8"
 LONGEST_LINE = 1 << 20
 CHARACTERS_A_TOKEN = 64  # at most, in ordinary text; more where a vocabulary has a longer piece
 LONGEST_TEXT = LONGEST_LINE // 4  # characters that a model or a vocabulary is given of a line
+LARGEST_SET = 1 << 30  # bytes of a set that is scored, which is held in memory,
+LINE = 100  # with this for each line
 TOO_LONG = f"longer than {LONGEST_LINE:,} bytes"
 
 _BOM = b"\xef\xbb\xbf"
@@ -159,11 +161,28 @@ def read_file(path: Path, counts: Counter[str] | None = None) -> Iterator[bytes]
 
 
 def scored_lines(path: Path, counts: Counter[str] | None = None) -> Iterator[bytes]:
-    """Yield the lines of a file of which none may be cut; raises `UserError` for one too long."""
+    """Yield the lines of a file of which none may be cut; raises `UserError` for one too long, and
+    for more than a set may hold.
+    """
+    size = 0
     for number, line in enumerate(read_file(path, counts), 1):
         if len(line) > LONGEST_LINE:
             raise UserError(f"{path}:{number}: {TOO_LONG}; cut or remove the line")
+        size = added_to_set(size, len(line), str(path))
         yield line
+
+
+def added_to_set(size: int, line: int, name: str) -> int:
+    """Return the bytes of a set that is scored with another line; raises `UserError` where these
+    are more than is held in memory.
+    """
+    size += line + LINE
+    if size > LARGEST_SET:
+        raise UserError(
+            f"{name}: more than {LARGEST_SET >> 30} GiB of text in a set that is scored, which is "
+            "held in memory; take a part of it"
+        )
+    return size
 
 
 def read_text_file(path: Path, counts: Counter[str] | None = None) -> list[str]:

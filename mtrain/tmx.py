@@ -17,7 +17,9 @@ from mtrain.text import DROPPED, LONGEST_LINE, Reading, open_bytes, reading_from
 
 CODES = {"bpt", "ept", "it", "ph", "ut"}
 DEEPEST = 200  # elements within each other; memories have some ten
+MOST_NAMES = 1000  # of elements and attributes, all of which the parser keeps; TMX has some sixty
 MOST_LANGUAGES = 20  # that an error names
+LONGEST_LANGUAGE = 100  # characters that are read of a language's code
 
 LARGEST_UNIT = 4 * LONGEST_LINE  # characters of all variants, and some for each
 
@@ -106,6 +108,7 @@ class _Memory:
         self.size = 0  # of the unit's text so far
         self.unit: Unit | None = None
         self.language = ""
+        self.names: set[str] = set()
         self.parts: list[str] | None = None  # of the segment that is being read
         self.parser = parser = expat.ParserCreate()
         parser.buffer_text = True
@@ -136,6 +139,9 @@ class _Memory:
         return UserError(f"{self.path}:{line}: {unit}{reason}")
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
+        self.names.update((name, *attributes))
+        if len(self.names) > MOST_NAMES:
+            raise self._failure(f"more than {MOST_NAMES:,} names of elements and attributes")
         name = name.rpartition(":")[2]
         self.depth += 1
         if self.depth == 1 and name != "tmx":
@@ -148,7 +154,8 @@ class _Memory:
             self.count += 1
             self.unit, self.size = [], 0
         elif name == "tuv":
-            self.language = attributes.get("xml:lang") or attributes.get("lang") or ""
+            language = attributes.get("xml:lang") or attributes.get("lang") or ""
+            self.language = language[:LONGEST_LANGUAGE]
         elif name == "seg":
             self.parts = []
 

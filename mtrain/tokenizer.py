@@ -17,6 +17,11 @@ MAX_SENTENCES = 1_000_000
 # Longer ones are left out of training the vocabulary; SentencePiece's own limit is 4,192.
 MAX_SENTENCE_BYTES = 1 << 20
 LARGEST_MODEL = 64 << 20  # bytes of a model's file; one of a million pieces has half of that
+LONGEST_PIECE = 1000  # characters; and bytes of what normalization puts in place of a character
+
+# Protocol Buffers: the field numbers of SentencePiece's model, and the kinds of values.
+_NORMALIZERS, _CHARACTER_MAP = (3, 5), 2
+_VARINT, _BYTES, _FIXED = 0, 2, {1: 8, 5: 4}
 
 
 class Tokenizer:
@@ -32,8 +37,15 @@ class Tokenizer:
             self.pieces.load_from_serialized_proto(proto)
             numbers = list(range(self.pieces.get_piece_size()))
             known: list[str] = self.pieces.id_to_piece(numbers)
-        except (RuntimeError, ValueError):  # pieces that are not UTF-8, too
+            unknown: str = self.pieces.decode([self.pieces.unk_id()])
+            longest_of_map = _longest_replacement(proto)
+        except (RuntimeError, ValueError, IndexError):  # pieces that are not UTF-8, too
             raise UserError(f"{name}: not a SentencePiece model") from None
+        if max(longest_of_map, len(unknown), *map(len, known)) > LONGEST_PIECE:
+            raise UserError(
+                f"{name}: not a model to use: a piece, or what normalization puts in place of a "
+                f"character, is longer than {LONGEST_PIECE:,} characters"
+            )
         self.proto = proto
         self.longest_piece = max(map(len, known), default=1)
         self.vocab_size: int = len(known)
@@ -120,6 +132,48 @@ class Tokenizer:
             return [self.pieces.decode(plain[0])]
         texts: list[str] = self.pieces.decode(plain, num_threads=1)
         return texts
+
+
+def _longest_replacement(proto: bytes) -> int:
+    """Return the most bytes that normalization puts in place of a character; raises `IndexError`
+    or `ValueError` where a model is cut off or of another form.
+    """
+    longest = 0
+    for number, normalizer in _fields(proto):
+        for inner, table in _fields(normalizer) if number in _NORMALIZERS else ():
+            if inner == _CHARACTER_MAP and len(table) >= 4:
+                texts = table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")
+                longest = max(longest, *map(len, texts))
+    return longest
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the numbers and values of a Protocol Buffers message's fields that are bytes."""
+    at, end = 0, len(message)
+    while at < end:
+        key, at = _varint(message, at)
+        number, kind = key >> 3, key & 7
+        if kind == _VARINT:
+            _, at = _varint(message, at)
+        elif kind == _BYTES:
+            size, at = _varint(message, at)
+            yield number, message[at : at + size]
+            at += size
+        elif kind in _FIXED:
+            at += _FIXED[kind]
+        else:
+            raise ValueError("not Protocol Buffers")
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    """Read a number of seven bits a byte, and where it ends."""
+    value = shift = 0
+    while (byte := message[at]) > 127:
+        value |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if shift > 63:
+            raise ValueError("a number of more than 64 bits")
+    return value | byte << shift, at + 1
 
 
 def train_tokenizer(

@@ -357,6 +357,8 @@ class Trainer:
         if found.snapshot.tokenizer != self.prepared.tokenizer.proto:
             raise UserError(f"{found.path}: was made with another vocabulary than this run's")
         weights, place = found.snapshot.weights, found.path / layout.TRAINER
+        if found.trainer.loop.pool >= self.batches.pools:
+            raise UserError(f"{place}: damaged: its place is no part of an epoch of this text")
         check_weights(self.optimizer.weights(), weights, found.path)
         state = dict(found.trainer.moments)
         if self.average is not None:

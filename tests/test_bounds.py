@@ -14,22 +14,25 @@ import tracemalloc
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
 from conftest import run_here, write_config
 from hypothesis import given
 from hypothesis import strategies as st
+from sentencepiece import sentencepiece_model_pb2
 
-from mtrain import filters, lines, tables, text, tmx
+from mtrain import filters, lines, repeats, tables, text, tmx
 from mtrain.config import Corpus, FileCorpus, HubCorpus, TextCorpus
-from mtrain.corpus import read_pairs
+from mtrain.corpus import read_pairs, read_text
 from mtrain.errors import RowError, UserError
 from mtrain.loading import load_config
 from mtrain.parallel import read_references, read_source
 from mtrain.text import LONGEST_LINE, TOO_LONG, Reading, bounded_lines
-from mtrain.tokenizer import Tokenizer
+from mtrain.tokenizer import Tokenizer, train_tokenizer
 from mtrain.translate import Translator
 
 DROPPED = "pairs dropped: " + TOO_LONG
@@ -205,6 +208,106 @@ def test_only_the_columns_that_are_read_count(
     assert list(read_pairs(corpus, Reading())) == [("one", "eins")]
 
 
+def nested(folder: Path, rows: list[tuple[str, str]]) -> Corpus:
+    table = pyarrow.table({"t": [dict(zip("ab", row, strict=True)) for row in rows]})
+    pyarrow.parquet.write_table(table, folder / "a.parquet")
+    return FileCorpus(file=str(folder / "a.parquet"), src="t.a", tgt="t.b")
+
+
+def delta(folder: Path, rows: list[tuple[str, str]]) -> Corpus:
+    table = pyarrow.table({name: [row[i] for row in rows] for i, name in enumerate("ab")})
+    coding = dict.fromkeys("ab", "DELTA_BYTE_ARRAY")
+    path = folder / "a.parquet"
+    pyarrow.parquet.write_table(table, path, use_dictionary=False, column_encoding=coding)
+    return FileCorpus(file=str(path), src="a", tgt="b")
+
+
+@pytest.mark.parametrize("make", [parquet, nested, delta])
+def test_a_text_that_comes_in_every_row_takes_no_memory(
+    tmp_path: Path,
+    make: Callable[[Path, list[tuple[str, str]]], Corpus],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tables, "LARGEST_READ", 4 << 20)
+    corpus = make(tmp_path, [("eins", "x" * (LONGEST_LINE - 100))] * 100)
+    assert (tmp_path / "a.parquet").stat().st_size < 1 << 18
+    peak, count = peak_of(lambda: sum(1 for _ in read_pairs(corpus, Reading())))
+    assert count == 100
+    assert peak < 12 << 20  # two batches, and not all rows
+
+
+def test_a_list_is_no_text(tmp_path: Path) -> None:
+    table = pyarrow.table({"a": [["one", "two"]], "b": ["eins"]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    corpus = FileCorpus(file=str(tmp_path / "a.parquet"), src="a", tgt="b")
+    with pytest.raises(UserError, match=r"no text column a; it has a\.list\.element, b"):
+        list(read_pairs(corpus, Reading()))
+
+
+@pytest.mark.parametrize("pairs", [0, 10, 1 << 60])
+def test_a_number_of_rows_makes_no_number_of_files(tmp_path: Path, pairs: int) -> None:
+    found = repeats.Duplicates(tmp_path, pairs)
+    assert 1 <= len(found.paths) <= 4096
+    found.add(np.array([7, 9, 7], np.uint64), np.arange(3, dtype=np.uint64))
+    assert [(a.tolist(), b.tolist()) for a, b in found.groups() if len(a)] == [([2], [0])]
+
+
+@pytest.mark.parametrize("kind", ["<x{0}/>", '<tu n{0}=""/>'])
+def test_ever_new_names_are_refused(tmp_path: Path, kind: str) -> None:
+    path = write_memory(tmp_path / "a.tmx", "".join(map(kind.format, range(2000))))
+    with pytest.raises(UserError, match=r"a\.tmx:1: .*more than 1,000 names of elements"):
+        list(tmx.read_tmx(path, "a", "b", Reading()))
+
+
+def test_a_language_is_named_by_its_beginning(tmp_path: Path) -> None:
+    code = "a" * LONGEST_LINE
+    path = write_memory(tmp_path / "a.tmx", unit("one", "eins").replace('"a"', f'"{code}"'))
+    with pytest.raises(UserError, match="no unit has both") as told:
+        list(tmx.read_tmx(path, "a", "b", Reading()))
+    assert len(str(told.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("data_files", "reason"),
+    [
+        ("https://example.invalid/a.csv", "names files by an address"),
+        ("zip://a.csv::a.zip", "names files by an address"),
+        ("../a.csv", r"which lies outside of it"),
+        ("{}/a.csv", r"which lies outside of it"),
+    ],
+)
+@pytest.mark.parametrize("card", ["README.md", ".huggingface.yaml"])
+def test_a_local_dataset_holds_its_files(
+    tmp_path: Path, data_files: str, reason: str, card: str
+) -> None:
+    write(tmp_path / "a.csv", b"a,b\none,eins\n")
+    (tmp_path / "set").mkdir()
+    named = json.dumps([{"config_name": "default", "data_files": data_files.format(tmp_path)}])
+    lines = f"configs: {named}\n"
+    text = f"---\n{lines}---\n" if card == "README.md" else lines
+    write(tmp_path / "set" / card, text.encode())
+    corpus = HubCorpus(dataset="./set", split="train", src="a", tgt="b")
+    with pytest.raises(UserError, match=reason):
+        list(read_pairs(corpus, Reading(tmp_path)))
+
+
+@pytest.mark.parametrize("make", [aligned, tsv])
+def test_a_set_too_large_for_memory_is_refused(
+    tmp_path: Path,
+    make: Callable[[Path, list[tuple[str, str]]], Corpus],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    corpus = make(tmp_path, [("one", "eins")] * 100)
+    monkeypatch.setattr(text, "LARGEST_SET", 100 * (len("oneeins") + text.LINE))
+    assert len(read_text(corpus, Reading(keep_blank=True), "")) == 100
+    monkeypatch.setattr(text, "LARGEST_SET", text.LARGEST_SET - 1)
+    with pytest.raises(UserError, match="of text in a set that is scored"):
+        read_text(corpus, Reading(keep_blank=True), "")
+    source = write(tmp_path / "source", b"one\n" * 200)
+    with pytest.raises(UserError, match=r"source: more than .* in a set that is scored"):
+        read_source(source, [])
+
+
 @pytest.mark.parametrize("name", ["csv", "text", "pandas", "imagefolder", "webdataset"])
 def test_a_reader_is_no_dataset(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -367,6 +470,31 @@ def test_a_huge_file_is_no_model(tmp_path: Path) -> None:
             Tokenizer.load(tmp_path / "a.model")
 
     assert peak_of(load)[0] < 100 << 20
+
+
+def longer_piece(model: Any) -> None:
+    model.pieces[-1].piece = "x" * 2000
+
+
+def longer_unknown(model: Any) -> None:
+    model.trainer_spec.unk_surface = "x" * 2000
+
+
+def longer_replacement(model: Any) -> None:
+    texts = model.normalizer_spec.precompiled_charsmap.split(b"\0")
+    texts[-2] = b"x" * 2000
+    model.normalizer_spec.precompiled_charsmap = b"\0".join(texts)
+
+
+@pytest.mark.parametrize("change", [longer_piece, longer_unknown, longer_replacement])
+def test_a_model_makes_no_text_a_thousand_times_longer(change: Callable[[Any], None]) -> None:
+    texts = [f"one {word} two" for word in ("alpha", "beta", "gamma")] * 20
+    proto = train_tokenizer(lambda: texts, vocab_size=300, normalization="nmt_nfkc")
+    Tokenizer(proto)
+    model = sentencepiece_model_pb2.ModelProto.FromString(proto)
+    change(model)
+    with pytest.raises(UserError, match=r"a\.model: not a model to use: .*1,000 characters"):
+        Tokenizer(model.SerializeToString(), "a.model")
 
 
 def test_training_keeps_long_lines_from_the_vocabulary(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
 import random
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from mtrain import checkpoint, layout, lock, manifest
+from mtrain import checkpoint, json_reader, layout, lock, manifest
 from mtrain.checkpoint import Loop, Snapshot, TrainerState
 from mtrain.errors import EXIT_FAILED, EXIT_REFUSED, RefusedError, UserError
 from mtrain.history import History
@@ -259,6 +260,41 @@ def test_what_is_no_manifest_is_damage(tmp_path: Path, text: str) -> None:
     with pytest.raises(DamagedError, match=r"manifest\.json"):
         checkpoint.load(path)
     assert names(tmp_path) == []
+
+
+def test_a_manifest_nested_too_deep_is_damage(tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    text = '{"files": ' + '{"a": ' * 900 + "1" + "}" * 900 + ', "sha256": ""}'
+    (path / "manifest.json").write_text(text)
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack()) + 950)  # enough to read it, too little to write it
+    try:
+        with pytest.raises(manifest.DamagedError):
+            manifest.verify(path)
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "tokenizer.model", "trainer/state.json"])
+def test_a_sealed_file_of_any_size_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    path = save(tmp_path, 1)
+    (path / name).write_bytes(b" " * 100_000)
+    manifest.seal((path / name).parent)
+    monkeypatch.setattr(checkpoint, "LARGEST", 50_000)
+    monkeypatch.setattr(json_reader, "LARGEST", 50_000)
+    with pytest.raises(manifest.DamagedError, match="larger than 50,000 bytes"):
+        checkpoint.load_trainer(path) if "state" in name else checkpoint.load(path)
+
+
+def test_a_link_to_checkpoints_is_not_followed(tmp_path: Path) -> None:
+    for name in ("elsewhere", "run"):
+        (tmp_path / name).mkdir()
+    save(tmp_path / "elsewhere", 1)
+    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="checkpoints: is a link, which is not followed"):
+        checkpoint.resolve(tmp_path / "run")
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_nothing(

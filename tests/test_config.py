@@ -139,7 +139,7 @@ TAKES: dict[type[BaseModel], dict[str, str]] = {
         "test": "a mapping",
         "max_length": "a whole number from 2 and up to 65536",
         "invalid_utf8": "one of error, drop",
-        "workers": "auto or a whole number from 1 and below 2147483648",
+        "workers": "auto or a whole number from 1 and up to 1024",
     },
     FilterConfig: {
         "min_length": "a whole number from 0 and below 2147483648",
@@ -175,7 +175,7 @@ TAKES: dict[type[BaseModel], dict[str, str]] = {
     },
     TrainConfig: {
         "device": "text: auto, cpu, cuda, cuda:N or mps",
-        "threads": "auto or a whole number from 1 and below 2147483648",
+        "threads": "auto or a whole number from 1 and up to 4096",
         "max_steps": "a whole number from 1 and below 2147483648",
         "max_tokens": "a whole number from 1 and below 2147483648",
         "accum_steps": "a whole number from 1 and below 2147483648",
@@ -214,9 +214,9 @@ TAKES: dict[type[BaseModel], dict[str, str]] = {
         "no_repeat_ngram": "a whole number from 0 and below 2147483648",
         "max_len_a": "a number from 0 and up to 1000",
         "max_len_b": "a whole number from 0 and up to 65536",
-        "max_source_length": "a whole number from 2",
+        "max_source_length": "a whole number from 2 and up to 1048576",
         "batch_tokens": "a whole number from 1 and below 2147483648",
-        "window": "a whole number from 1 and below 2147483648",
+        "window": "a whole number from 1 and up to 1000000",
     },
     TextCorpus: {"src": "text", "tgt": "text", **WEIGHT},
     GeneratedCorpus: {

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from conftest import TinyConfig, write_corpus
+from conftest import TinyConfig, run_here, write_corpus
 
 from mtrain import cache, lock, log, manifest, store
 from mtrain import corpus as corpora
@@ -255,3 +257,132 @@ def test_a_store_that_cannot_be_kept_leaves_nothing_behind(
     with pytest.raises(UserError, match="cannot keep the prepared text: No space left"):
         prepared(config, tmp_path)
     assert not list(cache_directory().glob("**/*.ids"))
+
+
+@pytest.fixture
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("CHUNK", 10), ("SHARD_CHUNKS", 2), ("INLINE_CHUNKS", 1)):
+        monkeypatch.setattr(store, name, value)
+
+
+@pytest.mark.usefixtures("small_shards")
+@pytest.mark.parametrize("command", [["check"], ["data", "build"]])
+def test_processes_load_no_module_of_the_working_directory(
+    tiny_config: TinyConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    config = tiny_config(**{"data.workers": 2})
+    folder = tmp_path / "received"
+    folder.mkdir()
+    (folder / "struct.py").write_text("open('ran', 'w')\nfrom _struct import *\n")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PYTHONSAFEPATH", "")  # set by the command, and not left to other tests
+    assert run_here(monkeypatch, *command, "-c", config) == 0
+    assert not (folder / "ran").exists()
+
+
+def test_findings_are_not_written_where_a_link_leads(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "YOUNG", -(10**12))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (cache_directory() / "known").symlink_to(elsewhere)
+    prepared(config, tmp_path)
+    assert list(elsewhere.iterdir()) == []
+
+
+def stores() -> list[Path]:
+    return [file.parent for file in cache_directory().glob("*/store.json")]
+
+
+def test_a_link_to_a_store_is_not_followed(config: Config, tmp_path: Path) -> None:
+    first = ids_of(prepared(config, tmp_path))
+    (path,) = stores()
+    shutil.move(path, tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    before = sorted(file.read_bytes() for file in (tmp_path / "elsewhere").iterdir())
+    assert ids_of(prepared(config, tmp_path)) == first
+    assert not path.is_symlink()
+    assert sorted(file.read_bytes() for file in (tmp_path / "elsewhere").iterdir()) == before
+
+
+def begun_store(config: Config, directory: Path) -> Path:
+    """Leave what a stopped build leaves, of all shards but the last; returns its path."""
+    prepared(config, directory)
+    (path,) = stores()
+    aside = path.with_name(f".{path.name}.partial")
+    path.rename(aside)
+    for name in ("store.json", "manifest.json", sorted(aside.glob("0*.json"))[-1].name):
+        (aside / name).unlink()
+    return aside
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_what_is_no_file_in_a_begun_store_is_removed(config: Config, tmp_path: Path) -> None:
+    first = ids_of(prepared(config, tmp_path))
+    aside = begun_store(config, tmp_path)
+    last = sorted(aside.glob("*.ids"))[-1]
+    for path in (last, aside / "store.json"):
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)  # opening it would wait for ever
+    (aside / "a").mkdir()
+    assert ids_of(prepared(config, tmp_path)) == first
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_a_begun_store_of_more_pairs_than_the_text_is_removed(
+    config: Config, tmp_path: Path
+) -> None:
+    first = ids_of(prepared(config, tmp_path))
+    note = begun_store(config, tmp_path) / "00000.json"
+    note.write_text(json.dumps({**json.loads(note.read_text()), "read": 10**15}))
+    with pytest.raises(UserError, match="is damaged, and was removed; run the same command"):
+        prepared(config, tmp_path)
+    assert ids_of(prepared(config, tmp_path)) == first
+
+
+def fewer_ids(path: Path) -> None:
+    file = path / "00000.ids"
+    file.write_bytes(file.read_bytes()[:-2])
+
+
+def other_offsets(path: Path) -> None:
+    offsets = np.load(path / "00000.npy")
+    np.save(path / "00000.npy", offsets + 1)
+
+
+def offsets_of_another_kind(path: Path) -> None:
+    offsets = np.load(path / "00000.npy")
+    np.save(path / "00000.npy", offsets.astype(np.float64))
+
+
+def no_offsets(path: Path) -> None:
+    (path / "00000.npy").write_bytes(b"no array")
+
+
+@pytest.mark.parametrize("change", [fewer_ids, other_offsets, offsets_of_another_kind, no_offsets])
+def test_a_sealed_store_of_another_form_is_made_again(
+    config: Config, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    first = ids_of(prepared(config, tmp_path))
+    (path,) = stores()
+    change(path)
+    manifest.seal(path)
+    assert ids_of(prepared(config, tmp_path)) == first
+
+
+@pytest.mark.parametrize("change", [no_offsets, lambda path: (path / "00000.npy").unlink()])
+def test_sealed_repeats_of_another_form_are_found_again(
+    tiny_config: TinyConfig, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    config = load_config(tiny_config())
+    config = config.model_copy(
+        update={"filter": config.filter.model_copy(update={"duplicates": True})}
+    )
+    first = ids_of(prepared(config, tmp_path))
+    (path,) = {file.parent for file in cache_directory().glob("*/*.npy")} - set(stores())
+    change(path)
+    manifest.seal(path)
+    for item in [*stores(), *(file.parent for file in cache_directory().glob("*/*.model"))]:
+        shutil.rmtree(item)
+    assert ids_of(prepared(config, tmp_path)) == first

@@ -504,6 +504,16 @@ def test_a_damaged_checkpoint_is_passed_over(
     assert differences(run, uninterrupted(config_file)) == []
 
 
+def test_a_place_beyond_the_epoch_is_refused(config_file: Path, run: Path) -> None:
+    stop(config_file, run, 5)
+    inner = run / "checkpoints" / "step-00000005" / "trainer"
+    state = json.loads((inner / "state.json").read_text())
+    (inner / "state.json").write_text(json.dumps({**state, "pool": 10**15}))
+    manifest.seal(inner)
+    with pytest.raises(UserError, match="trainer: damaged: its place is no part of an epoch"):
+        start(config_file, run)
+
+
 def test_the_model_of_a_damaged_trainer_stays_until_another_is_saved(
     config_file: Path, run: Path
 ) -> None:

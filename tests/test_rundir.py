@@ -293,6 +293,21 @@ def test_the_stored_config_goes_on_with_a_run(
     assert status(tmp_path / "run")["step"] == 6
 
 
+def test_a_run_that_failed_later_is_not_trained_anew_either(
+    train: Train, tiny_config: TinyConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, run = tiny_config(**TWO_STEPS), tmp_path / "run"
+    assert train(config) == 0
+    shutil.rmtree(run / "checkpoints")
+    (run / "best.json").unlink()
+    failed = {**status(run), "state": "failed", "exit_code": 1}
+    (run / "status.json").write_text(json.dumps(failed))
+    assert train(config) == 2
+    assert "the checkpoints of this run are gone, which came to step 2" in capsys.readouterr().err
+    (run / "status.json").write_text(json.dumps({**failed, "step": 1}))  # nothing was saved then
+    assert train(config) == 0
+
+
 @pytest.mark.parametrize("missing", [(), ("best.json",), ("status.json",)])
 @pytest.mark.parametrize("options", [[], ["--dry-run"]])
 def test_a_run_whose_checkpoints_are_gone_is_not_trained_anew(
