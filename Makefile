@@ -25,7 +25,7 @@ quickstart: setup
 		| paste -d "\n" scripts/quickstart.txt - | sed "n;s/^/    /;G"
 
 test: setup
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow

@@ -325,14 +325,14 @@ def _train(directory: Path) -> None:
         "model.d_ff": 128,
         "model.num_encoder_layers": 2,
         "model.dropout": 0.0,
-        "train.max_steps": 600,
+        "train.max_steps": 400,
         "train.max_tokens": 768,
         "train.warmup_steps": 60,
         "train.schedule": "linear",
         "train.peak_lr": 0.003,
         "train.log_every": 50,
-        "train.save_every": 300,
-        "train.valid_every": 600,
+        "train.save_every": 200,
+        "train.valid_every": 400,
     }
     environment = {**os.environ, "MTRAIN_CACHE": str(directory / "cache")}
     done = run_mtrain("train", "-c", write_config(directory, **overrides), env=environment)

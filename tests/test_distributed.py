@@ -220,7 +220,10 @@ def test_in_float64_they_agree_to_the_ninth_digit(config: Path, tmp_path: Path) 
     assert found[0] != pytest.approx(found[1][::-1], rel=1e-3)
 
 
-@pytest.mark.parametrize(("pairs", "max_tokens"), [(3, 64), (7, 32), (12, 32), (50, 32)])
+@pytest.mark.parametrize(
+    ("pairs", "max_tokens"),
+    [(3, 64), (50, 32), *(pytest.param(n, 32, marks=pytest.mark.slow) for n in (7, 12))],
+)
 def test_corpora_of_few_batches_end(tmp_path: Path, pairs: int, max_tokens: int) -> None:
     """Of 1, 2, 3 and 13 batches, which three ranks share as they come."""
     config = write_config(

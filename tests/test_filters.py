@@ -130,7 +130,7 @@ def test_repeats_are_found_within_and_across_corpora(
     corpora.append([("1", "23"), ("12", "3"), ("12", "3")])
     told: list[int] = []
     repeats.write_repeats(tmp_path / "r", corpora, 166, told.append)
-    found = repeats.open_repeats(tmp_path / "r")
+    found = repeats.open_repeats(tmp_path / "r", 5)
     assert found is not None
     assert sum(told) == 169
     seen: set[Pair] = set()
@@ -146,7 +146,7 @@ def test_repeats_are_found_within_and_across_corpora(
 def test_text_that_grew_is_read_to_its_end(tmp_path: Path) -> None:
     """Or else nobody would see that it is another."""
     repeats.write_repeats(tmp_path / "r", [[("a", "b")] * 8], 8, lambda _: None)
-    found = repeats.open_repeats(tmp_path / "r")
+    found = repeats.open_repeats(tmp_path / "r", 1)
     assert found is not None
     grown = [("a", "b")] * 8 + [("c", "d")] * 20
     assert list(repeats.without_repeats(grown, found[0])) == [("a", "b"), *grown[8:]]
@@ -156,8 +156,8 @@ def test_damaged_findings_are_not_taken(tmp_path: Path) -> None:
     repeats.write_repeats(tmp_path / "r", [[("a", "b")] * 20], 20, lambda _: None)
     file = tmp_path / "r" / "00000.npy"
     file.write_bytes(file.read_bytes()[:-1] + b"\x00")
-    assert repeats.open_repeats(tmp_path / "r") is None
-    assert repeats.open_repeats(tmp_path / "none") is None
+    assert repeats.open_repeats(tmp_path / "r", 1) is None
+    assert repeats.open_repeats(tmp_path / "none", 1) is None
 
 
 # --- from a config ------------------------------------------------------------------------------

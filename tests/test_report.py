@@ -133,11 +133,11 @@ def test_every_curve_is_drawn_and_told(trained_run: Path, page: str) -> None:
 
 def test_translations_stand_beside_source_and_reference(trained_run: Path, page: str) -> None:
     found = report.gather(trained_run, []).samples
-    step = (trained_run / "validation" / "step-00000600.txt").read_text().split("\n")
+    step = (trained_run / "validation" / "step-00000400.txt").read_text().split("\n")
     assert 3 <= len(found) <= report.SAMPLES
     for sample in found:
         assert (sample.source, sample.reference) == VALID[sample.number - 1]
-        assert ("Step 600", step[sample.number - 1]) in sample.translations
+        assert ("Step 400", step[sample.number - 1]) in sample.translations
     assert page.count('dir="auto"') >= 4 * len(found)
 
 
@@ -191,14 +191,14 @@ def test_a_run_under_way_shows_what_there_is(copy: Path) -> None:
     for name in ("best.json", "validation"):
         target = copy / name
         shutil.rmtree(target) if target.is_dir() else target.unlink()
-    status = {"state": "running", "exit_code": None, "reason": "", "step": 450, "pid": 1}
+    status = {"state": "running", "exit_code": None, "reason": "", "step": 250, "pid": 1}
     (copy / "status.json").write_text(json.dumps(status))
-    lines = (copy / "metrics.jsonl").read_text().split("\n")[:9]
+    lines = (copy / "metrics.jsonl").read_text().split("\n")[:6]
     (copy / "metrics.jsonl").write_text("\n".join(lines) + '\n{"step": 500, "train/lo')
     text = report.make_page(copy, ["bavo"], check=False)
-    assert "<strong>running</strong> at step 450 of 600" in text
+    assert "<strong>running</strong> at step 250 of 400" in text
     assert "after a kill it still says so" in text
-    assert "at step 450" in text
+    assert "at step 250" in text
     assert 'id="curve-bleu"' not in text
     assert "Encoder-decoder attention, layer 1, head 1" in text
 
@@ -216,7 +216,7 @@ def test_where_the_corpora_are_gone_the_rest_is_shown(
     assert "cannot read: No such file" not in text
     assert "cannot read: No such file" in caplog.text
     assert "name sentences with --text" in found
-    assert "<dt>Step 600</dt>" in text
+    assert "<dt>Step 400</dt>" in text
     assert "<dt>Source</dt>" not in text
     assert '<span class="interval">' not in text
     assert "report: Sources and references are left out" in caplog.text
@@ -296,7 +296,7 @@ SCRIPT = "<script>alert(1)</script>"
 
 def test_text_of_users_is_shown_and_never_run(copy: Path) -> None:
     lines = [f"{SCRIPT} שלום עולם \x01&amp; \u2028 'x' \"y\""] * 12
-    (copy / "validation" / "step-00000600.txt").write_text("\n".join(lines) + "\n")
+    (copy / "validation" / "step-00000400.txt").write_text("\n".join(lines) + "\n")
     made_of = json.loads((copy / "run.json").read_text())
     (copy / "run.json").write_text(json.dumps({**made_of, "command": SCRIPT, SCRIPT: {"a": None}}))
     status = {"state": SCRIPT, "exit_code": 1, "reason": SCRIPT, "step": 5}
@@ -440,7 +440,7 @@ def huge(path: Path) -> None:
 AVERAGE = "checkpoints/average"
 FILES = [
     *("best.json", "run.json", "status.json", "metrics.jsonl", "train.log"),
-    *("validation/step-00000600.txt", "validation/average.txt", "validation/test-held_out.txt"),
+    *("validation/step-00000400.txt", "validation/average.txt", "validation/test-held_out.txt"),
     "tokenizer.model",
 ]
 
@@ -516,7 +516,7 @@ def test_a_start_that_came_to_nothing_is_told(copy: Path) -> None:
     change(copy / "status.json", last_start=start)
     text = report.make_page(copy, ["bavo"], check=False)
     assert "<p>Last start: refused at today: &lt;b&gt;other&lt;/b&gt; seed.</p>" in text
-    assert "<strong>complete</strong> at step 600" in text
+    assert "<strong>complete</strong> at step 400" in text
 
 
 def test_templates_let_no_text_out_of_its_place() -> None:

@@ -373,9 +373,14 @@ cli.main()
     ("how", "code", "reason"),
     [
         ("SIGTERM", EXIT_TERMINATED, "stopped by SIGTERM"),
-        ("SIGINT", EXIT_INTERRUPTED, "stopped by SIGINT"),
-        ("SIGUSR1", EXIT_STOPPED, "stopped by SIGUSR1"),
-        ("time", EXIT_STOPPED, "stopped by time limit"),
+        *(
+            pytest.param(how, code, f"stopped by {name}", marks=pytest.mark.slow)
+            for how, code, name in (
+                ("SIGINT", EXIT_INTERRUPTED, "SIGINT"),
+                ("SIGUSR1", EXIT_STOPPED, "SIGUSR1"),
+                ("time", EXIT_STOPPED, "time limit"),
+            )
+        ),
         ("SIGKILL", -signal.SIGKILL, None),
     ],
 )
