@@ -26,11 +26,24 @@ from mtrain.options import (
     begin_job,
     load_translator,
 )
-from mtrain.outputs import refuse_overwriting, write_output
+from mtrain.outputs import check_output, refuse_overwriting, write_output
 from mtrain.stop import Stop
 from mtrain.terminal import loaded, print_lines, print_path, reading, writing
 
 look_app = typer.Typer()
+
+
+def check_page(path: Path) -> None:
+    """Raise `RefusedError` unless a path is a name for a page; `UserError` where no file can be
+    written.
+    """
+    if path.is_dir():
+        raise RefusedError(f"--output {path}: is a directory; name a file")
+    if str(path) == "-":  # stdout in other commands; here it would become a file of that name
+        raise RefusedError("--output -: name a file, such as /dev/stdout")
+    check_output(path)
+    if path.suffix not in ("", ".html", ".htm"):
+        raise RefusedError(f"--output {path}: this is a page; give a name that ends in .html")
 
 
 def _readable(text: str) -> str:
@@ -130,7 +143,7 @@ def attention(
     model: ModelOption,
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", help="File to write: .html, .svg or .png.", parser=as_path),
+        typer.Option("--output", "-o", help="Page to write, as attention.html.", parser=as_path),
     ],
     text: Annotated[str | None, typer.Argument(help="A sentence to look at.")] = None,
     input_: Annotated[
@@ -154,17 +167,13 @@ def attention(
 ) -> None:
     """Show what a model attends to, as heat maps: `mtrain attention -m runs/NAME -o a.html "Hi."`.
 
-    A page (.html) holds all layers and heads and lets choose among them; it needs no network. PNG
-    needs the extra `mtrain[plot]`.
+    The page holds all layers and heads, lets choose among them, and needs no network.
     """
     if (text is None) == (input_ is None):
         raise RefusedError("mtrain attention: give either a sentence or -i/--input FILE")
     target = target and (_readable(target) if input_ is None else as_name(target))
     refuse_overwriting(output, input_, target if input_ else None)
-    from mtrain.report import picture
-
-    picture.check_format(output)
-    picture.check_output(output)
+    check_page(output)
     from mtrain.report import maps
 
     choice = maps.choose(kind, layer, head)
@@ -176,7 +185,8 @@ def attention(
             pairs = maps.read_pairs(source, Path(target) if target else None)
     translator = load_translator(model, device, precision, {})
     loaded()
-    write_output(output, picture.draw(output, maps.watch(translator, pairs, choice), model))
+    page = maps.draw_page(maps.watch(translator, pairs, choice), model)
+    write_output(output, page.encode("utf-8", "replace"))
 
 
 @look_app.command()
@@ -200,11 +210,8 @@ def report(
     settings.
     """
     from mtrain.report import page as reporting
-    from mtrain.report import picture
 
-    if output.suffix in {*picture.FORMATS, ".pdf"} - {".html"}:
-        raise RefusedError(f"--output {output}: a report is a page: give a name that ends in .html")
-    picture.check_output(output)
+    check_page(output)
     page = reporting.make_page(run_dir, [_readable(each) for each in text or []], check=check)
     loaded()
     write_output(output, page.encode("utf-8", "replace"))

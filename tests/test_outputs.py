@@ -379,7 +379,7 @@ def test_a_translation_goes_where_a_stream_is(model: Path, tmp_path: Path) -> No
         ["eval", "-s", "in", "-r", "in", "-o", "run/metrics.jsonl"],
         ["eval", "-s", "in", "-r", "in", "-o", "-"],
         ["export", "-o", "run/checkpoints/served"],
-        ["attention", "-o", "run/validation/a.svg", "bavo"],
+        ["attention", "-o", "run/validation/a.html", "bavo"],
     ],
     ids=lambda line: " ".join(line),
 )

@@ -14,7 +14,8 @@ from mtrain.data import pad
 from mtrain.errors import RefusedError, UserError
 from mtrain.log import logger, progress_bar
 from mtrain.parallel import decode_lines, warn_of
-from mtrain.report.heatmap import CAUSAL, KINDS, MEAN, HeatMap, Sentence
+from mtrain.report.heatmap import CAUSAL, KINDS, MEAN, HeatMap, Sentence, choices
+from mtrain.report.rendering import render
 from mtrain.text import is_blank, read_lines, read_text_file
 from mtrain.translate import Line, Translator
 
@@ -83,6 +84,13 @@ def watch(translator: Translator, pairs: Pairs, choice: Choice) -> list[Sentence
             found.append(_watch(translator, number, src, tgt, choice))
             bar.update()
     return found
+
+
+def draw_page(sentences: list[Sentence], model: Path) -> str:
+    """Draw a page on which the reader chooses kind of attention, layer and head."""
+    return render(
+        "attention.html", sentences=sentences, model=model.name, choices=choices(sentences)
+    )
 
 
 def check_choice(translator: Translator, choice: Choice) -> None:

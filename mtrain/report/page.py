@@ -21,8 +21,7 @@ from mtrain.metrics import Score
 from mtrain.records import BEST, PROVENANCE, STATUS, Entry, Provenance, Status
 from mtrain.report import maps
 from mtrain.report.curves import Chart, charts_of, spread
-from mtrain.report.heatmap import Sentence
-from mtrain.report.picture import choices
+from mtrain.report.heatmap import Sentence, choices
 from mtrain.report.rendering import render
 from mtrain.rundir import RunDirectory
 from mtrain.stop import Stop

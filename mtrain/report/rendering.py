@@ -1,4 +1,4 @@
-"""Pages and pictures from the package's templates, in which every text is escaped.
+"""Pages from the package's templates, in which every text is escaped.
 
 What is text of a language is passed through `visible`, anything else from outside through
 `printable`: both name the characters that would not be seen, or would turn the text around them.
@@ -10,7 +10,7 @@ import jinja2
 
 import mtrain
 from mtrain.errors import printable
-from mtrain.report.heatmap import CELL, LEVELS, SLANT, opacity, visible
+from mtrain.report.heatmap import CELL, LEVELS, label, opacity, visible
 
 
 def render(template: str, **values: object) -> str:
@@ -27,7 +27,7 @@ def _templates() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(printable=printable, visible=visible)
+    environment.filters.update(printable=printable, visible=visible, label=label)
     scale = [opacity(level) for level in range(1, LEVELS + 1)]
-    environment.globals.update(version=mtrain.__version__, cell=CELL, slant=SLANT, scale=scale)
+    environment.globals.update(version=mtrain.__version__, cell=CELL, scale=scale)
     return environment
