@@ -24,21 +24,19 @@ from mtrain.config import (
     changed_keys,
     is_among,
 )
-from mtrain.corpus import describe, files_of, read_text, reading_of, scan
+from mtrain.corpus import describe, files_of, reading_of, scan
 from mtrain.errors import UserError, printable
 from mtrain.history import History
 from mtrain.json_reader import Content, read_json_file
 from mtrain.loading import load_stored_config
 from mtrain.lock import is_alive
 from mtrain.log import progress_bar, shorten
-from mtrain.metrics import bleu_of_run
 from mtrain.records import (
     BEST,
     PROVENANCE,
     STATUS,
     Best,
     Count,
-    Entry,
     MetricsFile,
     Provenance,
     Status,
@@ -130,9 +128,9 @@ def verify(path: Path) -> Iterator[Finding]:
     yield from _guarded(str(path), _leftovers(run))
     yield from _guarded(layout.BEST, _best(run))
     yield from _guarded(layout.METRICS, _records(run))
-    hashes: dict[str, str] = {}
-    yield from _guarded("data", _data(run, hashes))
-    yield from _guarded(layout.VALIDATION, _translations(run, hashes))
+    sizes: dict[str, int] = {}
+    yield from _guarded("data", _data(run, sizes))
+    yield from _guarded(layout.VALIDATION, _translations(run, sizes))
 
 
 def _guarded(what: str, section: Iterator[Finding]) -> Iterator[Finding]:
@@ -445,9 +443,9 @@ def _records(run: Run) -> Iterator[Finding]:
         yield Finding(path.name, OK, f"{len(found.records):,} records")
 
 
-def _data(run: Run, hashes: dict[str, str]) -> Iterator[Finding]:
-    """Read the corpora that can be reached, and hash them anew: nothing remembered is trusted. The
-    hashes are put into a table, by the keys of the corpora.
+def _data(run: Run, sizes: dict[str, int]) -> Iterator[Finding]:
+    """Hash the corpora that can be read, without the cache; `sizes` gets the pairs of those that
+    are unchanged, by the keys of the config.
     """
     if run.config is None or run.begun is None:
         return
@@ -456,11 +454,11 @@ def _data(run: Run, hashes: dict[str, str]) -> Iterator[Finding]:
         detail = f"{len(data.train)} corpora, and {len(train)} in run.json"
         yield Finding("data.train", CHANGED, detail)
     for number, (corpus, sha256) in enumerate(zip(data.train, train, strict=False)):
-        yield _corpus(run, f"data.train.{number}", corpus, sha256, hashes)
-    yield _corpus(run, "data.valid", data.valid, run.begun.valid, hashes)
+        yield _corpus(run, f"data.train.{number}", corpus, sha256, sizes)
+    yield _corpus(run, "data.valid", data.valid, run.begun.valid, sizes)
     for name, corpus in data.test.items():
         if known := _test_hash(run, name):
-            yield _corpus(run, f"data.test.{name}", corpus, known, hashes)
+            yield _corpus(run, f"data.test.{name}", corpus, known, sizes)
 
 
 def _test_hash(run: Run, name: str) -> str | None:
@@ -469,7 +467,7 @@ def _test_hash(run: Run, name: str) -> str | None:
     return run.begun.test.get(name) or tests.get(name, {}).get("sha256")
 
 
-def _corpus(run: Run, key: str, corpus: Corpus, sha256: str, hashes: dict[str, str]) -> Finding:
+def _corpus(run: Run, key: str, corpus: Corpus, sha256: str, sizes: dict[str, int]) -> Finding:
     what = f"{key} {describe(corpus)}"
     assert run.config is not None
     reading = reading_of(run.config)
@@ -485,9 +483,9 @@ def _corpus(run: Run, key: str, corpus: Corpus, sha256: str, hashes: dict[str, s
             found = scan(corpus, reading)
     except UserError as error:
         return Finding(what, DAMAGED, str(error))
-    hashes[key] = found.sha256
     if found.sha256 != sha256:
         return Finding(what, CHANGED, "its content is not what the run began with")
+    sizes[key] = found.pairs
     return Finding(what, OK, f"{found.pairs:,} pairs, as in the run")
 
 
@@ -501,74 +499,35 @@ def _out_of_reach(corpus: Corpus, root: Path) -> str | None:
     return None
 
 
-def _translations(run: Run, hashes: dict[str, str]) -> Iterator[Finding]:
-    """Check the translations of validations and tests, and score them again where there are
-    references of the same content.
-    """
-    if run.history is None or run.config is None or run.begun is None:
+def _translations(run: Run, sizes: dict[str, int]) -> Iterator[Finding]:
+    """Check that the translations of validations and tests are there, line for line."""
+    if run.history is None:
         return
-    data, history = run.config.data, run.history
-    validations = [(entry["checkpoint"], entry) for entry in history.entries]
-    if history.average:
-        validations.append((layout.AVERAGE, history.average))
-    references = _references(run, data.valid, run.begun.valid, hashes.get("data.valid"))
-    for name, entry in validations:
-        yield from _scored(run, name, entry, references)
-    for name, entry in history.tests.items():
-        found = hashes.get(f"data.test.{name}")
-        references = _references(run, data.test.get(name), entry.get("sha256"), found)
-        yield from _scored(run, f"test-{name}", entry, references)
+    for entry in run.history.entries:
+        yield from _translated(run, entry["checkpoint"], sizes.get("data.valid"))
+    if run.history.average:
+        yield from _translated(run, layout.AVERAGE, sizes.get("data.valid"))
+    for name in run.history.tests:
+        yield from _translated(run, f"test-{name}", sizes.get(f"data.test.{name}"))
 
 
-def _references(
-    run: Run, corpus: Corpus | None, sha256: str | None, found: str | None
-) -> list[str] | None:
-    """Read the references of a set, if the hash that was found of it is the one it had."""
-    assert run.config is not None
-    if corpus is None or found is None or found != sha256:
-        return None
-    try:
-        return read_text(corpus, reading_of(run.config, keep_blank=True), found).references
-    except UserError:
-        return None
-
-
-def _scored(run: Run, name: str, entry: Entry, references: list[str] | None) -> Iterator[Finding]:
-    """Compare a file of translations with the score that `best.json` has of it."""
+def _translated(run: Run, name: str, size: int | None) -> Iterator[Finding]:
+    """Check a file of translations of a set of `size` pairs, if that is known."""
     path = layout.translations(run.path, name)
-    if not path.is_symlink():  # which is told
-        yield from _guarded(_name(run, path), _rescored(run, name, entry, references))
+    if not path.is_symlink():  # _links has found it
+        yield from _guarded(_name(run, path), _counted(_name(run, path), run.path, name, size))
 
 
-def _rescored(run: Run, name: str, entry: Entry, references: list[str] | None) -> Iterator[Finding]:
-    what = _name(run, layout.translations(run.path, name))
-    lines = kept.read_translations(run.path, name)
+def _counted(what: str, run_dir: Path, name: str, size: int | None) -> Iterator[Finding]:
+    lines = kept.read_translations(run_dir, name)
     if lines is None:
-        yield Finding(what, MISSING, "best.json tells its score")
-        return
-    if references is not None:
-        yield _compared(run, what, entry, lines.texts_for(references), references)
+        yield Finding(what, MISSING, "best.json has its score")
         return
     count = sum(1 for _ in lines.texts())
-    yield Finding(what, OK, f"{count:,} lines; its references are not in reach")
-
-
-def _compared(
-    run: Run, what: str, entry: Entry, texts: list[str], references: list[str]
-) -> Finding:
-    """Score translations anew."""
-    assert run.config is not None
-    count = f"{len(texts):,} lines"
-    try:
-        score = bleu_of_run(texts, references, run.config.data.tgt_lang)
-    except UserError as error:
-        return Finding(what, OK, f"{count}; not scored: {error}")
-    if score.signature != entry["signature"]:
-        return Finding(what, OK, f"{count}; scored by another sacreBLEU than here")
-    if not score.is_equal(entry["bleu"]):
-        detail = f"BLEU {score.score:.2f}, and {entry['bleu']:.2f} in best.json"
-        return Finding(what, CHANGED, detail)
-    return Finding(what, OK, f"{count}, BLEU {score.score:.2f} as in best.json")
+    if size is not None and count != size:
+        yield Finding(what, CHANGED, f"{count:,} lines, and {size:,} pairs in its set")
+    else:
+        yield Finding(what, OK, f"{count:,} lines")
 
 
 def _name(run: Run, path: Path) -> str:
