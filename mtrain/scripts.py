@@ -39,8 +39,6 @@ SCRIPTS = {
 JOINING = {"ARABIC", "HEBREW", "SYRIAC", "THAANA", "NKO", "DEVANAGARI", "BENGALI", "GURMUKHI"}
 JOINING |= {"GUJARATI", "ORIYA", "TAMIL", "TELUGU", "KANNADA", "MALAYALAM", "SINHALA", "KHMER"}
 JOINING |= {"MYANMAR", "TIBETAN", "MONGOLIAN", "ADLAM", "MANDAIC", "SAMARITAN"}
-# Scripts in whose texts Latin letters and digits are as wide as theirs, often.
-WIDE = {"CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO"}
 # First words of the names of letters that name no script.
 _NO_SCRIPTS = {"MODIFIER", "MICRO", "MASCULINE", "FEMININE", "SCRIPT", "BLACK", "ANGSTROM", "ALEF"}
 _NO_SCRIPTS |= {"MATHEMATICAL", "DOUBLE", "KELVIN", "OHM", "PLANCK", "EULER"}

@@ -28,9 +28,6 @@ ODD = (
     "replacement",
     "private",
     "undefined",
-    "tab",
-    "space",
-    "full_width",
 )
 _ODD_CHARACTERS = {
     "nul": "\0",
@@ -41,13 +38,9 @@ _ODD_CHARACTERS = {
     "mark": "\u200c\u200d\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
     + "".join(map(chr, range(0xE0001, 0xE0080))),  # tags, of which flags are made
     "replacement": "\ufffd\ufffc",
-    "tab": "\t",
-    "space": "\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
-    "\u202f\u205f",
-    "full_width": "".join(map(chr, (*range(0xFF10, 0xFF1A), *range(0xFF21, 0xFF3B)))),
 }
-_ODD_CHARACTERS["full_width"] += _ODD_CHARACTERS["full_width"].lower()
 _ODD_OF = {ord(c): ODD.index(name) for name, text in _ODD_CHARACTERS.items() for c in text}
+_ODD_OF[ord("\t")] = 0  # the control character that text may hold
 _ODD_OF_CATEGORY = {"Cc": "control", "Co": "private", "Cn": "undefined", "Cs": "undefined"}
 
 # How characters make words: not at all, in runs, each by itself, each with the two behind it.

@@ -12,7 +12,7 @@ from mtrain.check.findings import Chunk, Findings
 from mtrain.check.usual import Usual
 from mtrain.filters import is_identical
 from mtrain.marks import ENTITIES, HYPHENS, SUBWORDS
-from mtrain.scripts import JOINING, WIDE, name_of
+from mtrain.scripts import JOINING, name_of
 from mtrain.text import LONGEST_TEXT, is_blank, shorten_text
 from mtrain.tokenizer import Tokenizer
 
@@ -33,10 +33,6 @@ _CYRILLIC = re.compile(
     r"(?:[РС][\u0402-\u040f\u0452-\u045f\u0490\u0491\u00a0-\u00bb\u2013-\u203a№]){3,}"
 )
 _GARBLED = re.compile("锟斤拷|ï¿½|ðŸ[\x80-\xbf‘-“˜™]")
-# Marks between groups of three digits, or of two before these, as in India.
-_GROUPED = re.compile(r"(?<=\d)[.,'’٬， \u00a0\u2009\u202f](?=(?:\d{2}[,٬]){0,6}\d{3}(?!\d))")
-_NUMBER = re.compile(r"\d{2,18}")  # single digits are often words on the other side
-_COUNTED = re.compile(r"\d\s*[万萬億亿만억]")  # in tens of thousands, which are millions elsewhere
 PIECE = 200  # characters that are normalized together
 _EMOJI = re.compile("[\u2190-\u21ff\u2300-\u2bff\U0001f000-\U0001faff]")
 _QUOTES = set("‘’“”‹›„‚»«´¨…–—")
@@ -67,7 +63,6 @@ def look_at_pairs(chunk: Chunk, usual: Usual, found: Findings) -> NDArray[np.flo
     told |= _look_at_scripts(chunk, usual, found, told)
     if usual.pairs >= LEAST_PAIRS:
         _look_at_lengths(chunk, usual, found, told)
-    _look_at_numbers(chunk, found, told)
     if not usual.has_kin:
         return np.zeros((2, len(chunk)))
     words, lengths = usual.kinship.evidence(*chunk.words), usual.ratio.evidence(chunk.lengths)
@@ -86,8 +81,6 @@ def _look_at_side(chunk: Chunk, side: int, found: Findings) -> None:
         spots = dict(zip(rows.tolist(), (some[first] - begins).tolist(), strict=True))
         if ODD[kind] == "mark":
             rows = rows[~_joins(chunk, side, rows)]
-        elif ODD[kind] == "full_width":
-            rows = rows[~_has_letters(chunk, side, rows, WIDE)]
         found.add_rows(ODD[kind], chunk, rows, side, spots=spots)
     for kind, search in _SEARCHES:
         found_at = ((row, search(text)) for row, text in enumerate(chunk.texts[side]))
@@ -247,28 +240,6 @@ def _look_at_lengths(chunk: Chunk, usual: Usual, found: Findings, told: NDArray[
     odd &= chunk.lengths.max(1) >= LEAST_CHARACTERS
     rows = np.flatnonzero(odd)
     found.add_rows("ratio", chunk, rows, ranks=-spread[rows])
-
-
-def _look_at_numbers(chunk: Chunk, found: Findings, told: NDArray[np.bool_]) -> None:
-    """Find pairs with as many numbers on one side as on the other, but not the same ones."""
-    rows = []
-    for row in np.flatnonzero(~told).tolist():
-        src, tgt = (_numbers(texts[row]) for texts in chunk.texts)
-        others = len(src) == len(tgt) and any(map(_is_other, src, tgt))
-        if others and not any(_COUNTED.search(texts[row]) for texts in chunk.texts):
-            rows.append(row)
-    found.add_rows("numbers", chunk, np.array(rows, np.int64))
-
-
-def _numbers(text: str) -> list[int]:
-    """List the numbers of a text, in whatever digits, without the marks that group these."""
-    return sorted(map(int, _NUMBER.findall(_GROUPED.sub("", text))))
-
-
-def _is_other(one: int, two: int) -> bool:
-    """Tell whether these are different numbers, and not a year and the end of it."""
-    low, high = min(one, two), max(one, two)
-    return low != high and not (high // 100 in (19, 20) and high % 100 == low)
 
 
 def look_for_long_lines(

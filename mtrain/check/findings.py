@@ -38,7 +38,6 @@ KINDS: dict[str, tuple[str, str]] = {
     "mixed_word": (WARNING, "Latin and Cyrillic letters in one word"),
     "same": (WARNING, "the same text on both sides"),
     "ratio": (WARNING, "one side far too long for the other"),
-    "numbers": (NOTE, "as many numbers on the other side, but other ones"),
     "long": (WARNING, "over data.max_length"),
     "blank_source": (WARNING, "blank source"),
     "blank_target": (WARNING, "blank target"),
@@ -63,9 +62,6 @@ KINDS: dict[str, tuple[str, str]] = {
     "pieces": (WARNING, "the vocabulary does not fit"),
     "duplicate": (NOTE, "pairs that were there before"),
     "crlf": (NOTE, "Windows line ends, removed on reading"),
-    "tab": (NOTE, "tabs"),
-    "space": (NOTE, "no-break and other odd spaces"),
-    "full_width": (NOTE, "full-width letters or digits in lines without Han, Kana or Hangul"),
 }
 
 
