@@ -3,6 +3,7 @@
 `mtrain.loading` reads a config from strict YAML (`mtrain.yaml_reader`) and checks it.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Literal
 
@@ -18,11 +19,10 @@ from pydantic import (
 )
 
 from mtrain import files
-from mtrain.describe import DEVICES, MAX_WHOLE, TABLES, describe
 from mtrain.errors import RefusedError
-from mtrain.yaml_reader import (
-    dump_document,
-)
+from mtrain.yaml_reader import dump_document
+
+MAX_WHOLE = 2**31  # libraries overflow beyond 32 bits
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[int, Field(ge=1, lt=MAX_WHOLE)]
@@ -42,9 +42,31 @@ def _expanded(expand: Callable[[str], str]) -> Callable[[str, ValidationInfo], s
 
 PathText = Annotated[str, Field(min_length=1), AfterValidator(_expanded(files.expand_path))]
 DatasetName = Annotated[str, Field(min_length=1), AfterValidator(_expanded(files.expand_dataset))]
+
+
+def _matching(pattern: str, form: str) -> AfterValidator:
+    """Return a validator of texts that match a pattern; `form` says in words which these are."""
+
+    def check(text: str) -> str:
+        if re.fullmatch(pattern, text) is None:
+            raise ValueError(f"should be {form}")
+        return text
+
+    return AfterValidator(check)
+
+
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$")]
-DeviceName = Annotated[str, Field(pattern=DEVICES)]
-TableName = Annotated[str, Field(pattern=TABLES), AfterValidator(_expanded(files.expand_path))]
+DeviceName = Annotated[
+    str, _matching(r"auto|cpu|mps|cuda(:\d+)?", "auto, cpu, cuda, cuda:N or mps")
+]
+TableName = Annotated[
+    str,
+    _matching(
+        r".+\.((tsv|jsonl|tmx)(\.(gz|zst))?|parquet)",
+        "a name that ends in .tsv, .jsonl, .tmx (or these with .gz or .zst) or .parquet",
+    ),
+    AfterValidator(_expanded(files.expand_path)),
+]
 Weight = Annotated[
     float,
     Field(gt=0, le=1000, description="how often an epoch sees each pair, on average"),
@@ -376,10 +398,15 @@ def override_decode(decode: DecodeConfig, **given: object) -> DecodeConfig:
     try:
         return DecodeConfig.model_validate({**decode.model_dump(), **changes})
     except ValidationError as error:
-        key = str(error.errors()[0]["loc"][0])
-        expected = describe(DecodeConfig.model_fields[key])
+        first = error.errors(include_url=False)[0]
+        key = str(first["loc"][0])
         option = "--" + key.replace("_", "-")
-        raise RefusedError(f"{option} {changes[key]}: expected {expected}") from None
+        raise RefusedError(f"{option} {changes[key]}: {expectation(first['msg'])}") from None
+
+
+def expectation(message: str) -> str:
+    """Shorten pydantic's message of what a value should be."""
+    return re.sub("^(Input|String|List|Value) ", "", message).replace(" after validation", "")
 
 
 def dump_config(config: Config) -> str:

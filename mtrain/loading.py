@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 
 from mtrain import files
 from mtrain.config import (
@@ -22,12 +21,11 @@ from mtrain.config import (
     FilterConfig,
     ModelConfig,
     Section,
-    TextCorpus,
     TokenizerConfig,
     TrainConfig,
     corpus_kind,
+    expectation,
 )
-from mtrain.describe import describe, describe_item
 from mtrain.errors import RefusedError
 from mtrain.yaml_reader import (
     Document,
@@ -68,8 +66,8 @@ def parse_config(document: Document, *, is_stored: bool = False) -> Config:
     try:
         config = Config.model_validate(document.value, context=is_stored)
     except ValidationError as error:
-        findings = [_explain(document, item) for item in error.errors(include_url=False)]
-        raise RefusedError(*dict.fromkeys(findings)) from None
+        findings = dict.fromkeys(_explain(document, error.errors(include_url=False)))
+        raise RefusedError(*findings) from None
     problems = [f"{document.where(key)}: {dotted(key)}: {text}" for key, text in _conflicts(config)]
     if problems:
         raise RefusedError(*problems)
@@ -148,36 +146,35 @@ def _learning_rate_conflicts(train: TrainConfig) -> Iterator[tuple[Key, str]]:
         )
 
 
-def _explain(document: Document, error: Any) -> str:
-    """Turn one of pydantic's findings into a line for people."""
-    key: Key = tuple(part for part in error["loc"] if part not in KINDS)
-    corpus = next((KINDS[part] for part in error["loc"] if part in KINDS), TextCorpus)
-    kind = error["type"]
-    if kind == "extra_forbidden":
-        return _explain_unknown(document, key)
-    if kind == "missing":
-        place = document.where(key[:-1])
-        return f"{place}: {dotted(key)}: is required and missing{_hint(key)}"
-    if kind == "value_error":  # of a path that cannot be expanded
-        return f"{document.where(key)}: {dotted(key)}: {error['ctx']['error']}"
-    expected = _expected(key, corpus)
-    while expected is None and len(key) > 1:  # a union's path ends in the branch that was tried
-        key = key[:-1]
-        expected = _expected(key, corpus)
-    expected = expected or "a mapping of settings"
-    place, name = document.where(key), dotted(key) or "config"
-    return f"{place}: {name}: expected {expected}, got {_shown(document, key)}"
+def _explain(document: Document, errors: list[Any]) -> Iterator[str]:
+    """Turn pydantic's findings into lines for people; those of a union's branches become one."""
+    wrong: dict[Key, list[str]] = {}
+    for error in errors:
+        key: Key = tuple(part for part in error["loc"] if part not in KINDS)
+        kind = error["type"]
+        if kind == "extra_forbidden":
+            yield _explain_unknown(document, key)
+        elif kind == "missing":
+            place = document.where(key[:-1])
+            yield f"{place}: {dotted(key)}: is required and missing{_hint(key)}"
+        else:
+            while key and not document.has(key):  # it ends in the name of a union's branch
+                key = key[:-1]
+            wrong.setdefault(key, []).append(_expectation(error))
+    for key, found in wrong.items():
+        first, *others = dict.fromkeys(found)
+        text = " or ".join((first, *(other.removeprefix("should be ") for other in others)))
+        if text.startswith("should"):
+            text += f", got {_shown(document, key)}{_purpose(key)}"
+        yield f"{document.where(key)}: {dotted(key) or 'config'}: {text}"
 
 
-def _expected(key: Key, corpus: type[Section]) -> str | None:
-    """Say what belongs at a key, or at an item of the list there."""
-    field = _field_at(key, corpus)
-    if field is not None:
-        return describe(field)
-    field = _field_at(key[:-1], corpus)
-    if field is not None and isinstance(key[-1], int):
-        return describe_item(field.annotation)
-    return None
+def _expectation(error: Any) -> str:
+    if error["type"] == "value_error":
+        return expectation(str(error["ctx"]["error"]))
+    if error["type"] in ("model_type", "model_attributes_type", "dict_type", "union_tag_not_found"):
+        return "should be a mapping of settings"
+    return expectation(error["msg"])
 
 
 def _explain_unknown(document: Document, key: Key) -> str:
@@ -195,12 +192,19 @@ def _explain_unknown(document: Document, key: Key) -> str:
 
 
 def _hint(key: Key) -> str:
+    """Describe what is missing at a key."""
     if key[:1] == ("data",) and len(key) > 2:
         return (
             "; a corpus is {src, tgt} or {file, src, tgt} or {dataset, split, src, tgt} or "
             "{generated, split, pairs}"
         )
-    field = _field_at(key)
+    return _purpose(key)
+
+
+def _purpose(key: Key) -> str:
+    """Say in brackets what a setting is for."""
+    section = _section_at(key[:-1], None) if len(key) in (1, 2) else None
+    field = section.model_fields.get(str(key[-1])) if section else None
     return f" ({field.description})" if field is not None and field.description else ""
 
 
@@ -240,14 +244,3 @@ def _section_at(key: Key, value: object) -> type[Section] | None:
     if len(key) == 1:
         return _sections().get(str(key[0]))
     return KINDS.get(corpus_kind(value) or "")
-
-
-def _field_at(key: Key, corpus: type[Section] = TextCorpus) -> FieldInfo | None:
-    if not key:
-        return None
-    if len(key) <= 2:
-        section = _section_at(key[:-1], None)
-        return section.model_fields.get(str(key[-1])) if section else None
-    if key[0] == "data" and isinstance(key[-1], str):
-        return corpus.model_fields.get(key[-1])
-    return None

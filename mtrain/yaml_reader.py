@@ -49,6 +49,10 @@ class Document:
                 return None
         return value
 
+    def has(self, key: Key) -> bool:
+        """Whether a value is given at a key."""
+        return key in self.lines
+
 
 def dotted(key: Key) -> str:
     """Write a key as users do: `data.train.0.src`."""

@@ -204,7 +204,7 @@ MISTAKES = [
     ("train", 2, ["--config"]),
     ("train --frobnicate", 2, ["--frobnicate"]),
     ("train -c {tmp}/absent.yaml", 2, ["absent.yaml", "cannot read the config"]),
-    ("train -c {config} --set train.max_steps=x", 2, ["--set train.max_steps", "whole number"]),
+    ("train -c {config} --set train.max_steps=x", 2, ["--set train.max_steps", "a valid integer"]),
     ("train -c {config} --set train.max_setps=3", 2, ["did you mean train.max_steps?"]),
     ("train -c {config} --set seed", 2, ["--set seed", "KEY=VALUE"]),
     ("train -c {config} --time-limit soon", 2, ["--time-limit soon", "3h30m"]),
