@@ -15,6 +15,7 @@ from mtrain.errors import UnequalError, UserError
 from mtrain.tables import TextRow, dataset_files, dataset_name, read_dataset, read_table, scan_table
 from mtrain.text import (
     DROPPED,
+    LONGEST_LINE,
     NOT_UTF8,
     Reading,
     added_to_set,
@@ -162,8 +163,9 @@ def _read_files(src: Path, tgt: Path, reading: Reading) -> Iterator[TextRow]:
             short = src if src_line is None else tgt
             text = f"{short}: ends at line {number - 1}, before the other side does"
             raise UnequalError(text, number - 1)
-        path, size = max((src, len(src_line)), (tgt, len(tgt_line)), key=lambda side: side[1])
-        if reading.drops(f"{path}:{number}", number, size):
+        if len(src_line) > LONGEST_LINE or len(tgt_line) > LONGEST_LINE:
+            path = src if len(src_line) > LONGEST_LINE else tgt
+            reading.drop_long(f"{path}:{number}", number)
             continue
         src_text = decode(src, number, src_line, reading)
         tgt_text = decode(tgt, number, tgt_line, reading)

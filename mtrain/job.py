@@ -118,18 +118,20 @@ class Start:
     def __init__(self, config: Config, run: RunDirectory) -> None:
         self.config, self.run = config, run
         self.before: Status | None = None  # the status that this start found
-        self.step, self.has_begun = 0, False
+        self.step, self.has_begun, self.is_damaged = 0, False, False
 
     def check(self, ranks: Ranks) -> None:
         """Refuse what the run's own files already show to be wrong."""
-        with suppress(UserError):  # damaged: this start writes another
+        try:
             self.before = self.run.read(layout.STATUS, STATUS)
+        except UserError:
+            self.is_damaged = True  # a start that begins writes another
         self.step = _last_step(self.run)
         self.run.check_settings(self.config, ranks.size)
         self.run.check_not_lost(self.before, self.config.train.save_every)
         if not self.step and self.config.train.init_from is not None:
             _check_beginning(self.config, Path(self.config.train.init_from))
-        if self.before is None:
+        if self.before is None and not self.is_damaged:
             self.begin()
 
     def begin(self) -> None:
@@ -150,7 +152,7 @@ class Start:
             state = "refused"
         if self.before is not None and (is_refused or not self.has_begun):
             self.run.keep_start(self.before, state, failure)
-        else:
+        elif self.has_begun or not self.is_damaged:
             self.run.set_status(state, max(step, self.step), str(failure), failure.exit_code)
 
 

@@ -7,6 +7,7 @@ Rows are counted from 1, as the lines of their file where it has lines.
 import hashlib
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from typing import Any
 
 from mtrain.config import FileCorpus, HubCorpus
 from mtrain.errors import RowError, UserError
-from mtrain.text import NOT_UTF8, Reading, decode, read_file, scan_file, size_of
+from mtrain.text import LONGEST_LINE, NOT_UTF8, Reading, decode, read_file, scan_file, size_of
 from mtrain.tmx import count_units, read_tmx
 
 _READERS = "datasets.packaged_modules"
@@ -80,13 +81,11 @@ def _texts(
 ) -> Iterator[TextRow]:
     """Pass on what is two texts."""
     for number, src, tgt in rows:
-        place = f"{name}: row {number}"
-        columns = ((corpus.src, src), (corpus.tgt, tgt))
-        other = next((column for column, value in columns if not isinstance(value, str)), None)
-        if other is not None:
-            reading.refuse(RowError(place, number, f"{other} is not text"))
-        elif reading.drops(place, number, max(size_of(src), size_of(tgt))):
-            continue
+        if not (isinstance(src, str) and isinstance(tgt, str)):
+            other = corpus.tgt if isinstance(src, str) else corpus.src
+            reading.refuse(RowError(f"{name}: row {number}", number, f"{other} is not text"))
+        elif size_of(src) > LONGEST_LINE or size_of(tgt) > LONGEST_LINE:
+            reading.drop_long(f"{name}: row {number}", number)
         elif _is_unicode(src) and _is_unicode(tgt):
             yield number, src, tgt
         else:
@@ -96,6 +95,7 @@ def _texts(
                     "holds half of a surrogate pair; mend the row, or set "
                     "data.invalid_utf8: drop to leave such pairs out"
                 )
+                place = f"{name}: row {number}"
                 reading.refuse(RowError(place, number, reason, is_encoding=True))
 
 
@@ -109,7 +109,8 @@ def _is_unicode(text: str) -> bool:
 
 def _decoded_lines(path: Path, reading: Reading) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(read_file(path, reading.counts), 1):
-        if reading.drops(f"{path}:{number}", number, len(line)):
+        if len(line) > LONGEST_LINE:
+            reading.drop_long(f"{path}:{number}", number)
             continue
         text = decode(path, number, line, reading)
         if text is None:
@@ -145,10 +146,15 @@ def _read_tsv(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]
 
 
 def _read_json_lines(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]:
+    wanted = {part for name in (corpus.src, corpus.tgt) for part in (name, *str(name).split("."))}
+    quoted = [json.dumps(name, ensure_ascii=False) for name in wanted]
+    # how a name can be spelled otherwise
+    escaped = re.compile(r"\\(?:u00[2-7]|/)" if all(map(str.isascii, quoted)) else r"\\u")
     for number, line in _decoded_lines(path, reading):
         try:
             row = json.loads(line)
-            _check_names(line, corpus)
+            if escaped.search(line) or any(line.count(name) > 1 for name in quoted):
+                _check_names(line, wanted)
             src, tgt = (_field(row, str(name)) for name in (corpus.src, corpus.tgt))
         except (ValueError, RecursionError, LookupError) as error:
             reason = {RecursionError: "not JSON: nested too deep", LookupError: str(error.args[0])}
@@ -158,13 +164,10 @@ def _read_json_lines(corpus: FileCorpus, path: Path, reading: Reading) -> Iterat
         yield number, src, tgt
 
 
-def _check_names(line: str, corpus: FileCorpus) -> None:
+def _check_names(line: str, wanted: set[Any]) -> None:
     """Raise `LookupError` where an object holds a wanted name twice: readers differ in which of
     them they take.
     """
-    wanted = {part for name in (corpus.src, corpus.tgt) for part in (name, *str(name).split("."))}
-    if all(line.count(json.dumps(name)) < 2 for name in wanted) and "\\u" not in line:
-        return
 
     def check(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = Counter(name for name, _ in pairs if name in wanted)

@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from io import BufferedReader
+from io import BufferedIOBase, BufferedReader
 from pathlib import Path
 from typing import IO, NoReturn, cast
 
@@ -59,16 +58,13 @@ class Reading:
     check: Callable[[], None] = lambda: None
     refuse: Callable[[RowError], None] = _refuse
 
-    def drops(self, place: str, number: int, size: int) -> bool:
-        """Whether a line or text of this many bytes is too long, and so left out or refused."""
-        if size <= LONGEST_LINE:
-            return False
+    def drop_long(self, place: str, number: int) -> None:
+        """Count a line or text longer than `LONGEST_LINE`, which is left out, or refuse it."""
         if self.keep_blank:
             advice = "a set that is scored loses no line, so cut or remove it"
             self.refuse(RowError(place, number, f"{TOO_LONG}; {advice}", is_long=True))
         else:
             self.counts[DROPPED + TOO_LONG] += 1
-        return True
 
 
 def is_blank(text: str) -> bool:
@@ -135,12 +131,17 @@ def bounded_lines(stream: IO[bytes]) -> Iterator[bytes]:
     little more than these, and no `\n`.
     """
     most = LONGEST_LINE + 8  # room for `\r\n`, and to end behind a whole character
-    for line in iter(partial(stream.readline, most), b""):
-        if len(line) == most and line[-1:] != b"\n":
-            while (rest := stream.readline(_BLOCK)) and rest[-1:] != b"\n":
-                pass
-            line = _without_split_character(line)
-        yield line
+    start, read = b"", cast(BufferedIOBase, stream).read1  # waits for no more than there is
+    while block := read(_BLOCK):
+        first, *others = block.split(b"\n")
+        if len(start) <= most:
+            start += first
+        for line in others:
+            start += b"\n"
+            yield start if len(start) <= most else _without_split_character(start[:most])
+            start = line
+    if start:
+        yield start if len(start) <= most else _without_split_character(start[:most])
 
 
 def _without_split_character(line: bytes) -> bytes:

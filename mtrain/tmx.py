@@ -42,8 +42,9 @@ def read_tmx(path: Path, src: str, tgt: str, reading: Reading) -> Iterator[tuple
         if sides is not None or unit is TOO_LARGE:
             found = True
             texts = [unit[side][1] for side in sides or ()]
-            size = LARGEST_UNIT if unit is TOO_LARGE else max(map(size_of, texts))
-            if not reading.drops(f"{path}: unit {number}", number, size):
+            if unit is TOO_LARGE or max(map(size_of, texts)) > LONGEST_LINE:
+                reading.drop_long(f"{path}: unit {number}", number)
+            else:
                 yield number, texts[0], texts[1]
             continue
         reading.counts[reason] += 1

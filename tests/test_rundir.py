@@ -332,6 +332,19 @@ def test_a_run_whose_checkpoints_are_gone_is_not_trained_anew(
         assert status(run)["state"] == "complete"
 
 
+@pytest.mark.parametrize("damage", ["", "{", '{"state": "complete", "step": -1}'])
+def test_a_refused_start_leaves_a_damaged_status_as_it_is(
+    train: Train, tiny_config: TinyConfig, tmp_path: Path, damage: str
+) -> None:
+    config, file = tiny_config(**TWO_STEPS), tmp_path / "run" / "status.json"
+    assert train(config) == 0
+    file.write_text(damage)
+    assert train(config, "--set", "seed=9") == 2
+    assert file.read_text() == damage
+    assert train(config) == 0
+    assert status(tmp_path / "run")["state"] == "complete"
+
+
 def test_a_start_that_never_began_leaves_the_state_of_the_run(
     train: Train, tiny_config: TinyConfig, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -182,7 +183,8 @@ def of_setting(case: Case) -> None:
         value = mutate.odd_path(rng)
     text = value if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True)
     if key == "run_dir":
-        case.names_run(text)
+        with suppress(yaml.YAMLError, ValueError):
+            case.names_run(yaml.load(text, yaml.BaseLoader))
     case.choose(PREPARES)
     case.stops_early()
     setting = f"{key}={text}".replace("\0", "").replace("\ud800", "\udcff")
@@ -389,7 +391,7 @@ def of_environment(case: Case) -> None:
     elif deed == "cache":
         text = mutate.odd_path(rng).replace("\0", "")
         case.environment = {"MTRAIN_CACHE": text}
-        case.names_run(text)
+        case.names_run(text or "~/.cache/mtrain")
     elif deed == "git":
         _plant_git(case)
     elif deed == "variables":
