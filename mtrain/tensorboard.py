@@ -1,8 +1,6 @@
-"""A run's records as an event file for TensorBoard, kept the same as its `metrics.jsonl`."""
+"""A run's records as event files for TensorBoard, kept the same as its `metrics.jsonl`."""
 
 import math
-import socket
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +21,14 @@ def check_board(config: Config) -> None:
     if not config.train.tensorboard:
         return
     try:
-        import tensorboard.summary.writer.record_writer  # noqa: F401
+        import tensorboard  # noqa: F401
     except ImportError as error:
         raise MissingExtraError("train.tensorboard: true", "tensorboard", error) from None
 
 
 class TensorBoard:
-    """The event file of a run. What changes earlier records, such as a resume, begins another with
-    all that hold.
-
-    Written as it goes, where torch's `SummaryWriter` has a thread: an error of the disk is the
-    run's, and no child process inherits half a queue.
+    """Event files of a run, written by torch's `SummaryWriter`. What changes earlier records, such
+    as a resume, begins a new file with all records that hold.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -42,45 +37,30 @@ class TensorBoard:
 
     def begin(self, records: list[dict[str, Any]]) -> None:
         """Write the records to a new file. It begins with a restart at step 0, at which readers
-        purge all that came before. The file before it stays: one that looks on may stand there.
+        purge all that came before. The file before it stays, since a reader may be at it.
         """
-        from tensorboard.compat.proto.event_pb2 import SessionLog
-        from tensorboard.summary.writer.record_writer import RecordWriter
+        from torch.utils.tensorboard import SummaryWriter
 
         files.make_directory(self.directory)
         before = sorted(self.directory.glob(f"{FILES}*"))
-        name = f"{FILES}{time.time_ns():020d}.{socket.gethostname()}"
         if self.writer is not None:
             self.writer.close()
-        self.writer = RecordWriter(files.create(self.directory / name))
-        self._write(time.time(), 0, file_version="brain.Event:2")
-        self._write(time.time(), 0, session_log=SessionLog(status=SessionLog.START))
+        self.writer = SummaryWriter(str(self.directory), purge_step=0)
         for record in records:
-            self._write_scalars(record)
+            self._write(record)
         self.writer.flush()
         for file in before[:-1]:
             file.unlink()
 
     def add(self, record: dict[str, Any]) -> None:
         """Write one more record."""
-        self._write_scalars(record)
+        self._write(record)
         self.writer.flush()
 
-    def _write_scalars(self, record: dict[str, Any]) -> None:
+    def _write(self, record: dict[str, Any]) -> None:
         """Write the finite numbers of a record under their names, at its step and time."""
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        values = [
-            Summary.Value(tag=key, simple_value=value)
-            for key, value in record.items()
-            if key not in ("step", "time")
-            and isinstance(value, int | float)
-            and math.isfinite(value)
-        ]
-        self._write(record.get("time", 0.0), record["step"], summary=Summary(value=values))
-
-    def _write(self, when: float, step: int, **content: Any) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-
-        event = Event(wall_time=when, step=step, **content)
-        self.writer.write(event.SerializeToString())
+        step, when = record["step"], record.get("time", 0.0)
+        for key, value in record.items():
+            is_number = isinstance(value, int | float) and math.isfinite(value)
+            if is_number and key not in ("step", "time"):
+                self.writer.add_scalar(key, value, step, walltime=when)

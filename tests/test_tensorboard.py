@@ -181,7 +181,7 @@ def test_without_the_library_the_error_names_the_extra_before_anything_is_writte
     capsys: pytest.CaptureFixture[str],
     option: list[str],
 ) -> None:
-    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.record_writer", None)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
     config = tiny_config(**{"train.tensorboard": True})
     assert train(config, *option) == 2
     assert "pip install 'mtrain[tensorboard]'" in capsys.readouterr().err
