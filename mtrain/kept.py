@@ -15,7 +15,6 @@ from mtrain.config import Config
 from mtrain.errors import UserError
 from mtrain.loading import parse_stored_config
 from mtrain.text import LONGEST_LINE, bounded_lines, read_lines
-from mtrain.tokenizer import Tokenizer
 from mtrain.yaml_reader import read_text
 
 LARGEST_VOCABULARY, LARGEST_TEXT = 64 << 20, 256 << 20  # bytes
@@ -91,16 +90,9 @@ def read_settings(run_dir: Path) -> tuple[str, Config]:
     return text, parse_stored_config(text, str(path))
 
 
-def read_vocabulary(run_dir: Path) -> Tokenizer | None:
-    """Read a run's vocabulary; None where it is missing. Raises `UserError`."""
-    path = run_dir / layout.TOKENIZER
-    data = _read(path, LARGEST_VOCABULARY)
-    return None if data is None else Tokenizer(data, str(path))
-
-
-def read_listing(run_dir: Path) -> bytes | None:
-    """Read the listing of a run's vocabulary; None where it is missing. Raises `UserError`."""
-    return _read(run_dir / layout.VOCABULARY, LARGEST_VOCABULARY)
+def read_vocabulary(run_dir: Path) -> bytes | None:
+    """Read the model file of a run's vocabulary; None where it is missing. Raises `UserError`."""
+    return _read(run_dir / layout.TOKENIZER, LARGEST_VOCABULARY)
 
 
 def end_of_log(run_dir: Path) -> Iterator[str]:

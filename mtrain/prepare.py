@@ -118,7 +118,8 @@ def train_run_tokenizer(config: Config, stop: Stop, config_file: Path | None = N
         if run.tokenizer.exists():
             raise RefusedError(f"{run.tokenizer}: exists already; choose another run_dir")
         scans = [scan_corpus(config, corpus, stop) for corpus in config.data.train]
-        run.keep_tokenizer(_get_tokenizer(config, run.tokenizer, scans, stop))
+        tokenizer = _get_tokenizer(config, run.tokenizer, scans, stop)
+        run.keep_tokenizer(tokenizer.proto, tokenizer.vocabulary)
     return run.tokenizer
 
 

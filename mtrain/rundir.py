@@ -34,7 +34,6 @@ from mtrain.json_reader import LARGEST, Content, read_json_file
 from mtrain.loading import load_stored_config
 from mtrain.log import logger
 from mtrain.records import BEST, PROVENANCE, Board, LastStart, MetricsFile, State, Status
-from mtrain.tokenizer import Tokenizer
 
 GIT_SECONDS = 10
 
@@ -225,11 +224,11 @@ class RunDirectory:
                 "with; bring that one back, or choose another run_dir"
             )
 
-    def keep_tokenizer(self, tokenizer: Tokenizer) -> None:
+    def keep_tokenizer(self, model: bytes, pieces: str) -> None:
         """Write the run's vocabulary, as a model and as text."""
         self.check_held()
-        files.write_text(self.path / "tokenizer.vocab", tokenizer.vocabulary)
-        files.write_bytes(self.tokenizer, tokenizer.proto)
+        files.write_text(self.path / layout.VOCABULARY, pieces)
+        files.write_bytes(self.tokenizer, model)
 
     def describe(
         self, config: Config, fingerprints: dict[str, Any], ranks: int, beginning: str | None

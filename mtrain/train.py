@@ -440,8 +440,9 @@ class Trainer:
         self.ranks.first(self.announce)
 
     def _describe(self) -> None:
+        tokenizer = self.prepared.tokenizer
         if not self.run_dir.tokenizer.exists():
-            self.run_dir.keep_tokenizer(self.prepared.tokenizer)
+            self.run_dir.keep_tokenizer(tokenizer.proto, tokenizer.vocabulary)
         files.make_directory(self.run_dir.checkpoints)
         self.run_dir.describe(
             self.config, self.prepared.fingerprints, self.ranks.size, self.beginning

@@ -144,7 +144,7 @@ def own_imports(tree: ast.Module, *, inside_functions: bool = True) -> set[str]:
     """The modules of this package that a module imports."""
     names = imported(tree, inside_functions=inside_functions)
     known = {name.removesuffix(".__init__") for name in modules()}
-    return {name.removeprefix("mtrain.") for name in names} & known
+    return {name.removeprefix("mtrain.") for name in names if name.startswith("mtrain.")} & known
 
 
 def level_of(name: str) -> int:

@@ -26,6 +26,7 @@ from mtrain.report.rendering import render
 from mtrain.rundir import RunDirectory
 from mtrain.stop import Stop
 from mtrain.text import is_blank
+from mtrain.tokenizer import Tokenizer
 from mtrain.translate import load_translator
 
 SAMPLES, MOST_TRANSLATIONS, ATTENDED = 6, 6, 3
@@ -168,10 +169,11 @@ def check_text(report: Report) -> list[Findings]:
 
 def _with_own_vocabulary(report: Report) -> Config:
     """Name no other vocabulary than the run's own, nor where the run took it from."""
-    config, tokenizer = report.config, kept.read_vocabulary(report.run.path)
+    config, vocabulary = report.config, kept.read_vocabulary(report.run.path)
     settings: dict[str, object] = {"path": None}
-    if tokenizer is not None:
-        settings["vocab_size"] = tokenizer.vocab_size
+    if vocabulary is not None:
+        name = str(report.run.path / layout.TOKENIZER)
+        settings["vocab_size"] = Tokenizer(vocabulary, name).vocab_size
     parts = {
         "run_dir": str(report.run.path),
         "tokenizer": config.tokenizer.model_copy(update=settings),
