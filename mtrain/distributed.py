@@ -202,12 +202,12 @@ class Ranks:
             with self.meeting():
                 dist.all_reduce(tensor, group=self._group(tensor.device))
 
-    def spread(self, tensors: list[Tensor], source: int = 0) -> None:
-        """Put one rank's values, by default the first one's, in place of the others'."""
+    def spread(self, tensors: list[Tensor]) -> None:
+        """Put the first rank's values in place of the others'."""
         if self.size > 1:
             with self.meeting():
                 works = [
-                    dist.broadcast(tensor, source, group=self._group(tensor.device), async_op=True)
+                    dist.broadcast(tensor, 0, group=self._group(tensor.device), async_op=True)
                     for tensor in tensors
                 ]
                 for work in works:

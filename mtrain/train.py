@@ -279,7 +279,7 @@ class Trainer:
                 text = f"{self._place()}: {name} is not finite; the last checkpoint is good"
                 raise self.ranks.as_one(UserError(text))
         self.saved_step = self.position.step
-        moments = self.optimizer.gather_moments()
+        moments = self.optimizer.moments()
         if self.average is not None:
             moments |= {name + LATEST: weight for name, weight in self.optimizer.weights().items()}
         self.ranks.first(partial(self._write_checkpoint, moments))

@@ -21,7 +21,7 @@ import pytest
 import torch
 from conftest import contents, differences, status, write_config
 
-from mtrain import checkpoint, cli, distributed, layout, learner, loss, optim
+from mtrain import cli, distributed, layout, learner, loss, optim
 from mtrain.distributed import Place, Ranks, find_place, first_host, joined
 from mtrain.errors import (
     EXIT_FAILED,
@@ -380,28 +380,6 @@ def test_another_number_of_ranks_goes_on_with_the_same_steps(
     assert "1 processes train, not 2" in alone.told[0]
     assert losses(run) == pytest.approx(losses(undisturbed), rel=1e-4)
     assert contents(run)["status"] == contents(undisturbed)["status"]
-
-
-def test_a_shared_out_optimizer_takes_the_same_steps(
-    config: Path, tmp_path: Path, undisturbed: Path
-) -> None:
-    run, shared = tmp_path / "run", "train.shard_optimizer=true"
-    stop = {0: partial(at_step, 7, partial(send, signal.SIGTERM))}
-    assert train_by(2, config, run, shared, hooks=stop).codes == [EXIT_TERMINATED] * 2
-    again = train_by(2, config, run, shared, hooks={1: partial(at_step, 10, fail_for_memory)})
-    assert again.codes == [EXIT_FAILED] * 2
-    assert train_by(2, config, run).codes == [0, 0]  # each keeps all of it again
-    assert differences(run, undisturbed) == []
-
-
-def test_muon_too_is_shared_out(config: Path, tmp_path: Path) -> None:
-    settings = ("train.optimizer=muon", "train.max_steps=6", "train.valid_every=4")
-    assert train_by(2, config, tmp_path / "a", *settings).codes == [0, 0]
-    done = train_by(2, config, tmp_path / "b", *settings, "train.shard_optimizer=true")
-    assert done.codes == [0, 0], done.told
-    assert losses(tmp_path / "b") == pytest.approx(losses(tmp_path / "a"), rel=1e-5)
-    a, b = (checkpoint.load_trainer(tmp_path / name / "checkpoints/step-00000006") for name in "ab")
-    torch.testing.assert_close(a.moments, b.moments, rtol=1e-3, atol=1e-5)
 
 
 # --- what launchers say -------------------------------------------------------------------------
