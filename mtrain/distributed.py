@@ -1,103 +1,37 @@
-"""The processes of a job: which one this is, as torchrun or SLURM said, and what they tell each
-other.
+"""The processes of a job, which torchrun starts, and what they tell each other.
 
 Tensors are added up by NCCL on GPUs and by gloo on CPUs. All else goes as bytes through gloo,
 whatever the device. A failure or a stop of one rank is told to all where they next meet, so that
-all end alike; a rank that dies is noticed by the end of its connections, even by one that waits for
-a GPU.
+all end alike. The death of a rank breaks its connections: the others fail where they next meet, and
+torchrun ends those that cannot.
 """
 
-import fcntl
 import json
 import os
-import re
+import shlex
 import socket
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from mtrain.errors import EXIT_FAILED, RefusedError, StoppedError, UserError, first_line
-from mtrain.log import logger, silence
+from mtrain.errors import RefusedError, StoppedError, UserError, first_line
+from mtrain.log import silence
 
 # How long the ranks of a job wait for each other at its start; they may be days apart later, while
-# the first one prepares text.
+# rank 0 prepares text.
 START, MEET = timedelta(minutes=5), timedelta(days=7)
-EVER = timedelta(days=10_000)
 # How long a GPU waits for the others' sums.
 ADD = timedelta(minutes=5)
-# How long a process may go on once its neighbour is gone: it ends by itself where it next meets the
-# others, unless it waits for a GPU that waits for theirs. In seconds.
-GRACE = 20.0
-
-# Linux's request for an interface's address, of linux/sockios.h.
-SIOCGIFADDR = 0x8915
 
 Request = tuple[str, int]
-
-
-@dataclass(frozen=True)
-class Place:
-    """Which of how many processes one is, the number among those of its machine, and where all
-    meet, as a URL of `torch.distributed`.
-    """
-
-    rank: int
-    size: int
-    local_rank: int
-    url: str
-
-
-def find_place(environ: Mapping[str, str]) -> Place | None:
-    """Read what torchrun or SLURM's srun said; None for a process by itself. Raises
-    `RefusedError`.
-    """
-    try:
-        if "RANK" in environ and "WORLD_SIZE" in environ:
-            local_rank = int(environ.get("LOCAL_RANK", "0"))
-            place = Place(int(environ["RANK"]), int(environ["WORLD_SIZE"]), local_rank, "env://")
-        elif "SLURM_PROCID" in environ:
-            place = _find_task(environ)
-        else:
-            return None
-    except (KeyError, ValueError) as error:
-        raise RefusedError(f"the launcher's variables are not to be read: {error}") from None
-    return place if place.size > 1 else None
-
-
-def _find_task(environ: Mapping[str, str]) -> Place:
-    """Read SLURM's variables. A batch script has most of them, too, but is no task of a step."""
-    rank = int(environ["SLURM_PROCID"])
-    size = int(environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS") or 1)
-    signs = ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_ID", "SLURM_STEPID", "MASTER_ADDR")
-    if size > 1 and rank == 0 and not any(sign in environ for sign in signs):
-        logger.warning(
-            "SLURM gave this job %d tasks, but srun did not start this process: it works by itself",
-            size,
-        )
-        size = 1
-    hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
-    address = environ.get("MASTER_ADDR") or first_host(hosts or environ.get("SLURM_NODELIST", ""))
-    job = int(environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID") or 0)
-    step = int(environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID") or 0)
-    port = int(environ.get("MASTER_PORT") or 15000 + (job + 101 * step) % 15000)
-    return Place(rank, size, int(environ.get("SLURM_LOCALID", "0")), f"tcp://{address}:{port}")
-
-
-def first_host(hosts: str) -> str:
-    """Name the first machine of SLURM's list, such as `gpu[003-005,9],login1`."""
-    match = re.match(r"([^,\[\]]*)(?:\[(\w+)[^\]]*\]([^,\[\]]*))?", hosts)
-    return "".join(part or "" for part in match.groups()) if match else hosts
 
 
 @dataclass
@@ -107,8 +41,7 @@ class Ranks:
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    neighbours: int = 1  # ranks that share this one's cores, itself included
-    before_leaving: Callable[[str], None] = field(default=lambda text: None, repr=False)
+    local_size: int = 1  # ranks on this machine
     _nccl: dist.ProcessGroup | None = field(default=None, repr=False)
 
     @property
@@ -187,7 +120,7 @@ class Ranks:
             raise self.as_one(
                 RefusedError(
                     f"the processes of this job were given different {what}; to have each do work "
-                    "of its own, start each as a job (under srun: --exact and --ntasks=1)"
+                    "of its own, start each without torchrun"
                 )
             )
 
@@ -237,14 +170,10 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            raise UserError(self.left_alone(first_line(error))) from None
-
-    def left_alone(self, sign: str) -> str:
-        """Say that another rank has gone, and what showed it."""
-        return (
-            f"rank {self.rank}: another process of the job has ended, and its own message says why,"
-            f" or cannot be reached ({sign}); run the same command again"
-        )
+            raise UserError(
+                f"rank {self.rank}: another process of the job has ended, and its own message says "
+                f"why, or cannot be reached ({first_line(error)}); run the same command again"
+            ) from None
 
     def _read(self, message: Tensor, rank: int) -> bytes:
         """Take a message apart; raises what its sender raised."""
@@ -257,36 +186,6 @@ class Ranks:
                 raise self.as_one(kind(*text.split("\n")))
             raise self.as_one(StoppedError(text, code))
         return body
-
-
-class Watch:
-    """Listens to the rank before this one, in a ring, and ends this process some time after the
-    other has gone without a farewell: a GPU that waits for it cannot be interrupted. What a rank
-    wants done `before_leaving` gets the message.
-    """
-
-    def __init__(self, ranks: Ranks) -> None:
-        self.ranks = ranks
-        with ranks.meeting():
-            self.group = dist.new_group(backend="gloo", timeout=EVER)
-        self.thread = threading.Thread(target=self._listen, daemon=True)
-        self.thread.start()
-
-    def _listen(self) -> None:
-        try:
-            dist.recv(torch.empty(1), (self.ranks.rank - 1) % self.ranks.size, self.group)
-        except RuntimeError as error:
-            time.sleep(GRACE)
-            told = self.ranks.left_alone(first_line(error))
-            logger.error("%s", told)
-            with suppress(OSError):
-                self.ranks.before_leaving(told)
-            os._exit(EXIT_FAILED)
-
-    def end(self) -> None:
-        """Say farewell to the next rank, and wait for that of the one before."""
-        dist.send(torch.empty(1), (self.ranks.rank + 1) % self.ranks.size, self.group)
-        self.thread.join()
 
 
 def _attempt(part: Callable[[], bytes]) -> bytes:
@@ -315,85 +214,74 @@ def joined() -> Iterator[Ranks]:
     """Meet the other processes of the job, if it has any, and part from them at the end: none goes
     before all have done their work. Raises `UserError`.
     """
-    place = find_place(os.environ)
-    if place is None:
-        yield Ranks()
+    ranks = find_ranks(os.environ)
+    if ranks.size == 1:
+        yield ranks
         return
-    if place.rank:
+    if not ranks.is_first:
         silence()
-    _meet(place)
-    ranks = Ranks(place.rank, place.size, place.local_rank)
-    ranks.neighbours = _count_neighbours(ranks)
-    watch = Watch(ranks)
+    _meet(ranks)
     try:
         yield ranks
     except UserError as error:
         if error.is_shared:
-            _part(ranks, watch)
+            _part(ranks)
         raise
-    _part(ranks, watch)
+    _part(ranks)
 
 
-def _meet(place: Place) -> None:
+def find_ranks(environ: Mapping[str, str]) -> Ranks:
+    """Read torchrun's environment variables; without them this process is the only one. Raises
+    `RefusedError`, also for one of several processes that srun started.
+    """
+    if "RANK" not in environ or "WORLD_SIZE" not in environ:
+        _refuse_tasks(environ)
+        return Ranks()
+    try:
+        return Ranks(
+            rank=int(environ["RANK"]),
+            size=int(environ["WORLD_SIZE"]),
+            local_rank=int(environ.get("LOCAL_RANK", "0")),
+            local_size=int(environ.get("LOCAL_WORLD_SIZE", "1")),
+        )
+    except ValueError as error:
+        raise RefusedError(f"cannot parse torchrun's environment variables: {error}") from None
+
+
+def _refuse_tasks(environ: Mapping[str, str]) -> None:
+    """Refuse to be one of several tasks of a step of SLURM. `SLURM_NTASKS` and `SLURM_PROCID` alone
+    do not show that: a batch script has them, too.
+    """
+    counts = [environ.get(f"SLURM_STEP_NUM_{name}", "") for name in ("TASKS", "NODES")]
+    tasks, nodes = (max(1, int(count)) if count.isdecimal() else 1 for count in counts)
+    if tasks < 2 or "SLURM_PROCID" not in environ:
+        return
+    error = RefusedError(
+        f"srun started this command {tasks} times; have it start torchrun once on each machine: "
+        f"srun --ntasks-per-node=1 torchrun --nnodes={nodes} --nproc-per-node={tasks // nodes} "
+        f"--rdzv-backend=c10d --rdzv-endpoint=HOST:29500 -m mtrain {shlex.join(sys.argv[1:])}",
+        "where HOST is one of the machines (see scripts/slurm); a single process is started by "
+        "srun --ntasks=1",
+    )
+    error.is_told = environ["SLURM_PROCID"] != "0"
+    raise error
+
+
+def _meet(ranks: Ranks) -> None:
     """Wait until all processes are there."""
     try:
-        store, *_ = next(rendezvous(place.url, place.rank, place.size, timeout=START))
-        _choose_network(store, place)
-        dist.init_process_group(
-            "gloo", store=store, rank=place.rank, world_size=place.size, timeout=MEET
-        )
+        store, rank, size = next(rendezvous("env://", timeout=START))
+        # no address of an earlier start is found: torchrun restarts processes with the same store
+        store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=MEET)
     except (RuntimeError, ValueError) as error:
         raise UserError(
-            f"rank {place.rank} of {place.size}: the processes of the job did not meet: "
-            f"{first_line(error)}; all of them must be started, and reach the first one's machine "
-            "(see README)"
+            f"rank {ranks.rank} of {ranks.size}: the processes of the job did not meet: "
+            f"{first_line(error)}; start them by torchrun, and see that each machine can reach the "
+            "others (see README)"
         ) from None
 
 
-def _choose_network(store: Store, place: Place) -> None:
-    """Have gloo use the network by which the first rank is reached. By itself it takes the one that
-    the machine's name stands for, which on many is the machine alone.
-    """
-    if os.environ.get("GLOO_SOCKET_IFNAME"):
-        return
-    url = urlsplit(place.url)
-    own = _address_towards(url.hostname or os.environ.get("MASTER_ADDR", ""))
-    store.set(f"address of {place.rank}", own)
-    addresses = [store.get(f"address of {rank}").decode() for rank in range(place.size)]
-    outside = [address for address in addresses if address and not address.startswith("127.")]
-    if outside and own.startswith("127."):  # the first rank's own name may be its loopback's
-        own = _address_towards(outside[0])
-    if name := _interface_of(own):
-        os.environ["GLOO_SOCKET_IFNAME"] = name
-
-
-def _address_towards(host: str) -> str:
-    """Tell by which address this machine would speak to another; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as place, suppress(OSError):
-        place.connect((host, 9))
-        return str(place.getsockname()[0])
-    return ""
-
-
-def _interface_of(address: str) -> str | None:
-    """Name the network interface that has an IPv4 address; only Linux tells."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as place:
-        for _, name in socket.if_nameindex() if sys.platform == "linux" else ():
-            with suppress(OSError):  # without an address
-                answer = fcntl.ioctl(place, SIOCGIFADDR, name.encode().ljust(256, b"\0"))
-                if socket.inet_ntoa(answer[20:24]) == address:
-                    return name
-    return None
-
-
-def _count_neighbours(ranks: Ranks) -> int:
-    """Count the ranks that the same cores of the same machine are for."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    own = json.dumps((socket.gethostname(), sorted(affinity(0)) if affinity else None)).encode()
-    return ranks.gather(lambda: own).count(own)
-
-
-def _part(ranks: Ranks, watch: Watch) -> None:
+def _part(ranks: Ranks) -> None:
     ranks.together(lambda: None)
-    watch.end()
     dist.destroy_process_group()

@@ -15,7 +15,7 @@ from mtrain import checkpoint, layout
 from mtrain.config import Config, dump_config
 from mtrain.device import telling_lack_of_memory
 from mtrain.distributed import Ranks, joined
-from mtrain.errors import EXIT_FAILED, EXIT_OK, RefusedError, StoppedError, UserError
+from mtrain.errors import EXIT_OK, RefusedError, StoppedError, UserError
 from mtrain.loading import load_stored_config
 from mtrain.lock import ReplacedError
 from mtrain.log import add_log_file, logger
@@ -46,16 +46,9 @@ def train(config: Config, stop: Stop, config_file: Path | None = None) -> None:
             add_log_file(run.path / layout.LOG)
 
         ranks.first(hold)
-        if ranks.is_first:
-            ranks.before_leaving = partial(_tell_end, run)
         step = _train_or_tell(config, run, stop, ranks)
         if ranks.is_first:
             run.set_status("complete", step, exit_code=EXIT_OK)
-
-
-def _tell_end(run: RunDirectory, text: str) -> None:
-    """Leave word of a run that ends because another process of the job has gone."""
-    run.set_status("failed", _last_step(run), text, EXIT_FAILED)
 
 
 def _last_step(run: RunDirectory) -> int:

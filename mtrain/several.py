@@ -73,7 +73,7 @@ def load_over_ranks(
 
     def load() -> None:
         if ranks.size > 1:
-            torch.set_num_threads(max(1, available_threads() // ranks.neighbours))
+            torch.set_num_threads(max(1, available_threads() // ranks.local_size))
         name = str(device_of(device, ranks))
         found.append(load_translator(*chosen, device=name, precision=precision, **settings))
 
