@@ -252,6 +252,7 @@ MISTAKES = [
     ("translate -m {run} --precision fp16", 2, ["--precision fp16", "bf16"]),
     ("translate -m {run} --device tpu", 2, ["device tpu"]),
     ("translate -m {run} --device cuda:63", 2, ["device cuda:63"]),
+    ("translate -m {run} --device cpu,cpu", 2, ["torchrun --nproc-per-node 2 -m mtrain"]),
     ("translate -m {run} --set decode.beam_size=1", 2, ["--set"]),
     ("translate -m {run} -i {tmp}/none", 1, ["none", "No such file"]),
     ("translate -m {run} -i {tmp}", 1, ["Is a directory"]),
