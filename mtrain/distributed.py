@@ -15,9 +15,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from pydantic import TypeAdapter
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
@@ -34,9 +36,16 @@ ADD = timedelta(minutes=5)
 Request = tuple[str, int]
 
 
+T = TypeVar("T")
+
+BYTES = TypeAdapter(bytes)  # sent as they are; all else is sent as JSON
+TEXT = TypeAdapter(str)
+REQUEST: TypeAdapter[Request | None] = TypeAdapter(Request | None)
+
+
 @dataclass
 class Ranks:
-    """All processes of a job, seen from one of them; by itself it has nobody to tell."""
+    """All processes of a job, seen from one of them."""
 
     rank: int = 0
     size: int = 1
@@ -46,50 +55,48 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Tell whether this is the one that writes and speaks."""
+        """Whether this is rank 0, which writes and logs."""
         return self.rank == 0
 
-    def share(self, find: Callable[[], bytes]) -> bytes:
-        """Have the first rank find something and give it to all; what it raises, all raise."""
+    def share(self, find: Callable[[], T], form: TypeAdapter[T]) -> T:
+        """Call `find` on rank 0 and return its result on all; what it raises, all raise."""
         if self.size == 1:
             return find()
-        message = _attempt(find) if self.is_first else b""
-        length = self._from_first(torch.tensor([len(message)]))
-        table = torch.empty(int(length), dtype=torch.uint8)
-        if self.is_first:
-            table = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-        return self._read(self._from_first(table), 0)
+        body, head = _attempt(lambda: _encode(find(), form)) if self.is_first else (None, b"")
+        return _decode(self._broadcast(head + (body or b"")), form)
 
-    def first(self, work: Callable[[], object]) -> None:
-        """Have the first rank do something while the others wait."""
-        self.share(_without_result(work))
+    def first(self, work: Callable[[], T]) -> T | None:
+        """Call `work` on rank 0 while the others wait; return its result there and None elsewhere.
+        What it raises, all raise.
+        """
+        if self.size == 1:
+            return work()
+        result, head = _attempt(work) if self.is_first else (None, b"")
+        self._broadcast(head)
+        return result
 
-    def gather(self, part: Callable[[], bytes]) -> list[bytes]:
-        """Have each rank do its part and give the parts of all, in their order, to all; what one
-        raises, all raise.
+    def gather(self, part: Callable[[], T], form: TypeAdapter[T]) -> list[T]:
+        """Call `part` on each rank and return the results of all, by rank, on all; what one raises,
+        all raise.
         """
         if self.size == 1:
             return [part()]
-        message = torch.frombuffer(bytearray(_attempt(part)), dtype=torch.uint8)
-        lengths = self._of_all(torch.tensor([len(message)]))
-        longest = int(torch.cat(lengths).max())
-        padded = torch.zeros(longest, dtype=torch.uint8)
-        padded[: len(message)] = message
-        tables = self._of_all(padded)
-        return [
-            self._read(table[: int(length)], rank)
-            for rank, (table, length) in enumerate(zip(tables, lengths, strict=True))
-        ]
+        body, head = _attempt(lambda: _encode(part(), form))
+        return [_decode(found, form) for found in self._gather(head + (body or b""))]
 
-    def together(self, work: Callable[[], object]) -> None:
-        """Have each rank do something; what one raises, all raise."""
-        self.gather(_without_result(work))
+    def together(self, work: Callable[[], T]) -> T:
+        """Call `work` on each rank and return this rank's result; what one raises, all raise."""
+        if self.size == 1:
+            return work()
+        result, head = _attempt(work)
+        self._gather(head)
+        return cast(T, result)
 
     def agree(
         self, request: Request | None, failure: UserError | None = None, number: int = 0
     ) -> Request | None:
-        """Return the request to stop that some rank has, or none; what one raises, all raise, and
-        all fail unless the `number` is the same on all.
+        """Return the request to stop of any rank, or None. All raise the failure of one, and all
+        fail if `number` differs between ranks.
         """
         if self.size > 1:
             concerned = torch.tensor([int(bool(request or failure)), number, -number])
@@ -106,17 +113,16 @@ class Ranks:
             if not is_asked:
                 return None
 
-        def part() -> bytes:
+        def part() -> Request | None:
             if failure is not None:
                 raise failure
-            return json.dumps(request).encode()
+            return request
 
-        found = [json.loads(message) for message in self.gather(part)]
-        return next(((reason, code) for reason, code in filter(None, found)), None)
+        return next(filter(None, self.gather(part, REQUEST)), None)
 
     def check_same(self, own: str, what: str) -> None:
-        """Refuse ranks that were given different settings, or whatever `what` names."""
-        if len(set(self.gather(own.encode))) > 1:
+        """Refuse ranks whose settings, or whatever `what` names, differ."""
+        if len(set(self.gather(lambda: own, TEXT))) > 1:
             raise self.as_one(
                 RefusedError(
                     f"the processes of this job were given different {what}; to have each do work "
@@ -125,18 +131,18 @@ class Ranks:
             )
 
     def as_one(self, error: UserError) -> UserError:
-        """Mark an error that all ranks raise at the same place: the first one tells it for all."""
+        """Mark an error that all ranks raise at the same place: rank 0 shows it for all."""
         error.is_shared, error.is_told = True, not self.is_first
         return error
 
     def sum_(self, tensor: Tensor) -> None:
-        """Put the sum of all ranks' tensors in place of each."""
+        """Replace the tensor on each rank by the sum over all ranks."""
         if self.size > 1:
             with self.meeting():
                 dist.all_reduce(tensor, group=self._group(tensor.device))
 
     def spread(self, tensors: list[Tensor]) -> None:
-        """Put the first rank's values in place of the others'."""
+        """Broadcast rank 0's values into the tensors of the others."""
         if self.size > 1:
             with self.meeting():
                 works = [
@@ -153,12 +159,30 @@ class Ranks:
             self._nccl = dist.new_group(backend="nccl", timeout=ADD)
         return self._nccl
 
-    def _from_first(self, tensor: Tensor) -> Tensor:
+    def _broadcast(self, message: bytes) -> bytes:
+        """Return rank 0's message without its head; raises the error that it holds."""
+        length = torch.tensor([len(message)])
         with self.meeting():
-            dist.broadcast(tensor, 0)
-        return tensor
+            dist.broadcast(length, 0)
+        table = (
+            _as_tensor(message) if self.is_first else torch.empty(int(length), dtype=torch.uint8)
+        )
+        with self.meeting():
+            dist.broadcast(table, 0)
+        return self._open(table, 0)
 
-    def _of_all(self, tensor: Tensor) -> list[Tensor]:
+    def _gather(self, message: bytes) -> list[bytes]:
+        """Return all ranks' messages without their heads; raises the first error of any."""
+        lengths = self._gather_tensors(torch.tensor([len(message)]))
+        padded = torch.zeros(int(torch.cat(lengths).max()), dtype=torch.uint8)
+        padded[: len(message)] = _as_tensor(message)
+        tables = self._gather_tensors(padded)
+        return [
+            self._open(table[: int(length)], rank)
+            for rank, (table, length) in enumerate(zip(tables, lengths, strict=True))
+        ]
+
+    def _gather_tensors(self, tensor: Tensor) -> list[Tensor]:
         tensors = [torch.empty_like(tensor) for _ in range(self.size)]
         with self.meeting():
             dist.all_gather(tensors, tensor)
@@ -166,7 +190,7 @@ class Ranks:
 
     @contextmanager
     def meeting(self) -> Iterator[None]:
-        """Turn the end of a connection into an error for people."""
+        """Turn the end of a connection into a `UserError`."""
         try:
             yield
         except RuntimeError as error:
@@ -175,11 +199,11 @@ class Ranks:
                 f"why, or cannot be reached ({first_line(error)}); run the same command again"
             ) from None
 
-    def _read(self, message: Tensor, rank: int) -> bytes:
-        """Take a message apart; raises what its sender raised."""
+    def _open(self, message: Tensor, rank: int) -> bytes:
+        """Return a message of a rank without its head; raises the error that the rank raised."""
         head, _, body = message.numpy().tobytes().partition(b"\n")
-        if told := json.loads(head):
-            text, code, host = told
+        if failure := json.loads(head):
+            text, code, host = failure
             if code in (UserError.exit_code, RefusedError.exit_code):
                 text = text if rank == 0 else f"rank {rank} on {host}: {text}"
                 kind = RefusedError if code == RefusedError.exit_code else UserError
@@ -188,31 +212,37 @@ class Ranks:
         return body
 
 
-def _attempt(part: Callable[[], bytes]) -> bytes:
-    """Return a message with a part, or with the error that it raised."""
+def _encode(value: T, form: TypeAdapter[T]) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    return json.dumps(form.dump_python(value), default=os.fspath).encode()
+
+
+def _decode(data: bytes, form: TypeAdapter[T]) -> T:
+    return form.validate_python(data if form is BYTES else json.loads(data))
+
+
+def _as_tensor(message: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(message), dtype=torch.uint8)
+
+
+def _attempt(work: Callable[[], T]) -> tuple[T | None, bytes]:
+    """Return the result of some work, and the head of a message: null, or the error it raised."""
     try:
-        return b"null\n" + part()
+        return work(), b"null\n"
     except MemoryError:
         error = UserError("out of memory")
     except OSError as failure:
         error = UserError(f"{failure.filename or 'mtrain'}: {failure.strerror or failure}")
     except UserError as failure:
         error = failure
-    return json.dumps((str(error), error.exit_code, socket.gethostname())).encode()
-
-
-def _without_result(work: Callable[[], object]) -> Callable[[], bytes]:
-    def part() -> bytes:
-        work()
-        return b""
-
-    return part
+    return None, json.dumps((str(error), error.exit_code, socket.gethostname())).encode()
 
 
 @contextmanager
 def joined() -> Iterator[Ranks]:
-    """Meet the other processes of the job, if it has any, and part from them at the end: none goes
-    before all have done their work. Raises `UserError`.
+    """Connect to the other processes of the job, if it has any, and disconnect at the end, once all
+    have done their work. Raises `UserError`.
     """
     ranks = find_ranks(os.environ)
     if ranks.size == 1:

@@ -1,6 +1,5 @@
 """Options that commands share, and the model that they name."""
 
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -199,7 +198,7 @@ def open_translator(
 
     settings |= {"device": device, "precision": precision}
     with joined() as ranks:
-        ranks.check_same(json.dumps(sys.argv[1:]), "commands")
+        ranks.check_same(ascii(sys.argv[1:]), "commands")
         yield several.load_over_ranks(models, ranks, **settings), ranks
 
 

@@ -23,7 +23,7 @@ import torch
 from conftest import contents, differences, run_mtrain, status, write_config
 
 from mtrain import cli, distributed, layout, learner, loss, optim
-from mtrain.distributed import Ranks, find_ranks, joined
+from mtrain.distributed import BYTES, TEXT, Ranks, find_ranks, joined
 from mtrain.errors import (
     EXIT_FAILED,
     EXIT_REFUSED,
@@ -38,6 +38,7 @@ from mtrain.prepare import prepare
 from mtrain.rundir import RunDirectory
 from mtrain.stop import Stop
 from mtrain.train import Trainer
+from mtrain.validation import HISTORY, History
 
 # Dropout is on; records, checkpoints and epochs fall on different steps.
 SETTINGS = {
@@ -480,11 +481,15 @@ def test_processes_that_never_meet_are_told(tmp_path: Path) -> None:
 # --- what ranks tell each other -----------------------------------------------------------------
 
 
+ENTRY = {"step": 0, "checkpoint": "average", "bleu": 0.1, "chrf": 1 / 3, "nll": float("nan")}
+ENTRY["signature"] = ""
+
+
 def raise_all_kinds(output: Path) -> None:
     """Have each kind of failure come from each rank, and write down what arrives."""
     found: list[object] = []
 
-    def failing(error: Exception) -> bytes:
+    def failing(error: Exception) -> str:
         raise error
 
     with joined() as ranks:
@@ -497,17 +502,21 @@ def raise_all_kinds(output: Path) -> None:
         )
         for error in errors:
             for origin in (0, 1):
-                for meet in (ranks.gather, ranks.share):
-                    is_mine = ranks.rank == origin or meet == ranks.share
+                gather, share = (partial(meet, form=TEXT) for meet in (ranks.gather, ranks.share))
+                for meet in (gather, share, ranks.together, ranks.first):
+                    is_mine = ranks.rank == origin or meet in (share, ranks.first)
                     try:
-                        meet(partial(failing, error) if is_mine else bytes)
+                        meet(partial(failing, error) if is_mine else str)
                     except UserError as caught:
                         kind, told = type(caught).__name__, not caught.is_told
                         found.append([kind, str(caught), caught.exit_code, told])
         found.append(ranks.agree(None))
         found.append(ranks.agree(("SIGTERM", 143) if ranks.rank else None))
-        found.append(ranks.share(lambda: b"a\nb" * 100_000).count(b"\n"))
-        found.append([len(part) for part in ranks.gather(lambda: b"x" * ranks.rank)])
+        found.append(ranks.share(lambda: b"a\nb\xff" * 100_000, BYTES).count(b"\n"))
+        found.append(ranks.gather(lambda: ranks.rank * "\ud800\n", TEXT))
+        history = History("nll", [{**ENTRY, "step": ranks.rank}])
+        found.append(str(ranks.gather(lambda: history, HISTORY)[1].entries))
+        found.append([ranks.first(lambda: "a"), ranks.together(lambda: ranks.rank)])
         total = torch.arange(3.0) + ranks.rank
         ranks.sum_(total)
         found.append(total.tolist())
@@ -524,25 +533,26 @@ def test_what_one_raises_all_raise_and_one_tells(tmp_path: Path) -> None:
     assert done.codes == [0, 0], done.told
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     host = socket.gethostname()
-    assert first[:4] == [
-        ["UserError", "no", EXIT_FAILED, True],
-        ["UserError", "no", EXIT_FAILED, True],
-        ["UserError", f"rank 1 on {host}: no", EXIT_FAILED, True],
-        ["UserError", "no", EXIT_FAILED, True],
-    ]
+    own, other = ("UserError", "no", EXIT_FAILED, True), f"rank 1 on {host}: no"
+    assert first[:4] == [[*own]] * 4
+    assert [item[1] for item in first[4:8]] == [other, "no", other, "no"]
     assert ["StoppedError", "later", EXIT_STOPPED, True] in first
     assert ["UserError", "file: No space left on device", EXIT_FAILED, True] in first
     assert ["UserError", f"rank 1 on {host}: out of memory", EXIT_FAILED, True] in first
-    assert [f[:3] for f in first[:20]] == [s[:3] for s in second[:20]]
-    assert not any(item[3] for item in second[:20])
-    rest = [None, ["SIGTERM", 143], 100_000, [0, 1], [1.0, 3.0, 5.0], [1.0, 3.0, 5.0]]
-    assert first[20:] == second[20:] == rest
+    assert [f[:3] for f in first[:40]] == [s[:3] for s in second[:40]]
+    assert not any(item[3] for item in second[:40])
+    entries = str([{**ENTRY, "step": 1}])
+    rest = [None, ["SIGTERM", 143], 100_000, ["", "\ud800\n"], entries]
+    sums = [[1.0, 3.0, 5.0]] * 2
+    assert first[40:] == [*rest, ["a", 0], *sums]
+    assert second[40:] == [*rest, [None, 1], *sums]
 
 
 def test_by_itself_a_rank_asks_nobody() -> None:
     ranks = Ranks()
-    assert ranks.share(lambda: b"a") == b"a"
-    assert ranks.gather(lambda: b"a") == [b"a"]
+    assert ranks.share(lambda: "a", TEXT) == "a"
+    assert ranks.gather(lambda: "a", TEXT) == ["a"]
+    assert (ranks.first(lambda: "a"), ranks.together(lambda: "a")) == ("a", "a")
     assert ranks.agree(("SIGTERM", 143)) == ("SIGTERM", 143)
     assert ranks.agree(None) is None
     with pytest.raises(UserError, match="no"):
