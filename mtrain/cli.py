@@ -21,7 +21,6 @@ from mtrain.options import (
     BeamOption,
     ConfigOption,
     DeviceOption,
-    DevicesOption,
     EvalModelOption,
     HypothesisOption,
     InputOption,
@@ -185,7 +184,7 @@ def translate(
     line_buffered: Annotated[
         bool, typer.Option("--line-buffered", help="Answer each line before the next is read.")
     ] = False,
-    device: DevicesOption = "auto",
+    device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
 ) -> None:
     """Translate text, line for line: `mtrain translate -m runs/NAME < in > out`.
@@ -275,7 +274,7 @@ def evaluate(
     length_norm: NormOption = None,
     no_repeat_ngram: NoRepeatOption = None,
     batch_tokens: BatchOption = None,
-    device: DevicesOption = "auto",
+    device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
 ) -> None:
     """Score translations: BLEU, chrF and TER with signatures and confidence intervals, by

@@ -268,9 +268,6 @@ class TrainConfig(Section):
     optimizer: Literal["adam", "muon"] = Field(
         "adam", description="adam, or muon for the layers' matrices, which learns in fewer steps"
     )
-    shard_optimizer: bool = Field(
-        False, description="each process keeps the optimizer's state of a share of the weights"
-    )
     init_from: PathText | None = Field(
         None, description="a run or checkpoint directory whose weights and vocabulary to begin with"
     )
@@ -382,7 +379,6 @@ FREE_KEYS = (
     "decode",
     "train.max_steps",
     "train.patience",
-    "train.shard_optimizer",
     "train.log_every",
     "train.tensorboard",
     "train.keep_checkpoints",
@@ -390,6 +386,8 @@ FREE_KEYS = (
 )
 # Compared by what they come to on a machine, not as written.
 MACHINE_KEYS = ("train.device", "train.threads", "train.precision", "train.compile")
+# Keys of earlier versions, with the value that changes nothing now that they are gone.
+REMOVED_KEYS: dict[tuple[str, str], object] = {("train", "shard_optimizer"): False}
 
 
 def override_decode(decode: DecodeConfig, **given: object) -> DecodeConfig:

@@ -27,6 +27,12 @@ def pick_device(name: str) -> torch.device:
         if torch.cuda.is_available():
             return torch.device("cuda", 0)
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    if "," in name:
+        number = name.count(",") + 1
+        raise RefusedError(
+            f"device {name}: a process has one device; for {number} of them start "
+            f"torchrun --nproc-per-node {number} -m mtrain ..."
+        )
     try:
         device = torch.device(name)
     except RuntimeError:

@@ -1,162 +1,102 @@
-"""The processes of a job: which one this is, as torchrun or SLURM said, and what they tell each
-other.
+"""The processes of a job, which torchrun starts, and what they tell each other.
 
 Tensors are added up by NCCL on GPUs and by gloo on CPUs. All else goes as bytes through gloo,
 whatever the device. A failure or a stop of one rank is told to all where they next meet, so that
-all end alike; a rank that dies is noticed by the end of its connections, even by one that waits for
-a GPU.
+all end alike. The death of a rank breaks its connections: the others fail where they next meet, and
+torchrun ends those that cannot.
 """
 
-import fcntl
 import json
 import os
-import re
+import shlex
 import socket
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from urllib.parse import urlsplit
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from pydantic import TypeAdapter
 from torch import Tensor
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from mtrain.errors import EXIT_FAILED, RefusedError, StoppedError, UserError, first_line
-from mtrain.log import logger, silence
+from mtrain.errors import RefusedError, StoppedError, UserError, first_line
+from mtrain.log import silence
 
 # How long the ranks of a job wait for each other at its start; they may be days apart later, while
-# the first one prepares text.
+# rank 0 prepares text.
 START, MEET = timedelta(minutes=5), timedelta(days=7)
-EVER = timedelta(days=10_000)
 # How long a GPU waits for the others' sums.
 ADD = timedelta(minutes=5)
-# How long a process may go on once its neighbour is gone: it ends by itself where it next meets the
-# others, unless it waits for a GPU that waits for theirs. In seconds.
-GRACE = 20.0
-
-# Linux's request for an interface's address, of linux/sockios.h.
-SIOCGIFADDR = 0x8915
 
 Request = tuple[str, int]
 
 
-@dataclass(frozen=True)
-class Place:
-    """Which of how many processes one is, the number among those of its machine, and where all
-    meet, as a URL of `torch.distributed`.
-    """
+T = TypeVar("T")
 
-    rank: int
-    size: int
-    local_rank: int
-    url: str
-
-
-def find_place(environ: Mapping[str, str]) -> Place | None:
-    """Read what torchrun or SLURM's srun said; None for a process by itself. Raises
-    `RefusedError`.
-    """
-    try:
-        if "RANK" in environ and "WORLD_SIZE" in environ:
-            local_rank = int(environ.get("LOCAL_RANK", "0"))
-            place = Place(int(environ["RANK"]), int(environ["WORLD_SIZE"]), local_rank, "env://")
-        elif "SLURM_PROCID" in environ:
-            place = _find_task(environ)
-        else:
-            return None
-    except (KeyError, ValueError) as error:
-        raise RefusedError(f"the launcher's variables are not to be read: {error}") from None
-    return place if place.size > 1 else None
-
-
-def _find_task(environ: Mapping[str, str]) -> Place:
-    """Read SLURM's variables. A batch script has most of them, too, but is no task of a step."""
-    rank = int(environ["SLURM_PROCID"])
-    size = int(environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS") or 1)
-    signs = ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_ID", "SLURM_STEPID", "MASTER_ADDR")
-    if size > 1 and rank == 0 and not any(sign in environ for sign in signs):
-        logger.warning(
-            "SLURM gave this job %d tasks, but srun did not start this process: it works by itself",
-            size,
-        )
-        size = 1
-    hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
-    address = environ.get("MASTER_ADDR") or first_host(hosts or environ.get("SLURM_NODELIST", ""))
-    job = int(environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID") or 0)
-    step = int(environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID") or 0)
-    port = int(environ.get("MASTER_PORT") or 15000 + (job + 101 * step) % 15000)
-    return Place(rank, size, int(environ.get("SLURM_LOCALID", "0")), f"tcp://{address}:{port}")
-
-
-def first_host(hosts: str) -> str:
-    """Name the first machine of SLURM's list, such as `gpu[003-005,9],login1`."""
-    match = re.match(r"([^,\[\]]*)(?:\[(\w+)[^\]]*\]([^,\[\]]*))?", hosts)
-    return "".join(part or "" for part in match.groups()) if match else hosts
+BYTES = TypeAdapter(bytes)  # sent as they are; all else is sent as JSON
+TEXT = TypeAdapter(str)
+REQUEST: TypeAdapter[Request | None] = TypeAdapter(Request | None)
 
 
 @dataclass
 class Ranks:
-    """All processes of a job, seen from one of them; by itself it has nobody to tell."""
+    """All processes of a job, seen from one of them."""
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    neighbours: int = 1  # ranks that share this one's cores, itself included
-    before_leaving: Callable[[str], None] = field(default=lambda text: None, repr=False)
+    local_size: int = 1  # ranks on this machine
     _nccl: dist.ProcessGroup | None = field(default=None, repr=False)
 
     @property
     def is_first(self) -> bool:
-        """Tell whether this is the one that writes and speaks."""
+        """Whether this is rank 0, which writes and logs."""
         return self.rank == 0
 
-    def share(self, find: Callable[[], bytes]) -> bytes:
-        """Have the first rank find something and give it to all; what it raises, all raise."""
+    def share(self, find: Callable[[], T], form: TypeAdapter[T]) -> T:
+        """Call `find` on rank 0 and return its result on all; what it raises, all raise."""
         if self.size == 1:
             return find()
-        message = _attempt(find) if self.is_first else b""
-        length = self._from_first(torch.tensor([len(message)]))
-        table = torch.empty(int(length), dtype=torch.uint8)
-        if self.is_first:
-            table = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-        return self._read(self._from_first(table), 0)
+        body, head = _attempt(lambda: _encode(find(), form)) if self.is_first else (None, b"")
+        return _decode(self._broadcast(head + (body or b"")), form)
 
-    def first(self, work: Callable[[], object]) -> None:
-        """Have the first rank do something while the others wait."""
-        self.share(_without_result(work))
+    def first(self, work: Callable[[], T]) -> T | None:
+        """Call `work` on rank 0 while the others wait; return its result there and None elsewhere.
+        What it raises, all raise.
+        """
+        if self.size == 1:
+            return work()
+        result, head = _attempt(work) if self.is_first else (None, b"")
+        self._broadcast(head)
+        return result
 
-    def gather(self, part: Callable[[], bytes]) -> list[bytes]:
-        """Have each rank do its part and give the parts of all, in their order, to all; what one
-        raises, all raise.
+    def gather(self, part: Callable[[], T], form: TypeAdapter[T]) -> list[T]:
+        """Call `part` on each rank and return the results of all, by rank, on all; what one raises,
+        all raise.
         """
         if self.size == 1:
             return [part()]
-        message = torch.frombuffer(bytearray(_attempt(part)), dtype=torch.uint8)
-        lengths = self._of_all(torch.tensor([len(message)]))
-        longest = int(torch.cat(lengths).max())
-        padded = torch.zeros(longest, dtype=torch.uint8)
-        padded[: len(message)] = message
-        tables = self._of_all(padded)
-        return [
-            self._read(table[: int(length)], rank)
-            for rank, (table, length) in enumerate(zip(tables, lengths, strict=True))
-        ]
+        body, head = _attempt(lambda: _encode(part(), form))
+        return [_decode(found, form) for found in self._gather(head + (body or b""))]
 
-    def together(self, work: Callable[[], object]) -> None:
-        """Have each rank do something; what one raises, all raise."""
-        self.gather(_without_result(work))
+    def together(self, work: Callable[[], T]) -> T:
+        """Call `work` on each rank and return this rank's result; what one raises, all raise."""
+        if self.size == 1:
+            return work()
+        result, head = _attempt(work)
+        self._gather(head)
+        return cast(T, result)
 
     def agree(
         self, request: Request | None, failure: UserError | None = None, number: int = 0
     ) -> Request | None:
-        """Return the request to stop that some rank has, or none; what one raises, all raise, and
-        all fail unless the `number` is the same on all.
+        """Return the request to stop of any rank, or None. All raise the failure of one, and all
+        fail if `number` differs between ranks.
         """
         if self.size > 1:
             concerned = torch.tensor([int(bool(request or failure)), number, -number])
@@ -173,41 +113,40 @@ class Ranks:
             if not is_asked:
                 return None
 
-        def part() -> bytes:
+        def part() -> Request | None:
             if failure is not None:
                 raise failure
-            return json.dumps(request).encode()
+            return request
 
-        found = [json.loads(message) for message in self.gather(part)]
-        return next(((reason, code) for reason, code in filter(None, found)), None)
+        return next(filter(None, self.gather(part, REQUEST)), None)
 
     def check_same(self, own: str, what: str) -> None:
-        """Refuse ranks that were given different settings, or whatever `what` names."""
-        if len(set(self.gather(own.encode))) > 1:
+        """Refuse ranks whose settings, or whatever `what` names, differ."""
+        if len(set(self.gather(lambda: own, TEXT))) > 1:
             raise self.as_one(
                 RefusedError(
                     f"the processes of this job were given different {what}; to have each do work "
-                    "of its own, start each as a job (under srun: --exact and --ntasks=1)"
+                    "of its own, start each without torchrun"
                 )
             )
 
     def as_one(self, error: UserError) -> UserError:
-        """Mark an error that all ranks raise at the same place: the first one tells it for all."""
+        """Mark an error that all ranks raise at the same place: rank 0 shows it for all."""
         error.is_shared, error.is_told = True, not self.is_first
         return error
 
     def sum_(self, tensor: Tensor) -> None:
-        """Put the sum of all ranks' tensors in place of each."""
+        """Replace the tensor on each rank by the sum over all ranks."""
         if self.size > 1:
             with self.meeting():
                 dist.all_reduce(tensor, group=self._group(tensor.device))
 
-    def spread(self, tensors: list[Tensor], source: int = 0) -> None:
-        """Put one rank's values, by default the first one's, in place of the others'."""
+    def spread(self, tensors: list[Tensor]) -> None:
+        """Broadcast rank 0's values into the tensors of the others."""
         if self.size > 1:
             with self.meeting():
                 works = [
-                    dist.broadcast(tensor, source, group=self._group(tensor.device), async_op=True)
+                    dist.broadcast(tensor, 0, group=self._group(tensor.device), async_op=True)
                     for tensor in tensors
                 ]
                 for work in works:
@@ -220,12 +159,30 @@ class Ranks:
             self._nccl = dist.new_group(backend="nccl", timeout=ADD)
         return self._nccl
 
-    def _from_first(self, tensor: Tensor) -> Tensor:
+    def _broadcast(self, message: bytes) -> bytes:
+        """Return rank 0's message without its head; raises the error that it holds."""
+        length = torch.tensor([len(message)])
         with self.meeting():
-            dist.broadcast(tensor, 0)
-        return tensor
+            dist.broadcast(length, 0)
+        table = (
+            _as_tensor(message) if self.is_first else torch.empty(int(length), dtype=torch.uint8)
+        )
+        with self.meeting():
+            dist.broadcast(table, 0)
+        return self._open(table, 0)
 
-    def _of_all(self, tensor: Tensor) -> list[Tensor]:
+    def _gather(self, message: bytes) -> list[bytes]:
+        """Return all ranks' messages without their heads; raises the first error of any."""
+        lengths = self._gather_tensors(torch.tensor([len(message)]))
+        padded = torch.zeros(int(torch.cat(lengths).max()), dtype=torch.uint8)
+        padded[: len(message)] = _as_tensor(message)
+        tables = self._gather_tensors(padded)
+        return [
+            self._open(table[: int(length)], rank)
+            for rank, (table, length) in enumerate(zip(tables, lengths, strict=True))
+        ]
+
+    def _gather_tensors(self, tensor: Tensor) -> list[Tensor]:
         tensors = [torch.empty_like(tensor) for _ in range(self.size)]
         with self.meeting():
             dist.all_gather(tensors, tensor)
@@ -233,24 +190,20 @@ class Ranks:
 
     @contextmanager
     def meeting(self) -> Iterator[None]:
-        """Turn the end of a connection into an error for people."""
+        """Turn the end of a connection into a `UserError`."""
         try:
             yield
         except RuntimeError as error:
-            raise UserError(self.left_alone(first_line(error))) from None
+            raise UserError(
+                f"rank {self.rank}: another process of the job has ended, and its own message says "
+                f"why, or cannot be reached ({first_line(error)}); run the same command again"
+            ) from None
 
-    def left_alone(self, sign: str) -> str:
-        """Say that another rank has gone, and what showed it."""
-        return (
-            f"rank {self.rank}: another process of the job has ended, and its own message says why,"
-            f" or cannot be reached ({sign}); run the same command again"
-        )
-
-    def _read(self, message: Tensor, rank: int) -> bytes:
-        """Take a message apart; raises what its sender raised."""
+    def _open(self, message: Tensor, rank: int) -> bytes:
+        """Return a message of a rank without its head; raises the error that the rank raised."""
         head, _, body = message.numpy().tobytes().partition(b"\n")
-        if told := json.loads(head):
-            text, code, host = told
+        if failure := json.loads(head):
+            text, code, host = failure
             if code in (UserError.exit_code, RefusedError.exit_code):
                 text = text if rank == 0 else f"rank {rank} on {host}: {text}"
                 kind = RefusedError if code == RefusedError.exit_code else UserError
@@ -259,141 +212,106 @@ class Ranks:
         return body
 
 
-class Watch:
-    """Listens to the rank before this one, in a ring, and ends this process some time after the
-    other has gone without a farewell: a GPU that waits for it cannot be interrupted. What a rank
-    wants done `before_leaving` gets the message.
-    """
-
-    def __init__(self, ranks: Ranks) -> None:
-        self.ranks = ranks
-        with ranks.meeting():
-            self.group = dist.new_group(backend="gloo", timeout=EVER)
-        self.thread = threading.Thread(target=self._listen, daemon=True)
-        self.thread.start()
-
-    def _listen(self) -> None:
-        try:
-            dist.recv(torch.empty(1), (self.ranks.rank - 1) % self.ranks.size, self.group)
-        except RuntimeError as error:
-            time.sleep(GRACE)
-            told = self.ranks.left_alone(first_line(error))
-            logger.error("%s", told)
-            with suppress(OSError):
-                self.ranks.before_leaving(told)
-            os._exit(EXIT_FAILED)
-
-    def end(self) -> None:
-        """Say farewell to the next rank, and wait for that of the one before."""
-        dist.send(torch.empty(1), (self.ranks.rank + 1) % self.ranks.size, self.group)
-        self.thread.join()
+def _encode(value: T, form: TypeAdapter[T]) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    return json.dumps(form.dump_python(value), default=os.fspath).encode()
 
 
-def _attempt(part: Callable[[], bytes]) -> bytes:
-    """Return a message with a part, or with the error that it raised."""
+def _decode(data: bytes, form: TypeAdapter[T]) -> T:
+    return form.validate_python(data if form is BYTES else json.loads(data))
+
+
+def _as_tensor(message: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(message), dtype=torch.uint8)
+
+
+def _attempt(work: Callable[[], T]) -> tuple[T | None, bytes]:
+    """Return the result of some work, and the head of a message: null, or the error it raised."""
     try:
-        return b"null\n" + part()
+        return work(), b"null\n"
     except MemoryError:
         error = UserError("out of memory")
     except OSError as failure:
         error = UserError(f"{failure.filename or 'mtrain'}: {failure.strerror or failure}")
     except UserError as failure:
         error = failure
-    return json.dumps((str(error), error.exit_code, socket.gethostname())).encode()
-
-
-def _without_result(work: Callable[[], object]) -> Callable[[], bytes]:
-    def part() -> bytes:
-        work()
-        return b""
-
-    return part
+    return None, json.dumps((str(error), error.exit_code, socket.gethostname())).encode()
 
 
 @contextmanager
 def joined() -> Iterator[Ranks]:
-    """Meet the other processes of the job, if it has any, and part from them at the end: none goes
-    before all have done their work. Raises `UserError`.
+    """Connect to the other processes of the job, if it has any, and disconnect at the end, once all
+    have done their work. Raises `UserError`.
     """
-    place = find_place(os.environ)
-    if place is None:
-        yield Ranks()
+    ranks = find_ranks(os.environ)
+    if ranks.size == 1:
+        yield ranks
         return
-    if place.rank:
+    if not ranks.is_first:
         silence()
-    _meet(place)
-    ranks = Ranks(place.rank, place.size, place.local_rank)
-    ranks.neighbours = _count_neighbours(ranks)
-    watch = Watch(ranks)
+    _meet(ranks)
     try:
         yield ranks
     except UserError as error:
         if error.is_shared:
-            _part(ranks, watch)
+            _part(ranks)
         raise
-    _part(ranks, watch)
+    _part(ranks)
 
 
-def _meet(place: Place) -> None:
+def find_ranks(environ: Mapping[str, str]) -> Ranks:
+    """Read torchrun's environment variables; without them this process is the only one. Raises
+    `RefusedError`, also for one of several processes that srun started.
+    """
+    if "RANK" not in environ or "WORLD_SIZE" not in environ:
+        _refuse_tasks(environ)
+        return Ranks()
+    try:
+        return Ranks(
+            rank=int(environ["RANK"]),
+            size=int(environ["WORLD_SIZE"]),
+            local_rank=int(environ.get("LOCAL_RANK", "0")),
+            local_size=int(environ.get("LOCAL_WORLD_SIZE", "1")),
+        )
+    except ValueError as error:
+        raise RefusedError(f"cannot parse torchrun's environment variables: {error}") from None
+
+
+def _refuse_tasks(environ: Mapping[str, str]) -> None:
+    """Refuse to be one of several tasks of a step of SLURM. `SLURM_NTASKS` and `SLURM_PROCID` alone
+    do not show that: a batch script has them, too.
+    """
+    counts = [environ.get(f"SLURM_STEP_NUM_{name}", "") for name in ("TASKS", "NODES")]
+    tasks, nodes = (max(1, int(count)) if count.isdecimal() else 1 for count in counts)
+    if tasks < 2 or "SLURM_PROCID" not in environ:
+        return
+    error = RefusedError(
+        f"srun started this command {tasks} times; have it start torchrun once on each machine: "
+        f"srun --ntasks-per-node=1 torchrun --nnodes={nodes} --nproc-per-node={tasks // nodes} "
+        f"--rdzv-backend=c10d --rdzv-endpoint=HOST:29500 -m mtrain {shlex.join(sys.argv[1:])}",
+        "where HOST is one of the machines (see scripts/slurm); a single process is started by "
+        "srun --ntasks=1",
+    )
+    error.is_told = environ["SLURM_PROCID"] != "0"
+    raise error
+
+
+def _meet(ranks: Ranks) -> None:
     """Wait until all processes are there."""
     try:
-        store, *_ = next(rendezvous(place.url, place.rank, place.size, timeout=START))
-        _choose_network(store, place)
-        dist.init_process_group(
-            "gloo", store=store, rank=place.rank, world_size=place.size, timeout=MEET
-        )
+        store, rank, size = next(rendezvous("env://", timeout=START))
+        # no address of an earlier start is found: torchrun restarts processes with the same store
+        store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=MEET)
     except (RuntimeError, ValueError) as error:
         raise UserError(
-            f"rank {place.rank} of {place.size}: the processes of the job did not meet: "
-            f"{first_line(error)}; all of them must be started, and reach the first one's machine "
-            "(see README)"
+            f"rank {ranks.rank} of {ranks.size}: the processes of the job did not meet: "
+            f"{first_line(error)}; start them by torchrun, and see that each machine can reach the "
+            "others (see README)"
         ) from None
 
 
-def _choose_network(store: Store, place: Place) -> None:
-    """Have gloo use the network by which the first rank is reached. By itself it takes the one that
-    the machine's name stands for, which on many is the machine alone.
-    """
-    if os.environ.get("GLOO_SOCKET_IFNAME"):
-        return
-    url = urlsplit(place.url)
-    own = _address_towards(url.hostname or os.environ.get("MASTER_ADDR", ""))
-    store.set(f"address of {place.rank}", own)
-    addresses = [store.get(f"address of {rank}").decode() for rank in range(place.size)]
-    outside = [address for address in addresses if address and not address.startswith("127.")]
-    if outside and own.startswith("127."):  # the first rank's own name may be its loopback's
-        own = _address_towards(outside[0])
-    if name := _interface_of(own):
-        os.environ["GLOO_SOCKET_IFNAME"] = name
-
-
-def _address_towards(host: str) -> str:
-    """Tell by which address this machine would speak to another; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as place, suppress(OSError):
-        place.connect((host, 9))
-        return str(place.getsockname()[0])
-    return ""
-
-
-def _interface_of(address: str) -> str | None:
-    """Name the network interface that has an IPv4 address; only Linux tells."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as place:
-        for _, name in socket.if_nameindex() if sys.platform == "linux" else ():
-            with suppress(OSError):  # without an address
-                answer = fcntl.ioctl(place, SIOCGIFADDR, name.encode().ljust(256, b"\0"))
-                if socket.inet_ntoa(answer[20:24]) == address:
-                    return name
-    return None
-
-
-def _count_neighbours(ranks: Ranks) -> int:
-    """Count the ranks that the same cores of the same machine are for."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    own = json.dumps((socket.gethostname(), sorted(affinity(0)) if affinity else None)).encode()
-    return ranks.gather(lambda: own).count(own)
-
-
-def _part(ranks: Ranks, watch: Watch) -> None:
+def _part(ranks: Ranks) -> None:
     ranks.together(lambda: None)
-    watch.end()
     dist.destroy_process_group()

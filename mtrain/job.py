@@ -2,20 +2,20 @@
 its end told.
 """
 
-import json
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 
 from mtrain import checkpoint, layout
 from mtrain.config import Config, dump_config
 from mtrain.device import telling_lack_of_memory
-from mtrain.distributed import Ranks, joined
-from mtrain.errors import EXIT_FAILED, EXIT_OK, RefusedError, StoppedError, UserError
+from mtrain.distributed import BYTES, Ranks, joined
+from mtrain.errors import EXIT_OK, RefusedError, StoppedError, UserError
 from mtrain.loading import load_stored_config
 from mtrain.lock import ReplacedError
 from mtrain.log import add_log_file, logger
@@ -28,6 +28,8 @@ from mtrain.tensorboard import board_of, check_board
 from mtrain.tokenizer import Tokenizer
 from mtrain.train import Trainer
 
+MACHINE = TypeAdapter(tuple[str, Machine])  # with what tells a GPU from the others
+FINGERPRINTS = TypeAdapter(dict[str, Any])
 LACK_OF_MEMORY = "out of memory; free some, or start a smaller run"
 
 
@@ -46,16 +48,9 @@ def train(config: Config, stop: Stop, config_file: Path | None = None) -> None:
             add_log_file(run.path / layout.LOG)
 
         ranks.first(hold)
-        if ranks.is_first:
-            ranks.before_leaving = partial(_tell_end, run)
         step = _train_or_tell(config, run, stop, ranks)
         if ranks.is_first:
             run.set_status("complete", step, exit_code=EXIT_OK)
-
-
-def _tell_end(run: RunDirectory, text: str) -> None:
-    """Leave word of a run that ends because another process of the job has gone."""
-    run.set_status("failed", _last_step(run), text, EXIT_FAILED)
 
 
 def _last_step(run: RunDirectory) -> int:
@@ -67,24 +62,24 @@ def _last_step(run: RunDirectory) -> int:
 def _check_alike(config: Config, ranks: Ranks) -> None:
     """Refuse devices that are not there or not free, and processes that would not compute alike."""
 
-    def find() -> bytes:
+    def find() -> tuple[str, Machine]:
         machine, device = Machine.of(config, ranks), device_of(config.train.device, ranks)
         gpu = torch.cuda.get_device_properties(device).uuid if device.type == "cuda" else ranks.rank
-        alike = {**asdict(machine), "threads": 0}
-        return json.dumps([str(gpu), alike]).encode()
+        return str(gpu), replace(machine, threads=0)  # which may differ
 
     ranks.check_same(dump_config(config), "settings")
-    gpus, machines = zip(*map(json.loads, ranks.gather(find)), strict=True)
+    gpus, machines = zip(*ranks.gather(find, MACHINE), strict=True)
     if len(set(gpus)) < len(gpus):
         raise ranks.as_one(
             RefusedError("train.device: two processes have the same GPU; start one for each GPU")
         )
+    first = asdict(machines[0])
     for rank, machine in enumerate(machines):
-        for key, value in machine.items():
-            if value != machines[0][key]:
+        for key, value in asdict(machine).items():
+            if value != first[key]:
                 raise ranks.as_one(
                     RefusedError(
-                        f"train.{key}: comes to {machines[0][key]} on rank 0 and {value} on rank "
+                        f"train.{key}: comes to {first[key]} on rank 0 and {value} on rank "
                         f"{rank}; set it to what all of them have"
                     )
                 )
@@ -172,30 +167,28 @@ def _check_beginning(config: Config, path: Path) -> None:
 
 
 def _prepare(config: Config, run: RunDirectory, stop: Stop, ranks: Ranks, start: Start) -> Prepared:
-    """Prepare the text on the first rank, then on the others, who may be on machines with a cache
-    of their own; all must come to the same.
+    """Prepare the text on rank 0, then on the others, which may be on machines with a cache of
+    their own; all must read the same text.
     """
-    found: list[Prepared] = []
 
-    def lead() -> bytes:
-        found.append(prepare(config, run.tokenizer, stop, begin=start.check_text))
-        run.check_data(found[0].fingerprints)
-        return found[0].tokenizer.proto
+    def lead() -> Prepared:
+        prepared = prepare(config, run.tokenizer, stop, begin=start.check_text)
+        run.check_data(prepared.fingerprints)
+        return prepared
 
-    vocabulary = ranks.share(lead)
+    def follow() -> Prepared:
+        return first or prepare(config, run.tokenizer, stop, Tokenizer(vocabulary))
 
-    def follow() -> bytes:
-        if not found:
-            found.append(prepare(config, run.tokenizer, stop, Tokenizer(vocabulary)))
-        return json.dumps(found[0].fingerprints).encode()
-
-    prints = ranks.gather(follow)
-    for rank, text in enumerate(prints):
-        if text != prints[0]:
+    first = ranks.first(lead)
+    vocabulary = ranks.share(lambda: first.tokenizer.proto if first else b"", BYTES)
+    prepared = ranks.together(follow)
+    prints = ranks.gather(lambda: prepared.fingerprints, FINGERPRINTS)
+    for rank, found in enumerate(prints):
+        if found != prints[0]:
             raise ranks.as_one(
                 UserError(f"data: rank {rank} reads other text than rank 0; give all the same")
             )
-    return found[0]
+    return prepared
 
 
 def dry_run(config: Config, stop: Stop, config_file: Path | None = None) -> None:

@@ -54,9 +54,7 @@ class Learner:
         train = self.config.train
         betas = (train.adam_betas[0], train.adam_betas[1])
         muon = self.model.hidden_matrices if train.optimizer == "muon" else {}
-        return Optimizer(
-            self.model, betas, train.adam_eps, muon, ranks, shared_out=train.shard_optimizer
-        )
+        return Optimizer(self.model, betas, train.adam_eps, muon, ranks)
 
     def warm_up(self) -> None:
         """Make ready what makes steps fast: compiled code, or recorded work for a GPU; raises

@@ -2,12 +2,13 @@
 bounded memory.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import IO
+
+from pydantic import TypeAdapter
 
 from mtrain import checkpoint, layout, manifest
 from mtrain.alignments import align
@@ -25,6 +26,10 @@ from mtrain.text import (
 )
 from mtrain.tokenizer import Tokenizer
 from mtrain.translate import Translation, Translator
+
+# Lines that are translated together, and what their translations are to begin with.
+Window = tuple[list[str], list[str] | None]
+WINDOW: TypeAdapter[Window] = TypeAdapter(Window)
 
 
 def translate_stream(
@@ -50,13 +55,13 @@ def translate_stream(
     begun = decode_lines(_prefix_lines(prefixes, counts), counts) if prefixes else None
     done, cut = 0, Places()
 
-    def read() -> bytes:
+    def read() -> Window:
         some = list(islice(texts, window))
-        return json.dumps((some, begun and _as_many(begun, some, done, window))).encode()
+        return some, _as_many(begun, some, done, window) if begun else None
 
     with progress_bar(None, "line", "translating", shown=not line_buffered) as bar:
         while True:
-            lines, beginnings = json.loads(ranks.share(read))
+            lines, beginnings = ranks.share(read, WINDOW)
             if not lines:
                 break
             results, places = translator.translate(

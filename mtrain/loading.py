@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from mtrain import files
 from mtrain.config import (
     KINDS,
+    REMOVED_KEYS,
     Config,
     Corpus,
     DataConfig,
@@ -27,6 +28,7 @@ from mtrain.config import (
     expectation,
 )
 from mtrain.errors import RefusedError
+from mtrain.log import logger
 from mtrain.yaml_reader import (
     Document,
     Key,
@@ -54,8 +56,22 @@ def load_stored_config(path: Path) -> Config:
 
 
 def parse_stored_config(text: str, name: str) -> Config:
-    """Check the text of a config that a run or a checkpoint keeps; raises `RefusedError`."""
-    return parse_config(parse_document(text, name), is_stored=True)
+    """Check the text of a config that a run or a checkpoint keeps, perhaps one of an earlier
+    version: a key that is gone is left out if it asked for nothing; raises `RefusedError`.
+    """
+    document = parse_document(text, name)
+    for (section, key), harmless in REMOVED_KEYS.items():
+        values = document.value.get(section)
+        if not isinstance(values, dict) or key not in values:
+            continue
+        where, value = document.where((section, key)), values.pop(key)
+        if value != harmless:
+            raise RefusedError(
+                f"{where}: {section}.{key}: {value!r} is not supported any more; use the version "
+                f"of mtrain that wrote it, or change it to {harmless!r} there"
+            )
+        logger.info("%s: %s is not used any more", where, f"{section}.{key}")
+    return parse_config(document, is_stored=True)
 
 
 def parse_config(document: Document, *, is_stored: bool = False) -> Config:

@@ -22,9 +22,7 @@ def device_of(name: str, ranks: Ranks) -> torch.device:
             f"device {device}: is one device, and this job has {ranks.size} processes: "
             "set cuda, or cpu"
         )
-    # a launcher may show each process the one GPU that is its own
-    count = torch.cuda.device_count()
-    return pick_device(f"cuda:{ranks.local_rank if count > 1 else 0}")
+    return pick_device(f"cuda:{ranks.local_rank}")
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class Machine:
         dtype = compute_dtype(train.precision, device, training=True)
         return cls(
             device=device.type,
-            threads=max(1, available_threads() // ranks.neighbours)
+            threads=max(1, available_threads() // ranks.local_size)
             if train.threads == "auto"
             else train.threads,
             precision="bf16" if dtype == torch.bfloat16 else "fp32",

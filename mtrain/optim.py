@@ -125,9 +125,6 @@ class Optimizer:
     whole step, clips their norm and moves the masters, then the model follows. With an fp32 model
     the masters are its parameters. `losses` (2,) is for the sums of the step's loss and NLL, which
     lie in `buffer` behind the gradients.
-
-    Where the ranks of a job share the work out, each keeps the moments of a part of the weights and
-    moves these for all (Rajbhandari et al. 2020, "ZeRO", section 5.1).
     """
 
     def __init__(
@@ -137,10 +134,8 @@ class Optimizer:
         eps: float,
         muon: dict[str, int] | None = None,
         ranks: Ranks | None = None,
-        *,
-        shared_out: bool = False,
     ) -> None:
-        """`muon` tells how many matrices, one below the other, each of the weights is."""
+        """`muon` gives the weights that Muon moves and how many matrices are stacked in each."""
         self.ranks = ranks or Ranks()
         self.names = [name for name, _ in model.named_parameters()]
         self.parameters = list(model.parameters())
@@ -154,31 +149,15 @@ class Optimizer:
             for i, (p, m) in enumerate(zip(self.parameters, self.masters, strict=True))
             if p.dtype != m.dtype
         ]
-        self.shares = share_out(self.weights(), self.ranks.size if shared_out else 1)
-        self.own = self.ranks.rank if shared_out else 0
-        self.rules = [
-            self._rules(share, betas, eps, muon or {}, is_own=number == self.own)
-            for number, share in enumerate(self.shares)
-        ]
+        self.rules = self._rules(betas, eps, muon or {})
 
     def _rules(
-        self,
-        share: list[str],
-        betas: tuple[float, float],
-        eps: float,
-        muon: dict[str, int],
-        *,
-        is_own: bool,
+        self, betas: tuple[float, float], eps: float, muon: dict[str, int]
     ) -> list[Adam | Muon]:
-        """Tell what moves the weights of a share; of another rank's, shapes alone are known."""
+        """Divide the weights between Adam and Muon."""
         weights, grads = self.weights(), dict(zip(self.names, self.grads, strict=True))
-        if not is_own:
-            weights, grads = (
-                {name: tensor.to("meta") for name, tensor in named.items()}
-                for named in (weights, grads)
-            )
-        rest = {name: weights[name] for name in share if name not in muon}
-        stacked = {name: muon[name] for name in share if name in muon}
+        rest = {name: weights[name] for name in self.names if name not in muon}
+        stacked = {name: muon[name] for name in self.names if name in muon}
         rules: list[Adam | Muon] = [Adam(rest, [grads[name] for name in rest], betas, eps)]
         if stacked:
             dtype = self.parameters[self.names.index(next(iter(stacked)))].dtype
@@ -208,11 +187,8 @@ class Optimizer:
             scale = scale * (clip_norm / (norm + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_(self.grads, scale)
         found_inf = (~norm.isfinite()).float()
-        for rule in self.rules[self.own]:
+        for rule in self.rules:
             rule.step(rate, found_inf)
-        if len(self.shares) > 1:
-            for owner, share in enumerate(self.shares):
-                self.ranks.spread([self.weights()[name] for name in share], owner)
         self.clear()
         self.publish()
         return norm
@@ -245,53 +221,16 @@ class Optimizer:
         self.publish()
 
     def moments(self) -> dict[str, Tensor]:
-        """The state of Adam and Muon by name, of what other ranks keep without values; the step
-        count is the trainer's.
-        """
-        rules = [rule for share in self.rules for rule in share]
-        return {name: moment for rule in rules for name, moment in rule.moments().items()}
-
-    def gather_moments(self) -> dict[str, Tensor]:
-        """The state as a whole, on the first rank; all must ask for it."""
-        if len(self.shares) == 1:
-            return self.moments()
-        found = {}
-        for owner, rules in enumerate(self.rules):
-            for name, moment in ((n, m) for rule in rules for n, m in rule.moments().items()):
-                table = self._with_values(moment)
-                self.ranks.spread([table], owner)
-                if self.ranks.is_first:
-                    found[name] = table.cpu()
-        return found
+        """Return the state of Adam and Muon by name; the step count is the trainer's."""
+        return {name: moment for rule in self.rules for name, moment in rule.moments().items()}
 
     def load_moments(self, moments: dict[str, Tensor]) -> None:
-        """Have all ranks take back what they keep of the state that the first one gives, of the
-        same names and shapes.
-        """
-        for name, moment in self.moments().items():
-            table = self._with_values(moment)
-            if self.ranks.is_first:
-                table.copy_(moments[name])
-            self.ranks.spread([table])
-            if not moment.is_meta:
-                moment.copy_(table)
-
-    def _with_values(self, moment: Tensor) -> Tensor:
-        """Return a moment, or room for it if it is another rank's."""
-        return torch.empty_like(moment, device=self.buffer.device) if moment.is_meta else moment
-
-
-def share_out(weights: dict[str, Tensor], parts: int) -> list[list[str]]:
-    """Name the weights of each of so many parts, about equal in values: the largest weights first,
-    each to the part that has least.
-    """
-    shares: list[list[str]] = [[] for _ in range(parts)]
-    filled = [0] * parts
-    for name in sorted(weights, key=lambda name: -weights[name].numel()) if parts > 1 else weights:
-        part = filled.index(min(filled))
-        shares[part].append(name)
-        filled[part] += weights[name].numel()
-    return shares
+        """Restore the state from rank 0's, of the same names and shapes, on every rank."""
+        own = self.moments()
+        if self.ranks.is_first:
+            for name, moment in own.items():
+                moment.copy_(moments[name])
+        self.ranks.spread(list(own.values()))
 
 
 def _in_one_piece(masters: list[Tensor]) -> tuple[Tensor, list[Tensor], Tensor]:

@@ -1,6 +1,5 @@
 """Options that commands share, and the model that they name."""
 
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -120,9 +119,6 @@ BatchOption = Annotated[
     int | None, typer.Option(help="Padded source tokens x beam size in a batch.", min=1)
 ]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
-DevicesOption = Annotated[
-    str, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps; several as cuda:0,cuda:1.")
-]
 PrecisionOption = Annotated[
     str, typer.Option(help="auto (fp32 on a CPU, bf16 on CUDA), fp32 or bf16.")
 ]
@@ -193,26 +189,17 @@ def search_settings(
 def open_translator(
     models: list[Path], device: str, precision: str, **settings: Any
 ) -> Iterator[tuple["Translator", "Ranks"]]:
-    """Load models for one device, for several, or as one of the ranks of a job; `settings` are
-    those of `mtrain.translate.load_translator`.
+    """Load models, as one of the ranks of a job if it has several; `settings` are those of
+    `mtrain.translate.load_translator`.
     """
     _check_names(precision, settings.get("length_norm"))
     from mtrain import several
     from mtrain.distributed import joined
 
-    settings["precision"] = precision
+    settings |= {"device": device, "precision": precision}
     with joined() as ranks:
-        ranks.check_same(json.dumps(sys.argv[1:]), "commands")
-        if "," not in device:
-            yield several.load_over_ranks(models, ranks, device=device, **settings), ranks
-            return
-        if ranks.size > 1:
-            raise ranks.as_one(
-                RefusedError(f"--device {device}: several processes have a device each; name one")
-            )
-        devices = device.split(",")
-        with several.over_devices(models, devices, **settings) as translator:
-            yield translator, ranks
+        ranks.check_same(ascii(sys.argv[1:]), "commands")
+        yield several.load_over_ranks(models, ranks, **settings), ranks
 
 
 def load_translator(

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from mtrain import checkpoint, files, forecast, layout, manifest
@@ -19,7 +20,6 @@ from mtrain.data import Batch, MicroBatch, SpecialIds, TokenBatches
 from mtrain.device import compute_dtype, seed_device, telling_lack_of_memory
 from mtrain.distributed import Ranks, Request
 from mtrain.errors import UserError
-from mtrain.json_reader import read_json
 from mtrain.learner import Learner
 from mtrain.log import logger, progress_bar
 from mtrain.manifest import DamagedError
@@ -34,6 +34,7 @@ from mtrain.validation import Validation
 
 # Behind the name of a weight: its value of now, where a checkpoint's model is an average.
 LATEST = ".latest"
+RESUMED: TypeAdapter[Loop | None] = TypeAdapter(Loop | None)
 
 
 @dataclass
@@ -279,7 +280,7 @@ class Trainer:
                 text = f"{self._place()}: {name} is not finite; the last checkpoint is good"
                 raise self.ranks.as_one(UserError(text))
         self.saved_step = self.position.step
-        moments = self.optimizer.gather_moments()
+        moments = self.optimizer.moments()
         if self.average is not None:
             moments |= {name + LATEST: weight for name, weight in self.optimizer.weights().items()}
         self.ranks.first(partial(self._write_checkpoint, moments))
@@ -330,30 +331,29 @@ class Trainer:
 
     def _resume(self) -> None:
         """Go on from the newest good checkpoint, if there is one, and all ranks from the same."""
-        moments: dict[str, Tensor] = {}
-        message = self.ranks.share(partial(self._load_newest, moments))
+        state = self.ranks.first(self._load_newest)
+        loop = self.ranks.share(lambda: state.loop if state else None, RESUMED)
         self.optimizer.spread_weights()
         if self.average is not None:
             self.ranks.spread(list(self.average.values.values()))
-        if message:
-            self.optimizer.load_moments(moments)
-            loop = read_json(message, checkpoint.LOOP)
+        if loop is not None:
+            self.optimizer.load_moments(state.moments if state else {})
             self.position = Position(loop.step, loop.epoch, loop.pool, loop.batch)
             self.saved_step = self.checked_step = loop.step
             self.sums = self.sums.new_tensor(loop.sums)
             self.sum_tokens = loop.sum_tokens
         self.validation.resume(self.position.step)
 
-    def _load_newest(self, moments: dict[str, Tensor]) -> bytes:
-        """Load the weights of the newest good checkpoint, and put its moments into a table; returns
-        where the loop stood, or nothing.
+    def _load_newest(self) -> TrainerState | None:
+        """Load the weights of the newest good checkpoint, if there is one; return the optimizer's
+        moments and where the loop stood.
         """
         self.run_dir.check_held()
         checkpoint.clean(self.run_dir.checkpoints)
         found, self.damaged = self.look_back()
         if found is None:
             self._begin_with(self.config.train.init_from)
-            return b""
+            return None
         if found.snapshot.tokenizer != self.prepared.tokenizer.proto:
             raise UserError(f"{found.path}: was made with another vocabulary than this run's")
         weights, place = found.snapshot.weights, found.path / layout.TRAINER
@@ -368,8 +368,7 @@ class Trainer:
             check_weights(self.optimizer.weights(), weights, place)
         check_weights(self.optimizer.moments(), state, place)
         self.optimizer.load_weights(weights)
-        moments.update(state)
-        return checkpoint.LOOP.dump_json(found.trainer.loop)
+        return TrainerState(state, found.trainer.loop)
 
     def _begin_with(self, path: str | None) -> None:
         """Take the weights of another run's model, if one is named; raises `UserError` where it is

@@ -1,10 +1,9 @@
 """Judging a run: validations on the way, the averaged model and the test sets at the end."""
 
-import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,10 +15,9 @@ from mtrain import checkpoint, files, layout, metrics
 from mtrain.checkpoint import Snapshot
 from mtrain.config import Config
 from mtrain.corpus import Text
-from mtrain.distributed import Ranks
+from mtrain.distributed import BYTES, Ranks
 from mtrain.errors import UserError
 from mtrain.history import History
-from mtrain.json_reader import read_json
 from mtrain.log import logger, progress_bar
 from mtrain.prepare import Prepared
 from mtrain.records import BEST, Entry
@@ -31,20 +29,18 @@ from mtrain.translate import Translator, make_translator
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank found of every so many lines of a set: negative log-likelihood and number of
-    the references' tokens.
-    """
+    """Negative log-likelihood and number of the references' tokens of one rank's lines of a set."""
 
     nll: float
     tokens: int
 
 
-SHARE, NAMES = TypeAdapter(Share), TypeAdapter(list[str])
+SHARE, NAMES, HISTORY = TypeAdapter(Share), TypeAdapter(list[str]), TypeAdapter(History)
 
 
 class Validation:
     """The history of a run's scores, kept in `best.json`, `metrics.jsonl` and `validation/`. All
-    ranks translate and know the history; the first one writes.
+    ranks translate and know the history; rank 0 writes.
     """
 
     def __init__(
@@ -70,14 +66,13 @@ class Validation:
         self.run.metrics.cut(step)
 
     def _share(self, work: Callable[[], None]) -> None:
-        """Have the first rank do something, and all take up the history as that leaves it."""
+        """Call `work` on rank 0, and broadcast the history as it is then."""
 
-        def find() -> bytes:
+        def find() -> History:
             work()
-            return json.dumps(self.history.as_json()).encode()
+            return self.history
 
-        stored = read_json(self.ranks.share(find), BEST)
-        self.history = History.of(self.history.metric, stored)
+        self.history = self.ranks.share(find, HISTORY)
 
     def look_back(self, step: int) -> bool:
         """Load the history as it was at a step; tells whether the file says more."""
@@ -108,7 +103,7 @@ class Validation:
         self, paths: list[Path], step: int, snapshot: Callable[[dict[str, Tensor]], Snapshot]
     ) -> None:
         """Average checkpoints and validate the result, unless that was done."""
-        averaged = read_json(self.ranks.share(partial(self._write_average, paths, snapshot)), NAMES)
+        averaged = self.ranks.share(partial(self._write_average, paths, snapshot), NAMES)
         if not averaged:
             return
         name = layout.AVERAGE
@@ -120,10 +115,8 @@ class Validation:
 
     def _write_average(
         self, paths: list[Path], snapshot: Callable[[dict[str, Tensor]], Snapshot]
-    ) -> bytes:
-        """Average checkpoints; returns the names of those that were, none where nothing is to be
-        validated.
-        """
+    ) -> list[str]:
+        """Average checkpoints; return their names, none where nothing is to be validated."""
         found = checkpoint.whole_ones(paths)
         if len(found) < len(paths):
             first = paths[-1 - len(found)]
@@ -132,11 +125,11 @@ class Validation:
         path = self.run.checkpoints / layout.AVERAGE
         before = self.history.average or {}
         if len(found) < 2 or (before.get("of") == names and checkpoint.is_good(path)):
-            return b"[]"
+            return []
         self.stop.check()
         self.run.check_held()
         checkpoint.save(path, snapshot(checkpoint.average(found)))
-        return json.dumps(names).encode()
+        return names
 
     def test(self, step: int) -> None:
         """Score the test sets with the best model, and report."""
@@ -185,8 +178,7 @@ class Validation:
         share_among(self.ranks, translator)
         with progress_bar(len(text), "line", f"translating {name}") as bar:
             hypotheses = translator.best(text.sources, bar.update)
-        found = self.ranks.gather(partial(self._find_share, translator, text))
-        shares = [read_json(message, SHARE) for message in found]
+        shares = self.ranks.gather(partial(self._find_share, translator, text), SHARE)
         bleu = metrics.bleu_of_run(hypotheses, text.references, self.config.data.tgt_lang)
         entry = {
             "bleu": bleu.score,
@@ -196,11 +188,10 @@ class Validation:
         }
         return entry, hypotheses
 
-    def _find_share(self, translator: Translator, text: Text) -> bytes:
-        """Score the references of the lines of a set that are this rank's."""
+    def _find_share(self, translator: Translator, text: Text) -> Share:
+        """Score the references of this rank's lines of a set."""
         mine = slice(self.ranks.rank, None, self.ranks.size)
-        share = Share(*translator.nll(text.sources[mine], text.references[mine]))
-        return json.dumps(asdict(share)).encode()
+        return Share(*translator.nll(text.sources[mine], text.references[mine]))
 
     def _keep(self, name: str, hypotheses: list[str], step: int, prefix: str, entry: Entry) -> None:
         """Write translations, and a record in place of one that was left unfinished."""
@@ -231,11 +222,11 @@ class Validation:
         return translator
 
     def _read(self, path: Path) -> Snapshot:
-        """Read a checkpoint, which the first rank may have written just now on another machine."""
+        """Read a checkpoint, which rank 0 may have written just now on another machine."""
         if self.ranks.size == 1:
             return checkpoint.load_or_name_good(path)
-        message = self.ranks.share(lambda: checkpoint.pack(checkpoint.load_or_name_good(path)))
-        return checkpoint.unpack(message)
+        read = partial(checkpoint.load_or_name_good, path)
+        return checkpoint.unpack(self.ranks.share(lambda: checkpoint.pack(read()), BYTES))
 
 
 def _summary(entry: Entry) -> str:

@@ -26,9 +26,9 @@ ROOT = PACKAGE.parent
 LAYERS = (
     "errors files",
     "yaml_reader json_reader phrasebook stop scripts marks",
-    "lock workers manifest tokenizer metrics device sides attention muon text",
+    "lock log workers manifest tokenizer metrics device sides attention muon text",
     "config explain layout tmx",
-    "tables log terminal model search records subwords loading",
+    "tables terminal model search records subwords loading",
     "corpus cache distributed decoder sampling parallel history kept outputs",
     "filters repeats loss optim checkpoint machine compare verify tensorboard",
     "store",

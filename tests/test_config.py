@@ -27,7 +27,7 @@ from mtrain.config import (
 )
 from mtrain.errors import EXIT_REFUSED, RefusedError, printable
 from mtrain.files import VARIABLE
-from mtrain.loading import load_config
+from mtrain.loading import load_config, load_stored_config
 
 REQUIRED = object()
 
@@ -84,7 +84,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "max_tokens": 4096,
         "accum_steps": 1,
         "optimizer": "adam",
-        "shard_optimizer": False,
         "init_from": None,
         "subword_sampling": None,
         "ema_decay": None,
@@ -691,3 +690,29 @@ def test_changed_keys_lists_each_difference_by_its_dotted_key(tmp_path: Path) ->
         ("data.test", {}, {"a": {"src": "x", "tgt": "y", "weight": 1.0}}),
         ("train.peak_lr", None, 1e-3),
     ]
+
+
+# --- Configs that earlier versions kept --------------------------------------------------------
+
+STORED = Path(__file__).with_name("stored_config_0_1.yaml")
+
+
+def test_a_stored_config_of_an_earlier_version_is_read(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "mtrain"):
+        config = load_stored_config(STORED)
+    assert config.data.train[1].weight == 2
+    assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
+        "train.shard_optimizer is not used any more"
+    ]
+    assert dump_config(config) == dump_config(load_stored_config(STORED))
+
+
+def test_what_is_gone_is_refused_where_it_was_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    text = STORED.read_text()
+    file.write_text(text.replace("shard_optimizer: false", "shard_optimizer: true"))
+    with pytest.raises(RefusedError, match=r"config.yaml:\d+: train.shard_optimizer: True is not"):
+        load_stored_config(file)
+    file.write_text(text)
+    with pytest.raises(RefusedError, match=r"config.yaml:\d+: train.shard_optimizer: unknown"):
+        load_config(file)

@@ -16,11 +16,10 @@ from torch import Tensor, nn
 
 from mtrain.config import TrainConfig
 from mtrain.data import Batch, SpecialIds, collate
-from mtrain.distributed import Ranks
 from mtrain.loss import projected_cross_entropy
 from mtrain.model import Transformer
 from mtrain.muon import orthogonalize
-from mtrain.optim import Optimizer, make_schedule, noam_rate, share_out
+from mtrain.optim import Optimizer, make_schedule, noam_rate
 
 BETAS, EPS = (0.9, 0.98), 1e-9
 MUON = {"0.weight": 1, "2.weight": 1}
@@ -306,29 +305,3 @@ def test_micro_batches_are_one_big_batch() -> None:
         first_moments = [m for name, m in optimizer.moments().items() if name.endswith("exp_avg")]
         results.append([norm, *first_moments])
     torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-6)
-
-
-# --- Several ranks ---------------------------------------------------------------------------
-
-
-@given(sizes=st.lists(st.integers(1, 1000), max_size=40), parts=st.integers(1, 8))
-def test_weights_are_shared_out_evenly(sizes: list[int], parts: int) -> None:
-    weights = {str(number): torch.empty(size) for number, size in enumerate(sizes)}
-    shares = share_out(weights, parts)
-    assert sorted(name for share in shares for name in share) == sorted(weights)
-    filled = [sum(weights[name].numel() for name in share) for share in shares]
-    assert len(filled) == parts
-    assert max(filled) - min(filled) <= max(sizes, default=0)
-
-
-def test_each_rank_keeps_the_moments_of_its_share() -> None:
-    kept = []
-    for rank in range(3):
-        ranks = Ranks(rank, 3)
-        optimizer = Optimizer(random_model(), BETAS, EPS, ranks=ranks, shared_out=True)
-        moments = {n: m for n, m in optimizer.moments().items() if not n.endswith(".step")}
-        kept.append({name for name, moment in moments.items() if not moment.is_meta})
-        sizes = [moment.numel() for moment in moments.values() if not moment.is_meta]
-        assert sum(sizes) == pytest.approx(sum(m.numel() for m in moments.values()) / 3, rel=0.1)
-    assert set.union(*kept) == set(moments)
-    assert sum(map(len, kept)) == len(moments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +14,7 @@ import pytest
 from conftest import made_up_pairs
 from test_distributed import start
 
-from mtrain import cli, several
+from mtrain import cli
 from mtrain.errors import RefusedError, UserError
 from mtrain.translate import Translator
 from mtrain.workers import AHEAD, Workers
@@ -97,25 +98,6 @@ def test_a_process_that_cannot_begin_says_why() -> None:
 LINES = [src for src, _ in made_up_pairs(60, 31)] + ["", "  ", "bavo " * 40]
 
 
-def test_several_devices_give_the_text_of_one(trained_run: Path, translator: Translator) -> None:
-    expected = translator.translate(LINES)
-    told: list[int] = []
-    devices = ["cpu", "cpu"]
-    with several.over_devices([trained_run], devices, precision="fp32", batch_tokens=60) as crew:
-        few = crew.translate(LINES, told.append)
-    assert [found[0].text for found in few[0]] == [found[0].text for found in expected[0]]
-    assert sum(told) == len(LINES)
-
-
-@pytest.mark.parametrize("devices", [["cpu", "auto"], ["cpu", ""], ["cpu", "cuda:99"], ["tpu"]])
-def test_devices_must_be_there(trained_run: Path, devices: list[str]) -> None:
-    with (
-        pytest.raises(RefusedError, match="device"),
-        several.over_devices([trained_run], devices, precision="fp32"),
-    ):
-        raise AssertionError
-
-
 def by_command(arguments: list[str], source: Path, output: Path) -> None:
     """Be a rank that translates, with text on stdin for the first alone."""
     sys.argv = ["mtrain", *arguments]
@@ -145,6 +127,16 @@ def test_ranks_translate_in_order_and_one_writes(
     assert found[0][0].count(b"\n") >= 12
 
 
+@pytest.mark.slow
+def test_torchrun_translates_a_stream(trained_run: Path, translator: Translator) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*launcher, "-m", "mtrain", "translate", "-m", trained_run, "--batch-tokens", "60"]
+    text = "".join(line + "\n" for line in LINES)
+    done = subprocess.run(command, input=text, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n") == [*translator.best(LINES), ""]
+
+
 def test_ranks_with_texts_of_their_own_are_refused(trained_run: Path, tmp_path: Path) -> None:
     """Else only the first one's would be translated."""
     arguments = ["translate", "-m", str(trained_run), "-i", os.devnull, "-o"]
@@ -156,14 +148,6 @@ def test_ranks_with_texts_of_their_own_are_refused(trained_run: Path, tmp_path: 
     assert done.codes == [2, 2]
     assert "different commands" in done.told[0]
     assert not any(map(os.path.exists, outputs))
-
-
-def test_ranks_take_one_device_each(trained_run: Path, tmp_path: Path) -> None:
-    arguments = ["translate", "-m", str(trained_run), "--device", "cpu,cpu"]
-    body = partial(by_command, arguments, Path(os.devnull), Path(os.devnull))
-    done = start(tmp_path, [body, body])
-    assert done.codes == [2, 2]
-    assert "name one" in done.told[0]
 
 
 def test_ranks_score_once(trained_run: Path, tmp_path: Path) -> None:

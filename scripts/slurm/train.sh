@@ -1,0 +1,48 @@
+#!/bin/bash
+# Train on all GPUs of one machine or of several:
+#
+#   sbatch scripts/slurm/train.sh runs/NAME -c config.yaml [--set a.b=value ...]
+#   sbatch --nodes=2 scripts/slurm/train.sh runs/NAME -c config.yaml
+#
+# The first argument is the run directory, the others are those of `mtrain train`. SLURM starts one
+# torchrun on each machine, and torchrun one process for each GPU. Two minutes before the time limit
+# SLURM sends SIGUSR1: mtrain saves, and the job goes back to the queue, where the same command goes on.
+# Fit the figures to your machines; --cpus-per-task are the cores of one machine.
+#SBATCH --job-name=mtrain
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --gres=gpu:4
+#SBATCH --cpus-per-task=32
+#SBATCH --mem=64G
+#SBATCH --time=4:00:00
+#SBATCH --signal=USR1@120
+#SBATCH --requeue
+#SBATCH --open-mode=append
+
+# gloo uses the network that a machine's name stands for. Name another one if machines do not meet.
+# export GLOO_SOCKET_IFNAME=ib0 NCCL_SOCKET_IFNAME=ib0
+
+run=${1:?the run directory}
+shift
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+before=$(cat "$run/status.json" 2>/dev/null)
+
+# torchrun passes signals on, and waits for the processes to save
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=0 --wait=60 \
+  torchrun --nnodes="$SLURM_JOB_NUM_NODES" --nproc-per-node="$SLURM_GPUS_ON_NODE" \
+  --rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d \
+  --rdzv-endpoint="$first:$((20000 + SLURM_JOB_ID % 10000))" \
+  --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 --shutdown-timeout=100 \
+  -m mtrain train "$@" --set "run_dir=$run"
+code=$?
+
+# torchrun turns every stop into exit code 1; status.json tells the code of the run, and that of a
+# start that came to nothing as last_start
+after=$(cat "$run/status.json" 2>/dev/null)
+if [ "$code" -ne 0 ] && [ "$after" != "$before" ]; then
+  code=$(python3 -c 'import json, sys
+status = json.loads(sys.argv[1])
+print((status.get("last_start") or status)["exit_code"] or 1)' "$after" || echo 1)
+fi
+[ "$code" -eq 75 ] && exec scontrol requeue "$SLURM_JOB_ID"
+exit "$code"
