@@ -1,10 +1,8 @@
 """The sentences of the phrasebook, drawn in both languages at once.
 
-1. ``Draw.phrase`` draws a noun phrase or a pronoun.
-2. ``draw_clause`` draws the parts of a clause.
-3. ``english`` and ``german`` put them into the order of a statement, a question or a
-   subordinate clause.
-4. ``draw_sentence`` makes one or two clauses a sentence.
+1. ``Draw`` makes the random choices of a sentence: nouns, determiners, adjectives, phrases.
+2. ``draw_clause`` draws the parts of a clause, ``english`` and ``german`` put them in order.
+3. ``draw_sentence`` makes one or two clauses a statement or a question.
 """
 
 from __future__ import annotations
@@ -14,33 +12,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple, TypeVar
 
-from mtrain.phrasebook.lexicon import (
-    ACC,
-    CONTRACTIONS,
-    DAT,
-    DESCRIBING,
-    DETERMINERS,
-    MOODS,
-    NOM,
-    PLURAL,
-    ROWS,
-    VERBS,
-    Adjective,
-    Both,
-    Determiner,
-    Noun,
-    Place,
-    Tense,
-    Use,
-    Verb,
-    nouns,
-)
+from mtrain.phrasebook import lexicon as words
+from mtrain.phrasebook.lexicon import ACC, DAT, DESCRIBING, NOM, ROWS, Both
 
 T = TypeVar("T")
-
-NOTHING, NICHT = Both("", ""), Both("", "nicht")
-
-# --- Phrases ---------------------------------------------------------------------------------
 
 
 class Phrase(NamedTuple):
@@ -50,76 +25,68 @@ class Phrase(NamedTuple):
     de: str
     person: int = 2  # 0 to 3: I, you, he or she, we or they
     definite: bool = True
-    key: str = ""  # what must not come twice in a clause: a noun, or the speaker or hearer
+    key: str = ""  # what must not come twice in a clause
     pronoun: bool = False
-    echo: int = -1  # the subject pronoun that means the same
+    echo: int = -1  # the pronoun that means the same
 
 
 def _pronouns(form: int, case: int) -> tuple[Phrase, ...]:
     """Return the pronouns of a case; ``form`` is 0 for English subjects, 1 for objects."""
     return tuple(
-        Phrase(en.split()[form], de.split()[case], int(person), True, key.strip("-"), True, index)
-        for index, (en, de, person, key) in enumerate(ROWS["pronouns"])
+        Phrase(en.split()[form], de.split()[case], int(person), True, speaker, True, index)
+        for index, (en, de, person, speaker) in enumerate(ROWS["pronouns"])
     )
 
 
 SUBJECTS = _pronouns(0, NOM)
 OBJECTS = {ACC: _pronouns(1, ACC), DAT: _pronouns(1, DAT)}
-HE, SHE, THEY = 2, 3, 5  # of the subject pronouns
-YOU = 1  # the person
-HUMAN = frozenset(nouns("human"))
-PEOPLE = nouns("human")
-FEELINGS = DESCRIBING["Mann"][0]  # of pronouns and names
-A, BARE, NO, WHICH = (DETERMINERS[name] for name in ("a", "bare", "no", "which"))
+YOU = SUBJECTS[1].person
+ECHOES = (2, 3, -1, 5)  # "he", "she", none, "they" by gender
+OWN = tuple(words.DETERMINERS[name] for name in ("my", "your", "his", "her", "our", "their"))
+BARE, NOT_A, NOT_ANY = (words.DETERMINERS[name] for name in ("bare", "not-a", "not-any"))
+PEOPLE = words.nouns("human")
+HUMAN = frozenset(PEOPLE)
+FEELINGS = DESCRIBING["Mann"][0]  # adjectives of pronouns and names
+NOTHING, NICHT = Both("", ""), Both("", "nicht")
+DEGREES = (NOTHING, NOTHING, Both("very ", "sehr "), Both("too ", "zu "))
 
 
 @cache
 def build(
-    noun: Noun,
+    noun: words.Noun,
     case: int,
-    determiner: Determiner,
-    adjective: Adjective | None,
-    plural: bool,
-    no: bool,
+    determiner: words.Determiner,
+    adjective: words.Adjective | None = None,
+    many: bool = False,
 ) -> Phrase:
-    """Build a noun phrase; ``no`` makes the German "a" or bare noun one with "kein"."""
-    article = NO if no else determiner
-    gender = PLURAL if plural else noun.gender
+    """Build a noun phrase."""
+    gender = words.PLURAL if many else noun.gender
     form = 3 * gender + case
-    english, german = noun.english[plural], noun.german[plural][case]
+    english, german = noun.english[many], noun.german[many][case]
     if adjective:
         english = f"{adjective.english} {english}"
-        german = f"{adjective.stem}{article.endings[form]} {german}"
-    first = "an" if determiner is A and english[0] in "aeiou" else determiner.english
-    return Phrase(
-        f"{first} {english}".strip(),
-        f"{article.german[form]} {german}".strip(),
-        3 if plural else 2,
-        determiner.definite,
-        noun.key,
-        echo=-1 if noun not in HUMAN else (HE, SHE, -1, THEY)[gender],
-    )
+        german = f"{adjective.stem}{determiner.endings[form]} {german}"
+    first = determiner.english
+    first += "n" if first == "a" and english[0] in "aeiou" else ""
+    echo = ECHOES[gender] if noun in HUMAN else -1
+    german = _line(determiner.german[form], german)
+    return Phrase(_line(first, english), german, 2 + many, determiner.definite, noun.key, echo=echo)
 
 
-def join(preposition: str, german: str) -> str:
-    """Put a German preposition before a phrase: "in dem Haus" is "im Haus"."""
-    article, _, rest = german.partition(" ")
-    short = CONTRACTIONS.get((preposition, article))
-    return f"{short} {rest}" if short else f"{preposition} {german}"
+def _line(*parts: str) -> str:
+    return " ".join(part.strip() for part in parts if part)
 
 
 class Draw:
     """The random choices of one sentence, and the combinations that they led to."""
 
-    __slots__ = ("combinations", "known", "light", "random", "taken")
-
     def __init__(self, random: Callable[[], float], known: bool) -> None:
         """Choose with ``random``; ``known`` leaves out what is held out."""
-        self.random = random
-        self.known = known
-        self.light = False
+        self.random, self.known = random, known
+        self.style = "statement"  # or "question" or "joined"
         self.combinations: list[tuple[str, str]] = []
-        self.taken: list[str] = []
+        self.taken: list[str] = []  # keys of the clause
+        self.owner = -1  # the pronoun of the clause's subject
 
     def pick(self, items: Sequence[T]) -> T:
         """Return one of the items."""
@@ -129,88 +96,72 @@ class Draw:
         """Return True with this probability."""
         return self.random() < probability
 
-    def noun(self, choices: Sequence[Noun]) -> Noun:
+    def noun(self, choices: Sequence[words.Noun]) -> words.Noun:
         """Return a noun that the clause does not have yet."""
         while (noun := self.pick(choices)).key in self.taken:
             pass
         self.taken.append(noun.key)
         return noun
 
-    def adjective(self, noun: Noun) -> Adjective | None:
-        """Return an adjective that fits a noun, if there is one."""
+    def determiner(self, noun: words.Noun, many: bool, definite: bool) -> words.Determiner:
+        """Return a determiner, often the subject's own possessive."""
+        determiner = self.pick(noun.determiners[many])
+        while definite and not determiner.definite:
+            determiner = self.pick(noun.determiners[many])
+        own = determiner in OWN and self.owner >= 0 and self.chance(0.7)
+        return OWN[self.owner] if own else determiner
+
+    def adjective(self, noun: words.Noun) -> words.Adjective | None:
+        """Return an adjective that fits a noun, or None."""
         fitting = DESCRIBING[noun.key][self.known]
-        if not fitting:
+        if not fitting or not self.chance(0.3 if self.style == "statement" else 0.15):
             return None
         adjective = self.pick(fitting)
         self.combinations.append((adjective.key, noun.key))
         return adjective
 
-    def pronoun(self, case: int) -> Phrase:
-        """Return an object pronoun that does not mean the subject."""
-        return self.pick([p for p in OBJECTS[case] if not p.key or p.key not in self.taken])
-
     def phrase(
-        self,
-        noun: Noun,
-        case: int,
-        *,
-        plural: float = 0.3,
-        definite: bool = False,
-        negated: bool = False,
-        general: bool = False,
+        self, noun: words.Noun, case: int, definite: bool, *, many: float = 0.25, no: bool = False
     ) -> Phrase:
-        """Return a noun phrase: perhaps in the plural, with an adjective, negated by "kein"."""
-        many = bool(noun.english[1]) and self.chance(1 if general else plural)
-        determiner = BARE if general else self.pick(noun.determiners[many])
-        while definite and not determiner.definite:
-            determiner = self.pick(noun.determiners[many])
-        no = negated and not determiner.definite
-        if no:
-            determiner = A if determiner is A else BARE if many or not noun.english[1] else A
-        described = self.chance(0.1 if self.light else 0.25)
-        return build(noun, case, determiner, self.adjective(noun) if described else None, many, no)
+        """Return a pronoun for a person, or a noun phrase; ``no`` makes "a" a "not a"."""
+        if case != NOM and noun in HUMAN and self.chance(0.25):
+            return self.pick([p for p in OBJECTS[case] if p.key not in self.taken])
+        plural = bool(noun.english[1]) and self.chance(many)
+        determiner = self.determiner(noun, plural, definite)
+        if no and not determiner.definite:
+            determiner = NOT_ANY if plural or not noun.english[1] else NOT_A
+        return build(noun, case, determiner, self.adjective(noun), plural)
 
-    def person(self, choices: Sequence[Noun], case: int, *, definite: bool = False) -> Phrase:
-        """Return a noun phrase, or a pronoun for a person."""
-        noun = self.noun(choices)
-        if noun in HUMAN and self.chance(0.25):
-            return self.pronoun(case)
-        return self.phrase(noun, case, definite=definite)
-
-    def place(self, places: Sequence[Place]) -> Both:
-        """Return a noun phrase with a preposition."""
+    def place(self, places: Sequence[words.Place], definite: bool) -> Both:
+        """Return a noun phrase with a preposition: "in dem Haus" is "im Haus"."""
         while (place := self.pick(places)).noun.key in self.taken:
             pass
-        human = place.noun in HUMAN
-        if human and self.chance(0.25):
-            phrase = self.pronoun(place.case)
-        else:
-            phrase = self.phrase(place.noun, place.case, plural=0.2 if human else 0)
-        return Both(f"{place.english} {phrase.en}", join(place.german, phrase.de))
-
-
-# --- Clauses ---------------------------------------------------------------------------------
+        phrase = self.phrase(place.noun, place.case, definite, many=0)
+        article, _, rest = phrase.de.partition(" ")
+        short = words.CONTRACTIONS.get(f"{place.german} {article}")
+        german = f"{short} {rest}" if short else f"{place.german} {phrase.de}"
+        return Both(f"{place.english} {phrase.en}", german)
 
 
 @dataclass(slots=True)
 class Clause:
-    """A clause before its words are put into an order."""
+    """A clause before its words are put in order."""
 
-    verb: Verb
-    tense: Tense
+    verb: words.Verb
+    tense: words.Tense
     subject: Phrase
-    negated: bool = False
+    negated: bool
     english: str = ""  # what follows the English verb
     time: Both = NOTHING
     adverb: Both = NOTHING  # "often", or German "nicht"
-    pronoun: str = ""  # German objects, in their order
+    pronoun: str = ""  # German objects and places, as they follow each other
     fixed: str = ""
     place: str = ""
     loose: str = ""
     end: str = ""
 
     def add(self, phrase: Phrase) -> None:
-        """Add an object on both sides."""
+        """Add an object."""
         self.english += f" {phrase.en}"
         if phrase.pronoun:
             self.pronoun = phrase.de
@@ -220,22 +171,15 @@ class Clause:
             self.loose = phrase.de
 
 
-def _joined(*parts: str) -> str:
-    return " ".join(part.strip() for part in parts if part)
-
-
 def english(clause: Clause, asked: bool = False) -> str:
-    """Return the English clause, as a question with the auxiliary first if ``asked``."""
-    tense, person, forms = clause.tense, clause.subject.person, clause.verb.english
-    if asked or clause.negated or not tense.plain:
-        auxiliary, verb = tense.auxiliary[person], tense.rest.format(*forms)
-    else:
-        auxiliary, verb = "", tense.plain[person].format(*forms)
-    subject, negation = clause.subject.en, "not" if clause.negated else ""
-    if negation and auxiliary == "can" and not asked:
-        auxiliary, negation = "cannot", ""
-    first = (auxiliary, subject) if asked else (subject, auxiliary)
-    return _joined(*first, negation, clause.adverb.en, verb, clause.english, clause.time.en)
+    """Return the English clause; ``asked`` puts the auxiliary first."""
+    tense, person = clause.tense, clause.subject.person
+    auxiliary, verb = tense.auxiliary[person], tense.rest
+    if tense.plain[person] and not asked and not clause.negated:
+        auxiliary, verb = "", tense.plain[person]
+    first = (auxiliary, clause.subject.en) if asked else (clause.subject.en, auxiliary)
+    middle = ("not" if clause.negated else "", clause.adverb.en, verb.format(*clause.verb.english))
+    return _line(*first, *middle, clause.english, clause.time.en).replace("can not ", "cannot ")
 
 
 def _german_verb(clause: Clause) -> tuple[str, str]:
@@ -243,7 +187,7 @@ def _german_verb(clause: Clause) -> tuple[str, str]:
     tense, person, verb = clause.tense, clause.subject.person, clause.verb
     if tense.german[0] == "present":
         return verb.present[person], verb.prefix
-    # German tells "you" about the past in the perfect.
+    # German speaks to somebody about the past in the perfect.
     if tense.german[0] == "past" and person != YOU:
         return verb.past[person], verb.prefix
     if tense.german[0] in ("past", "perfect"):
@@ -253,158 +197,129 @@ def _german_verb(clause: Clause) -> tuple[str, str]:
 
 def german(clause: Clause, order: str = "second") -> str:
     """Return the German clause with its finite verb "first", "second" or "last"."""
-    finite, closing = _german_verb(clause)
-    time, fixed = clause.time.de, clause.fixed
-    early, late = (fixed, time) if clause.adverb is NICHT else (time, fixed)
-    parts = (early, late, clause.adverb.de, clause.place, clause.loose, clause.end)
-    subject, pronoun = clause.subject.de, clause.pronoun
+    subject, (finite, closing) = clause.subject.de, _german_verb(clause)
+    early, late = clause.time.de, clause.fixed
+    if clause.adverb is NICHT:
+        early, late = late, early
+    field = (clause.pronoun, early, late, clause.adverb.de, clause.place, clause.loose, clause.end)
     if order == "first":
-        return _joined(finite, subject, pronoun, *parts, closing)
+        return _line(finite, subject, *field, closing)
     if order == "second":
-        return _joined(subject, finite, pronoun, *parts, closing)
-    if closing == clause.verb.prefix:
-        return _joined(subject, pronoun, *parts, closing + finite)
-    return _joined(subject, pronoun, *parts, closing, finite)
+        return _line(subject, finite, *field, closing)
+    verbs = closing + finite if closing == clause.verb.prefix else f"{closing} {finite}"
+    return _line(subject, *field, verbs)
 
 
-# --- Drawing clauses -------------------------------------------------------------------------
+@cache
+def _uses(mood: str, question: str, human: bool) -> tuple[words.Use, ...]:
+    """Return the uses of verbs in a mood, for a question, with people as subjects."""
+    return tuple(
+        use
+        for use in words.USES
+        if use.verb.tenses[mood]
+        and (question not in ("where", "what") or question in use.questions)
+        and (not human or use.subjects[0] in HUMAN)
+    )
 
 
-class Frame(NamedTuple):
-    """A verb and a way to use it."""
-
-    verb: Verb
-    use: Use
-
-
-BE = VERBS[0]
-DEGREES = (NOTHING, NOTHING, Both("very ", "sehr "), Both("too ", "zu "))
+def draw_use(draw: Draw, mood: str, hidden: str, human: bool) -> words.Use:
+    """Return a use of a verb; the first verb, "be", comes more often than the others."""
+    uses = _uses(mood, hidden, human)
+    return uses[0] if uses[0].verb.kind == "be" and draw.chance(0.1) else draw.pick(uses)
 
 
-def _frames(fits: Callable[[Verb, Use], bool]) -> tuple[tuple[Frame, ...], ...]:
-    """Return the uses that fit, verb by verb."""
-    frames = (tuple(Frame(verb, use) for use in verb.uses if fits(verb, use)) for verb in VERBS)
-    return tuple(frame for frame in frames if frame)
-
-
-def _is_human(use: Use) -> bool:
-    return use.subjects[0] in HUMAN
-
-
-FRAMES = {
-    mood: _frames(lambda verb, use, m=mood: bool(verb.tenses[m]) and not use.clause)
-    for mood in MOODS
-}
-
-
-def draw_frame(draw: Draw, mood: str, human: bool) -> Frame:
-    """Return a use of a verb, with a person as the subject if ``human``."""
-    while True:
-        frame = draw.pick(draw.pick(FRAMES[mood]))
-        if BE.tenses[mood] and draw.chance(0.25 if draw.light else 0.1):
-            frame = Frame(BE, draw.pick(BE.uses))
-        if not human or _is_human(frame.use):
-            return frame
-
-
-def draw_subject(draw: Draw, frame: Frame) -> Phrase:
+def draw_subject(draw: Draw, use: words.Use) -> Phrase:
     """Return a subject of a verb: often a pronoun."""
-    if _is_human(frame.use) and draw.chance(0.45):
-        return draw.pick(SUBJECTS)
-    settled = frame.verb.kind in ("state", "be")
-    return draw.phrase(draw.noun(frame.use.subjects), NOM, definite=settled)
+    if use.subjects[0] in HUMAN and draw.chance(0.4):
+        return draw.pick(SUBJECTS[draw.style == "question" :])  # nobody asks what "I" do
+    noun = draw.noun(use.subjects)
+    if use.kind == "is":
+        return build(noun, NOM, draw.determiner(noun, False, True))
+    settled = draw.style != "statement" or use.verb.kind in ("state", "be")
+    return draw.phrase(noun, NOM, settled)
 
 
 def draw_clause(
-    draw: Draw,
-    mood: str,
-    frame: Frame | None = None,
-    subject: Phrase | None = None,
-    hidden: str = "",
-    negated: float = 0.15,
+    draw: Draw, mood: str, subject: Phrase | None = None, hidden: str = "", negated: float = 0.15
 ) -> Clause:
-    """Draw a clause; a question leaves its "object", its "place" or its "time" ``hidden``."""
-    draw.taken = []
-    verb, use = frame = frame or draw_frame(draw, mood, subject is not None)
-    clause = Clause(verb, draw.pick(verb.tenses[mood]), subject or draw_subject(draw, frame))
-    draw.taken.append(clause.subject.key)
-    clause.negated = clause.tense.negatable and clause.subject.definite and draw.chance(negated)
-    add_objects(draw, clause, use, hidden == "object")
-    if use.described:
+    """Draw a clause without what is ``hidden``: "what", "where" or "when"."""
+    draw.taken, draw.owner = [], -1
+    use = draw_use(draw, mood, hidden, subject is not None or draw.style == "joined")
+    tense, subject = draw.pick(use.verb.tenses[mood]), subject or draw_subject(draw, use)
+    draw.taken.append(subject.key)
+    draw.owner = subject.echo
+    no = tense.negatable and subject.definite and draw.chance(negated)
+    clause = Clause(use.verb, tense, subject, no)
+    if use.kind == "is":
         add_quality(draw, clause)
-    elif hidden != "place":
-        add_place(draw, clause, use)
-    # "Kein" before an indefinite object negates already.
-    if clause.negated and not clause.loose:
-        clause.adverb = NICHT
-    if verb.kind != "state" and hidden != "time":
-        add_time(draw, clause)
+    else:
+        add_objects(draw, clause, use, hidden == "what")
+        add_place(draw, clause, use, hidden == "where")
+    if no and not clause.loose:
+        clause.adverb = NICHT  # "kein" before an indefinite object negates already
+    if use.verb.kind != "state":
+        add_time(draw, clause, hidden == "when")
     return clause
-
-
-def add_objects(draw: Draw, clause: Clause, use: Use, hidden: bool) -> None:
-    """Add the objects, and the English particle before or after them."""
-    verb, found = clause.verb, []
-    if use.receiver:
-        found.append(draw.person(PEOPLE, DAT, definite=True))
-    if use.objects[draw.known] and not hidden:
-        found.append(draw_object(draw, clause, use))
-    after = verb.movable and bool(found) and found[0].pronoun
-    clause.english = "" if after else verb.particle
-    for phrase in found:
-        clause.add(phrase)
-    if after:
-        clause.english += f" {verb.particle}"
-
-
-def draw_object(draw: Draw, clause: Clause, use: Use) -> Phrase:
-    """Return an object of the verb, and note the combination of the two."""
-    noun = draw.noun(use.objects[draw.known])
-    if noun in HUMAN and draw.chance(0.25):
-        return draw.pronoun(use.case)
-    draw.combinations.append((clause.verb.key, noun.key))
-    general = clause.tense.name == "habit" and clause.verb.kind == "single"
-    return draw.phrase(noun, use.case, negated=clause.negated, general=general)
 
 
 def add_quality(draw: Draw, clause: Clause) -> None:
     """Add an adjective that describes the subject."""
     key = clause.subject.key
-    if DESCRIBING.get(key, ((), ()))[0]:
-        adjective = draw.pick(DESCRIBING[key][draw.known])
+    fitting = DESCRIBING[key][draw.known] if key in DESCRIBING else ()
+    adjective = draw.pick(fitting or FEELINGS)
+    if fitting:
         draw.combinations.append((adjective.key, key))
-    else:
-        adjective = draw.pick(FEELINGS)
     degree = draw.pick(DEGREES) if adjective.graded else NOTHING
-    clause.english = degree.en + adjective.english
-    clause.end = degree.de + adjective.key
+    clause.english, clause.end = degree.en + adjective.english, degree.de + adjective.key
 
 
-def add_place(draw: Draw, clause: Clause, use: Use) -> None:
+def add_objects(draw: Draw, clause: Clause, use: words.Use, hidden: bool) -> None:
+    """Add the objects that the verb has, but not a hidden one."""
+    clause.english = use.verb.before
+    if use.kind == "give":
+        clause.add(draw.phrase(draw.noun(PEOPLE), DAT, True))
+    if use.objects[0] and not hidden:
+        clause.add(draw_object(draw, clause, use))
+    clause.english += f" {use.verb.after}"
+
+
+def draw_object(draw: Draw, clause: Clause, use: words.Use) -> Phrase:
+    """Return an object of the verb, and note the combination of the two."""
+    noun, case = draw.noun(use.objects[draw.known]), DAT if use.kind == "dat" else ACC
+    if clause.tense.name == "habit" and use.verb.kind == "single":
+        phrase = build(noun, case, BARE, draw.adjective(noun), bool(noun.english[1]))
+    else:
+        phrase = draw.phrase(noun, case, False, no=clause.negated)
+    if not phrase.pronoun:
+        draw.combinations.append((use.verb.key, noun.key))
+    return phrase
+
+
+def add_place(draw: Draw, clause: Clause, use: words.Use, hidden: bool) -> None:
     """Add a place that the verb needs, and sometimes one that it may have."""
+    if hidden:
+        return
     if use.needed:
-        place = draw.place(use.needed)
+        place = draw.place(use.needed, clause.negated)
         clause.end = place.de
-    elif use.optional and draw.chance(0.15 if draw.light else 0.4) and not clause.negated:
-        place = draw.place(use.optional)
+    elif use.optional and not clause.negated and draw.chance(0.35):
+        place = draw.place(use.optional, False)
         clause.place = place.de
     else:
         return
     clause.english += f" {place.en}"
 
 
-def add_time(draw: Draw, clause: Clause) -> None:
+def add_time(draw: Draw, clause: Clause, hidden: bool) -> None:
     """Add an adverb of frequency or of time that suits the tense."""
     if not clause.negated and draw.chance(0.5):
         clause.adverb = draw.pick(clause.tense.adverbs)
-    if clause.adverb in (NOTHING, NICHT):
-        clause.time = draw.pick(clause.tense.times)
+    if not clause.adverb.en:
+        time = draw.pick(clause.tense.times)
+        clause.time = NOTHING if hidden and time.en else time
 
 
-# --- Sentences -------------------------------------------------------------------------------
-
-
-def _statement(draw: Draw) -> Both:
+def statement(draw: Draw) -> Both:
     """Make a statement, perhaps with the time in front."""
     clause = draw_clause(draw, "any")
     time = clause.time
@@ -414,114 +329,38 @@ def _statement(draw: Draw) -> Both:
     return Both(f"{english(clause)}.", f"{german(clause)}.")
 
 
-def _ask(clause: Clause, en: str = "", de: str = "") -> Both:
-    """Make a question, after a question word or another phrase."""
-    return Both(
-        f"{en} {english(clause, True)}?".lstrip(), f"{de} {german(clause, 'first')}?".lstrip()
-    )
+def question(draw: Draw) -> Both:
+    """Make a question, with or without a question word."""
+    draw.style = "question"
+    en, de, mood = draw.pick(ROWS["questions"])
+    who = Phrase("who", "wer", definite=False) if en == "who" else None
+    clause = draw_clause(draw, mood, who, en, 0.15 if en == "why" else 0)
+    if who:
+        return Both(f"{english(clause)}?", f"{german(clause)}?")
+    ask, frage = english(clause, True), german(clause, "first")
+    return Both(_line(en.strip("-"), f"{ask}?"), _line(de.strip("-"), f"{frage}?"))
 
 
-def _yes_or_no(draw: Draw) -> Both:
-    return _ask(draw_clause(draw, "any", negated=0))
-
-
-def _why(draw: Draw) -> Both:
-    return _ask(draw_clause(draw, "any"), "why", "warum")
-
-
-def _when(draw: Draw) -> Both:
-    return _ask(
-        draw_clause(draw, "when", draw.pick(ACTING), hidden="time", negated=0), "when", "wann"
-    )
-
-
-def _where(draw: Draw) -> Both:
-    return _ask(
-        draw_clause(draw, "any", draw.pick(PLACED), hidden="place", negated=0), "where", "wo"
-    )
-
-
-def _who(draw: Draw) -> Both:
-    clause = draw_clause(draw, "any", subject=Phrase("who", "wer", definite=False))
-    return Both(f"{english(clause)}?", f"{german(clause)}?")
-
-
-def _what(draw: Draw) -> Both:
-    """Ask for an object, as "what" or as "which" and the noun."""
-    frame = draw.pick(OBJECTIVE)
-    clause = draw_clause(draw, "any", frame, hidden="object", negated=0)
-    if draw.chance(0.5):
-        return _ask(clause, "what", "was")
-    noun = draw.noun(frame.use.objects[draw.known])
-    draw.combinations.append((frame.verb.key, noun.key))
-    many = bool(noun.english[1]) and draw.chance(0.3)
-    phrase = build(noun, ACC, WHICH, None, many, False)
-    return _ask(clause, phrase.en, phrase.de)
-
-
-def _again(draw: Draw, subject: Phrase) -> Phrase | None:
-    """Return a pronoun that means the subject of the clause before, or None."""
-    return SUBJECTS[subject.echo] if subject.echo >= 0 and draw.chance(0.6) else None
-
-
-def _joined_clauses(draw: Draw) -> Both:
-    """Join two clauses, in either order if the second is a subordinate one."""
-    en, de, order, first, second = draw.pick(CONJUNCTIONS)
-    draw.light = True
-    main = draw_clause(draw, first)
-    other = draw_clause(draw, second, subject=_again(draw, main.subject))
+def joined(draw: Draw) -> Both:
+    """Join two clauses, often about the same person; a subordinate one may come first."""
+    draw.style = "joined"
+    en, de, order, first, second = draw.pick(ROWS["conjunctions"])
+    main = draw_clause(draw, first, negated=0 if order == "after" else 0.15)
+    same = main.subject.echo >= 0 and draw.chance(0.7)
+    again = SUBJECTS[main.subject.echo] if same else None
+    other = draw_clause(draw, second, again, "when", 0 if en == "whether" else 0.15)
+    end = german(other, "second" if order == "second" else "last")
     if order == "last" and draw.chance(0.4):
-        german_words = f"{de.strip(', ')} {german(other, order)}, {german(main, 'first')}."
-        return Both(f"{en} {english(other)}, {english(main)}.", german_words)
-    return Both(
-        f"{english(main)} {en} {english(other)}.".replace(" ,", ","),
-        f"{german(main)} {de} {german(other, order)}.".replace(" ,", ","),
-    )
+        reverse = f"{de[2:]} {end}, {german(main, 'first')}."
+        return Both(f"{en} {english(other)}, {english(main)}.", reverse)
+    en, de = f"{english(main)} {en} {english(other)}.", f"{german(main)} {de} {end}."
+    return Both(en.replace(" ,", ","), de.replace(" ,", ","))
 
 
-def _reported(draw: Draw) -> Both:
-    """Report what somebody knows, says or asks."""
-    frame = draw.pick(draw.pick(REPORTING))
-    draw.light = True
-    main = draw_clause(draw, "report", frame, negated=0)
-    mood = "then" if main.tense.name == "past" else "now"
-    other = draw_clause(draw, mood, subject=_again(draw, main.subject))
-    de, en = frame.use.clause
-    return Both(
-        f"{english(main)} {en} {english(other)}.", f"{german(main)}, {de} {german(other, 'last')}."
-    )
-
-
-CONJUNCTIONS = ROWS["conjunctions"]
-REPORTING = _frames(lambda verb, use: bool(use.clause))
-ALL_FRAMES = tuple(frame for frames in FRAMES["any"] for frame in frames)
-ACTING = tuple(frame for frame in ALL_FRAMES if frame.verb.tenses["when"])
-PLACED = tuple(
-    frame
-    for frame in ALL_FRAMES
-    if any(place.case == DAT and place.noun not in HUMAN for place in frame.use[3] + frame.use[4])
-)
-OBJECTIVE = tuple(
-    frame
-    for frame in ALL_FRAMES
-    if frame.use.objects[0] and frame.use.case == ACC and not HUMAN & set(frame.use.objects[0])
-)
-# How often each kind of sentence is drawn, in percent.
-SENTENCES: tuple[tuple[Callable[[Draw], Both], int], ...] = (
-    (_statement, 38),
-    (_yes_or_no, 13),
-    (_why, 4),
-    (_when, 3),
-    (_where, 4),
-    (_who, 4),
-    (_what, 6),
-    (_joined_clauses, 20),
-    (_reported, 8),
-)
-DECK = tuple(make for make, percent in SENTENCES for _ in range(percent))
+SENTENCES = (statement, statement, statement, question, question, joined, joined)
 
 
 def draw_sentence(draw: Draw) -> Both:
     """Draw a sentence of some kind."""
-    en, de = draw.pick(DECK)(draw)
+    en, de = draw.pick(SENTENCES)(draw)
     return Both(en[0].upper() + en[1:], de[0].upper() + de[1:])
