@@ -17,7 +17,7 @@ from hashlib import blake2b
 from random import Random
 from typing import NamedTuple
 
-from mtrain.phrasebook.grammar import Draw, draw_sentence
+from mtrain.phrasebook.grammar import draw_sentence
 from mtrain.phrasebook.lexicon import held_out
 
 SPLITS = ("train", "valid", "test")
@@ -37,12 +37,12 @@ class Derivation(NamedTuple):
 
 
 def _draw(random: Callable[[], float], known: bool) -> Derivation | None:
-    """Draw a sentence, or None if it came out too short or too long."""
-    draw = Draw(random, known)
-    en, de = draw_sentence(draw)
-    if all(MIN_WORDS <= side.count(" ") + 1 <= MAX_WORDS for side in (en, de)):
-        return Derivation(en, de, tuple(draw.combinations))
-    return None
+    """Draw a sentence, or None if a clause repeats a noun, or it is too short or too long."""
+    (en, de), draw = draw_sentence(random, known)
+    sizes = en.count(" ") + 1, de.count(" ") + 1
+    if draw.repeats or min(sizes) < MIN_WORDS or max(sizes) > MAX_WORDS:
+        return None
+    return Derivation(en, de, tuple(draw.combinations))
 
 
 def split_of(derivation: Derivation) -> str:

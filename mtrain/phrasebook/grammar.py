@@ -40,18 +40,19 @@ def _pronouns(form: int, case: int) -> tuple[Phrase, ...]:
 
 SUBJECTS = _pronouns(0, NOM)
 OBJECTS = {ACC: _pronouns(1, ACC), DAT: _pronouns(1, DAT)}
-YOU = SUBJECTS[1].person
 ECHOES = (2, 3, -1, 5)  # "he", "she", none, "they" by gender
 OWN = tuple(words.DETERMINERS[name] for name in ("my", "your", "his", "her", "our", "their"))
 BARE, NOT_A, NOT_ANY = (words.DETERMINERS[name] for name in ("bare", "not-a", "not-any"))
 PEOPLE = words.nouns("human")
 HUMAN = frozenset(PEOPLE)
 FEELINGS = DESCRIBING["Mann"][0]  # adjectives of pronouns and names
-NOTHING, NICHT = Both("", ""), Both("", "nicht")
-DEGREES = (NOTHING, NOTHING, Both("very ", "sehr "), Both("too ", "zu "))
+NOTHING, NICHT, VERY = Both("", ""), Both("", "nicht"), Both("very", "sehr")
 
 
-@cache
+def _line(*parts: str) -> str:
+    return " ".join(part for part in parts if part)
+
+
 def build(
     noun: words.Noun,
     case: int,
@@ -66,27 +67,23 @@ def build(
     if adjective:
         english = f"{adjective.english} {english}"
         german = f"{adjective.stem}{determiner.endings[form]} {german}"
-    first = determiner.english
-    first += "n" if first == "a" and english[0] in "aeiou" else ""
+    first = "an" if determiner.english == "a" and english[0] in "aeiou" else determiner.english
     echo = ECHOES[gender] if noun in HUMAN else -1
     german = _line(determiner.german[form], german)
     return Phrase(_line(first, english), german, 2 + many, determiner.definite, noun.key, echo=echo)
 
 
-def _line(*parts: str) -> str:
-    return " ".join(part.strip() for part in parts if part)
-
-
 class Draw:
-    """The random choices of one sentence, and the combinations that they led to."""
+    """The random choices of one sentence, and what they led to."""
 
     def __init__(self, random: Callable[[], float], known: bool) -> None:
         """Choose with ``random``; ``known`` leaves out what is held out."""
         self.random, self.known = random, known
-        self.style = "statement"  # or "question" or "joined"
         self.combinations: list[tuple[str, str]] = []
-        self.taken: list[str] = []  # keys of the clause
-        self.owner = -1  # the pronoun of the clause's subject
+        self.keys: list[str] = []  # of the phrases in the clause
+        self.repeats = False  # whether a clause has a key twice
+        self.owner = -1  # the pronoun that means the subject of the clause
+        self.style = "statement"  # or "question" or "joined"
 
     def pick(self, items: Sequence[T]) -> T:
         """Return one of the items."""
@@ -96,19 +93,18 @@ class Draw:
         """Return True with this probability."""
         return self.random() < probability
 
-    def noun(self, choices: Sequence[words.Noun]) -> words.Noun:
-        """Return a noun that the clause does not have yet."""
-        while (noun := self.pick(choices)).key in self.taken:
-            pass
-        self.taken.append(noun.key)
-        return noun
+    def note(self, phrase: Phrase) -> Phrase:
+        """Note a phrase of the clause."""
+        self.repeats |= phrase.key in self.keys
+        self.keys.append(phrase.key)
+        return phrase
 
     def determiner(self, noun: words.Noun, many: bool, definite: bool) -> words.Determiner:
-        """Return a determiner, often the subject's own possessive."""
+        """Return a determiner, often the possessive that means the subject."""
         determiner = self.pick(noun.determiners[many])
         while definite and not determiner.definite:
             determiner = self.pick(noun.determiners[many])
-        own = determiner in OWN and self.owner >= 0 and self.chance(0.7)
+        own = self.owner >= 0 and determiner in OWN and self.chance(0.7)
         return OWN[self.owner] if own else determiner
 
     def adjective(self, noun: words.Noun) -> words.Adjective | None:
@@ -123,19 +119,18 @@ class Draw:
     def phrase(
         self, noun: words.Noun, case: int, definite: bool, *, many: float = 0.25, no: bool = False
     ) -> Phrase:
-        """Return a pronoun for a person, or a noun phrase; ``no`` makes "a" a "not a"."""
+        """Return a noun phrase, or an object pronoun; ``no`` makes "ein" a "kein"."""
         if case != NOM and noun in HUMAN and self.chance(0.25):
-            return self.pick([p for p in OBJECTS[case] if p.key not in self.taken])
-        plural = bool(noun.english[1]) and self.chance(many)
+            return self.note(self.pick(OBJECTS[case]))
+        plural = self.chance(many) and bool(noun.english[1])
         determiner = self.determiner(noun, plural, definite)
         if no and not determiner.definite:
             determiner = NOT_ANY if plural or not noun.english[1] else NOT_A
-        return build(noun, case, determiner, self.adjective(noun), plural)
+        return self.note(build(noun, case, determiner, self.adjective(noun), plural))
 
     def place(self, places: Sequence[words.Place], definite: bool) -> Both:
         """Return a noun phrase with a preposition: "in dem Haus" is "im Haus"."""
-        while (place := self.pick(places)).noun.key in self.taken:
-            pass
+        place = self.pick(places)
         phrase = self.phrase(place.noun, place.case, definite, many=0)
         article, _, rest = phrase.de.partition(" ")
         short = words.CONTRACTIONS.get(f"{place.german} {article}")
@@ -151,7 +146,7 @@ class Clause:
     tense: words.Tense
     subject: Phrase
     negated: bool
-    english: str = ""  # what follows the English verb
+    english: tuple[str, ...] = ()  # what follows the English verb
     time: Both = NOTHING
     adverb: Both = NOTHING  # "often", or German "nicht"
     pronoun: str = ""  # German objects and places, as they follow each other
@@ -162,11 +157,11 @@ class Clause:
 
     def add(self, phrase: Phrase) -> None:
         """Add an object."""
-        self.english += f" {phrase.en}"
+        self.english += (phrase.en,)
         if phrase.pronoun:
             self.pronoun = phrase.de
         elif phrase.definite:
-            self.fixed += f" {phrase.de}"
+            self.fixed = _line(self.fixed, phrase.de)
         else:
             self.loose = phrase.de
 
@@ -179,35 +174,25 @@ def english(clause: Clause, asked: bool = False) -> str:
         auxiliary, verb = "", tense.plain[person]
     first = (auxiliary, clause.subject.en) if asked else (clause.subject.en, auxiliary)
     middle = ("not" if clause.negated else "", clause.adverb.en, verb.format(*clause.verb.english))
-    return _line(*first, *middle, clause.english, clause.time.en).replace("can not ", "cannot ")
-
-
-def _german_verb(clause: Clause) -> tuple[str, str]:
-    """Return the German finite verb, and the prefix or verb form that ends the clause."""
-    tense, person, verb = clause.tense, clause.subject.person, clause.verb
-    if tense.german[0] == "present":
-        return verb.present[person], verb.prefix
-    # German speaks to somebody about the past in the perfect.
-    if tense.german[0] == "past" and person != YOU:
-        return verb.past[person], verb.prefix
-    if tense.german[0] in ("past", "perfect"):
-        return verb.auxiliary[person], verb.participle
-    return tense.german[person], verb.key if tense.rest else ""
+    return _line(*first, *middle, *clause.english, clause.time.en).replace("can not ", "cannot ")
 
 
 def german(clause: Clause, order: str = "second") -> str:
     """Return the German clause with its finite verb "first", "second" or "last"."""
-    subject, (finite, closing) = clause.subject.de, _german_verb(clause)
-    early, late = clause.time.de, clause.fixed
+    verb, tense, subject = clause.verb, clause.tense.german, clause.subject
+    forms, closing = verb.own.get(tense[0], (tense, verb.key))
+    if not forms[subject.person]:
+        forms, closing = verb.own["perfect"]
+    finite, early, late = forms[subject.person], clause.time.de, clause.fixed
     if clause.adverb is NICHT:
         early, late = late, early
     field = (clause.pronoun, early, late, clause.adverb.de, clause.place, clause.loose, clause.end)
     if order == "first":
-        return _line(finite, subject, *field, closing)
+        return _line(finite, subject.de, *field, closing)
     if order == "second":
-        return _line(subject, finite, *field, closing)
-    verbs = closing + finite if closing == clause.verb.prefix else f"{closing} {finite}"
-    return _line(subject, *field, verbs)
+        return _line(subject.de, finite, *field, closing)
+    verbs = closing + finite if closing == verb.prefix else f"{closing} {finite}"
+    return _line(subject.de, *field, verbs)
 
 
 @cache
@@ -222,43 +207,36 @@ def _uses(mood: str, question: str, human: bool) -> tuple[words.Use, ...]:
     )
 
 
-def draw_use(draw: Draw, mood: str, hidden: str, human: bool) -> words.Use:
-    """Return a use of a verb; the first verb, "be", comes more often than the others."""
-    uses = _uses(mood, hidden, human)
-    return uses[0] if uses[0].verb.kind == "be" and draw.chance(0.1) else draw.pick(uses)
-
-
-def draw_subject(draw: Draw, use: words.Use) -> Phrase:
+def draw_subject(draw: Draw, use: words.Use, settled: bool) -> Phrase:
     """Return a subject of a verb: often a pronoun."""
     if use.subjects[0] in HUMAN and draw.chance(0.4):
         return draw.pick(SUBJECTS[draw.style == "question" :])  # nobody asks what "I" do
-    noun = draw.noun(use.subjects)
+    noun = draw.pick(use.subjects)
     if use.kind == "is":
         return build(noun, NOM, draw.determiner(noun, False, True))
-    settled = draw.style != "statement" or use.verb.kind in ("state", "be")
-    return draw.phrase(noun, NOM, settled)
+    return draw.phrase(noun, NOM, settled or draw.style != "statement")
 
 
 def draw_clause(
     draw: Draw, mood: str, subject: Phrase | None = None, hidden: str = "", negated: float = 0.15
 ) -> Clause:
     """Draw a clause without what is ``hidden``: "what", "where" or "when"."""
-    draw.taken, draw.owner = [], -1
-    use = draw_use(draw, mood, hidden, subject is not None or draw.style == "joined")
-    tense, subject = draw.pick(use.verb.tenses[mood]), subject or draw_subject(draw, use)
-    draw.taken.append(subject.key)
-    draw.owner = subject.echo
-    no = tense.negatable and subject.definite and draw.chance(negated)
+    draw.owner = -1
+    use = draw.pick(_uses(mood, hidden, subject is not None or draw.style == "joined"))
+    tense = draw.pick(use.verb.tenses[mood])
+    subject = subject or draw_subject(draw, use, "settled" in tense.marks)
+    draw.owner, draw.keys = subject.echo, [subject.key]
+    no = "not" in tense.marks and subject.definite and draw.chance(negated)
     clause = Clause(use.verb, tense, subject, no)
     if use.kind == "is":
         add_quality(draw, clause)
     else:
         add_objects(draw, clause, use, hidden == "what")
-        add_place(draw, clause, use, hidden == "where")
+    if hidden != "where":
+        add_place(draw, clause, use)
     if no and not clause.loose:
         clause.adverb = NICHT  # "kein" before an indefinite object negates already
-    if use.verb.kind != "state":
-        add_time(draw, clause, hidden == "when")
+    add_time(draw, clause, hidden == "when")
     return clause
 
 
@@ -269,24 +247,24 @@ def add_quality(draw: Draw, clause: Clause) -> None:
     adjective = draw.pick(fitting or FEELINGS)
     if fitting:
         draw.combinations.append((adjective.key, key))
-    degree = draw.pick(DEGREES) if adjective.graded else NOTHING
-    clause.english, clause.end = degree.en + adjective.english, degree.de + adjective.key
+    very = VERY if draw.chance(0.3) else NOTHING
+    clause.english, clause.end = (very.en, adjective.english), _line(very.de, adjective.key)
 
 
 def add_objects(draw: Draw, clause: Clause, use: words.Use, hidden: bool) -> None:
     """Add the objects that the verb has, but not a hidden one."""
-    clause.english = use.verb.before
+    clause.english = (use.verb.before,)
     if use.kind == "give":
-        clause.add(draw.phrase(draw.noun(PEOPLE), DAT, True))
+        clause.add(draw.phrase(draw.pick(PEOPLE), DAT, True))
     if use.objects[0] and not hidden:
         clause.add(draw_object(draw, clause, use))
-    clause.english += f" {use.verb.after}"
+    clause.english += (use.verb.after,)
 
 
 def draw_object(draw: Draw, clause: Clause, use: words.Use) -> Phrase:
     """Return an object of the verb, and note the combination of the two."""
-    noun, case = draw.noun(use.objects[draw.known]), DAT if use.kind == "dat" else ACC
-    if clause.tense.name == "habit" and use.verb.kind == "single":
+    noun, case = draw.pick(use.objects[draw.known]), DAT if use.kind == "dat" else ACC
+    if "general" in clause.tense.marks:
         phrase = build(noun, case, BARE, draw.adjective(noun), bool(noun.english[1]))
     else:
         phrase = draw.phrase(noun, case, False, no=clause.negated)
@@ -295,10 +273,8 @@ def draw_object(draw: Draw, clause: Clause, use: words.Use) -> Phrase:
     return phrase
 
 
-def add_place(draw: Draw, clause: Clause, use: words.Use, hidden: bool) -> None:
+def add_place(draw: Draw, clause: Clause, use: words.Use) -> None:
     """Add a place that the verb needs, and sometimes one that it may have."""
-    if hidden:
-        return
     if use.needed:
         place = draw.place(use.needed, clause.negated)
         clause.end = place.de
@@ -307,7 +283,7 @@ def add_place(draw: Draw, clause: Clause, use: words.Use, hidden: bool) -> None:
         clause.place = place.de
     else:
         return
-    clause.english += f" {place.en}"
+    clause.english += (place.en,)
 
 
 def add_time(draw: Draw, clause: Clause, hidden: bool) -> None:
@@ -345,7 +321,7 @@ def joined(draw: Draw) -> Both:
     """Join two clauses, often about the same person; a subordinate one may come first."""
     draw.style = "joined"
     en, de, order, first, second = draw.pick(ROWS["conjunctions"])
-    main = draw_clause(draw, first, negated=0 if order == "after" else 0.15)
+    main = draw_clause(draw, first)
     same = main.subject.echo >= 0 and draw.chance(0.7)
     again = SUBJECTS[main.subject.echo] if same else None
     other = draw_clause(draw, second, again, "when", 0 if en == "whether" else 0.15)
@@ -360,7 +336,8 @@ def joined(draw: Draw) -> Both:
 SENTENCES = (statement, statement, statement, question, question, joined, joined)
 
 
-def draw_sentence(draw: Draw) -> Both:
-    """Draw a sentence of some kind."""
+def draw_sentence(random: Callable[[], float], known: bool) -> tuple[Both, Draw]:
+    """Draw a sentence of some kind; return the choices too."""
+    draw = Draw(random, known)
     en, de = draw.pick(SENTENCES)(draw)
-    return Both(en[0].upper() + en[1:], de[0].upper() + de[1:])
+    return Both(en[0].upper() + en[1:], de[0].upper() + de[1:]), draw

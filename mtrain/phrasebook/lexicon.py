@@ -9,19 +9,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 NOM, ACC, DAT = range(3)
-PLURAL = 3  # the fourth gender of articles and endings
+PLURAL = 3  # the fourth gender
 HELD_OUT_PERCENT = 20
 
-Forms = tuple[str, ...]
+Forms = tuple[str, ...]  # by person, or by gender and case
 
 
 @cache
 def held_out(first: str, second: str) -> bool:
     """Whether a combination (verb, object) or (adjective, noun) is kept for the test."""
     return zlib.crc32(f"{first} {second}".encode()) % 100 < HELD_OUT_PERCENT
-
-
-# --- Words: tuples of forms go by person, or by gender and case ------------------------------
 
 
 class Both(NamedTuple):
@@ -31,8 +28,7 @@ class Both(NamedTuple):
     de: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Determiner:
+class Determiner(NamedTuple):
     """A word before a noun, with the endings of an adjective after it."""
 
     english: str
@@ -47,49 +43,40 @@ class Noun:
 
     key: str
     gender: int
-    english: tuple[str, str]
+    english: Forms
     german: tuple[Forms, Forms]
     determiners: tuple[tuple[Determiner, ...], tuple[Determiner, ...]]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Adjective:
-    """An adjective: German base form and stem, and whether it takes "very"."""
+class Adjective(NamedTuple):
+    """An adjective: German base form and stem before an ending."""
 
     key: str
     stem: str
     english: str
-    graded: bool
-    nouns: frozenset[Noun]
 
 
 class Tense(NamedTuple):
     """A tense or modal."""
 
-    name: str
     plain: Forms  # English without an auxiliary
     auxiliary: Forms
     rest: str  # English after the auxiliary
     german: Forms  # forms before the infinitive, or the name of the verb's own tense
     times: tuple[Both, ...]
     adverbs: tuple[Both, ...]
-    negatable: bool
+    marks: Forms
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Verb:
+class Verb(NamedTuple):
     """A verb; English forms are base, he-form, past, participle and gerund."""
 
     key: str
     prefix: str
-    present: Forms
-    past: Forms
-    auxiliary: Forms
-    participle: str
+    own: dict[str, tuple[Forms, str]]  # the finite verb and the end of the clause by German tense
     english: Forms
     before: str  # the English word before an object, and after it
     after: str
-    kind: str
     tenses: dict[str, tuple[Tense, ...]]  # by mood
 
 
@@ -136,19 +123,12 @@ def _forms(text: str) -> Forms:
     return tuple(part.strip(" -") for part in parts)
 
 
-def _persons(text: str) -> Forms:
-    """Return a form for each person; a single one stands for all."""
-    forms = _forms(text)
-    return forms if len(forms) == 4 else (text.strip("-"),) * 4
-
-
 def _both(text: str) -> tuple[Both, ...]:
     parts = (part.partition("=") for part in text.split(","))
     return tuple(Both(en.strip(" -"), de.strip(" -")) for en, _, de in parts)
 
 
-def _determiner(row: list[str]) -> Determiner:
-    _, english, stem, endings, after, definite = row
+def _determiner(english: str, stem: str, endings: str, after: str, definite: str) -> Determiner:
     german = tuple(stem.strip("-") + ending for ending in ENDINGS[endings])
     return Determiner(english.strip("-"), german, ENDINGS[after], definite == "yes")
 
@@ -157,32 +137,18 @@ def _determiners(names: str) -> tuple[Determiner, ...]:
     return tuple(DETERMINERS[name] for name in names.split() if name != "-")
 
 
-def _noun(row: str, choice: str) -> Noun:
+def _noun(text: str, choice: str) -> Noun:
     """Read a noun; the dative plural adds an "n" unless there is an "n" or "s"."""
-    gender, singular, plural, one, many = row.split()
+    gender, singular, plural, *english = _forms(text)
     key, _, oblique = singular.partition("/")
-    dative = plural if plural[-1] in "ns" else plural + "n"
+    dative = plural if plural.endswith(("n", "s")) else plural + "n"
     german = (key, oblique or key, oblique or key), (plural, plural, dative)
-    return Noun(key, "mfn".index(gender), (one, many.strip("-")), german, CHOICES[choice])
-
-
-def _read_nouns() -> dict[str, tuple[Noun, ...]]:
-    """Return nouns by name: of a noun or of a group."""
-    found: dict[str, tuple[Noun, ...]] = {}
-    for (row,) in ROWS["nouns"]:
-        if row.startswith("*"):
-            _, group, choice = row.split()
-            found[group] = ()
-        else:
-            noun = _noun(row, choice)
-            found[noun.key] = (noun,)
-            found[group] += (noun,)
-    return found
+    return Noun(key, "mfn".index(gender), tuple(english), german, CHOICES[choice])
 
 
 @cache
 def nouns(names: str) -> tuple[Noun, ...]:
-    """Return the named nouns; "-" before a name takes away."""
+    """Return the nouns, or groups or sets of nouns, of these names; "-" before one takes away."""
     found: dict[str, Noun] = {}
     for name in () if names == "-" else names.split():
         for noun in NAMED[name.removeprefix("-")]:
@@ -192,34 +158,30 @@ def nouns(names: str) -> tuple[Noun, ...]:
     return tuple(found.values())
 
 
-def _adjective(row: list[str]) -> Adjective:
-    key, stem, english = row[0].split()
-    return Adjective(key, stem, english, row[1] == "yes", frozenset(nouns(row[2])))
-
-
 def _describing(noun: Noun) -> tuple[tuple[Adjective, ...], tuple[Adjective, ...]]:
     """Return the adjectives that fit a noun, and those not held out."""
-    fitting = tuple(adjective for adjective in ADJECTIVES if noun in adjective.nouns)
+    fitting = tuple(adjective for adjective, fits in ADJECTIVES if noun in fits)
     return fitting, tuple(a for a in fitting if not held_out(a.key, noun.key))
 
 
 def _tense(row: list[str]) -> Tense:
-    name, plain, auxiliary, rest, german, times, adverbs, negatable = row
-    forms = _persons(plain), _persons(auxiliary), rest.strip("-"), _persons(german)
-    return Tense(name, *forms, TIMES[times], TIMES[adverbs], negatable == "yes")
+    plain, auxiliary, rest, german, times, adverbs, marks = row
+    english = _forms(plain), _forms(auxiliary), rest.strip("-")
+    return Tense(*english, _forms(german), TIMES[times], TIMES[adverbs], _forms(marks))
 
 
 def _verb(row: list[str]) -> Verb:
-    """Read a verb; a past that is like the base form could be misread, so it is left out."""
-    infinitive, present, past, perfect, words, before, after, kind = row
+    infinitive, present, past, perfect, english, before, after, kind = row
     prefix, _, plain = infinitive.rpartition("-")
-    one, many = past.split()
     auxiliary, participle = perfect.split()
-    german = _persons(present), (one, one, one, many), AUXILIARIES[auxiliary], participle
-    english = _forms(words), before.strip("-"), after.strip("-")
-    known = set(KINDS[kind]) - {"past" if english[0][0] == english[0][2] else ""}
-    tenses = {mood: tuple(TENSES[t] for t in names if t in known) for mood, names in MOODS.items()}
-    return Verb(prefix + plain, prefix, *german, *english, kind, tenses)
+    own = {name: (_forms(forms), prefix) for name, forms in (("present", present), ("past", past))}
+    own["perfect"] = AUXILIARIES[auxiliary], participle
+    tenses = {
+        mood: tuple(TENSES[name] for name in names if name in KINDS[kind])
+        for mood, names in MOODS.items()
+    }
+    particles = before.strip("-"), after.strip("-")
+    return Verb(prefix + plain, prefix, own, _forms(english), *particles, tenses)
 
 
 @cache
@@ -234,7 +196,7 @@ def _places(names: str) -> tuple[Place, ...]:
 
 def _use(row: list[str]) -> Use:
     infinitive, kind, needed, optional, questions, subjects, names = row
-    verb, found = VERBS[infinitive.replace("-", "")], nouns(names)
+    verb, found = VERBS[infinitive], nouns(names)
     objects = found, tuple(noun for noun in found if not held_out(verb.key, noun.key))
     places = _places(needed), _places(optional)
     return Use(verb, kind, *places, _forms(questions), nouns(subjects), objects)
@@ -245,17 +207,21 @@ CASES = {"acc": ACC, "dat": DAT}
 AUXILIARIES = {"hat": _forms("habe hast hat haben"), "ist": _forms("bin bist ist sind")}
 CONTRACTIONS = dict(ROWS["contractions"])
 ENDINGS = {name: _forms(forms) for name, forms in ROWS["endings"]}
-DETERMINERS = {row[0]: _determiner(row) for row in ROWS["determiners"]}
+DETERMINERS = {name: _determiner(*row) for name, *row in ROWS["determiners"]}
 CHOICES = {name: (_determiners(one), _determiners(many)) for name, one, many in ROWS["choices"]}
-NAMED = _read_nouns()
-NOUNS = tuple(found[0] for name, found in NAMED.items() if found[0].key == name)
+GROUPS = {
+    group: tuple(_noun(text, choice) for text in members.split(","))
+    for group, choice, members in ROWS["nouns"]
+}
+NOUNS = tuple(noun for group in GROUPS.values() for noun in group)
+NAMED = {**GROUPS, **{noun.key: (noun,) for noun in NOUNS}}
 for _name, _members in ROWS["sets"]:
     NAMED[_name] = nouns(_members)
-ADJECTIVES = tuple(map(_adjective, ROWS["adjectives"]))
+ADJECTIVES = [(Adjective(*row.split()), frozenset(nouns(fits))) for row, fits in ROWS["adjectives"]]
 DESCRIBING = {noun.key: _describing(noun) for noun in NOUNS}
 TIMES = {name: _both(entries) for name, entries in ROWS["times"]}
-TENSES = {row[0]: _tense(row) for row in ROWS["tenses"]}
+TENSES = {name: _tense(row) for name, *row in ROWS["tenses"]}
 MOODS = {name: _forms(names) for name, names in ROWS["moods"]}
 KINDS = {name: _forms(names) for name, names in ROWS["kinds"]}
-VERBS = {verb.key: verb for verb in map(_verb, ROWS["verbs"])}
+VERBS = {row[0]: _verb(row) for row in ROWS["verbs"]}
 USES = tuple(map(_use, ROWS["uses"]))
