@@ -13,17 +13,18 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
+from functools import cache
 from hashlib import blake2b
 from random import Random
 from typing import NamedTuple
 
-from mtrain.phrasebook.grammar import draw_sentence
-from mtrain.phrasebook.lexicon import held_out
+from mtrain.phrasebook.grammar import Draw, draw_sentence
 
 SPLITS = ("train", "valid", "test")
 # The most pairs that one call may ask of a split.
 LIMITS = {"train": 5_000_000, "valid": 100_000, "test": 100_000}
 
+HELD_OUT_PERCENT = 20
 NOVEL_SHARE = 0.45
 MIN_WORDS, MAX_WORDS = 3, 20
 
@@ -36,13 +37,15 @@ class Derivation(NamedTuple):
     combinations: tuple[tuple[str, str], ...]
 
 
-def _draw(random: Callable[[], float], known: bool) -> Derivation | None:
-    """Draw a sentence, or None if a clause repeats a noun, or it is too short or too long."""
-    (en, de), draw = draw_sentence(random, known)
-    sizes = en.count(" ") + 1, de.count(" ") + 1
-    if draw.repeats or min(sizes) < MIN_WORDS or max(sizes) > MAX_WORDS:
-        return None
-    return Derivation(en, de, tuple(draw.combinations))
+@cache
+def held_out(first: str, second: str) -> bool:
+    """Whether a combination (verb, object) or (adjective, noun) is kept for the test."""
+    return zlib.crc32(f"{first} {second}".encode()) % 100 < HELD_OUT_PERCENT
+
+
+def is_novel(derivation: Derivation) -> bool:
+    """Whether a sentence shows a held-out combination."""
+    return any(held_out(*combination) for combination in derivation.combinations)
 
 
 def split_of(derivation: Derivation) -> str:
@@ -51,20 +54,19 @@ def split_of(derivation: Derivation) -> str:
     Held-out combinations belong to the test; all else is dealt by a hash of the German
     sentence. As an English sentence has one German translation, this parts both sides.
     """
-    if any(held_out(*combination) for combination in derivation.combinations):
-        return "test"
     share = zlib.crc32(derivation.german.encode()) % 100
-    return "train" if share < 90 else "valid" if share < 95 else "test"
+    return "test" if share >= 95 or is_novel(derivation) else "train" if share < 90 else "valid"
 
 
 def _fitting(split: str, random: Callable[[], float]) -> Derivation:
     """Draw until a sentence belongs to the split, novel in the share the test should have."""
     novel = split == "test" and random() < NOVEL_SHARE
     while True:
-        found = _draw(random, known=not novel)
-        if found is None or split_of(found) != split:
-            continue
-        if not novel or any(held_out(*combination) for combination in found.combinations):
+        draw = Draw(random)
+        found = Derivation(*draw_sentence(draw), tuple(draw.combinations))
+        sizes = [side.count(" ") + 1 for side in found[:2]]
+        fits = min(sizes) >= MIN_WORDS and max(sizes) <= MAX_WORDS and not draw.repeats
+        if fits and split_of(found) == split and is_novel(found) == novel:
             return found
 
 

@@ -13,7 +13,7 @@ from functools import cache
 from typing import NamedTuple, TypeVar
 
 from mtrain.phrasebook import lexicon as words
-from mtrain.phrasebook.lexicon import ACC, DAT, DESCRIBING, NOM, ROWS, Both
+from mtrain.phrasebook.lexicon import DESCRIBING, Adjective, Both, Determiner, Noun, Use
 
 T = TypeVar("T")
 
@@ -30,22 +30,24 @@ class Phrase(NamedTuple):
     echo: int = -1  # the pronoun that means the same
 
 
-def _pronouns(form: int, case: int) -> tuple[Phrase, ...]:
+def _pronouns(form: int, case: str) -> tuple[Phrase, ...]:
     """Return the pronouns of a case; ``form`` is 0 for English subjects, 1 for objects."""
+    index = words.CASES.index(case)
     return tuple(
-        Phrase(en.split()[form], de.split()[case], int(person), True, speaker, True, index)
-        for index, (en, de, person, speaker) in enumerate(ROWS["pronouns"])
+        Phrase(en[form], de[index], int(person), True, key, True, echo)
+        for echo, (en, de, person, key) in enumerate(words.rows("pronouns"))
     )
 
 
-SUBJECTS = _pronouns(0, NOM)
-OBJECTS = {ACC: _pronouns(1, ACC), DAT: _pronouns(1, DAT)}
+SUBJECTS = _pronouns(0, "nom")
+OBJECTS = {case: _pronouns(1, case) for case in ("acc", "dat")}
 ECHOES = (2, 3, -1, 5)  # "he", "she", none, "they" by gender
-OWN = tuple(words.DETERMINERS[name] for name in ("my", "your", "his", "her", "our", "their"))
-BARE, NOT_A, NOT_ANY = (words.DETERMINERS[name] for name in ("bare", "not-a", "not-any"))
+OWN = [words.TABLES["determiners"][name] for name in ("my", "your", "his", "her", "our", "their")]
+BARE, NOT_A, NOT_ANY = (words.TABLES["determiners"][name] for name in ("bare", "not-a", "not-any"))
 PEOPLE = words.nouns("human")
 HUMAN = frozenset(PEOPLE)
-FEELINGS = DESCRIBING["Mann"][0]  # adjectives of pronouns and names
+FEELINGS = DESCRIBING["Mann"]  # adjectives of pronouns and names
+CONJUNCTIONS, QUESTIONS = words.rows("conjunctions"), words.rows("questions")
 NOTHING, NICHT, VERY = Both("", ""), Both("", "nicht"), Both("very", "sehr")
 
 
@@ -53,32 +55,26 @@ def _line(*parts: str) -> str:
     return " ".join(part for part in parts if part)
 
 
-def build(
-    noun: words.Noun,
-    case: int,
-    determiner: words.Determiner,
-    adjective: words.Adjective | None = None,
-    many: bool = False,
-) -> Phrase:
+@cache
+def build(noun: Noun, case: str, word: Determiner, quality: Adjective | None, many: bool) -> Phrase:
     """Build a noun phrase."""
-    gender = words.PLURAL if many else noun.gender
-    form = 3 * gender + case
-    english, german = noun.english[many], noun.german[many][case]
-    if adjective:
-        english = f"{adjective.english} {english}"
-        german = f"{adjective.stem}{determiner.endings[form]} {german}"
-    first = "an" if determiner.english == "a" and english[0] in "aeiou" else determiner.english
+    gender, index = words.PLURAL if many else noun.gender, words.CASES.index(case)
+    english, german = noun.english[many], noun.german[many][index]
+    if quality:
+        english = f"{quality.english} {english}"
+        german = f"{quality.stem}{word.after[3 * gender + index]} {german}"
+    article = word.stem + word.endings[3 * gender + index]
+    first = "an" if word.english == "a" and english[0] in "aeiou" else word.english
     echo = ECHOES[gender] if noun in HUMAN else -1
-    german = _line(determiner.german[form], german)
-    return Phrase(_line(first, english), german, 2 + many, determiner.definite, noun.key, echo=echo)
+    english, german = _line(first, english), _line(article, german)
+    return Phrase(english, german, 2 + many, word.definite, noun.key, echo=echo)
 
 
 class Draw:
     """The random choices of one sentence, and what they led to."""
 
-    def __init__(self, random: Callable[[], float], known: bool) -> None:
-        """Choose with ``random``; ``known`` leaves out what is held out."""
-        self.random, self.known = random, known
+    def __init__(self, random: Callable[[], float]) -> None:
+        self.random = random
         self.combinations: list[tuple[str, str]] = []
         self.keys: list[str] = []  # of the phrases in the clause
         self.repeats = False  # whether a clause has a key twice
@@ -99,41 +95,43 @@ class Draw:
         self.keys.append(phrase.key)
         return phrase
 
-    def determiner(self, noun: words.Noun, many: bool, definite: bool) -> words.Determiner:
+    def determiner(self, noun: Noun, many: bool, definite: bool) -> Determiner:
         """Return a determiner, often the possessive that means the subject."""
-        determiner = self.pick(noun.determiners[many])
-        while definite and not determiner.definite:
-            determiner = self.pick(noun.determiners[many])
-        own = self.owner >= 0 and determiner in OWN and self.chance(0.7)
-        return OWN[self.owner] if own else determiner
+        found = self.pick(noun.determiners[many])
+        while definite and not found.definite:
+            found = self.pick(noun.determiners[many])
+        own = self.owner >= 0 and found in OWN and self.chance(0.7)
+        return OWN[self.owner] if own else found
 
-    def adjective(self, noun: words.Noun) -> words.Adjective | None:
-        """Return an adjective that fits a noun, or None."""
-        fitting = DESCRIBING[noun.key][self.known]
-        if not fitting or not self.chance(0.3 if self.style == "statement" else 0.15):
-            return None
-        adjective = self.pick(fitting)
-        self.combinations.append((adjective.key, noun.key))
-        return adjective
+    def adjective(self, key: str) -> Adjective:
+        """Return an adjective that fits a noun, or a pronoun or a name."""
+        found = self.pick(DESCRIBING.get(key) or FEELINGS)
+        self.combinations.append((found.key, key))
+        return found
 
     def phrase(
-        self, noun: words.Noun, case: int, definite: bool, *, many: float = 0.25, no: bool = False
+        self, noun: Noun, case: str, definite: bool, *, many: float = 0.25, no: bool = False
     ) -> Phrase:
         """Return a noun phrase, or an object pronoun; ``no`` makes "ein" a "kein"."""
-        if case != NOM and noun in HUMAN and self.chance(0.25):
+        if case != "nom" and noun in HUMAN and self.chance(0.25):
             return self.note(self.pick(OBJECTS[case]))
         plural = self.chance(many) and bool(noun.english[1])
-        determiner = self.determiner(noun, plural, definite)
-        if no and not determiner.definite:
-            determiner = NOT_ANY if plural or not noun.english[1] else NOT_A
-        return self.note(build(noun, case, determiner, self.adjective(noun), plural))
+        word = self.determiner(noun, plural, definite)
+        if no and not word.definite:
+            word = NOT_ANY if plural or not noun.english[1] else NOT_A
+        return self.note(build(noun, case, word, self.quality(noun), plural))
+
+    def quality(self, noun: Noun) -> Adjective | None:
+        """Return an adjective before a noun, or None."""
+        often = self.chance(0.3 if self.style == "statement" else 0.15)
+        return self.adjective(noun.key) if often and DESCRIBING[noun.key] else None
 
     def place(self, places: Sequence[words.Place], definite: bool) -> Both:
         """Return a noun phrase with a preposition: "in dem Haus" is "im Haus"."""
         place = self.pick(places)
-        phrase = self.phrase(place.noun, place.case, definite, many=0)
+        phrase = self.phrase(self.pick(place.nouns), place.case, definite, many=0)
         article, _, rest = phrase.de.partition(" ")
-        short = words.CONTRACTIONS.get(f"{place.german} {article}")
+        short = words.TABLES["contractions"].get(f"{place.german} {article}")
         german = f"{short} {rest}" if short else f"{place.german} {phrase.de}"
         return Both(f"{place.english} {phrase.en}", german)
 
@@ -177,13 +175,22 @@ def english(clause: Clause, asked: bool = False) -> str:
     return _line(*first, *middle, *clause.english, clause.time.en).replace("can not ", "cannot ")
 
 
+def _german_verb(verb: words.Verb, forms: words.Forms, person: int) -> tuple[str, str]:
+    """Return the finite verb, and the prefix or verb form that ends the clause."""
+    if forms[0] == "present":
+        return verb.present[person], verb.prefix
+    if forms[0] == "past" and verb.past[person]:
+        return verb.past[person], verb.prefix
+    if forms[0] in ("past", "perfect"):
+        return verb.auxiliary[person], verb.participle
+    return forms[person], verb.key
+
+
 def german(clause: Clause, order: str = "second") -> str:
     """Return the German clause with its finite verb "first", "second" or "last"."""
-    verb, tense, subject = clause.verb, clause.tense.german, clause.subject
-    forms, closing = verb.own.get(tense[0], (tense, verb.key))
-    if not forms[subject.person]:
-        forms, closing = verb.own["perfect"]
-    finite, early, late = forms[subject.person], clause.time.de, clause.fixed
+    verb, subject = clause.verb, clause.subject
+    finite, closing = _german_verb(verb, clause.tense.german, subject.person)
+    early, late = clause.time.de, clause.fixed
     if clause.adverb is NICHT:
         early, late = late, early
     field = (clause.pronoun, early, late, clause.adverb.de, clause.place, clause.loose, clause.end)
@@ -196,25 +203,27 @@ def german(clause: Clause, order: str = "second") -> str:
 
 
 @cache
-def _uses(mood: str, question: str, human: bool) -> tuple[words.Use, ...]:
-    """Return the uses of verbs in a mood, for a question, with people as subjects."""
-    return tuple(
-        use
-        for use in words.USES
-        if use.verb.tenses[mood]
-        and (question not in ("where", "what") or question in use.questions)
-        and (not human or use.subjects[0] in HUMAN)
-    )
+def _frames(mood: str, question: str, human: bool) -> list[tuple[Use, list[words.Tense]]]:
+    """Return uses of verbs for a question or with people as subjects, with tenses of a mood."""
+    found = []
+    for use in words.USES:
+        tenses = [
+            words.TENSES[name] for name in words.TABLES["moods"][mood] if name in use.verb.tenses
+        ]
+        asked = question not in ("where", "what") or question in use.questions
+        if tenses and asked and (use.subjects[0] in HUMAN or not human):
+            found.append((use, tenses))
+    return found
 
 
-def draw_subject(draw: Draw, use: words.Use, settled: bool) -> Phrase:
+def draw_subject(draw: Draw, use: Use, settled: bool) -> Phrase:
     """Return a subject of a verb: often a pronoun."""
     if use.subjects[0] in HUMAN and draw.chance(0.4):
         return draw.pick(SUBJECTS[draw.style == "question" :])  # nobody asks what "I" do
     noun = draw.pick(use.subjects)
     if use.kind == "is":
-        return build(noun, NOM, draw.determiner(noun, False, True))
-    return draw.phrase(noun, NOM, settled or draw.style != "statement")
+        return build(noun, "nom", draw.determiner(noun, False, True), None, False)
+    return draw.phrase(noun, "nom", settled or draw.style != "statement")
 
 
 def draw_clause(
@@ -222,8 +231,9 @@ def draw_clause(
 ) -> Clause:
     """Draw a clause without what is ``hidden``: "what", "where" or "when"."""
     draw.owner = -1
-    use = draw.pick(_uses(mood, hidden, subject is not None or draw.style == "joined"))
-    tense = draw.pick(use.verb.tenses[mood])
+    human = subject is not None or draw.style == "joined"
+    use, tenses = draw.pick(_frames(mood, hidden, human))
+    tense = draw.pick(tenses)
     subject = subject or draw_subject(draw, use, "settled" in tense.marks)
     draw.owner, draw.keys = subject.echo, [subject.key]
     no = "not" in tense.marks and subject.definite and draw.chance(negated)
@@ -242,30 +252,25 @@ def draw_clause(
 
 def add_quality(draw: Draw, clause: Clause) -> None:
     """Add an adjective that describes the subject."""
-    key = clause.subject.key
-    fitting = DESCRIBING[key][draw.known] if key in DESCRIBING else ()
-    adjective = draw.pick(fitting or FEELINGS)
-    if fitting:
-        draw.combinations.append((adjective.key, key))
-    very = VERY if draw.chance(0.3) else NOTHING
+    adjective, very = draw.adjective(clause.subject.key), VERY if draw.chance(0.3) else NOTHING
     clause.english, clause.end = (very.en, adjective.english), _line(very.de, adjective.key)
 
 
-def add_objects(draw: Draw, clause: Clause, use: words.Use, hidden: bool) -> None:
+def add_objects(draw: Draw, clause: Clause, use: Use, hidden: bool) -> None:
     """Add the objects that the verb has, but not a hidden one."""
     clause.english = (use.verb.before,)
     if use.kind == "give":
-        clause.add(draw.phrase(draw.pick(PEOPLE), DAT, True))
-    if use.objects[0] and not hidden:
+        clause.add(draw.phrase(draw.pick(PEOPLE), "dat", True))
+    if use.objects and not hidden:
         clause.add(draw_object(draw, clause, use))
     clause.english += (use.verb.after,)
 
 
-def draw_object(draw: Draw, clause: Clause, use: words.Use) -> Phrase:
+def draw_object(draw: Draw, clause: Clause, use: Use) -> Phrase:
     """Return an object of the verb, and note the combination of the two."""
-    noun, case = draw.pick(use.objects[draw.known]), DAT if use.kind == "dat" else ACC
+    noun, case = draw.pick(use.objects), "dat" if use.kind == "dat" else "acc"
     if "general" in clause.tense.marks:
-        phrase = build(noun, case, BARE, draw.adjective(noun), bool(noun.english[1]))
+        phrase = build(noun, case, BARE, draw.quality(noun), bool(noun.english[1]))
     else:
         phrase = draw.phrase(noun, case, False, no=clause.negated)
     if not phrase.pronoun:
@@ -273,7 +278,7 @@ def draw_object(draw: Draw, clause: Clause, use: words.Use) -> Phrase:
     return phrase
 
 
-def add_place(draw: Draw, clause: Clause, use: words.Use) -> None:
+def add_place(draw: Draw, clause: Clause, use: Use) -> None:
     """Add a place that the verb needs, and sometimes one that it may have."""
     if use.needed:
         place = draw.place(use.needed, clause.negated)
@@ -308,19 +313,19 @@ def statement(draw: Draw) -> Both:
 def question(draw: Draw) -> Both:
     """Make a question, with or without a question word."""
     draw.style = "question"
-    en, de, mood = draw.pick(ROWS["questions"])
+    en, de, mood = draw.pick(QUESTIONS)
     who = Phrase("who", "wer", definite=False) if en == "who" else None
     clause = draw_clause(draw, mood, who, en, 0.15 if en == "why" else 0)
     if who:
         return Both(f"{english(clause)}?", f"{german(clause)}?")
     ask, frage = english(clause, True), german(clause, "first")
-    return Both(_line(en.strip("-"), f"{ask}?"), _line(de.strip("-"), f"{frage}?"))
+    return Both(_line(en, f"{ask}?"), _line(de, f"{frage}?"))
 
 
 def joined(draw: Draw) -> Both:
     """Join two clauses, often about the same person; a subordinate one may come first."""
     draw.style = "joined"
-    en, de, order, first, second = draw.pick(ROWS["conjunctions"])
+    en, de, order, first, second = draw.pick(CONJUNCTIONS)
     main = draw_clause(draw, first)
     same = main.subject.echo >= 0 and draw.chance(0.7)
     again = SUBJECTS[main.subject.echo] if same else None
@@ -336,8 +341,7 @@ def joined(draw: Draw) -> Both:
 SENTENCES = (statement, statement, statement, question, question, joined, joined)
 
 
-def draw_sentence(random: Callable[[], float], known: bool) -> tuple[Both, Draw]:
-    """Draw a sentence of some kind; return the choices too."""
-    draw = Draw(random, known)
+def draw_sentence(draw: Draw) -> Both:
+    """Draw a sentence of some kind."""
     en, de = draw.pick(SENTENCES)(draw)
-    return Both(en[0].upper() + en[1:], de[0].upper() + de[1:]), draw
+    return Both(en[0].upper() + en[1:], de[0].upper() + de[1:])

@@ -1,24 +1,16 @@
-"""The words of the phrasebook, read from words.txt, which explains its own columns."""
+"""The words of the phrasebook, read from words.txt, which explains its columns."""
 
 from __future__ import annotations
 
-import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-NOM, ACC, DAT = range(3)
+CASES = ("nom", "acc", "dat")
 PLURAL = 3  # the fourth gender
-HELD_OUT_PERCENT = 20
 
-Forms = tuple[str, ...]  # by person, or by gender and case
-
-
-@cache
-def held_out(first: str, second: str) -> bool:
-    """Whether a combination (verb, object) or (adjective, noun) is kept for the test."""
-    return zlib.crc32(f"{first} {second}".encode()) % 100 < HELD_OUT_PERCENT
+Forms = tuple[str, ...]  # by person, by gender and case, or just words
 
 
 class Both(NamedTuple):
@@ -29,42 +21,46 @@ class Both(NamedTuple):
 
 
 class Determiner(NamedTuple):
-    """A word before a noun, with the endings of an adjective after it."""
+    """A word before a noun: its own endings, and those of an adjective after it."""
 
+    name: str
     english: str
-    german: Forms
+    stem: str
     endings: Forms
+    after: Forms
     definite: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Noun:
-    """A noun; its pairs hold the singular and the plural."""
+    """A noun; its pairs hold the singular and the plural, and that by case."""
 
     key: str
     gender: int
     english: Forms
     german: tuple[Forms, Forms]
-    determiners: tuple[tuple[Determiner, ...], tuple[Determiner, ...]]
+    determiners: tuple[Determiners, Determiners]
 
 
 class Adjective(NamedTuple):
-    """An adjective: German base form and stem before an ending."""
+    """An adjective: the German base form, and the stem before an ending."""
 
     key: str
     stem: str
     english: str
+    nouns: Nouns
 
 
 class Tense(NamedTuple):
     """A tense or modal."""
 
+    name: str
     plain: Forms  # English without an auxiliary
     auxiliary: Forms
     rest: str  # English after the auxiliary
     german: Forms  # forms before the infinitive, or the name of the verb's own tense
-    times: tuple[Both, ...]
-    adverbs: tuple[Both, ...]
+    times: Times
+    adverbs: Times
     marks: Forms
 
 
@@ -73,20 +69,24 @@ class Verb(NamedTuple):
 
     key: str
     prefix: str
-    own: dict[str, tuple[Forms, str]]  # the finite verb and the end of the clause by German tense
+    present: Forms
+    past: Forms
+    auxiliary: Forms
+    participle: str
     english: Forms
     before: str  # the English word before an object, and after it
     after: str
-    tenses: dict[str, tuple[Tense, ...]]  # by mood
+    tenses: Forms
 
 
 class Place(NamedTuple):
-    """A preposition with a noun that it goes with."""
+    """A preposition, the case after it and the nouns that it goes with."""
 
+    name: str
     german: str
-    case: int
+    case: str
     english: str
-    noun: Noun
+    nouns: Nouns
 
 
 class Use(NamedTuple):
@@ -94,63 +94,44 @@ class Use(NamedTuple):
 
     verb: Verb
     kind: str
-    needed: tuple[Place, ...]
-    optional: tuple[Place, ...]
+    needed: Places
+    optional: Places
     questions: Forms
-    subjects: tuple[Noun, ...]
-    objects: tuple[tuple[Noun, ...], tuple[Noun, ...]]  # all, and those not held out
+    subjects: Nouns
+    objects: Nouns
 
 
-# --- Reading ---------------------------------------------------------------------------------
+Determiners = tuple[Determiner, ...]
+Nouns = tuple[Noun, ...]
+Places = tuple[Place, ...]
+Times = tuple[Both, ...]
 
 
-def _read_sections() -> dict[str, list[list[str]]]:
-    """Return the rows of each section, split into columns."""
+def _read_file() -> tuple[dict[str, list[str]], dict[str, list[list[str]]]]:
+    """Return what the columns of each section hold, and its rows."""
     text = Path(__file__).with_name("words.txt").read_text(encoding="utf-8")
     lines = (line for line in text.splitlines() if line and not line.startswith("#"))
-    found: dict[str, list[list[str]]] = {}
+    heads: dict[str, list[str]] = {}
+    rows: dict[str, list[list[str]]] = {}
     for line in "\n".join(lines).replace("\n ", " ").splitlines():
         if line.startswith("["):
-            rows = found.setdefault(line.strip("[]"), [])
+            name, _, columns = line.strip("[]").partition(": ")
+            heads[name], rows[name] = columns.split(), []
         else:
-            rows.append([column.strip() for column in line.split("|")])
-    return found
+            rows[name].append([column.strip() for column in line.split("|")])
+    return heads, rows
 
 
-def _forms(text: str) -> Forms:
+def _words(text: str) -> Forms:
     """Return the words of a text, or its parts between commas; "-" is the empty word."""
     parts = text.split(",") if "," in text else text.split()
     return tuple(part.strip(" -") for part in parts)
 
 
-def _both(text: str) -> tuple[Both, ...]:
-    parts = (part.partition("=") for part in text.split(","))
-    return tuple(Both(en.strip(" -"), de.strip(" -")) for en, _, de in parts)
-
-
-def _determiner(english: str, stem: str, endings: str, after: str, definite: str) -> Determiner:
-    german = tuple(stem.strip("-") + ending for ending in ENDINGS[endings])
-    return Determiner(english.strip("-"), german, ENDINGS[after], definite == "yes")
-
-
-def _determiners(names: str) -> tuple[Determiner, ...]:
-    return tuple(DETERMINERS[name] for name in names.split() if name != "-")
-
-
-def _noun(text: str, choice: str) -> Noun:
-    """Read a noun; the dative plural adds an "n" unless there is an "n" or "s"."""
-    gender, singular, plural, *english = _forms(text)
-    key, _, oblique = singular.partition("/")
-    dative = plural if plural.endswith(("n", "s")) else plural + "n"
-    german = (key, oblique or key, oblique or key), (plural, plural, dative)
-    return Noun(key, "mfn".index(gender), tuple(english), german, CHOICES[choice])
-
-
-@cache
-def nouns(names: str) -> tuple[Noun, ...]:
+def nouns(names: str) -> Nouns:
     """Return the nouns, or groups or sets of nouns, of these names; "-" before one takes away."""
     found: dict[str, Noun] = {}
-    for name in () if names == "-" else names.split():
+    for name in names.split():
         for noun in NAMED[name.removeprefix("-")]:
             found[noun.key] = noun
             if name.startswith("-"):
@@ -158,70 +139,52 @@ def nouns(names: str) -> tuple[Noun, ...]:
     return tuple(found.values())
 
 
-def _describing(noun: Noun) -> tuple[tuple[Adjective, ...], tuple[Adjective, ...]]:
-    """Return the adjectives that fit a noun, and those not held out."""
-    fitting = tuple(adjective for adjective, fits in ADJECTIVES if noun in fits)
-    return fitting, tuple(a for a in fitting if not held_out(a.key, noun.key))
+def _places(names: str) -> Places:
+    return tuple(place for place in PLACES if place.name in names.split())
 
 
-def _tense(row: list[str]) -> Tense:
-    plain, auxiliary, rest, german, times, adverbs, marks = row
-    english = _forms(plain), _forms(auxiliary), rest.strip("-")
-    return Tense(*english, _forms(german), TIMES[times], TIMES[adverbs], _forms(marks))
+def _noun(text: str, choices: tuple[Determiners, Determiners]) -> Noun:
+    """Read a noun; the dative plural adds an "n" unless there is an "n" or "s"."""
+    gender, singular, plural, *english = _words(text)
+    key, _, oblique = singular.partition("/")
+    dative = plural if plural.endswith(("n", "s")) else plural + "n"
+    german = (key, oblique or key, oblique or key), (plural, plural, dative)
+    return Noun(key, "mfn".index(gender), tuple(english), german, choices)
 
 
-def _verb(row: list[str]) -> Verb:
-    infinitive, present, past, perfect, english, before, after, kind = row
-    prefix, _, plain = infinitive.rpartition("-")
-    auxiliary, participle = perfect.split()
-    own = {name: (_forms(forms), prefix) for name, forms in (("present", present), ("past", past))}
-    own["perfect"] = AUXILIARIES[auxiliary], participle
-    tenses = {
-        mood: tuple(TENSES[name] for name in names if name in KINDS[kind])
-        for mood, names in MOODS.items()
-    }
-    particles = before.strip("-"), after.strip("-")
-    return Verb(prefix + plain, prefix, own, _forms(english), *particles, tenses)
+def rows(section: str) -> list[list[Any]]:
+    """Return the rows of a section, each column read: a name stands for a row of another one."""
+    kinds = HEADS[section]
+    readers = [READERS.get(kind) or TABLES[kind].__getitem__ for kind in kinds]
+    return [[read(text) for read, text in zip(readers, row, strict=True)] for row in ROWS[section]]
 
 
-@cache
-def _places(names: str) -> tuple[Place, ...]:
-    found = []
-    for name, words, spots in ROWS["places"]:
-        if name in names.split():
-            german, case, english = words.split(maxsplit=2)
-            found += [Place(german, CASES[case], english, noun) for noun in nouns(spots)]
-    return tuple(found)
-
-
-def _use(row: list[str]) -> Use:
-    infinitive, kind, needed, optional, questions, subjects, names = row
-    verb, found = VERBS[infinitive], nouns(names)
-    objects = found, tuple(noun for noun in found if not held_out(verb.key, noun.key))
-    places = _places(needed), _places(optional)
-    return Use(verb, kind, *places, _forms(questions), nouns(subjects), objects)
-
-
-ROWS = _read_sections()
-CASES = {"acc": ACC, "dat": DAT}
-AUXILIARIES = {"hat": _forms("habe hast hat haben"), "ist": _forms("bin bist ist sind")}
-CONTRACTIONS = dict(ROWS["contractions"])
-ENDINGS = {name: _forms(forms) for name, forms in ROWS["endings"]}
-DETERMINERS = {name: _determiner(*row) for name, *row in ROWS["determiners"]}
-CHOICES = {name: (_determiners(one), _determiners(many)) for name, one, many in ROWS["choices"]}
+HEADS, ROWS = _read_file()
+READERS: dict[str, Callable[[str], Any]] = {
+    "word": lambda text: text.strip("-"),
+    "words": _words,
+    "yes": lambda text: text == "yes",
+    "pairs": lambda text: [Both(*_words(f"{p.replace('=', ',')}")) for p in text.split(",")],
+    "nouns": nouns,
+    "places": _places,
+    "determiners": lambda names: [TABLES["determiners"][n] for n in names.split() if n != "-"],
+}
+TABLES: dict[str, dict[str, Any]] = {}
+for _name in ("endings", "auxiliaries", "contractions", "times", "moods", "kinds"):
+    TABLES[_name] = dict(rows(_name))
+TABLES["determiners"] = {row[0]: Determiner(*row) for row in rows("determiners")}
+CHOICES = {name: tuple(both) for name, *both in rows("choices")}
 GROUPS = {
-    group: tuple(_noun(text, choice) for text in members.split(","))
+    group: tuple(_noun(text, CHOICES[choice]) for text in members.split(","))
     for group, choice, members in ROWS["nouns"]
 }
-NOUNS = tuple(noun for group in GROUPS.values() for noun in group)
-NAMED = {**GROUPS, **{noun.key: (noun,) for noun in NOUNS}}
+NOUNS = [noun for group in GROUPS.values() for noun in group]
+NAMED = {"": (), **GROUPS, **{noun.key: (noun,) for noun in NOUNS}}
 for _name, _members in ROWS["sets"]:
     NAMED[_name] = nouns(_members)
-ADJECTIVES = [(Adjective(*row.split()), frozenset(nouns(fits))) for row, fits in ROWS["adjectives"]]
-DESCRIBING = {noun.key: _describing(noun) for noun in NOUNS}
-TIMES = {name: _both(entries) for name, entries in ROWS["times"]}
-TENSES = {name: _tense(row) for name, *row in ROWS["tenses"]}
-MOODS = {name: _forms(names) for name, names in ROWS["moods"]}
-KINDS = {name: _forms(names) for name, names in ROWS["kinds"]}
-VERBS = {row[0]: _verb(row) for row in ROWS["verbs"]}
-USES = tuple(map(_use, ROWS["uses"]))
+ADJECTIVES = [Adjective(*row) for row in rows("adjectives")]
+DESCRIBING = {noun.key: [found for found in ADJECTIVES if noun in found.nouns] for noun in NOUNS}
+TENSES = {row[0]: Tense(*row) for row in rows("tenses")}
+TABLES["verbs"] = {row[0]: Verb(*row) for row in rows("verbs")}
+PLACES = [Place(*row) for row in rows("places")]
+USES = [Use(*row) for row in rows("uses")]
