@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 from mtrain.phrasebook.grammar import Draw, draw_sentence
 
-SPLITS = ("train", "valid", "test")
 # The most pairs that one call may ask of a split.
 LIMITS = {"train": 5_000_000, "valid": 100_000, "test": 100_000}
+SPLITS = tuple(LIMITS)
 
 HELD_OUT_PERCENT = 20
 NOVEL_SHARE = 0.45
@@ -43,43 +43,41 @@ def held_out(first: str, second: str) -> bool:
     return zlib.crc32(f"{first} {second}".encode()) % 100 < HELD_OUT_PERCENT
 
 
-def is_novel(derivation: Derivation) -> bool:
+def is_novel(pair: Derivation) -> bool:
     """Whether a sentence shows a held-out combination."""
-    return any(held_out(*combination) for combination in derivation.combinations)
+    return any(held_out(*combination) for combination in pair.combinations)
 
 
-def split_of(derivation: Derivation) -> str:
-    """Return the only split that may show a sentence.
+def split_of(pair: Derivation) -> str:
+    """Return the only split that may show a sentence, by a hash of its German side.
 
-    Held-out combinations belong to the test; all else is dealt by a hash of the German
-    sentence. As an English sentence has one German translation, this parts both sides.
+    As an English sentence has one German translation, this parts both sides.
     """
-    share = zlib.crc32(derivation.german.encode()) % 100
-    return "test" if share >= 95 or is_novel(derivation) else "train" if share < 90 else "valid"
+    share = zlib.crc32(pair.german.encode()) % 100
+    return "test" if share >= 95 or is_novel(pair) else "train" if share < 90 else "valid"
 
 
-def _fitting(split: str, random: Callable[[], float]) -> Derivation:
-    """Draw until a sentence belongs to the split, novel in the share the test should have."""
+def _draw(random: Callable[[], float], split: str) -> Derivation:
+    """Draw until a sentence belongs to the split, novel as often as the test should have it."""
     novel = split == "test" and random() < NOVEL_SHARE
     while True:
         draw = Draw(random)
-        found = Derivation(*draw_sentence(draw), tuple(draw.combinations))
-        sizes = [side.count(" ") + 1 for side in found[:2]]
-        fits = min(sizes) >= MIN_WORDS and max(sizes) <= MAX_WORDS and not draw.repeats
-        if fits and split_of(found) == split and is_novel(found) == novel:
-            return found
+        en, de = draw_sentence(draw)
+        pair, sizes = Derivation(en, de, tuple(draw.combinations)), (en.count(" "), de.count(" "))
+        fits = min(sizes) >= MIN_WORDS - 1 and max(sizes) < MAX_WORDS and not draw.repeats
+        if fits and is_novel(pair) == novel and split_of(pair) == split:
+            return pair
 
 
 def _stream(split: str, count: int, seed: int) -> Iterator[Derivation]:
     random = Random(f"{split} {seed}").random
     shown: set[bytes] = set()
     while len(shown) < count:
-        found = _fitting(split, random)
-        pair = f"{found.english}\t{found.german}".encode()
-        mark = blake2b(pair, digest_size=8).digest()
+        pair = _draw(random, split)
+        mark = blake2b(f"{pair.english}\t{pair.german}".encode(), digest_size=8).digest()
         if mark not in shown:
             shown.add(mark)
-            yield found
+            yield pair
 
 
 def derivations(split: str, count: int, seed: int = 1) -> Iterator[Derivation]:
@@ -97,4 +95,4 @@ def pairs(split: str, count: int, seed: int = 1) -> Iterator[tuple[str, str]]:
     The pairs depend on the split and the seed alone, and fewer pairs are the beginning of
     more. No sentence of one split is in another, whatever their seeds.
     """
-    return ((found.english, found.german) for found in derivations(split, count, seed))
+    return ((pair.english, pair.german) for pair in derivations(split, count, seed))

@@ -48,17 +48,18 @@ PEOPLE = words.nouns("human")
 HUMAN = frozenset(PEOPLE)
 FEELINGS = DESCRIBING["Mann"]  # adjectives of pronouns and names
 CONJUNCTIONS, QUESTIONS = words.rows("conjunctions"), words.rows("questions")
-NOTHING, NICHT, VERY = Both("", ""), Both("", "nicht"), Both("very", "sehr")
+WHO = Phrase("who", "wer", definite=False)
+NOTHING, NICHT = Both("", ""), Both("", "nicht")
 
 
 def _line(*parts: str) -> str:
-    return " ".join(part for part in parts if part)
+    return " ".join(filter(None, parts))
 
 
 @cache
 def build(noun: Noun, case: str, word: Determiner, quality: Adjective | None, many: bool) -> Phrase:
     """Build a noun phrase."""
-    gender, index = words.PLURAL if many else noun.gender, words.CASES.index(case)
+    gender, index = 3 if many else noun.gender, words.CASES.index(case)
     english, german = noun.english[many], noun.german[many][index]
     if quality:
         english = f"{quality.english} {english}"
@@ -76,8 +77,9 @@ class Draw:
     def __init__(self, random: Callable[[], float]) -> None:
         self.random = random
         self.combinations: list[tuple[str, str]] = []
-        self.keys: list[str] = []  # of the phrases in the clause
         self.repeats = False  # whether a clause has a key twice
+        self.keys: list[str] = []  # of the phrases in the clause
+        self.negated = False
         self.owner = -1  # the pronoun that means the subject of the clause
         self.style = "statement"  # or "question" or "joined"
 
@@ -88,12 +90,6 @@ class Draw:
     def chance(self, probability: float) -> bool:
         """Return True with this probability."""
         return self.random() < probability
-
-    def note(self, phrase: Phrase) -> Phrase:
-        """Note a phrase of the clause."""
-        self.repeats |= phrase.key in self.keys
-        self.keys.append(phrase.key)
-        return phrase
 
     def determiner(self, noun: Noun, many: bool, definite: bool) -> Determiner:
         """Return a determiner, often the possessive that means the subject."""
@@ -109,27 +105,25 @@ class Draw:
         self.combinations.append((found.key, key))
         return found
 
-    def phrase(
-        self, noun: Noun, case: str, definite: bool, *, many: float = 0.25, no: bool = False
-    ) -> Phrase:
-        """Return a noun phrase, or an object pronoun; ``no`` makes "ein" a "kein"."""
+    def phrase(self, noun: Noun, case: str, definite: bool, many: float = 0.25) -> Phrase:
+        """Return a noun phrase, or an object pronoun; in a negated clause "ein" is "kein"."""
         if case != "nom" and noun in HUMAN and self.chance(0.25):
-            return self.note(self.pick(OBJECTS[case]))
-        plural = self.chance(many) and bool(noun.english[1])
-        word = self.determiner(noun, plural, definite)
-        if no and not word.definite:
-            word = NOT_ANY if plural or not noun.english[1] else NOT_A
-        return self.note(build(noun, case, word, self.quality(noun), plural))
+            found = self.pick(OBJECTS[case])
+        else:
+            plural = self.chance(many) and bool(noun.english[1])
+            word = self.determiner(noun, plural, definite)
+            if self.negated and not word.definite:
+                word = NOT_ANY if plural or not noun.english[1] else NOT_A
+            described = DESCRIBING[noun.key] and self.chance(0.2)
+            found = build(noun, case, word, self.adjective(noun.key) if described else None, plural)
+        self.repeats |= found.key in self.keys
+        self.keys.append(found.key)
+        return found
 
-    def quality(self, noun: Noun) -> Adjective | None:
-        """Return an adjective before a noun, or None."""
-        often = self.chance(0.3 if self.style == "statement" else 0.15)
-        return self.adjective(noun.key) if often and DESCRIBING[noun.key] else None
-
-    def place(self, places: Sequence[words.Place], definite: bool) -> Both:
+    def place(self, places: Sequence[words.Place]) -> Both:
         """Return a noun phrase with a preposition: "in dem Haus" is "im Haus"."""
         place = self.pick(places)
-        phrase = self.phrase(self.pick(place.nouns), place.case, definite, many=0)
+        phrase = self.phrase(self.pick(place.nouns), place.case, self.negated, many=0)
         article, _, rest = phrase.de.partition(" ")
         short = words.TABLES["contractions"].get(f"{place.german} {article}")
         german = f"{short} {rest}" if short else f"{place.german} {phrase.de}"
@@ -147,9 +141,8 @@ class Clause:
     english: tuple[str, ...] = ()  # what follows the English verb
     time: Both = NOTHING
     adverb: Both = NOTHING  # "often", or German "nicht"
-    pronoun: str = ""  # German objects and places, as they follow each other
+    pronoun: str = ""  # the German parts, as they follow each other
     fixed: str = ""
-    place: str = ""
     loose: str = ""
     end: str = ""
 
@@ -177,10 +170,9 @@ def english(clause: Clause, asked: bool = False) -> str:
 
 def _german_verb(verb: words.Verb, forms: words.Forms, person: int) -> tuple[str, str]:
     """Return the finite verb, and the prefix or verb form that ends the clause."""
-    if forms[0] == "present":
-        return verb.present[person], verb.prefix
-    if forms[0] == "past" and verb.past[person]:
-        return verb.past[person], verb.prefix
+    own = {"present": verb.present, "past": verb.past}.get(forms[0])
+    if own and own[person]:
+        return own[person], verb.prefix
     if forms[0] in ("past", "perfect"):
         return verb.auxiliary[person], verb.participle
     return forms[person], verb.key
@@ -193,7 +185,7 @@ def german(clause: Clause, order: str = "second") -> str:
     early, late = clause.time.de, clause.fixed
     if clause.adverb is NICHT:
         early, late = late, early
-    field = (clause.pronoun, early, late, clause.adverb.de, clause.place, clause.loose, clause.end)
+    field = (clause.pronoun, early, late, clause.adverb.de, clause.loose, clause.end)
     if order == "first":
         return _line(finite, subject.de, *field, closing)
     if order == "second":
@@ -207,88 +199,75 @@ def _frames(mood: str, question: str, human: bool) -> list[tuple[Use, list[words
     """Return uses of verbs for a question or with people as subjects, with tenses of a mood."""
     found = []
     for use in words.USES:
-        tenses = [
-            words.TENSES[name] for name in words.TABLES["moods"][mood] if name in use.verb.tenses
-        ]
+        tenses = [tense for tense in words.TABLES["moods"][mood] if tense in use.verb.tenses]
         asked = question not in ("where", "what") or question in use.questions
         if tenses and asked and (use.subjects[0] in HUMAN or not human):
             found.append((use, tenses))
     return found
 
 
-def draw_subject(draw: Draw, use: Use, settled: bool) -> Phrase:
+def draw_subject(draw: Draw, use: Use, tense: words.Tense) -> Phrase:
     """Return a subject of a verb: often a pronoun."""
     if use.subjects[0] in HUMAN and draw.chance(0.4):
         return draw.pick(SUBJECTS[draw.style == "question" :])  # nobody asks what "I" do
-    noun = draw.pick(use.subjects)
-    if use.kind == "is":
-        return build(noun, "nom", draw.determiner(noun, False, True), None, False)
-    return draw.phrase(noun, "nom", settled or draw.style != "statement")
+    definite = draw.style != "statement" or "settled" in tense.marks
+    return draw.phrase(draw.pick(use.subjects), "nom", definite)
 
 
 def draw_clause(
     draw: Draw, mood: str, subject: Phrase | None = None, hidden: str = "", negated: float = 0.15
 ) -> Clause:
     """Draw a clause without what is ``hidden``: "what", "where" or "when"."""
-    draw.owner = -1
-    human = subject is not None or draw.style == "joined"
-    use, tenses = draw.pick(_frames(mood, hidden, human))
+    use, tenses = draw.pick(_frames(mood, hidden, subject is not None or draw.style == "joined"))
     tense = draw.pick(tenses)
-    subject = subject or draw_subject(draw, use, "settled" in tense.marks)
+    draw.owner, draw.keys, draw.negated = -1, [], False
+    subject = subject or draw_subject(draw, use, tense)
     draw.owner, draw.keys = subject.echo, [subject.key]
-    no = "not" in tense.marks and subject.definite and draw.chance(negated)
-    clause = Clause(use.verb, tense, subject, no)
+    draw.negated = "not" in tense.marks and subject.definite and draw.chance(negated)
+    clause = Clause(use.verb, tense, subject, draw.negated)
     if use.kind == "is":
         add_quality(draw, clause)
     else:
         add_objects(draw, clause, use, hidden == "what")
     if hidden != "where":
         add_place(draw, clause, use)
-    if no and not clause.loose:
+    if clause.negated and not clause.loose:
         clause.adverb = NICHT  # "kein" before an indefinite object negates already
     add_time(draw, clause, hidden == "when")
     return clause
 
 
 def add_quality(draw: Draw, clause: Clause) -> None:
-    """Add an adjective that describes the subject."""
-    adjective, very = draw.adjective(clause.subject.key), VERY if draw.chance(0.3) else NOTHING
-    clause.english, clause.end = (very.en, adjective.english), _line(very.de, adjective.key)
+    """Add an adjective that describes the subject, which must have none before it."""
+    draw.repeats |= any(noun == clause.subject.key for _, noun in draw.combinations)
+    adjective = draw.adjective(clause.subject.key)
+    clause.english, clause.end = (adjective.english,), adjective.key
 
 
 def add_objects(draw: Draw, clause: Clause, use: Use, hidden: bool) -> None:
-    """Add the objects that the verb has, but not a hidden one."""
+    """Add the objects of the verb, but not a hidden one, and note the combination."""
     clause.english = (use.verb.before,)
     if use.kind == "give":
         clause.add(draw.phrase(draw.pick(PEOPLE), "dat", True))
     if use.objects and not hidden:
-        clause.add(draw_object(draw, clause, use))
+        noun, case = draw.pick(use.objects), "dat" if use.kind == "dat" else "acc"
+        if "general" in clause.tense.marks:
+            phrase = build(noun, case, BARE, None, bool(noun.english[1]))
+        else:
+            phrase = draw.phrase(noun, case, False)
+        clause.add(phrase)
+        if not phrase.pronoun:
+            draw.combinations.append((use.verb.key, noun.key))
     clause.english += (use.verb.after,)
 
 
-def draw_object(draw: Draw, clause: Clause, use: Use) -> Phrase:
-    """Return an object of the verb, and note the combination of the two."""
-    noun, case = draw.pick(use.objects), "dat" if use.kind == "dat" else "acc"
-    if "general" in clause.tense.marks:
-        phrase = build(noun, case, BARE, draw.quality(noun), bool(noun.english[1]))
-    else:
-        phrase = draw.phrase(noun, case, False, no=clause.negated)
-    if not phrase.pronoun:
-        draw.combinations.append((use.verb.key, noun.key))
-    return phrase
-
-
 def add_place(draw: Draw, clause: Clause, use: Use) -> None:
-    """Add a place that the verb needs, and sometimes one that it may have."""
-    if use.needed:
-        place = draw.place(use.needed, clause.negated)
+    """Add a place that the verb needs, or sometimes one that it may have."""
+    optional = [] if clause.negated or draw.chance(0.65) else use.optional
+    if use.needed or optional:
+        place = draw.place(use.needed or optional)
+        clause.english += (place.en,)
         clause.end = place.de
-    elif use.optional and not clause.negated and draw.chance(0.35):
-        place = draw.place(use.optional, False)
-        clause.place = place.de
-    else:
-        return
-    clause.english += (place.en,)
 
 
 def add_time(draw: Draw, clause: Clause, hidden: bool) -> None:
@@ -314,12 +293,11 @@ def question(draw: Draw) -> Both:
     """Make a question, with or without a question word."""
     draw.style = "question"
     en, de, mood = draw.pick(QUESTIONS)
-    who = Phrase("who", "wer", definite=False) if en == "who" else None
+    who = WHO if en == "who" else None
     clause = draw_clause(draw, mood, who, en, 0.15 if en == "why" else 0)
     if who:
         return Both(f"{english(clause)}?", f"{german(clause)}?")
-    ask, frage = english(clause, True), german(clause, "first")
-    return Both(_line(en, f"{ask}?"), _line(de, f"{frage}?"))
+    return Both(_line(en, english(clause, True)) + "?", _line(de, german(clause, "first")) + "?")
 
 
 def joined(draw: Draw) -> Both:
@@ -327,7 +305,7 @@ def joined(draw: Draw) -> Both:
     draw.style = "joined"
     en, de, order, first, second = draw.pick(CONJUNCTIONS)
     main = draw_clause(draw, first)
-    same = main.subject.echo >= 0 and draw.chance(0.7)
+    same = main.subject.echo >= 0 and en != "whether" and draw.chance(0.7)
     again = SUBJECTS[main.subject.echo] if same else None
     other = draw_clause(draw, second, again, "when", 0 if en == "whether" else 0.15)
     end = german(other, "second" if order == "second" else "last")

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-CASES = ("nom", "acc", "dat")
-PLURAL = 3  # the fourth gender
+CASES, GENDERS = ("nom", "acc", "dat"), ("m", "f", "n", "plural")
 
 Forms = tuple[str, ...]  # by person, by gender and case, or just words
 
@@ -20,7 +19,8 @@ class Both(NamedTuple):
     de: str
 
 
-class Determiner(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Determiner:
     """A word before a noun: its own endings, and those of an adjective after it."""
 
     name: str
@@ -39,16 +39,17 @@ class Noun:
     gender: int
     english: Forms
     german: tuple[Forms, Forms]
-    determiners: tuple[Determiners, Determiners]
+    determiners: tuple[list[Determiner], list[Determiner]]
 
 
-class Adjective(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Adjective:
     """An adjective: the German base form, and the stem before an ending."""
 
     key: str
     stem: str
     english: str
-    nouns: Nouns
+    nouns: tuple[Noun, ...]
 
 
 class Tense(NamedTuple):
@@ -59,8 +60,8 @@ class Tense(NamedTuple):
     auxiliary: Forms
     rest: str  # English after the auxiliary
     german: Forms  # forms before the infinitive, or the name of the verb's own tense
-    times: Times
-    adverbs: Times
+    times: list[Both]
+    adverbs: list[Both]
     marks: Forms
 
 
@@ -76,7 +77,7 @@ class Verb(NamedTuple):
     english: Forms
     before: str  # the English word before an object, and after it
     after: str
-    tenses: Forms
+    tenses: list[Tense]
 
 
 class Place(NamedTuple):
@@ -86,7 +87,7 @@ class Place(NamedTuple):
     german: str
     case: str
     english: str
-    nouns: Nouns
+    nouns: tuple[Noun, ...]
 
 
 class Use(NamedTuple):
@@ -94,32 +95,25 @@ class Use(NamedTuple):
 
     verb: Verb
     kind: str
-    needed: Places
-    optional: Places
+    needed: list[Place]
+    optional: list[Place]
     questions: Forms
-    subjects: Nouns
-    objects: Nouns
+    subjects: tuple[Noun, ...]
+    objects: tuple[Noun, ...]
 
 
-Determiners = tuple[Determiner, ...]
-Nouns = tuple[Noun, ...]
-Places = tuple[Place, ...]
-Times = tuple[Both, ...]
-
-
-def _read_file() -> tuple[dict[str, list[str]], dict[str, list[list[str]]]]:
+def _read_file() -> dict[str, tuple[list[str], list[list[str]]]]:
     """Return what the columns of each section hold, and its rows."""
     text = Path(__file__).with_name("words.txt").read_text(encoding="utf-8")
     lines = (line for line in text.splitlines() if line and not line.startswith("#"))
-    heads: dict[str, list[str]] = {}
-    rows: dict[str, list[list[str]]] = {}
+    found: dict[str, tuple[list[str], list[list[str]]]] = {}
     for line in "\n".join(lines).replace("\n ", " ").splitlines():
         if line.startswith("["):
-            name, _, columns = line.strip("[]").partition(": ")
-            heads[name], rows[name] = columns.split(), []
+            name, columns = line.strip("[]").split(": ")
+            found[name] = columns.split(), []
         else:
-            rows[name].append([column.strip() for column in line.split("|")])
-    return heads, rows
+            found[name][1].append([column.strip() for column in line.split("|")])
+    return found
 
 
 def _words(text: str) -> Forms:
@@ -128,7 +122,7 @@ def _words(text: str) -> Forms:
     return tuple(part.strip(" -") for part in parts)
 
 
-def nouns(names: str) -> Nouns:
+def nouns(names: str) -> tuple[Noun, ...]:
     """Return the nouns, or groups or sets of nouns, of these names; "-" before one takes away."""
     found: dict[str, Noun] = {}
     for name in names.split():
@@ -139,52 +133,56 @@ def nouns(names: str) -> Nouns:
     return tuple(found.values())
 
 
-def _places(names: str) -> Places:
-    return tuple(place for place in PLACES if place.name in names.split())
-
-
-def _noun(text: str, choices: tuple[Determiners, Determiners]) -> Noun:
+def _noun(text: str, choice: tuple[list[Determiner], list[Determiner]]) -> Noun:
     """Read a noun; the dative plural adds an "n" unless there is an "n" or "s"."""
     gender, singular, plural, *english = _words(text)
     key, _, oblique = singular.partition("/")
     dative = plural if plural.endswith(("n", "s")) else plural + "n"
     german = (key, oblique or key, oblique or key), (plural, plural, dative)
-    return Noun(key, "mfn".index(gender), tuple(english), german, choices)
+    return Noun(key, GENDERS.index(gender), tuple(english), german, choice)
+
+
+def _read(kind: str, text: str) -> Any:
+    """Read a column: by a reader, as rows of the section "kind", or as one of "kinds"."""
+    if kind in READERS:
+        return READERS[kind](text)
+    if kind in TABLES:
+        return [TABLES[kind][name] for name in text.split() if name != "-"]
+    return TABLES[f"{kind}s"][text]
 
 
 def rows(section: str) -> list[list[Any]]:
-    """Return the rows of a section, each column read: a name stands for a row of another one."""
-    kinds = HEADS[section]
-    readers = [READERS.get(kind) or TABLES[kind].__getitem__ for kind in kinds]
-    return [[read(text) for read, text in zip(readers, row, strict=True)] for row in ROWS[section]]
+    """Return the rows of a section with every column read."""
+    kinds, lines = SECTIONS[section]
+    return [[_read(*column) for column in zip(kinds, line, strict=True)] for line in lines]
 
 
-HEADS, ROWS = _read_file()
+SECTIONS = _read_file()
 READERS: dict[str, Callable[[str], Any]] = {
+    "text": str,
     "word": lambda text: text.strip("-"),
     "words": _words,
     "yes": lambda text: text == "yes",
-    "pairs": lambda text: [Both(*_words(f"{p.replace('=', ',')}")) for p in text.split(",")],
+    "pairs": lambda text: [Both(*_words(pair)) for pair in text.split(";")],
     "nouns": nouns,
-    "places": _places,
-    "determiners": lambda names: [TABLES["determiners"][n] for n in names.split() if n != "-"],
 }
 TABLES: dict[str, dict[str, Any]] = {}
-for _name in ("endings", "auxiliaries", "contractions", "times", "moods", "kinds"):
+for _name in ("endings", "helpers", "contractions", "times"):
     TABLES[_name] = dict(rows(_name))
 TABLES["determiners"] = {row[0]: Determiner(*row) for row in rows("determiners")}
-CHOICES = {name: tuple(both) for name, *both in rows("choices")}
+TABLES["choices"] = {name: choice for name, *choice in rows("choices")}
 GROUPS = {
-    group: tuple(_noun(text, CHOICES[choice]) for text in members.split(","))
-    for group, choice, members in ROWS["nouns"]
+    group: tuple(_noun(text, choice) for text in members.split(","))
+    for group, choice, members in rows("nouns")
 }
 NOUNS = [noun for group in GROUPS.values() for noun in group]
 NAMED = {"": (), **GROUPS, **{noun.key: (noun,) for noun in NOUNS}}
-for _name, _members in ROWS["sets"]:
+for _name, _members in rows("sets"):
     NAMED[_name] = nouns(_members)
 ADJECTIVES = [Adjective(*row) for row in rows("adjectives")]
 DESCRIBING = {noun.key: [found for found in ADJECTIVES if noun in found.nouns] for noun in NOUNS}
-TENSES = {row[0]: Tense(*row) for row in rows("tenses")}
+TABLES["tenses"] = {row[0]: Tense(*row) for row in rows("tenses")}
+TABLES["moods"], TABLES["kinds"] = dict(rows("moods")), dict(rows("kinds"))
 TABLES["verbs"] = {row[0]: Verb(*row) for row in rows("verbs")}
-PLACES = [Place(*row) for row in rows("places")]
+TABLES["places"] = {row[0]: Place(*row) for row in rows("places")}
 USES = [Use(*row) for row in rows("uses")]
