@@ -20,12 +20,10 @@ from typing import NamedTuple
 
 from mtrain.phrasebook.grammar import Draw, draw_sentence
 
-# The most pairs that one call may ask of a split.
-LIMITS = {"train": 5_000_000, "valid": 100_000, "test": 100_000}
+LIMITS = {"train": 5_000_000, "valid": 100_000, "test": 100_000}  # the most pairs of a call
 SPLITS = tuple(LIMITS)
 
-HELD_OUT_PERCENT = 20
-NOVEL_SHARE = 0.45
+HELD_OUT_PERCENT, NOVEL_SHARE = 20, 0.45
 MIN_WORDS, MAX_WORDS = 3, 20
 
 

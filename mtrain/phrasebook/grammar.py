@@ -120,15 +120,6 @@ class Draw:
         self.keys.append(found.key)
         return found
 
-    def place(self, places: Sequence[words.Place]) -> Both:
-        """Return a noun phrase with a preposition: "in dem Haus" is "im Haus"."""
-        place = self.pick(places)
-        phrase = self.phrase(self.pick(place.nouns), place.case, self.negated, many=0)
-        article, _, rest = phrase.de.partition(" ")
-        short = words.TABLES["contractions"].get(f"{place.german} {article}")
-        german = f"{short} {rest}" if short else f"{place.german} {phrase.de}"
-        return Both(f"{place.english} {phrase.en}", german)
-
 
 @dataclass(slots=True)
 class Clause:
@@ -263,11 +254,15 @@ def add_objects(draw: Draw, clause: Clause, use: Use, hidden: bool) -> None:
 
 def add_place(draw: Draw, clause: Clause, use: Use) -> None:
     """Add a place that the verb needs, or sometimes one that it may have."""
-    optional = [] if clause.negated or draw.chance(0.65) else use.optional
-    if use.needed or optional:
-        place = draw.place(use.needed or optional)
-        clause.english += (place.en,)
-        clause.end = place.de
+    places = use.needed or use.optional
+    if not places or (not use.needed and (clause.negated or draw.chance(0.65))):
+        return
+    place = draw.pick(places)
+    phrase = draw.phrase(draw.pick(place.nouns), place.case, clause.negated, many=0)
+    article, _, rest = phrase.de.partition(" ")
+    short = words.TABLES["contractions"].get(f"{place.german} {article}")  # "in dem": "im"
+    clause.end = f"{short} {rest}" if short else f"{place.german} {phrase.de}"
+    clause.english += (place.english, phrase.en)
 
 
 def add_time(draw: Draw, clause: Clause, hidden: bool) -> None:
@@ -282,9 +277,8 @@ def add_time(draw: Draw, clause: Clause, hidden: bool) -> None:
 def statement(draw: Draw) -> Both:
     """Make a statement, perhaps with the time in front."""
     clause = draw_clause(draw, "any")
-    time = clause.time
-    if time.en and draw.chance(0.4):
-        clause.time = NOTHING
+    if clause.time.en and draw.chance(0.4):
+        time, clause.time = clause.time, NOTHING
         return Both(f"{time.en} {english(clause)}.", f"{time.de} {german(clause, 'first')}.")
     return Both(f"{english(clause)}.", f"{german(clause)}.")
 

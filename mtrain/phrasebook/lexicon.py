@@ -23,7 +23,6 @@ class Both(NamedTuple):
 class Determiner:
     """A word before a noun: its own endings, and those of an adjective after it."""
 
-    name: str
     english: str
     stem: str
     endings: Forms
@@ -55,7 +54,6 @@ class Adjective:
 class Tense(NamedTuple):
     """A tense or modal."""
 
-    name: str
     plain: Forms  # English without an auxiliary
     auxiliary: Forms
     rest: str  # English after the auxiliary
@@ -83,7 +81,6 @@ class Verb(NamedTuple):
 class Place(NamedTuple):
     """A preposition, the case after it and the nouns that it goes with."""
 
-    name: str
     german: str
     case: str
     english: str
@@ -159,8 +156,7 @@ def rows(section: str) -> list[list[Any]]:
 
 SECTIONS = _read_file()
 READERS: dict[str, Callable[[str], Any]] = {
-    "text": str,
-    "word": lambda text: text.strip("-"),
+    "word": lambda text: "" if text == "-" else text,
     "words": _words,
     "yes": lambda text: text == "yes",
     "pairs": lambda text: [Both(*_words(pair)) for pair in text.split(";")],
@@ -169,7 +165,7 @@ READERS: dict[str, Callable[[str], Any]] = {
 TABLES: dict[str, dict[str, Any]] = {}
 for _name in ("endings", "helpers", "contractions", "times"):
     TABLES[_name] = dict(rows(_name))
-TABLES["determiners"] = {row[0]: Determiner(*row) for row in rows("determiners")}
+TABLES["determiners"] = {name: Determiner(*row) for name, *row in rows("determiners")}
 TABLES["choices"] = {name: choice for name, *choice in rows("choices")}
 GROUPS = {
     group: tuple(_noun(text, choice) for text in members.split(","))
@@ -181,8 +177,8 @@ for _name, _members in rows("sets"):
     NAMED[_name] = nouns(_members)
 ADJECTIVES = [Adjective(*row) for row in rows("adjectives")]
 DESCRIBING = {noun.key: [found for found in ADJECTIVES if noun in found.nouns] for noun in NOUNS}
-TABLES["tenses"] = {row[0]: Tense(*row) for row in rows("tenses")}
+TABLES["tenses"] = {name: Tense(*row) for name, *row in rows("tenses")}
 TABLES["moods"], TABLES["kinds"] = dict(rows("moods")), dict(rows("kinds"))
 TABLES["verbs"] = {row[0]: Verb(*row) for row in rows("verbs")}
-TABLES["places"] = {row[0]: Place(*row) for row in rows("places")}
+TABLES["places"] = {name: Place(*row) for name, *row in rows("places")}
 USES = [Use(*row) for row in rows("uses")]
