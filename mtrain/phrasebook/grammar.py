@@ -114,7 +114,7 @@ class Draw:
             word = self.determiner(noun, plural, definite)
             if self.negated and not word.definite:
                 word = NOT_ANY if plural or not noun.english[1] else NOT_A
-            described = DESCRIBING[noun.key] and self.chance(0.2)
+            described = DESCRIBING[noun.key] and self.chance(0.3)
             found = build(noun, case, word, self.adjective(noun.key) if described else None, plural)
         self.repeats |= found.key in self.keys
         self.keys.append(found.key)
