@@ -25,7 +25,7 @@ class Phrase(NamedTuple):
     de: str
     person: int = 2  # 0 to 3: I, you, he or she, we or they
     definite: bool = True
-    key: str = ""  # what must not come twice in a clause
+    key: str = ""  # what must not come twice: a noun, or in a clause a speaker
     pronoun: bool = False
     echo: int = -1  # the pronoun that means the same
 
@@ -77,8 +77,8 @@ class Draw:
     def __init__(self, random: Callable[[], float]) -> None:
         self.random = random
         self.combinations: list[tuple[str, str]] = []
-        self.repeats = False  # whether a clause has a key twice
-        self.keys: list[str] = []  # of the phrases in the clause
+        self.keys: list[str] = []  # of the phrases
+        self.repeats = False  # whether a key came twice
         self.negated = False
         self.owner = -1  # the pronoun that means the subject of the clause
         self.style = "statement"  # or "question" or "joined"
@@ -211,9 +211,10 @@ def draw_clause(
     """Draw a clause without what is ``hidden``: "what", "where" or "when"."""
     use, tenses = draw.pick(_frames(mood, hidden, subject is not None or draw.style == "joined"))
     tense = draw.pick(tenses)
-    draw.owner, draw.keys, draw.negated = -1, [], False
+    draw.owner, draw.negated = -1, False
+    draw.keys = [key for key in draw.keys if not key.isdigit()]
     subject = subject or draw_subject(draw, use, tense)
-    draw.owner, draw.keys = subject.echo, [subject.key]
+    draw.owner, draw.keys = subject.echo, [*draw.keys, subject.key]
     draw.negated = "not" in tense.marks and subject.definite and draw.chance(negated)
     clause = Clause(use.verb, tense, subject, draw.negated)
     if use.kind == "is":
@@ -301,7 +302,7 @@ def joined(draw: Draw) -> Both:
     main = draw_clause(draw, first)
     same = main.subject.echo >= 0 and en != "whether" and draw.chance(0.7)
     again = SUBJECTS[main.subject.echo] if same else None
-    other = draw_clause(draw, second, again, "when", 0 if en == "whether" else 0.15)
+    other = draw_clause(draw, second, again, "when", 0 if en in ("when", "whether") else 0.15)
     end = german(other, "second" if order == "second" else "last")
     if order == "last" and draw.chance(0.4):
         reverse = f"{de[2:]} {end}, {german(main, 'first')}."
