@@ -95,7 +95,7 @@ def test_every_form_is_spelled_right(train: list[Derivation]) -> None:
 def test_the_stream_is_pinned() -> None:
     # The same pairs on every platform and Python: seeds and hashes do not depend on either.
     text = "\n".join("\t".join(pair) for split in SPLITS for pair in pairs(split, 200))
-    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "19e550d68795123f"
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "d3691c61d47fb8aa"
 
 
 def test_fewer_pairs_are_the_beginning_of_more() -> None:

@@ -102,7 +102,7 @@ class Draw:
     def adjective(self, key: str) -> Adjective:
         """Return an adjective that fits a noun, or a pronoun or a name."""
         found = self.pick(DESCRIBING.get(key) or FEELINGS)
-        self.combinations.append((found.key, key))
+        self.combinations += [(found.key, key)] if key in DESCRIBING else []
         return found
 
     def phrase(self, noun: Noun, case: str, definite: bool, many: float = 0.25) -> Phrase:
