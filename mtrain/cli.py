@@ -14,6 +14,7 @@ import typer
 import mtrain
 from mtrain import log
 from mtrain.cli_look import look_app
+from mtrain.cli_streams import print_lines, print_path, reading
 from mtrain.errors import EXIT_FAILED, RefusedError, StoppedError, UserError
 from mtrain.options import (
     AlignmentsOption,
@@ -64,9 +65,6 @@ from mtrain.terminal import (
     leave_at_once,
     loaded,
     open_closed_streams,
-    print_lines,
-    print_path,
-    reading,
     stopped_by_signals,
     writing,
 )
@@ -286,8 +284,7 @@ def evaluate(
     search = search_settings(beam_size, length_penalty, length_norm, no_repeat_ngram, batch_tokens)
     if hypothesis is not None and any(option is not None for option in (output, *search.values())):
         raise RefusedError("mtrain eval: with --hypothesis nothing is translated: no -o, no search")
-    from mtrain import evaluate as evaluation
-    from mtrain import parallel
+    from mtrain import evaluate, parallel
     from mtrain.explain import explain
     from mtrain.metrics import check_seed, check_tokenizer, tokenizer_for
 
@@ -304,12 +301,14 @@ def evaluate(
         with open_translator(model, device, precision, **search) as (translator, ranks):
             tgt_lang = tgt_lang or translator.config.data.tgt_lang
             check_tokenizer(tokenize or tokenizer_for(tgt_lang))
-            hypotheses = evaluation.translate(translator, sources)
+            from mtrain.lines import translate_all
+
+            hypotheses = translate_all(translator, sources)
             if output is not None and ranks.is_first:
                 write_output(output, "".join(line + "\n" for line in hypotheses).encode("utf-8"))
         if not ranks.is_first:
             return
-    result = evaluation.score(hypotheses, references, tgt_lang, tokenize, lowercase)
+    result = evaluate.score(hypotheses, references, tgt_lang, tokenize, lowercase)
     notes = explain(hypotheses, references, sources, lowercase)
     with writing("-") as sink:
         listed = {"notes": [note.as_json() for note in notes]}

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from mtrain.cli_streams import print_lines, print_path, reading
 from mtrain.errors import EXIT_FAILED, RefusedError, UserError
 from mtrain.options import (
     ConfigOption,
@@ -28,7 +29,7 @@ from mtrain.options import (
 )
 from mtrain.outputs import check_output, refuse_overwriting, write_output
 from mtrain.stop import Stop
-from mtrain.terminal import loaded, print_lines, print_path, reading, writing
+from mtrain.terminal import loaded, writing
 
 look_app = typer.Typer()
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from mtrain.device import pick_device
 from mtrain.errors import RefusedError, StoppedError, UserError, first_line
 from mtrain.log import silence
 
@@ -315,3 +316,16 @@ def _meet(ranks: Ranks) -> None:
 def _part(ranks: Ranks) -> None:
     ranks.together(lambda: None)
     dist.destroy_process_group()
+
+
+def device_of(name: str, ranks: Ranks) -> torch.device:
+    """Find the device of this process; each rank of a machine has a GPU of its own."""
+    device = pick_device(name)
+    if ranks.size == 1 or device.type == "cpu":
+        return device
+    if device.type == "mps" or ":" in name:
+        raise RefusedError(
+            f"device {device}: is one device, and this job has {ranks.size} processes: "
+            "set cuda, or cpu"
+        )
+    return pick_device(f"cuda:{ranks.local_rank}")

@@ -1,15 +1,11 @@
 """`mtrain eval`: a model's or a file's translations against references."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mtrain import metrics
-from mtrain.log import Places, progress_bar
 from mtrain.metrics import Score
 from mtrain.parallel import choose_tokenizer
-
-if TYPE_CHECKING:
-    from mtrain.translate import Translator
 
 
 @dataclass(frozen=True)
@@ -32,16 +28,6 @@ class Evaluation:
 
     def __str__(self) -> str:
         return "\n".join(map(str, (self.bleu, self.chrf, self.ter)))
-
-
-def translate(translator: "Translator", lines: list[str]) -> list[str]:
-    """Translate lines to the best text of each."""
-    with progress_bar(len(lines), "line", "translating") as bar:
-        results, places = translator.translate(lines, bar.update)
-    cut = Places()
-    cut.add(place + 1 for place in places)
-    cut.warn(translator.max_source_length)
-    return [found[0].text for found in results]
 
 
 def score(

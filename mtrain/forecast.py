@@ -18,11 +18,11 @@ from mtrain import checkpoint
 from mtrain.config import Config
 from mtrain.data import Batch, SpecialIds, batch_by_tokens, collate
 from mtrain.device import telling_lack_of_memory
-from mtrain.distributed import Ranks
+from mtrain.distributed import Ranks, device_of
 from mtrain.errors import UserError
 from mtrain.learner import Learner
 from mtrain.log import logger
-from mtrain.machine import Machine, device_of
+from mtrain.machine import Machine
 from mtrain.model import Transformer
 from mtrain.optim import make_schedule
 from mtrain.translate import shape_of

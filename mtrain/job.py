@@ -14,12 +14,12 @@ from pydantic import TypeAdapter
 from mtrain import checkpoint, layout
 from mtrain.config import Config, dump_config
 from mtrain.device import telling_lack_of_memory
-from mtrain.distributed import BYTES, Ranks, joined
+from mtrain.distributed import BYTES, Ranks, device_of, joined
 from mtrain.errors import EXIT_OK, RefusedError, StoppedError, UserError
 from mtrain.loading import load_stored_config
 from mtrain.lock import ReplacedError
 from mtrain.log import add_log_file, logger
-from mtrain.machine import Machine, device_of
+from mtrain.machine import Machine
 from mtrain.prepare import Prepared, prepare
 from mtrain.records import STATUS, State, Status
 from mtrain.rundir import RunDirectory

@@ -9,11 +9,11 @@ from torch import Tensor
 from mtrain.config import Config
 from mtrain.data import Batch, SpecialIds
 from mtrain.device import keep_freed_memory, set_up_cuda
-from mtrain.distributed import Ranks
+from mtrain.distributed import Ranks, device_of
 from mtrain.errors import UserError, first_line
 from mtrain.graphs import Recorded
 from mtrain.loss import projected_cross_entropy
-from mtrain.machine import Machine, device_of
+from mtrain.machine import Machine
 from mtrain.model import Transformer, set_compute_dtype
 from mtrain.optim import Optimizer
 from mtrain.translate import model_dropout, shape_of

@@ -80,6 +80,16 @@ def translate_stream(
     cut.warn(translator.max_source_length)
 
 
+def translate_all(translator: Translator, lines: list[str]) -> list[str]:
+    """Return the best translation of each line."""
+    with progress_bar(len(lines), "line", "translating") as bar:
+        results, places = translator.translate(lines, bar.update)
+    cut = Places()
+    cut.add(place + 1 for place in places)
+    cut.warn(translator.max_source_length)
+    return [found[0].text for found in results]
+
+
 def _shortened(lines: Iterable[str], translator: Translator) -> Iterator[str]:
     """Leave of long lines what shows that they were cut, so that a window of them has room."""
     most = translator.most_characters + 1

@@ -6,23 +6,10 @@ from typing import Any
 import torch
 
 from mtrain.config import Config
-from mtrain.device import available_threads, compute_dtype, pick_device
-from mtrain.distributed import Ranks
+from mtrain.device import available_threads, compute_dtype
+from mtrain.distributed import Ranks, device_of
 from mtrain.errors import RefusedError
 from mtrain.log import logger
-
-
-def device_of(name: str, ranks: Ranks) -> torch.device:
-    """Find the device of this process; each rank of a machine has a GPU of its own."""
-    device = pick_device(name)
-    if ranks.size == 1 or device.type == "cpu":
-        return device
-    if device.type == "mps" or ":" in name:
-        raise RefusedError(
-            f"device {device}: is one device, and this job has {ranks.size} processes: "
-            "set cuda, or cpu"
-        )
-    return pick_device(f"cuda:{ranks.local_rank}")
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from pydantic import TypeAdapter
 
 from mtrain import checkpoint
 from mtrain.device import available_threads
-from mtrain.distributed import Ranks
-from mtrain.machine import device_of
+from mtrain.distributed import Ranks, device_of
 from mtrain.translate import Group, Translated, Translator, load_translator
 
 # Batches of each rank between two exchanges of translations.

@@ -1,13 +1,12 @@
-"""Where a command reads and writes: standard streams and files, their ends and their errors."""
+"""Where a command writes: standard streams and files, their ends and their errors."""
 
 import os
 import re
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedIOBase
-from pathlib import Path
 from types import FrameType
 from typing import IO, TYPE_CHECKING, cast
 
@@ -16,9 +15,7 @@ from mtrain.errors import (
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
     UserError,
-    printable,
 )
-from mtrain.text import bounded_lines, open_bytes, reading_from
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -55,22 +52,6 @@ def open_closed_streams() -> None:
             os.open(os.devnull, mode)
     sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
-
-
-@contextmanager
-def reading(name: str) -> Iterator[Iterator[bytes]]:
-    """Open a file or stdin for lines of bytes."""
-    if name == "-":
-        yield _guarded(sys.stdin.buffer, "stdin")
-        return
-    with open_bytes(Path(name)) as stream:
-        yield _guarded(stream, name)
-
-
-def _guarded(stream: IO[bytes], name: str) -> Iterator[bytes]:
-    """Read lines; raises `UserError`, for an error of the input is not one of the output."""
-    with reading_from(name):
-        yield from bounded_lines(stream)
 
 
 @contextmanager
@@ -142,20 +123,3 @@ class _Screen(BufferedIOBase):
         """Show what was written."""
         if not self.sink.closed:
             self.sink.flush()
-
-
-def print_lines(sink: IO[bytes], lines: Iterable[str]) -> None:
-    """Write lines for people, each made printable: names and text from outside may hold line breaks
-    and terminal escapes.
-    """
-    sink.writelines(printable(line).encode() + b"\n" for line in lines)
-    sink.flush()  # the next ones may take minutes
-
-
-def print_path(path: Path) -> None:
-    """Write a path to stdout: its bytes, for scripts, but printable on a terminal."""
-    with writing("-") as sink:
-        if os.isatty(1):
-            print_lines(sink, [str(path)])
-        else:
-            sink.write(os.fsencode(path) + b"\n")

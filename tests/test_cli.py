@@ -247,7 +247,11 @@ MISTAKES = [
     ("translate -m {run} --length-penalty -1", 2, ["--length-penalty"]),
     ("translate -m {run} --length-penalty nan", 2, ["--length-penalty"]),
     ("translate -m {run} --length-penalty inf", 2, ["--length-penalty"]),
-    ("translate -m {run} --length-penalty 1000", 2, ["--length-penalty 1000", "less than or equal to 10"]),
+    (
+        "translate -m {run} --length-penalty 1000",
+        2,
+        ["--length-penalty 1000", "less than or equal to 10"],
+    ),
     ("translate -m {run} --length-norm mean", 2, ["--length-norm mean", "gnmt or power"]),
     ("translate -m {run} --precision fp16", 2, ["--precision fp16", "bf16"]),
     ("translate -m {run} --device tpu", 2, ["device tpu"]),
