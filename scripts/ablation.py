@@ -18,13 +18,14 @@ import sys
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from mtrain import layout, metrics
-from mtrain.config import Config
-from mtrain.errors import UserError
-from mtrain.loading import load_config
-from mtrain.prepare import prepare
-from mtrain.stop import Stop
-from mtrain.translate import load_translator
+from mtrain.config.loading import load_config
+from mtrain.config.schema import Config
+from mtrain.data.prepare import prepare
+from mtrain.runs import layout
+from mtrain.runtime.errors import UserError
+from mtrain.runtime.stop import Stop
+from mtrain.scoring import metrics
+from mtrain.translation.translator import load_translator
 
 BASE = "as configured"
 

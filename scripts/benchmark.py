@@ -24,17 +24,17 @@ from typing import Any
 
 import torch
 
-from mtrain.config import Config
-from mtrain.data import Batch
-from mtrain.errors import UserError
-from mtrain.model import Shape
-from mtrain.phrasebook import pairs
-from mtrain.prepare import Prepared, prepare
-from mtrain.rundir import RunDirectory
-from mtrain.stop import Stop
-from mtrain.text import read_text_file
-from mtrain.train import Trainer
-from mtrain.translate import Translator, load_translator
+from mtrain.config.schema import Config
+from mtrain.corpus.lines import read_text_file
+from mtrain.corpus.phrasebook import pairs
+from mtrain.data.batches import Batch
+from mtrain.data.prepare import Prepared, prepare
+from mtrain.model.transformer import Shape
+from mtrain.runs.directory import RunDirectory
+from mtrain.runtime.errors import UserError
+from mtrain.runtime.stop import Stop
+from mtrain.training.trainer import Trainer
+from mtrain.translation.translator import Translator, load_translator
 
 SIZES = {
     "tiny": (4, 128, 256, 4),

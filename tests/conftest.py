@@ -27,11 +27,12 @@ import yaml
 from hypothesis import settings
 from processes import Processes
 
-from mtrain import cli, lock, log
+from mtrain.cli import app as cli
+from mtrain.data.tokenizer import Tokenizer, train_tokenizer
 from mtrain.export.proof import Agreement
-from mtrain.model import Dropout, Shape, Transformer
-from mtrain.tokenizer import Tokenizer, train_tokenizer
-from mtrain.translate import Translator, load_translator
+from mtrain.model.transformer import Dropout, Shape, Transformer
+from mtrain.runtime import lock, log
+from mtrain.translation.translator import Translator, load_translator
 
 LEXICON = {
     "bavo": "zwent",

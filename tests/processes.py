@@ -36,8 +36,11 @@ class Done:
 # in the command a fault strikes. What runs longer than its limit is killed, with its children.
 SERVER = """
 import json, os, signal, sys, traceback
-from mtrain import cli, evaluate, job, lines
-from mtrain.metrics import bleu
+from mtrain.cli import app as cli
+from mtrain.scoring import evaluation
+from mtrain.training import job
+from mtrain.translation import streams
+from mtrain.scoring.metrics import bleu
 
 def end(child):
     try:

@@ -1,1 +1,1 @@
-"""What `mtrain check` and `mtrain init` find out about text before anything is trained."""
+"""Beside the line: whether text is fit to learn from, and a first config for it."""

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.scripts import script_of
+from mtrain.corpus.writing_systems import script_of
 
 Codes = NDArray[np.uint32]
 

@@ -12,13 +12,13 @@ import numpy as np
 from mtrain.check.doctor import Doctor
 from mtrain.check.finders import token_lengths
 from mtrain.check.findings import ERROR, NOTE, WARNING, Chunk
-from mtrain.config import Config
-from mtrain.errors import UserError
-from mtrain.forecast import Forecast, forecast
-from mtrain.prepare import find_tokenizer, weights_of
-from mtrain.rundir import RunDirectory
-from mtrain.stop import Stop
-from mtrain.tokenizer import Tokenizer
+from mtrain.config.schema import Config
+from mtrain.data.prepare import find_tokenizer, weights_of
+from mtrain.data.tokenizer import Tokenizer
+from mtrain.runs.directory import RunDirectory
+from mtrain.runtime.errors import UserError
+from mtrain.runtime.stop import Stop
+from mtrain.training.plan import Forecast, forecast
 
 MOST_ENCODED = 20_000  # pairs of the sample
 MOST_BYTES = 0.02  # share of tokens that are bytes or unknown

@@ -18,17 +18,17 @@ from mtrain.check.findings import Chunk, Example, Findings, Place
 from mtrain.check.overlap import Hashed, ScoredSet, Tally
 from mtrain.check.slips import Slips
 from mtrain.check.usual import Usual
-from mtrain.config import Config, Corpus
-from mtrain.corpus import Scan, describe, read_rows, reading_of
-from mtrain.errors import RowError, UnequalError, UserError
-from mtrain.filters import is_identical
-from mtrain.log import progress_bar
-from mtrain.prepare import scan_corpus
-from mtrain.repeats import Duplicates
-from mtrain.sides import suspicions_of_lengths
-from mtrain.stop import Stop
-from mtrain.text import is_blank, windows_lines
-from mtrain.tokenizer import Tokenizer
+from mtrain.config.schema import Config, Corpus
+from mtrain.corpus.lines import is_blank, windows_lines
+from mtrain.corpus.readers import Scan, describe, read_rows, reading_of
+from mtrain.corpus.slips import suspicions_of_lengths
+from mtrain.data.duplicates import Duplicates
+from mtrain.data.filters import is_identical
+from mtrain.data.prepare import scan_corpus
+from mtrain.data.tokenizer import Tokenizer
+from mtrain.runtime.errors import RowError, UnequalError, UserError
+from mtrain.runtime.log import progress_bar
+from mtrain.runtime.stop import Stop
 
 # Pairs that are looked at together, and about how many characters: each takes far more in numpy.
 CHUNK, CHUNK_CHARACTERS = 10_000, 1 << 21

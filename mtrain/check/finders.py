@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from mtrain.check.characters import ODD, PIECES_A_WORD
 from mtrain.check.findings import Chunk, Findings
 from mtrain.check.usual import Usual
-from mtrain.filters import is_identical
-from mtrain.marks import ENTITIES, HYPHENS, SUBWORDS
-from mtrain.scripts import JOINING, name_of
-from mtrain.text import LONGEST_TEXT, is_blank, shorten_text
-from mtrain.tokenizer import Tokenizer
+from mtrain.corpus.lines import LONGEST_TEXT, is_blank, shorten_text
+from mtrain.corpus.markup import ENTITIES, HYPHENS, SUBWORDS
+from mtrain.corpus.writing_systems import JOINING, name_of
+from mtrain.data.filters import is_identical
+from mtrain.data.tokenizer import Tokenizer
 
 Rows = NDArray[np.int64]
 

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.check.characters import Characters, Lines, Words
-from mtrain.config import Corpus, FileCorpus, GeneratedCorpus, TextCorpus
-from mtrain.corpus import describe
-from mtrain.errors import RowError, printable
+from mtrain.config.schema import Corpus, FileCorpus, GeneratedCorpus, TextCorpus
+from mtrain.corpus.readers import describe
+from mtrain.runtime.errors import RowError, printable
 
 ERROR, WARNING, NOTE = "error", "warning", "note"
 

@@ -5,12 +5,12 @@ from typing import IO
 
 import numpy as np
 
-from mtrain.config import TextCorpus
-from mtrain.corpus import read_rows
-from mtrain.errors import RefusedError, UserError
-from mtrain.log import logger, progress_bar
-from mtrain.stop import Stop
-from mtrain.text import Reading, is_blank
+from mtrain.config.schema import TextCorpus
+from mtrain.corpus.lines import Reading, is_blank
+from mtrain.corpus.readers import read_rows
+from mtrain.runtime.errors import RefusedError, UserError
+from mtrain.runtime.log import logger, progress_bar
+from mtrain.runtime.stop import Stop
 
 CHUNK = 10_000  # pairs between looks at whether to stop
 MOST_HELD_OUT = 0.1  # share of the pairs

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mtrain.check.characters import GOLDEN, Words, spans
 from mtrain.check.findings import Chunk, Example, Findings
 from mtrain.check.kinship import first_words, numbered
-from mtrain.repeats import text_hashes
+from mtrain.data.duplicates import text_hashes
 
 LEAST_BIGRAMS = 5  # of a line that can be nearly another
 NEAR, NEAR_ONE = 0.6, 0.75  # share of bigrams in common: on average over the sides, on one of them

@@ -10,21 +10,23 @@ from pathlib import Path
 
 import numpy as np
 
-from mtrain import files, manifest
 from mtrain.check.characters import Characters
 from mtrain.check.holdout import CHUNK, hold_out
 from mtrain.check.recipe import Recipe, Size, fill, recipe_for
-from mtrain.config import TextCorpus
-from mtrain.corpus import read_rows, scan
-from mtrain.errors import RefusedError, UserError, printable
-from mtrain.loading import parse_config
-from mtrain.log import logger
-from mtrain.outputs import opened, refuse_kept
-from mtrain.parallel import warn_of_missing_tokenizer
-from mtrain.scripts import SCRIPTS
-from mtrain.stop import Stop
-from mtrain.text import NOT_UTF8, Reading
-from mtrain.yaml_reader import dump_document, parse_document
+from mtrain.config.loading import parse_config
+from mtrain.config.schema import TextCorpus
+from mtrain.config.yaml_reader import dump_document, parse_document
+from mtrain.corpus.lines import NOT_UTF8, Reading
+from mtrain.corpus.readers import read_rows, scan
+from mtrain.corpus.writing_systems import SCRIPTS
+from mtrain.runs import manifest
+from mtrain.runs.layout import refuse_kept
+from mtrain.runtime import files
+from mtrain.runtime.errors import RefusedError, UserError, printable
+from mtrain.runtime.log import logger
+from mtrain.runtime.outputs import opened
+from mtrain.runtime.stop import Stop
+from mtrain.scoring.references import warn_of_missing_tokenizer
 
 LANGUAGES = {code for codes in SCRIPTS.values() for code in codes.split()}
 SAMPLE = 20_000  # pairs by which words and characters are counted

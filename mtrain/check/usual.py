@@ -6,8 +6,8 @@ from numpy.typing import NDArray
 from mtrain.check.characters import Words
 from mtrain.check.findings import Chunk, Findings
 from mtrain.check.kinship import Kinship
-from mtrain.config import DataConfig
-from mtrain.scripts import language_code, name_of, scripts_of
+from mtrain.config.schema import DataConfig
+from mtrain.corpus.writing_systems import language_code, name_of, scripts_of
 
 BITS = 18  # of the hash tables of words
 ROUNDS = 4  # of telling pairs that are swapped and counting again

@@ -1,1 +1,1 @@
-"""Models in the form of other engines, which must translate alike."""
+"""Beside the line: a model in the form of another engine, proved to translate alike."""

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from mtrain import layout
-from mtrain.config import Config
-from mtrain.errors import MissingExtraError, RefusedError
+from mtrain.config.schema import Config
+from mtrain.data.tokenizer import Tokenizer
 from mtrain.export.proof import Engine
-from mtrain.model import Attention, DecoderLayer, EncoderLayer, Shape, Transformer
-from mtrain.tokenizer import Tokenizer
-from mtrain.translate import Translator
+from mtrain.model.transformer import Attention, DecoderLayer, EncoderLayer, Shape, Transformer
+from mtrain.runs import layout
+from mtrain.runtime.errors import MissingExtraError, RefusedError
+from mtrain.translation.translator import Translator
 
 # What its `ctranslate2.converters` offer, less what is for other kinds of models.
 QUANTIZATIONS = (

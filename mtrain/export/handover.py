@@ -5,18 +5,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
-from mtrain import manifest
-from mtrain.config import Config, HubCorpus
-from mtrain.corpus import describe, read_pairs, reading_of
-from mtrain.errors import UserError
+from mtrain.config.schema import Config, HubCorpus
+from mtrain.corpus.lines import is_blank
+from mtrain.corpus.readers import describe, read_pairs, reading_of
+from mtrain.data.tokenizer import Tokenizer
 from mtrain.export import ctranslate2_format, marian_format
 from mtrain.export.proof import MUCH_LOST, NEEDED, Agreement, Engine, compare
-from mtrain.log import logger, progress_bar, shorten
-from mtrain.model import Shape
-from mtrain.parallel import read_source
-from mtrain.text import is_blank
-from mtrain.tokenizer import Tokenizer
-from mtrain.translate import Translator
+from mtrain.model.transformer import Shape
+from mtrain.runs import manifest
+from mtrain.runtime.errors import UserError
+from mtrain.runtime.log import logger, progress_bar, shorten
+from mtrain.scoring.references import read_source
+from mtrain.translation.translator import Translator
 
 # Lines that both engines translate, and how many of those that differ are shown.
 MOST_LINES, MOST_SHOWN = 1000, 20

@@ -17,11 +17,11 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from mtrain.errors import MissingExtraError, RefusedError, first_line
+from mtrain.data.tokenizer import Tokenizer
 from mtrain.export.proof import Engine
-from mtrain.model import Attention, DecoderLayer, EncoderLayer, Shape, Transformer
-from mtrain.tokenizer import Tokenizer
-from mtrain.translate import Translator
+from mtrain.model.transformer import Attention, DecoderLayer, EncoderLayer, Shape, Transformer
+from mtrain.runtime.errors import MissingExtraError, RefusedError, first_line
+from mtrain.translation.translator import Translator
 
 BATCH_SIZE = 64  # sentences
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mtrain.config import override_decode
-from mtrain.translate import Translator
+from mtrain.config.schema import override_decode
+from mtrain.translation.translator import Translator
 
 # Of lines that come out equal, by beam size, in the same precision. The rest are near-ties, which
 # the last bit of a sum decides, and with a beam those of which other engines end the search before

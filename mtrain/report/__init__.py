@@ -1,1 +1,1 @@
-"""Pages and pictures of a run: its curves, translations, scores and attention."""
+"""Beside the line: one page of HTML about a run."""

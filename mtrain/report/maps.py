@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mtrain.data import pad
-from mtrain.errors import RefusedError, UserError
-from mtrain.log import logger, progress_bar
-from mtrain.parallel import decode_lines, warn_of
+from mtrain.corpus.lines import is_blank, read_lines, read_text_file
+from mtrain.data.batches import pad
 from mtrain.report.heatmap import CAUSAL, KINDS, MEAN, HeatMap, Sentence, choices
 from mtrain.report.rendering import render
-from mtrain.text import is_blank, read_lines, read_text_file
-from mtrain.translate import Line, Translator
+from mtrain.runtime.errors import RefusedError, UserError
+from mtrain.runtime.log import logger, progress_bar
+from mtrain.scoring.references import decode_lines, warn_of
+from mtrain.translation.translator import Line, Translator
 
 Pairs = list[tuple[str, str | None]]
 

@@ -9,25 +9,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mtrain import kept, layout, manifest, metrics
 from mtrain.check.diagnosis import diagnose
 from mtrain.check.findings import Findings
-from mtrain.config import Config, Corpus, HubCorpus
-from mtrain.corpus import Text, read_text, reading_of, scan
-from mtrain.errors import UserError, printable
-from mtrain.history import History
-from mtrain.log import logger, shorten
-from mtrain.metrics import Score
-from mtrain.records import BEST, PROVENANCE, STATUS, Entry, Provenance, Status
+from mtrain.config.schema import Config, Corpus, HubCorpus
+from mtrain.corpus.lines import is_blank
+from mtrain.corpus.readers import Text, read_text, reading_of, scan
+from mtrain.data.tokenizer import Tokenizer
 from mtrain.report import maps
 from mtrain.report.curves import Chart, charts_of, spread
 from mtrain.report.heatmap import Sentence, choices
 from mtrain.report.rendering import render
-from mtrain.rundir import RunDirectory
-from mtrain.stop import Stop
-from mtrain.text import is_blank
-from mtrain.tokenizer import Tokenizer
-from mtrain.translate import load_translator
+from mtrain.runs import layout, manifest, reader
+from mtrain.runs.directory import RunDirectory
+from mtrain.runs.history import History
+from mtrain.runs.records import BEST, PROVENANCE, STATUS, Entry, Provenance, Status
+from mtrain.runtime.errors import UserError, printable
+from mtrain.runtime.log import logger, shorten
+from mtrain.runtime.stop import Stop
+from mtrain.scoring import metrics
+from mtrain.scoring.metrics import Score
+from mtrain.translation.translator import load_translator
 
 SAMPLES, MOST_TRANSLATIONS, ATTENDED = 6, 6, 3
 NOT_CHECKED = "The text was not checked"
@@ -126,7 +127,7 @@ def gather(run_dir: Path, texts: list[str]) -> Report:
     if (run_dir / manifest.NAME).exists():
         raise UserError(f"{run_dir}: not a run directory but a checkpoint; give the run's")
     run = RunDirectory(run_dir)
-    report = Report(run, *kept.read_settings(run_dir))
+    report = Report(run, *reader.read_settings(run_dir))
     report.attempt("run", "Links are not followed", partial(_refuse_links, run_dir))
     report.status = report.attempt(
         "run", "The state is not known", partial(run.read, layout.STATUS, STATUS)
@@ -169,7 +170,7 @@ def check_text(report: Report) -> list[Findings]:
 
 def _with_own_vocabulary(report: Report) -> Config:
     """Name no other vocabulary than the run's own, nor where the run took it from."""
-    config, vocabulary = report.config, kept.read_vocabulary(report.run.path)
+    config, vocabulary = report.config, reader.read_vocabulary(report.run.path)
     settings: dict[str, object] = {"path": None}
     if vocabulary is not None:
         name = str(report.run.path / layout.TOKENIZER)
@@ -200,7 +201,7 @@ def check_known(config: Config, key: str, corpus: Corpus, sha256: str | None) ->
 
 def _refuse_links(run_dir: Path) -> None:
     """Raise `UserError` that names the links in a run, all of which are left out."""
-    if found := kept.links(run_dir):
+    if found := reader.links(run_dir):
         raise UserError(", ".join(str(path.relative_to(run_dir)) for path in found))
 
 
@@ -240,7 +241,7 @@ def _read_log(report: Report) -> None:
     warnings: dict[str, None] = {}
 
     def read() -> None:
-        for line in kept.end_of_log(report.run.path):
+        for line in reader.end_of_log(report.run.path):
             for pattern, found in ((_DATA, data), (_WARNING, warnings)):
                 if match := pattern.match(line):
                     found.pop(match[1], None)
@@ -298,7 +299,7 @@ def _scored(report: Report, name: str, entry: Entry, file: str, text: Text | Non
         return plain
 
     def find() -> Scored:
-        translations = kept.read_translations(report.run.path, file)
+        translations = reader.read_translations(report.run.path, file)
         path = layout.translations(report.run.path, file)
         if translations is None:
             raise UserError(f"{path} is missing")
@@ -372,7 +373,7 @@ def _take(run_dir: Path, name: str, places: list[int]) -> dict[int, str]:
     wanted = set(places)
     return {
         place: _shortened(line.decode("utf-8", "replace"))
-        for place, line in enumerate(kept.read_translations(run_dir, name) or ())
+        for place, line in enumerate(reader.read_translations(run_dir, name) or ())
         if place in wanted
     }
 
@@ -392,9 +393,9 @@ def _attention(
         return []
 
     def find() -> list[Sentence]:
-        for path in kept.links(report.run.path):
+        for path in reader.links(report.run.path):
             if layout.CHECKPOINTS in (path.name, path.parent.name):
-                kept.refuse_link(path)
+                reader.refuse_link(path)
         translator = load_translator(report.run.path, device="cpu", precision="fp32")
         return maps.watch(translator, [(text, None) for text in texts], maps.Choice())
 

@@ -9,8 +9,8 @@ from functools import cache
 import jinja2
 
 import mtrain
-from mtrain.errors import printable
 from mtrain.report.heatmap import CELL, LEVELS, label, opacity, visible
+from mtrain.runtime.errors import printable
 
 
 def render(template: str, **values: object) -> str:

@@ -24,7 +24,7 @@ import yaml
 from conftest import made_up_pairs
 
 from faults import mutate
-from mtrain import manifest
+from mtrain.runs import manifest
 
 SECRET = "secret of this home"
 FORMS = ("plain", "plain", "plain", "gz", "zst", "tsv", "jsonl", "tmx", "parquet")

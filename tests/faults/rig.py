@@ -124,7 +124,7 @@ def in_parallel(
 
 STRUCK = """
 import os, resource, shutil, signal, torch
-from mtrain.train import Trainer
+from mtrain.training.trainer import Trainer
 method = Trainer.{method}
 def struck(self, *arguments):
     if self.position.step == {step}:

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from faults.conftest import Count, Tally
 from faults.rig import Processes, Rig, in_parallel, new_config, strike, undisturbed
 from faults.test_configs import ALIASES
-from mtrain import manifest
+from mtrain.runs import manifest
 
 NEWEST = Path("checkpoints/step-00000003")
 FILES = (

@@ -15,8 +15,8 @@ from conftest import made_up_pairs, status, write_corpus
 
 from faults.conftest import Count, Tally
 from faults.rig import Processes, Rig, in_parallel, new_config, strike, undisturbed
-from mtrain import checkpoint, layout
-from mtrain.errors import EXIT_INTERRUPTED
+from mtrain.runs import checkpoint, layout
+from mtrain.runtime.errors import EXIT_INTERRUPTED
 
 BALLAST = 64 << 20
 

@@ -20,9 +20,9 @@ from conftest import status
 
 from faults.conftest import Count, Tally
 from faults.rig import Processes, Rig, in_parallel, new_config, strike, undisturbed
-from mtrain import checkpoint, layout
-from mtrain.device import has_fast_bf16
-from mtrain.errors import EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_STOPPED, EXIT_TERMINATED
+from mtrain.runs import checkpoint, layout
+from mtrain.runtime.device import has_fast_bf16
+from mtrain.runtime.errors import EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_STOPPED, EXIT_TERMINATED
 
 CODES = {"SIGTERM": EXIT_TERMINATED, "SIGUSR1": EXIT_STOPPED, "SIGINT": EXIT_INTERRUPTED}
 LIMIT = ("--time-limit", "30m")
@@ -130,7 +130,7 @@ def test_killed_five_times(
 # end of pruning.
 POINTS = """
 import os, signal, sys
-from mtrain.train import Trainer
+from mtrain.training.trainer import Trainer
 AT = {at}
 passed = None
 def point():
@@ -232,7 +232,9 @@ def test_stopped_at_random_instants(
 # Asks the process to stop while it is in one of its phases, once or twice.
 ASKED = """
 import os, signal, time
-from mtrain import checkpoint, learner, prepare, validation
+from mtrain.data import prepare
+from mtrain.runs import checkpoint
+from mtrain.training import learner, validation
 owner, name = {phase}
 function, calls, clock = getattr(owner, name), 0, time.monotonic
 def asked(*arguments, **options):

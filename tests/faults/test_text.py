@@ -19,9 +19,9 @@ from conftest import LEXICON, made_up_pairs, render
 
 from faults.conftest import Count, Tally
 from faults.rig import Processes, Rig, in_parallel, new_config
-from mtrain.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED
-from mtrain.store import open_store
-from mtrain.tokenizer import Tokenizer
+from mtrain.data.store import open_store
+from mtrain.data.tokenizer import Tokenizer
+from mtrain.runtime.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED
 
 PAIRS = 60
 SEPARATORS = {
@@ -308,7 +308,7 @@ def differing_lines(
 # --- search -------------------------------------------------------------------------------------
 
 NO_END = """
-from mtrain.decoder import Decoder
+from mtrain.model.decoder import Decoder
 step = Decoder.step
 def endless(self, tokens, state):
     log_probs, state = step(self, tokens, state)

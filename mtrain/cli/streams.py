@@ -1,0 +1,61 @@
+"""What commands read from and print to: files and standard streams."""
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from mtrain.corpus.lines import bounded_lines, open_bytes, reading_from
+from mtrain.runtime import outputs
+from mtrain.runtime.console import writing
+from mtrain.runtime.errors import printable
+
+
+@contextmanager
+def reading(name: str) -> Iterator[Iterator[bytes]]:
+    """Open a file or stdin for lines of bytes."""
+    if name == "-":
+        yield _guarded(sys.stdin.buffer, "stdin")
+        return
+    with open_bytes(Path(name)) as stream:
+        yield _guarded(stream, name)
+
+
+def _guarded(stream: IO[bytes], name: str) -> Iterator[bytes]:
+    """Read lines; raises `UserError`, for an error of the input is not one of the output."""
+    with reading_from(name):
+        yield from bounded_lines(stream)
+
+
+def print_lines(sink: IO[bytes], lines: Iterable[str]) -> None:
+    """Write lines for people, each made printable: names and text from outside may hold line breaks
+    and terminal escapes.
+    """
+    sink.writelines(printable(line).encode() + b"\n" for line in lines)
+    sink.flush()  # the next ones may take minutes
+
+
+def print_path(path: Path) -> None:
+    """Write a path to stdout: its bytes, for scripts, but printable on a terminal."""
+    with writing("-") as sink:
+        if os.isatty(1):
+            print_lines(sink, [str(path)])
+        else:
+            sink.write(os.fsencode(path) + b"\n")
+
+
+def check_output(path: Path) -> None:
+    """Raise `UserError`, before any work is done, where no file of that name can be written, and
+    `RefusedError` where it is one that a run or checkpoint keeps.
+    """
+    refuse_kept(path)
+    outputs.check_writable(path)
+
+
+def refuse_kept(path: Path) -> None:
+    """Refuse to write to the name of a file or directory that a run or checkpoint keeps."""
+    from mtrain.runs import layout  # not needed by --help
+
+    layout.refuse_kept(path)

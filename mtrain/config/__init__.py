@@ -1,0 +1,1 @@
+"""Every setting of a run: strict YAML in, a checked `Config` out."""

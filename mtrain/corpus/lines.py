@@ -1,0 +1,248 @@
+r"""Files of text, and the one line discipline for all of it.
+
+Bytes are split on `\n` alone: Python's text files and `str.splitlines` split on ten characters
+(U+2028, form feed, a lone carriage return, ...) and would let the two sides slip out of step.
+"""
+
+import gzip
+import hashlib
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from io import BufferedIOBase, BufferedReader
+from pathlib import Path
+from typing import IO, NoReturn, cast
+
+from mtrain.runtime.errors import RowError, UserError
+
+DROPPED = "pairs dropped: "  # how counts of pairs that are left out begin
+NOT_UTF8 = DROPPED + "not valid UTF-8"
+# Bytes of a line, and of the text in a cell, a field or a segment. What is longer is no sentence:
+# the rest is not read into memory, and the pair is dropped, or refused in a set that is scored.
+LONGEST_LINE = 1 << 20
+CHARACTERS_A_TOKEN = 64  # at most, in ordinary text; more where a vocabulary has a longer piece
+LONGEST_TEXT = LONGEST_LINE // 4  # characters that a model or a vocabulary is given of a line
+LARGEST_SET = 1 << 30  # bytes of a set that is scored, which is held in memory,
+LINE = 100  # with this for each line
+TOO_LONG = f"longer than {LONGEST_LINE:,} bytes"
+
+_BOM = b"\xef\xbb\xbf"
+# How files begin that are not text in UTF-8 at all, and what to do; a line that begins so by chance
+# is bad, too.
+_OTHER_FORMATS = {
+    b"\xff\xfe": "this is how UTF-16 begins: convert the file with iconv",
+    b"\xfe\xff": "this is how UTF-16 begins: convert the file with iconv",
+    b"\x1f\x8b": "this is how gzip begins: give the file a name that ends in .gz",
+    b"\x28\xb5\x2f\xfd": "this is how zstd begins: give the file a name that ends in .zst",
+}
+_BLOCK = 1 << 20
+
+
+def _refuse(error: RowError) -> NoReturn:
+    raise error
+
+
+@dataclass
+class Reading:
+    """Options of reading, counts of what was changed or dropped on the way, what to call now and
+    then (it may raise to end a long read), and for a row that cannot be read (one that does not
+    raise has it left out). Sets that are scored `keep_blank` lines, and refuse those too long.
+    """
+
+    root: Path = field(default_factory=Path)
+    invalid_utf8: str = "error"
+    keep_blank: bool = False
+    counts: Counter[str] = field(default_factory=Counter)
+    check: Callable[[], None] = lambda: None
+    refuse: Callable[[RowError], None] = _refuse
+
+    def drop_long(self, place: str, number: int) -> None:
+        """Count a line or text longer than `LONGEST_LINE`, which is left out, or refuse it."""
+        if self.keep_blank:
+            advice = "a set that is scored loses no line, so cut or remove it"
+            self.refuse(RowError(place, number, f"{TOO_LONG}; {advice}", is_long=True))
+        else:
+            self.counts[DROPPED + TOO_LONG] += 1
+
+
+def is_blank(text: str) -> bool:
+    """Tell whether a line holds nothing but white space."""
+    return not text or text.isspace()
+
+
+def size_of(text: str) -> int:
+    """Return the bytes of a text, exactly where it may be too long."""
+    return len(text) if len(text) <= LONGEST_TEXT else len(text.encode("utf-8", "replace"))
+
+
+def shorten_text(text: str, most: int) -> str:
+    """Cut a text to at most this many characters, at a space if there is one near the end."""
+    if len(text) <= most:
+        return text
+    space = text.rfind(" ", most * 3 // 4, most)
+    return text[: space if space > 0 else most]
+
+
+def open_bytes(path: Path) -> IO[bytes]:
+    """Open a plain, .gz or .zst file for reading; raises `UserError`."""
+    try:
+        if path.suffix == ".gz":
+            return cast(IO[bytes], gzip.open(path, "rb"))
+        if path.suffix == ".zst":
+            import pyarrow  # not needed by other files
+
+            packed = pyarrow.input_stream(str(path), compression="zstd")
+            return cast(IO[bytes], BufferedReader(packed, _BLOCK))
+        return path.open("rb")
+    except OSError as error:
+        is_lost = isinstance(error, FileNotFoundError) and not path.is_absolute()
+        where = f" (looked for in {Path.cwd()})" if is_lost else ""
+        raise UserError(f"{path}: cannot read: {error.strerror or error}{where}") from None
+
+
+@contextmanager
+def reading_from(name: Path | str) -> Iterator[None]:
+    """Turn errors of reading a file that was opened, such as damage to a packed one, into
+    `UserError`.
+    """
+    try:
+        yield
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{name}: cannot read: {error}") from None
+
+
+def read_lines(lines: Iterable[bytes], counts: Counter[str] | None = None) -> Iterator[bytes]:
+    r"""Yield lines without `\n`, a BOM at the start, or one `\r` before `\n`."""
+    for number, line in enumerate(lines):
+        if number == 0 and line.startswith(_BOM):
+            line = line[len(_BOM) :]
+        if line.endswith(b"\r\n"):
+            if counts is not None:
+                counts["carriage returns removed"] += 1
+            yield line[:-2]
+        else:
+            yield line.removesuffix(b"\n")
+
+
+def bounded_lines(stream: IO[bytes]) -> Iterator[bytes]:
+    r"""Yield the lines of a stream with their `\n`; of one of more than `LONGEST_LINE` bytes, a
+    little more than these, and no `\n`.
+    """
+    most = LONGEST_LINE + 8  # room for `\r\n`, and to end behind a whole character
+    start, read = b"", cast(BufferedIOBase, stream).read1  # waits for no more than there is
+    while block := read(_BLOCK):
+        first, *others = block.split(b"\n")
+        if len(start) <= most:
+            start += first
+        for line in others:
+            start += b"\n"
+            yield start if len(start) <= most else _without_split_character(start[:most])
+            start = line
+    if start:
+        yield start if len(start) <= most else _without_split_character(start[:most])
+
+
+def _without_split_character(line: bytes) -> bytes:
+    """Remove the first bytes of a UTF-8 character whose other bytes were cut off."""
+    for length in (1, 2, 3):
+        byte = line[-length]
+        if byte >= 0xC0:  # it begins a character of two, three or four bytes
+            return line[:-length] if length < 2 + (byte >= 0xE0) + (byte >= 0xF0) else line
+        if byte < 0x80:
+            break
+    return line
+
+
+def read_file(path: Path, counts: Counter[str] | None = None) -> Iterator[bytes]:
+    """Yield the lines of a file; raises `UserError` where it cannot be read or is damaged."""
+    with open_bytes(path) as stream, reading_from(path):
+        yield from read_lines(bounded_lines(stream), counts)
+
+
+def scored_lines(path: Path, counts: Counter[str] | None = None) -> Iterator[bytes]:
+    """Yield the lines of a file of which none may be cut; raises `UserError` for one too long, and
+    for more than a set may hold.
+    """
+    size = 0
+    for number, line in enumerate(read_file(path, counts), 1):
+        if len(line) > LONGEST_LINE:
+            raise UserError(f"{path}:{number}: {TOO_LONG}; cut or remove the line")
+        size = added_to_set(size, len(line), str(path))
+        yield line
+
+
+def added_to_set(size: int, line: int, name: str) -> int:
+    """Return the bytes of a set that is scored with another line; raises `UserError` where these
+    are more than is held in memory.
+    """
+    size += line + LINE
+    if size > LARGEST_SET:
+        raise UserError(
+            f"{name}: more than {LARGEST_SET >> 30} GiB of text in a set that is scored, which is "
+            "held in memory; take a part of it"
+        )
+    return size
+
+
+def read_text_file(path: Path, counts: Counter[str] | None = None) -> list[str]:
+    """Read a whole file of evaluation size as UTF-8 lines; raises `UserError` with the line that is
+    not.
+    """
+    lines = []
+    for number, line in enumerate(scored_lines(path, counts), 1):
+        try:
+            lines.append(line.decode("utf-8"))
+        except UnicodeDecodeError:
+            raise UserError(f"{path}:{number}: not valid UTF-8; mend or remove the line") from None
+    return lines
+
+
+def windows_lines(path: Path, most: int, check: Callable[[], None]) -> tuple[int, int, list[int]]:
+    r"""Count the lines that end in `\r\n`, and all; and number the first ones."""
+    count, number, first = 0, 0, list[int]()
+    with open_bytes(path) as stream, reading_from(path):
+        for number, line in enumerate(bounded_lines(stream), 1):
+            if line.endswith(b"\r\n"):
+                count += 1
+                first += [number] * (len(first) < most)
+            if number % _BLOCK == 0:
+                check()
+    return count, number, first
+
+
+def require_regular(path: Path) -> None:
+    """Refuse a folder or a pipe in a corpus; raises `UserError`."""
+    if path.exists() and not path.is_file():
+        raise UserError(
+            f"{path}: not a regular file; a corpus is read more than once, which no pipe can be"
+        )
+
+
+def scan_file(path: Path, check: Callable[[], None]) -> tuple[int, bytes]:
+    """Return the number of lines and the SHA-256 of a file's decompressed bytes."""
+    require_regular(path)
+    digest, lines, last = hashlib.sha256(), 0, b""
+    with open_bytes(path) as stream, reading_from(path):
+        while block := stream.read(_BLOCK):
+            check()
+            digest.update(block)
+            lines += block.count(b"\n")
+            last = block
+    return lines + (bool(last) and not last.endswith(b"\n")), digest.digest()
+
+
+def decode(path: Path, number: int, line: bytes, reading: Reading) -> str | None:
+    """Read line `number` of a corpus's file as UTF-8; None if it is not and is to be left out."""
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if reading.invalid_utf8 == "error":
+            advice = next(
+                (text for start, text in _OTHER_FORMATS.items() if line.startswith(start)),
+                "mend the line, or set data.invalid_utf8: drop to leave such pairs out",
+            )
+            reason = f"not valid UTF-8 (byte {error.start + 1} of the line); {advice}"
+            reading.refuse(RowError(f"{path}:{number}", number, reason, is_encoding=True))
+        return None

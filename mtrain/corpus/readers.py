@@ -1,0 +1,189 @@
+"""Readers from corpora to pairs of strings that never slip out of step."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtrain.config.schema import Config, Corpus, FileCorpus, GeneratedCorpus, HubCorpus, TextCorpus
+from mtrain.corpus import phrasebook
+from mtrain.corpus.lines import (
+    DROPPED,
+    LONGEST_LINE,
+    NOT_UTF8,
+    Reading,
+    added_to_set,
+    decode,
+    is_blank,
+    read_file,
+    require_regular,
+    scan_file,
+)
+from mtrain.corpus.tables import (
+    TextRow,
+    dataset_files,
+    dataset_name,
+    read_dataset,
+    read_table,
+    scan_table,
+)
+from mtrain.runtime.errors import UnequalError, UserError
+
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What a first pass over a corpus found: its number of pairs and the SHA-256 of its text."""
+
+    pairs: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Text:
+    """A validation or test set, line for line."""
+
+    sources: list[str]
+    references: list[str]
+    sha256: str
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def lengths_of(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Lengths in characters of the pairs `start` to `stop` - 1, shape (pairs, 2)."""
+        pairs = zip(self.sources[start:stop], self.references[start:stop], strict=True)
+        return np.array([(len(src), len(tgt)) for src, tgt in pairs])
+
+    def equal_sides(self, start: int, stop: int) -> NDArray[np.bool_]:
+        """Tell of each of these pairs whether its sides are the same."""
+        pairs = zip(self.sources[start:stop], self.references[start:stop], strict=True)
+        return np.array([src == tgt for src, tgt in pairs])
+
+
+def reading_of(config: Config, *, keep_blank: bool = False) -> Reading:
+    """How a config says to read its corpora."""
+    root = Path(config.data.root) if config.data.root else Path()
+    return Reading(root, config.data.invalid_utf8, keep_blank)
+
+
+def describe(corpus: Corpus) -> str:
+    """Name a corpus as its config entry does."""
+    if isinstance(corpus, TextCorpus):
+        return f"{corpus.src} + {corpus.tgt}"
+    if isinstance(corpus, GeneratedCorpus):
+        return f"{corpus.generated} {corpus.split} ({corpus.pairs} pairs)"
+    if isinstance(corpus, FileCorpus):
+        return corpus.file
+    return dataset_name(corpus)
+
+
+def files_of(corpus: Corpus, root: Path) -> list[Path]:
+    """Name the files that all of a corpus's content is in, if it is in files."""
+    if isinstance(corpus, TextCorpus):
+        return [root / corpus.src, root / corpus.tgt]
+    if isinstance(corpus, FileCorpus):
+        return [root / corpus.file]
+    return dataset_files(corpus, root) if isinstance(corpus, HubCorpus) else []
+
+
+def columns_of(corpus: Corpus) -> list[object]:
+    """Name what is read of the files of a corpus."""
+    if isinstance(corpus, TextCorpus):
+        return []
+    return list(corpus.model_dump(exclude={"file", "weight"}).values())
+
+
+def scan(corpus: Corpus, reading: Reading) -> Scan:
+    """Count the pairs of a corpus and hash its text; raises `UserError` if its sides differ in
+    length.
+    """
+    if isinstance(corpus, TextCorpus):
+        src, tgt = reading.root / corpus.src, reading.root / corpus.tgt
+        return _scan_files(src, tgt, reading.check)
+    if isinstance(corpus, FileCorpus):
+        return Scan(*scan_table(corpus, reading))
+    digest, count = hashlib.sha256(), 0
+    for pair in read_pairs(corpus, Reading(reading.root, "error", keep_blank=True)):
+        reading.check()
+        for text in pair:
+            data = text.encode("utf-8")
+            digest.update(len(data).to_bytes(8, "little") + data)
+        count += 1
+    return Scan(count, digest.hexdigest())
+
+
+def read_pairs(corpus: Corpus, reading: Reading) -> Iterator[Pair]:
+    """Yield the pairs of a corpus in order; what is dropped is counted in `reading.counts`."""
+    for _, src, tgt in read_rows(corpus, reading):
+        if not reading.keep_blank and (is_blank(src) or is_blank(tgt)):
+            reading.counts[DROPPED + "blank on a side"] += 1
+        else:
+            yield src, tgt
+
+
+def read_text(corpus: Corpus, reading: Reading, sha256: str) -> Text:
+    """Read a set whole; its hash is the one that `scan` found."""
+    size, pairs = 0, list[Pair]()
+    for pair in read_pairs(corpus, reading):
+        size = added_to_set(size, len(pair[0]) + len(pair[1]), describe(corpus))
+        pairs.append(pair)
+    return Text([src for src, _ in pairs], [tgt for _, tgt in pairs], sha256)
+
+
+def read_rows(corpus: Corpus, reading: Reading) -> Iterator[TextRow]:
+    """Yield the pairs of a corpus in order, blank ones included, with their numbers: those of lines
+    in a file, else of rows, from 1.
+    """
+    if not isinstance(corpus, HubCorpus):
+        for path in files_of(corpus, reading.root):
+            require_regular(path)  # opening a pipe that nobody writes to waits for ever
+    if isinstance(corpus, TextCorpus):
+        return _read_files(reading.root / corpus.src, reading.root / corpus.tgt, reading)
+    if isinstance(corpus, GeneratedCorpus):
+        return ((number, *pair) for number, pair in enumerate(_generate(corpus), 1))
+    if isinstance(corpus, FileCorpus):
+        return read_table(corpus, reading)
+    return read_dataset(corpus, reading)
+
+
+def _scan_files(src: Path, tgt: Path, check: Callable[[], None]) -> Scan:
+    (src_lines, src_hash), (tgt_lines, tgt_hash) = scan_file(src, check), scan_file(tgt, check)
+    if src_lines != tgt_lines:
+        text = "the sides of a corpus must match line for line"
+        raise UnequalError(
+            f"{src} has {src_lines} lines but {tgt} has {tgt_lines}: {text}",
+            min(src_lines, tgt_lines),
+        )
+    return Scan(src_lines, hashlib.sha256(src_hash + tgt_hash).hexdigest())
+
+
+def _read_files(src: Path, tgt: Path, reading: Reading) -> Iterator[TextRow]:
+    sides = zip_longest(read_file(src, reading.counts), read_file(tgt, reading.counts))
+    for number, (src_line, tgt_line) in enumerate(sides, 1):
+        if src_line is None or tgt_line is None:
+            short = src if src_line is None else tgt
+            text = f"{short}: ends at line {number - 1}, before the other side does"
+            raise UnequalError(text, number - 1)
+        if len(src_line) > LONGEST_LINE or len(tgt_line) > LONGEST_LINE:
+            path = src if len(src_line) > LONGEST_LINE else tgt
+            reading.drop_long(f"{path}:{number}", number)
+            continue
+        src_text = decode(src, number, src_line, reading)
+        tgt_text = decode(tgt, number, tgt_line, reading)
+        if src_text is None or tgt_text is None:
+            reading.counts[NOT_UTF8] += 1
+        else:
+            yield number, src_text, tgt_text
+
+
+def _generate(corpus: GeneratedCorpus) -> Iterator[Pair]:
+    try:
+        return phrasebook.pairs(corpus.split, corpus.pairs)
+    except ValueError as error:
+        raise UserError(f"{describe(corpus)}: {error}") from None

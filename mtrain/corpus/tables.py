@@ -1,0 +1,397 @@
+"""Pairs from tables: TSV, JSON lines and Parquet files, translation memories, and datasets of
+Hugging Face.
+
+Rows are counted from 1, as the lines of their file where it has lines.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from mtrain.config.schema import FileCorpus, HubCorpus
+from mtrain.corpus.lines import (
+    LONGEST_LINE,
+    NOT_UTF8,
+    Reading,
+    decode,
+    read_file,
+    scan_file,
+    size_of,
+)
+from mtrain.corpus.tmx import count_units, read_tmx
+from mtrain.runtime.errors import RowError, UserError
+
+_READERS = "datasets.packaged_modules"
+TEXT_READERS = {"parquet", "json", "csv", "arrow", "text", "cache"}  # of the library datasets
+ROWS = 1000  # read at a time
+LARGEST_BATCH = 1 << 30  # bytes of a Parquet row group, or of that many rows of a dataset
+LARGEST_READ = 1 << 27  # bytes of the rows of a Parquet file that are read at a time, about
+
+Row = tuple[int, Any, Any]  # its number, and what should be its source and target
+TextRow = tuple[int, str, str]
+
+
+def scan_table(corpus: FileCorpus, reading: Reading) -> tuple[int, str]:
+    """Count the rows of a table, and hash its content with what is read of it."""
+    path = reading.root / corpus.file
+    lines, content = scan_file(path, reading.check)
+    rows = lines
+    if corpus.kind == "parquet":
+        rows = _open_parquet(path).metadata.num_rows
+    elif corpus.kind == "tsv" and isinstance(corpus.src, str):
+        rows = max(0, lines - 1)
+    elif corpus.kind == "tmx":
+        rows = count_units(path, str(corpus.src), str(corpus.tgt), reading.check)
+    columns = json.dumps([corpus.src, corpus.tgt]).encode()
+    return rows, hashlib.sha256(content + columns).hexdigest()
+
+
+def read_table(corpus: FileCorpus, reading: Reading) -> Iterator[TextRow]:
+    """Yield the pairs of a file, numbered; raises `RowError` for one that is not two texts."""
+    path = reading.root / corpus.file
+    if corpus.kind == "tmx":
+        return read_tmx(path, str(corpus.src), str(corpus.tgt), reading)
+    read = {"tsv": _read_tsv, "jsonl": _read_json_lines, "parquet": _read_parquet}[corpus.kind]
+    return _texts(read(corpus, path, reading), corpus, str(path), reading)
+
+
+def read_dataset(corpus: HubCorpus, reading: Reading) -> Iterator[TextRow]:
+    """Yield the pairs of a Hugging Face dataset, local folders included, numbered; raises
+    `UserError`.
+    """
+    name = f"dataset {dataset_name(corpus)}"
+    rows = _rows_of_batches(_dataset_batches(corpus, reading.root, name), corpus, name)
+    return _texts(rows, corpus, name, reading)
+
+
+def dataset_files(corpus: HubCorpus, root: Path) -> list[Path]:
+    """Name the files of the copy that is kept of a dataset; none if it is streamed."""
+    if corpus.streaming:
+        return []
+    with _telling(f"dataset {dataset_name(corpus)}"):
+        return [Path(file["filename"]) for file in _load_dataset(corpus, root).cache_files]
+
+
+def dataset_name(corpus: HubCorpus) -> str:
+    """Name a dataset as its config entry does."""
+    return " ".join(filter(None, (corpus.dataset, corpus.name, corpus.split)))
+
+
+def _texts(
+    rows: Iterable[Row], corpus: FileCorpus | HubCorpus, name: str, reading: Reading
+) -> Iterator[TextRow]:
+    """Pass on what is two texts."""
+    for number, src, tgt in rows:
+        if not (isinstance(src, str) and isinstance(tgt, str)):
+            other = corpus.tgt if isinstance(src, str) else corpus.src
+            reading.refuse(RowError(f"{name}: row {number}", number, f"{other} is not text"))
+        elif size_of(src) > LONGEST_LINE or size_of(tgt) > LONGEST_LINE:
+            reading.drop_long(f"{name}: row {number}", number)
+        elif _is_unicode(src) and _is_unicode(tgt):
+            yield number, src, tgt
+        else:
+            reading.counts[NOT_UTF8] += 1
+            if reading.invalid_utf8 == "error":
+                reason = (
+                    "holds half of a surrogate pair; mend the row, or set "
+                    "data.invalid_utf8: drop to leave such pairs out"
+                )
+                place = f"{name}: row {number}"
+                reading.refuse(RowError(place, number, reason, is_encoding=True))
+
+
+def _is_unicode(text: str) -> bool:
+    """Tell whether a text has a form in UTF-8: JSON can spell what has none."""
+    try:
+        return text.isascii() or bool(text.encode("utf-8"))
+    except UnicodeEncodeError:
+        return False
+
+
+def _decoded_lines(path: Path, reading: Reading) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(read_file(path, reading.counts), 1):
+        if len(line) > LONGEST_LINE:
+            reading.drop_long(f"{path}:{number}", number)
+            continue
+        text = decode(path, number, line, reading)
+        if text is None:
+            reading.counts[NOT_UTF8] += 1
+        else:
+            yield number, text
+
+
+def _read_tsv(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]:
+    """Columns by number, from 0; or by the names that the first line gives them."""
+    lines = _decoded_lines(path, reading)
+    places = [corpus.src, corpus.tgt]
+    if isinstance(corpus.src, str):
+        number, first = next(lines, (1, ""))
+        header = first.split("\t") if number == 1 else []  # a first line that is not UTF-8 is none
+        for name in places:
+            if header.count(str(name)) > 1:
+                raise UserError(f"{path}:1: two columns have the name {name}; rename one of them")
+            if name not in header:
+                raise UserError(
+                    f"{path}:1: no column {name}; it has {_listed(header)}. Columns without "
+                    "names are given by number, from 0"
+                )
+        places = [header.index(str(name)) for name in places]
+    src, tgt = (int(place) for place in places)
+    for number, line in lines:
+        cells = line.split("\t")
+        if max(src, tgt) < len(cells):
+            yield number, cells[src], cells[tgt]
+            continue
+        reason = f"no column {max(src, tgt)}, counted from 0, among {len(cells)}"
+        reading.refuse(RowError(f"{path}:{number}", number, reason))
+
+
+def _read_json_lines(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]:
+    wanted = {part for name in (corpus.src, corpus.tgt) for part in (name, *str(name).split("."))}
+    quoted = [json.dumps(name, ensure_ascii=False) for name in wanted]
+    # how a name can be spelled otherwise
+    escaped = re.compile(r"\\(?:u00[2-7]|/)" if all(map(str.isascii, quoted)) else r"\\u")
+    for number, line in _decoded_lines(path, reading):
+        try:
+            row = json.loads(line)
+            if escaped.search(line) or any(line.count(name) > 1 for name in quoted):
+                _check_names(line, wanted)
+            src, tgt = (_field(row, str(name)) for name in (corpus.src, corpus.tgt))
+        except (ValueError, RecursionError, LookupError) as error:
+            reason = {RecursionError: "not JSON: nested too deep", LookupError: str(error.args[0])}
+            text = reason.get(type(error), f"not JSON: {error}")
+            reading.refuse(RowError(f"{path}:{number}", number, text))
+            continue
+        yield number, src, tgt
+
+
+def _check_names(line: str, wanted: set[Any]) -> None:
+    """Raise `LookupError` where an object holds a wanted name twice: readers differ in which of
+    them they take.
+    """
+
+    def check(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = Counter(name for name, _ in pairs if name in wanted)
+        for name, count in names.most_common(1):
+            if count > 1:
+                raise LookupError(f"the field {name} stands there twice")
+        return dict(pairs)
+
+    json.loads(line, object_pairs_hook=check)
+
+
+def _field(row: Any, name: str) -> Any:
+    """Reach into an object by a name, or a dotted one such as `translation.en`; raises
+    `LookupError`.
+    """
+    if isinstance(row, dict) and name in row:
+        return row[name]
+    for part in name.split("."):
+        if not isinstance(row, dict):
+            raise LookupError(f"no field {name}; it is no object")
+        if part not in row:
+            raise LookupError(f"no field {name}; it has {_listed(row)}")
+        row = row[part]
+    return row
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Name what there is, if not too much."""
+    text = ", ".join(names)
+    return (text if len(text) <= 200 else f"{text[:200]} ...") or "none"
+
+
+def _open_parquet(path: Path, dictionaries: Iterable[str] = ()) -> Any:
+    """Open a Parquet file; the text columns `dictionaries` are read as numbers of their values."""
+    import pyarrow.parquet  # slow to import, and needed by Parquet files alone
+
+    try:
+        # buffered ahead, all that has been read would stay in memory
+        return pyarrow.parquet.ParquetFile(
+            path, pre_buffer=False, read_dictionary=list(dictionaries)
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot read: {error}") from None
+
+
+def _read_parquet(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]:
+    return _rows_of_batches(_parquet_batches(corpus, path), corpus, str(path))
+
+
+def _parquet_batches(corpus: FileCorpus, path: Path) -> Iterator[dict[str, list[Any]]]:
+    file = _open_parquet(path)
+    import pyarrow
+
+    known = [file.schema.column(place).path for place in range(len(file.schema))]
+    names = sorted({str(corpus.src), str(corpus.tgt)})
+    for name in names:
+        if name not in known:
+            raise UserError(f"{path}: no text column {name}; it has {_listed(known)}")
+    number = 0
+    try:
+        for group in range(file.num_row_groups):
+            rows = _rows_at_once(path, file, group, {name: known.index(name) for name in names})
+            for batch in file.iter_batches(rows, row_groups=[group], columns=names):
+                yield batch.to_pydict()
+                number += batch.num_rows
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        raise UserError(f"{path}: cannot read: behind row {number}: {error}") from None
+
+
+def _rows_at_once(path: Path, file: Any, group: int, columns: dict[str, int]) -> int:
+    """Return how many rows of a row group to read at a time: fewer where a few bytes of the file
+    may stand for long texts. Raises `UserError` where the group itself takes too much memory.
+    """
+    chunks = {name: file.metadata.row_group(group).column(at) for name, at in columns.items()}
+    size = sum(chunk.total_uncompressed_size for chunk in chunks.values())
+    if size > LARGEST_BATCH:
+        raise UserError(
+            f"{path}: row group {group} holds {size / (1 << 30):.1f} GiB of text, and more "
+            "than 1 GiB is not read at once; write it anew with smaller row groups"
+        )
+    longest = 1
+    for name, chunk in chunks.items():
+        if "DELTA_BYTE_ARRAY" in chunk.encodings:  # a text begins as the one before it
+            longest = max(longest, chunk.total_uncompressed_size)
+        elif any("DICTIONARY" in encoding for encoding in chunk.encodings):
+            longest = max(longest, _longest_of_dictionary(path, group, name))
+    return max(1, min(ROWS, LARGEST_READ // longest))
+
+
+def _longest_of_dictionary(path: Path, group: int, name: str) -> int:
+    """Return the bytes of the longest text that a row group has numbers for."""
+    import pyarrow
+    from pyarrow import compute
+
+    file = _open_parquet(path, [name])
+    batch = next(file.iter_batches(1, row_groups=[group], columns=[name]), None)
+    found = None if batch is None else batch.column(0)
+    while found is not None and pyarrow.types.is_struct(found.type):
+        found = found.field(0)
+    if found is None or not pyarrow.types.is_dictionary(found.type):
+        return 0
+    return compute.max(compute.binary_length(found.dictionary)).as_py() or 0
+
+
+def _dataset_batches(corpus: HubCorpus, root: Path, name: str) -> Iterator[dict[str, list[Any]]]:
+    with _telling(name):
+        found = _load_dataset(corpus, root)
+        if not corpus.streaming and found.num_rows:
+            size = found.data.nbytes / found.num_rows * ROWS
+            if size > LARGEST_BATCH:
+                raise UserError(
+                    f"{name}: {ROWS} rows hold {size / (1 << 30):.1f} GiB, and more than 1 GiB is "
+                    "not read at once"
+                )
+        yield from found.iter(batch_size=ROWS)
+
+
+def _load_dataset(corpus: HubCorpus, root: Path) -> Any:
+    import datasets  # slow to import, and needed by `dataset:` entries alone
+
+    datasets.disable_progress_bars()
+    local, name = root / corpus.dataset, corpus.dataset
+    source = str(local) if local.is_dir() else name
+    if source == name and name.isidentifier() and find_spec(f"{_READERS}.{name}"):
+        raise UserError(
+            f"dataset {name}: is a reader of the library datasets, which would look for files in "
+            "the working directory; name a dataset of the hub or a local folder"
+        )
+    if source != name:
+        _check_card(local)
+    builder = datasets.load_dataset_builder(source, corpus.name)
+    _check_files(name, builder.config.data_files, "hf://" if source == name else str(local))
+    parents = type(builder).__mro__
+    readers = {parent.__module__.removeprefix(f"{_READERS}.").split(".")[0] for parent in parents}
+    if not readers & TEXT_READERS:
+        raise UserError(
+            f"dataset {name}: its files are read as Parquet, JSON, CSV, Arrow or plain text alone"
+        )
+    return datasets.load_dataset(
+        source, corpus.name, split=corpus.split, streaming=corpus.streaming
+    )
+
+
+def _check_card(folder: Path) -> None:
+    """Refuse a folder whose card names files by an address: the network is not asked for what the
+    config calls local.
+    """
+    import yaml
+    from huggingface_hub import DatasetCard
+
+    card: dict[str, Any] = {}
+    if (folder / "README.md").is_file():
+        card = DatasetCard.load(folder / "README.md").data.to_dict()
+    if (folder / ".huggingface.yaml").is_file():
+        card |= yaml.safe_load((folder / ".huggingface.yaml").read_text("utf-8")) or {}
+    if any(sign in text for text in _texts_in(card.get("configs")) for sign in ("://", "::")):
+        raise UserError(
+            f"dataset {folder}: its card names files by an address; a local folder holds its files"
+        )
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    """Yield all texts in a card's value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for part in value:
+            yield from _texts_in(part)
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from _texts_in(part)
+
+
+def _check_files(name: str, found: dict[str, list[str]] | None, place: str) -> None:
+    """Refuse files of a dataset that lie elsewhere than it does: its card may name any."""
+    inside = place if "://" in place else f"{os.path.realpath(place)}/"
+    for file in (file for files in (found or {}).values() for file in files):
+        if not (file if "://" in file else os.path.normpath(file)).startswith(inside):
+            raise UserError(f"dataset {name}: its card names {file}, which lies outside of it")
+
+
+@contextmanager
+def _telling(name: str) -> Iterator[None]:
+    """Turn errors of the library into one for people."""
+    from datasets.exceptions import DatasetsError
+
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, ImportError, DatasetsError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(f"{name}: cannot load: {reason[0]}") from None
+
+
+def _rows_of_batches(
+    batches: Iterable[dict[str, list[Any]]], corpus: FileCorpus | HubCorpus, name: str
+) -> Iterator[Row]:
+    number = 0
+    for batch in batches:
+        sides = (_column(batch, str(column), name) for column in (corpus.src, corpus.tgt))
+        for src, tgt in zip(*sides, strict=True):
+            number += 1
+            yield number, src, tgt
+
+
+def _column(batch: dict[str, list[Any]], path: str, name: str) -> list[Any]:
+    """Reach into a batch of rows by a name, or a dotted one such as `translation.en`."""
+    if path in batch:
+        return batch[path]
+    column, *rest = path.split(".")
+    if column not in batch:
+        raise UserError(f"{name}: no column {path}; it has {_listed(batch)}")
+    values = batch[column]
+    for part in rest:
+        known = next((value for value in values if value is not None), {part: None})
+        if not isinstance(known, dict) or part not in known:
+            has = _listed(known) if isinstance(known, dict) else "none"
+            raise UserError(f"{name}: no field {part} in {path}; it has {has}")
+        values = [value[part] if value is not None else None for value in values]
+    return values

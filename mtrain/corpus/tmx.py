@@ -1,0 +1,200 @@
+"""Pairs from translation memories: TMX 1.1 to 1.4, read as a stream in bounded memory.
+
+Of a unit's variants of a language the one whose code is the one asked for is taken, else the first
+whose code begins with it: `en` finds `EN`, else `en-US`; `en-US` finds no `en`. Where one is
+asked for together with the other, `en` finds none that `en-US` takes. What codes hold
+(`<bpt>`, `<ept>`, `<it>`, `<ph>`, `<ut>`, and any `<sub>` in them) is left out, the text of any
+other element is kept. A line break in a segment, with the blanks around it, becomes a space.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from xml.parsers import expat
+
+from mtrain.corpus.lines import DROPPED, LONGEST_LINE, Reading, open_bytes, reading_from, size_of
+from mtrain.runtime.errors import UserError
+
+CODES = {"bpt", "ept", "it", "ph", "ut"}
+DEEPEST = 200  # elements within each other; memories have some ten
+MOST_NAMES = 1000  # of elements and attributes, all of which the parser keeps; TMX has some sixty
+MOST_LANGUAGES = 20  # that an error names
+LONGEST_LANGUAGE = 100  # characters that are read of a language's code
+
+LARGEST_UNIT = 4 * LONGEST_LINE  # characters of all variants, and some for each
+
+_BLOCK = 1 << 20
+
+
+Unit = list[tuple[str, str]]  # its variants: language and text
+TOO_LARGE: Unit = []  # stands for a unit that is
+
+
+def read_tmx(path: Path, src: str, tgt: str, reading: Reading) -> Iterator[tuple[int, str, str]]:
+    """Yield the pairs of two languages, with the numbers of their units from 1; units that lack one
+    of them are counted. Raises `UserError` where the file is no TMX or has no such pair at all.
+    """
+    languages: dict[str, None] = {}
+    reason = f"{DROPPED}no {src} or no {tgt} in the unit"
+    found = False
+    for number, unit in enumerate(read_units(path, reading.check), 1):
+        sides = _find(unit, src, tgt)
+        if sides is not None or unit is TOO_LARGE:
+            found = True
+            texts = [unit[side][1] for side in sides or ()]
+            if unit is TOO_LARGE or max(map(size_of, texts)) > LONGEST_LINE:
+                reading.drop_long(f"{path}: unit {number}", number)
+            else:
+                yield number, texts[0], texts[1]
+            continue
+        reading.counts[reason] += 1
+        if len(languages) < MOST_LANGUAGES:
+            languages.update(dict.fromkeys(language for language, _ in unit))
+    if not found:
+        known = ", ".join(languages) or "none"
+        raise UserError(f"{path}: no unit has both {src} and {tgt}; its languages are {known}")
+
+
+def count_units(path: Path, src: str, tgt: str, check: Callable[[], None]) -> int:
+    """Read a memory through for the number of its units; raises `UserError` as `read_tmx` does."""
+    reading = Reading(check=check)
+    return sum(1 for _ in read_tmx(path, src, tgt, reading)) + reading.counts.total()
+
+
+def _normal(language: str) -> str:
+    """Write a language code in one way: `EN_us` as `en-us`."""
+    return language.strip().replace("_", "-").lower()
+
+
+def _find(unit: Unit, src: str, tgt: str) -> tuple[int, int] | None:
+    """Choose two variants by their languages: the very ones, else the first that is a kind of what
+    is asked for and not taken; the vaguer code chooses last.
+    """
+    codes = [_normal(language) for language, _ in unit]
+    asked = [_normal(src), _normal(tgt)]
+    found = {code: codes.index(code) for code in asked if code in codes}
+    for code in sorted(asked, key=len, reverse=True):
+        for i, other in enumerate(codes):
+            if code not in found and i not in found.values() and other.startswith(code + "-"):
+                found[code] = i
+    if len(found) < 2:  # so too where both ask for the same
+        return None
+    return found[asked[0]], found[asked[1]]
+
+
+def read_units(path: Path, check: Callable[[], None] = lambda: None) -> Iterator[Unit]:
+    """Yield the units of a memory as they come; raises `UserError` with the line where the file is
+    not well-formed, is no TMX, or declares entities, by which small files can be made huge.
+    """
+    memory = _Memory(path)
+    with open_bytes(path) as stream:
+        while True:
+            check()
+            with reading_from(path):
+                block = stream.read(_BLOCK)
+            memory.feed(block)
+            yield from memory.units
+            memory.units.clear()
+            if not block:
+                return
+
+
+class _Memory:
+    """What the parser has met, as far as it is still needed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.units: list[Unit] = []  # those that are whole
+        self.count = self.depth = self.codes = self.fed = 0
+        self.size = 0  # of the unit's text so far
+        self.unit: Unit | None = None
+        self.language = ""
+        self.names: set[str] = set()
+        self.parts: list[str] | None = None  # of the segment that is being read
+        self.parser = parser = expat.ParserCreate()
+        parser.buffer_text = True
+        parser.StartElementHandler = self._start
+        parser.EndElementHandler = self._end
+        parser.CharacterDataHandler = self._text
+        parser.EntityDeclHandler = self._entity
+        parser.SkippedEntityHandler = self._skipped
+
+    def feed(self, block: bytes) -> None:
+        """Read on; an empty block is the end."""
+        self.fed += len(block)
+        try:
+            self.parser.Parse(block, not block)
+        except expat.ExpatError as error:
+            reason = expat.ErrorString(error.code)
+            raise self._failure(f"not well-formed XML: {reason}; mend the file") from None
+        except (ValueError, LookupError) as error:
+            raise UserError(
+                f"{self.path}: cannot be decoded: {error}; convert the file to UTF-8"
+            ) from None
+        # what is not ended yet, the parser keeps in memory and reads again with each block
+        if self.fed - self.parser.CurrentByteIndex > 4 * LONGEST_LINE:
+            raise self._failure("a tag or a comment is too long; mend the file")
+
+    def _failure(self, reason: str) -> UserError:
+        line, unit = self.parser.CurrentLineNumber, f"unit {self.count}: " if self.count else ""
+        return UserError(f"{self.path}:{line}: {unit}{reason}")
+
+    def _start(self, name: str, attributes: dict[str, str]) -> None:
+        self.names.update((name, *attributes))
+        if len(self.names) > MOST_NAMES:
+            raise self._failure(f"more than {MOST_NAMES:,} names of elements and attributes")
+        name = name.rpartition(":")[2]
+        self.depth += 1
+        if self.depth == 1 and name != "tmx":
+            raise self._failure(f"not TMX: its root is <{name}>")
+        if self.depth > DEEPEST:
+            raise self._failure(f"more than {DEEPEST} elements within each other")
+        if self.parts is not None:
+            self.codes += name in CODES or self.codes > 0
+        elif name == "tu":
+            self.count += 1
+            self.unit, self.size = [], 0
+        elif name == "tuv":
+            language = attributes.get("xml:lang") or attributes.get("lang") or ""
+            self.language = language[:LONGEST_LANGUAGE]
+        elif name == "seg":
+            self.parts = []
+
+    def _end(self, name: str) -> None:
+        name = name.rpartition(":")[2]
+        self.depth -= 1
+        if self.codes:
+            self.codes -= 1
+        elif name == "seg" and self.parts is not None:
+            self.size += 100 + len(self.language)
+            if self.unit is not None and self.size <= LARGEST_UNIT:
+                self.unit.append((self.language, _one_line("".join(self.parts))))
+            self.parts = None
+        elif name == "tu" and self.unit is not None:
+            self.units.append(self.unit if self.size <= LARGEST_UNIT else TOO_LARGE)
+            self.unit = None
+
+    def _text(self, text: str) -> None:
+        if self.parts is not None and not self.codes:
+            self.size += len(text)
+            if self.size <= LARGEST_UNIT:
+                self.parts.append(text)
+
+    def _entity(self, name: str, *rest: object) -> None:
+        raise self._failure(
+            f"declares the entity {name}, which is not read; write its text where it is used"
+        )
+
+    def _skipped(self, name: str, is_parameter: bool) -> None:
+        sign = "%" if is_parameter else "&"
+        raise self._failure(f"the entity {sign}{name}; is not known; write its text instead")
+
+
+def _one_line(text: str) -> str:
+    """Join the lines of a segment."""
+    if "\n" not in text and "\r" not in text:
+        return text
+    first, *rest = re.split(r"[\r\n]+", text)
+    *between, last = rest
+    parts = [first.rstrip(" \t"), *(line.strip(" \t") for line in between), last.lstrip(" \t")]
+    return " ".join(part for part in parts if part)

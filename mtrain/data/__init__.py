@@ -1,0 +1,1 @@
+"""Pairs of strings in, batches of token ids out."""

@@ -1,0 +1,253 @@
+"""Token-budget batches over a tokenized store, in an order that is a pure function of (seed,
+epoch) and of how many make a step.
+"""
+
+import math
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mtrain.data.store import Part, Store
+from mtrain.data.subwords import Pairs, SubwordSampler
+from mtrain.data.tokenizer import Tokenizer
+
+# Pairs shuffled together, sorted by length and cut into batches at a time; neighbours among them.
+POOL, BLOCK = 1 << 17, 1 << 10
+
+
+@dataclass(frozen=True)
+class SpecialIds:
+    """Ids that frame and fill sequences."""
+
+    pad: int
+    bos: int
+    eos: int
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> "SpecialIds":
+        """Take the ids of a tokenizer."""
+        return cls(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A padded micro-batch of `B` pairs.
+
+    `src` (B, S) ends in eos, `tgt_in` (B, T) starts with bos, `tgt_out` (B, T) ends in eos.
+    `positions` (N,) are the places of real target tokens in the flattened (B * T,) targets and
+    `targets` (N,) the tokens there.
+    """
+
+    src: torch.Tensor
+    tgt_in: torch.Tensor
+    tgt_out: torch.Tensor
+    positions: torch.Tensor
+    targets: torch.Tensor
+
+    @property
+    def num_tokens(self) -> int:
+        """Target tokens with eos, without padding."""
+        return self.targets.numel()
+
+    def to(self, device: torch.device) -> "Batch":
+        """Return the batch on a device."""
+        if device.type == "cpu":
+            return self
+        parts = {f.name: getattr(self, f.name) for f in fields(self)}
+        if device.type == "cuda":  # from pinned memory no copy waits for the work queued before it
+            parts = {name: part.pin_memory() for name, part in parts.items()}
+        return Batch(**{n: part.to(device, non_blocking=True) for n, part in parts.items()})
+
+
+def pad(rows: list[NDArray[Any]], ids: SpecialIds, *, bos: bool, eos: bool) -> torch.Tensor:
+    """Frame and pad sequences to one (B, L) tensor; the only place where padding happens."""
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    width = int(lengths.max(initial=0)) + bos + eos
+    table = np.full((len(rows), width), ids.pad, np.int64)
+    columns = np.arange(width)
+    table[(columns >= bos) & (columns < (lengths + bos)[:, None])] = np.concatenate(rows)
+    if bos:
+        table[:, 0] = ids.bos
+    if eos:
+        table[np.arange(len(rows)), lengths + bos] = ids.eos
+    return torch.from_numpy(table)
+
+
+def collate(pairs: list[tuple[NDArray[Any], NDArray[Any]]], ids: SpecialIds) -> Batch:
+    """Make a batch of pairs of id sequences."""
+    targets = [tgt for _, tgt in pairs]
+    tgt_out = pad(targets, ids, bos=False, eos=True)
+    lengths = torch.tensor([len(tgt) + 1 for tgt in targets])
+    real = torch.arange(tgt_out.shape[1]) < lengths[:, None]
+    positions = real.flatten().nonzero().squeeze(1)
+    return Batch(
+        src=pad([src for src, _ in pairs], ids, bos=False, eos=True),
+        tgt_in=pad(targets, ids, bos=True, eos=False),
+        tgt_out=tgt_out,
+        positions=positions,
+        targets=tgt_out.flatten()[positions],
+    )
+
+
+def batch_by_tokens(lengths: NDArray[np.int64], max_tokens: int) -> list[NDArray[np.int64]]:
+    """Cut rows into batches of alike lengths with rows x max(S, T) <= max_tokens.
+
+    `lengths` (rows, 2) counts eos. Rows are sorted by target length, cut into as many groups as a
+    group will hold batches, and sorted by source length within each: both sides stay near their own
+    width, which one sort by either side does not achieve. A row longer than the budget goes alone.
+    Returns indices of rows.
+    """
+    if not len(lengths):
+        return []
+    longest = lengths.max(1)
+    by_target = np.lexsort((lengths[:, 0], lengths[:, 1]))
+    # groups hold equal numbers of tokens, as batches do, so that long pairs are not lumped together
+    work = np.cumsum(longest[by_target])
+    groups = max(1, round((work[-1] / max_tokens) ** 0.5))
+    group = np.minimum(work * groups // (work[-1] + 1), groups - 1)
+    # every other group runs backwards, so that a batch across their border is even too
+    direction = np.where(group % 2, -1, 1)
+    order = by_target[np.lexsort((lengths[by_target, 0] * direction, group))]
+    return _cut(order, longest[order], max_tokens)
+
+
+def _cut(
+    order: NDArray[np.int64], longest: NDArray[np.int64], max_tokens: int
+) -> list[NDArray[np.int64]]:
+    """Cut an order greedily wherever the next row would overflow the budget."""
+    batches, start = [], 0
+    while start < len(order):
+        window = longest[start : start + max(1, max_tokens // int(longest[start]))]
+        widths = np.maximum.accumulate(window)
+        fits = widths * np.arange(1, len(window) + 1) <= max_tokens
+        rows = max(1, int(fits.sum()))
+        batches.append(order[start : start + rows])
+        start += rows
+    return batches
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """The pairs of a micro-batch, by their numbers, and their target tokens with eos; and the pairs
+    themselves, if they are other than in the store.
+    """
+
+    rows: NDArray[np.int64]
+    num_tokens: int
+    pairs: Pairs | None = None
+
+
+class TokenBatches:
+    """The training stream: every pair once an epoch, in micro-batches of at most `max_tokens` a
+    side.
+
+    An epoch is a row of pools, each of pairs from all over the corpus, which are read by blocks of
+    neighbours. What is in a pool, and its order, is known without a look at those before. Blocks of
+    parts of the corpus that weigh more come several times; of the last time, if the weight is no
+    whole number, only a share of the pairs, others in each epoch.
+
+    The micro-batches of a step, `step_batches` in a row, come from as many ranges of
+    length: each holds alike lengths and pads little, and yet a step sees short and long sentences
+    (but for one where a pool ends). Steps of one length each learn far more slowly.
+
+    A `sampler` draws the subwords of a pool anew each time that it comes, while the one before is
+    learned.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        max_tokens: int,
+        seed: int,
+        ids: SpecialIds,
+        step_batches: int,
+        sampler: SubwordSampler | None = None,
+    ) -> None:
+        self.store = store
+        self.max_tokens = max_tokens
+        self.step_batches = step_batches
+        self.seed = seed
+        self.ids = ids
+        self.sampler = sampler
+        self.drawer = ThreadPoolExecutor(1)
+        self.drawn: dict[tuple[int, int], Future[list[MicroBatch]]] = {}
+        self.visits = np.concatenate([_visits(part) for part in store.parts])
+        pairs = ((self.visits[:, 1] - self.visits[:, 0]) * self.visits[:, 2]).sum()
+        self.pools = max(1, math.ceil(float(pairs) / POOL))
+
+    def read(self, planned: MicroBatch) -> Batch:
+        """Read the pairs of a micro-batch."""
+        return collate(planned.pairs or self._pairs(planned.rows), self.ids)
+
+    def _pairs(self, rows: NDArray[np.int64]) -> Pairs:
+        return [self.store.pair(int(row)) for row in rows]
+
+    def plan(self, epoch: int, pool: int) -> list[MicroBatch]:
+        """List the micro-batches of a pool; reads lengths alone, if no subwords are sampled."""
+        if self.sampler is None:
+            return self._plan(epoch, pool)
+        ahead = (epoch, pool + 1) if pool + 1 < self.pools else (epoch + 1, 0)
+        for place in ((epoch, pool), ahead):
+            if place not in self.drawn:
+                self.drawn[place] = self.drawer.submit(self._plan, *place)
+        self.drawn = {place: self.drawn[place] for place in ((epoch, pool), ahead)}
+        return self.drawn[epoch, pool].result()
+
+    def _plan(self, epoch: int, pool: int) -> list[MicroBatch]:
+        order = np.random.default_rng([self.seed, epoch]).permutation(len(self.visits))
+        visits = self.visits[np.array_split(order, self.pools)[pool]]
+        random = np.random.default_rng([self.seed, epoch, pool + 1])  # with 0 it is the one above
+        seen = [self._visit(int(start), int(stop), share, random) for start, stop, share in visits]
+        rows = np.concatenate([rows for rows, _ in seen])
+        lengths = np.concatenate([lengths for _, lengths in seen]) + 1
+        pairs: Pairs | None = None
+        if self.sampler is not None:
+            pairs = self.sampler.draw(self._pairs(rows), int(random.integers(1 << 32)))
+            lengths = np.array([(len(src) + 1, len(tgt) + 1) for src, tgt in pairs])
+        shuffle = random.permutation(len(rows))
+        batches = batch_by_tokens(lengths[shuffle], self.max_tokens)
+        dealt = _deal(len(batches), self.step_batches, random)
+        chosen = (shuffle[batches[number]] for number in dealt)
+        return [
+            MicroBatch(
+                rows[some],
+                int(lengths[some, 1].sum()),
+                None if pairs is None else [pairs[place] for place in some],
+            )
+            for some in chosen
+        ]
+
+    def _visit(
+        self, start: int, stop: int, share: float, random: np.random.Generator
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the numbers of the pairs that are seen of a block, and their lengths."""
+        rows, lengths = np.arange(start, stop), self.store.lengths_of(start, stop)
+        if share < 1:
+            seen = random.random(len(rows)) < share
+            rows, lengths = rows[seen], lengths[seen]
+        return rows, lengths
+
+
+def _visits(part: Part) -> NDArray[np.float64]:
+    """List how the blocks of a part are visited in an epoch: start, stop, and the share of pairs
+    that are seen; shape (visits, 3).
+    """
+    starts = np.arange(part.start, part.stop, BLOCK)
+    stops = np.minimum(starts + BLOCK, part.stop)
+    rest, whole = math.modf(part.weight)
+    shares = np.array([1.0] * int(whole) + [rest] * (rest > 0))
+    columns = (np.tile(starts, len(shares)), np.tile(stops, len(shares)))
+    return np.stack((*columns, np.repeat(shares, len(starts))), 1)
+
+
+def _deal(count: int, ranges: int, random: np.random.Generator) -> list[int]:
+    """Shuffle the numbers below `count` within each of so many ranges, and take one of each in
+    turn.
+    """
+    parts = [random.permutation(part) for part in np.array_split(np.arange(count), ranges)]
+    return [number for turn in zip_longest(*parts) for number in turn if number is not None]

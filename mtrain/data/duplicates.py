@@ -1,0 +1,113 @@
+"""Pairs that the training text holds more than once, by hashes of 64 bits, in bounded memory.
+
+The hash of each pair goes to one of many files by its last bits. Equal pairs meet in one file,
+which is sorted by itself.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, compress, islice, pairwise, repeat
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtrain.corpus.readers import Pair
+from mtrain.runs import manifest
+
+FORMAT = 2
+CHUNK = 100_000  # pairs that are hashed before they are shared out
+AT_ONCE = 1 << 22  # pairs that are sorted at a time
+MOST_FILES = 4096  # however many pairs a corpus says that it has
+RECORD = np.dtype([("hash", "<u8"), ("number", "<u8")])
+BLOCK = 1 << 13  # bytes of the result that are read at a time, each for eight pairs
+
+
+def write_repeats(
+    path: Path, corpora: Iterable[Iterable[Pair]], about: int, progress: Callable[[int], None]
+) -> None:
+    """Find which pairs of `corpora`, `about` so many in all, were there before, in the same corpus
+    or in one before it; `progress` is told of those read. Raises `OSError` where the disk does not
+    take it.
+    """
+
+    def fill(directory: Path) -> None:
+        duplicates, starts = Duplicates(directory, about), [0]
+        for pairs in corpora:
+            iterator, end = iter(pairs), starts[-1]
+            while chunk := list(islice(iterator, CHUNK)):
+                hashes = text_hashes(f"{len(src)} {src}{tgt}" for src, tgt in chunk)
+                duplicates.add(hashes, np.arange(end, end + len(chunk), dtype=np.uint64))
+                end += len(chunk)
+                progress(len(chunk))
+            starts.append(-(-end // 8) * 8)  # so that its bits begin with a byte
+        is_repeat = np.zeros(starts[-1] // 8, np.uint8)
+        for later, _ in duplicates.groups():
+            numbers = later.astype(np.int64)
+            np.bitwise_or.at(is_repeat, numbers >> 3, (128 >> (numbers & 7)).astype(np.uint8))
+        for number, (start, stop) in enumerate(pairwise(starts)):
+            bits = is_repeat[start // 8 : stop // 8]
+            np.save(directory / f"{number:05d}.npy", bits, allow_pickle=False)
+
+    manifest.write_directory(path, fill)
+
+
+def text_hashes(texts: Iterable[str]) -> NDArray[np.uint64]:
+    """Hash texts, whatever they hold."""
+    digests = (
+        hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        for text in texts
+    )
+    return np.frombuffer(b"".join(digests), "<u8")
+
+
+class Duplicates:
+    """Equal hashes among many that come one after the other, kept in files of `directory`."""
+
+    def __init__(self, directory: Path, about: int) -> None:
+        buckets = min(1 << (about // AT_ONCE).bit_length(), MOST_FILES)
+        self.paths = [directory / f"{number}.hashes" for number in range(buckets)]
+        for path in self.paths:
+            path.touch()
+
+    def add(self, hashes: NDArray[np.uint64], numbers: NDArray[np.uint64]) -> None:
+        """Take hashes, each with a number larger than those before."""
+        records = np.zeros(len(hashes), RECORD)
+        records["hash"], records["number"] = hashes, numbers
+        place = records["hash"] % np.uint64(len(self.paths))
+        for number in np.unique(place).tolist():
+            with self.paths[number].open("ab") as file:
+                file.write(records[place == number].tobytes())
+
+    def groups(self) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint64]]]:
+        """Yield the numbers whose hash was there before, and for each of them the first with it;
+        the files go as they are read.
+        """
+        for path in self.paths:
+            records = np.fromfile(path, RECORD)
+            path.unlink()
+            numbers, order = records["number"], np.argsort(records["hash"], kind="stable")
+            hashes = records["hash"][order]
+            again = np.flatnonzero(hashes[1:] == hashes[:-1]) + 1
+            first = np.searchsorted(hashes, hashes[again])
+            yield numbers[order[again]], numbers[order[first]]
+
+
+def open_repeats(path: Path, corpora: int) -> list[NDArray[np.uint8]] | None:
+    """Open what `write_repeats` found, of each corpus a bit for each pair; None where there is
+    nothing whole.
+    """
+    names = [f"{number:05d}.npy" for number in range(corpora)]
+    try:
+        manifest.verify(path, *names)
+        found = [np.load(path / name, "r", allow_pickle=False) for name in names]
+    except (manifest.DamagedError, ValueError):
+        return None
+    return found if all(bits.dtype == np.uint8 and bits.ndim == 1 for bits in found) else None
+
+
+def without_repeats(pairs: Iterable[Pair], is_repeat: NDArray[np.uint8]) -> Iterator[Pair]:
+    """Leave the pairs of a corpus out that are repeats."""
+    blocks = (is_repeat[start : start + BLOCK] for start in range(0, len(is_repeat), BLOCK))
+    bits = chain.from_iterable(np.unpackbits(~block).tolist() for block in blocks)
+    return compress(pairs, chain(bits, repeat(1)))  # read to their end, whatever it is

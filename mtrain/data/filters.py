@@ -1,0 +1,117 @@
+"""What is left out of the training text on request: each reason is counted."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import regex
+from numpy.typing import NDArray
+
+from mtrain.config.schema import FilterConfig
+from mtrain.corpus.lines import CHARACTERS_A_TOKEN, DROPPED
+from mtrain.corpus.readers import Pair
+from mtrain.runtime.errors import RefusedError
+
+# Control characters but for tabs, surrogates, private use, what stands for bytes that could not be
+# read, and what is no character.
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\uf8ff\ufffd-\uffff]")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which pairs are learned from: `max_length` and `min_length` are in tokens with eos."""
+
+    max_length: int | None = None
+    filter: FilterConfig = field(default_factory=FilterConfig)
+
+    def by_text(self, pairs: list[Pair], dropped: Counter[str]) -> list[Pair]:
+        """Keep the pairs whose text passes."""
+        for reason, is_bad in self.text_checks():
+            kept = [pair for pair in pairs if not is_bad(pair)]
+            dropped[reason] += len(pairs) - len(kept)
+            pairs = kept
+        return pairs
+
+    def by_characters(
+        self, pairs: list[Pair], longest_piece: int, dropped: Counter[str]
+    ) -> list[Pair]:
+        """Keep the pairs that may be short enough in tokens: a text is cut into pieces at some
+        fifty times its size in memory.
+        """
+        if self.max_length is None:
+            return pairs
+        most = self.max_length * max(CHARACTERS_A_TOKEN, longest_piece)
+        kept = [pair for pair in pairs if len(pair[0]) <= most and len(pair[1]) <= most]
+        if len(kept) < len(pairs):
+            dropped[DROPPED + self._too_long] += len(pairs) - len(kept)
+        return kept
+
+    @property
+    def _too_long(self) -> str:
+        return f"longer than {self.max_length} tokens"
+
+    def by_length(self, lengths: NDArray[np.int64], dropped: Counter[str]) -> NDArray[np.bool_]:
+        """Tell of pairs, by their lengths (pairs, 2) without eos, whether they pass."""
+        lengths = lengths + 1
+        shorter, longer = lengths.min(1), lengths.max(1)
+        passed = np.ones(len(lengths), bool)
+        least, ratio = self.filter.min_length, self.filter.max_ratio
+        for reason, is_bad in (
+            (self._too_long, longer > (self.max_length or longer)),
+            (f"shorter than {least} tokens", shorter < least),
+            (f"one side over {ratio} times as long", longer > (ratio or longer) * shorter),
+        ):
+            dropped[DROPPED + reason] += int((passed & is_bad).sum())
+            passed &= ~is_bad
+        return passed
+
+    def text_checks(self) -> list[tuple[str, Callable[[Pair], bool]]]:
+        """What is asked of text, and the reason given where the answer is yes; raises
+        `RefusedError` for a script that there is not.
+        """
+        settings = self.filter
+        checks: list[tuple[str, Callable[[Pair], bool]]] = []
+        if settings.identical:
+            checks.append(("the same text on both sides", is_identical))
+        if settings.control:
+            checks.append(("control or invalid characters", _has_control))
+        for side, name in enumerate(("src_script", "tgt_script")):
+            if scripts := getattr(settings, name):
+                check = _mostly_other(side, scripts_pattern(name, scripts), settings.script_share)
+                checks.append((f"{name} is not {' or '.join(scripts)}", check))
+        return [(DROPPED + reason, is_bad) for reason, is_bad in checks]
+
+
+def scripts_pattern(name: str, scripts: Iterable[str]) -> "regex.Pattern[str]":
+    """Match letters that are of none of these Unicode scripts; raises `RefusedError`."""
+    try:
+        if not all(script.isidentifier() for script in scripts):
+            raise regex.error("not a name")
+        own = "".join(rf"\p{{Script_Extensions={script}}}" for script in scripts)
+        return regex.compile(rf"(?V1)[\p{{L}}--[{own}]]")
+    except regex.error:
+        raise RefusedError(
+            f"filter.{name}: {', '.join(scripts)}: not the names of Unicode scripts, such as "
+            "Latin, Cyrillic, Greek, Arabic, Devanagari, Han, Hiragana, Katakana or Hangul"
+        ) from None
+
+
+def is_identical(pair: Pair) -> bool:
+    """Tell whether both sides are the same text, white space around it aside."""
+    return pair[0].strip() == pair[1].strip()
+
+
+def _has_control(pair: Pair) -> bool:
+    return any(_CONTROL.search(text) for text in pair)
+
+
+def _mostly_other(side: int, others: "regex.Pattern[str]", share: float) -> Callable[[Pair], bool]:
+    """Return what tells whether less than `share` of a side's letters are of the scripts."""
+
+    def check(pair: Pair) -> bool:
+        count = sum(map(str.isalpha, pair[side]))
+        return count - len(others.findall(pair[side])) < share * count
+
+    return check

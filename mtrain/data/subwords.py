@@ -1,0 +1,132 @@
+"""BPE-dropout: the same text cut into other pieces each time it is learned from (Provilkov et al.
+2020).
+
+SentencePiece can do it, too, but not by a seed that another process would understand alike. Here
+the words of many lines are cut at once, by numpy.
+
+Shapes: `N` symbols of all words, one after the other.
+"""
+
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtrain.data.tokenizer import Tokenizer
+from mtrain.runtime.errors import RefusedError
+
+Row = NDArray[Any]
+Pairs = list[tuple[Row, Row]]
+Ids = NDArray[np.int64]
+
+CHUNK = 4000  # pairs that are cut at once
+
+
+class SubwordSampler:
+    """Draws the pieces of both sides anew, leaving out a share of the merges.
+
+    A side that would become longer than `max_length` tokens with eos keeps the pieces that it has.
+    Raises `RefusedError` for a vocabulary that is no BPE.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, dropout: float, max_length: int) -> None:
+        if not tokenizer.is_bpe:
+            raise RefusedError(
+                "train.subword_sampling: leaves out merges, which this vocabulary does not have; "
+                "it takes one of tokenizer.model_type: bpe"
+            )
+        self.dropout, self.max_length = dropout, max_length
+        self.merges = Merges(tokenizer)
+
+    def draw(self, pairs: Pairs, seed: int) -> Pairs:
+        """Draw the pieces of pairs of ids; the same seed gives the same."""
+        random = np.random.default_rng(seed)
+        found: Pairs = []
+        for start in range(0, len(pairs), CHUNK):
+            rows = list(chain.from_iterable(pairs[start : start + CHUNK]))
+            drawn = self.merges.apply(rows, self.dropout, random)
+            both = zip(rows, drawn, strict=True)
+            chosen = [old if len(new) >= self.max_length else new for old, new in both]
+            found += zip(chosen[::2], chosen[1::2], strict=True)
+        return found
+
+
+class Merges:
+    """The merges of a BPE vocabulary: two pieces beside each other become the one that they spell,
+    the one of highest score first.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        pieces = tokenizer.plain_pieces
+        ids = {piece: number for number, piece in pieces.items()}
+        size = tokenizer.vocab_size
+        self.scores = np.full(size + 1, -np.inf)
+        self.begins_word = np.zeros(size, bool)
+        self.spelled: list[list[int]] = [[number] for number in range(size)]
+        merges: list[tuple[int, int]] = []
+        for number, piece in pieces.items():
+            self.scores[number] = tokenizer.pieces.get_score(number)
+            self.begins_word[number] = piece.startswith("\u2581")
+            if all(character in ids for character in piece):
+                self.spelled[number] = [ids[character] for character in piece]
+            for cut in range(1, len(piece)):
+                left, right = ids.get(piece[:cut]), ids.get(piece[cut:])
+                if left is not None and right is not None:
+                    merges.append((left * size + right, number))
+        self.size, self.none = size, size
+        keys, merged = np.array(sorted(merges) or [(-1, size)], np.int64).T
+        self.keys, self.merged = np.ascontiguousarray(keys), merged
+
+    def apply(
+        self, rows: list[Row], dropout: float, random: np.random.Generator
+    ) -> list[NDArray[Any]]:
+        """Spell rows of ids out and merge them again: each time, of the merges that a word allows
+        some are left out by chance, and the best of the others is done, until none is left.
+        """
+        spelled = [list(chain.from_iterable(self.spelled[i] for i in row.tolist())) for row in rows]
+        lengths = np.fromiter(map(len, spelled), np.int64, len(spelled))
+        symbols = np.fromiter(chain.from_iterable(spelled), np.int64, int(lengths.sum()))
+        starts = self.begins_word[symbols]
+        starts[(np.cumsum(lengths) - lengths)[lengths > 0]] = True
+        words = np.cumsum(starts) - 1
+        places, found = np.arange(len(symbols)), np.full(len(symbols), -1)
+        merged = self._look_up(symbols, words)
+        while len(symbols):
+            left_out = random.random(len(symbols)) < dropout
+            best = _best_of_words(np.where(left_out, -np.inf, self.scores[merged]), words)
+            found[places] = symbols  # of words without merges for good
+            found[places[best + 1]] = -1
+            symbols[best] = merged[best]
+            kept = np.zeros(int(words[-1]) + 1, bool)
+            kept[words[best]] = True
+            kept = kept[words]
+            kept[best + 1] = False
+            found[places[best]] = symbols[best]
+            symbols, words, places, merged = (x[kept] for x in (symbols, words, places, merged))
+            merged = self._look_up(symbols, words)
+        left = found >= 0
+        counts = np.bincount(np.repeat(np.arange(len(rows)), lengths)[left], minlength=len(rows))
+        parts = np.split(found[left], np.cumsum(counts)[:-1])
+        return [part.astype(row.dtype) for part, row in zip(parts, rows, strict=True)]
+
+    def _look_up(self, symbols: Ids, words: Ids) -> Ids:
+        """What each symbol and the next of its word become, `none` where they do not merge:
+        (N,).
+        """
+        found = np.full(len(symbols), self.none)
+        keys = symbols[:-1] * self.size + symbols[1:]
+        at = np.searchsorted(self.keys, keys).clip(max=len(self.keys) - 1)
+        merge = (self.keys[at] == keys) & (words[:-1] == words[1:])
+        found[:-1][merge] = self.merged[at[merge]]
+        return found
+
+
+def _best_of_words(scores: NDArray[np.float64], words: Ids) -> Ids:
+    """The place of the highest score of each word that has any, the first of equal ones."""
+    starts = np.flatnonzero(np.diff(words, prepend=-1))
+    best = np.maximum.reduceat(scores, starts)
+    number = np.cumsum(np.diff(words, prepend=words[0]) != 0)
+    places = np.flatnonzero((scores == best[number]) & np.isfinite(scores))
+    firsts: Ids = places[np.diff(words[places], prepend=-1) != 0]
+    return firsts

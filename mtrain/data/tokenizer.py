@@ -1,0 +1,261 @@
+"""SentencePiece: train, load, encode, decode; ids of the special pieces."""
+
+import hashlib
+import io
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import sentencepiece
+
+from mtrain.runtime.errors import UserError
+
+# More sentences than this are sampled from for training the vocabulary: bounded memory at any
+# corpus size.
+MAX_SENTENCES = 1_000_000
+# Longer ones are left out of training the vocabulary; SentencePiece's own limit is 4,192.
+MAX_SENTENCE_BYTES = 1 << 20
+LARGEST_MODEL = 64 << 20  # bytes of a model's file; one of a million pieces has half of that
+LONGEST_PIECE = 1000  # characters; and bytes of what normalization puts in place of a character
+
+# Protocol Buffers: the field numbers of SentencePiece's model, and the kinds of values.
+_NORMALIZERS, _CHARACTER_MAP = (3, 5), 2
+_VARINT, _BYTES, _FIXED = 0, 2, {1: 8, 5: 4}
+
+
+class Tokenizer:
+    """A SentencePiece model with the four special ids that a Transformer needs.
+
+    Models trained elsewhere may lack a padding or sentence piece: the missing ids are given after
+    the last piece.
+    """
+
+    def __init__(self, proto: bytes, name: str = "tokenizer.model") -> None:
+        self.pieces = sentencepiece.SentencePieceProcessor()
+        try:
+            self.pieces.load_from_serialized_proto(proto)
+            numbers = list(range(self.pieces.get_piece_size()))
+            known: list[str] = self.pieces.id_to_piece(numbers)
+            unknown: str = self.pieces.decode([self.pieces.unk_id()])
+            longest_of_map = _longest_replacement(proto)
+        except (RuntimeError, ValueError, IndexError):  # pieces that are not UTF-8, too
+            raise UserError(f"{name}: not a SentencePiece model") from None
+        if max(longest_of_map, len(unknown), *map(len, known)) > LONGEST_PIECE:
+            raise UserError(
+                f"{name}: not a model to use: a piece, or what normalization puts in place of a "
+                f"character, is longer than {LONGEST_PIECE:,} characters"
+            )
+        self.proto = proto
+        self.longest_piece = max(map(len, known), default=1)
+        self.vocab_size: int = len(known)
+        self.unk_id: int = self.pieces.unk_id()
+        self.pad_id = self._special(self.pieces.pad_id())
+        self.bos_id = self._special(self.pieces.bos_id())
+        self.eos_id = self._special(self.pieces.eos_id())
+
+    def _special(self, given: int) -> int:
+        if given >= 0:
+            return given
+        self.vocab_size += 1
+        return self.vocab_size - 1
+
+    @classmethod
+    def load(cls, path: Path) -> "Tokenizer":
+        """Read a model file; raises `UserError`."""
+        if path.exists() and not path.is_file():
+            raise UserError(f"{path}: cannot read the tokenizer: not a regular file")
+        try:
+            with path.open("rb") as file:
+                proto = file.read(LARGEST_MODEL + 1)
+        except OSError as error:
+            raise UserError(f"{path}: cannot read the tokenizer: {error.strerror}") from None
+        if len(proto) > LARGEST_MODEL:
+            raise UserError(f"{path}: not a SentencePiece model: it has more than 64 MiB")
+        return cls(proto, str(path))
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the model."""
+        return hashlib.sha256(self.proto).hexdigest()
+
+    @property
+    def vocabulary(self) -> str:
+        """Pieces and their scores, one a line, as SentencePiece's .vocab files have them."""
+        rows = range(self.pieces.get_piece_size())
+        return "".join(
+            f"{self.pieces.id_to_piece(i)}\t{self.pieces.get_score(i):g}\n" for i in rows
+        )
+
+    @property
+    def all_pieces(self) -> list[str]:
+        """Every id's piece, no two alike: those that were given ids here have names made up."""
+        pieces = [self.pieces.id_to_piece(i) for i in range(self.pieces.get_piece_size())]
+        taken = set(pieces)
+        names = {self.pad_id: "<pad>", self.bos_id: "<s>", self.eos_id: "</s>"}
+        for number in range(len(pieces), self.vocab_size):
+            name = names[number]
+            while name in taken:
+                name = f"<{name}>"
+            pieces.append(name)
+        return pieces
+
+    @property
+    def plain_pieces(self) -> dict[int, str]:
+        """The pieces that merges of a BPE make, and single characters, by their ids: no special
+        pieces, bytes or symbols of the user, which have the score of the first merge.
+        """
+        sp = self.pieces
+        special = (sp.is_control, sp.is_unknown, sp.is_byte, sp.is_unused)
+        numbers = [i for i in range(sp.get_piece_size()) if not any(is_so(i) for is_so in special)]
+        first = max((i for i in numbers if sp.get_score(i) == 0), default=0)
+        return {i: sp.id_to_piece(i) for i in numbers if sp.get_score(i) != 0 or i == first}
+
+    @property
+    def is_bpe(self) -> bool:
+        """Tell whether the pieces have ranks of merges and no logarithms for scores."""
+        scores = [self.pieces.get_score(number) for number in self.plain_pieces]
+        return len(set(scores)) == len(scores) and all(score == round(score) for score in scores)
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Cut texts into ids, without bos or eos."""
+        if len(texts) == 1:  # a list takes SentencePiece a tenth of a millisecond to begin
+            return [self.pieces.encode(texts[0])]
+        ids: list[list[int]] = self.pieces.encode(texts, num_threads=1)
+        return ids
+
+    def decode(self, ids: list[list[int]]) -> list[str]:
+        """Join ids to texts; special ids are left out."""
+        special = {self.pad_id, self.bos_id, self.eos_id}
+        plain = [[token for token in row if token not in special] for row in ids]
+        if len(plain) == 1:
+            return [self.pieces.decode(plain[0])]
+        texts: list[str] = self.pieces.decode(plain, num_threads=1)
+        return texts
+
+
+def _longest_replacement(proto: bytes) -> int:
+    """Return the most bytes that normalization puts in place of a character; raises `IndexError`
+    or `ValueError` where a model is cut off or of another form.
+    """
+    longest = 0
+    for number, normalizer in _fields(proto):
+        for inner, table in _fields(normalizer) if number in _NORMALIZERS else ():
+            if inner == _CHARACTER_MAP and len(table) >= 4:
+                texts = table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")
+                longest = max(longest, *map(len, texts))
+    return longest
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the numbers and values of a Protocol Buffers message's fields that are bytes."""
+    at, end = 0, len(message)
+    while at < end:
+        key, at = _varint(message, at)
+        number, kind = key >> 3, key & 7
+        if kind == _VARINT:
+            _, at = _varint(message, at)
+        elif kind == _BYTES:
+            size, at = _varint(message, at)
+            yield number, message[at : at + size]
+            at += size
+        elif kind in _FIXED:
+            at += _FIXED[kind]
+        else:
+            raise ValueError("not Protocol Buffers")
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    """Read a number of seven bits a byte, and where it ends."""
+    value = shift = 0
+    while (byte := message[at]) > 127:
+        value |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if shift > 63:
+            raise ValueError("a number of more than 64 bits")
+    return value | byte << shift, at + 1
+
+
+def train_tokenizer(
+    sentences: Callable[[], Iterable[str]],
+    *,
+    vocab_size: int,
+    model_type: str = "bpe",
+    normalization: str = "identity",
+    character_coverage: float = 0.9995,
+    byte_fallback: bool = True,
+    user_symbols: tuple[str, ...] = (),
+) -> bytes:
+    """Train a vocabulary on `sentences()` and return the model; raises `UserError` if the size
+    cannot be had.
+
+    `remove_extra_whitespaces` is off and normalization is the identity unless asked:
+    SentencePiece's defaults squeeze runs of spaces and turn Chinese full-width punctuation into
+    ASCII.
+    """
+    options: dict[str, Any] = {
+        "model_type": model_type,
+        "normalization_rule_name": normalization,
+        "remove_extra_whitespaces": normalization != "identity",
+        "character_coverage": character_coverage,
+        "byte_fallback": byte_fallback,
+        "user_defined_symbols": list(user_symbols),
+    }
+    try:
+        return _train(sentences(), options, vocab_size, exact=True)
+    except RuntimeError:
+        pass  # too large or too small: a second try, free to end lower, tells which
+    try:
+        largest = Tokenizer(_train(sentences(), options, vocab_size, exact=False)).vocab_size
+    except RuntimeError:
+        if not any(sentence.strip() for sentence in sentences()):
+            raise UserError("data.train: holds no text to train the vocabulary on") from None
+        raise UserError(
+            f"tokenizer.vocab_size: {vocab_size} is too small: it must hold the special pieces, "
+            "256 bytes (with byte_fallback) and the characters of the text; try 1000 or more, or "
+            "lower character_coverage"
+        ) from None
+    raise UserError(
+        f"tokenizer.vocab_size: {vocab_size} is too large for this text: "
+        f"the largest that works is {largest}"
+    )
+
+
+def _train(
+    sentences: Iterable[str], options: dict[str, Any], vocab_size: int, *, exact: bool
+) -> bytes:
+    """Run SentencePiece's trainer; unless `exact`, a text that is too small gives fewer pieces."""
+    model = io.BytesIO()
+    failures: list[BaseException] = []
+
+    def guarded() -> Iterator[str]:
+        """Keep the reader's own error, or Ctrl-C: SentencePiece makes one of its own of them."""
+        try:
+            yield from sentences
+        finally:
+            error = sys.exception()
+            if error is not None and not isinstance(error, GeneratorExit):
+                failures.append(error)
+
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=guarded(),
+            model_writer=model,
+            vocab_size=vocab_size,
+            hard_vocab_limit=exact,
+            input_sentence_size=MAX_SENTENCES,
+            max_sentence_length=MAX_SENTENCE_BYTES,
+            shuffle_input_sentence=True,
+            pad_id=0,
+            unk_id=1,
+            bos_id=2,
+            eos_id=3,
+            num_threads=1,  # unigram's sums depend on the number of threads
+            minloglevel=2,
+            **options,
+        )
+    except RuntimeError:
+        if failures:
+            raise failures[0] from None
+        raise
+    return model.getvalue()

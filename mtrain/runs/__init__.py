@@ -1,0 +1,1 @@
+"""What a run leaves on disk: its directory, checkpoints, records, and who reads them."""

@@ -1,0 +1,311 @@
+"""Checkpoints on disk: names and tensors, whole or not there at all, verified before anything is
+parsed.
+
+    checkpoints/step-00001000/   model.safetensors config.yaml tokenizer.model manifest.json
+    checkpoints/step-00001000/trainer/   optimizer.safetensors state.json manifest.json
+    checkpoints/average/         as a step, without trainer/
+
+A checkpoint at a multiple of `save_every` is scheduled; any other is a resume point left by a stop.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import takewhile
+from pathlib import Path
+from typing import Annotated
+
+import torch
+from pydantic import Field, FiniteFloat, TypeAdapter
+from safetensors import SafetensorError
+from safetensors.torch import load as load_bytes
+from safetensors.torch import load_file, save_file
+from safetensors.torch import save as save_bytes
+from torch import Tensor
+
+from mtrain.runs import layout, manifest
+from mtrain.runs.layout import (
+    CHECKPOINTS,
+    CONFIG,
+    MODEL,
+    OPTIMIZER,
+    STATE,
+    TOKENIZER,
+    TRAINER,
+    step_name,
+    step_of,
+    steps,
+)
+from mtrain.runs.records import BEST, Count
+from mtrain.runtime import files
+from mtrain.runtime.errors import UserError
+from mtrain.runtime.json_reader import LARGEST, read_json_file
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that one checkpoint holds."""
+
+    weights: dict[str, Tensor]
+    config: str
+    tokenizer: bytes
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Where the loop stood: its position, the sums since the last record, and on what machine."""
+
+    step: Count
+    epoch: Count
+    pool: Count
+    batch: Count
+    sums: Annotated[list[FiniteFloat], Field(min_length=2, max_length=2)]
+    sum_tokens: Count
+    machine: dict[str, Count | str | bool | None]
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """What resuming needs besides the weights: optimizer moments, and where the loop stood."""
+
+    moments: dict[str, Tensor]
+    loop: Loop
+
+
+LOOP = TypeAdapter(Loop)
+
+
+def save(path: Path, snapshot: Snapshot, trainer: TrainerState | None = None) -> None:
+    """Write a checkpoint directory atomically; raises `UserError` where the disk does not take
+    it.
+    """
+    with _telling(path):
+        manifest.write_directory(path, partial(_fill, snapshot, trainer))
+
+
+def _fill(snapshot: Snapshot, trainer: TrainerState | None, directory: Path) -> None:
+    save_file(_plain(snapshot.weights), directory / MODEL, {"format": "mtrain"})
+    (directory / CONFIG).write_text(snapshot.config, encoding="utf-8")
+    (directory / TOKENIZER).write_bytes(snapshot.tokenizer)
+    if trainer is not None:
+        inner = directory / TRAINER
+        inner.mkdir()
+        save_file(_plain(trainer.moments), inner / OPTIMIZER)
+        (inner / STATE).write_text(json.dumps(asdict(trainer.loop)), encoding="utf-8")
+        manifest.seal(inner)
+
+
+@contextmanager
+def _telling(path: Path) -> Iterator[None]:
+    """Turn errors of a disk into `UserError`."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise UserError(
+            f"{path}: cannot save the checkpoint: {reason}; "
+            "make room and run the same command again"
+        ) from None
+
+
+def load(path: Path) -> Snapshot:
+    """Verify and read a checkpoint; raises `DamagedError`."""
+    manifest.verify(path, MODEL, CONFIG, TOKENIZER)
+    try:
+        weights = load_file(path / MODEL)
+        config = files.read_whole(path / CONFIG, LARGEST).decode("utf-8")
+        return Snapshot(weights, config, files.read_whole(path / TOKENIZER, LARGEST))
+    except (SafetensorError, ValueError) as error:
+        raise manifest.DamagedError(f"{path}: cannot be read: {error}") from None
+
+
+def pack(snapshot: Snapshot) -> bytes:
+    """Write a checkpoint as one row of bytes, for another process."""
+    texts = {CONFIG: snapshot.config.encode("utf-8"), TOKENIZER: snapshot.tokenizer}
+    tables = {
+        name: torch.frombuffer(bytearray(text), dtype=torch.uint8) for name, text in texts.items()
+    }
+    return save_bytes({**snapshot.weights, **tables})
+
+
+def unpack(data: bytes) -> Snapshot:
+    """Read what `pack` wrote."""
+    tensors = load_bytes(data)
+    config, tokenizer = (tensors.pop(name).numpy().tobytes() for name in (CONFIG, TOKENIZER))
+    return Snapshot(tensors, config.decode("utf-8"), tokenizer)
+
+
+def load_trainer(path: Path) -> TrainerState:
+    """Verify and read the trainer's part of a checkpoint; raises `DamagedError`."""
+    inner = path / TRAINER
+    manifest.verify(inner, OPTIMIZER, STATE)
+    try:
+        loop = read_json_file(inner / STATE, LOOP)
+        if loop.step != step_of(path):
+            raise ValueError(f"{STATE} is of step {loop.step}")
+        return TrainerState(load_file(inner / OPTIMIZER), loop)
+    except (SafetensorError, ValueError) as error:
+        raise manifest.DamagedError(f"{inner}: cannot be read: {error}") from None
+
+
+def scheduled_steps(directory: Path, is_scheduled: Callable[[int], bool]) -> list[Path]:
+    """List the complete checkpoints that no stop left behind, oldest first."""
+    return [path for path in steps(directory) if is_scheduled(step_of(path) or 0)]
+
+
+def last_scheduled(directory: Path, newest: int, save_every: int, count: int) -> list[Path]:
+    """Name the checkpoint of a scheduled step and those scheduled before it, oldest first."""
+    earlier = range((newest - 1) // save_every * save_every, 0, -save_every)
+    return [directory / step_name(step) for step in (newest, *earlier)[:count]][::-1]
+
+
+def whole_ones(paths: list[Path]) -> list[Path]:
+    """Keep those newer than any that is damaged or gone."""
+    return list(takewhile(is_good, reversed(paths)))[::-1]
+
+
+def disk_needed(
+    num_parameters: int, vocabulary: int, keep: int, beside: int = 2
+) -> tuple[int, int]:
+    """Bytes of one checkpoint, with a vocabulary of so many, and of all that a run holds at its
+    fullest: the last `keep`, the best, the average and one being written; and, beside three of
+    them, so many values for each parameter, such as Adam's two moments.
+    """
+    one = 4 * num_parameters + vocabulary
+    return one, one * (keep + 3) + beside * 4 * num_parameters * 3
+
+
+def prune(
+    directory: Path, *, is_scheduled: Callable[[int], bool], keep: int, best: str | None
+) -> None:
+    """Remove what is no longer needed once a checkpoint is complete.
+
+    Stays: the last `keep` scheduled ones, the best, resume points newer than every scheduled one,
+    and the trainer's part of the newest two.
+    """
+    scheduled = scheduled_steps(directory, is_scheduled)
+    newest = (step_of(scheduled[-1]) or 0) if scheduled else 0
+    kept = {path.name for path in scheduled[-keep:]} | {best}
+    for path in steps(directory):
+        is_resume_point = path not in scheduled and (step_of(path) or 0) > newest
+        if path.name not in kept and not is_resume_point:
+            manifest.remove_directory(path)
+    for path in steps(directory)[:-2]:
+        manifest.remove_directory(path / TRAINER)
+
+
+def clean(directory: Path) -> None:
+    """Remove what crashes left half-written or half-removed."""
+    manifest.clean(directory)
+    for path in directory.iterdir() if directory.is_dir() else ():
+        if not path.is_symlink():
+            manifest.clean(path)
+
+
+def average(paths: list[Path]) -> dict[str, Tensor]:
+    """Mean of the weights of checkpoints of one shape, summed in float64."""
+    total: dict[str, Tensor] = {}
+    for path in paths:
+        weights = load(path).weights
+        if total and {n: w.shape for n, w in weights.items()} != {
+            n: w.shape for n, w in total.items()
+        }:
+            raise UserError(
+                f"{path}: its model has another shape than {paths[0]}: they cannot be averaged"
+            )
+        for name, weight in weights.items():
+            total[name] = total[name] + weight.double() if name in total else weight.double()
+    return {name: (weight / len(paths)).float() for name, weight in total.items()}
+
+
+def average_run(
+    run_dir: Path, last: int, output: Path, is_scheduled: Callable[[int], bool], save_every: int
+) -> list[Path]:
+    """Average the newest `last` scheduled checkpoints of a run into a new checkpoint directory."""
+    directory = run_dir / CHECKPOINTS
+    manifest.check_new(output)
+    present = scheduled_steps(directory, is_scheduled)
+    last_step = (step_of(present[-1]) or 0) if present else 0
+    wanted = last_scheduled(directory, last_step, save_every, last)
+    paths = whole_ones(wanted)
+    if len(paths) < last:
+        for path in wanted:
+            if path.exists():
+                manifest.verify(path)  # says what is damaged
+        raise UserError(
+            f"{run_dir}: has {len(paths)} scheduled checkpoints in a row at its end, not the "
+            f"{last} to be averaged; lower --last"
+        )
+
+    def fill(directory: Path) -> None:
+        newest = load(paths[-1])
+        _fill(Snapshot(average(paths), newest.config, newest.tokenizer), None, directory)
+
+    with _telling(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        manifest.write_new_directory(output, fill)
+    return paths
+
+
+def resolve(path: Path) -> Path:
+    """Turn a run directory (its best model, or the newest if none is known) or a checkpoint
+    directory into a checkpoint directory.
+    """
+    if not path.exists():
+        raise UserError(
+            f"{path}: no such directory; give a run directory or a checkpoint directory"
+        )
+    if (path / MODEL).exists() or (path / manifest.NAME).exists():
+        return path
+    if (path / CHECKPOINTS).is_symlink():
+        raise UserError(f"{path / CHECKPOINTS}: is a link, which is not followed; name its target")
+    if not (path / CHECKPOINTS).is_dir():
+        raise UserError(f"{path}: neither a run directory nor a checkpoint directory")
+    best = _best_name(path)
+    if best:
+        return path / CHECKPOINTS / best
+    present = steps(path / CHECKPOINTS)
+    if not present:
+        raise UserError(f"{path}: this run has no complete checkpoint yet")
+    return present[-1]
+
+
+def load_or_name_good(path: Path) -> Snapshot:
+    """Load a checkpoint for use; where it is damaged, the error names one that is good."""
+    try:
+        return load(path)
+    except manifest.DamagedError as error:
+        for other in reversed(steps(path.parent)):
+            if other != path and is_good(other):
+                raise UserError(f"{error}; {other} is good") from None
+        raise
+
+
+def is_good(path: Path) -> bool:
+    """Tell whether a checkpoint is there, and what its manifest says."""
+    try:
+        manifest.verify(path)
+    except manifest.DamagedError:
+        return False
+    return True
+
+
+def _best_name(run_dir: Path) -> str | None:
+    try:
+        best = read_json_file(run_dir / layout.BEST, BEST).best
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise UserError(
+            f"{run_dir / layout.BEST}: damaged: {error}; name a checkpoint directory instead"
+        ) from None
+    return best.checkpoint if best else None
+
+
+def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name: tensor.detach().to("cpu", torch.float32).contiguous()
+        for name, tensor in tensors.items()
+    }

@@ -1,0 +1,100 @@
+"""Names of what a run keeps on disk, for all who look at it, without what reads tensors."""
+
+import os
+import re
+from pathlib import Path
+
+from mtrain.runs import manifest
+from mtrain.runtime.errors import RefusedError, UserError
+
+MODEL, CONFIG, TOKENIZER, TRAINER = "model.safetensors", "config.yaml", "tokenizer.model", "trainer"
+OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
+CHECKPOINTS, AVERAGE, VALIDATION = "checkpoints", "average", "validation"
+
+# The small files of a run directory, besides those named above.
+LOCK, RUN, STATUS, BEST, METRICS, LOG = (
+    *(".lock", "run.json", "status.json", "best.json", "metrics.jsonl", "train.log"),
+)
+VOCABULARY, TENSORBOARD = "tokenizer.vocab", "tensorboard"
+FILES = (LOCK, RUN, STATUS, BEST, METRICS, LOG, CONFIG, TOKENIZER, VOCABULARY)
+DIRECTORIES = (CHECKPOINTS, VALIDATION, TENSORBOARD)
+
+MOST_ABOVE = 4  # directories above a file that are looked at for a run
+
+STEP = re.compile(r"step-(\d{8,})")
+
+
+def step_name(step: int) -> str:
+    """Name the directory of a step."""
+    return f"step-{step:08d}"
+
+
+def step_of(path: Path) -> int | None:
+    """Return the step of a checkpoint directory's name, or None."""
+    match = STEP.fullmatch(path.name)
+    return int(match[1]) if match else None
+
+
+def translations(run_dir: Path, name: str) -> Path:
+    """Name the file of what a checkpoint made of the validation set, or, as `test-NAME`, the best
+    one of a test set.
+    """
+    return run_dir / VALIDATION / f"{name}.txt"
+
+
+def steps(directory: Path) -> list[Path]:
+    """List the complete step checkpoints of a `checkpoints/` directory, oldest first."""
+    return [path for path in named_steps(directory) if manifest.is_complete(path)]
+
+
+def links(run_dir: Path) -> list[Path]:
+    """List the links under names that a run keeps files and directories under, and in these
+    directories: what is written or removed through one lies somewhere else.
+    """
+    own = [run_dir / name for name in (*FILES, *DIRECTORIES)]
+    for name in DIRECTORIES:
+        directory = run_dir / name
+        if directory.is_dir() and not directory.is_symlink():
+            own += directory.iterdir()
+    return [path for path in own if path.is_symlink()]
+
+
+def keeper_of(path: Path) -> Path | None:
+    """Return the run or checkpoint directory that keeps a file or directory of this name, if any
+    does: whatever lies in a sealed directory, and what a run writes by itself.
+    """
+    place = Path(os.path.realpath(path))
+    for above in list(place.parents)[:MOST_ABOVE]:
+        first, *rest = place.relative_to(above).parts
+        is_run = any((above / name).is_file() for name in (LOCK, RUN))
+        if is_run and (first in DIRECTORIES or (first in FILES and not rest)):
+            return above
+        if _is_sealed(above):
+            return above
+    return None
+
+
+def refuse_kept(path: Path) -> None:
+    """Refuse to write to the name of a file or directory that a run or checkpoint keeps."""
+    if keeper := keeper_of(path):
+        raise RefusedError(f"{path}: is among what {keeper} keeps; write to another name")
+
+
+def _is_sealed(directory: Path) -> bool:
+    """Whether a directory is one of mtrain's sealed ones, even if it is damaged."""
+    if not (directory / manifest.NAME).is_file():  # a name that others use, too
+        return False
+    try:
+        return (directory / MODEL).is_file() or manifest.is_complete(directory)
+    except UserError:
+        return False
+
+
+def named_steps(directory: Path) -> list[Path]:
+    """List everything that is named like a step, oldest first: broken directories too."""
+    try:  # glob would take a directory that cannot be read for an empty one
+        found = {path: step_of(path) for path in directory.iterdir()}
+    except FileNotFoundError:
+        return []
+    named = {path: step for path, step in found.items() if step is not None}
+    return sorted(named, key=named.__getitem__)

@@ -1,0 +1,240 @@
+"""The JSON files of a run directory: the form of each, checked before anything in it is used."""
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol
+
+from pydantic import AfterValidator, BaseModel, Field, FiniteFloat, TypeAdapter
+
+from mtrain.runs.layout import AVERAGE, STEP
+from mtrain.runtime import files
+from mtrain.runtime.errors import UserError
+from mtrain.runtime.json_reader import read_json
+
+# Numbers that arithmetic and formats can take, whoever wrote the file.
+Count = Annotated[int, Field(ge=0, le=1 << 53)]
+Number = Annotated[int, Field(ge=-(1 << 53), le=1 << 53)] | float
+Score = Annotated[FiniteFloat, Field(ge=0, le=101)]  # of 100, which rounding may pass
+CheckpointName = Annotated[str, Field(pattern=rf"^({AVERAGE}|{STEP.pattern})\z")]
+Metric = Literal["bleu", "chrf", "nll"]
+State = Literal["preparing", "running", "complete", "stopped", "failed", "refused"]
+
+LARGEST_METRICS = 256 << 20  # bytes of a `metrics.jsonl`
+MOST_RECORDS, MOST_BROKEN = 2_000_000, 10_000  # lines of it, and of these such that are no records
+
+
+class LastStart(BaseModel):
+    """How a start ended that left an earlier run as it was."""
+
+    state: State
+    exit_code: Annotated[int, Field(ge=0, le=255)]
+    reason: str
+    time: str
+
+
+class Status(BaseModel):
+    """`status.json`: how far a run is, and how it ended."""
+
+    state: State
+    exit_code: Annotated[int, Field(ge=0, le=255)] | None = None
+    reason: str = ""
+    step: Count
+    pid: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    host: str | None = None
+    last_start: LastStart | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The file's content."""
+        return self.model_dump(exclude=None if self.last_start else {"last_start"})
+
+
+class Provenance(BaseModel):
+    """`run.json`: what a run is made of; earlier versions wrote less. Texts, settings and models
+    are there by their SHA-256.
+    """
+
+    train: list[str]
+    weights: list[Number] | None = None
+    valid: str
+    test: dict[str, str] = {}
+    tokenizer: str
+    config: str | None = None
+    init_from: str | None = None
+    seed: Count
+    ranks: Annotated[Count, Field(ge=1)] = 1
+    accum_steps: Annotated[Count, Field(ge=1)] | None = None
+    command: str
+    versions: dict[str, str]
+    commit: dict[str, str | None] = {}
+    host: str | None = None
+    created: str = "at an unknown time"
+
+
+class Validation(BaseModel):
+    """What every entry of `best.json` holds at least."""
+
+    step: Count
+    checkpoint: CheckpointName
+    bleu: Score
+    chrf: Score
+    nll: float  # not a number, where training went wrong
+    signature: str
+    lost: bool = False
+    of: list[CheckpointName] = []
+    sha256: str | None = None
+
+
+def _checked(entry: dict[str, Any]) -> dict[str, Any]:
+    Validation.model_validate(entry, strict=True)
+    return entry
+
+
+Entry = Annotated[dict[str, Any], AfterValidator(_checked)]
+
+
+class Named(BaseModel):
+    """The best of the validations."""
+
+    checkpoint: CheckpointName
+    step: Count
+    bleu: Score | None = None
+    chrf: Score | None = None
+    nll: float | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The file's content."""
+        return self.model_dump(exclude_unset=True)
+
+
+class Best(BaseModel):
+    """`best.json`: the validations, the best of them, and what the test sets scored."""
+
+    metric: Metric
+    best: Named | None  # none before the first validation
+    history: list[Entry]
+    average: Entry | None
+    tests: dict[str, Entry]
+
+
+class Step(BaseModel):
+    """What every record of `metrics.jsonl` holds at least."""
+
+    step: Count
+    time: FiniteFloat = 0.0
+    bleu: Number = Field(0.0, alias="valid/bleu")
+
+
+def _with_step(record: dict[str, Any]) -> dict[str, Any]:
+    Step.model_validate(record, strict=True)
+    return record
+
+
+Record = Annotated[dict[str, Number | str | bool | None], AfterValidator(_with_step)]
+
+STATUS, PROVENANCE, BEST = TypeAdapter(Status), TypeAdapter(Provenance), TypeAdapter(Best)
+RECORD: TypeAdapter[dict[str, Any]] = TypeAdapter(Record)
+
+
+class Board(Protocol):
+    """What shows the records of `metrics.jsonl` elsewhere."""
+
+    def begin(self, records: list[dict[str, Any]]) -> None:
+        """Show these records, and none that were shown before."""
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Show one more."""
+
+
+@dataclass
+class Records:
+    """What `metrics.jsonl` holds: records, numbers of lines that are none, and, if a crash has cut
+    it, the last line's.
+    """
+
+    records: list[dict[str, Any]] = field(default_factory=list)
+    broken: list[int] = field(default_factory=list)
+    cut: int | None = None
+
+
+class MetricsFile:
+    """`metrics.jsonl`: one JSON object a record, in the order of steps; a board gets the same."""
+
+    def __init__(
+        self, path: Path, board: Board | None = None, check: Callable[[], None] = lambda: None
+    ) -> None:
+        self.path, self.board = path, board
+        self.check = check  # called before anything is written; may raise
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Add a record."""
+        self.check()
+        with files.append(self.path) as out:
+            out.write(json.dumps(record).encode() + b"\n")
+        if self.board is not None:
+            self.board.add(record)
+
+    def cut(self, step: int) -> None:
+        """Drop the records after a step, and what a crash left of a line: a resumed run writes them
+        again.
+        """
+        records = [record for record in self.read() if record["step"] <= step]
+        self._rewrite(records)
+        if self.board is not None:
+            self.board.begin(records)
+
+    def replace(self, record: dict[str, Any], prefix: str) -> None:
+        """Add a record in place of one of the same step whose keys start with `prefix`."""
+        step, records = record["step"], self.read()
+        kept = [r for r in records if r["step"] != step or not any(k.startswith(prefix) for k in r)]
+        self._rewrite([*kept, record])
+        if self.board is not None and len(kept) < len(records):
+            self.board.begin([*kept, record])
+        elif self.board is not None:
+            self.board.add(record)
+
+    def read(self) -> list[dict[str, Any]]:
+        """Read the whole records; raises `UserError` where there is something else than a file, or
+        one larger than any run writes.
+        """
+        return self.parse().records
+
+    def parse(self) -> Records:
+        """Tell the whole records from other lines; raises `UserError` as `read` does."""
+        found = Records()
+        for number, line in enumerate(io.BytesIO(self._content()), 1):
+            try:
+                found.records.append(read_json(line, RECORD))
+            except ValueError:
+                if line.endswith(b"\n"):
+                    found.broken.append(number)
+                else:
+                    found.cut = number
+            if number > MOST_RECORDS or len(found.broken) > MOST_BROKEN:
+                raise UserError(
+                    f"{self.path}:{number}: more lines, or more that are no records, than a run "
+                    "writes; remove it, or bring back the run's"
+                )
+        return found
+
+    def _content(self) -> bytes:
+        try:
+            with files.read(self.path) as stream:
+                data = stream.read(LARGEST_METRICS + 1)
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be read: {error.strerror}") from None
+        if len(data) > LARGEST_METRICS:
+            raise UserError(
+                f"{self.path}: larger than {LARGEST_METRICS >> 20} MiB, which no run writes; "
+                "remove it, or bring back the run's"
+            )
+        return data
+
+    def _rewrite(self, records: list[dict[str, Any]]) -> None:
+        self.check()
+        if self.path.exists() or records:
+            files.write_text(self.path, "".join(json.dumps(record) + "\n" for record in records))

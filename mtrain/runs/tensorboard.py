@@ -1,0 +1,66 @@
+"""A run's records as event files for TensorBoard, kept the same as its `metrics.jsonl`."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from mtrain.config.schema import Config
+from mtrain.runtime import files
+from mtrain.runtime.errors import MissingExtraError
+
+FILES = "events.out.tfevents."  # by which TensorBoard knows them, and reads them in their order
+
+
+def board_of(config: Config) -> "TensorBoard | None":
+    """Make the board that a config asks for."""
+    return TensorBoard(Path(config.run_dir) / "tensorboard") if config.train.tensorboard else None
+
+
+def check_board(config: Config) -> None:
+    """Raise `RefusedError` where a config asks for a board and its library is missing."""
+    if not config.train.tensorboard:
+        return
+    try:
+        import tensorboard  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError("train.tensorboard: true", "tensorboard", error) from None
+
+
+class TensorBoard:
+    """Event files of a run, written by torch's `SummaryWriter`. What changes earlier records, such
+    as a resume, begins a new file with all records that hold.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.writer: Any = None
+
+    def begin(self, records: list[dict[str, Any]]) -> None:
+        """Write the records to a new file. It begins with a restart at step 0, at which readers
+        purge all that came before. The file before it stays, since a reader may be at it.
+        """
+        from torch.utils.tensorboard import SummaryWriter
+
+        files.make_directory(self.directory)
+        before = sorted(self.directory.glob(f"{FILES}*"))
+        if self.writer is not None:
+            self.writer.close()
+        self.writer = SummaryWriter(str(self.directory), purge_step=0)
+        for record in records:
+            self._write(record)
+        self.writer.flush()
+        for file in before[:-1]:
+            file.unlink()
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Write one more record."""
+        self._write(record)
+        self.writer.flush()
+
+    def _write(self, record: dict[str, Any]) -> None:
+        """Write the finite numbers of a record under their names, at its step and time."""
+        step, when = record["step"], record.get("time", 0.0)
+        for key, value in record.items():
+            is_number = isinstance(value, int | float) and math.isfinite(value)
+            if is_number and key not in ("step", "time"):
+                self.writer.add_scalar(key, value, step, walltime=when)

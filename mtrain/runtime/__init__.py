@@ -1,0 +1,1 @@
+"""The process and its machine: errors, files, terminal, signals, devices, ranks."""

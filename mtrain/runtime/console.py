@@ -1,0 +1,125 @@
+"""Where a command writes: standard streams and files, their ends and their errors."""
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedIOBase
+from types import FrameType
+from typing import IO, TYPE_CHECKING, cast
+
+from mtrain.runtime.errors import (
+    EXIT_BROKEN_PIPE,
+    EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
+    UserError,
+)
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+# What a terminal obeys: C0 but tabs and line breaks, DEL, C1.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def leave_at_once() -> None:
+    """Have Ctrl-C end this process at once, until it is `loaded`."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not ignored
+        signal.signal(signal.SIGINT, _leave)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """End at once: libraries swallow Python's `KeyboardInterrupt` while they load, or break."""
+    os._exit(EXIT_TERMINATED if number == signal.SIGTERM else EXIT_INTERRUPTED)
+
+
+def loaded() -> None:
+    """From here on Ctrl-C lets a command end what it has begun to write."""
+    if signal.getsignal(signal.SIGINT) is _leave:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def open_closed_streams() -> None:
+    """Put something in the place of closed standard streams, whose numbers a file opened later
+    would get: nothing to read, nowhere to put results, nobody to tell.
+    """
+    for number, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, mode)
+    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
+@contextmanager
+def writing(name: str | int) -> Iterator[IO[bytes]]:
+    """Open a file, stdout (`-`), or the standard stream of a number, for bytes; a reader of stdout
+    that went away ends the command quietly. On a terminal control characters are spelled out.
+    """
+    loaded()
+    place = 1 if name == "-" else name
+    shown = ("stdin", "stdout", "stderr")[place] if isinstance(place, int) else place
+    # a stream of its own, for PYTHONUNBUFFERED makes stdout's write only a part of a line
+    with ending(shown), open(place, "wb", closefd=not isinstance(place, int)) as sink:
+        yield cast(IO[bytes], _Screen(sink)) if sink.isatty() else sink
+
+
+@contextmanager
+def ending(name: str) -> Iterator[None]:
+    """End the command in the right way where writing to `name` fails or is stopped."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError as error:  # at Ctrl-C the reader may have gone first
+        interrupted = isinstance(error.__context__, KeyboardInterrupt)
+        sys.exit(EXIT_INTERRUPTED if interrupted else EXIT_BROKEN_PIPE)
+    except OSError as error:
+        raise UserError(f"{name}: cannot write: {error.strerror or error}") from None
+
+
+@contextmanager
+def stopped_by_signals(is_kept: bool = True) -> Iterator[None]:
+    """Have SIGTERM and Ctrl-C raise an exception, if something `is_kept` that a command has begun
+    to write, so that it can be put in order; a second signal ends the process at once.
+    """
+    defaults = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    before = {number: signal.getsignal(number) for number in defaults}
+    changed = [n for n, default in defaults.items() if is_kept and before[n] is default]
+    try:
+        for number in changed:  # others are ignored, or a job's own
+            signal.signal(number, _stop)
+        yield
+    finally:
+        for number in changed:
+            signal.signal(number, before[number])
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    for each in (signal.SIGTERM, signal.SIGINT):
+        if signal.getsignal(each) is _stop:
+            signal.signal(each, _leave)
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    sys.exit(EXIT_TERMINATED)
+
+
+class _Screen(BufferedIOBase):
+    """A terminal as a stream of whole lines: what it would obey is spelled out."""
+
+    def __init__(self, sink: IO[bytes]) -> None:
+        self.sink = sink
+
+    def write(self, data: "ReadableBuffer") -> int:
+        """Write lines; what is not UTF-8 is spelled out, too."""
+        text = bytes(data).decode("utf-8", "backslashreplace")
+        self.sink.write(_CONTROL.sub(lambda c: ascii(c[0])[1:-1], text).encode())
+        return len(bytes(data))
+
+    def flush(self) -> None:
+        """Show what was written."""
+        if not self.sink.closed:
+            self.sink.flush()

@@ -1,0 +1,331 @@
+"""The processes of a job, which torchrun starts, and what they tell each other.
+
+Tensors are added up by NCCL on GPUs and by gloo on CPUs. All else goes as bytes through gloo,
+whatever the device. A failure or a stop of one rank is told to all where they next meet, so that
+all end alike. The death of a rank breaks its connections: the others fail where they next meet, and
+torchrun ends those that cannot.
+"""
+
+import json
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from pydantic import TypeAdapter
+from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from mtrain.runtime.device import pick_device
+from mtrain.runtime.errors import RefusedError, StoppedError, UserError, first_line
+from mtrain.runtime.log import silence
+
+# How long the ranks of a job wait for each other at its start; they may be days apart later, while
+# rank 0 prepares text.
+START, MEET = timedelta(minutes=5), timedelta(days=7)
+# How long a GPU waits for the others' sums.
+ADD = timedelta(minutes=5)
+
+Request = tuple[str, int]
+
+
+T = TypeVar("T")
+
+BYTES = TypeAdapter(bytes)  # sent as they are; all else is sent as JSON
+TEXT = TypeAdapter(str)
+REQUEST: TypeAdapter[Request | None] = TypeAdapter(Request | None)
+
+
+@dataclass
+class Ranks:
+    """All processes of a job, seen from one of them."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1  # ranks on this machine
+    _nccl: dist.ProcessGroup | None = field(default=None, repr=False)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which writes and logs."""
+        return self.rank == 0
+
+    def share(self, find: Callable[[], T], form: TypeAdapter[T]) -> T:
+        """Call `find` on rank 0 and return its result on all; what it raises, all raise."""
+        if self.size == 1:
+            return find()
+        body, head = _attempt(lambda: _encode(find(), form)) if self.is_first else (None, b"")
+        return _decode(self._broadcast(head + (body or b"")), form)
+
+    def first(self, work: Callable[[], T]) -> T | None:
+        """Call `work` on rank 0 while the others wait; return its result there and None elsewhere.
+        What it raises, all raise.
+        """
+        if self.size == 1:
+            return work()
+        result, head = _attempt(work) if self.is_first else (None, b"")
+        self._broadcast(head)
+        return result
+
+    def gather(self, part: Callable[[], T], form: TypeAdapter[T]) -> list[T]:
+        """Call `part` on each rank and return the results of all, by rank, on all; what one raises,
+        all raise.
+        """
+        if self.size == 1:
+            return [part()]
+        body, head = _attempt(lambda: _encode(part(), form))
+        return [_decode(found, form) for found in self._gather(head + (body or b""))]
+
+    def together(self, work: Callable[[], T]) -> T:
+        """Call `work` on each rank and return this rank's result; what one raises, all raise."""
+        if self.size == 1:
+            return work()
+        result, head = _attempt(work)
+        self._gather(head)
+        return cast(T, result)
+
+    def agree(
+        self, request: Request | None, failure: UserError | None = None, number: int = 0
+    ) -> Request | None:
+        """Return the request to stop of any rank, or None. All raise the failure of one, and all
+        fail if `number` differs between ranks.
+        """
+        if self.size > 1:
+            concerned = torch.tensor([int(bool(request or failure)), number, -number])
+            with self.meeting():
+                dist.all_reduce(concerned, dist.ReduceOp.MAX)
+            is_asked, most, least = concerned.tolist()
+            if most != -least:
+                raise self.as_one(
+                    UserError(
+                        "the processes of the job planned different steps: this is a fault of "
+                        "mtrain, or of a machine; the last checkpoint is good"
+                    )
+                )
+            if not is_asked:
+                return None
+
+        def part() -> Request | None:
+            if failure is not None:
+                raise failure
+            return request
+
+        return next(filter(None, self.gather(part, REQUEST)), None)
+
+    def check_same(self, own: str, what: str) -> None:
+        """Refuse ranks whose settings, or whatever `what` names, differ."""
+        if len(set(self.gather(lambda: own, TEXT))) > 1:
+            raise self.as_one(
+                RefusedError(
+                    f"the processes of this job were given different {what}; to have each do work "
+                    "of its own, start each without torchrun"
+                )
+            )
+
+    def as_one(self, error: UserError) -> UserError:
+        """Mark an error that all ranks raise at the same place: rank 0 shows it for all."""
+        error.is_shared, error.is_told = True, not self.is_first
+        return error
+
+    def sum_(self, tensor: Tensor) -> None:
+        """Replace the tensor on each rank by the sum over all ranks."""
+        if self.size > 1:
+            with self.meeting():
+                dist.all_reduce(tensor, group=self._group(tensor.device))
+
+    def spread(self, tensors: list[Tensor]) -> None:
+        """Broadcast rank 0's values into the tensors of the others."""
+        if self.size > 1:
+            with self.meeting():
+                works = [
+                    dist.broadcast(tensor, 0, group=self._group(tensor.device), async_op=True)
+                    for tensor in tensors
+                ]
+                for work in works:
+                    work.wait()
+
+    def _group(self, device: torch.device) -> dist.ProcessGroup | None:
+        if device.type != "cuda":
+            return None
+        if self._nccl is None:
+            self._nccl = dist.new_group(backend="nccl", timeout=ADD)
+        return self._nccl
+
+    def _broadcast(self, message: bytes) -> bytes:
+        """Return rank 0's message without its head; raises the error that it holds."""
+        length = torch.tensor([len(message)])
+        with self.meeting():
+            dist.broadcast(length, 0)
+        table = (
+            _as_tensor(message) if self.is_first else torch.empty(int(length), dtype=torch.uint8)
+        )
+        with self.meeting():
+            dist.broadcast(table, 0)
+        return self._open(table, 0)
+
+    def _gather(self, message: bytes) -> list[bytes]:
+        """Return all ranks' messages without their heads; raises the first error of any."""
+        lengths = self._gather_tensors(torch.tensor([len(message)]))
+        padded = torch.zeros(int(torch.cat(lengths).max()), dtype=torch.uint8)
+        padded[: len(message)] = _as_tensor(message)
+        tables = self._gather_tensors(padded)
+        return [
+            self._open(table[: int(length)], rank)
+            for rank, (table, length) in enumerate(zip(tables, lengths, strict=True))
+        ]
+
+    def _gather_tensors(self, tensor: Tensor) -> list[Tensor]:
+        tensors = [torch.empty_like(tensor) for _ in range(self.size)]
+        with self.meeting():
+            dist.all_gather(tensors, tensor)
+        return tensors
+
+    @contextmanager
+    def meeting(self) -> Iterator[None]:
+        """Turn the end of a connection into a `UserError`."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise UserError(
+                f"rank {self.rank}: another process of the job has ended, and its own message says "
+                f"why, or cannot be reached ({first_line(error)}); run the same command again"
+            ) from None
+
+    def _open(self, message: Tensor, rank: int) -> bytes:
+        """Return a message of a rank without its head; raises the error that the rank raised."""
+        head, _, body = message.numpy().tobytes().partition(b"\n")
+        if failure := json.loads(head):
+            text, code, host = failure
+            if code in (UserError.exit_code, RefusedError.exit_code):
+                text = text if rank == 0 else f"rank {rank} on {host}: {text}"
+                kind = RefusedError if code == RefusedError.exit_code else UserError
+                raise self.as_one(kind(*text.split("\n")))
+            raise self.as_one(StoppedError(text, code))
+        return body
+
+
+def _encode(value: T, form: TypeAdapter[T]) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    return json.dumps(form.dump_python(value), default=os.fspath).encode()
+
+
+def _decode(data: bytes, form: TypeAdapter[T]) -> T:
+    return form.validate_python(data if form is BYTES else json.loads(data))
+
+
+def _as_tensor(message: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(message), dtype=torch.uint8)
+
+
+def _attempt(work: Callable[[], T]) -> tuple[T | None, bytes]:
+    """Return the result of some work, and the head of a message: null, or the error it raised."""
+    try:
+        return work(), b"null\n"
+    except MemoryError:
+        error = UserError("out of memory")
+    except OSError as failure:
+        error = UserError(f"{failure.filename or 'mtrain'}: {failure.strerror or failure}")
+    except UserError as failure:
+        error = failure
+    return None, json.dumps((str(error), error.exit_code, socket.gethostname())).encode()
+
+
+@contextmanager
+def joined() -> Iterator[Ranks]:
+    """Connect to the other processes of the job, if it has any, and disconnect at the end, once all
+    have done their work. Raises `UserError`.
+    """
+    ranks = find_ranks(os.environ)
+    if ranks.size == 1:
+        yield ranks
+        return
+    if not ranks.is_first:
+        silence()
+    _meet(ranks)
+    try:
+        yield ranks
+    except UserError as error:
+        if error.is_shared:
+            _part(ranks)
+        raise
+    _part(ranks)
+
+
+def find_ranks(environ: Mapping[str, str]) -> Ranks:
+    """Read torchrun's environment variables; without them this process is the only one. Raises
+    `RefusedError`, also for one of several processes that srun started.
+    """
+    if "RANK" not in environ or "WORLD_SIZE" not in environ:
+        _refuse_tasks(environ)
+        return Ranks()
+    try:
+        return Ranks(
+            rank=int(environ["RANK"]),
+            size=int(environ["WORLD_SIZE"]),
+            local_rank=int(environ.get("LOCAL_RANK", "0")),
+            local_size=int(environ.get("LOCAL_WORLD_SIZE", "1")),
+        )
+    except ValueError as error:
+        raise RefusedError(f"cannot parse torchrun's environment variables: {error}") from None
+
+
+def _refuse_tasks(environ: Mapping[str, str]) -> None:
+    """Refuse to be one of several tasks of a step of SLURM. `SLURM_NTASKS` and `SLURM_PROCID` alone
+    do not show that: a batch script has them, too.
+    """
+    counts = [environ.get(f"SLURM_STEP_NUM_{name}", "") for name in ("TASKS", "NODES")]
+    tasks, nodes = (max(1, int(count)) if count.isdecimal() else 1 for count in counts)
+    if tasks < 2 or "SLURM_PROCID" not in environ:
+        return
+    error = RefusedError(
+        f"srun started this command {tasks} times; have it start torchrun once on each machine: "
+        f"srun --ntasks-per-node=1 torchrun --nnodes={nodes} --nproc-per-node={tasks // nodes} "
+        f"--rdzv-backend=c10d --rdzv-endpoint=HOST:29500 -m mtrain {shlex.join(sys.argv[1:])}",
+        "where HOST is one of the machines (see scripts/slurm); a single process is started by "
+        "srun --ntasks=1",
+    )
+    error.is_told = environ["SLURM_PROCID"] != "0"
+    raise error
+
+
+def _meet(ranks: Ranks) -> None:
+    """Wait until all processes are there."""
+    try:
+        store, rank, size = next(rendezvous("env://", timeout=START))
+        # no address of an earlier start is found: torchrun restarts processes with the same store
+        store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=MEET)
+    except (RuntimeError, ValueError) as error:
+        raise UserError(
+            f"rank {ranks.rank} of {ranks.size}: the processes of the job did not meet: "
+            f"{first_line(error)}; start them by torchrun, and see that each machine can reach the "
+            "others (see README)"
+        ) from None
+
+
+def _part(ranks: Ranks) -> None:
+    ranks.together(lambda: None)
+    dist.destroy_process_group()
+
+
+def device_of(name: str, ranks: Ranks) -> torch.device:
+    """Find the device of this process; each rank of a machine has a GPU of its own."""
+    device = pick_device(name)
+    if ranks.size == 1 or device.type == "cpu":
+        return device
+    if device.type == "mps" or ":" in name:
+        raise RefusedError(
+            f"device {device}: is one device, and this job has {ranks.size} processes: "
+            "set cuda, or cpu"
+        )
+    return pick_device(f"cuda:{ranks.local_rank}")

@@ -1,0 +1,102 @@
+"""Locks between processes, released by the system however their holder ends."""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from mtrain.runtime import files
+from mtrain.runtime.errors import RefusedError, UserError
+
+POLL = 0.5  # seconds between two tries to get a lock
+
+
+class ReplacedError(UserError):
+    """A directory that was removed or replaced while this process held it."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A lock file that this process holds."""
+
+    path: Path
+    descriptor: int
+
+    def is_there(self) -> bool:
+        """Whether the file still has its name: a lock on a removed file protects nothing."""
+        return files.is_at(self.descriptor, self.path)
+
+    def check(self) -> None:
+        """Raise `ReplacedError` where the file, and with it its directory, was removed or replaced:
+        what has its name now is another process's.
+        """
+        if not self.is_there():
+            raise ReplacedError(
+                f"{self.path.parent}: was removed or replaced while this process used it; nothing "
+                "more is written to it. Start again with a run_dir that nobody removes"
+            )
+
+
+@contextmanager
+def exclusive(path: Path, *, wait: Callable[[str], None] | None = None) -> Iterator[Held]:
+    """Hold the lock file `path`.
+
+    If another process has it, `wait` is called with that process's name, twice a second until the
+    lock is free; without `wait` that is refused with `RefusedError`. The file stays behind: what
+    counts is the system's lock on it, so a killed holder leaves nothing stale. Raises `OSError`
+    where the name is that of a link or of no regular file.
+    """
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        held = Held(path, files.open_kept(path, os.O_RDWR | os.O_CREAT))
+        try:
+            while not files.try_lock(held.descriptor):
+                holder = _holder(path)
+                if wait is None:
+                    raise RefusedError(f"{path.parent}: in use by {holder}; wait for it or stop it")
+                wait(holder)
+                time.sleep(POLL)
+            if held.is_there():  # else it was removed in between: another process has a new one
+                _write_down(held.descriptor)
+                yield held
+                return
+        finally:
+            os.close(held.descriptor)
+
+
+def _write_down(descriptor: int) -> None:
+    """Name this process in the lock's file, unless that is another file, too (a hard link)."""
+    if os.fstat(descriptor).st_nlink > 1:
+        return
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
+
+
+def _holder(path: Path) -> str:
+    """Name the process that has a lock, which it writes down just after taking it."""
+    for _ in range(20):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            with files.read(path) as stream:
+                content = json.loads(stream.read(1 << 12))
+            pid, host = int(content["pid"]), str(content["host"])
+            if host != socket.gethostname() or is_alive(pid):
+                return f"process {pid} on {host}"
+        time.sleep(0.05)
+    return "another process"
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of this machine has this number."""
+    if not 0 < pid < 2**31:  # no number that a process can have
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

@@ -1,0 +1,154 @@
+"""Where messages go: console, progress bar, `train.log`."""
+
+import logging
+import os
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from mtrain.runtime import files
+from mtrain.runtime.errors import UserError, printable
+
+logger = logging.getLogger("mtrain")
+
+
+def _spell_out(record: logging.LogRecord) -> bool:
+    """Make everything printable that a message shows: names and text from outside may hold line
+    breaks, which would forge a line of a log, and escapes, which a terminal would obey. Errors do
+    that by themselves.
+    """
+    if isinstance(record.args, tuple):
+        record.args = tuple(
+            each if isinstance(each, UserError | int | float) else printable(str(each))
+            for each in record.args
+        )
+    return True
+
+
+logger.addFilter(_spell_out)
+
+# Columns that a training run's bar and its figures take, and what is shown where there are fewer.
+WIDE = 120
+FIGURES = "{desc}: {percentage:3.0f}% {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+MOST_LISTED = 10  # numbers of lines that a message names
+
+
+class LogFile(logging.StreamHandler[TextIOWrapper]):
+    """Writes to a run's `train.log`."""
+
+
+class ConsoleHandler(logging.Handler):
+    """Writes to stderr without tearing a progress bar apart; warnings and errors stand out."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record; on a terminal the bar shows training records."""
+        if getattr(record, "shown_on_bar", False) and sys.stderr.isatty():
+            return
+        record.label = _LABELS.get(record.levelno, lambda: "")()
+        with suppress(OSError):  # a reader that went away, or a full disk, ends no run
+            tqdm.write(self.format(record), file=sys.stderr)
+
+
+def paint(text: str, code: str) -> str:
+    """Colour text for a terminal, unless NO_COLOR asks for none."""
+    if os.environ.get("NO_COLOR") or not sys.stderr.isatty():
+        return text
+    return f"\x1b[1;{code}m{text}\x1b[0m"
+
+
+_LABELS = {
+    logging.WARNING: lambda: paint("warning:", "33") + " ",
+    logging.ERROR: lambda: paint("error:", "31") + " ",
+}
+
+
+def set_up_console(*, times: bool = False) -> None:
+    """Send mtrain's records to stderr; `times` puts the time before each, for batch jobs."""
+    handler = ConsoleHandler()
+    stamp = "%(asctime)s " if times and not sys.stderr.isatty() else ""
+    handler.setFormatter(logging.Formatter(stamp + "%(label)s%(message)s", "%Y-%m-%d %H:%M:%S"))
+    logger.handlers[:] = [handler]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    logging.raiseExceptions = False  # a full disk is told once, not at every line of a log file
+
+
+def silence() -> None:
+    """Leave telling what goes on to another process of the same job; errors are told."""
+    logger.setLevel(logging.ERROR)
+
+
+def add_log_file(path: Path) -> None:
+    """Keep the records in a file too, in place of any before; raises `OSError`."""
+    close_log_files()
+    handler = LogFile(TextIOWrapper(files.append(path), encoding="utf-8"))
+    handler.setFormatter(
+        logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S")
+    )
+    logger.addHandler(handler)
+
+
+def close_log_files() -> None:
+    """Stop writing to files."""
+    for handler in [h for h in logger.handlers if isinstance(h, LogFile)]:
+        logger.removeHandler(handler)
+        handler.stream.close()
+
+
+def progress_bar(
+    total: int | None, unit: str, description: str, initial: int = 0, *, shown: bool = True
+) -> "tqdm[Any]":
+    """A bar on stderr if that is a terminal, else nothing; `update`, `set_postfix_str` and `close`
+    work on both. A narrow terminal has room for the figures alone.
+    """
+    shown = shown and sys.stderr.isatty() and logger.isEnabledFor(logging.INFO)
+    is_narrow = shown and os.get_terminal_size(sys.stderr.fileno()).columns < WIDE
+    return tqdm(
+        total=total,
+        initial=initial,
+        unit=unit,
+        desc=printable(description),
+        disable=not shown,
+        bar_format=FIGURES if is_narrow and total is not None else None,
+        file=sys.stderr,
+        dynamic_ncols=True,
+        smoothing=0.1,
+        leave=False,
+    )
+
+
+def shorten(numbers: Iterable[int], most: int = MOST_LISTED) -> str:
+    """List the first numbers: `1, 2, 3, ...`."""
+    listed = list(numbers)
+    return ", ".join(map(str, listed[:most])) + (", ..." if len(listed) > most else "")
+
+
+class Places:
+    """A count of lines that were cut, with the numbers of the first."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first: list[int] = []
+
+    def add(self, numbers: Iterable[int]) -> None:
+        """Count numbers and keep the first."""
+        for number in numbers:
+            self.count += 1
+            if len(self.first) <= MOST_LISTED:
+                self.first.append(number)
+
+    def warn(self, limit: int, text: str = "") -> None:
+        """Say once which lines, of which text, were cut."""
+        if self.count:
+            logger.warning(
+                "%slines longer than %d tokens, cut there: %s (line %s)",
+                text and f"{text}: ",
+                limit,
+                f"{self.count:,}",
+                shorten(self.first),
+            )

@@ -1,0 +1,107 @@
+"""Requests to stop: signals and the time limit, remembered here and acted on at step boundaries."""
+
+import atexit
+import os
+import re
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import Thread
+from types import FrameType
+
+from mtrain.runtime.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_STOPPED,
+    EXIT_TERMINATED,
+    RefusedError,
+    StoppedError,
+)
+
+EXIT_CODES = {
+    signal.SIGTERM: EXIT_TERMINATED,
+    signal.SIGINT: EXIT_INTERRUPTED,
+    signal.SIGUSR1: EXIT_STOPPED,
+}
+
+
+@dataclass
+class Stop:
+    """Whether the run was asked to stop, and by what.
+
+    A signal handler only notes the request, for a save begun inside it could meet a half-made step.
+    A second signal ends the process at once, by a thread: a handler would wait for the end of a
+    library's call, which may take minutes.
+    """
+
+    time_limit: float | None = None  # seconds after `started`
+    started: float = 0.0
+    step_seconds: float = 0.0  # what the last step took, to announce a wait
+    received: signal.Signals | None = None
+
+    def install(self) -> None:
+        """Begin to listen and start the clock."""
+        self.started = time.monotonic()
+        for number in EXIT_CODES:
+            signal.signal(number, self._on_signal)
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        Thread(target=_end_on_second, args=(reader,), daemon=True).start()
+        atexit.register(_ignore)  # while the interpreter goes, it would be killed by them
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        which = signal.Signals(number)
+        if self.received is not None:
+            return
+        self.received = which
+        if self.step_seconds > 10:
+            text = f"\n{which.name}: saving after this step, in up to {self.step_seconds:.0f} s\n"
+            with suppress(OSError):
+                os.write(2, text.encode())  # buffered streams may be in the middle of a write
+
+    @property
+    def request(self) -> tuple[str, int] | None:
+        """The reason to stop and its exit code, or None."""
+        if self.received is not None:
+            return self.received.name, EXIT_CODES[self.received]
+        if self.time_limit is not None and time.monotonic() - self.started >= self.time_limit:
+            return "time limit", EXIT_STOPPED
+        return None
+
+    def check(self) -> None:
+        """Raise `StoppedError` if a stop was requested."""
+        if self.request is not None:
+            raise stopped(*self.request)
+
+
+def stopped(reason: str, exit_code: int) -> StoppedError:
+    """Say by what the work was stopped, and what to do."""
+    return StoppedError(f"stopped by {reason}; run the same command again to go on", exit_code)
+
+
+def _end_on_second(reader: int) -> None:
+    """Read the numbers of signals as they arrive."""
+    heard: list[int] = []
+    while len(heard) < 2:
+        heard += [number for number in os.read(reader, 1) if number in EXIT_CODES]
+    os._exit(EXIT_CODES[signal.Signals(heard[1])])
+
+
+def _ignore() -> None:
+    for number in EXIT_CODES:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def parse_duration(text: str) -> float:
+    """Read `90`, `45s`, `30m`, `3h30m` or `1d12h` as seconds; raises `RefusedError`."""
+    units = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+    if re.fullmatch(r"[1-9][0-9]*", text):
+        return float(text)
+    parts = re.findall(r"([0-9]+)([dhms])", text)
+    seconds = sum(int(number) * units[unit] for number, unit in parts)
+    if "".join(number + unit for number, unit in parts) != text or seconds <= 0:
+        raise RefusedError(
+            f"--time-limit {text}: expected a duration such as 45s, 30m, 3h30m or 1d12h"
+        )
+    return float(seconds)

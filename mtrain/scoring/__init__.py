@@ -1,0 +1,1 @@
+"""Strings against strings: BLEU, chrF and TER by sacreBLEU, comparisons, notes."""

@@ -1,0 +1,226 @@
+"""Scores of translations by sacreBLEU, strings against strings: values, confidence intervals,
+signatures.
+"""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from mtrain.corpus.writing_systems import language_code, script_of, scripts_of
+from mtrain.runtime.errors import MissingExtraError, RefusedError, UserError
+
+TOKENIZERS = {"zh": "zh", "zho": "zh", "cmn": "zh", "ja": "ja-mecab", "jpn": "ja-mecab"}
+TOKENIZERS |= {"ko": "ko-mecab", "kor": "ko-mecab"}
+_RESAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class Score:
+    """One metric's value with a 95 % bootstrap confidence interval (if asked for) and its
+    signature.
+    """
+
+    name: str
+    score: float
+    ci: tuple[float, float] | None
+    signature: str
+
+    def is_equal(self, score: float) -> bool:
+        """Tell whether a score that was written down is this one."""
+        return abs(self.score - score) <= 1e-6
+
+    def as_json(self) -> dict[str, Any]:
+        """The object of `mtrain eval --json`."""
+        return {"score": self.score, "ci": self.ci and list(self.ci), "signature": self.signature}
+
+    def __str__(self) -> str:
+        interval = f" [{self.ci[0]:.2f}, {self.ci[1]:.2f}]" if self.ci else ""
+        return f"{self.name} {self.score:.2f}{interval} {self.signature}"
+
+
+def tokenizer_for(language: str | None) -> str:
+    """Name sacreBLEU's tokenizer for a target language; 13a where none of its own is needed or
+    known.
+    """
+    return TOKENIZERS.get(language_code(language or ""), "13a")
+
+
+def check_tokenizer(name: str) -> None:
+    """Raise `RefusedError` unless sacreBLEU has a tokenizer of that name and what it needs."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    if name not in BLEU.TOKENIZERS:
+        known = ", ".join(BLEU.TOKENIZERS)
+        raise RefusedError(f"--tokenize {name}: unknown; sacreBLEU has {known}")
+    try:
+        BLEU(tokenize=name)
+    except OSError as error:
+        raise RefusedError(f"the tokenizer {name} cannot be loaded: {error}") from None
+    except (ImportError, RuntimeError):
+        more = "mtrain eval can use another one, by --tokenize"
+        raise MissingExtraError(f"the tokenizer {name}", name.split("-")[0], more) from None
+
+
+def is_mostly_cjk(texts: Iterable[str]) -> bool:
+    """Tell whether most letters are Han, Kana or Hangul, which the 13a tokenizer does not cut."""
+    letters = Counter(script_of(char) for text in texts for char in text if char.isalpha())
+    cjk = sum(letters[script] for script in scripts_of("ja") | scripts_of("ko"))
+    return 2 * cjk > letters.total()
+
+
+def bleu(
+    hypotheses: list[str],
+    references: list[list[str]],
+    *,
+    tokenize: str,
+    lowercase: bool = False,
+    interval: bool = False,
+) -> Score:
+    """Corpus BLEU against one or more reference lists of the same length."""
+    metric = _metric("bleu", tokenize, lowercase)
+    return _score("BLEU", metric, hypotheses, references, interval)
+
+
+def bleu_of_run(
+    hypotheses: list[str], references: list[str], language: str, *, interval: bool = False
+) -> Score:
+    """Corpus BLEU as a run scores what is of its target language; raises `UserError`."""
+    tokenize = tokenizer_for(language)
+    check_tokenizer(tokenize)
+    return bleu(hypotheses, [references], tokenize=tokenize, interval=interval)
+
+
+def chrf(
+    hypotheses: list[str],
+    references: list[list[str]],
+    *,
+    lowercase: bool = False,
+    interval: bool = False,
+) -> Score:
+    """Corpus chrF2."""
+    return _score("chrF2", _metric("chrf", "", lowercase), hypotheses, references, interval)
+
+
+def ter(
+    hypotheses: list[str],
+    references: list[list[str]],
+    *,
+    tokenize: str,
+    interval: bool = False,
+) -> Score:
+    """Corpus TER without case, as sacreBLEU has it; lower is better.
+
+    Chinese and Japanese are cut into characters.
+    """
+    return _score("TER", _metric("ter", tokenize), hypotheses, references, interval)
+
+
+def sentence_chrf(
+    hypotheses: list[str], references: list[list[str]], lowercase: bool
+) -> list[float]:
+    """ChrF2 of each line by itself."""
+    metric = _metric("chrf", "", lowercase)
+    lines = zip(hypotheses, *references, strict=True)
+    return [float(metric.sentence_score(text, of_line).score) for text, *of_line in lines]
+
+
+@dataclass(frozen=True)
+class Paired:
+    """A system's score in one metric, with mean and half the width of the 95 % interval of its
+    resamples; and, unless it is the baseline, the p-value of its difference from that by each test.
+    """
+
+    score: float
+    mean: float
+    ci: float
+    bootstrap: float | None
+    randomization: float | None
+
+
+def paired_tests(
+    metric: str,
+    systems: list[tuple[str, list[str]]],
+    references: list[list[str]],
+    tokenize: str,
+    lowercase: bool,
+) -> tuple[list[Paired], dict[str, str]]:
+    """Compare systems with the first of them, by sacreBLEU's paired bootstrap resampling and
+    approximate randomization; returns also both tests' signatures.
+    """
+    from sacrebleu.significance import PairedTest
+
+    check_seed()
+    scorer = _metric(metric, tokenize, lowercase, references)
+    found: dict[str, Any] = {}
+    signatures = {}
+    named: list[Any] = list(systems)
+    for test, name in (("bs", "bootstrap"), ("ar", "randomization")):
+        signature, scores = PairedTest(named, {metric: scorer}, None, test)()
+        (key,) = signature
+        signatures[name], found[name] = signature[key].format(), scores[key]
+    rows = [
+        Paired(float(b.score), float(b.mean), float(b.ci), b.p_value, r.p_value)
+        for b, r in zip(found["bootstrap"], found["randomization"], strict=True)
+    ]
+    return rows, signatures
+
+
+def check_seed() -> None:
+    """Raise `RefusedError` unless `SACREBLEU_SEED`, if set, is a seed."""
+    seed = os.environ.get("SACREBLEU_SEED", "none")
+    if seed.lower() != "none" and not re.fullmatch("[0-9]+", seed):
+        raise RefusedError(f"SACREBLEU_SEED={seed}: expected a whole number from 0, or none")
+
+
+def _metric(
+    name: str,
+    tokenize: str,
+    lowercase: bool = False,
+    references: list[list[str]] | None = None,
+) -> Any:
+    """Make a metric of sacreBLEU, for these references if they are given."""
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+    from sacrebleu.metrics.ter import TER
+
+    if name == "bleu":
+        return BLEU(tokenize=tokenize, lowercase=lowercase, references=references)
+    if name == "chrf":
+        return CHRF(lowercase=lowercase, references=references)
+    asian = tokenize in ("zh", "ja-mecab", "char")
+    return TER(normalized=asian, asian_support=asian, references=references)
+
+
+def _score(
+    name: str, metric: Any, hypotheses: list[str], references: list[list[str]], interval: bool
+) -> Score:
+    """Score with sacreBLEU, whose own interface cuts lists of unequal length without a word."""
+    if interval:
+        check_seed()
+    for reference in references:
+        if len(reference) != len(hypotheses):
+            raise UserError(
+                f"{len(hypotheses)} hypotheses but {len(reference)} references: "
+                "they must match line for line"
+            )
+    if not hypotheses:
+        raise UserError("there are no lines to score")
+    compute = metric._compute_score_from_stats
+
+    def compute_as_float(stats: Any) -> Any:
+        """Leave one kind of float: of a mixture, which resamples without text give, sacreBLEU's
+        mean fails.
+        """
+        computed = compute(stats)
+        computed.score = float(computed.score)
+        return computed
+
+    metric._compute_score_from_stats = compute_as_float
+    result = metric.corpus_score(hypotheses, references, n_bootstrap=_RESAMPLES if interval else 1)
+    ci = None
+    if interval:
+        ci = float(result._mean - result._ci), float(result._mean + result._ci)
+    return Score(name, float(result.score), ci, metric.get_signature().format())

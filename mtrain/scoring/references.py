@@ -1,0 +1,87 @@
+"""Files of translations, references and sources that must match line for line."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from mtrain.corpus.lines import read_text_file, scored_lines
+from mtrain.runtime.errors import RefusedError, UserError
+from mtrain.runtime.log import logger
+from mtrain.scoring.metrics import check_tokenizer, is_mostly_cjk, tokenizer_for
+
+
+def read_references(paths: list[Path]) -> list[list[str]]:
+    """Read reference files of one length; raises `UserError`."""
+    first = read_aligned(paths[0], [])
+    if not first:
+        raise UserError(f"{paths[0]}: holds no lines")
+    return [first] + [read_aligned(path, [first]) for path in paths[1:]]
+
+
+def read_aligned(path: Path, references: list[list[str]]) -> list[str]:
+    """Read a file that must match the references line for line; raises `UserError` with both
+    counts.
+    """
+    counts: Counter[str] = Counter()
+    lines = read_text_file(path, counts)
+    warn_of(counts)
+    _check_length(path, lines, references)
+    return lines
+
+
+def read_source(path: Path, references: list[list[str]]) -> list[str]:
+    """Read text to translate, as tolerantly as `mtrain translate` does."""
+    counts: Counter[str] = Counter()
+    lines = list(decode_lines(scored_lines(path, counts), counts))
+    warn_of(counts)
+    _check_length(path, lines, references)
+    return lines
+
+
+def decode_lines(lines: Iterable[bytes], counts: Counter[str]) -> Iterator[str]:
+    """Turn lines of any bytes into text; what is not UTF-8 is read with U+FFFD and counted."""
+    for line in lines:
+        try:
+            yield line.decode("utf-8")
+        except UnicodeDecodeError:
+            counts["lines not valid UTF-8, read with U+FFFD"] += 1
+            yield line.decode("utf-8", "replace")
+
+
+def warn_of(counts: Counter[str]) -> None:
+    """Say once what was odd about the input."""
+    for reason, count in counts.items():
+        logger.warning("%s: %s", reason, f"{count:,}")
+
+
+def choose_tokenizer(
+    tokenize: str | None, tgt_lang: str | None, references: list[list[str]]
+) -> str:
+    """Name sacreBLEU's tokenizer: the one that is asked for, or the target language's; raises
+    `RefusedError`.
+    """
+    if tokenize is None:
+        tokenize = tokenizer_for(tgt_lang)
+        if tokenize == "13a" and is_mostly_cjk(references[0]):
+            logger.warning(
+                "the references are mostly Han, Kana or Hangul, and BLEU's tokenizer 13a does "
+                "not cut these: name the language (zh, ja, ko) with --tgt-lang"
+            )
+    check_tokenizer(tokenize)
+    return tokenize
+
+
+def warn_of_missing_tokenizer(language: str) -> None:
+    """Say ahead of training that BLEU cannot be had for a language here, if so."""
+    try:
+        check_tokenizer(tokenizer_for(language))
+    except RefusedError as error:
+        logger.warning("mtrain train will ask for this: %s", error)
+
+
+def _check_length(path: Path, lines: list[str], references: list[list[str]]) -> None:
+    if references and len(lines) != len(references[0]):
+        raise UserError(
+            f"{path} has {len(lines)} lines but the reference has {len(references[0])}: "
+            "they must match line for line"
+        )

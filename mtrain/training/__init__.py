@@ -1,0 +1,1 @@
+"""Batches in, weights out: the loop, its optimizer, its checkpoints, validation."""

@@ -1,0 +1,246 @@
+"""Adam and Muon over fp32 master weights; learning-rate schedules as functions of the step."""
+
+import math
+from collections.abc import Callable
+from itertools import accumulate
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adam import adam  # the class of that name would load torch's compiler, a second
+
+from mtrain.config.schema import TrainConfig
+from mtrain.runtime.distributed import Ranks
+from mtrain.training.muon import Muon
+
+Schedule = Callable[[int], float]
+
+# Values between the beginnings of gradients: 64 bytes of fp32.
+ALIGNED = 16
+
+
+def noam_rate(step: int, d_model: int, warmup_steps: int, factor: float = 1.0) -> float:
+    """Return the paper's rate (equation 3); the first step is 1.
+
+    factor * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5)
+    """
+    peak = factor * math.sqrt(1 / (d_model * warmup_steps))
+    return peak * min(math.sqrt(warmup_steps / step), step / warmup_steps)
+
+
+def make_schedule(config: TrainConfig, d_model: int) -> Schedule:
+    """Return the learning rate of each step, counted from 1."""
+    warmup, last = config.warmup_steps, config.max_steps
+    peak = config.peak_lr or noam_rate(warmup, d_model, warmup, config.lr_factor or 1.0)
+
+    def rate(step: int) -> float:
+        if step < warmup:
+            return peak * step / warmup
+        share = min(1.0, (step - warmup) / max(1, last - warmup))
+        match config.schedule:
+            case "linear":
+                return peak * (1 - share)
+            case "cosine":
+                return peak * 0.5 * (1 + math.cos(math.pi * share))
+            case "constant":
+                return peak
+            case _:  # noam and inverse_sqrt are one curve, named by their peak in two ways
+                return peak * math.sqrt(warmup / step)
+
+    return rate
+
+
+class Adam:
+    """Adam (section 5.3) over fp32 weights."""
+
+    def __init__(
+        self,
+        weights: dict[str, Tensor],
+        grads: list[Tensor],
+        betas: tuple[float, float],
+        eps: float,
+    ) -> None:
+        self.names, self.weights, self.grads = list(weights), list(weights.values()), grads
+        self.betas, self.eps = betas, eps
+        self.exp_avgs = [torch.zeros_like(weight) for weight in self.weights]
+        self.exp_avg_sqs = [torch.zeros_like(weight) for weight in self.weights]
+        self.steps = [torch.zeros((), device=weight.device) for weight in self.weights]
+
+    @torch.no_grad()
+    def step(self, rate: float, found_inf: Tensor) -> None:
+        """Take a step; where `found_inf` is 1 nothing changes."""
+        adam(
+            self.weights,
+            self.grads,
+            self.exp_avgs,
+            self.exp_avg_sqs,
+            [],
+            self.steps,
+            fused=True,
+            found_inf=found_inf,
+            amsgrad=False,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            lr=rate,
+            weight_decay=0.0,
+            eps=self.eps,
+            maximize=False,
+        )
+
+    def moments(self) -> dict[str, Tensor]:
+        """What resuming needs, by name."""
+        kinds = {"exp_avg": self.exp_avgs, "exp_avg_sq": self.exp_avg_sqs, "step": self.steps}
+        return {
+            f"{name}.{kind}": moment
+            for kind, moments in kinds.items()
+            for name, moment in zip(self.names, moments, strict=True)
+        }
+
+
+class MovingAverage:
+    """The weights averaged over the steps, those of long ago counting less and less."""
+
+    def __init__(self, weights: dict[str, Tensor], decay: float) -> None:
+        self.latest, self.decay = list(weights.values()), decay
+        self.values = {name: weight.clone() for name, weight in weights.items()}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Take the weights of a step in; the first steps count for more, lest the beginning be
+        remembered.
+        """
+        decay = min(self.decay, (1 + step) / (10 + step))
+        torch._foreach_lerp_(list(self.values.values()), self.latest, 1 - decay)
+
+    def load(self, values: dict[str, Tensor]) -> None:
+        """Take averages of the same names and shapes back."""
+        for name, value in self.values.items():
+            value.copy_(values[name])
+
+
+class Optimizer:
+    """Adam with fp32 master weights and gradients for a model that may compute in bf16; with Muon
+    for the matrices that `muon` names.
+
+    Gradients of micro-batches are added up in fp32; `update` divides them by the tokens of the
+    whole step, clips their norm and moves the masters, then the model follows. With an fp32 model
+    the masters are its parameters. `losses` (2,) is for the sums of the step's loss and NLL, which
+    lie in `buffer` behind the gradients.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        betas: tuple[float, float],
+        eps: float,
+        muon: dict[str, int] | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        """`muon` gives the weights that Muon moves and how many matrices are stacked in each."""
+        self.ranks = ranks or Ranks()
+        self.names = [name for name, _ in model.named_parameters()]
+        self.parameters = list(model.parameters())
+        self.masters = [
+            p.detach() if p.dtype != torch.bfloat16 else p.detach().float() for p in self.parameters
+        ]
+        # one piece of memory, so that the ranks of a job add up all of it at once
+        self.buffer, self.grads, self.losses = _in_one_piece(self.masters)
+        self._apart = [
+            i
+            for i, (p, m) in enumerate(zip(self.parameters, self.masters, strict=True))
+            if p.dtype != m.dtype
+        ]
+        self.rules = self._rules(betas, eps, muon or {})
+
+    def _rules(
+        self, betas: tuple[float, float], eps: float, muon: dict[str, int]
+    ) -> list[Adam | Muon]:
+        """Divide the weights between Adam and Muon."""
+        weights, grads = self.weights(), dict(zip(self.names, self.grads, strict=True))
+        rest = {name: weights[name] for name in self.names if name not in muon}
+        stacked = {name: muon[name] for name in self.names if name in muon}
+        rules: list[Adam | Muon] = [Adam(rest, [grads[name] for name in rest], betas, eps)]
+        if stacked:
+            dtype = self.parameters[self.names.index(next(iter(stacked)))].dtype
+            rules.append(Muon(weights, grads, stacked, dtype))
+        return rules
+
+    def accumulate(self) -> None:
+        """Add the model's gradients to the step's sum and clear them."""
+        pairs = [
+            (g, p.grad)
+            for g, p in zip(self.grads, self.parameters, strict=True)
+            if p.grad is not None
+        ]
+        torch._foreach_add_([total for total, _ in pairs], [grad for _, grad in pairs])
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def update(self, rate: float, num_tokens: int, clip_norm: float) -> Tensor:
+        """Take one step; returns the norm of the gradient of the mean loss, before clipping.
+
+        Where that norm is not finite no weight changes.
+        """
+        norms = torch.stack(torch._foreach_norm(self.grads))
+        norm: Tensor = torch.linalg.vector_norm(norms) / num_tokens
+        scale = torch.full_like(norm, 1 / num_tokens)
+        if clip_norm > 0:
+            scale = scale * (clip_norm / (norm + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_(self.grads, scale)
+        found_inf = (~norm.isfinite()).float()
+        for rule in self.rules:
+            rule.step(rate, found_inf)
+        self.clear()
+        self.publish()
+        return norm
+
+    def clear(self) -> None:
+        """Forget the gradients and losses of the step."""
+        self.buffer.zero_()
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Round the masters into the model's own parameters."""
+        if self._apart:
+            torch._foreach_copy_(
+                [self.parameters[i] for i in self._apart], [self.masters[i] for i in self._apart]
+            )
+
+    def spread_weights(self) -> None:
+        """Have all ranks take the first one's weights."""
+        self.ranks.spread(self.masters)
+        self.publish()
+
+    def weights(self) -> dict[str, Tensor]:
+        """The fp32 weights by name."""
+        return dict(zip(self.names, self.masters, strict=True))
+
+    def load_weights(self, weights: dict[str, Tensor]) -> None:
+        """Take fp32 weights of the same names and shapes back."""
+        for name, master in zip(self.names, self.masters, strict=True):
+            master.copy_(weights[name])
+        self.publish()
+
+    def moments(self) -> dict[str, Tensor]:
+        """Return the state of Adam and Muon by name; the step count is the trainer's."""
+        return {name: moment for rule in self.rules for name, moment in rule.moments().items()}
+
+    def load_moments(self, moments: dict[str, Tensor]) -> None:
+        """Restore the state from rank 0's, of the same names and shapes, on every rank."""
+        own = self.moments()
+        if self.ranks.is_first:
+            for name, moment in own.items():
+                moment.copy_(moments[name])
+        self.ranks.spread(list(own.values()))
+
+
+def _in_one_piece(masters: list[Tensor]) -> tuple[Tensor, list[Tensor], Tensor]:
+    """Make room for a gradient of each weight, and for two sums; each begins where vector
+    instructions like it.
+    """
+    starts = list(accumulate((-(-m.numel() // ALIGNED) * ALIGNED for m in masters), initial=0))
+    buffer = torch.zeros(starts[-1] + 2, dtype=masters[0].dtype, device=masters[0].device)
+    grads = [
+        buffer[start : start + master.numel()].view_as(master)
+        for start, master in zip(starts, masters, strict=False)
+    ]
+    return buffer, grads, buffer[starts[-1] :]

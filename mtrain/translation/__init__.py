@@ -1,0 +1,1 @@
+"""Lines in, translations out: search, scoring, word links."""

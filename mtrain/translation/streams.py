@@ -1,0 +1,191 @@
+"""Streams of lines through a model or a vocabulary: one line out for each line in, in order, in
+bounded memory.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import IO
+
+from pydantic import TypeAdapter
+
+from mtrain.corpus.lines import (
+    LONGEST_LINE,
+    LONGEST_TEXT,
+    TOO_LONG,
+    read_file,
+    read_lines,
+    shorten_text,
+)
+from mtrain.data.tokenizer import Tokenizer
+from mtrain.runs import checkpoint, layout, manifest
+from mtrain.runtime.distributed import Ranks
+from mtrain.runtime.errors import UserError
+from mtrain.runtime.log import Places, progress_bar
+from mtrain.scoring.references import decode_lines, warn_of
+from mtrain.translation.translator import Translation, Translator
+from mtrain.translation.word_links import align
+
+# Lines that are translated together, and what their translations are to begin with.
+Window = tuple[list[str], list[str] | None]
+WINDOW: TypeAdapter[Window] = TypeAdapter(Window)
+
+
+def translate_stream(
+    translator: Translator,
+    source: Iterable[bytes],
+    sink: IO[bytes],
+    *,
+    n_best: int | None = None,
+    scores: bool = False,
+    prefixes: Path | None = None,
+    alignments: IO[bytes] | None = None,
+    line_buffered: bool = False,
+    ranks: Ranks | None = None,
+) -> None:
+    """Translate every line of `source` to `sink`, `decode.window` lines at a time or one by one;
+    of several ranks, the first reads and writes for all. `prefixes` holds what each translation is
+    to begin with, line for line; the links from its words to the source's go to `alignments`.
+    """
+    ranks = ranks or Ranks()
+    counts: Counter[str] = Counter()
+    texts = _shortened(decode_lines(read_lines(source, counts), counts), translator)
+    window = 1 if line_buffered else translator.decode.window
+    begun = decode_lines(_prefix_lines(prefixes, counts), counts) if prefixes else None
+    done, cut = 0, Places()
+
+    def read() -> Window:
+        some = list(islice(texts, window))
+        return some, _as_many(begun, some, done, window) if begun else None
+
+    with progress_bar(None, "line", "translating", shown=not line_buffered) as bar:
+        while True:
+            lines, beginnings = ranks.share(read, WINDOW)
+            if not lines:
+                break
+            results, places = translator.translate(
+                lines, bar.update, prefixes=beginnings, first=done
+            )
+            cut.add(done + place + 1 for place in places)
+            for index, hypotheses in enumerate(results if ranks.is_first else [], done):
+                sink.writelines(_format(index, hypotheses, n_best, scores))
+            if alignments is not None and ranks.is_first:
+                links = align(translator, lines, [found[0].text for found in results])
+                alignments.writelines(line.encode() + b"\n" for line in links)
+            if line_buffered:
+                sink.flush()
+            done += len(lines)
+    warn_of(counts)
+    cut.warn(translator.max_source_length)
+
+
+def translate_all(translator: Translator, lines: list[str]) -> list[str]:
+    """Return the best translation of each line."""
+    with progress_bar(len(lines), "line", "translating") as bar:
+        results, places = translator.translate(lines, bar.update)
+    cut = Places()
+    cut.add(place + 1 for place in places)
+    cut.warn(translator.max_source_length)
+    return [found[0].text for found in results]
+
+
+def _shortened(lines: Iterable[str], translator: Translator) -> Iterator[str]:
+    """Leave of long lines what shows that they were cut, so that a window of them has room."""
+    most = translator.most_characters + 1
+    return (line[:most] for line in lines)
+
+
+def _prefix_lines(path: Path, counts: Counter[str]) -> Iterator[bytes]:
+    for number, line in enumerate(read_file(path, counts), 1):
+        if len(line) > LONGEST_LINE:
+            raise UserError(f"{path}:{number}: {TOO_LONG}; shorten the prefix")
+        yield line
+
+
+def _as_many(prefixes: Iterator[str], lines: list[str], done: int, window: int) -> list[str]:
+    """Read a prefix for each line; raises `UserError` where there are more or fewer."""
+    found = list(islice(prefixes, len(lines)))
+    too_many = len(lines) < window and next(prefixes, None) is not None
+    if len(found) < len(lines) or too_many:
+        told = "more lines than the text" if too_many else "fewer lines than the text"
+        raise UserError(
+            f"--target-prefix: it holds {told} (seen behind line {done + len(found):,}); they must "
+            "match line for line"
+        )
+    return found
+
+
+def _format(
+    index: int, hypotheses: list[Translation], n_best: int | None, scores: bool
+) -> Iterator[bytes]:
+    for hypothesis in hypotheses[: n_best or 1]:
+        fields = [hypothesis.text]
+        if n_best is not None or scores:
+            fields.insert(0, f"{hypothesis.score:.6f}")
+        if n_best is not None:
+            fields.insert(0, str(index))
+        yield "\t".join(fields).encode("utf-8") + b"\n"
+
+
+def score_files(translator: Translator, source: Path, target: Path, sink: IO[bytes]) -> None:
+    """Write the log-probability of each target line given its source line."""
+    counts: Counter[str] = Counter()
+    sides = [
+        list(_shortened(decode_lines(read_file(path, counts), counts), translator))
+        for path in (source, target)
+    ]
+    if len(sides[0]) != len(sides[1]):
+        raise UserError(
+            f"{source} has {len(sides[0])} lines but {target} has {len(sides[1])}: "
+            "they must match line for line"
+        )
+    window, cut = translator.decode.window, (Places(), Places())
+    with progress_bar(len(sides[0]), "line", "scoring") as bar:
+        for start in range(0, len(sides[0]), window):
+            src, tgt = (side[start : start + window] for side in sides)
+            values, places = translator.score(src, tgt)
+            for side in (0, 1):
+                cut[side].add(start + place + 1 for place in places[side])
+            sink.writelines(f"{value:.6f}\n".encode() for value in values)
+            bar.update(len(values))
+    warn_of(counts)
+    cut[0].warn(translator.max_source_length, str(source))
+    cut[1].warn(translator.max_target_length, str(target))
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Load a SentencePiece model file, or the one of a run or checkpoint directory."""
+    if not path.is_dir():
+        return Tokenizer.load(path)
+    sealed = (path / manifest.NAME).exists() or layout.steps(path / layout.CHECKPOINTS)
+    if not sealed and (path / layout.TOKENIZER).exists():
+        return Tokenizer.load(path / layout.TOKENIZER)  # of a run that has saved nothing yet
+    directory = checkpoint.resolve(path)
+    manifest.verify(directory, layout.TOKENIZER)
+    return Tokenizer.load(directory / layout.TOKENIZER)
+
+
+def _bounded_texts(source: Iterable[bytes], counts: Counter[str]) -> Iterator[str]:
+    for text in decode_lines(read_lines(source, counts), counts):
+        if len(text) > LONGEST_TEXT:
+            counts[f"lines longer than {LONGEST_TEXT:,} characters, cut there"] += 1
+        yield shorten_text(text, LONGEST_TEXT)
+
+
+def encode_stream(tokenizer: Tokenizer, source: Iterable[bytes], sink: IO[bytes]) -> None:
+    """Write the pieces of each line."""
+    counts: Counter[str] = Counter()
+    for text in _bounded_texts(source, counts):
+        line = " ".join(tokenizer.pieces.encode(text, out_type=str))
+        sink.write(line.replace("\n", " ").encode("utf-8") + b"\n")
+    warn_of(counts)
+
+
+def decode_stream(tokenizer: Tokenizer, source: Iterable[bytes], sink: IO[bytes]) -> None:
+    """Write the text of each line of pieces."""
+    counts: Counter[str] = Counter()
+    for text in _bounded_texts(source, counts):
+        line: str = tokenizer.pieces.decode_pieces(text.split(" ") if text else [])
+        sink.write(line.replace("\n", " ").encode("utf-8") + b"\n")
+    warn_of(counts)

@@ -1,0 +1,89 @@
+"""Hard alignments: which word of the source each word of a translation was made of, as the
+attention over the source tells, in Pharaoh's form (`0-0 1-2`: source word, target word).
+
+It is the mean of the heads of the last `LAYERS` layers where a token is still to be chosen: which
+single layer tells best depends on how many there are.
+"""
+
+import re
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mtrain.corpus.lines import is_blank
+from mtrain.data.batches import batch_by_tokens, collate
+from mtrain.runtime.device import telling_lack_of_memory
+from mtrain.translation.translator import Translator
+
+LAYERS = 3
+BYTE = re.compile("<0x([0-9A-F]{2})>")
+
+
+def align(translator: Translator, sources: list[str], targets: list[str]) -> list[str]:
+    """Align the words, between white space, of each source line and its translation."""
+    found = [""] * len(sources)
+    both = zip(sources, targets, strict=True)
+    places = [n for n, sides in enumerate(both) if not any(map(is_blank, sides))]
+    sides = [
+        [_pieces(translator, lines[place]) for place in places] for lines in (sources, targets)
+    ]
+    rows = [(src, tgt) for (src, _), (tgt, _) in zip(*sides, strict=True)]
+    lengths = np.array([(len(src) + 1, len(tgt) + 1) for src, tgt in rows]).reshape(-1, 2)
+    budget = max(1, translator.decode.batch_tokens // translator.decode.beam_size)
+    for batch in batch_by_tokens(lengths, budget):
+        translator.check_stop()
+        with telling_lack_of_memory(lambda: "out of memory on alignments; lower --batch-tokens"):
+            maps = _attention(translator, [rows[i] for i in batch])
+        for i, table in zip(batch, maps, strict=True):
+            words = [side[i][1] for side in sides]
+            found[places[i]] = _links(table[: len(words[1]), : len(words[0])], *words)
+    return found
+
+
+def _pieces(translator: Translator, text: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Ids of a line, and of each piece the number of its word; no more than the model reads."""
+    ids = translator.tokenizer.encode([text])[0]
+    words = word_numbers(list(map(translator.tokenizer.pieces.id_to_piece, ids)))
+    most = translator.max_source_length - 1
+    return np.array(ids[:most]), np.array(words[:most])
+
+
+def word_numbers(pieces: list[str]) -> list[int]:
+    """Number the words, between white space, that pieces are of; a space is of the word behind
+    it.
+    """
+    numbers, word, within, spelled = [], -1, False, b""
+    for piece in pieces:
+        text = piece.replace("\u2581", " ")
+        if byte := BYTE.fullmatch(piece):
+            spelled += bytes.fromhex(byte[1])
+            text = spelled.decode("utf-8", "ignore")
+        if text:
+            spelled = b""
+        for character in text:
+            word += not within and not character.isspace()
+            within = not character.isspace()
+        numbers.append(word if within else word + 1)
+    return [min(number, max(word, 0)) for number in numbers]
+
+
+@torch.no_grad()
+def _attention(
+    translator: Translator, rows: list[tuple[NDArray[np.int64], NDArray[np.int64]]]
+) -> NDArray[np.float32]:
+    """Attention over the source, mean of heads and layers: (B, T, S)."""
+    batch = collate(rows, translator.ids).to(translator.device)
+    maps = translator.model.attention_maps(batch.src, batch.tgt_in)["cross"]
+    mean = torch.stack(maps[-LAYERS:]).float().mean((0, 2))
+    found: NDArray[np.float32] = mean.cpu().numpy()
+    return found
+
+
+def _links(
+    table: NDArray[np.float32], src_words: NDArray[np.int64], tgt_words: NDArray[np.int64]
+) -> str:
+    """Link each target word to the source word that its pieces (T, S) attend to most."""
+    by_word = np.zeros((int(tgt_words.max()) + 1, int(src_words.max()) + 1))
+    np.add.at(by_word, (tgt_words[:, None], src_words[None, :]), table)
+    return " ".join(f"{int(row.argmax())}-{word}" for word, row in enumerate(by_word))

@@ -1,0 +1,758 @@
+"""`mtrain check` names every planted fault by file and line, and says nothing of sound text."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from conftest import run_mtrain
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mtrain.check import doctor, finders
+from mtrain.check.characters import Characters, Words
+from mtrain.check.diagnosis import Diagnosis, diagnose
+from mtrain.check.doctor import Doctor
+from mtrain.check.findings import KINDS, Chunk, Place, clipped
+from mtrain.check.kinship import first_words
+from mtrain.check.overlap import bigrams
+from mtrain.check.usual import FREQUENT, LengthRatio
+from mtrain.config.loading import load_config
+from mtrain.config.schema import TextCorpus
+from mtrain.corpus.writing_systems import script_of, scripts_of
+from mtrain.data.duplicates import Duplicates
+from mtrain.runtime.errors import StoppedError, printable
+from mtrain.runtime.stop import Stop
+
+Sides = tuple[list[str], list[str]]
+PAIRS = 3000
+
+
+def made_up_words(count: int, seed: int, syllables: list[str]) -> list[str]:
+    rng = random.Random(seed)
+    words: dict[str, None] = {}
+    while len(words) < count:
+        words["".join(rng.choices(syllables, k=rng.randint(2, 4)))] = None
+    return list(words)
+
+
+LEFT = made_up_words(500, 1, ["ba", "de", "fi", "go", "lu", "ma", "ne", "ri", "so", "ka", "pe"])
+RIGHT = made_up_words(500, 2, ["schra", "blen", "krit", "wolf", "zan", "durch", "eig", "ust"])
+HAN = [chr(0x4E00 + 7 * n) + chr(0x5E00 + 11 * n) for n in range(500)]
+
+
+def corpus(pairs: int, seed: int, right: list[str] = RIGHT, joint: str = " ") -> Sides:
+    """Sentences of a made-up language and their translations, word for word from the end on."""
+    rng = random.Random(seed)
+    sides: Sides = ([], [])
+    while len(sides[0]) < pairs:
+        numbers = [min(499, int(rng.expovariate(0.012))) for _ in range(rng.randint(5, 14))]
+        source = " ".join(["xo", *(LEFT[n] for n in numbers)])
+        if source not in sides[0]:
+            sides[0].append(source)
+            sides[1].append(joint.join(["qua", *(right[n] for n in reversed(numbers))]))
+    return sides
+
+
+@pytest.fixture(scope="session")
+def sound() -> dict[str, Sides]:
+    return {"train": corpus(PAIRS, 1), "valid": corpus(200, 2), "test": corpus(200, 3)}
+
+
+class Folder:
+    """A config with its corpora, to be hurt and looked at."""
+
+    def __init__(self, path: Path, sets: dict[str, Sides]) -> None:
+        self.path = path
+        self.bytes = {
+            f"{name}.{code}": [text.encode() for text in side]
+            for name, sides in sets.items()
+            for code, side in zip(("xa", "xb"), sides, strict=True)
+        }
+        self.data: dict[str, Any] = {
+            "root": str(path),
+            "src_lang": "xa",
+            "tgt_lang": "xb",
+            "train": [self.entry("train")],
+            "valid": self.entry("valid"),
+            "test": {"held": self.entry("test")},
+        }
+        self.settings: dict[str, Any] = {"run_dir": str(path / "run")}
+
+    @staticmethod
+    def entry(name: str) -> dict[str, Any]:
+        return {"src": f"{name}.xa", "tgt": f"{name}.xb"}
+
+    def write(self) -> Path:
+        for name, lines in self.bytes.items():
+            (self.path / name).write_bytes(b"".join(line + b"\n" for line in lines))
+        config = self.path / "config.yaml"
+        config.write_text(yaml.safe_dump({**self.settings, "data": self.data}), encoding="utf-8")
+        return config
+
+    def look(self, examples: int = 10, *, forecast: bool = False) -> dict[str, Any]:
+        found = look(self.write(), examples, forecast=forecast)
+        report: dict[str, Any] = json.loads(found.as_json())
+        for width in (40, 80):
+            for line in found.lines(width):
+                assert line.isprintable()
+        return report
+
+
+def look(config: Path, examples: int = 10, *, forecast: bool = False) -> Diagnosis:
+    return diagnose(
+        load_config(config), Stop(), examples=examples, with_forecast=forecast, timed=False
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path, sound: dict[str, Sides]) -> Folder:
+    return Folder(tmp_path, sound)
+
+
+def found(report: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Every finding, as the corpus's name, its kind, and itself."""
+    for each in report["corpora"]:
+        for finding in each["findings"]:
+            yield each["name"], finding["kind"], finding
+
+
+def kinds(report: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(name, kind) for name, kind, _ in found(report)]
+
+
+def places(report: dict[str, Any], kind: str, name: str = "data.train[0]") -> list[Any]:
+    return [
+        (Path(example["files"][0]).name, example.get("line"))
+        for where, what, finding in found(report)
+        if (where, what) == (name, kind)
+        for example in finding["examples"]
+    ]
+
+
+def test_nothing_is_said_of_sound_text(folder: Folder) -> None:
+    report = folder.look()
+    assert kinds(report) == []
+    assert [each["pairs"] for each in report["corpora"]] == [PAIRS, 200, 200]
+    assert (report["errors"], report["warnings"], report["notes"]) == (0, 0, 0)
+
+
+def put(middle: bytes) -> Callable[[bytes], bytes]:
+    return lambda line: line[:6] + middle + line[6:]
+
+
+ODD_TEXT: list[tuple[str, Callable[[bytes], bytes]]] = [
+    ("nul", put(b"\0")),
+    ("carriage_return", put(b"\r")),
+    ("crlf", lambda line: line + b"\r"),
+    ("line_break", put("\u2028".encode())),
+    ("line_break", put("\x85".encode())),
+    ("line_break", put(b"\f")),
+    ("control", put(b"\x07")),
+    ("invisible", put("\u200b".encode())),
+    ("invisible", put("\ufeff".encode())),
+    ("mark", put("\u200e".encode())),
+    ("replacement", put("\ufffd".encode())),
+    ("private", put("\ue123".encode())),
+    ("undefined", put("\uffff".encode())),
+    ("mojibake", put("Ã¼".encode())),
+    ("mojibake", put("donâ€™t".encode())),
+    ("mojibake", put(" РџСЂРёРІРµС‚ ".encode())),
+    ("mojibake", put("日本".encode().decode("cp1252").encode())),
+    ("markup", put(b" &amp; ")),
+    ("markup", put(b'<a href="x">')),
+    ("markup", put(b" &#39;")),
+    ("subwords", lambda line: line.replace(b" ", b"@@ ", 2)),
+    ("subwords", lambda line: "▁".encode() + line),
+    ("subwords", put(b" @-@ ")),
+    ("markup", put(b" &times; ")),
+    ("subwords", put(b" <unk> ")),
+    ("invisible", put("\u3164".encode())),
+    ("mark", put(" 中\u202e文 ".encode())),
+    ("mark", put("\U000e0041".encode())),
+    ("decomposed", put(" cafe\u0301 ".encode())),
+    ("mixed_word", put(" pаypal ".encode())),
+    ("encoding", put(b"\xff")),
+]
+
+
+def test_odd_text_is_named_by_file_and_line(folder: Folder) -> None:
+    planted: dict[str, set[tuple[str, int]]] = {}
+    for side, name in enumerate(("train.xa", "train.xb")):
+        for number, (kind, change) in enumerate(ODD_TEXT):
+            row = 100 + 50 * number + 20 * side
+            folder.bytes[name][row] = change(folder.bytes[name][row])
+            planted.setdefault(kind, set()).add((name, row + 1))
+    report = folder.look(examples=50)
+    for kind, expected in planted.items():
+        assert set(places(report, kind)) == expected, kind
+    assert {kind for _, kind in kinds(report)} == set(planted)
+    assert report["errors"] == 1
+
+
+HONEST = [
+    "„FREMDWÖRTERMENÜ“ und „Spaß“",
+    "São, NÃO e «à\u00a0»",
+    "Œuvre à “Â la” dents",
+    "a < b && c > d",
+    "AT&T, x@y.org, C# ##",
+    "Die €-Preise – ‚so‘ – …",
+    "РССР и СРСР",
+    "می‌خواهم",
+    "👩‍🔧",
+    "❤️‍🔥 🏴\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f",
+    "中国 １２ ＡＢ",
+    "\u0958\u0940\u092e\u0924, ẹ̀kọ́, 2 \u212b",  # which NFC makes longer, or no shorter
+]
+
+
+def test_honest_text_is_let_pass(folder: Folder) -> None:
+    for row, text in enumerate(HONEST):
+        folder.bytes["valid.xb"][row] += b" " + text.encode()
+    assert {kind for _, kind in kinds(folder.look())} == set()
+
+
+def swap(folder: Folder, row: int) -> None:
+    src, tgt = folder.bytes["train.xa"], folder.bytes["train.xb"]
+    src[row], tgt[row] = tgt[row], src[row]
+
+
+def repeat(folder: Folder, row: int) -> None:
+    for name in ("train.xa", "train.xb"):
+        folder.bytes[name][row] = folder.bytes[name][100]
+
+
+def copy(folder: Folder, row: int) -> None:
+    folder.bytes["train.xb"][row] = folder.bytes["train.xa"][row]
+
+
+def other_source(folder: Folder, row: int) -> None:
+    folder.bytes["train.xa"][row] = folder.bytes["train.xb"][7]
+
+
+def other_target(folder: Folder, row: int) -> None:
+    folder.bytes["train.xb"][row] = folder.bytes["train.xa"][7]
+
+
+def cyrillic(folder: Folder, row: int) -> None:
+    folder.bytes["train.xa"][row] = "несколько слов на другом языке".encode()
+
+
+def too_long(folder: Folder, row: int) -> None:
+    folder.bytes["train.xb"][row] = b" ".join(folder.bytes["train.xb"][row : row + 7])
+
+
+def far_too_long(folder: Folder, row: int) -> None:
+    for name in ("train.xa", "train.xb"):
+        folder.bytes[name][row] = b" ".join(folder.bytes[name][row : row + 40])
+
+
+def unrelated(folder: Folder, row: int) -> None:
+    lines = folder.bytes["train.xb"]
+    own = set(lines[row].split())
+    lines[row] = next(
+        other
+        for other in lines[:900]
+        if len(own & set(other.split())) == 1 and len(other.split()) == len(lines[row].split())
+    )
+
+
+def blank_source(folder: Folder, row: int) -> None:
+    folder.bytes["train.xa"][row] = b" \t"
+
+
+def blank_both(folder: Folder, row: int) -> None:
+    folder.bytes["train.xa"][row] = folder.bytes["train.xb"][row] = b""
+
+
+PLANTS = {
+    "swapped": swap,
+    "duplicate": repeat,
+    "same": copy,
+    "source_language": other_source,
+    "target_language": other_target,
+    "script": cyrillic,
+    "ratio": too_long,
+    "long": far_too_long,
+    "misfit": unrelated,
+    "blank_source": blank_source,
+    "blank_both": blank_both,
+}
+
+
+def test_one_odd_pair_is_named(folder: Folder) -> None:
+    for number, plant in enumerate(PLANTS.values()):
+        plant(folder, 1000 + 100 * number)
+    report = folder.look()
+    for number, kind in enumerate(PLANTS):
+        assert places(report, kind) == [("train.xa", 1001 + 100 * number)], kind
+    assert {kind for _, kind in kinds(report)} == set(PLANTS)
+    assert report["errors"] == 0
+
+
+@pytest.mark.parametrize("share", [0.1, 0.4])
+def test_a_share_of_swapped_pairs_is_found(folder: Folder, share: float) -> None:
+    chosen = random.Random(4).sample(range(PAIRS), int(share * PAIRS))
+    for row in chosen:
+        swap(folder, row)
+    report = folder.look(examples=1000)
+    [finding] = [finding for _, kind, finding in found(report) if kind == "swapped"]
+    assert 0.95 * len(chosen) <= finding["count"] <= len(chosen)
+    assert {line - 1 for _, line in places(report, "swapped")} <= set(chosen)
+
+
+@pytest.mark.parametrize(
+    ("length", "joint"), [(8, "words"), (40, "words"), (900, "words"), (40, "han")]
+)
+def test_a_slipped_block_is_found_with_its_ends(tmp_path: Path, length: int, joint: str) -> None:
+    made = (HAN, "") if joint == "han" else (RIGHT, " ")
+    sets = {"train": corpus(PAIRS, 1, *made), "valid": corpus(50, 2, *made)}
+    folder = Folder(tmp_path, {**sets, "test": corpus(50, 3, *made)})
+    lines = folder.bytes["train.xb"]
+    lines[1000 : 1000 + length] = [*lines[1001 : 1000 + length], lines[1000]]
+    report = folder.look()
+    [(_, _, slip)] = [each for each in found(report) if each[1] == "slip"]
+    [example] = slip["examples"]
+    assert abs(example["line"] - 1001) <= 1
+    assert abs(example["end"] - (1000 + length)) <= 1
+    assert example["distance"] == -1
+    assert not {"misfit", "unrelated"} & {kind for _, kind in kinds(report)}
+
+
+def test_a_lost_line_is_found_where_it_was(folder: Folder) -> None:
+    del folder.bytes["train.xa"][1499]
+    report = folder.look()
+    [(_, _, unequal)] = [each for each in found(report) if each[1] == "unequal"]
+    assert "has 2999 lines but" in unequal["examples"][0]["text"]
+    [(_, line)] = places(report, "slip")
+    assert abs(line - 1500) <= 1
+    assert report["errors"] == 1
+
+
+def test_shuffled_sides_are_noticed(folder: Folder) -> None:
+    random.Random(5).shuffle(folder.bytes["train.xb"])
+    assert ("data.train[0]", "unrelated") in kinds(folder.look())
+
+
+def test_sets_that_overlap_are_named_on_both_sides(folder: Folder) -> None:
+    lines = folder.bytes
+    lines["train.xa"][10], lines["train.xb"][10] = lines["valid.xa"][1], lines["valid.xb"][1]
+    lines["train.xa"][20] = lines["valid.xa"][2]
+    lines["train.xb"][30] = lines["test.xb"][3] + b" "
+    lines["test.xa"][4], lines["test.xb"][4] = lines["valid.xa"][4], lines["valid.xb"][4]
+    near = max(range(50, 200), key=lambda row: len(lines["test.xa"][row].split()))
+    for side in ("xa", "xb"):
+        words = lines[f"test.{side}"][near].split()
+        words[4] = b"otherwise"
+        lines[f"train.{side}"][40] = b" ".join(words)
+    report = folder.look()
+    others = {
+        (name, kind, finding["examples"][0].get("line")): finding["examples"][0]["other"]["line"]
+        for name, kind, finding in found(report)
+        if "overlap" in kind
+    }
+    assert others == {
+        ("data.valid", "overlap", 2): 11,
+        ("data.valid", "source_overlap", 3): 21,
+        ("data.test.held", "target_overlap", 4): 31,
+        ("data.valid", "overlap", 5): 5,
+        ("data.test.held", "near_overlap", near + 1): 41,
+    }
+
+
+def test_a_set_that_stands_in_train_is_an_error(folder: Folder) -> None:
+    folder.data["valid"] = folder.entry("train")
+    report = folder.look(examples=1)
+    assert ("data.valid", "contained") in kinds(report)
+    assert report["errors"] == 1
+
+
+def test_all_that_is_broken_is_told_in_one_run(folder: Folder) -> None:
+    del folder.bytes["train.xb"][-1]
+    folder.bytes["valid.xa"][3] += b"\xff"
+    folder.bytes["test.xa"], folder.bytes["test.xb"] = [], []
+    folder.data["test"]["lost"] = folder.entry("lost")
+    folder.data["train"].append({"src": "cut.gz", "tgt": "train.xa"})
+    (folder.path / "cut.gz").write_bytes(gzip.compress(b"\n".join(folder.bytes["train.xa"]))[:-50])
+    report = folder.look()
+    errors = {(name, kind) for name, kind, each in found(report) if each["severity"] == "error"}
+    assert errors == {
+        ("data.train[0]", "unequal"),
+        ("data.train[1]", "unreadable"),
+        ("data.valid", "encoding"),
+        ("data.test.held", "empty"),
+        ("data.test.lost", "unreadable"),
+    }
+
+
+def test_bytes_that_are_left_out_by_request_are_no_error(folder: Folder) -> None:
+    folder.data["invalid_utf8"] = "drop"
+    folder.bytes["train.xa"][3] += b"\xff"
+    report = folder.look()
+    assert places(report, "dropped") == [("train.xa", 4)]
+    assert report["errors"] == 0
+
+
+def test_tables_are_named_by_row(folder: Folder, sound: dict[str, Sides]) -> None:
+    src, tgt = (list(side) for side in sound["train"])
+    src[6], tgt[8] = src[6] + "\nand more", " "
+    pq.write_table(pa.table({"a": src, "b": tgt}), folder.path / "pairs.parquet")
+    rows = [json.dumps({"t": {"a": a, "b": b}}) for a, b in zip(src, tgt, strict=True)]
+    rows[3], rows[4], rows[5] = "{", '{"t": {"a": 1, "b": "x"}}', '{"t": []}'
+    (folder.path / "pairs.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    lines = ["a\tb", *(f"{a}\t{b}" for a, b in zip(*sound["train"], strict=True)), "alone"]
+    with gzip.open(folder.path / "pairs.tsv.gz", "wt", encoding="utf-8") as out:
+        out.write("\n".join(lines))
+    folder.data["train"] = [
+        {"file": "pairs.parquet", "src": "a", "tgt": "b"},
+        {"file": "pairs.jsonl", "src": "t.a", "tgt": "t.b"},
+        {"file": "pairs.tsv.gz", "src": "a", "tgt": "b"},
+    ]
+    report = folder.look()
+    shown = {(name, kind): finding for name, kind, finding in found(report)}
+    assert shown["data.train[0]", "line_break"]["examples"][0]["row"] == 7
+    assert shown["data.train[0]", "blank_target"]["examples"][0]["row"] == 9
+    assert [each["line"] for each in shown["data.train[1]", "row"]["examples"]] == [4, 5, 6]
+    assert [each["line"] for each in shown["data.train[2]", "row"]["examples"]] == [PAIRS + 2]
+    first = shown["data.train[2]", "duplicate"]["examples"][0]
+    assert (first["line"], first["first"]["row"]) == (2, 1)
+
+
+def test_generated_text_is_sound(folder: Folder) -> None:
+    made = {"generated": "phrasebook"}
+    folder.data |= {"src_lang": "en", "tgt_lang": "de", "test": {}}
+    folder.data["train"] = [{**made, "split": "train", "pairs": 4000}]
+    folder.data["valid"] = {**made, "split": "valid", "pairs": 200}
+    assert set(kinds(folder.look())) <= {("data.valid", "near_overlap")}
+
+
+@pytest.mark.parametrize("pairs", [0, 1, 5, 60])
+def test_little_text_is_looked_at_too(tmp_path: Path, pairs: int) -> None:
+    sets = {"train": corpus(pairs, 1), "valid": corpus(3, 2), "test": corpus(3, 3)}
+    report = Folder(tmp_path, sets).look(forecast=True)
+    assert kinds(report) == ([("data.train[0]", "empty")] if not pairs else [])
+
+
+def test_a_side_in_another_script_than_its_language(folder: Folder) -> None:
+    folder.data |= {"src_lang": "ru", "tgt_lang": "zh-TW"}
+    [(_, _, finding)] = [each for each in found(folder.look()) if each[1] == "language"]
+    texts = [example["text"] for example in finding["examples"]]
+    assert [text.split(",")[0] for text in texts] == [
+        "data.src_lang is ru",
+        "data.tgt_lang is zh-TW",
+    ]
+
+
+def test_a_corpus_whose_sides_are_swapped(folder: Folder) -> None:
+    words = [FREQUENT["de"].split(), FREQUENT["en"].split()]
+    for name, own in zip(("train.xa", "train.xb"), words, strict=True):
+        lines = folder.bytes[name]
+        lines[:] = [line + b" " + own[n % 8].encode() for n, line in enumerate(lines)]
+    folder.data |= {"src_lang": "en", "tgt_lang": "de"}
+    assert ("data.train[0]", "language") in kinds(folder.look())
+    folder.data |= {"src_lang": "de", "tgt_lang": "en"}
+    assert ("data.train[0]", "language") not in kinds(folder.look())
+
+
+def test_examples_are_bounded_and_the_worst_first(folder: Folder) -> None:
+    for row in range(100, 160):
+        copy(folder, row)
+    report = folder.look(examples=3)
+    [finding] = [finding for _, kind, finding in found(report) if kind == "same"]
+    assert finding["count"] == 60
+    lengths = [len(example["text"]) for example in finding["examples"]]
+    longest = sorted((len(folder.bytes["train.xa"][row]) for row in range(100, 160)), reverse=True)
+    assert lengths == [2 * length + 3 for length in longest[:3]]
+
+
+def test_chunks_change_nothing(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = folder.bytes["train.xb"]
+    lines[990:1020] = [*lines[991:1020], lines[990]]
+    copy(folder, 999)
+    whole = folder.look()
+    monkeypatch.setattr(doctor, "CHUNK", 333)
+    assert kinds(folder.look()) == kinds(whole)
+
+
+def test_a_request_to_stop_is_heard(folder: Folder) -> None:
+    stop = Stop(time_limit=1e-9, started=time.monotonic() - 1)
+    with pytest.raises(StoppedError):
+        diagnose(load_config(folder.write()), stop, examples=1, with_forecast=False, timed=False)
+
+
+def test_how_the_vocabulary_fits_is_told(trained_run: Path) -> None:
+    config = yaml.safe_load((trained_run / "config.yaml").read_text())
+    path = trained_run.parent / "again.yaml"
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    report = json.loads(look(path, forecast=True).as_json())
+    fits = report["vocabulary"]
+    assert set(fits) == {"source", "target"}
+    assert 1 <= fits["source"]["tokens_per_word"] < 3
+    assert fits["source"]["unknown"] == 0
+    assert report["forecast"]["vocab_size"] == 350
+
+
+def test_text_that_the_vocabulary_does_not_know(trained_run: Path, tmp_path: Path) -> None:
+    folder = Folder(tmp_path, {n: corpus(300, 1, HAN, "") for n in ("train", "valid", "test")})
+    folder.settings["tokenizer"] = {"path": str(trained_run / "tokenizer.model")}
+    report = folder.look()
+    [(_, _, finding)] = [each for each in found(report) if each[1] == "pieces"]
+    assert any(example["text"].startswith("target") for example in finding["examples"])
+    assert report["vocabulary"]["target"]["bytes"] > 0.9
+
+
+# --- the command line ---------------------------------------------------------------------------
+
+
+def test_the_command_prints_a_table_and_fails_on_errors(folder: Folder) -> None:
+    folder.bytes["train.xb"][41] += b"\0"
+    config = folder.write()
+    done = run_mtrain("check", "-c", config, "--no-forecast", env={"COLUMNS": "80", "PATH": ""})
+    assert done.returncode == 0
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "warning  NUL characters" in done.stdout
+    assert "train.xb:42" in done.stdout
+    assert done.stdout.endswith("1 warning\n")
+    (folder.path / "valid.xa").unlink()
+    done = run_mtrain("check", "-c", config, "--json", "--no-timing")
+    assert done.returncode == 1
+    report = json.loads(done.stdout)
+    assert report["errors"] == 1
+    assert report["forecast"]["step_seconds"] is None
+    assert "Traceback" not in done.stderr
+
+
+# --- parts --------------------------------------------------------------------------------------
+
+
+def hashes(text: str) -> list[int]:
+    characters = Characters()
+    found: list[int] = characters.words(characters.read([text])).hashes.tolist()
+    return found
+
+
+def test_words_are_runs_characters_or_threes() -> None:
+    assert hashes("Hello, HELLO wor-ld") == [*hashes("hello") * 2, *hashes("wor"), *hashes("ld")]
+    assert len(hashes("我们ab")) == 3
+    assert len(hashes("สวัสดี")) == 6
+    assert len(hashes("नमस्ते दुनिया")) == 2
+    assert hashes("?! ...") == hashes("") == []
+
+
+@given(st.lists(st.text(max_size=20), min_size=1, max_size=8))
+def test_lines_do_not_touch_each_other(texts: list[str]) -> None:
+    characters = Characters()
+    together = characters.words(characters.read(texts))
+    alone = [characters.words(characters.read([text])).hashes.tolist() for text in texts]
+    parts = [together.part(row, row + 1).hashes.tolist() for row in range(len(texts))]
+    assert parts == alone
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=6))
+def test_first_words_are_each_line_s_own(lines: list[list[int]]) -> None:
+    spread = [[word << 50 for word in line] for line in lines]
+    counts = np.array([len(line) for line in lines], np.int64)
+    words = Words.of(np.array([word for line in spread for word in line], np.uint64), counts)
+    kept = first_words(words)
+    parts = [kept.part(row, row + 1).hashes.tolist() for row in range(len(lines))]
+    assert parts == [list(dict.fromkeys(line)) for line in spread]
+
+
+def test_bigrams_end_with_the_line() -> None:
+    characters = Characters()
+    words = characters.words(characters.read(["a b c", "a b", "c", ""]))
+    found = bigrams(words)
+    assert found.counts.tolist() == [2, 1, 0, 0]
+    assert found.hashes[0] == found.hashes[2]
+
+
+@given(st.lists(st.integers(0, 5), max_size=30), st.integers(1, 9))
+def test_duplicates_are_those_of_a_dictionary(
+    tmp_path_factory: pytest.TempPathFactory, keys: list[int], at_once: int
+) -> None:
+    duplicates = Duplicates(tmp_path_factory.mktemp("d"), len(keys))
+    for start in range(0, len(keys), at_once):
+        part = np.array(keys[start : start + at_once], np.uint64)
+        duplicates.add(part, np.arange(start, start + len(part), dtype=np.uint64))
+    first: dict[int, int] = {}
+    expected = {n: first[key] for n, key in enumerate(keys) if first.setdefault(key, n) != n}
+    groups = list(duplicates.groups())
+    later = np.concatenate([group[0] for group in groups]).tolist()
+    before = np.concatenate([group[1] for group in groups]).tolist()
+    assert dict(zip(later, before, strict=True)) == expected
+
+
+def test_length_ratios_by_hand() -> None:
+    lengths = np.array([[20, 40], [21, 42], [19, 38]] * 100)
+    ratio = LengthRatio(lengths)
+    assert ratio.usual == pytest.approx(np.log(41 / 21), abs=0.01)
+    far, _ = ratio.distance(np.array([[20, 200], [20, 40]]))
+    assert far[0] == pytest.approx(np.log(201 / 21) - ratio.usual)
+    assert far[1] < 0.01
+
+
+def test_what_a_terminal_must_not_obey_is_spelt_out() -> None:
+    assert printable("a\x1b[31m\u2028\ud800b") == "a\\x1b[31m\\u2028\\ud800b"
+    assert clipped("日本語テキスト", 9) == "日..."
+    assert clipped("abc", 3) == "abc"
+
+
+def test_tables_of_languages_hold_together() -> None:
+    assert scripts_of("ja") == {"CJK", "HIRAGANA", "KATAKANA"}
+    assert scripts_of("zh-Hant") == {"CJK"}
+    assert scripts_of("ZH_tw") == {"CJK"}
+    assert scripts_of("xx") == set()
+    assert all(scripts_of(code) for code in FREQUENT)
+    assert {severity for severity, _ in KINDS.values()} == {"error", "warning", "note"}
+
+
+def test_scripts_of_letters() -> None:
+    letters = {
+        "a": "LATIN",
+        "ｂ": "LATIN",
+        "人": "CJK",
+        "々": "CJK",
+        "ー": "KATAKANA",
+        "ﾊ": "KATAKANA",
+    }
+    assert {char: script_of(char) for char in letters} == letters
+    assert {script_of(char) for char in "𝐀ℂℌµª\ud800"} == {""}
+
+
+def test_chunks_end_where_they_hold_much_text() -> None:
+    rows = [(number, "x" * 60_000, "y" * 60_000) for number in range(50)]
+    parts = list(doctor._batches(iter([*rows, (50, "z" * 9_000_000, ""), (51, "a", "b")])))
+    assert [row[0] for part in parts for row in part] == list(range(52))
+    assert [len(part) for part in parts] == [18, 18, 15, 1]
+    assert [len(part) for part in doctor._batches((n, "a", "b") for n in range(25_000))] == [
+        10_000,
+        10_000,
+        5_000,
+    ]
+    assert not list(doctor._batches(iter([])))
+
+
+def test_the_sample_is_thinned_evenly_where_lines_are_long(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = Doctor(load_config(folder.write()), Stop())
+    monkeypatch.setattr(doctor, "SAMPLE_CHARACTERS", 100_000)
+    looked.scan()
+    looked.look()
+    numbers = [number for chunk in looked.sample for number in chunk.numbers]
+    assert 50_000 / 2 - 1000 <= sum(int(chunk.lengths.sum()) for chunk in looked.sample) <= 100_000
+    assert len(set(np.diff(numbers).tolist())) == 1
+    assert numbers[-1] > 0.9 * PAIRS
+    assert not [each for each in looked.sets if each.found.found]
+
+
+def test_one_endless_line_does_not_push_all_others_out_of_the_sample(folder: Folder) -> None:
+    for name in ("train.xa", "train.xb"):
+        folder.bytes[name][0] *= 3_000
+    looked = Doctor(load_config(folder.write()), Stop())
+    looked.scan()
+    looked.look()
+    assert sum(map(len, looked.sample)) == PAIRS - 1
+    assert not any("lines" in vars(chunk) for chunk in looked.sample)
+
+
+def test_letters_are_counted_by_script() -> None:
+    characters = Characters()
+    chunk = Chunk(Place(("a", "b"), "line"), [1, 2], (["ab 1", "да c"], ["", "x"]), characters)
+    before = chunk.words
+    chunk.settle()
+    assert chunk.words is before
+    src, tgt = (
+        dict(zip(characters.scripts, counts.tolist(), strict=False)) for counts in chunk.letters
+    )
+    assert (src["LATIN"], src["CYRILLIC"], tgt["LATIN"], tgt["none"]) == (3, 2, 1, 0)
+
+
+def test_memory_does_not_grow_with_long_lines(folder: Folder) -> None:
+    """23 million characters, of which a chunk of 10,000 pairs would hold all: 1.1 GB."""
+    folder.bytes["train.xa"] = [
+        b" ".join(folder.bytes["train.xa"][n : n + 120]) for n in range(1000)
+    ]
+    folder.bytes["train.xb"] = [
+        b" ".join(folder.bytes["train.xb"][n : n + 120]) for n in range(1000)
+    ]
+    looked = Doctor(load_config(folder.write()), Stop())
+    tracemalloc.start()
+    looked.scan()
+    looked.look()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 500_000_000
+
+
+def test_train_that_is_blank_on_a_side_throughout_is_an_error(folder: Folder) -> None:
+    folder.bytes["train.xb"] = [b" "] * PAIRS
+    report = folder.look()
+    assert ("data.train[0]", "empty") in kinds(report)
+    assert report["errors"] == 1
+
+
+def test_rows_are_named_as_the_config_names_their_files() -> None:
+    place = Place.of(TextCorpus(src="old/train.xa", tgt="/far/away/train.xb"), Path("root"))
+    assert place.name(3, 0) == "old/train.xa:3"
+    assert place.name(3, 1) == "train.xb:3"
+    assert place.as_json(3, 0)["files"] == ["root/old/train.xa"]
+
+
+def test_a_pipe_is_refused_and_not_waited_for(folder: Folder) -> None:
+    config = folder.write()
+    (folder.path / "train.xa").unlink()
+    os.mkfifo(folder.path / "train.xa")
+    report = json.loads(look(config).as_json())
+    assert ("data.train[0]", "unreadable") in kinds(report)
+
+
+@pytest.mark.parametrize(
+    ("data", "name"), [("a\n".encode("utf-16"), "UTF-16"), (gzip.compress(b"a\n", mtime=0), "gzip")]
+)
+def test_files_that_are_no_text_are_told_for_what_they_are(
+    folder: Folder, data: bytes, name: str
+) -> None:
+    config = folder.write()
+    (folder.path / "train.xa").write_bytes(data)
+    found = json.loads(look(config).as_json())["corpora"][0]["findings"]
+    texts = [each["text"] for one in found if one["kind"] == "encoding" for each in one["examples"]]
+    assert name in texts[0]
+
+
+def test_units_of_a_translation_memory_are_not_named_as_lines(folder: Folder) -> None:
+    units = "".join(
+        f'<tu>\n<tuv xml:lang="xa"><seg>ba{n}</seg></tuv>'
+        f'<tuv xml:lang="xb"><seg>{text}</seg></tuv></tu>\n'
+        for n, text in enumerate(("zan", " ", "wolf"))
+    )
+    memory = f'<?xml version="1.0"?>\n<tmx version="1.4"><header/><body>{units}</body></tmx>\n'
+    (folder.path / "m.tmx").write_text(memory, encoding="utf-8")
+    folder.data["train"] = [{"file": "m.tmx", "src": "xa", "tgt": "xb"}]
+    found = look(folder.write())
+    assert any("m.tmx unit 2 " in line for line in found.lines(80))
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("plain é", None),
+        ("x" * 500 + "cafe\u0301", 503),
+        ("e" + "\u0301\u0316" * 500_000, 0),  # to be put in order, all in one go, takes an hour
+        ("क़", None),  # what composition leaves apart
+    ],
+)
+def test_accents_apart_from_their_letters_are_found(text: str, place: int | None) -> None:
+    assert finders._find_decomposed(text) == place

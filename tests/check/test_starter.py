@@ -1,0 +1,414 @@
+"""`mtrain init` writes configs that load, fit the text, and never validate on what they learn."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import os
+import random
+import signal
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import made_up_pairs, run_mtrain
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mtrain.check import holdout, starter
+from mtrain.check.recipe import Size, recipe_for
+from mtrain.check.starter import Request, language_of, write_config
+from mtrain.config.loading import load_config
+from mtrain.config.schema import TextCorpus
+from mtrain.corpus.lines import Reading
+from mtrain.runtime.errors import RefusedError, StoppedError, UserError
+from mtrain.runtime.files import VARIABLE
+from mtrain.runtime.stop import Stop
+
+
+def write(path: Path, lines: list[str]) -> Path:
+    data = "".join(line + "\n" for line in lines).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    pairs = made_up_pairs(600, 1, longest=9)
+    src = write(tmp_path / "text.en", [src for src, _ in pairs])
+    return src, write(tmp_path / "text.de.gz", [tgt for _, tgt in pairs])
+
+
+def request(files: tuple[Path, Path], output: Path, hold_out: int = 50) -> Request:
+    return Request(*files, output, "en", "de", None, hold_out)
+
+
+@pytest.mark.parametrize(
+    ("name", "language"),
+    [("a.en", "en"), ("x.train.de.gz", "de"), ("a.b.zh-TW.zst", "zh-TW"), ("news.no", "no")],
+)
+def test_languages_are_told_by_names(name: str, language: str) -> None:
+    assert language_of(Path(name), "--src-lang") == language
+
+
+@pytest.mark.parametrize("name", ["a.txt", "en", "a", "train.english", "a.gz", "a.xx"])
+def test_unknown_languages_are_refused(name: str) -> None:
+    with pytest.raises(RefusedError, match=r"give --src-lang"):
+        language_of(Path(name), "--src-lang")
+
+
+NAMES = st.text(
+    st.characters(codec="utf-8", exclude_characters="\0/"), min_size=1, max_size=60
+).filter(lambda name: name not in (".", ".."))
+ODD_NAMES = st.one_of(
+    NAMES,
+    st.lists(
+        st.sampled_from(
+            [
+                "  # x",
+                " #",
+                "\n",
+                "\r",
+                "\u2028",
+                "\x85",
+                "\x07",
+                "\ufeff",
+                "$",
+                "no",
+                "1e5",
+                '"',
+                "\\",
+            ]
+        ),
+        min_size=1,
+        max_size=30,
+    ).map("".join),
+).filter(lambda name: name[0] != "~" and not VARIABLE.search(name))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(ODD_NAMES, min_size=7, max_size=7))
+def test_any_path_is_read_back(tmp_path_factory: pytest.TempPathFactory, names: list[str]) -> None:
+    train, valid = ((Path("d") / a, Path(b)) for a, b in (names[:2], names[2:4]))
+    output = Path(names[4] + ".yaml")
+    asked = Request(*train, output, names[5], names[6], None, 0)
+    size = Size(1000, 25.0, 5000, 90)
+    text = starter.render(asked, size, recipe_for(size, has_gpu=False), train, valid)
+    path = tmp_path_factory.getbasetemp() / "any.yaml"
+    path.write_text(text, encoding="utf-8")
+    config = load_config(path)
+    data = config.data
+    read = [
+        getattr(corpus, side) for corpus in (data.train[0], data.valid) for side in ("src", "tgt")
+    ]
+    assert read == [str(path) for path in (*train, *valid)]
+    assert config.run_dir == f"runs/{output.stem}"
+    assert [data.src_lang, data.tgt_lang] == names[5:]
+
+
+def test_comments_stand_below_one_another(tmp_path: Path) -> None:
+    size = Size(1000, 25.0, 5000, 90)
+    asked = Request(Path("a"), Path("b"), Path("x.yaml"), "en", "de", None, 0)
+    train, valid = (Path("d  # x/a.en"), Path("b")), (Path("c"), Path("d"))
+    text = starter.render(asked, size, recipe_for(size, has_gpu=False), train, valid)
+    assert '    - src: "d  # x/a.en"\n      tgt: b\n' in text
+    places = {line.index(" # ") for line in text.splitlines() if " # " in line and '"' not in line}
+    assert places == {33}
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+@pytest.mark.parametrize("pairs", [50, 900, 29_000, 50_001, 400_000, 2_000_000, 10**9])
+def test_every_size_has_a_recipe_that_loads(tmp_path: Path, pairs: int, has_gpu: bool) -> None:
+    """Also, its lines are short."""
+    recipe = recipe_for(Size(pairs, 25.0, 5000, 90), has_gpu=has_gpu)
+    asked = Request(Path("a.en"), Path("b c.no"), Path("x.yaml"), "en", "no", None, 0)
+    train, valid = (Path("a.en"), Path("b c.no")), (Path("v.en"), Path("v.no"))
+    text = starter.render(asked, Size(pairs, 25.0, 5000, 90), recipe, train, valid)
+    assert "$" not in text
+    assert text.startswith(f"# {pairs:,} pairs, en to no. Sizes and rates")
+    assert max(map(len, text.splitlines())) <= 100
+    path = tmp_path / "x.yaml"
+    path.write_text(text, encoding="utf-8")
+    config = load_config(path)
+    assert config.data.tgt_lang == "no"
+    assert config.data.train[0].tgt == "b c.no"
+    assert config.train.valid_every <= config.train.max_steps
+    assert config.train.warmup_steps < config.train.max_steps
+
+
+def test_larger_text_gets_no_smaller_model_and_no_fewer_steps() -> None:
+    recipes = [
+        recipe_for(Size(pairs, 25.0, 10**5, 90), has_gpu=True)
+        for pairs in (1000, 30_000, 60_000, 500_000, 3_000_000)
+    ]
+    assert [r.d_model * r.d_ff for r in recipes] == sorted(r.d_model * r.d_ff for r in recipes)
+    assert [r.vocab_size for r in recipes] == sorted(r.vocab_size for r in recipes)
+
+
+def test_what_is_held_out_is_nowhere_in_train(tmp_path: Path, files: tuple[Path, Path]) -> None:
+    output = tmp_path / "new" / "mine.yaml"
+    write_config(request(files, output), Stop(), has_gpu=False)
+    config = load_config(output)
+    train, valid = (
+        [Path(path).read_text().splitlines() for path in (corpus.src, corpus.tgt)]
+        for corpus in (config.data.train[0], config.data.valid)
+    )
+    assert len(valid[0]) == len(valid[1]) == 50
+    assert len(train[0]) == len(train[1])
+    for learned, held in zip(train, valid, strict=True):
+        assert not set(learned) & set(held)
+    original = set(made_up_pairs(600, 1, longest=9))
+    assert set(zip(*train, strict=True)) | set(zip(*valid, strict=True)) <= original
+    assert not list(tmp_path.rglob(".*"))
+
+
+def test_nothing_is_written_over(tmp_path: Path, files: tuple[Path, Path]) -> None:
+    output = tmp_path / "mine.yaml"
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "valid.de").write_text("precious\n")
+    with pytest.raises(RefusedError, match=r"valid.de: exists already"):
+        write_config(request(files, output), Stop(), has_gpu=False)
+    assert not output.exists()
+    output.write_text("mine\n")
+    with pytest.raises(RefusedError, match=r"mine.yaml: exists already"):
+        write_config(request(files, output), Stop(), has_gpu=False)
+    assert output.read_text() == "mine\n"
+
+
+def test_too_much_held_out_is_refused(tmp_path: Path, files: tuple[Path, Path]) -> None:
+    with pytest.raises(RefusedError, match="more than a tenth of the 600 pairs"):
+        write_config(request(files, tmp_path / "m.yaml", 61), Stop(), has_gpu=False)
+
+
+@pytest.mark.parametrize("failing", ["outputs.os.fsync", "check.starter.render"])
+@pytest.mark.parametrize("output", ["m.yaml", "new/there/m.yaml"])
+def test_a_failure_leaves_nothing_half_written(
+    tmp_path: Path,
+    files: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    failing: str,
+    output: str,
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.setattr(f"mtrain.{failing}", fail)
+    with pytest.raises(UserError, match="No space left on device"):
+        write_config(request(files, tmp_path / output, 5), Stop(), has_gpu=False)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_name_that_is_taken_meanwhile_leaves_none_of_the_files(
+    tmp_path: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "m.yaml"
+
+    def late(*arguments: object, **options: object) -> str:
+        output.write_text("precious")
+        return render(*arguments, **options)
+
+    render = starter.render
+    monkeypatch.setattr(starter, "render", late)
+    with pytest.raises(RefusedError, match=r"m\.yaml: exists already"):
+        write_config(request(files, output, 5), Stop(), has_gpu=False)
+    assert output.read_text() == "precious"
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_stop_leaves_none_of_the_files(
+    tmp_path: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, stop = sorted(tmp_path.rglob("*")), Stop()
+    monkeypatch.setattr(holdout, "CHUNK", 100)
+    chosen = holdout.chosen
+
+    def stopped(*arguments: Any) -> Any:
+        found = chosen(*arguments)
+        stop.received = signal.SIGTERM
+        return found
+
+    monkeypatch.setattr(holdout, "chosen", stopped)
+    with pytest.raises(StoppedError):
+        write_config(request(files, tmp_path / "m.yaml", 5), stop, has_gpu=False)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("languages", [("en", "en"), ("en", "EN")])
+def test_equal_languages_get_files_of_their_own(
+    tmp_path: Path, files: tuple[Path, Path], languages: tuple[str, str]
+) -> None:
+    output = tmp_path / "mine.yaml"
+    write_config(Request(*files, output, *languages, None, 50), Stop(), has_gpu=False)
+    made = {path.name: path.read_text().splitlines() for path in (tmp_path / "mine").iterdir()}
+    assert sorted(made) == ["train.src", "train.tgt", "valid.src", "valid.tgt"]
+    pairs = set(made_up_pairs(600, 1, longest=9))
+    for name in ("train", "valid"):
+        assert set(zip(made[f"{name}.src"], made[f"{name}.tgt"], strict=True)) <= pairs
+    valid = load_config(output).data.valid
+    assert isinstance(valid, TextCorpus)
+    assert valid.tgt == str(tmp_path / "mine" / "valid.tgt")
+
+
+@pytest.mark.parametrize("name", ["cfg", "cfg.txt", ".yaml"])
+def test_a_config_named_otherwise_is_refused(
+    tmp_path: Path, files: tuple[Path, Path], name: str
+) -> None:
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(RefusedError, match=r"a config is named \.yaml or \.yml"):
+        write_config(request(files, tmp_path / name), Stop(), has_gpu=False)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [([" "] * 30, "nothing can be held out"), (["ja"] * 30, "nothing is left to learn from")],
+)
+def test_text_that_cannot_be_split_is_told(
+    tmp_path: Path, targets: list[str], message: str
+) -> None:
+    sides = write(tmp_path / "a.en", ["yes"] * 30), write(tmp_path / "a.de", targets)
+    with pytest.raises(UserError, match=rf"a\.en: {message}") as told:
+        write_config(request(sides, tmp_path / "m.yaml", 3), Stop(), has_gpu=False)
+    assert told.value.exit_code == 1
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path not in sides]
+
+
+def test_a_language_is_no_path(tmp_path: Path, files: tuple[Path, Path]) -> None:
+    asked = Request(*files, tmp_path / "m.yaml", "../en", "de", None, 50)
+    with pytest.raises(RefusedError, match=r"\.\./en: not a language code"):
+        write_config(asked, Stop(), has_gpu=False)
+
+
+def test_fewer_held_out_than_asked_for_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = ["the same"] * 100 + [f"word{number}" for number in range(20)]
+    sides = write(tmp_path / "a.en", lines), write(tmp_path / "a.de", lines)
+    write_config(request(sides, tmp_path / "m.yaml", 12), Stop(), has_gpu=False)
+    assert any("fewer than the 12 asked for" in text for text in caplog.messages)
+
+
+def test_names_that_are_not_utf8_are_refused(tmp_path: Path, files: tuple[Path, Path]) -> None:
+    odd = tmp_path / os.fsdecode(b"x\xff.en")
+    write(odd, ["a b", "c d"])
+    done = run_mtrain("init", odd, files[1], "--hold-out", "1", "-o", tmp_path / "m.yaml")
+    assert done.returncode == 2
+    assert "x\\xff.en: its name is not UTF-8" in done.stderr
+    for asked in (
+        Request(*files, tmp_path / "m.yaml", "en", "de", (files[0], odd), 0),
+        Request(*files, odd.with_suffix(".yaml"), "en", "de", None, 5),
+    ):
+        with pytest.raises(RefusedError, match=r"its name is not UTF-8"):
+            write_config(asked, Stop(), has_gpu=False)
+    assert not list(tmp_path.glob("*.yaml"))
+
+
+def test_pairs_that_are_not_utf8_are_left_out_and_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sides = tmp_path / "bad.en", tmp_path / "bad.de"
+    for path, last in zip(sides, (b"caf\xe9\n", b"kaffee\n"), strict=True):
+        path.write_bytes(b"".join(b"w%d x\n" % number for number in range(40)) + last)
+    valid = write(tmp_path / "v.en", ["never"]), write(tmp_path / "v.de", ["seen"])
+    output = tmp_path / "m.yaml"
+    write_config(Request(*sides, output, "en", "de", valid, 0), Stop(), has_gpu=False)
+    told = "1 pair is not valid UTF-8 on a side, and left out"
+    assert f"{told} (data.invalid_utf8: drop)" in caplog.messages
+    assert output.read_text().startswith("# 40 pairs")
+    assert load_config(output).data.invalid_utf8 == "drop"
+    output = tmp_path / "n.yaml"
+    write_config(request(sides, output, 4), Stop(), has_gpu=False)
+    assert told in caplog.messages
+    assert load_config(output).data.invalid_utf8 == "error"
+    made = {path.name: path.read_text("utf-8").split() for path in (tmp_path / "n").iterdir()}
+    assert len(made["train.en"] + made["valid.en"]) == 80
+
+
+@pytest.mark.parametrize("name", ["~a.en", "$x.en", "a${x}.en"])
+def test_names_that_a_config_would_expand_are_refused(
+    tmp_path: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = files[0].rename(tmp_path / name)
+    with pytest.raises(RefusedError, match="a config would take this for"):
+        write_config(
+            request((Path(source.name), files[1]), tmp_path / "c.yaml"), Stop(), has_gpu=False
+        )
+    assert not (tmp_path / "c.yaml").exists()
+
+
+def test_one_file_as_both_sides_is_refused(tmp_path: Path, files: tuple[Path, Path]) -> None:
+    asked = request((files[0], files[0]), tmp_path / "a.yaml")
+    with pytest.raises(RefusedError, match="is both sides"):
+        write_config(asked, Stop(), has_gpu=False)
+
+
+def test_a_language_that_needs_an_extra_is_told(
+    tmp_path: Path,
+    files: tuple[Path, Path],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "MeCab", None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, "sacrebleu.tokenizers.tokenizer_ja_mecab", raising=False)
+    for language in ("ja", "de"):
+        asked = Request(*files, tmp_path / f"{language}.yaml", "en", language, None, 50)
+        write_config(asked, Stop(), has_gpu=False)
+    told = [text for text in caplog.messages if "pip install" in text]
+    assert len(told) == 1
+    assert "ja-mecab needs an extra: pip install 'mtrain[ja]'" in told[0]
+
+
+def test_drawing_needs_no_memory_for_the_corpus(tmp_path: Path, files: tuple[Path, Path]) -> None:
+    """A billion pairs are said to be there: a permutation of them would take 8 GB."""
+    corpus = TextCorpus(src=str(files[0]), tgt=str(files[1]))
+    tracemalloc.start()
+    holdout.chosen(corpus, 10**9, 100, Stop())
+    assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    tracemalloc.stop()
+
+
+def test_text_is_measured_the_same_in_parts(
+    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = TextCorpus(src=str(files[0]), tgt=str(files[1]))
+    whole = starter._measure(corpus, 600, Reading(), Stop())
+    monkeypatch.setattr(starter, "CHUNK_CHARACTERS", 1000)
+    assert starter._measure(corpus, 600, Reading(), Stop()) == whole
+    words = [word for pair in made_up_pairs(600, 1, longest=9) for word in " ".join(pair).split()]
+    assert whole.words == pytest.approx(len(words) / 600)
+    assert whole.types == len(set(words))
+
+
+def test_text_without_words_is_refused(tmp_path: Path) -> None:
+    empty = write(tmp_path / "a.en", []), write(tmp_path / "a.de", [])
+    with pytest.raises(UserError, match="holds no text to learn from"):
+        write_config(request(empty, tmp_path / "m.yaml", 0), Stop(), has_gpu=False)
+
+
+def test_the_command_makes_what_training_takes(tmp_path: Path, files: tuple[Path, Path]) -> None:
+    done = run_mtrain("init", *files, "--hold-out", "50", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "en-de.yaml\n"
+    assert "held out 50 pairs" in done.stderr
+    dry = run_mtrain("train", "-c", "en-de.yaml", "--dry-run", cwd=tmp_path)
+    assert dry.returncode == 0, dry.stderr
+    assert "nothing was trained" in dry.stderr
+
+
+def test_validation_text_that_is_in_train_is_told(tmp_path: Path, files: tuple[Path, Path]) -> None:
+    random.seed(1)
+    valid = [*made_up_pairs(3, 1, longest=9), ("never seen", "nie gesehen")]
+    src = write(tmp_path / "v.en", [src for src, _ in valid])
+    tgt = write(tmp_path / "v.de", [tgt for _, tgt in valid])
+    given = ["--valid-src", src, "--valid-tgt", tgt, "-o", tmp_path / "m.yaml"]
+    done = run_mtrain("init", *files, *given)
+    assert done.returncode == 0, done.stderr
+    assert "3 of 4 pairs stand in the training text too" in done.stderr
+    for wrong in ([], ["--valid-src", src], [*given, "--hold-out", "5"]):
+        refused = run_mtrain("init", *files, *wrong)
+        assert refused.returncode == 2
+        assert "needs text to validate on" in refused.stderr

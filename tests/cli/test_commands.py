@@ -1,0 +1,973 @@
+"""The command line: results on stdout alone, one clear message for each error, exit codes."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import hashlib
+import io
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from conftest import TinyConfig, made_up_pairs, run_mtrain, status, write_config
+
+import mtrain
+from mtrain.cli import app as cli
+from mtrain.config.loading import load_config
+from mtrain.runs import checkpoint, layout, manifest
+from mtrain.runs.directory import RunDirectory
+from mtrain.runs.records import MetricsFile
+from mtrain.runtime import log
+from mtrain.training.trainer import Trainer
+from mtrain.translation.translator import load_translator
+
+# Every command with its options, pinned so that they grow on purpose.
+DECODE = {"--beam-size", "--length-penalty", "--length-norm", "--no-repeat-ngram", "--batch-tokens"}
+MACHINE = {"--device", "--precision"}
+OPTIONS = {
+    "train": {"-c", "--config", "--set", "--time-limit", "--dry-run"},
+    "translate": DECODE
+    | MACHINE
+    | {"-m", "--model", "-i", "--input", "-o", "--output", "--n-best", "--scores"}
+    | {"--line-buffered", "--target-prefix", "--alignments", "--sample", "--temperature"}
+    | {"--top-k", "--top-p", "--seed"},
+    "eval": DECODE
+    | MACHINE
+    | {"-m", "--model", "-s", "--source", "-r", "--reference", "-o", "--output", "--hypothesis"}
+    | {"--tgt-lang", "--tokenize", "--lowercase", "--json"},
+    "compare": {"systems", "-r", "--reference", "-s", "--source", "--tgt-lang", "--tokenize"}
+    | {"--lowercase", "--metrics", "-n", "--lines", "--json"},
+    "verify": {"run_dir", "--json"},
+    "attention": MACHINE
+    | {"text", "-m", "--model", "-i", "--input", "-o", "--output", "-t", "--target"}
+    | {"--kind", "--layer", "--head"},
+    "average": {"run_dir", "--last", "-o", "--output"},
+    "report": {"run_dir", "-o", "--output", "--text", "--check"},
+    "score": MACHINE | {"-m", "--model", "-s", "--source", "-t", "--target", "--batch-tokens"},
+    "export": {"-m", "--model", "-o", "--output", "--to", "--quantization", "--sample"},
+    "check": {"-c", "--config", "--set", "--json", "--examples"} | {"--forecast", "--timing"},
+    "init": {"src", "tgt", "-o", "--output", "--src-lang", "--tgt-lang"}
+    | {"--valid-src", "--valid-tgt", "--hold-out"},
+    "data build": {"-c", "--config", "--set", "--time-limit"},
+    "tokenizer train": {"-c", "--config", "--set"},
+    "tokenizer encode": {"-m", "--model"},
+    "tokenizer decode": {"-m", "--model"},
+}
+LINES = ["bavo celu", "", "lapo", "minek norva pilus", " \t ", "hanp"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a command ended, and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Result]
+
+
+@pytest.fixture
+def command(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> Iterator[Command]:
+    """Return a function that runs `mtrain` in this process; `stdin` is what it reads."""
+    handlers = {number: signal.getsignal(number) for number in (2, 10, 15)}
+
+    def run(*arguments: str | Path, stdin: bytes = b"") -> Result:
+        capfdbinary.readouterr()
+        monkeypatch.setattr(sys, "argv", ["mtrain", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        log.close_log_files()
+        written = capfdbinary.readouterr()
+        code = ended.value.code
+        assert isinstance(code, int)
+        return Result(code, written.out.decode(), written.err.decode())
+
+    yield run
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A complete run of a few steps. Do not write to it."""
+    directory = tmp_path_factory.mktemp("cli")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MTRAIN_CACHE", str(directory / "cache"))
+        config = write_config(directory, **{"decode.max_len_b": 3})
+        done = run_mtrain("train", "-c", config)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    return directory / "run"
+
+
+@pytest.fixture
+def places(run_dir: Path, tmp_path: Path, tiny_config: Callable[..., Path]) -> dict[str, Path]:
+    """Things that arguments name in braces."""
+    pairs = made_up_pairs(6, 4)
+    texts = {
+        "src": "".join(src + "\n" for src, _ in pairs).encode(),
+        "ref": "".join(tgt + "\n" for _, tgt in pairs).encode(),
+        "short": b"one\ntwo\n",
+        "empty": b"",
+        "latin": b"one\nzw\xf6lf\n",
+        "plain.gz": b"not packed\n",
+        "cut.gz": gzip.compress(b"lapo\n" * 500)[:-9],
+    }
+    broken = tmp_path / "broken"
+    found = {"tmp": tmp_path, "run": run_dir, "config": tiny_config(), "broken": broken}
+    for name, content in texts.items():
+        found[name.replace(".", "_")] = tmp_path / name
+        (tmp_path / name).write_bytes(content)
+    shutil.copytree(run_dir, broken)
+    damaged = checkpoint.resolve(broken) / "model.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    return found
+
+
+# --- what there is ----------------------------------------------------------------------------
+
+
+def commands(group: Any, path: str = "") -> dict[str, Any]:
+    """List the commands of a Typer application with those of its groups."""
+    found = {}
+    for name, one in group.commands.items():
+        nested = commands(one, f"{name} ") if hasattr(one, "commands") else {f"{path}{name}": one}
+        found.update(nested)
+    return found
+
+
+def test_every_command_has_the_options_of_the_contract() -> None:
+    tree = commands(typer.main.get_command(cli.app))
+    found = {name: {o for p in one.params for o in p.opts} for name, one in tree.items()}
+    assert found == OPTIONS
+
+
+@pytest.mark.parametrize("name", ["", *OPTIONS])
+def test_help_names_options_and_is_quiet(command: Command, name: str) -> None:
+    result = command(*name.split(), "--help")
+    assert result.code == 0
+    assert result.err == ""
+    assert "Usage: " in result.out
+    assert command(*name.split(), "-h").out == result.out
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, atexit; sys.argv = ['mtrain', 'train', '--help']\n"
+        "atexit.register(lambda: print(sys.modules.keys() & {'torch', 'numpy', 'datasets'}))\n"
+        "from mtrain.cli.app import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "--time-limit" in done.stdout
+    assert done.stdout.endswith("set()\n")
+
+
+def test_the_module_runs_as_the_command() -> None:
+    done = run_mtrain("--version")
+    assert (done.returncode, done.stdout) == (0, f"mtrain {mtrain.__version__}\n")
+
+
+def test_the_shell_completes_commands() -> None:
+    script = Path(sys.executable).with_name("mtrain")
+    asked = {"_MTRAIN_COMPLETE": "complete_bash", "COMP_WORDS": "mtrain tra", "COMP_CWORD": "1"}
+    done = subprocess.run([script], env={**os.environ, **asked}, capture_output=True, text=True)
+    assert done.stdout.split() == ["train", "translate"]
+    asked = {"_MTRAIN_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "mtrain translate -i "}
+    done = subprocess.run([script], env={**os.environ, **asked}, capture_output=True, text=True)
+    assert done.stdout.strip() == "_files"
+
+
+# --- errors -----------------------------------------------------------------------------------
+
+EMPTY = '{{"src":"{empty}","tgt":"{empty}"}}'
+MISTAKES = [
+    # usage and settings
+    ("frobnicate", 2, ["No such command"]),
+    ("train", 2, ["--config"]),
+    ("train --frobnicate", 2, ["--frobnicate"]),
+    ("train -c {tmp}/absent.yaml", 2, ["absent.yaml", "cannot read the config"]),
+    ("train -c {config} --set train.max_steps=x", 2, ["--set train.max_steps", "a valid integer"]),
+    ("train -c {config} --set train.max_setps=3", 2, ["did you mean train.max_steps?"]),
+    ("train -c {config} --set seed", 2, ["--set seed", "KEY=VALUE"]),
+    ("train -c {config} --time-limit soon", 2, ["--time-limit soon", "3h30m"]),
+    ("train -c {config} --time-limit 0", 2, ["--time-limit 0"]),
+    ("train -c {config} --set train.device=cuda:63", 2, ["cuda:63", "CUDA devices"]),
+    ("tokenizer train -c {tmp}/absent.yaml", 2, ["absent.yaml"]),
+    ("data build -c {tmp}/absent.yaml", 2, ["absent.yaml"]),
+    ("data build -c {config} --set data.valid.src={short}", 1, ["short has 2 lines", "has 12"]),
+    ("data build -c {config} --time-limit soon", 2, ["--time-limit soon", "3h30m"]),
+    # data
+    ("train -c {config} --set data.train.src=x", 2, ["data.train", "not a group"]),
+    ("train -c {config} --set data.valid.src={tmp}/none", 1, ["none", "No such file"]),
+    ("train -c {config} --set data.valid.src={short}", 1, ["short has 2 lines", "has 12"]),
+    ("train -c {config} --set data.valid.src={plain_gz}", 1, ["plain.gz", "Not a gzipped file"]),
+    (
+        'train -c {config} --set data.valid={{"src":"{empty}","tgt":"{empty}"}}',
+        1,
+        ["holds no pairs"],
+    ),
+    ('train -c {config} --set data.train=[{{"src":"{empty}","tgt":"{empty}"}}]', 1, ["data.train"]),
+    ("train -c {config} --set data.root={tmp}/data/none --set data.valid.src=x", 1, ["none/x"]),
+    ("train -c {config} --set tokenizer.vocab_size=9999", 1, ["9999", "the largest that works is"]),
+    ("train -c {config} --set tokenizer.path={src}", 1, ["src", "not a SentencePiece model"]),
+    ("train -c {config} --set run_dir={src}", 1, ["src", "cannot use the run directory"]),
+    ("train -c {config} --set run_dir={src}/run", 1, ["src", "cannot use the run directory"]),
+    # models
+    ("translate", 2, ["--model"]),
+    ("translate -m {tmp}/absent", 1, ["absent: no such directory"]),
+    ("translate -m {tmp}", 1, ["neither a run directory nor a checkpoint"]),
+    ("translate -m {src}", 1, ["src"]),
+    ("translate -m {broken}", 1, ["model.safetensors", "bytes where the manifest says", "is good"]),
+    ("eval -m {broken} -s {src} -r {ref}", 1, ["model.safetensors", "is good"]),
+    ("score -m {broken} -s {src} -t {ref}", 1, ["model.safetensors", "is good"]),
+    # decoding
+    ("translate -m {run} --n-best 3", 2, ["--n-best 3", "--beam-size 3"]),
+    ("translate -m {run} --n-best 0", 2, ["--n-best"]),
+    ("translate -m {run} --batch-tokens 1000000000000", 2, ["less than 2147483648"]),
+    ("translate -m {run} --beam-size 0", 2, ["--beam-size"]),
+    ("translate -m {run} --beam-size many", 2, ["--beam-size"]),
+    ("translate -m {run} --length-penalty -1", 2, ["--length-penalty"]),
+    ("translate -m {run} --length-penalty nan", 2, ["--length-penalty"]),
+    ("translate -m {run} --length-penalty inf", 2, ["--length-penalty"]),
+    (
+        "translate -m {run} --length-penalty 1000",
+        2,
+        ["--length-penalty 1000", "less than or equal to 10"],
+    ),
+    ("translate -m {run} --length-norm mean", 2, ["--length-norm mean", "gnmt or power"]),
+    ("translate -m {run} --precision fp16", 2, ["--precision fp16", "bf16"]),
+    ("translate -m {run} --device tpu", 2, ["device tpu"]),
+    ("translate -m {run} --device cuda:63", 2, ["device cuda:63"]),
+    ("translate -m {run} --device cpu,cpu", 2, ["torchrun --nproc-per-node 2 -m mtrain"]),
+    ("translate -m {run} --set decode.beam_size=1", 2, ["--set"]),
+    ("translate -m {run} -i {tmp}/none", 1, ["none", "No such file"]),
+    ("translate -m {run} -i {tmp}", 1, ["Is a directory"]),
+    ("translate -m {run} -i {plain_gz}", 1, ["plain.gz", "Not a gzipped file"]),
+    ("translate -m {run} -i {cut_gz}", 1, ["cut.gz", "ended before"]),
+    ("translate -m {run} -i {src} -o {tmp}/none/out", 1, ["none/out: cannot write", "No such"]),
+    # scores
+    ("eval", 2, ["--reference"]),
+    ("eval -r {ref}", 2, ["--hypothesis", "--model"]),
+    ("eval -r {ref} --hypothesis {src} -m {run}", 2, ["--hypothesis", "--model"]),
+    ("eval -r {ref} -m {run}", 2, ["--source"]),
+    ("eval -r {ref} --hypothesis {short}", 1, ["short has 2 lines", "reference has 6"]),
+    ("eval -r {ref} -r {short} --hypothesis {src}", 1, ["short has 2 lines"]),
+    ("eval -r {ref} --hypothesis {src} -s {short}", 1, ["short has 2 lines"]),
+    ("eval -r {ref} -m {run} -s {short}", 1, ["short has 2 lines", "reference has 6"]),
+    ("eval -r {ref} --hypothesis {tmp}/none", 1, ["none", "No such file"]),
+    ("eval -r {latin} --hypothesis {short}", 1, ["latin:2", "not valid UTF-8"]),
+    ("eval -r {empty} --hypothesis {empty}", 1, ["empty: holds no lines"]),
+    ("eval -r {ref} --hypothesis {src} --tokenize moses", 2, ["--tokenize moses", "13a"]),
+    ("eval -r {ref} -m {run} -s {src} -o {tmp}/none/out", 1, ["none/out: cannot write"]),
+    ("score -m {run} -s {src} -t {short}", 1, ["src has 6 lines", "short has 2"]),
+    ("score -m {run} -s {src} -t {tmp}/none", 1, ["none", "No such file"]),
+    # comparisons
+    ("compare -r {ref}", 2, ["Missing argument"]),
+    ("compare {ref} {src}", 2, ["--reference"]),
+    ("compare {src} -r {ref}", 2, ["two files of translations"]),
+    ("compare {src} {tmp}/broken/../src -r {ref}", 2, ["src: is named twice"]),
+    ("compare {tmp}/none {tmp}/none -r {ref}", 2, ["none: is named twice"]),
+    ("compare {src} {short} -r {ref}", 1, ["short has 2 lines", "reference has 6"]),
+    ("compare {src} {ref} -r {ref} -s {short}", 1, ["short has 2 lines", "reference has 6"]),
+    ("compare {src} {ref} -r {ref} -r {short}", 1, ["short has 2 lines", "reference has 6"]),
+    ("compare {src} {tmp}/none -r {ref}", 1, ["none: cannot read: No such file"]),
+    ("compare {src} {tmp} -r {ref}", 1, ["cannot read: Is a directory"]),
+    ("compare {short} {latin} -r {short}", 1, ["latin:2: not valid UTF-8"]),
+    ("compare {src} {plain_gz} -r {ref}", 1, ["plain.gz", "Not a gzipped file"]),
+    ("compare {empty} {src} -r {empty}", 1, ["empty: holds no lines"]),
+    ("compare {src} {ref} -r {ref} --tokenize moses", 2, ["--tokenize moses", "13a"]),
+    ("compare {src} {ref} -r {ref} --metrics bleu,comet", 2, ["comet", "bleu,chrf,ter"]),
+    ("compare {src} {ref} -r {ref} -n -1", 2, ["--lines"]),
+    # runs
+    ("verify", 2, ["Missing argument"]),
+    ("verify {tmp}/none", 1, ["none: no such directory"]),
+    ("verify {src}", 1, ["src: no such directory"]),
+    ("verify {tmp}", 1, ["not a run directory"]),
+    # vocabulary and averages
+    ("tokenizer encode -m {tmp}/none", 1, ["none", "No such file"]),
+    ("tokenizer decode -m {src}", 1, ["src: not a SentencePiece model"]),
+    ("average {run} --last 99 -o {tmp}/mean", 1, ["not the 99", "--last"]),
+    ("average {run} --last 0 -o {tmp}/mean", 2, ["--last"]),
+    ("average {run} --last 1", 2, ["--output"]),
+    ("average {run} --last 1 -o {src}", 2, ["src: exists already"]),
+    ("average {tmp}/none -o {tmp}/mean", 1, ["none"]),
+]
+
+
+@pytest.mark.parametrize(("line", "code", "words"), MISTAKES, ids=[line for line, *_ in MISTAKES])
+def test_a_mistake_ends_with_one_message_and_its_code(
+    command: Command, places: dict[str, Path], line: str, code: int, words: list[str]
+) -> None:
+    result = command(*(part.format(**places) for part in line.split()))
+    shown = result.err.replace("│\n│ ", "")
+    assert (result.code, result.out) == (code, ""), result.err
+    assert [word for word in words if word not in shown] == [], result.err
+    assert "Traceback" not in result.err
+    assert len(result.err.splitlines()) < 8
+
+
+PATHS = [
+    ("train", "-c", "{}"),
+    ("translate", "-m", "{}"),
+    ("translate", "-m", "x", "-m", "{}"),
+    ("translate", "-m", "x", "-i", "{}"),
+    ("translate", "-m", "x", "-o", "{}"),
+    ("translate", "-m", "x", "--alignments", "{}"),
+    ("translate", "-m", "x", "--target-prefix", "{}"),
+    ("eval", "-m", "{}"),
+    ("eval", "--hypothesis", "{}"),
+    ("eval", "-r", "{}", "-s", "x"),
+    ("eval", "-r", "x", "-s", "{}"),
+    ("eval", "-r", "x", "-o", "{}"),
+    ("score", "-m", "x", "-s", "{}", "-t", "x"),
+    ("score", "-m", "x", "-s", "x", "-t", "{}"),
+    ("average", "{}", "-o", "x"),
+    ("average", "x", "-o", "{}"),
+    ("export", "-m", "x", "-o", "{}"),
+    ("export", "-m", "x", "-o", "x", "--sample", "{}"),
+    ("init", "{}", "x.de"),
+    ("init", "x.en", "{}"),
+    ("init", "x.en", "x.de", "-o", "{}"),
+    ("init", "x.en", "x.de", "--valid-src", "{}"),
+    ("init", "x.en", "x.de", "--valid-tgt", "{}"),
+    ("attention", "-m", "x", "-o", "{}", "x"),
+    ("attention", "-m", "x", "-o", "x.html", "-i", "{}"),
+    ("attention", "-m", "x", "-o", "x.html", "-i", "x", "-t", "{}"),
+    ("report", "{}", "-o", "x"),
+    ("report", "x", "-o", "{}"),
+    ("compare", "{}", "x"),
+    ("verify", "{}"),
+    ("tokenizer", "encode", "-m", "{}"),
+]
+
+
+@pytest.mark.parametrize("line", PATHS, ids=map(" ".join, PATHS))
+def test_every_path_of_the_command_line_is_expanded(
+    command: Command, monkeypatch: pytest.MonkeyPatch, line: tuple[str, ...]
+) -> None:
+    monkeypatch.delenv("NOWHERE", raising=False)
+    result = command(*(part.format("${NOWHERE}/x") for part in line))
+    assert (result.code, result.out) == (2, "")
+    assert "${NOWHERE} is not set" in result.err
+
+
+def test_home_and_variables_name_files(
+    command: Command, places: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(places["tmp"]))
+    monkeypatch.setenv("PLACE", str(places["run"]))
+    monkeypatch.chdir(places["tmp"])
+    line = ["translate", "-m", "$PLACE", "-i", "~/src", "-o", "./~out", "--batch-tokens", "64"]
+    assert command(*line).code == 0
+    assert len((places["tmp"] / "~out").read_text().splitlines()) == 6
+
+
+@pytest.mark.parametrize(
+    ("extra", "code", "words"),
+    [
+        ({"train.seed": 1}, 2, ["train.seed", "config.yaml:"]),
+        ({"model.d_model": "wide"}, 2, ["model.d_model", "'wide'"]),
+        (
+            {"data.train": [{"generated": "phrasebook", "split": "test", "pairs": 10**8}]},
+            1,
+            ["phrasebook", "100000"],
+        ),
+    ],
+)
+def test_a_mistake_in_the_config_writes_nothing(
+    command: Command,
+    tiny_config: Callable[..., Path],
+    extra: dict[str, Any],
+    code: int,
+    words: list[str],
+) -> None:
+    path = tiny_config(**extra)
+    result = command("train", "-c", path)
+    assert result.code == code
+    assert [word for word in words if word not in result.err] == []
+    if code == 2:
+        assert not (path.parent / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "line", ["eval --hypothesis {src} -r {ref}", "compare {src} {ref} -r {ref}"]
+)
+def test_a_seed_of_scores_that_is_none_is_refused(
+    command: Command, places: dict[str, Path], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SACREBLEU_SEED", "soon")
+    result = command(*(part.format(**places) for part in line.split()))
+    assert (result.code, result.out) == (2, "")
+    assert "SACREBLEU_SEED=soon: expected a whole number" in result.err
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    done = run_mtrain("--debug", "train", "-c", tmp_path / "absent.yaml")
+    assert "Traceback" in done.stderr
+    assert "cannot read the config" in done.stderr
+    assert done.returncode != 0
+
+
+# --- translate --------------------------------------------------------------------------------
+
+
+def test_translate_answers_each_line_on_stdout_alone(command: Command, run_dir: Path) -> None:
+    text = "\n".join(LINES).encode() + b"\r\nl\xffapo\n"
+    result = command("translate", "-m", run_dir, stdin=text)
+    assert result.code == 0
+    answers = result.out.split("\n")
+    assert answers.pop() == ""
+    assert len(answers) == len(LINES) + 1
+    assert [i for i, line in enumerate(LINES) if not line.strip()] == [1, 4]
+    assert answers[1] == answers[4] == ""
+    assert "lines not valid UTF-8, read with U+FFFD: 1" in result.err
+    assert "carriage returns removed: 1" in result.err
+    assert result.out == command("translate", "-m", run_dir, "--line-buffered", stdin=text).out
+
+
+def test_translate_reads_and_writes_files(
+    command: Command, run_dir: Path, places: dict[str, Path]
+) -> None:
+    piped = command("translate", "-m", run_dir, stdin=places["src"].read_bytes())
+    output, packed = places["tmp"] / "out", places["tmp"] / "src.gz"
+    packed.write_bytes(gzip.compress(places["src"].read_bytes()))
+    for source in (places["src"], packed):
+        result = command("translate", "-m", run_dir, "-i", source, "-o", output)
+        assert (result.code, result.out) == (0, "")
+        assert output.read_text() == piped.out
+
+
+def test_nothing_in_is_nothing_out(command: Command, run_dir: Path) -> None:
+    assert command("translate", "-m", run_dir) == Result(0, "", "")
+
+
+def test_scores_and_n_best_lists(command: Command, run_dir: Path) -> None:
+    text = "\n".join(LINES).encode()
+    plain = command("translate", "-m", run_dir, stdin=text).out.split("\n")
+    scored = command("translate", "-m", run_dir, "--scores", stdin=text).out.split("\n")
+    assert [line.partition("\t")[2] for line in scored] == plain
+    listed = command("translate", "-m", run_dir, "--n-best", "2", stdin=text).out
+    rows = [line.split("\t") for line in listed.split("\n")[:-1]]
+    expected = [str(i) for i, line in enumerate(LINES) for _ in range(2 if line.strip() else 1)]
+    assert [row[0] for row in rows] == expected
+    first = {row[0]: "\t".join(row[1:]) for row in reversed(rows)}
+    assert list(reversed(first.values())) == scored[:-1]
+    assert all(float(row[1]) <= 0 for row in rows)
+
+
+@pytest.mark.parametrize("option", [[], ["--line-buffered"]], ids=["at the end", "line by line"])
+def test_a_reader_that_goes_away_ends_translate_quietly(
+    run_dir: Path, places: dict[str, Path], option: list[str]
+) -> None:
+    arguments = [
+        sys.executable,
+        "-m",
+        "mtrain",
+        "translate",
+        "-m",
+        str(run_dir),
+        "-i",
+        str(places["src"]),
+    ]
+    with subprocess.Popen(
+        [*arguments, *option], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) == 141
+
+
+def test_each_line_is_answered_before_the_next_and_ctrl_c_ends(run_dir: Path) -> None:
+    arguments = [sys.executable, "-m", "mtrain", "translate", "-m", str(run_dir), "--line-buffered"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(arguments, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for line in LINES[:3]:
+            process.stdin.write(line + "\n")
+            process.stdin.flush()
+            assert process.stdout.readline().endswith("\n")
+        time.sleep(0.2)  # Python misses a signal of the very moment in which it turns to waiting
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        assert "Traceback" not in process.stderr.read()
+
+
+SPY = """
+import sys
+from mtrain.cli import app as cli
+try:
+    cli.main()
+finally:
+    assert "torch._dynamo" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize(
+    "line", ["train -c {config} --set run_dir={tmp}/new", "translate -m {run} -i {src}"]
+)
+def test_a_start_does_not_load_torch_s_compiler(places: dict[str, Path], line: str) -> None:
+    """It takes a second or more, and the meta device as well as Adam's class would do so."""
+    arguments = line.format(**places).split()
+    done = subprocess.run([sys.executable, "-c", SPY, *arguments], capture_output=True, text=True)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+
+
+# --- eval, score, average, tokenizer ----------------------------------------------------------
+
+
+def test_eval_scores_a_file(command: Command, places: dict[str, Path]) -> None:
+    result = command("eval", "--hypothesis", places["ref"], "-r", places["ref"], "--json")
+    assert (result.code, result.err) == (0, "")
+    content = json.loads(result.out)
+    assert result.out.count("\n") == 1
+    assert list(content) == ["lines", "bleu", "chrf", "ter", "notes"]
+    assert (content["lines"], content["notes"]) == (6, [])
+    assert (content["chrf"]["score"], content["ter"]["score"]) == (pytest.approx(100), 0.0)
+    options = ["-r", places["ref"], "-r", places["src"], "--tgt-lang", "zh", "--lowercase"]
+    lines = command("eval", "--hypothesis", places["src"], *options).out.splitlines()
+    assert [line.split()[0] for line in lines] == ["BLEU", "chrF2", "TER"]
+    assert "nrefs:2" in lines[0]
+    assert "case:lc" in lines[0]
+    assert "tok:zh" in lines[0]
+
+
+def test_eval_translates_as_translate_does(
+    command: Command, run_dir: Path, places: dict[str, Path]
+) -> None:
+    output = places["tmp"] / "out"
+    arguments = ["eval", "-m", run_dir, "-s", places["src"], "-r", places["ref"], "--json"]
+    result = command(*arguments, "-o", output, "--beam-size", "1")
+    assert result.code == 0
+    options = ["-i", places["src"], "--beam-size", "1"]
+    assert output.read_text() == command("translate", "-m", run_dir, *options).out
+    options = ["-s", places["src"], "-r", places["ref"], "--json"]
+    again = command("eval", "--hypothesis", output, *options)
+    assert json.loads(again.out) == json.loads(result.out)
+
+
+def test_score_prints_a_log_probability_a_line(
+    command: Command, run_dir: Path, places: dict[str, Path]
+) -> None:
+    options = ["-m", run_dir, "-s", places["src"], "-t", places["ref"]]
+    result = command("score", *options)
+    assert (result.code, result.err) == (0, "")
+    values = [float(line) for line in result.out.splitlines()]
+    translator = load_translator(run_dir, device="cpu")
+    lines = [places[name].read_text().splitlines() for name in ("src", "ref")]
+    assert values == pytest.approx(translator.score(*lines)[0], rel=1e-4)
+    assert max(values) < 0
+
+
+def test_an_average_translates(command: Command, run_dir: Path, tmp_path: Path) -> None:
+    result = command("average", run_dir, "--last", "2", "-o", tmp_path / "mean")
+    assert (result.code, result.out) == (0, "")
+    assert "step-00000006, step-00000008" in result.err
+    average = checkpoint.load(run_dir / "checkpoints" / "average").weights
+    mean = checkpoint.load(tmp_path / "mean").weights
+    assert all((average[name] == mean[name]).all() for name in average)
+    assert command("translate", "-m", tmp_path / "mean", stdin=b"lapo\n").code == 0
+
+
+def test_of_two_averages_at_once_one_is_refused(run_dir: Path, tmp_path: Path) -> None:
+    def average(number: int) -> tuple[int, str]:
+        done = run_mtrain("average", run_dir, "--last", str(number), "-o", tmp_path / "mean")
+        return done.returncode, done.stderr
+
+    with ThreadPoolExecutor() as pool:
+        (code, told), (other, refused) = sorted(pool.map(average, (1, 2)))
+    assert (code, other) == (0, 2)
+    assert "averaged step-00000" in told
+    assert "exists already" in refused or "another process is writing" in refused
+    manifest.verify(tmp_path / "mean")
+    assert [item.name for item in tmp_path.iterdir()] == ["mean"]
+
+
+def test_pieces_and_back(command: Command, run_dir: Path) -> None:
+    text = "lapo  bavo\n\n Ünïcode 東京 \t x\n".encode()
+    for model in (run_dir, run_dir / "tokenizer.model", checkpoint.resolve(run_dir)):
+        pieces = command("tokenizer", "encode", "-m", model, stdin=text)
+        assert pieces.code == 0
+        assert len(pieces.out.splitlines()) == 3
+        back = command("tokenizer", "decode", "-m", model, stdin=pieces.out.encode())
+        assert back == Result(0, text.decode(), "")
+
+
+def test_a_vocabulary_trained_ahead_is_the_run_s(
+    command: Command, tiny_config: Callable[..., Path]
+) -> None:
+    config = tiny_config(**{"train.max_steps": 2})
+    run = config.parent / "run"
+    result = command("tokenizer", "train", "-c", config)
+    assert (result.code, result.out) == (0, f"{run / 'tokenizer.model'}\n")
+    before = (run / "tokenizer.model").read_bytes()
+    assert command("train", "-c", config).code == 0
+    assert (run / "tokenizer.model").read_bytes() == before
+    again = command("tokenizer", "train", "-c", config)
+    assert again.code == 2
+    assert "exists already" in again.err
+
+
+# --- train ------------------------------------------------------------------------------------
+
+
+def test_a_run_directory_is_laid_out_as_promised(run_dir: Path) -> None:
+    visible = {item.name for item in run_dir.iterdir() if not item.name.startswith(".")}
+    assert visible == {
+        "config.yaml",
+        "run.json",
+        "status.json",
+        "tokenizer.model",
+        "tokenizer.vocab",
+        "checkpoints",
+        "best.json",
+        "metrics.jsonl",
+        "validation",
+        "train.log",
+    }
+    best = json.loads((run_dir / "best.json").read_text())
+    assert all("signature" in entry for entry in best["history"])
+    assert {path.name for path in (run_dir / "validation").iterdir()} >= {"step-00000004.txt"}
+    assert load_config(run_dir / "config.yaml").train.max_steps == 8
+    run = json.loads((run_dir / "run.json").read_text())
+    assert run["seed"] == 7
+    assert {"train", "valid", "test", "tokenizer", "versions", "command", "commit"} <= run.keys()
+    assert run["config"] == hashlib.sha256((run_dir / "config.yaml").read_bytes()).hexdigest()
+    assert run["test"].keys() == {"held_out"}
+
+
+def test_records_hold_what_the_contract_lists(run_dir: Path) -> None:
+    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    keys = set().union(*records)
+    assert keys >= {"step", "time", "train/loss", "train/nll", "train/ppl", "lr", "grad_norm"}
+    assert keys >= {"tokens_per_second", "valid/nll", "valid/bleu", "test/held_out/bleu"}
+    assert [r["step"] for r in records if "train/loss" in r] == [2, 4, 6, 8]
+    assert [r["step"] for r in records if "valid/bleu" in r] == [4, 8]
+    assert [r["step"] for r in records] == sorted(r["step"] for r in records)
+
+
+def test_the_same_command_starts_and_then_says_complete(
+    command: Command, tiny_config: Callable[..., Path]
+) -> None:
+    config = tiny_config(**{"train.max_steps": 2})
+    first = command("train", "-c", config)
+    assert (first.code, first.out) == (0, "")
+    assert "\x1b" not in first.err
+    expected = {"state": "complete", "exit_code": 0, "reason": "", "step": 2}
+    assert expected.items() <= status(config.parent / "run").items()
+    again = command("train", "-c", config)
+    assert (again.code, again.out) == (0, "")
+    assert "training is complete at step 2" in again.err
+    refused = command("train", "-c", config, "--set", "seed=8")
+    assert refused.code == 2
+    assert "seed: 7 in the run, 8 now" in refused.err
+    found = status(config.parent / "run")
+    assert expected.items() <= found.items()
+    assert (found["last_start"]["state"], found["last_start"]["exit_code"]) == ("refused", 2)
+    assert "seed: 7 in the run, 8 now" in found["last_start"]["reason"]
+
+
+def test_a_failed_run_says_so_in_its_status(
+    command: Command, tiny_config: Callable[..., Path]
+) -> None:
+    config = tiny_config()
+    result = command("train", "-c", config, "--set", "data.valid.src=nowhere")
+    assert result.code == 1
+    found = status(config.parent / "run")
+    assert (found["state"], found["exit_code"], found["step"]) == ("failed", 1, 0)
+    assert "nowhere" in found["reason"]
+
+
+def test_a_full_disk_says_so_in_the_status(
+    command: Command, tiny_config: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: MetricsFile, record: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(self.path))
+
+    monkeypatch.setattr(MetricsFile, "append", full)
+    config = tiny_config()
+    result = command("train", "-c", config)
+    assert result.code == 1
+    assert "No space left on device" in result.err
+    found = status(config.parent / "run")
+    assert (found["state"], found["exit_code"]) == ("failed", 1)
+
+
+def test_numbers_that_are_not_finite_end_the_run(
+    command: Command, tiny_config: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learn_share = Trainer._learn_share
+
+    def spoiling(self: Trainer, *arguments: Any) -> None:
+        learn_share(self, *arguments)
+        if self.position.step == 4:
+            self.optimizer.grads[0].fill_(float("nan"))
+
+    monkeypatch.setattr(Trainer, "_learn_share", spoiling)
+    config = tiny_config()
+    result = command("train", "-c", config)
+    assert result.code == 1
+    assert "step 5 (up to epoch 1, part 1, micro-batch 5): the loss or its gradient" in result.err
+    assert status(config.parent / "run")["state"] == "failed"
+    assert layout.steps(config.parent / "run" / "checkpoints")[-1].name == "step-00000004"
+
+
+def test_a_time_limit_of_a_second_stops_before_training(
+    command: Command, tiny_config: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config()
+    step = Trainer.take_step
+
+    def late(self: Trainer, *arguments: Any) -> Any:
+        self.stop.started -= 3600
+        return step(self, *arguments)
+
+    monkeypatch.setattr(Trainer, "take_step", late)
+    result = command("train", "-c", config, "--time-limit", "1h")
+    assert result.code == 75
+    assert "run the same command again" in result.err
+    found = status(config.parent / "run")
+    assert (found["state"], found["exit_code"], found["step"]) == ("stopped", 75, 1)
+    assert "time limit" in found["reason"]
+
+
+def test_a_run_in_use_is_refused(command: Command, tiny_config: Callable[..., Path]) -> None:
+    config = tiny_config()
+    with RunDirectory(config.parent / "run").hold():
+        result = command("train", "-c", config)
+    assert result.code == 2
+    assert f"in use by process {os.getpid()} on " in result.err
+    assert not (config.parent / "run" / "status.json").exists()
+
+
+def tokens_a_step(log_lines: str) -> int:
+    found = re.search(r"about ([\d,]+) target tokens a step", log_lines)
+    assert found is not None
+    return int(found[1].replace(",", ""))
+
+
+def test_a_dry_run_says_what_would_happen_and_writes_no_run(
+    command: Command, tiny_config: Callable[..., Path]
+) -> None:
+    config = tiny_config()
+    result = command("train", "-c", config, "--dry-run")
+    assert (result.code, result.out) == (0, "")
+    assert "120 of 120 pairs" in result.err
+    several = command("train", "-c", config, "--dry-run", "--set", "train.accum_steps=1000")
+    assert tokens_a_step(several.err) == pytest.approx(1000 * tokens_a_step(result.err), rel=0.01)
+    assert "parameters" in result.err
+    assert "nothing was trained" in result.err
+    assert not (config.parent / "run").exists()
+
+
+def test_text_is_prepared_ahead_of_training(
+    command: Command, tiny_config: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config()
+    result = command("data", "build", "-c", config)
+    assert (result.code, result.out) == (0, "")
+    assert "120 of 120 pairs" in result.err
+    assert not (config.parent / "run").exists()
+    for maker in ("train_tokenizer", "build_store"):
+        monkeypatch.setattr(f"mtrain.data.prepare.{maker}", None)
+    assert command("train", "-c", config, "--set", "train.max_steps=1").code == 0
+
+
+def test_a_dry_run_of_a_complete_run_says_so(command: Command, run_dir: Path) -> None:
+    before = sorted(path.stat().st_mtime_ns for path in run_dir.rglob("*"))
+    result = command("train", "-c", run_dir / "config.yaml", "--dry-run")
+    assert result.code == 0
+    assert "training is complete at step" in result.err
+    assert "parameters" not in result.err
+    assert sorted(path.stat().st_mtime_ns for path in run_dir.rglob("*")) == before
+
+
+# --- colours ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("terminal", "no_color", "painted"),
+    [(True, "", True), (True, "1", False), (False, "", False)],
+)
+def test_colours_are_for_terminals_that_want_them(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool, no_color: str, painted: bool
+) -> None:
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    assert (log.paint("error:", "31") == "error:") != painted
+
+
+def test_a_file_is_not_overwritten_while_it_is_read(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_text("one\ntwo\n")
+    for line in ("translate -m x -i {0} -o {0}", "eval -m x -s {0} -r {0} -o {0}"):
+        result = command(*line.format(path).split())
+        assert result.code == 2
+        assert "is read from" in result.err
+    assert path.read_text() == "one\ntwo\n"
+
+
+def test_text_that_is_not_utf8_is_named_before_any_vocabulary(
+    command: Command, tiny_config: Callable[..., Path]
+) -> None:
+    config = tiny_config()
+    corpus = next(config.parent.rglob("train.*"))
+    corpus.write_bytes(corpus.read_bytes().replace(b"\n", b"\xe4\n", 1))
+    result = command("train", "-c", config)
+    assert result.code == 1
+    assert f"{corpus.name}:1: not valid UTF-8" in result.err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_output_device_is_one_message(trained_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("a\n" * 5)
+    line = f"{sys.executable} -m mtrain translate -m {trained_run} -i {tmp_path / 'in'} >/dev/full"
+    result = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "stdout: cannot write: No space left" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+# --- streams that are closed, full or gone ----------------------------------------------------
+
+
+def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a shell line in which `$MTRAIN` is the command."""
+    environment = {**os.environ, "MTRAIN": f"{sys.executable} -m mtrain", **environment}
+    return subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_no_output_is_lost_without_a_word(
+    trained_run: Path, tmp_path: Path, unbuffered: str
+) -> None:
+    """With PYTHONUNBUFFERED a write to Python's own stdout may take a part, and say nothing."""
+    (tmp_path / "in").write_text("bavo celu\n" * 300)
+    line = f"ulimit -f 1; $MTRAIN translate -m {trained_run} -i {tmp_path}/in > {tmp_path}/out"
+    done = shell(line, PYTHONUNBUFFERED=unbuffered)
+    assert done.returncode == 1
+    assert "stdout: cannot write: File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def on_a_terminal(*arguments: str | Path, stdin: bytes, cwd: Path | None = None) -> bytes:
+    """Run `mtrain` with a terminal as its stdout, and return what that gets."""
+    here, there = pty.openpty()
+    command = [sys.executable, "-m", "mtrain", *map(str, arguments)]
+    subprocess.run(command, input=stdin, stdout=there, cwd=cwd, timeout=300, check=True)
+    os.close(there)
+    shown = b""
+    with suppress(OSError):  # which is how Linux tells the end
+        while some := os.read(here, 1 << 16):
+            shown += some
+    os.close(here)
+    return shown.replace(b"\r\n", b"\n")
+
+
+ESCAPES = "a\x1b]0;b\x07\tc\r\x7f\x9b2Jé\u200d\xa0".encode()
+SHOWN = "a\\x1b]0;b\\x07\tc\\r\\x7f\\x9b2Jé\u200d\xa0".encode()
+
+
+def test_a_terminal_gets_nothing_to_obey(run_dir: Path) -> None:
+    """A file or a pipe gets the bytes as they are."""
+    decode = ["tokenizer", "decode", "-m", run_dir]
+    piped = subprocess.run(
+        [sys.executable, "-m", "mtrain", *map(str, decode)],
+        input=ESCAPES + b"\n",
+        capture_output=True,
+        check=True,
+    )
+    assert piped.stdout == ESCAPES + b"\n"
+    shown = on_a_terminal(*decode, stdin=ESCAPES + b"\n")
+    assert shown.replace(b"       ", b"\t") == SHOWN + b"\n"
+
+
+def test_a_path_is_told_in_its_bytes_but_on_a_terminal(tmp_path: Path) -> None:
+    pairs = made_up_pairs(200, 1)
+    for side, name in enumerate(("a.en", "a.de")):
+        (tmp_path / name).write_text("".join(pair[side] + "\n" for pair in pairs))
+    init = ["init", "a.en", "a.de", "--hold-out", "9", "-o"]
+    done = run_mtrain(*init, "x\x1b[.yaml", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "x\x1b[.yaml\n")
+    shown = on_a_terminal(*init, "y\x1b[.yaml", stdin=b"", cwd=tmp_path)
+    assert shown == b"y\\x1b[.yaml\n"
+
+
+def test_names_of_others_forge_no_line(tmp_path: Path) -> None:
+    names = ["a\x1b[2K", "b\nc"]
+    for name in (*names, "ref"):
+        (tmp_path / name).write_text("one\n")
+    done = run_mtrain("compare", *names, "-r", "ref", "--metrics", "bleu", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "\na\\x1b[2K " in done.stdout
+    assert "\nb\\nc " in done.stdout
+    (tmp_path / "c.yaml").write_text(
+        "run_dir: r\ndata: {src_lang: en, tgt_lang: de, valid: {src: ref, tgt: ref}, train: "
+        '[{src: "ref", tgt: "a\\e[2K"}]}'
+    )
+    done = run_mtrain("check", "-c", "c.yaml", "--no-forecast", cwd=tmp_path)
+    assert "ref + a\\x1b[2K" in done.stdout
+    (tmp_path / "run\x1b[2K").mkdir()
+    (tmp_path / "run\x1b[2K" / "config.yaml").write_text("")
+    done = run_mtrain("verify", "run\x1b[2K", cwd=tmp_path)
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_closed_streams_are_no_surprise(trained_run: Path) -> None:
+    translate = f"$MTRAIN translate -m {trained_run}"
+    lines = [f"{translate} <&-", f"echo bavo | {translate} >&-", "$MTRAIN average absent -o a 2>&-"]
+    with ThreadPoolExecutor() as pool:
+        stdin, stdout, stderr = pool.map(shell, lines)
+    assert (stdin.returncode, stdin.stdout, stdin.stderr) == (0, "", "")
+    assert (stdout.returncode, stdout.stderr.count("\n")) == (1, 1)
+    assert "stdout: cannot write" in stdout.stderr
+    assert (stderr.returncode, stderr.stdout) == (1, "")
+
+
+def test_an_output_file_that_is_read_as_stdin_is_refused(trained_run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "text"
+    file.write_text("bavo\n")
+    done = shell(f"$MTRAIN translate -m {trained_run} -o {file} < {file}")
+    assert (done.returncode, file.read_text()) == (2, "bavo\n")
+    assert "is read from" in done.stderr
+
+
+def test_a_log_that_nobody_reads_ends_no_run(tiny_config: TinyConfig, tmp_path: Path) -> None:
+    """As of `mtrain train 2>&1 | tee log` once tee is gone."""
+    config = tiny_config(**{"train.max_steps": 4, "train.log_every": 1})
+    done = shell(f"set -o pipefail; $MTRAIN train -c {config} 2>&1 | true")
+    assert done.returncode == 0
+    assert status(tmp_path / "run")["state"] == "complete"
+
+
+def test_options_that_translate_nothing_are_refused(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("a\n")
+    given = ["eval", "--hypothesis", tmp_path / "text", "-r", tmp_path / "text"]
+    for option in (["-o", tmp_path / "out"], ["--beam-size", "4"], ["--length-penalty", "1"]):
+        done = command(*given, *option)
+        assert (done.code, done.out) == (2, "")
+        assert "nothing is translated" in done.err

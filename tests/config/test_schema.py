@@ -1,0 +1,718 @@
+"""Settings: every default, every refusal with its place, and YAML without surprises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from mtrain.config.loading import load_config, load_stored_config
+from mtrain.config.schema import (
+    Config,
+    DataConfig,
+    DecodeConfig,
+    FileCorpus,
+    FilterConfig,
+    GeneratedCorpus,
+    HubCorpus,
+    ModelConfig,
+    TextCorpus,
+    TokenizerConfig,
+    TrainConfig,
+    changed_keys,
+    dump_config,
+)
+from mtrain.runtime.errors import EXIT_REFUSED, RefusedError, printable
+from mtrain.runtime.files import VARIABLE
+
+REQUIRED = object()
+
+# The contract's settings with their defaults.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "data": {
+        "root": None,
+        "src_lang": REQUIRED,
+        "tgt_lang": REQUIRED,
+        "train": REQUIRED,
+        "temperature": 1.0,
+        "valid": REQUIRED,
+        "test": {},
+        "max_length": 256,
+        "invalid_utf8": "error",
+        "workers": "auto",
+    },
+    "filter": {
+        "min_length": 0,
+        "max_ratio": None,
+        "identical": False,
+        "duplicates": False,
+        "control": False,
+        "src_script": [],
+        "tgt_script": [],
+        "script_share": 0.5,
+    },
+    "tokenizer": {
+        "path": None,
+        "vocab_size": 8000,
+        "model_type": "bpe",
+        "normalization": "identity",
+        "character_coverage": 0.9995,
+        "byte_fallback": True,
+        "user_symbols": [],
+    },
+    "model": {
+        "d_model": 512,
+        "num_heads": 8,
+        "d_ff": 2048,
+        "num_encoder_layers": 6,
+        "num_decoder_layers": 6,
+        "dropout": 0.1,
+        "attention_dropout": 0.0,
+        "activation_dropout": 0.0,
+        "norm": "post",
+        "positions": "sinusoidal",
+        "tie_embeddings": "all",
+    },
+    "train": {
+        "device": "auto",
+        "threads": "auto",
+        "max_steps": 100000,
+        "max_tokens": 4096,
+        "accum_steps": 1,
+        "optimizer": "adam",
+        "init_from": None,
+        "subword_sampling": None,
+        "ema_decay": None,
+        "schedule": "noam",
+        "warmup_steps": 4000,
+        "lr_factor": None,
+        "peak_lr": None,
+        "label_smoothing": 0.1,
+        "adam_betas": [0.9, 0.98],
+        "adam_eps": 1.0e-9,
+        "clip_norm": 1.0,
+        "precision": "auto",
+        "compile": "auto",
+        "log_every": 50,
+        "tensorboard": False,
+        "valid_every": 1000,
+        "save_every": 1000,
+        "keep_checkpoints": 5,
+        "patience": 10,
+        "metric": "bleu",
+        "average_last": 5,
+    },
+    "decode": {
+        "beam_size": 4,
+        "length_penalty": 0.6,
+        "length_norm": "gnmt",
+        "sample": False,
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "no_repeat_ngram": 0,
+        "max_len_a": 1.0,
+        "max_len_b": 50,
+        "max_source_length": 1024,
+        "batch_tokens": 4096,
+        "window": 20000,
+    },
+}
+
+SECTIONS = [DataConfig, FilterConfig, TokenizerConfig, ModelConfig, TrainConfig, DecodeConfig]
+SECTIONS += [TextCorpus, GeneratedCorpus, FileCorpus, HubCorpus]
+
+DATA = """\
+run_dir: runs/x
+data:
+  src_lang: en
+  tgt_lang: de
+  train: [{src: a.en, tgt: a.de}]
+  valid: {src: v.en, tgt: v.de}
+"""
+
+
+def load(directory: Path, text: str, *overrides: str) -> Config:
+    path = directory / "c.yaml"
+    path.write_text(text, encoding="utf-8")
+    return load_config(path, list(overrides))
+
+
+def refusal(directory: Path, text: str | bytes, *overrides: str) -> str:
+    """Return what a config is refused with; nothing may be written."""
+    path = directory / "c.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(RefusedError) as caught:
+        load_config(path, list(overrides))
+    assert caught.value.exit_code == EXIT_REFUSED
+    assert [item.name for item in directory.iterdir()] == ["c.yaml"]
+    return str(caught.value)
+
+
+# --- defaults ---------------------------------------------------------------------------------
+
+
+def test_defaults_are_the_contract_s(tmp_path: Path) -> None:
+    config = load(tmp_path, DATA).model_dump()
+    assert config.pop("run_dir") == "runs/x"
+    assert config.pop("seed") == 1
+    assert config.keys() == DEFAULTS.keys()
+    for name, defaults in DEFAULTS.items():
+        section = config[name]
+        assert list(section) == list(defaults), f"keys of {name}"
+        given = {key for key, default in defaults.items() if default is REQUIRED}
+        assert {k: v for k, v in section.items() if k not in given} == {
+            k: v for k, v in defaults.items() if k not in given
+        }
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_each_setting_says_what_it_is_for(section: type[BaseModel]) -> None:
+    assert all(field.description for field in section.model_fields.values())
+
+
+@pytest.mark.parametrize(
+    ("yaml_value", "value"),
+    [
+        ("1e-4", 1e-4),
+        ("5e-4", 5e-4),
+        ("5E-4", 5e-4),
+        ("0.0005", 5e-4),
+        (".0005", 5e-4),
+        ("1", 1.0),
+        ("1.0e-3", 1e-3),
+        ("+2e-3", 2e-3),
+    ],
+)
+def test_numbers_are_numbers(tmp_path: Path, yaml_value: str, value: float) -> None:
+    assert load(tmp_path, DATA + f"train: {{peak_lr: {yaml_value}}}").train.peak_lr == value
+
+
+def test_a_byte_order_mark_and_carriage_returns_are_read_over(tmp_path: Path) -> None:
+    text = "\ufeff" + DATA.replace("\n", "\r\n")
+    assert load(tmp_path, text) == load(tmp_path, DATA)
+
+
+def test_quoted_words_stay_words(tmp_path: Path) -> None:
+    text = DATA.replace("src_lang: en", 'src_lang: "no"') + "tokenizer: {user_symbols: ['1', 'on']}"
+    config = load(tmp_path, text)
+    assert config.data.src_lang == "no"
+    assert config.tokenizer.user_symbols == ["1", "on"]
+
+
+def test_every_kind_of_corpus_is_told_by_its_keys(tmp_path: Path) -> None:
+    text = DATA.replace(
+        "[{src: a.en, tgt: a.de}]",
+        "[{src: a.en, tgt: a.de}, {generated: phrasebook, split: train, pairs: 5},"
+        " {dataset: d, name: de-en, split: train, src: translation.en, tgt: translation.de},"
+        " {file: a.tsv.zst, src: 0, tgt: 3}]",
+    )
+    assert [type(corpus) for corpus in load(tmp_path, text).data.train] == [
+        TextCorpus,
+        GeneratedCorpus,
+        HubCorpus,
+        FileCorpus,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ("{file: a.csv, src: 0, tgt: 1}", ["data.train.0.file", "ends in .tsv", "'a.csv'"]),
+        ("{file: a.tsv, src: 0, tgt: de}", ["data.train.0.file", "both numbers of columns"]),
+        ("{file: a.jsonl, src: 0, tgt: 1}", ["data.train.0.file", "names, not numbers"]),
+        ("{file: a.parquet, src: en, tgt: 1}", ["data.train.0.file", "names, not numbers"]),
+        ("{file: a.tmx.gz, src: 0, tgt: de}", ["data.train.0.file", "codes such as en"]),
+        ("{file: a.tmx, src: en-us, tgt: en-US}", ["data.train.0.tgt", "the source's language"]),
+        (
+            "{file: a.tsv, src: -1, tgt: 1}",
+            ["data.train.0.src", "greater than or equal to 0 or a valid string"],
+        ),
+        (
+            "{file: a.tsv, src: true, tgt: 1}",
+            ["data.train.0.src", "integer or a valid string"],
+        ),
+        ("{file: a.tsv, src: 0}", ["data.train.0.tgt", "missing", "{file, src, tgt}"]),
+    ],
+)
+def test_tables_that_cannot_be_read_are_refused(
+    tmp_path: Path, entry: str, words: list[str]
+) -> None:
+    message = refusal(tmp_path, DATA.replace("{src: a.en, tgt: a.de}", entry))
+    assert all(word in message for word in ["c.yaml:5", *words]), message
+
+
+# --- refusals: added lines begin at line 7 ----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("added", "place", "words"),
+    [
+        ("seeds: 3", "c.yaml:7", ["seeds", "unknown key", "did you mean seed?"]),
+        ("train:\n  max_step: 3", "c.yaml:8", ["train.max_step", "did you mean train.max_steps?"]),
+        ("max_steps: 3", "c.yaml:7", ["max_steps", "did you mean train.max_steps?"]),
+        ("train: {beam_size: 3}", "c.yaml:7", ["train.beam_size", "decode.beam_size?"]),
+        ("quux: 3", "c.yaml:7", ["quux", "unknown key", "known here: run_dir, seed, data"]),
+        ("seed: 1\nseed: 2", "c.yaml:8", ["seed", "duplicate key", "c.yaml:7"]),
+        ("train:\n  patience: 1\n\n  patience: 2", "c.yaml:10", ["train.patience", "c.yaml:8"]),
+        ("seed: one", "c.yaml:7", ["seed", "should be a valid integer", "'one'"]),
+        ("seed: 1.5", "c.yaml:7", ["seed", "a valid integer", "1.5"]),
+        ("seed: '1'", "c.yaml:7", ["seed", "a valid integer", "'1'"]),
+        ("seed: true", "c.yaml:7", ["seed", "a valid integer", "true"]),
+        ("seed:", "c.yaml:7", ["seed", "a valid integer", "got nothing"]),
+        ("seed: 010", "c.yaml:7", ["seed", "a valid integer", "010"]),
+        ("seed: 1:30", "c.yaml:7", ["seed", "a valid integer", "1:30"]),
+        ("seed: 0x10", "c.yaml:7", ["seed", "a valid integer", "0x10"]),
+        ("seed: [1]", "c.yaml:7", ["seed", "a valid integer", "a list of 1"]),
+        ("seed: -1", "c.yaml:7", ["seed", "greater than or equal to 0", "-1"]),
+        ("train: {max_steps: 1e5}", "c.yaml:7", ["train.max_steps", "a valid integer", "1e5"]),
+        (
+            "train: {max_steps: 0}",
+            "c.yaml:7",
+            ["max_steps", "greater than or equal to 1", "0"],
+        ),
+        (
+            "train: {max_steps: 1_000_000_000_000}",
+            "c.yaml:7",
+            ["max_steps", "less than 214748"],
+        ),
+        (
+            "train: {warmup_steps: 010}",
+            "c.yaml:7",
+            ["warmup_steps", "a valid integer", "010"],
+        ),
+        ("model: {dropout: 1.0}", "c.yaml:7", ["model.dropout", "less than 1", "1.0"]),
+        ("model: {dropout: .nan}", "c.yaml:7", ["model.dropout", "a valid number", "nan"]),
+        ("model: {dropout: 0.1.1}", "c.yaml:7", ["model.dropout", "a valid number", "0.1.1"]),
+        ("train: {peak_lr: 1e999}", "c.yaml:7", ["train.peak_lr", "a finite number", "1e999"]),
+        (
+            "train: {adam_betas: [0.9]}",
+            "c.yaml:7",
+            ["train.adam_betas", "at least 2", "list of 1"],
+        ),
+        ("train: {adam_betas: [0.9, 2]}", "c.yaml:7", ["train.adam_betas", "less than 1", "got 2"]),
+        ("model: {norm: Pre}", "c.yaml:7", ["model.norm", "'post' or 'pre'", "'Pre'"]),
+        ("train: {device: gpu}", "c.yaml:7", ["train.device", "cuda:N or mps", "'gpu'"]),
+        ("train: {compile: 1}", "c.yaml:7", ["train.compile", "'auto' or a valid boolean", "1"]),
+        ("tokenizer: {user_symbols: [on]}", "c.yaml:7", ["user_symbols", '"on" in quotes']),
+        ("tokenizer: {user_symbols: [a, a]}", "c.yaml:7", ["user_symbols", "a is listed twice"]),
+        ("tokenizer: {user_symbols: [<s>]}", "c.yaml:7", ["user_symbols", "<s> is a special"]),
+        ("model: none", "c.yaml:7", ["model", "should be a mapping", "'none'"]),
+        ("model:", "c.yaml:7", ["model", "should be a mapping", "nothing"]),
+        ("train: []", "c.yaml:7", ["train", "should be a mapping", "a list of 0"]),
+        ("model: {num_heads: 7}", "c.yaml:7", ["model.num_heads", "7", "does not divide", "512"]),
+        (
+            "model: {d_model: 7, num_heads: 1}",
+            "c.yaml:7",
+            ["model.d_model", "sinusoidal positions need an even d_model"],
+        ),
+        (
+            "train:\n  max_tokens: 255",
+            "c.yaml:8",
+            ["train.max_tokens", "255 is below data.max_length 256"],
+        ),
+        (
+            "train: {valid_every: 1500}",
+            "c.yaml:7",
+            ["train.valid_every", "not a multiple of train.save_every 1000"],
+        ),
+        (
+            "train:\n  lr_factor: 1.0\n  peak_lr: 1e-3",
+            "c.yaml:9",
+            ["train.peak_lr", "either lr_factor or peak_lr"],
+        ),
+        ("train: {schedule: cosine}", "c.yaml:7", ["train.schedule", "needs train.peak_lr"]),
+        (
+            "train: {schedule: linear, lr_factor: 2}",
+            "c.yaml:7",
+            ["train.lr_factor", "linear takes peak_lr"],
+        ),
+        ("train: {warmup_steps: 0}", "c.yaml:7", ["train.warmup_steps", "at least 1 warm-up step"]),
+        (
+            "train: {schedule: linear, peak_lr: 1, warmup_steps: 9, max_steps: 9}",
+            "c.yaml:7",
+            ["train.warmup_steps", "below max_steps 9"],
+        ),
+        ("seed: !!python/object/apply:os.getcwd []", "c.yaml:7", ["seed", "tag", "not allowed"]),
+        ("seed: !!int 3", "c.yaml:7", ["seed", "tag", "not allowed"]),
+        ("seed: &s 1\nmodel: *s", "c.yaml:8", ["model", "should be a mapping"]),
+        ("seed: *unknown", "c.yaml:7", ["undefined alias"]),
+        ("model: &m {d_ff: *m}", "c.yaml:7", ["deeply nested"]),
+        ("<<: {seed: 3}", "c.yaml:7", ["<<", "unknown key"]),
+        ("? [a, b]\n: 3", "c.yaml:7", ["a key must be a word"]),
+        ("seed: [1", "c.yaml:8", ["not valid YAML"]),
+        ("seed: 1\n\tmodel: 2", "c.yaml:8", ["not valid YAML"]),
+        ("---\nseed: 3", "c.yaml:7", ["not valid YAML"]),
+    ],
+)
+def test_what_is_wrong_is_refused_with_its_place(
+    tmp_path: Path, added: str, place: str, words: list[str]
+) -> None:
+    message = refusal(tmp_path, DATA + added + "\n")
+    assert message.startswith(f"{tmp_path / place}:")
+    assert [word for word in words if word not in message] == []
+    assert len(message) < 400
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place", "words"),
+    [
+        ("run_dir: runs/x\n", "", "c.yaml:1", ["run_dir", "is required and missing"]),
+        ("  valid: {src: v.en, tgt: v.de}\n", "", "c.yaml:2", ["data.valid", "is required"]),
+        ("  src_lang: en\n", "", "c.yaml:2", ["data.src_lang", "is required", "language code"]),
+        (", tgt: a.de", "", "c.yaml:5", ["data.train.0.tgt", "is required", "{src, tgt}"]),
+        ("tgt: a.de", "tgd: a.de", "c.yaml:5", ["data.train.0.tgd", "did you mean", "tgt?"]),
+        (
+            "[{src: a.en, tgt: a.de}]",
+            "[]",
+            "c.yaml:5",
+            ["data.train", "at least 1", "list of 0"],
+        ),
+        ("[{src: a.en, tgt: a.de}]", "a.en", "c.yaml:5", ["data.train", "a valid list", "'a.en'"]),
+        ("{src: v.en, tgt: v.de}", "v.en", "c.yaml:6", ["data.valid", "a mapping", "'v.en'"]),
+        ("src: a.en", "src: 5", "c.yaml:5", ["data.train.0.src", "a valid string", "5"]),
+        ("src: a.en", "src: ''", "c.yaml:5", ["data.train.0.src", "at least 1 character", "''"]),
+        (
+            "{src: a.en, tgt: a.de}",
+            "{generated: phrasebok, split: train, pairs: 9}",
+            "c.yaml:5",
+            ["data.train.0.generated", "phrasebook", "'phrasebok'"],
+        ),
+        (
+            "{src: a.en, tgt: a.de}",
+            "{generated: phrasebook, split: dev, pairs: 9}",
+            "c.yaml:5",
+            ["data.train.0.split", "'train', 'valid' or 'test'", "'dev'"],
+        ),
+        ("src_lang: en", "src_lang: no", "c.yaml:3", ["data.src_lang", 'write "no" in quotes']),
+        ("tgt_lang: de", "tgt_lang: on", "c.yaml:4", ["data.tgt_lang", 'write "on" in quotes']),
+        ("tgt_lang: de", "tgt_lang: Yes", "c.yaml:4", ["data.tgt_lang", 'write "Yes" in quotes']),
+        ("src_lang: en", "src_lang: True", "c.yaml:3", ["data.src_lang", '"True" in quotes']),
+    ],
+)
+def test_what_is_missing_or_wrong_in_data_is_refused(
+    tmp_path: Path, old: str, new: str, place: str, words: list[str]
+) -> None:
+    assert old in DATA
+    message = refusal(tmp_path, DATA.replace(old, new))
+    assert message.startswith(f"{tmp_path / place}: ")
+    assert [word for word in words if word not in message] == []
+
+
+@pytest.mark.parametrize(
+    ("content", "place", "words"),
+    [
+        (b"", "c.yaml:", ["expected a mapping of settings"]),
+        (b"# nothing but a remark\n", "c.yaml:", ["expected a mapping of settings"]),
+        (b"- run_dir\n- seed\n", "c.yaml:", ["expected a mapping of settings"]),
+        (b"just words\n", "c.yaml:", ["expected a mapping of settings"]),
+        (DATA.encode() + b"seed: \xff\n", "c.yaml:7:", ["not UTF-8"]),
+        (DATA.encode("utf-16"), "c.yaml:1:", ["not UTF-8"]),
+        (DATA.encode() + b"seed: \x00\n", "c.yaml:7:", ["not valid YAML"]),
+        (DATA.encode() + b"seed: " + b"[" * 10_000, "c.yaml", ["nested too deeply"]),
+        (DATA.encode() + b"model: " + b"{a: " * 10_000, "c.yaml", ["nested too deeply"]),
+        (b"#" * 1_000_001, "c.yaml", ["too many for a config"]),
+        (b"#" * 5_000_000, "c.yaml", ["too many for a config"]),
+        (b'run_dir: "\\U00110000"', "c.yaml:1", ["not valid YAML"]),
+        (b'run_dir: "r\\0"', "c.yaml:1", ["run_dir", "NUL"]),
+        (b"%YAML 1." + b"1" * 5000, "c.yaml:1", ["not valid YAML"]),
+        (
+            DATA.encode()
+            + b"a: &a [x,x,x,x,x,x,x,x,x,x]\n"
+            + b"".join(
+                b"%c: &%c [%s]\n" % (n, n, b",".join([b"*%c" % (n - 1)] * 10)) for n in b"bcdefgh"
+            ),
+            "c.yaml:",
+            ["too large", "aliases"],
+        ),
+    ],
+    ids=[
+        "empty",
+        "remark",
+        "list",
+        "words",
+        "not UTF-8",
+        "UTF-16",
+        "NUL",
+        "deep list",
+        "deep mapping",
+        "large",
+        "huge",
+        "no character",
+        "NUL in quotes",
+        "odd version",
+        "alias bomb",
+    ],
+)
+def test_files_that_are_no_config_are_refused(
+    tmp_path: Path, content: bytes, place: str, words: list[str]
+) -> None:
+    message = refusal(tmp_path, content)
+    assert message.startswith(f"{tmp_path}/{place}")
+    assert [word for word in words if word not in message] == []
+    assert "\n" not in message
+
+
+def test_a_missing_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RefusedError, match=r"absent\.yaml: cannot read the config: No such file"):
+        load_config(tmp_path / "absent.yaml")
+    with pytest.raises(RefusedError, match="cannot read the config: Is a directory"):
+        load_config(tmp_path)
+
+
+def test_every_finding_is_named_at_once(tmp_path: Path) -> None:
+    message = refusal(tmp_path, DATA + "seed: x\nmodel: {norm: mid}\ntrain:\n  max_steps: 0\n")
+    assert [line.split(": ")[1] for line in message.split("\n")] == [
+        "seed",
+        "model.norm",
+        "train.max_steps",
+    ]
+
+
+# --- --set ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "value"),
+    [
+        ("seed=5", "seed", 5),
+        ("run_dir=runs/a=b", "run_dir", "runs/a=b"),
+        ("run_dir='7'", "run_dir", "7"),
+        ("train.peak_lr=5e-4", "train.peak_lr", 5e-4),
+        ("train.peak_lr=null", "train.peak_lr", None),
+        ("train.peak_lr=", "train.peak_lr", None),
+        ("train.adam_betas=[0.8, 0.9]", "train.adam_betas", [0.8, 0.9]),
+        ("data.tgt_lang='no'", "data.tgt_lang", "no"),
+        (
+            "data.train=[{src: x, tgt: y}]",
+            "data.train",
+            [{"src": "x", "tgt": "y", "weight": 1.0}],
+        ),
+        (
+            "data.test.news={src: x, tgt: y}",
+            "data.test",
+            {"news": {"src": "x", "tgt": "y", "weight": 1.0}},
+        ),
+        ("data.valid.src=w.en", "data.valid", {"src": "w.en", "tgt": "v.de", "weight": 1.0}),
+        ("decode={beam_size: 2}", "decode.beam_size", 2),
+    ],
+)
+def test_set_takes_yaml_values(tmp_path: Path, override: str, key: str, value: Any) -> None:
+    result: Any = load(tmp_path, DATA + "train: {peak_lr: 1e-3}\n", override).model_dump()
+    for part in key.split("."):
+        result = result[part]
+    assert result == value
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("seed", ["expected KEY=VALUE"]),
+        ("=3", ["expected KEY=VALUE"]),
+        ("train..max_steps=3", ["expected KEY=VALUE"]),
+        ("trian.max_steps=3", ["trian", "unknown key", "did you mean train?"]),
+        ("train.max_setps=3", ["train.max_setps", "did you mean train.max_steps?"]),
+        ("seed.x=3", ["seed", "got a mapping"]),
+        ("data.train.0.src=a", ["train", "is not a group"]),
+        ("train.max_steps=many", ["train.max_steps", "a valid integer", "'many'"]),
+        ("train.max_steps=", ["train.max_steps", "a valid integer", "nothing"]),
+        ("data.tgt_lang=no", ["data.tgt_lang", 'write "no" in quotes']),
+        ("data.train=[{src: a", ["not valid YAML"]),
+        ("seed=\x07", ["not valid YAML"]),
+        ("seed=" + "[" * 10_000, ["nested too deeply"]),
+        ("train={max_steps: 1, max_steps: 2}", ["train.max_steps", "duplicate key"]),
+        ("train.max_tokens=10", ["train.max_tokens", "below data.max_length"]),
+        ("seed=!!python/name:os.system ''", ["seed", "tag", "not allowed"]),
+    ],
+)
+def test_set_errors_name_the_option(tmp_path: Path, override: str, words: list[str]) -> None:
+    message = refusal(tmp_path, DATA, override)
+    assert message.startswith(printable(f"--set {override[:20]}"))
+    assert [word for word in words if word not in message] == []
+
+
+def test_later_overrides_win(tmp_path: Path) -> None:
+    assert load(tmp_path, DATA, "seed=5", "seed=6").seed == 6
+
+
+# --- paths ------------------------------------------------------------------------------------
+
+AT = [
+    ("run_dir", "run_dir={}", "run_dir"),
+    ("data.root", "data.root={}", "data.root"),
+    ("data.valid.src", "data.valid={{src: {}, tgt: b}}", "data.valid.src"),
+    ("data.train.0.tgt", "data.train=[{{src: a, tgt: {}}}]", "data.train.0.tgt"),
+    ("data.valid.file", "data.valid={{file: {}.tsv, src: a, tgt: b}}", "data.valid.file"),
+    (
+        "data.test.x.dataset",
+        "data.test={{x: {{dataset: {}, split: s, src: a, tgt: b}}}}",
+        "data.test.x.dataset",
+    ),
+    ("tokenizer.path", "tokenizer.path={}", "tokenizer.path"),
+    ("train.init_from", "train.init_from={}", "train.init_from"),
+]
+
+
+@pytest.mark.parametrize(("key", "override", "name"), AT, ids=[key for key, *_ in AT])
+def test_home_and_environment_are_expanded_in_every_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, override: str, name: str
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("PLACE", "/some/where")
+    monkeypatch.delenv("NOWHERE", raising=False)
+    for text, place in (
+        ("~/x", "/home/me/x"),
+        ("$PLACE/$", "/some/where/$"),
+        ('"${PLACE}x"', "/some/wherex"),
+        ("./a~b$1", "./a~b$1"),
+    ):
+        config = load(tmp_path, DATA, override.format(text).replace('".tsv', '.tsv"'))
+        value: Any = config.model_dump()
+        for part in key.split("."):
+            value = value[int(part) if part.isdigit() else part]
+        assert value.removesuffix(".tsv") == place
+        assert load(tmp_path, dump_config(config)) == config
+    for text in ("$NOWHERE/x", "'a/${NOWHERE}'"):
+        message = refusal(tmp_path, DATA, override.format(text).replace("'.tsv", ".tsv'"))
+        assert f" {name}: $" in message
+        assert "NOWHERE" in message
+        assert "is not set; set it or write the path out" in message
+    message = refusal(tmp_path, DATA, override.format("~no-such-user/x"))
+    assert f" {name}: ~no-such-user has no home directory here" in message
+
+
+def test_a_path_that_cannot_be_expanded_is_refused_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NOWHERE", raising=False)
+    message = refusal(tmp_path, DATA.replace("runs/x", "$NOWHERE/x"))
+    told = "run_dir: $NOWHERE is not set; set it or write the path out"
+    assert message == f"{tmp_path / 'c.yaml'}:1: {told}"
+
+
+def test_a_variable_is_no_name_that_a_hub_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "secret")
+    override = "data.valid={dataset: $TOKEN, split: s, src: a, tgt: b}"
+    message = refusal(tmp_path, DATA, override)
+    assert "data.valid.dataset: $TOKEN is no path of a folder" in message
+    assert "secret" not in message
+
+
+# --- writing and comparing --------------------------------------------------------------------
+
+ODD = ["no", "on", "~", "null", "1e-4", "010", "1:30", "- a", "#", "a: b", "\x85", "\u2028", "'\""]
+LETTERS = st.characters(codec="utf-8", exclude_characters="\0")
+WORDS = st.text(LETTERS, min_size=1, max_size=8) | st.sampled_from(ODD)
+PATHS = WORDS.filter(lambda word: word[0] != "~" and not VARIABLE.search(word))
+SYMBOLS = WORDS.filter(lambda word: word not in ("<pad>", "<unk>", "<s>", "</s>"))
+TEXT_CORPORA = st.builds(TextCorpus, src=PATHS, tgt=PATHS)
+CORPORA = (
+    TEXT_CORPORA
+    | st.builds(
+        GeneratedCorpus,
+        generated=st.just("phrasebook"),
+        split=st.sampled_from(["train", "valid", "test"]),
+        pairs=st.integers(1, 10**9),
+    )
+    | st.builds(
+        FileCorpus, file=st.sampled_from(["a.tsv", "b/c.tsv.gz"]), src=st.just(0), tgt=st.just(1)
+    )
+    | st.builds(HubCorpus, dataset=PATHS, name=st.none() | WORDS, split=WORDS, src=WORDS, tgt=WORDS)
+)
+RATES = st.floats(0, 1, exclude_max=True)
+CONFIGS = st.builds(
+    Config,
+    run_dir=PATHS,
+    seed=st.integers(0, 2**31 - 1),
+    data=st.builds(
+        DataConfig,
+        root=st.none() | PATHS,
+        src_lang=WORDS,
+        tgt_lang=WORDS,
+        train=st.lists(CORPORA, min_size=1, max_size=3),
+        valid=CORPORA,
+        test=st.dictionaries(
+            st.from_regex(r"[A-Za-z0-9_.]{0,5}", fullmatch=True).map("n".__add__),
+            CORPORA,
+            max_size=2,
+        ),
+        max_length=st.integers(2, 4096),
+        workers=st.just("auto") | st.integers(1, 64),
+    ),
+    tokenizer=st.builds(
+        TokenizerConfig,
+        path=st.none() | PATHS,
+        character_coverage=st.floats(0, 1, exclude_min=True),
+        byte_fallback=st.booleans(),
+        user_symbols=st.lists(SYMBOLS, max_size=3, unique=True),
+    ),
+    model=st.builds(ModelConfig, dropout=RATES, norm=st.sampled_from(["post", "pre"])),
+    train=st.builds(
+        TrainConfig,
+        threads=st.just("auto") | st.integers(1, 64),
+        peak_lr=st.none() | st.floats(0, 1e30, exclude_min=True),
+        adam_betas=st.lists(RATES, min_size=2, max_size=2),
+        compile=st.just("auto") | st.booleans(),
+    ),
+    decode=st.builds(DecodeConfig, length_penalty=st.floats(0, 10)),
+)
+
+
+@settings(deadline=None, max_examples=60, phases=[Phase.explicit, Phase.generate])
+@given(config=CONFIGS)
+def test_a_config_written_is_read_back_the_same(
+    tmp_path_factory: pytest.TempPathFactory, config: Config
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "round_trip.yaml"
+    path.write_text(dump_config(config), encoding="utf-8")
+    assert load_config(path) == config
+
+
+@pytest.mark.parametrize("word", [*ODD, "0E0", "7", "5e4", ".5", "+1", "1_0", "two\nlines", " x "])
+def test_a_word_written_is_read_back_as_a_word(tmp_path: Path, word: str) -> None:
+    data = load(tmp_path, DATA).data.model_copy(update={"src_lang": word})
+    config = load(tmp_path, DATA).model_copy(update={"data": data})
+    assert load(tmp_path, dump_config(config)) == config
+
+
+def test_changed_keys_lists_each_difference_by_its_dotted_key(tmp_path: Path) -> None:
+    old = load(tmp_path, DATA)
+    assert changed_keys(old, load(tmp_path, DATA)) == []
+    new = load(tmp_path, DATA, "seed=2", "train.peak_lr=1e-3", "data.test={a: {src: x, tgt: y}}")
+    assert changed_keys(old, new) == [
+        ("seed", 1, 2),
+        ("data.test", {}, {"a": {"src": "x", "tgt": "y", "weight": 1.0}}),
+        ("train.peak_lr", None, 1e-3),
+    ]
+
+
+# --- Configs that earlier versions kept --------------------------------------------------------
+
+STORED = Path(__file__).with_name("stored_config_0_1.yaml")
+
+
+def test_a_stored_config_of_an_earlier_version_is_read(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "mtrain"):
+        config = load_stored_config(STORED)
+    assert config.data.train[1].weight == 2
+    assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
+        "train.shard_optimizer is not used any more"
+    ]
+    assert dump_config(config) == dump_config(load_stored_config(STORED))
+
+
+def test_what_is_gone_is_refused_where_it_was_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    text = STORED.read_text()
+    file.write_text(text.replace("shard_optimizer: false", "shard_optimizer: true"))
+    with pytest.raises(RefusedError, match=r"config.yaml:\d+: train.shard_optimizer: True is not"):
+        load_stored_config(file)
+    file.write_text(text)
+    with pytest.raises(RefusedError, match=r"config.yaml:\d+: train.shard_optimizer: unknown"):
+        load_config(file)

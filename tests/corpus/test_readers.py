@@ -1,0 +1,525 @@
+"""Readers of corpora: one line discipline, pairs that never slip, errors that name their place."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from mtrain.config.schema import Corpus, FileCorpus, GeneratedCorpus, HubCorpus, TextCorpus
+from mtrain.corpus import phrasebook
+from mtrain.corpus.lines import Reading, read_file, read_text_file
+from mtrain.corpus.readers import Pair, read_pairs, scan
+from mtrain.runtime.errors import EXIT_FAILED, UserError
+
+# Characters that `str.splitlines` splits on, NUL, and a carriage return that ends no line.
+ODD = "a\x00b\x0bc\x0cd\x1ce\x1df\x1eg\x85h\u2028i\u2029j\rk"
+PAIRS = [("drei rote Vögel", "three red birds"), ("kein Regen", "no rain"), ("", "a blank")]
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Keep the datasets library on this machine, its cache included."""
+    for module in ("huggingface_hub.constants", "datasets.config"):
+        monkeypatch.setattr(f"{module}.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "hub")
+
+
+def write(directory: Path, src: bytes, tgt: bytes) -> TextCorpus:
+    """Write both sides of a corpus, packed where named so."""
+    (directory / "a.src").write_bytes(src)
+    (directory / "a.tgt").write_bytes(tgt)
+    return TextCorpus(src=str(directory / "a.src"), tgt=str(directory / "a.tgt"))
+
+
+def packed(data: bytes, suffix: str) -> bytes:
+    """What a file of that suffix holds for these bytes."""
+    if suffix == "zst":
+        return pyarrow.Codec("zstd").compress(data, asbytes=True)
+    return gzip.compress(data) if suffix == "gz" else data
+
+
+def read(corpus: Corpus, **options: Any) -> tuple[list[Pair], dict[str, int]]:
+    """Read a corpus whole: its pairs, and the counts of what was changed or dropped."""
+    reading = Reading(**options)
+    return list(read_pairs(corpus, reading)), dict(reading.counts)
+
+
+def error_of(corpus: Corpus, **options: Any) -> str:
+    """Return what reading a corpus fails with, after the scan that finds unequal lengths."""
+
+    def scan_and_read() -> None:
+        scan(corpus, Reading(**options))
+        read(corpus, **options)
+
+    with pytest.raises(UserError) as caught:
+        scan_and_read()
+    assert caught.value.exit_code == EXIT_FAILED
+    return str(caught.value)
+
+
+# --- lines ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "lines", "removed"),
+    [
+        (b"", [], 0),
+        (b"\n", [""], 0),
+        (b"one", ["one"], 0),
+        (b"one\ntwo\n", ["one", "two"], 0),
+        (b"one\ntwo", ["one", "two"], 0),
+        (b"one\n\n", ["one", ""], 0),
+        (b"one\r\ntwo\r\n", ["one", "two"], 2),
+        (b"one\r\r\n", ["one\r"], 1),
+        (b"o\rne\r", ["o\rne\r"], 0),
+        (b"\r\n", [""], 1),
+        (b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\n", ["one", "\ufefftwo"], 0),
+        (b"\xef\xbb\xbf", [""], 0),
+        (b"\xef\xbb\xbf\xef\xbb\xbfone", ["\ufeffone"], 0),
+        (f"{ODD}\n  two  \t\n".encode(), [ODD, "  two  \t"], 0),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["txt", "gz", "zst"])
+def test_lines_end_at_newlines_alone(
+    tmp_path: Path, suffix: str, data: bytes, lines: list[str], removed: int
+) -> None:
+    path = tmp_path / f"a.{suffix}"
+    path.write_bytes(packed(data, suffix))
+    assert read_text_file(path) == lines
+    reading = Reading()
+    assert [line.decode() for line in read_file(path, reading.counts)] == lines
+    assert reading.counts["carriage returns removed"] == removed
+
+
+def test_odd_characters_do_not_shift_the_sides(tmp_path: Path) -> None:
+    corpus = write(tmp_path, f"{ODD}\ntwo\n".encode(), b"eins\nzwei\n")
+    assert read(corpus)[0] == [(ODD, "eins"), ("two", "zwei")]
+    assert scan(corpus, Reading()).pairs == 2
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    sides=st.lists(st.tuples(st.binary(max_size=6), st.binary(max_size=6)), max_size=6),
+    final_newline=st.booleans(),
+)
+@example(sides=[(b"a\xc2\x85b", b"\xe2\x80\xa8"), (b"\r", b"\xff")], final_newline=True)
+def test_any_bytes_with_equal_newlines_stay_aligned(
+    tmp_path_factory: pytest.TempPathFactory,
+    sides: list[tuple[bytes, bytes]],
+    final_newline: bool,
+) -> None:
+    """Each line carries its number, so that a kept pair shows whether it is one."""
+    end = b"\n" if final_newline else b""
+    src, tgt = (
+        [b"%d:" % number + pair[side].replace(b"\n", b"") for number, pair in enumerate(sides)]
+        for side in (0, 1)
+    )
+    directory = tmp_path_factory.getbasetemp()
+    corpus = write(directory, *(b"\n".join(side) + (end if side else b"") for side in (src, tgt)))
+    pairs, counts = read(corpus, invalid_utf8="drop", keep_blank=True)
+    assert scan(corpus, Reading()).pairs == len(src)
+    assert len(pairs) + counts.get("pairs dropped: not valid UTF-8", 0) == len(src)
+    for left, right in pairs:
+        number = int(left.split(":")[0])
+        assert number == int(right.split(":")[0])
+        # a last line without a newline keeps its carriage return
+        assert src[number].decode() in (left, left + "\r")
+        assert tgt[number].decode() in (right, right + "\r")
+
+
+# --- pairs ------------------------------------------------------------------------------------
+
+
+def test_pairs_that_are_blank_on_a_side_are_dropped_together(tmp_path: Path) -> None:
+    corpus = write(
+        tmp_path, "one\n\nthree\n\u3000\nfive\n".encode(), b"eins\nzwei\n \t\nvier\nfuenf"
+    )
+    dropped = {"pairs dropped: blank on a side": 3}
+    assert read(corpus) == ([("one", "eins"), ("five", "fuenf")], dropped)
+    kept, counts = read(corpus, keep_blank=True)
+    assert len(kept) == 5
+    assert counts == {}
+
+
+def test_carriage_returns_are_counted_on_both_sides(tmp_path: Path) -> None:
+    corpus = write(tmp_path, b"one\r\ntwo\n", b"eins\r\nzwei\r\n")
+    pairs, counts = read(corpus)
+    assert pairs == [("one", "eins"), ("two", "zwei")]
+    assert counts == {"carriage returns removed": 3}
+
+
+@pytest.mark.parametrize(
+    ("src", "tgt", "lengths"), [(b"a\nb\n", b"a\n", (2, 1)), (b"", b"a\nb\nc", (0, 3))]
+)
+def test_unequal_sides_are_refused_with_both_counts(
+    tmp_path: Path, src: bytes, tgt: bytes, lengths: tuple[int, int]
+) -> None:
+    message = error_of(write(tmp_path, src, tgt))
+    assert f"{tmp_path / 'a.src'} has {lengths[0]} lines" in message
+    assert f"{tmp_path / 'a.tgt'} has {lengths[1]}" in message
+
+
+def test_a_file_that_changes_between_scan_and_reading_is_noticed(tmp_path: Path) -> None:
+    corpus = write(tmp_path, b"a\nb\n", b"a\n")
+    with pytest.raises(UserError, match=r"a\.tgt: ends at line 1, before the other side"):
+        read(corpus)
+
+
+def test_text_that_is_not_utf8_ends_reading_or_drops_its_pair(tmp_path: Path) -> None:
+    corpus = write(tmp_path, b"one\ntwo\nthree\n", b"eins\nzw\xffei\ndrei\n")
+    message = error_of(corpus)
+    assert message.startswith(f"{tmp_path / 'a.tgt'}:2: not valid UTF-8 (byte 3 ")
+    assert "data.invalid_utf8: drop" in message
+    dropped = {"pairs dropped: not valid UTF-8": 1}
+    assert read(corpus, invalid_utf8="drop") == ([("one", "eins"), ("three", "drei")], dropped)
+
+
+def test_a_pair_that_is_bad_on_both_sides_counts_once(tmp_path: Path) -> None:
+    corpus = write(tmp_path, b"\xff\n\xc0\xaf\nx\n", b"\xff\n\xed\xa0\x80\ny\n")
+    pairs, counts = read(corpus, invalid_utf8="drop")
+    assert pairs == [("x", "y")]
+    assert counts == {"pairs dropped: not valid UTF-8": 2}
+
+
+def test_evaluation_text_that_is_not_utf8_is_refused_by_line(tmp_path: Path) -> None:
+    (tmp_path / "ref").write_bytes(b"fine\n\xe4\n")
+    with pytest.raises(UserError, match=r"ref:2: not valid UTF-8"):
+        read_text_file(tmp_path / "ref")
+
+
+def test_paths_start_at_the_root(tmp_path: Path) -> None:
+    write(tmp_path, b"x\n", b"y\n")
+    corpus = TextCorpus(src="a.src", tgt="a.tgt")
+    assert read(corpus, root=tmp_path)[0] == [("x", "y")]
+    absolute = TextCorpus(src=str(tmp_path / "a.src"), tgt="a.tgt")
+    assert read(absolute, root=tmp_path)[0] == [("x", "y")]
+
+
+def gzipped(data: bytes, cut: int = 0) -> bytes:
+    whole = gzip.compress(data, mtime=0)
+    return whole[: len(whole) - cut]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("absent.txt", None, "cannot read: No such file"),
+        ("absent.gz", None, "cannot read: No such file"),
+        ("plain.gz", b"not packed\n", "cannot read: Not a gzipped file"),
+        ("cut.gz", gzipped(b"line\n" * 500, cut=9), "cannot read: Compressed file ended"),
+        ("flipped.gz", gzipped(b"x\n")[:-6] + b"\xff" * 6, "cannot read: CRC check failed"),
+        ("broken.gz", gzipped(b"x\n")[:10] + b"\xff" * 12, "cannot read: "),
+        ("absent.zst", None, "cannot read: "),
+        ("plain.zst", b"not packed\n", "cannot read: ZSTD decompress failed"),
+        ("cut.zst", packed(b"line\n" * 500, "zst")[:-9], "cannot read: Truncated"),
+    ],
+)
+def test_files_that_cannot_be_read_are_named(
+    tmp_path: Path, name: str, content: bytes | None, words: str
+) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    message = error_of(TextCorpus(src=str(path), tgt=str(path)))
+    assert message.startswith(f"{path}: {words}")
+
+
+def test_a_directory_is_no_corpus(tmp_path: Path) -> None:
+    assert "not a regular file" in error_of(TextCorpus(src=str(tmp_path), tgt=str(tmp_path)))
+
+
+def test_packed_and_plain_text_read_alike(tmp_path: Path) -> None:
+    src, tgt = b"un\r\ndos\n", b"uno\nzwo"
+    plain = write(tmp_path, src, tgt)
+    for name, data in (("a.src.gz", src), ("a.tgt.gz", tgt)):
+        (tmp_path / name).write_bytes(gzip.compress(data[:4]) + gzip.compress(data[4:]))
+    both = TextCorpus(src=f"{plain.src}.gz", tgt=f"{plain.tgt}.gz")
+    assert read(both) == read(plain)
+    assert scan(both, Reading()) == scan(plain, Reading())
+
+
+def test_the_scan_s_hash_is_of_the_text_on_both_sides(tmp_path: Path) -> None:
+    texts = [(b"a\n", b"b\n"), (b"b\n", b"a\n"), (b"a", b"b\n"), (b"a\r\n", b"b\n"), (b"", b"")]
+    hashes = [scan(write(tmp_path, *sides), Reading()).sha256 for sides in texts]
+    assert len(set(hashes)) == len(texts)
+    assert scan(write(tmp_path, *texts[0]), Reading()).sha256 == hashes[0]
+
+
+# --- the built-in corpus ----------------------------------------------------------------------
+
+
+def test_the_phrasebook_is_read_by_split_and_size() -> None:
+    corpus = GeneratedCorpus(generated="phrasebook", split="train", pairs=40)
+    texts = {
+        split: read(corpus.model_copy(update={"split": split}))[0] for split in phrasebook.SPLITS
+    }
+    assert all(len(pairs) == 40 for pairs in texts.values())
+    sides = [{src for src, _ in pairs} for pairs in texts.values()]
+    assert not (sides[0] & sides[1] | sides[0] & sides[2] | sides[1] & sides[2])
+    assert read(corpus)[0] == texts["train"]
+    found = scan(corpus, Reading())
+    assert found.pairs == 40
+    assert found != scan(corpus.model_copy(update={"split": "valid"}), Reading())
+
+
+def test_more_than_the_phrasebook_holds_is_refused() -> None:
+    corpus = GeneratedCorpus(generated="phrasebook", split="test", pairs=10**9)
+    assert "pairs" in error_of(corpus)
+
+
+# --- tables -----------------------------------------------------------------------------------
+
+
+def table(directory: Path, name: str, data: str | bytes, src: Any, tgt: Any) -> FileCorpus:
+    """Write a file of rows, packed where named so."""
+    data = data if isinstance(data, bytes) else data.encode()
+    (directory / name).write_bytes(packed(data, name.rpartition(".")[2]))
+    return FileCorpus(file=str(directory / name), src=src, tgt=tgt)
+
+
+def parquet(directory: Path, columns: dict[str, list[Any]], src: str, tgt: str) -> FileCorpus:
+    path = directory / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    return FileCorpus(file=str(path), src=src, tgt=tgt)
+
+
+TSV = "".join(f"{number}\t{de}\t{en}\n" for number, (de, en) in enumerate(PAIRS))
+JSON_LINES = "".join(json.dumps({"id": 1, "t": {"de": de, "en": en}}) + "\n" for de, en in PAIRS)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_columns_of_a_tsv_go_by_number_or_by_name(tmp_path: Path, suffix: str) -> None:
+    numbered = table(tmp_path, f"a.tsv{suffix}", TSV, 1, 2)
+    named = table(tmp_path, f"b.tsv{suffix}", "\ufeffid\tde\ten\r\n" + TSV, "de", "en")
+    for corpus in (numbered, named):
+        assert read(corpus, keep_blank=True)[0] == PAIRS
+        assert read(corpus)[1].get("pairs dropped: blank on a side") == 1
+        assert scan(corpus, Reading()).pairs == len(PAIRS)
+
+
+def test_a_tsv_s_cells_are_taken_as_they_stand(tmp_path: Path) -> None:
+    corpus = table(tmp_path, "a.tsv", f'"a\t{ODD}\n  b \t\u2028\n', 0, 1)
+    assert read(corpus, keep_blank=True)[0] == [('"a', ODD), ("  b ", "\u2028")]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_json_lines_with_nested_fields(tmp_path: Path, suffix: str) -> None:
+    corpus = table(tmp_path, f"a.jsonl{suffix}", JSON_LINES, "t.de", "t.en")
+    assert read(corpus, keep_blank=True)[0] == PAIRS
+    assert scan(corpus, Reading()).pairs == len(PAIRS)
+
+
+def test_parquet_with_nested_columns_in_more_than_one_batch(tmp_path: Path) -> None:
+    pairs = [(f"{number} {de}", en) for number in range(800) for de, en in PAIRS]
+    rows = [{"de": de, "en": en} for de, en in pairs]
+    corpus = parquet(tmp_path, {"t": rows, "id": [0] * len(rows)}, "t.de", "t.en")
+    assert read(corpus, keep_blank=True)[0] == pairs
+    assert scan(corpus, Reading()).pairs == len(pairs)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "src", "tgt", "words"),
+    [
+        ("a.tsv", "a\tb\nc\n", 0, 1, "a.tsv:2: no column 1, counted from 0, among 1"),
+        ("a.tsv", "en\tda\na\tb\n", "en", "de", "a.tsv:1: no column de; it has en, da"),
+        ("a.tsv", "", "en", "de", "a.tsv:1: no column en"),
+        ("a.tsv", "x" * 999, "en", "de", f"it has {'x' * 200} ..."),
+        ("a.tsv", b"a\tb\n\xff\tb\n", 0, 1, "a.tsv:2: not valid UTF-8 (byte 1 of the line)"),
+        ("a.tsv.gz", TSV.encode() * 9, 7, 1, "a.tsv.gz:1: no column 7"),
+        ("a.jsonl", '{"a": "b"}\n{"a": \n', "a", "a", "a.jsonl:2: not JSON: "),
+        ("a.jsonl", "[" * 100_000, "a", "a", "a.jsonl:1: not JSON: nested too deep"),
+        ("a.jsonl", '{"a": "b"}\n\n', "a", "a", "a.jsonl:2: not JSON: "),
+        ("a.jsonl", '{"a": "b"}', "a", "c", "a.jsonl:1: no field c; it has a"),
+        ("a.jsonl", '{"a": "b"}', "a", "a.c", "a.jsonl:1: no field a.c; it is no object"),
+        ("a.jsonl", '["a"]', "a", "c", "a.jsonl:1: no field a; it is no object"),
+        ("a.jsonl", '{"a": "b", "c": null}', "a", "c", "a.jsonl: row 1: c is not text"),
+        ("a.jsonl", '{"a": "b", "c": 7}', "a", "c", "a.jsonl: row 1: c is not text"),
+        ("a.jsonl", '{"a": "b", "c": "\\ud800"}', "a", "c", "row 1: holds half of a surrogate"),
+        ("a.parquet", b"PAR1 and no more", "a", "b", "a.parquet: cannot read: "),
+        ("a.parquet", b"", "a", "b", "a.parquet: cannot read: "),
+    ],
+)
+def test_a_bad_row_of_a_table_is_named(
+    tmp_path: Path, name: str, data: str | bytes, src: Any, tgt: Any, words: str
+) -> None:
+    assert words in error_of(table(tmp_path, name, data, src, tgt))
+
+
+@pytest.mark.parametrize(
+    ("src", "words"),
+    [
+        ("de", "no text column de; it has t.de, t.en"),
+        ("t.da", "no text column t.da; it has t.de, t.en"),
+        ("t", "no text column t; it has t.de, t.en"),
+        ("t.de", "row 2: t.de is not text"),
+    ],
+)
+def test_a_bad_row_of_a_parquet_file_is_named(tmp_path: Path, src: str, words: str) -> None:
+    rows = [{"de": "a", "en": "b"}, {"de": None, "en": "c"}]
+    assert words in error_of(parquet(tmp_path, {"t": rows}, src, "t.en"))
+
+
+def test_names_with_dots_are_names(tmp_path: Path) -> None:
+    lines = table(tmp_path, "a.jsonl", '{"t.en": "a", "t": {"de": "b"}}', "t.en", "t.de")
+    columns = {"t.en": ["a"], "t": [{"de": "b"}]}
+    for corpus in (lines, parquet(tmp_path, columns, "t.en", "t.de")):
+        assert read(corpus)[0] == [("a", "b")]
+
+
+def test_a_batch_of_nothing_is_named_by_its_first_row(tmp_path: Path) -> None:
+    column = pyarrow.array([None, None], pyarrow.struct([("en", pyarrow.string())]))
+    corpus = parquet(tmp_path, {"t": column, "de": ["a", "b"]}, "t.en", "de")
+    assert "row 1: t.en is not text" in error_of(corpus)
+
+
+def test_a_parquet_file_that_was_cut_or_is_no_text_is_refused(tmp_path: Path) -> None:
+    corpus = parquet(tmp_path, {"a": ["b"] * 5000, "c": ["d"] * 5000}, "a", "c")
+    path = Path(corpus.file)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    assert "cannot read: " in error_of(corpus)
+    bad = pyarrow.array([b"a"] * 1500 + [b"\xff"], pyarrow.binary())
+    text = pyarrow.Array.from_buffers(pyarrow.string(), len(bad), bad.buffers())
+    corpus = parquet(tmp_path, {"a": text, "c": ["d"] * 1501}, "a", "c")
+    assert "cannot read: behind row 1000: 'utf-8' codec" in error_of(corpus)
+
+
+def test_a_header_that_is_not_utf8_is_no_header(tmp_path: Path) -> None:
+    corpus = table(tmp_path, "a.tsv", b"x\xff\ty\na\tb\n", "a", "b")
+    assert "a.tsv:1: no column a; it has none" in error_of(corpus, invalid_utf8="drop")
+
+
+@pytest.mark.parametrize("name", ["a.tsv.zst", "a.jsonl.gz", "a.parquet", "a.tsv"])
+def test_tables_that_cannot_be_read_are_named(tmp_path: Path, name: str) -> None:
+    corpus = FileCorpus(file=str(tmp_path / name), src="a", tgt="b")
+    assert f"{tmp_path / name}: cannot read: " in error_of(corpus)
+    whole = packed(TSV.encode() * 200, name.rpartition(".")[2])
+    (tmp_path / name).write_bytes(whole[: len(whole) // 2])
+    if name != "a.tsv":
+        assert f"{tmp_path / name}: cannot read: " in error_of(corpus)
+
+
+def test_rows_that_are_not_utf8_are_dropped_where_asked(tmp_path: Path) -> None:
+    tsv = table(tmp_path, "a.tsv", b"a\tb\n\xff\tb\nc\td\n", 0, 1)
+    lines = b'{"a": "a", "b": "b"}\n{"a": "\\udc00", "b": "b"}\n{"a": "c", "b": "d"}\n'
+    for corpus in (tsv, table(tmp_path, "a.jsonl", lines, "a", "b")):
+        pairs, counts = read(corpus, invalid_utf8="drop")
+        assert pairs == [("a", "b"), ("c", "d")]
+        assert counts == {"pairs dropped: not valid UTF-8": 1}
+
+
+def test_the_hash_of_a_table_is_of_what_is_read(tmp_path: Path) -> None:
+    corpora = [table(tmp_path, "a.tsv", TSV, 1, 2), table(tmp_path, "b.tsv.gz", TSV, 1, 2)]
+    first, packed_one = (scan(corpus, Reading()).sha256 for corpus in corpora)
+    assert first == packed_one
+    for other in (table(tmp_path, "c.tsv", TSV, 2, 1), table(tmp_path, "d.tsv", TSV[:-1], 1, 2)):
+        assert scan(other, Reading()).sha256 != first
+
+
+# --- Hugging Face datasets, from local folders ------------------------------------------------
+
+
+def parquet_folder(directory: Path) -> HubCorpus:
+    """A folder as WMT's sets are laid out: one column of {en, de}."""
+    from datasets import Dataset
+
+    folder = directory / "nested"
+    folder.mkdir()
+    rows = [{"de": de, "en": en} for de, en in PAIRS]
+    Dataset.from_dict({"translation": rows}).to_parquet(str(folder / "train.parquet"))
+    return HubCorpus(dataset="nested", split="train", src="translation.de", tgt="translation.en")
+
+
+def jsonl_folder(directory: Path, rows: list[dict[str, Any]]) -> HubCorpus:
+    folder = directory / "lines"
+    folder.mkdir()
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "train.jsonl").write_text(text, encoding="utf-8")
+    return HubCorpus(dataset="lines", split="train", src="de", tgt="en")
+
+
+def test_a_dataset_with_nested_columns(tmp_path: Path) -> None:
+    corpus = parquet_folder(tmp_path)
+    dropped = {"pairs dropped: blank on a side": 1}
+    assert read(corpus, root=tmp_path) == (PAIRS[:2], dropped)
+    assert scan(corpus, Reading(tmp_path)).pairs == 3
+    first = corpus.model_copy(update={"split": "train[:1]"})
+    assert read(first, root=tmp_path)[0] == PAIRS[:1]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_dataset_of_json_lines(tmp_path: Path, streaming: bool) -> None:
+    corpus = jsonl_folder(tmp_path, [{"de": de, "en": en} for de, en in PAIRS])
+    corpus = corpus.model_copy(update={"streaming": streaming})
+    assert read(corpus, root=tmp_path, keep_blank=True)[0] == PAIRS
+    copies = list((tmp_path / "hub").rglob("*.arrow"))
+    assert bool(copies) != streaming
+
+
+@pytest.mark.parametrize(
+    ("update", "words"),
+    [
+        ({"src": "deutsch"}, "no column deutsch; it has translation"),
+        ({"src": "translation.da"}, "no field da in translation.da; it has de, en"),
+        ({"src": "translation"}, "row 1: translation is not text"),
+        ({"src": "translation.de.old"}, "no field old in translation.de.old"),
+        ({"split": "dev"}, "cannot load: Unknown split"),
+        ({"split": "train[:0]"}, "cannot load: "),
+        ({"name": "fr-en"}, "cannot load: "),
+        ({"dataset": "elsewhere/no-such-set"}, "cannot load: "),
+    ],
+)
+def test_errors_of_datasets_say_what_there_is(
+    tmp_path: Path, update: dict[str, str], words: str
+) -> None:
+    corpus = parquet_folder(tmp_path).model_copy(update=update)
+    message = error_of(corpus, root=tmp_path)
+    assert words in message
+    assert corpus.dataset in message
+    assert len(message) < 500
+
+
+def test_a_row_that_is_not_text_is_named(tmp_path: Path) -> None:
+    rows = [{"de": "a", "en": "b"}] * 3 + [{"de": "c", "en": None}]
+    assert "row 4: en is not text" in error_of(jsonl_folder(tmp_path, rows), root=tmp_path)
+
+
+def test_a_damaged_dataset_is_refused(tmp_path: Path) -> None:
+    corpus = jsonl_folder(tmp_path, [])
+    (tmp_path / "lines" / "train.jsonl").write_text('{"de": "a", "en": ', encoding="utf-8")
+    assert "dataset lines train: cannot load: " in error_of(corpus, root=tmp_path)
+
+
+# --- several corpora --------------------------------------------------------------------------
+
+
+def test_several_corpora_are_one(
+    tiny_config: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from mtrain.config.loading import load_config
+    from mtrain.data.prepare import prepare
+    from mtrain.runtime.log import logger
+    from mtrain.runtime.stop import Stop
+
+    other = write(tmp_path, b"bavo celu\r\nlapo\n\n", b"zwent\nsteib\nackel\n").model_dump()
+    config = load_config(tiny_config())
+    first = config.data.train[0].model_dump()
+    config = load_config(tiny_config(**{"data.train": [first, other]}))
+    logger.propagate = True
+    with caplog.at_level(logging.INFO, "mtrain"):
+        prepared = prepare(config, tmp_path / "none", Stop())
+    assert "train: 122 of 123 pairs" in caplog.messages
+    assert "train: pairs dropped: blank on a side: 1" in caplog.messages
+    assert "train: carriage returns removed: 1" in caplog.messages
+    assert len(prepared.store) == 122
+    last = [ids.tolist() for ids in prepared.store.pair(121)]
+    assert prepared.tokenizer.decode(last) == ["lapo", "steib"]

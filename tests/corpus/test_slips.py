@@ -1,0 +1,63 @@
+"""Corpora whose sides do not belong together are found, and sound ones are left in peace."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mtrain.corpus.readers import Text
+from mtrain.corpus.slips import suspicions
+
+APART = "lengths of the sides do not go together"
+
+
+def corpus(pairs: int, seed: int = 0) -> tuple[list[str], list[str]]:
+    """Text whose lines are about as long as their neighbours, as in documents, with translations
+    that are longer or shorter by a fifth.
+    """
+    rng = np.random.default_rng(seed)
+    drift = np.cumsum(rng.normal(0, 1, pairs)) / np.sqrt(np.arange(1, pairs + 1))
+    lengths = np.exp(3 + 0.5 * drift + rng.normal(0, 0.4, pairs))
+    others = lengths * np.exp(rng.normal(0, 0.2, pairs))
+    return ["a" * round(n) for n in lengths], ["b" * round(n) for n in others]
+
+
+def signs(sources: list[str], references: list[str]) -> list[str]:
+    return list(suspicions(Text(sources, references, "")))
+
+
+@pytest.mark.parametrize("pairs", [1, 99, 100, 501, 30_000])
+@pytest.mark.parametrize("seed", range(5))
+def test_nothing_is_said_of_a_sound_corpus(pairs: int, seed: int) -> None:
+    assert signs(*corpus(pairs, seed)) == []
+
+
+def test_nothing_is_said_of_lines_of_one_length() -> None:
+    assert signs(["a b"] * 1000, ["c d e"] * 1000) == []
+
+
+@pytest.mark.parametrize("pairs", [200, 30_000])
+@pytest.mark.parametrize("slip", [1, 3, -2, 50])
+def test_slipped_lines_are_noticed(pairs: int, slip: int) -> None:
+    sources, references = corpus(pairs)
+    [sign] = signs(sources, references[slip:] + references[:slip])
+    assert sign == f"the {APART}, as those of translations do: are they aligned line for line?"
+
+
+def test_shuffled_lines_are_noticed() -> None:
+    sources, references = corpus(3000)
+    [sign] = signs(sources, [references[i] for i in np.random.default_rng(1).permutation(3000)])
+    assert APART in sign
+
+
+def test_the_place_of_a_slip_is_told() -> None:
+    sources, references = corpus(10_000)
+    [sign] = signs(sources, [*references[:8000], "one too many", *references[8000:-1]])
+    assert f"{APART} near pair 8,001 (4 of 20 places looked at)" in sign
+
+
+def test_the_same_text_twice_is_noticed() -> None:
+    sources, references = corpus(1000)
+    assert signs(sources, sources) == ["100% of the pairs have the same text on both sides"]
+    names = sources[:200] + references[200:]
+    assert signs(sources, names) == []

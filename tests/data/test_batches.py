@@ -1,0 +1,462 @@
+"""Batches and their order, and the tokenized store."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import made_up_pairs, write_config
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from mtrain.config.loading import load_config
+from mtrain.config.schema import FilterConfig
+from mtrain.corpus.readers import Pair
+from mtrain.data import batches as data
+from mtrain.data import store
+from mtrain.data.batches import Batch, SpecialIds, TokenBatches, batch_by_tokens, collate, pad
+from mtrain.data.cache import cache_directory
+from mtrain.data.filters import Selection
+from mtrain.data.store import Shard, Store, build_store, open_store, store_key
+from mtrain.data.tokenizer import Tokenizer
+from mtrain.runtime import log
+from mtrain.runtime.errors import RefusedError, UserError
+from mtrain.runtime.stop import Stop
+from mtrain.training.job import train
+from mtrain.training.learner import Learner
+
+IDS = SpecialIds(pad=0, bos=2, eos=3)
+
+
+def store_of(lengths: NDArray[np.int64]) -> Store:
+    """Return a store of pairs of these lengths in which every line begins with its own number."""
+    offsets = np.concatenate(([0], lengths.flatten().cumsum()))
+    ids = np.full(int(offsets[-1]), 9)
+    starts = offsets[:-1][np.diff(offsets) > 0]
+    ids[starts] = 10 + np.arange(2 * len(lengths))[np.diff(offsets) > 0]
+    return Store([Shard(ids, offsets)], {})
+
+
+def natural_lengths(pairs: int, seed: int = 0) -> NDArray[np.int64]:
+    """Lengths without eos, spread and tied between the sides as in short real sentences."""
+    random = np.random.default_rng(seed)
+    src = np.exp(random.normal(2.6, 0.35, pairs))
+    tgt = src * np.exp(random.normal(0.05, 0.18, pairs))
+    return np.stack((src, tgt), 1).round().clip(1, 100).astype(np.int64)
+
+
+def stream(
+    pairs: int = 1500, max_tokens: int = 600, seed: int = 1, step_batches: int = 1
+) -> TokenBatches:
+    return TokenBatches(store_of(natural_lengths(pairs)), max_tokens, seed, IDS, step_batches)
+
+
+def epoch_of(batches: TokenBatches, epoch: int) -> list[Batch]:
+    return [batch for pool in range(batches.pools) for batch in pool_of(batches, epoch, pool)]
+
+
+def pool_of(batches: TokenBatches, epoch: int, pool: int) -> list[Batch]:
+    """The batches of a pool, each of as many tokens as were planned."""
+    planned = batches.plan(epoch, pool)
+    found = [batches.read(each) for each in planned]
+    assert [batch.num_tokens for batch in found] == [each.num_tokens for each in planned]
+    return found
+
+
+def examples(batches: list[Batch]) -> list[tuple[int, int]]:
+    """Numbers of the source and target lines in a list of batches."""
+    first = [(b.src[:, 0] - 10, b.tgt_in[:, 1] - 10) for b in batches]
+    return [pair for src, tgt in first for pair in zip(src.tolist(), tgt.tolist(), strict=True)]
+
+
+def same(first: list[Batch], second: list[Batch]) -> bool:
+    return len(first) == len(second) and all(
+        torch.equal(a.src, b.src) and torch.equal(a.tgt_out, b.tgt_out)
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+# --- Batches ---------------------------------------------------------------------------------
+
+
+def test_a_batch_by_hand() -> None:
+    rows = [([5, 6, 7], [8]), ([9], [10, 11]), ([], [])]
+    batch = collate([(np.array(s, int), np.array(t, int)) for s, t in rows], IDS)
+    assert batch.src.tolist() == [[5, 6, 7, 3], [9, 3, 0, 0], [3, 0, 0, 0]]
+    assert batch.tgt_in.tolist() == [[2, 8, 0], [2, 10, 11], [2, 0, 0]]
+    assert batch.tgt_out.tolist() == [[8, 3, 0], [10, 11, 3], [3, 0, 0]]
+    assert batch.positions.tolist() == [0, 1, 3, 4, 5, 6]
+    assert batch.targets.tolist() == [8, 3, 10, 11, 3, 3]
+    assert batch.num_tokens == 6
+
+
+def test_a_token_with_the_id_of_padding_is_still_a_target() -> None:
+    batch = collate([(np.array([5]), np.array([0, 4])), (np.array([5]), np.array([6]))], IDS)
+    assert batch.targets.tolist() == [0, 4, 3, 6, 3]
+
+
+def test_padding_frames_as_asked() -> None:
+    rows = [np.array([7, 8], np.uint16), np.array([9], np.uint16)]
+    assert pad(rows, IDS, bos=True, eos=True).tolist() == [[2, 7, 8, 3], [2, 9, 3, 0]]
+    assert pad(rows, IDS, bos=False, eos=False).tolist() == [[7, 8], [9, 0]]
+    assert pad(rows, IDS, bos=True, eos=False).dtype == torch.int64
+
+
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), max_size=60),
+    max_tokens=st.integers(1, 200),
+)
+def test_batches_hold_every_row_once_within_the_budget(
+    lengths: list[tuple[int, int]], max_tokens: int
+) -> None:
+    table = np.array(lengths, np.int64).reshape(-1, 2)
+    batches = batch_by_tokens(table, max_tokens)
+    assert sorted(int(row) for batch in batches for row in batch) == list(range(len(lengths)))
+    for batch in batches:
+        assert len(batch) * table[batch].max() <= max_tokens or len(batch) == 1
+
+
+def test_batches_are_not_smaller_than_the_budget_asks() -> None:
+    batches = batch_by_tokens(np.full((100, 2), 10), 80)
+    assert [len(batch) for batch in batches] == [8] * 12 + [4]
+
+
+@pytest.mark.parametrize("pool", [1 << 17, 400])
+def test_every_example_comes_once_an_epoch_within_the_token_budget(
+    monkeypatch: pytest.MonkeyPatch, pool: int
+) -> None:
+    monkeypatch.setattr(data, "POOL", pool)
+    monkeypatch.setattr(data, "BLOCK", min(pool // 8, data.BLOCK))
+    batches = epoch_of(stream(), 3)
+    assert sorted(examples(batches)) == [(2 * i, 2 * i + 1) for i in range(1500)]
+    assert max(len(b.src) * max(b.src.shape[1], b.tgt_out.shape[1]) for b in batches) <= 600
+
+
+@pytest.mark.parametrize("pool", [1 << 17, 400])
+def test_the_order_is_a_function_of_seed_and_epoch(
+    monkeypatch: pytest.MonkeyPatch, pool: int
+) -> None:
+    monkeypatch.setattr(data, "POOL", pool)
+    monkeypatch.setattr(data, "BLOCK", min(pool // 8, data.BLOCK))
+    used = stream()
+    epoch_of(used, 0)
+    torch.manual_seed(99)
+    first = epoch_of(used, 1)
+    assert same(first, epoch_of(stream(), 1))
+    assert not same(first, epoch_of(stream(), 2))
+    assert not same(first, epoch_of(stream(seed=2), 1))
+
+
+def test_a_pool_holds_pairs_from_all_over_the_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "POOL", 300)
+    monkeypatch.setattr(data, "BLOCK", 10)
+    batches = stream()
+    assert batches.pools == 5
+    for pool in range(5):
+        numbers = sorted(src // 2 for src, _ in examples(pool_of(batches, 0, pool)))
+        assert len(numbers) == 300
+        assert np.histogram(numbers, 5, (0, 1500))[0].min() >= 10
+    first, again = (examples(pool_of(batches, epoch, 4)) for epoch in (0, 1))
+    assert len(set(first) & set(again)) < 200
+
+
+def test_parts_come_as_often_as_they_weigh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "POOL", 300)
+    monkeypatch.setattr(data, "BLOCK", 10)
+    weights = [1.0, 3.0, 0.3, 2.5]
+    stores = [store_of(natural_lengths(400, seed)) for seed in range(4)]
+    batches = TokenBatches(Store.join(stores, weights), 600, 1, IDS, 1)
+    seen = []
+    for epoch in range(2):
+        rows = [each.rows for pool in range(batches.pools) for each in batches.plan(epoch, pool)]
+        seen.append(np.bincount(np.concatenate(rows), minlength=1600).reshape(4, 400))
+    for counts in seen:
+        assert (counts[0] == 1).all()
+        assert (counts[1] == 3).all()
+        assert set(counts[2]) == {0, 1}
+        assert counts[2].sum() == pytest.approx(120, abs=40)
+        assert set(counts[3]) == {2, 3}
+        assert counts[3].sum() == pytest.approx(1000, abs=40)
+    assert (seen[0][2] != seen[1][2]).any()
+    assert batches.store.pair(400)[0][0] == stores[1].pair(0)[0][0]
+
+
+def test_a_corpus_that_is_rarely_seen_is_seen() -> None:
+    batches = TokenBatches(Store.join([store_of(natural_lengths(3))], [0.2]), 600, 1, IDS, 1)
+    rows = [list(each.rows) for epoch in range(60) for each in batches.plan(epoch, 0)]
+    assert {row for some in rows for row in some} == {0, 1, 2}
+    assert len(rows) < 50
+
+
+def test_epochs_cut_other_batches() -> None:
+    epochs = [{frozenset(examples([b])) for b in epoch_of(stream(), epoch)} for epoch in (0, 1)]
+    assert len(epochs[0] & epochs[1]) < len(epochs[0]) / 2
+
+
+def test_lengths_come_in_no_order() -> None:
+    widths = [b.src.shape[1] for b in epoch_of(stream(), 0)]
+    assert abs(float(np.corrcoef(widths, range(len(widths)))[0, 1])) < 0.3
+
+
+def test_a_step_takes_a_batch_from_each_range_of_length() -> None:
+    widths = [b.tgt_out.shape[1] for b in epoch_of(stream(step_batches=3), 0)]
+    steps = list(zip(widths[::3], widths[1::3], widths[2::3], strict=False))
+    short, middle, long = zip(*steps, strict=True)
+    assert len(steps) > 10
+    assert all(a < c for a, _, c in steps)
+    assert max(short) < np.mean(middle) < min(long)
+    assert sorted(short) != list(short)
+
+
+def test_training_mixes_lengths_in_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"train.max_tokens": 64, "train.accum_steps": 3, "train.max_steps": 2}
+    config = load_config(write_config(tmp_path, longest=12, **settings), [])
+    widths: list[int] = []
+    accumulate = Learner._accumulate
+
+    def watched(self: Learner, batch: Batch) -> None:
+        widths.append(batch.tgt_out.shape[1])
+        accumulate(self, batch)
+
+    monkeypatch.setattr(Learner, "_accumulate", watched)
+    try:
+        train(config, Stop())
+    finally:
+        log.close_log_files()
+    assert len(widths) == 6
+    assert widths[0] < min(widths[1:3])
+    assert widths[3] < min(widths[4:6])
+
+
+@pytest.mark.parametrize("step_batches", [2, 3, 7, 1000])
+def test_steps_of_several_batches_lose_no_example(step_batches: int) -> None:
+    batches = epoch_of(stream(step_batches=step_batches), 3)
+    assert sorted(examples(batches)) == [(2 * i, 2 * i + 1) for i in range(1500)]
+
+
+@pytest.mark.parametrize("max_tokens", [2048, 4096])
+def test_padding_stays_under_ten_percent_on_either_side(max_tokens: int) -> None:
+    lengths = natural_lengths(20_000) + 1
+    batches = batch_by_tokens(lengths, max_tokens)
+    padded = sum(len(batch) * lengths[batch].max(0) for batch in batches)
+    assert (1 - lengths.sum(0) / padded).max() < 0.10
+    assert 1 - lengths.sum() / padded.sum() < 0.08
+
+
+# --- The store -------------------------------------------------------------------------------
+
+
+def build(
+    path: Path,
+    pairs: Iterable[Pair],
+    tokenizer: Tokenizer,
+    max_length: int | None = None,
+    **options: Any,
+) -> Store:
+    settings = {
+        "selection": Selection(max_length),
+        "counts": Counter(),
+        "workers": 1,
+        "progress": lambda number: None,
+    }
+    return build_store(path, pairs, tokenizer, **{**settings, **options})
+
+
+def texts(found: Store, tokenizer: Tokenizer) -> list[tuple[str, ...]]:
+    pairs = [found.pair(i) for i in range(len(found))]
+    return [tuple(tokenizer.decode([side.tolist() for side in pair])) for pair in pairs]
+
+
+def test_a_store_gives_back_what_was_put_in(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    pairs = [*made_up_pairs(30, 5), ("  é 漢 ", "\x00 <s>")]
+    built = build(tmp_path / "s", pairs, tokenizer, counts=Counter({"odd lines": 2}))
+    opened = open_store(tmp_path / "s")
+    assert opened is not None
+    for found in (built, opened):
+        assert texts(found, tokenizer) == pairs
+        assert found.counts == {"odd lines": 2}
+    encoded = [[len(ids) for ids in tokenizer.encode(list(pair))] for pair in pairs]
+    assert opened.lengths_of(0, len(opened)).tolist() == encoded
+    assert [shard.ids.dtype for shard in opened.shards] == [np.uint16]
+
+
+def test_a_store_may_be_empty(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    assert len(build(tmp_path / "s", [], tokenizer)) == 0
+    src, tgt = build(tmp_path / "t", [("", "")], tokenizer).pair(0)
+    assert len(src) == len(tgt) == 0
+
+
+def test_processes_build_the_same_store_as_one(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "CHUNK", 7)
+    monkeypatch.setattr(store, "INLINE_CHUNKS", 2)
+    monkeypatch.setattr(store, "SHARD_CHUNKS", 4)
+    pairs, read = made_up_pairs(100, 6), []
+    for name, workers in (("one", 1), ("two", 2)):
+        counts: Counter[str] = Counter()
+        build(
+            tmp_path / name,
+            pairs,
+            tokenizer,
+            max_length=9,
+            counts=counts,
+            workers=workers,
+            progress=read.append,
+        )
+        assert 0 < sum(counts.values()) < 100
+    assert read == ([7] * 14 + [2]) * 2
+    one, two = (sorted((tmp_path / name).iterdir()) for name in ("one", "two"))
+    assert len(one) == 3 * 4 + 2  # three files a shard, the description and the manifest
+    for first, second in zip(one, two, strict=True):
+        assert first.name == second.name
+        assert first.read_bytes() == second.read_bytes()
+
+
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards of 12 pairs, of which those of more than 8 tokens are left out."""
+    monkeypatch.setattr(store, "CHUNK", 4)
+    monkeypatch.setattr(store, "SHARD_CHUNKS", 3)
+    monkeypatch.setattr(store, "INLINE_CHUNKS", 1)
+
+
+def test_shards_are_one_row_of_pairs(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = made_up_pairs(100, 6)
+    whole = build(tmp_path / "whole", pairs, tokenizer, max_length=9)
+    small_shards(monkeypatch)
+    cut = build(tmp_path / "cut", pairs, tokenizer, max_length=9)
+    assert len(cut.shards) == 9
+    assert len({len(shard) for shard in cut.shards}) > 1
+    assert texts(cut, tokenizer) == texts(whole, tokenizer)
+    assert (len(cut), cut.counts) == (len(whole), whole.counts)
+    for start, stop in ((0, len(cut)), (0, 0), (5, 6), (5, 40), (11, 13), (70, len(cut))):
+        assert (cut.lengths_of(start, stop) == whole.lengths_of(start, stop)).all()
+
+
+@pytest.mark.parametrize("pairs_before", [0, 5, 12, 30, 99, 100])
+def test_a_build_that_was_stopped_goes_on(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, pairs_before: int
+) -> None:
+    """It tokenizes again what is not in whole shards, and nothing else."""
+    small_shards(monkeypatch)
+    pairs = made_up_pairs(100, 6)
+    expected = build(tmp_path / "undisturbed", pairs, tokenizer, max_length=9)
+
+    def stopped() -> Iterator[Pair]:
+        yield from pairs[:pairs_before]
+        raise UserError("stopped")
+
+    with pytest.raises(UserError, match="stopped"):
+        build(tmp_path / "s", stopped(), tokenizer, max_length=9)
+    assert open_store(tmp_path / "s") is None
+    tokenized: list[int] = []
+    encode_chunk = store._encode_chunk
+
+    def watched(chunk: list[Pair], *arguments: Any) -> Any:
+        tokenized.append(len(chunk))
+        return encode_chunk(chunk, *arguments)
+
+    monkeypatch.setattr(store, "_encode_chunk", watched)
+    read: list[int] = []
+    found = build(tmp_path / "s", pairs, tokenizer, max_length=9, progress=read.append)
+    assert sum(tokenized) == 100 - pairs_before // 12 * 12
+    assert sum(read) == 100
+    assert texts(found, tokenizer) == texts(expected, tokenizer)
+    assert found.counts == expected.counts
+    for one, two in zip(
+        *(sorted((tmp_path / name).iterdir()) for name in ("undisturbed", "s")), strict=True
+    ):
+        assert one.read_bytes() == two.read_bytes()
+
+
+def test_pairs_longer_than_the_limit_are_dropped_as_pairs_and_counted(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    short, middle, long = "bavo", "bavo celu", "bavo celu!"
+    limit = len(tokenizer.encode([middle])[0]) + 1
+    assert len(tokenizer.encode([long])[0]) == limit
+    pairs = [(short, middle), (long, short), (middle, middle), (short, long), (short, short)]
+    counts: Counter[str] = Counter()
+    found = build(tmp_path / "s", pairs, tokenizer, max_length=limit, counts=counts)
+    assert texts(found, tokenizer) == [pairs[0], pairs[2], pairs[4]]
+    assert found.counts == dict(counts) == {f"pairs dropped: longer than {limit} tokens": 2}
+
+
+@pytest.mark.parametrize(
+    "file", ["00000.ids", "00000.npy", "00000.json", "store.json", "manifest.json"]
+)
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+def test_a_damaged_store_is_not_opened(
+    tmp_path: Path, tokenizer: Tokenizer, file: str, damage: str
+) -> None:
+    build(tmp_path / "s", made_up_pairs(20, 7), tokenizer)
+    path = tmp_path / "s" / file
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    content[middle] ^= 1
+    path.write_bytes(content[:middle] if damage == "cut" else content)
+    if damage == "remove":
+        path.unlink()
+    assert open_store(tmp_path / "s") is None
+
+
+def test_a_missing_store_is_not_opened(tmp_path: Path) -> None:
+    assert open_store(tmp_path / "nowhere") is None
+
+
+def test_a_store_is_named_by_all_that_it_depends_on() -> None:
+    long, no_copies = Selection(65), Selection(64, FilterConfig(identical=True))
+    keys = {
+        store_key(["a", "b"], "t", Selection(64), "error"),
+        store_key(["b", "a"], "t", Selection(64), "error"),
+        store_key(["a", "b"], "u", Selection(64), "error"),
+        store_key(["a", "b"], "t", long, "error"),
+        store_key(["a", "b"], "t", no_copies, "error"),
+        store_key(["a", "b"], "t", Selection(None), "error"),
+        store_key(["a", "b"], "t", Selection(64), "drop"),
+    }
+    assert len(keys) == 7
+    assert store_key(["a", "b"], "t", Selection(64), "error") in keys
+
+
+def test_the_cache_is_where_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MTRAIN_CACHE", str(tmp_path / "mine"))
+    assert cache_directory() == tmp_path / "mine"
+    monkeypatch.delenv("MTRAIN_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_directory() == tmp_path / "mtrain"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("MTRAIN_CACHE", "~/mine")
+    assert cache_directory() == tmp_path / "mine"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("", r"~/\.cache: ~ has no home directory here; write the path out"),
+        ("~/x", "~/x: ~ has no home directory here"),
+        ("$NOWHERE/x", r"\$NOWHERE is not set; set it or write the path out"),
+    ],
+)
+def test_a_cache_that_is_nowhere_is_refused(
+    monkeypatch: pytest.MonkeyPatch, given: str, message: str
+) -> None:
+    def nobody(number: int) -> None:
+        raise KeyError(number)
+
+    for name in ("HOME", "XDG_CACHE_HOME", "NOWHERE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    monkeypatch.setenv("MTRAIN_CACHE", given)
+    with pytest.raises(RefusedError, match=f"^MTRAIN_CACHE: .*{message}"):
+        cache_directory()

@@ -1,0 +1,238 @@
+"""What is left out of the training text: by each filter, counted, and nothing else."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import TinyConfig, made_up_pairs, write_corpus
+
+from mtrain.config.loading import load_config
+from mtrain.config.schema import Config, FilterConfig
+from mtrain.data import duplicates
+from mtrain.data.cache import cache_directory
+from mtrain.data.filters import Selection
+from mtrain.data.prepare import Prepared, prepare, weights_of
+from mtrain.runtime import log
+from mtrain.runtime.errors import RefusedError
+from mtrain.runtime.stop import Stop
+
+Pair = tuple[str, str]
+
+
+def kept(pairs: list[Pair], **settings: object) -> tuple[list[Pair], dict[str, int]]:
+    """What a filter of text keeps, and what it says of the others."""
+    dropped: Counter[str] = Counter()
+    selection = Selection(None, FilterConfig.model_validate(settings))
+    return selection.by_text(list(pairs), dropped), dict(+dropped)
+
+
+# --- by text ------------------------------------------------------------------------------------
+
+ODD = [
+    ("same", " same "),
+    ("a\tb", "fine"),
+    ("bell\x07", "c"),
+    ("d", "lost \ufffd byte"),
+    ("private \ue000", "e"),
+    ("c1 \x85", "f"),
+    ("漢字", "kanji"),
+    ("Привет", "hello"),
+    ("1 + 1 = 2", "1 + 1 = 2"),
+]
+
+
+def test_nothing_is_left_out_unless_asked_for() -> None:
+    assert kept(ODD) == (ODD, {})
+
+
+def test_equal_sides() -> None:
+    found, counts = kept(ODD, identical=True)
+    assert found == ODD[1:-1]
+    assert counts == {"pairs dropped: the same text on both sides": 2}
+
+
+def test_control_characters() -> None:
+    found, counts = kept(ODD, control=True)
+    assert found == [ODD[0], ODD[1], *ODD[6:]]
+    assert counts == {"pairs dropped: control or invalid characters": 4}
+
+
+def test_scripts() -> None:
+    found, counts = kept(ODD[6:], src_script=["Cyrillic"])
+    assert found == ODD[7:]  # what has no letters is of any script
+    assert counts == {"pairs dropped: src_script is not Cyrillic": 1}
+    found, counts = kept(ODD[6:], src_script=["Han", "Cyrillic"], tgt_script=["Latin"])
+    assert (found, counts) == (ODD[6:], {})
+
+
+@pytest.mark.parametrize(
+    ("text", "scripts"),
+    [
+        ("カタカナーひらがな漢字", ["Han", "Hiragana", "Katakana"]),
+        ("हिन्दी में लिखा", ["Devanagari"]),
+        ("한국어 문장", ["Hangul"]),
+        ("ελληνικά", ["Greek"]),
+    ],
+)
+def test_scripts_with_marks_are_known(text: str, scripts: list[str]) -> None:
+    assert kept([(text, "x")], src_script=scripts, script_share=1.0) == ([(text, "x")], {})
+    assert kept([("x", text)], tgt_script=["Latin"], script_share=0.1)[0] == []
+
+
+def test_the_share_of_letters_decides() -> None:
+    pair = ("abcабв123", "x")
+    assert kept([pair], src_script=["Latin"], script_share=0.5)[0] == [pair]
+    assert kept([pair], src_script=["Latin"], script_share=0.6)[0] == []
+
+
+@pytest.mark.parametrize("name", ["Elvish", "Latin}", "", "a b"])
+def test_a_script_that_there_is_not_is_refused(tiny_config: TinyConfig, name: str) -> None:
+    config = load_config(tiny_config(), [f"filter.tgt_script=['{name or ' '}']"])
+    with pytest.raises(RefusedError, match=r"filter\.tgt_script: .*Latin, Cyrillic"):
+        prepare(config, Path("none"), Stop())
+
+
+# --- by length ----------------------------------------------------------------------------------
+
+
+def test_lengths_with_eos_decide() -> None:
+    settings = FilterConfig(min_length=3, max_ratio=2.0)
+    lengths = np.array([(2, 2), (1, 2), (2, 5), (2, 6), (9, 8), (10, 9)])
+    dropped: Counter[str] = Counter()
+    passed = Selection(10, settings).by_length(lengths, dropped)
+    assert passed.tolist() == [True, False, True, False, True, False]
+    assert dict(+dropped) == {
+        "pairs dropped: longer than 10 tokens": 1,
+        "pairs dropped: shorter than 3 tokens": 1,
+        "pairs dropped: one side over 2.0 times as long": 1,
+    }
+    assert Selection().by_length(lengths, Counter()).all()
+
+
+# --- repeats ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at_once", [7, 100, 1 << 22])
+def test_repeats_are_found_within_and_across_corpora(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr(duplicates, "AT_ONCE", at_once)
+    monkeypatch.setattr(duplicates, "CHUNK", 13)
+    draw = random.Random(1)
+    corpora = [
+        [(str(draw.randrange(60)), str(draw.randrange(3))) for _ in range(count)]
+        for count in (101, 0, 64, 1)
+    ]
+    corpora.append([("1", "23"), ("12", "3"), ("12", "3")])
+    told: list[int] = []
+    duplicates.write_repeats(tmp_path / "r", corpora, 166, told.append)
+    found = duplicates.open_repeats(tmp_path / "r", 5)
+    assert found is not None
+    assert sum(told) == 169
+    seen: set[Pair] = set()
+    for pairs, is_repeat in zip(corpora, found, strict=True):
+        expected = [pair for pair in pairs if not (pair in seen or seen.add(pair))]
+        assert list(duplicates.without_repeats(pairs, is_repeat)) == expected
+    assert sorted(file.name for file in (tmp_path / "r").iterdir()) == [
+        *(f"{number:05d}.npy" for number in range(5)),
+        "manifest.json",
+    ]
+
+
+def test_text_that_grew_is_read_to_its_end(tmp_path: Path) -> None:
+    """Or else nobody would see that it is another."""
+    duplicates.write_repeats(tmp_path / "r", [[("a", "b")] * 8], 8, lambda _: None)
+    found = duplicates.open_repeats(tmp_path / "r", 1)
+    assert found is not None
+    grown = [("a", "b")] * 8 + [("c", "d")] * 20
+    assert list(duplicates.without_repeats(grown, found[0])) == [("a", "b"), *grown[8:]]
+
+
+def test_damaged_findings_are_not_taken(tmp_path: Path) -> None:
+    duplicates.write_repeats(tmp_path / "r", [[("a", "b")] * 20], 20, lambda _: None)
+    file = tmp_path / "r" / "00000.npy"
+    file.write_bytes(file.read_bytes()[:-1] + b"\x00")
+    assert duplicates.open_repeats(tmp_path / "r", 1) is None
+    assert duplicates.open_repeats(tmp_path / "none", 1) is None
+
+
+# --- from a config ------------------------------------------------------------------------------
+
+
+def prepared(config: Config, tmp_path: Path) -> Prepared:
+    return prepare(config, tmp_path / "tokenizer.model", Stop())
+
+
+def test_a_config_filters_training_text_alone(
+    tiny_config: TinyConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = made_up_pairs(30, 8, longest=4)
+    good = list(dict.fromkeys(good))
+    odd = [("same", "same"), ("bell \x07", "x"), *good[:5], ("Привет", "mir"), ("a", "b " * 40)]
+    first = write_corpus(tmp_path / "first", [*good[:20], *odd])
+    second = write_corpus(tmp_path / "second", [*good[10:], ("same", "same")])
+    valid = write_corpus(tmp_path / "odd", odd)
+    filters = {
+        "identical": True,
+        "duplicates": True,
+        "control": True,
+        "src_script": ["Latin"],
+        "max_ratio": 9.0,
+    }
+    path = tiny_config(
+        **{"data.train": [first, second], "data.valid": valid, "data.max_length": 99}
+    )
+    config = load_config(path, [f"filter={filters}".replace("True", "true")])
+    log.logger.propagate = True
+    with caplog.at_level(logging.INFO):
+        found = prepared(config, tmp_path)
+    assert len(found.store) == len(good)
+    assert [part.stop - part.start for part in found.store.parts] == [20, len(good) - 20]
+    assert found.store.counts == {
+        "pairs dropped: the same text on both sides": 1,
+        "pairs dropped: seen before": 5 + 10 + 1,
+        "pairs dropped: control or invalid characters": 1,
+        "pairs dropped: src_script is not Latin": 1,
+        "pairs dropped: one side over 9.0 times as long": 1,
+    }
+    assert "seen before: 16" in caplog.text
+    assert found.valid.sources == [src for src, _ in odd]
+    vocabulary = found.tokenizer.vocabulary
+    assert "П" not in vocabulary
+
+
+def test_a_corpus_alone_is_tokenized_again(tiny_config: TinyConfig, tmp_path: Path) -> None:
+    """Another corpus in the list does not touch what is known of those before."""
+    corpora = [write_corpus(tmp_path / name, made_up_pairs(30, 5)) for name in "ab"]
+    corpora[1] = write_corpus(tmp_path / "b", made_up_pairs(31, 6))
+    path = tiny_config(**{"data.train": corpora[:1]})
+    alone = prepared(load_config(path), tmp_path)
+    (tmp_path / "tokenizer.model").write_bytes(alone.tokenizer.proto)
+    before = set(cache_directory().iterdir())
+    both = prepared(load_config(tiny_config(**{"data.train": corpora})), tmp_path)
+    assert [len(both.store), *(part.stop for part in both.store.parts)] == [61, 30, 61]
+    stores = [path for path in set(cache_directory().iterdir()) - before if path.is_dir()]
+    assert len(stores) == 1
+    assert both.store.pair(0)[0].tolist() == alone.store.pair(0)[0].tolist()
+
+
+def test_weights_and_temperature(tiny_config: TinyConfig) -> None:
+    corpus = {"generated": "phrasebook", "split": "train", "pairs": 10}
+    corpora = [corpus, {**corpus, "weight": 2.5}, corpus]
+    path = tiny_config(**{"data.train": corpora})
+    assert weights_of(load_config(path), [100, 10, 1]) == [1, 2.5, 1]
+    warm = load_config(path, ["data.temperature=2"])
+    assert weights_of(warm, [100, 25, 1]) == pytest.approx([1, 5, 10])
+    shares = [n * w for n, w in zip([100, 25, 1], weights_of(warm, [100, 25, 1]), strict=True)]
+    assert shares == pytest.approx([100, 2.5 * 50, 10])  # as roots of the sizes
+
+
+def test_weights_are_for_training(tiny_config: TinyConfig) -> None:
+    valid = {"generated": "phrasebook", "split": "valid", "pairs": 10, "weight": 2}
+    with pytest.raises(RefusedError, match=r"data\.valid\.weight: is for training"):
+        load_config(tiny_config(**{"data.valid": valid}))

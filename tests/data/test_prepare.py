@@ -1,0 +1,390 @@
+"""What is prepared once is used again; what is broken, changing or too long is said."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import TinyConfig, run_here, write_corpus
+
+from mtrain.config.loading import load_config
+from mtrain.config.schema import Config, TextCorpus
+from mtrain.corpus import readers
+from mtrain.corpus.readers import Pair
+from mtrain.data import cache, store
+from mtrain.data import prepare as preparation
+from mtrain.data.cache import cache_directory
+from mtrain.data.prepare import Prepared, prepare
+from mtrain.runs import manifest
+from mtrain.runtime import lock, log
+from mtrain.runtime.errors import UserError
+from mtrain.runtime.stop import Stop
+
+
+@pytest.fixture
+def config(tiny_config: TinyConfig) -> Config:
+    return load_config(tiny_config())
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    log.logger.propagate = True
+    caplog.set_level(logging.INFO, "mtrain")
+    return caplog
+
+
+def prepared(config: Config, directory: Path) -> Prepared:
+    return prepare(config, directory / "no vocabulary of its own", Stop())
+
+
+def ids_of(found: Prepared) -> list[bytes]:
+    return [shard.ids.tobytes() for shard in found.store.shards]
+
+
+def cached_files() -> list[Path]:
+    return sorted(file for file in cache_directory().glob("*/*") if file.name != "manifest.json")
+
+
+def test_vocabulary_and_text_are_prepared_once(
+    config: Config, tmp_path: Path, said: pytest.LogCaptureFixture
+) -> None:
+    first = prepared(config, tmp_path)
+    assert "training a bpe vocabulary" in said.text
+    said.clear()
+    again = prepared(config, tmp_path)
+    assert "training a bpe vocabulary" not in said.text
+    assert again.tokenizer.proto == first.tokenizer.proto
+    assert ids_of(again) == ids_of(first)
+    other = config.model_copy(
+        update={"tokenizer": config.tokenizer.model_copy(update={"vocab_size": 310})}
+    )
+    assert prepared(other, tmp_path).tokenizer.vocab_size == 310
+
+
+@pytest.fixture
+def scans(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+    """The corpora that are read whole from here on, each time that they are."""
+    read: list[Any] = []
+
+    def scan(corpus: Any, reading: Any) -> Any:
+        read.append(corpus)
+        return readers.scan(corpus, reading)
+
+    monkeypatch.setattr(preparation, "scan", scan)
+    return read
+
+
+def test_files_that_did_not_change_are_not_read_to_know_them(
+    config: Config, tmp_path: Path, scans: list[Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "YOUNG", -(10**9))  # those of this test are
+    first = prepared(config, tmp_path)
+    corpora_read = len(scans)
+    assert corpora_read == len({repr(corpus) for corpus in scans})
+    hashed: list[Path] = []
+    true_hash = manifest.hash_file
+
+    def hash_file(path: Path) -> str:
+        hashed.append(path)
+        return true_hash(path)
+
+    monkeypatch.setattr(manifest, "hash_file", hash_file)
+    again = prepared(config, tmp_path)
+    assert again.fingerprints == first.fingerprints
+    assert [path.name for path in hashed] == ["tokenizer.model"]
+    assert len(scans) == corpora_read
+    monkeypatch.undo()
+    for damage in (lambda data: b"no JSON", lambda data: data.replace(b"1", b"2")):
+        for file in cache_directory().glob("known/*/*"):
+            file.write_bytes(damage(file.read_bytes()))
+        assert prepared(config, tmp_path).fingerprints == first.fingerprints
+
+
+def test_shards_of_a_text_that_changed_are_not_gone_on_with(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sides are swapped while shards are written, and back before the next try."""
+    for name, value in (("CHUNK", 10), ("SHARD_CHUNKS", 2), ("INLINE_CHUNKS", 1)):
+        monkeypatch.setattr(store, name, value)
+    first = prepared(config, tmp_path)
+    for path in cache_directory().glob("*/store.json"):
+        shutil.rmtree(path.parent)
+    (corpus,) = config.data.train
+    assert isinstance(corpus, TextCorpus)
+    root = Path(config.data.root or "")
+    sides = [root / corpus.src, root / corpus.tgt]
+    texts = [side.read_bytes() for side in sides]
+    build = preparation.build_store
+
+    def while_it_changes(*arguments: Any, **options: Any) -> Any:
+        for side, text in zip(sides, reversed(texts), strict=True):
+            side.write_bytes(text)
+        return build(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(preparation, "build_store", while_it_changes)
+        with pytest.raises(UserError, match="changed while it was read"):
+            prepared(config, tmp_path)
+    for side, text in zip(sides, texts, strict=True):
+        side.write_bytes(text)
+    assert ids_of(prepared(config, tmp_path)) == ids_of(first)
+
+
+@pytest.mark.parametrize("how", ["in place", "by another file"])
+def test_files_that_change_are_read_again(
+    config: Config, tmp_path: Path, scans: list[Config], how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same size, and with the old time of change."""
+    monkeypatch.setattr(cache, "YOUNG", -(10**9))
+    before = prepared(config, tmp_path).fingerprints["valid"]
+    assert isinstance(config.data.valid, TextCorpus)
+    file = Path(config.data.root or "") / config.data.valid.src
+    stat, data = file.stat(), file.read_bytes()
+    if how == "by another file":
+        file.rename(tmp_path / "old")
+    file.write_bytes(data[::-1].strip(b"\n") + b"\n")
+    assert file.stat().st_size == stat.st_size
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert prepared(config, tmp_path).fingerprints["valid"] != before
+
+
+def test_files_that_have_just_changed_are_read_again(
+    config: Config, tmp_path: Path, scans: list[Config]
+) -> None:
+    prepared(config, tmp_path)
+    before = len(scans)
+    prepared(config, tmp_path)
+    assert len(scans) > before
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_what_is_damaged_in_the_cache_is_made_again(
+    config: Config, tmp_path: Path, number: int
+) -> None:
+    first = prepared(config, tmp_path)
+    files = cached_files()
+    assert len(files) == 5
+    before = first.tokenizer.proto, ids_of(first)
+    data = bytearray(files[number].read_bytes())
+    data[len(data) // 2] ^= 4
+    files[number].unlink()  # the mapping of the first store keeps its bytes
+    files[number].write_bytes(data)
+    again = prepared(config, tmp_path)
+    assert (again.tokenizer.proto, ids_of(again)) == before
+    assert files[number].read_bytes() != bytes(data)
+
+
+def test_a_whole_cache_need_not_be_writable(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    prepared(config, tmp_path)
+    monkeypatch.setattr(lock, "exclusive", read_only)
+    prepared(config, tmp_path)
+    monkeypatch.setenv("MTRAIN_CACHE", str(tmp_path / "another"))
+    with pytest.raises(UserError, match="Read-only file system; MTRAIN_CACHE"):
+        prepared(config, tmp_path)
+
+
+@pytest.mark.parametrize(("maker", "kept"), [("train_tokenizer", 0), ("build_store", 1)])
+def test_what_is_made_of_a_corpus_that_changes_is_not_kept(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, maker: str, kept: int
+) -> None:
+    """It would be taken for what the old text gives."""
+    make, read, making = getattr(preparation, maker), preparation._read_train, []
+    (corpus,) = config.data.train
+    assert isinstance(corpus, TextCorpus)
+    src = Path(corpus.src)
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        making.append(maker)
+        return make(*arguments, **options)
+
+    def changing(*arguments: Any) -> Iterator[Pair]:
+        yield from read(*arguments)
+        if making:
+            src.write_text(src.read_text().swapcase())
+
+    monkeypatch.setattr(preparation, maker, noted)
+    monkeypatch.setattr(preparation, "_read_train", changing)
+    with pytest.raises(UserError, match="changed while it was read"):
+        prepared(config, tmp_path)
+    assert len(list(cache_directory().glob("*/manifest.json"))) == kept
+
+
+def test_a_pipe_is_no_corpus(tiny_config: TinyConfig, tmp_path: Path) -> None:
+    """It would give its text once, and then nothing."""
+    os.mkfifo(tmp_path / "pipe")
+    corpus = {"src": str(tmp_path / "pipe"), "tgt": str(tmp_path / "pipe")}
+    config = load_config(tiny_config(**{"data.train": [corpus]}))
+    with pytest.raises(UserError, match="pipe: not a regular file"):
+        prepared(config, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "limit"),
+    [
+        ({"decode.max_source_length": 12}, 12),
+        ({"model.positions": "learned", "data.max_length": 13}, 13),
+    ],
+)
+def test_validation_lines_that_will_be_cut_are_told(
+    tiny_config: TinyConfig,
+    tmp_path: Path,
+    said: pytest.LogCaptureFixture,
+    settings: dict[str, object],
+    limit: int,
+) -> None:
+    valid = write_corpus(tmp_path / "long", [("bavo", "b"), ("bavo celu " * 20, "c"), ("a", "b")])
+    prepared(load_config(tiny_config(**{"data.valid": valid, **settings})), tmp_path)
+    assert f"data.valid: lines longer than {limit} tokens, cut there: 1 (line 2)" in said.text
+
+
+def test_a_store_that_cannot_be_kept_leaves_nothing_behind(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("numpy.lib.format.write_array_header_1_0", full)
+    with pytest.raises(UserError, match="cannot keep the prepared text: No space left"):
+        prepared(config, tmp_path)
+    assert not list(cache_directory().glob("**/*.ids"))
+
+
+@pytest.fixture
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("CHUNK", 10), ("SHARD_CHUNKS", 2), ("INLINE_CHUNKS", 1)):
+        monkeypatch.setattr(store, name, value)
+
+
+@pytest.mark.usefixtures("small_shards")
+@pytest.mark.parametrize("command", [["check"], ["data", "build"]])
+def test_processes_load_no_module_of_the_working_directory(
+    tiny_config: TinyConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    config = tiny_config(**{"data.workers": 2})
+    folder = tmp_path / "received"
+    folder.mkdir()
+    (folder / "struct.py").write_text("open('ran', 'w')\nfrom _struct import *\n")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PYTHONSAFEPATH", "")  # set by the command, and not left to other tests
+    assert run_here(monkeypatch, *command, "-c", config) == 0
+    assert not (folder / "ran").exists()
+
+
+def test_findings_are_not_written_where_a_link_leads(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "YOUNG", -(10**12))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (cache_directory() / "known").symlink_to(elsewhere)
+    prepared(config, tmp_path)
+    assert list(elsewhere.iterdir()) == []
+
+
+def stores() -> list[Path]:
+    return [file.parent for file in cache_directory().glob("*/store.json")]
+
+
+def test_a_link_to_a_store_is_not_followed(config: Config, tmp_path: Path) -> None:
+    first = ids_of(prepared(config, tmp_path))
+    (path,) = stores()
+    shutil.move(path, tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    before = sorted(file.read_bytes() for file in (tmp_path / "elsewhere").iterdir())
+    assert ids_of(prepared(config, tmp_path)) == first
+    assert not path.is_symlink()
+    assert sorted(file.read_bytes() for file in (tmp_path / "elsewhere").iterdir()) == before
+
+
+def begun_store(config: Config, directory: Path) -> Path:
+    """Leave what a stopped build leaves, of all shards but the last; returns its path."""
+    prepared(config, directory)
+    (path,) = stores()
+    aside = path.with_name(f".{path.name}.partial")
+    path.rename(aside)
+    for name in ("store.json", "manifest.json", sorted(aside.glob("0*.json"))[-1].name):
+        (aside / name).unlink()
+    return aside
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_what_is_no_file_in_a_begun_store_is_removed(config: Config, tmp_path: Path) -> None:
+    first = ids_of(prepared(config, tmp_path))
+    aside = begun_store(config, tmp_path)
+    last = sorted(aside.glob("*.ids"))[-1]
+    for path in (last, aside / "store.json"):
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)  # opening it would wait for ever
+    (aside / "a").mkdir()
+    assert ids_of(prepared(config, tmp_path)) == first
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_a_begun_store_of_more_pairs_than_the_text_is_removed(
+    config: Config, tmp_path: Path
+) -> None:
+    first = ids_of(prepared(config, tmp_path))
+    note = begun_store(config, tmp_path) / "00000.json"
+    note.write_text(json.dumps({**json.loads(note.read_text()), "read": 10**15}))
+    with pytest.raises(UserError, match="is damaged, and was removed; run the same command"):
+        prepared(config, tmp_path)
+    assert ids_of(prepared(config, tmp_path)) == first
+
+
+def fewer_ids(path: Path) -> None:
+    file = path / "00000.ids"
+    file.write_bytes(file.read_bytes()[:-2])
+
+
+def other_offsets(path: Path) -> None:
+    offsets = np.load(path / "00000.npy")
+    np.save(path / "00000.npy", offsets + 1)
+
+
+def offsets_of_another_kind(path: Path) -> None:
+    offsets = np.load(path / "00000.npy")
+    np.save(path / "00000.npy", offsets.astype(np.float64))
+
+
+def no_offsets(path: Path) -> None:
+    (path / "00000.npy").write_bytes(b"no array")
+
+
+@pytest.mark.parametrize("change", [fewer_ids, other_offsets, offsets_of_another_kind, no_offsets])
+def test_a_sealed_store_of_another_form_is_made_again(
+    config: Config, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    first = ids_of(prepared(config, tmp_path))
+    (path,) = stores()
+    change(path)
+    manifest.seal(path)
+    assert ids_of(prepared(config, tmp_path)) == first
+
+
+@pytest.mark.parametrize("change", [no_offsets, lambda path: (path / "00000.npy").unlink()])
+def test_sealed_repeats_of_another_form_are_found_again(
+    tiny_config: TinyConfig, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    config = load_config(tiny_config())
+    config = config.model_copy(
+        update={"filter": config.filter.model_copy(update={"duplicates": True})}
+    )
+    first = ids_of(prepared(config, tmp_path))
+    (path,) = {file.parent for file in cache_directory().glob("*/*.npy")} - set(stores())
+    change(path)
+    manifest.seal(path)
+    for item in [*stores(), *(file.parent for file in cache_directory().glob("*/*.model"))]:
+        shutil.rmtree(item)
+    assert ids_of(prepared(config, tmp_path)) == first

@@ -1,0 +1,299 @@
+"""Models in CTranslate2's form: the real library scores and translates with them as mtrain does."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import ctranslate2
+import pytest
+import torch
+from conftest import (
+    TinyConfig,
+    check_agreement,
+    check_agreement_lines,
+    made_up_pairs,
+    random_model,
+    run_mtrain,
+)
+
+from mtrain.config.loading import load_config
+from mtrain.config.schema import Config, HubCorpus, TextCorpus
+from mtrain.corpus import tables
+from mtrain.data.tokenizer import Tokenizer
+from mtrain.export import ctranslate2_format, handover
+from mtrain.export.proof import Agreement, Difference, Engine, Search, compare
+from mtrain.model.transformer import Shape
+from mtrain.runs import manifest
+from mtrain.runtime.errors import RefusedError, UserError
+from mtrain.translation.translator import Translator
+
+PAIRS = made_up_pairs(40, 21)
+SOURCES = [src for src, _ in PAIRS]
+
+
+@pytest.fixture
+def config(tiny_config: TinyConfig) -> Config:
+    return load_config(tiny_config())
+
+
+def write(translator: Translator, directory: Path, sample: Path | None = None) -> None:
+    handover.export(translator, "ctranslate2", directory, "float32", sample, lambda line: None)
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+@pytest.mark.parametrize("tie", ["all", "output", "none"])
+def test_the_library_scores_random_weights_as_the_model_does(
+    tokenizer: Tokenizer, config: Config, tmp_path: Path, norm: str, positions: str, tie: str
+) -> None:
+    shape = {"norm": norm, "positions": positions, "tie_embeddings": tie}
+    model = random_model(vocab_size=tokenizer.vocab_size, num_decoder_layers=3, **shape)
+    translator = Translator(model, tokenizer, config.decode, config)
+    ctranslate2_format.write(tmp_path, translator, "float32")
+
+    sources, targets = ([side[i] for side in PAIRS] for i in (0, 1))
+    expected, _ = translator.score(sources, targets)
+    pieces = tokenizer.all_pieces
+    source_ids, target_ids = (tokenizer.encode(texts) for texts in (sources, targets))
+    served = ctranslate2.Translator(str(tmp_path), device="cpu")
+    scored = served.score_batch(
+        [[pieces[i] for i in (*row, tokenizer.eos_id)] for row in source_ids],
+        [[pieces[i] for i in row] for row in target_ids],
+    )
+    found = [sum(result.log_probs) for result in scored]
+
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-4, atol=1e-3)
+
+
+def test_both_engines_find_the_same_translations(translator: Translator, tmp_path: Path) -> None:
+    ctranslate2_format.write(tmp_path, translator, "float32")
+    engine = ctranslate2_format.load(tmp_path, translator.tokenizer)
+
+    for beam_size in (1, 4):
+        found = compare(translator, engine, SOURCES, beam_size)
+        check_agreement(found)
+        tokens = sum(len(ids) + 1 for ids in translated(translator, beam_size))
+        assert abs(found.tokens - tokens) <= 10 * len(found.differences)
+
+
+def translated(translator: Translator, beam_size: int) -> list[list[int]]:
+    decode = translator.decode.model_copy(update={"beam_size": beam_size, "length_norm": "power"})
+    texts = replace(translator, decode=decode).best(SOURCES)
+    return translator.tokenizer.encode(texts)
+
+
+def test_pieces_that_a_tokenizer_lacks_get_names_of_their_own() -> None:
+    import sentencepiece
+
+    out = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(SOURCES),
+        model_writer=out,
+        vocab_size=60,
+        hard_vocab_limit=False,
+        bos_id=-1,
+        pad_id=-1,
+        user_defined_symbols=["<pad>"],
+        minloglevel=2,
+    )
+    tokenizer = Tokenizer(out.getvalue())
+    pieces = tokenizer.all_pieces
+
+    assert len(pieces) == len(set(pieces)) == tokenizer.vocab_size
+    assert pieces[tokenizer.bos_id] == "<s>"
+    assert pieces[tokenizer.pad_id] == "<<pad>>"
+
+
+def test_rounding_leaves_the_model_itself_as_it_is(translator: Translator, tmp_path: Path) -> None:
+    before = {name: weight.clone() for name, weight in translator.model.named_parameters()}
+    shown: list[str] = []
+
+    handover.export(translator, "ctranslate2", tmp_path / "served", "int8", None, shown.append)
+
+    after = dict(translator.model.named_parameters())
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert [line.split(":")[0] for line in shown if not line.startswith(" ")] == [
+        "float32, greedy",
+        "float32, beam 4",
+        "int8, greedy",
+        "int8, beam 4",
+    ]
+    manifest.verify(tmp_path / "served", "model.bin", "config.json", "tokenizer.model")
+    served = ctranslate2.Translator(str(tmp_path / "served"), device="cpu")
+    assert served.compute_type.startswith("int8")
+
+
+def test_a_model_that_translates_otherwise_is_not_handed_over(
+    translator: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def backwards(engine: Engine) -> Search:
+        return lambda *args: [row[::-1] for row in engine.search(*args)]
+
+    with_search(monkeypatch, backwards)
+    shown: list[str] = []
+
+    with pytest.raises(UserError, match="CTranslate2 translates otherwise: greedy"):
+        handover.export(
+            translator, "ctranslate2", tmp_path / "served", "float32", None, shown.append
+        )
+
+    assert list(tmp_path.iterdir()) == []
+    assert any(line.startswith("  line 1  mtrain") for line in shown)
+
+
+def with_search(monkeypatch: pytest.MonkeyPatch, other: Callable[[Engine], Search]) -> None:
+    """Give the engine another search."""
+    load = ctranslate2_format.load
+
+    def loaded(directory: Path, tokenizer: Tokenizer) -> Engine:
+        engine = load(directory, tokenizer)
+        return replace(engine, search=other(engine))
+
+    monkeypatch.setattr(ctranslate2_format, "load", loaded)
+
+
+@pytest.mark.parametrize(
+    ("beam_size", "lines", "different", "is_equal"),
+    [
+        (1, 1000, 1, True),
+        (1, 1000, 2, False),
+        (4, 1000, 50, True),
+        (4, 1000, 51, False),
+        (4, 10, 1, True),
+        (4, 10, 2, False),
+        (4, 2, 1, False),
+        (1, 1, 1, False),
+    ],
+)
+def test_how_many_lines_may_differ(
+    beam_size: int, lines: int, different: int, is_equal: bool
+) -> None:
+    line = Difference(1, ("a", "b"), (-1.0, -1.5))
+    found = Agreement(beam_size, lines, 100, [line] * different, [], [])
+
+    assert found.is_equal is is_equal
+    assert found.lost == pytest.approx(0.005 * different)
+
+
+# --- The command -----------------------------------------------------------------------------
+
+
+def test_the_command_writes_a_model_that_the_library_translates_with(
+    trained_run: Path, tmp_path: Path
+) -> None:
+    sample = tmp_path / "sample"
+    sample.write_text("".join(line + "\n" for line in ["", *SOURCES]))
+    served = tmp_path / "new" / "served"
+
+    done = run_mtrain("export", "-m", trained_run, "-o", served, "--sample", sample)
+
+    assert done.returncode == 0, done.stderr
+    check_agreement_lines(done.stdout)
+    tokenizer = Tokenizer.load(served / "tokenizer.model")
+    pieces = tokenizer.pieces.encode(SOURCES, out_type=str)
+    results = ctranslate2.Translator(str(served), device="cpu").translate_batch(
+        [[*row, "</s>"] for row in pieces]
+    )
+    expected = [tgt for _, tgt in PAIRS]
+    found = [tokenizer.pieces.decode(result.hypotheses[0]) for result in results]
+    assert sum(a == b for a, b in zip(found, expected, strict=True)) >= 36
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--to", "onnx"], "error: --to onnx: expected ctranslate2 or hf-marian"),
+        (["--quantization", "int3"], "error: --quantization int3: expected one of float32, "),
+        (["-o", "."], "error: .: exists already; remove it, or name another"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    trained_run: Path, tmp_path: Path, options: list[str], message: str
+) -> None:
+    command = ["export", "-m", trained_run, "-o", tmp_path / "served", *options]
+    done = run_mtrain(*command, cwd=tmp_path)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(message)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_lines_that_differ_are_named_by_their_numbers_in_the_sample(
+    translator: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_search(monkeypatch, lambda engine: lambda rows, *rest: [[] for _ in rows])
+    sample = tmp_path / "sample"
+    sample.write_text("\n \nbavo\n\ncelu\n")
+    shown: list[str] = []
+
+    with pytest.raises(UserError, match="CTranslate2 translates otherwise"):
+        handover.export(
+            translator, "ctranslate2", tmp_path / "served", "float32", sample, shown.append
+        )
+
+    assert [line.split()[1:3] for line in shown[1:]] == [
+        ["3", "mtrain"],
+        ["3", "CTranslate2"],
+        ["5", "mtrain"],
+        ["5", "CTranslate2"],
+    ]
+
+
+def test_a_place_that_cannot_be_written_is_named(translator: Translator, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(UserError, match=r"file/served: cannot write: "):
+        write(translator, tmp_path / "file" / "served")
+
+
+def test_a_limit_of_one_token_leaves_empty_translations_on_both_sides(
+    translator: Translator, tmp_path: Path
+) -> None:
+    decode = translator.decode.model_copy(update={"max_len_a": 0.0, "max_len_b": 0})
+    write(replace(translator, decode=decode), tmp_path / "served")
+    assert (tmp_path / "served" / "model.bin").exists()
+
+
+def test_without_the_library_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ctranslate2.specs", None)
+
+    with pytest.raises(RefusedError, match=r"pip install 'mtrain\[ctranslate2\]'"):
+        ctranslate2_format.check(Shape(100, 0), "int8")
+
+
+@pytest.mark.parametrize("text", ["", "\n \n"])
+def test_a_sample_without_text_is_an_error(
+    translator: Translator, tmp_path: Path, text: str
+) -> None:
+    sample = tmp_path / "sample"
+    sample.write_text(text)
+
+    with pytest.raises(UserError, match="sample: holds no lines to translate"):
+        write(translator, tmp_path / "served", sample)
+
+
+def test_no_dataset_is_asked_for_a_sample(
+    translator: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "_load_dataset", None)
+    hub = HubCorpus(dataset="some/pairs", split="valid", src="en", tgt="de")
+    data = translator.config.data.model_copy(update={"valid": hub})
+    elsewhere = replace(translator, config=translator.config.model_copy(update={"data": data}))
+
+    with pytest.raises(UserError, match=r"some/pairs valid: .* name lines with --sample"):
+        write(elsewhere, tmp_path / "served")
+
+
+def test_where_the_validation_set_is_gone_a_sample_can_be_named(
+    translator: Translator, tmp_path: Path
+) -> None:
+    gone = TextCorpus(src=str(tmp_path / "gone.src"), tgt=str(tmp_path / "gone.tgt"))
+    data = translator.config.data.model_copy(update={"valid": gone})
+    elsewhere = replace(translator, config=translator.config.model_copy(update={"data": data}))
+
+    with pytest.raises(UserError, match=r"gone\.src: .*; or name other lines with --sample"):
+        write(elsewhere, tmp_path / "served")

@@ -1,0 +1,508 @@
+"""Models in Hugging Face's form: the real library cuts, searches and joins with them as mtrain
+does.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import sentencepiece
+import torch
+import transformers
+from conftest import (
+    TinyConfig,
+    check_agreement,
+    check_agreement_lines,
+    made_up_pairs,
+    random_model,
+    run_mtrain,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import SafetensorError
+from transformers import MarianMTModel, MarianTokenizer
+
+from mtrain.config.loading import load_config
+from mtrain.config.schema import Config
+from mtrain.data.batches import SpecialIds, collate
+from mtrain.data.tokenizer import Tokenizer, train_tokenizer
+from mtrain.export import handover, marian_format
+from mtrain.export.proof import Engine, compare
+from mtrain.model.transformer import Shape
+from mtrain.runs import manifest
+from mtrain.runtime.errors import RefusedError, UserError
+from mtrain.translation.translator import Translator
+
+pytestmark = pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
+
+PAIRS = made_up_pairs(40, 21)
+SOURCES = [src for src, _ in PAIRS]
+CHINESE = [
+    "今天下午,老师在图书馆门口等我们。",
+    "“你好!”她笑着说:「明天见?」",
+    "请把第３章的标题改成ＡＢＣ，谢谢。",
+    "湖边的小路很安静，只有几只鸟在叫。",
+]
+# What a tokenizer may trip over. Texts that begin like `>>de<<` are apart: see below.
+ODD = [
+    "two  and   three spaces",
+    " one before, one behind ",
+    "</s> in a text is text",
+    "a<pad>b <unk> <s>c",
+    "<0xE4> <0x0A>",
+    "x >>de<< y",
+    ">>> a quoted line",
+    "don 't , you 're . “so” ‘it’ — … «goes» 1 000 %",
+    "ﬁ ① Å ﷺ ａｂｃ，。！？",
+    "𠮷 🎉 👩‍👩‍👧 \ufffd \u200b",
+    "tab\tno-break\u00a0wide\u3000form\x0cfeed\u2028line\u0085next\x00null",
+    "▁lower ▁▁ lines",
+    "",
+]
+TEXTS = [*SOURCES, *CHINESE, *ODD]
+
+
+@pytest.fixture
+def config(tiny_config: TinyConfig) -> Config:
+    return load_config(tiny_config())
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> None:
+        raise AssertionError("the network")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+# --- The model -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tie", ["all", "output", "none"])
+@pytest.mark.parametrize("heads", [1, 4])
+def test_the_library_scores_random_weights_as_the_model_does(
+    tokenizer: Tokenizer, config: Config, tmp_path: Path, tie: str, heads: int
+) -> None:
+    shape = {"tie_embeddings": tie, "num_heads": heads, "num_decoder_layers": 3}
+    model = random_model(vocab_size=tokenizer.vocab_size, **shape)
+    translator = Translator(model, tokenizer, config.decode, config)
+    marian_format.write(tmp_path, translator, "float32")
+    marian = MarianMTModel.from_pretrained(tmp_path)
+
+    ids = [translator.encode_sources([side[i] for side in PAIRS])[0] for i in (0, 1)]
+    batch = collate(list(zip(*ids, strict=True)), SpecialIds.of(tokenizer))
+    with torch.no_grad():
+        expected = model(batch.src, batch.tgt_in)
+        found = marian(
+            batch.src, (batch.src != tokenizer.pad_id).long(), decoder_input_ids=batch.tgt_in
+        ).logits
+    real = batch.tgt_in != tokenizer.pad_id
+
+    assert expected[real].std() > 0.5
+    torch.testing.assert_close(found[real], expected[real], rtol=1e-4, atol=1e-4)
+    assert not marian.training
+    assert not marian.final_logits_bias.any()
+
+
+@pytest.mark.parametrize(("seed", "ending"), [(0, 2.5), (1, 1.0), (2, 3.0)])
+def test_a_random_model_generates_the_ids_that_mtrain_finds(
+    tokenizer: Tokenizer, config: Config, tmp_path: Path, seed: int, ending: float
+) -> None:
+    """Also where the limit is reached."""
+    model = random_model(seed, vocab_size=tokenizer.vocab_size, tie_embeddings="none")
+    bias = model.decoder_layers[-1].feed_norm.bias
+    with torch.no_grad():  # surer of its words, and with an eos that is likely enough to come
+        model.output.weight.mul_(3)
+        model.output.weight[tokenizer.eos_id] += ending * bias / bias.square().sum()
+    translator = Translator(model, tokenizer, config.decode, config)
+    marian_format.write(tmp_path, translator, "float32")
+    engine = marian_format.load(tmp_path, tokenizer)
+
+    rows = translator.encode_sources(SOURCES)[0]
+    ids, limits = [row.tolist() for row in rows], [translator.limit(len(row)) for row in rows]
+    for beam_size in (1, 4):
+        changes = {"beam_size": beam_size, "length_norm": "power"}
+        ours = replace(translator, decode=translator.decode.model_copy(update=changes))
+        expected = [found[0].score for found in ours.translate(SOURCES)[0]]
+        found = engine.search(ids, limits, beam_size, ours.decode.length_penalty)
+        assert len({tuple(row) for row in found}) > 20
+        assert len({len(row) - limit for row, limit in zip(found, limits, strict=True)}) > 3
+        scores = -ours.pair_nll(rows, [np.array(row, np.int64) for row in found])
+        torch.testing.assert_close(scores, torch.tensor(expected).double(), rtol=1e-4, atol=1e-3)
+        assert compare(translator, engine, SOURCES, beam_size).differences == []
+
+
+def test_both_engines_find_the_same_translations(translator: Translator, tmp_path: Path) -> None:
+    marian_format.write(tmp_path, translator, "float32")
+    engine = marian_format.load(tmp_path, translator.tokenizer)
+
+    for beam_size in (1, 4):
+        found = compare(translator, engine, SOURCES, beam_size)
+        check_agreement(found)
+
+
+@pytest.mark.parametrize("tie", ["output", "none"])
+def test_separate_embeddings_stay_apart_when_the_library_saves_them_again(
+    tokenizer: Tokenizer, config: Config, tmp_path: Path, tie: str
+) -> None:
+    model = random_model(vocab_size=tokenizer.vocab_size, tie_embeddings=tie)
+    marian_format.write(tmp_path, Translator(model, tokenizer, config.decode, config), "float32")
+    MarianMTModel.from_pretrained(tmp_path).save_pretrained(tmp_path / "again")
+    marian = MarianMTModel.from_pretrained(tmp_path / "again")
+
+    source = marian.model.encoder.embed_tokens.weight
+    target = marian.model.decoder.embed_tokens.weight
+    assert not torch.equal(source, target)
+    assert torch.equal(target, marian.lm_head.weight) is (tie == "output")
+    order = [*range(0, 16, 2), *range(1, 16, 2)]
+    assert torch.equal(source, model.src_embedding.weight[:, order])
+
+
+def test_what_the_files_say(translator: Translator, tmp_path: Path) -> None:
+    marian_format.write(tmp_path, translator, "float32")
+
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names >= {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "source.spm",
+        "target.spm",
+        "tokenizer_config.json",
+        "vocab.json",
+    }
+    config = json.loads((tmp_path / "config.json").read_text())
+    expected = {
+        "architectures": ["MarianMTModel"],
+        "model_type": "marian",
+        "activation_function": "relu",
+        "scale_embedding": True,
+        "max_position_embeddings": 1034,  # 1,023 tokens, 10 more, eos
+        "dropout": 0.0,
+        "vocab_size": 350,
+    }
+    assert {key: config[key] for key in expected} == expected
+    search = json.loads((tmp_path / "generation_config.json").read_text())
+    search.pop("transformers_version")
+    assert search == {
+        "pad_token_id": 0,
+        "bos_token_id": 2,
+        "eos_token_id": 3,
+        "forced_eos_token_id": 3,
+        "decoder_start_token_id": 2,
+        "bad_words_ids": [[0], [2]],
+        "max_new_tokens": 1034,
+        "num_beams": 2,
+        "length_penalty": 0.6,
+        "early_stopping": True,
+    }
+    vocabulary = json.loads((tmp_path / "vocab.json").read_text(encoding="utf-8"))
+    assert list(vocabulary) == translator.tokenizer.all_pieces
+    assert list(vocabulary.values()) == list(range(350))
+
+
+def test_greedy_search_can_be_what_a_config_asks_for(
+    translator: Translator, tmp_path: Path
+) -> None:
+    decode = translator.decode.model_copy(update={"beam_size": 1})
+    marian_format.write(tmp_path, replace(translator, decode=decode), "float32")
+
+    marian = MarianMTModel.from_pretrained(tmp_path)
+    assert marian.generation_config.num_beams == 1
+    marian.save_pretrained(tmp_path / "again")  # which refuses settings that have no effect
+
+
+def test_limits_of_one_and_of_many_are_kept(translator: Translator, tmp_path: Path) -> None:
+    marian_format.write(tmp_path, translator, "float32")
+    engine = marian_format.load(tmp_path, translator.tokenizer)
+    rows = translator.tokenizer.encode(SOURCES[:4])
+
+    for beam_size in (1, 4):
+        found = engine.search(rows, [1, 2, 3, 60], beam_size, 1.0)
+        assert [len(ids) for ids in found[:3]] == [0, 1, 2]
+        assert len(found[3]) > 2
+
+
+# --- Text ------------------------------------------------------------------------------------
+
+
+def foreign(texts: list[str], **options: Any) -> Tokenizer:
+    """Train a vocabulary as SentencePiece does by itself."""
+    out = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts),
+        model_writer=out,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **options,
+    )
+    return Tokenizer(out.getvalue())
+
+
+MIXED = [*(text for pair in made_up_pairs(200, 22) for text in pair), *(3 * CHINESE)]
+VOCABULARIES: dict[str, Callable[[], Tokenizer]] = {
+    "bpe": lambda: Tokenizer(train_tokenizer(lambda: MIXED, vocab_size=380)),
+    "unigram with symbols": lambda: Tokenizer(
+        train_tokenizer(
+            lambda: MIXED, vocab_size=360, model_type="unigram", user_symbols=("<x>", "@@", "湖边")
+        )
+    ),
+    "nmt_nfkc": lambda: Tokenizer(
+        train_tokenizer(lambda: MIXED, vocab_size=380, normalization="nmt_nfkc")
+    ),
+    "foreign": lambda: foreign(MIXED, vocab_size=120),
+    "foreign without bos": lambda: foreign(
+        MIXED, vocab_size=120, model_type="bpe", bos_id=-1, user_defined_symbols=["<pad>"]
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=list(VOCABULARIES))
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return a vocabulary of mtrain and what the library reads of it."""
+    directory = tmp_path_factory.mktemp("text")
+    tokenizer = VOCABULARIES[request.param]()
+    return tokenizer, load_marian(directory, tokenizer)
+
+
+def load_marian(directory: Path, tokenizer: Tokenizer) -> Any:
+    from conftest import write_config
+
+    config = load_config(write_config(directory))
+    model = random_model(vocab_size=tokenizer.vocab_size, pad_id=tokenizer.pad_id)
+    translator = Translator(model, tokenizer, config.decode, config)
+    marian_format.write(directory, translator, "float32")
+    return MarianTokenizer.from_pretrained(directory)
+
+
+def agree(tokenizer: Tokenizer, marian: Any, texts: list[str]) -> None:
+    """Check that texts are cut into the same ids, and joined to the same texts but for what the
+    library leaves out.
+    """
+    rows = tokenizer.encode(texts)
+    assert marian(texts)["input_ids"] == [[*row, tokenizer.eos_id] for row in rows]
+    known = [[number for number in row if number != tokenizer.unk_id] for row in rows]
+    generated = [[tokenizer.bos_id, *row, tokenizer.eos_id, tokenizer.pad_id] for row in rows]
+    joined = marian.batch_decode(generated, skip_special_tokens=True)
+    assert joined == [text.strip() for text in tokenizer.decode(known)]
+
+
+def test_text_is_cut_and_joined_alike(engine: tuple[Tokenizer, Any]) -> None:
+    tokenizer, marian = engine
+
+    agree(tokenizer, marian, [*TEXTS, "a<x>b @@c", "他在湖边<x>散步"])
+
+    assert len(marian) == tokenizer.vocab_size
+    ids = tokenizer.unk_id, tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id
+    given = marian.unk_token_id, marian.pad_token_id, marian.bos_token_id, marian.eos_token_id
+    assert given == ids
+
+
+FRAGMENTS = st.one_of(
+    st.text(max_size=6),
+    st.sampled_from(
+        ["</s>", "<unk>", "<pad>", "<s>", "<x>", "@@", ">>", " ", "  ", "，", "▁", *TEXTS]
+    ),
+)
+
+
+@given(st.lists(FRAGMENTS, max_size=6).map("".join))
+def test_any_text_is_cut_and_joined_alike(engine: tuple[Tokenizer, Any], text: str) -> None:
+    if "<<" not in text:
+        agree(*engine, [text])
+
+
+def test_a_text_that_begins_like_a_language_code_is_cut_otherwise(
+    engine: tuple[Tokenizer, Any],
+) -> None:
+    """The library's rule, which no setting changes: README tells of it."""
+    tokenizer, marian = engine
+    text = ">>de<< " + SOURCES[0]
+
+    assert marian(text)["input_ids"][:-1] != tokenizer.encode([text])[0]
+
+
+def test_long_texts_are_cut_off_where_mtrain_does(translator: Translator, tmp_path: Path) -> None:
+    decode = translator.decode.model_copy(update={"max_source_length": 12})
+    short = replace(translator, decode=decode)
+    marian_format.write(tmp_path, short, "float32")
+    marian = MarianTokenizer.from_pretrained(tmp_path)
+    text = " ".join(SOURCES)
+
+    found = marian(text, truncation=True)["input_ids"]
+    assert found == [*short.encode_sources([text])[0][0].tolist(), 3]
+    assert len(found) == 12
+
+
+def test_punctuation_is_left_alone_where_sacremoses_is_installed(
+    translator: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Normalizer:
+        def __init__(self, language: str) -> None:
+            assert language == "aa"
+
+        def normalize(self, text: str) -> str:
+            raise AssertionError("normalized")
+
+    module = ModuleType("sacremoses")
+    monkeypatch.setattr(module, "MosesPunctNormalizer", Normalizer, raising=False)
+    monkeypatch.setitem(sys.modules, "sacremoses", module)
+    marian_format.write(tmp_path, translator, "float32")
+
+    agree(translator.tokenizer, MarianTokenizer.from_pretrained(tmp_path), TEXTS)
+
+
+# --- The command -----------------------------------------------------------------------------
+
+
+def test_the_command_writes_a_model_that_the_library_translates_with(
+    translator: Translator, trained_run: Path, tmp_path: Path
+) -> None:
+    sample = tmp_path / "sample"
+    sample.write_text("".join(line + "\n" for line in ["", *SOURCES]))
+    output = tmp_path / "new" / "marian"
+
+    done = run_mtrain(
+        "export", "-m", trained_run, "--to", "hf-marian", "-o", output, "--sample", sample
+    )
+
+    assert done.returncode == 0, done.stderr
+    check_agreement_lines(done.stdout)
+    assert f"comparing on 40 lines of {sample}" in done.stderr.splitlines()
+    assert done.stderr.splitlines()[-1] == f"written to {output}"
+    manifest.verify(output, "config.json", "model.safetensors", "vocab.json", "source.spm")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(output)
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(output)
+    assert (type(tokenizer), type(model)) == (MarianTokenizer, MarianMTModel)
+    batch = tokenizer(SOURCES, return_tensors="pt", padding=True, truncation=True)
+    generated = model.generate(**batch, num_beams=4)
+    texts = tokenizer.batch_decode(generated, skip_special_tokens=True)
+    changes = {"beam_size": 4, "length_norm": "power"}
+    decode = translator.decode.model_copy(update=changes)
+    ours = replace(translator, decode=decode).best(SOURCES)
+    assert sum(a == b for a, b in zip(texts, ours, strict=True)) >= 38
+    assert sum(a == b for a, (_, b) in zip(texts, PAIRS, strict=True)) >= 36
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ({"norm": "pre"}, "model.norm: pre: Marian has post alone; --to ctranslate2 takes both"),
+        ({"positions": "learned"}, "model.positions: learned: Marian has sinusoidal alone"),
+    ],
+)
+def test_what_marian_cannot_express_is_refused(shape: dict[str, str], message: str) -> None:
+    with pytest.raises(RefusedError, match=message):
+        marian_format.check(Shape(100, 0, **shape), "float32")  # type: ignore[arg-type]
+
+
+def test_a_refusal_leaves_nothing_behind(trained_run: Path, tmp_path: Path) -> None:
+    options = ["--to", "hf-marian", "-o", tmp_path / "new" / "marian", "--quantization", "int8"]
+    done = run_mtrain("export", "-m", trained_run, *options)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: --quantization int8: hf-marian keeps float32")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_the_library_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+
+    with pytest.raises(RefusedError, match=r"pip install 'mtrain\[hf\]'"):
+        marian_format.check(Shape(100, 0), "float32")
+
+
+@pytest.fixture
+def changed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a setter of parts of the engine, each made of the engine as it is."""
+    load = marian_format.load
+
+    def change(**parts: Callable[[Engine], Any]) -> None:
+        def loaded(directory: Path, tokenizer: Tokenizer) -> Engine:
+            engine = load(directory, tokenizer)
+            return replace(engine, **{name: part(engine) for name, part in parts.items()})
+
+        monkeypatch.setattr(marian_format, "load", loaded)
+
+    return change
+
+
+def write(translator: Translator, directory: Path) -> list[str]:
+    shown: list[str] = []
+    try:
+        handover.export(translator, "hf-marian", directory, "float32", None, shown.append)
+    except UserError as error:
+        shown.append(str(error))
+    return shown
+
+
+def test_a_full_disk_is_an_error_of_the_place(
+    translator: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **options: Any) -> None:
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr(MarianMTModel, "save_pretrained", fail)
+
+    shown = write(translator, tmp_path / "marian")
+
+    assert shown == [f"{tmp_path / 'marian'}: cannot write: No space left on device"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_translates_otherwise_is_not_handed_over(
+    translator: Translator, tmp_path: Path, changed: Callable[..., None]
+) -> None:
+    changed(search=lambda engine: lambda *args: [row[::-1] for row in engine.search(*args)])
+
+    shown = write(translator, tmp_path / "marian")
+
+    assert shown[-1].startswith("transformers translates otherwise: greedy")
+    assert shown[1].startswith("  line 1  mtrain        ")
+    assert shown[2].startswith("  line 1  transformers  ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_text_that_is_joined_otherwise_is_not_handed_over(
+    translator: Translator, tmp_path: Path, changed: Callable[..., None]
+) -> None:
+    changed(decode=lambda engine: lambda rows: [text + "!" for text in engine.decode(rows)])
+
+    assert write(translator, tmp_path / "marian")[-1].startswith(
+        "transformers translates otherwise"
+    )
+
+
+def test_what_the_library_leaves_out_of_texts_is_told(
+    translator: Translator, tmp_path: Path, changed: Callable[..., None]
+) -> None:
+    changed(decode=lambda engine: lambda rows: [f" {text}" for text in engine.decode(rows)])
+
+    shown = write(translator, tmp_path / "marian")
+
+    told = "  lines that transformers shows without unknown pieces or white space at the ends: 12"
+    assert shown[1] == f"{told} (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ...)"
+    assert (tmp_path / "marian" / "config.json").exists()
+
+
+def test_lines_that_are_cut_otherwise_are_told(
+    translator: Translator, tmp_path: Path, changed: Callable[..., None]
+) -> None:
+    def encode(engine: Engine) -> Callable[[list[str]], list[list[int]]]:
+        return lambda lines: [[9], *engine.encode(lines)[1:]]
+
+    changed(encode=encode)
+
+    shown = write(translator, tmp_path / "marian")
+
+    assert "  lines that transformers cuts into other pieces: 1 (1)" in shown

@@ -1,0 +1,109 @@
+"""Jobs of several processes, as torchrun would start them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mtrain.cli import app as cli
+from mtrain.training.trainer import Trainer
+
+Hook = Callable[[], None]
+
+
+@dataclass
+class Done:
+    """How the processes of a job ended, in the order of ranks."""
+
+    codes: list[int]
+    told: list[str]
+
+
+def free_port() -> int:
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        return int(place.getsockname()[1])
+
+
+def as_torchrun(rank: int, size: int, port: int) -> dict[str, str]:
+    """What torchrun tells a process."""
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    numbers = {name: str(number) for name, number in {**names, "MASTER_PORT": port}.items()}
+    return {**numbers, "MASTER_ADDR": "127.0.0.1"}
+
+
+def work(environment: dict[str, str], output: Path, body: Hook) -> None:
+    """Be one process of a job."""
+    os.environ.clear()
+    os.environ.update(environment)
+    os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+    torch.set_num_threads(1)
+    body()
+
+
+def command(arguments: list[str], hook: Hook | None) -> None:
+    """Do what `mtrain` does, after `hook`."""
+    sys.argv = ["mtrain", *arguments]
+    if hook is not None:
+        hook()
+    cli.main()
+
+
+def start(directory: Path, bodies: list[Hook]) -> Done:
+    """Run a job of several processes to its end; they are forked off one that has loaded torch."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["mtrain.cli.app", "mtrain.training.job", "conftest", "ranks"])
+    port = free_port()
+    outputs = [directory / f"rank{rank}.txt" for rank in range(len(bodies))]
+    crew = []
+    for rank, body in enumerate(bodies):
+        environment = {**os.environ, **as_torchrun(rank, len(bodies), port)}
+        process = context.Process(target=work, args=(environment, outputs[rank], body))
+        process.start()
+        crew.append(process)
+    for process in crew:
+        process.join(120)
+    codes = [process.exitcode for process in crew]
+    for process in crew:
+        process.kill()
+    assert None not in codes, [output.read_text() for output in outputs]
+    texts = [output.read_text() for output in outputs]
+    return Done([code or 0 for code in codes], texts)
+
+
+def train_by(
+    size: int, config: Path, run: Path, *overrides: str, hooks: dict[int, Hook] | None = None
+) -> Done:
+    """Train by so many ranks; `hooks` are called in some of them first."""
+    arguments = ["train", "-c", str(config)]
+    for override in (f"run_dir={run}", *overrides):
+        arguments += ["--set", override]
+    bodies = [partial(command, arguments, (hooks or {}).get(rank)) for rank in range(size)]
+    return start(run.parent, bodies)
+
+
+def at_step(step: int, deed: Hook) -> None:
+    """Have something done in the middle of a step."""
+    learn = Trainer._learn_share
+
+    def struck(self: Trainer, *arguments: Any) -> None:
+        if self.position.step + 1 == step:
+            deed()
+        learn(self, *arguments)
+
+    Trainer._learn_share = struck  # type: ignore[method-assign]
+
+
+def send(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)

@@ -1,0 +1,300 @@
+"""Heat maps of attention: what is drawn is what the model computed, and a file stands alone."""
+
+from __future__ import annotations
+
+import html
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from conftest import Page, check_that_nothing_is_loaded, random_model, run_here
+
+from mtrain.report import maps
+from mtrain.report.heatmap import HeatMap, Sentence, choices, label, opacity, visible
+from mtrain.report.maps import Choice
+from mtrain.runtime.errors import RefusedError, UserError
+from mtrain.translation.translator import Translator
+
+LINE = "bavo celu minek"
+
+
+def drawn(
+    rows: list[str], columns: list[str], weights: list[list[float]], causal: bool = False
+) -> HeatMap:
+    return HeatMap("cross", 1, 2, rows, columns, np.array(weights, np.float32), causal)
+
+
+def path_cells(path: str) -> set[tuple[int, int]]:
+    return {(int(row), int(column)) for column, row in re.findall(r"M(\d+) (\d+)h1v1h-1z", path)}
+
+
+# --- weights ----------------------------------------------------------------------------------
+
+
+def test_maps_are_the_weights_of_the_model_for_its_own_translation(translator: Translator) -> None:
+    (sentence,) = maps.watch(translator, [(LINE, None)], Choice())
+    assert sentence.target == translator.best([LINE])[0]
+    assert not sentence.is_forced
+
+    ids = translator.ids
+    (src,), (tgt,) = (
+        translator.tokenizer.encode([LINE]),
+        translator.tokenizer.encode([sentence.target]),
+    )
+    with torch.no_grad():
+        expected = translator.model.attention_maps(
+            torch.tensor([[*src, ids.eos]]), torch.tensor([[ids.bos, *tgt]])
+        )
+    shape = translator.model.shape
+    layers = {"encoder": shape.num_encoder_layers, "decoder": 1, "cross": 1}
+    assert [(m.kind, m.layer, m.head) for m in sentence.maps] == [
+        (kind, layer, head)
+        for kind, count in layers.items()
+        for layer in range(1, count + 1)
+        for head in range(shape.num_heads + 1)
+    ]
+    for each in sentence.maps:
+        weights = expected[each.kind][each.layer - 1][0].numpy()
+        wanted = weights.mean(0) if each.head == 0 else weights[each.head - 1]
+        np.testing.assert_allclose(each.weights, wanted, atol=1e-6)
+        np.testing.assert_allclose(each.weights.sum(1), 1, atol=1e-5)
+        assert each.weights.shape == (len(each.rows), len(each.columns))
+        assert each.is_causal == (each.kind == "decoder")
+
+
+def test_axes_hold_the_tokens_that_ask_and_those_that_are_seen(translator: Translator) -> None:
+    (sentence,) = maps.watch(translator, [(LINE, "zwent yalch")], Choice(heads=(0,)))
+    by_kind = {each.kind: each for each in sentence.maps}
+    read, target = by_kind["encoder"].rows, by_kind["cross"].rows[:-1]
+    assert "".join(read[:-1]).replace("▁", " ").strip() == LINE
+    assert "".join(target).replace("▁", " ").strip() == "zwent yalch"
+    assert by_kind["encoder"].columns == by_kind["cross"].columns == read
+    assert by_kind["cross"].rows == by_kind["decoder"].rows == [*target, "</s>"]
+    assert by_kind["decoder"].columns == ["<s>", *target]
+    assert read[-1] == "</s>"
+    assert sentence.is_forced
+
+
+def test_an_empty_target_has_the_end_alone(translator: Translator) -> None:
+    (sentence,) = maps.watch(translator, [(LINE, "")], Choice(kinds=("decoder",), heads=(0,)))
+    (found,) = sentence.maps
+    assert (found.rows, found.columns, found.weights.tolist()) == (["</s>"], ["<s>"], [[1.0]])
+
+
+def test_a_choice_leaves_the_rest_out(translator: Translator) -> None:
+    choice = maps.choose(["cross", "encoder"], [2], ["mean", "3"])
+    (sentence,) = maps.watch(translator, [(LINE, None)], choice)
+    assert [(m.kind, m.layer, m.head) for m in sentence.maps] == [
+        ("encoder", 2, 0),
+        ("encoder", 2, 3),
+    ]
+
+
+def test_blank_lines_are_left_out_with_a_word(
+    translator: Translator, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = maps.watch(translator, [("", None), (LINE, None), ("\u3000", None)], Choice())
+    assert [each.source for each in found] == [LINE]
+    assert "blank lines, left out: 2" in caplog.text
+    with pytest.raises(UserError, match="all of it is blank"):
+        maps.watch(translator, [(" ", None)], Choice())
+
+
+def test_what_is_too_long_to_be_read_is_refused(translator: Translator) -> None:
+    with pytest.raises(UserError, match=r"line 2: \d+ source and \d+ target tokens; a heat map of"):
+        maps.watch(translator, [(LINE, None), (" ".join([LINE] * 70), "zwent")], Choice())
+
+
+def test_learned_positions_bound_a_given_target(translator: Translator) -> None:
+    shape = {"positions": "learned", "max_positions": 8}
+    model = random_model(vocab_size=translator.tokenizer.vocab_size, **shape)
+    small = replace(translator, model=model)
+    with pytest.raises(UserError, match=r"target line 1 has .* the model learned 8 positions"):
+        maps.watch(small, [("bavo", "zwent " * 9)], Choice())
+
+
+def test_layers_and_heads_of_other_models_are_refused(translator: Translator) -> None:
+    with pytest.raises(RefusedError, match="--layer 3: this model has 2 layers"):
+        maps.watch(translator, [(LINE, None)], Choice(layers=(3,)))
+    with pytest.raises(RefusedError, match="--head 5: this model has 4 heads"):
+        maps.watch(translator, [(LINE, None)], Choice(heads=(5,)))
+
+
+# --- drawings ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "other"), [("encoder", "decoder"), ("cross", "encoder")])
+def test_layers_of_the_other_side_are_refused(
+    translator: Translator, kind: str, other: str
+) -> None:
+    side = "encoder" if kind == "encoder" else "decoder"
+    shape = replace(translator.model.shape, **{f"num_{other}_layers": 9, f"num_{side}_layers": 3})
+    model = SimpleNamespace(model=SimpleNamespace(shape=shape))
+    for chosen in (Choice((kind,), (3, 5)), Choice(("encoder", "cross"), (5,)), Choice((), (5,))):
+        maps.check_choice(model, chosen)  # type: ignore[arg-type]
+    with pytest.raises(RefusedError, match=f"--kind {kind} --layer 5: the {side} .* has 3 layers"):
+        maps.check_choice(model, Choice((kind,), (5, 6)))  # type: ignore[arg-type]
+
+
+def test_each_cell_has_the_shade_of_its_weight() -> None:
+    shades = dict(drawn(["a", "b"], ["c", "d"], [[0.0, 1.0], [0.55, 0.02]]).shades)
+    assert {shade: path_cells(path) for shade, path in shades.items()} == {
+        opacity(11): {(1, 0)},
+        opacity(20): {(0, 1)},
+    }
+    assert opacity(20) == 1
+    shown = [opacity(level) for level in range(1, 21)]
+    assert shown == sorted(set(shown))
+
+
+def test_the_ground_of_a_causal_map_is_what_may_be_seen() -> None:
+    rows = [[1.0, 0.0], [0.5, 0.5]]
+    assert drawn(["a", "b"], ["c", "d"], rows).ground == "M0 0h2v2h-2z"
+    assert drawn(["a", "b"], ["c", "d"], rows, causal=True).ground == "M0 0h1v1h1v1h-2z"
+
+
+def test_the_summary_names_the_largest_weight_of_each_row() -> None:
+    found = drawn(["▁x", "\x0b"], ["c", "d"], [[0.25, 0.75], [0.9, 0.1]]).summary
+    assert found == "Largest weight of each row: ▁x → d 0.75; <U+000B> → c 0.90"
+
+
+@pytest.mark.parametrize(
+    ("token", "shown"),
+    [
+        ("▁Hund", "▁Hund"),
+        ("学习", "学习"),
+        ("\u202e", "<U+202E>"),
+        ("a\x00\ud800", "a<U+0000><U+D800>"),
+        ("\ue000", "<U+E000>"),
+        ("\u0301", "\u25cc\u0301"),
+        ("ن\u200cم", "ن\u200cم"),
+    ],
+)
+def test_tokens_that_show_nothing_are_named(token: str, shown: str) -> None:
+    assert label(token) == shown
+
+
+HOSTILE = ["</text><script>alert(1)</script>", "\"'&", "\x0b\ufffe", "学", "ن", "x" * 60]
+
+
+@pytest.fixture
+def hostile() -> Sentence:
+    size = len(HOSTILE)
+    weights = np.full((size, size), 1 / size, np.float32)
+    found = [
+        HeatMap(kind, layer, head, HOSTILE, HOSTILE, weights, kind == "decoder")
+        for kind in ("encoder", "decoder", "cross")
+        for layer in (1, 2)
+        for head in (0, 1, 2)
+    ]
+    return Sentence("<b>\x01source</b>", "<script>alert(2)</script>\u202e", False, found)
+
+
+def test_labels_and_cells_stand_in_order(hostile: Sentence) -> None:
+    page = maps.draw_page([hostile], Path("a"))
+    labels = re.findall(r'<bdi title="([^"]*)">([^<]*)</bdi>', page)
+    assert {title == text for title, text in labels} == {True}
+    shown = [
+        html.escape(label(token)).replace("&#x27;", "&#39;").replace("&quot;", "&#34;")
+        for token in HOSTILE
+    ]
+    assert [text for _, text in labels] == 2 * len(hostile.maps) * shown
+    assert page.count('viewBox="0 0 6 6"') == len(hostile.maps)
+
+
+def test_a_page_stands_alone_and_chooses(hostile: Sentence) -> None:
+    text = maps.draw_page([hostile], Path("runs/<i>"))
+    page = check_that_nothing_is_loaded(text)
+    assert page.text.count("<script>alert(2)</script>") == 1
+    assert "Attention of <i>" in page.text
+    assert text.count('class="map ') == len(hostile.maps)
+    for key in ("kind-cross", "layer-2", "head-1"):
+        rule = f"main:has(#{key}:checked) .map:not(.{key}) {{ display: none; }}"
+        assert rule in text
+    checked = re.findall(r'id="([^"]+)" checked', text)
+    assert checked == ["kind-cross", "layer-all", "head-0"]
+
+
+def test_a_page_without_the_usual_choice_shows_all(hostile: Sentence) -> None:
+    few = replace(hostile, maps=[m for m in hostile.maps if m.kind == "encoder" and m.head == 1])
+    kinds, layers, heads = choices([few])
+    assert [option.key for option in kinds if option.chosen] == ["all"]
+    assert [option.key for option in layers] == ["all", "1", "2"]
+    assert [option.key for option in heads if option.chosen] == ["all"]
+
+
+# --- the command ------------------------------------------------------------------------------
+
+
+def test_the_command_writes_a_page(
+    trained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "a.html"
+    assert run_here(monkeypatch, "attention", "-m", trained_run, "-o", output, LINE) == 0
+    check_that_nothing_is_loaded(output.read_text())
+    assert [item.name for item in tmp_path.iterdir()] == [output.name]
+
+
+def test_the_command_reads_files_line_for_line(
+    trained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in").write_bytes(b"bavo\r\ncelu dimar\n")
+    (tmp_path / "target").write_text("zwent\nquarb\n")
+    output = tmp_path / "a.html"
+    options = ["-i", tmp_path / "in", "-t", tmp_path / "target", "--head", "mean"]
+    assert run_here(monkeypatch, "attention", "-m", trained_run, "-o", output, *options) == 0
+    page = Page(output.read_text())
+    assert page.text.count("Target given") == 2
+    assert "celu dimar" in page.text
+    assert "quarb" in page.text
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["-o", "a.html"], 2, "give either a sentence or -i/--input FILE"),
+        (["-o", "a.html", "-i", "in", "text"], 2, "give either a sentence or -i/--input FILE"),
+        (
+            ["-o", "a.svg", "text"],
+            2,
+            "--output a.svg: this is a page; give a name that ends in",
+        ),
+        (["-o", "a.html", "--kind", "self", "text"], 2, "--kind self: expected encoder, decoder"),
+        (["-o", "a.html", "--head", "0", "text"], 2, "--head 0: expected a number from 1, or mean"),
+        (["-o", "a.html", "--head", "9", "text"], 2, "--head 9: this model has 4 heads"),
+        (["-o", "a.html", " "], 1, "there is no text to look at: all of it is blank"),
+        (["-o", "a.html", "-i", "in", "-t", "one"], 1, "one has 1 lines but the input has 2"),
+        (["-o", "a.html", "-i", "in", "-t", "latin"], 1, "latin:1: not valid UTF-8"),
+        (["-o", "a.html", "-i", "none"], 1, "none: cannot read: No such file"),
+        (["-o", "a.html", "-i", "many"], 2, "more than 50 sentences to look at"),
+        (["-o", "no/a.html", "text"], 1, "no/a.html: cannot write: No such file or directory"),
+        (["-o", "in.html", "-i", "in.html"], 2, "in.html: is read from; write to another file"),
+    ],
+)
+def test_what_cannot_be_shown_is_one_clear_error(
+    trained_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    code: int,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = {"in": b"bavo\ncelu\n", "one": b"zwent\n", "latin": b"\xe4\n\n", "in.html": b"bavo\n"}
+    for name, content in {**texts, "many": b"bavo\n" * 51}.items():
+        Path(name).write_bytes(content)
+    before = sorted(tmp_path.iterdir())
+    assert run_here(monkeypatch, "attention", "-m", trained_run, *options) == code
+    err = capsys.readouterr().err
+    assert message in err
+    assert "Traceback" not in err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_visible_keeps_what_is_seen() -> None:
+    assert visible("a ▁b 学 \u00a0") == "a ▁b 学 \u00a0"

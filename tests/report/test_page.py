@@ -1,0 +1,853 @@
+"""The report of a run: what is there is shown as it is, what is not is told, nothing is loaded."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from fnmatch import fnmatch
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import Page, check_that_nothing_is_loaded, made_up_pairs, run_here
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mtrain
+from mtrain.config.loading import load_config
+from mtrain.config.schema import Config, HubCorpus
+from mtrain.corpus import tables
+from mtrain.corpus.readers import reading_of, scan
+from mtrain.report import page as report
+from mtrain.report.curves import (
+    BUCKETS,
+    MOST_ROWS,
+    Chart,
+    Series,
+    charts_of,
+    number,
+    spread,
+    thinned,
+)
+from mtrain.runs import checkpoint
+from mtrain.runs import reader as kept
+from mtrain.runtime import outputs
+from mtrain.runtime.errors import UserError
+from mtrain.scoring import metrics
+
+TEMPLATES = Path(mtrain.__file__).parent / "report" / "templates"
+VALID = made_up_pairs(12, 2)
+
+
+@pytest.fixture(scope="module")
+def page(trained_run: Path) -> str:
+    return report.make_page(trained_run, [])
+
+
+@pytest.fixture
+def copy(trained_run: Path, tmp_path: Path) -> Path:
+    """A run that may be changed."""
+    shutil.copytree(trained_run, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def change(path: Path, **values: object) -> None:
+    """Change values of a JSON file; None removes one."""
+    content = {**json.loads(path.read_text()), **values}
+    path.write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
+
+
+def notes(text: str) -> list[str]:
+    return re.findall(r'<p class="note">(.*?)</p>', text, re.DOTALL)
+
+
+# --- a whole run ------------------------------------------------------------------------------
+
+
+def test_the_page_loads_nothing_and_is_closed(page: str) -> None:
+    found = check_that_nothing_is_loaded(page)
+    assert notes(page) == []
+    targets = {ref[1:] for ref in found.references if ref.startswith("#")}
+    assert targets <= set(found.ids)
+    named = re.findall(r'aria-labelledby="([^"]+)"', page)
+    assert named
+    assert {name for names in named for name in names.split()} <= set(found.ids)
+
+
+def test_headings_go_down_one_by_one(page: str) -> None:
+    levels = [int(tag[1]) for tag in Page(page).tags if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+
+
+def test_pictures_have_words_and_tables_have_headers(page: str) -> None:
+    for svg in re.findall(r"<svg[^>]*>", page):
+        assert "aria-labelledby=" in svg or "aria-label=" in svg or 'aria-hidden="true"' in svg
+    tables = re.findall(r"<table.*?</table>", page, re.DOTALL)
+    assert tables
+    for table in tables:
+        assert 'scope="col"' in table
+        assert 'scope="row"' in table
+    figures = re.findall(r"<figure.*?</figure>", page, re.DOTALL)
+    assert figures
+    assert all("<figcaption" in figure and re.search("<desc|unseen", figure) for figure in figures)
+    wide = re.findall(r'<div class="scroll"[^>]*>', page)
+    assert all('tabindex="0"' in each and "aria-label=" in each for each in wide)
+
+
+def test_scores_are_the_run_s_with_sacrebleu_s_intervals(trained_run: Path, page: str) -> None:
+    found = report.gather(trained_run, []).scores
+    stored = json.loads((trained_run / "best.json").read_text())
+    assert [(row.set, row.checkpoint) for row in found][-1] == (
+        "test held_out",
+        stored["tests"]["held_out"]["checkpoint"],
+    )
+    assert found[0].entry["bleu"] == stored["best"]["bleu"]
+    hypotheses = (trained_run / "validation" / f"{found[0].checkpoint}.txt").read_text()
+    references = [tgt for _, tgt in VALID]
+    score = metrics.bleu(hypotheses.splitlines(), [references], tokenize="13a", interval=True)
+    assert found[0].bleu is not None
+    assert found[0].bleu.ci == score.ci
+    assert score.ci is not None
+    assert f"{score.score:.2f} <span" in page
+    assert f"[{score.ci[0]:.2f}, {score.ci[1]:.2f}]" in page
+    assert page.count(score.signature) == len(found)
+
+
+def test_every_curve_is_drawn_and_told(trained_run: Path, page: str) -> None:
+    records = [
+        json.loads(line) for line in (trained_run / "metrics.jsonl").read_text().split("\n")[:-1]
+    ]
+    for key in ("loss", "nll", "bleu", "lr", "grad", "speed"):
+        assert f'id="curve-{key}-text"' in page
+    last = [r for r in records if "train/loss" in r][-1]
+    assert f"to {last['train/loss']:.4g} at step {last['step']:,}" in page
+    assert f"<td>{last['grad_norm']:.5g}</td>" in page
+
+
+def test_translations_stand_beside_source_and_reference(trained_run: Path, page: str) -> None:
+    found = report.gather(trained_run, []).samples
+    step = (trained_run / "validation" / "step-00000400.txt").read_text().split("\n")
+    assert 3 <= len(found) <= report.SAMPLES
+    for sample in found:
+        assert (sample.source, sample.reference) == VALID[sample.number - 1]
+        assert ("Step 400", step[sample.number - 1]) in sample.translations
+    assert page.count('dir="auto"') >= 4 * len(found)
+
+
+def test_attention_is_shown_for_the_first_samples(trained_run: Path, page: str) -> None:
+    found = report.gather(trained_run, [])
+    sources = [sample.source for sample in found.samples[: report.ATTENDED]]
+    assert [sentence.source for sentence in found.sentences] == sources
+    kinds = {each.kind for sentence in found.sentences for each in sentence.maps}
+    assert kinds == {"encoder", "decoder", "cross"}
+    assert page.count('<figure class="map ') == sum(len(s.maps) for s in found.sentences)
+
+
+def test_sentences_can_be_chosen(trained_run: Path) -> None:
+    found = report.gather(trained_run, ["hanp hanp", "lapo"])
+    assert [sentence.source for sentence in found.sentences] == ["hanp hanp", "lapo"]
+
+
+def test_settings_and_what_the_run_is_made_of_are_shown(trained_run: Path, page: str) -> None:
+    made_of = json.loads((trained_run / "run.json").read_text())
+    text = Page(page).text
+    for value in (made_of["tokenizer"], made_of["valid"], *made_of["train"], made_of["command"]):
+        assert value in text
+    assert f"versions.torch{made_of['versions']['torch']}" in text
+    assert (trained_run / "config.yaml").read_text() in text
+    data = report.gather(trained_run, ["bavo"]).data
+    assert re.fullmatch(r"train: [\d,]+ of 3,000 pairs", data[0])
+    assert all(line in text and "BLEU" not in line for line in data)
+
+
+# --- what is missing, damaged or hostile ------------------------------------------------------
+
+
+def test_a_run_that_has_just_begun_gives_a_page(copy: Path) -> None:
+    for item in copy.iterdir():
+        if item.is_dir():
+            shutil.rmtree(item)
+        elif item.name != "config.yaml":
+            item.unlink()
+    text = report.make_page(copy, [], check=False)
+    check_that_nothing_is_loaded(text)
+    assert "Nothing has been scored yet." in text
+    assert "There are no records yet." in text
+    assert "There is no <code>run.json</code>." in text
+    unknown, none_yet, attention = notes(text)[:3]
+    assert unknown.endswith("data.valid: not known to be the text of the run.")
+    assert none_yet == "There is no validation yet."
+    assert "Left out without the validation set" in attention
+
+
+def test_a_run_under_way_shows_what_there_is(copy: Path) -> None:
+    for name in ("best.json", "validation"):
+        target = copy / name
+        shutil.rmtree(target) if target.is_dir() else target.unlink()
+    status = {"state": "running", "exit_code": None, "reason": "", "step": 250, "pid": 1}
+    (copy / "status.json").write_text(json.dumps(status))
+    lines = (copy / "metrics.jsonl").read_text().split("\n")[:6]
+    (copy / "metrics.jsonl").write_text("\n".join(lines) + '\n{"step": 500, "train/lo')
+    text = report.make_page(copy, ["bavo"], check=False)
+    assert "<strong>running</strong> at step 250 of 400" in text
+    assert "after a kill it still says so" in text
+    assert "at step 250" in text
+    assert 'id="curve-bleu"' not in text
+    assert "Encoder-decoder attention, layer 1, head 1" in text
+
+
+def test_where_the_corpora_are_gone_the_rest_is_shown(
+    copy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = (copy / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(re.sub(r"(valid|test)\.(src|tgt)", r"gone.\2", config))
+    text = report.make_page(copy, [], check=False)
+    found = " ".join(notes(text))
+    assert "Sources and references are left out: " in found
+    assert "No confidence intervals for test held_out: " in found
+    assert "data.valid: cannot be read as the text of the run" in found
+    assert "cannot read: No such file" not in text
+    assert "cannot read: No such file" in caplog.text
+    assert "name sentences with --text" in found
+    assert "<dt>Step 400</dt>" in text
+    assert "<dt>Source</dt>" not in text
+    assert '<span class="interval">' not in text
+    assert "report: Sources and references are left out" in caplog.text
+    sentences = report.gather(copy, ["bavo"]).sentences
+    assert [sentence.source for sentence in sentences] == ["bavo"]
+
+
+def test_other_text_than_was_scored_is_not_passed_off_as_it(copy: Path, tmp_path: Path) -> None:
+    data = load_config(copy / "config.yaml").data
+    for side in ("src", "tgt"):
+        name = getattr(data.valid, side)
+        other = tmp_path / f"other.{side}"
+        other.write_text(Path(name).read_text().replace("bavo", "celu").replace("zwent", "yalch"))
+        config = (copy / "config.yaml").read_text()
+        (copy / "config.yaml").write_text(config.replace(name, str(other)))
+    text = report.make_page(copy, [], check=False)
+    assert "data.valid: not known to be the text of the run." in " ".join(notes(text))
+
+
+def test_what_the_check_finds_is_shown(copy: Path, tmp_path: Path) -> None:
+    name = load_config(copy / "config.yaml").data.valid.src
+    lines = Path(name).read_text().split("\n")
+    lines[3] = f"<b>bavo</b> {SCRIPT} \N{REPLACEMENT CHARACTER}"
+    (tmp_path / "other.src").write_text("\n".join(lines))
+    config = (copy / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(config.replace(name, str(tmp_path / "other.src")))
+    settings = load_config(copy / "config.yaml")
+    change(copy / "run.json", valid=scan(settings.data.valid, reading_of(settings)).sha256)
+    text = report.make_page(copy, [])
+    assert "warning: HTML tags or entities: 1" in text
+    assert "other.src:4: " in text
+    assert "U+FFFD, for what could not be read: 1" in text
+    assert SCRIPT not in text
+    assert "other.src:4" not in report.make_page(copy, [], check=False)
+
+
+def test_translations_that_were_changed_get_no_interval(copy: Path) -> None:
+    file = copy / "validation" / "test-held_out.txt"
+    lines = file.read_text().split("\n")
+    file.write_text("\n".join(["spoilt"] * 6 + lines[6:]))
+    found = report.gather(copy, [])
+    assert found.scores[-1].bleu is None
+    assert found.scores[0].bleu is not None
+    assert "is not what was scored" in found.notes["scores"][0]
+    file.write_text("one\n")
+    assert "1 lines, and 12 references" in report.gather(copy, []).notes["scores"][0]
+
+
+@pytest.mark.parametrize("name", ["best.json", "run.json", "status.json"])
+def test_a_damaged_file_is_told_and_the_rest_shown(copy: Path, name: str) -> None:
+    (copy / name).write_text("[1")
+    text = report.make_page(copy, ["bavo"], check=False)
+    assert any(f"{name}: damaged" in note for note in notes(text))
+    assert 'id="curve-loss"' in text
+
+
+def test_a_damaged_model_leaves_attention_out(copy: Path) -> None:
+    weights = checkpoint.resolve(copy) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    found = report.gather(copy, [])
+    assert found.sentences == []
+    assert "model.safetensors: " in found.notes["attention"][0]
+    assert found.scores
+
+
+def test_values_that_are_no_numbers_are_left_out_of_curves(copy: Path) -> None:
+    with (copy / "metrics.jsonl").open("a") as out:
+        out.write('{"step": 601, "train/loss": NaN, "lr": "<b>", "grad_norm": Infinity}\n')
+        out.write('{"step": 601, "train/loss": null, "lr": 1' + "0" * 400 + "}\n")
+    text = report.make_page(copy, ["bavo"], check=False)
+    assert "nan" not in " ".join(re.findall(r' d="([^"]*)"', text))
+    assert "<b>" not in text
+
+
+SCRIPT = "<script>alert(1)</script>"
+
+
+def test_text_of_users_is_shown_and_never_run(copy: Path) -> None:
+    lines = [f"{SCRIPT} שלום עולם \x01&amp; \u2028 'x' \"y\""] * 12
+    (copy / "validation" / "step-00000400.txt").write_text("\n".join(lines) + "\n")
+    made_of = json.loads((copy / "run.json").read_text())
+    (copy / "run.json").write_text(json.dumps({**made_of, "command": SCRIPT, SCRIPT: {"a": None}}))
+    status = {"state": SCRIPT, "exit_code": 1, "reason": SCRIPT, "step": 5}
+    (copy / "status.json").write_text(json.dumps(status))
+    with (copy / "train.log").open("a") as out:
+        out.write(
+            f"2026-01-01 00:00:00 WARNING {SCRIPT}\n2026-01-01 00:00:00 INFO train: {SCRIPT}\n"
+        )
+    text = report.make_page(copy, [f"{SCRIPT} bavo"], check=False)
+    page = check_that_nothing_is_loaded(text)
+    assert SCRIPT not in text
+    assert page.text.count(SCRIPT) >= 8
+    assert re.search(r'<dd dir="auto"[^>]*>&lt;script&gt;[^<]*שלום עולם [^<]*&amp;amp;', text)
+
+
+def test_the_log_is_told_once_and_bounded(copy: Path) -> None:
+    with (copy / "train.log").open("a") as out:
+        for number in range(100):
+            out.write(f"2026-01-01 00:00:00 WARNING again\n2026-01-01 00:00:00 ERROR e{number}\n")
+    found = report.gather(copy, ["bavo"]).warnings
+    assert found.count("again") == 1
+    assert found[-1] == "e99"
+    assert len(found) == report.MOST_LOGGED
+
+
+# --- a run that somebody else made --------------------------------------------------------------
+
+SECRET = "my secret line"
+CORPORA = {
+    "text": ("id", f"{SECRET}\n" * 12, {"src": "id", "tgt": "id"}),
+    "header": ("id.tsv", f"{SECRET}\tother\n" * 12, {"file": "id.tsv", "src": "a", "tgt": "b"}),
+    "languages": (
+        "id.tmx",
+        f'<tmx><body><tu><tuv xml:lang="{SECRET}"><seg>a</seg></tuv></tu></body></tmx>',
+        {"file": "id.tmx", "src": "a", "tgt": "b"},
+    ),
+    "root": (
+        "id.tmx",
+        f"<{SECRET.replace(' ', '_')}/>",
+        {"file": "id.tmx", "src": "a", "tgt": "b"},
+    ),
+    "rows": ("id.jsonl", f'{{"a": "{SECRET}"}}\n', {"file": "id.jsonl", "src": "a", "tgt": "b"}),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "places", "sha256"),
+    [
+        *((kind, ("train", "valid", "test"), None) for kind in CORPORA),
+        *(("text", (place,), "0" * 64) for place in ("train", "valid", "test")),
+        *(("header", (place,), "0" * 64) for place in ("train", "valid", "test")),
+    ],
+)
+def test_a_file_that_is_not_the_run_s_text_is_not_on_the_page(
+    copy: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    places: tuple[str, ...],
+    sha256: str | None,
+) -> None:
+    """A config may name any file of this machine; what is not the run's, by its hash, is left out
+    wherever a message or an example could quote it.
+    """
+    monkeypatch.setattr(report, "load_translator", refuse)
+    name, text, corpus = CORPORA[kind]
+    (tmp_path / name).write_text(text)
+    use_corpus(copy, {k: str(tmp_path / v) if v == name else v for k, v in corpus.items()}, places)
+    hashes = {"train": [sha256] * bool(sha256), "valid": sha256 or "", "test": {}}
+    change(copy / "run.json", **{place: hashes[place] for place in places})
+    best = json.loads((copy / "best.json").read_text())
+    if "test" in places:
+        best["tests"]["held_out"]["sha256"] = sha256
+    (copy / "best.json").write_text(json.dumps(best))
+    page = report.make_page(copy, [])
+    assert "not known to be the text of the run" in page or "cannot be read as the text" in page
+    assert not re.search("my.secret", page)
+
+
+def use_corpus(run: Path, corpus: dict[str, str], places: tuple[str, ...]) -> None:
+    """Name another corpus in the config of a run."""
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    forms = {"train": [corpus], "valid": corpus, "test": {"held_out": corpus}}
+    settings["data"] |= {place: forms[place] for place in places}
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+
+
+def refuse(*args: object, **options: object) -> None:
+    raise UserError("not loaded")
+
+
+@pytest.mark.parametrize("place", ["train", "valid", "test"])
+def test_no_dataset_is_asked_for(copy: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    monkeypatch.setattr(report, "load_translator", refuse)
+    monkeypatch.setattr(tables, "_load_dataset", None)
+    hub = {"dataset": "some/pairs", "split": "train", "src": "en", "tgt": "de"}
+    use_corpus(copy, hub, (place,))
+    found = " ".join(notes(report.make_page(copy, [])))
+    assert "a dataset of the Hugging Face hub is not asked for again" in found
+
+
+def test_the_check_reads_no_other_vocabulary_than_the_run_s(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A config may name any file as a vocabulary, or a pipe that nobody writes to."""
+    monkeypatch.setattr(report, "load_translator", refuse)
+    os.mkfifo(tmp_path / "pipe")
+    settings = yaml.safe_load((copy / "config.yaml").read_text())
+    settings["tokenizer"]["path"] = str(tmp_path / "pipe")
+    settings["train"]["init_from"] = str(tmp_path / "pipe")
+    (copy / "config.yaml").write_text(yaml.safe_dump(settings))
+    assert report.NOT_CHECKED not in report.make_page(copy, [])
+
+
+def link(path: Path) -> None:
+    """Move a file or directory away and put a link in its place."""
+    target = path.parent / f"moved-{path.name}"
+    path.symlink_to(path.rename(target).name)
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def huge(path: Path) -> None:
+    """10 GB, of which the disk holds next to nothing."""
+    with path.open("r+b") as stream:
+        stream.truncate(10 << 30)
+
+
+AVERAGE = "checkpoints/average"
+FILES = [
+    *("best.json", "run.json", "status.json", "metrics.jsonl", "train.log"),
+    *("validation/step-00000400.txt", "validation/average.txt", "validation/test-held_out.txt"),
+    "tokenizer.model",
+]
+
+
+@pytest.mark.parametrize("names", [FILES, ["validation"], ["checkpoints"], [AVERAGE]])
+def test_links_in_a_run_are_not_followed(copy: Path, names: list[str]) -> None:
+    for name in names:
+        link(copy / name)
+    found = report.gather(copy, ["bavo"])
+    (note,) = [each for each in found.notes["run"] if each.startswith("Links are not followed")]
+    assert set(note.split(": ")[1].split(", ")) == set(names)
+    assert (found.sentences == []) == (names != ["validation"])
+    assert (found.samples == []) == (names in (FILES, ["validation"]))
+    if names == FILES:
+        sections = {"run", "settings", "scores", "curves", "samples", "attention", "log"}
+        assert found.notes.keys() == sections
+        with pytest.raises(UserError, match="not known to be the text of the run"):
+            report.check_text(found)
+
+
+@pytest.mark.parametrize("harm", [pipe, folder, empty, huge])
+def test_what_is_no_file_of_a_run_is_told(
+    copy: Path, harm: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "load_translator", refuse)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    harm(copy / "tokenizer.model")
+    found = report.gather(copy, [])
+    with pytest.raises(UserError, match=r"tokenizer\.model"):
+        report.check_text(found)
+    for name in FILES[:-1]:
+        harm(copy / name)
+    found = report.gather(copy, [])
+    check_that_nothing_is_loaded(report.make_page(copy, [], check=False))
+    told = {"run", "settings", "scores", "curves", "samples"}
+    assert told <= found.notes.keys() or (harm == empty and "curves" not in found.notes)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + (1 << 20)  # KiB
+
+
+@pytest.mark.parametrize("harm", [link, pipe, folder, empty, huge])
+def test_without_a_config_of_its_own_there_is_no_report(
+    copy: Path, harm: Callable[[Path], None]
+) -> None:
+    harm(copy / "config.yaml")
+    with pytest.raises(UserError, match=r"config\.yaml"):
+        report.gather(copy, [])
+
+
+def test_messages_are_told_as_they_are_in_short(copy: Path) -> None:
+    stamp = "2026-01-01 00:00:00 WARNING"
+    hostile = " INFO test" * 200_000  # would take quadratic time to search
+    (copy / "train.log").write_text(
+        f"{stamp} a\x1b]0;x\x07\N{RIGHT-TO-LEFT OVERRIDE}b\r\n{hostile}\n{stamp} {'long ' * 9999}\n"
+    )
+    change(copy / "status.json", reason="\x1b\N{RIGHT-TO-LEFT OVERRIDE}")
+    found = report.gather(copy, ["bavo"])
+    assert [len(line) <= kept.LONGEST_MESSAGE for line in found.warnings] == [True, True]
+    text = report.make_page(copy, ["bavo"], check=False)
+    assert r"<li>a\x1b]0;x\x07\u202eb</li>" in text
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text)
+
+
+def test_long_lines_are_shown_in_part(copy: Path) -> None:
+    (copy / "validation" / "average.txt").write_text(("a" * 100_000 + "\n") * 12)
+    shown = [
+        text for each in report.gather(copy, ["bavo"]).samples for _, text in each.translations
+    ]
+    assert max(map(len, shown)) == report.MOST_LETTERS + 4
+
+
+def test_a_start_that_came_to_nothing_is_told(copy: Path) -> None:
+    start = {"state": "refused", "exit_code": 2, "reason": "<b>other</b> seed", "time": "today"}
+    change(copy / "status.json", last_start=start)
+    text = report.make_page(copy, ["bavo"], check=False)
+    assert "<p>Last start: refused at today: &lt;b&gt;other&lt;/b&gt; seed.</p>" in text
+    assert "<strong>complete</strong> at step 400" in text
+
+
+def test_templates_let_no_text_out_of_its_place() -> None:
+    for file in TEMPLATES.iterdir():
+        text = file.read_text()
+        assert not re.search(r"\|\s*safe|autoescape|Markup", text), file
+        assert not re.search(r"[\w-]=\s*\{\{", text), f"{file}: an attribute without quotes"
+        assert not re.search(r"\s(on\w+|style)=", text), file
+        for style in re.findall(r"<style>(.*?)</style>", text, re.DOTALL):
+            assert set(re.findall(r"\{\{ ([^}]*) \}\}", style)) <= {"name", "option.key"}
+
+
+# --- curves -----------------------------------------------------------------------------------
+
+finite = st.floats(-1e9, 1e9, allow_subnormal=False).map(lambda v: 0.0 if abs(v) < 1e-9 else v)
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**6), finite), min_size=1, max_size=30))
+def test_curves_stay_inside_and_have_a_few_round_ticks(points: list[tuple[int, float]]) -> None:
+    last = max(step for step, _ in points)
+    chart = Chart("key", "title", [Series("name", sorted(points))], last)
+    (line,) = chart.lines
+    assert all(58 <= x <= 406 and 12 <= y <= 214 for x, y in line.marked)
+    assert 2 <= len(chart.y_ticks) <= 12
+    assert 2 <= len(chart.x_ticks) <= 12
+    assert all(12 <= tick.place <= 214 for tick in chart.y_ticks)
+    assert all(58 <= tick.place <= 406 for tick in chart.x_ticks)
+    assert len({tick.text for tick in chart.x_ticks}) == len(chart.x_ticks)
+    assert chart.summary.startswith("name: ")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [(0.0, 5e-324), (5e-324, 5e-324), (1.0, math.nextafter(1, 2)), (-1e299, 1e299), (0.0, 0.0)],
+)
+def test_values_next_to_nothing_are_drawn(values: tuple[float, float]) -> None:
+    (chart,) = charts_of([{"step": n, "lr": value} for n, value in enumerate(values)])
+    assert chart.y_ticks
+    assert len(next(iter(chart.lines)).marked) == 2
+
+
+def test_steps_that_are_none_are_left_out_of_curves() -> None:
+    steps = (-1, 1, 10**400)
+    (chart,) = charts_of([{"step": step, "lr": 1.0} for step in steps])
+    assert chart.series[0].points == [(1, 1.0)]
+
+
+def test_a_curve_s_places_are_those_of_its_values() -> None:
+    chart = Chart("key", "title", [Series("a", [(0, 0.0), (50, 4.0), (100, 1.0)])], 100)
+    (line,) = chart.lines
+    assert line.marked == [(58, 214), (232, 12), (406, 163.5)]
+    assert line.path == "M58.0 214.0L232.0 12.0L406.0 163.5"
+    assert [tick.text for tick in chart.y_ticks] == ["0", "1", "2", "3", "4"]
+    assert [tick.text for tick in chart.x_ticks] == ["0", "20", "40", "60", "80", "100"]
+    assert chart.summary == (
+        "a: from 0 at step 0 to 1 at step 100, lowest 0 (step 0), highest 4 (step 50)"
+    )
+
+
+def test_curves_of_one_kind_are_told_apart_by_more_than_colour() -> None:
+    records = [{"step": 1, "train/nll": 2.0, "valid/nll": 3.0, "average/nll": 1.0}]
+    (chart,) = charts_of(records)
+    assert len({line.mark for line in chart.lines}) == 3
+    css = (TEMPLATES / "page.css").read_text()
+    dashes = re.findall(r"\.series-\d \.line \{[^}]*stroke-dasharray: ([^;]+);", css)
+    assert len(set(dashes)) == 2
+
+
+def test_long_curves_keep_their_extremes_and_tables_their_ends() -> None:
+    points = [(step, math.sin(step)) for step in range(20_000)]
+    points[7_000], points[12_345] = (7_000, 9.0), (12_345, -9.0)
+    found = thinned(points)
+    assert len(found) <= 2 * BUCKETS + 2
+    assert {points[0], points[7_000], points[12_345], points[-1]} <= set(found)
+    assert found == sorted(found)
+    chart = Chart("key", "title", [Series("name", points)], 20_000)
+    assert len(chart.rows) == MOST_ROWS
+    assert (chart.rows[0][0], chart.rows[-1][0]) == (0, 19_999)
+    assert not chart.is_whole
+
+
+@pytest.mark.parametrize(
+    ("value", "every", "text"),
+    [(0.0, 1, "0"), (0.002, 0.002, "0.002"), (-0.0, 0.5, "0.0"), (12000, 2000, "12,000"),
+     (2e-5, 1e-5, "2e-05"), (0.30000000000000004, 0.1, "0.3")],
+)  # fmt: skip
+def test_ticks_are_written_in_short(value: float, every: float, text: str) -> None:
+    assert number(value, every) == text
+
+
+def test_a_few_are_taken_from_first_to_last() -> None:
+    assert spread(list(range(10)), 4) == [0, 3, 6, 9]
+    assert spread([5, 6], 4) == [5, 6]
+
+
+def test_samples_are_of_middle_length() -> None:
+    lines = ["", "x" * 100, "ab", "abc", " ", "abcd", "abcde", "y"]
+    assert report.moderate(lines) == [2, 3, 5]
+    assert report.moderate([" ", ""]) == []
+    assert report.moderate(["one"]) == [0]
+
+
+# --- style ------------------------------------------------------------------------------------
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance by WCAG 2.2."""
+    parts = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_texts_and_curves_stand_out_in_light_and_dark() -> None:
+    css = (TEMPLATES / "page.css").read_text()
+    themes = re.findall(r":root \{(.*?)\}", css, re.DOTALL)
+    assert len(themes) == 2
+    assert set(re.findall(r"var\((--\w+)\)", css)) <= set(re.findall(r"(--\w+):", themes[0]))
+    for theme in themes:
+        colours = dict(re.findall(r"--(\w+): (#\w{6});", theme))
+        for name in ("text", "quiet", "link", "first", "second"):
+            assert contrast(colours[name], colours["page"]) >= 4.5, name
+        assert contrast(colours["text"], colours["panel"]) >= 4.5
+
+
+def test_shades_go_one_way_in_grey() -> None:
+    css = (TEMPLATES / "heatmap.css").read_text()
+    grounds = re.findall(r"\.ground \{ fill: (#\w{6});", css)
+    inks = re.findall(r"\.ink \{ fill: (#\w{6});", css)
+    assert len(grounds) == len(inks) == 2
+    for ground, ink in zip(grounds, inks, strict=True):
+        assert contrast(ground, ink) > 7
+
+
+def test_a_wheel_holds_every_template() -> None:
+    project = tomllib.loads((TEMPLATES.parents[2] / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["mtrain.report.templates"]
+    for file in TEMPLATES.iterdir():
+        assert any(fnmatch(file.name, pattern) for pattern in patterns)
+
+
+# --- the command ------------------------------------------------------------------------------
+
+
+def test_the_command_writes_one_file(
+    trained_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in trained_run.rglob("*")}
+    output = tmp_path / "report.html"
+    assert (
+        run_here(
+            monkeypatch, "report", trained_run, "-o", output, "--text", "bavo", "--text", "celu"
+        )
+        == 0
+    )
+    assert output.read_text().startswith("<!doctype html>")
+    assert capsys.readouterr() == ("", "")
+    assert list(tmp_path.iterdir()) == [output]
+    assert {path: path.stat().st_mtime_ns for path in trained_run.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("run_dir", "output", "message"),
+    [
+        (".", "a.html", ".: not a run directory: it holds no config.yaml"),
+        ("none", "a.html", "none: not a run directory: it holds no config.yaml"),
+        (None, "no/a.html", "no/a.html: cannot write: No such file or directory"),
+    ],
+)
+def test_what_cannot_be_reported_is_one_clear_error(
+    trained_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    run_dir: str | None,
+    output: str,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert (
+        run_here(monkeypatch, "report", run_dir or trained_run, "-o", output, "--text", "bavo") == 1
+    )
+    assert capsys.readouterr().err == f"error: {message}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("", "--output .: is a directory; name a file"),
+        (".", "--output .: is a directory; name a file"),
+        ("-", "--output -: name a file, such as /dev/stdout"),
+        ("copy.pdf", "this is a page; give a name that ends in .html"),
+        ("copy/metrics.jsonl", "metrics.jsonl: is among what "),
+        ("copy/best.json", "copy keeps; write to another name"),
+        ("copy/validation/new.html", "is among what "),
+        ("copy/checkpoints/new/a.html", "is among what "),
+        ("link.html", "is among what "),
+    ],
+)
+def test_a_run_s_own_files_and_directories_are_not_written_over(
+    copy: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    output: str,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("link.html").symlink_to("copy/config.yaml")
+    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    assert run_here(monkeypatch, "report", "copy", "-o", output) == 2
+    assert message in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
+
+
+def test_what_is_no_plain_file_is_written_to_and_never_replaced(tmp_path: Path) -> None:
+    plain, link, pipe = tmp_path / "plain", tmp_path / "link", tmp_path / "pipe"
+    plain.write_text("old")
+    plain.chmod(0o600)
+    link.symlink_to("plain")
+    outputs.write_output(link, b"new")
+    assert link.is_symlink()
+    assert plain.read_bytes() == b"new"
+    assert plain.stat().st_mode & 0o777 == 0o600
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    outputs.write_output(pipe, b"page")
+    assert os.read(reader, 10) == b"page"
+    os.close(reader)
+    assert pipe.is_fifo()
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["link", "pipe", "plain"]
+
+
+def test_stdout_by_name_is_not_replaced(tmp_path: Path) -> None:
+    log_file = tmp_path / "log"
+    log_file.write_text("before\n")
+    code = (
+        "from pathlib import Path; from mtrain.runtime.outputs import write_output\n"
+        "write_output(Path('/dev/stdout'), b'page\\n'); print('after')"
+    )
+    with log_file.open("a") as stdout:
+        subprocess.run([sys.executable, "-c", code], stdout=stdout, check=True)
+    assert log_file.read_text() == "before\npage\nafter\n"
+
+
+def test_text_and_names_that_are_not_utf_8_give_a_page(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = copy.rename(tmp_path / "r\udcff")
+    output = tmp_path / "a.html"
+    assert (
+        run_here(monkeypatch, "report", odd, "--no-check", "-o", output, "--text", "caf\udce9") == 0
+    )
+    assert r"/r\udcff" in output.read_text()  # in messages
+
+
+def test_a_checkpoint_is_no_run(trained_run: Path) -> None:
+    best = next((trained_run / "checkpoints").glob("step-*"))
+    with pytest.raises(UserError, match="not a run directory but a checkpoint"):
+        report.gather(best, [])
+
+
+def test_a_check_that_cannot_be_made_is_told(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(config: Config, *args: object, **options: object) -> None:
+        assert config.run_dir == str(copy)
+        raise UserError("gone: no such vocabulary")
+
+    monkeypatch.setattr(report, "diagnose", fail)
+    assert "The text was not checked: gone: no such vocabulary." in notes(
+        report.make_page(copy, ["bavo"])
+    )
+
+
+def test_datasets_of_the_hub_are_not_checked(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "diagnose", None)
+    found = report.gather(copy, ["bavo"])
+    hub = HubCorpus(dataset="some/pairs", split="train", src="en", tgt="de")
+    data = found.config.data.model_copy(update={"train": [hub]})
+    found.config = found.config.model_copy(update={"data": data})
+    with pytest.raises(UserError, match="Hugging Face hub is not asked for again"):
+        report.check_text(found)
+
+
+def test_records_that_cannot_be_read_leave_curves_out(copy: Path) -> None:
+    (copy / "metrics.jsonl").write_text('{"step": 1, "lr": 1.0}\n' + "[" * 200_000 + "\n")
+    assert len(report.gather(copy, ["bavo"]).charts) == 1
+    (copy / "metrics.jsonl").unlink()
+    (copy / "metrics.jsonl").mkdir()
+    found = report.gather(copy, ["bavo"])
+    assert found.charts == []
+    assert "There are no curves" in found.notes["curves"][0]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "note"),
+    [
+        ("metrics.jsonl", None, "Records are missing: metrics.jsonl ends at step 0, before the "),
+        ("metrics.jsonl", "[1\n{}\n", "Lines of metrics.jsonl that are no records are left out: 1"),
+        ("best.json", None, "Left out: best.json is missing"),
+        ("validation", None, "No confidence intervals for validation: "),
+        ("validation", None, "Left out: the translations are missing"),
+    ],
+)
+def test_what_is_missing_is_not_said_to_be_still_to_come(
+    copy: Path, name: str, content: str | None, note: str
+) -> None:
+    path = copy / name
+    if content is not None:
+        path.write_text(content)
+    elif path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+    text = report.make_page(copy, ["bavo"], check=False)
+    assert any(each.startswith(note) for each in notes(text))
+    assert " yet" not in "".join(notes(text))
+    assert " yet.</p>" not in text
+
+
+def test_without_a_config_there_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not a run directory"):
+        report.gather(tmp_path, [])

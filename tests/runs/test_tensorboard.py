@@ -1,0 +1,201 @@
+"""Event files: TensorBoard's own reader finds what `metrics.jsonl` says, and nothing twice."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import TinyConfig, run_here
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from mtrain.runs.records import MetricsFile
+from mtrain.runs.tensorboard import TensorBoard
+from mtrain.training.trainer import Trainer
+
+Scalars = dict[str, list[tuple[int, float]]]
+
+
+def read_back(directory: Path) -> Scalars:
+    """Read a directory as TensorBoard does."""
+    reader = EventAccumulator(str(directory), size_guidance={"scalars": 0})
+    reader.Reload()
+    return scalars_of(reader)
+
+
+def scalars_of(reader: EventAccumulator) -> Scalars:
+    tags = reader.Tags()["scalars"]
+    return {tag: [(e.step, e.value) for e in reader.Scalars(tag)] for tag in tags}
+
+
+def expected(metrics: Path) -> dict[str, Any]:
+    """What `metrics.jsonl` holds, by tag; event files hold fp32."""
+    found: dict[str, list[tuple[int, Any]]] = {}
+    for line in metrics.read_text().splitlines():
+        record = json.loads(line)
+        for key, value in record.items():
+            if key not in ("step", "time") and not isinstance(value, str):
+                found.setdefault(key, []).append((record["step"], pytest.approx(value, rel=1e-6)))
+    return found
+
+
+def record(step: int, **values: float) -> dict[str, Any]:
+    return {"step": step, "time": 1000.0 + step, **values}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> MetricsFile:
+    found = MetricsFile(tmp_path / "metrics.jsonl", TensorBoard(tmp_path / "tensorboard"))
+    found.cut(0)
+    return found
+
+
+def test_records_are_read_back_by_tensorboard_at_once(file: MetricsFile, tmp_path: Path) -> None:
+    file.append(record(50, **{"train/loss": 3.5, "lr": 1e-4}))
+    assert read_back(tmp_path / "tensorboard") == expected(file.path)
+    file.append(record(100, **{"train/loss": 2.5, "lr": 2e-4}))
+    file.replace(record(100, **{"valid/bleu": 12.5}), "valid/")
+    assert read_back(tmp_path / "tensorboard") == expected(file.path)
+    reader = EventAccumulator(str(tmp_path / "tensorboard"))
+    reader.Reload()
+    assert [e.wall_time for e in reader.Scalars("lr")] == [1050, 1100]
+
+
+def test_what_is_no_finite_number_is_left_out(file: MetricsFile, tmp_path: Path) -> None:
+    odd = {"a": float("nan"), "b": float("inf"), "signature": "nrefs:1", "c": 1}
+    file.append(record(1, **odd))  # type: ignore[arg-type]
+    assert read_back(tmp_path / "tensorboard") == {"c": [(1, 1)]}
+
+
+def test_a_resume_leaves_no_step_twice_or_behind(file: MetricsFile, tmp_path: Path) -> None:
+    for step in (50, 100, 150, 200):
+        file.append(record(step, loss=float(step)))
+    again = MetricsFile(file.path, TensorBoard(tmp_path / "tensorboard"))  # after a kill
+    again.cut(100)
+    again.append(record(150, loss=7.0))
+    wanted = {"loss": [(50, 50.0), (100, 100.0), (150, 7.0)]}
+    assert read_back(tmp_path / "tensorboard") == wanted == expected(file.path)
+
+
+def test_old_files_do_not_pile_up(file: MetricsFile, tmp_path: Path) -> None:
+    file.append(record(50, loss=1.0))
+    for _ in range(5):
+        file.cut(50)
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 2
+    assert read_back(tmp_path / "tensorboard") == {"loss": [(50, 1.0)]}
+
+
+def test_a_tensorboard_that_looks_on_forgets_steps_behind_the_resumed_one(
+    file: MetricsFile, tmp_path: Path
+) -> None:
+    for step in (50, 100, 150):
+        file.append(record(step, loss=float(step)))
+    reader = EventAccumulator(str(tmp_path / "tensorboard"))
+    reader.Reload()
+    file.cut(50)
+    file.append(record(100, loss=7.0))
+    reader.Reload()
+    assert scalars_of(reader) == {"loss": [(50, 50.0), (100, 7.0)]}
+
+
+def test_a_record_in_place_of_another_is_the_only_one(file: MetricsFile, tmp_path: Path) -> None:
+    for step, bleu in ((10, 1.0), (20, 2.0)):
+        file.append(record(step, loss=3.0))
+        file.replace(record(step, **{"valid/bleu": bleu}), "valid/")
+    file.replace(record(20, **{"valid/bleu": 5.0}), "valid/")
+    found = read_back(tmp_path / "tensorboard")
+    assert found == expected(file.path)
+    assert found["valid/bleu"] == [(10, 1.0), (20, 5.0)]
+
+
+def test_other_files_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    board = TensorBoard(tmp_path)
+    board.begin([])
+    board.begin([record(1, loss=1.0)])
+    assert sorted(item.name[:6] for item in tmp_path.iterdir()) == ["events", "events", "notes."]
+
+
+# --- in a run ---------------------------------------------------------------------------------
+
+Train = Callable[..., int]
+
+
+@pytest.fixture
+def train(monkeypatch: pytest.MonkeyPatch) -> Iterator[Train]:
+    """Return a function that trains in this process."""
+    handlers = {number: signal.getsignal(number) for number in (2, 10, 15)}
+
+    def run(config: Path, *arguments: str) -> int:
+        return run_here(monkeypatch, "train", "-c", config, *arguments)
+
+    yield run
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def test_a_run_that_fails_and_is_resumed_has_the_curves_of_one(
+    train: Train, tiny_config: TinyConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config(**{"train.tensorboard": True, "train.log_every": 1})
+    run = config.parent / "run"
+    step = Trainer.take_step
+
+    def failing(self: Trainer, *arguments: Any) -> Any:
+        if self.position.step == 5:
+            raise OSError("the power failed")
+        return step(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "take_step", failing)
+        assert train(config) == 1
+    assert [s for s, _ in read_back(run / "tensorboard")["train/loss"]] == [1, 2, 3, 4, 5]
+    assert train(config) == 0
+    found = read_back(run / "tensorboard")
+    assert found == expected(run / "metrics.jsonl")
+    assert [s for s, _ in found["train/loss"]] == list(range(1, 9))
+    assert [s for s, _ in found["valid/bleu"]] == [4, 8]
+    assert {"lr", "grad_norm", "tokens_per_second", "average/bleu", "test/held_out/bleu"} <= set(
+        found
+    )
+
+
+def test_switched_on_later_it_shows_what_came_before(train: Train, tiny_config: TinyConfig) -> None:
+    config = tiny_config(**{"train.max_steps": 8})
+    run = config.parent / "run"
+    assert train(config) == 0
+    assert not (run / "tensorboard").exists()
+    assert train(config, "--set", "train.tensorboard=true") == 0
+    assert read_back(run / "tensorboard") == expected(run / "metrics.jsonl")
+
+
+@pytest.mark.parametrize("option", [[], ["--dry-run"]])
+def test_without_the_library_the_error_names_the_extra_before_anything_is_written(
+    train: Train,
+    tiny_config: TinyConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    option: list[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    config = tiny_config(**{"train.tensorboard": True})
+    assert train(config, *option) == 2
+    assert "pip install 'mtrain[tensorboard]'" in capsys.readouterr().err
+    assert not (config.parent / "run" / "status.json").exists()
+
+
+def test_a_place_that_cannot_be_written_ends_the_run_with_its_name(
+    train: Train, tiny_config: TinyConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny_config(**{"train.tensorboard": True})
+    (config.parent / "run").mkdir()
+    (config.parent / "run" / ".lock").write_text("")
+    (config.parent / "run" / "tensorboard").write_text("")
+    assert train(config) == 1
+    err = capsys.readouterr().err
+    assert "tensorboard: cannot use the run directory: not a directory, where mtrain keeps" in err
+    assert "Traceback" not in err

@@ -1,0 +1,256 @@
+"""Comparisons of systems: sacreBLEU's own tests to the last digit, and lines that differ most."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import run_mtrain
+
+from mtrain.runtime.errors import RefusedError
+from mtrain.scoring import compare
+from mtrain.scoring.compare import Comparison, choose_metrics, read_systems
+from mtrain.scoring.references import choose_tokenizer
+
+WORDS = ["The", "the", "old", "harbour", "boat", ",", ".", "tea", "!", "7", "sells", "He"]
+HAN = "红色的船停在旧港口她数了七只鸟，没有一飞走。"
+
+
+def sentences(count: int, seed: int, words: list[str] | str = WORDS, glue: str = " ") -> list[str]:
+    rng = random.Random(seed)
+    return [glue.join(rng.choices(words, k=rng.randint(4, 9))) for _ in range(count)]
+
+
+def worsened(lines: list[str], share: float, seed: int) -> list[str]:
+    """Mix up a share of the characters' places: systems of chosen quality."""
+    rng = random.Random(seed)
+    return [
+        "".join(random.Random(i).sample(line, len(line))) if rng.random() < share else line
+        for i, line in enumerate(lines)
+    ]
+
+
+def write(path: Path, lines: list[str]) -> Path:
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    reference = sentences(60, 1)
+    texts = {"ref": reference, "ref2": worsened(reference, 0.2, 9), "src": sentences(60, 5)}
+    for number, share in enumerate((0.5, 0.45, 0.1)):
+        texts["abc"[number]] = worsened(reference, share, number)
+    return {name: write(tmp_path / name, lines) for name, lines in texts.items()}
+
+
+def of_sacrebleu(
+    references: list[Path], systems: list[Path], test: str, *options: str
+) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Run sacreBLEU's command; returns the columns of its table and its signatures."""
+    arguments = [*map(str, references), "-i", *map(str, systems), "-m", "bleu", "chrf", "ter"]
+    arguments += ["-w", "6", "-f", "text", "--no-color", "-q", f"--paired-{test}", *options]
+    done = subprocess.run(
+        [sys.executable, "-m", "sacrebleu", *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
+    )
+    cells: dict[str, list[str]] = {"BLEU": [], "chrF2": [], "TER": []}
+    for line in done.stdout.split("\n"):
+        row = re.findall(r"(-?\d+\.\d{6}(?: \(.*?\))?|\(p = [\d.]+\)\*?)", line)
+        for column, cell in zip(cells.values(), row, strict=False):
+            column.append(cell)
+    signatures = dict(re.findall(r"^ - (\S+) +(nrefs\S+)$", done.stdout, re.MULTILINE))
+    return cells, signatures
+
+
+def ours(result: dict[str, Any], metric: str, test: str) -> list[str]:
+    """The same cells from our object."""
+    cells = []
+    for system in result["systems"]:
+        found = system[metric]
+        low, high = found["ci"]
+        shown = f"{found['score']:.6f}"
+        if test == "bs":
+            shown += f" ({found['mean']:.6f} ± {(high - low) / 2:.6f})"
+        cells.append(shown)
+        if "difference" in found:
+            p = found["bootstrap" if test == "bs" else "randomization"]
+            cells.append(f"(p = {p['p']:.4f})" + ("*" if p["significant"] else ""))
+    return cells
+
+
+ODDER = "two references, no case, another seed"
+CASES = {
+    "as it is": ([], [], {}),
+    ODDER: (
+        ["-r", "ref2", "--lowercase"],
+        ["--lowercase", "--chrf-lowercase"],
+        {"SACREBLEU_SEED": "7"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", [pytest.param("as it is", marks=pytest.mark.slow), ODDER])
+def test_all_numbers_are_those_of_sacrebleu_s_command(
+    files: dict[str, Path], case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, theirs, environment = CASES[case]
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    systems = [files[name] for name in "abc"]
+    arguments = [str(files.get(option, option)) for option in options]
+    done = run_mtrain("compare", *systems, "-r", files["ref"], *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    references = [files["ref"]] + ([files["ref2"]] if "-r" in options else [])
+    for test, key in (("bs", "bootstrap"), ("ar", "randomization")):
+        cells, signatures = of_sacrebleu(references, systems, test, *theirs)
+        for metric, name in compare.METRICS.items():
+            assert ours(result, metric, test) == cells[name]
+            assert len(cells[name]) == 5
+            assert result["signatures"][metric][key] == signatures[name]
+    found = [system["bleu"]["bootstrap"]["significant"] for system in result["systems"][1:]]
+    assert found == [False, True]
+
+
+def test_chinese_is_cut_as_by_eval(tmp_path: Path) -> None:
+    reference = sentences(12, 2, HAN, "")
+    systems = {"ref": reference, "a": worsened(reference, 0.5, 1), "b": worsened(reference, 0.2, 2)}
+    paths = {name: write(tmp_path / name, lines) for name, lines in systems.items()}
+    plain = (paths["a"], paths["b"], "-r", paths["ref"], "--json")
+    done = run_mtrain("compare", *plain, "--tgt-lang", "zh_CN")
+    options = ["-tok", "zh", "--ter-asian-support", "--ter-normalized"]
+    for test in ("bs", "ar"):
+        cells, _ = of_sacrebleu([paths["ref"]], [paths["a"], paths["b"]], test, *options)
+        for metric, name in compare.METRICS.items():
+            assert ours(json.loads(done.stdout), metric, test) == cells[name]
+    assert "--tgt-lang" in run_mtrain("compare", *plain, "--metrics", "bleu").stderr
+
+
+def compared(
+    texts: list[list[str]], reference: list[str], most: int = 2, sources: list[str] | None = None
+) -> Comparison:
+    return compare.compare(
+        list(zip("abc", texts, strict=False)),
+        [reference],
+        sources or [],
+        metrics=["chrf"],
+        tokenize="13a",
+        lowercase=False,
+        most=most,
+    )
+
+
+def test_lines_that_differ_most_are_shown_in_either_direction() -> None:
+    reference = [f"the {word} boat sails away" for word in ("red", "blue", "green", "grey", "old")]
+    first = [reference[0], "xx", "the green boat", reference[3], reference[4]]
+    second = ["xx", reference[1], reference[2], "the grey boat", reference[4]]
+    result = compared([first, second], reference, 2, ["r", "b", "g", "gy", "o"])
+    assert [found.line for found in result.better["b"]] == [2, 3]
+    assert [found.line for found in result.worse["b"]] == [1, 4]
+    assert result.better["b"][0].baseline_score < 5
+    assert result.better["b"][0].score == pytest.approx(100)
+    text = str(result)
+    assert text.index("line 2: +") < text.index("line 3: +") < text.index("line 1: -")
+    shown = re.sub(" +", " ", text)
+    assert "source b\n reference the blue boat sails away\n a xx\n b the blue boat sails" in shown
+    found = result.as_json()["systems"][1]["better"][0]
+    assert found["line"] == 2
+    assert found["source"] == "b"
+    assert (found["baseline"], found["text"]) == ("xx", reference[1])
+    assert found["references"] == [reference[1]]
+    assert "line 2" not in str(compared([first, second], reference, 0))
+
+
+def test_equal_systems_and_few_lines_are_never_significant(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from mtrain.runtime.log import logger
+
+    logger.propagate = True
+    reference = sentences(40, 3)
+    half = worsened(reference, 0.5, 3)
+    result = compared([half, half, reference], reference)
+    same, better = result.as_json()["systems"][1:]
+    assert same["chrf"]["difference"] == 0
+    assert same["chrf"]["bootstrap"]["p"] < 0.01  # by sacreBLEU, and it says nothing
+    assert same["chrf"]["bootstrap"]["significant"] is False
+    assert same["better"] == same["worse"] == []
+    assert better["chrf"]["bootstrap"]["significant"] is True
+    assert "b: the same text as a, line for line" in caplog.messages
+    assert "c: the same text as a reference, line for line" in caplog.messages
+    caplog.clear()
+    result = compared([["a boat"], ["the boat"]], ["the old boat"])
+    assert result.as_json()["systems"][1]["chrf"]["randomization"]["significant"] is False
+    assert "*" not in str(result).split("* p <=")[0]
+    assert any(text.startswith("1 line is too few") for text in caplog.messages)
+
+
+def test_lower_ter_is_better(files: dict[str, Path]) -> None:
+    done = run_mtrain("compare", files["a"], files["c"], "-r", files["ref"], "-n", "0")
+    rows = [line.split() for line in done.stdout.split("\n") if line.startswith("c ")]
+    assert [row[6] for row in rows] == ["better"] * 3
+    assert [row[5][0] for row in rows] == ["+", "+", "-"]
+    assert [row[7][-1] for row in rows] == ["*"] * 3
+    assert "comparing 2 systems on 60 lines" in done.stderr
+    assert max(map(len, done.stdout.split("\n\n")[0].split("\n"))) <= 80
+
+
+def test_the_same_again(files: dict[str, Path]) -> None:
+    reference = files["ref"].read_text().split("\n")
+    texts = [files[name].read_text().split("\n") for name in "abc"]
+    assert str(compared(texts[:2], reference)) == str(compared(texts[:2], reference))
+
+
+@pytest.mark.parametrize("seed", ["abc", "-1", "1.5", ""])
+def test_a_seed_that_is_none_is_refused(seed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SACREBLEU_SEED", seed)
+    with pytest.raises(RefusedError, match="SACREBLEU_SEED"):
+        compared([["a"], ["b"]], ["a"])
+
+
+def test_names_that_are_not_utf_8_are_shown(tmp_path: Path) -> None:
+    first, second = write(tmp_path / "a", ["a boat"]), write(tmp_path / "b\udcff", ["the boat"])
+    done = run_mtrain("compare", "-r", str(first), str(first), str(second), "--metrics", "bleu")
+    assert done.returncode == 0
+    assert "\nb\\udcff  " in done.stdout
+
+
+def test_metrics_are_chosen_in_one_order() -> None:
+    assert choose_metrics("ter, BLEU") == ["bleu", "ter"]
+    with pytest.raises(RefusedError, match=r"--metrics bleu,: expected some of bleu,chrf,ter"):
+        choose_metrics("bleu,")
+
+
+def test_systems_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
+    paths = [tmp_path / "one" / "out.txt", tmp_path / "two" / "out.txt", tmp_path / "other.txt"]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
+        write(path, ["a"])
+    assert [name for name, _ in read_systems(paths, [["b"]])] == [
+        "one/out.txt",
+        "two/out.txt",
+        "other.txt",
+    ]
+
+
+def test_the_command_does_not_wait_for_torch(files: dict[str, Path]) -> None:
+    code = (
+        "import sys, atexit\n"
+        "atexit.register(lambda: print('torch' in sys.modules))\n"
+        "from mtrain.cli.app import main; main()"
+    )
+    arguments = ["compare", "a", "b", "-r", "ref", "--metrics", "bleu"]
+    command = [sys.executable, "-c", code, *(str(files.get(name, name)) for name in arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("False\n")
+    assert choose_tokenizer("char", None, [["a"]]) == "char"

@@ -1,0 +1,304 @@
+"""Scores: sacreBLEU's own, to the last digit, and never of lists of unequal length."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mtrain.cli import streams
+from mtrain.runtime import log
+from mtrain.runtime.errors import EXIT_REFUSED, RefusedError, UserError
+from mtrain.scoring import evaluation
+from mtrain.scoring import references as parallel
+from mtrain.scoring.metrics import bleu, check_tokenizer, chrf, paired_tests, ter, tokenizer_for
+
+REFERENCE = [
+    "The old harbour lies behind the new one.",
+    "She counts seven boats, two of them red.",
+    "Nobody asked the Baker about his bread!",
+    "It rained; we stayed at home.",
+    "Why does the clock run backwards?",
+    "A fox crosses the empty market square.",
+]
+SECOND = [
+    "Behind the new harbour lies the old one.",
+    "She is counting seven boats; two are red.",
+    "No one asked the baker about bread.",
+    "As it rained we stayed home.",
+    "Why is the clock running backwards?",
+    "The empty market square is crossed by a fox.",
+]
+HYPOTHESIS = [
+    "The old harbour is behind the new one.",
+    "she counts seven boats, two red.",
+    "Nobody asked the baker about his bread!",
+    "It rained, and we stayed at home.",
+    "",
+    "A fox crosses the market.",
+]
+CHINESE_REFERENCE = ["红色的船停在旧港口。", "她数了七只鸟，没有一只飞走。", "面包店今天不开门。"]
+CHINESE = ["红船停在旧的港口。", "她数了七只鸟，一只也没有飞走。", "面包店今天开门。"]
+
+
+def write_lines(path: Path, lines: list[str]) -> Path:
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def sacrebleu_cli(
+    directory: Path, hypotheses: list[str], references: list[list[str]], *options: str
+) -> dict[str, Any]:
+    """Score with sacreBLEU's own command line."""
+    files = [write_lines(directory / f"ref{i}", lines) for i, lines in enumerate(references)]
+    source = write_lines(directory / "hyp", hypotheses)
+    command = ["-m", "sacrebleu", *map(str, files), "-i", str(source), "-w", "8", *options]
+    command += ["-m", "bleu", "chrf", "ter", "--confidence", "--confidence-n", "1000"]
+    done = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, check=True, timeout=60
+    )
+    return {score["name"]: score for score in json.loads(done.stdout)}
+
+
+@pytest.mark.parametrize(
+    ("hypotheses", "references", "language", "lowercase", "options"),
+    [
+        (HYPOTHESIS, [REFERENCE], "en", False, []),
+        (HYPOTHESIS, [REFERENCE, SECOND], None, False, []),
+        (HYPOTHESIS, [REFERENCE], "en", True, ["--lowercase", "--chrf-lowercase"]),
+        (
+            CHINESE,
+            [CHINESE_REFERENCE],
+            "zh",
+            False,
+            ["-tok", "zh", "--ter-asian-support", "--ter-normalized"],
+        ),
+    ],
+    ids=["one reference", "two references", "lowercase", "Chinese"],
+)
+def test_scores_are_those_of_sacrebleu_s_command(
+    tmp_path: Path,
+    hypotheses: list[str],
+    references: list[list[str]],
+    language: str | None,
+    lowercase: bool,
+    options: list[str],
+) -> None:
+    expected = sacrebleu_cli(tmp_path, hypotheses, references, *options)
+    result = evaluation.score(hypotheses, references, language, None, lowercase)
+    for score in (result.bleu, result.chrf, result.ter):
+        theirs = expected[score.name]
+        assert score.signature == theirs["signature"]
+        assert score.score == pytest.approx(theirs["score"], abs=1e-5)
+        mean, half = theirs["confidence_mean"], theirs["confidence_var"]
+        assert score.ci == pytest.approx((mean - half, mean + half), abs=1e-5)
+    assert result.bleu.score > 20
+
+
+def test_scores_without_an_interval_are_the_same() -> None:
+    plain = bleu(HYPOTHESIS, [REFERENCE], tokenize="13a")
+    assert plain.ci is None
+    assert plain.score == bleu(HYPOTHESIS, [REFERENCE], tokenize="13a", interval=True).score
+    assert plain.as_json() == {"score": plain.score, "ci": None, "signature": plain.signature}
+
+
+def test_an_interval_wants_a_seed_and_a_score_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SACREBLEU_SEED", "abc")
+    assert chrf(["a boat"], [["a boat"]]).score == pytest.approx(100)
+    with pytest.raises(RefusedError, match="SACREBLEU_SEED=abc: expected a whole number"):
+        chrf(["a boat"], [["a boat"]], interval=True)
+    with pytest.raises(RefusedError, match="SACREBLEU_SEED=abc"):
+        paired_tests("chrf", [("a", ["b"]), ("c", ["d"])], [["b"]], "13a", False)
+
+
+def test_perfect_and_hopeless_translations() -> None:
+    for metric in (bleu, ter):
+        best = metric(REFERENCE, [SECOND, REFERENCE], tokenize="13a").score
+        assert best == pytest.approx(100.0 if metric is bleu else 0.0)
+    assert chrf(REFERENCE, [REFERENCE]).score == pytest.approx(100.0)
+    assert bleu(["xyz"] * 6, [REFERENCE], tokenize="13a").score == 0.0
+
+
+@pytest.mark.parametrize(
+    ("language", "name"),
+    [
+        ("de", "13a"),
+        (None, "13a"),
+        ("", "13a"),
+        ("zh", "zh"),
+        ("zh-CN", "zh"),
+        ("zh_TW", "zh"),
+        ("ZHO", "zh"),
+        ("cmn_Hans", "zh"),
+        ("ja", "ja-mecab"),
+        ("jpn_Jpan", "ja-mecab"),
+        ("ko", "ko-mecab"),
+        ("kor", "ko-mecab"),
+    ],
+)
+def test_the_target_language_names_the_tokenizer(language: str | None, name: str) -> None:
+    assert tokenizer_for(language) == name
+
+
+@pytest.mark.parametrize(
+    ("language", "missing", "modules"),
+    [
+        ("ja", "mtrain[ja]", ["MeCab", "sacrebleu.tokenizers.tokenizer_ja_mecab"]),
+        ("ko", "mtrain[ko]", ["mecab_ko", "sacrebleu.tokenizers.tokenizer_ko_mecab"]),
+    ],
+)
+def test_a_missing_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, language: str, missing: str, modules: list[str]
+) -> None:
+    library, tokenizer = modules
+    monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.delitem(sys.modules, tokenizer, raising=False)
+    with pytest.raises(UserError) as caught:
+        evaluation.score(["a"], [["a"]], language, None, lowercase=False)
+    assert caught.value.exit_code == EXIT_REFUSED
+    assert missing in str(caught.value)
+    assert "--tokenize" in str(caught.value)
+
+
+def test_an_unknown_tokenizer_is_refused() -> None:
+    check_tokenizer("char")
+    with pytest.raises(
+        RefusedError, match=r"--tokenize moses: unknown; sacreBLEU has .*13a"
+    ) as caught:
+        check_tokenizer("moses")
+    assert caught.value.exit_code == EXIT_REFUSED
+
+
+@pytest.mark.parametrize("count", [5, 7, 0])
+def test_lists_of_other_lengths_are_refused_with_both_counts(count: int) -> None:
+    references = [REFERENCE, (SECOND + SECOND)[:count]]
+    for attempt in (
+        lambda: bleu(HYPOTHESIS, references, tokenize="13a"),
+        lambda: chrf(HYPOTHESIS, references),
+        lambda: ter(HYPOTHESIS, references, tokenize="13a"),
+    ):
+        with pytest.raises(UserError, match=f"6 hypotheses but {count} references"):
+            attempt()
+
+
+def test_nothing_to_score_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no lines to score"):
+        bleu([], [[]], tokenize="13a")
+    with pytest.raises(UserError, match="empty: holds no lines"):
+        parallel.read_references([write_lines(tmp_path / "empty", [])])
+
+
+def test_files_must_match_line_for_line(tmp_path: Path) -> None:
+    first = write_lines(tmp_path / "first", REFERENCE)
+    short = write_lines(tmp_path / "short", SECOND[:5])
+    with pytest.raises(UserError, match=r"short has 5 lines but the reference has 6"):
+        parallel.read_references([first, short])
+    with pytest.raises(UserError, match=r"short has 5 lines but the reference has 6"):
+        parallel.read_aligned(short, [REFERENCE])
+
+
+@pytest.mark.parametrize(
+    ("references", "language", "tokenize", "warns"),
+    [
+        (CHINESE_REFERENCE, None, None, True),
+        (["ひらがな だけ", "カタカナ"], None, None, True),
+        (["한국어 문장"], None, None, True),
+        (CHINESE_REFERENCE, "zh", None, False),
+        (CHINESE_REFERENCE, None, "char", False),
+        (REFERENCE, None, None, False),
+        (["Das Schild zeigt 東.", "Sonst nichts."], None, None, False),
+        (["123 !?"], None, None, False),
+    ],
+)
+def test_text_that_13a_does_not_cut_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+    references: list[str],
+    language: str | None,
+    tokenize: str | None,
+    warns: bool,
+) -> None:
+    log.logger.propagate = True
+    with caplog.at_level(logging.WARNING, "mtrain"):
+        evaluation.score(references, [references], language, tokenize, lowercase=False)
+    assert any("--tgt-lang" in message for message in caplog.messages) == warns
+
+
+def test_json_has_the_contract_s_shape() -> None:
+    result = evaluation.score(HYPOTHESIS, [REFERENCE], "en", None, lowercase=False)
+    content = json.loads(json.dumps(result.as_json()))
+    assert list(content) == ["lines", "bleu", "chrf", "ter"]
+    assert content["lines"] == 6
+    for name in ("bleu", "chrf", "ter"):
+        assert list(content[name]) == ["score", "ci", "signature"]
+        low, high = content[name]["ci"]
+        assert low < content[name]["score"] < high
+        assert "bs:1000" in content[name]["signature"]
+
+
+def test_printed_scores_show_value_interval_and_signature() -> None:
+    lines = str(evaluation.score(HYPOTHESIS, [REFERENCE], "en", None, lowercase=False)).split("\n")
+    assert [line.split()[0] for line in lines] == ["BLEU", "chrF2", "TER"]
+    score = bleu(HYPOTHESIS, [REFERENCE], tokenize="13a", interval=True)
+    assert score.ci is not None
+    interval = f"[{score.ci[0]:.2f}, {score.ci[1]:.2f}]"
+    assert lines[0] == f"BLEU {score.score:.2f} {interval} {score.signature}"
+
+
+@pytest.mark.parametrize(
+    ("hypotheses", "references"),
+    [(["", "word"], ["text", "word"]), (["text", "word"], ["", "word"])],
+)
+def test_the_interval_of_lines_without_text(hypotheses: list[str], references: list[str]) -> None:
+    """Some of its resamples have no text at all on a side."""
+    for score in (
+        bleu(hypotheses, [references], tokenize="13a", interval=True),
+        chrf(hypotheses, [references], interval=True),
+        ter(hypotheses, [references], tokenize="13a", interval=True),
+    ):
+        assert score.ci is not None
+        assert score.ci[0] <= score.score <= score.ci[1]
+
+
+def test_the_interval_narrows_with_more_lines() -> None:
+    """Half as wide with four times the lines: the interval is one of the mean."""
+    rng = random.Random(5)
+    words = ["elm", "oak", "ash", "fir", "yew", "bay"]
+    reference = [" ".join(rng.choices(words, k=8)) for _ in range(400)]
+    noisy = [
+        " ".join(w if rng.random() < 0.8 else rng.choice(words) for w in line.split())
+        for line in reference
+    ]
+    few, many = (
+        bleu(noisy[:n], [reference[:n]], tokenize="13a", interval=True).ci for n in (100, 400)
+    )
+    assert few is not None
+    assert many is not None
+    assert 0.3 < (many[1] - many[0]) / (few[1] - few[0]) < 0.75
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("none/out", "No such file"),
+        ("kept/out", "Not a directory"),
+        (".", "Is a directory"),
+        ("out", None),
+        ("kept", None),
+    ],
+)
+def test_an_output_is_looked_at_and_left_alone(
+    tmp_path: Path, name: str, message: str | None
+) -> None:
+    (tmp_path / "kept").write_text("as it was")
+    if message is None:
+        streams.check_output(tmp_path / name)
+    else:
+        with pytest.raises(UserError, match=f"cannot write: {message}"):
+            streams.check_output(tmp_path / name)
+    assert [(item.name, item.read_text()) for item in tmp_path.iterdir()] == [("kept", "as it was")]

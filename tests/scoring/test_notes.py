@@ -1,0 +1,291 @@
+"""Why a score is low: each fault is named with its lines, and text without faults is left alone."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import run_mtrain
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mtrain.scoring.notes import Note, explain
+
+SUBJECTS = [
+    "The old Harbour",
+    "A Baker in Lund",
+    "My neighbour",
+    "The Swedish ferry",
+    "Nobody here",
+]
+VERBS = ["does not sell", "paints", "carries", "looks after", "forgets", "has lost"]
+OBJECTS = ["seven boats", "the bread", "an empty barrel", "its lamps", "the evening paper"]
+ENDS = [" before noon.", ", as ever.", " - or so they say.", " again!", "; we stayed at home."]
+HAN = "红色的船停在旧港口她数了七只鸟没有一飞走面包店今天不开门"
+KANA = "あかいふねがふるいみなとにとまるかもめがななわとんだ"
+GREEK = "το παλιό λιμάνι βρίσκεται πίσω από καινούργιο"
+
+
+def english(count: int, seed: int = 1) -> list[str]:
+    rng = random.Random(seed)
+    lines = [f"{n} {rng.choice(SUBJECTS)} {rng.choice(VERBS)}" for n in range(1000, 1000 + count)]
+    return [f"{line} {rng.choice(OBJECTS)}{rng.choice(ENDS)}" for line in lines]
+
+
+def unspaced(count: int, letters: str = HAN, seed: int = 1) -> list[str]:
+    rng = random.Random(seed)
+    return ["".join(rng.choices(letters, k=rng.randint(8, 20))) + "。" for _ in range(count)]
+
+
+REFERENCE, CHINESE = english(100), unspaced(100)
+SOURCE = unspaced(100, GREEK.replace(" ", ""), 2)
+
+
+def notes(
+    hypotheses: list[str], references: list[str] = REFERENCE, sources: list[str] | None = None
+) -> dict[str, Note]:
+    return {note.kind: note for note in explain(hypotheses, [references], sources or [])}
+
+
+def with_lines(lines: list[str], change: Callable[[str], str], *places: int) -> list[str]:
+    return [change(line) if i + 1 in places else line for i, line in enumerate(lines)]
+
+
+@pytest.mark.parametrize(
+    "lines", [REFERENCE, CHINESE, unspaced(100, KANA), unspaced(100, GREEK)], ids=lambda x: x[0]
+)
+def test_nothing_is_said_of_the_references_themselves(lines: list[str]) -> None:
+    assert explain(lines, [lines], SOURCE) == []
+    assert explain(lines, [lines[::-1], lines], []) == []
+
+
+def test_nothing_is_said_of_a_fair_system() -> None:
+    """Two words in ten are other ones, some lines are shorter, and one loses its number."""
+    rng = random.Random(4)
+    words = [word for line in REFERENCE for word in line.split()[1:]]
+    hypotheses = [
+        " ".join(w if i < 3 or rng.random() < 0.8 else rng.choice(words) for i, w in enumerate(ws))
+        for ws in (line.split() for line in REFERENCE)
+    ]
+    hypotheses[7] = hypotheses[7][5:]
+    assert notes(hypotheses, sources=SOURCE) == {}
+    assert explain(hypotheses, [REFERENCE, hypotheses[::-1]], SOURCE) == []
+
+
+def test_empty_lines() -> None:
+    found = notes(with_lines(REFERENCE, lambda line: " \u3000", 3, 50))
+    assert list(found) == ["empty"]
+    note = found["empty"]
+    assert (note.lines, note.of, note.first) == (2, 100, [3, 50])
+    assert str(note).startswith("empty translations: 2 of 100 lines (line 3, 50); ")
+    blank = with_lines(REFERENCE, lambda line: "", 3)
+    assert notes(blank, blank) == {}
+    assert notes(REFERENCE, blank)["no reference"].first == [3]
+
+
+def test_copies_of_the_source_only_where_the_reference_is_none() -> None:
+    sources = english(100, seed=7)
+    references = with_lines(CHINESE, lambda line: sources[4], 5)
+    copied = [sources[i] + " " if i in (4, 10, 11, 30) else line for i, line in enumerate(CHINESE)]
+    note = notes(copied, references, sources)["copied"]
+    assert (note.lines, note.first) == (3, [11, 12, 31])
+    assert "copied" not in notes(copied, references)
+    nearly = [line.replace(" the ", " ") for line in sources]
+    assert notes(nearly, references, sources)["copied"].lines > 90
+
+
+@pytest.mark.parametrize("sources", [SOURCE, []], ids=["sources", "none"])
+def test_one_translation_of_many_sources(sources: list[str]) -> None:
+    found = notes(
+        with_lines(REFERENCE, lambda line: "1 boat sails away.", *range(20, 40)), REFERENCE
+    )
+    assert (found["same"].lines, found["same"].first[0]) == (20, 20)
+    assert "most often: 1 boat sails away." in found["same"].what
+
+
+def test_a_line_that_comes_again_with_its_source_is_no_fault() -> None:
+    lines = with_lines(REFERENCE, lambda line: "NAME", *range(1, 60))
+    sources = with_lines(SOURCE, lambda line: "ΟΝΟΜΑ", *range(1, 60))
+    assert notes(lines, lines, sources) == {}
+
+
+@pytest.mark.parametrize("sign", ["⁇", "<unk>", "\ufffd"])
+def test_unknown_pieces(sign: str) -> None:
+    found = notes(with_lines(REFERENCE, lambda line: f"{line} {sign}{sign}", 2, 9))
+    assert list(found) == ["unknown"]
+    assert (found["unknown"].first, "4 of" in found["unknown"].what) == ([2, 9], True)
+    both = with_lines(REFERENCE, lambda line: f"{line} {sign}", 2, 9)
+    assert notes(both, both) == {}
+
+
+def test_another_script_than_the_references() -> None:
+    found = notes(with_lines(CHINESE, lambda line: "the harbour lies here", 5, 6, 7), CHINESE)
+    assert (found["script"].lines, found["script"].first) == (3, [5, 6, 7])
+    assert "latin letters, where the references are mostly han or kana" in found["script"].what
+    mixed = with_lines(CHINESE, lambda line: "apt-get " + line[:2], 5, 6, 7)
+    assert notes(mixed, mixed) == {}
+    assert notes(unspaced(100, GREEK), REFERENCE)["script"].lines == 100
+
+
+@pytest.mark.parametrize(
+    ("line", "is_loop"),
+    [
+        ("the man in the man in the man in the man", True),
+        ("a boat and a boat and a boat and a boat and", True),
+        ("很好很好很好很好", True),
+        ("红色的船停在旧港口红色的船停在旧港口红色的船停在旧港口", True),
+        ("very, very good", False),
+        ("10000000000", False),
+        ("... --- ====== ......", False),
+        ("no no no", False),
+    ],
+)
+def test_phrases_that_are_repeated(line: str, is_loop: bool) -> None:
+    assert ("loops" in notes(with_lines(REFERENCE, lambda _: line, 8))) == is_loop
+    both = with_lines(REFERENCE, lambda _: line, 8)
+    assert notes(both, both) == {}
+
+
+def test_a_loop_in_a_very_long_line_takes_no_long_time() -> None:
+    rng = random.Random(3)
+    letters = "".join(rng.choices("abcdefgh _.@%{<0", k=60_000))
+    lines = [
+        letters,
+        letters + "and so on " * 300,
+        "x" * 60_000,
+        "1," * 30_000,
+        "%0" + "0" * 60_000,
+    ]
+    begun = time.process_time()
+    found = explain(lines, [["a"] * 5], ["b"] * 5)
+    assert time.process_time() - begun < 5
+    assert next(note for note in found if note.kind == "loops").first[0] == 2
+
+
+def tokenized(line: str) -> str:
+    return line.replace(",", " ,").replace(".", " .").replace("does not", "does n't")
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "lines"),
+    [
+        ("tokenized", tokenized, REFERENCE),
+        ("tokenized", " ".join, CHINESE),
+        ("subword", lambda line: line.replace("ar", "a@@ r"), REFERENCE),
+        ("subword", lambda line: "▁" + line.replace(" ", " ▁"), REFERENCE),
+        ("hyphens", lambda line: line.replace(" - ", " @-@ "), REFERENCE),
+        ("escapes", lambda line: line.replace(" - ", " &quot; "), REFERENCE),
+        ("case", str.lower, REFERENCE),
+    ],
+)
+def test_text_that_was_prepared_on_one_side(
+    kind: str, change: Callable[[str], str], lines: list[str]
+) -> None:
+    changed = [change(line) for line in lines]
+    places = [i + 1 for i, line in enumerate(lines) if line != changed[i]]
+    for found in (notes(changed, lines), notes(lines, changed)):
+        assert kind in found
+        assert list(found) == [kind]
+        assert 0 < found[kind].lines <= len(places)
+        assert set(found[kind].first) <= set(places)
+    assert notes(changed, changed) == {}
+
+
+def test_letters_without_case_and_no_letters_are_not_in_lower_case() -> None:
+    capitals = [line + " PDF" for line in CHINESE]
+    for without in (CHINESE, [""] * 100):
+        assert "case" not in notes(without, capitals)
+        assert "case" not in notes(capitals, without)
+    lower = [line.lower() for line in capitals]
+    assert notes(lower, capitals)["case"].lines == 100
+
+
+def test_case_is_no_fault_where_it_is_not_scored() -> None:
+    lower = [line.lower() for line in REFERENCE]
+    assert explain(lower, [REFERENCE], [], lowercase=True) == []
+
+
+@pytest.mark.parametrize(("lines", "kind"), [(REFERENCE, "english"), (CHINESE, "chinese")])
+def test_lengths(lines: list[str], kind: str) -> None:
+    short = [line[: len(line) // 2] for line in lines]
+    assert 0.4 < float(notes(short, lines)["short"].what.split()[2]) < 0.55
+    longer = [line + line[5:] for line in lines]
+    assert notes(longer, lines)["long"].lines == 100
+    assert explain(short, [lines, short], []) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "elements", "other"),
+    [
+        ("urls", ["https://example.org/a?b=1,", "www.example.org"], "here"),
+        ("emails", ["lena.holm+x@mail.example.org"], "her"),
+        (
+            "placeholders",
+            ["{0}", "%s", "%(name)s", "<b>", "__NAME__", "${user}", "%1$d", "%2"],
+            "it",
+        ),
+        ("numbers", ["7", "1,200.50", "٣٤"], "some"),
+    ],
+)
+def test_what_should_be_kept(kind: str, elements: list[str], other: str) -> None:
+    plain = [" ".join(line.split()[1:]) for line in REFERENCE]
+    rows = [f"{elements[i % len(elements)]} {line}" for i, line in enumerate(plain)]
+    lost = [line if i % 2 else f"{other} {line}" for i, line in enumerate(plain)]
+    lost = [rows[i] if i % 2 else line for i, line in enumerate(lost)]
+    found = notes(lost, rows)
+    assert list(found) == [kind]
+    assert (found[kind].lines, found[kind].first[:3]) == (50, [1, 3, 5])
+    assert "kept: 50 of 100 (50%)" in found[kind].what
+    assert " in line 1, " in found[kind].advice
+    assert notes(lost, rows, SOURCE) == {}  # these are not in the source
+    assert list(notes(lost, rows, rows)) == [kind]
+    assert notes(rows, rows, rows) == {}
+
+
+def test_numbers_are_compared_by_their_digits() -> None:
+    rows = [f"{line} 1,234.5" for line in REFERENCE]
+    assert notes([line.replace("1,234.5", "1.234,5") for line in rows], rows) == {}
+
+
+@pytest.mark.parametrize("lines", [english(400), unspaced(400)], ids=["english", "chinese"])
+@pytest.mark.parametrize(("at", "first"), [(0, 1), (213, 201)])
+def test_lines_that_slipped(lines: list[str], at: int, first: int) -> None:
+    lost = [*lines[:at], *lines[at + 1 :], "1"]
+    note = notes(lost, lines)["slipped"]
+    assert f"1 line further down, from about line {first} on" in note.what
+    assert note.lines == 400 - (first - 1)
+    added = [*lines[:at], "1", "1", *lines[at:-2]]
+    assert f"2 lines further up, from about line {first} on" in notes(added, lines)["slipped"].what
+
+
+@given(
+    st.lists(
+        st.tuples(st.text(max_size=40), st.text(max_size=40), st.text(max_size=40)), min_size=1
+    )
+)
+def test_any_text_is_answered(rows: list[tuple[str, str, str]]) -> None:
+    hypotheses, references, sources = (list(side) for side in zip(*rows, strict=True))
+    for note in explain(hypotheses, [references, references[::-1]], sources):
+        assert 0 < note.lines <= note.of == len(rows)
+        assert json.loads(json.dumps(note.as_json()))["kind"] == note.kind
+        assert len(str(note).split("\n")) >= 1
+
+
+def test_eval_tells_the_notes_beside_the_scores(tmp_path: Path) -> None:
+    lower = [line.lower() for line in REFERENCE]
+    for name, lines in (("hyp", with_lines(lower, lambda _: "", 4)), ("ref", REFERENCE)):
+        (tmp_path / name).write_text("".join(line + "\n" for line in lines))
+    arguments = ("eval", "--hypothesis", tmp_path / "hyp", "-r", tmp_path / "ref")
+    plain = run_mtrain(*arguments)
+    assert [line.split()[0] for line in plain.stdout.splitlines()] == ["BLEU", "chrF2", "TER"]
+    assert "warning: empty translations: 1 of 100 lines (line 4); " in plain.stderr
+    assert "warning: the translations are in lower case: 99 of 100 lines" in plain.stderr
+    done = run_mtrain(*arguments, "--json")
+    found = json.loads(done.stdout)["notes"]
+    assert [note["kind"] for note in found] == ["empty", "case"]
+    assert found[0] == {**found[0], "lines": 1, "of": 100, "first": [4]}
+    assert done.stderr == ""

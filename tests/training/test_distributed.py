@@ -1,0 +1,478 @@
+"""Several processes train as one: the same steps, the same stops, the same resumes, one voice."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import contents, differences, run_mtrain, status, write_config
+from ranks import at_step, command, send, start, train_by
+
+from mtrain.config.loading import load_config
+from mtrain.data.prepare import prepare
+from mtrain.runs import layout
+from mtrain.runs.directory import RunDirectory
+from mtrain.runtime import distributed
+from mtrain.runtime.distributed import BYTES, TEXT, Ranks, find_ranks, joined
+from mtrain.runtime.errors import (
+    EXIT_FAILED,
+    EXIT_REFUSED,
+    EXIT_STOPPED,
+    EXIT_TERMINATED,
+    RefusedError,
+    StoppedError,
+    UserError,
+)
+from mtrain.runtime.stop import Stop
+from mtrain.training import learner, loss, optimizer
+from mtrain.training.trainer import Trainer
+from mtrain.training.validation import HISTORY, History
+
+# Dropout is on; records, checkpoints and epochs fall on different steps.
+SETTINGS = {
+    "pairs": 60,
+    "train.max_steps": 12,
+    "train.max_tokens": 64,
+    "train.log_every": 1,
+    "train.save_every": 4,
+    "train.valid_every": 8,
+    "train.keep_checkpoints": 2,
+    "decode.max_len_b": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_config(tmp_path_factory.mktemp("ranks"), **SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run by two ranks that was left alone."""
+    run = tmp_path_factory.mktemp("undisturbed") / "run"
+    done = train_by(2, config, run)
+    assert done.codes == [0, 0], done.told
+    return run
+
+
+# --- the same steps -----------------------------------------------------------------------------
+
+
+def losses(run: Path) -> list[float]:
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [record["train/loss"] for record in records if "train/loss" in record]
+
+
+def test_two_ranks_train_like_one_with_twice_the_accumulation(config: Path, tmp_path: Path) -> None:
+    steps = ["train.max_steps=50", "train.warmup_steps=40", "model.dropout=0.2"]
+    for size, accum_steps in ((2, 2), (1, 4)):
+        run = tmp_path / str(size)
+        done = train_by(size, config, run, *steps, f"train.accum_steps={accum_steps}")
+        assert done.codes == [0] * size, done.told
+    assert len(losses(tmp_path / "1")) == 50
+    assert losses(tmp_path / "2") == pytest.approx(losses(tmp_path / "1"), rel=1e-4)
+
+
+def record_in_float64(config_file: Path, output: Path, accum_steps: int) -> None:
+    """Take steps in float64 throughout and write their losses down."""
+    overrides = [f"train.accum_steps={accum_steps}", "model.dropout=0.2"]
+    config = load_config(config_file, overrides)
+    learner.set_compute_dtype = lambda model, dtype: model.double()  # type: ignore[attr-defined]
+    with joined() as ranks:
+        run = RunDirectory(output.parent / "run")
+        trainer = Trainer(config, prepare(config, run.tokenizer, Stop()), run, Stop(), ranks)
+        assert trainer.optimizer.buffer.dtype == torch.float64
+        stream, found = trainer.micro_batches(), []
+        for _ in range(50):
+            before = trainer.sums[0].item()
+            trainer.take_step(stream)
+            found.append(trainer.sums[0].item() - before)
+        if ranks.is_first:
+            output.write_text(json.dumps(found))
+
+
+def test_in_float64_they_agree_to_the_ninth_digit(config: Path, tmp_path: Path) -> None:
+    found = []
+    for size, accum_steps in ((2, 2), (1, 4)):
+        output = tmp_path / f"{size}.json"
+        done = start(tmp_path, [partial(record_in_float64, config, output, accum_steps)] * size)
+        assert done.codes == [0] * size, done.told
+        found.append(json.loads(output.read_text()))
+    assert len(found[0]) == 50
+    assert found[0] == pytest.approx(found[1], rel=1e-9)
+    assert found[0] != pytest.approx(found[1][::-1], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "max_tokens"),
+    [(3, 64), (50, 32), *(pytest.param(n, 32, marks=pytest.mark.slow) for n in (7, 12))],
+)
+def test_corpora_of_few_batches_end(tmp_path: Path, pairs: int, max_tokens: int) -> None:
+    """Of 1, 2, 3 and 13 batches, which three ranks share as they come."""
+    config = write_config(
+        tmp_path, pairs=pairs, **{"train.max_tokens": max_tokens, "train.max_steps": 5}
+    )
+    done = train_by(3, config, tmp_path / "run")
+    assert done.codes == [0, 0, 0], done.told
+    assert status(tmp_path / "run")["state"] == "complete"
+
+
+# --- stopped, killed, resumed -------------------------------------------------------------------
+
+
+def test_only_the_first_rank_writes_and_speaks(config: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done = train_by(2, config, run)
+    assert done.codes == [0, 0]
+    assert "2 x cpu" in done.told[0]
+    assert done.told[1] == ""
+    text = (run / "train.log").read_text()
+    assert text.count("step 12/12") == 1
+    again = train_by(2, config, run)
+    assert again.codes == [0, 0]
+    assert "complete" in again.told[0]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_killed_and_resumed_is_undisturbed(
+    config: Path, tmp_path: Path, undisturbed: Path, rank: int
+) -> None:
+    run, other = tmp_path / "run", 1 - rank
+    done = train_by(
+        2, config, run, hooks={rank: partial(at_step, 7, partial(send, signal.SIGKILL))}
+    )
+    assert done.codes[rank] == -signal.SIGKILL
+    assert done.codes[other] == EXIT_FAILED
+    assert "another process of the job has ended" in done.told[other]
+    assert "Traceback" not in done.told[other]
+    assert [path.name for path in layout.steps(run / "checkpoints")] == ["step-00000004"]
+    assert train_by(2, config, run).codes == [0, 0]
+    assert differences(run, undisturbed) == []
+
+
+@pytest.mark.parametrize(
+    ("rank", "number", "code"),
+    [(0, signal.SIGTERM, EXIT_TERMINATED), (1, signal.SIGUSR1, EXIT_STOPPED)],
+)
+def test_a_signal_to_one_stops_and_saves_all(
+    config: Path, tmp_path: Path, undisturbed: Path, rank: int, number: signal.Signals, code: int
+) -> None:
+    run = tmp_path / "run"
+    done = train_by(2, config, run, hooks={rank: partial(at_step, 7, partial(send, number))})
+    assert done.codes == [code, code], done.told
+    assert f"stopped by {number.name}" in done.told[0]
+    assert done.told[1] == ""
+    assert (status(run)["state"], status(run)["exit_code"], status(run)["step"]) == (
+        "stopped",
+        code,
+        7,
+    )
+    assert train_by(2, config, run).codes == [0, 0]
+    assert differences(run, undisturbed) == []
+
+
+def stop_in_validation() -> None:
+    from mtrain.training.validation import Validation
+
+    evaluate = Validation._evaluate
+
+    def stopped(self: Validation, *arguments: Any) -> Any:
+        self.stop.received = signal.SIGTERM
+        return evaluate(self, *arguments)
+
+    Validation._evaluate = stopped  # type: ignore[method-assign]
+
+
+def test_a_signal_during_validation_stops_all(
+    config: Path, tmp_path: Path, undisturbed: Path
+) -> None:
+    run = tmp_path / "run"
+    done = train_by(2, config, run, hooks={1: stop_in_validation})
+    assert done.codes == [EXIT_TERMINATED] * 2, done.told
+    assert status(run)["step"] == 8
+    assert train_by(2, config, run).codes == [0, 0]
+    assert differences(run, undisturbed) == []
+
+
+def fail_for_memory() -> None:
+    raise UserError("step 7: out of memory")
+
+
+def test_a_failure_of_one_is_told_by_the_first(config: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done = train_by(2, config, run, hooks={1: partial(at_step, 7, fail_for_memory)})
+    assert done.codes == [EXIT_FAILED] * 2
+    assert f"rank 1 on {socket.gethostname()}: step 7: out of memory" in done.told[0]
+    assert done.told[1] == ""
+    assert status(run)["state"] == "failed"
+
+
+def spoil_gradient() -> None:
+    accumulate = optimizer.Optimizer.accumulate
+
+    def spoilt(self: optimizer.Optimizer) -> None:
+        accumulate(self)
+        self.grads[0].view(-1)[0] = float("nan")
+
+    optimizer.Optimizer.accumulate = spoilt  # type: ignore[method-assign]
+
+
+def test_a_gradient_that_is_not_finite_ends_all(config: Path, tmp_path: Path) -> None:
+    done = train_by(2, config, tmp_path / "run", hooks={1: spoil_gradient})
+    assert done.codes == [EXIT_FAILED] * 2
+    assert "not finite" in done.told[0]
+    assert done.told[1] == ""
+
+
+def test_text_that_is_not_there_is_told_once(config: Path, tmp_path: Path) -> None:
+    done = train_by(2, config, tmp_path / "run", f"data.valid={{src: {tmp_path}/gone, tgt: gone}}")
+    assert done.codes == [EXIT_FAILED] * 2, done.told
+    assert str(tmp_path / "gone") in done.told[0]
+    assert done.told[1] == ""
+
+
+def test_processes_with_other_settings_are_refused(config: Path, tmp_path: Path) -> None:
+    """Runs of their own that torchrun started as one job, say."""
+    arguments = ["train", "-c", str(config), "--set"]
+    runs = [tmp_path / name for name in "ab"]
+    done = start(tmp_path, [partial(command, [*arguments, f"run_dir={r}"], None) for r in runs])
+    assert done.codes == [EXIT_REFUSED] * 2
+    assert "different settings" in done.told[0]
+    assert done.told[1] == ""
+    assert not any(run.exists() for run in runs)
+
+
+# --- resumed by another number of ranks ---------------------------------------------------------
+
+
+def test_another_number_of_ranks_goes_on_with_the_same_steps(
+    config: Path, tmp_path: Path, undisturbed: Path
+) -> None:
+    run = tmp_path / "run"
+    done = train_by(2, config, run, hooks={0: partial(at_step, 7, partial(send, signal.SIGTERM))})
+    assert done.codes == [EXIT_TERMINATED] * 2
+    refused = train_by(1, config, run)
+    assert refused.codes == [EXIT_REFUSED]
+    assert "set train.accum_steps: 2" in refused.told[0]
+    refused = train_by(3, config, run)
+    assert refused.codes == [EXIT_REFUSED] * 3
+    assert "another number of processes" in refused.told[0]
+    assert refused.told[1:] == ["", ""]
+    alone = train_by(1, config, run, "train.accum_steps=2")
+    assert alone.codes == [0], alone.told
+    assert "1 processes train, not 2" in alone.told[0]
+    assert losses(run) == pytest.approx(losses(undisturbed), rel=1e-4)
+    assert contents(run)["status"] == contents(undisturbed)["status"]
+
+
+# --- what torchrun says -------------------------------------------------------------------------
+
+TASK = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_NODES": "2"}
+TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"},
+        pytest.param(TASK, id="a batch script"),
+        {**TASK, "SLURM_STEP_NUM_TASKS": "1"},
+        pytest.param({**TASK, "SLURM_STEP_NUM_TASKS": ""}, id="unset by hand"),
+        pytest.param({"SLURM_STEP_NUM_TASKS": "8"}, id="no task"),
+    ],
+)
+def test_a_single_process_may_be_started_by_anything(environ: dict[str, str]) -> None:
+    assert find_ranks(environ) == Ranks()
+
+
+def test_torchrun_is_understood_within_a_step_of_slurm_too() -> None:
+    assert find_ranks(TORCHRUN) == Ranks(5, 8, 1, 4)
+    assert find_ranks({**TASK, "SLURM_STEP_NUM_TASKS": "2", **TORCHRUN}) == Ranks(5, 8, 1, 4)
+
+
+@pytest.mark.parametrize("name", TORCHRUN)
+def test_variables_that_are_no_numbers_are_refused(name: str) -> None:
+    with pytest.raises(RefusedError, match="torchrun's environment variables"):
+        find_ranks({**TORCHRUN, name: "x"})
+
+
+@pytest.mark.parametrize("task", ["0", "7"])
+def test_tasks_of_slurm_are_refused_and_one_says_what_to_type(
+    config: Path, tmp_path: Path, task: str
+) -> None:
+    arguments = ["train", "-c", str(config), "--set", f"run_dir={tmp_path / 'run'}"]
+    environ = {**TASK, "SLURM_PROCID": task, "SLURM_STEP_NUM_TASKS": "8", "WORLD_SIZE": "8"}
+    done = run_mtrain(*arguments, env={**os.environ, **environ})
+    line = "srun --ntasks-per-node=1 torchrun --nnodes=2 --nproc-per-node=4 --rdzv-backend=c10d "
+    line += f"--rdzv-endpoint=HOST:29500 -m mtrain {shlex.join(arguments)}"
+    assert (done.returncode, done.stdout) == (EXIT_REFUSED, "")
+    assert ("started this command 8 times" in done.stderr, line in done.stderr) == (
+        (True, True) if task == "0" else (False, False)
+    )
+    assert (done.stderr == "") == (task != "0")
+    assert not (tmp_path / "run").exists()
+
+
+# --- by torchrun itself -------------------------------------------------------------------------
+
+# Steps enough that there is time to strike.
+LONG = ("train.max_steps=400", "train.log_every=10", "train.save_every=20", "train.valid_every=400")
+
+
+@pytest.fixture(scope="module")
+def undisturbed_long(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("long") / "run"
+    done = train_by(2, config, run, *LONG)
+    assert done.codes == [0, 0], done.told
+    return run
+
+
+def long_run(config: Path, run: Path) -> list[str]:
+    """What `mtrain` is told, to train for long."""
+    sets = [part for override in (f"run_dir={run}", *LONG) for part in ("--set", override)]
+    return ["train", "-c", str(config), *sets]
+
+
+def wait_for_step(run: Path, step: int) -> None:
+    """Wait until a run has taken a step."""
+    end, metrics = time.monotonic() + 120, run / "metrics.jsonl"
+    while not metrics.exists() or f'"step": {step},' not in metrics.read_text():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+def test_torchrun_starts_again_after_a_kill(
+    config: Path, tmp_path: Path, undisturbed_long: Path
+) -> None:
+    run = tmp_path / "run"
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    command = [sys.executable, "-m", *launcher, "-m", "mtrain", *long_run(config, run)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as job:
+        wait_for_step(run, 50)
+        os.kill(status(run)["pid"], signal.SIGKILL)
+        _, told = job.communicate(timeout=120)
+    assert job.returncode == 0, told
+    assert "resuming at step" in told
+    assert differences(run, undisturbed_long) == []
+
+
+def wait_in_vain(output: Path) -> None:
+    distributed.START = timedelta(seconds=2)
+    with pytest.raises(UserError) as caught, joined():
+        pass
+    output.write_text(str(caught.value))
+
+
+def nothing() -> None:
+    """End before anybody is met."""
+
+
+def test_processes_that_never_meet_are_told(tmp_path: Path) -> None:
+    output = tmp_path / "told"
+    done = start(tmp_path, [partial(wait_in_vain, output), nothing])
+    assert done.codes == [0, 0], done.told
+    assert output.read_text().startswith("rank 0 of 2: the processes of the job did not meet: ")
+
+
+# --- what ranks tell each other -----------------------------------------------------------------
+
+
+ENTRY = {"step": 0, "checkpoint": "average", "bleu": 0.1, "chrf": 1 / 3, "nll": float("nan")}
+ENTRY["signature"] = ""
+
+
+def raise_all_kinds(output: Path) -> None:
+    """Have each kind of failure come from each rank, and write down what arrives."""
+    found: list[object] = []
+
+    def failing(error: Exception) -> str:
+        raise error
+
+    with joined() as ranks:
+        errors = (
+            UserError("no"),
+            RefusedError("never"),
+            StoppedError("later", EXIT_STOPPED),
+            OSError(28, "No space left on device", "file"),
+            MemoryError(),
+        )
+        for error in errors:
+            for origin in (0, 1):
+                gather, share = (partial(meet, form=TEXT) for meet in (ranks.gather, ranks.share))
+                for meet in (gather, share, ranks.together, ranks.first):
+                    is_mine = ranks.rank == origin or meet in (share, ranks.first)
+                    try:
+                        meet(partial(failing, error) if is_mine else str)
+                    except UserError as caught:
+                        kind, told = type(caught).__name__, not caught.is_told
+                        found.append([kind, str(caught), caught.exit_code, told])
+        found.append(ranks.agree(None))
+        found.append(ranks.agree(("SIGTERM", 143) if ranks.rank else None))
+        found.append(ranks.share(lambda: b"a\nb\xff" * 100_000, BYTES).count(b"\n"))
+        found.append(ranks.gather(lambda: ranks.rank * "\ud800\n", TEXT))
+        history = History("nll", [{**ENTRY, "step": ranks.rank}])
+        found.append(str(ranks.gather(lambda: history, HISTORY)[1].entries))
+        found.append([ranks.first(lambda: "a"), ranks.together(lambda: ranks.rank)])
+        total = torch.arange(3.0) + ranks.rank
+        ranks.sum_(total)
+        found.append(total.tolist())
+        ranks.agree(None, number=5)
+        with pytest.raises(UserError, match="different steps"):
+            ranks.agree(None, number=ranks.rank)
+        ranks.spread([total.add_(ranks.rank)])
+        found.append(total.tolist())
+    (output / f"{ranks.rank}.json").write_text(json.dumps(found))
+
+
+def test_what_one_raises_all_raise_and_one_tells(tmp_path: Path) -> None:
+    done = start(tmp_path, [partial(raise_all_kinds, tmp_path)] * 2)
+    assert done.codes == [0, 0], done.told
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    host = socket.gethostname()
+    own, other = ("UserError", "no", EXIT_FAILED, True), f"rank 1 on {host}: no"
+    assert first[:4] == [[*own]] * 4
+    assert [item[1] for item in first[4:8]] == [other, "no", other, "no"]
+    assert ["StoppedError", "later", EXIT_STOPPED, True] in first
+    assert ["UserError", "file: No space left on device", EXIT_FAILED, True] in first
+    assert ["UserError", f"rank 1 on {host}: out of memory", EXIT_FAILED, True] in first
+    assert [f[:3] for f in first[:40]] == [s[:3] for s in second[:40]]
+    assert not any(item[3] for item in second[:40])
+    entries = str([{**ENTRY, "step": 1}])
+    rest = [None, ["SIGTERM", 143], 100_000, ["", "\ud800\n"], entries]
+    sums = [[1.0, 3.0, 5.0]] * 2
+    assert first[40:] == [*rest, ["a", 0], *sums]
+    assert second[40:] == [*rest, [None, 1], *sums]
+
+
+def test_by_itself_a_rank_asks_nobody() -> None:
+    ranks = Ranks()
+    assert ranks.share(lambda: "a", TEXT) == "a"
+    assert ranks.gather(lambda: "a", TEXT) == ["a"]
+    assert (ranks.first(lambda: "a"), ranks.together(lambda: "a")) == ("a", "a")
+    assert ranks.agree(("SIGTERM", 143)) == ("SIGTERM", 143)
+    assert ranks.agree(None) is None
+    with pytest.raises(UserError, match="no"):
+        ranks.agree(None, UserError("no"))
+
+
+def test_a_loss_in_float64_is_summed_in_float64() -> None:
+    hidden, matrix = torch.randn(5, 4).double(), torch.randn(7, 4).double()
+    found = loss.projected_cross_entropy(hidden, matrix, torch.arange(5), 0.1)
+    expected = torch.nn.functional.cross_entropy(
+        hidden @ matrix.t(), torch.arange(5), label_smoothing=0.1, reduction="sum"
+    )
+    torch.testing.assert_close(found.loss_sum, expected, rtol=1e-12, atol=0)

@@ -1,0 +1,196 @@
+"""Work recorded for a GPU: what is replayed for which batch, and that it is the work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import TinyConfig
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mtrain.config.loading import load_config
+from mtrain.data.batches import Batch, SpecialIds, collate
+from mtrain.data.prepare import prepare
+from mtrain.runs.directory import RunDirectory
+from mtrain.runtime.device import seed_device
+from mtrain.runtime.stop import Stop
+from mtrain.training import graphs
+from mtrain.training.graphs import Recorded, rounded
+from mtrain.training.trainer import Trainer
+
+IDS = SpecialIds(pad=0, bos=2, eos=3)
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@given(st.integers(1, 5000))
+def test_lengths_are_rounded_up_a_little(length: int) -> None:
+    width = rounded(length)
+    assert length <= width < length + max(4, length / 8)
+    assert rounded(width) == width
+    assert rounded(length + 1) >= width
+
+
+def test_lengths_are_rounded_to_few_widths() -> None:
+    assert len({rounded(length) for length in range(1, 257)}) == 48
+
+
+@given(st.integers(1, 300), st.integers(1, 300))
+def test_no_width_is_beyond_the_longest(length: int, longest: int) -> None:
+    width = graphs.widened(torch.ones(2, length), 0, longest).shape[1]
+    assert width == max(length, min(rounded(length), longest))
+
+
+class FakeGraph:
+    """Replays by doing the work again."""
+
+    recording: FakeGraph | None = None
+    work: Callable[[], None]
+
+    def replay(self) -> None:
+        self.work()
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """The CPU, behind as much of CUDA's interface as is used."""
+
+    @contextmanager
+    def record(graph: FakeGraph, pool: object) -> Iterator[None]:
+        assert pool == "pool"
+        FakeGraph.recording = graph
+        yield
+        FakeGraph.recording = None
+
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+    monkeypatch.setattr(torch.cuda, "graph", record)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(Tensor, "pin_memory", lambda self: self)
+    return torch.device("cpu")
+
+
+def recording(work: Callable[..., None]) -> Callable[..., None]:
+    """Have work be remembered and not done while it is recorded."""
+
+    def asked(*inputs: Tensor) -> None:
+        if FakeGraph.recording is None:
+            work(*inputs)
+        else:
+            FakeGraph.recording.work = lambda: work(*inputs)
+
+    return asked
+
+
+def batch(rows: int, src_length: int, tgt_length: int, first: int = 10) -> Batch:
+    """Pairs of equal lengths, without eos and bos, each token another."""
+    ids = torch.arange(first, first + rows * (src_length + tgt_length)).view(rows, -1).numpy()
+    return collate([(row[:src_length], row[src_length:]) for row in ids], IDS)
+
+
+def test_each_shape_is_recorded_once_and_replayed_with_the_batch_at_hand(
+    device: torch.device,
+) -> None:
+    seen: list[tuple[Tensor, ...]] = []
+    work = Recorded(
+        recording(lambda *inputs: seen.append(tuple(map(Tensor.clone, inputs)))), device, IDS, 64
+    )
+    batches = [batch(2, 4, 6), batch(2, 4, 6, 500), batch(2, 5, 7), batch(3, 4, 6), batch(2, 4, 6)]
+    for pairs in batches:
+        work(pairs)
+    assert list(work.graphs) == [(2, 8, 8), (3, 8, 8)]
+    for pairs, inputs in zip(batches, seen, strict=True):
+        for own, table in zip(inputs, (pairs.src, pairs.tgt_in, pairs.tgt_out), strict=True):
+            width = table.shape[1]
+            assert own.shape[1] == 8
+            assert own[:, :width].equal(table)
+            assert (own[:, width:] == IDS.pad).all()
+
+
+def test_the_oldest_graph_makes_room(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "MOST", 2)
+    work = Recorded(recording(lambda *inputs: None), device, IDS, 64)
+    for rows in (1, 2, 3, 2):
+        work(batch(rows, 4, 4))
+    assert [shape[0] for shape in work.graphs] == [2, 3]
+
+
+def test_lack_of_memory_is_what_a_broken_recording_tells(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def record(graph: FakeGraph, pool: object) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            raise RuntimeError("the recording is broken")
+
+    def lacking(*inputs: Tensor) -> None:
+        raise torch.OutOfMemoryError("none left")
+
+    monkeypatch.setattr(torch.cuda, "graph", record)
+    with pytest.raises(torch.OutOfMemoryError, match="none left"):
+        Recorded(lacking, device, IDS, 64)(batch(2, 4, 4))
+
+
+# --- the work itself --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trainer(tiny_config: TinyConfig, tmp_path: Path, request: pytest.FixtureRequest) -> Trainer:
+    """A trainer in fp32, without dropout; on the CPU unless a test names another device."""
+    overrides: dict[str, Any] = {"model.dropout": 0.0, "train.precision": "fp32"}
+    config = load_config(tiny_config(**overrides, **getattr(request, "param", {})))
+    run = RunDirectory(tmp_path / "run")
+    return Trainer(config, prepare(config, run.tokenizer, Stop()), run, Stop())
+
+
+def taken(trainer: Trainer) -> list[Tensor]:
+    """What was added up since the last time: losses and gradients."""
+    optimizer = trainer.optimizer
+    found = [optimizer.losses.clone(), *(grad.clone() for grad in optimizer.grads)]
+    optimizer.clear()
+    return found
+
+
+def test_work_by_tables_alone_adds_up_the_same(trainer: Trainer) -> None:
+    for number, planned in enumerate(trainer.batches.plan(0, 0)):
+        pairs = trainer.batches.read(planned)
+        trainer.learner._accumulate(pairs)
+        expected = taken(trainer)
+        tables = (pairs.src, pairs.tgt_in, pairs.tgt_out)
+        wider = [graphs.widened(table, trainer.ids.pad, 32) for table in tables]
+        trainer.learner._accumulate_all(*wider)
+        torch.testing.assert_close(taken(trainer), expected, rtol=1e-4, atol=1e-5)
+        assert number < 50
+
+
+@needs_cuda
+@pytest.mark.parametrize("trainer", [{"train.device": "cuda"}], indirect=True)
+def test_a_gpu_replays_the_work_and_the_seed_decides_on_dropout(trainer: Trainer) -> None:
+    batches = [trainer.batches.read(planned) for planned in trainer.batches.plan(0, 0)[:4]]
+    expected = []
+    for pairs in batches:
+        trainer.learner._accumulate(pairs)
+        expected.append(taken(trainer))
+    trainer.learner.warm_up()
+    for pairs, sums in [*zip(batches, expected, strict=True)] * 2:
+        trainer.learner.learn(pairs)
+        torch.testing.assert_close(taken(trainer), sums, rtol=1e-4, atol=1e-4)
+
+    for module in trainer.model.modules():
+        if hasattr(module, "rate"):
+            module.rate = 0.3
+    trainer.learner.warm_up()
+    found = []
+    for seed in (1, 2, 1):
+        seed_device(trainer.device, seed)
+        trainer.learner.learn(batches[0])
+        found.append(taken(trainer))
+    assert all(map(torch.equal, found[0], found[2]))
+    assert not torch.equal(found[0][0], found[1][0])

@@ -1,0 +1,146 @@
+"""The chunked, label-smoothed loss and its gradients against torch's and by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mtrain.training import loss
+from mtrain.training.loss import projected_cross_entropy
+
+V, D = 11, 6
+
+
+def example(rows: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    """Return hidden states, the output matrix (both as leaves) and targets."""
+    random = torch.Generator().manual_seed(rows)
+    hidden = torch.randn(rows, D, generator=random, dtype=dtype)
+    weight = torch.randn(V, D, generator=random, dtype=dtype)
+    targets = torch.randint(V, (rows,), generator=random)
+    return hidden.requires_grad_(), weight.requires_grad_(), targets
+
+
+def test_label_smoothing_by_hand() -> None:
+    """Two words of probability 1/4 and 3/4, the second is right, eps 0.2: 0.8 and 0.2 / 2 each."""
+    logits = torch.tensor([[0.0, 1.0986123]])
+    result = projected_cross_entropy(logits, torch.eye(2), torch.tensor([1]), 0.2)
+    assert float(result.nll_sum) == pytest.approx(0.2876821, abs=1e-6)
+    assert float(result.loss_sum) == pytest.approx(
+        0.8 * 0.2876821 + 0.1 * 1.3862944 + 0.1 * 0.2876821, abs=1e-6
+    )
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.6])
+def test_label_smoothing_is_torchs(smoothing: float) -> None:
+    hidden, weight, targets = example(9)
+    logits = hidden @ weight.T
+    result = projected_cross_entropy(hidden, weight, targets, smoothing)
+    expected = F.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="sum")
+    torch.testing.assert_close(result.loss_sum, expected)
+    torch.testing.assert_close(result.nll_sum, F.cross_entropy(logits, targets, reduction="sum"))
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 4, 9, 100])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_loss_and_its_gradients_are_torchs(
+    monkeypatch: pytest.MonkeyPatch, chunk: int, smoothing: float, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(loss, "CHUNK_VALUES", {"cpu": chunk * V + 2})
+    monkeypatch.setattr(loss, "CHUNK_ROWS", 1)
+    hidden, weight, targets = example(9, dtype)
+    result = projected_cross_entropy(hidden, weight, targets, smoothing)
+    (result.loss_sum * 0.37).backward()
+
+    exact_hidden, exact_weight = (x.detach().double().requires_grad_() for x in (hidden, weight))
+    logits = exact_hidden @ exact_weight.T
+    expected = F.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="sum")
+    (expected * 0.37).backward()
+    nll = F.cross_entropy(logits, targets, reduction="sum")
+    for ours, theirs in (
+        (result.loss_sum, expected),
+        (result.nll_sum, nll),
+        (hidden.grad, exact_hidden.grad),
+        (weight.grad, exact_weight.grad),
+    ):
+        torch.testing.assert_close(ours, theirs, check_dtype=False, rtol=1e-5, atol=1e-5)
+    assert hidden.grad is not None
+    assert hidden.grad.dtype == dtype
+
+
+def test_targets_that_are_not_real_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss, "CHUNK_VALUES", {"cpu": 4 * V})
+    monkeypatch.setattr(loss, "CHUNK_ROWS", 1)
+    hidden, weight, targets = example(9, torch.float64)
+    real = torch.tensor([True, False, True, True, True, False, True, True, False])
+    found, expected = [], []
+    for kept, values in ((None, expected), (real, found)):
+        chosen = (hidden[real], targets[real]) if kept is None else (hidden, targets)
+        result = projected_cross_entropy(chosen[0], weight, chosen[1], 0.1, kept)
+        values += [*result, *torch.autograd.grad(result.loss_sum, (hidden, weight))]
+    torch.testing.assert_close(found, expected)
+
+
+@given(
+    row=st.integers(0, 6),
+    column=st.integers(0, D - 1),
+    smoothing=st.floats(0, 0.9),
+    of_weight=st.booleans(),
+)
+def test_gradients_are_the_slope_of_the_loss(
+    row: int, column: int, smoothing: float, of_weight: bool
+) -> None:
+    hidden, weight, targets = example(7)
+    projected_cross_entropy(hidden, weight, targets, smoothing).loss_sum.backward()
+    place = weight if of_weight else hidden
+    sides = []
+    with torch.no_grad():
+        for change in (0.01, -0.02):
+            place[row, column] += change
+            sides.append(projected_cross_entropy(hidden, weight, targets, smoothing).loss_sum)
+    assert place.grad is not None
+    slope = float(sides[0] - sides[1]) / 0.02
+    assert float(place.grad[row, column]) == pytest.approx(slope, abs=0.01)
+
+
+@torch.no_grad()
+def test_smoothing_leaves_the_nll_alone() -> None:
+    hidden, weight, targets = example(5)
+    plain, smoothed = (projected_cross_entropy(hidden, weight, targets, s) for s in (0.0, 0.3))
+    assert plain.loss_sum == plain.nll_sum == smoothed.nll_sum
+    assert smoothed.loss_sum != smoothed.nll_sum
+
+
+def test_bf16_states_give_fp32_sums_and_gradients_in_their_own_types() -> None:
+    hidden, weight, targets = example(9)
+    rounded = hidden.detach().bfloat16().requires_grad_()
+    result = projected_cross_entropy(rounded, weight, targets, 0.1)
+    result.loss_sum.backward()
+    exact = projected_cross_entropy(hidden, weight.detach(), targets, 0.1)
+    assert result.loss_sum.dtype == torch.float32
+    torch.testing.assert_close(result.loss_sum, exact.loss_sum, rtol=0.02, atol=0)
+    assert rounded.grad is not None
+    assert weight.grad is not None
+    assert (rounded.grad.dtype, weight.grad.dtype) == (torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize("certainty", [0.1, 0.3])
+def test_bf16_gradients_are_as_good_as_bf16(certainty: float) -> None:
+    random = torch.Generator().manual_seed(1)
+    weight = torch.randn(500, 32, generator=random)
+    targets = torch.randint(500, (60,), generator=random)
+    hidden = (weight[targets] * certainty).bfloat16()
+    sides = []
+    for dtype, wide in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
+        states = hidden.to(dtype, copy=True).requires_grad_()
+        matrix = weight.to(wide, copy=True).requires_grad_()
+        projected_cross_entropy(states, matrix, targets, 0.1).loss_sum.backward()
+        assert states.grad is not None
+        assert matrix.grad is not None
+        sides.append((states.grad.double(), matrix.grad.double()))
+    for rounded, exact in zip(*sides, strict=True):
+        assert (rounded - exact).norm() < 0.03 * exact.norm()

@@ -1,0 +1,307 @@
+"""Learning rates against worked-out tables, and the optimizer against torch and numpy."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import random_model
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from mtrain.config.schema import TrainConfig
+from mtrain.data.batches import Batch, SpecialIds, collate
+from mtrain.model.transformer import Transformer
+from mtrain.training.loss import projected_cross_entropy
+from mtrain.training.muon import orthogonalize
+from mtrain.training.optimizer import Optimizer, make_schedule, noam_rate
+
+BETAS, EPS = (0.9, 0.98), 1e-9
+MUON = {"0.weight": 1, "2.weight": 1}
+
+
+# --- Learning rates --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("step", "rate"), [(1, 1.746928e-7), (4000, 6.987712e-4), (100_000, 1.397542e-4)]
+)
+def test_the_papers_learning_rates(step: int, rate: float) -> None:
+    assert noam_rate(step, 512, 4000) == pytest.approx(rate, rel=1e-6)
+    schedule = make_schedule(TrainConfig(warmup_steps=4000, max_steps=100_000), 512)
+    assert schedule(step) == pytest.approx(rate, rel=1e-6)
+
+
+@given(
+    step=st.integers(1, 10**6),
+    warmup=st.integers(1, 10**5),
+    width=st.sampled_from([16, 512, 1024]),
+    factor=st.floats(0.1, 10),
+)
+def test_noam_is_the_papers_formula(step: int, warmup: int, width: int, factor: float) -> None:
+    expected = factor * width**-0.5 * min(step**-0.5, step * warmup**-1.5)
+    assert noam_rate(step, width, warmup, factor) == pytest.approx(expected, rel=1e-9)
+    config = TrainConfig(warmup_steps=warmup, lr_factor=factor)
+    assert make_schedule(config, width)(step) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        # steps 1, 5, 10 (the end of the warm-up), 40, 60, 110 (the last), 200
+        ("noam", [0.1, 0.5, 1.0, 0.5, 0.4082483, 0.3015113, 0.2236068]),
+        ("inverse_sqrt", [0.1, 0.5, 1.0, 0.5, 0.4082483, 0.3015113, 0.2236068]),
+        ("linear", [0.1, 0.5, 1.0, 0.7, 0.5, 0.0, 0.0]),
+        ("cosine", [0.1, 0.5, 1.0, 0.7938926, 0.5, 0.0, 0.0]),
+        ("constant", [0.1, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0]),
+    ],
+)
+def test_schedules_by_hand(schedule: Any, rates: list[float]) -> None:
+    config = TrainConfig(schedule=schedule, peak_lr=2e-3, warmup_steps=10, max_steps=110)
+    rate = make_schedule(config, 64)
+    found = [rate(step) / 2e-3 for step in (1, 5, 10, 40, 60, 110, 200)]
+    assert found == pytest.approx(rates, abs=1e-6)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_no_warm_up_starts_at_the_peak(schedule: Any) -> None:
+    config = TrainConfig(schedule=schedule, peak_lr=0.5, warmup_steps=0, max_steps=10**6)
+    assert make_schedule(config, 64)(1) == pytest.approx(0.5, rel=1e-5)
+
+
+# --- The optimizer ---------------------------------------------------------------------------
+
+
+def small_model() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
+
+
+def put_gradients(model: nn.Module, step: int, scale: float = 1.0) -> None:
+    """Give every parameter a gradient that depends on the step alone."""
+    random = torch.Generator().manual_seed(step)
+    for parameter in model.parameters():
+        values = scale * torch.randn(parameter.shape, generator=random)
+        parameter.grad = values.to(parameter.dtype)
+
+
+def take_step(
+    optimizer: Optimizer, model: nn.Module, step: int, scale: float = 1.0, clip: float = 0.0
+) -> Tensor:
+    """One update with a rate that changes from step to step; 7 tokens."""
+    put_gradients(model, step, scale)
+    optimizer.accumulate()
+    return optimizer.update(0.01 / step, 7, clip)
+
+
+def values(model: nn.Module) -> list[Tensor]:
+    return [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.4, 100.0])
+def test_updates_are_adams_with_clipping(clip: float) -> None:
+    ours, theirs = small_model(), small_model()
+    optimizer = Optimizer(ours, BETAS, EPS)
+    adam = torch.optim.Adam(theirs.parameters(), lr=0.0, betas=BETAS, eps=EPS)
+    for step in range(1, 6):
+        norm = take_step(optimizer, ours, step, clip=clip)
+        put_gradients(theirs, step, 1 / 7)
+        limit = clip or math.inf
+        expected = torch.nn.utils.clip_grad_norm_(theirs.parameters(), limit)
+        adam.param_groups[0]["lr"] = 0.01 / step
+        adam.step()
+        torch.testing.assert_close(norm, expected)
+    torch.testing.assert_close(values(ours), values(theirs), rtol=1e-6, atol=1e-7)
+
+
+def test_updates_are_the_formulas_of_adam() -> None:
+    model = small_model()
+    optimizer = Optimizer(model, BETAS, EPS)
+    weight = model[0].weight.detach().double().numpy().copy()
+    m, v = np.zeros_like(weight), np.zeros_like(weight)
+    for step in range(1, 4):
+        take_step(optimizer, model, step)
+        random = torch.Generator().manual_seed(step)
+        grad = torch.randn(5, 4, generator=random).double().numpy() / 7
+        m, v = 0.9 * m + 0.1 * grad, 0.98 * v + 0.02 * grad**2
+        corrected = m / (1 - 0.9**step), v / (1 - 0.98**step)
+        weight -= 0.01 / step * corrected[0] / (np.sqrt(corrected[1]) + EPS)
+    np.testing.assert_allclose(model[0].weight.detach().numpy(), weight, atol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(("clip", "muon"), [(0.0, {}), (1.0, {}), (1.0, MUON)])
+def test_a_gradient_that_is_not_finite_changes_nothing(
+    bad: float, clip: float, muon: dict[str, int]
+) -> None:
+    """Neither weights nor moments nor Adam's own count: the steps after it go on as without it."""
+    model, untouched = small_model(), small_model()
+    optimizer, other = (Optimizer(m, BETAS, EPS, muon) for m in (model, untouched))
+    for step in (1, 2):
+        take_step(optimizer, model, step, clip=clip)
+        take_step(other, untouched, step, clip=clip)
+
+    put_gradients(model, 3)
+    model[2].bias.grad[1] = bad
+    optimizer.accumulate()
+    assert not optimizer.update(0.01, 7, clip).isfinite()
+    assert all(map(torch.equal, values(model), values(untouched)))
+
+    take_step(optimizer, model, 4, clip=clip)
+    take_step(other, untouched, 4, clip=clip)
+    assert all(map(torch.equal, values(model), values(untouched)))
+    assert all(
+        torch.equal(x, y)
+        for x, y in zip(optimizer.moments().values(), other.moments().values(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (4, 16), (16, 4)])
+def test_orthogonalized_matrices_keep_their_directions_and_lose_their_sizes(
+    shape: tuple[int, int],
+) -> None:
+    """From singular values of 1 to 20 to values near 1, of the same singular vectors."""
+    torch.manual_seed(0)
+    left, _, right = torch.linalg.svd(torch.randn(3, *shape), full_matrices=False)
+    sizes = torch.tensor([20.0, 10.0, 4.0, 2.0, 1.5, 1.0])[: min(shape)]
+
+    found = left.mT @ orthogonalize(left @ torch.diag(sizes) @ right) @ right.mT
+
+    assert float(found.diagonal(dim1=1, dim2=2).min()) > 0.65
+    assert float(found.diagonal(dim1=1, dim2=2).max()) < 1.25
+    assert float((found - torch.diag_embed(found.diagonal(dim1=1, dim2=2))).abs().max()) < 1e-4
+
+
+def test_muons_updates_are_those_of_torch() -> None:
+    """Whose Newton-Schulz turns are in bf16; biases are Adam's."""
+    ours, theirs = small_model(), small_model()
+    start = values(ours)
+    optimizer = Optimizer(ours, BETAS, EPS, MUON)
+    weights = [theirs[0].weight, theirs[2].weight]
+    muon = torch.optim.Muon(weights, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+    adam = torch.optim.Adam([theirs[0].bias, theirs[2].bias], betas=BETAS, eps=EPS)
+    for step in range(1, 6):
+        take_step(optimizer, ours, step)
+        put_gradients(theirs, step, 1 / 7)
+        for torchs in (muon, adam):
+            torchs.param_groups[0]["lr"] = 0.01 / step
+            torchs.step()
+    moved = max(float((a - b).abs().max()) for a, b in zip(values(ours), start, strict=True))
+    torch.testing.assert_close(values(ours), values(theirs), rtol=0, atol=0.02 * moved)
+
+
+def test_matrices_one_below_the_other_are_moved_each_by_itself() -> None:
+    whole, parts = nn.Linear(4, 12, bias=False), [nn.Linear(4, 4, bias=False) for _ in range(3)]
+    torch.manual_seed(1)
+    grad = torch.randn(12, 4) * torch.arange(1, 13)[:, None]
+    for part, weight, slope in zip(parts, whole.weight.chunk(3), grad.chunk(3), strict=True):
+        part.weight.data.copy_(weight.detach())
+        part.weight.grad = slope.clone()
+    whole.weight.grad = grad
+    several = nn.ModuleList(parts)
+    for model, stacked in ((whole, {"weight": 3}), (several, {f"{i}.weight": 1 for i in range(3)})):
+        optimizer = Optimizer(model, BETAS, EPS, stacked)
+        optimizer.accumulate()
+        optimizer.update(0.1, 1, 0.0)
+    torch.testing.assert_close(whole.weight, torch.cat([part.weight for part in parts]))
+
+
+def test_the_layers_matrices_are_muons_and_no_others() -> None:
+    model = random_model(positions="learned", tie_embeddings="none")
+    parts = {
+        "self_attention.project_in": 3,
+        "self_attention.project_out": 1,
+        "feed_forward.inner": 1,
+        "feed_forward.outer": 1,
+    }
+    cross = {"cross_attention.project_in": 3, "cross_attention.project_out": 1}
+    expected = {
+        f"{side}.{layer}.{name}.weight": count
+        for side, names in (("encoder", parts), ("decoder", parts | cross))
+        for layer in range(2)
+        for name, count in names.items()
+    }
+    assert model.hidden_matrices == expected
+
+
+def test_a_bf16_model_follows_masters_that_keep_what_it_would_round_away() -> None:
+    model = small_model().bfloat16()
+    optimizer = Optimizer(model, BETAS, EPS)
+    start = optimizer.weights()["0.weight"].clone()
+    for _ in range(40):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.accumulate()
+        optimizer.update(1e-4, 1, 0.0)
+    moved = start - optimizer.weights()["0.weight"]
+    torch.testing.assert_close(moved, torch.full_like(moved, 40e-4), rtol=0.01, atol=0)
+    assert model[0].weight.dtype == torch.bfloat16
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, optimizer.weights()[name].bfloat16())
+
+
+def test_gradients_of_micro_batches_add_up_in_fp32() -> None:
+    model = small_model().bfloat16()
+    optimizer = Optimizer(model, BETAS, EPS)
+    for value in (256.0, 1.0, 1.0, 1.0):  # bf16 would stay at 256
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, value)
+        optimizer.accumulate()
+    assert all(p.grad is None for p in model.parameters())
+    number = sum(p.numel() for p in model.parameters())
+    assert float(optimizer.update(0.0, 1, 0.0)) == pytest.approx(259 * number**0.5, rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("muon", [{}, MUON], ids=["adam", "muon"])
+def test_weights_and_moments_taken_back_go_on_bit_for_bit(
+    dtype: torch.dtype, muon: dict[str, int]
+) -> None:
+    first, second = small_model().to(dtype), small_model().to(dtype)
+    before, after = (Optimizer(m, BETAS, EPS, muon) for m in (first, second))
+    for step in (1, 2, 3):
+        take_step(before, first, step)
+    after.load_weights({name: w.clone() for name, w in before.weights().items()})
+    after.load_moments({name: m.clone() for name, m in before.moments().items()})
+    for step in (4, 5):
+        take_step(before, first, step)
+        take_step(after, second, step)
+    assert all(map(torch.equal, values(first), values(second)))
+    assert all(map(torch.equal, before.masters, after.masters))
+
+
+def batch_of(pairs: list[tuple[list[int], list[int]]]) -> Batch:
+    rows = [(np.array(src), np.array(tgt)) for src, tgt in pairs]
+    return collate(rows, SpecialIds(pad=0, bos=2, eos=3))
+
+
+def accumulate(optimizer: Optimizer, model: Transformer, batch: Batch) -> None:
+    hidden = model.hidden(batch.src, batch.tgt_in).flatten(0, 1)[batch.positions]
+    loss = projected_cross_entropy(hidden, model.output.weight, batch.targets, 0.1)
+    loss.loss_sum.backward()
+    optimizer.accumulate()
+
+
+def test_micro_batches_are_one_big_batch() -> None:
+    """Of different numbers of tokens and rows: the mean is over the tokens of the whole step."""
+    lengths = [(3, 9), (5, 2), (4, 4), (8, 1), (2, 6)]
+    random = np.random.default_rng(5)
+    pairs = [
+        (random.integers(4, 23, s).tolist(), random.integers(4, 23, t).tolist()) for s, t in lengths
+    ]
+    tokens = sum(t + 1 for _, t in lengths)
+    results = []
+    for cuts in ([0, 5], [0, 1, 3, 5]):
+        model = random_model()
+        optimizer = Optimizer(model, BETAS, EPS)
+        for start, stop in pairwise(cuts):
+            accumulate(optimizer, model, batch_of(pairs[start:stop]))
+        norm = optimizer.update(1e-3, tokens, 1.0)
+        first_moments = [m for name, m in optimizer.moments().items() if name.endswith("exp_avg")]
+        results.append([norm, *first_moments])
+    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-6)

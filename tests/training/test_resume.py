@@ -1,0 +1,918 @@
+"""Exact resume: however often a run is stopped, killed or damaged, it ends in the same bytes.
+
+A run is compared with one that was left alone: weights, Adam's state, position, records, scores and
+translations. What the comparison would miss is tested as well, by breaking the restore on purpose.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import contents, differences, made_up_pairs, status, write_config, write_corpus
+
+from mtrain.config.loading import load_config
+from mtrain.data import batches
+from mtrain.runs import checkpoint, layout, manifest
+from mtrain.runs.checkpoint import TrainerState
+from mtrain.runtime import log
+from mtrain.runtime.device import has_fast_bf16
+from mtrain.runtime.errors import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_REFUSED,
+    EXIT_STOPPED,
+    EXIT_TERMINATED,
+    RefusedError,
+    StoppedError,
+    UserError,
+)
+from mtrain.runtime.stop import Stop
+from mtrain.training import auto_settings, job
+from mtrain.training import trainer as training
+from mtrain.training.optimizer import Optimizer
+from mtrain.training.trainer import Position, Trainer
+from mtrain.training.validation import Validation
+
+# Records, checkpoints and epochs fall on different steps, and dropout is on.
+SETTINGS = {
+    "pairs": 40,
+    "train.max_steps": 24,
+    "train.max_tokens": 100,
+    "train.log_every": 3,
+    "train.save_every": 4,
+    "train.valid_every": 8,
+    "train.keep_checkpoints": 2,
+    "train.average_last": 3,
+    "decode.max_len_b": 3,
+}
+
+needs_bf16 = pytest.mark.skipif(
+    not has_fast_bf16(torch.device("cpu")), reason="this CPU does not compute in bf16"
+)
+
+
+class Crash(BaseException):
+    """The process dies here, without a word."""
+
+
+def crash(*_: object) -> None:
+    raise Crash
+
+
+@pytest.fixture(scope="module")
+def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The settings and corpora of all runs of this file."""
+    return write_config(tmp_path_factory.mktemp("resume"), **SETTINGS)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+def start(config_file: Path, run: Path, *overrides: str, stop_at: int | None = None) -> None:
+    """What `mtrain train` does in this process; asked to stop while `stop_at` is being computed."""
+    config = load_config(config_file, [f"run_dir={run}", *overrides])
+    step = Trainer.take_step
+
+    def stopping_step(self: Trainer, *arguments: Any) -> Any:
+        if self.position.step + 1 == stop_at:
+            self.stop.received = signal.SIGTERM
+        return step(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "take_step", stopping_step)
+        try:
+            job.train(config, Stop())
+        finally:
+            log.close_log_files()
+
+
+def stop(config_file: Path, run: Path, at: int, *overrides: str) -> None:
+    """Start or resume a run and stop it after a step."""
+    with pytest.raises(StoppedError, match="stopped by SIGTERM") as caught:
+        start(config_file, run, *overrides, stop_at=at)
+    assert caught.value.exit_code == EXIT_TERMINATED
+
+
+@functools.cache
+def uninterrupted(config_file: Path, *overrides: str) -> Path:
+    """A run of the same settings that was left alone."""
+    run = config_file.parent / "-".join(["reference", *(o.replace("/", "_") for o in overrides)])
+    start(config_file, run, *overrides)
+    return run
+
+
+def steps(run: Path) -> list[int]:
+    """The steps of the checkpoints that exist."""
+    return [layout.step_of(path) or 0 for path in layout.steps(run / "checkpoints")]
+
+
+# --- stopped ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        pytest.param([], id="fp32"),
+        pytest.param(["train.precision=bf16"], id="bf16", marks=needs_bf16),
+        pytest.param(["train.accum_steps=2", "train.max_steps=18"], id="accumulation"),
+        pytest.param(
+            ["train.schedule=cosine", "train.max_steps=18", "train.metric=nll"],
+            id="cosine, last step not scheduled",
+        ),
+        pytest.param(["train.optimizer=muon"], id="muon"),
+        pytest.param(["train.subword_sampling=0.2", "train.accum_steps=2"], id="sampled subwords"),
+        pytest.param(["train.ema_decay=0.9"], id="moving average"),
+        pytest.param(["train.compile=true"], id="compiled", marks=pytest.mark.slow),
+        pytest.param(
+            ["train.compile=true", "train.precision=bf16"],
+            id="compiled in bf16",
+            marks=[needs_bf16, pytest.mark.slow],
+        ),
+    ],
+)
+def test_stopped_and_resumed_is_uninterrupted(
+    config_file: Path, run: Path, overrides: list[str]
+) -> None:
+    for at in (1, 5, 12, 13, 17):
+        stop(config_file, run, at, *overrides)
+        assert steps(run)[-1] == at
+    start(config_file, run, *overrides)
+    assert differences(run, uninterrupted(config_file, *overrides)) == []
+
+
+def test_stopped_and_resumed_with_two_threads(config_file: Path, run: Path) -> None:
+    overrides = ["train.threads=2", "train.accum_steps=2", "train.max_steps=8"]
+    stop(config_file, run, 5, *overrides)
+    start(config_file, run, *overrides)
+    assert differences(run, uninterrupted(config_file, *overrides)) == []
+
+
+def test_a_run_that_began_with_another_s_weights_resumes(config_file: Path, tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    shutil.copytree(uninterrupted(config_file), first)
+    given = f"train.init_from={first}"
+    runs = [tmp_path / name for name in ("alone", "stopped", "scratch")]
+    start(config_file, runs[0], given)
+    stop(config_file, runs[1], 5, given)
+    shutil.rmtree(first)
+    start(config_file, runs[1], given)
+    assert differences(runs[0], runs[1]) == []
+    start(config_file, runs[2])
+    losses = [json.loads((run / "metrics.jsonl").open().readline())["train/nll"] for run in runs]
+    assert losses[0] < losses[2] - 0.3  # it knows what the other learned
+
+
+def forget_steps(run: Path) -> None:
+    """Leave what a run leaves that is killed before its first checkpoint."""
+    shutil.rmtree(run / "checkpoints")
+    (run / "best.json").unlink()
+    (run / "status.json").write_text('{"state": "running", "step": 0}')
+
+
+def test_a_run_begins_again_with_no_other_weights(config_file: Path, tmp_path: Path) -> None:
+    """Killed before its first checkpoint, while the run that it began with went on."""
+    first, run = tmp_path / "first", tmp_path / "run"
+    shutil.copytree(uninterrupted(config_file), first)
+    given = f"train.init_from={first / 'checkpoints' / 'average'}"
+    start(config_file, run, given, "train.max_steps=4")
+    began = json.loads((run / "run.json").read_text())["init_from"]
+    assert began == manifest.hash_file(first / "checkpoints" / "average" / layout.MODEL)
+    forget_steps(run)
+    start(config_file, run, given, "train.max_steps=4")
+    forget_steps(run)
+    shutil.rmtree(first / "checkpoints" / "average")
+    shutil.copytree(layout.steps(first / "checkpoints")[-1], first / "checkpoints" / "average")
+    with pytest.raises(RefusedError, match="not the one that this run began with"):
+        start(config_file, run, given, "train.max_steps=4")
+
+
+def test_weights_of_another_shape_are_refused_at_once(config_file: Path, run: Path) -> None:
+    given = [f"train.init_from={uninterrupted(config_file)}", "model.d_ff=48", "model.dropout=0.5"]
+    with pytest.raises(RefusedError, match=r"another shape: model\.d_ff: 32 there, 48 here$"):
+        start(config_file, run, *given)
+    assert status(run)["exit_code"] == EXIT_REFUSED
+
+
+def test_a_moving_average_is_kept_beside_the_weights(config_file: Path, run: Path) -> None:
+    """Of the same steps as without it."""
+    decay, latest, expected = 0.8, [], None
+    step = Trainer.take_step
+
+    def watched(self: Trainer, *arguments: Any) -> Any:
+        if not latest:
+            latest.append({n: w.clone() for n, w in self.optimizer.weights().items()})
+        done = step(self, *arguments)
+        latest.append({n: w.clone() for n, w in self.optimizer.weights().items()})
+        return done
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "take_step", watched)
+        start(config_file, run, f"train.ema_decay={decay}")
+    expected = latest[0]
+    for number, weights in enumerate(latest[1:], 1):
+        kept = min(decay, (1 + number) / (10 + number))
+        expected = {n: kept * expected[n] + (1 - kept) * w for n, w in weights.items()}
+    last = run / "checkpoints" / "step-00000024"
+    torch.testing.assert_close(checkpoint.load(last).weights, expected, rtol=1e-4, atol=1e-6)
+    moments = checkpoint.load_trainer(last).moments
+    other = checkpoint.load(uninterrupted(config_file) / "checkpoints" / "step-00000024").weights
+    for name, weight in other.items():
+        assert torch.equal(moments[name + training.LATEST], weight)
+        assert not torch.equal(expected[name], weight)
+
+
+def test_mixed_corpora_resume_at_the_same_pairs(config_file: Path, run: Path) -> None:
+    """Of the weights' fractions each epoch draws other pairs."""
+    data = config_file.parent / "data"
+    weights = {"train": 1.4, "valid": 0.3}
+    corpora = [
+        f"{{src: {data}/{name}.src, tgt: {data}/{name}.tgt, weight: {weight}}}"
+        for name, weight in weights.items()
+    ]
+    mixed = f"data.train=[{', '.join(corpora)}]"
+    stop(config_file, run, 5, mixed)
+    stop(config_file, run, 13, mixed)
+    start(config_file, run, mixed)
+    other = run.with_name("other")
+    start(config_file, other, mixed)
+    assert differences(run, other) == []
+    with pytest.raises(RefusedError, match=r"weights were \[1\.4, 0\.3\]"):
+        start(config_file, run, mixed.replace("1.4", "1.5"), "train.max_steps=30")
+
+
+def test_the_runs_compared_cross_epochs_and_record_much(config_file: Path, run: Path) -> None:
+    """The stop at step 13 lies within an epoch that is not the first, between two records."""
+    stop(config_file, run, 13)
+    loop = checkpoint.load_trainer(run / "checkpoints" / "step-00000013").loop
+    assert loop.epoch > 0
+    assert loop.batch > 0
+    assert loop.sum_tokens > 0
+    assert len(contents(uninterrupted(config_file))) > 20
+
+
+@pytest.mark.parametrize("call", [1, 3, 4, 5], ids=["valid", "last valid", "average", "test"])
+def test_stopped_while_translating(config_file: Path, run: Path, call: int) -> None:
+    """Validations are due at steps 8, 16 and 24; then come the average and the test set."""
+    evaluate, calls = Validation._evaluate, [0]
+
+    def stopping(self: Validation, *arguments: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == call:
+            self.stop.received = signal.SIGUSR1
+        return evaluate(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Validation, "_evaluate", stopping)
+        with pytest.raises(StoppedError, match="stopped by SIGUSR1") as caught:
+            start(config_file, run)
+    assert caught.value.exit_code == EXIT_STOPPED
+    assert status(run)["state"] == "stopped"
+    start(config_file, run)
+    assert differences(run, uninterrupted(config_file)) == []
+
+
+def test_a_resume_point_goes_once_the_next_scheduled_checkpoint_is_complete(
+    config_file: Path, run: Path
+) -> None:
+    stop(config_file, run, 5)
+    assert steps(run) == [4, 5]
+    stop(config_file, run, 6)
+    assert steps(run) == [4, 5, 6]
+    stop(config_file, run, 8)
+    assert steps(run) == [4, 8]
+    stop(config_file, run, 11)
+    assert steps(run) == [4, 8, 11]
+    trainers = [path.parent.name for path in (run / "checkpoints").glob("*/trainer")]
+    assert sorted(trainers) == ["step-00000008", "step-00000011"]
+    start(config_file, run)
+    best = json.loads((run / "best.json").read_text())
+    kept = {layout.step_name(step) for step in (16, 20, 24)} | {best["best"]["checkpoint"]}
+    assert {path.name for path in (run / "checkpoints").iterdir()} == kept | {"average"}
+    assert best["average"]["of"] == ["step-00000016", "step-00000020", "step-00000024"]
+
+
+def test_averaging_by_hand_leaves_resume_points_out(config_file: Path, run: Path) -> None:
+    stop(config_file, run, 9)
+    train = load_config(run / "config.yaml").train
+    paths = checkpoint.average_run(run, 2, run / "mean", train.is_scheduled, 4)
+    assert [layout.step_of(path) for path in paths] == [4, 8]
+
+
+# --- killed -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_killed_at_any_change_of_the_disk(config_file: Path, tmp_path: Path, step: int) -> None:
+    """The process dies before the first rename, or a later one, ... up to the end of the run."""
+    overrides = ["train.max_steps=5", "train.valid_every=4", "train.average_last=2"]
+    expected = uninterrupted(config_file, *overrides)
+    rename, calls = os.replace, 0
+    while True:
+        run, left = tmp_path / str(calls), [calls]
+
+        def dying(*arguments: Any, left: list[int] = left, **options: Any) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise Crash
+            rename(*arguments, **options)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "replace", dying)
+            try:
+                start(config_file, run, *overrides)
+                break
+            except Crash:
+                pass
+        start(config_file, run, *overrides)
+        assert differences(run, expected) == [], f"killed before rename {calls + 1}"
+        shutil.rmtree(run)
+        calls += step
+    assert calls > 20
+
+
+def test_half_a_line_of_records_is_cut_off(config_file: Path, run: Path) -> None:
+    stop(config_file, run, 7)
+    with (run / "metrics.jsonl").open("a") as out:
+        out.write('{"step": 8, "time": 1.0}\n{"step": 9, "ti')
+    start(config_file, run)
+    assert differences(run, uninterrupted(config_file)) == []
+
+
+# Asks its own process to stop in the middle of a step, then goes on as `mtrain` does.
+DRIVER = """
+import os, signal, sys
+from mtrain.cli import app as cli
+from mtrain.training import trainer as train
+how, at, sys.argv = sys.argv[1], int(sys.argv[2]), ["mtrain", *sys.argv[3:]]
+step = train.Trainer.take_step
+def stopping_step(self, *arguments):
+    if self.position.step + 1 == at:
+        if how == "time":
+            self.stop.started -= 3600
+        else:
+            os.kill(os.getpid(), getattr(signal, how))
+    return step(self, *arguments)
+train.Trainer.take_step = stopping_step
+cli.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "reason"),
+    [
+        ("SIGTERM", EXIT_TERMINATED, "stopped by SIGTERM"),
+        *(
+            pytest.param(how, code, f"stopped by {name}", marks=pytest.mark.slow)
+            for how, code, name in (
+                ("SIGINT", EXIT_INTERRUPTED, "SIGINT"),
+                ("SIGUSR1", EXIT_STOPPED, "SIGUSR1"),
+                ("time", EXIT_STOPPED, "time limit"),
+            )
+        ),
+        ("SIGKILL", -signal.SIGKILL, None),
+    ],
+)
+def test_real_processes_stop_and_resume(
+    config_file: Path, run: Path, how: str, code: int, reason: str | None
+) -> None:
+    arguments = ["train", "-c", str(config_file), "--set", f"run_dir={run}", "--time-limit", "30m"]
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, how, "11", *arguments], capture_output=True, text=True
+    )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    if reason is None:
+        assert steps(run) == [4, 8]
+        assert status(run)["state"] == "running"
+    else:
+        assert reason in done.stderr
+        assert "run the same command again" in done.stderr
+        assert steps(run) == [4, 8, 11]
+        found = status(run)
+        assert (found["state"], found["exit_code"], found["step"]) == ("stopped", code, 11)
+        assert reason in found["reason"]
+    start(config_file, run)
+    assert differences(run, uninterrupted(config_file)) == []
+
+
+def test_a_second_signal_ends_at_once(config_file: Path, run: Path) -> None:
+    """Sent twice within one step, so nothing can have been saved in between."""
+    twice = DRIVER.replace("os.kill(", "os.kill(os.getpid(), signal.SIGTERM); os.kill(")
+    arguments = ["SIGTERM", "3", "train", "-c", str(config_file), "--set", f"run_dir={run}"]
+    done = subprocess.run([sys.executable, "-c", twice, *arguments], capture_output=True, text=True)
+    assert done.returncode == EXIT_TERMINATED
+    assert steps(run) == []
+
+
+# A step that is one call of a library, of many minutes: no handler of Python's runs in it.
+DEAF = """
+import hashlib, sys
+from mtrain.cli import app as cli
+from mtrain.training.trainer import Trainer
+def deaf(*arguments):
+    print("deaf", file=sys.stderr, flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2_000_000_000)
+Trainer.take_step = deaf
+cli.main()
+"""
+
+
+def test_a_second_signal_ends_a_library_s_call(config_file: Path, run: Path) -> None:
+    arguments = ["train", "-c", str(config_file), "--set", f"run_dir={run}"]
+    process = subprocess.Popen([sys.executable, "-c", DEAF, *arguments], stderr=-1, text=True)
+    assert process.stderr is not None
+    with process.stderr:
+        assert any("deaf" in line for line in process.stderr)
+        for _ in range(2):
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.2)  # two that come together may count as one
+        assert process.wait(30) == EXIT_TERMINATED
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(9.9, False), (12.4, True)])
+def test_the_wait_for_a_long_step_is_announced(
+    capfd: pytest.CaptureFixture[str], seconds: float, told: bool
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    asked = Stop()
+    asked.install()
+    try:
+        asked.step_seconds = seconds
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, before)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    expected = "SIGTERM: saving after this step, in up to 12 s" if told else ""
+    assert capfd.readouterr().err.strip() == expected
+    assert asked.request == ("SIGTERM", EXIT_TERMINATED)
+
+
+# --- damaged ----------------------------------------------------------------------------------
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 16
+    file.write_bytes(data)
+
+
+@pytest.fixture
+def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
+    """Return a reader of what was logged so far."""
+    log.logger.propagate = True
+    caplog.set_level(logging.INFO, "mtrain")
+    return lambda: "\n".join(caplog.messages)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("model.safetensors", flip),
+        ("trainer/optimizer.safetensors", flip),
+        ("trainer/state.json", Path.unlink),
+        ("trainer/manifest.json", flip),
+        ("trainer", shutil.rmtree),
+    ],
+)
+@pytest.mark.parametrize("at", [12, 13])
+def test_a_damaged_checkpoint_is_passed_over(
+    config_file: Path,
+    run: Path,
+    warnings: Callable[[], str],
+    at: int,
+    name: str,
+    damage: Callable[[Path], object],
+) -> None:
+    stop(config_file, run, at)
+    newest = run / "checkpoints" / layout.step_name(at)
+    damage(newest / name)
+    start(config_file, run)
+    earlier = {12: 8, 13: 12}[at]
+    assert f"resuming at step {earlier} " in warnings()
+    assert str(newest) in warnings()
+    assert "going back to an earlier checkpoint" in warnings()
+    assert differences(run, uninterrupted(config_file)) == []
+
+
+def test_a_place_beyond_the_epoch_is_refused(config_file: Path, run: Path) -> None:
+    stop(config_file, run, 5)
+    inner = run / "checkpoints" / "step-00000005" / "trainer"
+    state = json.loads((inner / "state.json").read_text())
+    (inner / "state.json").write_text(json.dumps({**state, "pool": 10**15}))
+    manifest.seal(inner)
+    with pytest.raises(UserError, match="trainer: damaged: its place is no part of an epoch"):
+        start(config_file, run)
+
+
+def test_the_model_of_a_damaged_trainer_stays_until_another_is_saved(
+    config_file: Path, run: Path
+) -> None:
+    stop(config_file, run, 12)
+    newest = run / "checkpoints" / "step-00000012"
+    flip(newest / "trainer" / "state.json")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "take_step", crash)
+        with pytest.raises(Crash):
+            start(config_file, run)
+    assert checkpoint.is_good(newest)
+    stop(config_file, run, 10)
+    assert steps(run) == [4, 8, 10]
+    start(config_file, run)
+    assert differences(run, uninterrupted(config_file)) == []
+
+
+def test_without_any_manifest_nothing_starts_anew(config_file: Path, run: Path) -> None:
+    stop(config_file, run, 5)
+    for step in (4, 5):
+        flip(run / "checkpoints" / layout.step_name(step) / "manifest.json")
+    with pytest.raises(UserError, match="no checkpoint that can be resumed from"):
+        start(config_file, run)
+    assert len(list((run / "checkpoints").glob("step-*"))) == 2
+
+
+def test_a_damaged_average_is_made_again(config_file: Path, run: Path) -> None:
+    start(config_file, run)
+    average = run / "checkpoints" / "average"
+    before = {name: weight.clone() for name, weight in checkpoint.load(average).weights.items()}
+    flip(average / "model.safetensors")
+    start(config_file, run)
+    after = checkpoint.load(average).weights
+    assert all(torch.equal(after[name], weight) for name, weight in before.items())
+
+
+def test_a_damaged_checkpoint_is_not_averaged(
+    config_file: Path, run: Path, warnings: Callable[[], str]
+) -> None:
+    start(config_file, run, "train.average_last=0", "train.keep_checkpoints=3")
+    flip(run / "checkpoints" / "step-00000016" / "manifest.json")
+    start(config_file, run)
+    assert "step-00000016: damaged or gone; only later checkpoints are averaged" in warnings()
+    best = json.loads((run / "best.json").read_text())
+    assert best["average"]["of"] == ["step-00000020", "step-00000024"]
+
+
+def test_the_best_that_is_damaged_makes_room_for_the_next(
+    config_file: Path, run: Path, warnings: Callable[[], str]
+) -> None:
+    settings = ["train.keep_checkpoints=6", "train.average_last=0"]
+    start(config_file, run, *settings)
+    best = checkpoint.resolve(run)
+    flip(best / "model.safetensors")
+    start(config_file, run, *settings)
+    assert f"{best}: damaged or gone; going on with the best of the others" in warnings()
+    assert checkpoint.resolve(run) != best
+    assert checkpoint.is_good(checkpoint.resolve(run))
+
+
+@pytest.mark.parametrize("name", ["best.json", "run.json", "config.yaml"])
+def test_a_run_that_misses_a_file_is_not_gone_on_with(
+    config_file: Path, run: Path, name: str
+) -> None:
+    stop(config_file, run, 13)
+    (run / name).unlink()
+    with pytest.raises(UserError, match=name):
+        start(config_file, run)
+    assert steps(run) == [4, 8, 12, 13]
+
+
+def test_a_checkpoint_without_manifest_does_not_exist(config_file: Path, run: Path) -> None:
+    stop(config_file, run, 13)
+    rest = run / "checkpoints" / "step-00000013"
+    (rest / "manifest.json").unlink()
+    start(config_file, run)
+    shutil.rmtree(rest, ignore_errors=True)
+    assert differences(run, uninterrupted(config_file)) == []
+
+
+def test_a_stop_short_of_a_damaged_checkpoint_is_not_lost(config_file: Path, run: Path) -> None:
+    """Back at step 8 because 12 is damaged, the run is stopped at 10: it must go on from there."""
+    stop(config_file, run, 12)
+    flip(run / "checkpoints" / "step-00000012" / "model.safetensors")
+    stop(config_file, run, 10)
+    assert 10 in steps(run)
+    start(config_file, run)
+    assert differences(run, uninterrupted(config_file)) == []
+
+
+def test_nothing_whole_to_resume_from_is_an_error(config_file: Path, run: Path) -> None:
+    stop(config_file, run, 9)
+    for step in (8, 9):
+        flip(run / "checkpoints" / layout.step_name(step) / "trainer" / "state.json")
+    with pytest.raises(UserError, match="no checkpoint that can be resumed from") as caught:
+        start(config_file, run)
+    assert caught.value.exit_code == EXIT_FAILED
+    assert status(run)["state"] == "failed"
+    assert steps(run) == [4, 8, 9]
+
+
+@pytest.mark.parametrize("at", [5, 6, 13])
+def test_an_epoch_of_many_parts_goes_on_in_the_middle(
+    config_file: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    monkeypatch.setattr(batches, "POOL", 16)
+    monkeypatch.setattr(batches, "BLOCK", 4)
+    start(config_file, tmp_path / "undisturbed")
+    stop(config_file, run, at)
+    state = checkpoint.load_trainer(run / "checkpoints" / layout.step_name(at)).loop
+    assert (state.epoch, state.pool) > (0, 0)
+    start(config_file, run)
+    assert differences(run, tmp_path / "undisturbed") == []
+
+
+# --- the comparison can fail ------------------------------------------------------------------
+
+
+def forget(name: str, value: Any) -> Callable[[TrainerState], TrainerState]:
+    return lambda state: replace(state, loop=replace(state.loop, **{name: value}))
+
+
+def forget_moments(kind: str) -> Callable[[TrainerState], TrainerState]:
+    return lambda state: replace(
+        state,
+        moments={
+            name: torch.zeros_like(tensor) if name.endswith(f".{kind}") else tensor
+            for name, tensor in state.moments.items()
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        forget("epoch", 0),
+        forget("batch", 0),
+        forget("step", 0),
+        forget("sums", [0.0, 0.0]),
+        forget("sum_tokens", 1),
+        forget_moments("exp_avg"),
+        forget_moments("exp_avg_sq"),
+        forget_moments("step"),
+    ],
+    ids=[
+        "epoch",
+        "batch",
+        "step",
+        "sums",
+        "tokens",
+        "first moment",
+        "second moment",
+        "Adam's step",
+    ],
+)
+def test_a_forgotten_part_of_the_state_is_noticed(
+    config_file: Path, run: Path, broken: Callable[[TrainerState], TrainerState]
+) -> None:
+    stop(config_file, run, 13)
+    load = checkpoint.load_trainer
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "load_trainer", lambda path: broken(load(path)))
+        start(config_file, run)
+    assert differences(run, uninterrupted(config_file)) != []
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "broken"),
+    [
+        (training, "micro_batch_seed", lambda seed, step, number: seed + step + number),
+        (Optimizer, "load_weights", lambda *_: None),
+        (Optimizer, "load_moments", lambda *_: None),
+        (training, "Position", lambda step=0, *_: Position(step)),
+    ],
+    ids=["seed", "weights", "moments", "position"],
+)
+def test_a_broken_restore_is_noticed(
+    config_file: Path, run: Path, owner: Any, name: str, broken: Callable[..., Any]
+) -> None:
+    stop(config_file, run, 13)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, broken)
+        start(config_file, run)
+    assert differences(run, uninterrupted(config_file)) != []
+
+
+# --- complete, and continued ------------------------------------------------------------------
+
+
+def test_a_complete_run_says_so_and_changes_nothing(
+    config_file: Path, run: Path, warnings: Callable[[], str]
+) -> None:
+    start(config_file, run)
+    before = contents(run)
+    start(config_file, run)
+    assert "training is complete at step 24; a larger train.max_steps goes on" in warnings()
+    assert contents(run) == before
+    assert status(run)["exit_code"] == 0
+
+
+def test_a_larger_max_steps_continues_a_complete_run(config_file: Path, run: Path) -> None:
+    start(config_file, run, "train.max_steps=16")
+    start(config_file, run)
+    expected = uninterrupted(config_file)
+    final = "checkpoints/step-00000024"
+    for name in ("model.safetensors", "trainer/optimizer.safetensors", "trainer/state.json"):
+        assert (run / final / name).read_bytes() == (expected / final / name).read_bytes()
+    assert (run / "best.json").read_bytes() == (expected / "best.json").read_bytes()
+
+
+def script(patch: pytest.MonkeyPatch, *scores: float) -> None:
+    """Let validations score what they are told."""
+    left = list(scores)
+
+    def evaluate(self: Validation, *_: Any) -> Any:
+        value = left.pop(0)
+        return {"bleu": value, "chrf": value, "nll": 1.0, "signature": "none"}, ["x"]
+
+    patch.setattr(Validation, "_evaluate", evaluate)
+
+
+def test_patience_is_counted_over_stops(
+    config_file: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = ["train.valid_every=4", "train.patience=2", "data.test={}"]
+    script(monkeypatch, 5.0, 4.0, 3.0, 1.0)
+    stop(config_file, run, 6, *overrides)
+    stop(config_file, run, 11, *overrides)
+    start(config_file, run, *overrides)
+    assert status(run)["step"] == 12
+    best = json.loads((run / "best.json").read_text())
+    assert [entry["bleu"] for entry in best["history"]] == [5.0, 4.0, 3.0]
+    assert best["best"] == {"checkpoint": "step-00000004", "step": 4, "bleu": 5.0}
+    assert best["average"]["bleu"] == 1.0
+    start(config_file, run, *overrides)
+    assert status(run)["step"] == 12
+
+
+def test_the_best_checkpoint_outlives_an_average_that_was_better(
+    config_file: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The average of the first part scores best; the continued run ends with a worse average."""
+    overrides = ["train.valid_every=4", "train.keep_checkpoints=1", "train.average_last=2"]
+    script(monkeypatch, 50, 10, 90, 90, 10, 10, 10, 10, 5, 50)
+    start(config_file, run, "train.max_steps=8", *overrides)
+    start(config_file, run, *overrides)
+    best = json.loads((run / "best.json").read_text())["best"]
+    assert best["checkpoint"] == "step-00000004"
+    assert 4 in steps(run)
+
+
+# --- other settings and data ------------------------------------------------------------------
+
+
+@pytest.fixture
+def stopped(config_file: Path, run: Path) -> Path:
+    """A run that was stopped at step 5."""
+    stop(config_file, run, 5)
+    return run
+
+
+def refusal(config_file: Path, run: Path, *overrides: str) -> str:
+    """Return why a run is not continued; nothing but its status and log may change."""
+    before = {path: path.read_bytes() for path in run.rglob("*.*") if path.is_file()}
+    stands = status(run)
+    with pytest.raises(RefusedError) as caught:
+        start(config_file, run, *overrides)
+    assert caught.value.exit_code == EXIT_REFUSED
+    after = {path: path.read_bytes() for path in run.rglob("*.*") if path.is_file()}
+    told = {run / "train.log", run / "status.json"}
+    assert {path for path in after if after[path] != before.get(path)} <= told
+    assert after.keys() == before.keys()
+    found = status(run)
+    last = found.pop("last_start")
+    assert found == stands
+    assert (last["state"], last["exit_code"]) == ("refused", EXIT_REFUSED)
+    assert last["reason"] == str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "keys"),
+    [
+        (["seed=8"], ["seed: 7 in the run, 8 now"]),
+        (["model.d_ff=48", "model.dropout=0.2"], ["model.d_ff", "model.dropout"]),
+        (["train.peak_lr=1e-3"], ["train.peak_lr"]),
+        (["train.accum_steps=2"], ["train.accum_steps"]),
+        (["train.max_tokens=128"], ["train.max_tokens"]),
+        (["train.save_every=2"], ["train.save_every"]),
+        (["train.metric=chrf"], ["train.metric"]),
+        (["train.threads=2"], ["train.threads"]),
+        (["data.max_length=20"], ["data.max_length"]),
+        (["data.tgt_lang=zh"], ["data.tgt_lang"]),
+        (["data.invalid_utf8=drop"], ["data.invalid_utf8"]),
+        (["tokenizer.vocab_size=310"], ["tokenizer.vocab_size"]),
+    ],
+)
+def test_other_settings_are_refused_by_name(
+    config_file: Path, stopped: Path, overrides: list[str], keys: list[str]
+) -> None:
+    message = refusal(config_file, stopped, *overrides)
+    assert [key for key in keys if key not in message] == []
+    assert str(stopped) in message or "train.threads" in message
+    assert "train.patience" not in message
+
+
+def test_free_settings_may_change_and_each_change_is_logged(
+    config_file: Path, stopped: Path, warnings: Callable[[], str]
+) -> None:
+    changes = {
+        "data.test": "{}",
+        "data.workers": "2",
+        "decode.beam_size": "1",
+        "decode.max_len_b": "4",
+        "train.max_steps": "20",
+        "train.patience": "3",
+        "train.log_every": "2",
+        "train.keep_checkpoints": "3",
+        "train.average_last": "0",
+    }
+    moved = stopped.rename(stopped.with_name("moved"))
+    start(config_file, moved, *(f"{key}={value}" for key, value in changes.items()))
+    logged = warnings()
+    assert [key for key in changes if f"changed setting {key}: " not in logged] == []
+    final = "checkpoints/step-00000020/model.safetensors"
+    expected = uninterrupted(config_file, "train.max_steps=20")
+    assert (moved / final).read_bytes() == (expected / final).read_bytes()
+
+
+def entry(path: Path) -> str:
+    return f"{{src: {path}.src, tgt: {path}.tgt}}"
+
+
+def test_a_corpus_may_move(config_file: Path, stopped: Path, tmp_path: Path) -> None:
+    moved = Path(shutil.copytree(config_file.parent / "data", tmp_path / "elsewhere"))
+    overrides = [
+        f"data.train=[{entry(moved / 'train')}]",
+        f"data.valid={entry(moved / 'valid')}",
+        f"data.test.held_out={entry(moved / 'test')}",
+    ]
+    start(config_file, stopped, *overrides)
+    assert differences(stopped, uninterrupted(config_file)) == []
+
+
+@pytest.mark.parametrize("part", ["train", "valid"])
+def test_other_text_is_refused(config_file: Path, stopped: Path, tmp_path: Path, part: str) -> None:
+    write_corpus(tmp_path / "other", made_up_pairs(40 if part == "train" else 12, seed=9))
+    other = entry(tmp_path / "other")
+    value = f"[{other}]" if part == "train" else other
+    assert f"the content of data.{part} is not" in refusal(
+        config_file, stopped, f"data.{part}={value}"
+    )
+
+
+def test_another_tokenizer_is_refused(config_file: Path, stopped: Path) -> None:
+    other = uninterrupted(config_file, "tokenizer.vocab_size=310")
+    shutil.copy(other / "tokenizer.model", stopped / "tokenizer.model")
+    assert "tokenizer" in refusal(config_file, stopped)
+
+
+@pytest.mark.parametrize(
+    ("key", "function", "value"),
+    [
+        ("train.precision", "compute_dtype", lambda *_, **__: torch.bfloat16),
+        ("train.threads", "available_threads", lambda: 7),
+    ],
+)
+def test_auto_that_comes_to_something_else_is_refused(
+    config_file: Path,
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    key: str,
+    function: str,
+    value: Callable[..., Any],
+) -> None:
+    at_first = {"compute_dtype": lambda *_, **__: torch.float32, "available_threads": lambda: 1}
+    monkeypatch.setattr(auto_settings, function, at_first[function])
+    stop(config_file, run, 5, f"{key}=auto")
+    assert f"{key.split('.')[1]}: auto\n" in (run / "config.yaml").read_text()
+    monkeypatch.setattr(auto_settings, function, value)
+    message = refusal(config_file, run, f"{key}=auto")
+    assert f"set {key}: {'fp32' if key == 'train.precision' else 1}" in message
+
+
+@needs_bf16
+def test_precision_may_be_changed_by_naming_it(
+    config_file: Path, stopped: Path, warnings: Callable[[], str]
+) -> None:
+    stop(config_file, stopped, 7, "train.precision=bf16")
+    assert "train.precision" in warnings()
+    assert "bit for bit" in warnings()
+    loop = checkpoint.load_trainer(stopped / "checkpoints" / "step-00000007").loop
+    assert loop.machine["precision"] == "bf16"

@@ -1,0 +1,490 @@
+"""Lines in, lines out: the line contract, limits, scores, and that a model learns to translate."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import select
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import TinyConfig, made_up_pairs, random_model, render, run_mtrain
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mtrain.config.loading import load_config
+from mtrain.data.tokenizer import Tokenizer
+from mtrain.model.decoder import DecoderState
+from mtrain.runtime.errors import UserError
+from mtrain.translation.search import Hypothesis, Rules, beam_search
+from mtrain.translation.streams import score_files, translate_stream
+from mtrain.translation.translator import Translation, Translator, load_translator
+
+SENTENCES = [src for src, _ in made_up_pairs(40, 11)]
+
+
+def with_decode(translator: Translator, **settings: Any) -> Translator:
+    return replace(translator, decode=translator.decode.model_copy(update=settings))
+
+
+def stream(translator: Translator, text: bytes, **options: Any) -> bytes:
+    sink = io.BytesIO()
+    translate_stream(translator, io.BytesIO(text), sink, **options)
+    return sink.getvalue()
+
+
+@pytest.fixture
+def untrained(tokenizer: Tokenizer, tiny_config: TinyConfig) -> Callable[..., Translator]:
+    """Return a maker of translators of random weights, of any shape."""
+    config = load_config(tiny_config())
+
+    def make(**shape: Any) -> Translator:
+        model = random_model(vocab_size=tokenizer.vocab_size, **shape)
+        return Translator(model, tokenizer, config.decode, config)
+
+    return make
+
+
+# --- What comes out --------------------------------------------------------------------------
+
+
+def test_the_model_has_learnt_the_made_up_language(translator: Translator) -> None:
+    pairs = made_up_pairs(100, 12)
+    found = translator.best([src for src, _ in pairs])
+    right = sum(text == tgt for text, (_, tgt) in zip(found, pairs, strict=True))
+    assert right >= 80
+
+
+def test_every_line_is_answered_in_order_and_blank_lines_stay_blank(
+    translator: Translator,
+) -> None:
+    one = {line: translator.best([line])[0] for line in ("bavo", "celu dimar hanp", "fosi jori")}
+    text = "celu dimar hanp\n\nbavo\n \t\u00a0\u3000\u2003\n\nfosi jori\nbavo\n\r\n"
+    answers = [one.get(line, "") for line in text.split("\n")[:-1]]
+    assert "" not in one.values()
+    assert stream(translator, text.encode()).decode() == "".join(a + "\n" for a in answers)
+
+
+def numbered(found: bytes) -> tuple[list[tuple[str, str]], list[float]]:
+    """Split n-best lines into (index, text) and the scores."""
+    rows = [line.split("\t") for line in found.decode().removesuffix("\n").split("\n")]
+    return [(index, text) for index, _, text in rows], [float(score) for _, score, _ in rows]
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 5, 11, 12, 13])
+def test_windows_change_nothing(translator: Translator, window: int) -> None:
+    text = "".join(line + "\n" for line in ["bavo", "", *SENTENCES[:8], "", "celu"]).encode()
+    expected, scores = numbered(stream(translator, text, n_best=2))
+    found = numbered(stream(with_decode(translator, window=window), text, n_best=2))
+    assert found[0] == expected
+    assert found[1] == pytest.approx(scores, rel=1e-4, abs=1e-5)
+
+
+def test_batch_size_changes_no_text_and_scores_only_by_rounding(translator: Translator) -> None:
+    lines = [*SENTENCES, "", "bavo " * 30, "unheard ~ Wörds", *SENTENCES[:5]]
+    expected, _ = with_decode(translator, batch_tokens=4096).translate(lines)
+    for batch_tokens in (1, 100):
+        found, _ = with_decode(translator, batch_tokens=batch_tokens).translate(lines)
+        assert [h.text for row in found for h in row] == [h.text for row in expected for h in row]
+        scores = [h.score for row in expected for h in row]
+        assert [h.score for row in found for h in row] == pytest.approx(scores, rel=1e-4, abs=1e-5)
+
+
+@pytest.fixture
+def threads() -> Iterator[int]:
+    torch.set_num_threads(3)
+    yield 3
+    torch.set_num_threads(1)
+
+
+def test_batches_side_by_side_give_the_same_texts_in_the_same_order(
+    translator: Translator, threads: int
+) -> None:
+    lines = [*SENTENCES, "", "bavo " * 600, *SENTENCES[:5]]
+    small = with_decode(translator, batch_tokens=30)
+    found, cut = small.translate(lines)
+    assert torch.get_num_threads() == threads
+    torch.set_num_threads(1)
+    assert (found, cut) == small.translate(lines)
+
+
+def test_a_stop_leaves_the_batches_that_wait(translator: Translator, threads: int) -> None:
+    small = with_decode(translator, batch_tokens=1)
+    searched, stopped = [], threading.Event()
+
+    class StoppedError(Exception):
+        pass
+
+    def search(sources: list[Any]) -> list[list[Hypothesis]]:
+        searched.append(sources)
+        if len(searched) > threads:  # those behind the first wait for the stop
+            stopped.wait(10)
+        return [[Hypothesis([], 0.0, 0.0)] for _ in sources]
+
+    def stop() -> None:
+        threading.Timer(0.1, stopped.set).start()
+        raise StoppedError
+
+    small.check_stop = stop
+    small.search = search  # type: ignore[method-assign]
+    with pytest.raises(StoppedError):
+        small.best(SENTENCES * 5)
+    assert len(searched) <= 3 * threads
+    assert torch.get_num_threads() == threads
+
+
+def lines_of(text: bytes) -> int:
+    """Count lines as the contract does: a last one needs no newline."""
+    return text.count(b"\n") + (not text.endswith(b"\n") and text != b"")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"\n", b"bavo", b"bavo\ncelu", b"\n\n\n", b"\r\n", b" ", b"\x00\n", b"\xff\xfe\nbavo\n"],
+)
+def test_there_are_as_many_lines_as_before(translator: Translator, text: bytes) -> None:
+    found = stream(translator, text)
+    assert found.count(b"\n") == lines_of(text)
+    assert found == b"" or found.endswith(b"\n")
+
+
+@given(
+    lines=st.lists(
+        st.one_of(st.binary(max_size=8), st.sampled_from([b"bavo celu", b" ", b"\xc2\x85"]))
+    ),
+    final_newline=st.booleans(),
+)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_bytes_come_back_line_for_line(
+    translator: Translator, lines: list[bytes], final_newline: bool
+) -> None:
+    """Each answer carries the number of its line, and that of a blank line is blank."""
+    lines = [line.replace(b"\n", b"") for line in lines]
+    text = b"\n".join(lines) + (b"\n" if final_newline else b"")
+    found = stream(translator, text, n_best=1)
+    rows = [row.split(b"\t", 2) for row in found.split(b"\n")[:-1]]
+    assert [int(row[0]) for row in rows] == list(range(lines_of(text)))
+    for line, row in zip(text.removeprefix(b"\xef\xbb\xbf").split(b"\n"), rows, strict=False):
+        if not line.decode("utf-8", "replace").strip():
+            assert row[2] == b""
+
+
+def test_only_newline_bytes_end_a_line(translator: Translator) -> None:
+    odd = "bavo\u2028celu\x0cdimar\x85fosi\x1cjori\rlapo\u2029hanp\x0bkesum"
+    found = stream(translator, f"{odd}\nbavo\n".encode(), n_best=1).split(b"\n")
+    assert [line.split(b"\t")[0] for line in found] == [b"0", b"1", b""]
+
+
+def test_invalid_utf8_is_read_with_a_replacement_and_counted(
+    translator: Translator, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = stream(translator, b"bavo \xff celu\nbavo\n\xc3\n")
+    assert broken == stream(translator, "bavo \ufffd celu\nbavo\n\ufffd\n".encode())
+    assert [r.getMessage() for r in caplog.records] == [
+        "lines not valid UTF-8, read with U+FFFD: 2"
+    ]
+
+
+def test_a_byte_order_mark_and_carriage_returns_are_removed(translator: Translator) -> None:
+    plain = stream(translator, b"bavo celu\nfosi\n")
+    assert stream(translator, b"\xef\xbb\xbfbavo celu\r\nfosi\r\n") == plain
+
+
+def test_a_generated_newline_becomes_a_space(
+    translator: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model is made to say `bavo`, a newline byte, and to stop."""
+    pieces = translator.tokenizer.pieces
+    (said,) = translator.tokenizer.encode(["bavo"])
+    script = [*said, pieces.piece_to_id("<0x0A>"), translator.tokenizer.eos_id]
+
+    def step(tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
+        log_probs = torch.full((len(tokens), translator.tokenizer.vocab_size), -50.0)
+        log_probs[:, script[min(state.time, len(script) - 1)]] = 0.0
+        return log_probs, replace(state, time=state.time + 1)
+
+    monkeypatch.setattr(translator.decoder, "step", step)
+    assert stream(translator, b"fosi\njori\n") == b"bavo \nbavo \n"
+
+
+# --- Formats ---------------------------------------------------------------------------------
+
+
+def test_scores_come_before_the_text(translator: Translator) -> None:
+    (found,), _ = translator.translate(["bavo celu"])
+    expected = f"{found[0].score:.6f}\t{found[0].text}\n0.000000\t\n"
+    assert stream(translator, b"bavo celu\n\n", scores=True).decode() == expected
+
+
+def test_n_best_lines_carry_the_number_of_their_input(translator: Translator) -> None:
+    wide = with_decode(translator, beam_size=4)
+    rows, scores = numbered(stream(wide, b"bavo celu\n\nfosi\n", n_best=3))
+    assert [index for index, _ in rows] == ["0", "0", "0", "1", "2", "2", "2"]
+    (first, last), _ = wide.translate(["bavo celu", "fosi"])
+    expected = [*first[:3], Translation("", 0.0), *last[:3]]
+    assert [text for _, text in rows] == [h.text for h in expected]
+    assert scores == pytest.approx([h.score for h in expected], abs=1e-4)
+    assert len({text for _, text in rows[:3]}) == 3
+
+
+def test_each_line_is_answered_before_the_next_is_read(translator: Translator) -> None:
+    (read_in, write_in), (read_out, write_out) = os.pipe(), os.pipe()
+
+    def work() -> None:
+        with os.fdopen(read_in, "rb") as source, os.fdopen(write_out, "wb") as sink:
+            translate_stream(translator, source, sink, line_buffered=True)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        for line in ("bavo celu", "", "fosi"):
+            os.write(write_in, f"{line}\n".encode())
+            assert select.select([read_out], [], [], 20)[0], "no answer"
+            assert os.read(read_out, 1000) == f"{translator.best([line])[0]}\n".encode()
+    finally:
+        os.close(write_in)
+        thread.join(20)
+        os.close(read_out)
+    assert not thread.is_alive()
+
+
+# --- Limits ----------------------------------------------------------------------------------
+
+
+def test_a_source_that_is_too_long_is_cut_counted_and_named(
+    translator: Translator, caplog: pytest.LogCaptureFixture
+) -> None:
+    (ids,) = translator.tokenizer.encode(["bavo celu dimar fosi"])
+    short = with_decode(translator, max_source_length=len(ids) + 1, window=2)
+    long = "bavo celu dimar fosi gutel hanp"
+    results, cut = short.translate(["", "bavo", long, "bavo celu dimar fosi"])
+    assert cut == [2]
+    assert results[2][0].text == translator.best(["bavo celu dimar fosi"])[0]
+
+    text = f"bavo\n\nbavo\n{long}\nbavo\n{long}\n".encode()
+    with caplog.at_level(logging.WARNING, "mtrain"):
+        assert stream(short, text).count(b"\n") == 6
+    (record,) = caplog.records
+    limit = len(ids) + 1
+    assert record.getMessage() == f"lines longer than {limit} tokens, cut there: 2 (line 4, 6)"
+
+
+@pytest.mark.parametrize(("a", "b"), [(0.0, 0), (0.0, 7), (0.5, 2), (2.0, 1)])
+def test_translations_end_at_the_limit_of_their_own_source(
+    untrained: Callable[..., Translator], a: float, b: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that never ends fills each limit: a * source tokens + b."""
+    found = with_decode(untrained(), max_len_a=a, max_len_b=b, beam_size=1)
+    lines = ["bavo", "celu fosi hanp jori", "dimar lapo"]
+    limits = [int(a * len(ids) + b) for ids in found.tokenizer.encode(lines)]
+    true_step = found.decoder.step
+    said: list[list[int]] = []
+
+    def step(tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
+        log_probs, after = true_step(tokens, state)
+        log_probs[:, found.ids.eos] = -100.0
+        return log_probs, after
+
+    def decode(ids: list[list[int]]) -> list[str]:
+        said.extend(ids)
+        return ["" for _ in ids]
+
+    monkeypatch.setattr(found.decoder, "step", step)
+    monkeypatch.setattr(found.tokenizer, "decode", decode)
+    found.translate(lines)
+    assert sorted(len(ids) for ids in said) == sorted(limits)
+
+
+@pytest.mark.parametrize("words", [8, 40])
+def test_learned_positions_limit_both_sides(
+    untrained: Callable[..., Translator], words: int
+) -> None:
+    found = untrained(positions="learned", max_positions=12)
+    line = "bavo celu " * words
+    results, cut = found.translate(["bavo", line])
+    assert cut == [1]
+    assert all(hypothesis.score < 0 for row in results for hypothesis in row)
+    assert found.nll([line], [line])[1] == 12
+    assert found.max_target_length == 12
+    assert found.score(["bavo", "bavo"], ["bavo", line])[1] == ([], [1])
+
+
+def test_a_model_trained_on_short_lines_decodes_long_ones(translator: Translator) -> None:
+    """No training pair has more than 20 tokens; here is a source of 60 and a target of 60."""
+    assert translator.config.data.max_length == 20
+    long = "bavo celu dimar fosi gutel hanp " * 10
+    assert len(translator.tokenizer.encode([long])[0]) >= 60
+    assert len(translator.best([long])) == 1
+
+    def endless(tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
+        log_probs, after = translator.decoder.step(tokens, state)
+        log_probs[:, translator.ids.eos] = -torch.inf
+        return log_probs, after
+
+    (found,) = search(translator, long, 61, endless)
+    assert [len(h.ids) for h in found] == [60]
+
+
+# --- Scores ----------------------------------------------------------------------------------
+
+
+def source_ids(translator: Translator, line: str) -> Tensor:
+    return torch.tensor([[*translator.tokenizer.encode([line])[0], translator.ids.eos]])
+
+
+def search(
+    translator: Translator, line: str, limit: int, step: Any = None
+) -> list[list[Hypothesis]]:
+    """Search one line, down to token ids."""
+    with torch.no_grad():
+        state = translator.decoder.start(*translator.model.encode(source_ids(translator, line)))
+    return beam_search(
+        step or translator.decoder.step,
+        state,
+        rules=Rules([limit], translator.ids.eos),
+        beam_size=5,
+        normalize=translator.normalize,
+        bos_id=translator.ids.bos,
+    )
+
+
+@pytest.mark.parametrize("line", [*SENTENCES[:6], "unheard ~ Wörds"])
+@torch.no_grad()
+def test_the_forced_score_of_a_hypothesis_is_its_search_score(
+    translator: Translator, line: str
+) -> None:
+    (found,) = search(translator, line, 40)
+    assert len(found) >= 5
+    for hypothesis in found:
+        tgt_in = torch.tensor([[translator.ids.bos, *hypothesis.ids]])
+        answers = torch.tensor([*hypothesis.ids, translator.ids.eos])
+        log_probs = translator.model(source_ids(translator, line), tgt_in)[0].log_softmax(-1)
+        forced = float(log_probs[torch.arange(len(answers)), answers].sum())
+        assert hypothesis.score == pytest.approx(forced, abs=1e-4)
+        length = len(answers)
+        normalized = forced / ((5 + length) / 6) ** translator.decode.length_penalty
+        assert hypothesis.normalized == pytest.approx(normalized, abs=1e-4)
+
+
+def test_scoring_text_agrees_with_the_search_where_the_pieces_are_the_same(
+    translator: Translator,
+) -> None:
+    agreeing = 0
+    for line in SENTENCES[:20]:
+        for hypothesis in search(translator, line, 40)[0]:
+            (text,) = translator.tokenizer.decode([hypothesis.ids])
+            if translator.tokenizer.encode([text]) == [hypothesis.ids]:
+                (score,), cut = translator.score([line], [text])
+                assert score == pytest.approx(hypothesis.score, abs=1e-4)
+                assert cut == ([], [])
+                agreeing += 1
+    assert agreeing >= 20
+
+
+def test_scores_do_not_depend_on_batches_and_sum_up_to_the_nll(translator: Translator) -> None:
+    pairs = [*made_up_pairs(30, 13), ("bavo", ""), ("", "zwent"), ("", "")]
+    sources, targets = ([pair[side] for pair in pairs] for side in (0, 1))
+    scores, _ = translator.score(sources, targets)
+    alone = with_decode(translator, batch_tokens=1).score(sources, targets)[0]
+    assert alone == pytest.approx(scores, rel=1e-4, abs=1e-4)
+    nll, tokens = translator.nll(sources, targets)
+    assert nll == pytest.approx(-sum(scores), rel=1e-5)
+    assert tokens == sum(len(ids) + 1 for ids in translator.tokenizer.encode(targets))
+    assert translator.score([], []) == ([], ([], []))
+
+
+def test_the_right_translation_scores_better_than_another(translator: Translator) -> None:
+    right, wrong = translator.score(["bavo celu"] * 2, [render("bavo celu"), render("celu bavo")])[
+        0
+    ]
+    assert right > wrong + 1
+
+
+def test_score_files_gives_a_number_a_line(translator: Translator, tmp_path: Path) -> None:
+    source, target = tmp_path / "s.txt", tmp_path / "t.txt"
+    pairs = made_up_pairs(5, 14)
+    source.write_text("".join(f"{src}\n" for src, _ in pairs))
+    target.write_text("".join(f"{tgt}\n" for _, tgt in pairs))
+    sink = io.BytesIO()
+    score_files(with_decode(translator, window=2), source, target, sink)
+    expected, _ = translator.score([src for src, _ in pairs], [tgt for _, tgt in pairs])
+    found = [float(line) for line in sink.getvalue().decode().split("\n")[:-1]]
+    assert found == pytest.approx(expected, abs=1e-4)
+
+    target.write_text("zwent\n")
+    with pytest.raises(UserError, match=r"s\.txt has 5 lines but .*t\.txt has 1: they must match"):
+        score_files(translator, source, target, sink)
+
+
+# --- Loading ---------------------------------------------------------------------------------
+
+
+def test_settings_of_the_search_can_be_given_when_loading(trained_run: Path) -> None:
+    found = load_translator(trained_run, device="cpu", beam_size=7, length_penalty=None)
+    assert found.decode.beam_size == 7
+    assert found.decode.length_penalty == 0.6
+    assert not found.model.training
+
+
+def test_bf16_answers_every_line(trained_run: Path) -> None:
+    found = load_translator(trained_run, device="cpu", precision="bf16")
+    assert found.model.dtype == torch.bfloat16
+    pairs = made_up_pairs(20, 15, longest=3)
+    answers = found.best([src for src, _ in pairs])
+    assert sum(a == tgt for a, (_, tgt) in zip(answers, pairs, strict=True)) >= 15
+
+
+# --- Learning --------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_small_model_learns_to_reverse_and_translate(tiny_config: TinyConfig) -> None:
+    """Up to six words in reverse order; nearly every unseen line comes out right."""
+    config = tiny_config(
+        **{
+            "pairs": 8000,
+            "longest": 6,
+            "tokenizer.vocab_size": 350,
+            "model.d_model": 96,
+            "model.num_heads": 4,
+            "model.d_ff": 192,
+            "model.num_encoder_layers": 2,
+            "model.num_decoder_layers": 2,
+            "model.dropout": 0.0,
+            "train.schedule": "linear",
+            "train.peak_lr": 0.003,
+            "train.warmup_steps": 100,
+            "train.max_steps": 1500,
+            "train.max_tokens": 1024,
+            "train.save_every": 750,
+            "train.valid_every": 1500,
+        }
+    )
+    done = run_mtrain("train", "-c", config)
+    assert done.returncode == 0, done.stderr
+    unseen = sorted(set(made_up_pairs(300, 16, 6)) - set(made_up_pairs(8000, 1, 6)))
+    found = load_translator(config.parent / "run", device="cpu", beam_size=1)
+    answers = found.best([src for src, _ in unseen])
+    right = sum(a == tgt for a, (_, tgt) in zip(answers, unseen, strict=True))
+    assert right >= 0.95 * len(unseen)
+
+
+@pytest.mark.parametrize("method", ["encode", "hidden"])
+def test_a_lack_of_memory_says_what_to_lower(
+    translator: Translator, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    def lacking(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(translator.model, method, lacking)
+    lines = ["bavo", "celu"]
+    use = {"encode": translator.best, "hidden": lambda lines: translator.score(lines, lines)}
+    with pytest.raises(UserError, match=r"out of memory on 2 lines.*--batch-tokens"):
+        use[method](lines)
