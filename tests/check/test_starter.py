@@ -182,7 +182,7 @@ def test_too_much_held_out_is_refused(tmp_path: Path, files: tuple[Path, Path]) 
         write_config(request(files, tmp_path / "m.yaml", 61), Stop(), has_gpu=False)
 
 
-@pytest.mark.parametrize("failing", ["outputs.os.fsync", "check.starter.render"])
+@pytest.mark.parametrize("failing", ["runtime.outputs.os.fsync", "check.starter.render"])
 @pytest.mark.parametrize("output", ["m.yaml", "new/there/m.yaml"])
 def test_a_failure_leaves_nothing_half_written(
     tmp_path: Path,

@@ -17,9 +17,10 @@ import pytest
 from conftest import run_mtrain
 
 from mtrain.runs import checkpoint, manifest
+from mtrain.runs.layout import refuse_kept
 from mtrain.runtime import outputs
 from mtrain.runtime.errors import EXIT_REFUSED, RefusedError, UserError
-from mtrain.runtime.outputs import opened, refuse_kept, refuse_one_file, refuse_overwriting
+from mtrain.runtime.outputs import opened, refuse_one_file, refuse_overwriting
 
 
 def names(directory: Path) -> list[str]:
