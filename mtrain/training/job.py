@@ -210,7 +210,7 @@ def _tell_plan(config: Config, stop: Stop, ranks: Ranks, config_file: Path | Non
         prepared = prepare(config, run.tokenizer, stop, begin=run.check_data)
         run.check_data(prepared.fingerprints)
         trainer = Trainer(config, prepared, run, stop, ranks)
-    found, _ = trainer.look_back()
+    found, _ = trainer.checkpoints.find_newest()
     if found is not None:
         trainer.position.step = found.trainer.loop.step
         trainer.validation.look_back(trainer.position.step)

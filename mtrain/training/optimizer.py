@@ -1,52 +1,16 @@
-"""Adam and Muon over fp32 master weights; learning-rate schedules as functions of the step."""
+"""Adam and Muon over fp32 master weights, and a moving average of them."""
 
-import math
-from collections.abc import Callable
 from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam  # the class of that name would load torch's compiler, a second
 
-from mtrain.config.schema import TrainConfig
 from mtrain.runtime.distributed import Ranks
 from mtrain.training.muon import Muon
 
-Schedule = Callable[[int], float]
-
-# Values between the beginnings of gradients: 64 bytes of fp32.
+# Each gradient starts at a multiple of this many values: 64 bytes of fp32.
 ALIGNED = 16
-
-
-def noam_rate(step: int, d_model: int, warmup_steps: int, factor: float = 1.0) -> float:
-    """Return the paper's rate (equation 3); the first step is 1.
-
-    factor * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5)
-    """
-    peak = factor * math.sqrt(1 / (d_model * warmup_steps))
-    return peak * min(math.sqrt(warmup_steps / step), step / warmup_steps)
-
-
-def make_schedule(config: TrainConfig, d_model: int) -> Schedule:
-    """Return the learning rate of each step, counted from 1."""
-    warmup, last = config.warmup_steps, config.max_steps
-    peak = config.peak_lr or noam_rate(warmup, d_model, warmup, config.lr_factor or 1.0)
-
-    def rate(step: int) -> float:
-        if step < warmup:
-            return peak * step / warmup
-        share = min(1.0, (step - warmup) / max(1, last - warmup))
-        match config.schedule:
-            case "linear":
-                return peak * (1 - share)
-            case "cosine":
-                return peak * 0.5 * (1 + math.cos(math.pi * share))
-            case "constant":
-                return peak
-            case _:  # noam and inverse_sqrt are one curve, named by their peak in two ways
-                return peak * math.sqrt(warmup / step)
-
-    return rate
 
 
 class Adam:

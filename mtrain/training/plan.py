@@ -25,7 +25,7 @@ from mtrain.runtime.log import logger
 from mtrain.runtime.workers import Workers
 from mtrain.training.auto_settings import Machine
 from mtrain.training.learner import Learner
-from mtrain.training.optimizer import make_schedule
+from mtrain.training.schedule import make_schedule
 from mtrain.translation.translator import shape_of
 
 IDS = SpecialIds(pad=0, bos=2, eos=3)
@@ -144,8 +144,8 @@ def lack_of_disk(plan: Plan, directory: Path) -> str | None:
     )
 
 
-def tell(plan: Plan, machine: Machine, device: torch.device, directory: Path) -> None:
-    """Say what is trained, on what, and how."""
+def log_plan(plan: Plan, machine: Machine, device: torch.device, directory: Path) -> None:
+    """Log what is trained, on what, and how."""
     machine_line = describe_machine(machine, device)
     for line in (plan.model(), machine_line, plan.batches(), plan.rates(), plan.checkpoints()):
         logger.info("%s", line)

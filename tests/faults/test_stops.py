@@ -252,7 +252,7 @@ setattr(owner, name, asked)
 PHASES = {
     "loading": ("prepare, 'scan'", 2),
     "a step": ("learner.Learner, '_accumulate'", 33),
-    "validation": ("validation.Validation, '_evaluate'", 2),
+    "validation": ("validation.Validation, 'evaluate'", 2),
     "a save": ("checkpoint, 'save'", 4),
     "averaging": ("checkpoint, 'average'", 1),
 }

@@ -186,13 +186,13 @@ def test_a_signal_to_one_stops_and_saves_all(
 def stop_in_validation() -> None:
     from mtrain.training.validation import Validation
 
-    evaluate = Validation._evaluate
+    evaluate = Validation.evaluate
 
     def stopped(self: Validation, *arguments: Any) -> Any:
         self.stop.received = signal.SIGTERM
         return evaluate(self, *arguments)
 
-    Validation._evaluate = stopped  # type: ignore[method-assign]
+    Validation.evaluate = stopped  # type: ignore[method-assign]
 
 
 def test_a_signal_during_validation_stops_all(

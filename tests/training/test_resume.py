@@ -269,7 +269,7 @@ def test_the_runs_compared_cross_epochs_and_record_much(config_file: Path, run: 
 @pytest.mark.parametrize("call", [1, 3, 4, 5], ids=["valid", "last valid", "average", "test"])
 def test_stopped_while_translating(config_file: Path, run: Path, call: int) -> None:
     """Validations are due at steps 8, 16 and 24; then come the average and the test set."""
-    evaluate, calls = Validation._evaluate, [0]
+    evaluate, calls = Validation.evaluate, [0]
 
     def stopping(self: Validation, *arguments: Any) -> Any:
         calls[0] += 1
@@ -278,7 +278,7 @@ def test_stopped_while_translating(config_file: Path, run: Path, call: int) -> N
         return evaluate(self, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Validation, "_evaluate", stopping)
+        patch.setattr(Validation, "evaluate", stopping)
         with pytest.raises(StoppedError, match="stopped by SIGUSR1") as caught:
             start(config_file, run)
     assert caught.value.exit_code == EXIT_STOPPED
@@ -519,7 +519,7 @@ def test_a_place_beyond_the_epoch_is_refused(config_file: Path, run: Path) -> No
     state = json.loads((inner / "state.json").read_text())
     (inner / "state.json").write_text(json.dumps({**state, "pool": 10**15}))
     manifest.seal(inner)
-    with pytest.raises(UserError, match="trainer: damaged: its place is no part of an epoch"):
+    with pytest.raises(UserError, match="trainer: damaged: its position is beyond the epoch"):
         start(config_file, run)
 
 
@@ -741,7 +741,7 @@ def script(patch: pytest.MonkeyPatch, *scores: float) -> None:
         value = left.pop(0)
         return {"bleu": value, "chrf": value, "nll": 1.0, "signature": "none"}, ["x"]
 
-    patch.setattr(Validation, "_evaluate", evaluate)
+    patch.setattr(Validation, "evaluate", evaluate)
 
 
 def test_patience_is_counted_over_stops(
