@@ -99,7 +99,7 @@ class Validation:
         logger.info("step %s  %s%s", f"{step:,}", summary(entry), mark)
 
     def evaluate(self, translator: Translator, text: Text, name: str) -> tuple[Entry, list[str]]:
-        """Return the scores of a model on a set (BLEU, chrF, NLL per token) and its translations."""
+        """Return the BLEU, chrF and NLL per token of a model on a set, and its translations."""
         share_among(self.ranks, translator)
         with progress_bar(len(text), "line", f"translating {name}") as bar:
             hypotheses = translator.best(text.sources, bar.update)

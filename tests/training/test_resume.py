@@ -41,7 +41,7 @@ from mtrain.runtime.errors import (
     UserError,
 )
 from mtrain.runtime.stop import Stop
-from mtrain.training import auto_settings, job
+from mtrain.training import auto_settings, job, resume
 from mtrain.training import trainer as training
 from mtrain.training.optimizer import Optimizer
 from mtrain.training.trainer import Position, Trainer
@@ -233,7 +233,7 @@ def test_a_moving_average_is_kept_beside_the_weights(config_file: Path, run: Pat
     moments = checkpoint.load_trainer(last).moments
     other = checkpoint.load(uninterrupted(config_file) / "checkpoints" / "step-00000024").weights
     for name, weight in other.items():
-        assert torch.equal(moments[name + training.LATEST], weight)
+        assert torch.equal(moments[name + resume.LATEST], weight)
         assert not torch.equal(expected[name], weight)
 
 
@@ -565,7 +565,7 @@ def test_a_damaged_checkpoint_is_not_averaged(
     start(config_file, run, "train.average_last=0", "train.keep_checkpoints=3")
     flip(run / "checkpoints" / "step-00000016" / "manifest.json")
     start(config_file, run)
-    assert "step-00000016: damaged or gone; only later checkpoints are averaged" in warnings()
+    assert "step-00000016: damaged or missing; only later checkpoints are averaged" in warnings()
     best = json.loads((run / "best.json").read_text())
     assert best["average"]["of"] == ["step-00000020", "step-00000024"]
 
@@ -578,7 +578,7 @@ def test_the_best_that_is_damaged_makes_room_for_the_next(
     best = checkpoint.resolve(run)
     flip(best / "model.safetensors")
     start(config_file, run, *settings)
-    assert f"{best}: damaged or gone; going on with the best of the others" in warnings()
+    assert f"{best}: damaged or missing; using the best of the others" in warnings()
     assert checkpoint.resolve(run) != best
     assert checkpoint.is_good(checkpoint.resolve(run))
 
@@ -718,7 +718,7 @@ def test_a_complete_run_says_so_and_changes_nothing(
     start(config_file, run)
     before = contents(run)
     start(config_file, run)
-    assert "training is complete at step 24; a larger train.max_steps goes on" in warnings()
+    assert "training is complete at step 24; a larger train.max_steps continues it" in warnings()
     assert contents(run) == before
     assert status(run)["exit_code"] == 0
 
