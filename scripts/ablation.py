@@ -25,7 +25,8 @@ from mtrain.runs import layout
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.stop import Stop
 from mtrain.scoring import metrics
-from mtrain.translation.translator import load_translator
+from mtrain.translation import loading
+from mtrain.translation.translator import Translator
 
 BASE = "as configured"
 
@@ -95,7 +96,7 @@ def search_rows(config: Config, run_dir: Path) -> list[str]:
     valid = prepare(config, run_dir / layout.TOKENIZER, Stop()).valid
     rows = []
     for name, width in (("greedy search", 1), ("beam 4", 4)):
-        translator = load_translator(model, device=config.train.device, beam_size=width)
+        translator = Translator(loading.load(model, device=config.train.device, beam_size=width))
         hypotheses = translator.best(valid.sources)
         bleu = metrics.bleu_of_run(hypotheses, valid.references, config.data.tgt_lang)
         rows.append(f"| {name} | {bleu.score:.1f} | | | |")

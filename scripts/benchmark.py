@@ -34,7 +34,8 @@ from mtrain.runs.directory import RunDirectory
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.stop import Stop
 from mtrain.training.trainer import Trainer
-from mtrain.translation.translator import Translator, load_translator
+from mtrain.translation import loading
+from mtrain.translation.translator import Translator
 
 SIZES = {
     "tiny": (4, 128, 256, 4),
@@ -207,19 +208,20 @@ def measure_training(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def measure_translation(args: argparse.Namespace) -> dict[str, Any]:
     """Translate a file, or the phrasebook's test set, with a trained model."""
-    translator = load_translator(
-        Path(args.model), device=args.device, precision=args.precision, beam_size=args.beam_size
+    model, beam = Path(args.model), args.beam_size
+    translator = Translator(
+        loading.load(model, device=args.device, precision=args.precision, beam_size=beam)
     )
     lines = read_text_file(Path(args.src)) if args.src else [src for src, _ in pairs("test", 1000)]
     return {
         "model": args.model,
-        "device": str(translator.device),
+        "device": str(translator.loaded.device),
         "threads": torch.get_num_threads(),
         "lines": len(lines),
         "beam": translator.decode.beam_size,
         "sentences/s": translation_speed(translator, lines, args.turns),
         **latencies(translator, lines[:200]),
-        "peak MB": peak_memory(translator.device),
+        "peak MB": peak_memory(translator.loaded.device),
     }
 
 

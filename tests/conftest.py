@@ -32,7 +32,9 @@ from mtrain.data.tokenizer import Tokenizer, train_tokenizer
 from mtrain.export.proof import Agreement
 from mtrain.model.transformer import Dropout, Shape, Transformer
 from mtrain.runtime import lock, log
-from mtrain.translation.translator import Translator, load_translator
+from mtrain.translation import loading
+from mtrain.translation.loading import LoadedModel
+from mtrain.translation.translator import Translator
 
 LEXICON = {
     "bavo": "zwent",
@@ -341,6 +343,12 @@ def _train(directory: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def translator(trained_run: Path) -> Translator:
+def loaded_model(trained_run: Path) -> LoadedModel:
+    """Return the trained run's model in fp32."""
+    return loading.load(trained_run, device="cpu", precision="fp32")
+
+
+@pytest.fixture(scope="session")
+def translator(loaded_model: LoadedModel) -> Translator:
     """Return the trained run's model, ready to translate in fp32."""
-    return load_translator(trained_run, device="cpu", precision="fp32")
+    return Translator(loaded_model)

@@ -42,7 +42,7 @@ PACKAGES = {
     "data": Row("scoring runs corpus config runtime", "batches prepare"),
     "scoring": Row("corpus runtime"),
     "runs": Row("corpus config runtime", "checkpoint"),
-    "model": Row("runtime", ALL),
+    "model": Row("config runtime", ALL),
     "corpus": Row("config runtime"),
     "config": Row("runtime"),
     "runtime": Row("", "device distributed"),
@@ -67,7 +67,7 @@ FORBIDDEN_CALLS = {
     "numpy.load",
 }
 LONGEST_MODULE, LONGEST_FUNCTION = 520, 60  # lines
-MOST_METHODS, MOST_MODULES = 30, 12  # of a class, of a folder
+MOST_METHODS, MOST_MODULES = 20, 12  # of a class, of a folder
 
 
 @cache

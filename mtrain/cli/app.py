@@ -45,7 +45,7 @@ from mtrain.cli.options import (
     TopPOption,
     as_path,
     begin_job,
-    load_translator,
+    load_model,
     open_translator,
     search_settings,
 )
@@ -68,7 +68,6 @@ from mtrain.runtime.outputs import (
 from mtrain.runtime.stop import Stop
 
 if TYPE_CHECKING:
-    from mtrain.runtime.distributed import Ranks
     from mtrain.translation.translator import Translator
 
 app = typer.Typer(
@@ -191,12 +190,13 @@ def translate(
 
     _check_files(output, alignments, input_, target_prefix)
     search = search_settings(beam_size, length_penalty, length_norm, no_repeat_ngram, batch_tokens)
-    drawing = {"sample": sample, "temperature": temperature, "top_k": top_k, "top_p": top_p}
-    search |= {**drawing, "seed": seed, "samples": n_best or 1}
-    with open_translator(model, device, precision, **search) as (translator, ranks):
-        _check_n_best(n_best, translator, ranks)
-        _check_kind(search, translator, ranks)
-        if not ranks.is_first:
+    search |= {"sample": sample, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    with open_translator(
+        model, device, precision, seed=seed, samples=n_best or 1, **search
+    ) as translator:
+        _check_n_best(n_best, translator)
+        _check_kind({**search, "seed": seed}, translator)
+        if not translator.ranks.is_first:
             input_ = output = os.devnull
             alignments = alignments and os.devnull
         is_at_once = line_buffered or (input_ == "-" and sys.stdin.isatty())
@@ -214,7 +214,6 @@ def translate(
                 prefixes=target_prefix,
                 alignments=links[0] if links else None,
                 line_buffered=is_at_once,
-                ranks=ranks,
             )
 
 
@@ -230,7 +229,7 @@ def _check_files(
         refuse_one_file(output, alignments, "--alignments")
 
 
-def _check_kind(given: dict[str, object], translator: "Translator", ranks: "Ranks") -> None:
+def _check_kind(given: dict[str, object], translator: "Translator") -> None:
     """Refuse options of sampling where translations are searched for, and `--sample` with an option
     of search.
     """
@@ -240,14 +239,14 @@ def _check_kind(given: dict[str, object], translator: "Translator", ranks: "Rank
     if given["sample"] or not translator.decode.sample:
         for name in names:
             if given[name] is not None:
-                raise ranks.as_one(RefusedError(f"--{name.replace('_', '-')}: {advice}"))
+                raise translator.ranks.as_one(RefusedError(f"--{name.replace('_', '-')}: {advice}"))
 
 
-def _check_n_best(n_best: int | None, translator: "Translator", ranks: "Ranks") -> None:
+def _check_n_best(n_best: int | None, translator: "Translator") -> None:
     """Refuse to show more hypotheses than a search finds."""
     decode = translator.decode
     if n_best is not None and n_best > decode.beam_size and not decode.sample:
-        raise ranks.as_one(
+        raise translator.ranks.as_one(
             RefusedError(
                 f"--n-best {n_best} is more than the beam holds: add --beam-size {n_best} or more"
             )
@@ -297,15 +296,15 @@ def evaluate(
         assert model is not None
         if output is not None:
             check_output(output)
-        with open_translator(model, device, precision, **search) as (translator, ranks):
-            tgt_lang = tgt_lang or translator.config.data.tgt_lang
+        with open_translator(model, device, precision, **search) as translator:
+            tgt_lang = tgt_lang or translator.loaded.config.data.tgt_lang
             check_tokenizer(tokenize or tokenizer_for(tgt_lang))
             from mtrain.translation.streams import translate_all
 
             hypotheses = translate_all(translator, sources)
-            if output is not None and ranks.is_first:
+            if output is not None and translator.ranks.is_first:
                 write_output(output, "".join(line + "\n" for line in hypotheses).encode("utf-8"))
-        if not ranks.is_first:
+        if not translator.ranks.is_first:
             return
     result = evaluation.score(hypotheses, references, tgt_lang, tokenize, lowercase)
     notes = explain(hypotheses, references, sources, lowercase)
@@ -354,9 +353,9 @@ def score(
     from mtrain.translation import streams
 
     decode = {"batch_tokens": batch_tokens}
-    translator = load_translator(model, device, precision, decode)
+    model_ = load_model(model, device, precision, decode)
     with writing("-") as sink:
-        streams.score_files(translator, source, target, sink)
+        streams.score_files(model_, source, target, sink)
 
 
 @app.command()
@@ -416,13 +415,13 @@ def export(
     if to not in exporting.FORMS:
         raise RefusedError(f"--to {to}: expected {' or '.join(exporting.FORMS)}")
     refuse_kept(output)
-    translator = load_translator(model, "cpu", "fp32", {})
+    model_ = load_model(model, "cpu", "fp32", {})
     with writing("-") as sink, stopped_by_signals():
 
         def show(line: str) -> None:
             print_lines(sink, [line])
 
-        exporting.export(translator, to, output, quantization, sample, show)
+        exporting.export(model_, to, output, quantization, sample, show)
 
 
 @data_app.command("build")

@@ -23,7 +23,7 @@ from mtrain.cli.options import (
     as_name,
     as_path,
     begin_job,
-    load_translator,
+    load_model,
 )
 from mtrain.cli.streams import check_output, print_lines, print_path, reading
 from mtrain.runtime.console import loaded, writing
@@ -184,9 +184,9 @@ def attention(
     else:
         with reading(input_) as source:
             pairs = maps.read_pairs(source, Path(target) if target else None)
-    translator = load_translator(model, device, precision, {})
+    model_ = load_model(model, device, precision, {})
     loaded()
-    page = maps.draw_page(maps.watch(translator, pairs, choice), model)
+    page = maps.draw_page(maps.watch(model_, pairs, choice), model)
     write_output(output, page.encode("utf-8", "replace"))
 
 

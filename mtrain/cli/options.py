@@ -15,7 +15,7 @@ from mtrain.runtime.stop import Stop, parse_duration
 
 if TYPE_CHECKING:
     from mtrain.config.schema import Config
-    from mtrain.runtime.distributed import Ranks
+    from mtrain.translation.loading import LoadedModel
     from mtrain.translation.translator import Translator
 
 
@@ -187,29 +187,34 @@ def search_settings(
 
 @contextmanager
 def open_translator(
-    models: list[Path], device: str, precision: str, **settings: Any
-) -> Iterator[tuple["Translator", "Ranks"]]:
-    """Load models, as one of the ranks of a job if it has several; `settings` are those of
-    `mtrain.translation.translator.load_translator`.
-    """
-    _check_names(precision, settings.get("length_norm"))
+    models: list[Path],
+    device: str,
+    precision: str,
+    *,
+    seed: int | None = None,
+    samples: int = 1,
+    **decode: Any,
+) -> Iterator["Translator"]:
+    """Load models on every rank of the job; `decode` overrides their search settings."""
+    _check_names(precision, decode.get("length_norm"))
     from mtrain.runtime.distributed import joined
-    from mtrain.translation.ranks import load_over_ranks
+    from mtrain.translation.loading import load_on_ranks
+    from mtrain.translation.translator import Translator
 
-    settings |= {"device": device, "precision": precision}
     with joined() as ranks:
         ranks.check_same(ascii(sys.argv[1:]), "commands")
-        yield load_over_ranks(models, ranks, **settings), ranks
+        loaded = load_on_ranks(models, ranks, device=device, precision=precision, **decode)
+        yield Translator(loaded, ranks, seed=seed, samples=samples)
 
 
-def load_translator(
+def load_model(
     model: Path, device: str, precision: str, decode: Mapping[str, Any]
-) -> "Translator":
-    """Load a model for one device."""
+) -> "LoadedModel":
+    """Load a model on one device."""
     _check_names(precision)
-    from mtrain.translation import translator
+    from mtrain.translation import loading
 
-    return translator.load_translator(model, device=device, precision=precision, **decode)
+    return loading.load(model, device=device, precision=precision, **decode)
 
 
 def _check_names(precision: str, length_norm: str | None = None) -> None:

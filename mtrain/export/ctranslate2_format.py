@@ -17,7 +17,7 @@ from mtrain.export.proof import Engine
 from mtrain.model.transformer import Attention, DecoderLayer, EncoderLayer, Shape, Transformer
 from mtrain.runs import layout
 from mtrain.runtime.errors import MissingExtraError, RefusedError
-from mtrain.translation.translator import Translator
+from mtrain.translation.loading import LoadedModel
 
 # What its `ctranslate2.converters` offer, less what is for other kinds of models.
 QUANTIZATIONS = (
@@ -46,11 +46,11 @@ def check(shape: Shape, quantization: str) -> None:
         raise MissingExtraError("--to ctranslate2", "ctranslate2", error) from None
 
 
-def write(directory: Path, translator: Translator, quantization: str) -> None:
+def write(directory: Path, loaded: LoadedModel, quantization: str) -> None:
     """Write a model into a directory that `ctranslate2.Translator` loads; raises `OSError`."""
-    model, tokenizer = translator.model, translator.tokenizer
+    model, tokenizer = loaded.model, loaded.tokenizer
     (directory / layout.TOKENIZER).write_bytes(tokenizer.proto)
-    spec = _spec(model, tokenizer, _positions_needed(model, translator.config))
+    spec = _spec(model, tokenizer, _positions_needed(model, loaded.config))
     spec.validate()
     spec.optimize(quantization=None if quantization == "float32" else quantization)
     spec.save(str(directory))

@@ -16,7 +16,7 @@ from mtrain.runs import manifest
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import logger, progress_bar, shorten
 from mtrain.scoring.references import read_source
-from mtrain.translation.translator import Translator
+from mtrain.translation.loading import LoadedModel
 
 # Lines that both engines translate, and how many of those that differ are shown.
 MOST_LINES, MOST_SHOWN = 1000, 20
@@ -30,7 +30,7 @@ class Form(Protocol):
     def check(self, shape: Shape, quantization: str) -> None:
         """Raise `RefusedError` for what cannot be written."""
 
-    def write(self, directory: Path, translator: Translator, quantization: str) -> None:
+    def write(self, directory: Path, loaded: LoadedModel, quantization: str) -> None:
         """Write a model into a directory that is there."""
 
     def load(self, directory: Path, tokenizer: Tokenizer) -> Engine:
@@ -42,7 +42,7 @@ FORMS: dict[str, Form] = {"ctranslate2": ctranslate2_format, "hf-marian": marian
 
 
 def export(
-    translator: Translator,
+    loaded: LoadedModel,
     to: str,
     directory: Path,
     quantization: str,
@@ -55,14 +55,14 @@ def export(
     Raises `UserError` where they do not translate alike; then it is not written.
     """
     form = FORMS[to]
-    form.check(translator.model.shape, quantization)
+    form.check(loaded.model.shape, quantization)
     manifest.check_new(directory)
-    lines = _read_sample(translator.config, sample)
+    lines = _read_sample(loaded.config, sample)
 
     def fill(aside: Path) -> None:
         for kind in dict.fromkeys(("float32", quantization)):  # the layout first, then its rounding
-            form.write(aside, translator, kind)
-            _prove(translator, form.load(aside, translator.tokenizer), kind, lines, show)
+            form.write(aside, loaded, kind)
+            _prove(loaded, form.load(aside, loaded.tokenizer), kind, lines, show)
 
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def _sources(config: Config, sample: Path | None) -> Iterator[str]:
 
 
 def _prove(
-    translator: Translator, engine: Engine, kind: str, lines: dict[int, str], show: Show
+    loaded: LoadedModel, engine: Engine, kind: str, lines: dict[int, str], show: Show
 ) -> None:
     """Compare the engines and show how they agree; raises `UserError` where unrounded weights do
     not.
@@ -111,7 +111,7 @@ def _prove(
     for beam_size in NEEDED:
         texts = list(lines.values())
         with progress_bar(2 * len(lines), "line", "comparing") as bar:
-            found = compare(translator, engine, texts, beam_size, bar.update)
+            found = compare(loaded, engine, texts, beam_size, bar.update)
         _show(found, engine.name, kind, list(lines), show)
         if kind == "float32" and not found.is_equal:
             raise UserError(

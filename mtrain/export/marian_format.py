@@ -21,7 +21,7 @@ from mtrain.data.tokenizer import Tokenizer
 from mtrain.export.proof import Engine
 from mtrain.model.transformer import Attention, DecoderLayer, EncoderLayer, Shape, Transformer
 from mtrain.runtime.errors import MissingExtraError, RefusedError, first_line
-from mtrain.translation.translator import Translator
+from mtrain.translation.loading import LoadedModel
 
 BATCH_SIZE = 64  # sentences
 
@@ -47,22 +47,22 @@ def check(shape: Shape, quantization: str) -> None:
         raise MissingExtraError("--to hf-marian", "hf", error) from None
 
 
-def write(directory: Path, translator: Translator, quantization: str) -> None:
+def write(directory: Path, loaded: LoadedModel, quantization: str) -> None:
     """Write a model into a directory that `from_pretrained` loads; raises `OSError`."""
     from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
     with _quietly():
-        model = MarianMTModel(MarianConfig(**_settings(translator)))
-        missing, unknown = model.load_state_dict(_weights(translator.model), strict=False)
+        model = MarianMTModel(MarianConfig(**_settings(loaded)))
+        missing, unknown = model.load_state_dict(_weights(loaded.model), strict=False)
         assert not unknown
         assert all(name.endswith(("embed_positions.weight", "_logits_bias")) for name in missing)
         model.tie_weights()
-        model.generation_config = GenerationConfig(**_search_settings(translator))
+        model.generation_config = GenerationConfig(**_search_settings(loaded))
         try:
             model.save_pretrained(directory)
         except SafetensorError as error:  # a full disk
             raise OSError(first_line(error)) from None
-        _write_tokenizer(directory, translator)
+        _write_tokenizer(directory, loaded)
 
 
 def load(directory: Path, tokenizer: Tokenizer) -> Engine:
@@ -121,10 +121,10 @@ def _limit(limits: list[int], beam_size: int, eos_id: int) -> Callable[[Tensor, 
     return process
 
 
-def _settings(translator: Translator) -> dict[str, Any]:
+def _settings(loaded: LoadedModel) -> dict[str, Any]:
     """Fill in Marian's config."""
-    model, tokenizer, shape = translator.config.model, translator.tokenizer, translator.model.shape
-    longest = translator.max_source_length
+    model, tokenizer, shape = loaded.config.model, loaded.tokenizer, loaded.model.shape
+    longest = loaded.max_source_length
     return {
         "vocab_size": shape.vocab_size,
         "d_model": shape.d_model,
@@ -134,7 +134,7 @@ def _settings(translator: Translator) -> dict[str, Any]:
         "decoder_attention_heads": shape.num_heads,
         "encoder_ffn_dim": shape.d_ff,
         "decoder_ffn_dim": shape.d_ff,
-        "max_position_embeddings": max(longest, translator.limit(longest - 1)),
+        "max_position_embeddings": max(longest, loaded.limit(longest - 1)),
         "activation_function": "relu",
         "scale_embedding": True,
         "share_encoder_decoder_embeddings": shape.tie_embeddings == "all",
@@ -150,13 +150,13 @@ def _settings(translator: Translator) -> dict[str, Any]:
     }
 
 
-def _search_settings(translator: Translator) -> dict[str, Any]:
+def _search_settings(loaded: LoadedModel) -> dict[str, Any]:
     """Fill in the library's settings of the search.
 
     It divides scores by length ** alpha, whatever the model's `decode.length_norm`, and knows one
     limit for all: that of the longest source.
     """
-    decode, tokenizer = translator.decode, translator.tokenizer
+    decode, tokenizer = loaded.decode, loaded.tokenizer
     return {
         "decoder_start_token_id": tokenizer.bos_id,
         "pad_token_id": tokenizer.pad_id,
@@ -164,7 +164,7 @@ def _search_settings(translator: Translator) -> dict[str, Any]:
         "eos_token_id": tokenizer.eos_id,
         "forced_eos_token_id": tokenizer.eos_id,  # at the limit
         "bad_words_ids": [[tokenizer.pad_id], [tokenizer.bos_id]],
-        "max_new_tokens": translator.limit(translator.max_source_length - 1),
+        "max_new_tokens": loaded.limit(loaded.max_source_length - 1),
         **_search_options(decode.beam_size, decode.length_penalty),
     }
 
@@ -178,14 +178,14 @@ def _search_options(beam_size: int, alpha: float) -> dict[str, Any]:
     return {"num_beams": beam_size, "length_penalty": alpha, "early_stopping": True}
 
 
-def _write_tokenizer(directory: Path, translator: Translator) -> None:
+def _write_tokenizer(directory: Path, loaded: LoadedModel) -> None:
     """Write SentencePiece's model and the ids of its pieces.
 
     `split_special_tokens` leaves `</s>` in a text the text that it is.
     """
     from transformers import MarianTokenizer
 
-    tokenizer, data = translator.tokenizer, translator.config.data
+    tokenizer, data = loaded.tokenizer, loaded.config.data
     pieces = tokenizer.all_pieces
     files = {name: directory / name for name in ("source.spm", "target.spm", "vocab.json")}
     files["source.spm"].write_bytes(tokenizer.proto)
@@ -200,7 +200,7 @@ def _write_tokenizer(directory: Path, translator: Translator) -> None:
         pad_token=pieces[tokenizer.pad_id],
         bos_token=pieces[tokenizer.bos_id],
         eos_token=pieces[tokenizer.eos_id],
-        model_max_length=translator.max_source_length,
+        model_max_length=loaded.max_source_length,
         split_special_tokens=True,
         clean_up_tokenization_spaces=False,
     ).save_pretrained(directory)

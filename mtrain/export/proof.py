@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mtrain.config.schema import override_decode
+from mtrain.translation.loading import LoadedModel
+from mtrain.translation.scorer import Scorer
 from mtrain.translation.translator import Translator
 
 # Of lines that come out equal, by beam size, in the same precision. The rest are near-ties, which
@@ -81,7 +83,7 @@ class Agreement:
 
 
 def compare(
-    translator: Translator,
+    loaded: LoadedModel,
     engine: Engine,
     lines: list[str],
     beam_size: int,
@@ -90,9 +92,9 @@ def compare(
     """Translate lines, none of them blank, with both engines, text to text; where they differ,
     score both.
     """
-    settings = override_decode(translator.decode, beam_size=beam_size, length_norm="power")
-    ours = replace(translator, decode=settings)
-    best = [found[0] for found in ours.translate(lines, progress)[0]]
+    settings = override_decode(loaded.decode, beam_size=beam_size, length_norm="power")
+    ours = replace(loaded, decode=settings)
+    best = [found[0] for found in Translator(ours).translate(lines, progress)[0]]
     rows = [row.tolist() for row in ours.encode_sources(lines)[0]]
     limits = [ours.limit(len(row)) for row in rows]
     theirs = [row[: ours.max_source_length - 1] for row in engine.encode(lines)]
@@ -115,22 +117,22 @@ def compare(
     return Agreement(beam_size, len(lines), tokens, differences, cut, other)
 
 
-def _bare_texts(translator: Translator, found: list[list[int]]) -> list[str]:
+def _bare_texts(loaded: LoadedModel, found: list[list[int]]) -> list[str]:
     """Join ids without unknown pieces and white space at the ends, which other programs leave
     out.
     """
-    unknown = translator.tokenizer.unk_id
-    texts = translator.texts([[number for number in ids if number != unknown] for ids in found])
+    unknown = loaded.tokenizer.unk_id
+    texts = loaded.texts([[number for number in ids if number != unknown] for ids in found])
     return [text.strip() for text in texts]
 
 
 def _scores(
-    translator: Translator, rows: list[list[int]], found: list[list[int]], places: list[int]
+    loaded: LoadedModel, rows: list[list[int]], found: list[list[int]], places: list[int]
 ) -> list[float]:
     """Our log-probabilities of translations that another engine found."""
     sources = [np.array(rows[place], np.int64) for place in places]
     targets = [np.array(found[place], np.int64) for place in places]
-    scores: list[float] = (-translator.pair_nll(sources, targets)).tolist()
+    scores: list[float] = (-Scorer(loaded).pair_nll(sources, targets)).tolist()
     return scores
 
 

@@ -7,16 +7,16 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from mtrain.corpus.lines import is_blank, read_lines, read_text_file
-from mtrain.data.batches import pad
 from mtrain.report.heatmap import CAUSAL, KINDS, MEAN, HeatMap, Sentence, choices
 from mtrain.report.rendering import render
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import logger, progress_bar
 from mtrain.scoring.references import decode_lines, warn_of
+from mtrain.translation.attention import attention_of, pieces_of
+from mtrain.translation.loading import LoadedModel
 from mtrain.translation.translator import Line, Translator
 
 Pairs = list[tuple[str, str | None]]
@@ -68,11 +68,11 @@ def read_pairs(source: Iterable[bytes], target: Path | None) -> Pairs:
     return list(zip(sources, targets, strict=True))
 
 
-def watch(translator: Translator, pairs: Pairs, choice: Choice) -> list[Sentence]:
+def watch(loaded: LoadedModel, pairs: Pairs, choice: Choice) -> list[Sentence]:
     """Draw what the model attends to in each sentence as it translates it, or produces the target
     that is given; blank lines are left out. Raises `UserError`.
     """
-    check_choice(translator, choice)
+    check_choice(loaded, choice)
     kept = [(number, src, tgt) for number, (src, tgt) in enumerate(pairs, 1) if not is_blank(src)]
     if not kept:
         raise UserError("there is no text to look at: all of it is blank")
@@ -81,7 +81,7 @@ def watch(translator: Translator, pairs: Pairs, choice: Choice) -> list[Sentence
     found = []
     with progress_bar(len(kept), "sentence", "looking") as bar:
         for number, src, tgt in kept:
-            found.append(_watch(translator, number, src, tgt, choice))
+            found.append(_watch(loaded, number, src, tgt, choice))
             bar.update()
     return found
 
@@ -93,9 +93,9 @@ def draw_page(sentences: list[Sentence], model: Path) -> str:
     )
 
 
-def check_choice(translator: Translator, choice: Choice) -> None:
+def check_choice(loaded: LoadedModel, choice: Choice) -> None:
     """Refuse layers and heads that the model does not have."""
-    shape = translator.model.shape
+    shape = loaded.model.shape
     layers = max(shape.num_encoder_layers, shape.num_decoder_layers)
     for option, chosen, most in (
         ("layer", choice.layers, layers),
@@ -114,30 +114,30 @@ def check_choice(translator: Translator, choice: Choice) -> None:
 
 
 def _watch(
-    translator: Translator, number: int, source: str, target: str | None, choice: Choice
+    loaded: LoadedModel, number: int, source: str, target: str | None, choice: Choice
 ) -> Sentence:
-    (src,), cut = translator.encode_sources([source])
+    (src,), cut = loaded.encode_sources([source])
     if cut:
-        most = translator.max_source_length
+        most = loaded.max_source_length
         logger.warning("line %d is longer than %d tokens, cut there", number, most)
     if target is None:
-        tgt = translator.search([Line(src)])[0][0].ids
-        text = translator.texts([tgt])[0]
+        tgt = Translator(loaded).search([Line(src)])[0][0].ids
+        text = loaded.texts([tgt])[0]
     else:
-        (tgt,) = translator.tokenizer.encode([target])
+        (tgt,) = loaded.tokenizer.encode([target])
         text = target
-        _check_length(translator, number, len(tgt))
+        _check_length(loaded, number, len(tgt))
     if max(len(src), len(tgt)) >= MOST_TOKENS:
         raise UserError(
             f"line {number}: {len(src) + 1} source and {len(tgt) + 1} target tokens; a heat map of "
             f"more than {MOST_TOKENS} cannot be read: give a shorter sentence"
         )
-    maps = _maps(translator, src, np.array(tgt, np.int64), choice)
+    maps = _maps(loaded, src, np.array(tgt, np.int64), choice)
     return Sentence(source, text, target is not None, list(maps))
 
 
-def _check_length(translator: Translator, number: int, length: int) -> None:
-    shape = translator.model.shape
+def _check_length(loaded: LoadedModel, number: int, length: int) -> None:
+    shape = loaded.model.shape
     if shape.positions == "learned" and length >= shape.max_positions:
         raise UserError(
             f"target line {number} has {length + 1} tokens, but the model learned "
@@ -146,16 +146,14 @@ def _check_length(translator: Translator, number: int, length: int) -> None:
 
 
 def _maps(
-    translator: Translator, src: NDArray[np.int64], tgt: NDArray[np.int64], choice: Choice
+    loaded: LoadedModel, src: NDArray[np.int64], tgt: NDArray[np.int64], choice: Choice
 ) -> Iterator[HeatMap]:
     """Draw the chosen maps of a pair of ids without eos."""
-    pieces = [piece[:MOST_LETTERS] for piece in translator.tokenizer.all_pieces]
-    ids = translator.ids
-    read = [pieces[token] for token in (*src, ids.eos)]
-    seen = [pieces[token] for token in (ids.bos, *tgt)]
-    produced = [pieces[token] for token in (*tgt, ids.eos)]
+    ids = loaded.ids
+    sides = ((*src, ids.eos), (ids.bos, *tgt), (*tgt, ids.eos))
+    read, seen, produced = ([p[:MOST_LETTERS] for p in pieces_of(loaded, side)] for side in sides)
     axes = {"encoder": (read, read), "decoder": (produced, seen), "cross": (produced, read)}
-    weights = attention_of(translator, src, tgt)
+    weights = attention_of(loaded, src, tgt)
     for kind in KINDS:
         if choice.kinds and kind not in choice.kinds:
             continue
@@ -165,16 +163,3 @@ def _maps(
             for head in choice.heads or range(len(found) + 1):
                 table = found.mean(0) if head == MEAN else found[head - 1]
                 yield HeatMap(kind, layer, head, *axes[kind], table, kind == CAUSAL)
-
-
-@torch.no_grad()
-def attention_of(
-    translator: Translator, src: NDArray[np.int64], tgt: NDArray[np.int64]
-) -> dict[str, list[NDArray[np.float32]]]:
-    """Attention weights of a pair of ids without eos, for each layer (H, rows, columns)."""
-    src_ids = pad([src], translator.ids, bos=False, eos=True).to(translator.device)
-    tgt_in = pad([tgt], translator.ids, bos=True, eos=False).to(translator.device)
-    maps = translator.model.attention_maps(src_ids, tgt_in)
-    return {
-        kind: [layer[0].float().cpu().numpy() for layer in layers] for kind, layers in maps.items()
-    }

@@ -28,7 +28,7 @@ from mtrain.runtime.log import logger, shorten
 from mtrain.runtime.stop import Stop
 from mtrain.scoring import metrics
 from mtrain.scoring.metrics import Score
-from mtrain.translation.translator import load_translator
+from mtrain.translation import loading
 
 SAMPLES, MOST_TRANSLATIONS, ATTENDED = 6, 6, 3
 NOT_CHECKED = "The text was not checked"
@@ -396,7 +396,7 @@ def _attention(
         for path in reader.links(report.run.path):
             if layout.CHECKPOINTS in (path.name, path.parent.name):
                 reader.refuse_link(path)
-        translator = load_translator(report.run.path, device="cpu", precision="fp32")
-        return maps.watch(translator, [(text, None) for text in texts], maps.Choice())
+        loaded = loading.load(report.run.path, device="cpu", precision="fp32")
+        return maps.watch(loaded, [(text, None) for text in texts], maps.Choice())
 
     return report.attempt("attention", "Left out", find) or []

@@ -14,7 +14,7 @@ from mtrain.runs.history import History
 from mtrain.runtime.distributed import BYTES
 from mtrain.runtime.log import logger
 from mtrain.training.validation import Validation, summary
-from mtrain.translation.translator import Translator, make_translator
+from mtrain.translation.loading import LoadedModel, unpack
 
 NAMES = TypeAdapter(list[str])
 
@@ -110,17 +110,16 @@ class Finish:
         self.history.tests[name] = {**identity, **entry}
         self.validation.write_history()
 
-    def _load(self, name: str) -> Translator:
+    def _load(self, name: str) -> LoadedModel:
         """Load a finished checkpoint as `mtrain translate` would."""
         path = self.run.checkpoints / name
-        translator = make_translator(
+        return unpack(
             self._read(path),
             path,
+            self.config.decode.model_dump(),
             device=str(self.validation.device),
-            **self.config.decode.model_dump(),
+            check_stop=self.validation.stop.check,
         )
-        translator.check_stop = self.validation.stop.check
-        return translator
 
     def _read(self, path: Path) -> Snapshot:
         """Read a checkpoint on rank 0, which wrote it, and broadcast it."""

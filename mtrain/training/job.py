@@ -25,7 +25,7 @@ from mtrain.runtime.errors import EXIT_OK, RefusedError, StoppedError, UserError
 from mtrain.runtime.lock import ReplacedError
 from mtrain.runtime.log import add_log_file, logger
 from mtrain.runtime.stop import Stop
-from mtrain.training.auto_settings import Machine
+from mtrain.training.learner import Machine
 from mtrain.training.trainer import Trainer
 
 MACHINE = TypeAdapter(tuple[str, Machine])  # with what tells a GPU from the others

@@ -1,6 +1,8 @@
 """A model in training: the gradients of micro-batches, added up in the way that is fastest here."""
 
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 import torch.fx.experimental._config as shapes
@@ -8,15 +10,72 @@ from torch import Tensor
 
 from mtrain.config.schema import Config
 from mtrain.data.batches import Batch, SpecialIds
+from mtrain.model.building import model_dropout, shape_of
 from mtrain.model.transformer import Transformer, set_compute_dtype
-from mtrain.runtime.device import keep_freed_memory, set_up_cuda
+from mtrain.runtime.device import available_threads, compute_dtype, keep_freed_memory, set_up_cuda
 from mtrain.runtime.distributed import Ranks, device_of
-from mtrain.runtime.errors import UserError, first_line
-from mtrain.training.auto_settings import Machine
+from mtrain.runtime.errors import RefusedError, UserError, first_line
+from mtrain.runtime.log import logger
 from mtrain.training.graphs import Recorded
 from mtrain.training.loss import projected_cross_entropy
 from mtrain.training.optimizer import Optimizer
-from mtrain.translation.translator import model_dropout, shape_of
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What `auto` settings resolve to on this machine."""
+
+    device: str
+    threads: int
+    precision: str
+    compile: bool
+    ranks: int = 1
+
+    @classmethod
+    def of(cls, config: Config, ranks: Ranks) -> "Machine":
+        """Resolve a config's `auto` settings; raises `RefusedError` for a missing device."""
+        train = config.train
+        device = device_of(train.device, ranks)
+        dtype = compute_dtype(train.precision, device, training=True)
+        return cls(
+            device=device.type,
+            threads=max(1, available_threads() // ranks.local_size)
+            if train.threads == "auto"
+            else train.threads,
+            precision="bf16" if dtype == torch.bfloat16 else "fp32",
+            compile=False if train.compile == "auto" else train.compile,
+            ranks=ranks.size,
+        )
+
+    def check_against(self, config: Config, before: dict[str, Any]) -> None:
+        """Refuse to resume if a setting resolves differently than before; a user may change
+        `precision` and `compile` by naming them.
+        """
+        was_ranks = before.get("ranks", 1)
+        if was_ranks != self.ranks:
+            logger.warning(
+                "%d processes train from here on instead of %d: equal bits are no longer promised",
+                self.ranks,
+                was_ranks,
+            )
+        for key, now in asdict(self).items():
+            was = before.get(key)
+            if was is None or was == now or key == "ranks":
+                continue
+            if key == "threads" and (was_ranks != self.ranks or self.device != "cpu"):
+                continue  # they change nothing but speed
+            if key in ("precision", "compile") and getattr(config.train, key) != "auto":
+                logger.warning(
+                    "train.%s: %s from here on instead of %s: equal bits are no longer promised",
+                    key,
+                    now,
+                    was,
+                )
+                continue
+            raise RefusedError(
+                f"train.{key}: this run was trained with {was}, but this machine resolves it to "
+                f"{now}; to resume, set train.{key}: {str(was).lower()}"
+            )
 
 
 class Learner:

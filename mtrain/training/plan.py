@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from mtrain.config.schema import Config
 from mtrain.data.batches import Batch, SpecialIds, batch_by_tokens, collate
+from mtrain.model.building import shape_of
 from mtrain.model.transformer import Transformer
 from mtrain.runs import checkpoint
 from mtrain.runtime.device import telling_lack_of_memory
@@ -23,10 +24,8 @@ from mtrain.runtime.distributed import Ranks, device_of
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import logger
 from mtrain.runtime.workers import Workers
-from mtrain.training.auto_settings import Machine
-from mtrain.training.learner import Learner
+from mtrain.training.learner import Learner, Machine
 from mtrain.training.schedule import make_schedule
-from mtrain.translation.translator import shape_of
 
 IDS = SpecialIds(pad=0, bos=2, eos=3)
 SECONDS = 5.0  # of timing micro-batches, about

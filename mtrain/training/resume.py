@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mtrain.config.schema import Config, dump_config
 from mtrain.data.prepare import Prepared
+from mtrain.model.building import check_weights
 from mtrain.runs import checkpoint, layout, manifest
 from mtrain.runs.checkpoint import Loop, Snapshot, TrainerState
 from mtrain.runs.directory import RunDirectory
@@ -22,7 +23,6 @@ from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import logger
 from mtrain.training.learner import Learner
 from mtrain.training.optimizer import MovingAverage
-from mtrain.translation.translator import check_weights
 
 # Suffix of the current weights in the optimizer's state, if the model is their moving average.
 LATEST = ".latest"

@@ -28,7 +28,7 @@ from mtrain.training.plan import Batching, Plan, clock, log_plan
 from mtrain.training.resume import Checkpoints, Position
 from mtrain.training.schedule import make_schedule
 from mtrain.training.validation import Validation
-from mtrain.translation.translator import Translator
+from mtrain.translation.loading import LoadedModel
 
 
 def micro_batch_seed(seed: int, step: int, number: int) -> int:
@@ -265,12 +265,12 @@ class Trainer:
         train, step = self.config.train, self.position.step
         if step == 0 or not train.is_validated(step) or self.validation.history.has(step):
             return
-        self.validation.validate(self.translator(), step)
+        self.validation.validate(self.current_model(), step)
         self.model.train()
         self.checkpoints.prune(self.validation.history.best_step)
         self._restart_clock()
 
-    def translator(self) -> Translator:
+    def current_model(self) -> LoadedModel:
         """Return the current model, ready to translate as `mtrain translate` would by default."""
         model = self.model
         dtype = compute_dtype("auto", self.device, training=False)
@@ -279,9 +279,8 @@ class Trainer:
                 model = Transformer(self.model.shape)
             model.take_weights(self.checkpoints.weights())
             set_compute_dtype(model.to(self.device), dtype)
-        return Translator(
-            model, self.prepared.tokenizer, self.config.decode, self.config, self.stop.check
-        )
+        tokenizer, config, check = self.prepared.tokenizer, self.config, self.stop.check
+        return LoadedModel(model, tokenizer, config.decode, config, check_stop=check)
 
     def _describe(self) -> None:
         """Write the run's vocabulary, `run.json` and status."""

@@ -22,7 +22,8 @@ from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import logger, progress_bar
 from mtrain.runtime.stop import Stop
 from mtrain.scoring import metrics
-from mtrain.translation.ranks import share_among
+from mtrain.translation.loading import LoadedModel
+from mtrain.translation.scorer import Scorer
 from mtrain.translation.translator import Translator
 
 
@@ -86,9 +87,9 @@ class Validation:
         self.history.cut(step, self.config.train.is_validated)
         return self.history.as_json() != before
 
-    def validate(self, translator: Translator, step: int) -> None:
+    def validate(self, model: LoadedModel, step: int) -> None:
         """Score the checkpoint of a step on the validation set."""
-        entry, hypotheses = self.evaluate(translator, self.prepared.valid, "valid")
+        entry, hypotheses = self.evaluate(model, self.prepared.valid, "valid")
         name = layout.step_name(step)
         self.keep(name, hypotheses, step, "valid/", entry)
         self.history.entries.append({"step": step, "checkpoint": name, **entry})
@@ -98,12 +99,11 @@ class Validation:
         mark = "  best so far" if best is not None and best["step"] == step else ""
         logger.info("step %s  %s%s", f"{step:,}", summary(entry), mark)
 
-    def evaluate(self, translator: Translator, text: Text, name: str) -> tuple[Entry, list[str]]:
+    def evaluate(self, model: LoadedModel, text: Text, name: str) -> tuple[Entry, list[str]]:
         """Return the BLEU, chrF and NLL per token of a model on a set, and its translations."""
-        share_among(self.ranks, translator)
         with progress_bar(len(text), "line", f"translating {name}") as bar:
-            hypotheses = translator.best(text.sources, bar.update)
-        parts = self.ranks.gather(partial(self._score_references, translator, text), LIKELIHOOD)
+            hypotheses = Translator(model, self.ranks).best(text.sources, bar.update)
+        parts = self.ranks.gather(partial(self._score_references, model, text), LIKELIHOOD)
         bleu = metrics.bleu_of_run(hypotheses, text.references, self.config.data.tgt_lang)
         entry = {
             "bleu": bleu.score,
@@ -113,10 +113,10 @@ class Validation:
         }
         return entry, hypotheses
 
-    def _score_references(self, translator: Translator, text: Text) -> Likelihood:
+    def _score_references(self, model: LoadedModel, text: Text) -> Likelihood:
         """Score the references of this rank's lines."""
         mine = slice(self.ranks.rank, None, self.ranks.size)
-        return Likelihood(*translator.nll(text.sources[mine], text.references[mine]))
+        return Likelihood(*Scorer(model).nll(text.sources[mine], text.references[mine]))
 
     def keep(self, name: str, hypotheses: list[str], step: int, prefix: str, entry: Entry) -> None:
         """Write translations and their record; an unfinished record is replaced."""

@@ -20,10 +20,11 @@ from mtrain.corpus.lines import (
 )
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.runs import checkpoint, layout, manifest
-from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import Places, progress_bar
 from mtrain.scoring.references import decode_lines, warn_of
+from mtrain.translation.loading import LoadedModel
+from mtrain.translation.scorer import Scorer
 from mtrain.translation.translator import Translation, Translator
 from mtrain.translation.word_links import align
 
@@ -42,15 +43,14 @@ def translate_stream(
     prefixes: Path | None = None,
     alignments: IO[bytes] | None = None,
     line_buffered: bool = False,
-    ranks: Ranks | None = None,
 ) -> None:
     """Translate every line of `source` to `sink`, `decode.window` lines at a time or one by one;
     of several ranks, the first reads and writes for all. `prefixes` holds what each translation is
     to begin with, line for line; the links from its words to the source's go to `alignments`.
     """
-    ranks = ranks or Ranks()
+    ranks = translator.ranks
     counts: Counter[str] = Counter()
-    texts = _shortened(decode_lines(read_lines(source, counts), counts), translator)
+    texts = _shortened(decode_lines(read_lines(source, counts), counts), translator.loaded)
     window = 1 if line_buffered else translator.decode.window
     begun = decode_lines(_prefix_lines(prefixes, counts), counts) if prefixes else None
     done, cut = 0, Places()
@@ -71,13 +71,13 @@ def translate_stream(
             for index, hypotheses in enumerate(results if ranks.is_first else [], done):
                 sink.writelines(_format(index, hypotheses, n_best, scores))
             if alignments is not None and ranks.is_first:
-                links = align(translator, lines, [found[0].text for found in results])
+                links = align(translator.loaded, lines, [found[0].text for found in results])
                 alignments.writelines(line.encode() + b"\n" for line in links)
             if line_buffered:
                 sink.flush()
             done += len(lines)
     warn_of(counts)
-    cut.warn(translator.max_source_length)
+    cut.warn(translator.loaded.max_source_length)
 
 
 def translate_all(translator: Translator, lines: list[str]) -> list[str]:
@@ -86,13 +86,13 @@ def translate_all(translator: Translator, lines: list[str]) -> list[str]:
         results, places = translator.translate(lines, bar.update)
     cut = Places()
     cut.add(place + 1 for place in places)
-    cut.warn(translator.max_source_length)
+    cut.warn(translator.loaded.max_source_length)
     return [found[0].text for found in results]
 
 
-def _shortened(lines: Iterable[str], translator: Translator) -> Iterator[str]:
+def _shortened(lines: Iterable[str], loaded: LoadedModel) -> Iterator[str]:
     """Leave of long lines what shows that they were cut, so that a window of them has room."""
-    most = translator.most_characters + 1
+    most = loaded.most_characters + 1
     return (line[:most] for line in lines)
 
 
@@ -128,11 +128,11 @@ def _format(
         yield "\t".join(fields).encode("utf-8") + b"\n"
 
 
-def score_files(translator: Translator, source: Path, target: Path, sink: IO[bytes]) -> None:
+def score_files(loaded: LoadedModel, source: Path, target: Path, sink: IO[bytes]) -> None:
     """Write the log-probability of each target line given its source line."""
     counts: Counter[str] = Counter()
     sides = [
-        list(_shortened(decode_lines(read_file(path, counts), counts), translator))
+        list(_shortened(decode_lines(read_file(path, counts), counts), loaded))
         for path in (source, target)
     ]
     if len(sides[0]) != len(sides[1]):
@@ -140,18 +140,18 @@ def score_files(translator: Translator, source: Path, target: Path, sink: IO[byt
             f"{source} has {len(sides[0])} lines but {target} has {len(sides[1])}: "
             "they must match line for line"
         )
-    window, cut = translator.decode.window, (Places(), Places())
+    window, cut, scorer = loaded.decode.window, (Places(), Places()), Scorer(loaded)
     with progress_bar(len(sides[0]), "line", "scoring") as bar:
         for start in range(0, len(sides[0]), window):
             src, tgt = (side[start : start + window] for side in sides)
-            values, places = translator.score(src, tgt)
+            values, places = scorer.score(src, tgt)
             for side in (0, 1):
                 cut[side].add(start + place + 1 for place in places[side])
             sink.writelines(f"{value:.6f}\n".encode() for value in values)
             bar.update(len(values))
     warn_of(counts)
-    cut[0].warn(translator.max_source_length, str(source))
-    cut[1].warn(translator.max_target_length, str(target))
+    cut[0].warn(loaded.max_source_length, str(source))
+    cut[1].warn(loaded.max_target_length, str(target))
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

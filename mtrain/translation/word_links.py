@@ -14,38 +14,36 @@ from numpy.typing import NDArray
 from mtrain.corpus.lines import is_blank
 from mtrain.data.batches import batch_by_tokens, collate
 from mtrain.runtime.device import telling_lack_of_memory
-from mtrain.translation.translator import Translator
+from mtrain.translation.loading import LoadedModel
 
 LAYERS = 3
 BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 
-def align(translator: Translator, sources: list[str], targets: list[str]) -> list[str]:
+def align(loaded: LoadedModel, sources: list[str], targets: list[str]) -> list[str]:
     """Align the words, between white space, of each source line and its translation."""
     found = [""] * len(sources)
     both = zip(sources, targets, strict=True)
     places = [n for n, sides in enumerate(both) if not any(map(is_blank, sides))]
-    sides = [
-        [_pieces(translator, lines[place]) for place in places] for lines in (sources, targets)
-    ]
+    sides = [[_pieces(loaded, lines[place]) for place in places] for lines in (sources, targets)]
     rows = [(src, tgt) for (src, _), (tgt, _) in zip(*sides, strict=True)]
     lengths = np.array([(len(src) + 1, len(tgt) + 1) for src, tgt in rows]).reshape(-1, 2)
-    budget = max(1, translator.decode.batch_tokens // translator.decode.beam_size)
+    budget = max(1, loaded.decode.batch_tokens // loaded.decode.beam_size)
     for batch in batch_by_tokens(lengths, budget):
-        translator.check_stop()
+        loaded.check_stop()
         with telling_lack_of_memory(lambda: "out of memory on alignments; lower --batch-tokens"):
-            maps = _attention(translator, [rows[i] for i in batch])
+            maps = _attention(loaded, [rows[i] for i in batch])
         for i, table in zip(batch, maps, strict=True):
             words = [side[i][1] for side in sides]
             found[places[i]] = _links(table[: len(words[1]), : len(words[0])], *words)
     return found
 
 
-def _pieces(translator: Translator, text: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _pieces(loaded: LoadedModel, text: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Ids of a line, and of each piece the number of its word; no more than the model reads."""
-    ids = translator.tokenizer.encode([text])[0]
-    words = word_numbers(list(map(translator.tokenizer.pieces.id_to_piece, ids)))
-    most = translator.max_source_length - 1
+    ids = loaded.tokenizer.encode([text])[0]
+    words = word_numbers(list(map(loaded.tokenizer.pieces.id_to_piece, ids)))
+    most = loaded.max_source_length - 1
     return np.array(ids[:most]), np.array(words[:most])
 
 
@@ -70,11 +68,11 @@ def word_numbers(pieces: list[str]) -> list[int]:
 
 @torch.no_grad()
 def _attention(
-    translator: Translator, rows: list[tuple[NDArray[np.int64], NDArray[np.int64]]]
+    loaded: LoadedModel, rows: list[tuple[NDArray[np.int64], NDArray[np.int64]]]
 ) -> NDArray[np.float32]:
     """Attention over the source, mean of heads and layers: (B, T, S)."""
-    batch = collate(rows, translator.ids).to(translator.device)
-    maps = translator.model.attention_maps(batch.src, batch.tgt_in)["cross"]
+    batch = collate(rows, loaded.ids).to(loaded.device)
+    maps = loaded.model.attention_maps(batch.src, batch.tgt_in)["cross"]
     mean = torch.stack(maps[-LAYERS:]).float().mean((0, 2))
     found: NDArray[np.float32] = mean.cpu().numpy()
     return found

@@ -34,7 +34,8 @@ from mtrain.runs.directory import RunDirectory
 from mtrain.runs.records import MetricsFile
 from mtrain.runtime import log
 from mtrain.training.trainer import Trainer
-from mtrain.translation.translator import load_translator
+from mtrain.translation import loading
+from mtrain.translation.scorer import Scorer
 
 # Every command with its options, pinned so that they grow on purpose.
 DECODE = {"--beam-size", "--length-penalty", "--length-norm", "--no-repeat-ngram", "--batch-tokens"}
@@ -519,6 +520,9 @@ def test_each_line_is_answered_before_the_next_and_ctrl_c_ends(run_dir: Path) ->
 SPY = """
 import sys
 from mtrain.cli import app as cli
+from mtrain.translation import loading
+from mtrain.translation.scorer import Scorer
+from mtrain.translation.translator import Translator
 try:
     cli.main()
 finally:
@@ -576,9 +580,9 @@ def test_score_prints_a_log_probability_a_line(
     result = command("score", *options)
     assert (result.code, result.err) == (0, "")
     values = [float(line) for line in result.out.splitlines()]
-    translator = load_translator(run_dir, device="cpu")
+    model = loading.load(run_dir, device="cpu")
     lines = [places[name].read_text().splitlines() for name in ("src", "ref")]
-    assert values == pytest.approx(translator.score(*lines)[0], rel=1e-4)
+    assert values == pytest.approx(Scorer(model).score(*lines)[0], rel=1e-4)
     assert max(values) < 0
 
 

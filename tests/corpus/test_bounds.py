@@ -385,7 +385,7 @@ def test_a_line_too_long_is_cut_and_counted(
     found = sink.getvalue().decode().split("\n")
     assert [found[0], found[2], *found[3:]] == [*translator.best(["bavo", "fosi"]), ""]
     assert found[1]
-    limit = translator.max_source_length
+    limit = translator.loaded.max_source_length
     assert f"lines longer than {limit} tokens, cut there: 1 (line 2)" in caplog.text
     assert peak < 16 << 20
 
@@ -393,18 +393,20 @@ def test_a_line_too_long_is_cut_and_counted(
 def test_the_cut_changes_no_token_that_is_read(translator: Translator) -> None:
     """Before a line is tokenized it is cut, far behind the last token that there is room for."""
     long = "bavo celu dimar fosi gutel hanp " * 2100
-    (ids,), cut = translator.encode_sources([long])
-    (whole,) = translator.tokenizer.encode([long])
-    assert len(long) > translator.most_characters
+    (ids,), cut = translator.loaded.encode_sources([long])
+    (whole,) = translator.loaded.tokenizer.encode([long])
+    assert len(long) > translator.loaded.most_characters
     assert cut == [0]
     assert ids.tolist() == whole[: len(ids)]
-    assert len(ids) == translator.max_source_length - 1
+    assert len(ids) == translator.loaded.max_source_length - 1
 
 
 def test_a_line_of_blanks_alone_is_counted_as_cut(translator: Translator) -> None:
-    (ids,), cut = translator.encode_sources([" " * translator.most_characters + "  bavo"])
+    (ids,), cut = translator.loaded.encode_sources(
+        [" " * translator.loaded.most_characters + "  bavo"]
+    )
     assert cut == [0]
-    assert len(ids) < translator.max_source_length
+    assert len(ids) < translator.loaded.max_source_length
 
 
 def test_scores_of_lines_too_long_are_those_of_what_is_left(
@@ -414,9 +416,9 @@ def test_scores_of_lines_too_long_are_those_of_what_is_left(
     tgt = write(tmp_path / "tgt", b"zwent\nyalch\n" + b"xomt " * (HUGE // 50))
     sink = io.BytesIO()
     with caplog.at_level(logging.WARNING, "mtrain"):
-        lines.score_files(translator, src, tgt, sink)
+        lines.score_files(translator.loaded, src, tgt, sink)
     assert len(sink.getvalue().splitlines()) == 3
-    most = translator.max_source_length, translator.max_target_length
+    most = translator.loaded.max_source_length, translator.loaded.max_target_length
     assert f"{src}: lines longer than {most[0]} tokens, cut there: 1 (line 2)" in caplog.text
     assert f"{tgt}: lines longer than {most[1]} tokens, cut there: 1 (line 3)" in caplog.text
 
@@ -434,7 +436,7 @@ def test_pieces_of_a_line_too_long(
     source = [b"bavo celu\n", b"bavo celu " * 100_000]
     sink = io.BytesIO()
     with caplog.at_level(logging.WARNING, "mtrain"):
-        lines.encode_stream(translator.tokenizer, source, sink)
+        lines.encode_stream(translator.loaded.tokenizer, source, sink)
     short, long = sink.getvalue().decode().splitlines()
     assert long.startswith(short)
     assert "characters, cut there: 1" in caplog.text

@@ -29,6 +29,8 @@ from mtrain.export.proof import Agreement, Difference, Engine, Search, compare
 from mtrain.model.transformer import Shape
 from mtrain.runs import manifest
 from mtrain.runtime.errors import RefusedError, UserError
+from mtrain.translation.loading import LoadedModel
+from mtrain.translation.scorer import Scorer
 from mtrain.translation.translator import Translator
 
 PAIRS = made_up_pairs(40, 21)
@@ -40,8 +42,8 @@ def config(tiny_config: TinyConfig) -> Config:
     return load_config(tiny_config())
 
 
-def write(translator: Translator, directory: Path, sample: Path | None = None) -> None:
-    handover.export(translator, "ctranslate2", directory, "float32", sample, lambda line: None)
+def write(loaded_model: LoadedModel, directory: Path, sample: Path | None = None) -> None:
+    handover.export(loaded_model, "ctranslate2", directory, "float32", sample, lambda line: None)
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
@@ -52,11 +54,11 @@ def test_the_library_scores_random_weights_as_the_model_does(
 ) -> None:
     shape = {"norm": norm, "positions": positions, "tie_embeddings": tie}
     model = random_model(vocab_size=tokenizer.vocab_size, num_decoder_layers=3, **shape)
-    translator = Translator(model, tokenizer, config.decode, config)
-    ctranslate2_format.write(tmp_path, translator, "float32")
+    loaded_model = LoadedModel(model, tokenizer, config.decode, config)
+    ctranslate2_format.write(tmp_path, loaded_model, "float32")
 
     sources, targets = ([side[i] for side in PAIRS] for i in (0, 1))
-    expected, _ = translator.score(sources, targets)
+    expected, _ = Scorer(loaded_model).score(sources, targets)
     pieces = tokenizer.all_pieces
     source_ids, target_ids = (tokenizer.encode(texts) for texts in (sources, targets))
     served = ctranslate2.Translator(str(tmp_path), device="cpu")
@@ -69,21 +71,21 @@ def test_the_library_scores_random_weights_as_the_model_does(
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-4, atol=1e-3)
 
 
-def test_both_engines_find_the_same_translations(translator: Translator, tmp_path: Path) -> None:
-    ctranslate2_format.write(tmp_path, translator, "float32")
-    engine = ctranslate2_format.load(tmp_path, translator.tokenizer)
+def test_both_engines_find_the_same_translations(loaded_model: LoadedModel, tmp_path: Path) -> None:
+    ctranslate2_format.write(tmp_path, loaded_model, "float32")
+    engine = ctranslate2_format.load(tmp_path, loaded_model.tokenizer)
 
     for beam_size in (1, 4):
-        found = compare(translator, engine, SOURCES, beam_size)
+        found = compare(loaded_model, engine, SOURCES, beam_size)
         check_agreement(found)
-        tokens = sum(len(ids) + 1 for ids in translated(translator, beam_size))
+        tokens = sum(len(ids) + 1 for ids in translated(loaded_model, beam_size))
         assert abs(found.tokens - tokens) <= 10 * len(found.differences)
 
 
-def translated(translator: Translator, beam_size: int) -> list[list[int]]:
-    decode = translator.decode.model_copy(update={"beam_size": beam_size, "length_norm": "power"})
-    texts = replace(translator, decode=decode).best(SOURCES)
-    return translator.tokenizer.encode(texts)
+def translated(loaded_model: LoadedModel, beam_size: int) -> list[list[int]]:
+    decode = loaded_model.decode.model_copy(update={"beam_size": beam_size, "length_norm": "power"})
+    texts = Translator(replace(loaded_model, decode=decode)).best(SOURCES)
+    return loaded_model.tokenizer.encode(texts)
 
 
 def test_pieces_that_a_tokenizer_lacks_get_names_of_their_own() -> None:
@@ -108,13 +110,15 @@ def test_pieces_that_a_tokenizer_lacks_get_names_of_their_own() -> None:
     assert pieces[tokenizer.pad_id] == "<<pad>>"
 
 
-def test_rounding_leaves_the_model_itself_as_it_is(translator: Translator, tmp_path: Path) -> None:
-    before = {name: weight.clone() for name, weight in translator.model.named_parameters()}
+def test_rounding_leaves_the_model_itself_as_it_is(
+    loaded_model: LoadedModel, tmp_path: Path
+) -> None:
+    before = {name: weight.clone() for name, weight in loaded_model.model.named_parameters()}
     shown: list[str] = []
 
-    handover.export(translator, "ctranslate2", tmp_path / "served", "int8", None, shown.append)
+    handover.export(loaded_model, "ctranslate2", tmp_path / "served", "int8", None, shown.append)
 
-    after = dict(translator.model.named_parameters())
+    after = dict(loaded_model.model.named_parameters())
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert [line.split(":")[0] for line in shown if not line.startswith(" ")] == [
         "float32, greedy",
@@ -128,7 +132,7 @@ def test_rounding_leaves_the_model_itself_as_it_is(translator: Translator, tmp_p
 
 
 def test_a_model_that_translates_otherwise_is_not_handed_over(
-    translator: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loaded_model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def backwards(engine: Engine) -> Search:
         return lambda *args: [row[::-1] for row in engine.search(*args)]
@@ -138,7 +142,7 @@ def test_a_model_that_translates_otherwise_is_not_handed_over(
 
     with pytest.raises(UserError, match="CTranslate2 translates otherwise: greedy"):
         handover.export(
-            translator, "ctranslate2", tmp_path / "served", "float32", None, shown.append
+            loaded_model, "ctranslate2", tmp_path / "served", "float32", None, shown.append
         )
 
     assert list(tmp_path.iterdir()) == []
@@ -223,7 +227,7 @@ def test_what_cannot_be_is_refused(
 
 
 def test_lines_that_differ_are_named_by_their_numbers_in_the_sample(
-    translator: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loaded_model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_search(monkeypatch, lambda engine: lambda rows, *rest: [[] for _ in rows])
     sample = tmp_path / "sample"
@@ -232,7 +236,7 @@ def test_lines_that_differ_are_named_by_their_numbers_in_the_sample(
 
     with pytest.raises(UserError, match="CTranslate2 translates otherwise"):
         handover.export(
-            translator, "ctranslate2", tmp_path / "served", "float32", sample, shown.append
+            loaded_model, "ctranslate2", tmp_path / "served", "float32", sample, shown.append
         )
 
     assert [line.split()[1:3] for line in shown[1:]] == [
@@ -243,18 +247,18 @@ def test_lines_that_differ_are_named_by_their_numbers_in_the_sample(
     ]
 
 
-def test_a_place_that_cannot_be_written_is_named(translator: Translator, tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_named(loaded_model: LoadedModel, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     with pytest.raises(UserError, match=r"file/served: cannot write: "):
-        write(translator, tmp_path / "file" / "served")
+        write(loaded_model, tmp_path / "file" / "served")
 
 
 def test_a_limit_of_one_token_leaves_empty_translations_on_both_sides(
-    translator: Translator, tmp_path: Path
+    loaded_model: LoadedModel, tmp_path: Path
 ) -> None:
-    decode = translator.decode.model_copy(update={"max_len_a": 0.0, "max_len_b": 0})
-    write(replace(translator, decode=decode), tmp_path / "served")
+    decode = loaded_model.decode.model_copy(update={"max_len_a": 0.0, "max_len_b": 0})
+    write(replace(loaded_model, decode=decode), tmp_path / "served")
     assert (tmp_path / "served" / "model.bin").exists()
 
 
@@ -267,33 +271,33 @@ def test_without_the_library_the_error_names_the_extra(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("text", ["", "\n \n"])
 def test_a_sample_without_text_is_an_error(
-    translator: Translator, tmp_path: Path, text: str
+    loaded_model: LoadedModel, tmp_path: Path, text: str
 ) -> None:
     sample = tmp_path / "sample"
     sample.write_text(text)
 
     with pytest.raises(UserError, match="sample: holds no lines to translate"):
-        write(translator, tmp_path / "served", sample)
+        write(loaded_model, tmp_path / "served", sample)
 
 
 def test_no_dataset_is_asked_for_a_sample(
-    translator: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loaded_model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables, "_load_dataset", None)
     hub = HubCorpus(dataset="some/pairs", split="valid", src="en", tgt="de")
-    data = translator.config.data.model_copy(update={"valid": hub})
-    elsewhere = replace(translator, config=translator.config.model_copy(update={"data": data}))
+    data = loaded_model.config.data.model_copy(update={"valid": hub})
+    elsewhere = replace(loaded_model, config=loaded_model.config.model_copy(update={"data": data}))
 
     with pytest.raises(UserError, match=r"some/pairs valid: .* name lines with --sample"):
         write(elsewhere, tmp_path / "served")
 
 
 def test_where_the_validation_set_is_gone_a_sample_can_be_named(
-    translator: Translator, tmp_path: Path
+    loaded_model: LoadedModel, tmp_path: Path
 ) -> None:
     gone = TextCorpus(src=str(tmp_path / "gone.src"), tgt=str(tmp_path / "gone.tgt"))
-    data = translator.config.data.model_copy(update={"valid": gone})
-    elsewhere = replace(translator, config=translator.config.model_copy(update={"data": data}))
+    data = loaded_model.config.data.model_copy(update={"valid": gone})
+    elsewhere = replace(loaded_model, config=loaded_model.config.model_copy(update={"data": data}))
 
     with pytest.raises(UserError, match=r"gone\.src: .*; or name other lines with --sample"):
         write(elsewhere, tmp_path / "served")

@@ -41,6 +41,8 @@ from mtrain.export.proof import Engine, compare
 from mtrain.model.transformer import Shape
 from mtrain.runs import manifest
 from mtrain.runtime.errors import RefusedError, UserError
+from mtrain.translation.loading import LoadedModel
+from mtrain.translation.scorer import Scorer
 from mtrain.translation.translator import Translator
 
 pytestmark = pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
@@ -95,11 +97,11 @@ def test_the_library_scores_random_weights_as_the_model_does(
 ) -> None:
     shape = {"tie_embeddings": tie, "num_heads": heads, "num_decoder_layers": 3}
     model = random_model(vocab_size=tokenizer.vocab_size, **shape)
-    translator = Translator(model, tokenizer, config.decode, config)
-    marian_format.write(tmp_path, translator, "float32")
+    loaded_model = LoadedModel(model, tokenizer, config.decode, config)
+    marian_format.write(tmp_path, loaded_model, "float32")
     marian = MarianMTModel.from_pretrained(tmp_path)
 
-    ids = [translator.encode_sources([side[i] for side in PAIRS])[0] for i in (0, 1)]
+    ids = [loaded_model.encode_sources([side[i] for side in PAIRS])[0] for i in (0, 1)]
     batch = collate(list(zip(*ids, strict=True)), SpecialIds.of(tokenizer))
     with torch.no_grad():
         expected = model(batch.src, batch.tgt_in)
@@ -124,30 +126,30 @@ def test_a_random_model_generates_the_ids_that_mtrain_finds(
     with torch.no_grad():  # surer of its words, and with an eos that is likely enough to come
         model.output.weight.mul_(3)
         model.output.weight[tokenizer.eos_id] += ending * bias / bias.square().sum()
-    translator = Translator(model, tokenizer, config.decode, config)
-    marian_format.write(tmp_path, translator, "float32")
+    loaded_model = LoadedModel(model, tokenizer, config.decode, config)
+    marian_format.write(tmp_path, loaded_model, "float32")
     engine = marian_format.load(tmp_path, tokenizer)
 
-    rows = translator.encode_sources(SOURCES)[0]
-    ids, limits = [row.tolist() for row in rows], [translator.limit(len(row)) for row in rows]
+    rows = loaded_model.encode_sources(SOURCES)[0]
+    ids, limits = [row.tolist() for row in rows], [loaded_model.limit(len(row)) for row in rows]
     for beam_size in (1, 4):
         changes = {"beam_size": beam_size, "length_norm": "power"}
-        ours = replace(translator, decode=translator.decode.model_copy(update=changes))
-        expected = [found[0].score for found in ours.translate(SOURCES)[0]]
+        ours = replace(loaded_model, decode=loaded_model.decode.model_copy(update=changes))
+        expected = [found[0].score for found in Translator(ours).translate(SOURCES)[0]]
         found = engine.search(ids, limits, beam_size, ours.decode.length_penalty)
         assert len({tuple(row) for row in found}) > 20
         assert len({len(row) - limit for row, limit in zip(found, limits, strict=True)}) > 3
-        scores = -ours.pair_nll(rows, [np.array(row, np.int64) for row in found])
+        scores = -Scorer(ours).pair_nll(rows, [np.array(row, np.int64) for row in found])
         torch.testing.assert_close(scores, torch.tensor(expected).double(), rtol=1e-4, atol=1e-3)
-        assert compare(translator, engine, SOURCES, beam_size).differences == []
+        assert compare(loaded_model, engine, SOURCES, beam_size).differences == []
 
 
-def test_both_engines_find_the_same_translations(translator: Translator, tmp_path: Path) -> None:
-    marian_format.write(tmp_path, translator, "float32")
-    engine = marian_format.load(tmp_path, translator.tokenizer)
+def test_both_engines_find_the_same_translations(loaded_model: LoadedModel, tmp_path: Path) -> None:
+    marian_format.write(tmp_path, loaded_model, "float32")
+    engine = marian_format.load(tmp_path, loaded_model.tokenizer)
 
     for beam_size in (1, 4):
-        found = compare(translator, engine, SOURCES, beam_size)
+        found = compare(loaded_model, engine, SOURCES, beam_size)
         check_agreement(found)
 
 
@@ -156,7 +158,7 @@ def test_separate_embeddings_stay_apart_when_the_library_saves_them_again(
     tokenizer: Tokenizer, config: Config, tmp_path: Path, tie: str
 ) -> None:
     model = random_model(vocab_size=tokenizer.vocab_size, tie_embeddings=tie)
-    marian_format.write(tmp_path, Translator(model, tokenizer, config.decode, config), "float32")
+    marian_format.write(tmp_path, LoadedModel(model, tokenizer, config.decode, config), "float32")
     MarianMTModel.from_pretrained(tmp_path).save_pretrained(tmp_path / "again")
     marian = MarianMTModel.from_pretrained(tmp_path / "again")
 
@@ -168,8 +170,8 @@ def test_separate_embeddings_stay_apart_when_the_library_saves_them_again(
     assert torch.equal(source, model.src_embedding.weight[:, order])
 
 
-def test_what_the_files_say(translator: Translator, tmp_path: Path) -> None:
-    marian_format.write(tmp_path, translator, "float32")
+def test_what_the_files_say(loaded_model: LoadedModel, tmp_path: Path) -> None:
+    marian_format.write(tmp_path, loaded_model, "float32")
 
     names = {path.name for path in tmp_path.iterdir()}
     assert names >= {
@@ -207,25 +209,25 @@ def test_what_the_files_say(translator: Translator, tmp_path: Path) -> None:
         "early_stopping": True,
     }
     vocabulary = json.loads((tmp_path / "vocab.json").read_text(encoding="utf-8"))
-    assert list(vocabulary) == translator.tokenizer.all_pieces
+    assert list(vocabulary) == loaded_model.tokenizer.all_pieces
     assert list(vocabulary.values()) == list(range(350))
 
 
 def test_greedy_search_can_be_what_a_config_asks_for(
-    translator: Translator, tmp_path: Path
+    loaded_model: LoadedModel, tmp_path: Path
 ) -> None:
-    decode = translator.decode.model_copy(update={"beam_size": 1})
-    marian_format.write(tmp_path, replace(translator, decode=decode), "float32")
+    decode = loaded_model.decode.model_copy(update={"beam_size": 1})
+    marian_format.write(tmp_path, replace(loaded_model, decode=decode), "float32")
 
     marian = MarianMTModel.from_pretrained(tmp_path)
     assert marian.generation_config.num_beams == 1
     marian.save_pretrained(tmp_path / "again")  # which refuses settings that have no effect
 
 
-def test_limits_of_one_and_of_many_are_kept(translator: Translator, tmp_path: Path) -> None:
-    marian_format.write(tmp_path, translator, "float32")
-    engine = marian_format.load(tmp_path, translator.tokenizer)
-    rows = translator.tokenizer.encode(SOURCES[:4])
+def test_limits_of_one_and_of_many_are_kept(loaded_model: LoadedModel, tmp_path: Path) -> None:
+    marian_format.write(tmp_path, loaded_model, "float32")
+    engine = marian_format.load(tmp_path, loaded_model.tokenizer)
+    rows = loaded_model.tokenizer.encode(SOURCES[:4])
 
     for beam_size in (1, 4):
         found = engine.search(rows, [1, 2, 3, 60], beam_size, 1.0)
@@ -280,8 +282,8 @@ def load_marian(directory: Path, tokenizer: Tokenizer) -> Any:
 
     config = load_config(write_config(directory))
     model = random_model(vocab_size=tokenizer.vocab_size, pad_id=tokenizer.pad_id)
-    translator = Translator(model, tokenizer, config.decode, config)
-    marian_format.write(directory, translator, "float32")
+    loaded_model = LoadedModel(model, tokenizer, config.decode, config)
+    marian_format.write(directory, loaded_model, "float32")
     return MarianTokenizer.from_pretrained(directory)
 
 
@@ -332,9 +334,11 @@ def test_a_text_that_begins_like_a_language_code_is_cut_otherwise(
     assert marian(text)["input_ids"][:-1] != tokenizer.encode([text])[0]
 
 
-def test_long_texts_are_cut_off_where_mtrain_does(translator: Translator, tmp_path: Path) -> None:
-    decode = translator.decode.model_copy(update={"max_source_length": 12})
-    short = replace(translator, decode=decode)
+def test_long_texts_are_cut_off_where_mtrain_does(
+    loaded_model: LoadedModel, tmp_path: Path
+) -> None:
+    decode = loaded_model.decode.model_copy(update={"max_source_length": 12})
+    short = replace(loaded_model, decode=decode)
     marian_format.write(tmp_path, short, "float32")
     marian = MarianTokenizer.from_pretrained(tmp_path)
     text = " ".join(SOURCES)
@@ -345,7 +349,7 @@ def test_long_texts_are_cut_off_where_mtrain_does(translator: Translator, tmp_pa
 
 
 def test_punctuation_is_left_alone_where_sacremoses_is_installed(
-    translator: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loaded_model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Normalizer:
         def __init__(self, language: str) -> None:
@@ -357,16 +361,16 @@ def test_punctuation_is_left_alone_where_sacremoses_is_installed(
     module = ModuleType("sacremoses")
     monkeypatch.setattr(module, "MosesPunctNormalizer", Normalizer, raising=False)
     monkeypatch.setitem(sys.modules, "sacremoses", module)
-    marian_format.write(tmp_path, translator, "float32")
+    marian_format.write(tmp_path, loaded_model, "float32")
 
-    agree(translator.tokenizer, MarianTokenizer.from_pretrained(tmp_path), TEXTS)
+    agree(loaded_model.tokenizer, MarianTokenizer.from_pretrained(tmp_path), TEXTS)
 
 
 # --- The command -----------------------------------------------------------------------------
 
 
 def test_the_command_writes_a_model_that_the_library_translates_with(
-    translator: Translator, trained_run: Path, tmp_path: Path
+    loaded_model: LoadedModel, trained_run: Path, tmp_path: Path
 ) -> None:
     sample = tmp_path / "sample"
     sample.write_text("".join(line + "\n" for line in ["", *SOURCES]))
@@ -388,8 +392,8 @@ def test_the_command_writes_a_model_that_the_library_translates_with(
     generated = model.generate(**batch, num_beams=4)
     texts = tokenizer.batch_decode(generated, skip_special_tokens=True)
     changes = {"beam_size": 4, "length_norm": "power"}
-    decode = translator.decode.model_copy(update=changes)
-    ours = replace(translator, decode=decode).best(SOURCES)
+    decode = loaded_model.decode.model_copy(update=changes)
+    ours = Translator(replace(loaded_model, decode=decode)).best(SOURCES)
     assert sum(a == b for a, b in zip(texts, ours, strict=True)) >= 38
     assert sum(a == b for a, (_, b) in zip(texts, PAIRS, strict=True)) >= 36
 
@@ -437,35 +441,35 @@ def changed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return change
 
 
-def write(translator: Translator, directory: Path) -> list[str]:
+def write(loaded_model: LoadedModel, directory: Path) -> list[str]:
     shown: list[str] = []
     try:
-        handover.export(translator, "hf-marian", directory, "float32", None, shown.append)
+        handover.export(loaded_model, "hf-marian", directory, "float32", None, shown.append)
     except UserError as error:
         shown.append(str(error))
     return shown
 
 
 def test_a_full_disk_is_an_error_of_the_place(
-    translator: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loaded_model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*args: Any, **options: Any) -> None:
         raise SafetensorError("No space left on device")
 
     monkeypatch.setattr(MarianMTModel, "save_pretrained", fail)
 
-    shown = write(translator, tmp_path / "marian")
+    shown = write(loaded_model, tmp_path / "marian")
 
     assert shown == [f"{tmp_path / 'marian'}: cannot write: No space left on device"]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_model_that_translates_otherwise_is_not_handed_over(
-    translator: Translator, tmp_path: Path, changed: Callable[..., None]
+    loaded_model: LoadedModel, tmp_path: Path, changed: Callable[..., None]
 ) -> None:
     changed(search=lambda engine: lambda *args: [row[::-1] for row in engine.search(*args)])
 
-    shown = write(translator, tmp_path / "marian")
+    shown = write(loaded_model, tmp_path / "marian")
 
     assert shown[-1].startswith("transformers translates otherwise: greedy")
     assert shown[1].startswith("  line 1  mtrain        ")
@@ -474,21 +478,21 @@ def test_a_model_that_translates_otherwise_is_not_handed_over(
 
 
 def test_text_that_is_joined_otherwise_is_not_handed_over(
-    translator: Translator, tmp_path: Path, changed: Callable[..., None]
+    loaded_model: LoadedModel, tmp_path: Path, changed: Callable[..., None]
 ) -> None:
     changed(decode=lambda engine: lambda rows: [text + "!" for text in engine.decode(rows)])
 
-    assert write(translator, tmp_path / "marian")[-1].startswith(
+    assert write(loaded_model, tmp_path / "marian")[-1].startswith(
         "transformers translates otherwise"
     )
 
 
 def test_what_the_library_leaves_out_of_texts_is_told(
-    translator: Translator, tmp_path: Path, changed: Callable[..., None]
+    loaded_model: LoadedModel, tmp_path: Path, changed: Callable[..., None]
 ) -> None:
     changed(decode=lambda engine: lambda rows: [f" {text}" for text in engine.decode(rows)])
 
-    shown = write(translator, tmp_path / "marian")
+    shown = write(loaded_model, tmp_path / "marian")
 
     told = "  lines that transformers shows without unknown pieces or white space at the ends: 12"
     assert shown[1] == f"{told} (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ...)"
@@ -496,13 +500,13 @@ def test_what_the_library_leaves_out_of_texts_is_told(
 
 
 def test_lines_that_are_cut_otherwise_are_told(
-    translator: Translator, tmp_path: Path, changed: Callable[..., None]
+    loaded_model: LoadedModel, tmp_path: Path, changed: Callable[..., None]
 ) -> None:
     def encode(engine: Engine) -> Callable[[list[str]], list[list[int]]]:
         return lambda lines: [[9], *engine.encode(lines)[1:]]
 
     changed(encode=encode)
 
-    shown = write(translator, tmp_path / "marian")
+    shown = write(loaded_model, tmp_path / "marian")
 
     assert "  lines that transformers cuts into other pieces: 1 (1)" in shown

@@ -17,6 +17,7 @@ from mtrain.report import maps
 from mtrain.report.heatmap import HeatMap, Sentence, choices, label, opacity, visible
 from mtrain.report.maps import Choice
 from mtrain.runtime.errors import RefusedError, UserError
+from mtrain.translation.loading import LoadedModel
 from mtrain.translation.translator import Translator
 
 LINE = "bavo celu minek"
@@ -35,21 +36,23 @@ def path_cells(path: str) -> set[tuple[int, int]]:
 # --- weights ----------------------------------------------------------------------------------
 
 
-def test_maps_are_the_weights_of_the_model_for_its_own_translation(translator: Translator) -> None:
-    (sentence,) = maps.watch(translator, [(LINE, None)], Choice())
-    assert sentence.target == translator.best([LINE])[0]
+def test_maps_are_the_weights_of_the_model_for_its_own_translation(
+    loaded_model: LoadedModel,
+) -> None:
+    (sentence,) = maps.watch(loaded_model, [(LINE, None)], Choice())
+    assert sentence.target == Translator(loaded_model).best([LINE])[0]
     assert not sentence.is_forced
 
-    ids = translator.ids
+    ids = loaded_model.ids
     (src,), (tgt,) = (
-        translator.tokenizer.encode([LINE]),
-        translator.tokenizer.encode([sentence.target]),
+        loaded_model.tokenizer.encode([LINE]),
+        loaded_model.tokenizer.encode([sentence.target]),
     )
     with torch.no_grad():
-        expected = translator.model.attention_maps(
+        expected = loaded_model.model.attention_maps(
             torch.tensor([[*src, ids.eos]]), torch.tensor([[ids.bos, *tgt]])
         )
-    shape = translator.model.shape
+    shape = loaded_model.model.shape
     layers = {"encoder": shape.num_encoder_layers, "decoder": 1, "cross": 1}
     assert [(m.kind, m.layer, m.head) for m in sentence.maps] == [
         (kind, layer, head)
@@ -66,8 +69,8 @@ def test_maps_are_the_weights_of_the_model_for_its_own_translation(translator: T
         assert each.is_causal == (each.kind == "decoder")
 
 
-def test_axes_hold_the_tokens_that_ask_and_those_that_are_seen(translator: Translator) -> None:
-    (sentence,) = maps.watch(translator, [(LINE, "zwent yalch")], Choice(heads=(0,)))
+def test_axes_hold_the_tokens_that_ask_and_those_that_are_seen(loaded_model: LoadedModel) -> None:
+    (sentence,) = maps.watch(loaded_model, [(LINE, "zwent yalch")], Choice(heads=(0,)))
     by_kind = {each.kind: each for each in sentence.maps}
     read, target = by_kind["encoder"].rows, by_kind["cross"].rows[:-1]
     assert "".join(read[:-1]).replace("▁", " ").strip() == LINE
@@ -79,15 +82,15 @@ def test_axes_hold_the_tokens_that_ask_and_those_that_are_seen(translator: Trans
     assert sentence.is_forced
 
 
-def test_an_empty_target_has_the_end_alone(translator: Translator) -> None:
-    (sentence,) = maps.watch(translator, [(LINE, "")], Choice(kinds=("decoder",), heads=(0,)))
+def test_an_empty_target_has_the_end_alone(loaded_model: LoadedModel) -> None:
+    (sentence,) = maps.watch(loaded_model, [(LINE, "")], Choice(kinds=("decoder",), heads=(0,)))
     (found,) = sentence.maps
     assert (found.rows, found.columns, found.weights.tolist()) == (["</s>"], ["<s>"], [[1.0]])
 
 
-def test_a_choice_leaves_the_rest_out(translator: Translator) -> None:
+def test_a_choice_leaves_the_rest_out(loaded_model: LoadedModel) -> None:
     choice = maps.choose(["cross", "encoder"], [2], ["mean", "3"])
-    (sentence,) = maps.watch(translator, [(LINE, None)], choice)
+    (sentence,) = maps.watch(loaded_model, [(LINE, None)], choice)
     assert [(m.kind, m.layer, m.head) for m in sentence.maps] == [
         ("encoder", 2, 0),
         ("encoder", 2, 3),
@@ -95,33 +98,33 @@ def test_a_choice_leaves_the_rest_out(translator: Translator) -> None:
 
 
 def test_blank_lines_are_left_out_with_a_word(
-    translator: Translator, caplog: pytest.LogCaptureFixture
+    loaded_model: LoadedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = maps.watch(translator, [("", None), (LINE, None), ("\u3000", None)], Choice())
+    found = maps.watch(loaded_model, [("", None), (LINE, None), ("\u3000", None)], Choice())
     assert [each.source for each in found] == [LINE]
     assert "blank lines, left out: 2" in caplog.text
     with pytest.raises(UserError, match="all of it is blank"):
-        maps.watch(translator, [(" ", None)], Choice())
+        maps.watch(loaded_model, [(" ", None)], Choice())
 
 
-def test_what_is_too_long_to_be_read_is_refused(translator: Translator) -> None:
+def test_what_is_too_long_to_be_read_is_refused(loaded_model: LoadedModel) -> None:
     with pytest.raises(UserError, match=r"line 2: \d+ source and \d+ target tokens; a heat map of"):
-        maps.watch(translator, [(LINE, None), (" ".join([LINE] * 70), "zwent")], Choice())
+        maps.watch(loaded_model, [(LINE, None), (" ".join([LINE] * 70), "zwent")], Choice())
 
 
-def test_learned_positions_bound_a_given_target(translator: Translator) -> None:
+def test_learned_positions_bound_a_given_target(loaded_model: LoadedModel) -> None:
     shape = {"positions": "learned", "max_positions": 8}
-    model = random_model(vocab_size=translator.tokenizer.vocab_size, **shape)
-    small = replace(translator, model=model)
+    model = random_model(vocab_size=loaded_model.tokenizer.vocab_size, **shape)
+    small = replace(loaded_model, model=model)
     with pytest.raises(UserError, match=r"target line 1 has .* the model learned 8 positions"):
         maps.watch(small, [("bavo", "zwent " * 9)], Choice())
 
 
-def test_layers_and_heads_of_other_models_are_refused(translator: Translator) -> None:
+def test_layers_and_heads_of_other_models_are_refused(loaded_model: LoadedModel) -> None:
     with pytest.raises(RefusedError, match="--layer 3: this model has 2 layers"):
-        maps.watch(translator, [(LINE, None)], Choice(layers=(3,)))
+        maps.watch(loaded_model, [(LINE, None)], Choice(layers=(3,)))
     with pytest.raises(RefusedError, match="--head 5: this model has 4 heads"):
-        maps.watch(translator, [(LINE, None)], Choice(heads=(5,)))
+        maps.watch(loaded_model, [(LINE, None)], Choice(heads=(5,)))
 
 
 # --- drawings ---------------------------------------------------------------------------------
@@ -129,10 +132,10 @@ def test_layers_and_heads_of_other_models_are_refused(translator: Translator) ->
 
 @pytest.mark.parametrize(("kind", "other"), [("encoder", "decoder"), ("cross", "encoder")])
 def test_layers_of_the_other_side_are_refused(
-    translator: Translator, kind: str, other: str
+    loaded_model: LoadedModel, kind: str, other: str
 ) -> None:
     side = "encoder" if kind == "encoder" else "decoder"
-    shape = replace(translator.model.shape, **{f"num_{other}_layers": 9, f"num_{side}_layers": 3})
+    shape = replace(loaded_model.model.shape, **{f"num_{other}_layers": 9, f"num_{side}_layers": 3})
     model = SimpleNamespace(model=SimpleNamespace(shape=shape))
     for chosen in (Choice((kind,), (3, 5)), Choice(("encoder", "cross"), (5,)), Choice((), (5,))):
         maps.check_choice(model, chosen)  # type: ignore[arg-type]

@@ -365,7 +365,7 @@ def test_a_file_that_is_not_the_run_s_text_is_not_on_the_page(
     """A config may name any file of this machine; what is not the run's, by its hash, is left out
     wherever a message or an example could quote it.
     """
-    monkeypatch.setattr(report, "load_translator", refuse)
+    monkeypatch.setattr(report.loading, "load", refuse)
     name, text, corpus = CORPORA[kind]
     (tmp_path / name).write_text(text)
     use_corpus(copy, {k: str(tmp_path / v) if v == name else v for k, v in corpus.items()}, places)
@@ -394,7 +394,7 @@ def refuse(*args: object, **options: object) -> None:
 
 @pytest.mark.parametrize("place", ["train", "valid", "test"])
 def test_no_dataset_is_asked_for(copy: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
-    monkeypatch.setattr(report, "load_translator", refuse)
+    monkeypatch.setattr(report.loading, "load", refuse)
     monkeypatch.setattr(tables, "_load_dataset", None)
     hub = {"dataset": "some/pairs", "split": "train", "src": "en", "tgt": "de"}
     use_corpus(copy, hub, (place,))
@@ -406,7 +406,7 @@ def test_the_check_reads_no_other_vocabulary_than_the_run_s(
     copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A config may name any file as a vocabulary, or a pipe that nobody writes to."""
-    monkeypatch.setattr(report, "load_translator", refuse)
+    monkeypatch.setattr(report.loading, "load", refuse)
     os.mkfifo(tmp_path / "pipe")
     settings = yaml.safe_load((copy / "config.yaml").read_text())
     settings["tokenizer"]["path"] = str(tmp_path / "pipe")
@@ -469,7 +469,7 @@ def test_links_in_a_run_are_not_followed(copy: Path, names: list[str]) -> None:
 def test_what_is_no_file_of_a_run_is_told(
     copy: Path, harm: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report, "load_translator", refuse)
+    monkeypatch.setattr(report.loading, "load", refuse)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     harm(copy / "tokenizer.model")
     found = report.gather(copy, [])

@@ -41,7 +41,7 @@ from mtrain.runtime.errors import (
     UserError,
 )
 from mtrain.runtime.stop import Stop
-from mtrain.training import auto_settings, job, resume
+from mtrain.training import job, learner, resume
 from mtrain.training import trainer as training
 from mtrain.training.optimizer import Optimizer
 from mtrain.training.trainer import Position, Trainer
@@ -899,10 +899,10 @@ def test_auto_that_comes_to_something_else_is_refused(
     value: Callable[..., Any],
 ) -> None:
     at_first = {"compute_dtype": lambda *_, **__: torch.float32, "available_threads": lambda: 1}
-    monkeypatch.setattr(auto_settings, function, at_first[function])
+    monkeypatch.setattr(learner, function, at_first[function])
     stop(config_file, run, 5, f"{key}=auto")
     assert f"{key.split('.')[1]}: auto\n" in (run / "config.yaml").read_text()
-    monkeypatch.setattr(auto_settings, function, value)
+    monkeypatch.setattr(learner, function, value)
     message = refusal(config_file, run, f"{key}=auto")
     assert f"set {key}: {'fp32' if key == 'train.precision' else 1}" in message
 

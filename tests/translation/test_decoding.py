@@ -22,9 +22,11 @@ from mtrain.config.schema import override_decode
 from mtrain.data.tokenizer import Tokenizer, train_tokenizer
 from mtrain.runs.checkpoint import Snapshot, load, resolve, save
 from mtrain.runtime.errors import EXIT_FAILED, EXIT_REFUSED
+from mtrain.translation import loading
 from mtrain.translation.sampling import Choice, sample
+from mtrain.translation.scorer import Scorer
 from mtrain.translation.search import Hypothesis, Rules, beam_search, length_normalizer
-from mtrain.translation.translator import Translator, load_translator
+from mtrain.translation.translator import Translator
 from mtrain.translation.word_links import align, word_numbers
 
 NORMAL = length_normalizer("power", 1.0)
@@ -160,19 +162,21 @@ def test_a_sample_ends_at_its_limit_even_if_nothing_may() -> None:
 
 
 def test_lines_are_sampled_by_their_number(translator: Translator) -> None:
-    sampling = replace(translator, decode=override_decode(translator.decode, sample=True), seed=5)
+    decode = override_decode(translator.decode, sample=True)
+    model = replace(translator.loaded, decode=decode)
+    sampling = Translator(model, seed=5)
     found = sampling.best(LINES)
     assert found == sampling.best(LINES)
     assert [h[0].text for h in sampling.translate(LINES[7:], first=7)[0]] == found[7:]
-    small = override_decode(sampling.decode, batch_tokens=8)
-    assert replace(sampling, decode=small).best(LINES) == found
-    assert replace(sampling, seed=6).best(LINES) != found
+    small = replace(model, decode=override_decode(decode, batch_tokens=8))
+    assert Translator(small, seed=5).best(LINES) == found
+    assert Translator(model, seed=6).best(LINES) != found
     assert translator.best(LINES) != found
 
 
 def test_several_samples_of_a_line(translator: Translator) -> None:
     decode = override_decode(translator.decode, sample=True, temperature=2.0)
-    results, _ = replace(translator, decode=decode, samples=3).translate(LINES)
+    results, _ = Translator(replace(translator.loaded, decode=decode), samples=3).translate(LINES)
     assert [len(found) for found in results] == [3] * len(LINES)
     assert sum(len({each.text for each in found}) > 1 for found in results) > 10
 
@@ -196,11 +200,11 @@ def other_run(trained_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture(scope="module")
 def ensemble(trained_run: Path, other_run: Path) -> Translator:
-    return load_translator(trained_run, other_run, device="cpu", precision="fp32")
+    return Translator(loading.load(trained_run, other_run, device="cpu", precision="fp32"))
 
 
 def test_an_ensemble_of_one_model_is_that_model(trained_run: Path, translator: Translator) -> None:
-    twice = load_translator(trained_run, trained_run, device="cpu", precision="fp32")
+    twice = Translator(loading.load(trained_run, trained_run, device="cpu", precision="fp32"))
     both, _ = twice.translate(LINES)
     alone, _ = translator.translate(LINES)
     assert [h[0].text for h in both] == [h[0].text for h in alone]
@@ -210,25 +214,28 @@ def test_an_ensemble_of_one_model_is_that_model(trained_run: Path, translator: T
 
 @torch.no_grad()
 def test_an_ensemble_takes_the_mean_of_probabilities(ensemble: Translator) -> None:
-    models = (ensemble.model, *ensemble.others)
-    src = torch.tensor([[*ensemble.tokenizer.encode([LINES[0]])[0], ensemble.ids.eos]])
-    tgt = torch.tensor([[ensemble.ids.bos, 9, 12, 40]])
-    state = ensemble.decoder.begin(src)
+    loaded = ensemble.loaded
+    src = torch.tensor([[*loaded.tokenizer.encode([LINES[0]])[0], loaded.ids.eos]])
+    tgt = torch.tensor([[loaded.ids.bos, 9, 12, 40]])
+    state = loaded.decoder.begin(src)
     for place in range(tgt.shape[1]):
-        log_probs, state = ensemble.decoder.step(tgt[:, place], state)
-        probs = [model(src, tgt[:, : place + 1])[0, -1].softmax(-1) for model in models]
+        log_probs, state = loaded.decoder.step(tgt[:, place], state)
+        probs = [model(src, tgt[:, : place + 1])[0, -1].softmax(-1) for model in loaded.members]
         torch.testing.assert_close(log_probs[0].exp(), torch.stack(probs).mean(0))
 
 
 def test_an_ensemble_s_forced_scores_are_those_of_its_search(ensemble: Translator) -> None:
     found, _ = ensemble.translate(LINES)
+    tokenizer = ensemble.loaded.tokenizer
     best = [hypotheses[0] for hypotheses in found]
     exact = [
         place
         for place, each in enumerate(best)
-        if ensemble.tokenizer.decode(ensemble.tokenizer.encode([each.text]))[0] == each.text
+        if tokenizer.decode(tokenizer.encode([each.text]))[0] == each.text
     ]
-    scores, _ = ensemble.score([LINES[n] for n in exact], [best[n].text for n in exact])
+    scores, _ = Scorer(ensemble.loaded).score(
+        [LINES[n] for n in exact], [best[n].text for n in exact]
+    )
     close = [
         abs(score - best[n].score) < 1e-3 * max(1, abs(score))
         for score, n in zip(scores, exact, strict=True)
@@ -237,8 +244,8 @@ def test_an_ensemble_s_forced_scores_are_those_of_its_search(ensemble: Translato
 
 
 def test_models_of_an_ensemble_may_differ_in_size(ensemble: Translator) -> None:
-    smaller = random_model(vocab_size=ensemble.tokenizer.vocab_size, d_model=8)
-    mixed = replace(ensemble, others=(smaller,))
+    smaller = random_model(vocab_size=ensemble.loaded.tokenizer.vocab_size, d_model=8)
+    mixed = Translator(replace(ensemble.loaded, others=(smaller,)))
     assert len(mixed.best(LINES)) == len(LINES)
 
 
@@ -315,27 +322,21 @@ def test_each_word_is_linked_to_what_is_attended_to(
         B, S, T = *src.shape, tgt_in.shape[1]
         weights = torch.zeros(B, 1, T, S)
         for row in range(B):
-            length = int((src[row] != translator.ids.pad).sum()) - 1
+            length = int((src[row] != translator.loaded.ids.pad).sum()) - 1
             for place in range(length):
                 weights[row, 0, place, length - 1 - place] = 1
         return {"cross": [weights]}
 
-    monkeypatch.setattr(translator.model, "attention_maps", maps)
-    found = align(translator, ["x y z w", "", "x y"], ["w z y x", "a", "y x"])
+    monkeypatch.setattr(translator.loaded.model, "attention_maps", maps)
+    found = align(translator.loaded, ["x y z w", "", "x y"], ["w z y x", "a", "y x"])
     assert found == ["3-0 2-1 1-2 0-3", "", "1-0 0-1"]
 
 
 def test_real_alignments_fit_their_lines(translator: Translator) -> None:
     targets = translator.best(LINES)
-    links = align(translator, LINES, targets)
-    assert (
-        align(
-            replace(translator, decode=override_decode(translator.decode, batch_tokens=9)),
-            LINES,
-            targets,
-        )
-        == links
-    )
+    links = align(translator.loaded, LINES, targets)
+    small = override_decode(translator.decode, batch_tokens=9)
+    assert align(replace(translator.loaded, decode=small), LINES, targets) == links
     for source, target, line in zip(LINES, targets, links, strict=True):
         pairs = [tuple(map(int, link.split("-"))) for link in line.split()]
         assert [word for _, word in pairs] == list(range(len(target.split())))

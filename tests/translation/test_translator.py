@@ -23,15 +23,19 @@ from mtrain.config.loading import load_config
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.model.decoder import DecoderState
 from mtrain.runtime.errors import UserError
+from mtrain.translation import loading
+from mtrain.translation.loading import LoadedModel
+from mtrain.translation.scorer import Scorer
 from mtrain.translation.search import Hypothesis, Rules, beam_search
 from mtrain.translation.streams import score_files, translate_stream
-from mtrain.translation.translator import Translation, Translator, load_translator
+from mtrain.translation.translator import Translation, Translator
 
 SENTENCES = [src for src, _ in made_up_pairs(40, 11)]
 
 
 def with_decode(translator: Translator, **settings: Any) -> Translator:
-    return replace(translator, decode=translator.decode.model_copy(update=settings))
+    loaded = translator.loaded
+    return Translator(replace(loaded, decode=loaded.decode.model_copy(update=settings)))
 
 
 def stream(translator: Translator, text: bytes, **options: Any) -> bytes:
@@ -47,7 +51,7 @@ def untrained(tokenizer: Tokenizer, tiny_config: TinyConfig) -> Callable[..., Tr
 
     def make(**shape: Any) -> Translator:
         model = random_model(vocab_size=tokenizer.vocab_size, **shape)
-        return Translator(model, tokenizer, config.decode, config)
+        return Translator(LoadedModel(model, tokenizer, config.decode, config))
 
     return make
 
@@ -132,7 +136,7 @@ def test_a_stop_leaves_the_batches_that_wait(translator: Translator, threads: in
         threading.Timer(0.1, stopped.set).start()
         raise StoppedError
 
-    small.check_stop = stop
+    small.loaded.check_stop = stop
     small.search = search  # type: ignore[method-assign]
     with pytest.raises(StoppedError):
         small.best(SENTENCES * 5)
@@ -201,16 +205,16 @@ def test_a_generated_newline_becomes_a_space(
     translator: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model is made to say `bavo`, a newline byte, and to stop."""
-    pieces = translator.tokenizer.pieces
-    (said,) = translator.tokenizer.encode(["bavo"])
-    script = [*said, pieces.piece_to_id("<0x0A>"), translator.tokenizer.eos_id]
+    pieces = translator.loaded.tokenizer.pieces
+    (said,) = translator.loaded.tokenizer.encode(["bavo"])
+    script = [*said, pieces.piece_to_id("<0x0A>"), translator.loaded.tokenizer.eos_id]
 
     def step(tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
-        log_probs = torch.full((len(tokens), translator.tokenizer.vocab_size), -50.0)
+        log_probs = torch.full((len(tokens), translator.loaded.tokenizer.vocab_size), -50.0)
         log_probs[:, script[min(state.time, len(script) - 1)]] = 0.0
         return log_probs, replace(state, time=state.time + 1)
 
-    monkeypatch.setattr(translator.decoder, "step", step)
+    monkeypatch.setattr(translator.loaded.decoder, "step", step)
     assert stream(translator, b"fosi\njori\n") == b"bavo \nbavo \n"
 
 
@@ -261,7 +265,7 @@ def test_each_line_is_answered_before_the_next_is_read(translator: Translator) -
 def test_a_source_that_is_too_long_is_cut_counted_and_named(
     translator: Translator, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (ids,) = translator.tokenizer.encode(["bavo celu dimar fosi"])
+    (ids,) = translator.loaded.tokenizer.encode(["bavo celu dimar fosi"])
     short = with_decode(translator, max_source_length=len(ids) + 1, window=2)
     long = "bavo celu dimar fosi gutel hanp"
     results, cut = short.translate(["", "bavo", long, "bavo celu dimar fosi"])
@@ -283,21 +287,21 @@ def test_translations_end_at_the_limit_of_their_own_source(
     """A model that never ends fills each limit: a * source tokens + b."""
     found = with_decode(untrained(), max_len_a=a, max_len_b=b, beam_size=1)
     lines = ["bavo", "celu fosi hanp jori", "dimar lapo"]
-    limits = [int(a * len(ids) + b) for ids in found.tokenizer.encode(lines)]
-    true_step = found.decoder.step
+    limits = [int(a * len(ids) + b) for ids in found.loaded.tokenizer.encode(lines)]
+    true_step = found.loaded.decoder.step
     said: list[list[int]] = []
 
     def step(tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         log_probs, after = true_step(tokens, state)
-        log_probs[:, found.ids.eos] = -100.0
+        log_probs[:, found.loaded.ids.eos] = -100.0
         return log_probs, after
 
     def decode(ids: list[list[int]]) -> list[str]:
         said.extend(ids)
         return ["" for _ in ids]
 
-    monkeypatch.setattr(found.decoder, "step", step)
-    monkeypatch.setattr(found.tokenizer, "decode", decode)
+    monkeypatch.setattr(found.loaded.decoder, "step", step)
+    monkeypatch.setattr(found.loaded.tokenizer, "decode", decode)
     found.translate(lines)
     assert sorted(len(ids) for ids in said) == sorted(limits)
 
@@ -311,21 +315,21 @@ def test_learned_positions_limit_both_sides(
     results, cut = found.translate(["bavo", line])
     assert cut == [1]
     assert all(hypothesis.score < 0 for row in results for hypothesis in row)
-    assert found.nll([line], [line])[1] == 12
-    assert found.max_target_length == 12
-    assert found.score(["bavo", "bavo"], ["bavo", line])[1] == ([], [1])
+    assert Scorer(found.loaded).nll([line], [line])[1] == 12
+    assert found.loaded.max_target_length == 12
+    assert Scorer(found.loaded).score(["bavo", "bavo"], ["bavo", line])[1] == ([], [1])
 
 
 def test_a_model_trained_on_short_lines_decodes_long_ones(translator: Translator) -> None:
     """No training pair has more than 20 tokens; here is a source of 60 and a target of 60."""
-    assert translator.config.data.max_length == 20
+    assert translator.loaded.config.data.max_length == 20
     long = "bavo celu dimar fosi gutel hanp " * 10
-    assert len(translator.tokenizer.encode([long])[0]) >= 60
+    assert len(translator.loaded.tokenizer.encode([long])[0]) >= 60
     assert len(translator.best([long])) == 1
 
     def endless(tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
-        log_probs, after = translator.decoder.step(tokens, state)
-        log_probs[:, translator.ids.eos] = -torch.inf
+        log_probs, after = translator.loaded.decoder.step(tokens, state)
+        log_probs[:, translator.loaded.ids.eos] = -torch.inf
         return log_probs, after
 
     (found,) = search(translator, long, 61, endless)
@@ -336,7 +340,9 @@ def test_a_model_trained_on_short_lines_decodes_long_ones(translator: Translator
 
 
 def source_ids(translator: Translator, line: str) -> Tensor:
-    return torch.tensor([[*translator.tokenizer.encode([line])[0], translator.ids.eos]])
+    return torch.tensor(
+        [[*translator.loaded.tokenizer.encode([line])[0], translator.loaded.ids.eos]]
+    )
 
 
 def search(
@@ -344,14 +350,16 @@ def search(
 ) -> list[list[Hypothesis]]:
     """Search one line, down to token ids."""
     with torch.no_grad():
-        state = translator.decoder.start(*translator.model.encode(source_ids(translator, line)))
+        state = translator.loaded.decoder.start(
+            *translator.loaded.model.encode(source_ids(translator, line))
+        )
     return beam_search(
-        step or translator.decoder.step,
+        step or translator.loaded.decoder.step,
         state,
-        rules=Rules([limit], translator.ids.eos),
+        rules=Rules([limit], translator.loaded.ids.eos),
         beam_size=5,
         normalize=translator.normalize,
-        bos_id=translator.ids.bos,
+        bos_id=translator.loaded.ids.bos,
     )
 
 
@@ -363,9 +371,9 @@ def test_the_forced_score_of_a_hypothesis_is_its_search_score(
     (found,) = search(translator, line, 40)
     assert len(found) >= 5
     for hypothesis in found:
-        tgt_in = torch.tensor([[translator.ids.bos, *hypothesis.ids]])
-        answers = torch.tensor([*hypothesis.ids, translator.ids.eos])
-        log_probs = translator.model(source_ids(translator, line), tgt_in)[0].log_softmax(-1)
+        tgt_in = torch.tensor([[translator.loaded.ids.bos, *hypothesis.ids]])
+        answers = torch.tensor([*hypothesis.ids, translator.loaded.ids.eos])
+        log_probs = translator.loaded.model(source_ids(translator, line), tgt_in)[0].log_softmax(-1)
         forced = float(log_probs[torch.arange(len(answers)), answers].sum())
         assert hypothesis.score == pytest.approx(forced, abs=1e-4)
         length = len(answers)
@@ -379,9 +387,9 @@ def test_scoring_text_agrees_with_the_search_where_the_pieces_are_the_same(
     agreeing = 0
     for line in SENTENCES[:20]:
         for hypothesis in search(translator, line, 40)[0]:
-            (text,) = translator.tokenizer.decode([hypothesis.ids])
-            if translator.tokenizer.encode([text]) == [hypothesis.ids]:
-                (score,), cut = translator.score([line], [text])
+            (text,) = translator.loaded.tokenizer.decode([hypothesis.ids])
+            if translator.loaded.tokenizer.encode([text]) == [hypothesis.ids]:
+                (score,), cut = Scorer(translator.loaded).score([line], [text])
                 assert score == pytest.approx(hypothesis.score, abs=1e-4)
                 assert cut == ([], [])
                 agreeing += 1
@@ -391,19 +399,19 @@ def test_scoring_text_agrees_with_the_search_where_the_pieces_are_the_same(
 def test_scores_do_not_depend_on_batches_and_sum_up_to_the_nll(translator: Translator) -> None:
     pairs = [*made_up_pairs(30, 13), ("bavo", ""), ("", "zwent"), ("", "")]
     sources, targets = ([pair[side] for pair in pairs] for side in (0, 1))
-    scores, _ = translator.score(sources, targets)
-    alone = with_decode(translator, batch_tokens=1).score(sources, targets)[0]
+    scores, _ = Scorer(translator.loaded).score(sources, targets)
+    alone = Scorer(with_decode(translator, batch_tokens=1).loaded).score(sources, targets)[0]
     assert alone == pytest.approx(scores, rel=1e-4, abs=1e-4)
-    nll, tokens = translator.nll(sources, targets)
+    nll, tokens = Scorer(translator.loaded).nll(sources, targets)
     assert nll == pytest.approx(-sum(scores), rel=1e-5)
-    assert tokens == sum(len(ids) + 1 for ids in translator.tokenizer.encode(targets))
-    assert translator.score([], []) == ([], ([], []))
+    assert tokens == sum(len(ids) + 1 for ids in translator.loaded.tokenizer.encode(targets))
+    assert Scorer(translator.loaded).score([], []) == ([], ([], []))
 
 
 def test_the_right_translation_scores_better_than_another(translator: Translator) -> None:
-    right, wrong = translator.score(["bavo celu"] * 2, [render("bavo celu"), render("celu bavo")])[
-        0
-    ]
+    right, wrong = Scorer(translator.loaded).score(
+        ["bavo celu"] * 2, [render("bavo celu"), render("celu bavo")]
+    )[0]
     assert right > wrong + 1
 
 
@@ -413,29 +421,31 @@ def test_score_files_gives_a_number_a_line(translator: Translator, tmp_path: Pat
     source.write_text("".join(f"{src}\n" for src, _ in pairs))
     target.write_text("".join(f"{tgt}\n" for _, tgt in pairs))
     sink = io.BytesIO()
-    score_files(with_decode(translator, window=2), source, target, sink)
-    expected, _ = translator.score([src for src, _ in pairs], [tgt for _, tgt in pairs])
+    score_files(with_decode(translator, window=2).loaded, source, target, sink)
+    expected, _ = Scorer(translator.loaded).score(
+        [src for src, _ in pairs], [tgt for _, tgt in pairs]
+    )
     found = [float(line) for line in sink.getvalue().decode().split("\n")[:-1]]
     assert found == pytest.approx(expected, abs=1e-4)
 
     target.write_text("zwent\n")
     with pytest.raises(UserError, match=r"s\.txt has 5 lines but .*t\.txt has 1: they must match"):
-        score_files(translator, source, target, sink)
+        score_files(translator.loaded, source, target, sink)
 
 
 # --- Loading ---------------------------------------------------------------------------------
 
 
 def test_settings_of_the_search_can_be_given_when_loading(trained_run: Path) -> None:
-    found = load_translator(trained_run, device="cpu", beam_size=7, length_penalty=None)
+    found = Translator(loading.load(trained_run, device="cpu", beam_size=7, length_penalty=None))
     assert found.decode.beam_size == 7
     assert found.decode.length_penalty == 0.6
-    assert not found.model.training
+    assert not found.loaded.model.training
 
 
 def test_bf16_answers_every_line(trained_run: Path) -> None:
-    found = load_translator(trained_run, device="cpu", precision="bf16")
-    assert found.model.dtype == torch.bfloat16
+    found = Translator(loading.load(trained_run, device="cpu", precision="bf16"))
+    assert found.loaded.model.dtype == torch.bfloat16
     pairs = made_up_pairs(20, 15, longest=3)
     answers = found.best([src for src, _ in pairs])
     assert sum(a == tgt for a, (_, tgt) in zip(answers, pairs, strict=True)) >= 15
@@ -470,7 +480,7 @@ def test_a_small_model_learns_to_reverse_and_translate(tiny_config: TinyConfig) 
     done = run_mtrain("train", "-c", config)
     assert done.returncode == 0, done.stderr
     unseen = sorted(set(made_up_pairs(300, 16, 6)) - set(made_up_pairs(8000, 1, 6)))
-    found = load_translator(config.parent / "run", device="cpu", beam_size=1)
+    found = Translator(loading.load(config.parent / "run", device="cpu", beam_size=1))
     answers = found.best([src for src, _ in unseen])
     right = sum(a == tgt for a, (_, tgt) in zip(answers, unseen, strict=True))
     assert right >= 0.95 * len(unseen)
@@ -483,8 +493,11 @@ def test_a_lack_of_memory_says_what_to_lower(
     def lacking(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(translator.model, method, lacking)
+    monkeypatch.setattr(translator.loaded.model, method, lacking)
     lines = ["bavo", "celu"]
-    use = {"encode": translator.best, "hidden": lambda lines: translator.score(lines, lines)}
+    use = {
+        "encode": translator.best,
+        "hidden": lambda lines: Scorer(translator.loaded).score(lines, lines),
+    }
     with pytest.raises(UserError, match=r"out of memory on 2 lines.*--batch-tokens"):
         use[method](lines)

@@ -1,0 +1,51 @@
+"""Building models: a shape from settings, and weights that must fit it."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mtrain.config.schema import Config
+from mtrain.model.transformer import Dropout, Shape
+from mtrain.runtime.errors import UserError
+
+
+def shape_of(config: Config, vocab_size: int, pad_id: int) -> Shape:
+    """Return the shape of a model by its settings and vocabulary."""
+    m = config.model
+    return Shape(
+        vocab_size=vocab_size,
+        pad_id=pad_id,
+        d_model=m.d_model,
+        num_heads=m.num_heads,
+        d_ff=m.d_ff,
+        num_encoder_layers=m.num_encoder_layers,
+        num_decoder_layers=m.num_decoder_layers,
+        norm=m.norm,
+        positions=m.positions,
+        max_positions=config.data.max_length,
+        tie_embeddings=m.tie_embeddings,
+    )
+
+
+def model_dropout(config: Config) -> Dropout:
+    """Return a model's dropout rates by its settings."""
+    m = config.model
+    return Dropout(m.dropout, m.attention_dropout, m.activation_dropout)
+
+
+def check_weights(parameters: dict[str, Tensor], weights: dict[str, Tensor], name: Path) -> None:
+    """Raise `UserError` where names, shapes or values of weights do not fit the parameters; `name`
+    is where they are from.
+    """
+    if parameters.keys() != weights.keys():
+        unmatched = sorted(parameters.keys() ^ weights.keys())
+        raise UserError(f"{name}: its weights do not fit this model: {', '.join(unmatched[:3])}")
+    for key, parameter in parameters.items():
+        if weights[key].dtype != torch.float32:
+            raise UserError(f"{name}: {key} is {weights[key].dtype}, not fp32")
+        if parameter.shape != weights[key].shape:
+            shapes = f"{tuple(weights[key].shape)} instead of {tuple(parameter.shape)}"
+            raise UserError(f"{name}: {key} has shape {shapes}")
+        if not weights[key].isfinite().all():
+            raise UserError(f"{name}: {key} holds values that are not finite")

@@ -1,0 +1,203 @@
+"""Loading models for translation: a run's best model or a checkpoint, alone or as an ensemble."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+from torch import Tensor
+
+from mtrain.config.loading import parse_stored_config
+from mtrain.config.schema import Config, DecodeConfig, override_decode
+from mtrain.corpus.lines import CHARACTERS_A_TOKEN, LONGEST_TEXT, shorten_text
+from mtrain.data.batches import SpecialIds
+from mtrain.data.tokenizer import Tokenizer
+from mtrain.model.building import check_weights, shape_of
+from mtrain.model.decoder import Decoder, Ensemble
+from mtrain.model.transformer import Transformer, set_compute_dtype
+from mtrain.runs import checkpoint, layout
+from mtrain.runs.checkpoint import Snapshot
+from mtrain.runtime.device import (
+    available_threads,
+    compute_dtype,
+    pick_device,
+    telling_lack_of_memory,
+)
+from mtrain.runtime.distributed import Ranks, device_of
+from mtrain.runtime.errors import RefusedError
+from mtrain.runtime.log import logger
+
+PATHS = TypeAdapter(list[Path])
+
+
+@dataclass
+class LoadedModel:
+    """A model on its device, or an ensemble, with vocabulary and settings: what translation,
+    forced scoring and word links share. Lengths are in tokens with eos.
+    """
+
+    model: Transformer
+    tokenizer: Tokenizer
+    decode: DecodeConfig
+    config: Config
+    others: tuple[Transformer, ...] = ()  # of the same vocabulary
+    check_stop: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        self.device = self.model.output.weight.device
+        self.ids = SpecialIds.of(self.tokenizer)
+        for model in self.members:
+            model.eval()
+
+    @property
+    def members(self) -> tuple[Transformer, ...]:
+        """All models of the ensemble."""
+        return (self.model, *self.others)
+
+    @cached_property
+    def decoder(self) -> Decoder | Ensemble:
+        """The step function of the search; made when it is first needed."""
+        return Ensemble(self.members) if self.others else Decoder(self.model)
+
+    @property
+    def step(self) -> Callable[[Tensor, Any], tuple[Tensor, Any]]:
+        """The decoder's step: tokens (N,), state -> log-probabilities (N, V), next state."""
+        return self.decoder.step
+
+    @property
+    def positions_limit(self) -> int | None:
+        """Longest side that learned positions allow; None for sinusoidal ones."""
+        shapes = [model.shape for model in self.members if model.shape.positions == "learned"]
+        return min((shape.max_positions for shape in shapes), default=None)
+
+    @property
+    def max_source_length(self) -> int:
+        """Longest source; longer lines are cut."""
+        limit = self.decode.max_source_length
+        return min(limit, self.positions_limit or limit)
+
+    @property
+    def max_target_length(self) -> int:
+        """Longest target that is scored: the longest that a translation can have."""
+        return self.limit(self.max_source_length - 1)
+
+    def limit(self, source_length: int, prefix_length: int = 0) -> int:
+        """Return the longest target for a source and a prefix of these lengths without eos."""
+        limit = int(self.decode.max_len_a * source_length + self.decode.max_len_b) + 1
+        limit = max(limit, prefix_length + 1)
+        return min(limit, self.positions_limit or limit)
+
+    @property
+    def most_characters(self) -> int:
+        """Characters of a line that are tokenized: more than its tokens can hold, except for
+        lines of blanks. SentencePiece takes some fifty times the memory of a text.
+        """
+        longest = max(CHARACTERS_A_TOKEN, self.tokenizer.longest_piece)
+        return min(self.max_source_length * longest, LONGEST_TEXT)
+
+    def encode_sources(self, lines: list[str]) -> tuple[list[NDArray[np.int64]], list[int]]:
+        """Return the ids of sources without eos, and the indices of lines that were cut."""
+        return self.encode(lines, self.max_source_length)
+
+    def encode(self, lines: list[str], limit: int) -> tuple[list[NDArray[np.int64]], list[int]]:
+        """Return the ids of lines without eos, cut to `limit` with it, and the indices of cut
+        lines.
+        """
+        most = limit - 1
+        encoded = self.tokenizer.encode(
+            [shorten_text(line, self.most_characters) for line in lines]
+        )
+        cut = [
+            index
+            for index, (ids, line) in enumerate(zip(encoded, lines, strict=True))
+            if len(ids) > most or len(line) > self.most_characters
+        ]
+        return [np.array(ids[:most], np.int64) for ids in encoded], cut
+
+    def texts(self, ids: list[list[int]]) -> list[str]:
+        """Return a line of text for each list of ids; a generated newline becomes a space."""
+        return [text.replace("\n", " ") for text in self.tokenizer.decode(ids)]
+
+
+def load(
+    *paths: Path, device: str = "auto", precision: str = "auto", **decode: object
+) -> LoadedModel:
+    """Load a run's best model or a checkpoint, or several as an ensemble; `decode` overrides the
+    search settings of the first. Raises `UserError`.
+    """
+    found: list[LoadedModel] = []
+    for directory in map(checkpoint.resolve, paths):
+        snapshot = checkpoint.load_or_name_good(directory)
+        if found and snapshot.tokenizer != found[0].tokenizer.proto:
+            raise RefusedError(
+                f"{directory}: has another vocabulary than {paths[0]}; the models of an ensemble "
+                "must share one"
+            )
+        own = {} if found else decode
+        found.append(unpack(snapshot, directory, own, device=device, precision=precision))
+        _check_languages(found[0].config, found[-1].config, paths[0], directory)
+    first, *others = found
+    return replace(first, others=tuple(other.model for other in others))
+
+
+def load_on_ranks(
+    paths: list[Path], ranks: Ranks, *, device: str, precision: str, **decode: object
+) -> LoadedModel:
+    """Load the same models on every rank, each on its own device."""
+    # rank 0 alone chooses: the best checkpoint of a run in training may change
+    chosen = ranks.share(lambda: [checkpoint.resolve(path) for path in paths], PATHS)
+
+    def load_here() -> LoadedModel:
+        if ranks.size > 1:
+            torch.set_num_threads(max(1, available_threads() // ranks.local_size))
+        name = str(device_of(device, ranks))
+        return load(*chosen, device=name, precision=precision, **decode)
+
+    return ranks.together(load_here)
+
+
+def _check_languages(config: Config, other: Config, path: Path, directory: Path) -> None:
+    """Refuse an ensemble of opposite directions; warn of other differences between languages, as
+    one language may have two codes.
+    """
+    ours, theirs = ((c.data.src_lang, c.data.tgt_lang) for c in (config, other))
+    if ours == theirs:
+        return
+    directions = f"{directory}: translates {' to '.join(theirs)}, but {path} {' to '.join(ours)}"
+    if ours[0] == theirs[1] or ours[1] == theirs[0]:
+        raise RefusedError(
+            f"{directions}; the models of an ensemble must have one direction, so leave one out"
+        )
+    logger.warning("%s; are these languages the same?", directions)
+
+
+def unpack(
+    snapshot: Snapshot,
+    directory: Path,
+    decode: Mapping[str, object],
+    *,
+    device: str = "auto",
+    precision: str = "auto",
+    check_stop: Callable[[], None] = lambda: None,
+) -> LoadedModel:
+    """Put a checkpoint's model on a device, with search settings that `decode` overrides; errors
+    name its directory.
+    """
+    config = parse_stored_config(snapshot.config, str(directory / layout.CONFIG))
+    tokenizer = Tokenizer(snapshot.tokenizer, str(directory / layout.TOKENIZER))
+    shape = shape_of(config, tokenizer.vocab_size, tokenizer.pad_id)
+    with torch.device("meta"):  # a config may ask for any size: no memory before the weights agree
+        model = Transformer(shape)
+    check_weights(dict(model.named_parameters()), snapshot.weights, directory)
+    target = pick_device(device)
+    with telling_lack_of_memory(lambda: f"{directory}: out of memory; free some"):
+        model.take_weights(snapshot.weights)
+        set_compute_dtype(model, compute_dtype(precision, target, training=False))
+        model.to(target)
+    settings = override_decode(config.decode, **decode)
+    return LoadedModel(model, tokenizer, settings, config, check_stop=check_stop)

@@ -1,0 +1,70 @@
+"""Forced scoring: the log-probability that a model gives to translations from elsewhere."""
+
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mtrain.data.batches import batch_by_tokens, collate
+from mtrain.model.decoder import mean_log_probs
+from mtrain.runtime.device import telling_lack_of_memory
+from mtrain.translation.loading import LoadedModel
+from mtrain.translation.translator import lack_of_memory
+
+Rows = list[NDArray[np.int64]]
+
+
+class Scorer:
+    """Scores targets given their sources. Lines that are too long are cut."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.loaded = loaded
+
+    def score(
+        self, sources: list[str], targets: list[str]
+    ) -> tuple[list[float], tuple[list[int], list[int]]]:
+        """Return the natural log-probability of each target with eos, and the indices of the
+        sources and of the targets that were cut.
+        """
+        (src, cut_sources), (tgt, cut_targets) = self._encode(sources, targets)
+        return (-self.pair_nll(src, tgt)).tolist(), (cut_sources, cut_targets)
+
+    def nll(self, sources: list[str], targets: list[str]) -> tuple[float, int]:
+        """Return the negative log-likelihood over all target tokens with eos, and their number."""
+        (src, _), (tgt, _) = self._encode(sources, targets)
+        return float(self.pair_nll(src, tgt).sum()), sum(len(ids) + 1 for ids in tgt)
+
+    def _encode(
+        self, sources: list[str], targets: list[str]
+    ) -> tuple[
+        tuple[list[NDArray[np.int64]], list[int]], tuple[list[NDArray[np.int64]], list[int]]
+    ]:
+        loaded = self.loaded
+        return loaded.encode_sources(sources), loaded.encode(targets, loaded.max_target_length)
+
+    @torch.no_grad()
+    def pair_nll(self, src: Rows, tgt: Rows) -> Tensor:
+        """Return the negative log-likelihood of pairs of ids without eos: (pairs,), fp64, CPU."""
+        lengths = np.array([(len(s) + 1, len(t) + 1) for s, t in zip(src, tgt, strict=True)])
+        result = torch.zeros(len(src), dtype=torch.float64)
+        for rows in batch_by_tokens(lengths.reshape(-1, 2), self.loaded.decode.batch_tokens):
+            self.loaded.check_stop()
+            message = partial(lack_of_memory, len(rows), int(lengths[rows].max()))
+            with telling_lack_of_memory(message):
+                nll = self._batch_nll([(src[i], tgt[i]) for i in rows])
+            result[torch.from_numpy(rows)] = nll
+        return result
+
+    def _batch_nll(self, pairs: list[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> Tensor:
+        loaded = self.loaded
+        batch = collate(pairs, loaded.ids).to(loaded.device)
+        members = []
+        for model in loaded.members:
+            hidden = model.hidden(batch.src, batch.tgt_in).flatten(0, 1)[batch.positions]
+            members.append(model.project(hidden).float().log_softmax(-1))
+        log_probs = mean_log_probs(members) if len(members) > 1 else members[0]
+        nll = -log_probs.gather(1, batch.targets[:, None])[:, 0].cpu().double()
+        row_of = batch.positions.cpu() // batch.tgt_out.shape[1]
+        return torch.zeros(len(pairs), dtype=torch.float64).index_add(0, row_of, nll)
