@@ -1,3 +1,49 @@
-"""mtrain: raw parallel text in, a from-scratch translation model and its score out."""
+"""mtrain: raw parallel text in, a translation model and its score out.
+
+The line through the packages: `corpus` reads files as pairs of strings, `data` turns them into
+batches of ids, `model` is the Transformer, `training` fits its weights, `translation` searches,
+`scoring` compares strings, `runs` keeps what is on disk, and `cli` is the command line.
+
+From Python, a trained run translates:
+
+    model = mtrain.load("runs/NAME")
+    model.translate(["A dog."])
+"""
+
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mtrain.runtime.errors import UserError as UserError
+    from mtrain.translation.model import Attention as Attention
+    from mtrain.translation.model import Model as Model
+    from mtrain.translation.translator import Translation as Translation
 
 __version__ = "0.1.0"
+__all__ = ["Attention", "Model", "Translation", "UserError", "__version__", "load"]
+
+_HOMES = {
+    "Attention": "mtrain.translation.model",
+    "Model": "mtrain.translation.model",
+    "Translation": "mtrain.translation.translator",
+    "UserError": "mtrain.runtime.errors",
+}
+
+
+def load(*paths: str | PathLike[str], device: str = "auto", precision: str = "auto") -> "Model":
+    """Load a run's best model or a checkpoint directory, or several as an ensemble.
+
+    `device` is auto, cpu, cuda, cuda:N or mps, `precision` auto, fp32 or bf16. Raises `UserError`.
+    """
+    from mtrain.translation.model import Model  # loads torch, which takes seconds
+
+    return Model.load(paths, device=device, precision=precision)
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public class when it is first used."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'mtrain' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -136,7 +136,7 @@ def test_the_packages_are_those_of_the_table() -> None:
 
 @pytest.mark.parametrize("name", modules())
 def test_imports_go_down(name: str) -> None:
-    if name in ("__init__", "__main__"):
+    if name in ("__init__", "__main__"):  # the Python interface, and `python -m mtrain`
         return
     others = {package_of(other) for other in own_imports(modules()[name])} - {package_of(name)}
     assert others - set(PACKAGES[package_of(name)].packages.split()) == set()

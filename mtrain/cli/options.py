@@ -1,10 +1,11 @@
-"""Options that commands share, and the model that they name."""
+"""Options that several commands share, and loading what they name."""
 
+import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def as_name(text: str) -> str:
-    """Expand `~` and `$NAME` in a path from the command line."""
+    """Expand `~` and `$NAME` in a path of the command line."""
     try:
         return expand_path(text)
     except ValueError as error:
@@ -28,7 +29,7 @@ def as_name(text: str) -> str:
 
 
 def as_path(text: str) -> Path:
-    """Read a path from the command line; the parser of every option and argument that is one."""
+    """Parse a path of the command line; every path option uses this."""
     return Path(as_name(text))
 
 
@@ -39,12 +40,12 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="Override a setting: `train.max_steps=1000`, the value being YAML. Repeatable.",
+        help="Override a setting: `train.max_steps=1000`. The value is YAML. Repeatable.",
     ),
 ]
 TimeLimitOption = Annotated[
     str | None,
-    typer.Option(help="Save and stop with exit code 75 after this long: `30m`, `3h30m`."),
+    typer.Option(help="Save and stop with exit code 75 after this time: `30m`, `3h30m`."),
 ]
 ModelOption = Annotated[
     Path,
@@ -61,7 +62,7 @@ ModelsOption = Annotated[
         "--model",
         "-m",
         help="A run directory (its best model) or one checkpoint directory. Repeatable: "
-        "several models of one vocabulary translate together.",
+        "several models of one vocabulary are an ensemble.",
         parser=as_path,
     ),
 ]
@@ -69,55 +70,26 @@ InputOption = Annotated[
     str, typer.Option("--input", "-i", help="Text to translate, `-` for stdin.", parser=as_name)
 ]
 OutputOption = Annotated[
-    str, typer.Option("--output", "-o", help="Where to write, `-` for stdout.", parser=as_name)
-]
-BeamOption = Annotated[
-    int | None, typer.Option(help="Hypotheses kept a sentence; 1 is greedy search.", min=1)
-]
-PenaltyOption = Annotated[
-    float | None, typer.Option(help="Alpha; larger prefers longer translations.", min=0)
-]
-NormOption = Annotated[
-    str | None, typer.Option(help="`gnmt`: ((5+length)/6)^alpha, or `power`: length^alpha.")
+    str, typer.Option("--output", "-o", help="File to write, `-` for stdout.", parser=as_name)
 ]
 NBestOption = Annotated[
-    int | None, typer.Option(help="N lines an input: `index<TAB>score<TAB>text`.", min=1)
+    int | None, typer.Option(help="N lines per input line: `index<TAB>score<TAB>text`.", min=1)
 ]
 PrefixOption = Annotated[
     Path | None,
     typer.Option(
-        help="What each translation is to begin with, line for line, whole words.",
+        help="File of prefixes, one per line: whole words with which each translation begins.",
         parser=as_path,
     ),
 ]
 AlignmentsOption = Annotated[
     str | None,
     typer.Option(
-        help="Where to write which source word each word was made of: `0-0 1-2`, from 0.",
+        help="File for word alignments: `0-0 1-2` (source word - target word, from 0).",
         parser=as_name,
     ),
 ]
-SampleOption = Annotated[
-    bool | None,
-    typer.Option("--sample", help="Draw translations at random instead of searching."),
-]
-TemperatureOption = Annotated[
-    float | None, typer.Option(help="Of sampling; lower keeps to what is likelier.")
-]
-TopKOption = Annotated[
-    int | None, typer.Option(help="Sample from the K likeliest tokens; 0: from all.", min=0)
-]
-TopPOption = Annotated[
-    float | None, typer.Option(help="Sample from the fewest tokens of this probability.")
-]
-SeedOption = Annotated[int | None, typer.Option(help="Of sampling, instead of the run's.")]
-NoRepeatOption = Annotated[
-    int | None,
-    typer.Option("--no-repeat-ngram", help="No row of so many tokens comes twice; 0: off.", min=0),
-]
-BatchOption = Annotated[
-    int | None, typer.Option(help="Padded source tokens x beam size in a batch.", min=1)
-]
+SeedOption = Annotated[int | None, typer.Option(help="Seed of sampling; default: the run's.")]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 PrecisionOption = Annotated[
     str, typer.Option(help="auto (fp32 on a CPU, bf16 on CUDA), fp32 or bf16.")
@@ -168,21 +140,59 @@ HeadOption = Annotated[
 ]
 
 
-def search_settings(
-    beam_size: int | None,
-    length_penalty: float | None,
-    length_norm: str | None,
-    no_repeat_ngram: int | None,
-    batch_tokens: int | None,
-) -> dict[str, Any]:
-    """Name the settings of a search that options give, None where they give none."""
-    return {
-        "beam_size": beam_size,
-        "length_penalty": length_penalty,
-        "length_norm": length_norm,
-        "no_repeat_ngram": no_repeat_ngram,
-        "batch_tokens": batch_tokens,
-    }
+# Options of the search, for commands that translate; each overrides a setting of `decode`.
+SEARCH = {
+    "beam_size": Annotated[
+        int | None, typer.Option(help="Hypotheses per sentence; 1 is greedy search.", min=1)
+    ],
+    "length_penalty": Annotated[
+        float | None, typer.Option(help="Alpha; a larger one prefers longer translations.", min=0)
+    ],
+    "length_norm": Annotated[
+        str | None, typer.Option(help="`gnmt`: ((5+length)/6)^alpha, or `power`: length^alpha.")
+    ],
+    "no_repeat_ngram": Annotated[
+        int | None, typer.Option(help="Never repeat an n-gram of this many tokens; 0 = off.", min=0)
+    ],
+    "batch_tokens": Annotated[
+        int | None, typer.Option(help="Padded source tokens x beam size in a batch.", min=1)
+    ],
+}
+SAMPLING = {
+    "sample": Annotated[
+        bool | None,
+        typer.Option("--sample", help="Draw translations at random instead of searching."),
+    ],
+    "temperature": Annotated[
+        float | None, typer.Option(help="Of sampling; a lower one prefers likelier tokens.")
+    ],
+    "top_k": Annotated[
+        int | None, typer.Option(help="Sample from the K likeliest tokens; 0 = all.", min=0)
+    ],
+    "top_p": Annotated[
+        float | None, typer.Option(help="Sample from the fewest tokens of this probability.")
+    ],
+}
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+
+def with_options(options: Mapping[str, Any]) -> Callable[[Command], Command]:
+    """Add options to a command, which receives them as `**decode`; None where one is not given."""
+
+    def add(command: Command) -> Command:
+        signature = inspect.signature(command, eval_str=True)
+        own = [each for each in signature.parameters.values() if each.name != "decode"]
+        added = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+            for name, kind in options.items()
+        ]
+        command.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own] + added
+        )
+        return command
+
+    return add
 
 
 @contextmanager
@@ -227,7 +237,7 @@ def _check_names(precision: str, length_norm: str | None = None) -> None:
 def begin_job(
     config: Path, overrides: list[str] | None, time_limit: str | None
 ) -> tuple["Config", Stop]:
-    """Listen to requests to stop before anything else, then read the settings of a long job."""
+    """Catch signals, then read the settings of a long job."""
     stop = Stop(parse_duration(time_limit) if time_limit else None)
     stop.install()
     from mtrain.config.loading import load_config

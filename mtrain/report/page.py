@@ -24,7 +24,7 @@ from mtrain.runs.directory import RunDirectory
 from mtrain.runs.history import History
 from mtrain.runs.records import BEST, PROVENANCE, STATUS, Entry, Provenance, Status
 from mtrain.runtime.errors import UserError, printable
-from mtrain.runtime.log import logger, shorten
+from mtrain.runtime.log import logger, progress_bar, shorten
 from mtrain.runtime.stop import Stop
 from mtrain.scoring import metrics
 from mtrain.scoring.metrics import Score
@@ -140,13 +140,18 @@ def gather(run_dir: Path, texts: list[str]) -> Report:
     lost = stored is None and "scores" not in report.notes
     if lost and any(_translations(run_dir)):
         report.note("scores", "Left out: best.json is missing, though there are validations")
-    report.charts = list(charts_of(_read_records(report)))
-    _read_log(report)
-    valid = _read_valid(report)
-    report.scores = _scores(report, valid)
-    places = moderate(valid.sources) if valid is not None else list(range(SAMPLES))
-    report.samples = _samples(report, valid, places)
-    report.sentences = _attention(report, valid, places, texts)
+    with progress_bar(5, "part", "reading the run") as bar:
+        report.charts = list(charts_of(_read_records(report)))
+        bar.update()
+        _read_log(report)
+        bar.update()
+        valid = _read_valid(report)
+        report.scores = _scores(report, valid)
+        bar.update()
+        places = moderate(valid.sources) if valid is not None else list(range(SAMPLES))
+        report.samples = _samples(report, valid, places)
+        bar.update()
+        report.sentences = _attention(report, valid, places, texts)
     return report
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from mtrain.runtime.log import progress_bar
 from mtrain.scoring import metrics
 from mtrain.scoring.metrics import Score
 from mtrain.scoring.references import choose_tokenizer
@@ -39,9 +40,12 @@ def score(
 ) -> Evaluation:
     """Score with BLEU, chrF and TER, tokenized for the target language."""
     tokenize = choose_tokenizer(tokenize, tgt_lang, references)
-    return Evaluation(
-        len(hypotheses),
-        metrics.bleu(hypotheses, references, tokenize=tokenize, lowercase=lowercase, interval=True),
-        metrics.chrf(hypotheses, references, lowercase=lowercase, interval=True),
-        metrics.ter(hypotheses, references, tokenize=tokenize, interval=True),
-    )
+    with progress_bar(3, "metric", "scoring") as bar:
+        bleu = metrics.bleu(
+            hypotheses, references, tokenize=tokenize, lowercase=lowercase, interval=True
+        )
+        bar.update()
+        chrf = metrics.chrf(hypotheses, references, lowercase=lowercase, interval=True)
+        bar.update()
+        ter = metrics.ter(hypotheses, references, tokenize=tokenize, interval=True)
+    return Evaluation(len(hypotheses), bleu, chrf, ter)

@@ -40,18 +40,26 @@ class Hypothesis:
     normalized: float
 
 
+class Settings(Protocol):
+    """Settings that decide which tokens may follow."""
+
+    @property
+    def no_repeat_ngram(self) -> int:
+        """Length of n-grams that never repeat; 0 = off."""
+
+
 @dataclass(frozen=True)
 class Rules:
-    """What may follow in each of `len(max_lens)` sentences: tokens `banned` never; as long as the
-    sentence's prefix lasts, its next token alone; no token that ends a row of `no_repeat` tokens
-    which the hypothesis has already; at the limit of `max_lens` tokens with eos, eos alone.
+    """Which tokens may follow in each of `len(max_lens)` sentences: never those `banned`; within
+    the sentence's prefix only its next token; none that repeats an n-gram, if the settings forbid
+    that; at the limit of `max_lens` tokens with eos only eos.
     """
 
     max_lens: list[int]
     eos_id: int
     banned: tuple[int, ...] = ()
     prefixes: list[list[int]] | None = None
-    no_repeat: int = 0
+    settings: Settings | None = None
 
     def apply(self, log_probs: Tensor, hypotheses: Tensor, sentences: list[int]) -> Tensor:
         """Put minus infinity where something may not follow: (B, W, V), hypotheses (B, W, time) of
@@ -65,8 +73,9 @@ class Rules:
             kept = log_probs[places, :, tokens]
         if self.banned:
             log_probs[:, :, list(self.banned)] = float("-inf")
-        if 0 < self.no_repeat <= time:
-            _ban_repeats(log_probs, hypotheses, self.no_repeat)
+        no_repeat = self.settings.no_repeat_ngram if self.settings else 0
+        if 0 < no_repeat <= time:
+            _ban_repeats(log_probs, hypotheses, no_repeat)
         if forced:
             log_probs[places] = float("-inf")
             log_probs[places, :, tokens] = kept

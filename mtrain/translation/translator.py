@@ -204,7 +204,7 @@ class Translator:
             ids.eos,
             banned=(ids.pad, ids.bos),
             prefixes=[each.prefix for each in group] if any(s.prefix for s in group) else None,
-            no_repeat=self.decode.no_repeat_ngram,
+            settings=self.decode,
         )
 
 

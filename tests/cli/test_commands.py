@@ -974,4 +974,4 @@ def test_options_that_translate_nothing_are_refused(command: Command, tmp_path: 
     for option in (["-o", tmp_path / "out"], ["--beam-size", "4"], ["--length-penalty", "1"]):
         done = command(*given, *option)
         assert (done.code, done.out) == (2, "")
-        assert "nothing is translated" in done.err
+        assert "--hypothesis does not go with" in done.err

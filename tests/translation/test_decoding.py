@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from test_search import BOS, EOS, Scored, Table, ToyState, enumerate_all, random_table
 from torch import Tensor
 
-from mtrain.config.schema import override_decode
+from mtrain.config.schema import DecodeConfig, override_decode
 from mtrain.data.tokenizer import Tokenizer, train_tokenizer
 from mtrain.runs.checkpoint import Snapshot, load, resolve, save
 from mtrain.runtime.errors import EXIT_FAILED, EXIT_REFUSED
@@ -75,7 +75,7 @@ def test_translations_begin_as_they_are_told(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_no_row_of_tokens_comes_twice(seed: int, length: int) -> None:
     table, limits = random_table(seed, 3), [6, 5]
-    found = wide_search(table, Rules(limits, EOS, no_repeat=length))
+    found = wide_search(table, Rules(limits, EOS, settings=DecodeConfig(no_repeat_ngram=length)))
     for sentence, limit in enumerate(limits):
         every = enumerate_all(table, sentence, limit, 3)
         ids, score = best_of([e for e in every if max_count(e[0], length) < 2])
@@ -89,7 +89,9 @@ def max_count(ids: tuple[int, ...], length: int) -> int:
 
 
 def test_a_prefix_may_repeat_and_holds_what_is_banned() -> None:
-    rules = Rules([6], EOS, banned=(2,), prefixes=[[2, 2, 2]], no_repeat=1)
+    rules = Rules(
+        [6], EOS, banned=(2,), prefixes=[[2, 2, 2]], settings=DecodeConfig(no_repeat_ngram=1)
+    )
     (found,) = wide_search(random_table(1, 4), rules)
     assert all(h.ids[:3] == [2, 2, 2] and 2 not in h.ids[3:] for h in found)
 
@@ -381,8 +383,8 @@ def test_sampling_by_the_command(trained_run: Path) -> None:
     assert [int(index) for index, *_ in many] == [n for n in range(len(LINES)) for _ in range(3)]
     for options, told in (
         (["--sample", "--temperature", "0"], "temperature"),
-        (["--top-k", "3"], "--top-k: is of sampling"),
-        (["--sample", "--beam-size", "3"], "--beam-size: is of search"),
+        (["--top-k", "3"], "--top-k: needs --sample"),
+        (["--sample", "--beam-size", "3"], "--beam-size: does not go with"),
         (["-o", "x", "--alignments", "x"], "--alignments x: goes where"),
     ):
         done = run_mtrain("translate", "-m", trained_run, *options, input="a\n")

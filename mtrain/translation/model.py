@@ -1,0 +1,107 @@
+"""The Python interface of a trained model: `mtrain.load` returns a `Model`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtrain.config.schema import override_decode
+from mtrain.runtime.errors import RefusedError, UserError
+from mtrain.translation import loading
+from mtrain.translation.attention import attention_of, pieces_of
+from mtrain.translation.loading import LoadedModel
+from mtrain.translation.scorer import Scorer
+from mtrain.translation.translator import Translation, Translator
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Attention weights of a sentence pair; each row of a table sums to 1.
+
+    `source` (S) and `target` (T) are pieces, both ending with `</s>`; `target_in` (T) is the input
+    of the decoder, beginning with `<s>`. For each layer there is an array: `encoder` (H, S, S),
+    `decoder` (H, T, T) over `target_in`, `cross` (H, T, S).
+    """
+
+    source: list[str]
+    target: list[str]
+    target_in: list[str]
+    encoder: list[NDArray[np.float32]]
+    decoder: list[NDArray[np.float32]]
+    cross: list[NDArray[np.float32]]
+
+
+class Model:
+    """A trained model or an ensemble. Lines that are too long are cut, as by `mtrain translate`."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.loaded = loaded
+
+    @classmethod
+    def load(
+        cls, paths: Sequence[str | PathLike[str]], *, device: str = "auto", precision: str = "auto"
+    ) -> "Model":
+        """Load run or checkpoint directories; raises `UserError`."""
+        if not paths:
+            raise RefusedError("mtrain.load: needs a run or checkpoint directory")
+        return cls(loading.load(*map(Path, paths), device=device, precision=precision))
+
+    @overload
+    def translate(self, text: str, *, n_best: None = None, **search: Any) -> str: ...
+    @overload
+    def translate(self, text: list[str], *, n_best: None = None, **search: Any) -> list[str]: ...
+    @overload
+    def translate(
+        self, text: list[str], *, n_best: int, **search: Any
+    ) -> list[list[Translation]]: ...
+
+    def translate(
+        self, text: str | list[str], *, n_best: int | None = None, **search: Any
+    ) -> str | list[str] | list[list[Translation]]:
+        """Translate lines, or one line; with `n_best`, return that many hypotheses of each line.
+
+        `search` overrides settings of the run's `decode` section: `beam_size`, `length_penalty`,
+        `batch_tokens` and the others. Raises `UserError`.
+        """
+        if n_best is not None:
+            search.setdefault("beam_size", max(n_best, self.loaded.decode.beam_size))
+        decode = override_decode(self.loaded.decode, **search)
+        if n_best is not None and not 1 <= n_best <= decode.beam_size:
+            raise RefusedError(f"n_best {n_best}: must be from 1 to beam_size {decode.beam_size}")
+        lines = [text] if isinstance(text, str) else text
+        found, _ = Translator(replace(self.loaded, decode=decode)).translate(lines)
+        if n_best is not None:
+            return [hypotheses[:n_best] for hypotheses in found]
+        best = [hypotheses[0].text for hypotheses in found]
+        return best[0] if isinstance(text, str) else best
+
+    def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[float]:
+        """Return the natural log-probability of each target with eos, given its source."""
+        if len(sources) != len(targets):
+            raise UserError(
+                f"{len(sources)} sources but {len(targets)} targets: they must match one to one"
+            )
+        return Scorer(self.loaded).score(list(sources), list(targets))[0]
+
+    def attention(self, source: str, target: str | None = None) -> Attention:
+        """Return the attention weights for a pair; `target` is by default the translation. Of an
+        ensemble, those of the first model.
+        """
+        loaded = self.loaded
+        text = self.translate(source) if target is None else target
+        (src,), _ = loaded.encode_sources([source])
+        (tgt,), _ = loaded.encode([text], loaded.max_target_length)
+        maps = attention_of(loaded, src, tgt)
+        ids = loaded.ids
+        return Attention(
+            pieces_of(loaded, (*src, ids.eos)),
+            pieces_of(loaded, (*tgt, ids.eos)),
+            pieces_of(loaded, (ids.bos, *tgt)),
+            maps["encoder"],
+            maps["decoder"],
+            maps["cross"],
+        )

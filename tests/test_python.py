@@ -1,0 +1,93 @@
+"""The Python interface: the same texts and scores as the command line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import made_up_pairs
+
+import mtrain
+
+LINES = [src for src, _ in made_up_pairs(10, 21)]
+
+
+@pytest.fixture(scope="module")
+def model(trained_run: Path) -> mtrain.Model:
+    return mtrain.load(trained_run, device="cpu", precision="fp32")
+
+
+def test_importing_loads_nothing_heavy() -> None:
+    code = "import sys, mtrain; print({'torch', 'numpy', 'pydantic', 'typer'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_it_translates_as_the_command_does(model: mtrain.Model, trained_run: Path) -> None:
+    from conftest import run_mtrain
+
+    text = "".join(line + "\n" for line in LINES)
+    command = ("translate", "-m", trained_run, "--n-best", "2", "--beam-size", "3")
+    done = run_mtrain(*command, input=text)
+    found = model.translate(LINES, n_best=2, beam_size=3)
+    rows = [line.split("\t") for line in done.stdout.splitlines()]
+    assert [row[2] for row in rows] == [each.text for best in found for each in best]
+    scores = [each.score for best in found for each in best]
+    assert [float(row[1]) for row in rows] == pytest.approx(scores, rel=1e-4)
+
+
+def test_a_text_gives_a_text_and_a_list_a_list(model: mtrain.Model) -> None:
+    best = model.translate(LINES)
+    assert model.translate(LINES[0]) == best[0]
+    assert model.translate([]) == []
+    assert model.translate(["", LINES[1]]) == ["", best[1]]
+
+
+def test_scores_are_those_of_the_search(model: mtrain.Model) -> None:
+    found = [hypotheses[0] for hypotheses in model.translate(LINES, n_best=1)]
+    scores = model.score(LINES, [each.text for each in found])
+    close = [
+        score == pytest.approx(each.score, rel=1e-3)
+        for score, each in zip(scores, found, strict=True)
+    ]
+    assert sum(close) >= 8  # the others were spelled with other pieces
+
+
+def test_attention_has_a_table_for_each_layer_and_head(model: mtrain.Model) -> None:
+    found = model.attention(LINES[0])
+    sizes = {"encoder": 2 * [len(found.source)], "decoder": 2 * [len(found.target)]}
+    sizes["cross"] = [len(found.target), len(found.source)]
+    for kind, size in sizes.items():
+        for layer in getattr(found, kind):
+            assert layer.shape == (4, *size)
+            np.testing.assert_allclose(layer.sum(-1), 1, rtol=1e-4)
+    assert found.source[-1] == found.target[-1] == "</s>"
+
+
+def test_several_paths_are_an_ensemble(model: mtrain.Model, trained_run: Path) -> None:
+    twice = mtrain.load(str(trained_run), trained_run, device="cpu", precision="fp32")
+    assert twice.translate(LINES) == model.translate(LINES)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda model: mtrain.load(), "needs a run or checkpoint directory"),
+        (lambda model: mtrain.load("no/where"), "no/where"),
+        (lambda model: model.translate(["a"], beam_size=0), "--beam-size 0"),
+        (lambda model: model.translate(["a"], n_best=5, beam_size=2), "from 1 to beam_size 2"),
+        (lambda model: model.score(["a"], []), "1 sources but 0 targets"),
+    ],
+)
+def test_mistakes_are_user_errors(model: mtrain.Model, call: object, words: str) -> None:
+    assert callable(call)
+    with pytest.raises(mtrain.UserError, match=words):
+        call(model)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        mtrain.nothing  # noqa: B018
