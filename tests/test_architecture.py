@@ -66,7 +66,7 @@ FORBIDDEN_CALLS = {
     "yaml.unsafe_load",
     "numpy.load",
 }
-LONGEST_MODULE, LONGEST_FUNCTION = 520, 60  # lines
+LONGEST_MODULE, LONGEST_FUNCTION = 450, 60  # lines
 MOST_METHODS, MOST_MODULES = 20, 12  # of a class, of a folder
 
 

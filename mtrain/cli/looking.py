@@ -182,6 +182,7 @@ def verify(
     corpora that are not here, and notes, which are no failure.
     """
     from mtrain.runs import verify as verifying
+    from mtrain.runs.findings import BAD
 
     findings = []
     bar = progress_bar(None, "item", "verifying", shown=json_ or not sys.stdout.isatty())
@@ -191,7 +192,7 @@ def verify(
             bar.update()
             if not json_:
                 print_lines(sink, [str(finding)])
-        bad = [finding for finding in findings if finding.state in verifying.BAD]
+        bad = [finding for finding in findings if finding.state in BAD]
         if json_:
             listed = [finding.as_json() for finding in findings]
             content = {"run": str(run_dir), "good": not bad, "findings": listed}

@@ -1,12 +1,13 @@
-"""`mtrain verify`: whether a run is what it says of itself: every file hashed again, every record
-compared, without loading a model.
+"""`mtrain verify`: hash every file of a run again and compare its records with each other.
+
+No model is loaded, no link followed, nothing written. Each check yields findings.
 """
 
 import hashlib
 import os
 import socket
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
@@ -17,7 +18,6 @@ from mtrain.config.loading import load_stored_config
 from mtrain.config.schema import (
     FREE_KEYS,
     MACHINE_KEYS,
-    Config,
     Corpus,
     GeneratedCorpus,
     HubCorpus,
@@ -26,79 +26,32 @@ from mtrain.config.schema import (
 )
 from mtrain.corpus.readers import describe, files_of, reading_of, scan
 from mtrain.runs import layout, manifest, reader
-from mtrain.runs.history import History
-from mtrain.runs.records import (
-    BEST,
-    PROVENANCE,
-    STATUS,
-    Best,
-    Count,
-    MetricsFile,
-    Provenance,
-    Status,
+from mtrain.runs.findings import (
+    CHANGED,
+    DAMAGED,
+    MISSING,
+    NOTE,
+    OK,
+    UNREACHABLE,
+    Finding,
+    Run,
+    open_run,
 )
-from mtrain.runtime.errors import UserError, printable
-from mtrain.runtime.json_reader import Content, read_json_file
-from mtrain.runtime.lock import is_alive
+from mtrain.runs.records import Count, MetricsFile
+from mtrain.runtime.errors import UserError
+from mtrain.runtime.json_reader import read_json_file
 from mtrain.runtime.log import progress_bar, shorten
 
 
 @dataclass(frozen=True)
 class State:
-    """What of a checkpoint's `state.json` is compared."""
+    """The part of a checkpoint's `state.json` that is compared."""
 
     step: Count
 
 
 STATE = TypeAdapter(State)
-OK, DAMAGED, MISSING, CHANGED = "ok", "damaged", "missing", "changed"
-NOTE, UNREACHABLE = "note", "unreachable"  # neither good nor bad
-BAD = (DAMAGED, MISSING, CHANGED)
-MOST_VERSIONS = 100  # packages that are compared
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at, and what was found."""
-
-    what: str
-    state: str
-    detail: str
-
-    def as_json(self) -> dict[str, str]:
-        """An item of `findings` in `--json`."""
-        return asdict(self)
-
-    def __str__(self) -> str:
-        return printable(f"{self.state:<11}  {self.what}: {self.detail}")
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run directory and what of it can be read; what cannot is a finding, and then None."""
-
-    path: Path
-    status: Status | None
-    text: str  # of config.yaml
-    config: Config | None
-    begun: Provenance | None
-    best: Best | None
-    history: History | None
-
-    @property
-    def state(self) -> str:
-        """How far the run says it is."""
-        return self.status.state if self.status else "unknown"
-
-    @property
-    def is_running(self) -> bool:
-        """Tell whether a process of this machine is at it, by what that has written down."""
-        status = self.status
-        if status is None or status.state not in ("running", "preparing"):
-            return False
-        if status.host != socket.gethostname():
-            return False
-        return status.pid is not None and is_alive(status.pid)
+MOST_VERSIONS = 100  # packages to compare
 
 
 def verify(path: Path) -> Iterator[Finding]:
@@ -113,7 +66,7 @@ def verify(path: Path) -> Iterator[Finding]:
     if not begun and not os.path.lexists(path / layout.STATUS):
         raise UserError(f"{path}: not a run directory: it holds no run.json")
     findings: list[Finding] = []
-    run = _open(path, findings)
+    run = open_run(path, findings)
     if not begun:
         yield from (each for each in findings if each.state == DAMAGED)
         yield from _status(run)
@@ -134,7 +87,7 @@ def verify(path: Path) -> Iterator[Finding]:
 
 
 def _guarded(what: str, section: Iterator[Finding]) -> Iterator[Finding]:
-    """Make a finding of what keeps a section from being looked at, so that the others are."""
+    """Turn an error of one check into a finding, so that the other checks run."""
     try:
         yield from section
     except UserError as error:
@@ -144,51 +97,11 @@ def _guarded(what: str, section: Iterator[Finding]) -> Iterator[Finding]:
         yield Finding(what, DAMAGED, f"{where}{error.strerror or error}")
 
 
-def _open(path: Path, findings: list[Finding]) -> Run:
-    """Read the small files; what cannot be read is added to the findings."""
-
-    def read(name: str, form: TypeAdapter[Content]) -> Content | None:
-        try:
-            return read_json_file(path / name, form)
-        except FileNotFoundError:
-            return None
-        except ValueError as error:
-            findings.append(Finding(name, DAMAGED, str(error)))
-            return None
-
-    status, begun = read(layout.STATUS, STATUS), read(layout.RUN, PROVENANCE)
-    best = read(layout.BEST, BEST)
-    history = _history(best, findings) if best is not None else None
-    text, config = "", None
-    try:
-        text, config = reader.read_settings(path)
-    except UserError as error:
-        state = DAMAGED if os.path.lexists(path / layout.CONFIG) else MISSING
-        findings.append(Finding(layout.CONFIG, state, str(error)))
-    findings += [
-        Finding(name, MISSING, "mtrain train writes it at each start")
-        for name in (layout.RUN, layout.STATUS)
-        if not os.path.lexists(path / name)
-    ]
-    return Run(path, status, text, config, begun, best, history)
-
-
-def _links(run: Run, told: set[str]) -> Iterator[Finding]:
-    """Name the links that stand where mtrain keeps files and directories; none is followed."""
+def _links(run: Run, known: set[str]) -> Iterator[Finding]:
+    """Report links under names of mtrain's own, unless they are in `known`."""
     for path in reader.links(run.path):
-        if _name(run, path) not in told:
+        if _name(run, path) not in known:
             yield Finding(_name(run, path), DAMAGED, reader.LINK)
-
-
-def _history(best: Best, findings: list[Finding]) -> History:
-    """Take up the validations of `best.json`, and see whether its best is the best of them."""
-    history = History.of(best.metric, best)
-    recomputed = history.as_json()["best"]
-    if recomputed != (best.best.as_json() if best.best else None):
-        name = (recomputed or {}).get("checkpoint", "none")
-        detail = f"its best is not the best of its history, which is {name}"
-        findings.append(Finding(layout.BEST, CHANGED, detail))
-    return history
 
 
 def _status(run: Run) -> Iterator[Finding]:
@@ -204,11 +117,11 @@ def _status(run: Run) -> Iterator[Finding]:
         return
     holder = f"process {status.pid} on {status.host}"
     if run.is_running:
-        detail += f": {holder} is at it, so what follows is what it has kept so far"
+        detail += f": {holder} trains it, so what follows is its state so far"
     elif status.host != socket.gethostname():
-        detail += f", by {holder}, which cannot be seen from here"
+        detail += f", by {holder}, on another machine"
     else:
-        detail += f", but {holder} is gone: killed; the same command goes on"
+        detail += f", but {holder} was killed; the same command resumes"
     yield Finding(layout.STATUS, NOTE, detail)
 
 
@@ -218,9 +131,9 @@ def _settings(run: Run) -> Iterator[Finding]:
     if begun is not None:
         commit = begun.commit.get("mtrain")
         of = f", commit {commit}" if commit else ""
-        yield Finding(layout.RUN, OK, f"seed {begun.seed}, begun {begun.created}{of}")
+        yield Finding(layout.RUN, OK, f"seed {begun.seed}, started {begun.created}{of}")
         if others := _other_versions(begun.versions):
-            detail = f"{', '.join(others)}: bitwise the same weights are not promised here"
+            detail = f"{', '.join(others)}: equal bits are not promised here"
             yield Finding("versions", NOTE, detail)
     if config is None:
         return
@@ -228,18 +141,18 @@ def _settings(run: Run) -> Iterator[Finding]:
         yield Finding("config.yaml", OK, "a valid config")
         return
     if config.seed != begun.seed:
-        detail = f"seed {config.seed}, and {begun.seed} in run.json"
+        detail = f"seed {config.seed}, but {begun.seed} in run.json"
         yield Finding("config.yaml", CHANGED, detail)
     elif begun.config is None:
-        yield Finding("config.yaml", OK, "a valid config; this run keeps no hash of it")
+        yield Finding("config.yaml", OK, "a valid config; run.json has no hash of it")
     elif hashlib.sha256(run.text.encode("utf-8")).hexdigest() != begun.config:
-        yield Finding("config.yaml", CHANGED, "its SHA-256 is not the one in run.json")
+        yield Finding("config.yaml", CHANGED, "its SHA-256 differs from run.json")
     else:
-        yield Finding("config.yaml", OK, "its SHA-256 is the one in run.json")
+        yield Finding("config.yaml", OK, "its SHA-256 is that of run.json")
 
 
 def _other_versions(versions: dict[str, str]) -> list[str]:
-    """Name packages that are here in another version than in the run."""
+    """Name packages whose version here is not the run's."""
     others = []
     for name, then in islice(versions.items(), MOST_VERSIONS):
         if name in ("", "mtrain", "python"):
@@ -261,9 +174,9 @@ def _vocabulary(run: Run) -> Iterator[Finding]:
     data = reader.read_vocabulary(run.path)
     if data is None:
         if run.state not in ("preparing", "refused", "failed", "unknown"):
-            yield Finding(path.name, MISSING, "every checkpoint holds a copy")
+            yield Finding(path.name, MISSING, "every checkpoint has a copy")
     elif run.begun is not None and hashlib.sha256(data).hexdigest() != run.begun.tokenizer:
-        yield Finding(path.name, CHANGED, "its SHA-256 is not the one in run.json")
+        yield Finding(path.name, CHANGED, "its SHA-256 differs from run.json")
     else:
         yield Finding(path.name, OK, f"{len(data):,} bytes")
 
@@ -276,11 +189,11 @@ def _checkpoints(run: Run) -> Iterator[Finding]:
     paths = [path for path in layout.named_steps(directory) if not path.is_symlink()]
     average = directory / layout.AVERAGE
     if average.is_symlink():
-        pass  # which is told
+        pass  # reported by _links
     elif average.exists():
         paths.append(average)
     elif run.history is not None and run.history.average:
-        yield Finding(_name(run, average), MISSING, "best.json tells its scores")
+        yield Finding(_name(run, average), MISSING, "best.json has its scores")
     for path in paths:
         try:
             found = list(_checkpoint(path, _name(run, path), run))
@@ -288,8 +201,8 @@ def _checkpoints(run: Run) -> Iterator[Finding]:
             found = []
             if not run.is_running:
                 raise
-        if run.is_running:  # it removes what it needs no longer
-            found = [one for one in found if (run.path / one.what).exists()]
+        if run.is_running:  # training removes old checkpoints meanwhile
+            found = [each for each in found if (run.path / each.what).exists()]
         inner = path / layout.TRAINER
         if not inner.exists() and path in layout.steps(directory)[-2:]:  # in this order
             state = NOTE if run.state == "complete" else MISSING
@@ -297,17 +210,17 @@ def _checkpoints(run: Run) -> Iterator[Finding]:
             found.append(Finding(what, state, "resuming from this checkpoint needs it"))
         yield from found
     if not paths and run.state == "complete":
-        yield Finding(layout.CHECKPOINTS, MISSING, "a complete run has some")
+        yield Finding(layout.CHECKPOINTS, MISSING, "a complete run has checkpoints")
 
 
 def _checkpoint(path: Path, name: str, run: Run | None) -> Iterator[Finding]:
-    """Check one directory against its manifest, and with it its vocabulary and settings."""
+    """Check one checkpoint against its manifest and the run's vocabulary and settings."""
     needed = (layout.MODEL, layout.CONFIG, layout.TOKENIZER)
-    sound = True
+    is_intact = True
     for damage in manifest.damages(path, *needed):
-        sound = False
+        is_intact = False
         yield _damage(name, damage)
-    if sound:
+    if is_intact:
         yield from _belongs(path, name, run)
     inner = path / layout.TRAINER
     name = f"{name}/{layout.TRAINER}"
@@ -337,10 +250,10 @@ def _damage(name: str, error: UserError) -> Finding:
 
 
 def _belongs(path: Path, name: str, run: Run | None) -> Iterator[Finding]:
-    """Tell whether a sound checkpoint is of this run."""
+    """Check that an intact checkpoint belongs to this run."""
     begun, config = (run.begun, run.config) if run else (None, None)
     if begun and manifest.hash_file(path / layout.TOKENIZER) != begun.tokenizer:
-        yield Finding(name, CHANGED, f"its {layout.TOKENIZER} is not the one in run.json")
+        yield Finding(name, CHANGED, f"its {layout.TOKENIZER} differs from run.json")
         return
     try:
         own = load_stored_config(path / layout.CONFIG)
@@ -350,40 +263,40 @@ def _belongs(path: Path, name: str, run: Run | None) -> Iterator[Finding]:
     free = (*FREE_KEYS, *MACHINE_KEYS, "train.accum_steps")
     changes = changed_keys(own, config) if config else []
     if others := [key for key, *_ in changes if not is_among(key, free)]:
-        yield Finding(name, CHANGED, f"of other settings than config.yaml: {', '.join(others)}")
+        yield Finding(name, CHANGED, f"its settings differ from config.yaml: {', '.join(others)}")
     else:
         yield Finding(name, OK, _size(path))
 
 
 def _size(directory: Path) -> str:
-    """Say how much was hashed."""
+    """Describe what was hashed."""
     files = [item for item in directory.iterdir() if item.is_file() and item.name != manifest.NAME]
     size = sum(item.stat().st_size for item in files)
     return f"{len(files)} files, {size / 1e6:,.1f} MB, as its manifest says"
 
 
 def _leftovers(run: Run) -> Iterator[Finding]:
-    """Name what an interrupted save has left, or what is being saved."""
+    """Report files of an interrupted or running save."""
     for directory in (run.path, run.path / layout.CHECKPOINTS, run.path / layout.VALIDATION):
         if directory != run.path and directory.is_symlink():
             continue
         for item in sorted((*directory.glob(".*.partial"), *directory.glob(".*.removed"))):
             detail = "left by an interrupted save; the next start of mtrain train removes it"
             if run.is_running:
-                detail = "being written, or removed"
+                detail = "being written or removed"
             yield Finding(_name(run, item), NOTE, detail)
 
 
 def _best(run: Run) -> Iterator[Finding]:
-    """Check that the best checkpoint is there, and that the history is of this run's metric."""
+    """Check that the best checkpoint exists and that the history has the run's metric."""
     if run.best is None:
         if not (run.path / layout.BEST).exists() and run.state == "complete":
-            yield Finding(layout.BEST, MISSING, "and with it which checkpoint is best")
+            yield Finding(layout.BEST, MISSING, "so the best checkpoint is unknown")
         return
     if run.history is None:
         return
     if run.config is not None and run.history.metric != run.config.train.metric:
-        detail = f"metric {run.history.metric}, and {run.config.train.metric} in config.yaml"
+        detail = f"metric {run.history.metric}, but {run.config.train.metric} in config.yaml"
         yield Finding(layout.BEST, CHANGED, detail)
     best = run.history.best
     if best is None:
@@ -391,8 +304,8 @@ def _best(run: Run) -> Iterator[Finding]:
         return
     directory = run.path / layout.CHECKPOINTS / best["checkpoint"]
     if not directory.is_dir():
-        if run.is_running and _open(run.path, []).best != run.best:
-            yield Finding(layout.BEST, NOTE, "another checkpoint has become the best meanwhile")
+        if run.is_running and open_run(run.path, []).best != run.best:
+            yield Finding(layout.BEST, NOTE, "another checkpoint is the best by now")
         else:
             yield Finding(layout.BEST, MISSING, f"its best checkpoint, {_name(run, directory)}")
         return
@@ -402,19 +315,19 @@ def _best(run: Run) -> Iterator[Finding]:
 
 
 def _records(run: Run) -> Iterator[Finding]:
-    """Check that all of `metrics.jsonl` can be read, and that it tells what `best.json` does."""
+    """Check that `metrics.jsonl` is readable and agrees with `best.json`."""
     path = run.path / layout.METRICS
     if path.is_symlink():
         return
     if not path.exists():
         if run.history is not None and run.history.entries:
-            yield Finding(path.name, MISSING, "best.json tells of validations")
+            yield Finding(path.name, MISSING, "best.json has validations")
         return
     found = MetricsFile(path).parse()
     if found.broken:
-        yield Finding(path.name, DAMAGED, f"no records: line {shorten(found.broken)}")
+        yield Finding(path.name, DAMAGED, f"invalid records: line {shorten(found.broken)}")
     if found.cut:
-        detail = f"line {found.cut} was cut by a crash; the next start of mtrain train removes it"
+        detail = f"line {found.cut} was truncated by a crash; the next start removes it"
         yield Finding(path.name, NOTE, detail)
     steps = [record["step"] for record in found.records]
     if steps != sorted(steps):
@@ -422,21 +335,21 @@ def _records(run: Run) -> Iterator[Finding]:
     known = {(r["step"], r["valid/bleu"]) for r in found.records if "valid/bleu" in r}
     entries = run.history.entries if run.history else []
     if lost := [e["step"] for e in entries if (e["step"], e["bleu"]) not in known]:
-        detail = f"not the validation that best.json tells of step {shorten(lost)}"
+        detail = f"its validation differs from best.json at step {shorten(lost)}"
         yield Finding(path.name, CHANGED, detail)
     elif not found.broken:
         yield Finding(path.name, OK, f"{len(found.records):,} records")
 
 
 def _data(run: Run, sizes: dict[str, int]) -> Iterator[Finding]:
-    """Hash the corpora that can be read, without the cache; `sizes` gets the pairs of those that
-    are unchanged, by the keys of the config.
+    """Hash the corpora that can be read, without the cache; the numbers of pairs of unchanged ones
+    are added to `sizes`, by their keys in the config.
     """
     if run.config is None or run.begun is None:
         return
     data, train = run.config.data, run.begun.train
     if len(data.train) != len(train):
-        detail = f"{len(data.train)} corpora, and {len(train)} in run.json"
+        detail = f"{len(data.train)} corpora, but {len(train)} in run.json"
         yield Finding("data.train", CHANGED, detail)
     for number, (corpus, sha256) in enumerate(zip(data.train, train, strict=False)):
         yield _corpus(run, f"data.train.{number}", corpus, sha256, sizes)
@@ -469,23 +382,23 @@ def _corpus(run: Run, key: str, corpus: Corpus, sha256: str, sizes: dict[str, in
     except UserError as error:
         return Finding(what, DAMAGED, str(error))
     if found.sha256 != sha256:
-        return Finding(what, CHANGED, "its content is not what the run began with")
+        return Finding(what, CHANGED, "its content differs from the run's")
     sizes[key] = found.pairs
-    return Finding(what, OK, f"{found.pairs:,} pairs, as in the run")
+    return Finding(what, OK, f"{found.pairs:,} pairs, same as in the run")
 
 
 def _out_of_reach(corpus: Corpus, root: Path) -> str | None:
-    """Say why a corpus cannot be read from here, if so."""
+    """Return why a corpus cannot be read from here, or None."""
     if isinstance(corpus, HubCorpus):
-        return "a dataset of the Hugging Face hub, which is not asked for again"
+        return "a dataset of the Hugging Face hub, which is not downloaded again"
     for file in [] if isinstance(corpus, GeneratedCorpus) else files_of(corpus, root):
         if not os.access(file, os.R_OK):
-            return f"{file.absolute()}: not there, or not to be read from here"
+            return f"{file.absolute()}: missing or not readable"
     return None
 
 
 def _translations(run: Run, sizes: dict[str, int]) -> Iterator[Finding]:
-    """Check that the translations of validations and tests are there, line for line."""
+    """Check that the translations of validations and tests have a line for each pair."""
     if run.history is None:
         return
     for entry in run.history.entries:
@@ -497,9 +410,9 @@ def _translations(run: Run, sizes: dict[str, int]) -> Iterator[Finding]:
 
 
 def _translated(run: Run, name: str, size: int | None) -> Iterator[Finding]:
-    """Check a file of translations of a set of `size` pairs, if that is known."""
+    """Check a file of translations of a set of `size` pairs, None if unknown."""
     path = layout.translations(run.path, name)
-    if not path.is_symlink():  # _links has found it
+    if not path.is_symlink():  # reported by _links
         yield from _guarded(_name(run, path), _counted(_name(run, path), run.path, name, size))
 
 
@@ -510,7 +423,7 @@ def _counted(what: str, run_dir: Path, name: str, size: int | None) -> Iterator[
         return
     count = sum(1 for _ in lines.texts())
     if size is not None and count != size:
-        yield Finding(what, CHANGED, f"{count:,} lines, and {size:,} pairs in its set")
+        yield Finding(what, CHANGED, f"{count:,} lines, but {size:,} pairs in its set")
     else:
         yield Finding(what, OK, f"{count:,} lines")
 

@@ -22,7 +22,8 @@ from mtrain.report import page
 from mtrain.runs import directory as rundir
 from mtrain.runs import layout, manifest, reader, records
 from mtrain.runs.directory import commit_of, commit_of_package
-from mtrain.runs.verify import BAD, Finding, verify
+from mtrain.runs.findings import BAD, Finding
+from mtrain.runs.verify import verify
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ FAULTS: list[tuple[str, str, str, Callable[[Path], object]]] = [
         "where the manifest says",
         lambda run: (run / LAST / "trainer/optimizer.safetensors").write_bytes(b"short"),
     ),
-    (AVERAGE, "missing", "tells", lambda run: shutil.rmtree(run / AVERAGE)),
+    (AVERAGE, "missing", "has its scores", lambda run: shutil.rmtree(run / AVERAGE)),
     (
         "checkpoints/average",
         "damaged",
@@ -126,7 +127,7 @@ FAULTS: list[tuple[str, str, str, Callable[[Path], object]]] = [
         lambda run: flip(run / "checkpoints/average/config.yaml"),
     ),
     ("best.json", "missing", "step-00000400", lambda run: shutil.rmtree(run / LAST)),
-    ("best.json", "missing", "which checkpoint is best", lambda run: (run / "best.json").unlink()),
+    ("best.json", "missing", "the best checkpoint is unknown", lambda run: (run / "best.json").unlink()),
     ("best.json", "damaged", "history", lambda run: change(run, "best", "history", 7)),
     (
         "best.json",
@@ -135,7 +136,7 @@ FAULTS: list[tuple[str, str, str, Callable[[Path], object]]] = [
         lambda run: change(run, "best", "best", {"checkpoint": "average", "step": 1}),
     ),
     ("best.json", "damaged", "metric", lambda run: change(run, "best", "metric", "x")),
-    ("best.json", "changed", "chrf, and bleu", lambda run: other_metric(run)),
+    ("best.json", "changed", "chrf, but bleu", lambda run: other_metric(run)),
     ("run.json", "damaged", "JSON", lambda run: (run / "run.json").write_text("{")),
     ("run.json", "damaged", "seed", lambda run: change(run, "run", "seed", "one")),
     ("run.json", "missing", "", lambda run: (run / "run.json").unlink()),
@@ -152,14 +153,14 @@ FAULTS: list[tuple[str, str, str, Callable[[Path], object]]] = [
     (
         "config.yaml",
         "changed",
-        "seed 7, and 8",
+        "seed 7, but 8",
         lambda run: change(run, "run", "seed", 8),
     ),
     ("tokenizer.model", "missing", "", lambda run: (run / "tokenizer.model").unlink()),
     ("tokenizer.model", "changed", "", lambda run: (run / "tokenizer.model").write_bytes(b"x")),
     ("metrics.jsonl", "damaged", "line 2", lambda run: break_record(run)),
     ("metrics.jsonl", "missing", "", lambda run: (run / "metrics.jsonl").unlink()),
-    ("metrics.jsonl", "changed", "of step 400", lambda run: (run / "metrics.jsonl").write_text("")),
+    ("metrics.jsonl", "changed", "at step 400", lambda run: (run / "metrics.jsonl").write_text("")),
     (
         "metrics.jsonl",
         "changed",
@@ -175,7 +176,7 @@ FAULTS: list[tuple[str, str, str, Callable[[Path], object]]] = [
     (
         "validation/average.txt",
         "changed",
-        "11 lines, and 12 pairs in its set",
+        "11 lines, but 12 pairs in its set",
         lambda run: (run / "validation/average.txt").write_text("zwent\n" * 11),
     ),
     (
@@ -186,7 +187,7 @@ FAULTS: list[tuple[str, str, str, Callable[[Path], object]]] = [
     ),
     ("data.valid", "changed", "content", lambda run: valid(run).write_text("zwent\n" * 12)),
     ("data.valid", "damaged", "has 12 lines but", lambda run: append(valid(run), "zwent\n")),
-    ("data.train", "changed", "1 corpora, and 2", lambda run: two_hashes(run)),
+    ("data.train", "changed", "1 corpora, but 2", lambda run: two_hashes(run)),
 ]
 
 
@@ -238,7 +239,7 @@ def checkpoints_as_file(run: Path) -> None:
         (
             lambda run: append(run / "metrics.jsonl", '{"step": 9, "valid/bleu": [1]}\n'),
             "metrics.jsonl",
-            "no records: line",
+            "invalid records: line",
         ),
         (checkpoints_as_file, "checkpoints", "Not a directory"),
     ],
@@ -426,7 +427,7 @@ def test_json_of_any_content_ends_in_findings_and_a_page(run: Path, name: str) -
 def test_a_number_that_no_process_has_is_none(run: Path, pid: int) -> None:
     content = {"state": "running", "step": 1, "pid": pid, "host": socket.gethostname()}
     (run / "status.json").write_text(json.dumps(content))
-    assert any("is gone: killed" in finding.detail for finding in verify(run))
+    assert any("was killed" in finding.detail for finding in verify(run))
 
 
 def test_a_checkpoint_is_good_from_inside_and_under_another_name(
@@ -447,11 +448,11 @@ def test_a_checkpoint_of_another_run_is_told(run: Path) -> None:
     reseal(directory)
     (found,) = bad_ones(run)
     assert (found.what, found.state) == (LAST, "changed")
-    assert "other settings than config.yaml: model.d_ff" in found.detail
+    assert "settings differ from config.yaml: model.d_ff" in found.detail
     flip(directory / "tokenizer.model")
     reseal(directory)
     (found,) = bad_ones(run)
-    assert "its tokenizer.model is not the one in run.json" in found.detail
+    assert "its tokenizer.model differs from run.json" in found.detail
 
 
 def test_settings_that_may_change_are_no_fault(run: Path) -> None:
@@ -476,7 +477,7 @@ def test_corpora_that_are_not_here_are_no_fault(run: Path) -> None:
     away = [one for one in found if one.state == "unreachable"]
     assert away[0].what.startswith("data.train.0 ")
     assert len(away) == 3
-    assert "not there, or not to be read" in away[0].detail
+    assert "missing or not readable" in away[0].detail
     assert any(one.what == "validation/average.txt" and one.state == "ok" for one in found)
 
 
@@ -496,8 +497,8 @@ def test_interrupted_and_running_runs(run: Path) -> None:
     gone.wait()
     status = {"state": "running", "exit_code": None, "reason": "", "step": 400, "pid": gone.pid}
     for pid, host, words, left in (
-        (gone.pid, socket.gethostname(), "is gone: killed", "next start"),
-        (os.getpid(), socket.gethostname(), "is at it", "being written"),
+        (gone.pid, socket.gethostname(), "was killed", "next start"),
+        (os.getpid(), socket.gethostname(), "trains it", "being written"),
         (os.getpid(), "elsewhere", "cannot be seen from here", "next start"),
     ):
         content = {**status, "pid": pid, "host": host}
