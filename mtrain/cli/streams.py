@@ -1,4 +1,4 @@
-"""What commands read from and print to: files and standard streams."""
+"""Input and output of commands: files and standard streams."""
 
 import os
 import sys
@@ -24,7 +24,7 @@ def reading(name: str) -> Iterator[Iterator[bytes]]:
 
 
 def _guarded(stream: IO[bytes], name: str) -> Iterator[bytes]:
-    """Read lines; raises `UserError`, for an error of the input is not one of the output."""
+    """Yield lines; raises `UserError` for an error of the input."""
     with reading_from(name):
         yield from bounded_lines(stream)
 
@@ -34,7 +34,7 @@ def print_lines(sink: IO[bytes], lines: Iterable[str]) -> None:
     and terminal escapes.
     """
     sink.writelines(printable(line).encode() + b"\n" for line in lines)
-    sink.flush()  # the next ones may take minutes
+    sink.flush()  # the next lines may take minutes
 
 
 def print_path(path: Path) -> None:
@@ -47,8 +47,8 @@ def print_path(path: Path) -> None:
 
 
 def check_output(path: Path) -> None:
-    """Raise `UserError`, before any work is done, where no file of that name can be written, and
-    `RefusedError` where it is one that a run or checkpoint keeps.
+    """Raise `UserError`, before any work is done, if no file of that name can be written, and
+    `RefusedError` if a run or checkpoint owns it.
     """
     refuse_kept(path)
     outputs.check_writable(path)

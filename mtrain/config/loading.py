@@ -1,5 +1,5 @@
-"""From YAML to a checked config: whatever is wrong is refused with the file and line, the key, what
-was expected and, for a misspelt key, the nearest known one.
+"""From YAML to a checked config. Everything wrong is refused with file and line, the key, what was
+expected, and the nearest known key for a misspelt one.
 """
 
 import difflib
@@ -56,8 +56,8 @@ def load_stored_config(path: Path) -> Config:
 
 
 def parse_stored_config(text: str, name: str) -> Config:
-    """Check the text of a config that a run or a checkpoint keeps, perhaps one of an earlier
-    version: a key that is gone is left out if it asked for nothing; raises `RefusedError`.
+    """Check the text of a config that a run or a checkpoint stores, possibly of an earlier version:
+    a removed key is dropped if it asked for nothing; raises `RefusedError`.
     """
     document = parse_document(text, name)
     for (section, key), harmless in REMOVED_KEYS.items():
@@ -75,9 +75,9 @@ def parse_stored_config(text: str, name: str) -> Config:
 
 
 def parse_config(document: Document, *, is_stored: bool = False) -> Config:
-    """Check a parsed document; raises `RefusedError` with every finding, one a line. The paths of a
-    stored config are taken as they stand: it may be another person's, and this one's environment
-    and home directory are not to be put in its text.
+    """Check a parsed document; raises `RefusedError` with one line per violation. Paths of a stored
+    config are not expanded: it may be somebody else's, and this machine's environment must not get
+    into its text.
     """
     try:
         config = Config.model_validate(document.value, context=is_stored)
@@ -91,7 +91,7 @@ def parse_config(document: Document, *, is_stored: bool = False) -> Config:
 
 
 def _conflicts(config: Config) -> Iterator[tuple[Key, str]]:
-    """Yield what is wrong between settings that are each fine by themselves."""
+    """Yield violations between settings that are each valid."""
     model, train, data = config.model, config.train, config.data
     if model.d_model % model.num_heads:
         yield ("model", "num_heads"), f"{model.num_heads} does not divide d_model {model.d_model}"
@@ -129,7 +129,10 @@ def _corpus_conflicts(data: DataConfig) -> Iterator[tuple[Key, str]]:
     ]
     for key, corpus in corpora:
         if corpus.weight != 1 and key[1] != "train":
-            yield (*key, "weight"), "is for training corpora; sets that are scored are read whole"
+            yield (
+                (*key, "weight"),
+                "is for training corpora only; sets that are scored keep every line",
+            )
         if not isinstance(corpus, FileCorpus):
             continue
         numbers = [isinstance(column, int) for column in (corpus.src, corpus.tgt)]
@@ -163,7 +166,7 @@ def _learning_rate_conflicts(train: TrainConfig) -> Iterator[tuple[Key, str]]:
 
 
 def _explain(document: Document, errors: list[Any]) -> Iterator[str]:
-    """Turn pydantic's findings into lines for people; those of a union's branches become one."""
+    """Turn pydantic's errors into lines for people; those of a union's branches become one line."""
     wrong: dict[Key, list[str]] = {}
     for error in errors:
         key: Key = tuple(part for part in error["loc"] if part not in KINDS)
@@ -172,7 +175,7 @@ def _explain(document: Document, errors: list[Any]) -> Iterator[str]:
             yield _explain_unknown(document, key)
         elif kind == "missing":
             place = document.where(key[:-1])
-            yield f"{place}: {dotted(key)}: is required and missing{_hint(key)}"
+            yield f"{place}: {dotted(key)}: required, but missing{_hint(key)}"
         else:
             while key and not document.has(key):  # it ends in the name of a union's branch
                 key = key[:-1]
@@ -218,14 +221,14 @@ def _hint(key: Key) -> str:
 
 
 def _purpose(key: Key) -> str:
-    """Say in brackets what a setting is for."""
+    """Return in brackets what a setting is for."""
     section = _section_at(key[:-1], None) if len(key) in (1, 2) else None
     field = section.model_fields.get(str(key[-1])) if section else None
     return f" ({field.description})" if field is not None and field.description else ""
 
 
 def _shown(document: Document, key: Key) -> str:
-    """Show what was given, as it was written, with advice for YAML's boolean words."""
+    """Show a value as it was written, with advice for YAML's boolean words."""
     value, raw = document.at(key), document.raw.get(key)
     if isinstance(value, bool) and raw is not None and raw.lower() not in ("true", "false"):
         return f'{raw}, which YAML reads as {str(value).lower()}: write "{raw}" in quotes'
@@ -254,7 +257,7 @@ def _sections() -> dict[str, type[Section]]:
 
 
 def _section_at(key: Key, value: object) -> type[Section] | None:
-    """Find the section whose keys stand at `key`."""
+    """Return the section with the keys at `key`."""
     if not key:
         return Config
     if len(key) == 1:

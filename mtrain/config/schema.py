@@ -27,7 +27,7 @@ MAX_WHOLE = 2**31  # libraries overflow beyond 32 bits
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[int, Field(ge=1, lt=MAX_WHOLE)]
 NotNegative = Annotated[int, Field(ge=0, lt=MAX_WHOLE)]
-# Beyond any model: what a forged config asks for must not exhaust the machine before it is refused.
+# Larger than any model: a forged config must not exhaust the machine before it is refused.
 MAX_WIDTH = 1 << 17
 Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
 Layers = Annotated[int, Field(ge=1, le=1000)]
@@ -45,7 +45,7 @@ DatasetName = Annotated[str, Field(min_length=1), AfterValidator(_expanded(files
 
 
 def _matching(pattern: str, form: str) -> AfterValidator:
-    """Return a validator of texts that match a pattern; `form` says in words which these are."""
+    """Return a validator of texts that match a pattern; `form` describes these in words."""
 
     def check(text: str) -> str:
         if re.fullmatch(pattern, text) is None:
@@ -114,7 +114,7 @@ class FileCorpus(Section):
 
     @property
     def kind(self) -> str:
-        """What the file holds: tsv, jsonl, tmx or parquet."""
+        """Format of the file: tsv, jsonl, tmx or parquet."""
         return self.file.removesuffix(".gz").removesuffix(".zst").rpartition(".")[2]
 
 
@@ -139,7 +139,7 @@ KINDS: dict[str, type[Section]] = {
 
 
 def corpus_kind(value: object) -> str | None:
-    """Tell the kind of a corpus entry by the key that only it has; angle brackets mark it in error
+    """Return the kind of a corpus entry by its characteristic key; angle brackets mark it in error
     paths.
     """
     if isinstance(value, Section):
@@ -188,7 +188,7 @@ class DataConfig(Section):
 
 
 class FilterConfig(Section):
-    """Which training pairs are left out, and counted, besides those over `data.max_length`."""
+    """Which training pairs are dropped and counted, in addition to those over `data.max_length`."""
 
     min_length: NotNegative = Field(0, description="least tokens a side with eos")
     max_ratio: Annotated[float, Field(ge=1)] | None = Field(
@@ -309,11 +309,11 @@ class TrainConfig(Section):
     )
 
     def is_validated(self, step: int) -> bool:
-        """Tell whether a validation is due at a step."""
+        """Whether a validation is due at a step."""
         return step % self.valid_every == 0 or step == self.max_steps
 
     def is_scheduled(self, step: int) -> bool:
-        """Tell whether the checkpoint of a step is a scheduled one, and not left by a stop."""
+        """Whether the checkpoint of a step is a scheduled one."""
         return step % self.save_every == 0 or step == self.max_steps
 
 
@@ -356,7 +356,7 @@ class DecodeConfig(Section):
 
 
 class Config(Section):
-    """A whole training run."""
+    """The settings of a training run."""
 
     run_dir: PathText = Field(description="where the run is kept")
     seed: NotNegative = Field(1, description="fixes every random choice")
@@ -384,7 +384,7 @@ FREE_KEYS = (
     "train.keep_checkpoints",
     "train.average_last",
 )
-# Compared by what they come to on a machine, not as written.
+# Compared by what they resolve to on a machine, not as written.
 MACHINE_KEYS = ("train.device", "train.threads", "train.precision", "train.compile")
 # Keys of earlier versions, with the value that changes nothing now that they are gone.
 REMOVED_KEYS: dict[tuple[str, str], object] = {("train", "shard_optimizer"): False}
@@ -403,17 +403,17 @@ def override_decode(decode: DecodeConfig, **given: object) -> DecodeConfig:
 
 
 def expectation(message: str) -> str:
-    """Shorten pydantic's message of what a value should be."""
+    """Shorten pydantic's message to what a value should be."""
     return re.sub("^(Input|String|List|Value) ", "", message).replace(" after validation", "")
 
 
 def dump_config(config: Config) -> str:
-    """Write a config as YAML that `load_config` reads back to an equal one."""
+    """Return a config as YAML that `load_config` reads back to an equal one."""
     return dump_document(config.model_dump())
 
 
 def flatten(config: Config) -> dict[str, object]:
-    """List every setting by its dotted key; lists and named test sets count as one setting."""
+    """Return every setting by its dotted key; lists and named test sets count as one setting."""
     flat: dict[str, object] = {}
     for name, value in config.model_dump().items():
         if isinstance(value, dict):
@@ -430,5 +430,5 @@ def changed_keys(old: Config, new: Config) -> list[tuple[str, object, object]]:
 
 
 def is_among(key: str, keys: tuple[str, ...]) -> bool:
-    """Tell whether a dotted key is one of `keys` or lies below one."""
+    """Whether a dotted key is one of `keys` or below one."""
     return any(key == other or key.startswith(other + ".") for other in keys)

@@ -1,7 +1,8 @@
-"""Strict YAML: plain values with the place of each, and none of YAML's surprises.
+"""Strict YAML: plain values with the line of each.
 
-PyYAML alone reads `5e-4` as a string, lets a duplicate key win silently, takes `010` for 8 and
-`1:30` for 90. Here scalars follow one small table, and what is odd is refused with file and line.
+PyYAML alone reads `5e-4` as a string, lets a duplicate key win silently, and takes `010` for 8 and
+`1:30` for 90. Here scalars follow one small table, and everything else is refused with file and
+line.
 """
 
 import re
@@ -34,7 +35,7 @@ class Document:
     raw: dict[Key, str] = field(default_factory=dict)
 
     def where(self, key: Key) -> str:
-        """Name the place of a key: `file:line` of it or of the nearest thing around it."""
+        """Return `file:line` of a key, or of the nearest key around it."""
         while key and key not in self.lines:
             key = key[:-1]
         return self.lines.get(key, self.name)
@@ -67,8 +68,8 @@ def read_document(path: Path) -> Document:
 
 
 def read_text(path: Path, open_file: Callable[[], IO[bytes]]) -> str:
-    """Read the text of a YAML file, no more than is needed to refuse one that is too long; raises
-    `RefusedError`.
+    """Read the text of a YAML file, or no more than is needed to refuse one that is too long;
+    raises `RefusedError`.
     """
     try:
         with open_file() as stream:
@@ -94,7 +95,7 @@ def parse_document(text: str, name: str) -> Document:
 
 
 def set_value(document: Document, override: str) -> None:
-    """Apply one `a.b=value`, the value being YAML."""
+    """Apply one `a.b=value`; the value is YAML."""
     name, equals, text = override.partition("=")
     place = f"--set {override[:60]}"
     parts = tuple(name.strip().split("."))
@@ -116,7 +117,7 @@ def set_value(document: Document, override: str) -> None:
 
 
 def dump_document(value: object) -> str:
-    """Write plain values as YAML that reads back to equal ones, here and in other readers."""
+    """Return plain values as YAML that this and other readers read back to equal ones."""
     text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
     return text
 
@@ -141,14 +142,14 @@ def _parse(text: str, document: Document, key: Key, place: Callable[[int], str])
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = place(mark.line if mark else 0)
-        raise RefusedError(f"{where}: not valid YAML: {error.problem or error.context}") from None
+        raise RefusedError(f"{where}: invalid YAML: {error.problem or error.context}") from None
     except yaml.reader.ReaderError as error:
         where = place(text[: error.position].count("\n"))
-        raise RefusedError(f"{where}: not valid YAML: a control character") from None
+        raise RefusedError(f"{where}: invalid YAML: a control character") from None
     except RecursionError:
         raise RefusedError(f"{place(0)}: nested too deeply for a config") from None
     except ValueError as error:  # `\U00110000`, or a version of thousands of digits
-        raise RefusedError(f"{place(0)}: not valid YAML: {error}") from None
+        raise RefusedError(f"{place(0)}: invalid YAML: {error}") from None
     return _Builder(document, place).build(node, key) if node is not None else None
 
 
@@ -211,7 +212,7 @@ class _Builder:
             return None
         if text.lower() in _TRUE | _FALSE:
             return text.lower() in _TRUE
-        if len(text) > 40:  # no number of a config is longer, and int() of a huge one is slow
+        if len(text) > 40:  # no number of a config is longer, and int() of a huge one would be slow
             return text
         if _INT.fullmatch(text):
             return int(text.replace("_", ""))

@@ -1,7 +1,8 @@
-r"""Files of text, and the one line discipline for all of it.
+r"""Text files, and the one rule for lines in all of them.
 
-Bytes are split on `\n` alone: Python's text files and `str.splitlines` split on ten characters
-(U+2028, form feed, a lone carriage return, ...) and would let the two sides slip out of step.
+Bytes are split at `\n` only. Python's text files and `str.splitlines` split at ten characters
+(U+2028, form feed, a lone carriage return, ...), which would shift the two sides against each
+other.
 """
 
 import gzip
@@ -17,7 +18,7 @@ from typing import IO, NoReturn, cast
 
 from mtrain.runtime.errors import RowError, UserError
 
-DROPPED = "pairs dropped: "  # how counts of pairs that are left out begin
+DROPPED = "pairs dropped: "  # prefix of the counts of pairs that are left out
 NOT_UTF8 = DROPPED + "not valid UTF-8"
 # Bytes of a line, and of the text in a cell, a field or a segment. What is longer is no sentence:
 # the rest is not read into memory, and the pair is dropped, or refused in a set that is scored.
@@ -32,10 +33,10 @@ _BOM = b"\xef\xbb\xbf"
 # How files begin that are not text in UTF-8 at all, and what to do; a line that begins so by chance
 # is bad, too.
 _OTHER_FORMATS = {
-    b"\xff\xfe": "this is how UTF-16 begins: convert the file with iconv",
-    b"\xfe\xff": "this is how UTF-16 begins: convert the file with iconv",
-    b"\x1f\x8b": "this is how gzip begins: give the file a name that ends in .gz",
-    b"\x28\xb5\x2f\xfd": "this is how zstd begins: give the file a name that ends in .zst",
+    b"\xff\xfe": "this looks like UTF-16: convert the file with iconv",
+    b"\xfe\xff": "this looks like UTF-16: convert the file with iconv",
+    b"\x1f\x8b": "this looks like gzip: give the file a name that ends in .gz",
+    b"\x28\xb5\x2f\xfd": "this looks like zstd: give the file a name that ends in .zst",
 }
 _BLOCK = 1 << 20
 
@@ -46,9 +47,10 @@ def _refuse(error: RowError) -> NoReturn:
 
 @dataclass
 class Reading:
-    """Options of reading, counts of what was changed or dropped on the way, what to call now and
-    then (it may raise to end a long read), and for a row that cannot be read (one that does not
-    raise has it left out). Sets that are scored `keep_blank` lines, and refuse those too long.
+    """Options and results of reading: `counts` of what was changed or dropped; `check`, called now
+    and then, which may raise to stop a long read; `refuse`, called for a row that cannot be read,
+    which is left out if that does not raise. Sets that are scored `keep_blank` lines, and refuse
+    lines that are too long.
     """
 
     root: Path = field(default_factory=Path)
@@ -59,7 +61,7 @@ class Reading:
     refuse: Callable[[RowError], None] = _refuse
 
     def drop_long(self, place: str, number: int) -> None:
-        """Count a line or text longer than `LONGEST_LINE`, which is left out, or refuse it."""
+        """Count a line or text longer than `LONGEST_LINE`, which is dropped, or refuse it."""
         if self.keep_blank:
             advice = "a set that is scored loses no line, so cut or remove it"
             self.refuse(RowError(place, number, f"{TOO_LONG}; {advice}", is_long=True))
@@ -68,17 +70,17 @@ class Reading:
 
 
 def is_blank(text: str) -> bool:
-    """Tell whether a line holds nothing but white space."""
+    """Whether a line holds only white space."""
     return not text or text.isspace()
 
 
 def size_of(text: str) -> int:
-    """Return the bytes of a text, exactly where it may be too long."""
+    """Return the bytes of a text, exact where it may be too long."""
     return len(text) if len(text) <= LONGEST_TEXT else len(text.encode("utf-8", "replace"))
 
 
 def shorten_text(text: str, most: int) -> str:
-    """Cut a text to at most this many characters, at a space if there is one near the end."""
+    """Cut a text to `most` characters, at a space if there is one near the end."""
     if len(text) <= most:
         return text
     space = text.rfind(" ", most * 3 // 4, most)
@@ -104,9 +106,7 @@ def open_bytes(path: Path) -> IO[bytes]:
 
 @contextmanager
 def reading_from(name: Path | str) -> Iterator[None]:
-    """Turn errors of reading a file that was opened, such as damage to a packed one, into
-    `UserError`.
-    """
+    """Turn errors of reading an open file, such as damaged compression, into `UserError`."""
     try:
         yield
     except (OSError, EOFError, zlib.error) as error:
@@ -114,7 +114,7 @@ def reading_from(name: Path | str) -> Iterator[None]:
 
 
 def read_lines(lines: Iterable[bytes], counts: Counter[str] | None = None) -> Iterator[bytes]:
-    r"""Yield lines without `\n`, a BOM at the start, or one `\r` before `\n`."""
+    r"""Yield lines without `\n`, without a BOM at the start, and without one `\r` before `\n`."""
     for number, line in enumerate(lines):
         if number == 0 and line.startswith(_BOM):
             line = line[len(_BOM) :]
@@ -127,8 +127,8 @@ def read_lines(lines: Iterable[bytes], counts: Counter[str] | None = None) -> It
 
 
 def bounded_lines(stream: IO[bytes]) -> Iterator[bytes]:
-    r"""Yield the lines of a stream with their `\n`; of one of more than `LONGEST_LINE` bytes, a
-    little more than these, and no `\n`.
+    r"""Yield the lines of a stream with their `\n`; a line of more than `LONGEST_LINE` bytes is cut
+    a little above that, without `\n`.
     """
     most = LONGEST_LINE + 8  # room for `\r\n`, and to end behind a whole character
     start, read = b"", cast(BufferedIOBase, stream).read1  # waits for no more than there is
@@ -148,7 +148,7 @@ def _without_split_character(line: bytes) -> bytes:
     """Remove the first bytes of a UTF-8 character whose other bytes were cut off."""
     for length in (1, 2, 3):
         byte = line[-length]
-        if byte >= 0xC0:  # it begins a character of two, three or four bytes
+        if byte >= 0xC0:  # the first byte of a character of two, three or four
             return line[:-length] if length < 2 + (byte >= 0xE0) + (byte >= 0xF0) else line
         if byte < 0x80:
             break
@@ -162,8 +162,8 @@ def read_file(path: Path, counts: Counter[str] | None = None) -> Iterator[bytes]
 
 
 def scored_lines(path: Path, counts: Counter[str] | None = None) -> Iterator[bytes]:
-    """Yield the lines of a file of which none may be cut; raises `UserError` for one too long, and
-    for more than a set may hold.
+    """Yield the lines of a file in which no line may be cut; raises `UserError` for a line that is
+    too long, and for a file larger than a set may be.
     """
     size = 0
     for number, line in enumerate(read_file(path, counts), 1):
@@ -174,8 +174,8 @@ def scored_lines(path: Path, counts: Counter[str] | None = None) -> Iterator[byt
 
 
 def added_to_set(size: int, line: int, name: str) -> int:
-    """Return the bytes of a set that is scored with another line; raises `UserError` where these
-    are more than is held in memory.
+    """Return the size of a scored set with one more line; raises `UserError` if it is more than is
+    held in memory.
     """
     size += line + LINE
     if size > LARGEST_SET:
@@ -187,20 +187,22 @@ def added_to_set(size: int, line: int, name: str) -> int:
 
 
 def read_text_file(path: Path, counts: Counter[str] | None = None) -> list[str]:
-    """Read a whole file of evaluation size as UTF-8 lines; raises `UserError` with the line that is
-    not.
+    """Read a file of evaluation size as UTF-8 lines; raises `UserError` with the first invalid
+    line.
     """
     lines = []
     for number, line in enumerate(scored_lines(path, counts), 1):
         try:
             lines.append(line.decode("utf-8"))
         except UnicodeDecodeError:
-            raise UserError(f"{path}:{number}: not valid UTF-8; mend or remove the line") from None
+            raise UserError(f"{path}:{number}: invalid UTF-8; fix or remove the line") from None
     return lines
 
 
 def windows_lines(path: Path, most: int, check: Callable[[], None]) -> tuple[int, int, list[int]]:
-    r"""Count the lines that end in `\r\n`, and all; and number the first ones."""
+    r"""Return the number of lines that end in `\r\n`, the number of all lines, and the numbers of
+    the first ones.
+    """
     count, number, first = 0, 0, list[int]()
     with open_bytes(path) as stream, reading_from(path):
         for number, line in enumerate(bounded_lines(stream), 1):
@@ -234,14 +236,14 @@ def scan_file(path: Path, check: Callable[[], None]) -> tuple[int, bytes]:
 
 
 def decode(path: Path, number: int, line: bytes, reading: Reading) -> str | None:
-    """Read line `number` of a corpus's file as UTF-8; None if it is not and is to be left out."""
+    """Decode line `number` of a corpus file as UTF-8; None if it is invalid and left out."""
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
         if reading.invalid_utf8 == "error":
             advice = next(
                 (text for start, text in _OTHER_FORMATS.items() if line.startswith(start)),
-                "mend the line, or set data.invalid_utf8: drop to leave such pairs out",
+                "fix the line, or set data.invalid_utf8: drop to leave such pairs out",
             )
             reason = f"not valid UTF-8 (byte {error.start + 1} of the line); {advice}"
             reading.refuse(RowError(f"{path}:{number}", number, reason, is_encoding=True))

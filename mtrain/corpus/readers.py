@@ -38,7 +38,7 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class Scan:
-    """What a first pass over a corpus found: its number of pairs and the SHA-256 of its text."""
+    """Result of a first pass over a corpus: its number of pairs and the SHA-256 of its text."""
 
     pairs: int
     sha256: str
@@ -61,13 +61,13 @@ class Text:
         return np.array([(len(src), len(tgt)) for src, tgt in pairs])
 
     def equal_sides(self, start: int, stop: int) -> NDArray[np.bool_]:
-        """Tell of each of these pairs whether its sides are the same."""
+        """Whether the sides of each of these pairs are the same."""
         pairs = zip(self.sources[start:stop], self.references[start:stop], strict=True)
         return np.array([src == tgt for src, tgt in pairs])
 
 
 def reading_of(config: Config, *, keep_blank: bool = False) -> Reading:
-    """How a config says to read its corpora."""
+    """Return the options of reading that a config asks for."""
     root = Path(config.data.root) if config.data.root else Path()
     return Reading(root, config.data.invalid_utf8, keep_blank)
 
@@ -93,7 +93,7 @@ def files_of(corpus: Corpus, root: Path) -> list[Path]:
 
 
 def columns_of(corpus: Corpus) -> list[object]:
-    """Name what is read of the files of a corpus."""
+    """Return the columns that are read from the files of a corpus."""
     if isinstance(corpus, TextCorpus):
         return []
     return list(corpus.model_dump(exclude={"file", "weight"}).values())
@@ -119,7 +119,7 @@ def scan(corpus: Corpus, reading: Reading) -> Scan:
 
 
 def read_pairs(corpus: Corpus, reading: Reading) -> Iterator[Pair]:
-    """Yield the pairs of a corpus in order; what is dropped is counted in `reading.counts`."""
+    """Yield the pairs of a corpus in order; dropped pairs are counted in `reading.counts`."""
     for _, src, tgt in read_rows(corpus, reading):
         if not reading.keep_blank and (is_blank(src) or is_blank(tgt)):
             reading.counts[DROPPED + "blank on a side"] += 1
@@ -128,7 +128,7 @@ def read_pairs(corpus: Corpus, reading: Reading) -> Iterator[Pair]:
 
 
 def read_text(corpus: Corpus, reading: Reading, sha256: str) -> Text:
-    """Read a set whole; its hash is the one that `scan` found."""
+    """Read a set into memory; its hash is that of `scan`."""
     size, pairs = 0, list[Pair]()
     for pair in read_pairs(corpus, reading):
         size = added_to_set(size, len(pair[0]) + len(pair[1]), describe(corpus))
@@ -137,8 +137,8 @@ def read_text(corpus: Corpus, reading: Reading, sha256: str) -> Text:
 
 
 def read_rows(corpus: Corpus, reading: Reading) -> Iterator[TextRow]:
-    """Yield the pairs of a corpus in order, blank ones included, with their numbers: those of lines
-    in a file, else of rows, from 1.
+    """Yield the pairs of a corpus in order, including blank ones, with line or row numbers from
+    1.
     """
     if not isinstance(corpus, HubCorpus):
         for path in files_of(corpus, reading.root):

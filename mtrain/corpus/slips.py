@@ -1,7 +1,7 @@
-"""Signs that the sides of a corpus do not belong together: slipped lines, or the same text twice.
+"""Signs that the sides of a corpus do not belong together: shifted lines, or the same text twice.
 
-Translations of longer sentences are longer. Where that stops being so, or holds better between
-lines some way apart, lines have been lost or shuffled on one side, which no count of lines shows.
+The translation of a longer sentence is longer. Where lengths do not correlate, or correlate better
+at some distance, lines were lost or shuffled on one side, which line counts do not show.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,18 +10,18 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-WINDOW = 500  # pairs that are looked at together
+WINDOW = 500  # pairs
 MOST_WINDOWS = 1000  # spread over the corpus, whatever its size
-LEAST_PAIRS = 100  # fewer say nothing
+LEAST_PAIRS = 100  # fewer are not enough
 LOWEST_CORRELATION = 0.25  # of the logarithms of lengths; unrelated lines have 0 +- 0.05
 MOST_SLIPPED = 10  # lines apart
-MUCH_BETTER = 0.2  # in texts of one kind, neighbours are of like length too, but less so
+MUCH_BETTER = 0.2  # neighbouring lines have similar lengths, too, but less so
 LEAST_SPREAD = 0.1  # lengths that hardly vary cannot go together
-MOST_SAME = 0.3  # share of pairs with equal sides
+MOST_SAME = 0.3  # fraction of pairs with equal sides
 
 
 class Sides(Protocol):
-    """A corpus, of which any part can be looked at."""
+    """A corpus with random access to the lengths of its pairs."""
 
     def __len__(self) -> int:
         """Count the pairs."""
@@ -30,11 +30,11 @@ class Sides(Protocol):
         """Lengths, in any unit, of the pairs `start` to `stop` - 1, shape (pairs, 2)."""
 
     def equal_sides(self, start: int, stop: int) -> NDArray[np.bool_]:
-        """Tell of each of these pairs whether its sides are the same."""
+        """Whether the sides of each of these pairs are the same."""
 
 
 def suspicions(corpus: Sides) -> Iterator[str]:
-    """Say what looks wrong about a corpus, in time and memory that do not grow with it."""
+    """Yield what looks wrong about a corpus, in time and memory that do not grow with it."""
     yield from suspicions_of_lengths(len(corpus), corpus.lengths_of)
     equal = [corpus.equal_sides(start, stop).mean() for start, stop in _windows(len(corpus))]
     if equal and (share := float(np.mean(equal))) > MOST_SAME:
@@ -44,23 +44,23 @@ def suspicions(corpus: Sides) -> Iterator[str]:
 def suspicions_of_lengths(
     pairs: int, lengths_of: Callable[[int, int], NDArray[np.int64]], *, is_sample: bool = False
 ) -> Iterator[str]:
-    """Say what looks wrong about lengths; where they are of a sample, pairs have no numbers."""
+    """Yield what looks wrong about lengths; pairs of a sample have no numbers."""
     windows = list(_windows(pairs))
     low = [start for start, stop in windows if _is_unrelated(lengths_of(start, stop))]
     if len(low) > len(windows) / 2:
         yield (
-            "the lengths of the sides do not go together, as those of translations do: "
+            "the lengths of the sides do not correlate as those of translations do:  "
             "are they aligned line for line?"
         )
     elif low and not is_sample:
         yield (
-            f"the lengths of the sides do not go together near pair {low[0] + 1:,} "
-            f"({len(low):,} of {len(windows):,} places looked at): have lines slipped there?"
+            f"the lengths of the sides do not correlate near pair  {low[0] + 1:,} "
+            f"({len(low):,} of {len(windows):,} windows): are lines shifted there?"
         )
 
 
 def _windows(pairs: int) -> Iterator[tuple[int, int]]:
-    """Places to look at, from the first pair to the last."""
+    """Yield start and stop of windows from the first pair to the last."""
     if pairs < LEAST_PAIRS:
         return
     count = max(1, min(pairs // WINDOW, MOST_WINDOWS))
@@ -70,7 +70,7 @@ def _windows(pairs: int) -> Iterator[tuple[int, int]]:
 
 
 def _is_unrelated(lengths: NDArray[np.int64]) -> bool:
-    """Tell whether the lengths of two sides vary, and do not vary together line for line."""
+    """Whether the lengths of the two sides vary, but not together line for line."""
     sides = np.log1p(lengths)
     spread = sides.std(axis=0)
     if spread.min() < LEAST_SPREAD:

@@ -31,15 +31,15 @@ from mtrain.runtime.errors import RowError, UserError
 _READERS = "datasets.packaged_modules"
 TEXT_READERS = {"parquet", "json", "csv", "arrow", "text", "cache"}  # of the library datasets
 ROWS = 1000  # read at a time
-LARGEST_BATCH = 1 << 30  # bytes of a Parquet row group, or of that many rows of a dataset
-LARGEST_READ = 1 << 27  # bytes of the rows of a Parquet file that are read at a time, about
+LARGEST_BATCH = 1 << 30  # bytes of a Parquet row group, or of a batch of a dataset
+LARGEST_READ = 1 << 27  # bytes of rows read from a Parquet file at a time, about
 
-Row = tuple[int, Any, Any]  # its number, and what should be its source and target
+Row = tuple[int, Any, Any]  # number, source and target, not yet checked
 TextRow = tuple[int, str, str]
 
 
 def scan_table(corpus: FileCorpus, reading: Reading) -> tuple[int, str]:
-    """Count the rows of a table, and hash its content with what is read of it."""
+    """Return the number of rows of a table, and the hash of its content with the columns read."""
     path = reading.root / corpus.file
     lines, content = scan_file(path, reading.check)
     rows = lines
@@ -54,7 +54,7 @@ def scan_table(corpus: FileCorpus, reading: Reading) -> tuple[int, str]:
 
 
 def read_table(corpus: FileCorpus, reading: Reading) -> Iterator[TextRow]:
-    """Yield the pairs of a file, numbered; raises `RowError` for one that is not two texts."""
+    """Yield the numbered pairs of a file; raises `RowError` for a row that is not two texts."""
     path = reading.root / corpus.file
     if corpus.kind == "tmx":
         return read_tmx(path, str(corpus.src), str(corpus.tgt), reading)
@@ -87,7 +87,7 @@ def dataset_name(corpus: HubCorpus) -> str:
 def _texts(
     rows: Iterable[Row], corpus: FileCorpus | HubCorpus, name: str, reading: Reading
 ) -> Iterator[TextRow]:
-    """Pass on what is two texts."""
+    """Yield only rows that are two texts."""
     for number, src, tgt in rows:
         if not (isinstance(src, str) and isinstance(tgt, str)):
             other = corpus.tgt if isinstance(src, str) else corpus.src
@@ -108,7 +108,7 @@ def _texts(
 
 
 def _is_unicode(text: str) -> bool:
-    """Tell whether a text has a form in UTF-8: JSON can spell what has none."""
+    """Whether a text can be encoded as UTF-8: JSON can spell lone surrogates."""
     try:
         return text.isascii() or bool(text.encode("utf-8"))
     except UnicodeEncodeError:
@@ -136,7 +136,7 @@ def _read_tsv(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]
         header = first.split("\t") if number == 1 else []  # a first line that is not UTF-8 is none
         for name in places:
             if header.count(str(name)) > 1:
-                raise UserError(f"{path}:1: two columns have the name {name}; rename one of them")
+                raise UserError(f"{path}:1: two columns are named {name}; rename one of them")
             if name not in header:
                 raise UserError(
                     f"{path}:1: no column {name}; it has {_listed(header)}. Columns without "
@@ -156,7 +156,7 @@ def _read_tsv(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]
 def _read_json_lines(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]:
     wanted = {part for name in (corpus.src, corpus.tgt) for part in (name, *str(name).split("."))}
     quoted = [json.dumps(name, ensure_ascii=False) for name in wanted]
-    # how a name can be spelled otherwise
+    # another spelling of a name
     escaped = re.compile(r"\\(?:u00[2-7]|/)" if all(map(str.isascii, quoted)) else r"\\u")
     for number, line in _decoded_lines(path, reading):
         try:
@@ -173,22 +173,22 @@ def _read_json_lines(corpus: FileCorpus, path: Path, reading: Reading) -> Iterat
 
 
 def _check_names(line: str, wanted: set[Any]) -> None:
-    """Raise `LookupError` where an object holds a wanted name twice: readers differ in which of
-    them they take.
+    """Raise `LookupError` if an object holds a wanted name twice: readers differ in which they
+    use.
     """
 
     def check(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = Counter(name for name, _ in pairs if name in wanted)
         for name, count in names.most_common(1):
             if count > 1:
-                raise LookupError(f"the field {name} stands there twice")
+                raise LookupError(f"the field {name} occurs twice")
         return dict(pairs)
 
     json.loads(line, object_pairs_hook=check)
 
 
 def _field(row: Any, name: str) -> Any:
-    """Reach into an object by a name, or a dotted one such as `translation.en`; raises
+    """Return a field of an object by a name or a dotted path such as `translation.en`; raises
     `LookupError`.
     """
     if isinstance(row, dict) and name in row:
@@ -203,14 +203,14 @@ def _field(row: Any, name: str) -> Any:
 
 
 def _listed(names: Iterable[str]) -> str:
-    """Name what there is, if not too much."""
+    """Return a short list of existing names."""
     text = ", ".join(names)
     return (text if len(text) <= 200 else f"{text[:200]} ...") or "none"
 
 
 def _open_parquet(path: Path, dictionaries: Iterable[str] = ()) -> Any:
     """Open a Parquet file; the text columns `dictionaries` are read as numbers of their values."""
-    import pyarrow.parquet  # slow to import, and needed by Parquet files alone
+    import pyarrow.parquet  # slow to import; only Parquet files need it
 
     try:
         # buffered ahead, all that has been read would stay in memory
@@ -242,12 +242,12 @@ def _parquet_batches(corpus: FileCorpus, path: Path) -> Iterator[dict[str, list[
                 yield batch.to_pydict()
                 number += batch.num_rows
     except (OSError, ValueError, pyarrow.ArrowException) as error:
-        raise UserError(f"{path}: cannot read: behind row {number}: {error}") from None
+        raise UserError(f"{path}: cannot read after row {number}:  {error}") from None
 
 
 def _rows_at_once(path: Path, file: Any, group: int, columns: dict[str, int]) -> int:
-    """Return how many rows of a row group to read at a time: fewer where a few bytes of the file
-    may stand for long texts. Raises `UserError` where the group itself takes too much memory.
+    """Return how many rows of a row group to read at a time: fewer if few bytes of the file may
+    stand for long texts. Raises `UserError` if the row group itself takes too much memory.
     """
     chunks = {name: file.metadata.row_group(group).column(at) for name, at in columns.items()}
     size = sum(chunk.total_uncompressed_size for chunk in chunks.values())
@@ -258,7 +258,7 @@ def _rows_at_once(path: Path, file: Any, group: int, columns: dict[str, int]) ->
         )
     longest = 1
     for name, chunk in chunks.items():
-        if "DELTA_BYTE_ARRAY" in chunk.encodings:  # a text begins as the one before it
+        if "DELTA_BYTE_ARRAY" in chunk.encodings:  # texts that share a prefix with the previous one
             longest = max(longest, chunk.total_uncompressed_size)
         elif any("DICTIONARY" in encoding for encoding in chunk.encodings):
             longest = max(longest, _longest_of_dictionary(path, group, name))
@@ -294,7 +294,7 @@ def _dataset_batches(corpus: HubCorpus, root: Path, name: str) -> Iterator[dict[
 
 
 def _load_dataset(corpus: HubCorpus, root: Path) -> Any:
-    import datasets  # slow to import, and needed by `dataset:` entries alone
+    import datasets  # slow to import; only `dataset:` entries need it
 
     datasets.disable_progress_bars()
     local, name = root / corpus.dataset, corpus.dataset
@@ -312,7 +312,7 @@ def _load_dataset(corpus: HubCorpus, root: Path) -> Any:
     readers = {parent.__module__.removeprefix(f"{_READERS}.").split(".")[0] for parent in parents}
     if not readers & TEXT_READERS:
         raise UserError(
-            f"dataset {name}: its files are read as Parquet, JSON, CSV, Arrow or plain text alone"
+            f"dataset {name}: its files must be Parquet, JSON, CSV, Arrow or plain text"
         )
     return datasets.load_dataset(
         source, corpus.name, split=corpus.split, streaming=corpus.streaming
@@ -320,8 +320,8 @@ def _load_dataset(corpus: HubCorpus, root: Path) -> Any:
 
 
 def _check_card(folder: Path) -> None:
-    """Refuse a folder whose card names files by an address: the network is not asked for what the
-    config calls local.
+    """Refuse a folder whose dataset card names files by URL: what the config calls local must not
+    reach the network.
     """
     import yaml
     from huggingface_hub import DatasetCard
@@ -354,12 +354,12 @@ def _check_files(name: str, found: dict[str, list[str]] | None, place: str) -> N
     inside = place if "://" in place else f"{os.path.realpath(place)}/"
     for file in (file for files in (found or {}).values() for file in files):
         if not (file if "://" in file else os.path.normpath(file)).startswith(inside):
-            raise UserError(f"dataset {name}: its card names {file}, which lies outside of it")
+            raise UserError(f"dataset {name}: its card names {file}, which is outside of it")
 
 
 @contextmanager
 def _telling(name: str) -> Iterator[None]:
-    """Turn errors of the library into one for people."""
+    """Turn errors of the library into `UserError`."""
     from datasets.exceptions import DatasetsError
 
     try:
@@ -381,7 +381,7 @@ def _rows_of_batches(
 
 
 def _column(batch: dict[str, list[Any]], path: str, name: str) -> list[Any]:
-    """Reach into a batch of rows by a name, or a dotted one such as `translation.en`."""
+    """Return a column of a batch by a name or a dotted path such as `translation.en`."""
     if path in batch:
         return batch[path]
     column, *rest = path.split(".")

@@ -1,10 +1,14 @@
 """Pairs from translation memories: TMX 1.1 to 1.4, read as a stream in bounded memory.
 
-Of a unit's variants of a language the one whose code is the one asked for is taken, else the first
-whose code begins with it: `en` finds `EN`, else `en-US`; `en-US` finds no `en`. Where one is
-asked for together with the other, `en` finds none that `en-US` takes. What codes hold
-(`<bpt>`, `<ept>`, `<it>`, `<ph>`, `<ut>`, and any `<sub>` in them) is left out, the text of any
-other element is kept. A line break in a segment, with the blanks around it, becomes a space.
+The parser is expat, which lets attributes and open tags be bounded, and refuses entities.
+
+Of a unit's variants the exact language code is used, else the first variant of that language: `en`
+matches `EN`, else `en-US`; `en-US` does not match `en`. If both languages of a pair match one
+variant, the more exact code gets it.
+
+Inline codes (`<bpt>`, `<ept>`, `<it>`, `<ph>`, `<ut>`, with any `<sub>` in them) are dropped, the
+text of other elements is kept. A line break in a segment, with the blanks around it, becomes a
+space.
 """
 
 import re
@@ -31,8 +35,8 @@ TOO_LARGE: Unit = []  # stands for a unit that is
 
 
 def read_tmx(path: Path, src: str, tgt: str, reading: Reading) -> Iterator[tuple[int, str, str]]:
-    """Yield the pairs of two languages, with the numbers of their units from 1; units that lack one
-    of them are counted. Raises `UserError` where the file is no TMX or has no such pair at all.
+    """Yield the pairs of two languages with the numbers of their units, from 1; units that lack one
+    of them are counted. Raises `UserError` if the file is no TMX or has no such pair.
     """
     languages: dict[str, None] = {}
     reason = f"{DROPPED}no {src} or no {tgt} in the unit"
@@ -62,13 +66,13 @@ def count_units(path: Path, src: str, tgt: str, check: Callable[[], None]) -> in
 
 
 def _normal(language: str) -> str:
-    """Write a language code in one way: `EN_us` as `en-us`."""
+    """Normalize a language code: `EN_us` to `en-us`."""
     return language.strip().replace("_", "-").lower()
 
 
 def _find(unit: Unit, src: str, tgt: str) -> tuple[int, int] | None:
-    """Choose two variants by their languages: the very ones, else the first that is a kind of what
-    is asked for and not taken; the vaguer code chooses last.
+    """Choose two variants by language: exact codes first, then the first free variant of the
+    language; the shorter code chooses last.
     """
     codes = [_normal(language) for language, _ in unit]
     asked = [_normal(src), _normal(tgt)]
@@ -100,11 +104,11 @@ def read_units(path: Path, check: Callable[[], None] = lambda: None) -> Iterator
 
 
 class _Memory:
-    """What the parser has met, as far as it is still needed."""
+    """State of the parser, as far as it is still needed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.units: list[Unit] = []  # those that are whole
+        self.units: list[Unit] = []  # complete units
         self.count = self.depth = self.codes = self.fed = 0
         self.size = 0  # of the unit's text so far
         self.unit: Unit | None = None
@@ -126,14 +130,14 @@ class _Memory:
             self.parser.Parse(block, not block)
         except expat.ExpatError as error:
             reason = expat.ErrorString(error.code)
-            raise self._failure(f"not well-formed XML: {reason}; mend the file") from None
+            raise self._failure(f"not well-formed XML: {reason}; fix the file") from None
         except (ValueError, LookupError) as error:
             raise UserError(
                 f"{self.path}: cannot be decoded: {error}; convert the file to UTF-8"
             ) from None
-        # what is not ended yet, the parser keeps in memory and reads again with each block
+        # the parser keeps an open tag in memory and reads it again with each block
         if self.fed - self.parser.CurrentByteIndex > 4 * LONGEST_LINE:
-            raise self._failure("a tag or a comment is too long; mend the file")
+            raise self._failure("a tag or a comment is too long; fix the file")
 
     def _failure(self, reason: str) -> UserError:
         line, unit = self.parser.CurrentLineNumber, f"unit {self.count}: " if self.count else ""
@@ -187,7 +191,7 @@ class _Memory:
 
     def _skipped(self, name: str, is_parameter: bool) -> None:
         sign = "%" if is_parameter else "&"
-        raise self._failure(f"the entity {sign}{name}; is not known; write its text instead")
+        raise self._failure(f"unknown entity {sign}{name}; write its text instead")
 
 
 def _one_line(text: str) -> str:

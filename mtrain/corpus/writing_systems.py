@@ -46,9 +46,7 @@ _NO_SCRIPTS |= {"MATHEMATICAL", "DOUBLE", "KELVIN", "OHM", "PLANCK", "EULER"}
 
 @cache
 def script_of(character: str) -> str:
-    """Name the script of a letter, or of a mark or digit that belongs to one; empty if none is
-    known.
-    """
+    """Return the script of a letter, mark or digit; empty if it has none."""
     name = unicodedata.name(character, "").removeprefix("FULLWIDTH ").removeprefix("HALFWIDTH ")
     script = re.split("[ -]", name)[0]
     if script in _NO_SCRIPTS:
@@ -62,7 +60,7 @@ def language_code(language: str) -> str:
 
 
 def scripts_of(language: str) -> set[str]:
-    """Name the scripts of a language, if it is known."""
+    """Return the scripts of a language, if known."""
     code = language_code(language)
     return {script for script, codes in SCRIPTS.items() if code in codes.split()}
 

@@ -30,17 +30,15 @@ class SpecialIds:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "SpecialIds":
-        """Take the ids of a tokenizer."""
+        """Return the special ids of a tokenizer."""
         return cls(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A padded micro-batch of `B` pairs.
-
-    `src` (B, S) ends in eos, `tgt_in` (B, T) starts with bos, `tgt_out` (B, T) ends in eos.
-    `positions` (N,) are the places of real target tokens in the flattened (B * T,) targets and
-    `targets` (N,) the tokens there.
+    """A padded micro-batch of `B` pairs. `src` (B, S) ends in eos, `tgt_in` (B, T) starts with bos,
+    `tgt_out` (B, T) ends in eos; `positions` (N,) are the indices of real target tokens in the
+    flattened (B * T,) targets, `targets` (N,) these tokens.
     """
 
     src: torch.Tensor
@@ -65,7 +63,7 @@ class Batch:
 
 
 def pad(rows: list[NDArray[Any]], ids: SpecialIds, *, bos: bool, eos: bool) -> torch.Tensor:
-    """Frame and pad sequences to one (B, L) tensor; the only place where padding happens."""
+    """Add bos and eos and pad sequences to one (B, L) tensor; padding happens nowhere else."""
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     width = int(lengths.max(initial=0)) + bos + eos
     table = np.full((len(rows), width), ids.pad, np.int64)
@@ -95,12 +93,13 @@ def collate(pairs: list[tuple[NDArray[Any], NDArray[Any]]], ids: SpecialIds) -> 
 
 
 def batch_by_tokens(lengths: NDArray[np.int64], max_tokens: int) -> list[NDArray[np.int64]]:
-    """Cut rows into batches of alike lengths with rows x max(S, T) <= max_tokens.
+    """Cut rows into batches of similar lengths with rows x max(S, T) <= max_tokens; return indices
+    of rows.
 
     `lengths` (rows, 2) counts eos. Rows are sorted by target length, cut into as many groups as a
-    group will hold batches, and sorted by source length within each: both sides stay near their own
-    width, which one sort by either side does not achieve. A row longer than the budget goes alone.
-    Returns indices of rows.
+    group will hold batches, and sorted by source length within each: both sides get little padding,
+    which one sort by either side does not achieve. A row longer than the budget is a batch of its
+    own.
     """
     if not len(lengths):
         return []
@@ -146,17 +145,16 @@ class TokenBatches:
     """The training stream: every pair once an epoch, in micro-batches of at most `max_tokens` a
     side.
 
-    An epoch is a row of pools, each of pairs from all over the corpus, which are read by blocks of
-    neighbours. What is in a pool, and its order, is known without a look at those before. Blocks of
-    parts of the corpus that weigh more come several times; of the last time, if the weight is no
-    whole number, only a share of the pairs, others in each epoch.
+    An epoch is a sequence of pools, each of pairs from all over the corpus, read by blocks of
+    neighbours. A pool's content and order do not depend on earlier pools. Blocks of corpora with a
+    weight above 1 occur several times; for a fractional weight the last occurrence has only a
+    fraction of the pairs, different ones in each epoch.
 
-    The micro-batches of a step, `step_batches` in a row, come from as many ranges of
-    length: each holds alike lengths and pads little, and yet a step sees short and long sentences
-    (but for one where a pool ends). Steps of one length each learn far more slowly.
+    The `step_batches` consecutive micro-batches of a step come from as many ranges of length: each
+    has similar lengths and little padding, and yet a step sees short and long sentences (except
+    where a pool ends). Steps of one length learn far more slowly.
 
-    A `sampler` draws the subwords of a pool anew each time that it comes, while the one before is
-    learned.
+    A `sampler` draws the subwords of a pool anew each time, while the previous pool is trained on.
     """
 
     def __init__(
@@ -188,7 +186,7 @@ class TokenBatches:
         return [self.store.pair(int(row)) for row in rows]
 
     def plan(self, epoch: int, pool: int) -> list[MicroBatch]:
-        """List the micro-batches of a pool; reads lengths alone, if no subwords are sampled."""
+        """Return the micro-batches of a pool; reads only lengths if no subwords are sampled."""
         if self.sampler is None:
             return self._plan(epoch, pool)
         ahead = (epoch, pool + 1) if pool + 1 < self.pools else (epoch + 1, 0)
@@ -234,8 +232,8 @@ class TokenBatches:
 
 
 def _visits(part: Part) -> NDArray[np.float64]:
-    """List how the blocks of a part are visited in an epoch: start, stop, and the share of pairs
-    that are seen; shape (visits, 3).
+    """Return the visits to the blocks of a corpus in an epoch, (visits, 3): start, stop, and the
+    fraction of pairs that are seen.
     """
     starts = np.arange(part.start, part.stop, BLOCK)
     stops = np.minimum(starts + BLOCK, part.stop)
@@ -246,7 +244,7 @@ def _visits(part: Part) -> NDArray[np.float64]:
 
 
 def _deal(count: int, ranges: int, random: np.random.Generator) -> list[int]:
-    """Shuffle the numbers below `count` within each of so many ranges, and take one of each in
+    """Shuffle the numbers below `count` within each of `ranges` ranges, and take one from each in
     turn.
     """
     parts = [random.permutation(part) for part in np.array_split(np.arange(count), ranges)]

@@ -1,4 +1,4 @@
-"""What is prepared or found out once and used by many runs, found by what it depends on."""
+"""Results that many runs use, kept by what they depend on."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ from mtrain.runtime.stop import Stop
 
 Item = TypeVar("Item")
 
-# To be raised where what is found out changes its meaning.
+# To be increased when the meaning of a kept fact changes.
 KNOWN = 1
 # A file may change twice within so many nanoseconds and show one time: what is found out about one
 # that is younger is not kept.
@@ -63,7 +63,7 @@ def cached(
             logger.info("waiting for %s, which prepares the same text", holder)
 
     if (found := found_whole()) is not None:
-        return found  # whole, and never changed again: no need for the lock
+        return found  # complete and never changed again: the lock is not needed
     try:
         with lock.exclusive(path.with_name(f".{key}.lock"), wait=waiting):
             found = found_whole()
@@ -78,8 +78,8 @@ def cached(
 def remembered(
     of: list[Path], question: object, find: Callable[[], Content], form: TypeAdapter[Content]
 ) -> Content:
-    """Find out something about the content of files, or know it from before: as long as their
-    sizes, times and places on the disk are what they were. `question` tells it from other findings.
+    """Compute a fact about the content of files, or return it from the cache as long as their
+    sizes, times and inodes are the same; `question` identifies the fact.
     """
     before = _signs(of)
     if before is None:
@@ -104,7 +104,7 @@ def _sound(path: Path, form: TypeAdapter[Content]) -> Content:
     data = files.read_whole(path, LARGEST)
     body = data[len(_digest(b"")) :]
     if not data.startswith(_digest(body)):
-        raise ValueError("not what was written")
+        raise ValueError("not the form that was written")
     return read_json(body, form)
 
 
@@ -113,7 +113,7 @@ def _digest(body: bytes) -> bytes:
 
 
 def _signs(files: list[Path]) -> list[tuple[str, int, int, int, int]] | None:
-    """By what a change of files shows; None where one is not a plain file."""
+    """Return what changes when the files change; None if one is no regular file."""
     signs = []
     for file in files:
         try:

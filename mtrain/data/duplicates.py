@@ -1,7 +1,7 @@
-"""Pairs that the training text holds more than once, by hashes of 64 bits, in bounded memory.
+"""Pairs that the training text holds more than once, by 64-bit hashes, in bounded memory.
 
-The hash of each pair goes to one of many files by its last bits. Equal pairs meet in one file,
-which is sorted by itself.
+The hash of each pair goes to one of many files by its last bits. Equal pairs meet in one file, and
+each file is sorted by itself.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from mtrain.runs import manifest
 FORMAT = 2
 CHUNK = 100_000  # pairs that are hashed before they are shared out
 AT_ONCE = 1 << 22  # pairs that are sorted at a time
-MOST_FILES = 4096  # however many pairs a corpus says that it has
+MOST_FILES = 4096  # whatever number of pairs a corpus declares
 RECORD = np.dtype([("hash", "<u8"), ("number", "<u8")])
 BLOCK = 1 << 13  # bytes of the result that are read at a time, each for eight pairs
 
@@ -26,9 +26,9 @@ BLOCK = 1 << 13  # bytes of the result that are read at a time, each for eight p
 def write_repeats(
     path: Path, corpora: Iterable[Iterable[Pair]], about: int, progress: Callable[[int], None]
 ) -> None:
-    """Find which pairs of `corpora`, `about` so many in all, were there before, in the same corpus
-    or in one before it; `progress` is told of those read. Raises `OSError` where the disk does not
-    take it.
+    """Write a bit for each pair of `corpora` that occurred before, in the same corpus or an earlier
+    one; `about` is their number, roughly, and `progress` gets the numbers of pairs read. Raises
+    `OSError` if the disk is full.
     """
 
     def fill(directory: Path) -> None:
@@ -40,7 +40,7 @@ def write_repeats(
                 duplicates.add(hashes, np.arange(end, end + len(chunk), dtype=np.uint64))
                 end += len(chunk)
                 progress(len(chunk))
-            starts.append(-(-end // 8) * 8)  # so that its bits begin with a byte
+            starts.append(-(-end // 8) * 8)  # so that its bits start with a byte
         is_repeat = np.zeros(starts[-1] // 8, np.uint8)
         for later, _ in duplicates.groups():
             numbers = later.astype(np.int64)
@@ -62,7 +62,7 @@ def text_hashes(texts: Iterable[str]) -> NDArray[np.uint64]:
 
 
 class Duplicates:
-    """Equal hashes among many that come one after the other, kept in files of `directory`."""
+    """Finds equal hashes in a long sequence, kept in files of `directory`."""
 
     def __init__(self, directory: Path, about: int) -> None:
         buckets = min(1 << (about // AT_ONCE).bit_length(), MOST_FILES)
@@ -71,7 +71,7 @@ class Duplicates:
             path.touch()
 
     def add(self, hashes: NDArray[np.uint64], numbers: NDArray[np.uint64]) -> None:
-        """Take hashes, each with a number larger than those before."""
+        """Add hashes with numbers larger than those before."""
         records = np.zeros(len(hashes), RECORD)
         records["hash"], records["number"] = hashes, numbers
         place = records["hash"] % np.uint64(len(self.paths))
@@ -94,8 +94,8 @@ class Duplicates:
 
 
 def open_repeats(path: Path, corpora: int) -> list[NDArray[np.uint8]] | None:
-    """Open what `write_repeats` found, of each corpus a bit for each pair; None where there is
-    nothing whole.
+    """Open the bits that `write_repeats` wrote, for each corpus; None if they are missing or
+    incomplete.
     """
     names = [f"{number:05d}.npy" for number in range(corpora)]
     try:

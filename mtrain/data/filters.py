@@ -1,4 +1,4 @@
-"""What is left out of the training text on request: each reason is counted."""
+"""Filters of the training text, each with the reason that is counted."""
 
 import re
 from collections import Counter
@@ -53,7 +53,7 @@ class Selection:
         return f"longer than {self.max_length} tokens"
 
     def by_length(self, lengths: NDArray[np.int64], dropped: Counter[str]) -> NDArray[np.bool_]:
-        """Tell of pairs, by their lengths (pairs, 2) without eos, whether they pass."""
+        """Return which pairs pass, by their lengths (pairs, 2) without eos."""
         lengths = lengths + 1
         shorter, longer = lengths.min(1), lengths.max(1)
         passed = np.ones(len(lengths), bool)
@@ -68,8 +68,8 @@ class Selection:
         return passed
 
     def text_checks(self) -> list[tuple[str, Callable[[Pair], bool]]]:
-        """What is asked of text, and the reason given where the answer is yes; raises
-        `RefusedError` for a script that there is not.
+        """Return the tests of text, with the reason to count if a test is true; raises
+        `RefusedError` for an unknown script.
         """
         settings = self.filter
         checks: list[tuple[str, Callable[[Pair], bool]]] = []
@@ -99,7 +99,7 @@ def scripts_pattern(name: str, scripts: Iterable[str]) -> "regex.Pattern[str]":
 
 
 def is_identical(pair: Pair) -> bool:
-    """Tell whether both sides are the same text, white space around it aside."""
+    """Whether both sides are the same text, except for white space around it."""
     return pair[0].strip() == pair[1].strip()
 
 
@@ -108,7 +108,7 @@ def _has_control(pair: Pair) -> bool:
 
 
 def _mostly_other(side: int, others: "regex.Pattern[str]", share: float) -> Callable[[Pair], bool]:
-    """Return what tells whether less than `share` of a side's letters are of the scripts."""
+    """Return a test whether less than `share` of a side's letters are of the scripts."""
 
     def check(pair: Pair) -> bool:
         count = sum(map(str.isalpha, pair[side]))

@@ -50,7 +50,7 @@ MOST_OFTEN = 1000.0
 
 
 class ChangedError(UserError):
-    """Text that is not what it was when it was hashed."""
+    """Text changed after it was hashed."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ def prepare(
     tokenizer: Tokenizer | None = None,
     begin: Callable[[dict[str, Any]], None] = lambda fingerprints: None,
 ) -> Prepared:
-    """Check every corpus, then get the vocabulary, unless it is given, and the tokenized store;
-    `begin` is called in between with the fingerprints of the text. Raises `UserError`.
+    """Check every corpus, get the vocabulary, unless it is given, and the tokenized store; `begin`
+    is called in between with the fingerprints of the text. Raises `UserError`.
     """
     check_tokenizer(tokenizer_for(config.data.tgt_lang))
     selection_of(config).text_checks()
@@ -101,8 +101,8 @@ def prepare(
 
 
 def weights_of(config: Config, sizes: list[int]) -> list[float]:
-    """How often an epoch sees the pairs of each corpus, of which there are so many: by the weight
-    given, and by the temperature, with which the largest is seen as often as without.
+    """Return how often an epoch sees the pairs of each corpus of these sizes: by its weight and the
+    temperature, with which the largest corpus is seen as often as without.
     """
     power, largest = 1 / config.data.temperature - 1, max(1, *sizes)
     return [
@@ -125,7 +125,7 @@ def train_run_tokenizer(config: Config, stop: Stop, config_file: Path | None = N
 
 
 def scan_corpus(config: Config, corpus: Corpus, stop: Stop) -> Scan:
-    """Scan a corpus, or know from before what its files hold."""
+    """Scan a corpus, or return the cached scan of its files."""
     reading = reading_of(config)
     reading.check = stop.check
     files, find = files_of(corpus, reading.root), partial(scan, corpus, reading)
@@ -133,7 +133,7 @@ def scan_corpus(config: Config, corpus: Corpus, stop: Stop) -> Scan:
 
 
 def _read_text(config: Config, name: str, corpus: Corpus, stop: Stop) -> Text:
-    """Read a set whole and keep its blank lines: its score must be the one of its files."""
+    """Read a set, including blank lines: its score must be that of its files."""
     reading = reading_of(config, keep_blank=True)
     text = read_text(corpus, reading, scan_corpus(config, corpus, stop).sha256)
     if not len(text):
@@ -146,7 +146,7 @@ def _read_text(config: Config, name: str, corpus: Corpus, stop: Stop) -> Text:
 
 
 def _warn_of_long_lines(config: Config, tokenizer: Tokenizer, name: str, text: Text) -> None:
-    """Say once which lines every validation will cut."""
+    """Warn of lines that every validation cuts."""
     limit = config.decode.max_source_length
     if config.model.positions == "learned":
         limit = min(limit, config.data.max_length)
@@ -163,14 +163,14 @@ def _read_train(config: Config, number: int, counts: Counter[str]) -> Iterator[P
 
 
 def find_tokenizer(config: Config, run_tokenizer: Path, scans: list[Scan]) -> Tokenizer | None:
-    """Load the vocabulary of a run if it is there, in whatever place; raises `UserError`."""
+    """Load the vocabulary of a run from any of its places, if there is one; raises `UserError`."""
     found = _ready_tokenizer(config, run_tokenizer)
     return found or _open_tokenizer(cache_directory() / _tokenizer_key(config, scans))
 
 
 def _ready_tokenizer(config: Config, run_tokenizer: Path) -> Tokenizer | None:
-    """Load the run's vocabulary, or the one that the config names, or that of the model that
-    training begins with.
+    """Load an existing vocabulary: the run's, the one that the config names, or that of
+    `train.init_from`.
     """
     settings = config.tokenizer
     if run_tokenizer.exists():
@@ -184,7 +184,7 @@ def _ready_tokenizer(config: Config, run_tokenizer: Path) -> Tokenizer | None:
 
 
 def _get_tokenizer(config: Config, run_tokenizer: Path, scans: list[Scan], stop: Stop) -> Tokenizer:
-    """Load the run's vocabulary, or the one that the config names, or get one from the cache."""
+    """Load an existing vocabulary, or get one from the cache."""
     stop.check()
     if found := _ready_tokenizer(config, run_tokenizer):
         return found
@@ -200,7 +200,7 @@ def _tokenizer_key(config: Config, scans: list[Scan]) -> str:
 
 
 def _given_tokenizer(path: Path, settings: TokenizerConfig) -> Tokenizer:
-    """Load the vocabulary of the model that training begins with."""
+    """Load the vocabulary of the model of `train.init_from`."""
     file = checkpoint.resolve(path) / layout.TOKENIZER
     tokenizer = Tokenizer.load(file)
     if settings.path is not None:
@@ -218,15 +218,15 @@ def _open_tokenizer(path: Path) -> Tokenizer | None:
 
 
 def _text_filter(config: Config) -> dict[str, Any]:
-    """What decides which text a vocabulary is trained on."""
+    """Return the filter of the text that a vocabulary is trained on."""
     return config.filter.model_dump(exclude={"min_length", "max_ratio"})
 
 
 def _read_unchanged(
     config: Config, number: int, scans: list[Scan], counts: Counter[str], stop: Stop
 ) -> Iterator[Pair]:
-    """Read a training corpus; raises `ChangedError` at its end where it is no longer what was
-    hashed before: what is made of it would be kept under the name of another text.
+    """Read a training corpus; raises `ChangedError` at its end if it differs from its hash: results
+    would be kept under the name of another text.
     """
     yield from _read_train(config, number, counts)
     if scan_corpus(config, config.data.train[number], stop) != scans[number]:
@@ -236,7 +236,7 @@ def _read_unchanged(
 def _read_once(
     config: Config, number: int, scans: list[Scan], counts: Counter[str], stop: Stop
 ) -> Iterator[Pair]:
-    """Read a training corpus, without the pairs that came before if these are to be left out."""
+    """Read a training corpus, without repeated pairs if these are filtered."""
     pairs = _read_unchanged(config, number, scans, counts, stop)
     if not config.filter.duplicates:
         return pairs
@@ -303,7 +303,7 @@ def _train_tokenizer(config: Config, scans: list[Scan], stop: Stop, path: Path) 
 
 
 def _check_tokenizer(tokenizer: Tokenizer, settings: TokenizerConfig, path: Path) -> None:
-    """Refuse a vocabulary in the run directory that is plainly not the one of the config."""
+    """Refuse a vocabulary in the run directory that cannot be the config's."""
     if settings.path is not None:
         matches = tokenizer.fingerprint == Tokenizer.load(Path(settings.path)).fingerprint
     else:
@@ -366,7 +366,7 @@ def _build(
 
 
 def _report(config: Config, store: Store, read: int) -> None:
-    """Say once what training uses and what was left out."""
+    """Log what training uses and what was left out."""
     logger.info("train: %s of %s pairs", f"{len(store):,}", f"{read:,}")
     if any(part.weight != 1 for part in store.parts):
         for corpus, part in zip(config.data.train, store.parts, strict=True):

@@ -1,8 +1,7 @@
 """Tokenized corpora on disk: flat memory-mapped ids with offsets, built once, keyed by content.
 
-A store is a row of shards, each of as many pairs as were read for it, less those left out. Line
-`2 * i` of a shard is the source of its pair `i`, line `2 * i + 1` the target, both without bos and
-eos.
+A store is a sequence of shards. Line `2 * i` of a shard is the source of its pair `i`, line `2 * i
++ 1` the target, both without bos and eos.
 """
 
 from bisect import bisect_right
@@ -32,7 +31,7 @@ from mtrain.runtime.workers import Workers
 FORMAT = 3
 CHUNK = 10_000  # pairs handed to a worker at a time
 SHARD_CHUNKS = 100  # to a shard; a build that was stopped goes on behind the last whole one
-INLINE_CHUNKS = 10  # starting processes takes longer than tokenizing this much in the one there is
+INLINE_CHUNKS = 10  # starting processes takes longer than tokenizing this much here
 
 DEATH = (
     "a process that tokenizes the corpus was killed, perhaps for lack of memory: "
@@ -45,7 +44,7 @@ Encoding = Generator[Encoded, None, None]
 
 @dataclass(frozen=True)
 class Shard:
-    """Ids of lines one after the other, and where each begins; memory-mapped."""
+    """Memory-mapped ids of consecutive lines, and their offsets."""
 
     ids: NDArray[Any]
     offsets: NDArray[np.int64]
@@ -54,13 +53,13 @@ class Shard:
         return (len(self.offsets) - 1) // 2
 
     def line(self, number: int) -> NDArray[Any]:
-        """Ids of one line, without copying."""
+        """Return the ids of one line, without copying."""
         return self.ids[self.offsets[number] : self.offsets[number + 1]]
 
 
 @dataclass(frozen=True)
 class Written:
-    """What a shard was made of: pairs read, and left out for which reasons; ids."""
+    """Content of a shard: pairs read, pairs left out by reason, number of ids."""
 
     read: int
     dropped: dict[str, int]
@@ -69,7 +68,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Description:
-    """What `store.json` tells, besides the shards' own notes."""
+    """Content of `store.json`, in addition to the shards' own notes."""
 
     dtype: Literal["uint16", "uint32"]
     shards: int
@@ -102,7 +101,7 @@ class Store:
 
     @classmethod
     def join(cls, stores: list["Store"], weights: list[float]) -> "Store":
-        """Put stores one behind the other, as the parts of one."""
+        """Concatenate stores."""
         starts = list(accumulate(map(len, stores), initial=0))
         parts = [Part(*each) for each in zip(starts, starts[1:], weights, strict=False)]
         counts = sum((Counter(store.counts) for store in stores), Counter[str]())
@@ -123,10 +122,10 @@ class Store:
         return np.concatenate(parts)
 
     def equal_sides(self, start: int, stop: int) -> NDArray[np.bool_]:
-        """Tell of each of these pairs whether its sides are the same."""
+        """Whether the sides of each of these pairs are the same."""
         lengths = self.lengths_of(start, stop)
         same: NDArray[np.bool_] = lengths[:, 0] == lengths[:, 1]
-        for index in np.flatnonzero(same):  # few: ids are read of these alone
+        for index in np.flatnonzero(same):  # few, so only their ids are read
             same[index] = np.array_equal(*self.pair(start + int(index)))
         return same
 
@@ -144,7 +143,7 @@ def store_key(corpora: list[str], tokenizer: str, selection: Selection, invalid_
 
 
 def open_store(path: Path) -> Store | None:
-    """Open a store, or return None where there is no whole one."""
+    """Open a store; None if it is missing or incomplete."""
     try:
         files = sorted(path.iterdir()) if path.is_dir() else []
         remembered(files, "whole", partial(_verify, path), WHOLE)
@@ -165,7 +164,7 @@ def _verify(path: Path) -> bool:
 
 
 def _open_shard(path: Path, number: int, size: int, dtype: str) -> Shard:
-    """Map a shard's files; raises `ValueError` where they are not what its note says."""
+    """Map a shard's files; raises `ValueError` if they do not match its note."""
     file = path / _ids_name(number)
     ids = np.memmap(file, dtype, "r") if size else np.zeros(0, dtype)  # nothing has no mapping
     offsets = np.load(path / _offsets_name(number), mmap_mode="r", allow_pickle=False)
@@ -186,7 +185,7 @@ def _offsets_name(number: int) -> str:
 
 
 def _note_name(number: int) -> str:
-    """The last of a shard's files to be written tells that it is whole."""
+    """Return the name of a shard's note, which is written last."""
     return f"{number:05d}.json"
 
 
@@ -200,11 +199,10 @@ def build_store(
     workers: int,
     progress: Callable[[int], None],
 ) -> Store:
-    """Tokenize `pairs` with several processes and keep those that are selected.
+    """Tokenize `pairs` with several processes and keep those that pass the filter.
 
-    `counts` is what reading dropped; `progress` is told the number of pairs read. What a stopped
-    build of the same store had written is taken up. Raises `UserError`, and `OSError` where the
-    disk does not take the store.
+    `counts` is what reading dropped; `progress` gets the number of pairs read. A stopped build of
+    the same store is continued. Raises `UserError`, and `OSError` if the disk is full.
     """
     dtype: Literal["uint16", "uint32"] = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
 
@@ -225,12 +223,12 @@ def build_store(
     manifest.write_directory(path, fill, keep=lambda aside: bool(_whole_shards(aside)))
     store = open_store(path)
     if store is None:
-        raise UserError(f"{path}: the tokenized corpus could not be read back; is the disk sound?")
+        raise UserError(f"{path}: the tokenized corpus could not be read back; check the disk")
     return store
 
 
 def _whole_shards(directory: Path) -> list[Written]:
-    """Read what a build noted of the shards that it finished."""
+    """Return the notes of the shards that an earlier build finished."""
     shards: list[Written] = []
     with suppress(FileNotFoundError, ValueError):
         while True:
@@ -239,8 +237,8 @@ def _whole_shards(directory: Path) -> list[Written]:
 
 
 def _skip(pairs: Iterator[Pair], count: int, progress: Callable[[int], None], path: Path) -> None:
-    """Read over pairs that are in whole shards already; raises `UserError`, and removes these,
-    where there are fewer pairs.
+    """Skip pairs that are in finished shards; raises `UserError`, and removes these, if there are
+    fewer pairs.
     """
     for start in range(0, count, CHUNK):
         number = min(CHUNK, count - start)
@@ -260,7 +258,7 @@ def _write_shard(
     dtype: str,
     progress: Callable[[int], None],
 ) -> Written:
-    """Write ids as they come, then where each line begins, then that the shard is whole."""
+    """Write ids, then offsets, then the note."""
     read, dropped, lengths = 0, Counter[str](), [np.zeros(1, np.int64)]
     with files.create(directory / _ids_name(number)) as out:
         for ids, lens, left_out in encoded:
@@ -297,13 +295,13 @@ def _encode_all(
 
 
 def _encoder(proto: bytes, selection: Selection) -> Callable[[list[Pair]], Encoded]:
-    """Return what a process does."""
+    """Return the function of a worker process."""
     return partial(_encode_chunk, tokenizer=Tokenizer(proto), selection=selection)
 
 
 def _encode_chunk(chunk: list[Pair], tokenizer: Tokenizer, selection: Selection) -> Encoded:
-    """Return the ids of the pairs that are kept, one after the other, the lengths of their lines,
-    and how many were left out for which reason.
+    """Return the ids of the kept pairs, the lengths of their lines, and the numbers of pairs left
+    out by reason.
     """
     dropped = Counter[str]()
     pairs = selection.by_text(chunk, dropped)
@@ -313,4 +311,4 @@ def _encode_chunk(chunk: list[Pair], tokenizer: Tokenizer, selection: Selection)
     passed = np.repeat(selection.by_length(lengths.reshape(-1, 2), dropped), 2)
     kept, lengths = compress(lines, passed.tolist()), lengths[passed]
     ids = np.fromiter(chain.from_iterable(kept), np.uint32, int(lengths.sum()))
-    return ids, lengths, +dropped  # without what did not occur
+    return ids, lengths, +dropped  # only what occurred

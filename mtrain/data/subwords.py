@@ -1,10 +1,9 @@
-"""BPE-dropout: the same text cut into other pieces each time it is learned from (Provilkov et al.
-2020).
+"""BPE-dropout (Provilkov et al. 2020): text is segmented differently each time it is trained on.
 
-SentencePiece can do it, too, but not by a seed that another process would understand alike. Here
-the words of many lines are cut at once, by numpy.
+SentencePiece implements it, too, but its draws cannot be repeated in another process by a seed.
+Here the words of many lines are segmented at once, by numpy.
 
-Shapes: `N` symbols of all words, one after the other.
+Shapes: `N` symbols of all words, concatenated.
 """
 
 from itertools import chain
@@ -24,17 +23,16 @@ CHUNK = 4000  # pairs that are cut at once
 
 
 class SubwordSampler:
-    """Draws the pieces of both sides anew, leaving out a share of the merges.
-
-    A side that would become longer than `max_length` tokens with eos keeps the pieces that it has.
-    Raises `RefusedError` for a vocabulary that is no BPE.
+    """Draws the pieces of both sides, dropping a fraction of the merges. A side that would become
+    longer than `max_length` tokens with eos keeps its usual pieces. Raises `RefusedError` for a
+    vocabulary that is no BPE.
     """
 
     def __init__(self, tokenizer: Tokenizer, dropout: float, max_length: int) -> None:
         if not tokenizer.is_bpe:
             raise RefusedError(
                 "train.subword_sampling: leaves out merges, which this vocabulary does not have; "
-                "it takes one of tokenizer.model_type: bpe"
+                "it needs tokenizer.model_type: bpe"
             )
         self.dropout, self.max_length = dropout, max_length
         self.merges = Merges(tokenizer)
@@ -53,8 +51,8 @@ class SubwordSampler:
 
 
 class Merges:
-    """The merges of a BPE vocabulary: two pieces beside each other become the one that they spell,
-    the one of highest score first.
+    """The merges of a BPE vocabulary: two neighbouring pieces become the piece that they spell, the
+    one of highest score first.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -81,8 +79,8 @@ class Merges:
     def apply(
         self, rows: list[Row], dropout: float, random: np.random.Generator
     ) -> list[NDArray[Any]]:
-        """Spell rows of ids out and merge them again: each time, of the merges that a word allows
-        some are left out by chance, and the best of the others is done, until none is left.
+        """Spell ids out and merge them again: each time, of the merges that a word allows some are
+        dropped by chance and the best of the others is applied, until none is left.
         """
         spelled = [list(chain.from_iterable(self.spelled[i] for i in row.tolist())) for row in rows]
         lengths = np.fromiter(map(len, spelled), np.int64, len(spelled))
@@ -111,7 +109,7 @@ class Merges:
         return [part.astype(row.dtype) for part, row in zip(parts, rows, strict=True)]
 
     def _look_up(self, symbols: Ids, words: Ids) -> Ids:
-        """What each symbol and the next of its word become, `none` where they do not merge:
+        """Return what each symbol and the next of its word merge to, `none` if they do not:
         (N,).
         """
         found = np.full(len(symbols), self.none)
@@ -123,7 +121,7 @@ class Merges:
 
 
 def _best_of_words(scores: NDArray[np.float64], words: Ids) -> Ids:
-    """The place of the highest score of each word that has any, the first of equal ones."""
+    """Return the index of the first highest score of each word that has any."""
     starts = np.flatnonzero(np.diff(words, prepend=-1))
     best = np.maximum.reduceat(scores, starts)
     number = np.cumsum(np.diff(words, prepend=words[0]) != 0)

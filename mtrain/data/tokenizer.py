@@ -14,7 +14,7 @@ from mtrain.runtime.errors import UserError
 # More sentences than this are sampled from for training the vocabulary: bounded memory at any
 # corpus size.
 MAX_SENTENCES = 1_000_000
-# Longer ones are left out of training the vocabulary; SentencePiece's own limit is 4,192.
+# Longer lines are left out of training the vocabulary; SentencePiece's own limit is 4,192.
 MAX_SENTENCE_BYTES = 1 << 20
 LARGEST_MODEL = 64 << 20  # bytes of a model's file; one of a million pieces has half of that
 LONGEST_PIECE = 1000  # characters; and bytes of what normalization puts in place of a character
@@ -81,7 +81,7 @@ class Tokenizer:
 
     @property
     def vocabulary(self) -> str:
-        """Pieces and their scores, one a line, as SentencePiece's .vocab files have them."""
+        """Return pieces and scores, one per line, in the form of SentencePiece's .vocab files."""
         rows = range(self.pieces.get_piece_size())
         return "".join(
             f"{self.pieces.id_to_piece(i)}\t{self.pieces.get_score(i):g}\n" for i in rows
@@ -89,7 +89,7 @@ class Tokenizer:
 
     @property
     def all_pieces(self) -> list[str]:
-        """Every id's piece, no two alike: those that were given ids here have names made up."""
+        """Pieces of all ids, no two equal: special ids that the model lacks get made-up names."""
         pieces = [self.pieces.id_to_piece(i) for i in range(self.pieces.get_piece_size())]
         taken = set(pieces)
         names = {self.pad_id: "<pad>", self.bos_id: "<s>", self.eos_id: "</s>"}
@@ -113,13 +113,13 @@ class Tokenizer:
 
     @property
     def is_bpe(self) -> bool:
-        """Tell whether the pieces have ranks of merges and no logarithms for scores."""
+        """Whether the pieces' scores are ranks of merges rather than log-probabilities."""
         scores = [self.pieces.get_score(number) for number in self.plain_pieces]
         return len(set(scores)) == len(scores) and all(score == round(score) for score in scores)
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Cut texts into ids, without bos or eos."""
-        if len(texts) == 1:  # a list takes SentencePiece a tenth of a millisecond to begin
+        if len(texts) == 1:  # a list costs SentencePiece a tenth of a millisecond
             return [self.pieces.encode(texts[0])]
         ids: list[list[int]] = self.pieces.encode(texts, num_threads=1)
         return ids
@@ -135,8 +135,8 @@ class Tokenizer:
 
 
 def _longest_replacement(proto: bytes) -> int:
-    """Return the most bytes that normalization puts in place of a character; raises `IndexError`
-    or `ValueError` where a model is cut off or of another form.
+    """Return the most bytes by which normalization replaces a character; raises `IndexError` or
+    `ValueError` if a model is truncated or of another form.
     """
     longest = 0
     for number, normalizer in _fields(proto):
@@ -186,10 +186,10 @@ def train_tokenizer(
     byte_fallback: bool = True,
     user_symbols: tuple[str, ...] = (),
 ) -> bytes:
-    """Train a vocabulary on `sentences()` and return the model; raises `UserError` if the size
-    cannot be had.
+    """Train a vocabulary on `sentences()` and return the model; raises `UserError` if the text does
+    not allow the size.
 
-    `remove_extra_whitespaces` is off and normalization is the identity unless asked:
+    `remove_extra_whitespaces` is off and normalization is the identity unless asked for:
     SentencePiece's defaults squeeze runs of spaces and turn Chinese full-width punctuation into
     ASCII.
     """
@@ -204,7 +204,7 @@ def train_tokenizer(
     try:
         return _train(sentences(), options, vocab_size, exact=True)
     except RuntimeError:
-        pass  # too large or too small: a second try, free to end lower, tells which
+        pass  # too large or too small: a second attempt, free to end lower, shows which
     try:
         largest = Tokenizer(_train(sentences(), options, vocab_size, exact=False)).vocab_size
     except RuntimeError:
@@ -229,7 +229,9 @@ def _train(
     failures: list[BaseException] = []
 
     def guarded() -> Iterator[str]:
-        """Keep the reader's own error, or Ctrl-C: SentencePiece makes one of its own of them."""
+        """Keep the reader's own error, or Ctrl-C, which SentencePiece replaces by one of its
+        own.
+        """
         try:
             yield from sentences
         finally:

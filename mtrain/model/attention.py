@@ -1,7 +1,7 @@
 """Dropout and scaled dot-product attention (sections 5.4 and 3.2.1), and how a CPU computes both.
 
-Shapes: `B` batch, `T` places that ask, `S` places that are asked, `D` d_model, `H` heads, `K` head
-width, `R` the rows of a flattened batch.
+Shapes: `B` batch, `T` queries, `S` keys, `D` d_model, `H` heads, `K` head width, `R` rows of a
+flattened batch.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def dropout(x: Tensor, p: float, training: bool) -> Tensor:
-    """Set a share `p` of `x` to zero and scale the rest (section 5.4)."""
+    """Set a fraction `p` of `x` to zero and scale the rest (section 5.4)."""
     if not training or p == 0.0:
         return x
     if x.device.type != "cpu" or torch.compiler.is_compiling():
@@ -37,9 +37,8 @@ class _Dropout(torch.autograd.Function):
 
 
 def dropout_mask(x: Tensor, p: float) -> Tensor:
-    """Integers as wide as the values of `x`, all bits set where a value is kept.
-
-    Cut from 64-bit random integers read as 16-bit ones, so that `p` is met to 2**-16.
+    """Return integers as wide as the values of `x`, with all bits set where a value is kept. 64-bit
+    random integers are read as 16-bit ones, so `p` is exact to 2**-16.
     """
     words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
     kept = words.view(torch.int16)[: x.numel()].view(x.shape)
@@ -57,8 +56,9 @@ def masked(x: Tensor, mask: Tensor | None, p: float) -> Tensor:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, p: float) -> Tensor:
-    """softmax(Q K^T / sqrt(K)) V (equation 1) over (B, H, ?, K); `mask` is True where attention may
-    go. One of two dimensions is the causal one, which other devices know without reading it.
+    """softmax(Q K^T / sqrt(K)) V (equation 1) over (B, H, ?, K); `mask` is True where attention is
+    allowed. A mask of two dimensions is the causal one, which other devices apply without reading
+    it.
     """
     if query.device.type != "cpu":
         causal = mask.dim() == 2
@@ -69,7 +69,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, p: float) ->
 
 
 def attention_weights(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
-    """softmax(Q K^T / sqrt(K)): what each query position takes from each key position, (B, H, ?,
+    """softmax(Q K^T / sqrt(K)): the weight of each key position for each query position, (B, H, ?,
     ?).
     """
     scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)
@@ -78,8 +78,8 @@ def attention_weights(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
 
 
 def attend_step(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
-    """Equation 1 for decoding, heads and sentences as one batch of `G`: (G, W, K) and two of (G, S,
-    K) -> (G, W, K); `bias` (G, 1 or W, S) is added to what the softmax is of.
+    """Equation 1 for decoding, with heads and sentences as one batch of `G`: (G, W, K) and two of
+    (G, S, K) -> (G, W, K); `bias` (G, 1 or W, S) is added before the softmax.
     """
     if query.device.type != "cpu":
         return F.scaled_dot_product_attention(query, key, value, bias)
@@ -98,21 +98,20 @@ def attend_rows(
     allowed: Tensor,
     p: float,
 ) -> Tensor:
-    """The same for a CPU, between flat rows of projected tokens, (R, D) out.
-
-    Without a `source` (M, 2 * D) of keys and values, `query` (R, 3 * D) holds them, too. `sizes`
-    are B, T, S and H; `allowed`, (B, 1, 1, S) or (T, S), is True where attention may go.
+    """Equation 1 for a CPU, over flat rows of projected tokens, (R, D) out. `query` (R, 3 * D) also
+    holds keys and values, unless `source` (M, 2 * D) does. `sizes` are B, T, S and H; `allowed`,
+    (B, 1, 1, S) or (T, S), is True where attention is allowed.
     """
     out: Tensor = _Attend.apply(query, source, sizes, allowed, p)  # type: ignore[no-untyped-call]
     return out
 
 
 class _Attend(torch.autograd.Function):
-    """Equation 1 and its gradient between flat rows, for the CPU.
+    """Equation 1 and its gradient over flat rows, for the CPU.
 
-    Heads are cut out and joined by one copy each, which also turns them into fp32: MKL multiplies
-    its small matrices well, where oneDNN would generate code for every new shape. The softmax is
-    spelled out, since torch's takes several times as long on rows as short as sentences.
+    Heads are split and joined by one copy each, which also converts them to fp32: MKL multiplies
+    these small matrices well, while oneDNN would generate code for every new shape. The softmax is
+    written out, since torch's takes several times as long on rows as short as sentences.
     """
 
     @staticmethod
@@ -166,13 +165,13 @@ class _Attend(torch.autograd.Function):
 def _cut_heads(rows: Tensor, B: int, L: int, H: int, parts: int) -> tuple[Tensor, ...]:
     """(R, parts * D) -> parts x (B * H, L, K), at least in fp32."""
     heads = rows[: B * L].view(B, L, parts, H, -1).permute(2, 0, 3, 1, 4)
-    # in one pass: `to` would keep the old order, and a second one to change it takes far longer
+    # in one pass: `to` would keep the old order, and a second pass takes far longer
     wide = rows.new_empty(heads.shape, dtype=torch.promote_types(rows.dtype, torch.float32))
     return wide.copy_(heads).flatten(1, 2).unbind(0)
 
 
 def _join_heads(out: Tensor, parts: tuple[Tensor, ...], B: int, L: int, H: int) -> None:
-    """The reverse, into `out` (R, parts * D); rows behind the last token become 0."""
+    """The reverse, into `out` (R, parts * D); rows after the last token become 0."""
     places = out[: B * L].view(B, L, len(parts), H, -1).permute(2, 0, 3, 1, 4)
     for place, part in zip(places, parts, strict=True):
         place.copy_(part.view(place.shape))

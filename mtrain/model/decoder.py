@@ -1,7 +1,7 @@
-"""The decoder as translation runs it: a position at a time, over what it keeps of those before.
+"""The decoder at inference: one position at a time, with the keys and values of earlier ones.
 
-Shapes: `B` sentences, `W` hypotheses of each, `N` of all (B x W), `S` source length, `T` places of
-the past, `D` d_model, `H` heads, `K` head width, `V` vocabulary.
+Shapes: `B` sentences, `W` hypotheses of each, `N` of all (B x W), `S` source length, `T` past
+positions, `D` d_model, `H` heads, `K` head width, `V` vocabulary.
 """
 
 import math

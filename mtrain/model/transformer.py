@@ -35,7 +35,7 @@ class Shape:
     num_decoder_layers: int = 6
     norm: str = "post"
     positions: str = "sinusoidal"
-    max_positions: int = 256  # of learned positions; sinusoidal ones have no end
+    max_positions: int = 256  # of learned positions; sinusoidal ones are unlimited
     tie_embeddings: str = "all"
 
 
@@ -72,7 +72,7 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads = shape.num_heads
         self.rate = rates.attention
-        # W^Q, W^K and W^V of all heads, one below the other: one product where the input is one
+        # W^Q, W^K and W^V of all heads, stacked: one product if the input is the same
         self.project_in = nn.Linear(shape.d_model, 3 * shape.d_model)
         self.project_out = nn.Linear(shape.d_model, shape.d_model)
         self.watch: list[Tensor] | None = None
@@ -81,7 +81,7 @@ class Attention(nn.Module):
         """Project to some of query (0), key (1) and value (2), numbers `first` to `last` - 1: (R,
         D) -> (R, (last - first) * D).
         """
-        if (first, last) == (0, 3):  # the gradient of a slice is a whole matrix of zeros
+        if (first, last) == (0, 3):  # the gradient of a slice would be a full matrix with zeros
             whole: Tensor = self.project_in(x)
             return whole
         rows = slice(first * x.shape[-1], last * x.shape[-1])
@@ -104,8 +104,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, memory: Tensor | None, mask: Tensor, B: int, T: int) -> Tensor:
         """Attend from each position to its own sentence or to its memory: rows (R, D) -> (R, D).
 
-        The rows are B sentences of T tokens, those of `memory` B sentences of S; what follows them
-        is filling. `mask`, (B, 1, 1, S) or (T, S), is True where attention may go.
+        The rows are B sentences of T tokens, those of `memory` B sentences of S; rows after these
+        are padding. `mask`, (B, 1, 1, S) or (T, S), is True where attention is allowed.
         """
         query = self.project(x, 0, 3 if memory is None else 1)
         source = None if memory is None else self.project(memory, 1, 3)
@@ -137,7 +137,7 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """What encoder and decoder layers share: residual connections around normed blocks."""
+    """Residual connections around normalized blocks, for encoder and decoder layers."""
 
     def __init__(self, shape: Shape, rates: Dropout) -> None:
         super().__init__()
@@ -240,9 +240,7 @@ class Transformer(nn.Module):
             self.output.weight = self.tgt_embedding.weight
 
     def take_weights(self, weights: dict[str, Tensor]) -> None:
-        """Take copies of weights by the names of `named_parameters`, where a shared matrix has
-        one.
-        """
+        """Copy weights by the names of `named_parameters`; a shared matrix has one name."""
         copies = {name: weight.clone() for name, weight in weights.items()}
         self.load_state_dict(copies, strict=False, assign=True)
         self._tie_output()
@@ -253,7 +251,7 @@ class Transformer(nn.Module):
             self.sinusoids = sinusoids(*self.sinusoids.shape)
 
     def _initialise(self) -> None:
-        if self.output.weight.is_meta:  # shapes alone: to compute there would load torch's compiler
+        if self.output.weight.is_meta:  # only shapes: computing there would load torch's compiler
             return
         self._fill_sinusoids()
         for module in self.modules():
@@ -278,12 +276,12 @@ class Transformer(nn.Module):
 
     @property
     def num_parameters(self) -> int:
-        """Trainable values, shared ones counted once."""
+        """Number of trainable values; shared ones count once."""
         return sum(p.numel() for p in self.parameters())
 
     @property
     def hidden_matrices(self) -> dict[str, int]:
-        """Names of the layers' matrices, and how many each is, one below the other: 3 are W^Q, W^K
+        """Names of the layers' matrices, and how many matrices are stacked in each: 3 for W^Q, W^K
         and W^V.
         """
         return {
@@ -320,8 +318,8 @@ class Transformer(nn.Module):
         return self.encoder_norm(x)[: src.numel()].view(*src.shape, -1), src_mask
 
     def decode(self, tgt_in: Tensor, memory: Tensor, src_mask: Tensor) -> Tensor:
-        """(B, T), (B, S, D), (B, 1, 1, S) -> (B, T, D). Padding stands behind every real token: no
-        mask for it.
+        """(B, T), (B, S, D), (B, 1, 1, S) -> (B, T, D). Padding comes after every real token, so it
+        needs no mask.
         """
         T = tgt_in.shape[1]
         causal = torch.ones(T, T, dtype=torch.bool, device=tgt_in.device).tril()
@@ -353,10 +351,8 @@ class Transformer(nn.Module):
         return maps
 
     def _rows(self, x: Tensor) -> Tensor:
-        """Flatten a batch to the rows of a matrix: (B, L, D) -> (R, D).
-
-        In bf16 on the CPU zeros fill it up to a multiple of `ROWS`: oneDNN generates code for every
-        shape that it multiplies.
+        """Flatten a batch to rows: (B, L, D) -> (R, D). In bf16 on the CPU zero rows fill it up to
+        a multiple of `ROWS`: oneDNN generates code for every new shape.
         """
         rows = x.flatten(0, 1)
         if x.device.type != "cpu" or x.dtype != torch.bfloat16 or torch.compiler.is_compiling():
@@ -374,7 +370,7 @@ class Transformer(nn.Module):
         return dropout(x.to(self.dtype), self.rate, self.training)
 
     def positions(self, side: str, start: int, length: int) -> Tensor:
-        """What embeddings get added at places `start` to `start + length` - 1, (length, D)."""
+        """Positional encodings of positions `start` to `start + length` - 1, (length, D)."""
         if self.shape.positions == "learned":
             table = self.src_positions if side == "src" else self.tgt_positions
             if start + length > self.shape.max_positions:
@@ -391,7 +387,7 @@ class Transformer(nn.Module):
 
 
 def set_compute_dtype(model: Transformer, dtype: torch.dtype) -> None:
-    """Have the layers compute in `dtype`; embeddings and positions stay in fp32."""
+    """Make the layers compute in `dtype`; embeddings and positions stay in fp32."""
     layers: tuple[nn.Module, ...] = (
         model.encoder,
         model.decoder,

@@ -46,7 +46,7 @@ from mtrain.runtime.json_reader import LARGEST, read_json_file
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that one checkpoint holds."""
+    """A model with its settings and vocabulary: the content of a checkpoint."""
 
     weights: dict[str, Tensor]
     config: str
@@ -55,7 +55,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Loop:
-    """Where the loop stood: its position, the sums since the last record, and on what machine."""
+    """State of the training loop: position, sums since the last record, and the machine."""
 
     step: Count
     epoch: Count
@@ -68,7 +68,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class TrainerState:
-    """What resuming needs besides the weights: optimizer moments, and where the loop stood."""
+    """What resuming needs in addition to the weights: optimizer moments and loop state."""
 
     moments: dict[str, Tensor]
     loop: Loop
@@ -122,7 +122,7 @@ def load(path: Path) -> Snapshot:
 
 
 def pack(snapshot: Snapshot) -> bytes:
-    """Write a checkpoint as one row of bytes, for another process."""
+    """Serialize a checkpoint for another process."""
     texts = {CONFIG: snapshot.config.encode("utf-8"), TOKENIZER: snapshot.tokenizer}
     tables = {
         name: torch.frombuffer(bytearray(text), dtype=torch.uint8) for name, text in texts.items()
@@ -131,7 +131,7 @@ def pack(snapshot: Snapshot) -> bytes:
 
 
 def unpack(data: bytes) -> Snapshot:
-    """Read what `pack` wrote."""
+    """Deserialize what `pack` returned."""
     tensors = load_bytes(data)
     config, tokenizer = (tensors.pop(name).numpy().tobytes() for name in (CONFIG, TOKENIZER))
     return Snapshot(tensors, config.decode("utf-8"), tokenizer)
@@ -151,7 +151,7 @@ def load_trainer(path: Path) -> TrainerState:
 
 
 def scheduled_steps(directory: Path, is_scheduled: Callable[[int], bool]) -> list[Path]:
-    """List the complete checkpoints that no stop left behind, oldest first."""
+    """List the complete scheduled checkpoints, oldest first."""
     return [path for path in steps(directory) if is_scheduled(step_of(path) or 0)]
 
 
@@ -169,9 +169,9 @@ def whole_ones(paths: list[Path]) -> list[Path]:
 def disk_needed(
     num_parameters: int, vocabulary: int, keep: int, beside: int = 2
 ) -> tuple[int, int]:
-    """Bytes of one checkpoint, with a vocabulary of so many, and of all that a run holds at its
-    fullest: the last `keep`, the best, the average and one being written; and, beside three of
-    them, so many values for each parameter, such as Adam's two moments.
+    """Return the bytes of one checkpoint, with a vocabulary of this size, and of all that a run
+    keeps at its fullest: the last `keep`, the best, the average and one being written, three of
+    them with `moments` values for each parameter.
     """
     one = 4 * num_parameters + vocabulary
     return one, one * (keep + 3) + beside * 4 * num_parameters * 3
@@ -180,10 +180,8 @@ def disk_needed(
 def prune(
     directory: Path, *, is_scheduled: Callable[[int], bool], keep: int, best: str | None
 ) -> None:
-    """Remove what is no longer needed once a checkpoint is complete.
-
-    Stays: the last `keep` scheduled ones, the best, resume points newer than every scheduled one,
-    and the trainer's part of the newest two.
+    """Remove checkpoints that are no longer needed. The last `keep` scheduled ones, the best,
+    resume points newer than every scheduled one, and the trainer's state of the newest two stay.
     """
     scheduled = scheduled_steps(directory, is_scheduled)
     newest = (step_of(scheduled[-1]) or 0) if scheduled else 0
@@ -197,7 +195,7 @@ def prune(
 
 
 def clean(directory: Path) -> None:
-    """Remove what crashes left half-written or half-removed."""
+    """Remove partly written and partly removed directories that crashes left."""
     manifest.clean(directory)
     for path in directory.iterdir() if directory.is_dir() else ():
         if not path.is_symlink():
@@ -205,7 +203,7 @@ def clean(directory: Path) -> None:
 
 
 def average(paths: list[Path]) -> dict[str, Tensor]:
-    """Mean of the weights of checkpoints of one shape, summed in float64."""
+    """Return the mean of the weights of checkpoints of one shape, summed in float64."""
     total: dict[str, Tensor] = {}
     for path in paths:
         weights = load(path).weights
@@ -250,8 +248,8 @@ def average_run(
 
 
 def resolve(path: Path) -> Path:
-    """Turn a run directory (its best model, or the newest if none is known) or a checkpoint
-    directory into a checkpoint directory.
+    """Return the checkpoint directory of a path: of a run its best model, or the newest if none is
+    known.
     """
     if not path.exists():
         raise UserError(
@@ -273,7 +271,7 @@ def resolve(path: Path) -> Path:
 
 
 def load_or_name_good(path: Path) -> Snapshot:
-    """Load a checkpoint for use; where it is damaged, the error names one that is good."""
+    """Load a checkpoint for use; if it is damaged, the error names an intact one."""
     try:
         return load(path)
     except manifest.DamagedError as error:
@@ -284,7 +282,7 @@ def load_or_name_good(path: Path) -> Snapshot:
 
 
 def is_good(path: Path) -> bool:
-    """Tell whether a checkpoint is there, and what its manifest says."""
+    """Whether a checkpoint exists and is intact."""
     try:
         manifest.verify(path)
     except manifest.DamagedError:

@@ -1,4 +1,4 @@
-"""The run directory: what it holds, who may use it, and whether a config still belongs to it."""
+"""The run directory: its files, the lock on it, and whether a config still belongs to it."""
 
 import hashlib
 import json
@@ -39,7 +39,7 @@ from mtrain.runtime.log import logger
 GIT_SECONDS = 10
 
 
-# What job scripts and desktops leave in a new run directory, next to the config itself.
+# Files of job scripts and desktops that a new run directory may hold, next to the config itself.
 HARMLESS = ("*.out", "*.err", "slurm-*", ".*")
 
 
@@ -48,7 +48,7 @@ class RunDirectory:
     """Paths and small files of one run."""
 
     path: Path
-    board: Board | None = None  # what gets the run's records besides `metrics.jsonl`
+    board: Board | None = None  # receives the records of `metrics.jsonl`, too
     held: lock.Held | None = field(default=None, init=False)
 
     @property
@@ -68,8 +68,8 @@ class RunDirectory:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Keep other processes out; raises `RefusedError` where one is in or a link would lead out,
-        `UserError` where nothing can be written.
+        """Lock the directory; raises `RefusedError` if another process holds it or a link would
+        lead out of it, `UserError` if it cannot be written.
         """
         try:
             if found := layout.links(self.path):
@@ -92,15 +92,15 @@ class RunDirectory:
             self.held.check()
 
     def check_place(self, config_file: Path | None) -> None:
-        """Refuse a directory that holds other things than a run, and one whose `config.yaml` is the
-        user's own: it is written anew at each start.
+        """Refuse a directory that holds files of others, and one whose `config.yaml` is the user's
+        own, since every start replaces that file.
         """
         if not self.path.is_dir():
             return
         own = self.path / layout.CONFIG
         if config_file is not None and _is_same(config_file, own) and not self._has_written(own):
             raise RefusedError(
-                f"{config_file}: mtrain writes its own {own.name} here, in place of this text; "
+                f"{config_file}: mtrain replaces this file by its own {own.name};  "
                 f"keep your config outside of {self.path}, or under another name"
             )
         if any((self.path / name).exists() for name in (layout.LOCK, layout.RUN)):
@@ -113,7 +113,7 @@ class RunDirectory:
                 )
 
     def _has_written(self, own: Path) -> bool:
-        """Whether the text of `config.yaml` is what mtrain wrote, and not the user's own."""
+        """Whether the text of `config.yaml` was written by mtrain."""
         begun = self.read(layout.RUN, PROVENANCE)
         if begun is None:
             return False
@@ -127,8 +127,8 @@ class RunDirectory:
         return dump_config(load_stored_config(own)).encode("utf-8") == text
 
     def check_not_lost(self, status: Status | None, save_every: int) -> None:
-        """Refuse to begin at step 0 where the status or `best.json` tell of steps, whose
-        checkpoints are gone.
+        """Refuse to start at step 0 if the status or `best.json` record steps whose checkpoints are
+        missing.
         """
         if layout.named_steps(self.checkpoints):
             return
@@ -142,13 +142,13 @@ class RunDirectory:
             )
 
     def failure(self, error: OSError) -> UserError:
-        """Turn a system's error into one for people."""
+        """Turn a system error into a `UserError`."""
         place = error.filename or self.path
         return UserError(f"{place}: cannot use the run directory: {error.strerror or error}")
 
     def check_settings(self, config: Config, ranks: int) -> None:
-        """Refuse a config that differs from the run's in more than its free keys, or so many ranks
-        that a step would learn from something else; log what changed.
+        """Refuse a config that differs from the run's in more than its free keys, or a number of
+        ranks that changes what a step learns from; log other changes.
         """
         file = self.path / "config.yaml"
         if not file.exists():
@@ -174,7 +174,7 @@ class RunDirectory:
             logger.info("changed setting %s: %r -> %r", key, old, new)
 
     def _check_step(self, before: Config, config: Config, ranks: int) -> None:
-        """Refuse another number of micro-batches a step than the run was begun with."""
+        """Refuse a number of micro-batches per step that differs from the run's."""
         begun = self.read(layout.RUN, PROVENANCE)
         was_ranks = begun.ranks if begun else 1
         was_accum = (begun and begun.accum_steps) or before.train.accum_steps
@@ -183,7 +183,7 @@ class RunDirectory:
             return
         advice = "use another number of processes, by which it can be divided"
         if was % ranks == 0:
-            advice = f"to go on, set train.accum_steps: {was // ranks}"
+            advice = f"to resume, set train.accum_steps: {was // ranks}"
         raise RefusedError(
             f"{self.path}: train.accum_steps: a step of this run is made of {was} micro-batches "
             f"(train.accum_steps {was_accum}, processes {was_ranks}), and here of "
@@ -192,8 +192,8 @@ class RunDirectory:
         )
 
     def check_data(self, fingerprints: dict[str, Any]) -> None:
-        """Refuse corpora or a tokenizer of other content than the run began with; `tokenizer` may
-        be missing from `fingerprints`.
+        """Refuse corpora or a vocabulary whose content differs from the run's; `fingerprints` may
+        lack `tokenizer`.
         """
         before = self.read(layout.RUN, PROVENANCE)
         if before is None:
@@ -217,7 +217,9 @@ class RunDirectory:
                 )
 
     def check_beginning(self, sha256: str) -> None:
-        """Refuse another model to begin with than the one that the run began with, if it began."""
+        """Refuse a model in `train.init_from` that differs from the one that the run started
+        with.
+        """
         begun = self.read(layout.RUN, PROVENANCE)
         if begun is not None and begun.init_from not in (None, sha256):
             raise RefusedError(
@@ -234,8 +236,8 @@ class RunDirectory:
     def describe(
         self, config: Config, fingerprints: dict[str, Any], ranks: int, beginning: str | None
     ) -> None:
-        """Write what the run is made of: config, hashes, versions, command; `beginning` is the hash
-        of another run's weights, where they are what it begins with.
+        """Write `config.yaml` and `run.json`: config, hashes, versions, command; `beginning` is the
+        hash of the weights of `train.init_from`.
         """
         before = self.read(layout.RUN, PROVENANCE)
         settings = dump_config(config)
@@ -267,13 +269,13 @@ class RunDirectory:
     def set_status(
         self, state: str, step: int, reason: str = "", exit_code: int | None = None
     ) -> None:
-        """Tell scripts how the run stands."""
+        """Write `status.json`."""
         content = {"state": state, "exit_code": exit_code, "reason": reason, "step": step}
         self.write(layout.STATUS, {**content, "pid": os.getpid(), "host": socket.gethostname()})
 
     def keep_start(self, status: Status, state: State, failure: UserError) -> None:
-        """Leave the status as it was before a start that came to nothing, with its end beside it
-        as `last_start`.
+        """Restore the status from before a failed start, with the end of that start as
+        `last_start`.
         """
         last = LastStart(
             state=state, exit_code=failure.exit_code, reason=str(failure), time=timestamp()
@@ -281,7 +283,7 @@ class RunDirectory:
         self.write(layout.STATUS, status.model_copy(update={"last_start": last}).as_json())
 
     def read(self, name: str, form: TypeAdapter[Content]) -> Content | None:
-        """Read one of the small JSON files; None if it is not there. Raises `UserError` if it is
+        """Read one of the small JSON files; None if it is missing. Raises `UserError` if it is
         damaged.
         """
         try:
@@ -318,12 +320,11 @@ def commit_of_package() -> str | None:
 
 
 def commit_of(directory: Path) -> str | None:
-    """The git commit that a directory's checkout is at; None where there is no checkout or no git.
+    """Return the git commit of a directory's checkout, or None without checkout or git.
 
-    Whoever made the checkout may have named programs in its configuration, its attributes and its
-    hooks, which most commands of git run: `git describe --dirty` and `git status` among them. This
-    one reads a reference, and neither index, files nor objects; a repository that is embedded in
-    another one's files is not looked at.
+    Most git commands (`git describe --dirty` and `git status` among them) run programs that a
+    repository's configuration, attributes or hooks name. This one reads a reference only: neither
+    index, files nor objects, and no repository embedded in another one's files.
     """
     return _git(directory, "-c", "safe.bareRepository=explicit", "rev-parse", "--verify", "HEAD")
 

@@ -10,10 +10,7 @@ from mtrain.runs.records import Best, Entry
 @dataclass
 class History:
     """Validations in the order of steps, each with `step`, `checkpoint`, `bleu`, `chrf`, `nll` and
-    `signature`.
-
-    `average` is the validation of the averaged model once there is one, `tests` what the test sets
-    scored.
+    `signature`; `average` is that of the averaged model, `tests` holds the scores of the test sets.
     """
 
     metric: str
@@ -23,7 +20,7 @@ class History:
 
     @classmethod
     def of(cls, metric: str, stored: Best | None) -> "History":
-        """Take up what `best.json` holds, if there is one."""
+        """Return the history in `best.json`, or an empty one."""
         if stored is None:
             return cls(metric)
         return cls(metric, stored.history, stored.average, stored.tests)
@@ -41,8 +38,8 @@ class History:
         }
 
     def cut(self, step: int, is_due: Callable[[int], bool]) -> None:
-        """Forget what came after a step, and the last step of a run that goes on where no
-        validation was due.
+        """Drop entries after a step, and that of the step itself if no validation was due there and
+        the run continues.
         """
         self.tests = {name: test for name, test in self.tests.items() if test["step"] <= step}
         kept = [entry for entry in self.entries if entry["step"] <= step]
@@ -51,7 +48,7 @@ class History:
             self.average = None
 
     def has(self, step: int) -> bool:
-        """Tell whether a step was validated."""
+        """Whether a step was validated."""
         return any(entry["step"] == step for entry in self.entries)
 
     @property
@@ -66,7 +63,7 @@ class History:
         return best["checkpoint"] if best else None
 
     def is_out_of_patience(self, patience: int) -> bool:
-        """Tell whether the last `patience` validations all failed to better the ones before."""
+        """Whether none of the last `patience` validations improved on the ones before."""
         if not patience or not self.entries:
             return False
         best = max(self.entries, key=self._quality)

@@ -1,4 +1,4 @@
-"""Names of what a run keeps on disk, for all who look at it, without what reads tensors."""
+"""Names of what a run keeps on disk. Nothing here reads tensors."""
 
 import os
 import re
@@ -11,7 +11,7 @@ MODEL, CONFIG, TOKENIZER, TRAINER = "model.safetensors", "config.yaml", "tokeniz
 OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
 CHECKPOINTS, AVERAGE, VALIDATION = "checkpoints", "average", "validation"
 
-# The small files of a run directory, besides those named above.
+# The other small files of a run directory.
 LOCK, RUN, STATUS, BEST, METRICS, LOG = (
     *(".lock", "run.json", "status.json", "best.json", "metrics.jsonl", "train.log"),
 )
@@ -19,7 +19,7 @@ VOCABULARY, TENSORBOARD = "tokenizer.vocab", "tensorboard"
 FILES = (LOCK, RUN, STATUS, BEST, METRICS, LOG, CONFIG, TOKENIZER, VOCABULARY)
 DIRECTORIES = (CHECKPOINTS, VALIDATION, TENSORBOARD)
 
-MOST_ABOVE = 4  # directories above a file that are looked at for a run
+MOST_ABOVE = 4  # directories above a file that may be the run
 
 STEP = re.compile(r"step-(\d{8,})")
 
@@ -36,8 +36,8 @@ def step_of(path: Path) -> int | None:
 
 
 def translations(run_dir: Path, name: str) -> Path:
-    """Name the file of what a checkpoint made of the validation set, or, as `test-NAME`, the best
-    one of a test set.
+    """Return the file of a checkpoint's translations of the validation set, or, for `test-NAME`, of
+    the best model's of a test set.
     """
     return run_dir / VALIDATION / f"{name}.txt"
 
@@ -48,8 +48,8 @@ def steps(directory: Path) -> list[Path]:
 
 
 def links(run_dir: Path) -> list[Path]:
-    """List the links under names that a run keeps files and directories under, and in these
-    directories: what is written or removed through one lies somewhere else.
+    """List links under the names of a run's files and directories, and inside these directories:
+    writing through one would change files elsewhere.
     """
     own = [run_dir / name for name in (*FILES, *DIRECTORIES)]
     for name in DIRECTORIES:
@@ -60,8 +60,8 @@ def links(run_dir: Path) -> list[Path]:
 
 
 def keeper_of(path: Path) -> Path | None:
-    """Return the run or checkpoint directory that keeps a file or directory of this name, if any
-    does: whatever lies in a sealed directory, and what a run writes by itself.
+    """Return the run or checkpoint directory that owns a file or directory of this name, if any:
+    everything in a sealed directory, and every file that a run writes.
     """
     place = Path(os.path.realpath(path))
     for above in list(place.parents)[:MOST_ABOVE]:
@@ -75,13 +75,13 @@ def keeper_of(path: Path) -> Path | None:
 
 
 def refuse_kept(path: Path) -> None:
-    """Refuse to write to the name of a file or directory that a run or checkpoint keeps."""
+    """Refuse to write to a file or directory that a run or checkpoint owns."""
     if keeper := keeper_of(path):
-        raise RefusedError(f"{path}: is among what {keeper} keeps; write to another name")
+        raise RefusedError(f"{path}: belongs to {keeper}; write to another path")
 
 
 def _is_sealed(directory: Path) -> bool:
-    """Whether a directory is one of mtrain's sealed ones, even if it is damaged."""
+    """Whether a directory is one of mtrain's sealed ones, intact or damaged."""
     if not (directory / manifest.NAME).is_file():  # a name that others use, too
         return False
     try:
@@ -92,7 +92,7 @@ def _is_sealed(directory: Path) -> bool:
 
 def named_steps(directory: Path) -> list[Path]:
     """List everything that is named like a step, oldest first: broken directories too."""
-    try:  # glob would take a directory that cannot be read for an empty one
+    try:  # glob would treat an unreadable directory as empty
         found = {path: step_of(path) for path in directory.iterdir()}
     except FileNotFoundError:
         return []

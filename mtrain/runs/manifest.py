@@ -23,18 +23,16 @@ _BLOCK = 1 << 20
 
 
 class DamagedError(UserError):
-    """A sealed directory that is missing, incomplete or changed; the message says what and
-    where.
-    """
+    """A sealed directory is missing, incomplete or changed; the message names the file."""
 
 
 def write_directory(
     path: Path, fill: Callable[[Path], None], keep: Callable[[Path], bool] = lambda aside: False
 ) -> None:
-    """Let `fill` write files into a directory beside `path`, seal it, and rename it to `path`.
+    """Let `fill` write files into a temporary directory, seal it, and rename it to `path`.
 
-    A crash at any point leaves the old `path`, or none, or the whole new one. What was begun is
-    left for another try to go on with where `keep` says so.
+    A crash at any point leaves the old `path`, or none, or the complete new one. The temporary
+    directory stays for another attempt if `keep` returns True for it.
     """
     aside = path.with_name(files.PARTIAL.format(path.name))
     if aside.is_symlink() or not keep(aside):
@@ -42,7 +40,7 @@ def write_directory(
     if aside.is_dir():
         _keep_files(aside)
     else:
-        aside.mkdir()  # in a directory that is there: one that vanished must not come back empty
+        aside.mkdir()  # without parents: a run directory that vanished must not come back empty
     try:
         fill(aside)
         seal(aside)
@@ -55,8 +53,8 @@ def write_directory(
 
 
 def write_new_directory(path: Path, fill: Callable[[Path], None]) -> None:
-    """Do as `write_directory` does for a directory that must not be there yet; raises
-    `RefusedError` where it is, or where another process is writing it.
+    """Write a directory like `write_directory`, but only if `path` does not exist; raises
+    `RefusedError` if it does, or if another process is writing it.
     """
     check_new(path)
     aside = path.with_name(files.PARTIAL.format(path.name))
@@ -75,14 +73,15 @@ def write_new_directory(path: Path, fill: Callable[[Path], None]) -> None:
 
 
 def check_new(path: Path) -> None:
-    """Raise `RefusedError` where there is something of that name."""
+    """Raise `RefusedError` if `path` exists."""
     if os.path.lexists(path):
-        raise RefusedError(f"{path}: exists already; remove it, or name another")
+        raise RefusedError(f"{path}: exists already; remove it, or choose another name")
 
 
 def _make_held(path: Path) -> int:
-    """Make a directory and hold a lock on it, whose descriptor is returned: that tells one that is
-    being written from what a crash left, which is removed first. Raises `RefusedError`.
+    """Create a directory and lock it; return the descriptor that holds the lock. The lock
+    distinguishes a directory in use from what a crash left, which is removed. Raises
+    `RefusedError`.
     """
     while True:
         is_new = False
@@ -102,7 +101,8 @@ def _make_held(path: Path) -> int:
         if not is_held and not is_new:
             os.close(descriptor)
             raise RefusedError(
-                f"{path}: another process is writing this directory; wait for it, or name another"
+                f"{path}: another process is writing this directory; wait for it, or choose "
+                "another name"
             )
         if is_held and files.is_at(descriptor, path):
             if is_new:
@@ -112,14 +112,12 @@ def _make_held(path: Path) -> int:
 
 
 def discard(path: Path) -> None:
-    """Remove what `write_directory` kept of a try to write `path`."""
+    """Remove what `write_directory` kept of an attempt to write `path`."""
     _clear(path.with_name(files.PARTIAL.format(path.name)))
 
 
 def _clear(path: Path) -> None:
-    """Remove a directory, or what else has its name, as far as that is possible: of a link the link
-    itself, and nothing that it leads to.
-    """
+    """Remove a directory or file as far as possible; of a link only the link."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -128,15 +126,15 @@ def _clear(path: Path) -> None:
 
 
 def clean(directory: Path) -> None:
-    """Remove what crashes left half-written or half-removed in a directory."""
+    """Remove partly written and partly removed directories that crashes left in a directory."""
     for item in directory.iterdir() if directory.is_dir() else ():
         if item.name.startswith(".") and item.name.endswith((".partial", ".removed")):
             _clear(item)
 
 
 def _keep_files(directory: Path) -> None:
-    """Remove all but regular files from a directory that is written to: links may lead anywhere,
-    and opening a pipe waits for its other end.
+    """Remove everything but regular files from a directory that is written to: links may lead
+    anywhere, and opening a pipe blocks.
     """
     for item in directory.iterdir():
         if item.is_symlink() or not item.is_file():
@@ -155,16 +153,15 @@ def seal(directory: Path) -> None:
 
 
 def verify(directory: Path, *needed: str) -> None:
-    """Raise `DamagedError` unless a directory is what its manifest says.
-
-    The manifest must list the files `needed`.
+    """Raise `DamagedError` unless a directory matches its manifest, which must list the files
+    `needed`.
     """
     for damage in damages(directory, *needed):
         raise damage
 
 
 def damages(directory: Path, *needed: str) -> Iterator[UserError]:
-    """Yield everything that makes a directory another one than its manifest says."""
+    """Yield every difference between a directory and its manifest."""
     try:
         entries = _read_manifest(directory)
     except UserError as error:
@@ -187,7 +184,7 @@ def _verify_file(file: Path, entry: dict[str, object]) -> None:
         raise DamagedError(f"{file}: missing")
     size = file.stat().st_size
     if size != entry["size"]:
-        raise DamagedError(f"{file}: {size} bytes where the manifest says {entry['size']}")
+        raise DamagedError(f"{file}: {size} bytes instead of {entry['size']} in the manifest")
     if hash_file(file) != entry["sha256"]:
         raise DamagedError(
             f"{file}: its SHA-256 is not the manifest's; the file was changed or damaged"
@@ -195,7 +192,7 @@ def _verify_file(file: Path, entry: dict[str, object]) -> None:
 
 
 def is_complete(directory: Path) -> bool:
-    """Tell whether a directory has a readable manifest (a cheap check, no file is hashed)."""
+    """Whether a directory has a readable manifest; no file is hashed."""
     try:
         _read_manifest(directory)
     except DamagedError:
@@ -244,7 +241,7 @@ def _read_manifest(directory: Path) -> dict[str, dict[str, object]]:
         content = json.loads(text)
         is_form = isinstance(content, dict) and set(content) == {"files", "sha256"}
         sealed = _with_own_hash({"files": content["files"]}) if is_form else ""
-    except OSError as error:  # not damage: what cannot be read now may be whole
+    except OSError as error:  # not damage: an unreadable file may be intact
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise DamagedError(f"{path}: damaged: {error}") from None
@@ -261,7 +258,7 @@ def _read_manifest(directory: Path) -> dict[str, dict[str, object]]:
 
 
 def _is_entry(name: str, entry: object) -> bool:
-    """Tell whether a manifest's item is a plain file name with size and hash."""
+    """Whether a manifest's item is a plain file name with size and hash."""
     if not isinstance(entry, dict) or set(entry) != {"size", "sha256"}:
         return False
     return Path(name).name == name and name not in ("", "..") and "\0" not in name

@@ -1,5 +1,5 @@
-"""Text that a run keeps, for those who look at a run that somebody else may have made: no link is
-followed, nothing is waited for, and a file that no run would write is refused.
+"""Readers of a run's text files for commands that only read it. The run may come from somebody
+else: no link is followed, no pipe is waited for, and files larger than a run writes are refused.
 """
 
 import io
@@ -27,7 +27,7 @@ LINK = "a link, where mtrain keeps a file or directory of its own"
 
 @dataclass(frozen=True)
 class Translations:
-    """What a checkpoint made of a validation or test set."""
+    """The translations of a validation or test set by one checkpoint."""
 
     path: Path
     data: bytes
@@ -36,36 +36,36 @@ class Translations:
         return self.data.count(b"\n") + (self.data[-1:] not in (b"", b"\n"))
 
     def texts_for(self, references: list[str]) -> list[str]:
-        """Return all lines, to be scored; raises `UserError` where there are not as many as
-        references, or so much text that no model makes it and scoring it would take minutes.
+        """Return all lines for scoring; raises `UserError` if their number differs from the
+        references', or if they are so long that scoring would take minutes.
         """
         if len(self) != len(references):
-            raise UserError(f"{self.path}: {len(self):,} lines, and {len(references):,} references")
+            raise UserError(f"{self.path}: {len(self):,} lines, but {len(references):,} references")
         most = max(MUCH_TEXT, MUCH_LONGER * sum(map(len, references)))
         if len(self.data) > most:
             raise UserError(
                 f"{self.path}: {len(self.data):,} bytes, more than {MUCH_LONGER} times the "
-                "references; bring the run's own file back"
+                "references; restore the run's own file"
             )
         return list(self.texts())
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield the lines; raises `UserError` for one that no model makes."""
+        """Yield the lines; raises `UserError` for a line longer than a model writes."""
         for number, line in enumerate(read_lines(bounded_lines(io.BytesIO(self.data))), 1):
             if len(line) > LONGEST_LINE:
                 raise UserError(
                     f"{self.path}:{number}: longer than {LONGEST_LINE:,} bytes, which no "
-                    "translation is; bring the run's own file back"
+                    "translation is; restore the run's own file"
                 )
             yield line
 
     def texts(self) -> Iterator[str]:
-        """Yield the lines as text; raises `UserError` for one that is not UTF-8."""
+        """Yield the lines as text; raises `UserError` for invalid UTF-8."""
         for number, line in enumerate(self, 1):
             try:
                 yield line.decode("utf-8")
             except UnicodeDecodeError:
-                text = f"{self.path}:{number}: not valid UTF-8; mend or remove the line"
+                text = f"{self.path}:{number}: invalid UTF-8; fix or remove the line"
                 raise UserError(text) from None
 
 
@@ -79,7 +79,7 @@ def read_translations(run_dir: Path, name: str) -> Translations | None:
     found = Translations(path, data)
     if len(found) > MOST_LINES:
         raise UserError(
-            f"{path}: {len(found):,} lines, more than any set has; bring the run's own file back"
+            f"{path}: {len(found):,} lines, more than any set has; restore the run's own file"
         )
     return found
 
@@ -97,8 +97,8 @@ def read_vocabulary(run_dir: Path) -> bytes | None:
 
 
 def end_of_log(run_dir: Path) -> Iterator[str]:
-    """Yield the lines of `train.log`, of a long one the last, each cut to what a message may take;
-    raises `UserError`.
+    """Yield the last lines of `train.log`, each cut to the length of a message; raises
+    `UserError`.
     """
     try:
         with files.read(run_dir / layout.LOG) as stream:
@@ -111,7 +111,7 @@ def end_of_log(run_dir: Path) -> Iterator[str]:
 
 
 def _cut_lines(stream: IO[bytes]) -> Iterator[str]:
-    left = END_OF_LOG  # a run that goes on may write faster than this reads
+    left = END_OF_LOG  # a run in progress may write faster than this reads
     is_start = True
     while left > 0 and (part := stream.readline(LONGEST_MESSAGE)):
         left -= len(part)
@@ -121,7 +121,7 @@ def _cut_lines(stream: IO[bytes]) -> Iterator[str]:
 
 
 def links(run_dir: Path) -> list[Path]:
-    """List the links under names of mtrain's own in a run; raises `UserError`."""
+    """List the links under names of a run's own files; raises `UserError`."""
     try:
         return layout.links(run_dir)
     except OSError as error:
@@ -129,7 +129,7 @@ def links(run_dir: Path) -> list[Path]:
 
 
 def refuse_link(path: Path) -> None:
-    """Raise `UserError` where a name of mtrain's own in a run is that of a link."""
+    """Raise `UserError` if a name of a run's own files is a link."""
     if path.is_symlink():
         raise UserError(f"{path}: is {LINK}; it is not followed")
 
@@ -145,8 +145,7 @@ def _read(path: Path, most: int) -> bytes | None:
         raise _failure(path, error) from None
     if is_large:
         raise UserError(
-            f"{path}: larger than {most >> 20} MiB, which no run writes; bring the run's own file "
-            "back"
+            f"{path}: larger than {most >> 20} MiB, which no run writes; restore the run's own file"
         )
     return data
 

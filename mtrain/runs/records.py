@@ -23,11 +23,11 @@ Metric = Literal["bleu", "chrf", "nll"]
 State = Literal["preparing", "running", "complete", "stopped", "failed", "refused"]
 
 LARGEST_METRICS = 256 << 20  # bytes of a `metrics.jsonl`
-MOST_RECORDS, MOST_BROKEN = 2_000_000, 10_000  # lines of it, and of these such that are no records
+MOST_RECORDS, MOST_BROKEN = 2_000_000, 10_000  # lines of it, and invalid lines
 
 
 class LastStart(BaseModel):
-    """How a start ended that left an earlier run as it was."""
+    """How a start ended that did not change the run."""
 
     state: State
     exit_code: Annotated[int, Field(ge=0, le=255)]
@@ -36,7 +36,7 @@ class LastStart(BaseModel):
 
 
 class Status(BaseModel):
-    """`status.json`: how far a run is, and how it ended."""
+    """`status.json`: the state of a run, and how it ended."""
 
     state: State
     exit_code: Annotated[int, Field(ge=0, le=255)] | None = None
@@ -52,8 +52,8 @@ class Status(BaseModel):
 
 
 class Provenance(BaseModel):
-    """`run.json`: what a run is made of; earlier versions wrote less. Texts, settings and models
-    are there by their SHA-256.
+    """`run.json`: SHA-256 of corpora, settings, vocabulary and weights that a run is made of, seed,
+    command, versions. Earlier versions wrote fewer fields.
     """
 
     train: list[str]
@@ -74,7 +74,7 @@ class Provenance(BaseModel):
 
 
 class Validation(BaseModel):
-    """What every entry of `best.json` holds at least."""
+    """Fields that every entry of `best.json` has."""
 
     step: Count
     checkpoint: CheckpointName
@@ -110,7 +110,7 @@ class Named(BaseModel):
 
 
 class Best(BaseModel):
-    """`best.json`: the validations, the best of them, and what the test sets scored."""
+    """`best.json`: the validations, the best of them, and the scores of the test sets."""
 
     metric: Metric
     best: Named | None  # none before the first validation
@@ -120,7 +120,7 @@ class Best(BaseModel):
 
 
 class Step(BaseModel):
-    """What every record of `metrics.jsonl` holds at least."""
+    """Fields that every record of `metrics.jsonl` has."""
 
     step: Count
     time: FiniteFloat = 0.0
@@ -139,19 +139,19 @@ RECORD: TypeAdapter[dict[str, Any]] = TypeAdapter(Record)
 
 
 class Board(Protocol):
-    """What shows the records of `metrics.jsonl` elsewhere."""
+    """A second receiver of the records of `metrics.jsonl`."""
 
     def begin(self, records: list[dict[str, Any]]) -> None:
-        """Show these records, and none that were shown before."""
+        """Replace all records by these."""
 
     def add(self, record: dict[str, Any]) -> None:
-        """Show one more."""
+        """Add a record."""
 
 
 @dataclass
 class Records:
-    """What `metrics.jsonl` holds: records, numbers of lines that are none, and, if a crash has cut
-    it, the last line's.
+    """Content of `metrics.jsonl`: records, line numbers of invalid lines, and that of a last line
+    that a crash truncated.
     """
 
     records: list[dict[str, Any]] = field(default_factory=list)
@@ -160,7 +160,9 @@ class Records:
 
 
 class MetricsFile:
-    """`metrics.jsonl`: one JSON object a record, in the order of steps; a board gets the same."""
+    """`metrics.jsonl`: one JSON object per record, in the order of steps; the board gets the same
+    records.
+    """
 
     def __init__(
         self, path: Path, board: Board | None = None, check: Callable[[], None] = lambda: None
@@ -177,16 +179,14 @@ class MetricsFile:
             self.board.add(record)
 
     def cut(self, step: int) -> None:
-        """Drop the records after a step, and what a crash left of a line: a resumed run writes them
-        again.
-        """
+        """Drop the records after a step and a truncated line; a resumed run writes them again."""
         records = [record for record in self.read() if record["step"] <= step]
         self._rewrite(records)
         if self.board is not None:
             self.board.begin(records)
 
     def replace(self, record: dict[str, Any], prefix: str) -> None:
-        """Add a record in place of one of the same step whose keys start with `prefix`."""
+        """Add a record and remove one of the same step whose keys start with `prefix`."""
         step, records = record["step"], self.read()
         kept = [r for r in records if r["step"] != step or not any(k.startswith(prefix) for k in r)]
         self._rewrite([*kept, record])
@@ -196,13 +196,13 @@ class MetricsFile:
             self.board.add(record)
 
     def read(self) -> list[dict[str, Any]]:
-        """Read the whole records; raises `UserError` where there is something else than a file, or
-        one larger than any run writes.
+        """Return the valid records; raises `UserError` if the file is no regular file or too
+        large.
         """
         return self.parse().records
 
     def parse(self) -> Records:
-        """Tell the whole records from other lines; raises `UserError` as `read` does."""
+        """Separate records from invalid lines; raises `UserError` as `read` does."""
         found = Records()
         for number, line in enumerate(io.BytesIO(self._content()), 1):
             try:
@@ -214,8 +214,8 @@ class MetricsFile:
                     found.cut = number
             if number > MOST_RECORDS or len(found.broken) > MOST_BROKEN:
                 raise UserError(
-                    f"{self.path}:{number}: more lines, or more that are no records, than a run "
-                    "writes; remove it, or bring back the run's"
+                    f"{self.path}:{number}: more lines, or more invalid ones, than a run writes; "
+                    "remove the file, or restore the run's"
                 )
         return found
 
@@ -230,7 +230,7 @@ class MetricsFile:
         if len(data) > LARGEST_METRICS:
             raise UserError(
                 f"{self.path}: larger than {LARGEST_METRICS >> 20} MiB, which no run writes; "
-                "remove it, or bring back the run's"
+                "remove it, or restore the run's"
             )
         return data
 

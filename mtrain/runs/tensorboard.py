@@ -27,8 +27,8 @@ def check_board(config: Config) -> None:
 
 
 class TensorBoard:
-    """Event files of a run, written by torch's `SummaryWriter`. What changes earlier records, such
-    as a resume, begins a new file with all records that hold.
+    """Event files of a run, written by torch's `SummaryWriter`. When earlier records change, as by
+    a resume, a new file starts with all records that remain.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -36,8 +36,8 @@ class TensorBoard:
         self.writer: Any = None
 
     def begin(self, records: list[dict[str, Any]]) -> None:
-        """Write the records to a new file. It begins with a restart at step 0, at which readers
-        purge all that came before. The file before it stays, since a reader may be at it.
+        """Write the records to a new file. It starts with a restart at step 0, at which readers
+        discard everything before. The old file stays, since a reader may have it open.
         """
         from torch.utils.tensorboard import SummaryWriter
 

@@ -20,30 +20,30 @@ from mtrain.runtime.errors import (
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-# What a terminal obeys: C0 but tabs and line breaks, DEL, C1.
+# Control characters of terminals: C0 except tabs and line breaks, DEL, C1.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def leave_at_once() -> None:
-    """Have Ctrl-C end this process at once, until it is `loaded`."""
+    """Let Ctrl-C end this process at once, until `loaded` is called."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not ignored
         signal.signal(signal.SIGINT, _leave)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """End at once: libraries swallow Python's `KeyboardInterrupt` while they load, or break."""
+    """End at once: libraries swallow `KeyboardInterrupt` while they load, or break."""
     os._exit(EXIT_TERMINATED if number == signal.SIGTERM else EXIT_INTERRUPTED)
 
 
 def loaded() -> None:
-    """From here on Ctrl-C lets a command end what it has begun to write."""
+    """Let Ctrl-C raise an exception from here on, so that a command can finish its output."""
     if signal.getsignal(signal.SIGINT) is _leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def open_closed_streams() -> None:
-    """Put something in the place of closed standard streams, whose numbers a file opened later
-    would get: nothing to read, nowhere to put results, nobody to tell.
+    """Replace closed standard streams by /dev/null; otherwise a file opened later would get their
+    numbers.
     """
     for number, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
         try:
@@ -83,8 +83,8 @@ def ending(name: str) -> Iterator[None]:
 
 @contextmanager
 def stopped_by_signals(is_kept: bool = True) -> Iterator[None]:
-    """Have SIGTERM and Ctrl-C raise an exception, if something `is_kept` that a command has begun
-    to write, so that it can be put in order; a second signal ends the process at once.
+    """Raise an exception on SIGTERM and Ctrl-C, if `is_kept`, so that output can be completed; a
+    second signal ends the process at once.
     """
     defaults = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
     before = {number: signal.getsignal(number) for number in defaults}
@@ -108,18 +108,18 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 class _Screen(BufferedIOBase):
-    """A terminal as a stream of whole lines: what it would obey is spelled out."""
+    """A terminal as a stream of lines, with control characters spelled out."""
 
     def __init__(self, sink: IO[bytes]) -> None:
         self.sink = sink
 
     def write(self, data: "ReadableBuffer") -> int:
-        """Write lines; what is not UTF-8 is spelled out, too."""
+        """Write lines; bytes that are not UTF-8 are spelled out, too."""
         text = bytes(data).decode("utf-8", "backslashreplace")
         self.sink.write(_CONTROL.sub(lambda c: ascii(c[0])[1:-1], text).encode())
         return len(bytes(data))
 
     def flush(self) -> None:
-        """Show what was written."""
+        """Flush the terminal."""
         if not self.sink.closed:
             self.sink.flush()

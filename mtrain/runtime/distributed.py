@@ -1,9 +1,9 @@
-"""The processes of a job, which torchrun starts, and what they tell each other.
+"""The processes of a job, started by torchrun, and their communication.
 
-Tensors are added up by NCCL on GPUs and by gloo on CPUs. All else goes as bytes through gloo,
-whatever the device. A failure or a stop of one rank is told to all where they next meet, so that
-all end alike. The death of a rank breaks its connections: the others fail where they next meet, and
-torchrun ends those that cannot.
+Tensors are summed by NCCL on GPUs and by gloo on CPUs; everything else is bytes through gloo. A
+failure or a stop of one rank reaches all at their next collective call, so that all end in the same
+way. If a rank is killed, its connections break: the others fail at their next call, and torchrun
+ends those that cannot.
 """
 
 import json
@@ -46,7 +46,7 @@ REQUEST: TypeAdapter[Request | None] = TypeAdapter(Request | None)
 
 @dataclass
 class Ranks:
-    """All processes of a job, seen from one of them."""
+    """The ranks of a job, seen from one of them."""
 
     rank: int = 0
     size: int = 1
@@ -60,7 +60,7 @@ class Ranks:
         return self.rank == 0
 
     def share(self, find: Callable[[], T], form: TypeAdapter[T]) -> T:
-        """Call `find` on rank 0 and return its result on all; what it raises, all raise."""
+        """Call `find` on rank 0 and broadcast its result; an exception is raised on every rank."""
         if self.size == 1:
             return find()
         body, head = _attempt(lambda: _encode(find(), form)) if self.is_first else (None, b"")
@@ -68,7 +68,7 @@ class Ranks:
 
     def first(self, work: Callable[[], T]) -> T | None:
         """Call `work` on rank 0 while the others wait; return its result there and None elsewhere.
-        What it raises, all raise.
+        An exception is raised on every rank.
         """
         if self.size == 1:
             return work()
@@ -77,8 +77,8 @@ class Ranks:
         return result
 
     def gather(self, part: Callable[[], T], form: TypeAdapter[T]) -> list[T]:
-        """Call `part` on each rank and return the results of all, by rank, on all; what one raises,
-        all raise.
+        """Call `part` on each rank and return all results, by rank, on every rank; an exception of
+        one is raised on all.
         """
         if self.size == 1:
             return [part()]
@@ -86,7 +86,9 @@ class Ranks:
         return [_decode(found, form) for found in self._gather(head + (body or b""))]
 
     def together(self, work: Callable[[], T]) -> T:
-        """Call `work` on each rank and return this rank's result; what one raises, all raise."""
+        """Call `work` on each rank and return this rank's result; an exception of one is raised on
+        all.
+        """
         if self.size == 1:
             return work()
         result, head = _attempt(work)
@@ -96,8 +98,8 @@ class Ranks:
     def agree(
         self, request: Request | None, failure: UserError | None = None, number: int = 0
     ) -> Request | None:
-        """Return the request to stop of any rank, or None. All raise the failure of one, and all
-        fail if `number` differs between ranks.
+        """Return the request to stop of any rank, or None. A failure of one rank is raised on all;
+        different values of `number` are a failure.
         """
         if self.size > 1:
             concerned = torch.tensor([int(bool(request or failure)), number, -number])
@@ -126,13 +128,13 @@ class Ranks:
         if len(set(self.gather(lambda: own, TEXT))) > 1:
             raise self.as_one(
                 RefusedError(
-                    f"the processes of this job were given different {what}; to have each do work "
-                    "of its own, start each without torchrun"
+                    f"the processes of this job got different {what}; to run separate commands, "
+                    "start each without torchrun"
                 )
             )
 
     def as_one(self, error: UserError) -> UserError:
-        """Mark an error that all ranks raise at the same place: rank 0 shows it for all."""
+        """Mark an error that every rank raises at the same point: only rank 0 shows it."""
         error.is_shared, error.is_told = True, not self.is_first
         return error
 
@@ -262,8 +264,8 @@ def joined() -> Iterator[Ranks]:
 
 
 def find_ranks(environ: Mapping[str, str]) -> Ranks:
-    """Read torchrun's environment variables; without them this process is the only one. Raises
-    `RefusedError`, also for one of several processes that srun started.
+    """Read torchrun's environment variables; without them this process is alone. Raises
+    `RefusedError`, also for one of several tasks of srun.
     """
     if "RANK" not in environ or "WORLD_SIZE" not in environ:
         _refuse_tasks(environ)
@@ -280,8 +282,8 @@ def find_ranks(environ: Mapping[str, str]) -> Ranks:
 
 
 def _refuse_tasks(environ: Mapping[str, str]) -> None:
-    """Refuse to be one of several tasks of a step of SLURM. `SLURM_NTASKS` and `SLURM_PROCID` alone
-    do not show that: a batch script has them, too.
+    """Refuse to be one of several tasks of a SLURM step. `SLURM_NTASKS` and `SLURM_PROCID` do not
+    suffice to detect that: a batch script has them, too.
     """
     counts = [environ.get(f"SLURM_STEP_NUM_{name}", "") for name in ("TASKS", "NODES")]
     tasks, nodes = (max(1, int(count)) if count.isdecimal() else 1 for count in counts)
@@ -291,8 +293,8 @@ def _refuse_tasks(environ: Mapping[str, str]) -> None:
         f"srun started this command {tasks} times; have it start torchrun once on each machine: "
         f"srun --ntasks-per-node=1 torchrun --nnodes={nodes} --nproc-per-node={tasks // nodes} "
         f"--rdzv-backend=c10d --rdzv-endpoint=HOST:29500 -m mtrain {shlex.join(sys.argv[1:])}",
-        "where HOST is one of the machines (see scripts/slurm); a single process is started by "
-        "srun --ntasks=1",
+        "where HOST is one of the machines (see scripts/slurm); start a single process "
+        "with srun --ntasks=1",
     )
     error.is_told = environ["SLURM_PROCID"] != "0"
     raise error
@@ -319,13 +321,13 @@ def _part(ranks: Ranks) -> None:
 
 
 def device_of(name: str, ranks: Ranks) -> torch.device:
-    """Find the device of this process; each rank of a machine has a GPU of its own."""
+    """Return the device of this process; each rank of a machine has its own GPU."""
     device = pick_device(name)
     if ranks.size == 1 or device.type == "cpu":
         return device
     if device.type == "mps" or ":" in name:
         raise RefusedError(
-            f"device {device}: is one device, and this job has {ranks.size} processes: "
+            f"device {device}: one device, but this job has {ranks.size} processes;  "
             "set cuda, or cpu"
         )
     return pick_device(f"cuda:{ranks.local_rank}")

@@ -17,14 +17,15 @@ def printable(text: str) -> str:
 
 
 class UserError(Exception):
-    """The run failed for a reason the user can mend: says where, what, and what to do.
+    """The run failed for a reason that the user can fix; the message says where, what, and what to
+    do.
 
-    A message of several lines is given as several arguments: names and text from outside may hold
-    line breaks and terminal escapes, which are spelled out.
+    A message of several lines is given as several arguments. Line breaks and terminal escapes
+    inside one argument, as in names from outside, are spelled out.
     """
 
     exit_code = EXIT_FAILED
-    # Among several processes of a job: all of them raise it, and another one tells it.
+    # Every rank of a job raises it; rank 0 shows it.
     is_shared = is_told = False
 
     def __init__(self, *lines: str) -> None:
@@ -35,7 +36,7 @@ class UserError(Exception):
 
 
 def first_line(error: Exception) -> str:
-    """What a library's error says, in short."""
+    """Return the first line of a library's error."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -58,7 +59,7 @@ class RowError(UserError):
 
 
 class UnequalError(UserError):
-    """Files that do not match line for line: so many pairs until one of them ends."""
+    """Files of unequal length: `pairs` pairs until one of them ends."""
 
     def __init__(self, message: str, pairs: int) -> None:
         super().__init__(message)
@@ -84,7 +85,7 @@ class MissingExtraError(RefusedError):
 
 
 class StoppedError(UserError):
-    """The work was asked to stop (signal or time limit); `exit_code` says by what."""
+    """A signal or a time limit stopped the work; `exit_code` depends on which."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)

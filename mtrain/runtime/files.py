@@ -1,8 +1,8 @@
 """Files that mtrain owns: opened without following a link, written aside, synced and renamed.
 
-A directory that came from somebody else may hold links, pipes or folders under the names that
-mtrain writes to and reads from. Whatever opens a file of mtrain's own goes through this module: a
-new file is always new, an existing one is a regular file, and a link is refused.
+A directory from somebody else may hold links, pipes or folders under the names that mtrain uses.
+Every file that mtrain owns is opened by this module: a new file is always new, an existing one is a
+regular file, and a link is refused.
 """
 
 import errno
@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-# What mtrain writes beside a file, to be renamed to it.
+# Temporary name, next to the final one.
 PARTIAL = ".{}.partial"
 
 VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})")
@@ -73,7 +73,9 @@ def read(path: Path) -> IO[bytes]:
 
 
 def read_whole(path: Path, most: int) -> bytes:
-    """Read a file of mtrain's own; raises `OSError`, and `ValueError` for one of more bytes."""
+    """Return the content of a file that mtrain owns; raises `OSError`, and `ValueError` if it is
+    larger than `most` bytes.
+    """
     with read(path) as stream:
         data = stream.read(most + 1)
     if len(data) > most:
@@ -82,7 +84,7 @@ def read_whole(path: Path, most: int) -> bytes:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory in one of mtrain's own, unless it is there; raises `OSError` for a link."""
+    """Make a directory in one that mtrain owns, if it is missing; raises `OSError` for a link."""
     try:
         path.mkdir()
     except FileExistsError:
@@ -130,7 +132,7 @@ def replace(aside: Path, path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Have the disk hold a file's bytes, or a directory's entries."""
+    """Write a file's bytes, or a directory's entries, through to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -139,8 +141,8 @@ def sync(path: Path) -> None:
 
 
 def try_lock(descriptor: int) -> bool:
-    """Take the system's lock on an open file or directory, unless another process has it. It ends
-    with the process, however that ends.
+    """Take the system's lock on an open file or directory, unless another process holds it. It ends
+    with the process.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -158,8 +160,8 @@ def is_at(descriptor: int, path: Path) -> bool:
 
 
 def expand_path(text: str) -> str:
-    """Replace `$NAME` and `${NAME}` in a path by the environment's values and a leading `~` or
-    `~user` by a home directory. A `$` with no name behind it stays. Raises `ValueError`.
+    """Replace `$NAME` and `${NAME}` in a path by environment variables and a leading `~` or `~user`
+    by a home directory. A `$` without a name stays. Raises `ValueError`.
     """
     place = os.path.expanduser(VARIABLE.sub(_value_of, text))
     if place.startswith("~"):
@@ -180,12 +182,12 @@ def _value_of(name: re.Match[str]) -> str:
 
 
 def expand_dataset(name: str) -> str:
-    """Expand the name of a dataset where it can only be a local folder's: what the environment
-    holds must not become a name that a hub is asked for. Raises `ValueError`.
+    """Expand the name of a dataset if it can only be a local folder: a value of the environment
+    must not become a name that the hub is asked for. Raises `ValueError`.
     """
     if not name.startswith("~") and not VARIABLE.search(name):
         return name
     place = expand_path(name)
     if not place.startswith(("/", ".")):
-        raise ValueError(f"{name} is no path of a folder; begin it with ./ if it is one here")
+        raise ValueError(f"{name} is not the path of a folder; start it with ./ for a folder here")
     return place

@@ -1,4 +1,4 @@
-"""JSON files of a known form, checked before anything in them is used."""
+"""Reading JSON files of a known form; nothing in them is used before it is checked."""
 
 from pathlib import Path
 from typing import TypeVar
@@ -13,7 +13,7 @@ LARGEST = 64 << 20  # bytes
 
 
 def read_json(data: bytes, form: TypeAdapter[Content]) -> Content:
-    """Parse JSON; raises `ValueError`, which says in one line what is not of that form."""
+    """Parse JSON; raises `ValueError` with the first violation of the form in one line."""
     try:
         return form.validate_json(data, strict=True)
     except ValidationError as error:
@@ -23,8 +23,8 @@ def read_json(data: bytes, form: TypeAdapter[Content]) -> Content:
 
 
 def read_json_file(path: Path, form: TypeAdapter[Content]) -> Content:
-    """Read a file of that form; raises `FileNotFoundError` where there is none, `ValueError` where
-    it cannot be read, is of another form, a link, or no regular file.
+    """Read a JSON file of a known form; raises `FileNotFoundError` if it is missing, `ValueError`
+    if it cannot be read, has another form, is a link, or is not a regular file.
     """
     try:
         data = files.read_whole(path, LARGEST)

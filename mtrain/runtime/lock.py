@@ -31,8 +31,8 @@ class Held:
         return files.is_at(self.descriptor, self.path)
 
     def check(self) -> None:
-        """Raise `ReplacedError` where the file, and with it its directory, was removed or replaced:
-        what has its name now is another process's.
+        """Raise `ReplacedError` if the file, and with it its directory, was removed or replaced by
+        another process.
         """
         if not self.is_there():
             raise ReplacedError(
@@ -43,12 +43,11 @@ class Held:
 
 @contextmanager
 def exclusive(path: Path, *, wait: Callable[[str], None] | None = None) -> Iterator[Held]:
-    """Hold the lock file `path`.
+    """Hold the lock file `path`. While another process holds it, `wait` is called with that
+    process's name twice a second; without `wait`, raise `RefusedError`.
 
-    If another process has it, `wait` is called with that process's name, twice a second until the
-    lock is free; without `wait` that is refused with `RefusedError`. The file stays behind: what
-    counts is the system's lock on it, so a killed holder leaves nothing stale. Raises `OSError`
-    where the name is that of a link or of no regular file.
+    The file stays: only the system's lock on it counts, so a killed holder leaves nothing stale.
+    Raises `OSError` if the name is that of a link or not of a regular file.
     """
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +59,7 @@ def exclusive(path: Path, *, wait: Callable[[str], None] | None = None) -> Itera
                     raise RefusedError(f"{path.parent}: in use by {holder}; wait for it or stop it")
                 wait(holder)
                 time.sleep(POLL)
-            if held.is_there():  # else it was removed in between: another process has a new one
+            if held.is_there():  # else it was removed meanwhile and another process has a new one
                 _write_down(held.descriptor)
                 yield held
                 return

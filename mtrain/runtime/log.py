@@ -32,7 +32,7 @@ def _spell_out(record: logging.LogRecord) -> bool:
 
 logger.addFilter(_spell_out)
 
-# Columns that a training run's bar and its figures take, and what is shown where there are fewer.
+# Columns that the bar of a training run needs, and the format for narrower terminals.
 WIDE = 120
 FIGURES = "{desc}: {percentage:3.0f}% {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 MOST_LISTED = 10  # numbers of lines that a message names
@@ -43,7 +43,9 @@ class LogFile(logging.StreamHandler[TextIOWrapper]):
 
 
 class ConsoleHandler(logging.Handler):
-    """Writes to stderr without tearing a progress bar apart; warnings and errors stand out."""
+    """A handler for stderr that does not tear a progress bar apart; warnings and errors are
+    coloured.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one record; on a terminal the bar shows training records."""
@@ -75,16 +77,16 @@ def set_up_console(*, times: bool = False) -> None:
     logger.handlers[:] = [handler]
     logger.setLevel(logging.INFO)
     logger.propagate = False
-    logging.raiseExceptions = False  # a full disk is told once, not at every line of a log file
+    logging.raiseExceptions = False  # report a full disk once, not for every line
 
 
 def silence() -> None:
-    """Leave telling what goes on to another process of the same job; errors are told."""
+    """Log errors only: rank 0 of the job logs the rest."""
     logger.setLevel(logging.ERROR)
 
 
 def add_log_file(path: Path) -> None:
-    """Keep the records in a file too, in place of any before; raises `OSError`."""
+    """Write the records to a file, too, instead of an earlier one; raises `OSError`."""
     close_log_files()
     handler = LogFile(TextIOWrapper(files.append(path), encoding="utf-8"))
     handler.setFormatter(
@@ -103,8 +105,8 @@ def close_log_files() -> None:
 def progress_bar(
     total: int | None, unit: str, description: str, initial: int = 0, *, shown: bool = True
 ) -> "tqdm[Any]":
-    """A bar on stderr if that is a terminal, else nothing; `update`, `set_postfix_str` and `close`
-    work on both. A narrow terminal has room for the figures alone.
+    """Return a bar on stderr if that is a terminal, else a silent one; `update`, `set_postfix_str`
+    and `close` work on both. A narrow terminal shows the figures only.
     """
     shown = shown and sys.stderr.isatty() and logger.isEnabledFor(logging.INFO)
     is_narrow = shown and os.get_terminal_size(sys.stderr.fileno()).columns < WIDE
@@ -129,7 +131,7 @@ def shorten(numbers: Iterable[int], most: int = MOST_LISTED) -> str:
 
 
 class Places:
-    """A count of lines that were cut, with the numbers of the first."""
+    """A count of lines that were cut, with the numbers of the first ones."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -143,7 +145,7 @@ class Places:
                 self.first.append(number)
 
     def warn(self, limit: int, text: str = "") -> None:
-        """Say once which lines, of which text, were cut."""
+        """Warn of the lines that were cut."""
         if self.count:
             logger.warning(
                 "%slines longer than %d tokens, cut there: %s (line %s)",

@@ -1,10 +1,9 @@
-"""Files that a command writes: whole under their names at its end, or not there at all.
+"""Output files of commands: complete under their names at the end, or not there at all.
 
-    out.txt.partial     what is written so far, locked by the process that writes it
+    out.txt.partial     content so far, locked by the process that writes it
     out.txt             the old file until the end, then the new one
 
-A stream, a device, a pipe, and a file in a directory where no other can be made are written as it
-goes.
+A stream, a device, a pipe, and a file in a directory that takes no new file are written directly.
 """
 
 import errno
@@ -24,13 +23,13 @@ from mtrain.runtime.log import logger
 
 _BLOCK = 1 << 20
 
-# A file's name, the number of an open one, or its device and inode.
+# A file's name, the number of an open file, or its device and inode.
 Named = str | int | tuple[int, int]
 
 
 @dataclass(frozen=True)
 class _Output:
-    """A file that is being written under another name."""
+    """An output that is written under a temporary name."""
 
     path: Path  # as the user named it
     place: Path  # where that leads
@@ -38,36 +37,36 @@ class _Output:
 
     @cached_property
     def sink(self) -> IO[bytes]:
-        """What is written to."""
+        """The stream that is written to."""
         return os.fdopen(self.descriptor, "wb", closefd=False)
 
     @property
     def partial(self) -> Path:
-        """The other name."""
+        """The temporary name."""
         return _partial_of(self.place)
 
     def sync(self) -> None:
-        """Have the disk hold all that was written."""
+        """Write everything through to the disk."""
         self.sink.flush()
         os.fsync(self.descriptor)
 
     def publish(self, *, is_new: bool) -> None:
-        """Give the file its own name, which must be free if it `is_new`."""
+        """Rename the file to its own name, which must be free if it `is_new`."""
         if not files.is_at(self.descriptor, self.partial):
             raise UserError(f"{self.partial}: was removed or replaced while it was written")
         if is_new and os.path.lexists(self.path):
-            raise RefusedError(f"{self.path}: exists already; remove it, or name another")
+            raise RefusedError(f"{self.path}: exists already; remove it, or choose another name")
         os.replace(self.partial, self.place)
         with suppress(PermissionError):  # a directory that may be written to, but not read
             files.sync(self.place.parent)
 
     def take_back(self) -> None:
-        """Remove the file again."""
+        """Remove the published file again."""
         if files.is_at(self.descriptor, self.place):
             self.place.unlink()
 
     def give_up(self, *, keeps_lines: bool) -> None:
-        """Keep the whole lines that were written, with a word of where, or nothing."""
+        """Keep the complete lines and log where they are, or remove the file."""
         with suppress(OSError):  # of a full disk
             self.sink.close()
         if not files.is_at(self.descriptor, self.partial):
@@ -85,7 +84,7 @@ class _Output:
         )
 
     def close(self) -> None:
-        """Let go of the file and its lock."""
+        """Close the file and release its lock."""
         with suppress(OSError):
             self.sink.close()
         os.close(self.descriptor)
@@ -96,7 +95,7 @@ def _partial_of(place: Path) -> Path:
 
 
 def _cut_to_lines(descriptor: int) -> int:
-    """Cut a file behind its last newline; returns how many lines it holds."""
+    """Truncate a file after its last newline; return the number of its lines."""
     lines = end = start = 0
     while block := os.pread(descriptor, _BLOCK, start):
         lines += block.count(b"\n")
@@ -110,9 +109,9 @@ def _cut_to_lines(descriptor: int) -> int:
 def opened(
     *names: str | Path, as_it_goes: bool = False, keeps_lines: bool = False, is_new: bool = False
 ) -> Iterator[list[IO[bytes]]]:
-    """Open files for bytes, `-` being stdout. All get their names at the end of the block, with the
-    permissions of the files that they replace; if it fails or is stopped, none does, and what was
-    written is lost but for whole lines where it `keeps_lines`. Raises `UserError`.
+    """Open files for bytes; `-` is stdout. At the end of the block all are renamed to their names,
+    with the permissions of the files that they replace. If the block fails or is stopped, none is,
+    and only complete lines are kept if `keeps_lines`. Raises `UserError`.
     """
     loaded()
     shown = ", ".join("stdout" if str(name) == "-" else str(name) for name in names)
@@ -138,7 +137,7 @@ def opened(
 
 
 def _publish(outputs: list[_Output], sinks: list[IO[bytes]], *, is_new: bool) -> None:
-    """Give all files their names, or, if they are new, none."""
+    """Rename all files to their names, or, if they are new, none."""
     for sink in sinks:
         sink.flush()
     for each in outputs:
@@ -154,8 +153,8 @@ def _publish(outputs: list[_Output], sinks: list[IO[bytes]], *, is_new: bool) ->
 
 
 def _begin(name: str | Path) -> _Output | None:
-    """Make the file that will replace the one of this name; None where it is to be written as it
-    goes. Raises `OSError`.
+    """Create the temporary file for an output; None if the output is written directly. Raises
+    `OSError`.
     """
     path, place = Path(name), Path(os.path.realpath(name))
     if _standard(name) in (1, 2) or str(path).startswith(("/dev/fd/", "/proc/")):
@@ -177,9 +176,7 @@ def _begin(name: str | Path) -> _Output | None:
 
 
 def _standard(name: str | Path) -> str | int:
-    """Return the number of the standard stream that a name leads to, of which more may follow; or
-    the name.
-    """
+    """Return the number of the standard stream that a name leads to, or the name."""
     if str(name) == "-":
         return 1
     with suppress(OSError):
@@ -190,20 +187,22 @@ def _standard(name: str | Path) -> str | int:
 
 
 def _is_replaceable(old: os.stat_result, place: Path) -> bool:
-    """Whether a file can be replaced by another one, and need not be written to itself."""
+    """Whether a file can be replaced by another one instead of written directly."""
     if not stat.S_ISREG(old.st_mode):
         return False
     if not os.access(place, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
-    above = place.parent.stat()  # in a sticky directory files are replaced by their owners alone
+    above = place.parent.stat()  # in a sticky directory only the owners of files may replace them
     return not above.st_mode & stat.S_ISVTX or os.geteuid() in (0, old.st_uid, above.st_uid)
 
 
 def _make_held(path: Path) -> int:
-    """Make a file and lock it, in place of what is left of an earlier try; raises `RefusedError`
-    where another process writes it.
+    """Create and lock a file, replacing what an earlier attempt left; raises `RefusedError` if
+    another process writes it.
     """
-    refusal = RefusedError(f"{path}: another process is writing it; wait for it, or name another")
+    refusal = RefusedError(
+        f"{path}: another process is writing it; wait for it, or choose another name"
+    )
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     while True:
         if path.is_symlink():
@@ -226,15 +225,15 @@ def _make_held(path: Path) -> int:
 
 
 def write_output(path: Path, data: bytes) -> None:
-    """Replace a file that the user named, or write to what else has that name: a device, a pipe;
-    raises `UserError`.
+    """Replace a file that the user named, or write to the device or pipe of that name; raises
+    `UserError`.
     """
     with opened(path) as (sink,):
         sink.write(data)
 
 
 def check_writable(path: Path) -> None:
-    """Raise `UserError`, before any work is done, where no file of that name can be written."""
+    """Raise `UserError`, before any work is done, if no file of that name can be written."""
     try:
         os.stat(os.path.join(path.parent, "."))  # fails where it is no directory, too
         if path.is_dir():
@@ -258,16 +257,16 @@ def refuse_overwriting(output: str | Path | None, *inputs: str | Path | None) ->
             continue
         read = _files_of({0 if str(name) == "-" else str(name)})
         if written & (read | {os.path.realpath(name)}):
-            raise RefusedError(f"{output}: is read from; write to another file")
+            raise RefusedError(f"{output}: is an input, too; write to another file")
 
 
 def refuse_one_file(output: str, other: str, option: str) -> None:
-    """Refuse to write two things to one file; `option` names the other one."""
+    """Refuse to write two outputs to one file; `option` is that of the other one."""
     if os.devnull in (output, other):
         return
     first, second = _written(output), _written(other)
     if first & second:
-        raise RefusedError(f"{option} {other}: goes where the output goes; name another file")
+        raise RefusedError(f"{option} {other}: is the output file, too; choose another file")
 
 
 def _written(output: str) -> set[Named]:
@@ -276,13 +275,15 @@ def _written(output: str) -> set[Named]:
 
 
 def _names_of(output: str | Path) -> set[Named]:
-    """The names that are written to for an output, as given and with links resolved."""
+    """Return the names that are written to for an output, as given and with links resolved."""
     place = Path(os.path.realpath(output))
     return {str(output), str(place), str(_partial_of(place))}
 
 
 def _files_of(names: set[Named], is_meant: Callable[[int], int] = stat.S_ISREG) -> set[Named]:
-    """Identify the files of these names or descriptors that are there, and of the modes meant."""
+    """Return device and inode of the existing files of these names or descriptors, of the modes
+    meant.
+    """
     found = set[Named]()
     for name in names:
         with suppress(OSError):

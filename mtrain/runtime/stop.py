@@ -27,16 +27,16 @@ EXIT_CODES = {
 
 @dataclass
 class Stop:
-    """Whether the run was asked to stop, and by what.
+    """A request to stop, by a signal or a time limit.
 
-    A signal handler only notes the request, for a save begun inside it could meet a half-made step.
-    A second signal ends the process at once, by a thread: a handler would wait for the end of a
-    library's call, which may take minutes.
+    A signal handler only notes the request, since a save inside it could see a half-made step. A
+    second signal ends the process at once, from a thread: a handler would wait for a library call,
+    which may take minutes.
     """
 
     time_limit: float | None = None  # seconds after `started`
     started: float = 0.0
-    step_seconds: float = 0.0  # what the last step took, to announce a wait
+    step_seconds: float = 0.0  # of the last step, to announce how long a stop takes
     received: signal.Signals | None = None
 
     def install(self) -> None:
@@ -76,8 +76,8 @@ class Stop:
 
 
 def stopped(reason: str, exit_code: int) -> StoppedError:
-    """Say by what the work was stopped, and what to do."""
-    return StoppedError(f"stopped by {reason}; run the same command again to go on", exit_code)
+    """Return the error for a stop, with what to do."""
+    return StoppedError(f"stopped by {reason}; run the same command again to resume", exit_code)
 
 
 def _end_on_second(reader: int) -> None:

@@ -1,5 +1,5 @@
-"""`mtrain compare`: translations of several systems against one of them, the baseline: scores,
-whether they differ by more than chance, and the lines where they differ most.
+"""`mtrain compare`: scores of several systems against a baseline, whether they differ
+significantly, and the lines that differ most.
 """
 
 import os
@@ -16,7 +16,7 @@ from mtrain.scoring.references import read_aligned
 
 METRICS = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}
 SIGNIFICANT = 0.05  # the largest p-value called so, as sacreBLEU has it
-FEWEST = 10  # lines; of fewer there are hardly enough resamples to tell chance by
+FEWEST = 10  # lines; fewer do not give enough different resamples
 MANY = 20_000  # lines; sacreBLEU's tests hold a number for each line of each of their trials
 BYTES_OF_A_LINE = 110_000
 
@@ -39,7 +39,7 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `mtrain compare` prints; the first system is the baseline."""
+    """The result of `mtrain compare`; the first system is the baseline."""
 
     systems: list[System]
     references: list[list[str]]
@@ -55,8 +55,8 @@ class Comparison:
         return len(self.references[0])
 
     def is_significant(self, metric: str, number: int, p: float | None) -> bool:
-        """Tell whether the difference of a system from the baseline is more than chance by a test's
-        p-value, which says nothing where scores are equal or lines few.
+        """Whether a system differs significantly from the baseline by a test's p-value; never for
+        equal scores or few lines.
         """
         scores = self.scores[metric]
         differs = scores[number].score != scores[0].score
@@ -121,7 +121,7 @@ class Comparison:
                 cells = (f"{cell:>{size}}" for cell, size in zip(row, sizes, strict=True))
                 yield "  ".join([f"{name:<{width}}", *cells]).rstrip()
             yield ""
-        yield f"* p <= {SIGNIFICANT}: a difference that chance alone would seldom make."
+        yield f"* p <= {SIGNIFICANT}: significant."
         yield ""
 
     def _row(self, metric: str, number: int) -> tuple[str, ...]:
@@ -144,7 +144,7 @@ class Comparison:
                 yield f"{METRICS[metric]} {test} {signature}"
 
     def _texts(self) -> Iterator[str]:
-        """The lines that differ most, with all that is known of each."""
+        """Yield the lines that differ most, with sources, references and scores."""
         baseline = self.systems[0][0]
         for number, (name, _) in enumerate(self.systems[1:], 1):
             for word, found in (("better", self.better[name]), ("worse", self.worse[name])):
@@ -177,13 +177,13 @@ def choose_metrics(names: str) -> list[str]:
 
 
 def check_paths(paths: list[Path]) -> None:
-    """Refuse fewer than two systems, and one file as two of them."""
+    """Refuse fewer than two systems, and the same file twice."""
     if len(paths) < 2:
         raise RefusedError("mtrain compare: needs two files of translations or more")
     for number, path in enumerate(paths):
         for other in paths[:number]:
             if _is_same(path, other):
-                raise RefusedError(f"{path}: is named twice; a system is compared with others")
+                raise RefusedError(f"{path}: given twice; name different files")
 
 
 def _is_same(path: Path, other: Path) -> bool:
@@ -193,8 +193,8 @@ def _is_same(path: Path, other: Path) -> bool:
 
 
 def read_systems(paths: list[Path], references: list[list[str]]) -> list[System]:
-    """Read each system's translations, and name it by as much of its path as tells it from the
-    others; raises `UserError`.
+    """Read each system's translations, named by the shortest distinct end of its path; raises
+    `UserError`.
     """
     systems = [(path, read_aligned(path, references)) for path in paths]
     return [(_short_name(path, paths), lines) for path, lines in systems]
@@ -218,8 +218,8 @@ def compare(
     lowercase: bool,
     most: int,
 ) -> Comparison:
-    """Compare systems with the first one, and find the `most` lines in either direction where the
-    chrF2 of each differs most from the baseline's.
+    """Compare systems with the first one, and find the `most` lines in either direction whose chrF2
+    differs most from the baseline's.
     """
     check_seed()
     _warn_of_oddities(systems, references)
@@ -237,7 +237,7 @@ def compare(
 
 
 def _warn_of_oddities(systems: list[System], references: list[list[str]]) -> None:
-    """Say what makes the tests mean little, or large."""
+    """Warn of what makes the tests meaningless, or large."""
     baseline, first = systems[0]
     for name, lines in systems[1:]:
         if lines == first:
@@ -247,7 +247,7 @@ def _warn_of_oddities(systems: list[System], references: list[list[str]]) -> Non
             logger.warning("%s: the same text as a reference, line for line", name)
     if len(first) < FEWEST:
         logger.warning(
-            "%s too few to tell chance by: no difference is called significant",
+            "%s too few for a test: no difference is called significant",
             "1 line is" if len(first) == 1 else f"{len(first)} lines are",
         )
     if len(first) > MANY:

@@ -11,7 +11,7 @@ from mtrain.scoring.references import choose_tokenizer
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What `mtrain eval` prints."""
+    """The result of `mtrain eval`."""
 
     lines: int
     bleu: Score

@@ -29,7 +29,7 @@ class Score:
     signature: str
 
     def is_equal(self, score: float) -> bool:
-        """Tell whether a score that was written down is this one."""
+        """Whether a stored score is this one."""
         return abs(self.score - score) <= 1e-6
 
     def as_json(self) -> dict[str, Any]:
@@ -42,14 +42,14 @@ class Score:
 
 
 def tokenizer_for(language: str | None) -> str:
-    """Name sacreBLEU's tokenizer for a target language; 13a where none of its own is needed or
-    known.
-    """
+    """Return sacreBLEU's tokenizer for a target language; 13a for most and for unknown ones."""
     return TOKENIZERS.get(language_code(language or ""), "13a")
 
 
 def check_tokenizer(name: str) -> None:
-    """Raise `RefusedError` unless sacreBLEU has a tokenizer of that name and what it needs."""
+    """Raise `RefusedError` unless sacreBLEU has this tokenizer and its dependencies are
+    installed.
+    """
     from sacrebleu.metrics.bleu import BLEU
 
     if name not in BLEU.TOKENIZERS:
@@ -60,12 +60,12 @@ def check_tokenizer(name: str) -> None:
     except OSError as error:
         raise RefusedError(f"the tokenizer {name} cannot be loaded: {error}") from None
     except (ImportError, RuntimeError):
-        more = "mtrain eval can use another one, by --tokenize"
+        more = "choose another one with mtrain eval --tokenize"
         raise MissingExtraError(f"the tokenizer {name}", name.split("-")[0], more) from None
 
 
 def is_mostly_cjk(texts: Iterable[str]) -> bool:
-    """Tell whether most letters are Han, Kana or Hangul, which the 13a tokenizer does not cut."""
+    """Whether most letters are Han, Kana or Hangul, which the 13a tokenizer does not separate."""
     letters = Counter(script_of(char) for text in texts for char in text if char.isalpha())
     cjk = sum(letters[script] for script in scripts_of("ja") | scripts_of("ko"))
     return 2 * cjk > letters.total()
@@ -79,7 +79,7 @@ def bleu(
     lowercase: bool = False,
     interval: bool = False,
 ) -> Score:
-    """Corpus BLEU against one or more reference lists of the same length."""
+    """Return corpus BLEU against one or more lists of references of the same length."""
     metric = _metric("bleu", tokenize, lowercase)
     return _score("BLEU", metric, hypotheses, references, interval)
 
@@ -87,7 +87,7 @@ def bleu(
 def bleu_of_run(
     hypotheses: list[str], references: list[str], language: str, *, interval: bool = False
 ) -> Score:
-    """Corpus BLEU as a run scores what is of its target language; raises `UserError`."""
+    """Return corpus BLEU as a run scores its target language; raises `UserError`."""
     tokenize = tokenizer_for(language)
     check_tokenizer(tokenize)
     return bleu(hypotheses, [references], tokenize=tokenize, interval=interval)
@@ -130,7 +130,7 @@ def sentence_chrf(
 @dataclass(frozen=True)
 class Paired:
     """A system's score in one metric, with mean and half the width of the 95 % interval of its
-    resamples; and, unless it is the baseline, the p-value of its difference from that by each test.
+    resamples, and the p-values of its difference from the baseline.
     """
 
     score: float
@@ -211,8 +211,8 @@ def _score(
     compute = metric._compute_score_from_stats
 
     def compute_as_float(stats: Any) -> Any:
-        """Leave one kind of float: of a mixture, which resamples without text give, sacreBLEU's
-        mean fails.
+        """Convert all values to float: sacreBLEU's mean fails on a mixture, which resamples without
+        text give.
         """
         computed = compute(stats)
         computed.score = float(computed.score)

@@ -1,7 +1,7 @@
-"""What looks wrong about translations beside their references: why a score may be low.
+"""What looks wrong about translations, given their references: why a score may be low.
 
-Strings against strings, in any language: what is usual is taken from the references of the same
-set, and no check needs spaces between words.
+These checks compare strings in any language. What is normal is learned from the references of the
+same set, and no check needs spaces between words.
 """
 
 import re
@@ -17,19 +17,22 @@ from mtrain.corpus.writing_systems import script_of, scripts_of
 
 MOST_NAMED = 5  # lines that a note names
 
-FEWEST = 10  # lines, or letters; of fewer nothing is said about what is usual
-COPIED = 0.02  # share of lines from which on it is told
+FEWEST = 10  # lines or letters; with fewer, nothing counts as normal
+COPIED = 0.02  # fraction of lines from which on it is reported
 NEARLY = 0.9  # likeness of a copy
-SAME, MOST_SOURCES = 0.02, 4  # share of lines with the text of others; sources that may share one
+SAME, MOST_SOURCES = (
+    0.02,
+    4,
+)  # fraction of lines with the text of others; sources that may share one
 SHORT, LONG = 0.8, 1.25  # of all translations against all references, in characters
-RARE = 0.1  # share of a reference's letters below which a script is not its own
+RARE = 0.1  # fraction of a reference's letters below which a script is foreign
 OTHER_SCRIPT = 0.02  # share of lines
-LOOPS, LONGEST = 0.005, 2000  # share of lines; characters that are looked at
-MARKED, TIMES = 0.03, 5  # share of lines with a mark, and how much more than on the other side
+LOOPS, LONGEST = 0.005, 2000  # fraction of lines; characters to check
+MARKED, TIMES = 0.03, 5  # fraction of lines with a mark, and how much more than on the other side
 CASE = 0.2  # capitals that are left, of those expected
-KEPT, LOST = 0.9, 0.02  # share of numbers and the like; share of lines from which on loss is told
-WINDOW, FURTHEST = 50, 3  # lines looked at together, and how far they may have slipped
-BETTER, ADVANTAGE = 1.5, 0.05  # likeness of lines that have slipped, against those in place
+KEPT, LOST = 0.9, 0.02  # fraction of elements; fraction of lines from which on a loss is reported
+WINDOW, FURTHEST = 50, 3  # lines in a window, and the largest shift
+BETTER, ADVANTAGE = 1.5, 0.05  # similarity of shifted lines, relative to unshifted ones
 
 HAN_OR_KANA = dict.fromkeys(scripts_of("ja"), "han or kana")  # which Japanese mixes
 UNKNOWN = re.compile(r"⁇|<unk>|\[UNK\]|\ufffd")
@@ -37,7 +40,7 @@ UNKNOWN = re.compile(r"⁇|<unk>|\[UNK\]|\ufffd")
 LOOP = re.compile(r"([^\W\d_].{7,79}?)\1{2,}|([^\W\d_].{1,6}?)\2{3,}")
 
 _TOKENIZED = r" [,.](?=\s|$)| [,。、，]|\w (?:n't|'(?:s|re|ve|ll|m|d))\b|[぀-ヿ㐀-鿿] [぀-ヿ㐀-鿿]"
-# What stands in text that was prepared for a model, and what to do about it.
+# Marks of text that was prepared for a model, and what to do about them.
 MARKS: tuple[tuple[str, str, "re.Pattern[str]", str], ...] = (
     ("subword", "marks of subwords (@@, ▁)", SUBWORDS, "join the pieces before scoring"),
     ("hyphens", "tokens such as @-@", HYPHENS, "undo the tokenization before scoring"),
@@ -55,7 +58,7 @@ MARKS: tuple[tuple[str, str, "re.Pattern[str]", str], ...] = (
     ),
 )
 
-# What a translation keeps as it is.
+# Elements that a translation keeps.
 ELEMENTS: tuple[tuple[str, str, "re.Pattern[str]"], ...] = (
     ("urls", "URLs", re.compile(r"(?:https?://|ftp://|www\.)[!-~]*[A-Za-z0-9/]")),
     (
@@ -78,7 +81,7 @@ ELEMENTS: tuple[tuple[str, str, "re.Pattern[str]"], ...] = (
 
 @dataclass(frozen=True)
 class Note:
-    """One thing that looks wrong: what, in how many lines of how many, the first of these, and what
+    """Something that looks wrong: what, in how many of how many lines, the first of these, and what
     to do.
     """
 
@@ -101,7 +104,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Texts:
-    """Translations, the references of each line, and sources if they are known."""
+    """Translations, the references of each line, and the sources, if known."""
 
     hypotheses: list[str]
     references: list[tuple[str, ...]]
@@ -119,7 +122,7 @@ class Texts:
 def explain(
     hypotheses: list[str], references: list[list[str]], sources: list[str], lowercase: bool = False
 ) -> list[Note]:
-    """Name what looks wrong about translations; of a good system's there is nothing to be said."""
+    """Return what looks wrong about translations; for those of a good system, nothing."""
     texts = Texts(hypotheses, list(zip(*references, strict=True)), sources)
     checks: list[Callable[[Texts], Iterator[Note]]] = [
         _empty,
@@ -138,7 +141,7 @@ def explain(
 
 
 def _empty(texts: Texts) -> Iterator[Note]:
-    """Translations, or references, without text beside others that have some."""
+    """Find translations or references without text."""
     lines = list(enumerate(zip(texts.hypotheses, texts.references, strict=True)))
     empty = [i for i, (text, of) in lines if is_blank(text) and not all(map(is_blank, of))]
     if empty:
@@ -162,12 +165,12 @@ def _copied(texts: Texts) -> Iterator[Note]:
         ):
             places.append(i)
     if len(places) > max(1, COPIED * len(texts)):
-        advice = "is this the right file and language? Else look for untranslated training pairs"
+        advice = "check file and language; if they are right, look for untranslated training pairs"
         yield texts.note("copied", "translations copied from the source", places, advice)
 
 
 def _same(texts: Texts) -> Iterator[Note]:
-    """One translation of many sources; the references stand for these where they are not known."""
+    """Find one translation of many sources; references stand for unknown sources."""
     sources = texts.sources or [" ".join(of) for of in texts.references]
     by_text: defaultdict[str, list[int]] = defaultdict(list)
     for i, text in enumerate(texts.hypotheses):
@@ -181,12 +184,12 @@ def _same(texts: Texts) -> Iterator[Note]:
     if len(places) > SAME * len(texts):
         most = max(by_text, key=lambda text: len(by_text[text]))
         what = f"the same translation of different sources (most often: {most[:60]})"
-        advice = "the model has hardly learnt, or hardly looks at the source"
+        advice = "the model has hardly learned, or ignores the source"
         yield texts.note("same", what, sorted(places), advice)
 
 
 def _unknown(texts: Texts) -> Iterator[Note]:
-    """What a vocabulary writes for what it does not know."""
+    """Find the marks of unknown pieces."""
     places, signs = [], 0
     for i, text in enumerate(texts.hypotheses):
         found = UNKNOWN.findall(text)
@@ -234,12 +237,12 @@ def _loops(texts: Texts) -> Iterator[Note]:
 
 
 def _loops_in(text: str) -> bool:
-    """Tell whether a text's end, to which a loop goes on, repeats itself."""
+    """Whether the end of a text repeats itself."""
     return LOOP.search(text[-LONGEST:]) is not None
 
 
 def _marks(texts: Texts) -> Iterator[Note]:
-    """Text prepared for a model on one side, and plain text on the other."""
+    """Find text that is tokenized, escaped or segmented on one side only."""
     for kind, name, pattern, advice in MARKS:
         ours = [i for i, text in enumerate(texts.hypotheses) if pattern.search(text)]
         theirs = [i for i, of in enumerate(texts.references) if any(map(pattern.search, of))]
@@ -253,7 +256,7 @@ def _marks(texts: Texts) -> Iterator[Note]:
 
 
 def _case(texts: Texts) -> Iterator[Note]:
-    """Lower case on one side alone."""
+    """Find lower case on one side only."""
     references = [text for of in texts.references for text in of]
     ours, theirs = _capitals(texts.hypotheses), _capitals(references)
     letters = [sum(map(len, lines)) + 1 for lines in (texts.hypotheses, references)]
@@ -295,7 +298,7 @@ def _length(texts: Texts) -> Iterator[Note]:
     ratio = sum(length for _, length, _ in lengths) / expected
     if ratio < SHORT:
         places = [i for i, own, of in lengths if own < SHORT * of]
-        advice = "raise decode.length_penalty, and look whether lines were cut"
+        advice = "raise decode.length_penalty, and check whether lines were cut"
         yield texts.note(
             "short", f"too short, {ratio:.2f} of the references' length", places, advice
         )
@@ -306,7 +309,7 @@ def _length(texts: Texts) -> Iterator[Note]:
 
 
 def _elements(texts: Texts) -> Iterator[Note]:
-    """Numbers and the like that source and references share, and the translation has lost."""
+    """Find numbers and other elements that source and references share and the translation lost."""
     expected: Counter[str] = Counter()
     lost: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
     for i, text in enumerate(texts.hypotheses):
@@ -325,12 +328,14 @@ def _elements(texts: Texts) -> Iterator[Note]:
             continue
         examples = ", ".join(f"{element} in line {i + 1}" for i, element in lost[kind][:3])
         what = f"{name} kept: {kept:,} of {expected[kind]:,} ({kept / expected[kind]:.0%}); lost"
-        advice = f"such as {examples}; look whether the training text keeps them"
+        advice = f"such as {examples}; check whether the training text keeps them"
         yield texts.note(kind, what, places, advice)
 
 
 def _elements_of(text: str) -> dict[str, set[str]]:
-    """Find what should be kept; numbers by their digits, since their marks are a language's own."""
+    """Return elements that should be kept; numbers by their digits, since separators depend on the
+    language.
+    """
     found = {}
     for kind, _, pattern in ELEMENTS:
         found[kind] = {

@@ -11,7 +11,7 @@ from mtrain.scoring.metrics import check_tokenizer, is_mostly_cjk, tokenizer_for
 
 
 def read_references(paths: list[Path]) -> list[list[str]]:
-    """Read reference files of one length; raises `UserError`."""
+    """Read reference files of the same length; raises `UserError`."""
     first = read_aligned(paths[0], [])
     if not first:
         raise UserError(f"{paths[0]}: holds no lines")
@@ -39,7 +39,7 @@ def read_source(path: Path, references: list[list[str]]) -> list[str]:
 
 
 def decode_lines(lines: Iterable[bytes], counts: Counter[str]) -> Iterator[str]:
-    """Turn lines of any bytes into text; what is not UTF-8 is read with U+FFFD and counted."""
+    """Decode lines of any bytes; invalid UTF-8 is replaced by U+FFFD and counted."""
     for line in lines:
         try:
             yield line.decode("utf-8")
@@ -49,7 +49,7 @@ def decode_lines(lines: Iterable[bytes], counts: Counter[str]) -> Iterator[str]:
 
 
 def warn_of(counts: Counter[str]) -> None:
-    """Say once what was odd about the input."""
+    """Log what was wrong with the input, with counts."""
     for reason, count in counts.items():
         logger.warning("%s: %s", reason, f"{count:,}")
 
@@ -57,7 +57,7 @@ def warn_of(counts: Counter[str]) -> None:
 def choose_tokenizer(
     tokenize: str | None, tgt_lang: str | None, references: list[list[str]]
 ) -> str:
-    """Name sacreBLEU's tokenizer: the one that is asked for, or the target language's; raises
+    """Return sacreBLEU's tokenizer: the given one, or the target language's; raises
     `RefusedError`.
     """
     if tokenize is None:
@@ -72,7 +72,7 @@ def choose_tokenizer(
 
 
 def warn_of_missing_tokenizer(language: str) -> None:
-    """Say ahead of training that BLEU cannot be had for a language here, if so."""
+    """Warn before training if BLEU is not available for a language here."""
     try:
         check_tokenizer(tokenizer_for(language))
     except RefusedError as error:

@@ -1,7 +1,7 @@
 """CUDA graphs: the work on a micro-batch, recorded once for each shape and replayed after that.
 
-A Transformer's step is more than a thousand small kernels. To launch them one by one can take the
-host longer than the GPU needs to run them; a graph is launched as one.
+A Transformer's step is more than a thousand small kernels. Launching them one by one can take the
+host longer than running them takes the GPU; a graph is launched as one.
 """
 
 from collections.abc import Callable
@@ -12,12 +12,14 @@ from torch import Tensor
 
 from mtrain.data.batches import Batch, SpecialIds
 
-# Graphs kept; each holds some megabytes of the GPU's memory besides what all of them share.
+# Graphs kept; each holds some megabytes of the GPU's memory that it does not share.
 MOST = 512
 
 
 def rounded(length: int) -> int:
-    """The width that rows of some length are padded to: few shapes to record, little padding."""
+    """Return the width to which rows of some length are padded: few shapes to record, little
+    padding.
+    """
     grain = max(4, 1 << max(0, length.bit_length() - 5))
     return -(-length // grain) * grain
 
@@ -29,10 +31,10 @@ def widened(table: Tensor, fill: int, longest: int) -> Tensor:
 
 
 class Recorded:
-    """Does `work`, given a batch's src, tgt_in and tgt_out on the GPU, by replaying it.
+    """Does `work` on a batch's src, tgt_in and tgt_out on the GPU, by replaying it.
 
-    What is recorded must not wait for the GPU, and may change tensors only in place. Random numbers
-    come from the device's generator as it stands at each replay.
+    Recorded work must not wait for the GPU, and may change tensors only in place. Random numbers
+    come from the device's generator as it is at each replay.
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class Recorded:
         graph.replay()
 
     def warm_up(self) -> None:
-        """Work without recording once: what libraries do at their first call cannot be recorded."""
+        """Do the work without recording once: the first calls of libraries cannot be recorded."""
         side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):

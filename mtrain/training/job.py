@@ -1,6 +1,4 @@
-"""A training job: its processes met, its run directory held, its text prepared, its model trained,
-its end told.
-"""
+"""A training job, from joining its ranks and locking the run directory to its last status."""
 
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
@@ -28,7 +26,7 @@ from mtrain.runtime.stop import Stop
 from mtrain.training.learner import Machine
 from mtrain.training.trainer import Trainer
 
-MACHINE = TypeAdapter(tuple[str, Machine])  # with what tells a GPU from the others
+MACHINE = TypeAdapter(tuple[str, Machine])  # with an identifier of the GPU
 FINGERPRINTS = TypeAdapter(dict[str, Any])
 LACK_OF_MEMORY = "out of memory; free some, or start a smaller run"
 
@@ -60,7 +58,7 @@ def _last_step(run: RunDirectory) -> int:
 
 
 def _check_alike(config: Config, ranks: Ranks) -> None:
-    """Refuse devices that are not there or not free, and processes that would not compute alike."""
+    """Refuse devices that are missing or used twice, and ranks that would not compute the same."""
 
     def find() -> tuple[str, Machine]:
         machine, device = Machine.of(config, ranks), device_of(config.train.device, ranks)
@@ -79,7 +77,7 @@ def _check_alike(config: Config, ranks: Ranks) -> None:
             if value != first[key]:
                 raise ranks.as_one(
                     RefusedError(
-                        f"train.{key}: comes to {first[key]} on rank 0 and {value} on rank "
+                        f"train.{key}: resolves to {first[key]} on rank 0 and {value} on rank "
                         f"{rank}; set it to what all of them have"
                     )
                 )
@@ -106,8 +104,8 @@ def _train_or_tell(config: Config, run: RunDirectory, stop: Stop, ranks: Ranks) 
 
 
 class Start:
-    """One start of a run, and what the run's status says of it: a start that was refused, or that
-    ended before it had checked settings and text, leaves the state of an earlier run as it was.
+    """One start of a run, and its effect on the run's status: a start that is refused, or that ends
+    before settings and text were checked, leaves the status of an earlier run as it was.
     """
 
     def __init__(self, config: Config, run: RunDirectory) -> None:
@@ -120,7 +118,7 @@ class Start:
         try:
             self.before = self.run.read(layout.STATUS, STATUS)
         except UserError:
-            self.is_damaged = True  # a start that begins writes another
+            self.is_damaged = True  # replaced when this start begins
         self.step = _last_step(self.run)
         self.run.check_settings(self.config, ranks.size)
         self.run.check_not_lost(self.before, self.config.train.save_every)
@@ -135,7 +133,7 @@ class Start:
         self.run.set_status("preparing", self.step)
 
     def check_text(self, fingerprints: dict[str, Any]) -> None:
-        """Refuse text of other content than the run's; else this start has begun."""
+        """Refuse text that differs from the run's; otherwise this start has begun."""
         self.run.check_data(fingerprints)
         self.begin()
 
@@ -152,7 +150,7 @@ class Start:
 
 
 def _check_beginning(config: Config, path: Path) -> None:
-    """Refuse a model to begin with that is of another shape, before all text is prepared."""
+    """Refuse a model in `train.init_from` of another shape, before all text is prepared."""
     directory = checkpoint.resolve(path)
     other = load_stored_config(directory / layout.CONFIG).model.model_dump()
     odd = [
@@ -192,9 +190,7 @@ def _prepare(config: Config, run: RunDirectory, stop: Stop, ranks: Ranks, start:
 
 
 def dry_run(config: Config, stop: Stop, config_file: Path | None = None) -> None:
-    """Load everything and say what training would do; nothing is written but the cache of tokenized
-    text.
-    """
+    """Read everything and log what training would do; only the cache is written."""
     with joined() as ranks:
         _check_alike(config, ranks)
         ranks.first(partial(_tell_plan, config, stop, ranks, config_file))

@@ -79,8 +79,8 @@ class Machine:
 
 
 class Learner:
-    """A new model with its optimizer, on the device of a rank. `learn` adds the gradients of a
-    micro-batch and its losses to what the optimizer holds.
+    """A new model with its optimizer, on the device of a rank. `learn` adds the gradients and
+    losses of a micro-batch to the optimizer's sums.
     """
 
     def __init__(self, config: Config, vocab_size: int, ids: SpecialIds, ranks: Ranks) -> None:
@@ -99,7 +99,9 @@ class Learner:
             set_up_cuda(self.device)
         if self.device.type == "cpu":
             keep_freed_memory()
-        torch.manual_seed(self.config.seed)  # the model begins on the CPU, whatever the device
+        torch.manual_seed(
+            self.config.seed
+        )  # the model is initialised on the CPU, whatever the device
 
     def _build_model(self, vocab_size: int) -> Transformer:
         shape = shape_of(self.config, vocab_size, self.ids.pad)
@@ -116,7 +118,7 @@ class Learner:
         return Optimizer(self.model, betas, train.adam_eps, muon, ranks)
 
     def warm_up(self) -> None:
-        """Make ready what makes steps fast: compiled code, or recorded work for a GPU; raises
+        """Prepare what makes steps fast: compiled code, or recorded work for a GPU; raises
         `UserError`.
         """
         if self.machine.compile:
@@ -129,11 +131,13 @@ class Learner:
             self.learn = work
 
     def _compile(self) -> None:
-        """Compile for all shapes, by a made-up batch: if the batches that a start meets first
-        decided on the graphs, a resumed run would compute with others than an undisturbed one.
+        """Compile for all shapes with a made-up batch. If the first batches of a start decided on
+        the compiled graphs, a resumed run would compute differently than an undisturbed one.
         """
         shapes.use_duck_shape = False  # sizes that happen to be equal once stay apart
-        torch._dynamo.config.specialize_float = True  # rates of dropout are fixed: it starts twice
+        torch._dynamo.config.specialize_float = (
+            True  # dropout rates are fixed; else it would compile twice
+        )
         self.hidden = torch.compile(self.model.hidden, dynamic=True)
         try:
             src, tgt = (torch.full((4, n), self.ids.eos, device=self.device) for n in (8, 9))
@@ -147,7 +151,7 @@ class Learner:
             parameter.grad = None
 
     def _accumulate(self, batch: Batch) -> None:
-        """Add one micro-batch's gradients and losses to the step's."""
+        """Add the gradients and losses of one micro-batch to those of the step."""
         batch = batch.to(self.device)
         several = len(batch.src) > 1  # torch would compile a graph of its own for a single row
         compute = self.hidden if several else self.model.hidden

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Logits are held so many values at a time, but not less than so many rows, which bounds memory at
-# large vocabularies. What a CPU's cache holds is fastest there; a GPU wants work for all its cores.
+# Values of logits held at a time, and the least rows, which bounds memory at large vocabularies.
+# A CPU is fastest with what its cache holds; a GPU needs work for all its cores.
 CHUNK_VALUES = {"cpu": 1 << 20, "cuda": 1 << 28}
 CHUNK_ROWS = 512
-# The rows of a chunk are a multiple of this: oneDNN generates code for every number that it meets.
+# The rows of a chunk are a multiple of this: oneDNN generates code for every new number of rows.
 ALIKE_ROWS = 32
 
 
@@ -36,10 +36,10 @@ def projected_cross_entropy(
     smoothing: float,
     real: Tensor | None = None,
 ) -> Loss:
-    """Sums over (N,) targets, from (N, D) hidden states and the (V, D) output matrix; over those
-    alone that are `real` (N,), where that is given.
+    """Return sums over (N,) targets, from (N, D) hidden states and the (V, D) output matrix; `real`
+    (N,), if given, marks the targets that count.
 
-    Projection, loss and their gradients are computed chunk by chunk in one pass, so that the (N, V)
+    Projection, loss and gradients are computed chunk by chunk in one pass, so that the (N, V)
     logits never exist as a whole.
     """
     if real is not None:
@@ -115,8 +115,8 @@ class _Projected(torch.autograd.Function):
 
 
 def _chunk_rows(count: int, vocab_size: int, device: str) -> int:
-    """How many of `count` rows of logits to hold at a time: chunks of equal sizes, the last filled
-    up.
+    """Return how many of `count` rows of logits to hold at a time: chunks of equal sizes, the last
+    one padded.
     """
     most = max(CHUNK_ROWS, CHUNK_VALUES.get(device, CHUNK_VALUES["cpu"]) // vocab_size)
     chunks = max(1, math.ceil(count / most))

@@ -1,5 +1,7 @@
-"""Muon: momentum whose matrices are made orthogonal before they move the weights (Jordan et al.
+"""Muon: momentum whose matrices are orthogonalized before they move the weights (Jordan et al.
 2024, https://kellerjordan.github.io/posts/muon).
+
+torch's own takes no stacked Q/K/V matrices and cannot skip a step that is not finite.
 
 Shapes: `G` matrices of one shape, `R` rows, `C` columns.
 """
@@ -11,13 +13,13 @@ MOMENTUM = 0.95
 # Five turns of this quintic bring singular values from anywhere in (0, 1] to about 1.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 TURNS = 5
-# Root mean square of an update at a rate of 1, about that of Adam's, so that one rate fits both
+# Root mean square of an update at a rate of 1; about Adam's, so that one rate suits both
 # (Liu et al. 2025, "Muon is Scalable for LLM Training", section 2.2).
 RMS = 0.2
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """Move the singular values of (G, R, C) matrices near to 1, by Newton-Schulz turns."""
+    """Bring the singular values of (G, R, C) matrices close to 1, by Newton-Schulz iterations."""
     a, b, c = COEFFICIENTS
     is_tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if is_tall else matrices
@@ -39,8 +41,8 @@ class Muon:
         stacked: dict[str, int],
         dtype: torch.dtype,
     ) -> None:
-        """`stacked` tells how many matrices, one below the other, each of the weights is; `dtype`
-        is that of the Newton-Schulz turns.
+        """`stacked` is the number of matrices stacked in each weight; `dtype` is that of the
+        iterations.
         """
         self.dtype = dtype
         self.momenta = {name: torch.zeros_like(weights[name]) for name in stacked}
@@ -54,7 +56,7 @@ class Muon:
 
     @torch.no_grad()
     def step(self, rate: float, found_inf: Tensor) -> None:
-        """Take a step; where `found_inf` is 1 nothing changes."""
+        """Take a step; nothing changes if `found_inf` is 1."""
         is_finite = found_inf == 0
         for (rows, columns), (weights, grads, momenta) in self.groups.items():
             grad, before = torch.stack(grads), torch.stack(momenta)
@@ -65,5 +67,5 @@ class Muon:
             torch._foreach_add_(weights, torch.where(is_finite, update, 0.0).unbind())
 
     def moments(self) -> dict[str, Tensor]:
-        """What resuming needs, by name."""
+        """Return the optimizer state by name."""
         return {f"{name}.momentum": momentum for name, momentum in self.momenta.items()}

@@ -31,7 +31,7 @@ class Adam:
 
     @torch.no_grad()
     def step(self, rate: float, found_inf: Tensor) -> None:
-        """Take a step; where `found_inf` is 1 nothing changes."""
+        """Take a step; nothing changes if `found_inf` is 1."""
         adam(
             self.weights,
             self.grads,
@@ -51,7 +51,7 @@ class Adam:
         )
 
     def moments(self) -> dict[str, Tensor]:
-        """What resuming needs, by name."""
+        """Return the optimizer state by name."""
         kinds = {"exp_avg": self.exp_avgs, "exp_avg_sq": self.exp_avg_sqs, "step": self.steps}
         return {
             f"{name}.{kind}": moment
@@ -61,7 +61,7 @@ class Adam:
 
 
 class MovingAverage:
-    """The weights averaged over the steps, those of long ago counting less and less."""
+    """A moving average of the weights, in which earlier steps count less and less."""
 
     def __init__(self, weights: dict[str, Tensor], decay: float) -> None:
         self.latest, self.decay = list(weights.values()), decay
@@ -69,26 +69,26 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Take the weights of a step in; the first steps count for more, lest the beginning be
-        remembered.
+        """Add the weights of a step; early steps use a smaller decay, so that the random
+        initialisation is forgotten.
         """
         decay = min(self.decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(list(self.values.values()), self.latest, 1 - decay)
 
     def load(self, values: dict[str, Tensor]) -> None:
-        """Take averages of the same names and shapes back."""
+        """Restore averages of the same names and shapes."""
         for name, value in self.values.items():
             value.copy_(values[name])
 
 
 class Optimizer:
-    """Adam with fp32 master weights and gradients for a model that may compute in bf16; with Muon
-    for the matrices that `muon` names.
+    """Adam with fp32 master weights and gradients for a model that may compute in bf16; Muon for
+    the matrices that `muon` names.
 
-    Gradients of micro-batches are added up in fp32; `update` divides them by the tokens of the
-    whole step, clips their norm and moves the masters, then the model follows. With an fp32 model
-    the masters are its parameters. `losses` (2,) is for the sums of the step's loss and NLL, which
-    lie in `buffer` behind the gradients.
+    Gradients of micro-batches are summed in fp32. `update` divides them by the tokens of the whole
+    step, clips their norm and moves the masters, then the model follows. With an fp32 model the
+    masters are its parameters. `losses` (2,) holds the sums of the step's loss and NLL, at the end
+    of `buffer`.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Optimizer:
         self.masters = [
             p.detach() if p.dtype != torch.bfloat16 else p.detach().float() for p in self.parameters
         ]
-        # one piece of memory, so that the ranks of a job add up all of it at once
+        # one buffer, so that the ranks of a job sum all of it at once
         self.buffer, self.grads, self.losses = _in_one_piece(self.masters)
         self._apart = [
             i
@@ -129,7 +129,7 @@ class Optimizer:
         return rules
 
     def accumulate(self) -> None:
-        """Add the model's gradients to the step's sum and clear them."""
+        """Add the model's gradients to the step's sums and clear them."""
         pairs = [
             (g, p.grad)
             for g, p in zip(self.grads, self.parameters, strict=True)
@@ -140,9 +140,9 @@ class Optimizer:
             parameter.grad = None
 
     def update(self, rate: float, num_tokens: int, clip_norm: float) -> Tensor:
-        """Take one step; returns the norm of the gradient of the mean loss, before clipping.
+        """Take one step; return the norm of the gradient of the mean loss, before clipping.
 
-        Where that norm is not finite no weight changes.
+        No weight changes if that norm is not finite.
         """
         norms = torch.stack(torch._foreach_norm(self.grads))
         norm: Tensor = torch.linalg.vector_norm(norms) / num_tokens
@@ -158,7 +158,7 @@ class Optimizer:
         return norm
 
     def clear(self) -> None:
-        """Forget the gradients and losses of the step."""
+        """Zero the gradients and losses of the step."""
         self.buffer.zero_()
 
     @torch.no_grad()
@@ -170,7 +170,7 @@ class Optimizer:
             )
 
     def spread_weights(self) -> None:
-        """Have all ranks take the first one's weights."""
+        """Broadcast rank 0's weights."""
         self.ranks.spread(self.masters)
         self.publish()
 
@@ -179,7 +179,7 @@ class Optimizer:
         return dict(zip(self.names, self.masters, strict=True))
 
     def load_weights(self, weights: dict[str, Tensor]) -> None:
-        """Take fp32 weights of the same names and shapes back."""
+        """Restore fp32 weights of the same names and shapes."""
         for name, master in zip(self.names, self.masters, strict=True):
             master.copy_(weights[name])
         self.publish()
@@ -189,7 +189,7 @@ class Optimizer:
         return {name: moment for rule in self.rules for name, moment in rule.moments().items()}
 
     def load_moments(self, moments: dict[str, Tensor]) -> None:
-        """Restore the state from rank 0's, of the same names and shapes, on every rank."""
+        """Restore the optimizer state of rank 0, of the same names and shapes, on every rank."""
         own = self.moments()
         if self.ranks.is_first:
             for name, moment in own.items():
@@ -198,8 +198,8 @@ class Optimizer:
 
 
 def _in_one_piece(masters: list[Tensor]) -> tuple[Tensor, list[Tensor], Tensor]:
-    """Make room for a gradient of each weight, and for two sums; each begins where vector
-    instructions like it.
+    """Allocate a gradient for each weight, and two sums, in one buffer; each starts at an aligned
+    value.
     """
     starts = list(accumulate((-(-m.numel() // ALIGNED) * ALIGNED for m in masters), initial=0))
     buffer = torch.zeros(starts[-1] + 2, dtype=masters[0].dtype, device=masters[0].device)

@@ -1,4 +1,4 @@
-"""What a run will take, told before it begins: parameters, steps, rates, disk, memory and time."""
+"""What a run will take, before it starts: parameters, steps, rates, disk, memory and time."""
 
 import math
 import resource
@@ -37,7 +37,7 @@ DEATH = "the process that tried was killed, perhaps for lack of memory"
 
 @dataclass(frozen=True)
 class Batching:
-    """How the training text falls into micro-batches of one process."""
+    """How the training text is divided into micro-batches of one process."""
 
     micro_batches: float  # an epoch
     tokens: float  # of the target, with eos, in a micro-batch
@@ -51,7 +51,7 @@ class Batching:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is known of a run without a step being taken."""
+    """What is known of a run before its first step."""
 
     parameters: int
     vocab_size: int
@@ -68,11 +68,11 @@ class Plan:
     def of(
         config: Config, parameters: int, vocab_size: int, vocabulary: int, batching: Batching
     ) -> "Plan":
-        """Plan a run with a vocabulary of so many pieces, in a file of so many bytes."""
+        """Plan a run; `vocabulary` is the size of the vocabulary's file in bytes."""
         train = config.train
         peak = max(1, train.warmup_steps)
         keep = max(train.keep_checkpoints, train.average_last)
-        averaged = train.ema_decay is not None  # the latest weights are beside them then
+        averaged = train.ema_decay is not None  # the latest weights are stored, too
         one, most = checkpoint.disk_needed(parameters, vocabulary, keep, 2 + averaged)
         rate = make_schedule(train, config.model.d_model)(peak)
         return Plan(
@@ -99,38 +99,40 @@ class Plan:
         return int(self.batching.tokens * self.batching.step_batches)
 
     def model(self) -> str:
-        """Say how large the model is."""
+        """Describe the size of the model."""
         return f"model: {self.parameters:,} parameters, vocabulary {self.vocab_size:,}"
 
     def batches(self) -> str:
-        """Say what an epoch and a step are."""
+        """Describe epochs and steps."""
         return (
             f"batches: about {self.batching.steps:,} steps an epoch, about {self.tokens:,} target "
             f"tokens a step; {self.max_steps:,} steps are {_rounded(self.epochs)} epochs"
         )
 
     def rates(self) -> str:
-        """Say how high the learning rate rises."""
+        """Describe the peak learning rate."""
         return (
             f"learning rate: {self.schedule}, peak {self.peak_rate:.3e} at step {self.peak_step:,}"
         )
 
     def checkpoints(self) -> str:
-        """Say what is kept on the disk."""
+        """Describe what is kept on disk."""
         return (
             f"checkpoints: {_megabytes(self.checkpoint)} each, up to {_megabytes(self.disk)} in all"
         )
 
 
 def describe_machine(machine: Machine, device: torch.device) -> str:
-    """Say what a run computes on."""
+    """Return what a run computes on."""
     name = f"{machine.ranks} x {device.type}" if machine.ranks > 1 else str(device)
     compiled = ", compiled" if machine.compile else ""
     return f"device: {name}, {machine.precision}, threads: {machine.threads}{compiled}"
 
 
 def lack_of_disk(plan: Plan, directory: Path) -> str | None:
-    """Say that the disk cannot hold what a run in `directory` keeps, if so."""
+    """Return a warning if the disk cannot hold the checkpoints of a run in `directory`, else
+    None.
+    """
     directory = directory.absolute()
     present = sum(file.stat().st_size for file in directory.rglob("*.safetensors"))
     place = next(path for path in (directory, *directory.parents) if path.is_dir())
@@ -162,8 +164,8 @@ def _megabytes(size: float) -> str:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a few micro-batches took: seconds of a step, peak bytes of the process or the GPU;
-    `share` of their rows was used.
+    """Result of timing a few micro-batches: seconds per step, peak bytes of the process or the GPU;
+    `share` is the fraction of their rows that was used.
     """
 
     step_seconds: float
@@ -173,7 +175,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Forecast:
-    """All that can be said of a run that was not begun; `trouble` is why nothing was timed."""
+    """The forecast of a run; `trouble` is why nothing was timed."""
 
     plan: Plan
     machine: str
@@ -183,11 +185,11 @@ class Forecast:
 
     @property
     def seconds(self) -> float | None:
-        """Of all steps, but for validation and start."""
+        """Seconds of all steps, without validation and start."""
         return self.plan.max_steps * self.measured.step_seconds if self.measured else None
 
     def lines(self) -> Iterator[str]:
-        """Write it for people."""
+        """Yield the lines for people."""
         plan = self.plan
         yield from (plan.model(), self.machine, plan.batches(), plan.rates(), plan.checkpoints())
         state = f"memory: {_megabytes(plan.state)} of weights, gradients and moments"
@@ -198,12 +200,12 @@ class Forecast:
             peak = f"; at the peak of the measured steps {_megabytes(self.measured.memory)} in all"
             yield state + (peak if self.measured.share == 1 else "")
             whole = f"{clock(self.seconds or 0)} for {plan.max_steps:,} steps without validation"
-            yield f"time: about {self.measured.step_seconds:.3g} s a step now, {whole}"
+            yield f"time: about {self.measured.step_seconds:.3g} s per step now, {whole}"
         if self.lack:
             yield f"disk: {self.lack}"
 
     def as_json(self) -> dict[str, object]:
-        """Write it for scripts; bytes, seconds."""
+        """Return the object for scripts, in bytes and seconds."""
         plan, measured = self.plan, self.measured
         return {
             "parameters": plan.parameters,
@@ -234,8 +236,8 @@ def forecast(
     *,
     timed: bool = True,
 ) -> Forecast:
-    """Forecast a run over so many pairs an epoch, by the lengths in tokens without eos, shape
-    (pairs, 2), of a sample of them; `timed` tries a few steps. Raises `UserError`.
+    """Forecast a run over `pairs` pairs per epoch, by the lengths of a sample in tokens without
+    eos, (pairs, 2); `timed` times a few steps. Raises `UserError`.
     """
     lengths = lengths[(lengths.max(1) < config.data.max_length) & (lengths.min(1) > 0)] + 1
     if not len(lengths):
@@ -265,8 +267,8 @@ def _spread(count: int) -> list[int]:
 
 
 def _try(work: Callable[[], Measured]) -> tuple[Measured | None, str]:
-    """Time steps in a process of its own, which may be killed for lack of memory; returns what was
-    measured, or why nothing was.
+    """Time steps in another process, which may be killed for lack of memory; return the result, or
+    why there is none.
     """
     crew: Workers[None, Measured] = Workers([partial(_worker, work)], DEATH)
     try:
@@ -284,8 +286,8 @@ def _worker(work: Callable[[], Measured]) -> Callable[[None], Measured]:
 def _time(
     config: Config, vocab_size: int, sizes: list[NDArray[np.int64]], parameters: int
 ) -> Measured:
-    """Take the work of steps on made-up micro-batches of real lengths, without torch.compile, which
-    would take minutes.
+    """Time steps on made-up micro-batches of real lengths, without torch.compile, which would take
+    minutes.
     """
     with telling_lack_of_memory(lambda: "out of memory"):
         plain = config.train.model_copy(update={"compile": False})
@@ -304,9 +306,9 @@ def _time(
 
 
 def _measure(learner: Learner, batches: list[Batch]) -> tuple[float, float]:
-    """Return the seconds of a place of the padded tables, by the median of some micro-batches, for
-    other programs may hold one up, and of an update of the weights. On a GPU the first work of
-    each shape takes longer, in which it is recorded.
+    """Return the seconds per position of the padded tables, as the median of some micro-batches,
+    and the seconds of an update. On a GPU the first work of each shape is not counted, since it is
+    recorded.
     """
     start, rates = time.perf_counter(), []
     for batch in batches:
@@ -322,7 +324,7 @@ def _measure(learner: Learner, batches: list[Batch]) -> tuple[float, float]:
 
 
 def _seconds(learner: Learner, work: Callable[[], object]) -> float:
-    """Time some work to its end."""
+    """Return the seconds that some work takes."""
     started = time.perf_counter()
     work()
     if learner.device.type == "cuda":
@@ -331,7 +333,7 @@ def _seconds(learner: Learner, work: Callable[[], object]) -> float:
 
 
 def _made_up(lengths: NDArray[np.int64], share: float, vocab_size: int) -> Batch:
-    """Fill a share of a micro-batch of these lengths, with eos, with any ids."""
+    """Fill a fraction of a micro-batch of these lengths, with eos, with random ids."""
     lengths = lengths[: max(1, int(len(lengths) * share))]
     random = np.random.default_rng(1)
     sides = [
@@ -342,15 +344,15 @@ def _made_up(lengths: NDArray[np.int64], share: float, vocab_size: int) -> Batch
 
 
 def _peak(device: torch.device) -> int:
-    """Most bytes held so far, of the GPU's memory or this process's."""
+    """Return the most bytes held so far, of the GPU's memory or of this process."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_reserved(device)  # what recorded work holds, too
+        return torch.cuda.max_memory_reserved(device)  # includes recorded work
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def clock(seconds: float) -> str:
-    """Write a time for people: `3h05m`, `12m30s`."""
+    """Format a time for people: `3h05m`, `12m30s`."""
     if not math.isfinite(seconds):
         return "for ever"
     minutes, hours = int(seconds / 60) % 60, int(seconds / 3600)

@@ -103,7 +103,7 @@ class Trainer:
         self.validation.resume(self.position.step)
 
     def _train(self) -> None:
-        """Take steps until the last, out of patience, or asked to stop."""
+        """Take steps until the last one, until patience ends, or until a stop."""
         self.ranks.together(self.learner.warm_up)
         stream = self.micro_batches()
         bar = progress_bar(self.config.train.max_steps, "step", "training", self.position.step)
@@ -117,8 +117,8 @@ class Trainer:
                 self._after_step(norm, rate, bar)
 
     def take_step(self, stream: Iterator[MicroBatch]) -> tuple[Tensor, float]:
-        """One optimizer update over `accum_steps` micro-batches of each rank; returns the
-        gradient's norm and the rate.
+        """Take one optimizer step over `accum_steps` micro-batches of each rank; return the
+        gradient's norm and the learning rate.
         """
         step, failure = self.position.step + 1, None
         planned = [next(stream) for _ in range(self.batches.step_batches)]
@@ -134,14 +134,14 @@ class Trainer:
         if self.average is not None:
             self.average.update(step)
         self.position.step = step
-        self.sums += norm * 0  # nothing, unless the gradient is not finite: see `_check_finite`
+        self.sums += norm * 0  # NaN in the norm must reach `_check_finite`
         self.sum_tokens += num_tokens
         self.recorded_tokens += num_tokens
         self.recorded_steps += 1
         return norm, rate
 
     def _learn_share(self, planned: list[MicroBatch], step: int) -> None:
-        """Add up the gradients of those of a step's micro-batches that are this rank's."""
+        """Add the gradients of this rank's micro-batches of a step."""
         for number in range(self.ranks.rank, len(planned), self.ranks.size):
             seed_device(self.device, micro_batch_seed(self.config.seed, step, number))
             batch = self.batches.read(planned[number])
@@ -149,7 +149,7 @@ class Trainer:
                 self.learner.learn(batch)
 
     def _too_large(self, batch: Batch) -> str:
-        """Say on which micro-batch memory ended, and what to lower."""
+        """Return the message for a micro-batch that did not fit into memory."""
         (rows, longest), (_, target) = batch.src.shape, batch.tgt_in.shape
         p = self.position
         return (
@@ -159,7 +159,7 @@ class Trainer:
         )
 
     def micro_batches(self) -> Iterator[MicroBatch]:
-        """Plan micro-batches for ever from the current position on, which is moved along."""
+        """Yield planned micro-batches without end from the current position, which moves along."""
         p = self.position
         while True:
             while p.pool < self.batches.pools:
@@ -184,8 +184,8 @@ class Trainer:
         self._validate_if_due()
 
     def _check_finite(self) -> None:
-        """End the run on a gradient that is not finite; the optimizer has left the weights
-        alone.
+        """End the run on a gradient that is not finite; the optimizer has not changed the
+        weights.
         """
         if not bool(self.sums.isfinite().all()):
             error = UserError(
@@ -203,7 +203,7 @@ class Trainer:
         return f"{steps} (up to {p.name})"
 
     def _record(self, norm: Tensor, rate: float, bar: Any) -> None:
-        """Write the training record since the last one to metrics.jsonl, the log and the bar."""
+        """Write a training record to metrics.jsonl, the log and the bar."""
         loss, nll = (self.sums / max(1, self.sum_tokens)).tolist()
         now = time.monotonic()
         speed = self.recorded_tokens / max(1e-9, now - self.recorded_at)
@@ -240,7 +240,7 @@ class Trainer:
         self._restart_clock()
 
     def _restart_clock(self) -> None:
-        """Measure speed from here on: loading and validation do not count."""
+        """Restart the measurement of speed: loading and validation do not count."""
         self.recorded_tokens, self.recorded_steps, self.recorded_at = 0, 0, time.monotonic()
 
     def _is_finished(self) -> bool:
@@ -303,7 +303,7 @@ class Trainer:
                 key,
             )
             return
-        planned = self.batches.plan(p.epoch, p.pool)  # all pools are alike
+        planned = self.batches.plan(p.epoch, p.pool)  # all pools have the same size
         tokens = sum(each.num_tokens for each in planned) / max(1, len(planned))
         batching = Batching(len(planned) * self.batches.pools, tokens, self.batches.step_batches)
         plan = Plan.of(

@@ -1,4 +1,4 @@
-"""Sampling over a step function: translations drawn as the model holds them likely."""
+"""Sampling over a step function: translations drawn by the model's probabilities."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from mtrain.translation.search import Hypothesis, Rules, S
 
 @dataclass(frozen=True)
 class Choice:
-    """From what tokens are drawn: probabilities to the power 1 / `temperature`, of the `top_k`
-    likeliest alone (0: all), of the fewest that hold `top_p` of the probability (Holtzman et al.
-    2020, section 3.1).
+    """The distribution to draw tokens from: probabilities to the power 1 / `temperature`,
+    restricted to the `top_k` likeliest (0 = all) and to the fewest with `top_p` of the probability
+    (Holtzman et al. 2020, section 3.1).
     """
 
     temperature: float = 1.0
@@ -30,7 +30,9 @@ class Choice:
         probs = probs.masked_fill(sums - probs >= self.top_p, 0.0)
         sums = probs.cumsum(1)
         place = (sums <= numbers[:, None] * sums[:, -1:]).sum(1, keepdim=True)
-        last = (probs > 0).sum(1, keepdim=True) - 1  # rounding must not choose what has none
+        last = (probs > 0).sum(
+            1, keepdim=True
+        ) - 1  # rounding must not choose a token of probability 0
         return tokens.gather(1, place.minimum(last).clamp(min=0))[:, 0]
 
 
@@ -46,8 +48,8 @@ def sample(
     bos_id: int,
     device: torch.device | None = None,
 ) -> list[Hypothesis]:
-    """Draw a continuation of bos for each sentence that there are rules for, by its own seed,
-    whatever the others are; `step` is as in `beam_search`.
+    """Draw a continuation of bos for each sentence of `rules`, by its own seed, independently of
+    the others; `step` is as in `beam_search`.
     """
     device = device or torch.device("cpu")
     generators = [np.random.default_rng(seed) for seed in seeds]

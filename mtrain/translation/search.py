@@ -1,7 +1,7 @@
-"""Greedy and beam search over a step function: neither model, tokenizer nor text is known here.
+"""Greedy and beam search over a step function, independent of model, vocabulary and text.
 
-Shapes: `B` sentences still searched, `W` live hypotheses each, `V` vocabulary, `C` candidates a
-sentence.
+Shapes: `B` sentences still searched, `W` live hypotheses of each, `V` vocabulary, `C` candidates
+per sentence.
 """
 
 from collections.abc import Callable
@@ -13,26 +13,25 @@ from torch import Tensor
 
 
 class State(Protocol):
-    """What a step function carries from position to position, one row a hypothesis."""
+    """The state of a step function from position to position, one row per hypothesis."""
 
     def select(self, rows: Tensor, sentences: Tensor | None = None) -> Self:
-        """Take hypotheses `rows`, and (None: all) those `sentences`."""
+        """Keep hypotheses `rows`, and `sentences` (None: all)."""
         ...
 
 
 S = TypeVar("S", bound=State)
 
-# Natural log-probability. At 1 a trained model's texts are still those of stopping without a look
-# at who is alive.
+# Natural log-probability. At 1 a trained model's texts are the same as without this condition.
 FAR = 1.0
-# Fewer columns than this are not worth looking for the best among: see `_best`.
+# With fewer columns, sorting all is as fast: see `_best`.
 MANY = 32
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A translation: ids without bos and eos, its log-probability with eos, and that normalized by
-    length.
+    """A translation: ids without bos and eos, its log-probability with eos, and the same normalized
+    by length.
     """
 
     ids: list[int]
@@ -82,7 +81,7 @@ class Rules:
         return log_probs
 
     def _forced(self, sentences: list[int], time: int) -> dict[int, int]:
-        """Tell at which places of the sentences what token alone may follow."""
+        """Return the only token that may follow, by the index of the sentence."""
         found = {}
         for place, sentence in enumerate(sentences):
             if time + 1 >= self.max_lens[sentence]:
@@ -93,9 +92,7 @@ class Rules:
 
 
 def _ban_repeats(log_probs: Tensor, hypotheses: Tensor, length: int) -> None:
-    """Ban what would end a row of `length` tokens that a hypothesis has: (B, W, V), (B, W,
-    time).
-    """
+    """Ban tokens that would repeat an n-gram of `length` tokens: (B, W, V), (B, W, time)."""
     rows = hypotheses.unfold(2, length, 1)  # (B, W, rows, length)
     last = hypotheses[:, :, hypotheses.shape[2] - length + 1 :]
     same = (rows[..., :-1] == last[:, :, None]).all(-1)
@@ -104,7 +101,7 @@ def _ban_repeats(log_probs: Tensor, hypotheses: Tensor, length: int) -> None:
 
 
 def length_normalizer(norm: str, alpha: float) -> Callable[[int], float]:
-    """Return what a score is divided by at a length counted with eos.
+    """Return the divisor of a score for a length counted with eos.
 
     "gnmt" is ((5 + length) / 6) ** alpha (Wu et al. 2016, equation 14), "power" is length ** alpha.
     """
@@ -124,12 +121,12 @@ def beam_search(
     bos_id: int,
     device: torch.device | None = None,
 ) -> list[list[Hypothesis]]:
-    """Search the best continuations of bos for each sentence that there are rules for; best first.
+    """Return the best continuations of bos for each sentence of `rules`, best first.
 
     `step` maps tokens (N,) and a state to log-probabilities (N, V) of the next token and a new
     state. A sentence is done when `beam_size` hypotheses have ended, as in fairseq and CTranslate2,
-    unless one alive is far likelier than these; or at its own limit. If eos has no probability even
-    there, the best unended hypothesis is returned.
+    unless a live one is far likelier than these; or at its own limit. If eos has no probability
+    even there, the best unended hypothesis is returned.
     """
     search = _Search(beam_size, normalize, rules, device or torch.device("cpu"))
     tokens = torch.full((len(rules.max_lens),), bos_id, device=search.device)
@@ -165,10 +162,9 @@ class _Search:
         self.prefixes = torch.zeros(B, 1, 0, dtype=torch.int64, device=device)  # (B, W, time)
 
     def advance(self, log_probs: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        """Extend every hypothesis by a token, given (B * W, V).
-
-        Returns the rows of B * W that live on (None: all, as they are), the sentences among B that
-        live on (None: all), and the new tokens, one a row.
+        """Extend every hypothesis by a token, given (B * W, V). Return the rows of B * W that stay
+        (None: all, unchanged), the sentences of B that stay (None: all), and the new tokens, one
+        per row.
         """
         width = self.scores.shape[1]
         scores, parents, tokens = self._candidates(log_probs)
@@ -211,9 +207,8 @@ class _Search:
             self.found[self.sentences[row]].append(Hypothesis(ids, score, score / divisor))
 
     def _drop_done(self, live: Tensor) -> Tensor | None:
-        """Take out the sentences that are done, given the scores (B, C) of unended candidates.
-
-        Returns the places of the others, or None if none is done.
+        """Remove the sentences that are done, given the scores (B, C) of unended candidates. Return
+        the indices of the others, or None if none is done.
         """
         best_live = live.amax(1).tolist()
         kept = []
@@ -230,7 +225,7 @@ class _Search:
         return places
 
     def _is_done(self, sentence: int, best_live: float) -> bool:
-        """Tell whether a sentence is at its limit, or has enough hypotheses and none alive that is
+        """Whether a sentence is at its limit, or has enough hypotheses and no live one that is
         `FAR` likelier: a model that is sure of its words lets unlikely endings into the beam first.
         A beam of 1 is greedy search, which ends with its first eos.
         """
@@ -268,11 +263,11 @@ class _Search:
 
 
 def _best(scores: Tensor, log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` best of W * V extensions, best first: (B, W) scores of hypotheses, (B, W, V) of
-    what may follow -> two of (B, count), their scores and places.
+    """Return the scores and indices of the `count` best of W * V extensions, best first: (B, W)
+    scores of hypotheses, (B, W, V) of next tokens -> two of (B, count).
 
-    On the CPU a partial sort of so many takes longer than to compute them. The best ones are
-    found in the columns whose best are best: only these are sorted, at a tenth of the time.
+    On the CPU a partial sort of all takes longer than to compute them. The best ones are in the
+    columns with the best maxima: only these are sorted, in a tenth of the time.
     """
     B, W, V = log_probs.shape
     height = next((n for n in range(128, 15, -1) if V % n == 0), V)

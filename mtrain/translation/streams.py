@@ -1,4 +1,4 @@
-"""Streams of lines through a model or a vocabulary: one line out for each line in, in order, in
+"""Streams of lines through a model or a vocabulary: one output line per input line, in order, in
 bounded memory.
 """
 
@@ -28,7 +28,7 @@ from mtrain.translation.scorer import Scorer
 from mtrain.translation.translator import Translation, Translator
 from mtrain.translation.word_links import align
 
-# Lines that are translated together, and what their translations are to begin with.
+# Lines that are translated together, and their prefixes.
 Window = tuple[list[str], list[str] | None]
 WINDOW: TypeAdapter[Window] = TypeAdapter(Window)
 
@@ -45,8 +45,9 @@ def translate_stream(
     line_buffered: bool = False,
 ) -> None:
     """Translate every line of `source` to `sink`, `decode.window` lines at a time or one by one;
-    of several ranks, the first reads and writes for all. `prefixes` holds what each translation is
-    to begin with, line for line; the links from its words to the source's go to `alignments`.
+    rank 0 reads and writes.
+
+    `prefixes` has a prefix for each translation, line for line; word alignments go to `alignments`.
     """
     ranks = translator.ranks
     counts: Counter[str] = Counter()
@@ -91,7 +92,9 @@ def translate_all(translator: Translator, lines: list[str]) -> list[str]:
 
 
 def _shortened(lines: Iterable[str], loaded: LoadedModel) -> Iterator[str]:
-    """Leave of long lines what shows that they were cut, so that a window of them has room."""
+    """Cut long lines, but not so short that the cut goes unnoticed, so that a window of lines fits
+    into memory.
+    """
     most = loaded.most_characters + 1
     return (line[:most] for line in lines)
 
@@ -104,13 +107,13 @@ def _prefix_lines(path: Path, counts: Counter[str]) -> Iterator[bytes]:
 
 
 def _as_many(prefixes: Iterator[str], lines: list[str], done: int, window: int) -> list[str]:
-    """Read a prefix for each line; raises `UserError` where there are more or fewer."""
+    """Read a prefix for each line; raises `UserError` if there are more or fewer."""
     found = list(islice(prefixes, len(lines)))
     too_many = len(lines) < window and next(prefixes, None) is not None
     if len(found) < len(lines) or too_many:
-        told = "more lines than the text" if too_many else "fewer lines than the text"
+        told = f"{'more' if too_many else 'fewer'} lines than the text"
         raise UserError(
-            f"--target-prefix: it holds {told} (seen behind line {done + len(found):,}); they must "
+            f"--target-prefix: it has {told} (after line {done + len(found):,}); they must "
             "match line for line"
         )
     return found
@@ -155,7 +158,7 @@ def score_files(loaded: LoadedModel, source: Path, target: Path, sink: IO[bytes]
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Load a SentencePiece model file, or the one of a run or checkpoint directory."""
+    """Load a SentencePiece model file, or that of a run or checkpoint directory."""
     if not path.is_dir():
         return Tokenizer.load(path)
     sealed = (path / manifest.NAME).exists() or layout.steps(path / layout.CHECKPOINTS)

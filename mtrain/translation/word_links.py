@@ -1,8 +1,7 @@
-"""Hard alignments: which word of the source each word of a translation was made of, as the
-attention over the source tells, in Pharaoh's form (`0-0 1-2`: source word, target word).
+"""Hard word alignments by attention, in Pharaoh's form (`0-0 1-2`: source word, target word).
 
-It is the mean of the heads of the last `LAYERS` layers where a token is still to be chosen: which
-single layer tells best depends on how many there are.
+A target word is aligned to the source word with the most attention, averaged over the heads of the
+last `LAYERS` layers: which single layer is best depends on their number.
 """
 
 import re
@@ -21,7 +20,7 @@ BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 
 def align(loaded: LoadedModel, sources: list[str], targets: list[str]) -> list[str]:
-    """Align the words, between white space, of each source line and its translation."""
+    """Align the words of each source line and its translation."""
     found = [""] * len(sources)
     both = zip(sources, targets, strict=True)
     places = [n for n, sides in enumerate(both) if not any(map(is_blank, sides))]
@@ -40,7 +39,7 @@ def align(loaded: LoadedModel, sources: list[str], targets: list[str]) -> list[s
 
 
 def _pieces(loaded: LoadedModel, text: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Ids of a line, and of each piece the number of its word; no more than the model reads."""
+    """Return the ids of a line and the word index of each piece, as far as the model reads."""
     ids = loaded.tokenizer.encode([text])[0]
     words = word_numbers(list(map(loaded.tokenizer.pieces.id_to_piece, ids)))
     most = loaded.max_source_length - 1
@@ -48,8 +47,8 @@ def _pieces(loaded: LoadedModel, text: str) -> tuple[NDArray[np.int64], NDArray[
 
 
 def word_numbers(pieces: list[str]) -> list[int]:
-    """Number the words, between white space, that pieces are of; a space is of the word behind
-    it.
+    """Number the words, separated by white space, to which pieces belong; a space belongs to the
+    word after it.
     """
     numbers, word, within, spelled = [], -1, False, b""
     for piece in pieces:

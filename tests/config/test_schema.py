@@ -344,9 +344,9 @@ def test_tables_that_cannot_be_read_are_refused(
         ("model: &m {d_ff: *m}", "c.yaml:7", ["deeply nested"]),
         ("<<: {seed: 3}", "c.yaml:7", ["<<", "unknown key"]),
         ("? [a, b]\n: 3", "c.yaml:7", ["a key must be a word"]),
-        ("seed: [1", "c.yaml:8", ["not valid YAML"]),
-        ("seed: 1\n\tmodel: 2", "c.yaml:8", ["not valid YAML"]),
-        ("---\nseed: 3", "c.yaml:7", ["not valid YAML"]),
+        ("seed: [1", "c.yaml:8", ["invalid YAML"]),
+        ("seed: 1\n\tmodel: 2", "c.yaml:8", ["invalid YAML"]),
+        ("---\nseed: 3", "c.yaml:7", ["invalid YAML"]),
     ],
 )
 def test_what_is_wrong_is_refused_with_its_place(
@@ -412,14 +412,14 @@ def test_what_is_missing_or_wrong_in_data_is_refused(
         (b"just words\n", "c.yaml:", ["expected a mapping of settings"]),
         (DATA.encode() + b"seed: \xff\n", "c.yaml:7:", ["not UTF-8"]),
         (DATA.encode("utf-16"), "c.yaml:1:", ["not UTF-8"]),
-        (DATA.encode() + b"seed: \x00\n", "c.yaml:7:", ["not valid YAML"]),
+        (DATA.encode() + b"seed: \x00\n", "c.yaml:7:", ["invalid YAML"]),
         (DATA.encode() + b"seed: " + b"[" * 10_000, "c.yaml", ["nested too deeply"]),
         (DATA.encode() + b"model: " + b"{a: " * 10_000, "c.yaml", ["nested too deeply"]),
         (b"#" * 1_000_001, "c.yaml", ["too many for a config"]),
         (b"#" * 5_000_000, "c.yaml", ["too many for a config"]),
-        (b'run_dir: "\\U00110000"', "c.yaml:1", ["not valid YAML"]),
+        (b'run_dir: "\\U00110000"', "c.yaml:1", ["invalid YAML"]),
         (b'run_dir: "r\\0"', "c.yaml:1", ["run_dir", "NUL"]),
-        (b"%YAML 1." + b"1" * 5000, "c.yaml:1", ["not valid YAML"]),
+        (b"%YAML 1." + b"1" * 5000, "c.yaml:1", ["invalid YAML"]),
         (
             DATA.encode()
             + b"a: &a [x,x,x,x,x,x,x,x,x,x]\n"
@@ -521,8 +521,8 @@ def test_set_takes_yaml_values(tmp_path: Path, override: str, key: str, value: A
         ("train.max_steps=many", ["train.max_steps", "a valid integer", "'many'"]),
         ("train.max_steps=", ["train.max_steps", "a valid integer", "nothing"]),
         ("data.tgt_lang=no", ["data.tgt_lang", 'write "no" in quotes']),
-        ("data.train=[{src: a", ["not valid YAML"]),
-        ("seed=\x07", ["not valid YAML"]),
+        ("data.train=[{src: a", ["invalid YAML"]),
+        ("seed=\x07", ["invalid YAML"]),
         ("seed=" + "[" * 10_000, ["nested too deeply"]),
         ("train={max_steps: 1, max_steps: 2}", ["train.max_steps", "duplicate key"]),
         ("train.max_tokens=10", ["train.max_tokens", "below data.max_length"]),

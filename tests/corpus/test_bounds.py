@@ -282,8 +282,8 @@ def test_a_language_is_named_by_its_beginning(tmp_path: Path) -> None:
     [
         ("https://example.invalid/a.csv", "names files by an address"),
         ("zip://a.csv::a.zip", "names files by an address"),
-        ("../a.csv", r"which lies outside of it"),
-        ("{}/a.csv", r"which lies outside of it"),
+        ("../a.csv", r"which is outside of it"),
+        ("{}/a.csv", r"which is outside of it"),
     ],
 )
 @pytest.mark.parametrize("card", ["README.md", ".huggingface.yaml"])
@@ -364,7 +364,7 @@ def test_two_fields_of_one_name_are_refused(
     path = write(tmp_path / "a.jsonl", row.encode() + b"\n")
     corpus = FileCorpus(file=str(path), src=name, tgt="b")
     if is_bad:
-        with pytest.raises(RowError, match=r"the field (a|t|a/c|ü) stands there twice"):
+        with pytest.raises(RowError, match=r"the field (a|t|a/c|ü) occurs twice"):
             list(read_pairs(corpus, Reading()))
     else:
         assert len(list(read_pairs(corpus, Reading()))) == 1

@@ -212,7 +212,7 @@ def test_the_command_writes_a_model_that_the_library_translates_with(
     [
         (["--to", "onnx"], "error: --to onnx: expected ctranslate2 or hf-marian"),
         (["--quantization", "int3"], "error: --quantization int3: expected one of float32, "),
-        (["-o", "."], "error: .: exists already; remove it, or name another"),
+        (["-o", "."], "error: .: exists already; remove it, or choose another name"),
     ],
 )
 def test_what_cannot_be_is_refused(

@@ -275,7 +275,7 @@ def test_the_command_reads_files_line_for_line(
         (["-o", "a.html", "-i", "none"], 1, "none: cannot read: No such file"),
         (["-o", "a.html", "-i", "many"], 2, "more than 50 sentences to look at"),
         (["-o", "no/a.html", "text"], 1, "no/a.html: cannot write: No such file or directory"),
-        (["-o", "in.html", "-i", "in.html"], 2, "in.html: is read from; write to another file"),
+        (["-o", "in.html", "-i", "in.html"], 2, "in.html: is an input, too; write to another file"),
     ],
 )
 def test_what_cannot_be_shown_is_one_clear_error(

@@ -466,7 +466,7 @@ def test_what_is_there_is_never_replaced_by_a_new_directory(tmp_path: Path) -> N
         elif name == "link":
             path.symlink_to("nowhere")
         with pytest.raises(
-            RefusedError, match=f"{name}: exists already; remove it, or name another"
+            RefusedError, match=f"{name}: exists already; remove it, or choose another name"
         ):
             manifest.write_new_directory(path, fill)
     assert sorted(item.name for item in tmp_path.iterdir()) == ["directory", "file", "late", "link"]

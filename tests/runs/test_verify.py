@@ -127,7 +127,12 @@ FAULTS: list[tuple[str, str, str, Callable[[Path], object]]] = [
         lambda run: flip(run / "checkpoints/average/config.yaml"),
     ),
     ("best.json", "missing", "step-00000400", lambda run: shutil.rmtree(run / LAST)),
-    ("best.json", "missing", "the best checkpoint is unknown", lambda run: (run / "best.json").unlink()),
+    (
+        "best.json",
+        "missing",
+        "the best checkpoint is unknown",
+        lambda run: (run / "best.json").unlink(),
+    ),
     ("best.json", "damaged", "history", lambda run: change(run, "best", "history", 7)),
     (
         "best.json",
