@@ -36,7 +36,7 @@ PACKAGES = {
     "cli": Row("check report export training translation scoring data runs corpus config runtime"),
     "report": Row("check translation data scoring runs corpus config runtime", "page maps"),
     "export": Row("translation data scoring model runs corpus config runtime", ALL),
-    "check": Row("training data scoring runs corpus config runtime", "doctor diagnosis"),
+    "check": Row("training data scoring runs corpus config runtime", "corpora diagnosis"),
     "training": Row("translation data scoring model runs corpus config runtime", ALL),
     "translation": Row("data scoring model runs corpus config runtime", ALL),
     "data": Row("scoring runs corpus config runtime", "batches prepare"),

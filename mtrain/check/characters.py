@@ -1,7 +1,7 @@
-"""What the characters of lines are: odd ones, scripts, words; of many lines at once, in numpy.
+"""The characters of many lines at once, in numpy: suspicious ones, scripts, words.
 
-Words are known by hashes of 64 bits alone. Where a script puts no spaces between them, a Han or
-Hiragana character counts as a word, and so do three characters of Thai and its like.
+Words are represented by 64-bit hashes. In scripts without spaces a Han or Hiragana character counts
+as a word, and so do three characters of Thai and similar scripts.
 """
 
 import unicodedata
@@ -16,7 +16,7 @@ from mtrain.corpus.writing_systems import script_of
 
 Codes = NDArray[np.uint32]
 
-# What may be odd about a character, by its number; 0 is nothing.
+# Kinds of suspicious characters, by their number; 0 is none.
 ODD = (
     "",
     "nul",
@@ -43,7 +43,7 @@ _ODD_OF = {ord(c): ODD.index(name) for name, text in _ODD_CHARACTERS.items() for
 _ODD_OF[ord("\t")] = 0  # the control character that text may hold
 _ODD_OF_CATEGORY = {"Cc": "control", "Co": "private", "Cn": "undefined", "Cs": "undefined"}
 
-# How characters make words: not at all, in runs, each by itself, each with the two behind it.
+# How characters form words: not at all, in runs, each by itself, each with the next two.
 NONE, RUN, SINGLE, TRIPLE = range(4)
 _SINGLE = {"CJK", "HIRAGANA"}
 _TRIPLE = {"THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN", "JAVANESE", "BALINESE"}
@@ -78,7 +78,7 @@ class Words:
 
     @property
     def places(self) -> NDArray[np.int64]:
-        """The place of each word in its line, from 0."""
+        """The index of each word in its line, from 0."""
         return np.arange(len(self.hashes)) - self.starts[self.lines]
 
     def select(self, kept: NDArray[np.bool_]) -> "Words":
@@ -86,7 +86,7 @@ class Words:
         return Words.of(self.hashes[kept], np.bincount(self.lines[kept], minlength=len(self)))
 
     def part(self, start: int, stop: int) -> "Words":
-        """Take the lines from `start` to `stop` - 1."""
+        """Return the lines from `start` to `stop` - 1."""
         starts = self.starts[start : stop + 1]
         return Words(self.hashes[starts[0] : starts[-1]], starts - starts[0])
 
@@ -97,7 +97,7 @@ class Words:
 
     @staticmethod
     def join(parts: Sequence["Words"]) -> "Words":
-        """Put lines behind lines."""
+        """Concatenate lines."""
         none = Words.of(np.zeros(0, np.uint64), np.zeros(0, np.int64))
         counts = np.concatenate([part.counts for part in (none, *parts)])
         return Words.of(np.concatenate([part.hashes for part in (none, *parts)]), counts)
@@ -113,7 +113,7 @@ class Lines:
 
 
 class Characters:
-    """Tables of what characters are, filled as they are met."""
+    """Tables of the properties of characters, filled when characters first occur."""
 
     def __init__(self) -> None:
         size = 0x110000
@@ -125,7 +125,9 @@ class Characters:
         self.scripts = ["none"]
 
     def read(self, texts: Sequence[str]) -> Lines:
-        r"""Take lines apart; a `\n` within one, as tables have them, becomes a `\v`."""
+        r"""Split lines into characters and words; a `\n` within a line, as in tables, becomes
+        a `\v`.
+        """
         text = "\n".join(texts)
         if text.count("\n") >= max(1, len(texts)):
             text = "\n".join([text.replace("\n", "\v") for text in texts])
@@ -187,7 +189,9 @@ class Characters:
 
 
 def spans(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Count up from each start, so many times: of 5 and 9, by 3 and 2, these are 5 6 7 9 10."""
+    """Return consecutive numbers from each start: of 5 and 9, by lengths 3 and 2, these are 5 6 7 9
+    10.
+    """
     begins = np.cumsum(counts) - counts
     places: NDArray[np.int64] = np.arange(counts.sum()) + np.repeat(starts - begins, counts)
     return places
@@ -203,7 +207,7 @@ def _odd_category(code: int, category: str) -> str:
 def _spell_triples(
     values: NDArray[np.uint64], forms: NDArray[np.uint8], same_line: NDArray[np.bool_]
 ) -> None:
-    """Have each character of a script without spaces stand for itself and the two behind it."""
+    """Let each character of a script without spaces stand for itself and the next two."""
     triples = forms == TRIPLE
     if not triples.any():
         return

@@ -1,4 +1,6 @@
-"""`mtrain check`: a look at all text, how the vocabulary fits it, what a run will take."""
+"""`mtrain check`: the findings in all text, how the vocabulary fits it, and a forecast of the
+training.
+"""
 
 import json
 from collections.abc import Iterator
@@ -9,9 +11,9 @@ from textwrap import wrap
 
 import numpy as np
 
-from mtrain.check.doctor import Doctor
-from mtrain.check.finders import token_lengths
+from mtrain.check.corpora import Checker
 from mtrain.check.findings import ERROR, NOTE, WARNING, Chunk
+from mtrain.check.pairs import token_lengths
 from mtrain.config.schema import Config
 from mtrain.data.prepare import find_tokenizer, weights_of
 from mtrain.data.tokenizer import Tokenizer
@@ -21,7 +23,7 @@ from mtrain.runtime.stop import Stop
 from mtrain.training.plan import Forecast, forecast
 
 MOST_ENCODED = 20_000  # pairs of the sample
-MOST_BYTES = 0.02  # share of tokens that are bytes or unknown
+MOST_BYTES = 0.02  # fraction of tokens that are bytes or unknown
 MOST_A_WORD = 3.0  # tokens
 GUESSED_SIZE = 250_000  # bytes of a vocabulary file that is not there yet
 
@@ -41,7 +43,7 @@ class Fit:
         return self.tokens / max(1, self.words)
 
     def share(self, number: int) -> float:
-        """Which share of the tokens a number is."""
+        """Return a number as a percentage of the tokens."""
         return number / max(1, self.tokens)
 
     def __str__(self) -> str:
@@ -55,29 +57,29 @@ class Fit:
 class Diagnosis:
     """All that `mtrain check` reports."""
 
-    doctor: Doctor
+    checker: Checker
     fits: dict[str, Fit] = field(default_factory=dict)  # by side
     forecast: Forecast | None = None
     trouble: str = ""  # why there is no forecast
 
     def count(self, severity: str) -> int:
         """Count the kinds of findings that are so bad, each once for each corpus."""
-        found = chain.from_iterable(each.found.sorted for each in self.doctor.sets)
+        found = chain.from_iterable(each.found.sorted for each in self.checker.sets)
         return sum(finding.severity == severity for finding in found)
 
     @property
     def summary(self) -> str:
-        """Say it in a line."""
+        """Summarize in one line."""
         counts = [(self.count(name), name) for name in (ERROR, WARNING, NOTE)]
         told = [f"{number} {name}{'s' * (number != 1)}" for number, name in counts if number]
-        return ", ".join(told) or "nothing odd was found"
+        return ", ".join(told) or "nothing suspicious was found"
 
     def lines(self, width: int) -> Iterator[str]:
-        """Write it for people, in lines of at most so many columns where that can be."""
-        for each in self.doctor.sets:
+        """Yield the lines for people, at most `width` columns wide where possible."""
+        for each in self.checker.sets:
             yield from each.found.lines(width)
         yield "vocabulary"
-        if self.doctor.tokenizer is None:
+        if self.checker.tokenizer is None:
             yield "  none yet: lengths in tokens are estimated"
         for name, fit in self.fits.items():
             yield f"  {name}: {fit}"
@@ -90,7 +92,7 @@ class Diagnosis:
         yield self.summary
 
     def as_json(self) -> str:
-        """Write it for scripts, as one JSON object."""
+        """Return the object for scripts."""
         fits = {
             name: {
                 "tokens_per_word": round(fit.a_word, 4),
@@ -101,7 +103,7 @@ class Diagnosis:
         }
         return json.dumps(
             {
-                "corpora": [each.found.as_json() for each in self.doctor.sets],
+                "corpora": [each.found.as_json() for each in self.checker.sets],
                 "vocabulary": fits or None,
                 "forecast": self.forecast.as_json() if self.forecast else None,
                 "errors": self.count(ERROR),
@@ -115,30 +117,30 @@ class Diagnosis:
 def diagnose(
     config: Config, stop: Stop, *, examples: int, with_forecast: bool, timed: bool
 ) -> Diagnosis:
-    """Look at all text of a config; what is found is returned, whatever it is. Raises `UserError`
-    where the vocabulary that the config names cannot be read.
+    """Check all text of a config and return the findings. Raises `UserError` if the vocabulary that
+    the config names cannot be read.
     """
-    doctor = Doctor(config, stop, examples)
-    doctor.scan()
-    doctor.tokenizer = _find_tokenizer(config, doctor)
-    doctor.look()
-    diagnosis = Diagnosis(doctor)
-    if doctor.tokenizer is not None:
+    checker = Checker(config, stop, examples)
+    checker.scan()
+    checker.tokenizer = _find_tokenizer(config, checker)
+    checker.look()
+    diagnosis = Diagnosis(checker)
+    if checker.tokenizer is not None:
         for side, name in enumerate(("source", "target")):
-            diagnosis.fits[name] = _fit(doctor.tokenizer, doctor.sample, side)
+            diagnosis.fits[name] = _fit(checker.tokenizer, checker.sample, side)
         _warn_of_fit(diagnosis)
     if with_forecast:
         try:
-            diagnosis.forecast = _forecast(config, doctor, timed=timed)
+            diagnosis.forecast = _forecast(config, checker, timed=timed)
         except UserError as error:
             stop.check()
             diagnosis.trouble = str(error)
     return diagnosis
 
 
-def _find_tokenizer(config: Config, doctor: Doctor) -> Tokenizer | None:
+def _find_tokenizer(config: Config, checker: Checker) -> Tokenizer | None:
     """Load the vocabulary of the config's run, wherever it is, if it is."""
-    scans = [each.scan for each in doctor.sets if each.is_train and each.scan]
+    scans = [each.scan for each in checker.sets if each.is_train and each.scan]
     return find_tokenizer(config, RunDirectory(Path(config.run_dir)).tokenizer, scans)
 
 
@@ -158,19 +160,19 @@ def _warn_of_fit(diagnosis: Diagnosis) -> None:
     for name, fit in diagnosis.fits.items():
         odd = fit.share(fit.bytes + fit.unknown) > MOST_BYTES or fit.a_word > MOST_A_WORD
         if fit.words and odd:
-            diagnosis.doctor.sets[0].found.tell("pieces", f"{name}: {fit}")
+            diagnosis.checker.sets[0].found.tell("pieces", f"{name}: {fit}")
 
 
-def _forecast(config: Config, doctor: Doctor, *, timed: bool) -> Forecast:
+def _forecast(config: Config, checker: Checker, *, timed: bool) -> Forecast:
     """Forecast a run by the lengths of the sample."""
     lengths = [np.zeros((0, 2), np.int64)]
-    step = max(1, sum(map(len, doctor.sample)) // MOST_ENCODED)
-    for chunk in doctor.sample:
+    step = max(1, sum(map(len, checker.sample)) // MOST_ENCODED)
+    for chunk in checker.sample:
         some = chunk.select(np.arange(0, len(chunk), step))
-        lengths.append(token_lengths(some, doctor.tokenizer))
-    sizes = [each.found.pairs for each in doctor.sets if each.is_train]
+        lengths.append(token_lengths(some, checker.tokenizer))
+    sizes = [each.found.pairs for each in checker.sets if each.is_train]
     pairs = sum(n * w for n, w in zip(sizes, weights_of(config, sizes), strict=True))
-    tokenizer = doctor.tokenizer
+    tokenizer = checker.tokenizer
     vocab_size = tokenizer.vocab_size if tokenizer else config.tokenizer.vocab_size
     vocabulary = len(tokenizer.proto) if tokenizer else GUESSED_SIZE
     sample = np.concatenate(lengths)

@@ -1,4 +1,4 @@
-"""What a look at a corpus may find: the kinds, their counts, and examples by file and line."""
+"""Findings about a corpus: kinds, counts, and examples by file and line."""
 
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,10 +23,10 @@ KINDS: dict[str, tuple[str, str]] = {
     "unequal": (ERROR, "unequal numbers of lines"),
     "row": (ERROR, "not two texts"),
     "too_long": (ERROR, "longer than any line that is read"),
-    "encoding": (ERROR, "not valid UTF-8"),
-    "dropped": (WARNING, "not valid UTF-8, left out"),
+    "encoding": (ERROR, "invalid UTF-8"),
+    "dropped": (WARNING, "invalid UTF-8, left out"),
     "empty": (ERROR, "nothing to learn from or to score"),
-    "contained": (ERROR, "nearly all of it stands in train"),
+    "contained": (ERROR, "nearly all of it is in train"),
     "language": (WARNING, "a side is not in its language"),
     "slip": (WARNING, "sides out of step"),
     "unrelated": (WARNING, "sides that do not go together"),
@@ -37,7 +37,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "script": (WARNING, "in another script than the side"),
     "mixed_word": (WARNING, "Latin and Cyrillic letters in one word"),
     "same": (WARNING, "the same text on both sides"),
-    "ratio": (WARNING, "one side far too long for the other"),
+    "ratio": (WARNING, "lengths differ far too much"),
     "long": (WARNING, "over data.max_length"),
     "blank_source": (WARNING, "blank source"),
     "blank_target": (WARNING, "blank target"),
@@ -48,7 +48,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "control": (WARNING, "control characters"),
     "invisible": (WARNING, "zero-width characters, soft hyphens, BOMs"),
     "mark": (WARNING, "joiners or direction marks"),
-    "replacement": (WARNING, "U+FFFD, for what could not be read"),
+    "replacement": (WARNING, "U+FFFD, in place of unreadable text"),
     "private": (WARNING, "private-use characters"),
     "undefined": (WARNING, "code points that are no characters"),
     "mojibake": (WARNING, "mojibake: UTF-8 read as something else"),
@@ -58,7 +58,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "overlap": (WARNING, "pairs that are also in"),
     "source_overlap": (WARNING, "sources that are also in"),
     "target_overlap": (WARNING, "targets that are also in"),
-    "near_overlap": (WARNING, "pairs nearly the same as one in"),
+    "near_overlap": (WARNING, "pairs nearly the same as a pair in"),
     "pieces": (WARNING, "the vocabulary does not fit"),
     "duplicate": (NOTE, "pairs that were there before"),
     "crlf": (NOTE, "Windows line ends, removed on reading"),
@@ -67,7 +67,7 @@ KINDS: dict[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Place:
-    """Where the rows of a corpus stand."""
+    """The files of a corpus, to name its rows."""
 
     files: tuple[str, ...]  # one, or one of either side
     unit: str  # line, row, unit of a translation memory, or pair
@@ -75,7 +75,7 @@ class Place:
 
     @staticmethod
     def of(corpus: Corpus, root: Path) -> "Place":
-        """Name the files of a corpus, or what else it is."""
+        """Return the files of a corpus, or another description."""
         if isinstance(corpus, TextCorpus):
             names = (corpus.src, corpus.tgt)
             return Place(tuple(str(root / name) for name in names), "line", names)
@@ -104,7 +104,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some rows of a corpus: their numbers and texts, and what the texts are made of."""
+    """Some rows of a corpus: numbers, texts, and the characters of the texts."""
 
     place: Place
     numbers: Sequence[int]
@@ -115,7 +115,7 @@ class Chunk:
         return len(self.numbers)
 
     def select(self, rows: NDArray[np.int64]) -> "Chunk":
-        """Take some of the rows."""
+        """Return some of the rows."""
         numbers = [self.numbers[row] for row in rows.tolist()]
         src, tgt = ([texts[row] for row in rows.tolist()] for texts in self.texts)
         return Chunk(self.place, numbers, (src, tgt), self.characters)
@@ -150,7 +150,7 @@ class Chunk:
 
 @dataclass(frozen=True, order=True)
 class Example:
-    """A row that was found: `rank` is lower for one to be shown before others."""
+    """A row with a finding; lower `rank` is shown first."""
 
     rank: float
     number: int
@@ -161,7 +161,7 @@ class Example:
 
 @dataclass
 class Finding:
-    """What was found of a kind, `about` something: how often, and the first or worst examples."""
+    """Findings of one kind, `about` something: their number, and the first or worst examples."""
 
     kind: str
     about: str = ""
@@ -206,7 +206,7 @@ class Findings:
         finding.examples = sorted([*finding.examples, *examples])[: self.most]
 
     def tell(self, kind: str, text: str, number: int = 0, about: str = "") -> None:
-        """Add a finding that is told in words."""
+        """Add a finding in words."""
         self.add(kind, 1, [Example(0, number, "", text, {})], about)
 
     def add_row(self, error: RowError, *, is_dropped: bool) -> None:
@@ -231,7 +231,7 @@ class Findings:
         spots: dict[int, int] | None = None,
         about: str = "",
     ) -> None:
-        """Add rows of a chunk, on one side or on both; the lowest of `ranks` are shown first, and
+        """Add rows of a chunk, on one side or on both; the lowest of `ranks` are shown first, with
         text from `spots` on.
         """
         first = rows if ranks is None else rows[np.argsort(ranks, kind="stable")]
@@ -264,7 +264,7 @@ class Findings:
         """Write it for people, in lines of at most so many columns."""
         yield from _heading(self.name, self.what, f"{self.pairs:,} pairs", width)
         if not self.found:
-            yield "  nothing odd"
+            yield "  nothing suspicious"
         for finding in self.sorted:
             head, count = f"  {finding.severity:<8} {finding.title}", f"{finding.count:,}"
             told = not any(example.shown for example in finding.examples)
@@ -274,7 +274,7 @@ class Findings:
 
 
 def _heading(name: str, what: str, count: str, width: int) -> Iterator[str]:
-    """Put what a corpus is beside its name if there is room."""
+    """Put the description of a corpus next to its name if there is room."""
     if len(name) + len(what) + len(count) + 4 <= width:
         yield f"{name}: {what}".ljust(width - len(count) - 1) + f" {count}"
     else:
@@ -298,7 +298,7 @@ def _shown(example: Example, width: int) -> Iterator[str]:
 
 
 def clipped(text: str, width: int) -> str:
-    """Cut a text to so many columns of a terminal."""
+    """Cut a text to a number of terminal columns."""
     columns = 0
     for place, char in enumerate(text):
         if not unicodedata.combining(char):

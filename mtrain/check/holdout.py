@@ -12,17 +12,18 @@ from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import logger, progress_bar
 from mtrain.runtime.stop import Stop
 
-CHUNK = 10_000  # pairs between looks at whether to stop
-MOST_HELD_OUT = 0.1  # share of the pairs
+CHUNK = 10_000  # pairs between checks for a stop
+MOST_HELD_OUT = 0.1  # fraction of the pairs
 
 
 def hold_out(
     corpus: TextCorpus, pairs: int, count: int, parts: dict[Path, IO[bytes]], stop: Stop
 ) -> int:
-    """Split a number of pairs off into a validation set, drawn from all over, and write to four
-    open files: train and valid, source and target. Pairs with the same text on a side as one of
-    them go to neither. Returns how many are left to learn from; raises `UserError` where none can
-    be held out, or none are left.
+    """Split off pairs as a validation set, drawn from all over the text, and write to four open
+    files: train and valid, source and target.
+
+    Pairs with the same text on a side as a held-out pair are in neither. Return the number of pairs
+    left for training; raises `UserError` if no pair can be held out, or none is left.
     """
     if count > MOST_HELD_OUT * pairs:
         raise RefusedError(
@@ -33,7 +34,7 @@ def hold_out(
     if not held:
         raise UserError(
             f"{corpus.src}: nothing can be held out: the pairs that were drawn are blank on a side "
-            "or not valid UTF-8; see mtrain check"
+            "or invalid UTF-8; see mtrain check"
         )
     sources, targets = (set(map(str.strip, texts)) for texts in zip(*held.values(), strict=True))
     sinks = list(parts.values())
@@ -68,7 +69,7 @@ def hold_out(
 
 
 def chosen(corpus: TextCorpus, pairs: int, count: int, stop: Stop) -> dict[int, tuple[str, str]]:
-    """Draw pairs that are not blank and not alike on a side, by their line numbers."""
+    """Draw pairs that are not blank and share no side, by their line numbers."""
     drawn = np.random.default_rng(1).choice(pairs, 2 * count, replace=False, shuffle=False)
     wanted = set((drawn + 1).tolist())
     found: dict[int, tuple[str, str]] = {}

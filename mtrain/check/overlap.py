@@ -1,7 +1,6 @@
-"""Lines of a scored set that stand in other text too: exactly, on one side or both, or nearly.
+"""Lines of a scored set that occur in other text, too: exactly, on one side or both, or nearly.
 
-The set is held as hashes, of whole lines and of pairs of neighbouring words; what it is compared
-with streams by.
+The set is kept as hashes of whole lines and of word bigrams; the other text streams past.
 """
 
 from collections.abc import Iterator
@@ -11,15 +10,18 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from mtrain.check.associations import first_words, numbered
 from mtrain.check.characters import GOLDEN, Words, spans
 from mtrain.check.findings import Chunk, Example, Findings
-from mtrain.check.kinship import first_words, numbered
 from mtrain.data.duplicates import text_hashes
 
 LEAST_BIGRAMS = 5  # of a line that can be nearly another
-NEAR, NEAR_ONE = 0.6, 0.75  # share of bigrams in common: on average over the sides, on one of them
+NEAR, NEAR_ONE = (
+    0.6,
+    0.75,
+)  # fraction of bigrams in common: on average over the sides, on one of them
 MOST_PLACES = 50  # lines of the set with a bigram for it to lead to them
-LEAST_SHARED = 0.3  # of a line's bigrams that lead to another, for a closer look
+LEAST_SHARED = 0.3  # of a line's bigrams in another line, for a closer comparison
 KINDS = ("overlap", "source_overlap", "target_overlap", "near_overlap")
 BITS = 22  # of the hash table of bigrams
 
@@ -73,7 +75,7 @@ class Hashed:
 
 @dataclass(frozen=True)
 class Match:
-    """A row of a set that a row of another chunk is like; `likeness` is 1 where they are equal."""
+    """A row of a set and a similar row of another chunk; `likeness` is 1 if they are equal."""
 
     kind: str
     row: int
@@ -82,14 +84,14 @@ class Match:
 
 
 class ScoredSet:
-    """A set that is looked for in other text."""
+    """A set whose rows are searched for in other text."""
 
     def __init__(self, rows: Hashed) -> None:
         self.rows = rows
         self.near = [_Bigrams(words) for words in rows.bigrams]
 
     def matches(self, other: Hashed) -> Iterator[Match]:
-        """Find the rows that are in another chunk too, each with the kind that says most."""
+        """Find rows that are in another chunk, too, each with its most specific kind."""
         own, told = self.rows, self.rows.is_blank.copy()
         for kind, hashes, others in (
             ("overlap", own.pairs, other.pairs),
@@ -114,8 +116,8 @@ class ScoredSet:
 
 
 class Tally:
-    """What a scored set has in common with `other`, which streams by: the best match of each row.
-    More than `most`, as a share of its pairs, is an error.
+    """The overlap of a scored set with `other`, which streams past: the best match of each row.
+    More than `most`, as a fraction of its pairs, is an error.
     """
 
     def __init__(self, rows: ScoredSet, found: Findings, other: str, most: float = 1.0) -> None:
@@ -123,7 +125,7 @@ class Tally:
         self.best: dict[int, tuple[int, float, Example]] = {}
 
     def take(self, other: Hashed) -> None:
-        """Look for the set's rows in some of the other text."""
+        """Search for the set's rows in some of the other text."""
         for match in self.set.matches(other):
             order = (KINDS.index(match.kind), -match.likeness)
             if match.row in self.best and self.best[match.row][:2] <= order:
@@ -131,7 +133,7 @@ class Tally:
             self.best[match.row] = (*order, self._example(match, other.chunk))
 
     def _example(self, match: Match, other: Chunk) -> Example:
-        """Name a row and the one that it is like."""
+        """Name a row and its match."""
         number, there = int(other.numbers[match.other]), other.place
         side = 1 if match.kind == "target_overlap" else 0
         own = self.set.rows.chunk
@@ -143,7 +145,7 @@ class Tally:
         return Example(-match.likeness, here.number, here.shown, text[:300], json)
 
     def tell(self) -> None:
-        """Add what was found to the set's findings."""
+        """Add the overlap to the set's findings."""
         for number, kind in enumerate(KINDS):
             rows = [example for order, _, example in self.best.values() if order == number]
             if rows:
@@ -168,7 +170,7 @@ class _Bigrams:
         return hashes >> np.uint64(64 - BITS)
 
     def guesses(self, others: Words) -> set[tuple[int, int]]:
-        """Guess which lines share many bigrams with which others: pairs of row and other row."""
+        """Return pairs of rows that may share many bigrams."""
         known = self.table[self._slots(others.hashes)]
         shared = np.bincount(others.lines[known], minlength=len(others))
         long = others.counts >= LEAST_BIGRAMS
@@ -187,7 +189,7 @@ class _Bigrams:
         return set(zip(row[chosen].tolist(), other[chosen].tolist(), strict=True))
 
     def likeness(self, row: int, others: Words, place: int) -> float:
-        """Tell which share of the bigrams of the longer of two lines both have."""
+        """Return the fraction of the bigrams of the longer of two lines that both have."""
         own = self.words.hashes[self.words.starts[row] : self.words.starts[row + 1]]
         theirs = others.hashes[others.starts[place] : others.starts[place + 1]]
         return len(np.intersect1d(own, theirs, assume_unique=True)) / max(1, len(own), len(theirs))

@@ -11,7 +11,7 @@ TEMPLATE = """\
 # $pairs pairs, $languages. Sizes and rates follow
 # $origin.
 # Nothing was tuned to this text. configs/multi30k-en-de.yaml explains every setting there is.
-# Look at the text first:  mtrain check -c $config
+# Check the text first:   mtrain check -c $config
 # Train:                   mtrain train -c $config
 
 $run_dir
@@ -20,13 +20,13 @@ seed: 1  # fixes every random choice
 data:
   $src_lang
   $tgt_lang  # BLEU is tokenized for it
-  train:  # any number of corpora, joined
+  train:  # any number of corpora, concatenated
     - $train
   valid:  # translated and scored every valid_every steps
     $valid
   test: {}  # sets scored at the end, such as {news: {src: FILE, tgt: FILE}}
   invalid_utf8: $invalid_utf8  # or: $other_utf8
-  max_length: 256  # tokens a side; longer pairs are left out and counted
+  max_length: 256  # tokens a side; longer pairs are dropped and counted
 
 tokenizer:
   vocab_size: $vocab_size  # pieces, shared by both sides
@@ -37,7 +37,7 @@ model:
   d_ff: $d_ff
   num_encoder_layers: $layers
   num_decoder_layers: $layers
-  dropout: $dropout  # higher for less text, against learning by heart
+  dropout: $dropout  # higher for less text, against overfitting
 
 train:
   device: auto  # a GPU if there is one
@@ -62,8 +62,8 @@ decode:
 
 @dataclass(frozen=True)
 class Size:
-    """What is known of the text: pairs, words of both sides a pair, and of a sample how many
-    different words and characters it has.
+    """The size of the text: pairs, words of both sides per pair, and the numbers of different words
+    and characters in a sample.
     """
 
     pairs: int
@@ -74,7 +74,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Settings for text of some size, and what they were taken from."""
+    """Settings for text of some size, and their origin."""
 
     origin: str
     d_model: int
@@ -127,7 +127,7 @@ def _vocabulary(wanted: int, room: int, size: Size) -> int:
 
 
 def fill(size: Size, recipe: Recipe, places: dict[str, str]) -> str:
-    """Write the config; `places` are the parts of the template that no recipe knows."""
+    """Return the config; `places` are the parts of the template that no recipe decides."""
     save_every = max(10, recipe.max_steps // 40 // 10 * 10)
     values = {
         **asdict(recipe),

@@ -31,7 +31,7 @@ from mtrain.scoring.references import warn_of_missing_tokenizer
 LANGUAGES = {code for codes in SCRIPTS.values() for code in codes.split()}
 SAMPLE = 20_000  # pairs by which words and characters are counted
 CHUNK_CHARACTERS = 1 << 21  # counted together
-RARE = 0.0005  # share of characters that the vocabulary need not hold
+RARE = 0.0005  # fraction of characters that the vocabulary need not cover
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _directories_of(paths: list[Path]) -> Iterator[None]:
 
 
 def _check_names(request: Request) -> None:
-    """Refuse what cannot be written into a config, and a config that is not named as one."""
+    """Refuse names that no config can hold, and a config that is not named like one."""
     named = (request.src, request.tgt, request.output, *(request.valid or ()))
     for text in (*map(str, named), request.src_lang, request.tgt_lang):
         try:
@@ -138,20 +138,20 @@ def _check_names(request: Request) -> None:
             raise RefusedError(f"{code}: not a language code such as en or zh-TW")
     if request.output.suffix not in (".yaml", ".yml"):
         raise RefusedError(
-            f"{request.output}: a config is named .yaml or .yml; what is held out goes into a "
+            f"{request.output}: name the config .yaml or .yml; the held-out text goes into a "
             "folder named as it is without that"
         )
 
 
 def _tell_invalid(counts: Counter[str], *, is_split: bool) -> bool:
-    """Say how many pairs are not UTF-8, if any; returns whether a run must be told to drop them,
-    which those written by a split no longer hold.
+    """Warn of pairs that are not UTF-8; return whether the run must drop them, as those written by
+    a split are free of them.
     """
     count = counts[NOT_UTF8]
     if count:
         how = "" if is_split else " (data.invalid_utf8: drop)"
         logger.warning(
-            "%s %s not valid UTF-8 on a side, and left out%s",
+            "%s %s invalid UTF-8 on a side, and left out%s",
             f"{count:,}",
             "pair is" if count == 1 else "pairs are",
             how,
@@ -160,8 +160,8 @@ def _tell_invalid(counts: Counter[str], *, is_split: bool) -> bool:
 
 
 def _warn_of_overlap(train: TextCorpus, valid: TextCorpus, reading: Reading, stop: Stop) -> None:
-    """Say how many pairs of the validation set stand in the training text; refuse an empty one.
-    Those that are not UTF-8 are counted in `reading`.
+    """Warn of pairs of the validation set that are in the training text; refuse an empty set.
+    Invalid pairs are counted in `reading`.
     """
     rows = [row[1:] for row in read_rows(valid, reading)]
     if not rows:
@@ -202,7 +202,7 @@ def _measure(corpus: TextCorpus, pairs: int, reading: Reading, stop: Stop) -> Si
 
 
 def _sampled(corpus: TextCorpus, step: int, reading: Reading, stop: Stop) -> Iterator[list[str]]:
-    """Take a pair in so many, both sides of it; together as much text as numpy has room for."""
+    """Return a sample of pairs, both sides; as much text as fits numpy."""
     some, size = list[str](), 0
     for number, (_, src, tgt) in enumerate(read_rows(corpus, reading)):
         if number % CHUNK == 0:
@@ -235,7 +235,7 @@ def render(
     *,
     drops: bool = False,
 ) -> str:
-    """Write the config; `drops` has it leave out pairs that are not valid UTF-8."""
+    """Write the config; `drops` has it leave out pairs that are invalid UTF-8."""
     policies = ("drop", "error") if drops else ("error", "drop")
     places = {
         "languages": printable(f"{request.src_lang} to {request.tgt_lang}"),
@@ -252,5 +252,5 @@ def render(
 
 
 def _entries(values: dict[str, str], indent: int) -> str:
-    """Write settings as YAML for a place that is indented already."""
+    """Return settings as YAML for an indented position."""
     return dump_document(values).rstrip("\n").replace("\n", "\n" + " " * indent)

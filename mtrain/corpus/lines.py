@@ -19,7 +19,7 @@ from typing import IO, NoReturn, cast
 from mtrain.runtime.errors import RowError, UserError
 
 DROPPED = "pairs dropped: "  # prefix of the counts of pairs that are left out
-NOT_UTF8 = DROPPED + "not valid UTF-8"
+NOT_UTF8 = DROPPED + "invalid UTF-8"
 # Bytes of a line, and of the text in a cell, a field or a segment. What is longer is no sentence:
 # the rest is not read into memory, and the pair is dropped, or refused in a set that is scored.
 LONGEST_LINE = 1 << 20
@@ -245,6 +245,6 @@ def decode(path: Path, number: int, line: bytes, reading: Reading) -> str | None
                 (text for start, text in _OTHER_FORMATS.items() if line.startswith(start)),
                 "fix the line, or set data.invalid_utf8: drop to leave such pairs out",
             )
-            reason = f"not valid UTF-8 (byte {error.start + 1} of the line); {advice}"
+            reason = f"invalid UTF-8 (byte {error.start + 1} of the line); {advice}"
             reading.refuse(RowError(f"{path}:{number}", number, reason, is_encoding=True))
         return None

@@ -49,12 +49,12 @@ def suspicions_of_lengths(
     low = [start for start, stop in windows if _is_unrelated(lengths_of(start, stop))]
     if len(low) > len(windows) / 2:
         yield (
-            "the lengths of the sides do not correlate as those of translations do:  "
+            "the lengths of the sides do not correlate as those of translations do: "
             "are they aligned line for line?"
         )
     elif low and not is_sample:
         yield (
-            f"the lengths of the sides do not correlate near pair  {low[0] + 1:,} "
+            f"the lengths of the sides do not correlate near pair {low[0] + 1:,} "
             f"({len(low):,} of {len(windows):,} windows): are lines shifted there?"
         )
 

@@ -100,7 +100,7 @@ def _texts(
             reading.counts[NOT_UTF8] += 1
             if reading.invalid_utf8 == "error":
                 reason = (
-                    "holds half of a surrogate pair; mend the row, or set "
+                    "holds half of a surrogate pair; fix the row, or set "
                     "data.invalid_utf8: drop to leave such pairs out"
                 )
                 place = f"{name}: row {number}"
@@ -242,7 +242,7 @@ def _parquet_batches(corpus: FileCorpus, path: Path) -> Iterator[dict[str, list[
                 yield batch.to_pydict()
                 number += batch.num_rows
     except (OSError, ValueError, pyarrow.ArrowException) as error:
-        raise UserError(f"{path}: cannot read after row {number}:  {error}") from None
+        raise UserError(f"{path}: cannot read after row {number}: {error}") from None
 
 
 def _rows_at_once(path: Path, file: Any, group: int, columns: dict[str, int]) -> int:

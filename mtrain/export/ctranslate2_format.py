@@ -19,7 +19,7 @@ from mtrain.runs import layout
 from mtrain.runtime.errors import MissingExtraError, RefusedError
 from mtrain.translation.loading import LoadedModel
 
-# What its `ctranslate2.converters` offer, less what is for other kinds of models.
+# Types of `ctranslate2.converters`, without those for other kinds of models.
 QUANTIZATIONS = (
     "float32",
     "float16",
@@ -60,7 +60,7 @@ def load(directory: Path, tokenizer: Tokenizer) -> Engine:
     """Load a written model. Its users cut and join text with SentencePiece, as is done here."""
     import ctranslate2
 
-    ctranslate2.set_log_level(logging.ERROR)  # it tells of types that this processor lacks
+    ctranslate2.set_log_level(logging.ERROR)  # it warns of types that this processor lacks
     translator = ctranslate2.Translator(str(directory), device="cpu")
     own = Tokenizer.load(directory / layout.TOKENIZER)
     return Engine("CTranslate2", own.encode, partial(_search, translator, tokenizer), own.decode)
@@ -78,7 +78,7 @@ def _search(
     pieces = tokenizer.all_pieces
     numbers = {piece: number for number, piece in enumerate(pieces)}
     found: list[list[int]] = [[] for _ in rows]
-    for limit in sorted(set(limits) - {1}):  # it knows one limit a call, and none below 1
+    for limit in sorted(set(limits) - {1}):  # it has one limit per call, at least 1
         places = [place for place, own in enumerate(limits) if own == limit]
         results = translator.translate_batch(
             [[pieces[number] for number in (*rows[place], tokenizer.eos_id)] for place in places],
@@ -144,7 +144,7 @@ def _set_vocabulary(spec: Any, tokenizer: Tokenizer) -> None:
 
 
 def _set_layer(part: Any, layer: EncoderLayer | DecoderLayer) -> None:
-    """Fill what layers of encoder and decoder share."""
+    """Fill the common parts of encoder and decoder layers."""
     attention, feed = layer.self_attention, layer.feed_forward
     _set_linear(part.self_attention.linear[0], attention.project_in)
     _set_linear(part.self_attention.linear[1], attention.project_out)
@@ -155,7 +155,7 @@ def _set_layer(part: Any, layer: EncoderLayer | DecoderLayer) -> None:
 
 
 def _set_cross_attention(part: Any, attention: Attention) -> None:
-    """Query alone, key and value together."""
+    """The query alone, key and value together."""
     width = attention.project_out.in_features
     inner = attention.project_in
     for linear, rows in ((part.linear[0], slice(width)), (part.linear[1], slice(width, None))):
@@ -172,5 +172,5 @@ def _set_norm(part: Any, norm: nn.LayerNorm) -> None:
 
 
 def _values(tensor: Tensor) -> np.ndarray:
-    """Copy to an array, for the library rounds in place."""
+    """Return a copy as an array, since the library rounds in place."""
     return tensor.detach().float().cpu().numpy().copy()

@@ -1,4 +1,4 @@
-"""`mtrain export`: a model in another engine's form, which proves itself before it is there."""
+"""`mtrain export`: a model in another engine's form, proved equal before it is published."""
 
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -25,10 +25,10 @@ Show = Callable[[str], object]
 
 
 class Form(Protocol):
-    """What the module of another engine's form offers."""
+    """What the module of an engine's form offers."""
 
     def check(self, shape: Shape, quantization: str) -> None:
-        """Raise `RefusedError` for what cannot be written."""
+        """Raise `RefusedError` for a model that the engine cannot express."""
 
     def write(self, directory: Path, loaded: LoadedModel, quantization: str) -> None:
         """Write a model into a directory that is there."""
@@ -49,10 +49,10 @@ def export(
     sample: Path | None,
     show: Show,
 ) -> None:
-    """Write a model in one of `FORMS` into a new directory; `show` gets lines on how both engines
-    translate a sample.
+    """Write a model in one of `FORMS` into a new directory; `show` gets lines about how both
+    engines translate a sample.
 
-    Raises `UserError` where they do not translate alike; then it is not written.
+    Raises `UserError` if they do not agree; then nothing is written.
     """
     form = FORMS[to]
     form.check(loaded.model.shape, quantization)
@@ -115,9 +115,9 @@ def _prove(
         _show(found, engine.name, kind, list(lines), show)
         if kind == "float32" and not found.is_equal:
             raise UserError(
-                f"{engine.name} translates otherwise: {found}, and {NEEDED[beam_size]:.1%} are "
-                "needed; nothing was written. A model that has learnt little has many near-ties: "
-                "train it longer, or compare on lines like those it learned from (--sample FILE)"
+                f"{engine.name} translates differently: {found}, but {NEEDED[beam_size]:.1%} are "
+                "needed; nothing was written. A model that has learned little has many near-ties: "
+                "train it longer, or compare on lines like its training text (--sample FILE)"
             )
         if found.lost > MUCH_LOST:
             logger.warning(

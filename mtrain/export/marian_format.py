@@ -1,9 +1,9 @@
 """Hugging Face's form of a model: transformers' Marian classes, their tokenizer and their search.
 
 transformers (https://huggingface.co/docs/transformers) is an optional extra, `mtrain[hf]`. Marian
-(Junczys-Dowmunt et al. 2018) is the Transformer of the paper, post-norm, but its positions hold the
-sines of all widths first and then the cosines. What the layers hand on is therefore put in that
-order, in every matrix that reads or writes it.
+(Junczys-Dowmunt et al. 2018) is the Transformer of the paper, post-norm, but its positions hold all
+sines first and then all cosines. Hidden states are therefore permuted to that order, in every
+matrix that reads or writes them.
 """
 
 import json
@@ -27,7 +27,7 @@ BATCH_SIZE = 64  # sentences
 
 
 def check(shape: Shape, quantization: str) -> None:
-    """Raise `RefusedError` for what Marian cannot express, or where the library is missing."""
+    """Raise `RefusedError` for what Marian cannot express, or if the library is missing."""
     if quantization != "float32":
         raise RefusedError(
             f"--quantization {quantization}: hf-marian keeps float32, and from_pretrained("
@@ -39,7 +39,7 @@ def check(shape: Shape, quantization: str) -> None:
     ):
         if value != known:
             raise RefusedError(
-                f"model.{setting}: {value}: Marian has {known} alone; --to ctranslate2 takes both"
+                f"model.{setting}: {value}: Marian supports only {known}; use --to ctranslate2"
             )
     try:
         from transformers import MarianMTModel, MarianTokenizer  # noqa: F401
@@ -106,9 +106,8 @@ def load(directory: Path, tokenizer: Tokenizer) -> Engine:
 
 
 def _limit(limits: list[int], beam_size: int, eos_id: int) -> Callable[[Tensor, Tensor], Tensor]:
-    """Leave eos alone, with the probability that it has, where a sentence is at its own limit.
-
-    The library knows one limit for all, and there takes eos for certain.
+    """Allow only eos, with its own probability, at a sentence's own limit. The library has one
+    limit for all, and there takes eos for certain.
     """
     most = torch.tensor(limits).repeat_interleave(beam_size)[:, None]
 
@@ -139,7 +138,7 @@ def _settings(loaded: LoadedModel) -> dict[str, Any]:
         "scale_embedding": True,
         "share_encoder_decoder_embeddings": shape.tie_embeddings == "all",
         "tie_word_embeddings": shape.tie_embeddings != "none",
-        "dropout": model.dropout,  # for those who train on
+        "dropout": model.dropout,  # for further training
         "attention_dropout": model.attention_dropout,
         "activation_dropout": model.activation_dropout,
         "pad_token_id": tokenizer.pad_id,
@@ -151,10 +150,8 @@ def _settings(loaded: LoadedModel) -> dict[str, Any]:
 
 
 def _search_settings(loaded: LoadedModel) -> dict[str, Any]:
-    """Fill in the library's settings of the search.
-
-    It divides scores by length ** alpha, whatever the model's `decode.length_norm`, and knows one
-    limit for all: that of the longest source.
+    """Return the library's settings of the search. It divides scores by length ** alpha, whatever
+    the model's `decode.length_norm`, and has one limit for all: that of the longest source.
     """
     decode, tokenizer = loaded.decode, loaded.tokenizer
     return {
@@ -170,8 +167,8 @@ def _search_settings(loaded: LoadedModel) -> dict[str, Any]:
 
 
 def _search_options(beam_size: int, alpha: float) -> dict[str, Any]:
-    """Name what the size of a beam decides; `early_stopping` ends a sentence when as many
-    hypotheses have ended, but the library refuses it for greedy search.
+    """Return the options that depend on the beam size; `early_stopping` ends a sentence when as
+    many hypotheses have ended, but the library refuses it for greedy search.
     """
     if beam_size == 1:
         return {"num_beams": 1}
@@ -207,7 +204,9 @@ def _write_tokenizer(directory: Path, loaded: LoadedModel) -> None:
 
 
 def _weights(model: Transformer) -> dict[str, Tensor]:
-    """Name a model's weights as the library does, in Marian's order (D,) of what layers hand on."""
+    """Return a model's weights under the library's names, with hidden states in Marian's order
+    (D,).
+    """
     places = torch.arange(model.shape.d_model)
     order = torch.cat((places[0::2], places[1::2]))
     found = {
@@ -243,7 +242,7 @@ def _layer(layer: EncoderLayer | DecoderLayer, order: Tensor) -> Iterator[tuple[
 
 
 def _attention(name: str, attention: Attention, order: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Query, key and value apart; what heads have among themselves keeps its order."""
+    """Return query, key and value apart; the order within heads stays."""
     inner = attention.project_in
     for part, weight, bias in zip("qkv", inner.weight.chunk(3), inner.bias.chunk(3), strict=True):
         yield from _reader(f"{name}.{part}_proj", weight, bias, order)
@@ -251,7 +250,7 @@ def _attention(name: str, attention: Attention, order: Tensor) -> Iterator[tuple
 
 
 def _reader(name: str, weight: Tensor, bias: Tensor, order: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Name a product that takes what layers hand on."""
+    """Return the weights of a product that reads hidden states."""
     yield f"{name}.weight", weight[:, order]
     yield f"{name}.bias", bias
 

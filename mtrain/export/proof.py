@@ -1,4 +1,4 @@
-"""Whether another engine translates as this one: the same lines through both, compared."""
+"""Whether another engine translates like mtrain: the same lines through both, compared."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from mtrain.translation.translator import Translator
 
 # Of lines that come out equal, by beam size, in the same precision. The rest are near-ties, which
 # the last bit of a sum decides, and with a beam those of which other engines end the search before
-# the likeliest translation is whole: up to 3 % of the lines of models that have learnt little.
+# the likeliest translation is complete: up to 3 % of the lines of models that have learned little.
 NEEDED = {1: 0.999, 4: 0.95}
 # Natural log-probability a token by which translations of rounded weights are worse than expected.
 MUCH_LOST = 0.05
@@ -37,7 +37,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class Difference:
-    """A line, by its place, of which two engines make two texts, with our log-probability of
+    """A line, by its index, with the different texts of two engines and mtrain's log-probability of
     both.
     """
 
@@ -50,8 +50,8 @@ class Difference:
 class Agreement:
     """How two engines translate the same lines, which together have `tokens` target tokens.
 
-    `cut` are the places of lines that the other one cuts into other ids, `joined` those of
-    translations whose ids it joins to a text that is another at its ends or for unknown pieces.
+    `cut` are the indices of lines that the other engine segments into other ids, `joined` those of
+    translations that it joins into another text, at the ends or for unknown pieces.
     """
 
     beam_size: int
@@ -63,18 +63,20 @@ class Agreement:
 
     @property
     def is_equal(self) -> bool:
-        """Tell whether no more lines differ than near-ties account for."""
+        """Whether no more lines differ than near-ties explain."""
         allowed = max(1, round(self.lines * (1 - NEEDED[self.beam_size])))
         return len(self.differences) <= min(allowed, (self.lines - 1) // 2)
 
     @property
     def lost(self) -> float:
-        """Natural log-probability a token that our model misses in the other's translations."""
+        """Natural log-probability per token that mtrain's model loses in the other engine's
+        translations.
+        """
         return sum(d.scores[0] - d.scores[1] for d in self.differences) / self.tokens
 
     @property
     def search(self) -> str:
-        """The name of the search."""
+        """Name of the search."""
         return "greedy" if self.beam_size == 1 else f"beam {self.beam_size}"
 
     def __str__(self) -> str:
@@ -89,8 +91,8 @@ def compare(
     beam_size: int,
     progress: Callable[[int], object] = lambda lines: None,
 ) -> Agreement:
-    """Translate lines, none of them blank, with both engines, text to text; where they differ,
-    score both.
+    """Translate lines, none of them blank, with both engines, text to text; score both texts where
+    they differ.
     """
     settings = override_decode(loaded.decode, beam_size=beam_size, length_norm="power")
     ours = replace(loaded, decode=settings)

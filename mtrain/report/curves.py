@@ -11,7 +11,7 @@ WIDTH, HEIGHT = 420, 250  # pixels, with the margins
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 12, 36
 MOST = 1e300  # beyond it, differences are no numbers
 LEAST = 1e-300  # below it, parts of it are none
-FLAT = 1e-9  # share of a value; differences below it are no curve
+FLAT = 1e-9  # fraction of a value; smaller differences are no curve
 BUCKETS = 180  # of which a longer curve shows the lowest and the highest value each
 MOST_MARKED = 40  # points that each get a mark
 MOST_ROWS = 60  # of a curve's table
@@ -49,7 +49,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Tick:
-    """A place on an axis and what it stands for."""
+    """A value on an axis, and its position."""
 
     place: float
     text: str
@@ -92,7 +92,7 @@ class Chart:
 
     @property
     def summary(self) -> str:
-        """Tell in words how each curve goes."""
+        """Describe each curve in words."""
         return "; ".join(map(_course, self.series))
 
     @property
@@ -102,7 +102,7 @@ class Chart:
 
     @property
     def y(self) -> Scale:
-        """The axis of values, from one tick to another."""
+        """The axis of values."""
         values = [value for series in self.series for _, value in series.points]
         every = tick_distance(min(values), max(values))
         low = math.floor(min(values) / every) * every
@@ -142,7 +142,7 @@ class Chart:
 
     @property
     def is_whole(self) -> bool:
-        """Tell whether the table has every record."""
+        """Whether the table has every record."""
         return len({step for series in self.series for step, _ in series.points}) <= MOST_ROWS
 
 
@@ -157,7 +157,7 @@ def charts_of(records: list[dict[str, Any]]) -> Iterator[Chart]:
 
 
 def series_of(records: list[dict[str, Any]], key: str, name: str) -> Series:
-    """Take the values of a key from records; those that are not finite numbers are left out."""
+    """Return the values of a key in records, without values that are not finite."""
     found = [(record["step"], record[key]) for record in records if key in record]
     return Series(name, [(step, float(value)) for step, value in found if _is_finite(value)])
 
@@ -175,7 +175,7 @@ def thinned(points: list[Point]) -> list[Point]:
 
 
 def spread(items: list[int], most: int) -> list[int]:
-    """Take at most so many of a list, the first and the last among them."""
+    """Return at most `most` items of a list, evenly spread, including the first and the last."""
     if len(items) <= most:
         return items
     return [items[i * (len(items) - 1) // (most - 1)] for i in range(most)]

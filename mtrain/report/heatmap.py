@@ -15,11 +15,11 @@ KINDS = {
     "cross": "Encoder-decoder attention",
 }
 CAUSAL = "decoder"
-MEAN = 0  # the head that stands for the mean of all heads
+MEAN = 0  # the number for the mean of all heads
 
 CELL = 18  # pixels
-LEVELS = 20  # shades that weights are rounded to, besides none
-GAMMA = 0.75  # makes small weights stand out from the ground; the legend shows it
+LEVELS = 20  # shades that weights are rounded to
+GAMMA = 0.75  # makes small weights visible; the legend shows it
 
 _JOINERS = "\u200c\u200d"  # they shape the letters around them
 _UNSEEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # categories of characters without a glyph
@@ -92,8 +92,8 @@ class Option:
 
 
 def choices(sentences: list[Sentence]) -> tuple[list[Option], ...]:
-    """List the kinds, layers and heads that sentences have maps of. A page begins with the mean of
-    the heads of all layers, of the attention between source and target.
+    """Return the kinds, layers and heads that sentences have maps of. A page starts with the
+    cross-attention, averaged over the heads of all layers.
     """
     maps = [each for sentence in sentences for each in sentence.maps]
     kinds = {kind: text for kind, text in KINDS.items() if kind in {each.kind for each in maps}}

@@ -1,4 +1,4 @@
-"""`mtrain attention`: what each token of a sentence and of its translation attends to."""
+"""`mtrain attention`: the attention of each token of a sentence and of its translation."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -21,7 +21,7 @@ from mtrain.translation.translator import Line, Translator
 
 Pairs = list[tuple[str, str | None]]
 
-# Pictures are looked at one by one, and a page holds all of its own.
+# People look at pictures one by one, and a page holds all of them.
 MOST_SENTENCES, MOST_TOKENS, MOST_LETTERS = 50, 200, 100  # letters of a token
 
 
@@ -37,7 +37,7 @@ class Choice:
 
 
 def choose(kinds: list[str] | None, layers: list[int] | None, heads: list[str] | None) -> Choice:
-    """Check what options of the command line choose; raises `RefusedError`."""
+    """Check the choice of the command line; raises `RefusedError`."""
     for kind in kinds or []:
         if kind not in KINDS:
             raise RefusedError(f"--kind {kind}: expected {', '.join(KINDS)}")
@@ -56,7 +56,7 @@ def read_pairs(source: Iterable[bytes], target: Path | None) -> Pairs:
     sources = list(islice(lines, MOST_SENTENCES + 1))
     warn_of(counts)
     if len(sources) > MOST_SENTENCES:
-        raise RefusedError(f"more than {MOST_SENTENCES} sentences to look at; give fewer lines")
+        raise RefusedError(f"more than {MOST_SENTENCES} sentences; give fewer lines")
     if target is None:
         return [(line, None) for line in sources]
     targets = read_text_file(target)
@@ -69,13 +69,13 @@ def read_pairs(source: Iterable[bytes], target: Path | None) -> Pairs:
 
 
 def watch(loaded: LoadedModel, pairs: Pairs, choice: Choice) -> list[Sentence]:
-    """Draw what the model attends to in each sentence as it translates it, or produces the target
-    that is given; blank lines are left out. Raises `UserError`.
+    """Return the maps of each sentence for the model's translation or the given target; blank lines
+    are left out. Raises `UserError`.
     """
     check_choice(loaded, choice)
     kept = [(number, src, tgt) for number, (src, tgt) in enumerate(pairs, 1) if not is_blank(src)]
     if not kept:
-        raise UserError("there is no text to look at: all of it is blank")
+        raise UserError("no text: all lines are blank")
     if len(kept) < len(pairs):
         logger.warning("blank lines, left out: %d", len(pairs) - len(kept))
     found = []

@@ -1,4 +1,4 @@
-"""`mtrain report`: what a run directory holds, gathered for one page that stands alone."""
+"""`mtrain report`: the content of a run directory on one self-contained page."""
 
 import json
 import os
@@ -36,7 +36,7 @@ MOST_FOUND = 5  # examples of a kind of finding
 MOST_LOGGED = 40  # different lines of the log, the newest
 MOST_LETTERS = 4000  # of a line of text
 
-# From the beginning of a line: a search for it anywhere takes far longer on a hostile one.
+# Anchored at the start: searching anywhere takes far longer on a hostile line.
 _DATA = re.compile(r"\S{10} \S{8} INFO ((?:train|valid|test [^:]*): (?!BLEU ).*)")
 _WARNING = re.compile(r"\S{10} \S{8} (?:WARNING|ERROR) (.*)")
 
@@ -45,7 +45,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Scored:
-    """What a model scored on a set; the intervals are there where its text still is."""
+    """The scores of a model on a set; with intervals if the text is available."""
 
     set: str
     checkpoint: str
@@ -56,7 +56,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Sample:
-    """A sentence of the validation set and what became of it."""
+    """A sentence of the validation set and its translations."""
 
     number: int
     source: str | None
@@ -66,7 +66,7 @@ class Sample:
 
 @dataclass
 class Report:
-    """What the page shows; `notes` say what could not be had, and why, by section."""
+    """The content of the page; `notes` say what is missing and why, by section."""
 
     run: RunDirectory
     text: str  # of config.yaml
@@ -84,7 +84,7 @@ class Report:
     notes: dict[str, list[str]] = field(default_factory=dict)
 
     def note(self, section: str, text: str) -> None:
-        """Say in a section what is left out of it, once."""
+        """Note in a section what is left out, once."""
         notes = self.notes.setdefault(section, [])
         if text not in notes:
             notes.append(text)
@@ -92,7 +92,7 @@ class Report:
     def attempt(
         self, section: str, otherwise: str, find: Callable[[], Found | None]
     ) -> Found | None:
-        """Find something; where that cannot be, a note and a warning say what follows, and why."""
+        """Call `find`; if it fails, a note and a warning give the consequence and the reason."""
         try:
             return find()
         except UserError as error:
@@ -121,7 +121,7 @@ def make_page(run_dir: Path, texts: list[str], *, check: bool = True) -> str:
 
 
 def gather(run_dir: Path, texts: list[str]) -> Report:
-    """Collect what a run has left so far."""
+    """Collect the content of a run directory."""
     if not os.path.lexists(run_dir / layout.CONFIG):
         raise UserError(f"{run_dir}: not a run directory: it holds no config.yaml")
     if (run_dir / manifest.NAME).exists():
@@ -130,7 +130,7 @@ def gather(run_dir: Path, texts: list[str]) -> Report:
     report = Report(run, *reader.read_settings(run_dir))
     report.attempt("run", "Links are not followed", partial(_refuse_links, run_dir))
     report.status = report.attempt(
-        "run", "The state is not known", partial(run.read, layout.STATUS, STATUS)
+        "run", "The state is unknown", partial(run.read, layout.STATUS, STATUS)
     )
     report.made_of = report.attempt(
         "settings", "Left out", partial(run.read, layout.RUN, PROVENANCE)
@@ -156,8 +156,8 @@ def gather(run_dir: Path, texts: list[str]) -> Report:
 
 
 def check_text(report: Report) -> list[Findings]:
-    """Look for what is wrong with the text, by the directory's vocabulary; raises `UserError` where
-    a part of it is not known to be the run's.
+    """Check the text with the run's vocabulary; raises `UserError` if a part of it is not known to
+    be the run's.
     """
     data, made_of = report.config.data, report.made_of
     for number, corpus in enumerate(data.train):
@@ -170,7 +170,7 @@ def check_text(report: Report) -> list[Findings]:
     found = diagnose(
         _with_own_vocabulary(report), Stop(), examples=MOST_FOUND, with_forecast=False, timed=False
     )
-    return [each.found for each in found.doctor.sets]
+    return [each.found for each in found.checker.sets]
 
 
 def _with_own_vocabulary(report: Report) -> Config:
@@ -189,9 +189,9 @@ def _with_own_vocabulary(report: Report) -> Config:
 
 
 def check_known(config: Config, key: str, corpus: Corpus, sha256: str | None) -> None:
-    """Raise `UserError` unless a corpus is, by its hash, the text of the run: what somebody else's
-    config names may be any file of this machine, which no page may show. So what keeps it from
-    being read, which may quote it, is told to the terminal alone.
+    """Raise `UserError` unless a corpus is, by its hash, the text of the run: another person's
+    config may name any file of this machine, which no page may show. Why a file cannot be read may
+    quote it, so that is only logged.
     """
     if isinstance(corpus, HubCorpus):
         raise UserError(f"{key}: a dataset of the Hugging Face hub is not asked for again")
@@ -211,7 +211,7 @@ def _refuse_links(run_dir: Path) -> None:
 
 
 def flat(content: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """List what a JSON object holds, nested keys with dots."""
+    """Return the leaves of a JSON object, with dotted keys."""
     rows: list[tuple[str, str]] = []
     for key, value in content.items():
         if isinstance(value, dict):
@@ -222,7 +222,7 @@ def flat(content: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
 
 
 def _read_records(report: Report) -> list[dict[str, Any]]:
-    """Read what curves are drawn of; a note says what of it is not there."""
+    """Read the records of the curves; a note reports missing ones."""
     found = report.attempt("curves", "There are no curves", report.run.metrics.parse)
     if found is None:
         return []
@@ -241,7 +241,7 @@ def _read_records(report: Report) -> list[dict[str, Any]]:
 
 
 def _read_log(report: Report) -> None:
-    """Take from the log what was said about the data, and what was warned of."""
+    """Take lines about the data, and warnings, from the log."""
     data: dict[str, None] = {}
     warnings: dict[str, None] = {}
 
@@ -265,7 +265,7 @@ def _read_valid(report: Report) -> Text | None:
 
 
 def _read_set(config: Config, key: str, corpus: Corpus, sha256: str | None) -> Text:
-    """Read a set that is scored; raises `UserError` unless it is there and what the run scored."""
+    """Read a scored set; raises `UserError` unless it is available and what the run scored."""
     check_known(config, key, corpus, sha256)
     assert sha256 is not None
     return read_text(corpus, reading_of(config, keep_blank=True), sha256)
@@ -312,7 +312,7 @@ def _scored(report: Report, name: str, entry: Entry, file: str, text: Text | Non
         language = report.config.data.tgt_lang
         bleu = metrics.bleu_of_run(hypotheses, text.references, language, interval=True)
         if not bleu.is_equal(entry["bleu"]):
-            raise UserError(f"{path}: is not what was scored")
+            raise UserError(f"{path}: differs from what was scored")
         chrf = metrics.chrf(hypotheses, [text.references], interval=True)
         return replace(plain, bleu=bleu, chrf=chrf)
 
@@ -320,7 +320,7 @@ def _scored(report: Report, name: str, entry: Entry, file: str, text: Text | Non
 
 
 def moderate(lines: list[str]) -> list[int]:
-    """Choose places of lines neither short nor long, spread over a text: of the middle half by
+    """Choose indices of lines of moderate length, spread over a text: of the middle half by
     length.
     """
     lengths = sorted(len(line) for line in lines if not is_blank(line))
@@ -332,7 +332,7 @@ def moderate(lines: list[str]) -> list[int]:
 
 
 def _samples(report: Report, valid: Text | None, places: list[int]) -> list[Sample]:
-    """Take the same lines of validations at different steps."""
+    """Return the same lines of validations at different steps."""
     there = _translations(report.run.path)
     steps = sorted(step for name in there if (step := layout.step_of(Path(name))) is not None)
     names = [layout.step_name(step) for step in spread(steps, MOST_TRANSLATIONS)]
@@ -374,7 +374,7 @@ def _translations(run_dir: Path) -> set[str]:
 
 
 def _take(run_dir: Path, name: str, places: list[int]) -> dict[int, str]:
-    """Read lines of a validation by their places; raises `UserError`."""
+    """Read lines of a validation by their indices; raises `UserError`."""
     wanted = set(places)
     return {
         place: _shortened(line.decode("utf-8", "replace"))
@@ -390,7 +390,9 @@ def _shortened(text: str) -> str:
 def _attention(
     report: Report, valid: Text | None, places: list[int], texts: list[str]
 ) -> list[Sentence]:
-    """Look at the sentences given, or at some of the validation set, with the run's best model."""
+    """Return the attention maps of the given sentences, or of some of the validation set, with the
+    run's best model.
+    """
     if not texts and valid is not None:
         texts = [valid.sources[place] for place in places[:ATTENDED]]
     if not texts:

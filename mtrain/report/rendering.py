@@ -1,7 +1,7 @@
 """Pages from the package's templates, in which every text is escaped.
 
-What is text of a language is passed through `visible`, anything else from outside through
-`printable`: both name the characters that would not be seen, or would turn the text around them.
+Text of a language passes through `visible`, anything else from outside through `printable`: both
+spell out characters that are invisible or would reorder the text around them.
 """
 
 from functools import cache

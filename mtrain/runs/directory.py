@@ -100,7 +100,7 @@ class RunDirectory:
         own = self.path / layout.CONFIG
         if config_file is not None and _is_same(config_file, own) and not self._has_written(own):
             raise RefusedError(
-                f"{config_file}: mtrain replaces this file by its own {own.name};  "
+                f"{config_file}: mtrain replaces this file by its own {own.name}; "
                 f"keep your config outside of {self.path}, or under another name"
             )
         if any((self.path / name).exists() for name in (layout.LOCK, layout.RUN)):

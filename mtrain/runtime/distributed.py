@@ -327,7 +327,7 @@ def device_of(name: str, ranks: Ranks) -> torch.device:
         return device
     if device.type == "mps" or ":" in name:
         raise RefusedError(
-            f"device {device}: one device, but this job has {ranks.size} processes;  "
+            f"device {device}: one device, but this job has {ranks.size} processes; "
             "set cuda, or cpu"
         )
     return pick_device(f"cuda:{ranks.local_rank}")

@@ -44,7 +44,7 @@ def decode_lines(lines: Iterable[bytes], counts: Counter[str]) -> Iterator[str]:
         try:
             yield line.decode("utf-8")
         except UnicodeDecodeError:
-            counts["lines not valid UTF-8, read with U+FFFD"] += 1
+            counts["lines invalid UTF-8, read with U+FFFD"] += 1
             yield line.decode("utf-8", "replace")
 
 

@@ -257,7 +257,7 @@ def test_a_config_named_otherwise_is_refused(
     tmp_path: Path, files: tuple[Path, Path], name: str
 ) -> None:
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(RefusedError, match=r"a config is named \.yaml or \.yml"):
+    with pytest.raises(RefusedError, match=r"name the config \.yaml or \.yml"):
         write_config(request(files, tmp_path / name), Stop(), has_gpu=False)
     assert sorted(tmp_path.iterdir()) == before
 
@@ -315,7 +315,7 @@ def test_pairs_that_are_not_utf8_are_left_out_and_told(
     valid = write(tmp_path / "v.en", ["never"]), write(tmp_path / "v.de", ["seen"])
     output = tmp_path / "m.yaml"
     write_config(Request(*sides, output, "en", "de", valid, 0), Stop(), has_gpu=False)
-    told = "1 pair is not valid UTF-8 on a side, and left out"
+    told = "1 pair is invalid UTF-8 on a side, and left out"
     assert f"{told} (data.invalid_utf8: drop)" in caplog.messages
     assert output.read_text().startswith("# 40 pairs")
     assert load_config(output).data.invalid_utf8 == "drop"
@@ -411,4 +411,4 @@ def test_validation_text_that_is_in_train_is_told(tmp_path: Path, files: tuple[P
     for wrong in ([], ["--valid-src", src], [*given, "--hold-out", "5"]):
         refused = run_mtrain("init", *files, *wrong)
         assert refused.returncode == 2
-        assert "needs text to validate on" in refused.stderr
+        assert "needs a validation set" in refused.stderr

@@ -276,7 +276,7 @@ MISTAKES = [
     ("eval -r {ref} --hypothesis {src} -s {short}", 1, ["short has 2 lines"]),
     ("eval -r {ref} -m {run} -s {short}", 1, ["short has 2 lines", "reference has 6"]),
     ("eval -r {ref} --hypothesis {tmp}/none", 1, ["none", "No such file"]),
-    ("eval -r {latin} --hypothesis {short}", 1, ["latin:2", "not valid UTF-8"]),
+    ("eval -r {latin} --hypothesis {short}", 1, ["latin:2", "invalid UTF-8"]),
     ("eval -r {empty} --hypothesis {empty}", 1, ["empty: holds no lines"]),
     ("eval -r {ref} --hypothesis {src} --tokenize moses", 2, ["--tokenize moses", "13a"]),
     ("eval -r {ref} -m {run} -s {src} -o {tmp}/none/out", 1, ["none/out: cannot write"]),
@@ -293,7 +293,7 @@ MISTAKES = [
     ("compare {src} {ref} -r {ref} -r {short}", 1, ["short has 2 lines", "reference has 6"]),
     ("compare {src} {tmp}/none -r {ref}", 1, ["none: cannot read: No such file"]),
     ("compare {src} {tmp} -r {ref}", 1, ["cannot read: Is a directory"]),
-    ("compare {short} {latin} -r {short}", 1, ["latin:2: not valid UTF-8"]),
+    ("compare {short} {latin} -r {short}", 1, ["latin:2: invalid UTF-8"]),
     ("compare {src} {plain_gz} -r {ref}", 1, ["plain.gz", "Not a gzipped file"]),
     ("compare {empty} {src} -r {empty}", 1, ["empty: holds no lines"]),
     ("compare {src} {ref} -r {ref} --tokenize moses", 2, ["--tokenize moses", "13a"]),
@@ -441,7 +441,7 @@ def test_translate_answers_each_line_on_stdout_alone(command: Command, run_dir: 
     assert len(answers) == len(LINES) + 1
     assert [i for i, line in enumerate(LINES) if not line.strip()] == [1, 4]
     assert answers[1] == answers[4] == ""
-    assert "lines not valid UTF-8, read with U+FFFD: 1" in result.err
+    assert "lines invalid UTF-8, read with U+FFFD: 1" in result.err
     assert "carriage returns removed: 1" in result.err
     assert result.out == command("translate", "-m", run_dir, "--line-buffered", stdin=text).out
 
@@ -842,7 +842,7 @@ def test_text_that_is_not_utf8_is_named_before_any_vocabulary(
     corpus.write_bytes(corpus.read_bytes().replace(b"\n", b"\xe4\n", 1))
     result = command("train", "-c", config)
     assert result.code == 1
-    assert f"{corpus.name}:1: not valid UTF-8" in result.err
+    assert f"{corpus.name}:1: invalid UTF-8" in result.err
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

@@ -196,7 +196,7 @@ def test_many_variants_of_a_unit_take_no_memory(tmp_path: Path) -> None:
 )
 def test_markup_too_long_is_refused(tmp_path: Path, markup: str) -> None:
     path = write_memory(tmp_path / "a.tmx", markup.format("x" * (HUGE // 8)))
-    with pytest.raises(UserError, match=r"a\.tmx:1: .*too long; mend the file"):
+    with pytest.raises(UserError, match=r"a\.tmx:1: .*too long; fix the file"):
         list(tmx.read_tmx(path, "a", "b", Reading()))
 
 
@@ -338,7 +338,7 @@ def test_a_folder_of_pickles_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", b"a\tb\ta\none\teins\tuno\n")
-    with pytest.raises(UserError, match=r"a\.tsv:1: two columns have the name a; rename"):
+    with pytest.raises(UserError, match=r"a\.tsv:1: two columns are named a; rename"):
         list(read_pairs(FileCorpus(file=str(path), src="a", tgt="b"), Reading()))
     others = list(read_pairs(FileCorpus(file=str(path), src=1, tgt=2), Reading()))
     assert others[1] == ("eins", "uno")
@@ -527,7 +527,7 @@ def test_training_keeps_long_lines_from_the_vocabulary(
 
 
 def patterns() -> Iterator[re.Pattern[str]]:
-    from mtrain.check import finders
+    from mtrain.check import pairs
     from mtrain.config import yaml_reader
     from mtrain.corpus import markup
     from mtrain.report import page
@@ -537,7 +537,7 @@ def patterns() -> Iterator[re.Pattern[str]]:
     from mtrain.translation import word_links
 
     for module in (
-        console, files, filters, finders, layout, markup, notes, page, word_links, yaml_reader
+        console, files, filters, pairs, layout, markup, notes, page, word_links, yaml_reader
     ):  # fmt: skip
         for value in vars(module).values():
             if isinstance(value, re.Pattern):

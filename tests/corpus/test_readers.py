@@ -127,7 +127,7 @@ def test_any_bytes_with_equal_newlines_stay_aligned(
     corpus = write(directory, *(b"\n".join(side) + (end if side else b"") for side in (src, tgt)))
     pairs, counts = read(corpus, invalid_utf8="drop", keep_blank=True)
     assert scan(corpus, Reading()).pairs == len(src)
-    assert len(pairs) + counts.get("pairs dropped: not valid UTF-8", 0) == len(src)
+    assert len(pairs) + counts.get("pairs dropped: invalid UTF-8", 0) == len(src)
     for left, right in pairs:
         number = int(left.split(":")[0])
         assert number == int(right.split(":")[0])
@@ -177,9 +177,9 @@ def test_a_file_that_changes_between_scan_and_reading_is_noticed(tmp_path: Path)
 def test_text_that_is_not_utf8_ends_reading_or_drops_its_pair(tmp_path: Path) -> None:
     corpus = write(tmp_path, b"one\ntwo\nthree\n", b"eins\nzw\xffei\ndrei\n")
     message = error_of(corpus)
-    assert message.startswith(f"{tmp_path / 'a.tgt'}:2: not valid UTF-8 (byte 3 ")
+    assert message.startswith(f"{tmp_path / 'a.tgt'}:2: invalid UTF-8 (byte 3 ")
     assert "data.invalid_utf8: drop" in message
-    dropped = {"pairs dropped: not valid UTF-8": 1}
+    dropped = {"pairs dropped: invalid UTF-8": 1}
     assert read(corpus, invalid_utf8="drop") == ([("one", "eins"), ("three", "drei")], dropped)
 
 
@@ -187,12 +187,12 @@ def test_a_pair_that_is_bad_on_both_sides_counts_once(tmp_path: Path) -> None:
     corpus = write(tmp_path, b"\xff\n\xc0\xaf\nx\n", b"\xff\n\xed\xa0\x80\ny\n")
     pairs, counts = read(corpus, invalid_utf8="drop")
     assert pairs == [("x", "y")]
-    assert counts == {"pairs dropped: not valid UTF-8": 2}
+    assert counts == {"pairs dropped: invalid UTF-8": 2}
 
 
 def test_evaluation_text_that_is_not_utf8_is_refused_by_line(tmp_path: Path) -> None:
     (tmp_path / "ref").write_bytes(b"fine\n\xe4\n")
-    with pytest.raises(UserError, match=r"ref:2: not valid UTF-8"):
+    with pytest.raises(UserError, match=r"ref:2: invalid UTF-8"):
         read_text_file(tmp_path / "ref")
 
 
@@ -333,7 +333,7 @@ def test_parquet_with_nested_columns_in_more_than_one_batch(tmp_path: Path) -> N
         ("a.tsv", "en\tda\na\tb\n", "en", "de", "a.tsv:1: no column de; it has en, da"),
         ("a.tsv", "", "en", "de", "a.tsv:1: no column en"),
         ("a.tsv", "x" * 999, "en", "de", f"it has {'x' * 200} ..."),
-        ("a.tsv", b"a\tb\n\xff\tb\n", 0, 1, "a.tsv:2: not valid UTF-8 (byte 1 of the line)"),
+        ("a.tsv", b"a\tb\n\xff\tb\n", 0, 1, "a.tsv:2: invalid UTF-8 (byte 1 of the line)"),
         ("a.tsv.gz", TSV.encode() * 9, 7, 1, "a.tsv.gz:1: no column 7"),
         ("a.jsonl", '{"a": "b"}\n{"a": \n', "a", "a", "a.jsonl:2: not JSON: "),
         ("a.jsonl", "[" * 100_000, "a", "a", "a.jsonl:1: not JSON: nested too deep"),
@@ -390,7 +390,7 @@ def test_a_parquet_file_that_was_cut_or_is_no_text_is_refused(tmp_path: Path) ->
     bad = pyarrow.array([b"a"] * 1500 + [b"\xff"], pyarrow.binary())
     text = pyarrow.Array.from_buffers(pyarrow.string(), len(bad), bad.buffers())
     corpus = parquet(tmp_path, {"a": text, "c": ["d"] * 1501}, "a", "c")
-    assert "cannot read: behind row 1000: 'utf-8' codec" in error_of(corpus)
+    assert "cannot read after row 1000: 'utf-8' codec" in error_of(corpus)
 
 
 def test_a_header_that_is_not_utf8_is_no_header(tmp_path: Path) -> None:
@@ -414,7 +414,7 @@ def test_rows_that_are_not_utf8_are_dropped_where_asked(tmp_path: Path) -> None:
     for corpus in (tsv, table(tmp_path, "a.jsonl", lines, "a", "b")):
         pairs, counts = read(corpus, invalid_utf8="drop")
         assert pairs == [("a", "b"), ("c", "d")]
-        assert counts == {"pairs dropped: not valid UTF-8": 1}
+        assert counts == {"pairs dropped: invalid UTF-8": 1}
 
 
 def test_the_hash_of_a_table_is_of_what_is_read(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from mtrain.corpus.readers import Text
 from mtrain.corpus.slips import suspicions
 
-APART = "lengths of the sides do not go together"
+APART = "lengths of the sides do not correlate"
 
 
 def corpus(pairs: int, seed: int = 0) -> tuple[list[str], list[str]]:

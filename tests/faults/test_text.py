@@ -165,11 +165,11 @@ def test_line_ends_and_bytes_that_are_not_text(
     files = write_sides(tmp_path / "bytes", joined(broken), joined(tgt))
     rig = rig_for(tmp_path / "bytes", files)
     outcomes.append(
-        processes.train(rig).refuses(1, f"{files[0]}:8", "not valid UTF-8", "drop", lines=8)
+        processes.train(rig).refuses(1, f"{files[0]}:8", "invalid UTF-8", "drop", lines=8)
     )
     dropping = rig_for(tmp_path / "bytes2", files, "data.invalid_utf8=drop")
     done = processes.train(dropping)
-    outcomes.append("" if "not valid UTF-8: 1" in done.err else done.err)
+    outcomes.append("" if "invalid UTF-8: 1" in done.err else done.err)
     less = expected[:7] + expected[8:]
     outcomes.append("" if stored(dropping) == less else "surrogate: pairs have moved")
 
@@ -179,7 +179,7 @@ def test_line_ends_and_bytes_that_are_not_text(
     outcomes.append("" if "U+FFFD: 1" in done.err else done.err)
     hypothesis, ref = write_sides(tmp_path / "eval", joined(broken), joined(src))
     done = processes.mtrain("eval", "--hypothesis", hypothesis, "-r", ref)
-    outcomes.append(done.refuses(1, f"{hypothesis}:8", "not valid UTF-8"))
+    outcomes.append(done.refuses(1, f"{hypothesis}:8", "invalid UTF-8"))
     done = processes.mtrain("eval", "-m", trained_run, "-s", hypothesis, "-r", ref)
     outcomes.append("" if done.code == 0 and "U+FFFD: 1" in done.err else done.err)
     tally.check(6, "line ends, a BOM, bytes that are not UTF-8", outcomes)

@@ -103,7 +103,7 @@ def test_blank_lines_are_left_out_with_a_word(
     found = maps.watch(loaded_model, [("", None), (LINE, None), ("\u3000", None)], Choice())
     assert [each.source for each in found] == [LINE]
     assert "blank lines, left out: 2" in caplog.text
-    with pytest.raises(UserError, match="all of it is blank"):
+    with pytest.raises(UserError, match="all lines are blank"):
         maps.watch(loaded_model, [(" ", None)], Choice())
 
 
@@ -269,11 +269,11 @@ def test_the_command_reads_files_line_for_line(
         (["-o", "a.html", "--kind", "self", "text"], 2, "--kind self: expected encoder, decoder"),
         (["-o", "a.html", "--head", "0", "text"], 2, "--head 0: expected a number from 1, or mean"),
         (["-o", "a.html", "--head", "9", "text"], 2, "--head 9: this model has 4 heads"),
-        (["-o", "a.html", " "], 1, "there is no text to look at: all of it is blank"),
+        (["-o", "a.html", " "], 1, "no text: all lines are blank"),
         (["-o", "a.html", "-i", "in", "-t", "one"], 1, "one has 1 lines but the input has 2"),
-        (["-o", "a.html", "-i", "in", "-t", "latin"], 1, "latin:1: not valid UTF-8"),
+        (["-o", "a.html", "-i", "in", "-t", "latin"], 1, "latin:1: invalid UTF-8"),
         (["-o", "a.html", "-i", "none"], 1, "none: cannot read: No such file"),
-        (["-o", "a.html", "-i", "many"], 2, "more than 50 sentences to look at"),
+        (["-o", "a.html", "-i", "many"], 2, "more than 50 sentences"),
         (["-o", "no/a.html", "text"], 1, "no/a.html: cannot write: No such file or directory"),
         (["-o", "in.html", "-i", "in.html"], 2, "in.html: is an input, too; write to another file"),
     ],

@@ -252,7 +252,7 @@ def test_what_the_check_finds_is_shown(copy: Path, tmp_path: Path) -> None:
     text = report.make_page(copy, [])
     assert "warning: HTML tags or entities: 1" in text
     assert "other.src:4: " in text
-    assert "U+FFFD, for what could not be read: 1" in text
+    assert "U+FFFD, in place of unreadable text: 1" in text
     assert SCRIPT not in text
     assert "other.src:4" not in report.make_page(copy, [], check=False)
 
@@ -264,9 +264,9 @@ def test_translations_that_were_changed_get_no_interval(copy: Path) -> None:
     found = report.gather(copy, [])
     assert found.scores[-1].bleu is None
     assert found.scores[0].bleu is not None
-    assert "is not what was scored" in found.notes["scores"][0]
+    assert "differs from what was scored" in found.notes["scores"][0]
     file.write_text("one\n")
-    assert "1 lines, and 12 references" in report.gather(copy, []).notes["scores"][0]
+    assert "1 lines, but 12 references" in report.gather(copy, []).notes["scores"][0]
 
 
 @pytest.mark.parametrize("name", ["best.json", "run.json", "status.json"])
@@ -721,11 +721,11 @@ def test_what_cannot_be_reported_is_one_clear_error(
         (".", "--output .: is a directory; name a file"),
         ("-", "--output -: name a file, such as /dev/stdout"),
         ("copy.pdf", "this is a page; give a name that ends in .html"),
-        ("copy/metrics.jsonl", "metrics.jsonl: is among what "),
-        ("copy/best.json", "copy keeps; write to another name"),
-        ("copy/validation/new.html", "is among what "),
-        ("copy/checkpoints/new/a.html", "is among what "),
-        ("link.html", "is among what "),
+        ("copy/metrics.jsonl", "metrics.jsonl: belongs to "),
+        ("copy/best.json", "copy; write to another path"),
+        ("copy/validation/new.html", "belongs to "),
+        ("copy/checkpoints/new/a.html", "belongs to "),
+        ("link.html", "belongs to "),
     ],
 )
 def test_a_run_s_own_files_and_directories_are_not_written_over(

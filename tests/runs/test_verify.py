@@ -175,7 +175,7 @@ FAULTS: list[tuple[str, str, str, Callable[[Path], object]]] = [
     (
         "validation/step-00000400.txt",
         "damaged",
-        "step-00000400.txt:2: not valid UTF-8",
+        "step-00000400.txt:2: invalid UTF-8",
         lambda run: (run / "validation/step-00000400.txt").write_bytes(b"a\n\xff\n" * 6),
     ),
     (

@@ -288,7 +288,7 @@ def test_what_a_run_or_checkpoint_keeps_is_not_written_to(
     if not is_kept:
         refuse_kept(Path(name))
         return
-    with pytest.raises(RefusedError, match=f"^{name}: is among what .* keeps; write to another"):
+    with pytest.raises(RefusedError, match=f"^{name}: belongs to .* keeps; write to another"):
         refuse_kept(Path(name))
 
 

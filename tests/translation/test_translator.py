@@ -191,9 +191,7 @@ def test_invalid_utf8_is_read_with_a_replacement_and_counted(
 ) -> None:
     broken = stream(translator, b"bavo \xff celu\nbavo\n\xc3\n")
     assert broken == stream(translator, "bavo \ufffd celu\nbavo\n\ufffd\n".encode())
-    assert [r.getMessage() for r in caplog.records] == [
-        "lines not valid UTF-8, read with U+FFFD: 2"
-    ]
+    assert [r.getMessage() for r in caplog.records] == ["lines invalid UTF-8, read with U+FFFD: 2"]
 
 
 def test_a_byte_order_mark_and_carriage_returns_are_removed(translator: Translator) -> None:

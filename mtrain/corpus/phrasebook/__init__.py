@@ -47,9 +47,9 @@ def is_novel(pair: Derivation) -> bool:
 
 
 def split_of(pair: Derivation) -> str:
-    """Return the only split that may show a sentence, by a hash of its German side.
+    """Return the only split that may contain a sentence, by a hash of its German side.
 
-    As an English sentence has one German translation, this parts both sides.
+    As an English sentence has one German translation, this separates both sides.
     """
     share = zlib.crc32(pair.german.encode()) % 100
     return "test" if share >= 95 or is_novel(pair) else "train" if share < 90 else "valid"
@@ -79,7 +79,7 @@ def _stream(split: str, count: int, seed: int) -> Iterator[Derivation]:
 
 
 def derivations(split: str, count: int, seed: int = 1) -> Iterator[Derivation]:
-    """Return what ``pairs`` returns, with the combinations that each sentence shows."""
+    """Return the pairs of ``pairs`` with the combinations that each sentence contains."""
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}: must be one of {', '.join(SPLITS)}")
     if not 0 <= count <= LIMITS[split]:
@@ -90,7 +90,7 @@ def derivations(split: str, count: int, seed: int = 1) -> Iterator[Derivation]:
 def pairs(split: str, count: int, seed: int = 1) -> Iterator[tuple[str, str]]:
     """Return ``count`` distinct (English, German) pairs of a split.
 
-    The pairs depend on the split and the seed alone, and fewer pairs are the beginning of
-    more. No sentence of one split is in another, whatever their seeds.
+    The pairs depend on the split and the seed only, and fewer pairs are a prefix of more. No
+    sentence of one split is in another, whatever their seeds.
     """
     return ((pair.english, pair.german) for pair in derivations(split, count, seed))

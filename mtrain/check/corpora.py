@@ -1,4 +1,4 @@
-"""The look that `mtrain check` takes at every corpus of a config."""
+"""Checking every corpus of a config."""
 
 import tempfile
 from array import array
@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.check.characters import Characters
-from mtrain.check.finders import look_at_pairs, look_for_long_lines
 from mtrain.check.findings import Chunk, Example, Findings, Place
 from mtrain.check.overlap import Hashed, ScoredSet, Tally
-from mtrain.check.slips import Slips
-from mtrain.check.usual import Usual
+from mtrain.check.pairs import look_at_pairs, look_for_long_lines
+from mtrain.check.profile import Profile
+from mtrain.check.shifts import Shifts
 from mtrain.config.schema import Config, Corpus
 from mtrain.corpus.lines import is_blank, windows_lines
 from mtrain.corpus.readers import Scan, describe, read_rows, reading_of
@@ -30,11 +30,11 @@ from mtrain.runtime.errors import RowError, UnequalError, UserError
 from mtrain.runtime.log import progress_bar
 from mtrain.runtime.stop import Stop
 
-# Pairs that are looked at together, and about how many characters: each takes far more in numpy.
+# Pairs in a chunk, and roughly its characters: each takes far more memory in numpy.
 CHUNK, CHUNK_CHARACTERS = 10_000, 1 << 21
-# Pairs of all training text from which is learned what is usual, and the most characters of them.
+# Pairs of all training text for the profile, and the most characters of them.
 SAMPLE, SAMPLE_CHARACTERS = 40_000, 1 << 25
-MOST_CONTAINED = 0.9  # share of a scored set that may stand in train
+MOST_CONTAINED = 0.9  # fraction of a scored set that may be in train
 ROW_BITS = 40  # of a number that names a corpus and a row
 
 Row = tuple[int, str, str]
@@ -42,7 +42,7 @@ Row = tuple[int, str, str]
 
 @dataclass
 class Set:
-    """A corpus of a config: its name there, and what was found in it."""
+    """A corpus of a config: its key, and its findings."""
 
     name: str
     corpus: Corpus
@@ -52,12 +52,12 @@ class Set:
 
     @property
     def is_train(self) -> bool:
-        """Tell whether it is learned from."""
+        """Whether the corpus is trained on."""
         return self.name.startswith("data.train")
 
     @property
     def is_broken(self) -> bool:
-        """Tell whether its end cannot be read, which was told."""
+        """Whether the corpus could not be read to its end, which was reported."""
         return any(kind in ("unreadable", "unequal") for kind, _ in self.found.found)
 
 
@@ -90,8 +90,8 @@ class Sample:
 
 
 @dataclass
-class Doctor:
-    """Looks at all corpora of a config, and keeps at most `most` examples of a kind."""
+class Checker:
+    """Checks all corpora of a config and keeps at most `most` examples of each kind."""
 
     config: Config
     stop: Stop
@@ -112,33 +112,33 @@ class Doctor:
         ]
 
     def scan(self) -> None:
-        """Count and hash all text, which tells what cannot be read."""
+        """Count and hash all text; report what cannot be read."""
         for each in self.sets:
             self._scan(each)
 
     def look(self) -> None:
-        """Read a sample of the training text, to learn what is usual, then everything."""
+        """Read a sample of the training text, to learn what is normal, then check everything."""
         train = sum(each.expected for each in self.sets if each.is_train)
         total = train + sum(each.expected for each in self.sets)
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mtrain-")))
             bar = stack.enter_context(progress_bar(total, "pair", "checking"))
             self.sample = self._learn(max(1, train // SAMPLE), bar)
-            usual = Usual(self.sample)
-            usual.compare(self.config.data, self.sample, self.sets[0].found)
+            profile = Profile(self.sample)
+            profile.compare(self.config.data, self.sample, self.sets[0].found)
             tallies: list[Tally] = []
             for each in self.sets:
                 if not each.is_train:
-                    self._look_at_scored(each, usual, tallies, bar)
-            self._look_at_train(usual, tallies, Duplicates(folder, train), bar)
+                    self._look_at_scored(each, profile, tallies, bar)
+            self._look_at_train(profile, tallies, Duplicates(folder, train), bar)
         for tally in tallies:
             tally.tell()
         for each in self.sets:
-            if ("slip", "") in each.found.found:  # which tells more exactly
+            if ("slip", "") in each.found.found:  # which reports it more exactly
                 each.found.found.pop(("unrelated", ""), None)
 
     def _scan(self, each: Set) -> None:
-        """Count the pairs of a corpus and its Windows line ends; tell what cannot be read."""
+        """Count the pairs of a corpus and its Windows line ends; report what cannot be read."""
         try:
             each.scan = scan_corpus(self.config, each.corpus, self.stop)
             each.expected = each.scan.pairs
@@ -152,7 +152,7 @@ class Doctor:
             _look_for_windows_lines(each, self.stop.check)
 
     def _rows(self, each: Set, refuse: Callable[[RowError], None]) -> Iterator[Row]:
-        """Read the rows of a corpus as far as it goes; `refuse` is told of those left out."""
+        """Yield the rows of a corpus as far as it is readable; `refuse` gets those left out."""
         reading = reading_of(self.config, keep_blank=True)
         reading.invalid_utf8, reading.refuse = "error", refuse
         try:
@@ -170,7 +170,7 @@ class Doctor:
             yield Chunk(each.found.place, numbers, (src, tgt), self.characters)
 
     def _learn(self, step: int, bar: Any) -> list[Chunk]:
-        """Read a share of the training pairs, from all over, but for those that say nothing."""
+        """Read a fraction of the training pairs, from all over, without uninformative ones."""
         sample = Sample()
         for each in self.sets:
             if not each.is_train:
@@ -193,13 +193,13 @@ class Doctor:
         is_dropped = self.config.data.invalid_utf8 == "drop"
         return lambda error: each.found.add_row(error, is_dropped=is_dropped)
 
-    def _look_at(self, each: Set, usual: Usual, bar: Any) -> Iterator[Chunk]:
-        """Look at the pairs of a corpus by themselves, and pass them on."""
-        slips = Slips(usual.kinship, usual.misfit, each.found)
+    def _look_at(self, each: Set, profile: Profile, bar: Any) -> Iterator[Chunk]:
+        """Check the pairs of a corpus and yield them."""
+        slips = Shifts(profile.associations, profile.misfit, each.found)
         for chunk in self._chunks(each, self._rows(each, self._refuse(each))):
             bar.update(len(chunk))
             each.found.pairs += len(chunk)
-            slips.feed(chunk, look_at_pairs(chunk, usual, each.found))
+            slips.feed(chunk, look_at_pairs(chunk, profile, each.found))
             if each.is_train:
                 look_for_long_lines(chunk, self.tokenizer, self.config.data.max_length, each.found)
             yield chunk
@@ -207,9 +207,9 @@ class Doctor:
         if not each.found.pairs and not each.is_broken:
             each.found.tell("empty", f"{each.found.what} holds no pairs")
 
-    def _look_at_scored(self, each: Set, usual: Usual, tallies: list[Tally], bar: Any) -> None:
-        """Look at a set that is scored, and for its lines in those before it."""
-        chunks = [chunk.settle() for chunk in self._look_at(each, usual, bar)]
+    def _look_at_scored(self, each: Set, profile: Profile, tallies: list[Tally], bar: Any) -> None:
+        """Check a scored set, also for its lines in earlier sets."""
+        chunks = [chunk.settle() for chunk in self._look_at(each, profile, bar)]
         rows = Hashed.of(joined(chunks, each.found.place, self.characters))
         for before in [tally for tally in tallies if tally.other == "data.train"]:
             tally = Tally(before.set, before.found, each.name)
@@ -218,13 +218,13 @@ class Doctor:
         tallies.append(Tally(ScoredSet(rows), each.found, "data.train", MOST_CONTAINED))
 
     def _look_at_train(
-        self, usual: Usual, tallies: list[Tally], duplicates: Duplicates, bar: Any
+        self, profile: Profile, tallies: list[Tally], duplicates: Duplicates, bar: Any
     ) -> None:
-        """Look at the training text, and for lines of the scored sets in it."""
+        """Check the training text, also for lines of the scored sets in it."""
         train = [each for each in self.sets if each.is_train]
         any_filled = False
         for number, each in enumerate(train):
-            for chunk in self._look_at(each, usual, bar):
+            for chunk in self._look_at(each, profile, bar):
                 rows = Hashed.of(chunk)
                 for tally in tallies:
                     if tally.other == "data.train":
@@ -240,7 +240,7 @@ class Doctor:
 
 
 def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Put so many rows together that none of it takes much memory, and one at least."""
+    """Group rows so that no group takes much memory; each has at least one row."""
     some, size = list[Row](), 0
     for row in rows:
         some.append(row)
@@ -257,12 +257,12 @@ def _size(row: Row) -> int:
 
 
 def _is_telling(row: Row) -> bool:
-    """Tell whether both sides hold text, and not the same."""
+    """Whether both sides have text, and not the same text."""
     return not any(map(is_blank, row[1:])) and not is_identical(row[1:])
 
 
 def joined(chunks: list[Chunk], place: Place, characters: Characters) -> Chunk:
-    """Put chunks one behind the other."""
+    """Concatenate chunks."""
     numbers = [number for chunk in chunks for number in chunk.numbers]
     sides = ([text for chunk in chunks for text in chunk.texts[side]] for side in (0, 1))
     src, tgt = sides
@@ -270,7 +270,7 @@ def joined(chunks: list[Chunk], place: Place, characters: Characters) -> Chunk:
 
 
 def _look_at_lengths(each: Set, lengths: NDArray[np.int64], step: int) -> None:
-    """Tell where lengths do not go together."""
+    """Report where the lengths of the sides do not correlate."""
     for sign in suspicions_of_lengths(
         len(lengths), lambda start, stop: lengths[start:stop], is_sample=step > 1
     ):

@@ -1,8 +1,8 @@
-"""Whether the words of two sides belong together, by what the corpus itself says.
+"""Whether the words of two sides belong together, learned from the corpus itself.
 
-Words that come together in pairs more often than chance has it are kin. In a pair of translations a
-word's kin is present as often as in other pairs; in a pair that slipped, as often as chance has it.
-The logarithm of how much likelier what is seen is in translations adds up to a pair's evidence.
+Words that occur together in pairs more often than by chance are associated. In a translation a
+word's associate is present as often as in other pairs; in a shifted pair, as often as by chance.
+The log-likelihood ratio of these cases, summed over words, is a pair's evidence.
 """
 
 from collections.abc import Iterator
@@ -13,26 +13,26 @@ from numpy.typing import NDArray
 
 from mtrain.check.characters import GOLDEN, Words, spans
 
-MOST_WORDS = 32  # of a line that are looked at
-MOST_TYPES = 30_000  # words of a side that may have kin
-LEAST_TIMES = 3  # pairs that kin must share
+MOST_WORDS = 32  # words of a line
+MOST_TYPES = 30_000  # words of a side that may have associates
+LEAST_TIMES = 3  # pairs that associates must share
 LEAST_RATIO, LEAST_GAIN = 3.0, 8.0  # times as often as chance has it; nats that this is worth
-BITS = 25  # of the hash table of kin: 32 MB
-AT_ONCE = 1 << 22  # pairs of words that are looked at together
+BITS = 25  # slots of the hash table: 32 MB
+AT_ONCE = 1 << 22  # pairs of words in a chunk
 DOUBT = 4.0  # occurrences whose worth a word's own rates start from
 APART = 37  # lines between sides that cannot be translations of each other
-MOST_FOR, MOST_AGAINST = 4.0, 3.0  # nats that one word may be worth
+MOST_FOR, MOST_AGAINST = 4.0, 3.0  # most nats of one word
 
-COMMON = 0.125  # share of a side's lines from which a word tells nothing
+COMMON = 0.125  # fraction of a side's lines from which on a word is uninformative
 
-# Types of words, and whether the kin of each was there.
+# Types of words, and whether the associate of each was present.
 Observed = tuple[NDArray[np.int64], NDArray[np.bool_]]
 
 
 @dataclass(frozen=True)
 class Side:
-    """The words of lines that may be telling, each once a line, and their types: numbers of those
-    that are known, 0 for all others.
+    """Informative words of lines, once per line, and their types: numbers of known types, 0 for all
+    others.
     """
 
     words: Words
@@ -71,20 +71,20 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Rates:
-    """What it is worth, by type of word, that its kin is there, and that it is not."""
+    """Evidence, by type of word, if its associate is present, and if it is not."""
 
     present: NDArray[np.float64]
     absent: NDArray[np.float64]
 
 
-class Kinship:
-    """Which words of the sides are kin, and what it is worth to find them together."""
+class Associations:
+    """Associated words of the sides, and the evidence of finding them together."""
 
     def __init__(self, src: Words, tgt: Words) -> None:
         self.vocabularies = Vocabulary(src), Vocabulary(tgt)
         left, right = self._sides(src, tgt)
         self.table = np.zeros(1 << BITS, bool)
-        self.table[_kin(left, right, len(self.vocabularies[1]))] = True
+        self.table[_associated(left, right, len(self.vocabularies[1]))] = True
         other = right.shifted(APART)
         own, apart = self._hits(left, right), self._hits(left, other)
         self.rates = [
@@ -93,8 +93,8 @@ class Kinship:
         ]
 
     def evidence(self, src: Words, tgt: Words, distance: int = 0) -> NDArray[np.float64]:
-        """Tell of each pair, or of each source with the target so many lines behind its own, how
-        many nats speak for the sides belonging together.
+        """Return, for each pair, or for each source with the target at a distance, the evidence in
+        nats that the sides belong together.
         """
         left, right = self._sides(src, tgt)
         right = right.shifted(-distance) if distance else right
@@ -110,7 +110,9 @@ class Kinship:
         return self.vocabularies[0].side(src), self.vocabularies[1].side(tgt)
 
     def _hits(self, src: Side, tgt: Side) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Tell of each word of either side whether kin, or itself, is on the other."""
+        """Whether the associate of each word of either side, or the word itself, is on the other
+        side.
+        """
         hits = np.zeros(len(src.types), bool), np.zeros(len(tgt.types), bool)
         for left, right in _crossed(src.words, tgt.words):
             found = self.table[_place(src.types[left], tgt.types[right])]
@@ -129,9 +131,7 @@ def first_words(words: Words) -> Words:
 
 
 def numbered(known: NDArray[np.uint64], hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Number hashes by their places among those known, which are sorted, from 1; 0 is for all
-    others.
-    """
+    """Return the positions of hashes among the sorted known ones, from 1; 0 for all others."""
     if not len(known):
         return np.zeros(len(hashes), np.int64)
     places = np.searchsorted(known, hashes)
@@ -140,7 +140,7 @@ def numbered(known: NDArray[np.uint64], hashes: NDArray[np.uint64]) -> NDArray[n
 
 
 def _rates(own: Observed, apart: Observed, size: int) -> Rates:
-    """Compare how often kin is there in a word's own pair and in others."""
+    """Compare how often associates are present in a word's own pair and in others."""
     shares = []
     for types, hits in (own, apart):
         mean = (hits.sum() + 1) / (len(hits) + 2)
@@ -153,7 +153,7 @@ def _rates(own: Observed, apart: Observed, size: int) -> Rates:
 
 
 def _crossed(src: Words, tgt: Words) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Go through each word of a pair's source with each of its target, by their places."""
+    """Return the indices of each word of a pair's source with each of its target."""
     work = np.cumsum(src.counts * tgt.counts)
     cuts = np.searchsorted(
         work, np.arange(AT_ONCE, (work[-1] if len(work) else 0) + AT_ONCE, AT_ONCE)
@@ -169,13 +169,13 @@ def _crossed(src: Words, tgt: Words) -> Iterator[tuple[NDArray[np.int64], NDArra
 
 
 def _place(left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """The place of a pair of words in the table; few have the same."""
+    """Return the slot of a pair of words in the hash table; few pairs share one."""
     mixed = left.astype(np.uint64) * np.uint64(0x2545F4914F6CDD1D) + right.astype(np.uint64)
     return (mixed * GOLDEN) >> np.uint64(64 - BITS)
 
 
-def _kin(src: Side, tgt: Side, width: int) -> NDArray[np.uint64]:
-    """Find the words that come together more often than chance has it, as places in the table."""
+def _associated(src: Side, tgt: Side, width: int) -> NDArray[np.uint64]:
+    """Return the slots of words that occur together more often than by chance."""
     keys = [np.zeros(0, np.int64)]
     for left, right in _crossed(src.words, tgt.words):
         types = src.types[left], tgt.types[right]

@@ -21,14 +21,14 @@ from conftest import run_mtrain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtrain.check import doctor, finders
+from mtrain.check import corpora, pairs
+from mtrain.check.associations import first_words
 from mtrain.check.characters import Characters, Words
+from mtrain.check.corpora import Checker
 from mtrain.check.diagnosis import Diagnosis, diagnose
-from mtrain.check.doctor import Doctor
 from mtrain.check.findings import KINDS, Chunk, Place, clipped
-from mtrain.check.kinship import first_words
 from mtrain.check.overlap import bigrams
-from mtrain.check.usual import FREQUENT, LengthRatio
+from mtrain.check.profile import FREQUENT, LengthRatio
 from mtrain.config.loading import load_config
 from mtrain.config.schema import TextCorpus
 from mtrain.corpus.writing_systems import script_of, scripts_of
@@ -482,7 +482,7 @@ def test_chunks_change_nothing(folder: Folder, monkeypatch: pytest.MonkeyPatch) 
     lines[990:1020] = [*lines[991:1020], lines[990]]
     copy(folder, 999)
     whole = folder.look()
-    monkeypatch.setattr(doctor, "CHUNK", 333)
+    monkeypatch.setattr(corpora, "CHUNK", 333)
     assert kinds(folder.look()) == kinds(whole)
 
 
@@ -597,9 +597,9 @@ def test_duplicates_are_those_of_a_dictionary(
 def test_length_ratios_by_hand() -> None:
     lengths = np.array([[20, 40], [21, 42], [19, 38]] * 100)
     ratio = LengthRatio(lengths)
-    assert ratio.usual == pytest.approx(np.log(41 / 21), abs=0.01)
+    assert ratio.profile == pytest.approx(np.log(41 / 21), abs=0.01)
     far, _ = ratio.distance(np.array([[20, 200], [20, 40]]))
-    assert far[0] == pytest.approx(np.log(201 / 21) - ratio.usual)
+    assert far[0] == pytest.approx(np.log(201 / 21) - ratio.profile)
     assert far[1] < 0.01
 
 
@@ -633,22 +633,22 @@ def test_scripts_of_letters() -> None:
 
 def test_chunks_end_where_they_hold_much_text() -> None:
     rows = [(number, "x" * 60_000, "y" * 60_000) for number in range(50)]
-    parts = list(doctor._batches(iter([*rows, (50, "z" * 9_000_000, ""), (51, "a", "b")])))
+    parts = list(corpora._batches(iter([*rows, (50, "z" * 9_000_000, ""), (51, "a", "b")])))
     assert [row[0] for part in parts for row in part] == list(range(52))
     assert [len(part) for part in parts] == [18, 18, 15, 1]
-    assert [len(part) for part in doctor._batches((n, "a", "b") for n in range(25_000))] == [
+    assert [len(part) for part in corpora._batches((n, "a", "b") for n in range(25_000))] == [
         10_000,
         10_000,
         5_000,
     ]
-    assert not list(doctor._batches(iter([])))
+    assert not list(corpora._batches(iter([])))
 
 
 def test_the_sample_is_thinned_evenly_where_lines_are_long(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked = Doctor(load_config(folder.write()), Stop())
-    monkeypatch.setattr(doctor, "SAMPLE_CHARACTERS", 100_000)
+    looked = Checker(load_config(folder.write()), Stop())
+    monkeypatch.setattr(corpora, "SAMPLE_CHARACTERS", 100_000)
     looked.scan()
     looked.look()
     numbers = [number for chunk in looked.sample for number in chunk.numbers]
@@ -661,7 +661,7 @@ def test_the_sample_is_thinned_evenly_where_lines_are_long(
 def test_one_endless_line_does_not_push_all_others_out_of_the_sample(folder: Folder) -> None:
     for name in ("train.xa", "train.xb"):
         folder.bytes[name][0] *= 3_000
-    looked = Doctor(load_config(folder.write()), Stop())
+    looked = Checker(load_config(folder.write()), Stop())
     looked.scan()
     looked.look()
     assert sum(map(len, looked.sample)) == PAIRS - 1
@@ -688,7 +688,7 @@ def test_memory_does_not_grow_with_long_lines(folder: Folder) -> None:
     folder.bytes["train.xb"] = [
         b" ".join(folder.bytes["train.xb"][n : n + 120]) for n in range(1000)
     ]
-    looked = Doctor(load_config(folder.write()), Stop())
+    looked = Checker(load_config(folder.write()), Stop())
     tracemalloc.start()
     looked.scan()
     looked.look()
@@ -755,4 +755,4 @@ def test_units_of_a_translation_memory_are_not_named_as_lines(folder: Folder) ->
     ],
 )
 def test_accents_apart_from_their_letters_are_found(text: str, place: int | None) -> None:
-    assert finders._find_decomposed(text) == place
+    assert pairs._find_decomposed(text) == place

@@ -1,24 +1,24 @@
-"""What is usual on the two sides of a corpus, learned from a sample: scripts, words, lengths."""
+"""What is normal on the two sides of a corpus, learned from a sample: scripts, words, lengths."""
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mtrain.check.associations import Associations
 from mtrain.check.characters import Words
 from mtrain.check.findings import Chunk, Findings
-from mtrain.check.kinship import Kinship
 from mtrain.config.schema import DataConfig
 from mtrain.corpus.writing_systems import language_code, name_of, scripts_of
 
 BITS = 18  # of the hash tables of words
 ROUNDS = 4  # of telling pairs that are swapped and counting again
-LEAST_TIMES = 4  # of a word that tells a side
+LEAST_TIMES = 4  # of a word that indicates a side
 MOST_LEANING = 3.0  # nats of one word
-LEAST_FREQUENT = 20  # words by which a language is told
-LOWEST = 0.01  # share of a sample that is freely translated, or odd
-# Nats against a pair that does not go together: times what is at that share, within bounds.
+LEAST_FREQUENT = 20  # words that indicate a language
+LOWEST = 0.01  # fraction of a sample that may be freely translated or wrong
+# Nats against a pair that does not belong together: a multiple of that quantile, bounded.
 MISFIT_OF_LOWEST, LEAST_MISFIT, MOST_MISFIT = 3.3, 6.0, 12.0
 LEAST_SAMPLE, MUCH_SAMPLE = 200, 2000  # pairs from which words are learned; that suffice for sure
-LEAST_EVIDENCE = 0.5  # nats, on average, for words to tell anything
+LEAST_EVIDENCE = 0.5  # nats, on average, for words to be informative
 LENGTH_FOR, LENGTH_AGAINST = 0.5, 2.0  # nats that the lengths of a pair may be worth
 LEAST_PAIRS = 20  # from which scripts are learned
 USUAL_SHARE = 0.05  # of a side's letters, for a script that is at home there
@@ -61,7 +61,9 @@ class Leaning:
             is_swapped = self.of(src) < self.of(tgt)
 
     def of(self, words: Words) -> NDArray[np.float64]:
-        """Tell of each line how many nats speak for the source side; below 0 for the target's."""
+        """Return the evidence for each line, in nats, that it is of the source side; below 0, of
+        the target side.
+        """
         worth = self.table[_buckets(words)]
         return np.bincount(words.lines, worth, len(words)).astype(np.float64)
 
@@ -83,12 +85,12 @@ def _leanings(src: Words, tgt: Words, is_swapped: NDArray[np.bool_]) -> NDArray[
 
 
 class LengthRatio:
-    """How long one side is for the other, and how much that varies with the length."""
+    """The normal ratio of the sides' lengths, and its variance by length."""
 
     def __init__(self, lengths: NDArray[np.int64]) -> None:
         lengths = lengths[lengths.min(1) > 0]
-        self.usual = float(np.median(_ratios(lengths))) if len(lengths) else 0.0
-        bins, far = _bins(lengths), np.abs(_ratios(lengths) - self.usual)
+        self.profile = float(np.median(_ratios(lengths))) if len(lengths) else 0.0
+        bins, far = _bins(lengths), np.abs(_ratios(lengths) - self.profile)
         spread = np.zeros(64)
         self.apart = max(
             0.1, float(np.sqrt(np.log(lengths + 1.0).var(0).sum())) if len(lengths) else 1
@@ -104,14 +106,14 @@ class LengthRatio:
     def distance(
         self, lengths: NDArray[np.int64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Tell of pairs how far the ratio is from the usual one: as a logarithm, and in standard
-        deviations.
+        """Return how far the ratio of each pair is from the normal one: as a logarithm, and in
+        standard deviations.
         """
-        far = np.abs(_ratios(lengths) - self.usual)
+        far = np.abs(_ratios(lengths) - self.profile)
         return far, far / self.spread[_bins(lengths)]
 
     def evidence(self, lengths: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Tell of pairs how many nats their lengths speak for the sides belonging together."""
+        """Return the evidence of lengths for each pair, in nats, that the sides belong together."""
         far, spreads = self.distance(lengths)
         gain = np.log(self.apart / self.spread[_bins(lengths)])
         worth = gain - 0.5 * spreads**2 + 0.5 * (far / self.apart) ** 2
@@ -128,31 +130,31 @@ def _bins(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.log2(product).astype(np.int64).clip(0, 63)
 
 
-class Usual:
-    """What to expect of pairs: learned from a sample of the training text."""
+class Profile:
+    """What is normal for pairs, learned from a sample of the training text."""
 
     def __init__(self, parts: list[Chunk]) -> None:
         src, tgt = (Words.join([part.words[side] for part in parts]) for side in (0, 1))
         lengths = [part.lengths for part in parts]
         self.pairs = len(src)
-        self.kinship = Kinship(src, tgt)
-        evidence = self.kinship.evidence(src, tgt)
+        self.associations = Associations(src, tgt)
+        evidence = self.associations.evidence(src, tgt)
         self.mean = float(evidence.mean()) if len(evidence) else 0.0
         lowest = float(np.quantile(evidence, LOWEST)) if len(evidence) else 0.0
         self.misfit = min(MOST_MISFIT, max(LEAST_MISFIT, -MISFIT_OF_LOWEST * lowest))
         self.leaning = Leaning(src, tgt)
         self.ratio = LengthRatio(np.concatenate([np.zeros((0, 2), np.int64), *lengths]))
         letters = [sum_letters(parts, side) for side in (0, 1)]
-        few = self.pairs < LEAST_PAIRS  # which say nothing of what is at home there
+        few = self.pairs < LEAST_PAIRS  # uninformative of the native scripts
         self.scripts = [few | (count >= USUAL_SHARE * count.sum()) for count in letters]
 
     @property
-    def has_kin(self) -> bool:
-        """Tell whether words go together enough for pairs to be judged by it."""
+    def has_associations(self) -> bool:
+        """Whether words are associated enough to judge pairs by them."""
         return self.pairs >= LEAST_SAMPLE and self.mean >= LEAST_EVIDENCE
 
     def compare(self, data: DataConfig, parts: list[Chunk], found: Findings) -> None:
-        """Tell where a side of the sample is not in the language that the config names."""
+        """Report a side of the sample that is not in the language of the config."""
         if not self.pairs:
             return
         if self.pairs >= MUCH_SAMPLE and self.mean < LEAST_EVIDENCE:
@@ -168,7 +170,7 @@ class Usual:
 
 
 def _compare_scripts(parts: list[Chunk], side: int, language: str, found: Findings) -> None:
-    """Compare the scripts of a side's letters with those of its language, if it is known."""
+    """Compare the scripts of a side's letters with those of its language, if known."""
     own = scripts_of(language)
     letters, names = sum_letters(parts, side), parts[0].characters.scripts
     share = sum(int(letters[names.index(name)]) for name in own if name in names)
@@ -184,7 +186,7 @@ def _compare_scripts(parts: list[Chunk], side: int, language: str, found: Findin
 
 
 def _compare_words(parts: list[Chunk], codes: list[str], found: Findings) -> None:
-    """Look for the most frequent words of each language on the other side."""
+    """Find the most frequent words of each language on the other side."""
     characters = parts[0].characters
     lists = [characters.words(characters.read([FREQUENT[code]])).hashes for code in codes]
     only = [np.setdiff1d(lists[0], lists[1]), np.setdiff1d(lists[1], lists[0])]

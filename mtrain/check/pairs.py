@@ -1,4 +1,4 @@
-"""What may be odd about pairs: each function looks at a chunk of them for one kind of thing."""
+"""Checks of pairs: each function checks a chunk for one kind of fault."""
 
 import re
 import unicodedata
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mtrain.check.characters import ODD, PIECES_A_WORD
 from mtrain.check.findings import Chunk, Findings
-from mtrain.check.usual import Usual
+from mtrain.check.profile import Profile
 from mtrain.corpus.lines import LONGEST_TEXT, is_blank, shorten_text
 from mtrain.corpus.markup import ENTITIES, HYPHENS, SUBWORDS
 from mtrain.corpus.writing_systems import JOINING, name_of
@@ -19,11 +19,11 @@ from mtrain.data.tokenizer import Tokenizer
 Rows = NDArray[np.int64]
 
 LEAST_LETTERS = 5  # of a line in another script
-LEAST_FOREIGN_LATIN = 20  # names and commands in Latin letters stand in texts of all scripts
+LEAST_FOREIGN_LATIN = 20  # names and commands in Latin letters occur in texts of all scripts
 SURE = 7.0  # nats for a line to be in the other side's language
 LEAST_PAIRS = 200  # in a sample from which words and lengths are learned
 FAR_RATIO, FAR_SPREAD = 1.1, 5.0  # logarithm, three times the usual; standard deviations
-LEAST_CHARACTERS = 30  # of the longer side, for its length to be odd
+LEAST_CHARACTERS = 30  # of the longer side, for its length to be suspicious
 
 _CP1252 = {byte: bytes([byte]).decode("cp1252", "replace") for byte in range(0x80, 0xC0)}
 _FOLLOWING = "".join(char for char in _CP1252.values() if char != "\ufffd") + "\x81\x8d\x8f\x90\x9d"
@@ -45,10 +45,9 @@ _MARKUP = re.compile(f"{ENTITIES.pattern}|{_TAG}")
 _CUT = re.compile(f"{SUBWORDS.pattern}|{HYPHENS.pattern}|<unk>")
 
 
-def look_at_pairs(chunk: Chunk, usual: Usual, found: Findings) -> NDArray[np.float64]:
-    """Find what is odd about pairs; returns the evidence, in nats, that the sides of each go
-    together, by their words and by their lengths, 0 for those of which something else was said;
-    shape (2, pairs).
+def look_at_pairs(chunk: Chunk, profile: Profile, found: Findings) -> NDArray[np.float64]:
+    """Find faults of pairs; return the evidence, in nats, that the sides of each belong together,
+    by words and by lengths, 0 for pairs with another finding: (2, pairs).
     """
     for side in (0, 1):
         _look_at_side(chunk, side, found)
@@ -58,14 +57,17 @@ def look_at_pairs(chunk: Chunk, usual: Usual, found: Findings) -> NDArray[np.flo
     rows = np.flatnonzero(same)
     found.add_rows("same", chunk, rows, ranks=-chunk.lengths[rows, 0].astype(float))
     told = blank | same
-    if usual.pairs >= LEAST_PAIRS:
-        told |= _look_at_languages(chunk, usual, found, told)
-    told |= _look_at_scripts(chunk, usual, found, told)
-    if usual.pairs >= LEAST_PAIRS:
-        _look_at_lengths(chunk, usual, found, told)
-    if not usual.has_kin:
+    if profile.pairs >= LEAST_PAIRS:
+        told |= _look_at_languages(chunk, profile, found, told)
+    told |= _look_at_scripts(chunk, profile, found, told)
+    if profile.pairs >= LEAST_PAIRS:
+        _look_at_lengths(chunk, profile, found, told)
+    if not profile.has_associations:
         return np.zeros((2, len(chunk)))
-    words, lengths = usual.kinship.evidence(*chunk.words), usual.ratio.evidence(chunk.lengths)
+    words, lengths = (
+        profile.associations.evidence(*chunk.words),
+        profile.ratio.evidence(chunk.lengths),
+    )
     return np.where(told, 0.0, np.stack((words, lengths)))
 
 
@@ -87,13 +89,13 @@ def _look_at_side(chunk: Chunk, side: int, found: Findings) -> None:
         spots = {row: spot for row, spot in found_at if spot is not None}
         others = [search(chunk.texts[1 - side][row]) for row in spots]
         ranks = np.array([float(spot is not None) for spot in others])
-        rows = np.array(list(spots), np.int64)  # those on one side alone come first
+        rows = np.array(list(spots), np.int64)  # characters on one side only come first
         found.add_rows(kind, chunk, rows, side, ranks=ranks, spots=spots)
     _look_for_mixed_words(chunk, side, found)
 
 
 def _joins(chunk: Chunk, side: int, rows: Rows) -> NDArray[np.bool_]:
-    """Tell which lines hold letters or signs that are joined or marked as a matter of course."""
+    """Whether lines have letters or signs that are joined or marked in the normal spelling."""
     letters = _has_letters(chunk, side, rows, JOINING)
     texts = (chunk.texts[side][row] for row in rows.tolist())
     signs = np.array([_EMOJI.search(text) is not None for text in texts], bool)
@@ -102,7 +104,7 @@ def _joins(chunk: Chunk, side: int, rows: Rows) -> NDArray[np.bool_]:
 
 
 def _has_letters(chunk: Chunk, side: int, rows: Rows, scripts: set[str]) -> NDArray[np.bool_]:
-    """Tell which lines hold letters of some scripts."""
+    """Whether lines have letters of some scripts."""
     chosen = [n for n, name in enumerate(chunk.characters.scripts) if name in scripts]
     found: NDArray[np.bool_] = (
         chunk.characters.letters(chunk.lines[side])[rows][:, chosen].sum(1) > 0
@@ -132,7 +134,7 @@ def _find_mojibake(text: str) -> int | None:
 
 
 def _is_mojibake(text: str, match: "re.Match[str]") -> bool:
-    """Tell whether characters are what UTF-8 becomes, and not letters before a closing quote."""
+    """Whether characters are misdecoded UTF-8, and not letters before a closing quote."""
     run = match.group()
     data = bytes(_BYTES.get(char, ord(char) if ord(char) < 256 else 0) for char in run)
     meant = data.decode("utf-8", "ignore")
@@ -192,13 +194,13 @@ def _look_for_blanks(chunk: Chunk, found: Findings) -> NDArray[np.bool_]:
 
 
 def _look_at_scripts(
-    chunk: Chunk, usual: Usual, found: Findings, told: NDArray[np.bool_]
+    chunk: Chunk, profile: Profile, found: Findings, told: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
     """Find lines of which most letters are of scripts that are not at home on their side."""
     is_odd = np.zeros(len(chunk), bool)
     for side, name in enumerate(("source", "target")):
         letters = chunk.characters.letters(chunk.lines[side])
-        foreign = np.where(usual.scripts[side][: letters.shape[1]], 0, letters)
+        foreign = np.where(profile.scripts[side][: letters.shape[1]], 0, letters)
         main = foreign.argmax(1)
         least = np.where(
             np.array(chunk.characters.scripts)[main] == "LATIN", LEAST_FOREIGN_LATIN, LEAST_LETTERS
@@ -216,10 +218,10 @@ def _look_at_scripts(
 
 
 def _look_at_languages(
-    chunk: Chunk, usual: Usual, found: Findings, told: NDArray[np.bool_]
+    chunk: Chunk, profile: Profile, found: Findings, told: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
     """Find sides whose words are those of the other side."""
-    src, tgt = (usual.leaning.of(words) for words in chunk.words)
+    src, tgt = (profile.leaning.of(words) for words in chunk.words)
     swapped = (src <= -SURE / 2) & (tgt >= SURE / 2) & (tgt - src >= 2 * SURE)
     source = ~swapped & (src <= -SURE) & (tgt <= -SURE)
     target = ~swapped & (src >= SURE) & (tgt >= SURE)
@@ -233,9 +235,11 @@ def _look_at_languages(
     return swapped | source | target
 
 
-def _look_at_lengths(chunk: Chunk, usual: Usual, found: Findings, told: NDArray[np.bool_]) -> None:
-    """Find pairs of which one side is far longer, or shorter, than is usual for the other."""
-    far, spread = usual.ratio.distance(chunk.lengths)
+def _look_at_lengths(
+    chunk: Chunk, profile: Profile, found: Findings, told: NDArray[np.bool_]
+) -> None:
+    """Find pairs with one side far longer, or shorter, than normal."""
+    far, spread = profile.ratio.distance(chunk.lengths)
     odd = ~told & (far >= FAR_RATIO) & (spread >= FAR_SPREAD)
     odd &= chunk.lengths.max(1) >= LEAST_CHARACTERS
     rows = np.flatnonzero(odd)

@@ -5,25 +5,25 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from mtrain.check.associations import Associations
 from mtrain.check.findings import Chunk, Example, Findings, Place
-from mtrain.check.kinship import Kinship
 
-MOST_OF_A_PAIR = 4.0  # nats that one pair may add, for or against
-LEAST = 15.0  # nats against a stretch for it to be told of
+MOST_OF_A_PAIR = 4.0  # most nats of one pair, for or against
+LEAST = 15.0  # nats against a stretch that is reported
 # The same where no distance is found by which it slipped, in all and of each pair: lists of rare
 # names or terms have little that goes together, too.
 MUCH, MUCH_EACH = 20.0, 5.0
 DROP = 10.0  # nats for later pairs that end a stretch
 FARTHEST = 5  # lines apart that are tried
-MISFIT_A_WORD = 0.6  # nats against a pair for each word of its longer side, for it to be told of
-SAME = 50  # lines between two stretches that are told of as one
+MISFIT_A_WORD = 0.6  # nats against a pair for each word of its longer side, to report it
+SAME = 50  # lines between two stretches that are reported as one
 MARGIN = 10.0  # nats by which another distance must do better
 
 
 @dataclass
 class Stretch:
-    """Pairs `start` to `end`, by their numbers, whose words do not go together; `better` is what
-    the evidence would be if one side were moved, by distance.
+    """Pairs `start` to `end` whose words do not belong together; `better` is the evidence for each
+    distance if one side is moved by it.
     """
 
     start: int
@@ -35,39 +35,39 @@ class Stretch:
 
     @property
     def distance(self) -> int:
-        """How many lines the target is behind its place; 0 where that is not clear."""
+        """Distance in lines of the targets from their sources; 0 if it is unclear."""
         best = int(np.argmax(self.better))
         gain = self.better[best] - self.better[FARTHEST]
         is_clear = self.worst >= LEAST and gain >= MARGIN and self.better[best] > 0
         return best - FARTHEST if is_clear else 0
 
     def goes_on_in(self, other: "Stretch") -> bool:
-        """Tell whether a later stretch is slipped by the same distance, not far behind."""
+        """Whether a later stretch, not far away, is shifted by the same distance."""
         return other.distance == self.distance and other.start - self.end <= SAME
 
     @property
     def is_sure(self) -> bool:
-        """Tell whether enough speaks against it."""
+        """Whether enough evidence is against it."""
         if self.worst < LEAST or self.distance:
             return self.worst >= LEAST
         each = self.better[FARTHEST] / (self.end - self.start + 1)
         return self.worst >= MUCH and float(each) <= -MUCH_EACH
 
 
-class Slips:
-    """Adds up what speaks against pairs until enough speaks for them again. Pairs with more than
-    `misfit` nats against them are told of by themselves where their neighbours are in step.
+class Shifts:
+    """Sums the evidence against pairs until enough speaks for them again. Pairs with more than
+    `misfit` nats against them are reported alone if their neighbours are aligned.
     """
 
-    def __init__(self, kinship: Kinship, misfit: float, found: Findings) -> None:
-        self.kinship, self.misfit, self.findings = kinship, misfit, found
+    def __init__(self, associations: Associations, misfit: float, found: Findings) -> None:
+        self.associations, self.misfit, self.findings = associations, misfit, found
         self.sum = 0.0
         self.last: Stretch | None = None
         self.open: Stretch | None = None
         self.row = 0  # of the open stretch's start in the present chunk
 
     def feed(self, chunk: Chunk, evidence: NDArray[np.float64]) -> None:
-        """Take the next pairs; `evidence` (2, pairs) is that of words and that of lengths."""
+        """Add the next pairs; `evidence` (2, pairs) is that of words and that of lengths."""
         words, lengths = evidence
         against = np.clip(-words, -MOST_OF_A_PAIR, MOST_OF_A_PAIR) - lengths
         self.row, last = 0, 0
@@ -90,12 +90,12 @@ class Slips:
         self._measure(chunk, last)
 
     def finish(self) -> None:
-        """Close what is open at the end, and tell of it."""
+        """Report an open stretch at the end."""
         self._close()
         self._tell()
 
     def _hold(self, chunk: Chunk, row: int, evidence: float) -> None:
-        """Keep a pair that does not go together until the stretch around it is known."""
+        """Keep a pair that does not belong together until the stretch around it is known."""
         words = max(int(words.counts[row]) for words in chunk.words)
         if self.open is not None and evidence <= -MISFIT_A_WORD * words:
             self.open.misfits += 1
@@ -110,7 +110,7 @@ class Slips:
         src, tgt = (words.part(start, stop) for words in chunk.words)
         inner = slice(self.row - start, max(self.row - start + 1, stop - start - FARTHEST))
         for number in range(2 * FARTHEST + 1):
-            evidence = self.kinship.evidence(src, tgt, number - FARTHEST)
+            evidence = self.associations.evidence(src, tgt, number - FARTHEST)
             self.open.better[number] += float(evidence[inner].sum())
         self.row = stop
 
@@ -134,7 +134,7 @@ class Slips:
 
 
 def _example(place: Place, stretch: Stretch) -> Example:
-    """Say where sides are out of step."""
+    """Report where the sides are out of step."""
     text = "the words of the sides do not go together"
     if distance := stretch.distance:
         side = "behind" if distance > 0 else "before"
