@@ -1,52 +1,16 @@
-"""Adam and Muon over fp32 master weights; learning-rate schedules as functions of the step."""
+"""Adam and Muon over fp32 master weights, and the moving average of these."""
 
-import math
-from collections.abc import Callable
 from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam  # the class of that name would load torch's compiler, a second
 
-from mtrain.config.schema import TrainConfig
 from mtrain.runtime.distributed import Ranks
 from mtrain.training.muon import Muon
 
-Schedule = Callable[[int], float]
-
-# Values between the beginnings of gradients: 64 bytes of fp32.
+# Gradients start at multiples of this many values (64 bytes of fp32), for vector instructions.
 ALIGNED = 16
-
-
-def noam_rate(step: int, d_model: int, warmup_steps: int, factor: float = 1.0) -> float:
-    """Return the paper's rate (equation 3); the first step is 1.
-
-    factor * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5)
-    """
-    peak = factor * math.sqrt(1 / (d_model * warmup_steps))
-    return peak * min(math.sqrt(warmup_steps / step), step / warmup_steps)
-
-
-def make_schedule(config: TrainConfig, d_model: int) -> Schedule:
-    """Return the learning rate of each step, counted from 1."""
-    warmup, last = config.warmup_steps, config.max_steps
-    peak = config.peak_lr or noam_rate(warmup, d_model, warmup, config.lr_factor or 1.0)
-
-    def rate(step: int) -> float:
-        if step < warmup:
-            return peak * step / warmup
-        share = min(1.0, (step - warmup) / max(1, last - warmup))
-        match config.schedule:
-            case "linear":
-                return peak * (1 - share)
-            case "cosine":
-                return peak * 0.5 * (1 + math.cos(math.pi * share))
-            case "constant":
-                return peak
-            case _:  # noam and inverse_sqrt are one curve, named by their peak in two ways
-                return peak * math.sqrt(warmup / step)
-
-    return rate
 
 
 class Adam:
@@ -67,7 +31,7 @@ class Adam:
 
     @torch.no_grad()
     def step(self, rate: float, found_inf: Tensor) -> None:
-        """Take a step; where `found_inf` is 1 nothing changes."""
+        """Take a step, or leave everything as it is where `found_inf` is 1."""
         adam(
             self.weights,
             self.grads,
@@ -87,7 +51,7 @@ class Adam:
         )
 
     def moments(self) -> dict[str, Tensor]:
-        """What resuming needs, by name."""
+        """Return the state that resuming needs, by name."""
         kinds = {"exp_avg": self.exp_avgs, "exp_avg_sq": self.exp_avg_sqs, "step": self.steps}
         return {
             f"{name}.{kind}": moment
@@ -97,7 +61,7 @@ class Adam:
 
 
 class MovingAverage:
-    """The weights averaged over the steps, those of long ago counting less and less."""
+    """The exponential moving average of the weights over the steps."""
 
     def __init__(self, weights: dict[str, Tensor], decay: float) -> None:
         self.latest, self.decay = list(weights.values()), decay
@@ -105,26 +69,26 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Take the weights of a step in; the first steps count for more, lest the beginning be
-        remembered.
+        """Take the weights of a step in; early steps use a smaller decay, so that the random
+        initialisation is forgotten.
         """
         decay = min(self.decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(list(self.values.values()), self.latest, 1 - decay)
 
     def load(self, values: dict[str, Tensor]) -> None:
-        """Take averages of the same names and shapes back."""
+        """Replace the averages by values of the same names and shapes."""
         for name, value in self.values.items():
             value.copy_(values[name])
 
 
 class Optimizer:
-    """Adam with fp32 master weights and gradients for a model that may compute in bf16; with Muon
-    for the matrices that `muon` names.
+    """Adam with fp32 master weights and gradients for a model that may compute in bf16; Muon for
+    the matrices that `muon` names.
 
-    Gradients of micro-batches are added up in fp32; `update` divides them by the tokens of the
-    whole step, clips their norm and moves the masters, then the model follows. With an fp32 model
-    the masters are its parameters. `losses` (2,) is for the sums of the step's loss and NLL, which
-    lie in `buffer` behind the gradients.
+    Gradients of micro-batches are summed in fp32; `update` divides them by the tokens of the whole
+    step, clips their norm and updates the masters, then the model's parameters. The masters of an
+    fp32 model are its parameters. `losses` (2,) sums the step's loss and NLL; it is the end of
+    `buffer`, behind the gradients.
     """
 
     def __init__(
@@ -135,20 +99,16 @@ class Optimizer:
         muon: dict[str, int] | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        """`muon` gives the weights that Muon moves and how many matrices are stacked in each."""
+        """`muon` maps the weights that Muon updates to the number of matrices stacked in each."""
         self.ranks = ranks or Ranks()
         self.names = [name for name, _ in model.named_parameters()]
         self.parameters = list(model.parameters())
         self.masters = [
             p.detach() if p.dtype != torch.bfloat16 else p.detach().float() for p in self.parameters
         ]
-        # one piece of memory, so that the ranks of a job add up all of it at once
-        self.buffer, self.grads, self.losses = _in_one_piece(self.masters)
-        self._apart = [
-            i
-            for i, (p, m) in enumerate(zip(self.parameters, self.masters, strict=True))
-            if p.dtype != m.dtype
-        ]
+        self.buffer, self.grads, self.losses = _allocate(self.masters)
+        pairs = zip(self.parameters, self.masters, strict=True)
+        self._copies = [(p, master) for p, master in pairs if p.dtype != master.dtype]
         self.rules = self._rules(betas, eps, muon or {})
 
     def _rules(
@@ -176,9 +136,8 @@ class Optimizer:
             parameter.grad = None
 
     def update(self, rate: float, num_tokens: int, clip_norm: float) -> Tensor:
-        """Take one step; returns the norm of the gradient of the mean loss, before clipping.
-
-        Where that norm is not finite no weight changes.
+        """Take one step and return the norm of the gradient of the mean loss, before clipping. If
+        the norm is not finite, no weight changes.
         """
         norms = torch.stack(torch._foreach_norm(self.grads))
         norm: Tensor = torch.linalg.vector_norm(norms) / num_tokens
@@ -194,38 +153,37 @@ class Optimizer:
         return norm
 
     def clear(self) -> None:
-        """Forget the gradients and losses of the step."""
+        """Set the gradients and losses of the step to 0."""
         self.buffer.zero_()
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Round the masters into the model's own parameters."""
-        if self._apart:
-            torch._foreach_copy_(
-                [self.parameters[i] for i in self._apart], [self.masters[i] for i in self._apart]
-            )
+        """Copy the masters into parameters of another type."""
+        if self._copies:
+            parameters, masters = zip(*self._copies, strict=True)
+            torch._foreach_copy_(parameters, masters)
 
     def spread_weights(self) -> None:
-        """Have all ranks take the first one's weights."""
+        """Broadcast rank 0's weights."""
         self.ranks.spread(self.masters)
         self.publish()
 
     def weights(self) -> dict[str, Tensor]:
-        """The fp32 weights by name."""
+        """Return the fp32 weights by name."""
         return dict(zip(self.names, self.masters, strict=True))
 
     def load_weights(self, weights: dict[str, Tensor]) -> None:
-        """Take fp32 weights of the same names and shapes back."""
+        """Replace the weights by fp32 ones of the same names and shapes."""
         for name, master in zip(self.names, self.masters, strict=True):
             master.copy_(weights[name])
         self.publish()
 
     def moments(self) -> dict[str, Tensor]:
-        """Return the state of Adam and Muon by name; the step count is the trainer's."""
+        """Return the state of Adam and Muon by name."""
         return {name: moment for rule in self.rules for name, moment in rule.moments().items()}
 
     def load_moments(self, moments: dict[str, Tensor]) -> None:
-        """Restore the state from rank 0's, of the same names and shapes, on every rank."""
+        """Restore the state on every rank from rank 0's `moments`, of the same names and shapes."""
         own = self.moments()
         if self.ranks.is_first:
             for name, moment in own.items():
@@ -233,12 +191,12 @@ class Optimizer:
         self.ranks.spread(list(own.values()))
 
 
-def _in_one_piece(masters: list[Tensor]) -> tuple[Tensor, list[Tensor], Tensor]:
-    """Make room for a gradient of each weight, and for two sums; each begins where vector
-    instructions like it.
+def _allocate(masters: list[Tensor]) -> tuple[Tensor, list[Tensor], Tensor]:
+    """Return one buffer, so that one all-reduce sums all of it, its views as a gradient of each
+    master, and its last two values.
     """
     starts = list(accumulate((-(-m.numel() // ALIGNED) * ALIGNED for m in masters), initial=0))
-    buffer = torch.zeros(starts[-1] + 2, dtype=masters[0].dtype, device=masters[0].device)
+    buffer = masters[0].new_zeros(starts[-1] + 2)
     grads = [
         buffer[start : start + master.numel()].view_as(master)
         for start, master in zip(starts, masters, strict=False)

@@ -96,9 +96,9 @@ def record_in_float64(config_file: Path, output: Path, accum_steps: int) -> None
         assert trainer.optimizer.buffer.dtype == torch.float64
         stream, found = trainer.micro_batches(), []
         for _ in range(50):
-            before = trainer.sums[0].item()
+            before = trainer.progress.sums[0].item()
             trainer.take_step(stream)
-            found.append(trainer.sums[0].item() - before)
+            found.append(trainer.progress.sums[0].item() - before)
         if ranks.is_first:
             output.write_text(json.dumps(found))
 
@@ -186,13 +186,13 @@ def test_a_signal_to_one_stops_and_saves_all(
 def stop_in_validation() -> None:
     from mtrain.training.validation import Validation
 
-    evaluate = Validation._evaluate
+    evaluate = Validation.evaluate
 
     def stopped(self: Validation, *arguments: Any) -> Any:
         self.stop.received = signal.SIGTERM
         return evaluate(self, *arguments)
 
-    Validation._evaluate = stopped  # type: ignore[method-assign]
+    Validation.evaluate = stopped  # type: ignore[method-assign]
 
 
 def test_a_signal_during_validation_stops_all(

@@ -19,7 +19,8 @@ from mtrain.data.batches import Batch, SpecialIds, collate
 from mtrain.model.transformer import Transformer
 from mtrain.training.loss import projected_cross_entropy
 from mtrain.training.muon import orthogonalize
-from mtrain.training.optimizer import Optimizer, make_schedule, noam_rate
+from mtrain.training.optimizer import Optimizer
+from mtrain.training.schedule import make_schedule, noam_rate
 
 BETAS, EPS = (0.9, 0.98), 1e-9
 MUON = {"0.weight": 1, "2.weight": 1}

@@ -41,10 +41,11 @@ from mtrain.runtime.errors import (
     UserError,
 )
 from mtrain.runtime.stop import Stop
-from mtrain.training import auto_settings, job
+from mtrain.training import job, learner, resume
 from mtrain.training import trainer as training
 from mtrain.training.optimizer import Optimizer
-from mtrain.training.trainer import Position, Trainer
+from mtrain.training.resume import Progress
+from mtrain.training.trainer import Trainer
 from mtrain.training.validation import Validation
 
 # Records, checkpoints and epochs fall on different steps, and dropout is on.
@@ -90,7 +91,7 @@ def start(config_file: Path, run: Path, *overrides: str, stop_at: int | None = N
     step = Trainer.take_step
 
     def stopping_step(self: Trainer, *arguments: Any) -> Any:
-        if self.position.step + 1 == stop_at:
+        if self.progress.step + 1 == stop_at:
             self.stop.received = signal.SIGTERM
         return step(self, *arguments)
 
@@ -233,7 +234,7 @@ def test_a_moving_average_is_kept_beside_the_weights(config_file: Path, run: Pat
     moments = checkpoint.load_trainer(last).moments
     other = checkpoint.load(uninterrupted(config_file) / "checkpoints" / "step-00000024").weights
     for name, weight in other.items():
-        assert torch.equal(moments[name + training.LATEST], weight)
+        assert torch.equal(moments[name + resume.LATEST], weight)
         assert not torch.equal(expected[name], weight)
 
 
@@ -269,7 +270,7 @@ def test_the_runs_compared_cross_epochs_and_record_much(config_file: Path, run: 
 @pytest.mark.parametrize("call", [1, 3, 4, 5], ids=["valid", "last valid", "average", "test"])
 def test_stopped_while_translating(config_file: Path, run: Path, call: int) -> None:
     """Validations are due at steps 8, 16 and 24; then come the average and the test set."""
-    evaluate, calls = Validation._evaluate, [0]
+    evaluate, calls = Validation.evaluate, [0]
 
     def stopping(self: Validation, *arguments: Any) -> Any:
         calls[0] += 1
@@ -278,7 +279,7 @@ def test_stopped_while_translating(config_file: Path, run: Path, call: int) -> N
         return evaluate(self, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Validation, "_evaluate", stopping)
+        patch.setattr(Validation, "evaluate", stopping)
         with pytest.raises(StoppedError, match="stopped by SIGUSR1") as caught:
             start(config_file, run)
     assert caught.value.exit_code == EXIT_STOPPED
@@ -362,7 +363,7 @@ from mtrain.training import trainer as train
 how, at, sys.argv = sys.argv[1], int(sys.argv[2]), ["mtrain", *sys.argv[3:]]
 step = train.Trainer.take_step
 def stopping_step(self, *arguments):
-    if self.position.step + 1 == at:
+    if self.progress.step + 1 == at:
         if how == "time":
             self.stop.started -= 3600
         else:
@@ -519,7 +520,7 @@ def test_a_place_beyond_the_epoch_is_refused(config_file: Path, run: Path) -> No
     state = json.loads((inner / "state.json").read_text())
     (inner / "state.json").write_text(json.dumps({**state, "pool": 10**15}))
     manifest.seal(inner)
-    with pytest.raises(UserError, match="trainer: damaged: its place is no part of an epoch"):
+    with pytest.raises(UserError, match="trainer: damaged: its position is no part of an epoch"):
         start(config_file, run)
 
 
@@ -695,7 +696,7 @@ def test_a_forgotten_part_of_the_state_is_noticed(
         (training, "micro_batch_seed", lambda seed, step, number: seed + step + number),
         (Optimizer, "load_weights", lambda *_: None),
         (Optimizer, "load_moments", lambda *_: None),
-        (training, "Position", lambda step=0, *_: Position(step)),
+        (resume, "Progress", lambda sums, step=0, *_: Progress(sums, step)),
     ],
     ids=["seed", "weights", "moments", "position"],
 )
@@ -741,7 +742,7 @@ def script(patch: pytest.MonkeyPatch, *scores: float) -> None:
         value = left.pop(0)
         return {"bleu": value, "chrf": value, "nll": 1.0, "signature": "none"}, ["x"]
 
-    patch.setattr(Validation, "_evaluate", evaluate)
+    patch.setattr(Validation, "evaluate", evaluate)
 
 
 def test_patience_is_counted_over_stops(
@@ -899,10 +900,10 @@ def test_auto_that_comes_to_something_else_is_refused(
     value: Callable[..., Any],
 ) -> None:
     at_first = {"compute_dtype": lambda *_, **__: torch.float32, "available_threads": lambda: 1}
-    monkeypatch.setattr(auto_settings, function, at_first[function])
+    monkeypatch.setattr(learner, function, at_first[function])
     stop(config_file, run, 5, f"{key}=auto")
     assert f"{key.split('.')[1]}: auto\n" in (run / "config.yaml").read_text()
-    monkeypatch.setattr(auto_settings, function, value)
+    monkeypatch.setattr(learner, function, value)
     message = refusal(config_file, run, f"{key}=auto")
     assert f"set {key}: {'fp32' if key == 'train.precision' else 1}" in message
 

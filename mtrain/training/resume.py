@@ -1,0 +1,228 @@
+"""Checkpoints of a run: what training stores in them, and how a stopped run resumes from one.
+
+checkpoint/           model weights; with train.ema_decay, their moving average
+checkpoint/trainer/   optimizer moments; with train.ema_decay, the latest weights too; progress
+"""
+
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter
+from torch import Tensor
+
+from mtrain.config.schema import Config, dump_config
+from mtrain.data.prepare import Prepared
+from mtrain.runs import checkpoint, layout, manifest
+from mtrain.runs.checkpoint import Loop, Snapshot, TrainerState
+from mtrain.runs.directory import RunDirectory
+from mtrain.runs.manifest import DamagedError
+from mtrain.runtime.distributed import Ranks
+from mtrain.runtime.errors import RefusedError, UserError
+from mtrain.runtime.log import logger
+from mtrain.training.learner import Learner, Machine
+from mtrain.translation.translator import check_weights
+
+# Suffix of a weight's name: its latest value, where the checkpoint's model is a moving average.
+LATEST = ".latest"
+LOOP: TypeAdapter[Loop | None] = TypeAdapter(Loop | None)
+
+
+@dataclass
+class Progress:
+    """Loss and NLL sums (2,) since the last record, steps done, the next micro-batch as an index
+    into a pool of an epoch, and target tokens since the last record.
+    """
+
+    sums: Tensor
+    step: int = 0
+    epoch: int = 0
+    pool: int = 0
+    batch: int = 0
+    sum_tokens: int = 0
+
+    def __str__(self) -> str:
+        return f"epoch {self.epoch + 1}, part {self.pool + 1}, micro-batch {self.batch}"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint to resume from."""
+
+    path: Path
+    snapshot: Snapshot
+    trainer: TrainerState
+
+
+class Checkpoints:
+    """Saves and restores a learner's state and the loop's progress; rank 0 reads and writes."""
+
+    def __init__(
+        self, config: Config, prepared: Prepared, run: RunDirectory, ranks: Ranks, learner: Learner
+    ) -> None:
+        self.config, self.prepared, self.run, self.ranks = config, prepared, run, ranks
+        self.optimizer, self.average = learner.optimizer, learner.average
+        self.learner = learner
+        self.init_hash: str | None = None  # of the model of `train.init_from`, at step 0
+        self._damaged: list[Path] = []  # newer than the checkpoint that the run resumed from
+
+    def save(self, progress: Progress, best: str | None) -> None:
+        """Save a checkpoint of this step and remove those that are no longer needed."""
+        self.ranks.first(partial(self._write, progress, best))
+
+    def _write(self, progress: Progress, best: str | None) -> None:
+        self.run.check_held()
+        path = self.run.checkpoints / layout.step_name(progress.step)
+        moments = self.optimizer.moments()
+        if self.average is not None:
+            moments |= {name + LATEST: weight for name, weight in self.optimizer.weights().items()}
+        loop = Loop(
+            step=progress.step,
+            epoch=progress.epoch,
+            pool=progress.pool,
+            batch=progress.batch,
+            sums=progress.sums.tolist(),
+            sum_tokens=progress.sum_tokens,
+            machine=asdict(self.learner.machine),
+        )
+        checkpoint.save(path, self.snapshot(), TrainerState(moments, loop))
+        for damaged in self._damaged:  # only now: their models may still be good
+            if damaged != path:
+                manifest.remove_directory(damaged)
+        self._damaged = []
+        self.prune(best)
+        self.run.set_status("running", progress.step)
+
+    def snapshot(self, weights: dict[str, Tensor] | None = None) -> Snapshot:
+        """Return the model as a checkpoint stores it, with other weights if they are given."""
+        proto = self.prepared.tokenizer.proto
+        return Snapshot(weights or self.learner.weights, dump_config(self.config), proto)
+
+    def prune(self, best: str | None) -> None:
+        """Remove the checkpoints that are no longer needed, on rank 0."""
+        if not self.ranks.is_first:
+            return
+        self.run.check_held()
+        train = self.config.train
+        keep = max(train.keep_checkpoints, train.average_last)
+        checkpoint.prune(
+            self.run.checkpoints, is_scheduled=train.is_scheduled, keep=keep, best=best
+        )
+
+    def restore(self, pools: int) -> Progress:
+        """Restore all ranks from the newest intact checkpoint and return its progress. Without
+        one, training starts at step 0, from `train.init_from` if it is set. `pools` is their
+        number an epoch.
+        """
+        state = self.ranks.first(partial(self._load, pools))
+        loop = self.ranks.share(lambda: state.loop if state else None, LOOP)
+        self.optimizer.spread_weights()
+        if self.average is not None:
+            self.ranks.spread(list(self.average.values.values()))
+        sums = torch.zeros_like(self.optimizer.losses)
+        if loop is None:
+            return Progress(sums)
+        self.optimizer.load_moments(state.moments if state else {})
+        sums = sums.new_tensor(loop.sums)
+        return Progress(sums, loop.step, loop.epoch, loop.pool, loop.batch, loop.sum_tokens)
+
+    def _load(self, pools: int) -> TrainerState | None:
+        """Load the weights of the newest intact checkpoint, if there is one; return the optimizer's
+        moments and the loop's state.
+        """
+        self.run.check_held()
+        checkpoint.clean(self.run.checkpoints)
+        found = self.find_newest()
+        if found is None:
+            self._load_initial()
+            return None
+        inner = found.path / layout.TRAINER
+        if found.snapshot.tokenizer != self.prepared.tokenizer.proto:
+            raise UserError(f"{found.path}: was made with another vocabulary than this run's")
+        if found.trainer.loop.pool >= pools:
+            raise UserError(f"{inner}: damaged: its position is no part of an epoch of this text")
+        weights, moments = found.snapshot.weights, dict(found.trainer.moments)
+        check_weights(self.optimizer.weights(), weights, found.path)
+        if self.average is not None:
+            self.average.load(weights)
+            keys = {name: name + LATEST for name in weights}
+            weights = {name: moments.pop(key) for name, key in keys.items() if key in moments}
+            check_weights(self.optimizer.weights(), weights, inner)
+        check_weights(self.optimizer.moments(), moments, inner)
+        self.optimizer.load_weights(weights)
+        return TrainerState(moments, found.trainer.loop)
+
+    def _load_initial(self) -> None:
+        """Load the weights of `train.init_from`, if it is set; raises `UserError` where they do not
+        fit the model.
+        """
+        if self.config.train.init_from is None:
+            return
+        directory = checkpoint.resolve(Path(self.config.train.init_from))
+        snapshot = checkpoint.load_or_name_good(directory)
+        check_weights(self.optimizer.weights(), snapshot.weights, directory)
+        self.init_hash = manifest.hash_file(directory / layout.MODEL)
+        self.run.check_beginning(self.init_hash)
+        self.optimizer.load_weights(snapshot.weights)
+        if self.average is not None:
+            self.average.load(snapshot.weights)
+        logger.info("starting from the weights of %s", directory)
+
+    def find_newest(self) -> Found | None:
+        """Load the newest checkpoint that this machine can resume from, with a warning for each
+        damaged one.
+        """
+        damaged: list[Path] = []
+        for path in reversed(layout.named_steps(self.run.checkpoints)):
+            try:
+                trainer = checkpoint.load_trainer(path)
+                found = Found(path, checkpoint.load(path), trainer)
+            except DamagedError as error:
+                damaged.append(path)
+                if len(damaged) <= 2:  # older ones have no trainer/, and are not damaged
+                    logger.warning("%s; going back to an earlier checkpoint", error)
+                continue
+            check_machine(self.learner.machine, trainer.loop.machine, self.config)
+            logger.info("resuming at step %s from %s", f"{trainer.loop.step:,}", path)
+            self._damaged = damaged
+            return found
+        if damaged:
+            raise UserError(
+                f"{self.run.checkpoints}: no checkpoint that can be resumed from is intact; "
+                "choose another run_dir to start again"
+            )
+        return None
+
+
+def check_machine(machine: Machine, before: dict[str, Any], config: Config) -> None:
+    """Refuse to resume where an `auto` setting resolves to another value than `before`; `precision`
+    and `compile` may be changed by naming them.
+    """
+    was_ranks = before.get("ranks", 1)
+    if was_ranks != machine.ranks:
+        logger.warning(
+            "from here on %d processes train, not %d: bit for bit the same weights are no longer "
+            "promised",
+            machine.ranks,
+            was_ranks,
+        )
+    for key, now in asdict(machine).items():
+        was = before.get(key)
+        if was is None or was == now or key == "ranks":
+            continue
+        if key == "threads" and (was_ranks != machine.ranks or machine.device != "cpu"):
+            continue  # decides only on speed
+        if key not in ("precision", "compile") or getattr(config.train, key) == "auto":
+            raise RefusedError(
+                f"train.{key}: this run was trained with {was}, and here it resolves to {now}; "
+                f"to go on, set train.{key}: {str(was).lower()}"
+            )
+        logger.warning(
+            "train.%s: from here on %s, not %s: bit for bit the same weights are no longer "
+            "promised",
+            key,
+            now,
+            was,
+        )
