@@ -8,7 +8,6 @@ from pydantic import TypeAdapter
 
 from mtrain.corpus.readers import Text
 from mtrain.runs import checkpoint, layout
-from mtrain.runs.checkpoint import Snapshot
 from mtrain.runtime.distributed import BYTES
 from mtrain.runtime.log import logger
 from mtrain.training.resume import Checkpoints
@@ -28,10 +27,9 @@ def _validate_average(validation: Validation, checkpoints: Checkpoints, step: in
     names = validation.ranks.share(partial(_average, validation, checkpoints, step), NAMES)
     if not names:
         return
-    translator = _load(validation, layout.AVERAGE)
-    entry, hypotheses = validation.evaluate(translator, validation.prepared.valid, "valid")
-    validation.record(layout.AVERAGE, hypotheses, step, "average/", entry)
-    validation.history.average = {"step": step, "checkpoint": layout.AVERAGE, "of": names, **entry}
+    name, valid = layout.AVERAGE, validation.prepared.valid
+    entry = validation.evaluate(_load(validation, name), valid, name, step, "average/")
+    validation.history.average = {"step": step, "checkpoint": name, "of": names, **entry}
     validation.write_history()
     logger.info("average of %d  %s", len(names), summary(entry))
 
@@ -97,28 +95,24 @@ def _test_set(validation: Validation, name: str, text: Text, best: str, step: in
     before = validation.history.tests.get(name, {})
     if {key: before.get(key) for key in identity} == identity:
         return
-    entry, hypotheses = validation.evaluate(_load(validation, best), text, name)
-    validation.record(f"test-{name}", hypotheses, step, f"test/{name}/", entry)
+    translator = _load(validation, best)
+    entry = validation.evaluate(translator, text, f"test-{name}", step, f"test/{name}/")
     validation.history.tests[name] = {**identity, **entry}
     validation.write_history()
 
 
 def _load(validation: Validation, name: str) -> Translator:
-    """Load a checkpoint as `mtrain translate` does, on each rank."""
+    """Load a checkpoint as `mtrain translate` does: on rank 0, for other machines may not see the
+    file yet, and broadcast.
+    """
     path = validation.run.checkpoints / name
+    read = partial(checkpoint.load_or_name_good, path)
+    data = validation.ranks.share(lambda: checkpoint.pack(read()), BYTES)
     translator = make_translator(
-        _read(validation, name),
+        checkpoint.unpack(data),
         path,
         device=str(validation.learner.device),
         **validation.config.decode.model_dump(),
     )
     translator.check_stop = validation.stop.check
     return translator
-
-
-def _read(validation: Validation, name: str) -> Snapshot:
-    """Read a checkpoint on rank 0 and broadcast it: another machine may not see the file yet."""
-    read = partial(checkpoint.load_or_name_good, validation.run.checkpoints / name)
-    if validation.ranks.size == 1:
-        return read()
-    return checkpoint.unpack(validation.ranks.share(lambda: checkpoint.pack(read()), BYTES))

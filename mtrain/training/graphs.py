@@ -12,6 +12,8 @@ from torch import Tensor
 
 from mtrain.data.batches import Batch, SpecialIds
 
+Work = Callable[[Tensor, Tensor, Tensor], None]
+
 # Graphs kept. Each holds some megabytes of GPU memory of its own.
 MAX_GRAPHS = 512
 
@@ -36,13 +38,7 @@ class CudaGraphs:
     from the state of the device's generator at each replay.
     """
 
-    def __init__(
-        self,
-        work: Callable[[Tensor, Tensor, Tensor], None],
-        device: torch.device,
-        ids: SpecialIds,
-        max_length: int,
-    ) -> None:
+    def __init__(self, work: Work, device: torch.device, ids: SpecialIds, max_length: int) -> None:
         self.work, self.device, self.ids, self.max_length = work, device, ids, max_length
         self.pool = torch.cuda.graph_pool_handle()
         self.graphs: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, list[Tensor]]] = {}

@@ -91,19 +91,17 @@ def _check_alike(config: Config, ranks: Ranks) -> None:
     ranks.check_same(dump_config(config), "settings")
     gpus, machines = zip(*ranks.gather(find, MACHINE), strict=True)
     if len(set(gpus)) < len(gpus):
-        raise ranks.as_one(
-            RefusedError("train.device: two processes have the same GPU; start one for each GPU")
-        )
+        text = "train.device: two processes have the same GPU; start one for each GPU"
+        raise ranks.as_one(RefusedError(text))
     first = asdict(machines[0])
     for rank, machine in enumerate(machines):
         for key, value in asdict(machine).items():
             if value != first[key]:
-                raise ranks.as_one(
-                    RefusedError(
-                        f"train.{key}: resolves to {first[key]} on rank 0 and to {value} on rank "
-                        f"{rank}; set it to a value that all of them support"
-                    )
+                text = (
+                    f"train.{key}: resolves to {first[key]} on rank 0 and to {value} on rank "
+                    f"{rank}; set it to a value that all of them support"
                 )
+                raise ranks.as_one(RefusedError(text))
 
 
 def _train(config: Config, run: RunDirectory, stop: Stop, ranks: Ranks) -> int:
@@ -205,7 +203,6 @@ def _prepare(config: Config, run: RunDirectory, stop: Stop, ranks: Ranks, start:
     prints = ranks.gather(lambda: prepared.fingerprints, FINGERPRINTS)
     for rank, found in enumerate(prints):
         if found != prints[0]:
-            raise ranks.as_one(
-                UserError(f"data: rank {rank} reads other text than rank 0; give all the same")
-            )
+            text = f"data: rank {rank} reads other text than rank 0; give all ranks the same"
+            raise ranks.as_one(UserError(text))
     return prepared

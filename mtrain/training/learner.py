@@ -56,8 +56,9 @@ class Learner:
         self.device = device_of(config.train.device, ranks)
         self._set_up_torch()
         self.model = self._build_model(vocab_size)
-        self.optimizer = self._build_optimizer(ranks)
-        decay = config.train.ema_decay
+        betas, eps, decay = config.train.adam_betas, config.train.adam_eps, config.train.ema_decay
+        muon = self.model.hidden_matrices if config.train.optimizer == "muon" else {}
+        self.optimizer = Optimizer(self.model, (betas[0], betas[1]), eps, muon)
         self.average = MovingAverage(self.optimizer.weights(), decay) if decay else None
         self.hidden = self.model.hidden
         self.learn: Callable[[Batch], None] = self._accumulate
@@ -76,12 +77,6 @@ class Learner:
         dtype = torch.bfloat16 if self.machine.precision == "bf16" else torch.float32
         set_compute_dtype(model, dtype)
         return model.train()
-
-    def _build_optimizer(self, ranks: Ranks) -> Optimizer:
-        train = self.config.train
-        betas = (train.adam_betas[0], train.adam_betas[1])
-        muon = self.model.hidden_matrices if train.optimizer == "muon" else {}
-        return Optimizer(self.model, betas, train.adam_eps, muon, ranks)
 
     @property
     def weights(self) -> dict[str, Tensor]:

@@ -27,11 +27,7 @@ class Loss(NamedTuple):
 
 
 def projected_cross_entropy(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    smoothing: float,
-    real: Tensor | None = None,
+    hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, real: Tensor | None = None
 ) -> Loss:
     """Return the sums over (N,) targets, from (N, D) hidden states and the (V, D) output matrix;
     a mask `real` (N,) leaves the other targets out.
@@ -101,14 +97,9 @@ class _Projected(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden_grad, weight_grad = ctx.saved_tensors
-        scale = grads[0]
-        return (
-            hidden_grad * scale.to(hidden_grad.dtype),
-            (weight_grad * scale).to(ctx.weight_dtype),
-            None,
-            None,
-            None,
-        )
+        hidden_grad = hidden_grad * grads[0].to(hidden_grad.dtype)
+        weight_grad = (weight_grad * grads[0]).to(ctx.weight_dtype)
+        return hidden_grad, weight_grad, None, None, None
 
 
 def _chunk_rows(count: int, vocab_size: int, device: str) -> int:

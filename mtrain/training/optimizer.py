@@ -6,22 +6,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam  # the class of that name would load torch's compiler, a second
 
-from mtrain.runtime.distributed import Ranks
 from mtrain.training.muon import Muon
 
 # Gradients start at multiples of this many values (64 bytes of fp32), for vector instructions.
 ALIGNED = 16
+
+Weights = dict[str, Tensor]
 
 
 class Adam:
     """Adam (section 5.3) over fp32 weights."""
 
     def __init__(
-        self,
-        weights: dict[str, Tensor],
-        grads: list[Tensor],
-        betas: tuple[float, float],
-        eps: float,
+        self, weights: Weights, grads: list[Tensor], betas: tuple[float, float], eps: float
     ) -> None:
         self.names, self.weights, self.grads = list(weights), list(weights.values()), grads
         self.betas, self.eps = betas, eps
@@ -50,7 +47,7 @@ class Adam:
             maximize=False,
         )
 
-    def moments(self) -> dict[str, Tensor]:
+    def moments(self) -> Weights:
         """Return the state that resuming needs, by name."""
         kinds = {"exp_avg": self.exp_avgs, "exp_avg_sq": self.exp_avg_sqs, "step": self.steps}
         return {
@@ -63,7 +60,7 @@ class Adam:
 class MovingAverage:
     """The exponential moving average of the weights over the steps."""
 
-    def __init__(self, weights: dict[str, Tensor], decay: float) -> None:
+    def __init__(self, weights: Weights, decay: float) -> None:
         self.latest, self.decay = list(weights.values()), decay
         self.values = {name: weight.clone() for name, weight in weights.items()}
 
@@ -75,7 +72,7 @@ class MovingAverage:
         decay = min(self.decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(list(self.values.values()), self.latest, 1 - decay)
 
-    def load(self, values: dict[str, Tensor]) -> None:
+    def load(self, values: Weights) -> None:
         """Replace the averages by values of the same names and shapes."""
         for name, value in self.values.items():
             value.copy_(values[name])
@@ -92,15 +89,9 @@ class Optimizer:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        betas: tuple[float, float],
-        eps: float,
-        muon: dict[str, int] | None = None,
-        ranks: Ranks | None = None,
+        self, model: nn.Module, betas: tuple[float, float], eps: float, muon: dict[str, int]
     ) -> None:
         """`muon` maps the weights that Muon updates to the number of matrices stacked in each."""
-        self.ranks = ranks or Ranks()
         self.names = [name for name, _ in model.named_parameters()]
         self.parameters = list(model.parameters())
         self.masters = [
@@ -109,20 +100,13 @@ class Optimizer:
         self.buffer, self.grads, self.losses = _allocate(self.masters)
         pairs = zip(self.parameters, self.masters, strict=True)
         self._copies = [(p, master) for p, master in pairs if p.dtype != master.dtype]
-        self.rules = self._rules(betas, eps, muon or {})
-
-    def _rules(
-        self, betas: tuple[float, float], eps: float, muon: dict[str, int]
-    ) -> list[Adam | Muon]:
-        """Divide the weights between Adam and Muon."""
         weights, grads = self.weights(), dict(zip(self.names, self.grads, strict=True))
-        rest = {name: weights[name] for name in self.names if name not in muon}
-        stacked = {name: muon[name] for name in self.names if name in muon}
-        rules: list[Adam | Muon] = [Adam(rest, [grads[name] for name in rest], betas, eps)]
-        if stacked:
-            dtype = self.parameters[self.names.index(next(iter(stacked)))].dtype
-            rules.append(Muon(weights, grads, stacked, dtype))
-        return rules
+        rest = {name: weight for name, weight in weights.items() if name not in muon}
+        self.rules: list[Adam | Muon] = [Adam(rest, [grads[n] for n in rest], betas, eps)]
+        if muon:
+            stacked = {name: muon[name] for name in self.names if name in muon}
+            dtype = dict(model.named_parameters())[next(iter(stacked))].dtype
+            self.rules.append(Muon(weights, grads, stacked, dtype))
 
     def accumulate(self) -> None:
         """Add the model's gradients to the step's sum and clear them."""
@@ -163,32 +147,24 @@ class Optimizer:
             parameters, masters = zip(*self._copies, strict=True)
             torch._foreach_copy_(parameters, masters)
 
-    def spread_weights(self) -> None:
-        """Broadcast rank 0's weights."""
-        self.ranks.spread(self.masters)
-        self.publish()
-
-    def weights(self) -> dict[str, Tensor]:
+    def weights(self) -> Weights:
         """Return the fp32 weights by name."""
         return dict(zip(self.names, self.masters, strict=True))
 
-    def load_weights(self, weights: dict[str, Tensor]) -> None:
+    def load_weights(self, weights: Weights) -> None:
         """Replace the weights by fp32 ones of the same names and shapes."""
         for name, master in zip(self.names, self.masters, strict=True):
             master.copy_(weights[name])
         self.publish()
 
-    def moments(self) -> dict[str, Tensor]:
+    def moments(self) -> Weights:
         """Return the state of Adam and Muon by name."""
         return {name: moment for rule in self.rules for name, moment in rule.moments().items()}
 
-    def load_moments(self, moments: dict[str, Tensor]) -> None:
-        """Restore the state on every rank from rank 0's `moments`, of the same names and shapes."""
-        own = self.moments()
-        if self.ranks.is_first:
-            for name, moment in own.items():
-                moment.copy_(moments[name])
-        self.ranks.spread(list(own.values()))
+    def load_moments(self, moments: Weights) -> None:
+        """Replace the state by tensors of the same names and shapes."""
+        for name, moment in self.moments().items():
+            moment.copy_(moments[name])
 
 
 def _allocate(masters: list[Tensor]) -> tuple[Tensor, list[Tensor], Tensor]:

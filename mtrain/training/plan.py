@@ -1,6 +1,5 @@
 """A forecast of a run: parameters, steps, learning rates, disk, memory and time."""
 
-import math
 import resource
 import shutil
 import sys
@@ -27,6 +26,7 @@ from mtrain.training.learner import Learner, Machine
 from mtrain.training.schedule import make_schedule
 from mtrain.translation.translator import shape_of
 
+Lengths = NDArray[np.int64]  # (N, 2): source and target tokens of pairs
 IDS = SpecialIds(pad=0, bos=2, eos=3)
 MAX_OPERATIONS = 1e11  # of a timed micro-batch on a CPU: about a second
 STATE_BYTES = 16  # a parameter in training: weight, gradient, two moments
@@ -101,24 +101,23 @@ class Forecast:
 
 def describe_run(
     config: Config,
-    machine: Machine,
-    parameters: int,
+    ranks: Ranks,
     vocab_size: int,
-    vocabulary_bytes: int,
+    vocabulary: int,
     *,
     micro_batches: float,
     tokens: float,
 ) -> Forecast:
-    """Forecast what follows from a config and its text: micro-batches an epoch over all ranks, of
-    so many target tokens each on average.
+    """Forecast a run without trying steps, by the bytes of its vocabulary's file, the micro-batches
+    of an epoch over all ranks, and their mean number of target tokens.
     """
-    train = config.train
+    train, machine = config.train, Machine.of(config, ranks)
+    with torch.device("meta"):
+        parameters = Transformer(shape_of(config, vocab_size, IDS.pad)).num_parameters
     has_average = train.ema_decay is not None  # which is stored in addition to the latest weights
+    keep = max(train.keep_checkpoints, train.average_last)
     checkpoint_bytes, disk_bytes = checkpoint.disk_needed(
-        parameters,
-        vocabulary_bytes,
-        max(train.keep_checkpoints, train.average_last),
-        2 + has_average,
+        parameters, vocabulary, keep, 2 + has_average
     )
     step_batches = train.accum_steps * machine.ranks
     peak_step = max(1, train.warmup_steps)
@@ -170,25 +169,21 @@ def forecast(
     config: Config,
     vocab_size: int,
     vocabulary: int,
-    lengths: NDArray[np.int64],
+    lengths: Lengths,
     pairs: float,
     *,
     timed: bool = True,
 ) -> Forecast:
-    """Forecast a run over `pairs` an epoch, by the lengths in tokens without eos, shape (pairs, 2),
-    of a sample of them, and the bytes of the vocabulary's file; `timed` tries a few steps. Raises
-    `UserError`.
+    """Forecast a run over `pairs` an epoch, by the lengths (N, 2) in tokens without eos of a sample
+    of them, and the bytes of the vocabulary's file; `timed` tries a few steps. Raises `UserError`.
     """
     lengths = lengths[(lengths.max(1) < config.data.max_length) & (lengths.min(1) > 0)] + 1
     if not len(lengths):
         raise UserError("data.train: no pair is left to train on")
     batches = [lengths[rows] for rows in batch_by_tokens(lengths, config.train.max_tokens)]
-    with torch.device("meta"):
-        parameters = Transformer(shape_of(config, vocab_size, IDS.pad)).num_parameters
     found = describe_run(
         config,
-        Machine.of(config, Ranks()),
-        parameters,
+        Ranks(),
         vocab_size,
         vocabulary,
         micro_batches=len(batches) * pairs / len(lengths),
@@ -197,33 +192,21 @@ def forecast(
     if not timed:
         return replace(found, not_measured="not asked for")
     sample = [batches[len(batches) * part // 6] for part in (3, 1, 5)]  # they are sorted by length
-    work = partial(_measure_steps, config, vocab_size, sample, parameters)
+    # in a process of its own, which may be killed for lack of memory
+    measure = partial(partial, _measure_steps, config, vocab_size, found.parameters)
+    workers: Workers[list[Lengths], tuple[float, int | None]] = Workers([measure], DEATH)
     try:
-        seconds, memory = _in_process(work)
+        seconds, memory = next(workers.map([sample]))
     except UserError as error:
         return replace(found, not_measured=str(error))
+    finally:
+        workers.close()
     return replace(found, step_seconds=seconds, peak_memory_bytes=memory)
 
 
-Measured = tuple[float, int | None]
-
-
-def _in_process(work: Callable[[], Measured]) -> Measured:
-    """Call `work` in a process of its own, which may be killed for lack of memory."""
-    workers: Workers[None, Measured] = Workers([partial(_worker, work)], DEATH)
-    try:
-        return next(workers.map([None]))
-    finally:
-        workers.close()
-
-
-def _worker(work: Callable[[], Measured]) -> Callable[[None], Measured]:
-    return lambda task: work()
-
-
 def _measure_steps(
-    config: Config, vocab_size: int, sample: list[NDArray[np.int64]], parameters: int
-) -> Measured:
+    config: Config, vocab_size: int, parameters: int, sample: list[Lengths]
+) -> tuple[float, int | None]:
     """Return the seconds of a step and the peak memory in bytes, on made-up micro-batches with the
     lengths of `sample`. A CPU computes a fraction of their rows if they are large; their memory is
     not known then. Nothing is compiled, which would take minutes.
@@ -259,7 +242,7 @@ def _seconds(learner: Learner, work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def _made_up(lengths: NDArray[np.int64], vocab_size: int) -> Batch:
+def _made_up(lengths: Lengths, vocab_size: int) -> Batch:
     """Return a micro-batch of random ids, of these lengths with eos."""
     random = np.random.default_rng(1)
     sides = [
@@ -283,7 +266,5 @@ def _megabytes(size: float) -> str:
 
 def clock(seconds: float) -> str:
     """Format a duration: `3h05m`, `12m30s`."""
-    if not math.isfinite(seconds):
-        return "for ever"
     minutes, hours = int(seconds / 60) % 60, int(seconds / 3600)
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{int(seconds) % 60:02d}s"

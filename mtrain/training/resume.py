@@ -63,8 +63,7 @@ class Checkpoints:
         self, config: Config, prepared: Prepared, run: RunDirectory, ranks: Ranks, learner: Learner
     ) -> None:
         self.config, self.prepared, self.run, self.ranks = config, prepared, run, ranks
-        self.optimizer, self.average = learner.optimizer, learner.average
-        self.learner = learner
+        self.learner, self.optimizer, self.average = learner, learner.optimizer, learner.average
         self.init_hash: str | None = None  # of the model of `train.init_from`, at step 0
         self._damaged: list[Path] = []  # newer than the checkpoint that the run resumed from
 
@@ -78,15 +77,8 @@ class Checkpoints:
         moments = self.optimizer.moments()
         if self.average is not None:
             moments |= {name + LATEST: weight for name, weight in self.optimizer.weights().items()}
-        loop = Loop(
-            step=progress.step,
-            epoch=progress.epoch,
-            pool=progress.pool,
-            batch=progress.batch,
-            sums=progress.sums.tolist(),
-            sum_tokens=progress.sum_tokens,
-            machine=asdict(self.learner.machine),
-        )
+        others = {"sums": progress.sums.tolist(), "machine": asdict(self.learner.machine)}
+        loop = Loop(**{**vars(progress), **others})
         checkpoint.save(path, self.snapshot(), TrainerState(moments, loop))
         for damaged in self._damaged:  # only now: their models may still be good
             if damaged != path:
@@ -105,33 +97,30 @@ class Checkpoints:
         if not self.ranks.is_first:
             return
         self.run.check_held()
-        train = self.config.train
+        train, directory = self.config.train, self.run.checkpoints
         keep = max(train.keep_checkpoints, train.average_last)
-        checkpoint.prune(
-            self.run.checkpoints, is_scheduled=train.is_scheduled, keep=keep, best=best
-        )
+        checkpoint.prune(directory, is_scheduled=train.is_scheduled, keep=keep, best=best)
 
     def restore(self, pools: int) -> Progress:
         """Restore all ranks from the newest intact checkpoint and return its progress. Without
         one, training starts at step 0, from `train.init_from` if it is set. `pools` is their
         number an epoch.
         """
-        state = self.ranks.first(partial(self._load, pools))
-        loop = self.ranks.share(lambda: state.loop if state else None, LOOP)
-        self.optimizer.spread_weights()
+        loop = self.ranks.share(partial(self._load, pools), LOOP)
+        tensors = list(self.optimizer.weights().values())
         if self.average is not None:
-            self.ranks.spread(list(self.average.values.values()))
-        sums = torch.zeros_like(self.optimizer.losses)
+            tensors += self.average.values.values()
+        if loop is not None:
+            tensors += self.optimizer.moments().values()
+        self.ranks.spread(tensors)
+        self.optimizer.publish()
         if loop is None:
-            return Progress(sums)
-        self.optimizer.load_moments(state.moments if state else {})
-        sums = sums.new_tensor(loop.sums)
+            return Progress(torch.zeros_like(self.optimizer.losses))
+        sums = self.optimizer.losses.new_tensor(loop.sums)
         return Progress(sums, loop.step, loop.epoch, loop.pool, loop.batch, loop.sum_tokens)
 
-    def _load(self, pools: int) -> TrainerState | None:
-        """Load the weights of the newest intact checkpoint, if there is one; return the optimizer's
-        moments and the loop's state.
-        """
+    def _load(self, pools: int) -> Loop | None:
+        """Load the newest intact checkpoint, if there is one."""
         self.run.check_held()
         checkpoint.clean(self.run.checkpoints)
         found = self.find_newest()
@@ -152,7 +141,8 @@ class Checkpoints:
             check_weights(self.optimizer.weights(), weights, inner)
         check_weights(self.optimizer.moments(), moments, inner)
         self.optimizer.load_weights(weights)
-        return TrainerState(moments, found.trainer.loop)
+        self.optimizer.load_moments(moments)
+        return found.trainer.loop
 
     def _load_initial(self) -> None:
         """Load the weights of `train.init_from`, if it is set; raises `UserError` where they do not
@@ -197,32 +187,22 @@ class Checkpoints:
 
 
 def check_machine(machine: Machine, before: dict[str, Any], config: Config) -> None:
-    """Refuse to resume where an `auto` setting resolves to another value than `before`; `precision`
-    and `compile` may be changed by naming them.
+    """Refuse to resume where an `auto` setting resolves to another value than `before`. `precision`
+    and `compile` may be changed by naming them, and the number of ranks.
     """
-    was_ranks = before.get("ranks", 1)
-    if was_ranks != machine.ranks:
-        logger.warning(
-            "from here on %d processes train, not %d: bit for bit the same weights are no longer "
-            "promised",
-            machine.ranks,
-            was_ranks,
-        )
+    before = {"ranks": 1, **before}
+    has_same_ranks = before["ranks"] == machine.ranks
     for key, now in asdict(machine).items():
         was = before.get(key)
-        if was is None or was == now or key == "ranks":
+        if was is None or was == now:
             continue
-        if key == "threads" and (was_ranks != machine.ranks or machine.device != "cpu"):
-            continue  # decides only on speed
-        if key not in ("precision", "compile") or getattr(config.train, key) == "auto":
+        if key == "threads" and not (has_same_ranks and machine.device == "cpu"):
+            continue  # they affect speed only
+        is_named = key in ("precision", "compile") and getattr(config.train, key) != "auto"
+        if not is_named and key != "ranks":
             raise RefusedError(
                 f"train.{key}: this run was trained with {was}, and here it resolves to {now}; "
                 f"to go on, set train.{key}: {str(was).lower()}"
             )
-        logger.warning(
-            "train.%s: from here on %s, not %s: bit for bit the same weights are no longer "
-            "promised",
-            key,
-            now,
-            was,
-        )
+        text = "%s: from here on %s, not %s: bit for bit the same weights are no longer promised"
+        logger.warning(text, f"train.{key}" if is_named else "processes", now, was)

@@ -106,8 +106,7 @@ class Trainer:
         planned = self.batches.plan(self.progress.epoch, self.progress.pool)
         return describe_run(
             self.config,
-            self.learner.machine,
-            self.model.num_parameters,
+            self.ranks,
             self.model.shape.vocab_size,
             len(self.prepared.tokenizer.proto),
             micro_batches=len(planned) * self.batches.pools,
@@ -203,12 +202,12 @@ class Trainer:
     def _check_finite(self) -> None:
         """End the run at a gradient that is not finite; the optimizer has changed no weight."""
         if not bool(self.progress.sums.isfinite().all()):
-            error = UserError(
-                f"{self._steps()}: the loss or its gradient is not finite; no weight was changed "
-                "by it. Lower the learning rate, or set train.precision: fp32; the last checkpoint "
-                "is good"
+            text = (
+                f"{self._steps()}: the loss or its gradient is not finite, which changed no "
+                "weight; set train.precision: fp32 and run the same command again, or start "
+                "another run_dir with a lower learning rate; the last checkpoint is good"
             )
-            raise self.ranks.as_one(error)
+            raise self.ranks.as_one(UserError(text))
         self.checked_step = self.progress.step
 
     def _steps(self) -> str:

@@ -3,8 +3,6 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 
 import torch
 from pydantic import TypeAdapter
@@ -28,16 +26,7 @@ from mtrain.training.learner import Learner
 from mtrain.translation.ranks import share_among
 from mtrain.translation.translator import Translator
 
-
-@dataclass(frozen=True)
-class Likelihood:
-    """Negative log-likelihood of references, summed over their tokens, and the tokens' number."""
-
-    nll: float
-    tokens: int
-
-
-LIKELIHOOD, HISTORY = TypeAdapter(Likelihood), TypeAdapter(History)
+NLL, HISTORY = TypeAdapter(tuple[float, int]), TypeAdapter(History)
 
 
 class Validation:
@@ -97,10 +86,9 @@ class Validation:
 
     def validate(self, step: int) -> None:
         """Score the current weights, which the checkpoint of this step holds."""
-        entry, hypotheses = self.evaluate(self._translator(), self.prepared.valid, "valid")
-        self.learner.model.train()
         name = layout.step_name(step)
-        self.record(name, hypotheses, step, "valid/", entry)
+        entry = self.evaluate(self._translator(), self.prepared.valid, name, step, "valid/")
+        self.learner.model.train()
         self.history.entries.append({"step": step, "checkpoint": name, **entry})
         self.history.average = None  # of an earlier end of this run
         self.write_history()
@@ -120,41 +108,35 @@ class Validation:
         tokenizer, decode = self.prepared.tokenizer, self.config.decode
         return Translator(model, tokenizer, decode, self.config, self.stop.check)
 
-    def evaluate(self, translator: Translator, text: Text, name: str) -> tuple[Entry, list[str]]:
-        """Score a model on a set: BLEU, chrF and NLL a token; return also its translations."""
+    def evaluate(
+        self, translator: Translator, text: Text, name: str, step: int, prefix: str
+    ) -> Entry:
+        """Translate a set and return its BLEU, chrF and NLL a token. Rank 0 writes translations,
+        named `name`, and a metrics record, its keys prefixed.
+        """
         share_among(self.ranks, translator)
         with progress_bar(len(text), "line", f"translating {name}") as bar:
             hypotheses = translator.best(text.sources, bar.update)
-        parts = self.ranks.gather(partial(self._likelihood, translator, text), LIKELIHOOD)
+        mine = slice(self.ranks.rank, None, self.ranks.size)
+        sources, references = text.sources[mine], text.references[mine]
+        parts = self.ranks.gather(lambda: translator.nll(sources, references), NLL)
         bleu = metrics.bleu_of_run(hypotheses, text.references, self.config.data.tgt_lang)
-        entry = {
+        entry: Entry = {
             "bleu": bleu.score,
             "chrf": metrics.chrf(hypotheses, [text.references]).score,
-            "nll": sum(part.nll for part in parts) / sum(part.tokens for part in parts),
+            "nll": sum(nll for nll, _ in parts) / sum(tokens for _, tokens in parts),
             "signature": bleu.signature,
         }
-        return entry, hypotheses
-
-    def _likelihood(self, translator: Translator, text: Text) -> Likelihood:
-        """Score the references of this rank's lines of a set."""
-        mine = slice(self.ranks.rank, None, self.ranks.size)
-        return Likelihood(*translator.nll(text.sources[mine], text.references[mine]))
-
-    def record(
-        self, name: str, hypotheses: list[str], step: int, prefix: str, entry: Entry
-    ) -> None:
-        """Write translations and a metrics record, on rank 0. The record replaces that of an
-        interrupted attempt.
-        """
-        if not self.ranks.is_first:
-            return
-        self.run.check_held()
-        path = layout.translations(self.run.path, name)
-        files.make_directory(path.parent)
-        files.write_text(path, "".join(line + "\n" for line in hypotheses))
-        values = {f"{prefix}{key}": value for key, value in entry.items()}
-        values[f"{prefix}ppl"] = math.exp(min(entry["nll"], 700))
-        self.run.metrics.replace({"step": step, "time": time.time(), **values}, prefix)
+        if self.ranks.is_first:
+            self.run.check_held()
+            path = layout.translations(self.run.path, name)
+            files.make_directory(path.parent)
+            files.write_text(path, "".join(line + "\n" for line in hypotheses))
+            values = {f"{prefix}{key}": value for key, value in entry.items()}
+            values[f"{prefix}ppl"] = math.exp(min(entry["nll"], 700))
+            # in place of the record of an interrupted attempt
+            self.run.metrics.replace({"step": step, "time": time.time(), **values}, prefix)
+        return entry
 
 
 def summary(entry: Entry) -> str:

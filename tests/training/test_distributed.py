@@ -272,7 +272,7 @@ def test_another_number_of_ranks_goes_on_with_the_same_steps(
     assert refused.told[1:] == ["", ""]
     alone = train_by(1, config, run, "train.accum_steps=2")
     assert alone.codes == [0], alone.told
-    assert "1 processes train, not 2" in alone.told[0]
+    assert "processes: from here on 1, not 2" in alone.told[0]
     assert losses(run) == pytest.approx(losses(undisturbed), rel=1e-4)
     assert contents(run)["status"] == contents(undisturbed)["status"]
 
