@@ -137,12 +137,20 @@ def _processes() -> Processes:
 
 
 def run_mtrain(
-    *arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None, **text: str
+    *arguments: str | Path,
+    cwd: Path | None = None,
+    env: dict[str, str] | None = None,
+    prelude: str = "",
+    **text: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own, with `input` for its stdin."""
+    """Run the command line in a process of its own, with `input` for its stdin, after the Python
+    code of `prelude`.
+    """
     stdin = os.fsencode(text.pop("input", ""))
     assert not text
-    done = _processes().mtrain(*arguments, stdin=stdin, directory=cwd, only=env, limit=300)
+    done = _processes().mtrain(
+        *arguments, stdin=stdin, directory=cwd, only=env, prelude=prelude, limit=300
+    )
     return subprocess.CompletedProcess(arguments, done.code, done.out.decode(), done.err)
 
 

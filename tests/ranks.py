@@ -95,14 +95,14 @@ def train_by(
 
 def at_step(step: int, deed: Hook) -> None:
     """Have something done in the middle of a step."""
-    learn = Trainer._learn_share
+    learn = Trainer._learn
 
     def struck(self: Trainer, *arguments: Any) -> None:
-        if self.position.step + 1 == step:
+        if self.progress.step + 1 == step:
             deed()
         learn(self, *arguments)
 
-    Trainer._learn_share = struck  # type: ignore[method-assign]
+    Trainer._learn = struck  # type: ignore[method-assign]
 
 
 def send(number: signal.Signals) -> None:

@@ -1,7 +1,7 @@
-"""CUDA graphs: the work on a micro-batch, recorded once for each shape and replayed after that.
+"""CUDA graphs: the work on a micro-batch, recorded once for each shape and then replayed.
 
 A Transformer's step is more than a thousand small kernels. Launching them one by one can take the
-host longer than running them takes the GPU; a graph is launched as one.
+host longer than the GPU needs to run them; a graph is launched as one.
 """
 
 from collections.abc import Callable
@@ -12,51 +12,46 @@ from torch import Tensor
 
 from mtrain.data.batches import Batch, SpecialIds
 
-# Graphs kept; each holds some megabytes of the GPU's memory that it does not share.
-MOST = 512
+Work = Callable[[Tensor, Tensor, Tensor], None]
+
+# Graphs kept. Each holds some megabytes of GPU memory of its own.
+MAX_GRAPHS = 512
 
 
-def rounded(length: int) -> int:
-    """Return the width to which rows of some length are padded: few shapes to record, little
-    padding.
-    """
+def graph_width(length: int) -> int:
+    """Return the width to which sequences of a length are padded: few shapes, little padding."""
     grain = max(4, 1 << max(0, length.bit_length() - 5))
     return -(-length // grain) * grain
 
 
-def widened(table: Tensor, fill: int, longest: int) -> Tensor:
-    """Pad a (B, L) table to the width that is recorded, which is at most `longest`."""
+def pad_to_graph(table: Tensor, pad_id: int, max_length: int) -> Tensor:
+    """Pad a (B, L) table to its graph's width, at most `max_length`."""
     length = table.shape[1]
-    return F.pad(table, (0, max(0, min(rounded(length), longest) - length)), value=fill)
+    width = min(graph_width(length), max_length)
+    return F.pad(table, (0, max(0, width - length)), value=pad_id)
 
 
-class Recorded:
-    """Does `work` on a batch's src, tgt_in and tgt_out on the GPU, by replaying it.
+class CudaGraphs:
+    """Calls `work` on a batch's src, tgt_in and tgt_out on the GPU, by replaying a recorded graph.
 
-    Recorded work must not wait for the GPU, and may change tensors only in place. Random numbers
-    come from the device's generator as it is at each replay.
+    `work` must not wait for the GPU, and may change tensors only in place. Its random numbers come
+    from the state of the device's generator at each replay.
     """
 
-    def __init__(
-        self,
-        work: Callable[[Tensor, Tensor, Tensor], None],
-        device: torch.device,
-        ids: SpecialIds,
-        longest: int,
-    ) -> None:
-        self.work, self.device, self.ids, self.longest = work, device, ids, longest
+    def __init__(self, work: Work, device: torch.device, ids: SpecialIds, max_length: int) -> None:
+        self.work, self.device, self.ids, self.max_length = work, device, ids, max_length
         self.pool = torch.cuda.graph_pool_handle()
         self.graphs: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, list[Tensor]]] = {}
 
     def __call__(self, batch: Batch) -> None:
         """Do the work on a batch in the host's memory."""
         tables = [
-            widened(table, self.ids.pad, self.longest)
+            pad_to_graph(table, self.ids.pad, self.max_length)
             for table in (batch.src, batch.tgt_in, batch.tgt_out)
         ]
         shape = (*tables[0].shape, tables[1].shape[1])
         if shape not in self.graphs:
-            self._forget()
+            self._evict()
             self.graphs[shape] = self._record(tables)
         graph, inputs = self.graphs[shape]
         for own, table in zip(inputs, tables, strict=True):
@@ -64,7 +59,7 @@ class Recorded:
         graph.replay()
 
     def warm_up(self) -> None:
-        """Do the work without recording once: the first calls of libraries cannot be recorded."""
+        """Do the work once unrecorded: what libraries do at their first call cannot be recorded."""
         side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
@@ -78,14 +73,14 @@ class Recorded:
         try:
             with torch.cuda.graph(graph, pool=self.pool):
                 self.work(*inputs)
-        except RuntimeError as error:  # the end of a broken recording fails, too, and hides why
+        except RuntimeError as error:  # raised at the end of a broken recording, hiding the cause
             if isinstance(error.__context__, torch.OutOfMemoryError):
                 raise error.__context__ from None
             raise
         return graph, inputs
 
-    def _forget(self) -> None:
-        """Make room by the oldest graph."""
-        if len(self.graphs) == MOST:
+    def _evict(self) -> None:
+        """Remove the oldest graph if there is no room for another."""
+        if len(self.graphs) == MAX_GRAPHS:
             torch.cuda.synchronize(self.device)
             del self.graphs[next(iter(self.graphs))]

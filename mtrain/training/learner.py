@@ -1,8 +1,7 @@
-"""A model in training: the gradients of micro-batches, added up in the way that is fastest here."""
+"""A model in training: micro-batches in, gradients out, by the fastest way on its device."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import torch.fx.experimental._config as shapes
@@ -14,16 +13,15 @@ from mtrain.model.building import model_dropout, shape_of
 from mtrain.model.transformer import Transformer, set_compute_dtype
 from mtrain.runtime.device import available_threads, compute_dtype, keep_freed_memory, set_up_cuda
 from mtrain.runtime.distributed import Ranks, device_of
-from mtrain.runtime.errors import RefusedError, UserError, first_line
-from mtrain.runtime.log import logger
-from mtrain.training.graphs import Recorded
+from mtrain.runtime.errors import UserError, first_line
+from mtrain.training.graphs import CudaGraphs
 from mtrain.training.loss import projected_cross_entropy
-from mtrain.training.optimizer import Optimizer
+from mtrain.training.optimizer import MovingAverage, Optimizer
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What `auto` settings resolve to on this machine."""
+    """The values that a config's `auto` settings resolve to on this machine."""
 
     device: str
     threads: int
@@ -33,54 +31,23 @@ class Machine:
 
     @classmethod
     def of(cls, config: Config, ranks: Ranks) -> "Machine":
-        """Resolve a config's `auto` settings; raises `RefusedError` for a missing device."""
+        """Resolve `auto`; raises `RefusedError` for a device that does not exist."""
         train = config.train
         device = device_of(train.device, ranks)
         dtype = compute_dtype(train.precision, device, training=True)
+        threads = max(1, available_threads() // ranks.local_size)
         return cls(
             device=device.type,
-            threads=max(1, available_threads() // ranks.local_size)
-            if train.threads == "auto"
-            else train.threads,
+            threads=threads if train.threads == "auto" else train.threads,
             precision="bf16" if dtype == torch.bfloat16 else "fp32",
             compile=False if train.compile == "auto" else train.compile,
             ranks=ranks.size,
         )
 
-    def check_against(self, config: Config, before: dict[str, Any]) -> None:
-        """Refuse to resume if a setting resolves differently than before; a user may change
-        `precision` and `compile` by naming them.
-        """
-        was_ranks = before.get("ranks", 1)
-        if was_ranks != self.ranks:
-            logger.warning(
-                "%d processes train from here on instead of %d: equal bits are no longer promised",
-                self.ranks,
-                was_ranks,
-            )
-        for key, now in asdict(self).items():
-            was = before.get(key)
-            if was is None or was == now or key == "ranks":
-                continue
-            if key == "threads" and (was_ranks != self.ranks or self.device != "cpu"):
-                continue  # they change nothing but speed
-            if key in ("precision", "compile") and getattr(config.train, key) != "auto":
-                logger.warning(
-                    "train.%s: %s from here on instead of %s: equal bits are no longer promised",
-                    key,
-                    now,
-                    was,
-                )
-                continue
-            raise RefusedError(
-                f"train.{key}: this run was trained with {was}, but this machine resolves it to "
-                f"{now}; to resume, set train.{key}: {str(was).lower()}"
-            )
-
 
 class Learner:
-    """A new model with its optimizer, on the device of a rank. `learn` adds the gradients and
-    losses of a micro-batch to the optimizer's sums.
+    """A new model, its optimizer and its moving average on the device of a rank. `learn` adds the
+    gradients and losses of a micro-batch to the optimizer's sums.
     """
 
     def __init__(self, config: Config, vocab_size: int, ids: SpecialIds, ranks: Ranks) -> None:
@@ -89,7 +56,10 @@ class Learner:
         self.device = device_of(config.train.device, ranks)
         self._set_up_torch()
         self.model = self._build_model(vocab_size)
-        self.optimizer = self._build_optimizer(ranks)
+        betas, eps, decay = config.train.adam_betas, config.train.adam_eps, config.train.ema_decay
+        muon = self.model.hidden_matrices if config.train.optimizer == "muon" else {}
+        self.optimizer = Optimizer(self.model, (betas[0], betas[1]), eps, muon)
+        self.average = MovingAverage(self.optimizer.weights(), decay) if decay else None
         self.hidden = self.model.hidden
         self.learn: Callable[[Batch], None] = self._accumulate
 
@@ -99,45 +69,37 @@ class Learner:
             set_up_cuda(self.device)
         if self.device.type == "cpu":
             keep_freed_memory()
-        torch.manual_seed(
-            self.config.seed
-        )  # the model is initialised on the CPU, whatever the device
+        torch.manual_seed(self.config.seed)  # weights are drawn on the CPU, whatever the device
 
     def _build_model(self, vocab_size: int) -> Transformer:
         shape = shape_of(self.config, vocab_size, self.ids.pad)
         model = Transformer(shape, model_dropout(self.config)).to(self.device)
-        set_compute_dtype(
-            model, torch.bfloat16 if self.machine.precision == "bf16" else torch.float32
-        )
+        dtype = torch.bfloat16 if self.machine.precision == "bf16" else torch.float32
+        set_compute_dtype(model, dtype)
         return model.train()
 
-    def _build_optimizer(self, ranks: Ranks) -> Optimizer:
-        train = self.config.train
-        betas = (train.adam_betas[0], train.adam_betas[1])
-        muon = self.model.hidden_matrices if train.optimizer == "muon" else {}
-        return Optimizer(self.model, betas, train.adam_eps, muon, ranks)
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The weights to validate and publish: the latest, or their moving average."""
+        return self.optimizer.weights() if self.average is None else self.average.values
 
     def warm_up(self) -> None:
-        """Prepare what makes steps fast: compiled code, or recorded work for a GPU; raises
-        `UserError`.
-        """
+        """Compile the model, or prepare CUDA graphs; raises `UserError`."""
         if self.machine.compile:
             self._compile()
         elif self.device.type == "cuda":
             longest = self.config.data.max_length
-            work = Recorded(self._accumulate_all, self.device, self.ids, longest)
-            work.warm_up()
+            graphs = CudaGraphs(self._accumulate_padded, self.device, self.ids, longest)
+            graphs.warm_up()
             self.optimizer.clear()
-            self.learn = work
+            self.learn = graphs
 
     def _compile(self) -> None:
-        """Compile for all shapes with a made-up batch. If the first batches of a start decided on
-        the compiled graphs, a resumed run would compute differently than an undisturbed one.
+        """Compile for all shapes, on a made-up batch: a resumed run computes with the same code as
+        an uninterrupted one, whatever batches it starts with.
         """
         shapes.use_duck_shape = False  # sizes that happen to be equal once stay apart
-        torch._dynamo.config.specialize_float = (
-            True  # dropout rates are fixed; else it would compile twice
-        )
+        torch._dynamo.config.specialize_float = True  # dropout rates are constant: or it runs twice
         self.hidden = torch.compile(self.model.hidden, dynamic=True)
         try:
             src, tgt = (torch.full((4, n), self.ids.eos, device=self.device) for n in (8, 9))
@@ -151,16 +113,16 @@ class Learner:
             parameter.grad = None
 
     def _accumulate(self, batch: Batch) -> None:
-        """Add the gradients and losses of one micro-batch to those of the step."""
+        """Add the gradients and losses of a micro-batch, computed without its padding."""
         batch = batch.to(self.device)
-        several = len(batch.src) > 1  # torch would compile a graph of its own for a single row
-        compute = self.hidden if several else self.model.hidden
+        # torch would compile a graph of its own for a single row
+        compute = self.hidden if len(batch.src) > 1 else self.model.hidden
         hidden = compute(batch.src, batch.tgt_in).flatten(0, 1)[batch.positions]
         self._add(hidden, batch.targets)
 
-    def _accumulate_all(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> None:
-        """The same from tables (B, S), (B, T) and (B, T), by work that depends on nothing but these
-        sizes.
+    def _accumulate_padded(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> None:
+        """Do the same from tables (B, S), (B, T) and (B, T), by operations that depend on these
+        sizes alone.
         """
         hidden, targets = self.model.hidden(src, tgt_in).flatten(0, 1), tgt_out.flatten()
         self._add(hidden, targets, targets != self.ids.pad)

@@ -1,8 +1,7 @@
 """Label-smoothed cross entropy (section 5.4 of the paper) as sums over target tokens.
 
-Of the three definitions in use, this is the paper's reference implementation in spirit and torch's
-to the letter: the true token keeps 1 - eps, and eps is spread evenly over all V entries of the
-vocabulary.
+Smoothing is torch's: the true token keeps 1 - eps, and eps is spread evenly over all V entries of
+the vocabulary (fairseq spreads it over V - 1).
 """
 
 import math
@@ -12,35 +11,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Values of logits held at a time, and the least rows, which bounds memory at large vocabularies.
-# A CPU is fastest with what its cache holds; a GPU needs work for all its cores.
+# Logits computed at a time, which bounds memory, and the fewest rows of them. A CPU is fastest
+# within its cache; a GPU needs work for all its cores.
 CHUNK_VALUES = {"cpu": 1 << 20, "cuda": 1 << 28}
 CHUNK_ROWS = 512
-# The rows of a chunk are a multiple of this: oneDNN generates code for every new number of rows.
-ALIKE_ROWS = 32
+# A chunk's rows are a multiple of this: oneDNN generates code for every number of rows.
+ROW_MULTIPLE = 32
 
 
 class Loss(NamedTuple):
-    """Sums over tokens, in nats: the smoothed loss that is trained on and the plain negative
-    log-likelihood.
-    """
+    """Sums over tokens, in nats: the smoothed loss and the negative log-likelihood."""
 
     loss_sum: Tensor
     nll_sum: Tensor
 
 
 def projected_cross_entropy(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    smoothing: float,
-    real: Tensor | None = None,
+    hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, real: Tensor | None = None
 ) -> Loss:
-    """Return sums over (N,) targets, from (N, D) hidden states and the (V, D) output matrix; `real`
-    (N,), if given, marks the targets that count.
+    """Return the sums over (N,) targets, from (N, D) hidden states and the (V, D) output matrix;
+    a mask `real` (N,) leaves the other targets out.
 
-    Projection, loss and gradients are computed chunk by chunk in one pass, so that the (N, V)
-    logits never exist as a whole.
+    Projection, loss and gradients are computed in one pass, chunk by chunk: the (N, V) logits never
+    exist as a whole.
     """
     if real is not None:
         real = real.to(hidden.dtype)
@@ -59,11 +52,11 @@ class _Projected(torch.autograd.Function):
         real: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         if real is not None:
-            hidden = hidden * real[:, None]  # as 0 a state adds nothing to the matrix's gradient
+            hidden = hidden * real[:, None]  # adds 0 to the matrix's gradient
         rows = _chunk_rows(len(hidden), len(weight), weight.device.type)
         matrix = weight.to(hidden.dtype)
         wide = torch.promote_types(hidden.dtype, torch.float32)
-        mean_row = matrix.mean(0, dtype=wide)  # its product with a state is that state's mean logit
+        mean_row = matrix.mean(0, dtype=wide)  # times a state: the mean of its logits
         nll_sum, even_sum = torch.zeros(2, dtype=wide, device=hidden.device)
         least = torch.finfo(wide).tiny
         differentiate = any(ctx.needs_input_grad)
@@ -77,8 +70,8 @@ class _Projected(torch.autograd.Function):
                 part = F.pad(part, (0, 0, 0, rows - count))
             logits = F.linear(part, matrix)
             probs = logits.softmax(-1)
-            # on CPUs torch's softmax is ten times faster than its log_softmax; where it ends at 0 a
-            # token counts as 87 nats away (the gradient is what it should be)
+            # ten times faster on CPUs than log_softmax; a probability of 0 counts as 87 nats, with
+            # the right gradient
             prob = probs[target].to(wide)
             nll = -prob.clamp(min=least).log()
             even = nll + logits[target] - part[:count].to(wide) @ mean_row
@@ -87,10 +80,10 @@ class _Projected(torch.autograd.Function):
             nll_sum += nll.sum()
             even_sum += even.sum()
             if hidden_grad is not None and weight_grad is not None:
-                # less 1 - eps for the target; less eps / V for all, without a pass over the logits
+                # less 1 - eps at the target; less eps / V everywhere, which needs no logits
                 probs[target] = (prob - (1 - smoothing)).to(probs.dtype)
                 hidden_grad[start : start + count] = (probs @ matrix)[:count] - smoothing * mean_row
-                weight_grad += probs.t() @ part  # whose filling is 0
+                weight_grad += probs.t() @ part  # rows of padding are 0
         if hidden_grad is not None and real is not None:
             hidden_grad *= real[:, None]
         loss_sum = (1 - smoothing) * nll_sum + smoothing * even_sum
@@ -104,20 +97,13 @@ class _Projected(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden_grad, weight_grad = ctx.saved_tensors
-        scale = grads[0]
-        return (
-            hidden_grad * scale.to(hidden_grad.dtype),
-            (weight_grad * scale).to(ctx.weight_dtype),
-            None,
-            None,
-            None,
-        )
+        hidden_grad = hidden_grad * grads[0].to(hidden_grad.dtype)
+        weight_grad = (weight_grad * grads[0]).to(ctx.weight_dtype)
+        return hidden_grad, weight_grad, None, None, None
 
 
 def _chunk_rows(count: int, vocab_size: int, device: str) -> int:
-    """Return how many of `count` rows of logits to hold at a time: chunks of equal sizes, the last
-    one padded.
-    """
+    """Return the rows of a chunk of `count` rows of logits: chunks of one size, the last padded."""
     most = max(CHUNK_ROWS, CHUNK_VALUES.get(device, CHUNK_VALUES["cpu"]) // vocab_size)
     chunks = max(1, math.ceil(count / most))
-    return ALIKE_ROWS * max(1, math.ceil(count / chunks / ALIKE_ROWS))
+    return ROW_MULTIPLE * max(1, math.ceil(count / chunks / ROW_MULTIPLE))

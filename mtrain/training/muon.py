@@ -1,7 +1,5 @@
-"""Muon: momentum whose matrices are orthogonalized before they move the weights (Jordan et al.
-2024, https://kellerjordan.github.io/posts/muon).
-
-torch's own takes no stacked Q/K/V matrices and cannot skip a step that is not finite.
+"""Muon: momentum, made orthogonal before it updates the weights (Jordan et al. 2024,
+https://kellerjordan.github.io/posts/muon). torch's own takes no stacked Q/K/V and no `found_inf`.
 
 Shapes: `G` matrices of one shape, `R` rows, `C` columns.
 """
@@ -10,21 +8,21 @@ import torch
 from torch import Tensor
 
 MOMENTUM = 0.95
-# Five turns of this quintic bring singular values from anywhere in (0, 1] to about 1.
+# Five iterations of this quintic move singular values in (0, 1] to about 1.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-TURNS = 5
-# Root mean square of an update at a rate of 1; about Adam's, so that one rate suits both
-# (Liu et al. 2025, "Muon is Scalable for LLM Training", section 2.2).
+ITERATIONS = 5
+# Root mean square of an update at a rate of 1: about Adam's, so that one rate fits both (Liu et al.
+# 2025, "Muon is Scalable for LLM Training", section 2.2).
 RMS = 0.2
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """Bring the singular values of (G, R, C) matrices close to 1, by Newton-Schulz iterations."""
+    """Move the singular values of (G, R, C) matrices to about 1, by Newton-Schulz iterations."""
     a, b, c = COEFFICIENTS
     is_tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if is_tall else matrices
     x = x / (torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True) + 1e-7)
-    for _ in range(TURNS):
+    for _ in range(ITERATIONS):
         square = x @ x.mT
         poly = torch.baddbmm(square, square, square, beta=b, alpha=c)
         x = torch.baddbmm(x, poly, x, beta=a)
@@ -32,7 +30,7 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 
 
 class Muon:
-    """Muon over the matrices of a model's layers, all of one shape at once."""
+    """Muon over the matrices of a model's layers, batched by shape."""
 
     def __init__(
         self,
@@ -41,8 +39,8 @@ class Muon:
         stacked: dict[str, int],
         dtype: torch.dtype,
     ) -> None:
-        """`stacked` is the number of matrices stacked in each weight; `dtype` is that of the
-        iterations.
+        """`stacked` maps the weights to update to the number of matrices stacked in each along its
+        rows; `dtype` is that of the Newton-Schulz iterations.
         """
         self.dtype = dtype
         self.momenta = {name: torch.zeros_like(weights[name]) for name in stacked}
@@ -56,7 +54,7 @@ class Muon:
 
     @torch.no_grad()
     def step(self, rate: float, found_inf: Tensor) -> None:
-        """Take a step; nothing changes if `found_inf` is 1."""
+        """Take a step, or leave everything as it is where `found_inf` is 1."""
         is_finite = found_inf == 0
         for (rows, columns), (weights, grads, momenta) in self.groups.items():
             grad, before = torch.stack(grads), torch.stack(momenta)
@@ -67,5 +65,5 @@ class Muon:
             torch._foreach_add_(weights, torch.where(is_finite, update, 0.0).unbind())
 
     def moments(self) -> dict[str, Tensor]:
-        """Return the optimizer state by name."""
+        """Return the state that resuming needs, by name."""
         return {f"{name}.momentum": momentum for name, momentum in self.momenta.items()}

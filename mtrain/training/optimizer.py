@@ -1,4 +1,4 @@
-"""Adam and Muon over fp32 master weights, and a moving average of them."""
+"""Adam and Muon over fp32 master weights, and the moving average of these."""
 
 from itertools import accumulate
 
@@ -6,22 +6,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam  # the class of that name would load torch's compiler, a second
 
-from mtrain.runtime.distributed import Ranks
 from mtrain.training.muon import Muon
 
-# Each gradient starts at a multiple of this many values: 64 bytes of fp32.
+# Gradients start at multiples of this many values (64 bytes of fp32), for vector instructions.
 ALIGNED = 16
+
+Weights = dict[str, Tensor]
 
 
 class Adam:
     """Adam (section 5.3) over fp32 weights."""
 
     def __init__(
-        self,
-        weights: dict[str, Tensor],
-        grads: list[Tensor],
-        betas: tuple[float, float],
-        eps: float,
+        self, weights: Weights, grads: list[Tensor], betas: tuple[float, float], eps: float
     ) -> None:
         self.names, self.weights, self.grads = list(weights), list(weights.values()), grads
         self.betas, self.eps = betas, eps
@@ -31,7 +28,7 @@ class Adam:
 
     @torch.no_grad()
     def step(self, rate: float, found_inf: Tensor) -> None:
-        """Take a step; nothing changes if `found_inf` is 1."""
+        """Take a step, or leave everything as it is where `found_inf` is 1."""
         adam(
             self.weights,
             self.grads,
@@ -50,8 +47,8 @@ class Adam:
             maximize=False,
         )
 
-    def moments(self) -> dict[str, Tensor]:
-        """Return the optimizer state by name."""
+    def moments(self) -> Weights:
+        """Return the state that resuming needs, by name."""
         kinds = {"exp_avg": self.exp_avgs, "exp_avg_sq": self.exp_avg_sqs, "step": self.steps}
         return {
             f"{name}.{kind}": moment
@@ -61,22 +58,22 @@ class Adam:
 
 
 class MovingAverage:
-    """A moving average of the weights, in which earlier steps count less and less."""
+    """The exponential moving average of the weights over the steps."""
 
-    def __init__(self, weights: dict[str, Tensor], decay: float) -> None:
+    def __init__(self, weights: Weights, decay: float) -> None:
         self.latest, self.decay = list(weights.values()), decay
         self.values = {name: weight.clone() for name, weight in weights.items()}
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Add the weights of a step; early steps use a smaller decay, so that the random
+        """Take the weights of a step in; early steps use a smaller decay, so that the random
         initialisation is forgotten.
         """
         decay = min(self.decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(list(self.values.values()), self.latest, 1 - decay)
 
-    def load(self, values: dict[str, Tensor]) -> None:
-        """Restore averages of the same names and shapes."""
+    def load(self, values: Weights) -> None:
+        """Replace the averages by values of the same names and shapes."""
         for name, value in self.values.items():
             value.copy_(values[name])
 
@@ -85,51 +82,34 @@ class Optimizer:
     """Adam with fp32 master weights and gradients for a model that may compute in bf16; Muon for
     the matrices that `muon` names.
 
-    Gradients of micro-batches are summed in fp32. `update` divides them by the tokens of the whole
-    step, clips their norm and moves the masters, then the model follows. With an fp32 model the
-    masters are its parameters. `losses` (2,) holds the sums of the step's loss and NLL, at the end
-    of `buffer`.
+    Gradients of micro-batches are summed in fp32; `update` divides them by the tokens of the whole
+    step, clips their norm and updates the masters, then the model's parameters. The masters of an
+    fp32 model are its parameters. `losses` (2,) sums the step's loss and NLL; it is the end of
+    `buffer`, behind the gradients.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        betas: tuple[float, float],
-        eps: float,
-        muon: dict[str, int] | None = None,
-        ranks: Ranks | None = None,
+        self, model: nn.Module, betas: tuple[float, float], eps: float, muon: dict[str, int]
     ) -> None:
-        """`muon` gives the weights that Muon moves and how many matrices are stacked in each."""
-        self.ranks = ranks or Ranks()
+        """`muon` maps the weights that Muon updates to the number of matrices stacked in each."""
         self.names = [name for name, _ in model.named_parameters()]
         self.parameters = list(model.parameters())
         self.masters = [
             p.detach() if p.dtype != torch.bfloat16 else p.detach().float() for p in self.parameters
         ]
-        # one buffer, so that the ranks of a job sum all of it at once
-        self.buffer, self.grads, self.losses = _in_one_piece(self.masters)
-        self._apart = [
-            i
-            for i, (p, m) in enumerate(zip(self.parameters, self.masters, strict=True))
-            if p.dtype != m.dtype
-        ]
-        self.rules = self._rules(betas, eps, muon or {})
-
-    def _rules(
-        self, betas: tuple[float, float], eps: float, muon: dict[str, int]
-    ) -> list[Adam | Muon]:
-        """Divide the weights between Adam and Muon."""
+        self.buffer, self.grads, self.losses = _allocate(self.masters)
+        pairs = zip(self.parameters, self.masters, strict=True)
+        self._copies = [(p, master) for p, master in pairs if p.dtype != master.dtype]
         weights, grads = self.weights(), dict(zip(self.names, self.grads, strict=True))
-        rest = {name: weights[name] for name in self.names if name not in muon}
-        stacked = {name: muon[name] for name in self.names if name in muon}
-        rules: list[Adam | Muon] = [Adam(rest, [grads[name] for name in rest], betas, eps)]
-        if stacked:
-            dtype = self.parameters[self.names.index(next(iter(stacked)))].dtype
-            rules.append(Muon(weights, grads, stacked, dtype))
-        return rules
+        rest = {name: weight for name, weight in weights.items() if name not in muon}
+        self.rules: list[Adam | Muon] = [Adam(rest, [grads[n] for n in rest], betas, eps)]
+        if muon:
+            stacked = {name: muon[name] for name in self.names if name in muon}
+            dtype = dict(model.named_parameters())[next(iter(stacked))].dtype
+            self.rules.append(Muon(weights, grads, stacked, dtype))
 
     def accumulate(self) -> None:
-        """Add the model's gradients to the step's sums and clear them."""
+        """Add the model's gradients to the step's sum and clear them."""
         pairs = [
             (g, p.grad)
             for g, p in zip(self.grads, self.parameters, strict=True)
@@ -140,9 +120,8 @@ class Optimizer:
             parameter.grad = None
 
     def update(self, rate: float, num_tokens: int, clip_norm: float) -> Tensor:
-        """Take one step; return the norm of the gradient of the mean loss, before clipping.
-
-        No weight changes if that norm is not finite.
+        """Take one step and return the norm of the gradient of the mean loss, before clipping. If
+        the norm is not finite, no weight changes.
         """
         norms = torch.stack(torch._foreach_norm(self.grads))
         norm: Tensor = torch.linalg.vector_norm(norms) / num_tokens
@@ -158,51 +137,42 @@ class Optimizer:
         return norm
 
     def clear(self) -> None:
-        """Zero the gradients and losses of the step."""
+        """Set the gradients and losses of the step to 0."""
         self.buffer.zero_()
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Round the masters into the model's own parameters."""
-        if self._apart:
-            torch._foreach_copy_(
-                [self.parameters[i] for i in self._apart], [self.masters[i] for i in self._apart]
-            )
+        """Copy the masters into parameters of another type."""
+        if self._copies:
+            parameters, masters = zip(*self._copies, strict=True)
+            torch._foreach_copy_(parameters, masters)
 
-    def spread_weights(self) -> None:
-        """Broadcast rank 0's weights."""
-        self.ranks.spread(self.masters)
-        self.publish()
-
-    def weights(self) -> dict[str, Tensor]:
-        """The fp32 weights by name."""
+    def weights(self) -> Weights:
+        """Return the fp32 weights by name."""
         return dict(zip(self.names, self.masters, strict=True))
 
-    def load_weights(self, weights: dict[str, Tensor]) -> None:
-        """Restore fp32 weights of the same names and shapes."""
+    def load_weights(self, weights: Weights) -> None:
+        """Replace the weights by fp32 ones of the same names and shapes."""
         for name, master in zip(self.names, self.masters, strict=True):
             master.copy_(weights[name])
         self.publish()
 
-    def moments(self) -> dict[str, Tensor]:
-        """Return the state of Adam and Muon by name; the step count is the trainer's."""
+    def moments(self) -> Weights:
+        """Return the state of Adam and Muon by name."""
         return {name: moment for rule in self.rules for name, moment in rule.moments().items()}
 
-    def load_moments(self, moments: dict[str, Tensor]) -> None:
-        """Restore the optimizer state of rank 0, of the same names and shapes, on every rank."""
-        own = self.moments()
-        if self.ranks.is_first:
-            for name, moment in own.items():
-                moment.copy_(moments[name])
-        self.ranks.spread(list(own.values()))
+    def load_moments(self, moments: Weights) -> None:
+        """Replace the state by tensors of the same names and shapes."""
+        for name, moment in self.moments().items():
+            moment.copy_(moments[name])
 
 
-def _in_one_piece(masters: list[Tensor]) -> tuple[Tensor, list[Tensor], Tensor]:
-    """Allocate a gradient for each weight, and two sums, in one buffer; each starts at an aligned
-    value.
+def _allocate(masters: list[Tensor]) -> tuple[Tensor, list[Tensor], Tensor]:
+    """Return one buffer, so that one all-reduce sums all of it, its views as a gradient of each
+    master, and its last two values.
     """
     starts = list(accumulate((-(-m.numel() // ALIGNED) * ALIGNED for m in masters), initial=0))
-    buffer = torch.zeros(starts[-1] + 2, dtype=masters[0].dtype, device=masters[0].device)
+    buffer = masters[0].new_zeros(starts[-1] + 2)
     grads = [
         buffer[start : start + master.numel()].view_as(master)
         for start, master in zip(starts, masters, strict=False)

@@ -1,12 +1,11 @@
-"""What a run will take, before it starts: parameters, steps, rates, disk, memory and time."""
+"""A forecast of a run: parameters, steps, learning rates, disk, memory and time."""
 
-import math
 import resource
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -27,314 +26,224 @@ from mtrain.runtime.workers import Workers
 from mtrain.training.learner import Learner, Machine
 from mtrain.training.schedule import make_schedule
 
+Lengths = NDArray[np.int64]  # (N, 2): source and target tokens of pairs
 IDS = SpecialIds(pad=0, bos=2, eos=3)
-SECONDS = 5.0  # of timing micro-batches, about
-MOST_WORK = 1e11  # operations of a micro-batch that is timed: a second on a CPU's cores
-MOST_TIMED = 8  # micro-batches
-BYTES = 16  # a parameter in training: weight, gradient, two moments
+MAX_OPERATIONS = 1e11  # of a timed micro-batch on a CPU: about a second
+STATE_BYTES = 16  # a parameter in training: weight, gradient, two moments
 DEATH = "the process that tried was killed, perhaps for lack of memory"
 
 
 @dataclass(frozen=True)
-class Batching:
-    """How the training text is divided into micro-batches of one process."""
+class Forecast:
+    """What is known of a run before its first step; the last fields only to `forecast`."""
 
-    micro_batches: float  # an epoch
-    tokens: float  # of the target, with eos, in a micro-batch
-    step_batches: int  # to a step, over all processes
-
-    @property
-    def steps(self) -> int:
-        """Steps an epoch."""
-        return max(1, int(self.micro_batches // self.step_batches))
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is known of a run before its first step."""
-
+    device: str
     parameters: int
     vocab_size: int
-    batching: Batching
+    steps_per_epoch: int
+    tokens_per_step: int  # of the target, with eos
     max_steps: int
+    epochs: float
     schedule: str
-    peak_rate: float
+    peak_lr: float
     peak_step: int
-    checkpoint: int  # bytes
-    disk: int  # bytes, of all that is kept at its fullest
-    state: int  # bytes of weights, gradients and moments in memory
-
-    @staticmethod
-    def of(
-        config: Config, parameters: int, vocab_size: int, vocabulary: int, batching: Batching
-    ) -> "Plan":
-        """Plan a run; `vocabulary` is the size of the vocabulary's file in bytes."""
-        train = config.train
-        peak = max(1, train.warmup_steps)
-        keep = max(train.keep_checkpoints, train.average_last)
-        averaged = train.ema_decay is not None  # the latest weights are stored, too
-        one, most = checkpoint.disk_needed(parameters, vocabulary, keep, 2 + averaged)
-        rate = make_schedule(train, config.model.d_model)(peak)
-        return Plan(
-            parameters,
-            vocab_size,
-            batching,
-            train.max_steps,
-            train.schedule,
-            rate,
-            peak,
-            one,
-            most,
-            BYTES * parameters + 4 * parameters * averaged,
-        )
+    checkpoint_bytes: int
+    disk_bytes: int  # of all that is kept at its fullest
+    state_bytes: int  # of weights, gradients and moments in memory
+    disk_warning: str | None
+    not_measured: str | None = None  # why the following two are unknown
+    step_seconds: float | None = None
+    peak_memory_bytes: int | None = None
 
     @property
-    def epochs(self) -> float:
-        """How often all steps see the text."""
-        return self.max_steps * self.batching.step_batches / max(1, self.batching.micro_batches)
+    def train_seconds(self) -> float | None:
+        """Time of all steps, without start and validation."""
+        return None if self.step_seconds is None else self.max_steps * self.step_seconds
 
-    @property
-    def tokens(self) -> int:
-        """Target tokens a step."""
-        return int(self.batching.tokens * self.batching.step_batches)
+    def summary(self) -> list[str]:
+        """Return what a run logs at its start."""
+        epochs = f"{self.epochs:,.0f}" if self.epochs >= 10 else f"{self.epochs:.2g}"
+        return [
+            f"model: {self.parameters:,} parameters, vocabulary {self.vocab_size:,}",
+            f"device: {self.device}",
+            f"batches: about {self.steps_per_epoch:,} steps an epoch, about "
+            f"{self.tokens_per_step:,} target tokens a step; {self.max_steps:,} steps are {epochs} "
+            "epochs",
+            f"learning rate: {self.schedule}, peak {self.peak_lr:.3e} at step {self.peak_step:,}",
+            f"checkpoints: {_megabytes(self.checkpoint_bytes)} each, up to "
+            f"{_megabytes(self.disk_bytes)} in all",
+        ]
 
-    def model(self) -> str:
-        """Describe the size of the model."""
-        return f"model: {self.parameters:,} parameters, vocabulary {self.vocab_size:,}"
+    def lines(self) -> Iterator[str]:
+        """Yield the whole forecast."""
+        yield from self.summary()
+        peak = ""
+        if self.peak_memory_bytes is not None:
+            peak = (
+                f"; at the peak of the measured steps {_megabytes(self.peak_memory_bytes)} in all"
+            )
+        yield f"memory: {_megabytes(self.state_bytes)} of weights, gradients and moments{peak}"
+        if self.train_seconds is None:
+            yield f"time: not measured: {self.not_measured}"
+        else:
+            yield (
+                f"time: about {self.step_seconds:.3g} s a step now, {clock(self.train_seconds)} "
+                f"for {self.max_steps:,} steps without validation"
+            )
+        if self.disk_warning:
+            yield f"disk: {self.disk_warning}"
 
-    def batches(self) -> str:
-        """Describe epochs and steps."""
-        return (
-            f"batches: about {self.batching.steps:,} steps an epoch, about {self.tokens:,} target "
-            f"tokens a step; {self.max_steps:,} steps are {_rounded(self.epochs)} epochs"
-        )
-
-    def rates(self) -> str:
-        """Describe the peak learning rate."""
-        return (
-            f"learning rate: {self.schedule}, peak {self.peak_rate:.3e} at step {self.peak_step:,}"
-        )
-
-    def checkpoints(self) -> str:
-        """Describe what is kept on disk."""
-        return (
-            f"checkpoints: {_megabytes(self.checkpoint)} each, up to {_megabytes(self.disk)} in all"
-        )
-
-
-def describe_machine(machine: Machine, device: torch.device) -> str:
-    """Return what a run computes on."""
-    name = f"{machine.ranks} x {device.type}" if machine.ranks > 1 else str(device)
-    compiled = ", compiled" if machine.compile else ""
-    return f"device: {name}, {machine.precision}, threads: {machine.threads}{compiled}"
+    def as_json(self) -> dict[str, object]:
+        """Return the forecast for scripts; bytes, seconds."""
+        numbers = {"epochs": round(self.epochs, 3), "train_seconds": self.train_seconds}
+        return {**asdict(self), **numbers}
 
 
-def lack_of_disk(plan: Plan, directory: Path) -> str | None:
-    """Return a warning if the disk cannot hold the checkpoints of a run in `directory`, else
-    None.
+def describe_run(
+    config: Config,
+    ranks: Ranks,
+    vocab_size: int,
+    vocabulary: int,
+    *,
+    micro_batches: float,
+    tokens: float,
+) -> Forecast:
+    """Forecast a run without trying steps, by the bytes of its vocabulary's file, the micro-batches
+    of an epoch over all ranks, and their mean number of target tokens.
     """
-    directory = directory.absolute()
-    present = sum(file.stat().st_size for file in directory.rglob("*.safetensors"))
-    place = next(path for path in (directory, *directory.parents) if path.is_dir())
-    free = shutil.disk_usage(place).free
-    if plan.disk <= free + present:
-        return None
-    return (
-        f"{place}: {_megabytes(free)} are free on this disk, too little for the run's checkpoints; "
-        "make room, or lower train.keep_checkpoints and train.average_last"
+    train, machine = config.train, Machine.of(config, ranks)
+    with torch.device("meta"):
+        parameters = Transformer(shape_of(config, vocab_size, IDS.pad)).num_parameters
+    has_average = train.ema_decay is not None  # which is stored in addition to the latest weights
+    keep = max(train.keep_checkpoints, train.average_last)
+    checkpoint_bytes, disk_bytes = checkpoint.disk_needed(
+        parameters, vocabulary, keep, 2 + has_average
+    )
+    step_batches = train.accum_steps * machine.ranks
+    peak_step = max(1, train.warmup_steps)
+    device = f"{machine.ranks} x {machine.device}"
+    if machine.ranks == 1:
+        device = str(device_of(train.device, Ranks()))
+    compiled = ", compiled" if machine.compile else ""
+    return Forecast(
+        device=f"{device}, {machine.precision}, threads: {machine.threads}{compiled}",
+        parameters=parameters,
+        vocab_size=vocab_size,
+        steps_per_epoch=max(1, int(micro_batches // step_batches)),
+        tokens_per_step=int(tokens * step_batches),
+        max_steps=train.max_steps,
+        epochs=train.max_steps * step_batches / max(1, micro_batches),
+        schedule=train.schedule,
+        peak_lr=make_schedule(train, config.model.d_model)(peak_step),
+        peak_step=peak_step,
+        checkpoint_bytes=checkpoint_bytes,
+        disk_bytes=disk_bytes,
+        state_bytes=(STATE_BYTES + 4 * has_average) * parameters,
+        disk_warning=lack_of_disk(disk_bytes, Path(config.run_dir)),
     )
 
 
-def log_plan(plan: Plan, machine: Machine, device: torch.device, directory: Path) -> None:
+def announce(found: Forecast) -> None:
     """Log what is trained, on what, and how."""
-    machine_line = describe_machine(machine, device)
-    for line in (plan.model(), machine_line, plan.batches(), plan.rates(), plan.checkpoints()):
+    for line in found.summary():
         logger.info("%s", line)
-    if lack := lack_of_disk(plan, directory):
-        logger.warning("%s", lack)
+    if found.disk_warning:
+        logger.warning("%s", found.disk_warning)
 
 
-def _rounded(count: float) -> str:
-    return f"{count:,.0f}" if count >= 10 else f"{count:.2g}"
-
-
-def _megabytes(size: float) -> str:
-    return f"{size / 1e6:,.1f} MB"
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Result of timing a few micro-batches: seconds per step, peak bytes of the process or the GPU;
-    `share` is the fraction of their rows that was used.
-    """
-
-    step_seconds: float
-    memory: int
-    share: float
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """The forecast of a run; `trouble` is why nothing was timed."""
-
-    plan: Plan
-    machine: str
-    measured: Measured | None
-    trouble: str
-    lack: str | None
-
-    @property
-    def seconds(self) -> float | None:
-        """Seconds of all steps, without validation and start."""
-        return self.plan.max_steps * self.measured.step_seconds if self.measured else None
-
-    def lines(self) -> Iterator[str]:
-        """Yield the lines for people."""
-        plan = self.plan
-        yield from (plan.model(), self.machine, plan.batches(), plan.rates(), plan.checkpoints())
-        state = f"memory: {_megabytes(plan.state)} of weights, gradients and moments"
-        if self.measured is None:
-            yield state
-            yield f"time: not measured: {self.trouble}"
-        else:
-            peak = f"; at the peak of the measured steps {_megabytes(self.measured.memory)} in all"
-            yield state + (peak if self.measured.share == 1 else "")
-            whole = f"{clock(self.seconds or 0)} for {plan.max_steps:,} steps without validation"
-            yield f"time: about {self.measured.step_seconds:.3g} s per step now, {whole}"
-        if self.lack:
-            yield f"disk: {self.lack}"
-
-    def as_json(self) -> dict[str, object]:
-        """Return the object for scripts, in bytes and seconds."""
-        plan, measured = self.plan, self.measured
-        return {
-            "parameters": plan.parameters,
-            "vocab_size": plan.vocab_size,
-            "steps_per_epoch": plan.batching.steps,
-            "tokens_per_step": plan.tokens,
-            "max_steps": plan.max_steps,
-            "epochs": round(plan.epochs, 3),
-            "peak_lr": plan.peak_rate,
-            "peak_step": plan.peak_step,
-            "checkpoint_bytes": plan.checkpoint,
-            "disk_bytes": plan.disk,
-            "state_bytes": plan.state,
-            "peak_memory_bytes": measured.memory if measured and measured.share == 1 else None,
-            "step_seconds": measured.step_seconds if measured else None,
-            "train_seconds": self.seconds,
-            "not_measured": self.trouble or None,
-            "disk_warning": self.lack,
-        }
+def lack_of_disk(disk_bytes: int, directory: Path) -> str | None:
+    """Return a warning if the disk cannot hold what a run in `directory` keeps."""
+    directory = directory.absolute()
+    present = sum(file.stat().st_size for file in directory.rglob("*.safetensors"))
+    disk = next(path for path in (directory, *directory.parents) if path.is_dir())
+    free = shutil.disk_usage(disk).free
+    if disk_bytes <= free + present:
+        return None
+    return (
+        f"{disk}: {_megabytes(free)} are free on this disk, too little for the run's checkpoints; "
+        "make room, or lower train.keep_checkpoints and train.average_last"
+    )
 
 
 def forecast(
     config: Config,
     vocab_size: int,
     vocabulary: int,
-    lengths: NDArray[np.int64],
+    lengths: Lengths,
     pairs: float,
     *,
     timed: bool = True,
 ) -> Forecast:
-    """Forecast a run over `pairs` pairs per epoch, by the lengths of a sample in tokens without
-    eos, (pairs, 2); `timed` times a few steps. Raises `UserError`.
+    """Forecast a run over `pairs` an epoch, by the lengths (N, 2) in tokens without eos of a sample
+    of them, and the bytes of the vocabulary's file; `timed` tries a few steps. Raises `UserError`.
     """
     lengths = lengths[(lengths.max(1) < config.data.max_length) & (lengths.min(1) > 0)] + 1
     if not len(lengths):
         raise UserError("data.train: no pair is left to train on")
-    rows = batch_by_tokens(lengths, config.train.max_tokens)
-    machine, device = Machine.of(config, Ranks()), device_of(config.train.device, Ranks())
-    times = pairs / len(lengths)
-    batching = Batching(
-        len(rows) * times, float(lengths[:, 1].sum()) / len(rows), config.train.accum_steps
+    batches = [lengths[rows] for rows in batch_by_tokens(lengths, config.train.max_tokens)]
+    found = describe_run(
+        config,
+        Ranks(),
+        vocab_size,
+        vocabulary,
+        micro_batches=len(batches) * pairs / len(lengths),
+        tokens=float(lengths[:, 1].sum()) / len(batches),
     )
-    with torch.device("meta"):
-        parameters = Transformer(shape_of(config, vocab_size, IDS.pad)).num_parameters
-    plan = Plan.of(config, parameters, vocab_size, vocabulary, batching)
-    measured, trouble = None, "not asked for"
-    if timed:
-        chosen = [rows[number] for number in _spread(len(rows))]
-        work = partial(_time, config, vocab_size, [lengths[some] for some in chosen], parameters)
-        measured, trouble = _try(work)
-    lack = lack_of_disk(plan, Path(config.run_dir))
-    return Forecast(plan, describe_machine(machine, device), measured, trouble, lack)
-
-
-def _spread(count: int) -> list[int]:
-    """Choose micro-batches of all lengths, the middle ones first."""
-    numbers = [round((count - 1) * (n + 0.5) / MOST_TIMED) for n in range(MOST_TIMED)]
-    return [numbers[(3 * n + 3) % MOST_TIMED] for n in range(MOST_TIMED)]
-
-
-def _try(work: Callable[[], Measured]) -> tuple[Measured | None, str]:
-    """Time steps in another process, which may be killed for lack of memory; return the result, or
-    why there is none.
-    """
-    crew: Workers[None, Measured] = Workers([partial(_worker, work)], DEATH)
+    if not timed:
+        return replace(found, not_measured="not asked for")
+    sample = [batches[len(batches) * part // 6] for part in (3, 1, 5)]  # they are sorted by length
+    # in a process of its own, which may be killed for lack of memory
+    measure = partial(partial, _measure_steps, config, vocab_size, found.parameters)
+    workers: Workers[list[Lengths], tuple[float, int | None]] = Workers([measure], DEATH)
     try:
-        return next(crew.map([None])), ""
+        seconds, memory = next(workers.map([sample]))
     except UserError as error:
-        return None, str(error)
+        return replace(found, not_measured=str(error))
     finally:
-        crew.close()
+        workers.close()
+    return replace(found, step_seconds=seconds, peak_memory_bytes=memory)
 
 
-def _worker(work: Callable[[], Measured]) -> Callable[[None], Measured]:
-    return lambda task: work()
-
-
-def _time(
-    config: Config, vocab_size: int, sizes: list[NDArray[np.int64]], parameters: int
-) -> Measured:
-    """Time steps on made-up micro-batches of real lengths, without torch.compile, which would take
-    minutes.
+def _measure_steps(
+    config: Config, vocab_size: int, parameters: int, sample: list[Lengths]
+) -> tuple[float, int | None]:
+    """Return the seconds of a step and the peak memory in bytes, on made-up micro-batches with the
+    lengths of `sample`. A CPU computes a fraction of their rows if they are large; their memory is
+    not known then. Nothing is compiled, which would take minutes.
     """
     with telling_lack_of_memory(lambda: "out of memory"):
         plain = config.train.model_copy(update={"compile": False})
-        ranks, config = Ranks(), config.model_copy(update={"train": plain})
-        learner = Learner(config, vocab_size, IDS, ranks)
+        learner = Learner(config.model_copy(update={"train": plain}), vocab_size, IDS, Ranks())
         learner.warm_up()
-        largest = max(int(some.max(1).max()) * len(some) for some in sizes)
-        on_gpu = learner.device.type == "cuda"
-        share = 1.0 if on_gpu else min(1.0, MOST_WORK / (6 * parameters * largest))
-        batches = [_made_up(some, share, vocab_size) for some in sizes]
-        learner.learn(_made_up(sizes[0], share / 10, vocab_size))  # the first work takes longer
-        a_place, update = _measure(learner, batches)
-    places = float(np.mean([some.max(0).sum() * len(some) for some in sizes]))
-    seconds = config.train.accum_steps * a_place * places + update
-    return Measured(seconds, _peak(learner.device), share)
-
-
-def _measure(learner: Learner, batches: list[Batch]) -> tuple[float, float]:
-    """Return the seconds per position of the padded tables, as the median of some micro-batches,
-    and the seconds of an update. On a GPU the first work of each shape is not counted, since it is
-    recorded.
-    """
-    start, rates = time.perf_counter(), []
-    for batch in batches:
-        work = partial(learner.learn, batch)
+        largest = max(int(lengths.max()) * len(lengths) for lengths in sample)
+        fraction = min(1.0, MAX_OPERATIONS / (6 * parameters * largest))
         if learner.device.type == "cuda":
-            _seconds(learner, work)
-        rates.append(_seconds(learner, work) / (batch.src.numel() + batch.tgt_in.numel()))
-        if time.perf_counter() - start > SECONDS:
-            break
-    update = partial(learner.optimizer.update, 0.0, 1, 1.0)
-    _seconds(learner, update)
-    return float(np.median(rates)), _seconds(learner, update)
+            fraction = 1.0
+        seconds_per_token = []
+        for lengths in sample:
+            batch = _made_up(lengths[: max(1, int(len(lengths) * fraction))], vocab_size)
+            seconds = _seconds(learner, partial(learner.learn, batch))
+            seconds_per_token.append(seconds / (batch.src.numel() + batch.tgt_in.numel()))
+        update = _seconds(learner, partial(learner.optimizer.update, 0.0, 1, 1.0))
+    tokens = float(np.mean([lengths.max(0).sum() * len(lengths) for lengths in sample]))
+    seconds = config.train.accum_steps * float(np.median(seconds_per_token)) * tokens + update
+    return seconds, _peak_memory(learner.device) if fraction == 1 else None
 
 
 def _seconds(learner: Learner, work: Callable[[], object]) -> float:
-    """Return the seconds that some work takes."""
-    started = time.perf_counter()
-    work()
-    if learner.device.type == "cuda":
-        torch.cuda.synchronize(learner.device)
+    """Return how long `work` takes the second time: the first allocates memory, and records CUDA
+    graphs.
+    """
+    for _ in range(2):
+        started = time.perf_counter()
+        work()
+        if learner.device.type == "cuda":
+            torch.cuda.synchronize(learner.device)
     return time.perf_counter() - started
 
 
-def _made_up(lengths: NDArray[np.int64], share: float, vocab_size: int) -> Batch:
-    """Fill a fraction of a micro-batch of these lengths, with eos, with random ids."""
-    lengths = lengths[: max(1, int(len(lengths) * share))]
+def _made_up(lengths: Lengths, vocab_size: int) -> Batch:
+    """Return a micro-batch of random ids, of these lengths with eos."""
     random = np.random.default_rng(1)
     sides = [
         [random.integers(min(4, vocab_size - 1), vocab_size, length - 1) for length in column]
@@ -343,17 +252,19 @@ def _made_up(lengths: NDArray[np.int64], share: float, vocab_size: int) -> Batch
     return collate(list(zip(*sides, strict=True)), IDS)
 
 
-def _peak(device: torch.device) -> int:
-    """Return the most bytes held so far, of the GPU's memory or of this process."""
+def _peak_memory(device: torch.device) -> int:
+    """Return the most bytes held so far, of the GPU's memory or of this process's."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_reserved(device)  # includes recorded work
+        return torch.cuda.max_memory_reserved(device)  # includes that of CUDA graphs
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
+def _megabytes(size: float) -> str:
+    return f"{size / 1e6:,.1f} MB"
+
+
 def clock(seconds: float) -> str:
-    """Format a time for people: `3h05m`, `12m30s`."""
-    if not math.isfinite(seconds):
-        return "for ever"
+    """Format a duration: `3h05m`, `12m30s`."""
     minutes, hours = int(seconds / 60) % 60, int(seconds / 3600)
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{int(seconds) % 60:02d}s"

@@ -1,13 +1,15 @@
-"""Saving a run in training and continuing it exactly.
+"""Checkpoints of a run: what training stores in them, and how a stopped run resumes from one.
 
-A checkpoint holds the model (`model.safetensors`), the optimizer's moments and the state of the
-loop (`trainer/`). What is stored is decided here and in `runs/checkpoint`.
+checkpoint/           model weights; with train.ema_decay, their moving average
+checkpoint/trainer/   optimizer moments; with train.ema_decay, the latest weights too; progress
 """
 
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
@@ -19,28 +21,29 @@ from mtrain.runs.checkpoint import Loop, Snapshot, TrainerState
 from mtrain.runs.directory import RunDirectory
 from mtrain.runs.manifest import DamagedError
 from mtrain.runtime.distributed import Ranks
-from mtrain.runtime.errors import UserError
+from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import logger
-from mtrain.training.learner import Learner
-from mtrain.training.optimizer import MovingAverage
+from mtrain.training.learner import Learner, Machine
 
-# Suffix of the current weights in the optimizer's state, if the model is their moving average.
+# Suffix of a weight's name: its latest value, where the checkpoint's model is a moving average.
 LATEST = ".latest"
-RESUMED: TypeAdapter[Loop | None] = TypeAdapter(Loop | None)
+LOOP: TypeAdapter[Loop | None] = TypeAdapter(Loop | None)
 
 
 @dataclass
-class Position:
-    """Position of the training loop: steps done, and the next micro-batch of a pool of an epoch."""
+class Progress:
+    """Loss and NLL sums (2,) since the last record, steps done, the next micro-batch as an index
+    into a pool of an epoch, and target tokens since the last record.
+    """
 
+    sums: Tensor
     step: int = 0
     epoch: int = 0
     pool: int = 0
     batch: int = 0
+    sum_tokens: int = 0
 
-    @property
-    def name(self) -> str:
-        """Name the last micro-batch for a message."""
+    def __str__(self) -> str:
         return f"epoch {self.epoch + 1}, part {self.pool + 1}, micro-batch {self.batch}"
 
 
@@ -54,111 +57,112 @@ class Found:
 
 
 class Checkpoints:
-    """The checkpoints of one run: rank 0 writes and reads them, and broadcasts what it has read."""
+    """Saves and restores a learner's state and the loop's progress; rank 0 reads and writes."""
 
     def __init__(
-        self, config: Config, prepared: Prepared, run: RunDirectory, learner: Learner, ranks: Ranks
+        self, config: Config, prepared: Prepared, run: RunDirectory, ranks: Ranks, learner: Learner
     ) -> None:
         self.config, self.prepared, self.run, self.ranks = config, prepared, run, ranks
-        self.optimizer, self.machine = learner.optimizer, learner.machine
-        decay = config.train.ema_decay
-        self.average = MovingAverage(self.optimizer.weights(), decay) if decay else None
-        self.beginning: str | None = None  # SHA-256 of the weights that train.init_from named
-        self.damaged: list[Path] = []  # newer than the checkpoint that the run resumes from
+        self.learner, self.optimizer, self.average = learner, learner.optimizer, learner.average
+        self.init_hash: str | None = None  # of the model of `train.init_from`, at step 0
+        self._damaged: list[Path] = []  # newer than the checkpoint that the run resumed from
 
-    def weights(self) -> dict[str, Tensor]:
-        """Return the model's fp32 weights: the current ones, or their moving average."""
-        return self.optimizer.weights() if self.average is None else self.average.values
+    def save(self, progress: Progress, best: str | None) -> None:
+        """Save a checkpoint of this step and remove those that are no longer needed."""
+        self.ranks.first(partial(self._write, progress, best))
 
-    def snapshot(self, weights: dict[str, Tensor] | None = None) -> Snapshot:
-        """Return a model with this run's settings and vocabulary."""
-        proto = self.prepared.tokenizer.proto
-        return Snapshot(weights or self.weights(), dump_config(self.config), proto)
-
-    def save(
-        self, position: Position, sums: list[float], sum_tokens: int, best: str | None
-    ) -> None:
-        """Save this step and remove checkpoints no longer needed, except `best`; the sums are
-        those since the last record.
-        """
+    def _write(self, progress: Progress, best: str | None) -> None:
+        self.run.check_held()
+        path = self.run.checkpoints / layout.step_name(progress.step)
         moments = self.optimizer.moments()
         if self.average is not None:
             moments |= {name + LATEST: weight for name, weight in self.optimizer.weights().items()}
-        machine = asdict(self.machine)
-        loop = Loop(**asdict(position), sums=sums, sum_tokens=sum_tokens, machine=machine)
-        self.ranks.first(partial(self._write, TrainerState(moments, loop), best))
-
-    def _write(self, state: TrainerState, best: str | None) -> None:
-        self.run.check_held()
-        path = self.run.checkpoints / layout.step_name(state.loop.step)
-        checkpoint.save(path, self.snapshot(), state)
-        for damaged in self.damaged:  # removed only now that there is a newer intact one
+        others = {"sums": progress.sums.tolist(), "machine": asdict(self.learner.machine)}
+        loop = Loop(**{**vars(progress), **others})
+        checkpoint.save(path, self.snapshot(), TrainerState(moments, loop))
+        for damaged in self._damaged:  # only now: their models may still be good
             if damaged != path:
                 manifest.remove_directory(damaged)
-        self.damaged = []
+        self._damaged = []
         self.prune(best)
-        self.run.set_status("running", state.loop.step)
+        self.run.set_status("running", progress.step)
+
+    def snapshot(self, weights: dict[str, Tensor] | None = None) -> Snapshot:
+        """Return the model as a checkpoint stores it, with other weights if they are given."""
+        proto = self.prepared.tokenizer.proto
+        return Snapshot(weights or self.learner.weights, dump_config(self.config), proto)
 
     def prune(self, best: str | None) -> None:
-        """Remove the checkpoints that are no longer needed; `best` is one to keep."""
+        """Remove the checkpoints that are no longer needed, on rank 0."""
         if not self.ranks.is_first:
             return
         self.run.check_held()
-        train = self.config.train
-        checkpoint.prune(
-            self.run.checkpoints,
-            is_scheduled=train.is_scheduled,
-            keep=max(train.keep_checkpoints, train.average_last),
-            best=best,
-        )
+        train, directory = self.config.train, self.run.checkpoints
+        keep = max(train.keep_checkpoints, train.average_last)
+        checkpoint.prune(directory, is_scheduled=train.is_scheduled, keep=keep, best=best)
 
-    def last_scheduled(self, step: int) -> list[Path]:
-        """Return the checkpoints to average at the end."""
-        train = self.config.train
-        return checkpoint.last_scheduled(
-            self.run.checkpoints, step, train.save_every, train.average_last
-        )
-
-    def restore(self, pools: int) -> Loop | None:
-        """Load the newest intact checkpoint into the optimizer of every rank; return the state of
-        the loop, or None where the run starts. An epoch of this text has `pools` pools.
+    def restore(self, pools: int) -> Progress:
+        """Restore all ranks from the newest intact checkpoint and return its progress. Without
+        one, training starts at step 0, from `train.init_from` if it is set. `pools` is their
+        number an epoch.
         """
-        state = self.ranks.first(partial(self._load_newest, pools))
-        loop = self.ranks.share(lambda: state.loop if state else None, RESUMED)
-        self.optimizer.spread_weights()
+        loop = self.ranks.share(partial(self._load, pools), LOOP)
+        tensors = list(self.optimizer.weights().values())
         if self.average is not None:
-            self.ranks.spread(list(self.average.values.values()))
+            tensors += self.average.values.values()
         if loop is not None:
-            self.optimizer.load_moments(state.moments if state else {})
-        return loop
+            tensors += self.optimizer.moments().values()
+        self.ranks.spread(tensors)
+        self.optimizer.publish()
+        if loop is None:
+            return Progress(torch.zeros_like(self.optimizer.losses))
+        sums = self.optimizer.losses.new_tensor(loop.sums)
+        return Progress(sums, loop.step, loop.epoch, loop.pool, loop.batch, loop.sum_tokens)
 
-    def _load_newest(self, pools: int) -> TrainerState | None:
-        """Load the weights; return the optimizer's moments and the state of the loop."""
+    def _load(self, pools: int) -> Loop | None:
+        """Load the newest intact checkpoint, if there is one."""
         self.run.check_held()
         checkpoint.clean(self.run.checkpoints)
-        found, self.damaged = self.find_newest()
+        found = self.find_newest()
         if found is None:
-            self._start_from(self.config.train.init_from)
+            self._load_initial()
             return None
+        inner = found.path / layout.TRAINER
         if found.snapshot.tokenizer != self.prepared.tokenizer.proto:
             raise UserError(f"{found.path}: was made with another vocabulary than this run's")
-        weights, path = found.snapshot.weights, found.path / layout.TRAINER
         if found.trainer.loop.pool >= pools:
-            raise UserError(f"{path}: damaged: its position is beyond the epoch of this text")
+            raise UserError(f"{inner}: damaged: its position is no part of an epoch of this text")
+        weights, moments = found.snapshot.weights, dict(found.trainer.moments)
         check_weights(self.optimizer.weights(), weights, found.path)
-        moments = dict(found.trainer.moments)
         if self.average is not None:
             self.average.load(weights)
-            names = {name: name + LATEST for name in weights}
-            weights = {name: moments.pop(key) for name, key in names.items() if key in moments}
-            check_weights(self.optimizer.weights(), weights, path)
-        check_weights(self.optimizer.moments(), moments, path)
+            keys = {name: name + LATEST for name in weights}
+            weights = {name: moments.pop(key) for name, key in keys.items() if key in moments}
+            check_weights(self.optimizer.weights(), weights, inner)
+        check_weights(self.optimizer.moments(), moments, inner)
         self.optimizer.load_weights(weights)
-        return TrainerState(moments, found.trainer.loop)
+        self.optimizer.load_moments(moments)
+        return found.trainer.loop
 
-    def find_newest(self) -> tuple[Found | None, list[Path]]:
-        """Load the newest checkpoint that this machine can resume from; damaged ones are logged,
-        skipped and returned.
+    def _load_initial(self) -> None:
+        """Load the weights of `train.init_from`, if it is set; raises `UserError` where they do not
+        fit the model.
+        """
+        if self.config.train.init_from is None:
+            return
+        directory = checkpoint.resolve(Path(self.config.train.init_from))
+        snapshot = checkpoint.load_or_name_good(directory)
+        check_weights(self.optimizer.weights(), snapshot.weights, directory)
+        self.init_hash = manifest.hash_file(directory / layout.MODEL)
+        self.run.check_beginning(self.init_hash)
+        self.optimizer.load_weights(snapshot.weights)
+        if self.average is not None:
+            self.average.load(snapshot.weights)
+        logger.info("starting from the weights of %s", directory)
+
+    def find_newest(self) -> Found | None:
+        """Load the newest checkpoint that this machine can resume from, with a warning for each
+        damaged one.
         """
         damaged: list[Path] = []
         for path in reversed(layout.named_steps(self.run.checkpoints)):
@@ -167,29 +171,38 @@ class Checkpoints:
                 found = Found(path, checkpoint.load(path), trainer)
             except DamagedError as error:
                 damaged.append(path)
-                if len(damaged) <= 2:  # older ones have no optimizer state, so none is expected
+                if len(damaged) <= 2:  # older ones have no trainer/, and are not damaged
                     logger.warning("%s; going back to an earlier checkpoint", error)
                 continue
-            self.machine.check_against(self.config, trainer.loop.machine)
+            check_machine(self.learner.machine, trainer.loop.machine, self.config)
             logger.info("resuming at step %s from %s", f"{trainer.loop.step:,}", path)
-            return found, damaged
+            self._damaged = damaged
+            return found
         if damaged:
             raise UserError(
                 f"{self.run.checkpoints}: no checkpoint that can be resumed from is intact; "
                 "choose another run_dir to start again"
             )
-        return None, damaged
+        return None
 
-    def _start_from(self, path: str | None) -> None:
-        """Load the weights of another run's model, if `path` names one; raises `UserError`."""
-        if path is None:
-            return
-        directory = checkpoint.resolve(Path(path))
-        snapshot = checkpoint.load_or_name_good(directory)
-        check_weights(self.optimizer.weights(), snapshot.weights, directory)
-        self.beginning = manifest.hash_file(directory / layout.MODEL)
-        self.run.check_beginning(self.beginning)
-        self.optimizer.load_weights(snapshot.weights)
-        if self.average is not None:
-            self.average.load(snapshot.weights)
-        logger.info("starting with the weights of %s", directory)
+
+def check_machine(machine: Machine, before: dict[str, Any], config: Config) -> None:
+    """Refuse to resume where an `auto` setting resolves to another value than `before`. `precision`
+    and `compile` may be changed by naming them, and the number of ranks.
+    """
+    before = {"ranks": 1, **before}
+    has_same_ranks = before["ranks"] == machine.ranks
+    for key, now in asdict(machine).items():
+        was = before.get(key)
+        if was is None or was == now:
+            continue
+        if key == "threads" and not (has_same_ranks and machine.device == "cpu"):
+            continue  # they affect speed only
+        is_named = key in ("precision", "compile") and getattr(config.train, key) != "auto"
+        if not is_named and key != "ranks":
+            raise RefusedError(
+                f"train.{key}: this run was trained with {was}, and here it resolves to {now}; "
+                f"to go on, set train.{key}: {str(was).lower()}"
+            )
+        text = "%s: from here on %s, not %s: bit for bit the same weights are no longer promised"
+        logger.warning(text, f"train.{key}" if is_named else "processes", now, was)

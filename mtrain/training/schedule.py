@@ -1,7 +1,7 @@
-"""Learning-rate schedules.
+"""Learning-rate schedules: a linear warm-up to the peak rate, then one function a schedule.
 
-All rise linearly to their peak over `train.warmup_steps` and then follow a curve. To add one: a
-function of the step in `CURVES`, and its name in `config/schema`.
+A new schedule is a function here, an entry of `DECAYS` and a word of `train.schedule` in
+config/schema; settings of its own stand in `TrainConfig`.
 """
 
 import math
@@ -12,8 +12,21 @@ from mtrain.config.schema import TrainConfig
 Schedule = Callable[[int], float]
 
 
+def make_schedule(train: TrainConfig, d_model: int) -> Schedule:
+    """Return the function from a step, counted from 1, to its learning rate."""
+    warmup, decay = train.warmup_steps, DECAYS[train.schedule]
+    peak = train.peak_lr or noam_rate(warmup, d_model, warmup, train.lr_factor or 1.0)
+
+    def rate(step: int) -> float:
+        if step < warmup:
+            return peak * step / warmup
+        return peak * decay(step, train)
+
+    return rate
+
+
 def noam_rate(step: int, d_model: int, warmup_steps: int, factor: float = 1.0) -> float:
-    """Return the paper's rate (equation 3) of a step, counted from 1.
+    """Return the paper's rate (equation 3); the first step is 1.
 
     factor * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5)
     """
@@ -21,41 +34,34 @@ def noam_rate(step: int, d_model: int, warmup_steps: int, factor: float = 1.0) -
     return peak * min(math.sqrt(warmup_steps / step), step / warmup_steps)
 
 
+# Each returns the rate of a step after the warm-up as a fraction of the peak rate.
+
+
 def _inverse_sqrt(step: int, train: TrainConfig) -> float:
     return math.sqrt(train.warmup_steps / step)
 
 
 def _linear(step: int, train: TrainConfig) -> float:
-    return 1 - _fraction(step, train)
+    return 1 - _progress(step, train)
 
 
 def _cosine(step: int, train: TrainConfig) -> float:
-    return 0.5 * (1 + math.cos(math.pi * _fraction(step, train)))
+    return 0.5 * (1 + math.cos(math.pi * _progress(step, train)))
 
 
-def _fraction(step: int, train: TrainConfig) -> float:
-    """Return the fraction of the steps after the warm-up that is done."""
-    warmup = train.warmup_steps
-    return min(1.0, (step - warmup) / max(1, train.max_steps - warmup))
+def _constant(step: int, train: TrainConfig) -> float:
+    return 1.0
 
 
-# Fraction of the peak rate at a step after the warm-up. Noam and inverse_sqrt are one curve with
-# two ways to set its peak.
-CURVES: dict[str, Callable[[int, TrainConfig], float]] = {
-    "noam": _inverse_sqrt,
+def _progress(step: int, train: TrainConfig) -> float:
+    """Return the fraction of the steps after the warm-up that are done."""
+    return min(1.0, (step - train.warmup_steps) / max(1, train.max_steps - train.warmup_steps))
+
+
+DECAYS: dict[str, Callable[[int, TrainConfig], float]] = {
+    "noam": _inverse_sqrt,  # the same curve: peak_lr or lr_factor sets its height
     "inverse_sqrt": _inverse_sqrt,
     "linear": _linear,
     "cosine": _cosine,
-    "constant": lambda step, train: 1.0,
+    "constant": _constant,
 }
-
-
-def make_schedule(train: TrainConfig, d_model: int) -> Schedule:
-    """Return the learning rate as a function of the step, counted from 1."""
-    warmup, curve = train.warmup_steps, CURVES[train.schedule]
-    peak = train.peak_lr or noam_rate(warmup, d_model, warmup, train.lr_factor or 1.0)
-
-    def rate(step: int) -> float:
-        return peak * step / warmup if step < warmup else peak * curve(step, train)
-
-    return rate

@@ -1,4 +1,4 @@
-"""The training loop: steps, records, validations, stops."""
+"""The training loop: steps, records, and what falls due after a step."""
 
 import math
 import time
@@ -7,38 +7,35 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from mtrain.config.schema import Config
 from mtrain.data.batches import Batch, MicroBatch, SpecialIds, TokenBatches
 from mtrain.data.prepare import Prepared
 from mtrain.data.subwords import SubwordSampler
-from mtrain.model.transformer import Transformer, set_compute_dtype
 from mtrain.runs.directory import RunDirectory
 from mtrain.runtime import files
-from mtrain.runtime.device import compute_dtype, seed_device, telling_lack_of_memory
+from mtrain.runtime.device import seed_device, telling_lack_of_memory
 from mtrain.runtime.distributed import Ranks, Request
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import logger, progress_bar
 from mtrain.runtime.stop import Stop, stopped
-from mtrain.training.finish import Finish
+from mtrain.training.finish import finish
 from mtrain.training.learner import Learner
-from mtrain.training.plan import Batching, Plan, clock, log_plan
-from mtrain.training.resume import Checkpoints, Position
+from mtrain.training.plan import Forecast, announce, clock, describe_run
+from mtrain.training.resume import Checkpoints, Progress
 from mtrain.training.schedule import make_schedule
 from mtrain.training.validation import Validation
-from mtrain.translation.loading import LoadedModel
 
 
-def micro_batch_seed(seed: int, step: int, number: int) -> int:
-    """Return the seed of all randomness in one micro-batch of a step, on whichever rank."""
-    return int(np.random.SeedSequence([seed, step, number]).generate_state(1, np.uint64)[0] >> 1)
+def micro_batch_seed(seed: int, step: int, index: int) -> int:
+    """Return the seed of all randomness in a micro-batch of a step, on whichever rank it runs."""
+    return int(np.random.SeedSequence([seed, step, index]).generate_state(1, np.uint64)[0] >> 1)
 
 
 class Trainer:
-    """One rank of a run, from its first or newest checkpoint to its last step. Each rank computes
-    its part of a step's micro-batches; rank 0 writes.
+    """One rank's training loop of one run, from the first or newest checkpoint to the last. Each
+    rank computes its micro-batches of a step; rank 0 writes.
     """
 
     def __init__(
@@ -51,62 +48,81 @@ class Trainer:
     ) -> None:
         self.config, self.prepared, self.run_dir, self.stop = config, prepared, run, stop
         self.ranks = ranks or Ranks()
-        self.ids = SpecialIds.of(prepared.tokenizer)
-        self.learner = Learner(config, prepared.tokenizer.vocab_size, self.ids, self.ranks)
+        tokenizer, train = prepared.tokenizer, config.train
+        self.ids = SpecialIds.of(tokenizer)
+        self.learner = Learner(config, tokenizer.vocab_size, self.ids, self.ranks)
         self.model, self.optimizer = self.learner.model, self.learner.optimizer
-        self.device, self.machine = self.learner.device, self.learner.machine
-        self.checkpoints = Checkpoints(config, prepared, run, self.learner, self.ranks)
-        self.average = self.checkpoints.average
-        self.rate = make_schedule(config.train, config.model.d_model)
-        self.position, self.saved_step, self.checked_step = Position(), 0, 0
-        self.validation = Validation(config, prepared, run, stop, self.ranks, self.device)
-        self.request: Request | None = None  # to stop; all ranks agree on it
-        self.sums = torch.zeros_like(self.optimizer.losses)  # loss and nll since the last record
-        self.sum_tokens = 0
-        self._restart_clock()
+        self.device = self.learner.device
+        self.checkpoints = Checkpoints(config, prepared, run, self.ranks, self.learner)
+        self.validation = Validation(config, prepared, run, stop, self.ranks, self.learner)
+        sampler = None
+        if train.subword_sampling is not None:
+            sampler = SubwordSampler(tokenizer, train.subword_sampling, config.data.max_length)
+        step_batches = train.accum_steps * self.ranks.size
         self.batches = TokenBatches(
-            prepared.store,
-            config.train.max_tokens,
-            config.seed,
-            self.ids,
-            config.train.accum_steps * self.ranks.size,
-            self._sampler(),
+            prepared.store, train.max_tokens, config.seed, self.ids, step_batches, sampler
         )
-
-    def _sampler(self) -> SubwordSampler | None:
-        strength, longest = self.config.train.subword_sampling, self.config.data.max_length
-        if strength is None:
-            return None
-        return SubwordSampler(self.prepared.tokenizer, strength, longest)
+        self.rate = make_schedule(train, config.model.d_model)
+        self.progress = Progress(self.optimizer.losses.clone())
+        self.saved_step = self.checked_step = 0
+        self.request: Request | None = None  # to stop, agreed by all ranks
+        self._restart_clock()
 
     def run(self) -> None:
         """Train to the end, then average and test; raises `StoppedError` once a stop is saved."""
-        self._restore()
+        self.progress = self.checkpoints.restore(self.batches.pools)
+        self.saved_step = self.checked_step = self.progress.step
+        self.validation.resume(self.progress.step)
         self.ranks.first(self._describe)
         self.ranks.first(self.announce)
         self._validate_if_due()
         if not self._is_finished():
             self._train()
         self.checkpoints.prune(self.validation.history.best_step)
-        step, finish = self.position.step, Finish(self.validation)
-        finish.average(self.checkpoints.last_scheduled(step), step, self.checkpoints.snapshot)
-        finish.test(step)
+        finish(self.validation, self.checkpoints, self.progress.step)
 
-    def _restore(self) -> None:
-        """Continue from the newest intact checkpoint, if there is one."""
-        loop = self.checkpoints.restore(self.batches.pools)
-        if loop is not None:
-            self.position = Position(loop.step, loop.epoch, loop.pool, loop.batch)
-            self.saved_step = self.checked_step = loop.step
-            self.sums = self.sums.new_tensor(loop.sums)
-            self.sum_tokens = loop.sum_tokens
-        self.validation.resume(self.position.step)
+    def _describe(self) -> None:
+        """Write what the run is made of."""
+        tokenizer, run = self.prepared.tokenizer, self.run_dir
+        if not run.tokenizer.exists():
+            run.keep_tokenizer(tokenizer.proto, tokenizer.vocabulary)
+        files.make_directory(run.checkpoints)
+        prints, init_hash = self.prepared.fingerprints, self.checkpoints.init_hash
+        run.describe(self.config, prints, self.ranks.size, init_hash)
+        run.set_status("running", self.progress.step)
+
+    def announce(self) -> None:
+        """Log what remains to be done."""
+        step, last = self.progress.step, self.config.train.max_steps
+        if self._is_finished():
+            key = "max_steps" if step >= last else "patience"
+            text = "training is complete at step %s; a larger train.%s goes on"
+            logger.info(text, f"{step:,}", key)
+        else:
+            announce(self._forecast())
+
+    def _forecast(self) -> Forecast:
+        """Forecast the run by one pool of its batches: all pools are alike."""
+        planned = self.batches.plan(self.progress.epoch, self.progress.pool)
+        return describe_run(
+            self.config,
+            self.ranks,
+            self.model.shape.vocab_size,
+            len(self.prepared.tokenizer.proto),
+            micro_batches=len(planned) * self.batches.pools,
+            tokens=sum(each.num_tokens for each in planned) / max(1, len(planned)),
+        )
+
+    def _is_finished(self) -> bool:
+        train = self.config.train
+        out_of_patience = self.validation.history.is_out_of_patience(train.patience)
+        return self.progress.step >= train.max_steps or out_of_patience
 
     def _train(self) -> None:
-        """Take steps until the last one, until patience ends, or until a stop."""
+        """Take steps until the last, out of patience, or asked to stop."""
         self.ranks.together(self.learner.warm_up)
         stream = self.micro_batches()
-        bar = progress_bar(self.config.train.max_steps, "step", "training", self.position.step)
+        bar = progress_bar(self.config.train.max_steps, "step", "training", self.progress.step)
         self._restart_clock()
         with bar:
             while not self._is_finished():
@@ -120,47 +136,46 @@ class Trainer:
         """Take one optimizer step over `accum_steps` micro-batches of each rank; return the
         gradient's norm and the learning rate.
         """
-        step, failure = self.position.step + 1, None
+        step, failure = self.progress.step + 1, None
         planned = [next(stream) for _ in range(self.batches.step_batches)]
         try:
-            self._learn_share(planned, step)
+            self._learn(planned, step)
         except UserError as error:
             failure = error
         num_tokens, rate = sum(each.num_tokens for each in planned), self.rate(step)
         self.request = self.ranks.agree(self.stop.request, failure, num_tokens)
         self.ranks.sum_(self.optimizer.buffer)
-        self.sums += self.optimizer.losses
+        self.progress.sums += self.optimizer.losses
         norm = self.optimizer.update(rate, num_tokens, self.config.train.clip_norm)
-        if self.average is not None:
-            self.average.update(step)
-        self.position.step = step
-        self.sums += norm * 0  # NaN in the norm must reach `_check_finite`
-        self.sum_tokens += num_tokens
+        if self.learner.average is not None:
+            self.learner.average.update(step)
+        self.progress.step = step
+        self.progress.sums += norm * 0  # NaN in the norm must reach `_check_finite`
+        self.progress.sum_tokens += num_tokens
         self.recorded_tokens += num_tokens
         self.recorded_steps += 1
         return norm, rate
 
-    def _learn_share(self, planned: list[MicroBatch], step: int) -> None:
-        """Add the gradients of this rank's micro-batches of a step."""
-        for number in range(self.ranks.rank, len(planned), self.ranks.size):
-            seed_device(self.device, micro_batch_seed(self.config.seed, step, number))
-            batch = self.batches.read(planned[number])
-            with telling_lack_of_memory(partial(self._too_large, batch)):
+    def _learn(self, planned: list[MicroBatch], step: int) -> None:
+        """Add up the gradients of this rank's micro-batches of a step."""
+        for index in range(self.ranks.rank, len(planned), self.ranks.size):
+            seed_device(self.device, micro_batch_seed(self.config.seed, step, index))
+            batch = self.batches.read(planned[index])
+            with telling_lack_of_memory(partial(self._lack_of_memory, batch)):
                 self.learner.learn(batch)
 
-    def _too_large(self, batch: Batch) -> str:
-        """Return the message for a micro-batch that did not fit into memory."""
+    def _lack_of_memory(self, batch: Batch) -> str:
         (rows, longest), (_, target) = batch.src.shape, batch.tgt_in.shape
-        p = self.position
         return (
-            f"step {p.step + 1}: out of memory on a micro-batch of {rows} pairs, {longest} source "
-            f"and {target} target tokens long ({p.name}); free memory and run the same command "
-            "again, or start another run_dir with a lower train.max_tokens or data.max_length"
+            f"step {self.progress.step + 1}: out of memory on a micro-batch of {rows} pairs, "
+            f"{longest} source and {target} target tokens long ({self.progress}); free memory and "
+            "run the same command again, or start another run_dir with a lower train.max_tokens or "
+            "data.max_length"
         )
 
     def micro_batches(self) -> Iterator[MicroBatch]:
-        """Yield planned micro-batches without end from the current position, which moves along."""
-        p = self.position
+        """Yield micro-batches forever from the current position on, and advance it."""
+        p = self.progress
         while True:
             while p.pool < self.batches.pools:
                 for planned in self.batches.plan(p.epoch, p.pool)[p.batch :]:
@@ -170,147 +185,94 @@ class Trainer:
             p.epoch, p.pool = p.epoch + 1, 0
 
     def _after_step(self, norm: Tensor, rate: float, bar: Any) -> None:
-        """Record, save, validate and stop where each falls due."""
-        train, step = self.config.train, self.position.step
-        saves = train.is_scheduled(step) or self.request is not None
-        if self.device.type != "cuda" or saves or step % train.log_every == 0:
+        """Record, save, validate and stop where each is due."""
+        train, step = self.config.train, self.progress.step
+        is_saved = train.is_scheduled(step) or self.request is not None
+        is_recorded = step % train.log_every == 0
+        if self.device.type != "cuda" or is_saved or is_recorded:  # it waits for the GPU
             self._check_finite()
-        if step % train.log_every == 0:
+        if is_recorded:
             self._record(norm, rate, bar)
-        if saves:
+        if is_saved:
             self._save()
         if self.request:
             raise self.ranks.as_one(stopped(*self.request))
         self._validate_if_due()
 
     def _check_finite(self) -> None:
-        """End the run on a gradient that is not finite; the optimizer has not changed the
-        weights.
-        """
-        if not bool(self.sums.isfinite().all()):
-            error = UserError(
-                f"{self._steps()}: the loss or its gradient is not finite; no weight was changed "
-                "by it. Lower the learning rate, or set train.precision: fp32; the last checkpoint "
-                "is intact"
+        """End the run at a gradient that is not finite; the optimizer has changed no weight."""
+        if not bool(self.progress.sums.isfinite().all()):
+            text = (
+                f"{self._steps()}: the loss or its gradient is not finite, which changed no "
+                "weight; set train.precision: fp32 and run the same command again, or start "
+                "another run_dir with a lower learning rate; the last checkpoint is good"
             )
-            raise self.ranks.as_one(error)
-        self.checked_step = self.position.step
+            raise self.ranks.as_one(UserError(text))
+        self.checked_step = self.progress.step
 
     def _steps(self) -> str:
-        """Name the steps since the last check for finite numbers."""
-        p, first = self.position, self.checked_step + 1
-        steps = f"step {p.step}" if first >= p.step else f"one of the steps {first} to {p.step}"
-        return f"{steps} (up to {p.name})"
+        """Name the steps since the last check of the numbers."""
+        last, first = self.progress.step, self.checked_step + 1
+        steps = f"step {last}" if first >= last else f"one of the steps {first} to {last}"
+        return f"{steps} (up to {self.progress})"
 
     def _record(self, norm: Tensor, rate: float, bar: Any) -> None:
-        """Write a training record to metrics.jsonl, the log and the bar."""
-        loss, nll = (self.sums / max(1, self.sum_tokens)).tolist()
+        """Write a record of the steps since the last one to metrics.jsonl, the log and the bar."""
+        progress, last_step = self.progress, self.config.train.max_steps
+        loss, nll = (progress.sums / max(1, progress.sum_tokens)).tolist()
         now = time.monotonic()
-        speed = self.recorded_tokens / max(1e-9, now - self.recorded_at)
+        seconds = max(1e-9, now - self.recorded_at)
         record = {
-            "step": self.position.step,
+            "step": progress.step,
             "time": time.time(),
             "train/loss": loss,
             "train/nll": nll,
             "train/ppl": math.exp(min(nll, 700)),
             "lr": rate,
             "grad_norm": float(norm),
-            "tokens_per_second": speed,
+            "tokens_per_second": self.recorded_tokens / seconds,
         }
         if self.ranks.is_first:
             self.run_dir.metrics.append(record)
-        step_seconds = (now - self.recorded_at) / max(1, self.recorded_steps)
-        left = step_seconds * (self.config.train.max_steps - self.position.step)
         summary = (
-            f"loss {loss:.3f}  ppl {record['train/ppl']:.2f}  {speed:,.0f} tok/s  lr {rate:.2e}"
+            f"loss {loss:.3f}  ppl {record['train/ppl']:.2f}  "
+            f"{record['tokens_per_second']:,.0f} tok/s  lr {rate:.2e}"
         )
         bar.set_postfix_str(summary)
         logger.info(
             "step %s/%s  epoch %d  %s  grad %.2f  left %s",
-            f"{self.position.step:,}",
-            f"{self.config.train.max_steps:,}",
-            self.position.epoch + 1,
+            f"{progress.step:,}",
+            f"{last_step:,}",
+            progress.epoch + 1,
             summary,
-            float(norm),
-            clock(left),
+            record["grad_norm"],
+            clock(seconds / max(1, self.recorded_steps) * (last_step - progress.step)),
             extra={"shown_on_bar": True},
         )
-        self.sums.zero_()
-        self.sum_tokens = 0
+        progress.sums.zero_()
+        progress.sum_tokens = 0
         self._restart_clock()
 
     def _restart_clock(self) -> None:
-        """Restart the measurement of speed: loading and validation do not count."""
+        """Measure speed from here on: loading and validation do not count."""
         self.recorded_tokens, self.recorded_steps, self.recorded_at = 0, 0, time.monotonic()
-
-    def _is_finished(self) -> bool:
-        train = self.config.train
-        out_of_patience = self.validation.history.is_out_of_patience(train.patience)
-        return self.position.step >= train.max_steps or out_of_patience
 
     def _save(self) -> None:
         """Save a checkpoint of this step, unless there is one."""
-        if self.saved_step == self.position.step:
+        if self.saved_step == self.progress.step:
             return
         for name, weight in self.optimizer.weights().items():
             if not bool(weight.isfinite().all()):
-                text = f"{self._steps()}: {name} is not finite; the last checkpoint is intact"
+                text = f"{self._steps()}: {name} is not finite; the last checkpoint is good"
                 raise self.ranks.as_one(UserError(text))
-        self.saved_step = self.position.step
-        best = self.validation.history.best_step
-        self.checkpoints.save(self.position, self.sums.tolist(), self.sum_tokens, best)
+        self.saved_step = self.progress.step
+        self.checkpoints.save(self.progress, self.validation.history.best_step)
 
     def _validate_if_due(self) -> None:
-        """Validate if this step asks for it and the history does not have it yet."""
-        train, step = self.config.train, self.position.step
+        """Validate where this step asks for it and the history does not have it yet."""
+        train, step = self.config.train, self.progress.step
         if step == 0 or not train.is_validated(step) or self.validation.history.has(step):
             return
-        self.validation.validate(self.current_model(), step)
-        self.model.train()
+        self.validation.validate(step)
         self.checkpoints.prune(self.validation.history.best_step)
         self._restart_clock()
-
-    def current_model(self) -> LoadedModel:
-        """Return the current model, ready to translate as `mtrain translate` would by default."""
-        model = self.model
-        dtype = compute_dtype("auto", self.device, training=False)
-        if dtype != self.model.dtype or self.average is not None:
-            with torch.device("meta"):
-                model = Transformer(self.model.shape)
-            model.take_weights(self.checkpoints.weights())
-            set_compute_dtype(model.to(self.device), dtype)
-        tokenizer, config, check = self.prepared.tokenizer, self.config, self.stop.check
-        return LoadedModel(model, tokenizer, config.decode, config, check_stop=check)
-
-    def _describe(self) -> None:
-        """Write the run's vocabulary, `run.json` and status."""
-        run, tokenizer = self.run_dir, self.prepared.tokenizer
-        if not run.tokenizer.exists():
-            run.keep_tokenizer(tokenizer.proto, tokenizer.vocabulary)
-        files.make_directory(run.checkpoints)
-        beginning = self.checkpoints.beginning
-        run.describe(self.config, self.prepared.fingerprints, self.ranks.size, beginning)
-        run.set_status("running", self.position.step)
-
-    def announce(self) -> None:
-        """Log what will be trained, or that training is complete."""
-        p = self.position
-        if self._is_finished():
-            key = "max_steps" if p.step >= self.config.train.max_steps else "patience"
-            logger.info(
-                "training is complete at step %s; a larger train.%s continues it",
-                f"{p.step:,}",
-                key,
-            )
-            return
-        planned = self.batches.plan(p.epoch, p.pool)  # all pools have the same size
-        tokens = sum(each.num_tokens for each in planned) / max(1, len(planned))
-        batching = Batching(len(planned) * self.batches.pools, tokens, self.batches.step_batches)
-        plan = Plan.of(
-            self.config,
-            self.model.num_parameters,
-            self.model.shape.vocab_size,
-            len(self.prepared.tokenizer.proto),
-            batching,
-        )
-        log_plan(plan, self.machine, self.device, self.run_dir.path)

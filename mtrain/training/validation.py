@@ -1,10 +1,8 @@
-"""Validation during training: scores, translations, and which checkpoint is best."""
+"""Scores of a model in training: sets of text are translated, scored and recorded."""
 
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 
 import torch
 from pydantic import TypeAdapter
@@ -12,35 +10,29 @@ from pydantic import TypeAdapter
 from mtrain.config.schema import Config
 from mtrain.corpus.readers import Text
 from mtrain.data.prepare import Prepared
+from mtrain.model.transformer import Transformer, set_compute_dtype
 from mtrain.runs import layout
 from mtrain.runs.directory import RunDirectory
 from mtrain.runs.history import History
 from mtrain.runs.records import BEST, Entry
 from mtrain.runtime import files
+from mtrain.runtime.device import compute_dtype
 from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import logger, progress_bar
 from mtrain.runtime.stop import Stop
 from mtrain.scoring import metrics
+from mtrain.training.learner import Learner
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
 from mtrain.translation.translator import Translator
 
-
-@dataclass(frozen=True)
-class Likelihood:
-    """Negative log-likelihood and number of the reference tokens of some lines of a set."""
-
-    nll: float
-    tokens: int
-
-
-LIKELIHOOD, HISTORY = TypeAdapter(Likelihood), TypeAdapter(History)
+NLL, HISTORY = TypeAdapter(tuple[float, int]), TypeAdapter(History)
 
 
 class Validation:
-    """The history of a run's scores, kept in `best.json`, `metrics.jsonl` and `validation/`. Every
-    rank translates and knows the history; rank 0 writes.
+    """The history of a run's scores, kept in `best.json`, `metrics.jsonl` and `validation/`. All
+    ranks translate and know the history; rank 0 writes.
     """
 
     def __init__(
@@ -50,23 +42,24 @@ class Validation:
         run: RunDirectory,
         stop: Stop,
         ranks: Ranks,
-        device: torch.device,
+        learner: Learner,
     ) -> None:
         self.config, self.prepared, self.run, self.stop = config, prepared, run, stop
-        self.ranks, self.device = ranks, device
+        self.ranks, self.learner = ranks, learner
         self.history = History(config.train.metric)
 
     def resume(self, step: int) -> None:
-        """Restore the history of a step; later records are dropped."""
-        self.update_history(partial(self._cut, step))
+        """Restore the history as it was at a step; records of later steps are removed."""
 
-    def _cut(self, step: int) -> None:
-        if self.look_back(step):
-            self.write_history()
-        self.run.metrics.cut(step)
+        def cut() -> None:
+            if self.load_history(step):
+                self.write_history()
+            self.run.metrics.cut(step)
+
+        self.update_history(cut)
 
     def update_history(self, work: Callable[[], None]) -> None:
-        """Call `work`, which changes the history, on rank 0; broadcast the result."""
+        """Call `work` on rank 0, then broadcast its history."""
 
         def find() -> History:
             work()
@@ -74,8 +67,8 @@ class Validation:
 
         self.history = self.ranks.share(find, HISTORY)
 
-    def look_back(self, step: int) -> bool:
-        """Load the history of a step; return whether the file has later entries."""
+    def load_history(self, step: int) -> bool:
+        """Load the history as it was at a step; return whether the file holds more."""
         stored = self.run.read(layout.BEST, BEST)
         if stored is None and step > self.config.train.valid_every:
             raise UserError(
@@ -87,57 +80,66 @@ class Validation:
         self.history.cut(step, self.config.train.is_validated)
         return self.history.as_json() != before
 
-    def validate(self, model: LoadedModel, step: int) -> None:
-        """Score the checkpoint of a step on the validation set."""
-        entry, hypotheses = self.evaluate(model, self.prepared.valid, "valid")
+    def write_history(self) -> None:
+        """Write `best.json`, on rank 0."""
+        if self.ranks.is_first:
+            self.run.write(layout.BEST, self.history.as_json())
+
+    def validate(self, step: int) -> None:
+        """Score the current weights, which the checkpoint of this step holds."""
         name = layout.step_name(step)
-        self.keep(name, hypotheses, step, "valid/", entry)
+        entry = self.evaluate(self._current_model(), self.prepared.valid, name, step, "valid/")
+        self.learner.model.train()
         self.history.entries.append({"step": step, "checkpoint": name, **entry})
-        self.history.average = None  # of an earlier last step
+        self.history.average = None  # of an earlier end of this run
         self.write_history()
         best = self.history.best
         mark = "  best so far" if best is not None and best["step"] == step else ""
         logger.info("step %s  %s%s", f"{step:,}", summary(entry), mark)
 
-    def evaluate(self, model: LoadedModel, text: Text, name: str) -> tuple[Entry, list[str]]:
-        """Return the BLEU, chrF and NLL per token of a model on a set, and its translations."""
+    def _current_model(self) -> LoadedModel:
+        """Return the current weights, ready to translate as `mtrain translate` does by default."""
+        model, device = self.learner.model, self.learner.device
+        dtype = compute_dtype("auto", device, training=False)
+        if dtype != model.dtype or self.learner.average is not None:
+            with torch.device("meta"):
+                model = Transformer(model.shape)
+            model.take_weights(self.learner.weights)
+            set_compute_dtype(model.to(device), dtype)
+        tokenizer, decode = self.prepared.tokenizer, self.config.decode
+        check = self.stop.check
+        return LoadedModel(model, tokenizer, decode, self.config, check_stop=check)
+
+    def evaluate(self, model: LoadedModel, text: Text, name: str, step: int, prefix: str) -> Entry:
+        """Translate a set and return its BLEU, chrF and NLL a token. Rank 0 writes translations,
+        named `name`, and a metrics record, its keys prefixed.
+        """
         with progress_bar(len(text), "line", f"translating {name}") as bar:
             hypotheses = Translator(model, self.ranks).best(text.sources, bar.update)
-        parts = self.ranks.gather(partial(self._score_references, model, text), LIKELIHOOD)
+        mine = slice(self.ranks.rank, None, self.ranks.size)
+        sources, references = text.sources[mine], text.references[mine]
+        parts = self.ranks.gather(lambda: Scorer(model).nll(sources, references), NLL)
         bleu = metrics.bleu_of_run(hypotheses, text.references, self.config.data.tgt_lang)
-        entry = {
+        entry: Entry = {
             "bleu": bleu.score,
             "chrf": metrics.chrf(hypotheses, [text.references]).score,
-            "nll": sum(part.nll for part in parts) / sum(part.tokens for part in parts),
+            "nll": sum(nll for nll, _ in parts) / sum(tokens for _, tokens in parts),
             "signature": bleu.signature,
         }
-        return entry, hypotheses
-
-    def _score_references(self, model: LoadedModel, text: Text) -> Likelihood:
-        """Score the references of this rank's lines."""
-        mine = slice(self.ranks.rank, None, self.ranks.size)
-        return Likelihood(*Scorer(model).nll(text.sources[mine], text.references[mine]))
-
-    def keep(self, name: str, hypotheses: list[str], step: int, prefix: str, entry: Entry) -> None:
-        """Write translations and their record; an unfinished record is replaced."""
-        if not self.ranks.is_first:
-            return
-        self.run.check_held()
-        path = layout.translations(self.run.path, name)
-        files.make_directory(path.parent)
-        files.write_text(path, "".join(line + "\n" for line in hypotheses))
-        values = {f"{prefix}{key}": value for key, value in entry.items()}
-        values[f"{prefix}ppl"] = math.exp(min(entry["nll"], 700))
-        self.run.metrics.replace({"step": step, "time": time.time(), **values}, prefix)
-
-    def write_history(self) -> None:
-        """Write `best.json` on rank 0."""
         if self.ranks.is_first:
-            self.run.write(layout.BEST, self.history.as_json())
+            self.run.check_held()
+            path = layout.translations(self.run.path, name)
+            files.make_directory(path.parent)
+            files.write_text(path, "".join(line + "\n" for line in hypotheses))
+            values = {f"{prefix}{key}": value for key, value in entry.items()}
+            values[f"{prefix}ppl"] = math.exp(min(entry["nll"], 700))
+            # in place of the record of an interrupted attempt
+            self.run.metrics.replace({"step": step, "time": time.time(), **values}, prefix)
+        return entry
 
 
 def summary(entry: Entry) -> str:
-    """Format the scores of an entry for the log."""
+    """Return the scores in one line."""
     return (
         f"BLEU {entry['bleu']:.2f}  chrF {entry['chrf']:.2f}  "
         f"nll {entry['nll']:.4f}  ppl {math.exp(min(entry['nll'], 700)):.2f}"

@@ -723,14 +723,14 @@ def test_a_full_disk_says_so_in_the_status(
 def test_numbers_that_are_not_finite_end_the_run(
     command: Command, tiny_config: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learn_share = Trainer._learn_share
+    learn = Trainer._learn
 
     def spoiling(self: Trainer, *arguments: Any) -> None:
-        learn_share(self, *arguments)
-        if self.position.step == 4:
+        learn(self, *arguments)
+        if self.progress.step == 4:
             self.optimizer.grads[0].fill_(float("nan"))
 
-    monkeypatch.setattr(Trainer, "_learn_share", spoiling)
+    monkeypatch.setattr(Trainer, "_learn", spoiling)
     config = tiny_config()
     result = command("train", "-c", config)
     assert result.code == 1

@@ -127,7 +127,7 @@ import os, resource, shutil, signal, torch
 from mtrain.training.trainer import Trainer
 method = Trainer.{method}
 def struck(self, *arguments):
-    if self.position.step == {step}:
+    if self.progress.step == {step}:
         {deed}
     return method(self, *arguments)
 Trainer.{method} = struck

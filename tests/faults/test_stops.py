@@ -145,7 +145,7 @@ fsync, save = os.fsync, Trainer._save
 os.fsync = lambda number: (point(), fsync(number))
 def saving(self):
     global passed
-    if self.position.step == 60:
+    if self.progress.step == 60:
         passed = 0
     save(self)
     if passed is not None:
@@ -291,11 +291,12 @@ def test_stopped_in_every_phase(
 
 # What a resumed run takes up again, each forgotten once. The other runs' equality means something
 # only if these are told apart.
+BEFORE = "resume.Progress = lambda sums, step=0, *rest: progress(sums, step and step - 1, *rest)"
 BROKEN = {
-    "position of the sampler": "train.Position = lambda step=0, *_: position(step)",
-    "randomness": "train.micro_batch_seed = lambda seed, step, number: step",
-    "moments": "optim.Optimizer.load_moments = lambda *_: None",
-    "step": "train.Position = lambda step=0, *rest: position(step and step - 1, *rest)",
+    "position of the sampler": "resume.Progress = lambda sums, step=0, *_: progress(sums, step)",
+    "randomness": "trainer.micro_batch_seed = lambda seed, step, index: step",
+    "moments": "optimizer.Optimizer.load_moments = lambda *_: None",
+    "step": BEFORE,
 }
 
 
@@ -307,7 +308,8 @@ def test_restores_that_are_broken(
     def trial(case: tuple[Rig, str]) -> str:
         rig, name = case
         stopped = processes.train(rig, prelude=strike(95, "os.kill(os.getpid(), signal.SIGTERM)"))
-        broken = f"from mtrain import optim, train\nposition = train.Position\n{BROKEN[name]}"
+        modules = "from mtrain.training import optimizer, resume, trainer"
+        broken = f"{modules}\nprogress = resume.Progress\n{BROKEN[name]}"
         resumed = processes.train(rig, prelude=broken)
         noticed = "step-00000200/model.safetensors" in rig.differs_from(other)
         if (stopped.code, resumed.code, noticed) == (EXIT_TERMINATED, 0, True):

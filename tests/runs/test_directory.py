@@ -183,7 +183,7 @@ def test_a_run_whose_directory_is_gone_writes_nothing_more(
     step = Trainer.take_step
 
     def disturbed(self: Trainer, *arguments: Any) -> Any:
-        if self.position.step == 5:
+        if self.progress.step == 5:
             shutil.rmtree(run)
             if again:
                 run.mkdir()

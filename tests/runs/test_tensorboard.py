@@ -146,7 +146,7 @@ def test_a_run_that_fails_and_is_resumed_has_the_curves_of_one(
     step = Trainer.take_step
 
     def failing(self: Trainer, *arguments: Any) -> Any:
-        if self.position.step == 5:
+        if self.progress.step == 5:
             raise OSError("the power failed")
         return step(self, *arguments)
 

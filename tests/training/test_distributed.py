@@ -96,9 +96,9 @@ def record_in_float64(config_file: Path, output: Path, accum_steps: int) -> None
         assert trainer.optimizer.buffer.dtype == torch.float64
         stream, found = trainer.micro_batches(), []
         for _ in range(50):
-            before = trainer.sums[0].item()
+            before = trainer.progress.sums[0].item()
             trainer.take_step(stream)
-            found.append(trainer.sums[0].item() - before)
+            found.append(trainer.progress.sums[0].item() - before)
         if ranks.is_first:
             output.write_text(json.dumps(found))
 
@@ -272,7 +272,7 @@ def test_another_number_of_ranks_goes_on_with_the_same_steps(
     assert refused.told[1:] == ["", ""]
     alone = train_by(1, config, run, "train.accum_steps=2")
     assert alone.codes == [0], alone.told
-    assert "1 processes train, not 2" in alone.told[0]
+    assert "processes: from here on 1, not 2" in alone.told[0]
     assert losses(run) == pytest.approx(losses(undisturbed), rel=1e-4)
     assert contents(run)["status"] == contents(undisturbed)["status"]
 

@@ -21,7 +21,7 @@ from mtrain.runs.directory import RunDirectory
 from mtrain.runtime.device import seed_device
 from mtrain.runtime.stop import Stop
 from mtrain.training import graphs
-from mtrain.training.graphs import Recorded, rounded
+from mtrain.training.graphs import CudaGraphs, graph_width
 from mtrain.training.trainer import Trainer
 
 IDS = SpecialIds(pad=0, bos=2, eos=3)
@@ -30,20 +30,20 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 @given(st.integers(1, 5000))
 def test_lengths_are_rounded_up_a_little(length: int) -> None:
-    width = rounded(length)
+    width = graph_width(length)
     assert length <= width < length + max(4, length / 8)
-    assert rounded(width) == width
-    assert rounded(length + 1) >= width
+    assert graph_width(width) == width
+    assert graph_width(length + 1) >= width
 
 
 def test_lengths_are_rounded_to_few_widths() -> None:
-    assert len({rounded(length) for length in range(1, 257)}) == 48
+    assert len({graph_width(length) for length in range(1, 257)}) == 48
 
 
 @given(st.integers(1, 300), st.integers(1, 300))
 def test_no_width_is_beyond_the_longest(length: int, longest: int) -> None:
-    width = graphs.widened(torch.ones(2, length), 0, longest).shape[1]
-    assert width == max(length, min(rounded(length), longest))
+    width = graphs.pad_to_graph(torch.ones(2, length), 0, longest).shape[1]
+    assert width == max(length, min(graph_width(length), longest))
 
 
 class FakeGraph:
@@ -97,7 +97,7 @@ def test_each_shape_is_recorded_once_and_replayed_with_the_batch_at_hand(
     device: torch.device,
 ) -> None:
     seen: list[tuple[Tensor, ...]] = []
-    work = Recorded(
+    work = CudaGraphs(
         recording(lambda *inputs: seen.append(tuple(map(Tensor.clone, inputs)))), device, IDS, 64
     )
     batches = [batch(2, 4, 6), batch(2, 4, 6, 500), batch(2, 5, 7), batch(3, 4, 6), batch(2, 4, 6)]
@@ -113,8 +113,8 @@ def test_each_shape_is_recorded_once_and_replayed_with_the_batch_at_hand(
 
 
 def test_the_oldest_graph_makes_room(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "MOST", 2)
-    work = Recorded(recording(lambda *inputs: None), device, IDS, 64)
+    monkeypatch.setattr(graphs, "MAX_GRAPHS", 2)
+    work = CudaGraphs(recording(lambda *inputs: None), device, IDS, 64)
     for rows in (1, 2, 3, 2):
         work(batch(rows, 4, 4))
     assert [shape[0] for shape in work.graphs] == [2, 3]
@@ -135,7 +135,7 @@ def test_lack_of_memory_is_what_a_broken_recording_tells(
 
     monkeypatch.setattr(torch.cuda, "graph", record)
     with pytest.raises(torch.OutOfMemoryError, match="none left"):
-        Recorded(lacking, device, IDS, 64)(batch(2, 4, 4))
+        CudaGraphs(lacking, device, IDS, 64)(batch(2, 4, 4))
 
 
 # --- the work itself --------------------------------------------------------------------------
@@ -164,8 +164,8 @@ def test_work_by_tables_alone_adds_up_the_same(trainer: Trainer) -> None:
         trainer.learner._accumulate(pairs)
         expected = taken(trainer)
         tables = (pairs.src, pairs.tgt_in, pairs.tgt_out)
-        wider = [graphs.widened(table, trainer.ids.pad, 32) for table in tables]
-        trainer.learner._accumulate_all(*wider)
+        wider = [graphs.pad_to_graph(table, trainer.ids.pad, 32) for table in tables]
+        trainer.learner._accumulate_padded(*wider)
         torch.testing.assert_close(taken(trainer), expected, rtol=1e-4, atol=1e-5)
         assert number < 50
 

@@ -107,7 +107,7 @@ def values(model: nn.Module) -> list[Tensor]:
 @pytest.mark.parametrize("clip", [0.0, 0.4, 100.0])
 def test_updates_are_adams_with_clipping(clip: float) -> None:
     ours, theirs = small_model(), small_model()
-    optimizer = Optimizer(ours, BETAS, EPS)
+    optimizer = Optimizer(ours, BETAS, EPS, {})
     adam = torch.optim.Adam(theirs.parameters(), lr=0.0, betas=BETAS, eps=EPS)
     for step in range(1, 6):
         norm = take_step(optimizer, ours, step, clip=clip)
@@ -122,7 +122,7 @@ def test_updates_are_adams_with_clipping(clip: float) -> None:
 
 def test_updates_are_the_formulas_of_adam() -> None:
     model = small_model()
-    optimizer = Optimizer(model, BETAS, EPS)
+    optimizer = Optimizer(model, BETAS, EPS, {})
     weight = model[0].weight.detach().double().numpy().copy()
     m, v = np.zeros_like(weight), np.zeros_like(weight)
     for step in range(1, 4):
@@ -232,7 +232,7 @@ def test_the_layers_matrices_are_muons_and_no_others() -> None:
 
 def test_a_bf16_model_follows_masters_that_keep_what_it_would_round_away() -> None:
     model = small_model().bfloat16()
-    optimizer = Optimizer(model, BETAS, EPS)
+    optimizer = Optimizer(model, BETAS, EPS, {})
     start = optimizer.weights()["0.weight"].clone()
     for _ in range(40):
         for parameter in model.parameters():
@@ -248,7 +248,7 @@ def test_a_bf16_model_follows_masters_that_keep_what_it_would_round_away() -> No
 
 def test_gradients_of_micro_batches_add_up_in_fp32() -> None:
     model = small_model().bfloat16()
-    optimizer = Optimizer(model, BETAS, EPS)
+    optimizer = Optimizer(model, BETAS, EPS, {})
     for value in (256.0, 1.0, 1.0, 1.0):  # bf16 would stay at 256
         for parameter in model.parameters():
             parameter.grad = torch.full_like(parameter, value)
@@ -299,7 +299,7 @@ def test_micro_batches_are_one_big_batch() -> None:
     results = []
     for cuts in ([0, 5], [0, 1, 3, 5]):
         model = random_model()
-        optimizer = Optimizer(model, BETAS, EPS)
+        optimizer = Optimizer(model, BETAS, EPS, {})
         for start, stop in pairwise(cuts):
             accumulate(optimizer, model, batch_of(pairs[start:stop]))
         norm = optimizer.update(1e-3, tokens, 1.0)
