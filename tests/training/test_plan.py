@@ -15,12 +15,12 @@ from conftest import TinyConfig, run_mtrain
 
 from mtrain.config.loading import load_config
 from mtrain.config.schema import Config
+from mtrain.model.building import shape_of
 from mtrain.model.transformer import Transformer
 from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import UserError
 from mtrain.training import plan
 from mtrain.training.plan import Forecast, clock, describe_run, forecast, lack_of_disk
-from mtrain.translation.translator import shape_of
 
 LENGTHS = np.random.default_rng(1).integers(2, 20, (500, 2))
 

@@ -574,7 +574,7 @@ def test_a_damaged_checkpoint_is_not_averaged(
     start(config_file, run, "train.average_last=0", "train.keep_checkpoints=3")
     flip(run / "checkpoints" / "step-00000016" / "manifest.json")
     start(config_file, run)
-    assert "step-00000016: damaged or gone; only later checkpoints are averaged" in warnings()
+    assert "step-00000016: damaged or missing; only later checkpoints are averaged" in warnings()
     best = json.loads((run / "best.json").read_text())
     assert best["average"]["of"] == ["step-00000020", "step-00000024"]
 
@@ -587,7 +587,7 @@ def test_a_damaged_best_checkpoint_is_replaced_by_the_next(
     best = checkpoint.resolve(run)
     flip(best / "model.safetensors")
     start(config_file, run, *settings)
-    assert f"{best}: damaged or gone; going on with the best of the others" in warnings()
+    assert f"{best}: damaged or missing; using the best of the others" in warnings()
     assert checkpoint.resolve(run) != best
     assert checkpoint.is_good(checkpoint.resolve(run))
 
