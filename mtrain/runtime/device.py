@@ -1,22 +1,12 @@
-"""What the machine has: devices, number formats, threads, memory."""
+"""What the machine has: devices, number formats, threads."""
 
-import ctypes
 import os
-import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from mtrain.runtime.errors import RefusedError, UserError
-
-# glibc's numbers in malloc.h, and the largest threshold for single mappings that it accepts
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD = -1, -3, 32 << 20
-# See `packed_product`.
-WORTH_PACKING = 100_000
 
 
 def pick_device(name: str) -> torch.device:
@@ -113,35 +103,3 @@ def available_threads() -> int:
     """Cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
-
-
-def keep_freed_memory() -> None:
-    """Have glibc keep the memory that a step frees for the next one, which otherwise pays for
-    tens of thousands of page faults; other C libraries are left as they are.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD)
-        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-
-
-def packed_product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """Return the function that maps rows (N, in) to (N, out) by a matrix (out, in) that does not
-    change: on a CPU it is laid out as oneDNN wants it, where that is worth it.
-
-    torch lays it out anew for every product in bf16, and leaves fp32 to MKL: with a vocabulary of
-    8,000 on one core that takes three times as long for 5 hypotheses, a fifth longer for 270. Small
-    matrices in fp32 MKL multiplies as fast, and for few rows in half the time.
-    """
-    weight = weight.detach()
-    has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    is_x86 = platform.machine() in ("x86_64", "AMD64")
-    if weight.dtype == torch.bfloat16:
-        pays = has_fast_bf16(weight.device)
-    else:
-        pays = weight.dtype == torch.float32 and weight.numel() >= WORTH_PACKING
-    if weight.device.type != "cpu" or not (has_onednn and is_x86 and pays):
-        return partial(F.linear, weight=weight, bias=bias)
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight)
-    multiply = torch.ops.mkldnn._linear_pointwise
-    return lambda rows: multiply(rows, packed, bias, "none", [], "")

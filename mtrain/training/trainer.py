@@ -14,7 +14,8 @@ from mtrain.config.schema import Config
 from mtrain.data.batches import Batch, MicroBatch, SpecialIds, TokenBatches
 from mtrain.data.prepare import Prepared
 from mtrain.data.subwords import SubwordSampler
-from mtrain.model.transformer import Transformer, set_compute_dtype
+from mtrain.model.building import build
+from mtrain.model.transformer import set_compute_dtype
 from mtrain.runs.directory import RunDirectory
 from mtrain.runtime import files
 from mtrain.runtime.device import compute_dtype, seed_device, telling_lack_of_memory
@@ -276,7 +277,7 @@ class Trainer:
         dtype = compute_dtype("auto", self.device, training=False)
         if dtype != self.model.dtype or self.average is not None:
             with torch.device("meta"):
-                model = Transformer(self.model.shape)
+                model = build(self.model.shape, self.device)
             model.take_weights(self.checkpoints.weights())
             set_compute_dtype(model.to(self.device), dtype)
         tokenizer, config, check = self.prepared.tokenizer, self.config, self.stop.check
