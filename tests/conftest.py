@@ -30,6 +30,7 @@ from processes import Processes
 from mtrain.cli import app as cli
 from mtrain.data.tokenizer import Tokenizer, train_tokenizer
 from mtrain.export.proof import Agreement
+from mtrain.model.cpu import RowTransformer
 from mtrain.model.transformer import Dropout, Shape, Transformer
 from mtrain.runtime import lock, log
 from mtrain.translation import loading
@@ -194,12 +195,17 @@ def differences(run: Path, other: Path) -> list[str]:
     return sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key))
 
 
-def random_model(seed: int = 0, rates: Dropout | None = None, **settings: Any) -> Transformer:
+def random_model(
+    seed: int = 0,
+    rates: Dropout | None = None,
+    kind: type[Transformer] = RowTransformer,
+    **settings: Any,
+) -> Transformer:
     """Return a small model in eval mode; every value is random, those of biases and norms too."""
     torch.manual_seed(seed)
     defaults = {"vocab_size": 23, "d_model": 16, "num_heads": 4, "d_ff": 24}
     layers = {"num_encoder_layers": 2, "num_decoder_layers": 2}
-    model = Transformer(Shape(**{"pad_id": 0, **defaults, **layers, **settings}), rates)
+    model = kind(Shape(**{"pad_id": 0, **defaults, **layers, **settings}), rates)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))

@@ -1,4 +1,4 @@
-"""Building models: a shape from settings, and weights that must fit it."""
+"""Building models: shape and dropout from settings, the kind for a device, checked weights."""
 
 from pathlib import Path
 
@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from mtrain.config.schema import Config
-from mtrain.model.transformer import Dropout, Shape
+from mtrain.model.cpu import RowTransformer
+from mtrain.model.transformer import Dropout, Shape, Transformer
 from mtrain.runtime.errors import UserError
 
 
@@ -32,6 +33,16 @@ def model_dropout(config: Config) -> Dropout:
     """Return a model's dropout rates by its settings."""
     m = config.model
     return Dropout(m.dropout, m.attention_dropout, m.activation_dropout)
+
+
+def build(
+    shape: Shape, device: torch.device, rates: Dropout | None = None, *, compiled: bool = False
+) -> Transformer:
+    """Return a new model, still on the default device, that is fastest on `device`; torch compiles
+    only the plain one.
+    """
+    kind = RowTransformer if device.type == "cpu" and not compiled else Transformer
+    return kind(shape, rates)
 
 
 def check_weights(parameters: dict[str, Tensor], weights: dict[str, Tensor], name: Path) -> None:

@@ -1,30 +1,27 @@
-"""The decoder at inference: one position at a time, with the keys and values of earlier ones.
+"""The decoder as translation runs it: one position at a time, with cached keys and values.
 
-Shapes: `B` sentences, `W` hypotheses of each, `N` of all (B x W), `S` source length, `T` past
-positions, `D` d_model, `H` heads, `K` head width, `V` vocabulary.
+Shapes: `B` sentences, `W` hypotheses of each, `N` of all (B x W), `S` source length, `T` positions
+of the cache, `D` d_model, `H` heads, `K` head width, `V` vocabulary.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from mtrain.model.attention import attend_step
 from mtrain.model.transformer import DecoderLayer, Transformer
-from mtrain.runtime.device import packed_product
 
 
 @dataclass(frozen=True)
 class DecoderState:
-    """What decoding has seen of `N` hypotheses of `B` sentences, `W` each.
+    """The cache of `N` hypotheses of `B` sentences, `W` each.
 
-    Each layer's `past` (2, B, H, T, W', K) holds keys and values with `time` places filled, W' >= W
-    of a sentence in each. They stay where they were written: `lineage` (B, W, T, W') is 0 where
-    one belongs to a hypothesis's own past, and else minus infinity. `source` (layers, 2, B, H, S,
+    Each layer's `past` (2, B, H, T, W', K) holds keys and values of `time` positions, with W' >= W
+    slots per sentence. They stay in the slot where they were written: `lineage` (B, W, T, W') is 0
+    at the slots of a hypothesis's own past, elsewhere minus infinity. `source` (layers, 2, B, H, S,
     K) holds keys and values of the source, `src_bias` (B, H, 1, S) is 0 at its real tokens.
     """
 
@@ -35,8 +32,8 @@ class DecoderState:
     src_bias: Tensor
 
     def select(self, rows: Tensor, sentences: Tensor | None = None) -> "DecoderState":
-        """Take some of the N hypotheses, in a new order and as many of each sentence, and (None:
-        all) some of the B sentences.
+        """Keep hypotheses `rows` of the N, in their order and equally many of each sentence, and of
+        the B sentences only `sentences` (None: all).
         """
         past, source, src_bias = self.past, self.source, self.src_bias
         if sentences is not None:
@@ -48,41 +45,37 @@ class DecoderState:
         lineage = lineage.view(B, len(rows) // max(1, B), *lineage.shape[1:])
         if (missing := lineage.shape[1] - slots) > 0:
             lineage = F.pad(lineage, (0, missing), value=float("-inf"))
-            # copies of what is there, for what nobody looks at must still be numbers
+            # hidden slots get copies: an uninitialised one may be NaN, which no mask hides
             copies = torch.arange(slots + missing, device=rows.device) % slots
             past = tuple(layer.index_select(4, copies) for layer in past)
         return DecoderState(past, self.time, lineage, source, src_bias)
 
     def longer(self) -> "DecoderState":
-        """Make room for another position, and let each hypothesis see its own there."""
+        """Make room for one more position, where each hypothesis sees its own slot."""
         past, lineage = self.past, self.lineage
         if self.time == lineage.shape[2]:
             room = max(16, self.time)
             past = tuple(_with_room(layer, room) for layer in past)
             lineage = F.pad(lineage, (0, 0, 0, room), value=float("-inf"))
         lineage[:, :, self.time].diagonal(dim1=1, dim2=2).zero_()
-        return DecoderState(past, self.time + 1, lineage, self.source, self.src_bias)
+        return replace(self, past=past, time=self.time + 1, lineage=lineage)
 
 
 def _with_room(past: Tensor, room: int) -> Tensor:
-    """Copy keys and values to where there are so many places more."""
+    """Copy keys and values into a tensor with `room` more positions."""
     longer = past.new_empty(*past.shape[:3], past.shape[3] + room, *past.shape[4:])
     longer[:, :, :, : past.shape[3]] = past
     return longer
 
 
 class Decoder:
-    """A model's decoder, which maps newest tokens to what may follow them; see `DecoderState`.
-
-    Its weights are those of the model as it is now, some of them copied.
-    """
+    """The step function of a model. It uses the weights that the model has now, partly copied."""
 
     def __init__(self, model: Transformer) -> None:
         self.model = model
         self.scale = model.shape.d_model**0.5
-        self.layers = [_Layer(layer) for layer in model.decoder_layers]
-        self.norm = model.decoder_norm
-        self.project = packed_product(model.output.weight.to(model.dtype), None)
+        self.layers = [_Layer(layer, model) for layer in model.decoder_layers]
+        self.project = model.parts.product(model.output.weight.to(model.dtype), None)
 
     def begin(self, src: Tensor) -> DecoderState:
         """Encode sources: (B, S) -> state of B empty hypotheses."""
@@ -92,26 +85,23 @@ class Decoder:
         """Project the source's keys and values once: (B, S, D), (B, 1, 1, S) -> state of B empty
         hypotheses.
         """
-        B, S, _ = memory.shape
         attentions = [layer.cross_attention for layer in self.model.decoder_layers]
-        stacked = torch.stack(
-            [torch.stack(a.heads(a.project(memory.flatten(0, 1), 1, 3), B, S)) for a in attentions]
-        ).to(_attention_dtype(memory))
-        layers, _, _, H, _, K = stacked.shape
-        bias = stacked.new_zeros(B, H, 1, S).masked_fill(~src_mask, float("-inf"))
-        past = tuple(stacked.new_empty(2, B, H, 0, 1, K) for _ in range(layers))
-        return DecoderState(past, 0, stacked.new_empty(B, 1, 0, 1), stacked, bias)
+        source = torch.stack([torch.stack(a.heads(a.project(memory, 1, 3))) for a in attentions])
+        source = source.to(self.model.attention_dtype)
+        layers, _, B, H, S, K = source.shape
+        bias = source.new_zeros(B, H, 1, S).masked_fill(~src_mask, float("-inf"))
+        past = tuple(source.new_empty(2, B, H, 0, 1, K) for _ in range(layers))
+        return DecoderState(past, 0, source.new_empty(B, 1, 0, 1), source, bias)
 
     def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
-        """Log-probabilities of the next token in fp32: (N,), state -> (N, V), state one position
-        on.
+        """Log-probabilities of the next token in fp32: (N,), state -> (N, V), next state.
 
-        The given state's room is written into: go on from the returned one.
+        The cache of the given state is written to: continue with the returned one only.
         """
         time, H = state.time, self.model.shape.num_heads
         state = state.longer()
         bias = None
-        if state.lineage.shape[3] > 1:  # a single hypothesis has the whole past
+        if state.lineage.shape[3] > 1:  # a single hypothesis sees the whole past
             bias = state.lineage[:, None, :, : time + 1].expand(-1, H, -1, -1, -1)
             bias = bias.flatten(3).flatten(0, 1)
         src_bias = state.src_bias.flatten(0, 1)
@@ -120,22 +110,22 @@ class Decoder:
         x = x.to(self.model.dtype)
         for layer, past, source in zip(self.layers, state.past, state.source, strict=True):
             x = layer.step(x, past, time, source, bias, src_bias)
-        return self.project(self.norm(x)).float().log_softmax(-1), state
+        return self.project(self.model.decoder_norm(x)).float().log_softmax(-1), state
 
 
 @dataclass(frozen=True)
 class EnsembleState:
-    """What each decoder of an ensemble has seen."""
+    """The caches of an ensemble's decoders."""
 
     members: tuple[DecoderState, ...]
 
     def select(self, rows: Tensor, sentences: Tensor | None = None) -> "EnsembleState":
-        """Take some hypotheses and sentences, as `DecoderState` does."""
+        """Keep some hypotheses and sentences, as `DecoderState` does."""
         return EnsembleState(tuple(state.select(rows, sentences) for state in self.members))
 
 
 class Ensemble:
-    """Several models of one vocabulary as one: what follows is as likely as on average of them."""
+    """The step function of several models of one vocabulary: the mean of their probabilities."""
 
     def __init__(self, models: Sequence[Transformer]) -> None:
         self.members = [Decoder(model) for model in models]
@@ -145,32 +135,31 @@ class Ensemble:
         return EnsembleState(tuple(member.begin(src) for member in self.members))
 
     def step(self, tokens: Tensor, state: EnsembleState) -> tuple[Tensor, EnsembleState]:
-        """Log-probabilities of the next token: (N,), state -> (N, V), state one position on."""
+        """Log-probabilities of the next token: (N,), state -> (N, V), next state."""
         pairs = zip(self.members, state.members, strict=True)
-        found = [member.step(tokens, own) for member, own in pairs]
-        log_probs = mean_log_probs([log_probs for log_probs, _ in found])
-        return log_probs, EnsembleState(tuple(after for _, after in found))
+        log_probs, states = zip(*(member.step(tokens, own) for member, own in pairs), strict=True)
+        return mean_log_probs(log_probs), EnsembleState(states)
 
 
-def mean_log_probs(members: list[Tensor]) -> Tensor:
-    """The logarithm of the mean of probabilities, given the logarithms of each."""
-    return torch.stack(members).logsumexp(0) - math.log(len(members))
+def mean_log_probs(members: Sequence[Tensor]) -> Tensor:
+    """Return the logarithm of the mean of probabilities, given their logarithms."""
+    return torch.stack(tuple(members)).logsumexp(0) - math.log(len(members))
 
 
 class _Layer:
-    """A layer over the newest tokens of hypotheses."""
+    """A decoder layer applied to the newest token of each hypothesis."""
 
-    def __init__(self, layer: DecoderLayer) -> None:
+    def __init__(self, layer: DecoderLayer, model: Transformer) -> None:
         own, source, feed = layer.self_attention, layer.cross_attention, layer.feed_forward
-        D = own.project_out.in_features
-        self.pre_norm = layer.pre_norm
-        self.norms = [_normalizer(n) for n in (layer.self_norm, layer.cross_norm, layer.feed_norm)]
-        self.project = packed_product(own.project_in.weight, own.project_in.bias)
-        self.join = packed_product(own.project_out.weight, own.project_out.bias)
-        self.ask = packed_product(source.project_in.weight[:D], source.project_in.bias[:D])
-        self.join_source = packed_product(source.project_out.weight, source.project_out.bias)
-        self.inner = packed_product(feed.inner.weight, feed.inner.bias)
-        self.outer = packed_product(feed.outer.weight, feed.outer.bias)
+        D, product = model.shape.d_model, model.parts.product
+        self.pre_norm, self.attend = layer.pre_norm, model.parts.attend_step
+        self.norms = layer.self_norm, layer.cross_norm, layer.feed_norm
+        self.project = product(own.project_in.weight, own.project_in.bias)
+        self.join = product(own.project_out.weight, own.project_out.bias)
+        self.query = product(source.project_in.weight[:D], source.project_in.bias[:D])
+        self.join_source = product(source.project_out.weight, source.project_out.bias)
+        self.inner = product(feed.inner.weight, feed.inner.bias)
+        self.outer = product(feed.outer.weight, feed.outer.bias)
 
     def step(
         self,
@@ -187,55 +176,39 @@ class _Layer:
         return self._after(2, x, self.outer(self.inner(self._before(2, x)).relu_()))
 
     def _before(self, block: int, x: Tensor) -> Tensor:
-        return self.norms[block](x) if self.pre_norm else x
+        normed: Tensor = self.norms[block](x) if self.pre_norm else x
+        return normed
 
     def _after(self, block: int, x: Tensor, out: Tensor) -> Tensor:
         x = out.add_(x)
-        return x if self.pre_norm else self.norms[block](x)
+        normed: Tensor = x if self.pre_norm else self.norms[block](x)
+        return normed
 
     def _over_past(self, x: Tensor, past: Tensor, time: int, bias: Tensor | None) -> Tensor:
-        """Attend from newest tokens to their own pasts: (N, D) -> (N, D). Keys and values of the
-        tokens go to place `time` of `past` (2, B, H, T, W', K).
+        """Attend from the newest tokens to their own pasts: (N, D) -> (N, D). Their keys and values
+        are written to position `time` of `past` (2, B, H, T, W', K).
         """
         _, B, H, _, _, K = past.shape
         projected = self.project(x).view(B, -1, 3, H, K).permute(2, 0, 3, 1, 4)
-        W, places = projected.shape[3], past[:, :, :, time]
-        places[:, :, :, :W] = projected[1:]
-        if places.shape[3] > W:  # what nobody looks at must still be numbers
-            places[:, :, :, W:] = 0
+        W, slots = projected.shape[3], past[:, :, :, time]
+        slots[:, :, :, :W] = projected[1:]
+        if slots.shape[3] > W:  # an uninitialised slot may be NaN, which no mask hides
+            slots[:, :, :, W:] = 0
         key, value = past[:, :, :, : time + 1].view(2, B * H, -1, K)
-        return self.join(_attended(projected[0], key, value, bias, x.dtype))
+        return self.join(self._attend(projected[0], key, value, bias, x.dtype))
 
     def _over_source(self, x: Tensor, source: Tensor, bias: Tensor) -> Tensor:
-        """From newest tokens to their sources (2, B, H, S, K): (N, D) -> (N, D)."""
+        """Attend from the newest tokens to their sources (2, B, H, S, K): (N, D) -> (N, D)."""
         _, B, H, S, K = source.shape
-        query = self.ask(x).view(B, -1, H, K).transpose(1, 2)
+        query = self.query(x).view(B, -1, H, K).transpose(1, 2)
         key, value = source.view(2, B * H, S, K)
-        return self.join_source(_attended(query, key, value, bias, x.dtype))
+        return self.join_source(self._attend(query, key, value, bias, x.dtype))
 
-
-def _attended(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, dtype: torch.dtype
-) -> Tensor:
-    """(B, H, W, K) and two of (B * H, ?, K) -> (N, D)."""
-    B, H, W, K = query.shape
-    query = query.to(key.dtype).reshape(B * H, W, K)
-    heads = attend_step(query, key, value, bias).view(B, H, W, K)
-    return heads.transpose(1, 2).reshape(B * W, H * K).to(dtype)
-
-
-def _attention_dtype(x: Tensor) -> torch.dtype:
-    """On a CPU at least fp32: for its small products in bf16 oneDNN would generate code at every
-    new length.
-    """
-    return torch.promote_types(x.dtype, torch.float32) if x.device.type == "cpu" else x.dtype
-
-
-def _normalizer(norm: nn.LayerNorm) -> partial[Tensor]:
-    return partial(
-        torch.layer_norm,
-        normalized_shape=norm.normalized_shape,
-        weight=norm.weight,
-        bias=norm.bias,
-        eps=norm.eps,
-    )
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, dtype: torch.dtype
+    ) -> Tensor:
+        """(B, H, W, K) and two of (B * H, T or S, K) -> (N, D)."""
+        B, H, W, K = query.shape
+        query = query.to(key.dtype).reshape(B * H, W, K)
+        heads = self.attend(query, key, value, bias).view(B, H, W, K)
+        return heads.transpose(1, 2).reshape(B * W, H * K).to(dtype)

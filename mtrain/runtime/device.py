@@ -1,22 +1,12 @@
 """Devices of this machine: number formats, threads, memory."""
 
-import ctypes
 import os
-import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from mtrain.runtime.errors import RefusedError, UserError
-
-# glibc's numbers in malloc.h, and the largest threshold for single mappings that it accepts
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD = -1, -3, 32 << 20
-# See `packed_product`.
-WORTH_PACKING = 100_000
 
 
 def pick_device(name: str) -> torch.device:
@@ -110,35 +100,3 @@ def available_threads() -> int:
     """Cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
-
-
-def keep_freed_memory() -> None:
-    """Make glibc keep freed memory for the next step, which otherwise pays for tens of thousands of
-    page faults; other C libraries are not changed.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD)
-        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-
-
-def packed_product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """Return a function that maps rows (N, in) to (N, out) by a constant matrix (out, in), packed
-    once into oneDNN's layout where that pays.
-
-    Without it torch packs bf16 matrices for every product, and leaves fp32 to MKL: a vocabulary of
-    8,000 on one core then takes three times as long for 5 hypotheses and a fifth longer for 270.
-    Small fp32 matrices are as fast with MKL, and faster for few rows.
-    """
-    weight = weight.detach()
-    has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    is_x86 = platform.machine() in ("x86_64", "AMD64")
-    if weight.dtype == torch.bfloat16:
-        pays = has_fast_bf16(weight.device)
-    else:
-        pays = weight.dtype == torch.float32 and weight.numel() >= WORTH_PACKING
-    if weight.device.type != "cpu" or not (has_onednn and is_x86 and pays):
-        return partial(F.linear, weight=weight, bias=bias)
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight)
-    multiply = torch.ops.mkldnn._linear_pointwise
-    return lambda rows: multiply(rows, packed, bias, "none", [], "")

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from mtrain.config.schema import Config
 from mtrain.data.batches import Batch, SpecialIds
-from mtrain.model.building import model_dropout, shape_of
+from mtrain.model.building import build, model_dropout, shape_of
+from mtrain.model.cpu import keep_freed_memory
 from mtrain.model.transformer import Transformer, set_compute_dtype
-from mtrain.runtime.device import available_threads, compute_dtype, keep_freed_memory, set_up_cuda
+from mtrain.runtime.device import available_threads, compute_dtype, set_up_cuda
 from mtrain.runtime.distributed import Ranks, device_of
 from mtrain.runtime.errors import UserError, first_line
 from mtrain.training.graphs import CudaGraphs
@@ -73,9 +74,11 @@ class Learner:
 
     def _build_model(self, vocab_size: int) -> Transformer:
         shape = shape_of(self.config, vocab_size, self.ids.pad)
-        model = Transformer(shape, model_dropout(self.config)).to(self.device)
-        dtype = torch.bfloat16 if self.machine.precision == "bf16" else torch.float32
-        set_compute_dtype(model, dtype)
+        rates, compiled = model_dropout(self.config), self.machine.compile
+        model = build(shape, self.device, rates, compiled=compiled).to(self.device)
+        set_compute_dtype(
+            model, torch.bfloat16 if self.machine.precision == "bf16" else torch.float32
+        )
         return model.train()
 
     @property

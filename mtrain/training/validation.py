@@ -10,7 +10,8 @@ from pydantic import TypeAdapter
 from mtrain.config.schema import Config
 from mtrain.corpus.readers import Text
 from mtrain.data.prepare import Prepared
-from mtrain.model.transformer import Transformer, set_compute_dtype
+from mtrain.model.building import build
+from mtrain.model.transformer import set_compute_dtype
 from mtrain.runs import layout
 from mtrain.runs.directory import RunDirectory
 from mtrain.runs.history import History
@@ -103,7 +104,7 @@ class Validation:
         dtype = compute_dtype("auto", device, training=False)
         if dtype != model.dtype or self.learner.average is not None:
             with torch.device("meta"):
-                model = Transformer(model.shape)
+                model = build(model.shape, device)
             model.take_weights(self.learner.weights)
             set_compute_dtype(model.to(device), dtype)
         tokenizer, decode = self.prepared.tokenizer, self.config.decode

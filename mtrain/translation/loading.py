@@ -17,7 +17,7 @@ from mtrain.config.schema import Config, DecodeConfig, override_decode
 from mtrain.corpus.lines import CHARACTERS_A_TOKEN, LONGEST_TEXT, shorten_text
 from mtrain.data.batches import SpecialIds
 from mtrain.data.tokenizer import Tokenizer
-from mtrain.model.building import check_weights, shape_of
+from mtrain.model.building import build, check_weights, shape_of
 from mtrain.model.decoder import Decoder, Ensemble
 from mtrain.model.transformer import Transformer, set_compute_dtype
 from mtrain.runs import checkpoint, layout
@@ -191,10 +191,10 @@ def unpack(
     config = parse_stored_config(snapshot.config, str(directory / layout.CONFIG))
     tokenizer = Tokenizer(snapshot.tokenizer, str(directory / layout.TOKENIZER))
     shape = shape_of(config, tokenizer.vocab_size, tokenizer.pad_id)
-    with torch.device("meta"):  # a config may ask for any size: no memory before the weights agree
-        model = Transformer(shape)
-    check_weights(dict(model.named_parameters()), snapshot.weights, directory)
     target = pick_device(device)
+    with torch.device("meta"):  # a config may ask for any size: no memory before the weights agree
+        model = build(shape, target)
+    check_weights(dict(model.named_parameters()), snapshot.weights, directory)
     with telling_lack_of_memory(lambda: f"{directory}: out of memory; free some"):
         model.take_weights(snapshot.weights)
         set_compute_dtype(model, compute_dtype(precision, target, training=False))
