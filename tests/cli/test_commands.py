@@ -238,7 +238,7 @@ MISTAKES = [
     ("translate -m {tmp}/absent", 1, ["absent: no such directory"]),
     ("translate -m {tmp}", 1, ["neither a run directory nor a checkpoint"]),
     ("translate -m {src}", 1, ["src"]),
-    ("translate -m {broken}", 1, ["model.safetensors", "bytes where the manifest says", "is good"]),
+    ("translate -m {broken}", 1, ["model.safetensors", "bytes instead of", "is good"]),
     ("eval -m {broken} -s {src} -r {ref}", 1, ["model.safetensors", "is good"]),
     ("score -m {broken} -s {src} -t {ref}", 1, ["model.safetensors", "is good"]),
     # decoding
@@ -830,7 +830,7 @@ def test_a_file_is_not_overwritten_while_it_is_read(command: Command, tmp_path: 
     for line in ("translate -m x -i {0} -o {0}", "eval -m x -s {0} -r {0} -o {0}"):
         result = command(*line.format(path).split())
         assert result.code == 2
-        assert "is read from" in result.err
+        assert "is an input, too" in result.err
     assert path.read_text() == "one\ntwo\n"
 
 
@@ -957,7 +957,7 @@ def test_an_output_file_that_is_read_as_stdin_is_refused(trained_run: Path, tmp_
     file.write_text("bavo\n")
     done = shell(f"$MTRAIN translate -m {trained_run} -o {file} < {file}")
     assert (done.returncode, file.read_text()) == (2, "bavo\n")
-    assert "is read from" in done.stderr
+    assert "is an input, too" in done.stderr
 
 
 def test_a_log_that_nobody_reads_ends_no_run(tiny_config: TinyConfig, tmp_path: Path) -> None:

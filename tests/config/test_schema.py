@@ -361,10 +361,25 @@ def test_what_is_wrong_is_refused_with_its_place(
 @pytest.mark.parametrize(
     ("old", "new", "place", "words"),
     [
-        ("run_dir: runs/x\n", "", "c.yaml:1", ["run_dir", "is required and missing"]),
-        ("  valid: {src: v.en, tgt: v.de}\n", "", "c.yaml:2", ["data.valid", "is required"]),
-        ("  src_lang: en\n", "", "c.yaml:2", ["data.src_lang", "is required", "language code"]),
-        (", tgt: a.de", "", "c.yaml:5", ["data.train.0.tgt", "is required", "{src, tgt}"]),
+        ("run_dir: runs/x\n", "", "c.yaml:1", ["run_dir", "required, but missing"]),
+        (
+            "  valid: {src: v.en, tgt: v.de}\n",
+            "",
+            "c.yaml:2",
+            ["data.valid", "required, but missing"],
+        ),
+        (
+            "  src_lang: en\n",
+            "",
+            "c.yaml:2",
+            ["data.src_lang", "required, but missing", "language code"],
+        ),
+        (
+            ", tgt: a.de",
+            "",
+            "c.yaml:5",
+            ["data.train.0.tgt", "required, but missing", "{src, tgt}"],
+        ),
         ("tgt: a.de", "tgd: a.de", "c.yaml:5", ["data.train.0.tgd", "did you mean", "tgt?"]),
         (
             "[{src: a.en, tgt: a.de}]",
@@ -600,7 +615,7 @@ def test_a_variable_is_no_name_that_a_hub_is_asked_for(
     monkeypatch.setenv("TOKEN", "secret")
     override = "data.valid={dataset: $TOKEN, split: s, src: a, tgt: b}"
     message = refusal(tmp_path, DATA, override)
-    assert "data.valid.dataset: $TOKEN is no path of a folder" in message
+    assert "data.valid.dataset: $TOKEN is not the path of a folder" in message
     assert "secret" not in message
 
 

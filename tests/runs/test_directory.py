@@ -278,7 +278,7 @@ def test_a_users_config_is_not_written_over(
     own.parent.mkdir(exist_ok=True)
     own.write_text(config.read_text() + "# my notes\n")
     assert train(own) == 2
-    assert "mtrain writes its own config.yaml here" in capsys.readouterr().err
+    assert "mtrain replaces this file by its own config.yaml" in capsys.readouterr().err
     assert own.read_text().endswith("# my notes\n")
 
 

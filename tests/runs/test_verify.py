@@ -116,7 +116,7 @@ FAULTS: list[tuple[str, str, str, Callable[[Path], object]]] = [
     (
         f"{LAST}/trainer",
         "damaged",
-        "where the manifest says",
+        "in the manifest",
         lambda run: (run / LAST / "trainer/optimizer.safetensors").write_bytes(b"short"),
     ),
     (AVERAGE, "missing", "has its scores", lambda run: shutil.rmtree(run / AVERAGE)),
@@ -504,7 +504,7 @@ def test_interrupted_and_running_runs(run: Path) -> None:
     for pid, host, words, left in (
         (gone.pid, socket.gethostname(), "was killed", "next start"),
         (os.getpid(), socket.gethostname(), "trains it", "being written"),
-        (os.getpid(), "elsewhere", "cannot be seen from here", "next start"),
+        (os.getpid(), "elsewhere", "on another machine", "next start"),
     ):
         content = {**status, "pid": pid, "host": host}
         (run / "status.json").write_text(json.dumps(content))

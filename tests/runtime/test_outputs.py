@@ -216,7 +216,7 @@ def test_two_things_are_not_written_to_one_file(
     if not is_one:
         refuse_one_file(output, other, "--alignments")
         return
-    with pytest.raises(RefusedError, match=f"^--alignments {other}: goes where"):
+    with pytest.raises(RefusedError, match=f"^--alignments {other}: is the output file"):
         refuse_one_file(output, other, "--alignments")
 
 
@@ -243,7 +243,7 @@ def test_what_is_read_is_not_written_over(
     if not is_read:
         refuse_overwriting(output, None, source)
         return
-    with pytest.raises(RefusedError, match="is read from"):
+    with pytest.raises(RefusedError, match="is an input, too"):
         refuse_overwriting(output, None, source)
 
 
@@ -288,7 +288,7 @@ def test_what_a_run_or_checkpoint_keeps_is_not_written_to(
     if not is_kept:
         refuse_kept(Path(name))
         return
-    with pytest.raises(RefusedError, match=f"^{name}: belongs to .* keeps; write to another"):
+    with pytest.raises(RefusedError, match=f"^{name}: belongs to .*; write to another"):
         refuse_kept(Path(name))
 
 
@@ -394,6 +394,6 @@ def test_outputs_are_refused_before_anything_is_done(
     (tmp_path / "run" / "run.json").touch()
     done = run_mtrain(line[0], "-m", model, *line[1:], cwd=tmp_path)
     assert (done.returncode, done.stdout) == (EXIT_REFUSED, ""), done.stderr
-    told = ("goes where the output goes", "is among what", "--output -: scores go to stdout")
+    told = ("is the output file, too", "belongs to", "--output -: scores go to stdout")
     assert any(text in done.stderr for text in told)
     assert (names(tmp_path), names(tmp_path / "run")) == (["in", "run"], ["run.json"])

@@ -385,7 +385,7 @@ def test_sampling_by_the_command(trained_run: Path) -> None:
         (["--sample", "--temperature", "0"], "temperature"),
         (["--top-k", "3"], "--top-k: needs --sample"),
         (["--sample", "--beam-size", "3"], "--beam-size: does not go with"),
-        (["-o", "x", "--alignments", "x"], "--alignments x: goes where"),
+        (["-o", "x", "--alignments", "x"], "--alignments x: is the output file"),
     ):
         done = run_mtrain("translate", "-m", trained_run, *options, input="a\n")
         assert done.returncode == EXIT_REFUSED
