@@ -140,7 +140,7 @@ def test_a_model_that_translates_otherwise_is_not_handed_over(
     with_search(monkeypatch, backwards)
     shown: list[str] = []
 
-    with pytest.raises(UserError, match="CTranslate2 translates otherwise: greedy"):
+    with pytest.raises(UserError, match="CTranslate2 translates differently: greedy"):
         handover.export(
             loaded_model, "ctranslate2", tmp_path / "served", "float32", None, shown.append
         )
@@ -234,7 +234,7 @@ def test_lines_that_differ_are_named_by_their_numbers_in_the_sample(
     sample.write_text("\n \nbavo\n\ncelu\n")
     shown: list[str] = []
 
-    with pytest.raises(UserError, match="CTranslate2 translates otherwise"):
+    with pytest.raises(UserError, match="CTranslate2 translates differently"):
         handover.export(
             loaded_model, "ctranslate2", tmp_path / "served", "float32", sample, shown.append
         )

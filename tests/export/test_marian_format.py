@@ -401,8 +401,8 @@ def test_the_command_writes_a_model_that_the_library_translates_with(
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ({"norm": "pre"}, "model.norm: pre: Marian has post alone; --to ctranslate2 takes both"),
-        ({"positions": "learned"}, "model.positions: learned: Marian has sinusoidal alone"),
+        ({"norm": "pre"}, "model.norm: pre: Marian supports only post; use --to ctranslate2"),
+        ({"positions": "learned"}, "model.positions: learned: Marian supports only sinusoidal"),
     ],
 )
 def test_what_marian_cannot_express_is_refused(shape: dict[str, str], message: str) -> None:
@@ -471,7 +471,7 @@ def test_a_model_that_translates_otherwise_is_not_handed_over(
 
     shown = write(loaded_model, tmp_path / "marian")
 
-    assert shown[-1].startswith("transformers translates otherwise: greedy")
+    assert shown[-1].startswith("transformers translates differently: greedy")
     assert shown[1].startswith("  line 1  mtrain        ")
     assert shown[2].startswith("  line 1  transformers  ")
     assert list(tmp_path.iterdir()) == []
@@ -483,7 +483,7 @@ def test_text_that_is_joined_otherwise_is_not_handed_over(
     changed(decode=lambda engine: lambda rows: [text + "!" for text in engine.decode(rows)])
 
     assert write(loaded_model, tmp_path / "marian")[-1].startswith(
-        "transformers translates otherwise"
+        "transformers translates differently"
     )
 
 

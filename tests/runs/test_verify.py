@@ -514,7 +514,7 @@ def test_interrupted_and_running_runs(run: Path) -> None:
         assert left in found["checkpoints/.step-00000900.partial"].detail
     notes = [one for one in verify(run) if one.state == "note"]
     assert [one.what for one in notes][-1] == "metrics.jsonl"
-    assert "was cut by a crash" in notes[-1].detail
+    assert "was truncated by a crash" in notes[-1].detail
 
 
 def test_resuming_wants_the_trainers_part(run: Path) -> None:
