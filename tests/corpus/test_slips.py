@@ -53,7 +53,7 @@ def test_shuffled_lines_are_noticed() -> None:
 def test_the_place_of_a_slip_is_told() -> None:
     sources, references = corpus(10_000)
     [sign] = signs(sources, [*references[:8000], "one too many", *references[8000:-1]])
-    assert f"{APART} near pair 8,001 (4 of 20 places looked at)" in sign
+    assert f"{APART} near pair 8,001 (4 of 20 windows)" in sign
 
 
 def test_the_same_text_twice_is_noticed() -> None:
