@@ -1,0 +1,134 @@
+"""The model as a CPU computes it, against the plain one and numerical gradients."""
+
+from __future__ import annotations
+
+import platform
+from functools import partial
+
+import pytest
+import torch
+from conftest import random_model
+from test_transformer import NORMS, assert_close, random_ids, random_values
+from torch import Tensor, nn
+
+from mtrain.model import building
+from mtrain.model.cpu import BitDropout, RowTransformer, attend_rows, packed_product
+from mtrain.model.transformer import Transformer
+from mtrain.runtime.device import has_fast_bf16
+
+
+@pytest.mark.parametrize(
+    ("device", "compiled", "kind"),
+    [("cpu", False, RowTransformer), ("cpu", True, Transformer), ("cuda", False, Transformer)],
+)
+def test_a_cpu_has_a_model_of_its_own(device: str, compiled: bool, kind: type) -> None:
+    shape = random_model().shape
+    found = building.build(shape, torch.device(device), compiled=compiled)
+    assert type(found) is kind
+    assert found.state_dict().keys() == random_model().state_dict().keys()
+
+
+# --- Attention -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_the_gradient_of_attention_equals_finite_differences(own: bool, p: float) -> None:
+    B, T, S = 2, 3, 3 if own else 4
+    bias = torch.full((T, S), float("-inf")).double().triu(1).expand(B, 1, T, S)
+    query = random_values(B * T + 2, 12 if own else 4).double().requires_grad_()
+    source = None if own else random_values(B * S + 1, 8, seed=3).double().requires_grad_()
+
+    def attended(query: Tensor, source: Tensor | None) -> Tensor:
+        torch.manual_seed(1)
+        return attend_rows(query, source, bias, 2, p)
+
+    assert torch.autograd.gradcheck(attended, (query, source))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@NORMS
+def test_both_kinds_of_model_have_one_gradient(norm: str, dtype: torch.dtype) -> None:
+    """In bf16 rows are padded, which must add nothing."""
+    src, tgt_in = random_ids(3, 6), random_ids(3, 5, seed=2)
+    src[1, 4:] = 0
+    sides = []
+    for kind in (Transformer, RowTransformer):
+        model = random_model(norm=norm, kind=kind).train().to(dtype)
+        model(src, tgt_in).float().log_softmax(-1).square().mean().backward()
+        sides.append([p.grad for p in model.parameters()])
+    tolerance = 1e-4 if dtype == torch.float32 else 0.1
+    for first, second in zip(*sides, strict=True):
+        assert float((first - second).norm()) <= tolerance * (float(first.norm()) + 0.1)
+
+
+# --- Dropout ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9, 0.999995])
+def test_dropout_zeroes_its_fraction_and_scales_the_rest(p: float) -> None:
+    torch.manual_seed(5)
+    out = BitDropout(p)(torch.ones(333, 601))
+    dropped = (out == 0).float()
+    assert abs(float(dropped.mean()) - p) < 0.005
+    torch.testing.assert_close(out[out != 0], torch.full_like(out[out != 0], 1 / (1 - p)))
+    for side in (dropped.mean(1), dropped.mean(0)):
+        assert float((side - p).abs().max()) < 0.15
+
+
+def test_dropout_is_off_without_training_or_rate() -> None:
+    x = random_values(50, 50)
+    assert BitDropout(0.5).eval()(x) is x
+    assert BitDropout(0.0)(x) is x
+
+
+def test_dropout_follows_the_seed_and_keeps_the_dtype() -> None:
+    x = torch.ones(40, 41, dtype=torch.bfloat16)
+
+    def draw(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        return BitDropout(0.3)(x)
+
+    assert torch.equal(draw(1), draw(1))
+    assert not torch.equal(draw(1), draw(2))
+    assert draw(1).dtype == torch.bfloat16
+
+
+def test_dropout_passes_gradients_through_kept_values() -> None:
+    x = torch.ones(100, requires_grad=True)
+    out = BitDropout(0.5)(x)
+    out.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, out.detach())
+
+
+# --- Packed matrices -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 5, 67])
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_packed_matrix_gives_the_same_product(
+    dtype: torch.dtype, rows: int, biased: bool
+) -> None:
+    if dtype == torch.bfloat16 and not has_fast_bf16(torch.device("cpu")):
+        pytest.skip("no bf16 here")
+    torch.manual_seed(1)
+    x, weight = torch.randn(rows, 64, dtype=dtype), torch.randn(2000, 64, dtype=dtype) / 8
+    bias = torch.randn(2000, dtype=dtype) if biased else None
+    multiply = packed_product(weight, bias)
+    assert not isinstance(multiply, partial) or platform.machine() not in ("x86_64", "AMD64")
+    tolerance = 1e-5 if dtype == torch.float32 else 0.02
+    torch.testing.assert_close(
+        multiply(x), nn.functional.linear(x, weight, bias), rtol=tolerance, atol=tolerance
+    )
+
+
+def test_other_processors_and_small_matrices_multiply_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, weight = torch.ones(1, 64), torch.ones(2000, 64)
+    assert isinstance(packed_product(weight[:9], None), partial)
+    monkeypatch.setattr(platform, "machine", lambda: "arm64")
+    assert_close(packed_product(weight, None)(x), x @ weight.T)
+    assert isinstance(packed_product(weight, None), partial)

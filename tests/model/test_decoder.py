@@ -1,0 +1,112 @@
+"""Decoding position by position, against the forward pass over whole sentences."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import random_model
+from test_transformer import KINDS, VARIANTS, assert_close, random_ids
+from torch import Tensor
+
+from mtrain.model import cpu
+from mtrain.model.decoder import Decoder
+from mtrain.model.transformer import Transformer, set_compute_dtype
+from mtrain.runtime.device import has_fast_bf16
+
+
+def stepwise(model: Transformer, src: Tensor, tgt_in: Tensor) -> Tensor:
+    """Log-probabilities of every next token, decoded a position at a time."""
+    decoder = Decoder(model)
+    state, rows = decoder.start(*model.encode(src)), []
+    for column in tgt_in.unbind(1):
+        log_probs, state = decoder.step(column, state)
+        rows.append(log_probs)
+    return torch.stack(rows, 1)
+
+
+@KINDS
+@VARIANTS
+@torch.no_grad()
+def test_cached_steps_equal_the_full_forward(
+    norm: str, positions: str, tie: str, kind: type[Transformer]
+) -> None:
+    model = random_model(norm=norm, positions=positions, tie_embeddings=tie, kind=kind)
+    src, tgt_in = random_ids(3, 6), random_ids(3, 40, seed=2)
+    src[0, 2:] = model.shape.pad_id
+    assert_close(stepwise(model, src, tgt_in), model(src, tgt_in).log_softmax(-1))
+
+
+@torch.no_grad()
+def test_cached_steps_cross_the_end_of_the_position_table() -> None:
+    model = random_model(num_encoder_layers=1, num_decoder_layers=1)
+    src, tgt_in = random_ids(1, 5), random_ids(1, 530, seed=2)
+    assert_close(stepwise(model, src, tgt_in), model(src, tgt_in).log_softmax(-1))
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@torch.no_grad()
+def test_steps_with_packed_matrices_equal_the_full_forward(
+    norm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, "WORTH_PACKING", 0)
+    model = random_model(norm=norm)
+    src, tgt_in = random_ids(3, 6), random_ids(3, 20, seed=2)
+    assert_close(stepwise(model, src, tgt_in), model(src, tgt_in).log_softmax(-1))
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@torch.no_grad()
+def test_steps_in_bf16_are_near_those_in_fp32(norm: str) -> None:
+    if not has_fast_bf16(torch.device("cpu")):
+        pytest.skip("no bf16 here")
+    model = random_model(norm=norm)
+    src, tgt_in = random_ids(3, 6), random_ids(3, 20, seed=2)
+    expected = stepwise(model, src, tgt_in)
+    set_compute_dtype(model, torch.bfloat16)
+    assert_close(stepwise(model, src, tgt_in), expected, 0.2)
+
+
+@torch.no_grad()
+def test_selected_hypotheses_go_on_with_their_own_past_and_source() -> None:
+    """Two sentences of three hypotheses each are reordered, then the first sentence leaves."""
+    model = random_model()
+    src = random_ids(2, 6)
+    src[0, 4:] = model.shape.pad_id
+    decoder = Decoder(model)
+    state = decoder.start(*model.encode(src))
+    prefixes, owners = torch.full((2, 1), 2), torch.tensor([0, 1])
+
+    def extend(rows: list[int], sentences: list[int] | None, tokens: list[int]) -> None:
+        nonlocal state, prefixes, owners
+        kept = None if sentences is None else torch.tensor(sentences)
+        log_probs, state = decoder.step(prefixes[:, -1], state)
+        assert_close(log_probs, model(src[owners], prefixes)[:, -1].log_softmax(-1))
+        state = state.select(torch.tensor(rows), kept)
+        prefixes = torch.cat((prefixes[rows], torch.tensor(tokens)[:, None]), 1)
+        owners = owners[rows]
+
+    extend([0, 0, 0, 1, 1, 1], None, [5, 6, 7, 8, 9, 10])
+    extend([2, 0, 0, 4, 5, 3], None, [11, 12, 13, 14, 15, 16])
+    extend([5, 3, 3], [1], [17, 18, 19])
+    extend([1, 0, 2], None, [4, 5, 6])
+    extend([2, 1], None, [7, 8])  # fewer
+    extend([1, 0], None, [9, 10])
+    extend([1, 1, 0, 0], None, [11, 12, 13, 14])  # and more again than ever
+    extend([3, 0, 2, 1], None, [15, 16, 17, 18])
+    for turn in range(12):  # beyond the room at the start
+        extend([turn % 4, 3, 0, 2], None, [4 + turn, 5, 6, 7])
+    assert owners.tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@VARIANTS
+@torch.no_grad()
+def test_a_gpu_computes_the_same(norm: str, positions: str, tie: str) -> None:
+    model = random_model(norm=norm, positions=positions, tie_embeddings=tie, kind=Transformer)
+    src, tgt_in = random_ids(3, 6), random_ids(3, 20, seed=2)
+    src[0, 2:] = model.shape.pad_id
+    expected = model(src, tgt_in)
+    model.to("cuda")
+    assert_close(model(src.cuda(), tgt_in.cuda()).cpu(), expected, 1e-4)
+    steps = stepwise(model, src.cuda(), tgt_in.cuda()).cpu()
+    assert_close(steps, expected.log_softmax(-1), 1e-4)
