@@ -85,7 +85,7 @@ def record_in_float64(config_file: Path, output: Path, accum_steps: int) -> None
         trainer = Trainer(config, prepare(config, run.tokenizer, Stop()), run, Stop(), ranks)
         assert trainer.optimizer.buffer.dtype == torch.float64
         stream, found = trainer.micro_batches(), []
-        for _ in range(50):
+        for _ in range(20):
             before = trainer.progress.sums[0].item()
             trainer.take_step(stream)
             found.append(trainer.progress.sums[0].item() - before)
@@ -100,7 +100,7 @@ def test_two_ranks_train_like_one_with_twice_the_accumulation(config: Path, tmp_
         done = start(tmp_path, [partial(record_in_float64, config, output, accum_steps)] * size)
         assert done.codes == [0] * size, done.told
         found.append(json.loads(output.read_text()))
-    assert len(found[0]) == 50
+    assert len(found[0]) == 20
     assert found[0] == pytest.approx(found[1], rel=1e-9)
     assert found[0] != pytest.approx(found[1][::-1], rel=1e-3)
 
@@ -164,24 +164,18 @@ def stop_in_validation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rank", "hook", "step", "name", "code"),
+    ("rank", "hook", "step", "reason"),
     [
-        (0, partial(at_step, 7, partial(send, signal.SIGTERM)), 7, "SIGTERM", EXIT_TERMINATED),
-        (1, partial(at_step, 7, partial(send, signal.SIGUSR1)), 7, "SIGUSR1", EXIT_STOPPED),
-        pytest.param(1, stop_in_validation, 8, "SIGTERM", EXIT_TERMINATED, id="in validation"),
+        (0, partial(at_step, 7, partial(send, signal.SIGTERM)), 7, ("SIGTERM", EXIT_TERMINATED)),
+        (1, partial(at_step, 7, partial(send, signal.SIGUSR1)), 7, ("SIGUSR1", EXIT_STOPPED)),
+        (1, stop_in_validation, 8, ("SIGTERM", EXIT_TERMINATED)),
     ],
+    ids=["SIGTERM", "SIGUSR1", "validation"],
 )
 def test_a_signal_to_one_stops_and_saves_all(
-    config: Path,
-    tmp_path: Path,
-    undisturbed: Path,
-    rank: int,
-    hook: Any,
-    step: int,
-    name: str,
-    code: int,
+    config: Path, tmp_path: Path, undisturbed: Path, rank: int, hook: Any, step: int, reason: Any
 ) -> None:
-    run = tmp_path / "run"
+    run, (name, code) = tmp_path / "run", reason
     done = train_by(2, config, run, hooks={rank: hook})
     assert done.codes == [code, code], done.told
     assert f"stopped by {name}" in done.told[0]
@@ -190,6 +184,9 @@ def test_a_signal_to_one_stops_and_saves_all(
     assert (found["state"], found["exit_code"], found["step"]) == ("stopped", code, step)
     assert train_by(2, config, run).codes == [0, 0]
     assert differences(run, undisturbed) == []
+
+
+HOST = socket.gethostname()
 
 
 def fail_for_memory() -> None:
@@ -212,7 +209,7 @@ def spoil_gradient() -> None:
         (
             partial(at_step, 7, fail_for_memory),
             "seed=1",
-            f"rank 1 on {socket.gethostname()}: step 7",
+            f"rank 1 on {HOST}: step 7",
         ),
         (spoil_gradient, "seed=1", "not finite"),
         (None, "data.valid={src: /gone, tgt: gone}", "/gone"),
@@ -428,13 +425,12 @@ def test_what_one_rank_raises_all_raise_and_rank_0_reports(tmp_path: Path) -> No
     done = start(tmp_path, [partial(raise_all_kinds, tmp_path)] * 2)
     assert done.codes == [0, 0], done.told
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
-    host = socket.gethostname()
-    own, other = ("UserError", "no", EXIT_FAILED, True), f"rank 1 on {host}: no"
+    own, other = ("UserError", "no", EXIT_FAILED, True), f"rank 1 on {HOST}: no"
     assert first[:4] == [[*own]] * 4
     assert [item[1] for item in first[4:8]] == [other, "no", other, "no"]
     assert ["StoppedError", "later", EXIT_STOPPED, True] in first
     assert ["UserError", "file: No space left on device", EXIT_FAILED, True] in first
-    assert ["UserError", f"rank 1 on {host}: out of memory", EXIT_FAILED, True] in first
+    assert ["UserError", f"rank 1 on {HOST}: out of memory", EXIT_FAILED, True] in first
     assert [f[:3] for f in first[:40]] == [s[:3] for s in second[:40]]
     assert not any(item[3] for item in second[:40])
     entries = str([{**ENTRY, "step": 1}])
