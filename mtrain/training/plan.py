@@ -243,8 +243,8 @@ def _seconds(learner: Learner, work: Callable[[], object]) -> float:
 
 def _made_up(lengths: Lengths, vocab_size: int) -> Batch:
     """Return a micro-batch of random ids, of these lengths with eos."""
-    draw = partial(np.random.default_rng(1).integers, IDS.pad + 1, vocab_size)
-    return collate([(draw(src - 1), draw(tgt - 1)) for src, tgt in lengths.tolist()], IDS)
+    ids = np.random.default_rng(1).integers(IDS.pad + 1, vocab_size, lengths.max())
+    return collate([(ids[: src - 1], ids[: tgt - 1]) for src, tgt in lengths.tolist()], IDS)
 
 
 def _peak_memory(device: torch.device) -> int:
