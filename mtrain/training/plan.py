@@ -74,6 +74,13 @@ class Forecast:
             f"{_megabytes(self.disk_bytes)} in all",
         ]
 
+    def announce(self) -> None:
+        """Log the summary, and a lack of disk as a warning."""
+        for line in self.summary():
+            logger.info("%s", line)
+        if self.disk_warning:
+            logger.warning("%s", self.disk_warning)
+
     def lines(self) -> Iterator[str]:
         """Yield the whole forecast."""
         yield from self.summary()
@@ -141,14 +148,6 @@ def describe_run(
         state_bytes=(STATE_BYTES + 4 * has_average) * parameters,
         disk_warning=lack_of_disk(disk_bytes, Path(config.run_dir)),
     )
-
-
-def announce(found: Forecast) -> None:
-    """Log what is trained, on what, and how."""
-    for line in found.summary():
-        logger.info("%s", line)
-    if found.disk_warning:
-        logger.warning("%s", found.disk_warning)
 
 
 def lack_of_disk(disk_bytes: int, directory: Path) -> str | None:
@@ -244,12 +243,8 @@ def _seconds(learner: Learner, work: Callable[[], object]) -> float:
 
 def _made_up(lengths: Lengths, vocab_size: int) -> Batch:
     """Return a micro-batch of random ids, of these lengths with eos."""
-    random = np.random.default_rng(1)
-    sides = [
-        [random.integers(min(4, vocab_size - 1), vocab_size, length - 1) for length in column]
-        for column in lengths.T.tolist()
-    ]
-    return collate(list(zip(*sides, strict=True)), IDS)
+    ids = np.random.default_rng(1).integers(IDS.pad + 1, vocab_size, lengths.max())
+    return collate([(ids[: src - 1], ids[: tgt - 1]) for src, tgt in lengths.tolist()], IDS)
 
 
 def _peak_memory(device: torch.device) -> int:

@@ -22,7 +22,7 @@ from mtrain.runtime.log import logger, progress_bar
 from mtrain.runtime.stop import Stop, stopped
 from mtrain.training.finish import finish
 from mtrain.training.learner import Learner
-from mtrain.training.plan import Forecast, announce, clock, describe_run
+from mtrain.training.plan import clock, describe_run
 from mtrain.training.resume import Checkpoints, Progress
 from mtrain.training.schedule import make_schedule
 from mtrain.training.validation import Validation
@@ -64,14 +64,14 @@ class Trainer:
         )
         self.rate = make_schedule(train, config.model.d_model)
         self.progress = Progress(self.optimizer.losses.clone())
-        self.saved_step = self.checked_step = 0
+        self.checked_step = 0  # the last step known to be finite
         self.request: Request | None = None  # to stop, agreed by all ranks
         self._restart_clock()
 
     def run(self) -> None:
         """Train to the end, then average and test; raises `StoppedError` once a stop is saved."""
         self.progress = self.checkpoints.restore(self.batches.pools)
-        self.saved_step = self.checked_step = self.progress.step
+        self.checked_step = self.progress.step
         self.validation.resume(self.progress.step)
         self.ranks.first(self._describe)
         self.ranks.first(self.announce)
@@ -93,25 +93,22 @@ class Trainer:
 
     def announce(self) -> None:
         """Log what remains to be done."""
-        step, last = self.progress.step, self.config.train.max_steps
+        step, tokenizer = self.progress.step, self.prepared.tokenizer
         if self._is_finished():
-            key = "max_steps" if step >= last else "patience"
+            key = "max_steps" if step >= self.config.train.max_steps else "patience"
             text = "training is complete at step %s; a larger train.%s goes on"
             logger.info(text, f"{step:,}", key)
-        else:
-            announce(self._forecast())
-
-    def _forecast(self) -> Forecast:
-        """Forecast the run by one pool of its batches: all pools are alike."""
-        planned = self.batches.plan(self.progress.epoch, self.progress.pool)
-        return describe_run(
+            return
+        planned = self.batches.plan(self.progress.epoch, self.progress.pool)  # all pools are alike
+        forecast = describe_run(
             self.config,
             self.ranks,
-            self.model.shape.vocab_size,
-            len(self.prepared.tokenizer.proto),
+            tokenizer.vocab_size,
+            len(tokenizer.proto),
             micro_batches=len(planned) * self.batches.pools,
             tokens=sum(each.num_tokens for each in planned) / max(1, len(planned)),
         )
+        forecast.announce()
 
     def _is_finished(self) -> bool:
         train = self.config.train
@@ -258,14 +255,11 @@ class Trainer:
         self.recorded_tokens, self.recorded_steps, self.recorded_at = 0, 0, time.monotonic()
 
     def _save(self) -> None:
-        """Save a checkpoint of this step, unless there is one."""
-        if self.saved_step == self.progress.step:
-            return
+        """Save a checkpoint of this step."""
         for name, weight in self.optimizer.weights().items():
             if not bool(weight.isfinite().all()):
                 text = f"{self._steps()}: {name} is not finite; the last checkpoint is good"
                 raise self.ranks.as_one(UserError(text))
-        self.saved_step = self.progress.step
         self.checkpoints.save(self.progress, self.validation.history.best_step)
 
     def _validate_if_due(self) -> None:

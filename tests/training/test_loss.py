@@ -34,16 +34,6 @@ def test_label_smoothing_by_hand() -> None:
     )
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.6])
-def test_label_smoothing_is_torchs(smoothing: float) -> None:
-    hidden, weight, targets = example(9)
-    logits = hidden @ weight.T
-    result = projected_cross_entropy(hidden, weight, targets, smoothing)
-    expected = F.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="sum")
-    torch.testing.assert_close(result.loss_sum, expected)
-    torch.testing.assert_close(result.nll_sum, F.cross_entropy(logits, targets, reduction="sum"))
-
-
 @pytest.mark.parametrize("chunk", [1, 3, 4, 9, 100])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.6])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -67,7 +57,8 @@ def test_the_loss_and_its_gradients_are_torchs(
         (hidden.grad, exact_hidden.grad),
         (weight.grad, exact_weight.grad),
     ):
-        torch.testing.assert_close(ours, theirs, check_dtype=False, rtol=1e-5, atol=1e-5)
+        error = 1e-12 if dtype == torch.float64 else 1e-5
+        torch.testing.assert_close(ours, theirs, check_dtype=False, rtol=error, atol=error)
     assert hidden.grad is not None
     assert hidden.grad.dtype == dtype
 

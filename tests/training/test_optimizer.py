@@ -1,81 +1,24 @@
-"""Learning rates against worked-out tables, and the optimizer against torch and numpy."""
+"""The optimizer against torch and numpy."""
 
 from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from conftest import random_model
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from mtrain.config.schema import TrainConfig
 from mtrain.data.batches import Batch, SpecialIds, collate
 from mtrain.model.transformer import Transformer
 from mtrain.training.loss import projected_cross_entropy
 from mtrain.training.muon import orthogonalize
 from mtrain.training.optimizer import Optimizer
-from mtrain.training.schedule import make_schedule, noam_rate
 
 BETAS, EPS = (0.9, 0.98), 1e-9
 MUON = {"0.weight": 1, "2.weight": 1}
-
-
-# --- Learning rates --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("step", "rate"), [(1, 1.746928e-7), (4000, 6.987712e-4), (100_000, 1.397542e-4)]
-)
-def test_the_papers_learning_rates(step: int, rate: float) -> None:
-    assert noam_rate(step, 512, 4000) == pytest.approx(rate, rel=1e-6)
-    schedule = make_schedule(TrainConfig(warmup_steps=4000, max_steps=100_000), 512)
-    assert schedule(step) == pytest.approx(rate, rel=1e-6)
-
-
-@given(
-    step=st.integers(1, 10**6),
-    warmup=st.integers(1, 10**5),
-    width=st.sampled_from([16, 512, 1024]),
-    factor=st.floats(0.1, 10),
-)
-def test_noam_is_the_papers_formula(step: int, warmup: int, width: int, factor: float) -> None:
-    expected = factor * width**-0.5 * min(step**-0.5, step * warmup**-1.5)
-    assert noam_rate(step, width, warmup, factor) == pytest.approx(expected, rel=1e-9)
-    config = TrainConfig(warmup_steps=warmup, lr_factor=factor)
-    assert make_schedule(config, width)(step) == pytest.approx(expected, rel=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "rates"),
-    [
-        # steps 1, 5, 10 (the end of the warm-up), 40, 60, 110 (the last), 200
-        ("noam", [0.1, 0.5, 1.0, 0.5, 0.4082483, 0.3015113, 0.2236068]),
-        ("inverse_sqrt", [0.1, 0.5, 1.0, 0.5, 0.4082483, 0.3015113, 0.2236068]),
-        ("linear", [0.1, 0.5, 1.0, 0.7, 0.5, 0.0, 0.0]),
-        ("cosine", [0.1, 0.5, 1.0, 0.7938926, 0.5, 0.0, 0.0]),
-        ("constant", [0.1, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0]),
-    ],
-)
-def test_schedules_by_hand(schedule: Any, rates: list[float]) -> None:
-    config = TrainConfig(schedule=schedule, peak_lr=2e-3, warmup_steps=10, max_steps=110)
-    rate = make_schedule(config, 64)
-    found = [rate(step) / 2e-3 for step in (1, 5, 10, 40, 60, 110, 200)]
-    assert found == pytest.approx(rates, abs=1e-6)
-
-
-@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
-def test_no_warm_up_starts_at_the_peak(schedule: Any) -> None:
-    config = TrainConfig(schedule=schedule, peak_lr=0.5, warmup_steps=0, max_steps=10**6)
-    assert make_schedule(config, 64)(1) == pytest.approx(0.5, rel=1e-5)
-
-
-# --- The optimizer ---------------------------------------------------------------------------
 
 
 def small_model() -> nn.Sequential:
@@ -94,7 +37,7 @@ def put_gradients(model: nn.Module, step: int, scale: float = 1.0) -> None:
 def take_step(
     optimizer: Optimizer, model: nn.Module, step: int, scale: float = 1.0, clip: float = 0.0
 ) -> Tensor:
-    """One update with a rate that changes from step to step; 7 tokens."""
+    """Take a step on 7 tokens, at a rate that changes from step to step."""
     put_gradients(model, step, scale)
     optimizer.accumulate()
     return optimizer.update(0.01 / step, 7, clip)
@@ -163,10 +106,10 @@ def test_a_gradient_that_is_not_finite_changes_nothing(
 
 
 @pytest.mark.parametrize("shape", [(6, 6), (4, 16), (16, 4)])
-def test_orthogonalized_matrices_keep_their_directions_and_lose_their_sizes(
+def test_orthogonalized_matrices_keep_their_singular_vectors(
     shape: tuple[int, int],
 ) -> None:
-    """From singular values of 1 to 20 to values near 1, of the same singular vectors."""
+    """Singular values of 1 to 20 become values near 1."""
     torch.manual_seed(0)
     left, _, right = torch.linalg.svd(torch.randn(3, *shape), full_matrices=False)
     sizes = torch.tensor([20.0, 10.0, 4.0, 2.0, 1.5, 1.0])[: min(shape)]
@@ -179,7 +122,7 @@ def test_orthogonalized_matrices_keep_their_directions_and_lose_their_sizes(
 
 
 def test_muons_updates_are_those_of_torch() -> None:
-    """Whose Newton-Schulz turns are in bf16; biases are Adam's."""
+    """Torch's Newton-Schulz iterations are in bf16; biases are Adam's."""
     ours, theirs = small_model(), small_model()
     start = values(ours)
     optimizer = Optimizer(ours, BETAS, EPS, MUON)
@@ -196,7 +139,7 @@ def test_muons_updates_are_those_of_torch() -> None:
     torch.testing.assert_close(values(ours), values(theirs), rtol=0, atol=0.02 * moved)
 
 
-def test_matrices_one_below_the_other_are_moved_each_by_itself() -> None:
+def test_stacked_matrices_are_updated_each_by_itself() -> None:
     whole, parts = nn.Linear(4, 12, bias=False), [nn.Linear(4, 4, bias=False) for _ in range(3)]
     torch.manual_seed(1)
     grad = torch.randn(12, 4) * torch.arange(1, 13)[:, None]
@@ -212,7 +155,7 @@ def test_matrices_one_below_the_other_are_moved_each_by_itself() -> None:
     torch.testing.assert_close(whole.weight, torch.cat([part.weight for part in parts]))
 
 
-def test_the_layers_matrices_are_muons_and_no_others() -> None:
+def test_muon_updates_the_layers_matrices_only() -> None:
     model = random_model(positions="learned", tie_embeddings="none")
     parts = {
         "self_attention.project_in": 3,
@@ -230,7 +173,7 @@ def test_the_layers_matrices_are_muons_and_no_others() -> None:
     assert model.hidden_matrices == expected
 
 
-def test_a_bf16_model_follows_masters_that_keep_what_it_would_round_away() -> None:
+def test_fp32_masters_keep_updates_that_bf16_would_round_away() -> None:
     model = small_model().bfloat16()
     optimizer = Optimizer(model, BETAS, EPS, {})
     start = optimizer.weights()["0.weight"].clone()
@@ -260,7 +203,7 @@ def test_gradients_of_micro_batches_add_up_in_fp32() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("muon", [{}, MUON], ids=["adam", "muon"])
-def test_weights_and_moments_taken_back_go_on_bit_for_bit(
+def test_restored_weights_and_moments_go_on_bit_for_bit(
     dtype: torch.dtype, muon: dict[str, int]
 ) -> None:
     first, second = small_model().to(dtype), small_model().to(dtype)
