@@ -176,7 +176,7 @@ class Transformer(nn.Module):
         )
         last = nn.LayerNorm if shape.norm == "pre" else nn.Identity
         self.encoder_norm, self.decoder_norm = last(shape.d_model), last(shape.d_model)
-        self._initialise()
+        _initialise(self)
 
     def _build_embeddings(self, shape: Shape) -> None:
         """One matrix for source, target and output (section 3.4), or more; and the positions."""
@@ -203,25 +203,7 @@ class Transformer(nn.Module):
         copies = {name: weight.clone() for name, weight in weights.items()}
         self.load_state_dict(copies, strict=False, assign=True)
         self._tie_output()
-        self._fill_sinusoids()
-
-    def _fill_sinusoids(self) -> None:
-        if self.shape.positions == "sinusoidal":
-            self.sinusoids = sinusoids(*self.sinusoids.shape)
-
-    def _initialise(self) -> None:
-        if self.output.weight.is_meta:  # shapes alone: to compute there would load torch's compiler
-            return
-        self._fill_sinusoids()
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.xavier_uniform_(module.weight)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-        # embeddings are scaled by sqrt(D) on the way in: this start gives them a variance of 1
-        for embedding in (m for m in self.modules() if isinstance(m, nn.Embedding)):
-            nn.init.normal_(embedding.weight, std=self.shape.d_model**-0.5)
-        nn.init.normal_(self.output.weight, std=self.shape.d_model**-0.5)
+        _fill_sinusoids(self)
 
     @property
     def encoder_layers(self) -> list[EncoderLayer]:
@@ -353,3 +335,23 @@ def set_compute_dtype(model: Transformer, dtype: torch.dtype) -> None:
     """Make the layers compute in `dtype`; embeddings and positions stay in fp32."""
     for module in (model.encoder, model.decoder, model.encoder_norm, model.decoder_norm):
         module.to(dtype)
+
+
+def _fill_sinusoids(model: Transformer) -> None:
+    if model.shape.positions == "sinusoidal":
+        model.sinusoids = sinusoids(*model.sinusoids.shape)
+
+
+def _initialise(model: Transformer) -> None:
+    if model.output.weight.is_meta:  # shapes only: computing there would load torch's compiler
+        return
+    _fill_sinusoids(model)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    # embeddings are multiplied by sqrt(D): this start gives them a variance of 1
+    for embedding in (m for m in model.modules() if isinstance(m, nn.Embedding)):
+        nn.init.normal_(embedding.weight, std=model.shape.d_model**-0.5)
+    nn.init.normal_(model.output.weight, std=model.shape.d_model**-0.5)

@@ -41,7 +41,7 @@ def test_nothing_is_said_of_lines_of_one_length() -> None:
 def test_slipped_lines_are_noticed(pairs: int, slip: int) -> None:
     sources, references = corpus(pairs)
     [sign] = signs(sources, references[slip:] + references[:slip])
-    assert sign == f"the {APART}, as those of translations do: are they aligned line for line?"
+    assert sign == f"the {APART} as those of translations do: are they aligned line for line?"
 
 
 def test_shuffled_lines_are_noticed() -> None:
