@@ -25,7 +25,7 @@ quickstart: setup
 		| paste -d "\n" scripts/quickstart.txt - | sed "n;s/^/    /;G"
 
 test: setup
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow

@@ -366,7 +366,7 @@ def test_prefixes_and_alignments_by_the_command(trained_run: Path, tmp_path: Pat
         (tmp_path / "begun").write_text(wrong)
         done = run_mtrain("translate", "-m", trained_run, *options[:2], input=text)
         assert done.returncode == EXIT_FAILED
-        assert f"holds {told} lines" in done.stderr
+        assert f"has {told} lines" in done.stderr
 
 
 def test_sampling_by_the_command(trained_run: Path) -> None:
