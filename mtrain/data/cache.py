@@ -6,7 +6,9 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from stat import S_ISREG
 from typing import TypeVar
 
 from pydantic import TypeAdapter
@@ -21,15 +23,13 @@ Item = TypeVar("Item")
 
 # To be increased when the meaning of a kept fact changes.
 KNOWN = 1
-# A file may change twice within so many nanoseconds and show one time: what is found out about one
-# that is younger is not kept.
+# Nanoseconds in which a file may change twice and show one time: facts about files that are younger
+# are not kept.
 YOUNG = 2 * 10**9
 
 
 def cache_directory() -> Path:
-    """Where it is kept: $MTRAIN_CACHE, or mtrain/ in the user's cache directory; raises
-    `RefusedError`.
-    """
+    """Return $MTRAIN_CACHE, or mtrain/ in the user's cache directory; raises `RefusedError`."""
     given = os.environ.get("MTRAIN_CACHE")
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     try:
@@ -45,34 +45,39 @@ def cache_key(*parts: object) -> str:
 
 
 def cached(
-    key: str, find: Callable[[Path], Item | None], make: Callable[[Path], Item], stop: Stop
+    key: str, find: Callable[[Path], Item | None], make: Callable[[Path], None], stop: Stop
 ) -> Item:
-    """Find an item or make it; another process that is making it is waited for. Raises `UserError`
-    where it cannot be kept.
+    """Find an item, or make it and find it then; while another process makes it, wait. Raises
+    `UserError` where it cannot be kept.
     """
     path = cache_directory() / key
-    told: set[str] = set()
 
-    def found_whole() -> Item | None:
+    def find_item() -> Item | None:
         return None if path.is_symlink() else find(path)
 
-    def waiting(holder: str) -> None:
-        stop.check()
-        if holder not in told:
-            told.add(holder)
-            logger.info("waiting for %s, which prepares the same text", holder)
+    @cache
+    def announce(holder: str) -> None:
+        logger.info("waiting for %s, which prepares the same text", holder)
 
-    if (found := found_whole()) is not None:
+    def wait(holder: str) -> None:
+        stop.check()
+        announce(holder)
+
+    if (found := find_item()) is not None:
         return found  # complete and never changed again: the lock is not needed
     try:
-        with lock.exclusive(path.with_name(f".{key}.lock"), wait=waiting):
-            found = found_whole()
-            return make(path) if found is None else found
+        with lock.exclusive(path.with_name(f".{key}.lock"), wait=wait):
+            if (found := find_item()) is None:
+                make(path)
+                found = find_item()
     except OSError as error:
         raise UserError(
             f"{error.filename or path}: cannot keep the prepared text: {error.strerror or error}; "
-            "MTRAIN_CACHE names another directory for it"
+            "set MTRAIN_CACHE to another directory"
         ) from None
+    if found is None:
+        raise UserError(f"{path}: cannot read the prepared text back; check the disk")
+    return found
 
 
 def remembered(
@@ -87,7 +92,7 @@ def remembered(
     key = cache_key("known", KNOWN, before, question)
     path = cache_directory() / "known" / key[:2] / key
     with suppress(OSError, ValueError):
-        return _sound(path, form)
+        return _read_fact(path, form)
     found = find()
     if _signs(of) == before and max(time for *_, time in before) < time.time_ns() - YOUNG:
         with suppress(OSError):  # a cache that cannot be written to is only slower
@@ -99,12 +104,11 @@ def remembered(
     return found
 
 
-def _sound(path: Path, form: TypeAdapter[Content]) -> Content:
-    """Read a finding that is kept; raises `ValueError` where it is damaged."""
-    data = files.read_whole(path, LARGEST)
-    body = data[len(_digest(b"")) :]
-    if not data.startswith(_digest(body)):
-        raise ValueError("not the form that was written")
+def _read_fact(path: Path, form: TypeAdapter[Content]) -> Content:
+    """Read a fact that is kept; raises `ValueError` where it is damaged."""
+    head, _, body = files.read_whole(path, LARGEST).partition(b"\n")
+    if head + b"\n" != _digest(body):
+        raise ValueError("damaged")
     return read_json(body, form)
 
 
@@ -112,16 +116,12 @@ def _digest(body: bytes) -> bytes:
     return hashlib.sha256(body).hexdigest().encode() + b"\n"
 
 
-def _signs(files: list[Path]) -> list[tuple[str, int, int, int, int]] | None:
+def _signs(paths: list[Path]) -> list[tuple[str, int, int, int, int]] | None:
     """Return what changes when the files change; None if one is no regular file."""
-    signs = []
-    for file in files:
-        try:
-            stat = file.stat()
-        except OSError:
-            return None
-        if not file.is_file():
-            return None
-        place = (str(file.absolute()), stat.st_ino, stat.st_size)
-        signs.append((*place, stat.st_mtime_ns, stat.st_ctime_ns))
-    return signs
+    try:
+        found = [(str(path.absolute()), path.stat()) for path in paths]
+    except OSError:
+        return None
+    if not all(S_ISREG(file.st_mode) for _, file in found):
+        return None
+    return [(path, f.st_ino, f.st_size, f.st_mtime_ns, f.st_ctime_ns) for path, f in found]

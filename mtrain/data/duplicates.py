@@ -16,18 +16,18 @@ from mtrain.corpus.readers import Pair
 from mtrain.runs import manifest
 
 FORMAT = 2
-CHUNK = 100_000  # pairs that are hashed before they are shared out
-AT_ONCE = 1 << 22  # pairs that are sorted at a time
+CHUNK = 100_000  # pairs hashed at a time
+AT_ONCE = 1 << 22  # pairs sorted at a time
 MOST_FILES = 4096  # whatever number of pairs a corpus declares
 RECORD = np.dtype([("hash", "<u8"), ("number", "<u8")])
-BLOCK = 1 << 13  # bytes of the result that are read at a time, each for eight pairs
+BLOCK = 1 << 13  # bytes of the result read at a time, each for eight pairs
 
 
 def write_repeats(
     path: Path, corpora: Iterable[Iterable[Pair]], about: int, progress: Callable[[int], None]
 ) -> None:
     """Write a bit for each pair of `corpora` that occurred before, in the same corpus or an earlier
-    one; `about` is their number, roughly, and `progress` gets the numbers of pairs read. Raises
+    one; `about` is their approximate number, and `progress` gets the numbers of pairs read. Raises
     `OSError` if the disk is full.
     """
 
@@ -53,7 +53,7 @@ def write_repeats(
 
 
 def text_hashes(texts: Iterable[str]) -> NDArray[np.uint64]:
-    """Hash texts, whatever they hold."""
+    """Hash texts, which may hold lone surrogates."""
     digests = (
         hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
         for text in texts
@@ -80,8 +80,8 @@ class Duplicates:
                 file.write(records[place == number].tobytes())
 
     def groups(self) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint64]]]:
-        """Yield the numbers whose hash was there before, and for each of them the first with it;
-        the files go as they are read.
+        """Yield, file by file, the numbers whose hash occurred before, and for each of them the
+        first number with that hash. Files are removed once they are read.
         """
         for path in self.paths:
             records = np.fromfile(path, RECORD)
@@ -95,7 +95,7 @@ class Duplicates:
 
 def open_repeats(path: Path, corpora: int) -> list[NDArray[np.uint8]] | None:
     """Open the bits that `write_repeats` wrote, for each corpus; None if they are missing or
-    incomplete.
+    damaged.
     """
     names = [f"{number:05d}.npy" for number in range(corpora)]
     try:
@@ -107,7 +107,7 @@ def open_repeats(path: Path, corpora: int) -> list[NDArray[np.uint8]] | None:
 
 
 def without_repeats(pairs: Iterable[Pair], is_repeat: NDArray[np.uint8]) -> Iterator[Pair]:
-    """Leave the pairs of a corpus out that are repeats."""
+    """Leave out the pairs of a corpus that are repeats."""
     blocks = (is_repeat[start : start + BLOCK] for start in range(0, len(is_repeat), BLOCK))
     bits = chain.from_iterable(np.unpackbits(~block).tolist() for block in blocks)
-    return compress(pairs, chain(bits, repeat(1)))  # read to their end, whatever it is
+    return compress(pairs, chain(bits, repeat(1)))  # a text that grew is still read to its end

@@ -1,18 +1,23 @@
 """From a config's corpora to what training needs: vocabulary, tokenized store, validation and test
 text.
+
+1. scan       every corpus: its number of pairs and the SHA-256 of its text
+2. sets       validation and test text, line for line
+3. vocabulary that of the run, of the config or of `train.init_from`, else trained on the text
+4. stores     each training corpus, filtered and tokenized, in the cache
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from importlib.metadata import version
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from mtrain.config.schema import Config, Corpus, TokenizerConfig
@@ -45,7 +50,7 @@ from mtrain.scoring.metrics import check_tokenizer, tokenizer_for
 
 SCAN = TypeAdapter(Scan)
 
-# An epoch sees no pair more often by the temperature, however small its corpus.
+# However small a corpus is, the temperature repeats its pairs at most this often in an epoch.
 MOST_OFTEN = 1000.0
 
 
@@ -64,40 +69,17 @@ class Prepared:
     fingerprints: dict[str, Any]
 
 
-def prepare(
-    config: Config,
-    run_tokenizer: Path,
-    stop: Stop,
-    tokenizer: Tokenizer | None = None,
-    begin: Callable[[dict[str, Any]], None] = lambda fingerprints: None,
-) -> Prepared:
-    """Check every corpus, get the vocabulary, unless it is given, and the tokenized store; `begin`
-    is called in between with the fingerprints of the text. Raises `UserError`.
-    """
-    check_tokenizer(tokenizer_for(config.data.tgt_lang))
-    selection_of(config).text_checks()
-    train_scans = [scan_corpus(config, corpus, stop) for corpus in config.data.train]
-    valid = _read_text(config, "valid", config.data.valid, stop)
-    tests = {
-        name: _read_text(config, f"test {name}", c, stop) for name, c in config.data.test.items()
-    }
-    fingerprints = {
-        "train": [found.sha256 for found in train_scans],
-        "weights": [corpus.weight for corpus in config.data.train],
-        "valid": valid.sha256,
-        "test": {name: text.sha256 for name, text in tests.items()},
-    }
-    begin(fingerprints)
-    pairs = sum(found.pairs for found in train_scans)
-    tokenizer = tokenizer or _get_tokenizer(config, run_tokenizer, train_scans, stop)
-    for name, text in (("valid", valid), *((f"test {name}", text) for name, text in tests.items())):
-        _warn_of_long_lines(config, tokenizer, name, text)
-    numbers = range(len(train_scans))
-    stores = [_get_store(config, number, tokenizer, train_scans, stop) for number in numbers]
-    store = Store.join(stores, weights_of(config, list(map(len, stores))))
-    _report(config, store, pairs)
-    fingerprints["tokenizer"] = tokenizer.fingerprint
-    return Prepared(tokenizer, store, valid, tests, fingerprints)
+def prepare(config: Config, run_tokenizer: Path, stop: Stop) -> Prepared:
+    """Prepare all text of a config; raises `UserError`."""
+    return Preparation(config, run_tokenizer, stop).finish()
+
+
+def scan_corpus(config: Config, corpus: Corpus, stop: Stop) -> Scan:
+    """Scan a corpus, or return the cached scan of its files."""
+    reading = reading_of(config)
+    reading.check = stop.check
+    files, find = files_of(corpus, reading.root), partial(scan, corpus, reading)
+    return remembered(files, columns_of(corpus), find, SCAN) if files else find()
 
 
 def weights_of(config: Config, sizes: list[int]) -> list[float]:
@@ -118,188 +100,240 @@ def train_run_tokenizer(config: Config, stop: Stop, config_file: Path | None = N
     with run.hold():
         if run.tokenizer.exists():
             raise RefusedError(f"{run.tokenizer}: exists already; choose another run_dir")
-        scans = [scan_corpus(config, corpus, stop) for corpus in config.data.train]
-        tokenizer = _get_tokenizer(config, run.tokenizer, scans, stop)
+        tokenizer = Preparation(config, run.tokenizer, stop).tokenizer
         run.keep_tokenizer(tokenizer.proto, tokenizer.vocabulary)
     return run.tokenizer
 
 
-def scan_corpus(config: Config, corpus: Corpus, stop: Stop) -> Scan:
-    """Scan a corpus, or return the cached scan of its files."""
-    reading = reading_of(config)
-    reading.check = stop.check
-    files, find = files_of(corpus, reading.root), partial(scan, corpus, reading)
-    return remembered(files, columns_of(corpus), find, SCAN) if files else find()
-
-
-def _read_text(config: Config, name: str, corpus: Corpus, stop: Stop) -> Text:
-    """Read a set, including blank lines: its score must be that of its files."""
-    reading = reading_of(config, keep_blank=True)
-    text = read_text(corpus, reading, scan_corpus(config, corpus, stop).sha256)
-    if not len(text):
-        raise UserError(f"data.{name.split()[0]}: {describe(corpus)} holds no pairs")
-    for reason, count in reading.counts.items():
-        logger.info("%s: %s: %s", name, reason, f"{count:,}")
-    for sign in suspicions(text):
-        logger.warning("data.%s: %s", name, sign)
-    return text
-
-
-def _warn_of_long_lines(config: Config, tokenizer: Tokenizer, name: str, text: Text) -> None:
-    """Warn of lines that every validation cuts."""
-    limit = config.decode.max_source_length
-    if config.model.positions == "learned":
-        limit = min(limit, config.data.max_length)
-    encoded, cut = tokenizer.encode(text.sources), Places()
-    cut.add(number for number, ids in enumerate(encoded, 1) if len(ids) >= limit)
-    cut.warn(limit, f"data.{name}")
-
-
-def _read_train(config: Config, number: int, counts: Counter[str]) -> Iterator[Pair]:
-    """Read one of the training corpora."""
-    reading = reading_of(config)
-    reading.counts = counts
-    return read_pairs(config.data.train[number], reading)
-
-
 def find_tokenizer(config: Config, run_tokenizer: Path, scans: list[Scan]) -> Tokenizer | None:
-    """Load the vocabulary of a run from any of its places, if there is one; raises `UserError`."""
-    found = _ready_tokenizer(config, run_tokenizer)
-    return found or _open_tokenizer(cache_directory() / _tokenizer_key(config, scans))
-
-
-def _ready_tokenizer(config: Config, run_tokenizer: Path) -> Tokenizer | None:
-    """Load an existing vocabulary: the run's, the one that the config names, or that of
-    `train.init_from`.
+    """Load the vocabulary of a run, whose corpora have these scans, from any of its places; None
+    if there is none yet. Raises `UserError`.
     """
-    settings = config.tokenizer
-    if run_tokenizer.exists():
-        tokenizer = Tokenizer.load(run_tokenizer)
-        if config.train.init_from is None:
-            _check_tokenizer(tokenizer, settings, run_tokenizer)
-        return tokenizer
-    if config.train.init_from is not None:
-        return _given_tokenizer(Path(config.train.init_from), settings)
-    return Tokenizer.load(Path(settings.path)) if settings.path is not None else None
+    preparation = Preparation(config, run_tokenizer, Stop())
+    preparation.scans = scans
+    ready = preparation.ready_tokenizer()
+    return ready or _open_tokenizer(cache_directory() / preparation.tokenizer_key)
 
 
-def _get_tokenizer(config: Config, run_tokenizer: Path, scans: list[Scan], stop: Stop) -> Tokenizer:
-    """Load an existing vocabulary, or get one from the cache."""
-    stop.check()
-    if found := _ready_tokenizer(config, run_tokenizer):
-        return found
-    make = partial(_train_tokenizer, config, scans, stop)
-    return cached(_tokenizer_key(config, scans), _open_tokenizer, make, stop)
+class Preparation:
+    """What preparing the text of a config finds out, each part computed when it is first read.
 
+    `run_tokenizer` is the path of the run's own vocabulary, which need not exist yet.
+    """
 
-def _tokenizer_key(config: Config, scans: list[Scan]) -> str:
-    """Name a vocabulary by the text and the settings that it is made of."""
-    text = ([found.sha256 for found in scans], config.data.invalid_utf8, _text_filter(config))
-    parts = (*text, MAX_SENTENCES, config.tokenizer.model_dump(), version("sentencepiece"))
-    return cache_key("tokenizer", *parts)
+    def __init__(self, config: Config, run_tokenizer: Path, stop: Stop) -> None:
+        self.config, self.run_tokenizer, self.stop = config, run_tokenizer, stop
+        self.selection = Selection(config.data.max_length, config.filter)
 
+    def finish(self) -> Prepared:
+        """Return all that training reads."""
+        fingerprints = self.fingerprints
+        tokenizer = self.tokenizer
+        for name, text in self.sets.items():
+            self._warn_of_long_lines(name, text)
+        stores = [self._store(number) for number in range(len(self.scans))]
+        store = Store.join(stores, weights_of(self.config, list(map(len, stores))))
+        self._report(store)
+        tests = {name: self.sets[f"test {name}"] for name in self.config.data.test}
+        fingerprints = {**fingerprints, "tokenizer": tokenizer.fingerprint}
+        return Prepared(tokenizer, store, self.sets["valid"], tests, fingerprints)
 
-def _given_tokenizer(path: Path, settings: TokenizerConfig) -> Tokenizer:
-    """Load the vocabulary of the model of `train.init_from`."""
-    file = checkpoint.resolve(path) / layout.TOKENIZER
-    tokenizer = Tokenizer.load(file)
-    if settings.path is not None:
-        _check_tokenizer(tokenizer, settings, file)
-    logger.info("vocabulary of %s: %s pieces", file, f"{tokenizer.vocab_size:,}")
-    return tokenizer
+    @cached_property
+    def fingerprints(self) -> dict[str, Any]:
+        """Hashes of all text, for which it is read, and the weights of the corpora."""
+        check_tokenizer(tokenizer_for(self.config.data.tgt_lang))
+        self.selection.text_checks()
+        return {
+            "train": [found.sha256 for found in self.scans],
+            "weights": [corpus.weight for corpus in self.config.data.train],
+            "valid": self.sets["valid"].sha256,
+            "test": {name: self.sets[f"test {name}"].sha256 for name in self.config.data.test},
+        }
+
+    @cached_property
+    def scans(self) -> list[Scan]:
+        """The scans of the training corpora."""
+        return [scan_corpus(self.config, corpus, self.stop) for corpus in self.config.data.train]
+
+    @cached_property
+    def sets(self) -> dict[str, Text]:
+        """The sets that are scored: `valid` and each `test NAME`."""
+        data = self.config.data
+        tests = {f"test {name}": corpus for name, corpus in data.test.items()}
+        corpora = {"valid": data.valid, **tests}
+        return {name: self._read_set(name, corpus) for name, corpus in corpora.items()}
+
+    def _read_set(self, name: str, corpus: Corpus) -> Text:
+        """Read a set, including blank lines: its score must be that of its files."""
+        reading = reading_of(self.config, keep_blank=True)
+        text = read_text(corpus, reading, scan_corpus(self.config, corpus, self.stop).sha256)
+        if not len(text):
+            raise UserError(f"data.{name.split()[0]}: {describe(corpus)} holds no pairs")
+        for reason, count in reading.counts.items():
+            logger.info("%s: %s: %s", name, reason, f"{count:,}")
+        for sign in suspicions(text):
+            logger.warning("data.%s: %s", name, sign)
+        return text
+
+    def _warn_of_long_lines(self, name: str, text: Text) -> None:
+        """Warn of lines that every validation cuts."""
+        limit = self.config.decode.max_source_length
+        if self.config.model.positions == "learned":
+            limit = min(limit, self.config.data.max_length)
+        encoded, cut = self.tokenizer.encode(text.sources), Places()
+        cut.add(number for number, ids in enumerate(encoded, 1) if len(ids) >= limit)
+        cut.warn(limit, f"data.{name}")
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The vocabulary: an existing one, or one from the cache, where it is trained if needed."""
+        self.stop.check()
+        if found := self.ready_tokenizer():
+            return found
+        return cached(self.tokenizer_key, _open_tokenizer, self._train_tokenizer, self.stop)
+
+    def ready_tokenizer(self) -> Tokenizer | None:
+        """Load an existing vocabulary: the run's, that of `train.init_from`, or the one that the
+        config names.
+        """
+        settings, init_from = self.config.tokenizer, self.config.train.init_from
+        if self.run_tokenizer.exists():
+            tokenizer = Tokenizer.load(self.run_tokenizer)
+            if init_from is None:
+                _check_tokenizer(tokenizer, settings, self.run_tokenizer)
+            return tokenizer
+        if init_from is not None:
+            file = checkpoint.resolve(Path(init_from)) / layout.TOKENIZER
+            tokenizer = Tokenizer.load(file)
+            if settings.path is not None:
+                _check_tokenizer(tokenizer, settings, file)
+            logger.info("vocabulary of %s: %s pieces", file, f"{tokenizer.vocab_size:,}")
+            return tokenizer
+        return Tokenizer.load(Path(settings.path)) if settings.path is not None else None
+
+    @property
+    def tokenizer_key(self) -> str:
+        """The cache's name for the vocabulary: by the text and the settings that it is made of."""
+        hashes, config = [found.sha256 for found in self.scans], self.config
+        text_filter = config.filter.model_dump(exclude={"min_length", "max_ratio"})
+        settings = (text_filter, MAX_SENTENCES, config.tokenizer.model_dump())
+        made_by = version("sentencepiece")
+        return cache_key("tokenizer", hashes, config.data.invalid_utf8, *settings, made_by)
+
+    def _train_tokenizer(self, path: Path) -> None:
+        """Train a vocabulary on both sides together and keep it."""
+        settings = self.config.tokenizer
+        size = f"{settings.vocab_size:,}"
+        logger.info("training a %s vocabulary of %s pieces", settings.model_type, size)
+        proto = train_tokenizer(self._sentences, **settings.model_dump(exclude={"path"}))
+
+        def fill(directory: Path) -> None:
+            (directory / layout.TOKENIZER).write_bytes(proto)
+
+        manifest.write_directory(path, fill)
+
+    def _sentences(self) -> Iterator[str]:
+        """Read both sides of all training text that passes the filters of text."""
+        for number in range(len(self.scans)):
+            pairs = self._read_once(number, Counter())
+            while chunk := list(islice(pairs, CHUNK)):
+                self.stop.check()
+                yield from chain.from_iterable(self.selection.by_text(chunk, Counter()))
+
+    def _read(self, number: int, counts: Counter[str]) -> Iterator[Pair]:
+        """Read a training corpus; raises `ChangedError` at its end if it differs from its scan:
+        results would be kept under the name of another text.
+        """
+        corpus, reading = self.config.data.train[number], reading_of(self.config)
+        reading.counts = counts
+        yield from read_pairs(corpus, reading)
+        if scan_corpus(self.config, corpus, self.stop) != self.scans[number]:
+            text = "data.train: it changed while it was read; run the same command again"
+            raise ChangedError(text)
+
+    def _read_once(self, number: int, counts: Counter[str]) -> Iterator[Pair]:
+        """Read a training corpus, without repeated pairs if these are filtered."""
+        pairs = self._read(number, counts)
+        if not self.config.filter.duplicates:
+            return pairs
+        hashes = [found.sha256 for found in self.scans]
+        key = cache_key("repeats", duplicates.FORMAT, hashes, self.config.data.invalid_utf8)
+        open_repeats = partial(duplicates.open_repeats, corpora=len(self.scans))
+        is_repeat = cached(key, open_repeats, self._find_repeats, self.stop)[number]
+        if found := int(np.bitwise_count(is_repeat).sum()):
+            counts[f"{DROPPED}seen before"] += found
+        return duplicates.without_repeats(pairs, is_repeat)
+
+    def _find_repeats(self, path: Path) -> None:
+        """Read all training text for the pairs that come more than once."""
+        pairs = sum(found.pairs for found in self.scans)
+        corpora = (self._read(number, Counter()) for number in range(len(self.scans)))
+        with self._progress(pairs, "finding duplicates") as progress:
+            duplicates.write_repeats(path, corpora, pairs, progress)
+
+    def _store(self, number: int) -> Store:
+        """Open a tokenized corpus in the cache, where it is built if needed."""
+        first = 0 if self.config.filter.duplicates else number  # of those that it depends on
+        hashes = [found.sha256 for found in self.scans[first : number + 1]]
+        invalid_utf8 = self.config.data.invalid_utf8
+        key = store_key(hashes, self.tokenizer.fingerprint, self.selection, invalid_utf8)
+        return cached(key, open_store, partial(self._build_store, number), self.stop)
+
+    def _build_store(self, number: int, path: Path) -> None:
+        workers, counts = self.config.data.workers, Counter[str]()
+        pairs = self._read_once(number, counts)
+        name = Path(describe(self.config.data.train[number])).name
+        try:
+            with self._progress(self.scans[number].pairs, f"tokenizing {name}") as progress:
+                build_store(
+                    path,
+                    pairs,
+                    self.tokenizer,
+                    selection=self.selection,
+                    counts=counts,
+                    workers=available_threads() if workers == "auto" else workers,
+                    progress=progress,
+                )
+        except ChangedError:
+            manifest.discard(path)  # its shards may be of the other text
+            raise
+
+    @contextmanager
+    def _progress(self, pairs: int, description: str) -> Iterator[Callable[[int], None]]:
+        """Show a progress bar. The result moves it by a number of pairs, and raises `StoppedError`
+        if a stop was requested.
+        """
+        with progress_bar(pairs, "pair", description) as bar:
+
+            def progress(number: int) -> None:
+                bar.update(number)
+                self.stop.check()
+
+            yield progress
+
+    def _report(self, store: Store) -> None:
+        """Log what training uses and what was left out."""
+        read = sum(found.pairs for found in self.scans)
+        logger.info("train: %s of %s pairs", f"{len(store):,}", f"{read:,}")
+        if any(part.weight != 1 for part in store.parts):
+            for corpus, part in zip(self.config.data.train, store.parts, strict=True):
+                size = f"{part.stop - part.start:,}"
+                logger.info("train: %s: %s pairs x %.4g", describe(corpus), size, part.weight)
+        for reason, count in store.counts.items():
+            logger.info("train: %s: %s", reason, f"{count:,}")
+        if not len(store):
+            raise UserError("data.train: no pair is left to train on")
+        for sign in suspicions(store):
+            logger.warning("data.train: %s", sign)
 
 
 def _open_tokenizer(path: Path) -> Tokenizer | None:
+    """Open a vocabulary of the cache; None if it is missing or damaged."""
     try:
         manifest.verify(path, layout.TOKENIZER)
     except manifest.DamagedError:
         return None
     return Tokenizer.load(path / layout.TOKENIZER)
-
-
-def _text_filter(config: Config) -> dict[str, Any]:
-    """Return the filter of the text that a vocabulary is trained on."""
-    return config.filter.model_dump(exclude={"min_length", "max_ratio"})
-
-
-def _read_unchanged(
-    config: Config, number: int, scans: list[Scan], counts: Counter[str], stop: Stop
-) -> Iterator[Pair]:
-    """Read a training corpus; raises `ChangedError` at its end if it differs from its hash: results
-    would be kept under the name of another text.
-    """
-    yield from _read_train(config, number, counts)
-    if scan_corpus(config, config.data.train[number], stop) != scans[number]:
-        raise ChangedError("data.train: it changed while it was read; run the same command again")
-
-
-def _read_once(
-    config: Config, number: int, scans: list[Scan], counts: Counter[str], stop: Stop
-) -> Iterator[Pair]:
-    """Read a training corpus, without repeated pairs if these are filtered."""
-    pairs = _read_unchanged(config, number, scans, counts, stop)
-    if not config.filter.duplicates:
-        return pairs
-    hashes = [found.sha256 for found in scans]
-    key = cache_key("repeats", duplicates.FORMAT, hashes, config.data.invalid_utf8)
-    find = partial(_find_repeats, config, scans, stop)
-    look_up = partial(duplicates.open_repeats, corpora=len(scans))
-    is_repeat = cached(key, look_up, find, stop)[number]
-    if found := int(np.bitwise_count(is_repeat).sum()):
-        counts[f"{DROPPED}seen before"] += found
-    return duplicates.without_repeats(pairs, is_repeat)
-
-
-def _find_repeats(
-    config: Config, scans: list[Scan], stop: Stop, path: Path
-) -> list[NDArray[np.uint8]]:
-    """Read all training text for the pairs that come more than once."""
-    about = sum(found.pairs for found in scans)
-    with progress_bar(about, "pair", "finding duplicates") as bar:
-
-        def progress(number: int) -> None:
-            bar.update(number)
-            stop.check()
-
-        numbers = range(len(scans))
-        corpora = (_read_unchanged(config, n, scans, Counter(), stop) for n in numbers)
-        duplicates.write_repeats(path, corpora, about, progress)
-    found = duplicates.open_repeats(path, len(scans))
-    assert found is not None
-    return found
-
-
-def _train_tokenizer(config: Config, scans: list[Scan], stop: Stop, path: Path) -> Tokenizer:
-    """Train a vocabulary on both sides together and keep it."""
-    settings = config.tokenizer
-    logger.info(
-        "training a %s vocabulary of %s pieces", settings.model_type, f"{settings.vocab_size:,}"
-    )
-
-    selection = selection_of(config)
-
-    def sentences() -> Iterator[str]:
-        for number in range(len(scans)):
-            pairs = _read_once(config, number, scans, Counter(), stop)
-            while chunk := list(islice(pairs, CHUNK)):
-                stop.check()
-                yield from chain.from_iterable(selection.by_text(chunk, Counter()))
-
-    proto = train_tokenizer(
-        sentences,
-        vocab_size=settings.vocab_size,
-        model_type=settings.model_type,
-        normalization=settings.normalization,
-        character_coverage=settings.character_coverage,
-        byte_fallback=settings.byte_fallback,
-        user_symbols=tuple(settings.user_symbols),
-    )
-
-    def fill(directory: Path) -> None:
-        (directory / layout.TOKENIZER).write_bytes(proto)
-
-    manifest.write_directory(path, fill)
-    return Tokenizer(proto)
 
 
 def _check_tokenizer(tokenizer: Tokenizer, settings: TokenizerConfig, path: Path) -> None:
@@ -313,68 +347,3 @@ def _check_tokenizer(tokenizer: Tokenizer, settings: TokenizerConfig, path: Path
             f"{path}: this vocabulary of {tokenizer.vocab_size} pieces is not the one that the "
             "config describes; remove it, or choose another run_dir"
         )
-
-
-def selection_of(config: Config) -> Selection:
-    """Which training pairs a config keeps."""
-    return Selection(config.data.max_length, config.filter)
-
-
-def _get_store(
-    config: Config, number: int, tokenizer: Tokenizer, scans: list[Scan], stop: Stop
-) -> Store:
-    """Open a tokenized corpus in the cache, or build it."""
-    first = 0 if config.filter.duplicates else number  # of what it depends on
-    hashes = [found.sha256 for found in scans[first : number + 1]]
-    selection, invalid_utf8 = selection_of(config), config.data.invalid_utf8
-    key = store_key(hashes, tokenizer.fingerprint, selection, invalid_utf8)
-    make = partial(_build, config, number, tokenizer, scans, stop)
-    return cached(key, open_store, make, stop)
-
-
-def _build(
-    config: Config,
-    number: int,
-    tokenizer: Tokenizer,
-    scans: list[Scan],
-    stop: Stop,
-    path: Path,
-) -> Store:
-    workers, name = config.data.workers, describe(config.data.train[number])
-    counts: Counter[str] = Counter()
-    pairs = _read_once(config, number, scans, counts, stop)
-    bar = progress_bar(scans[number].pairs, "pair", f"tokenizing {Path(name).name}")
-
-    def progress(number: int) -> None:
-        bar.update(number)
-        stop.check()
-
-    try:
-        with bar:
-            return build_store(
-                path,
-                pairs,
-                tokenizer,
-                selection=selection_of(config),
-                counts=counts,
-                workers=available_threads() if workers == "auto" else workers,
-                progress=progress,
-            )
-    except ChangedError:
-        manifest.discard(path)  # its shards may be of the other text
-        raise
-
-
-def _report(config: Config, store: Store, read: int) -> None:
-    """Log what training uses and what was left out."""
-    logger.info("train: %s of %s pairs", f"{len(store):,}", f"{read:,}")
-    if any(part.weight != 1 for part in store.parts):
-        for corpus, part in zip(config.data.train, store.parts, strict=True):
-            size = f"{part.stop - part.start:,}"
-            logger.info("train: %s: %s pairs x %.4g", describe(corpus), size, part.weight)
-    for reason, count in store.counts.items():
-        logger.info("train: %s: %s", reason, f"{count:,}")
-    if not len(store):
-        raise UserError("data.train: no pair is left to train on")
-    for sign in suspicions(store):
-        logger.warning("data.train: %s", sign)

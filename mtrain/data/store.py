@@ -1,7 +1,7 @@
 """Tokenized corpora on disk: flat memory-mapped ids with offsets, built once, keyed by content.
 
 A store is a sequence of shards. Line `2 * i` of a shard is the source of its pair `i`, line `2 * i
-+ 1` the target, both without bos and eos.
++ 1` the target, both without bos and eos. A shard's note is written last.
 """
 
 from bisect import bisect_right
@@ -30,8 +30,10 @@ from mtrain.runtime.workers import Workers
 
 FORMAT = 3
 CHUNK = 10_000  # pairs handed to a worker at a time
-SHARD_CHUNKS = 100  # to a shard; a build that was stopped goes on behind the last whole one
-INLINE_CHUNKS = 10  # starting processes takes longer than tokenizing this much here
+SHARD_CHUNKS = 100  # in a shard; a stopped build resumes after the last whole shard
+INLINE_CHUNKS = 10  # this much is tokenized sooner than processes start
+
+IDS, OFFSETS, NOTE = "{:05d}.ids", "{:05d}.npy", "{:05d}.json"  # files of a shard, by its number
 
 DEATH = (
     "a process that tokenizes the corpus was killed, perhaps for lack of memory: "
@@ -80,9 +82,7 @@ DESCRIPTION, WRITTEN, WHOLE = TypeAdapter(Description), TypeAdapter(Written), Ty
 
 @dataclass(frozen=True)
 class Part:
-    """Pairs `start` to `stop` - 1 of a store: a corpus, of which an epoch sees each pair `weight`
-    times.
-    """
+    """Pairs `start` to `stop` - 1 of a store: a corpus. An epoch sees each pair `weight` times."""
 
     start: int
     stop: int
@@ -90,7 +90,7 @@ class Part:
 
 
 class Store:
-    """Pairs of id sequences: opening costs nothing whatever the size."""
+    """Pairs of id sequences; opening takes no longer for large stores."""
 
     def __init__(
         self, shards: list[Shard], counts: dict[str, int], parts: list[Part] | None = None
@@ -143,17 +143,15 @@ def store_key(corpora: list[str], tokenizer: str, selection: Selection, invalid_
 
 
 def open_store(path: Path) -> Store | None:
-    """Open a store; None if it is missing or incomplete."""
+    """Open a store; None if it is missing or damaged."""
     try:
-        files = sorted(path.iterdir()) if path.is_dir() else []
-        remembered(files, "whole", partial(_verify, path), WHOLE)
+        paths = sorted(path.iterdir()) if path.is_dir() else []
+        remembered(paths, "whole", partial(_verify, path), WHOLE)
         found, notes = read_json_file(path / "store.json", DESCRIPTION), _whole_shards(path)
-        shards = [
-            _open_shard(path, number, note.ids, found.dtype) for number, note in enumerate(notes)
-        ]
+        if len(notes) != found.shards:
+            return None
+        shards = [_open_shard(path, n, note.ids, found.dtype) for n, note in enumerate(notes)]
     except (manifest.DamagedError, FileNotFoundError, ValueError):
-        return None
-    if len(shards) != found.shards:
         return None
     return Store(shards, found.counts)
 
@@ -165,28 +163,15 @@ def _verify(path: Path) -> bool:
 
 def _open_shard(path: Path, number: int, size: int, dtype: str) -> Shard:
     """Map a shard's files; raises `ValueError` if they do not match its note."""
-    file = path / _ids_name(number)
-    ids = np.memmap(file, dtype, "r") if size else np.zeros(0, dtype)  # nothing has no mapping
-    offsets = np.load(path / _offsets_name(number), mmap_mode="r", allow_pickle=False)
+    file = path / IDS.format(number)
+    ids = np.memmap(file, dtype, "r") if size else np.zeros(0, dtype)  # cannot map an empty file
+    offsets = np.load(path / OFFSETS.format(number), mmap_mode="r", allow_pickle=False)
     if offsets.dtype != np.int64 or offsets.ndim != 1 or len(offsets) % 2 == 0:
-        raise ValueError("not the places of pairs of lines")
+        raise ValueError("not the offsets of pairs of lines")
     if len(ids) != size or offsets[0] != 0 or offsets[-1] != size:
-        raise ValueError("not as many ids as there should be")
-    # still on disk; slices of plain arrays are made faster
+        raise ValueError("offsets and ids do not match")
+    # still on disk: slices of plain arrays are made faster
     return Shard(np.asarray(ids), np.asarray(offsets))
-
-
-def _ids_name(number: int) -> str:
-    return f"{number:05d}.ids"
-
-
-def _offsets_name(number: int) -> str:
-    return f"{number:05d}.npy"
-
-
-def _note_name(number: int) -> str:
-    """Return the name of a shard's note, which is written last."""
-    return f"{number:05d}.json"
 
 
 def build_store(
@@ -198,18 +183,18 @@ def build_store(
     counts: Counter[str],
     workers: int,
     progress: Callable[[int], None],
-) -> Store:
+) -> None:
     """Tokenize `pairs` with several processes and keep those that pass the filter.
 
     `counts` is what reading dropped; `progress` gets the number of pairs read. A stopped build of
-    the same store is continued. Raises `UserError`, and `OSError` if the disk is full.
+    the same store is resumed. Raises `UserError`, and `OSError` if the disk is full.
     """
     dtype: Literal["uint16", "uint32"] = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
 
     def fill(directory: Path) -> None:
-        shards = _whole_shards(directory)
-        iterator = iter(pairs)
-        _skip(iterator, sum(shard.read for shard in shards), progress, path)
+        shards, iterator = _whole_shards(directory), iter(pairs)
+        for number in _skip(iterator, sum(shard.read for shard in shards), path):
+            progress(number)
         chunks = iter(lambda: list(islice(iterator, CHUNK)), [])
         with closing(_encode_all(chunks, tokenizer, selection, workers)) as encoded:
             while (first := next(encoded, None)) is not None:
@@ -221,34 +206,30 @@ def build_store(
         files.write_bytes(directory / "store.json", DESCRIPTION.dump_json(description))
 
     manifest.write_directory(path, fill, keep=lambda aside: bool(_whole_shards(aside)))
-    store = open_store(path)
-    if store is None:
-        raise UserError(f"{path}: the tokenized corpus could not be read back; check the disk")
-    return store
 
 
 def _whole_shards(directory: Path) -> list[Written]:
-    """Return the notes of the shards that an earlier build finished."""
+    """Return the notes of the shards that were written to their ends."""
     shards: list[Written] = []
     with suppress(FileNotFoundError, ValueError):
         while True:
-            shards.append(read_json_file(directory / _note_name(len(shards)), WRITTEN))
+            shards.append(read_json_file(directory / NOTE.format(len(shards)), WRITTEN))
     return shards
 
 
-def _skip(pairs: Iterator[Pair], count: int, progress: Callable[[int], None], path: Path) -> None:
-    """Skip pairs that are in finished shards; raises `UserError`, and removes these, if there are
-    fewer pairs.
+def _skip(pairs: Iterator[Pair], count: int, path: Path) -> Iterator[int]:
+    """Skip pairs that are in whole shards and yield their numbers; where the text has fewer pairs,
+    remove the shards and raise `UserError`.
     """
     for start in range(0, count, CHUNK):
         number = min(CHUNK, count - start)
         if next(islice(pairs, number - 1, None), None) is None:
             manifest.discard(path)
             raise UserError(
-                f"{path}: what a build that was stopped had written is damaged, and was removed; "
+                f"{path}: a stopped build left damaged shards, which are now removed; "
                 "run the same command again"
             )
-        progress(number)
+        yield number
 
 
 def _write_shard(
@@ -259,31 +240,32 @@ def _write_shard(
     progress: Callable[[int], None],
 ) -> Written:
     """Write ids, then offsets, then the note."""
+    ids_file, offsets_file = directory / IDS.format(number), directory / OFFSETS.format(number)
     read, dropped, lengths = 0, Counter[str](), [np.zeros(1, np.int64)]
-    with files.create(directory / _ids_name(number)) as out:
+    with files.create(ids_file) as out:
         for ids, lens, left_out in encoded:
             out.write(ids.astype(dtype).tobytes())
             lengths.append(lens)
-            number_read = len(lens) // 2 + left_out.total()
             dropped.update(left_out)
+            number_read = len(lens) // 2 + left_out.total()
             progress(number_read)
             read += number_read
     offsets = np.concatenate(lengths).cumsum()
-    with files.create(directory / _offsets_name(number)) as out:
+    with files.create(offsets_file) as out:
         header = {"descr": "<i8", "fortran_order": False, "shape": offsets.shape}
         np.lib.format.write_array_header_1_0(out, header)
         out.write(offsets.astype("<i8").tobytes())  # numpy's own writing hides why a disk fails
-    files.sync(directory / _ids_name(number))
-    files.sync(directory / _offsets_name(number))
+    files.sync(ids_file)
+    files.sync(offsets_file)
     written = Written(read, dropped, int(offsets[-1]))
-    files.write_bytes(directory / _note_name(number), WRITTEN.dump_json(written))
+    files.write_bytes(directory / NOTE.format(number), WRITTEN.dump_json(written))
     return written
 
 
 def _encode_all(
     chunks: Iterator[list[Pair]], tokenizer: Tokenizer, selection: Selection, workers: int
 ) -> Encoding:
-    """Encode chunks in order, in other processes if there are many."""
+    """Encode chunks in order, in worker processes if there are many."""
     first = list(islice(chunks, INLINE_CHUNKS + 1))
     chunks = chain(first, chunks)
     if len(first) <= INLINE_CHUNKS or workers == 1:
@@ -300,8 +282,8 @@ def _encoder(proto: bytes, selection: Selection) -> Callable[[list[Pair]], Encod
 
 
 def _encode_chunk(chunk: list[Pair], tokenizer: Tokenizer, selection: Selection) -> Encoded:
-    """Return the ids of the kept pairs, the lengths of their lines, and the numbers of pairs left
-    out by reason.
+    """Return the ids of the kept pairs, the lengths of their lines, and the numbers of dropped
+    pairs by reason.
     """
     dropped = Counter[str]()
     pairs = selection.by_text(chunk, dropped)

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from mtrain.config.loading import load_stored_config
 from mtrain.config.schema import Config, dump_config
-from mtrain.data.prepare import Prepared, prepare
+from mtrain.data.prepare import Preparation, Prepared
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.runs import checkpoint, layout
 from mtrain.runs.directory import RunDirectory
@@ -69,7 +69,9 @@ def _announce(config: Config, stop: Stop, ranks: Ranks, config_file: Path | None
     run.check_settings(config, ranks.size)
     run.check_not_lost(run.read(layout.STATUS, STATUS), config.train.save_every)
     with telling_lack_of_memory(lambda: LACK_OF_MEMORY):
-        prepared = prepare(config, run.tokenizer, stop, begin=run.check_data)
+        preparation = Preparation(config, run.tokenizer, stop)
+        run.check_data(preparation.fingerprints)
+        prepared = preparation.finish()
         run.check_data(prepared.fingerprints)
         trainer = Trainer(config, prepared, run, stop, ranks)
     found = trainer.checkpoints.find_newest()
@@ -190,16 +192,19 @@ def _prepare(config: Config, run: RunDirectory, stop: Stop, ranks: Ranks, start:
     all must read the same text.
     """
 
+    preparation = Preparation(config, run.tokenizer, stop)
+
     def lead() -> Prepared:
-        prepared = prepare(config, run.tokenizer, stop, begin=start.check_text)
+        start.check_text(preparation.fingerprints)
+        prepared = preparation.finish()
         run.check_data(prepared.fingerprints)
         return prepared
 
     first = ranks.first(lead)
     vocabulary = ranks.share(lambda: first.tokenizer.proto if first else b"", BYTES)
-    prepared = ranks.together(
-        lambda: first or prepare(config, run.tokenizer, stop, Tokenizer(vocabulary))
-    )
+    if first is None:
+        preparation.tokenizer = Tokenizer(vocabulary)
+    prepared = ranks.together(lambda: first or preparation.finish())
     prints = ranks.gather(lambda: prepared.fingerprints, FINGERPRINTS)
     for rank, found in enumerate(prints):
         if found != prints[0]:

@@ -265,7 +265,10 @@ def build(
         "workers": 1,
         "progress": lambda number: None,
     }
-    return build_store(path, pairs, tokenizer, **{**settings, **options})
+    build_store(path, pairs, tokenizer, **{**settings, **options})
+    found = open_store(path)
+    assert found is not None
+    return found
 
 
 def texts(found: Store, tokenizer: Tokenizer) -> list[tuple[str, ...]]:

@@ -191,7 +191,7 @@ def test_a_whole_cache_need_not_be_writable(
     monkeypatch.setattr(lock, "exclusive", read_only)
     prepared(config, tmp_path)
     monkeypatch.setenv("MTRAIN_CACHE", str(tmp_path / "another"))
-    with pytest.raises(UserError, match="Read-only file system; MTRAIN_CACHE"):
+    with pytest.raises(UserError, match="Read-only file system; set MTRAIN_CACHE"):
         prepared(config, tmp_path)
 
 
@@ -200,7 +200,7 @@ def test_what_is_made_of_a_corpus_that_changes_is_not_kept(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, maker: str, kept: int
 ) -> None:
     """It would be taken for what the old text gives."""
-    make, read, making = getattr(preparation, maker), preparation._read_train, []
+    make, read, making = getattr(preparation, maker), preparation.read_pairs, []
     (corpus,) = config.data.train
     assert isinstance(corpus, TextCorpus)
     src = Path(corpus.src)
@@ -215,7 +215,7 @@ def test_what_is_made_of_a_corpus_that_changes_is_not_kept(
             src.write_text(src.read_text().swapcase())
 
     monkeypatch.setattr(preparation, maker, noted)
-    monkeypatch.setattr(preparation, "_read_train", changing)
+    monkeypatch.setattr(preparation, "read_pairs", changing)
     with pytest.raises(UserError, match="changed while it was read"):
         prepared(config, tmp_path)
     assert len(list(cache_directory().glob("*/manifest.json"))) == kept
@@ -338,7 +338,9 @@ def test_a_begun_store_of_more_pairs_than_the_text_is_removed(
     first = ids_of(prepared(config, tmp_path))
     note = begun_store(config, tmp_path) / "00000.json"
     note.write_text(json.dumps({**json.loads(note.read_text()), "read": 10**15}))
-    with pytest.raises(UserError, match="is damaged, and was removed; run the same command"):
+    with pytest.raises(
+        UserError, match="damaged shards, which are now removed; run the same command"
+    ):
         prepared(config, tmp_path)
     assert ids_of(prepared(config, tmp_path)) == first
 

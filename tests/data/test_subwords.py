@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from mtrain.data import batches as data
 from mtrain.data.batches import SpecialIds, TokenBatches
 from mtrain.data.filters import Selection
-from mtrain.data.store import Store, build_store
+from mtrain.data.store import Store, build_store, open_store
 from mtrain.data.subwords import SubwordSampler
 from mtrain.data.tokenizer import Tokenizer, train_tokenizer
 from mtrain.runtime.errors import RefusedError
@@ -155,15 +155,11 @@ def test_a_side_stays_within_its_longest(tokenizer: Tokenizer) -> None:
 
 def store_of(tokenizer: Tokenizer, path: Path) -> Store:
     pairs = iter(made_up_pairs(400, 8, longest=9))
-    return build_store(
-        path,
-        pairs,
-        tokenizer,
-        selection=Selection(64),
-        counts=Counter(),
-        workers=1,
-        progress=lambda _: None,
-    )
+    options = {"counts": Counter(), "workers": 1, "progress": lambda _: None}
+    build_store(path, pairs, tokenizer, selection=Selection(64), **options)
+    found = open_store(path)
+    assert found is not None
+    return found
 
 
 def test_batches_hold_every_pair_once_within_their_budget(
