@@ -1,5 +1,6 @@
-"""Token-budget batches over a tokenized store, in an order that is a pure function of (seed,
-epoch) and of how many make a step.
+"""Batches within a token budget over a tokenized store.
+
+Their order is a pure function of the seed, the epoch and the number of micro-batches in a step.
 """
 
 import math
@@ -16,8 +17,8 @@ from mtrain.data.store import Part, Store
 from mtrain.data.subwords import Pairs, SubwordSampler
 from mtrain.data.tokenizer import Tokenizer
 
-# Pairs shuffled together, sorted by length and cut into batches at a time; neighbours among them.
-POOL, BLOCK = 1 << 17, 1 << 10
+POOL = 1 << 17  # pairs that are shuffled together and cut into batches at a time
+BLOCK = 1 << 10  # neighbouring pairs that always come into the same pool
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class SpecialIds:
 @dataclass(frozen=True)
 class Batch:
     """A padded micro-batch of `B` pairs. `src` (B, S) ends in eos, `tgt_in` (B, T) starts with bos,
-    `tgt_out` (B, T) ends in eos; `positions` (N,) are the indices of real target tokens in the
-    flattened (B * T,) targets, `targets` (N,) these tokens.
+    `tgt_out` (B, T) ends in eos; `positions` (N,) are the indices of tokens that are no padding in
+    the flattened (B * T,) targets, `targets` (N,) these tokens.
     """
 
     src: torch.Tensor
@@ -93,23 +94,22 @@ def collate(pairs: list[tuple[NDArray[Any], NDArray[Any]]], ids: SpecialIds) -> 
 
 
 def batch_by_tokens(lengths: NDArray[np.int64], max_tokens: int) -> list[NDArray[np.int64]]:
-    """Cut rows into batches of similar lengths with rows x max(S, T) <= max_tokens; return indices
-    of rows.
+    """Cut rows into batches of similar lengths with rows x max(S, T) <= max_tokens, and return
+    their indices. A row longer than the budget is a batch of its own.
 
-    `lengths` (rows, 2) counts eos. Rows are sorted by target length, cut into as many groups as a
-    group will hold batches, and sorted by source length within each: both sides get little padding,
-    which one sort by either side does not achieve. A row longer than the budget is a batch of its
-    own.
+    `lengths` (rows, 2) counts eos. Rows are sorted by target length, cut into about as many groups
+    as each will hold batches, and sorted by source length within each group: source and target get
+    little padding, which a single sort does not achieve.
     """
     if not len(lengths):
         return []
     longest = lengths.max(1)
     by_target = np.lexsort((lengths[:, 0], lengths[:, 1]))
-    # groups hold equal numbers of tokens, as batches do, so that long pairs are not lumped together
+    # groups hold equal numbers of tokens, as batches do: long pairs are not in a single group
     work = np.cumsum(longest[by_target])
     groups = max(1, round((work[-1] / max_tokens) ** 0.5))
     group = np.minimum(work * groups // (work[-1] + 1), groups - 1)
-    # every other group runs backwards, so that a batch across their border is even too
+    # every other group is in descending order, so that a batch of two groups has even lengths
     direction = np.where(group % 2, -1, 1)
     order = by_target[np.lexsort((lengths[by_target, 0] * direction, group))]
     return _cut(order, longest[order], max_tokens)
@@ -132,8 +132,8 @@ def _cut(
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """The pairs of a micro-batch, by their numbers, and their target tokens with eos; and the pairs
-    themselves, if they are other than in the store.
+    """Indices of a micro-batch's pairs, its number of target tokens with eos, and the pairs
+    themselves if their subwords were sampled.
     """
 
     rows: NDArray[np.int64]
@@ -142,17 +142,17 @@ class MicroBatch:
 
 
 class TokenBatches:
-    """The training stream: every pair once an epoch, in micro-batches of at most `max_tokens` a
-    side.
+    """The training stream: every pair once an epoch, in micro-batches of at most `max_tokens`
+    padded tokens in the source and in the target.
 
-    An epoch is a sequence of pools, each of pairs from all over the corpus, read by blocks of
-    neighbours. A pool's content and order do not depend on earlier pools. Blocks of corpora with a
-    weight above 1 occur several times; for a fractional weight the last occurrence has only a
-    fraction of the pairs, different ones in each epoch.
+    An epoch is a sequence of pools, each of blocks of neighbouring pairs from all over the corpus.
+    A pool's content and order do not depend on earlier pools. Blocks of corpora with a weight above
+    1 occur several times; for a fractional weight the last occurrence has only a fraction of the
+    pairs, different ones in each epoch.
 
-    The `step_batches` consecutive micro-batches of a step come from as many ranges of length: each
-    has similar lengths and little padding, and yet a step sees short and long sentences (except
-    where a pool ends). Steps of one length learn far more slowly.
+    Each of the `step_batches` consecutive micro-batches of a step comes from another range of
+    lengths, so that a micro-batch has little padding and a step has short and long sentences
+    (except at the end of a pool). Steps of one length learn far more slowly.
 
     A `sampler` draws the subwords of a pool anew each time, while the previous pool is trained on.
     """
@@ -166,14 +166,10 @@ class TokenBatches:
         step_batches: int,
         sampler: SubwordSampler | None = None,
     ) -> None:
-        self.store = store
-        self.max_tokens = max_tokens
-        self.step_batches = step_batches
-        self.seed = seed
-        self.ids = ids
-        self.sampler = sampler
-        self.drawer = ThreadPoolExecutor(1)
-        self.drawn: dict[tuple[int, int], Future[list[MicroBatch]]] = {}
+        self.store, self.max_tokens, self.seed, self.ids = store, max_tokens, seed, ids
+        self.step_batches, self.sampler = step_batches, sampler
+        self.executor = ThreadPoolExecutor(1)
+        self.sampled: dict[tuple[int, int], Future[list[MicroBatch]]] = {}
         self.visits = np.concatenate([_visits(part) for part in store.parts])
         pairs = ((self.visits[:, 1] - self.visits[:, 0]) * self.visits[:, 2]).sum()
         self.pools = max(1, math.ceil(float(pairs) / POOL))
@@ -189,18 +185,18 @@ class TokenBatches:
         """Return the micro-batches of a pool; reads only lengths if no subwords are sampled."""
         if self.sampler is None:
             return self._plan(epoch, pool)
-        ahead = (epoch, pool + 1) if pool + 1 < self.pools else (epoch + 1, 0)
-        for place in ((epoch, pool), ahead):
-            if place not in self.drawn:
-                self.drawn[place] = self.drawer.submit(self._plan, *place)
-        self.drawn = {place: self.drawn[place] for place in ((epoch, pool), ahead)}
-        return self.drawn[epoch, pool].result()
+        following = (epoch, pool + 1) if pool + 1 < self.pools else (epoch + 1, 0)
+        self.sampled = {
+            place: self.sampled.get(place) or self.executor.submit(self._plan, *place)
+            for place in ((epoch, pool), following)
+        }
+        return self.sampled[epoch, pool].result()
 
     def _plan(self, epoch: int, pool: int) -> list[MicroBatch]:
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self.visits))
         visits = self.visits[np.array_split(order, self.pools)[pool]]
-        random = np.random.default_rng([self.seed, epoch, pool + 1])  # with 0 it is the one above
-        seen = [self._visit(int(start), int(stop), share, random) for start, stop, share in visits]
+        random = np.random.default_rng([self.seed, epoch, pool + 1])  # 0 gives the order's seed
+        seen = [self._visit(int(start), int(stop), some, random) for start, stop, some in visits]
         rows = np.concatenate([rows for rows, _ in seen])
         lengths = np.concatenate([lengths for _, lengths in seen]) + 1
         pairs: Pairs | None = None
@@ -209,43 +205,39 @@ class TokenBatches:
             lengths = np.array([(len(src) + 1, len(tgt) + 1) for src, tgt in pairs])
         shuffle = random.permutation(len(rows))
         batches = batch_by_tokens(lengths[shuffle], self.max_tokens)
-        dealt = _deal(len(batches), self.step_batches, random)
-        chosen = (shuffle[batches[number]] for number in dealt)
-        return [
-            MicroBatch(
-                rows[some],
-                int(lengths[some, 1].sum()),
-                None if pairs is None else [pairs[place] for place in some],
-            )
-            for some in chosen
-        ]
+        planned = []
+        for number in _deal(len(batches), self.step_batches, random):
+            chosen = shuffle[batches[number]]
+            sampled = None if pairs is None else [pairs[place] for place in chosen]
+            planned.append(MicroBatch(rows[chosen], int(lengths[chosen, 1].sum()), sampled))
+        return planned
 
     def _visit(
-        self, start: int, stop: int, share: float, random: np.random.Generator
+        self, start: int, stop: int, fraction: float, random: np.random.Generator
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the numbers of the pairs that are seen of a block, and their lengths."""
+        """Draw a fraction of the pairs of a block; return their indices and lengths."""
         rows, lengths = np.arange(start, stop), self.store.lengths_of(start, stop)
-        if share < 1:
-            seen = random.random(len(rows)) < share
+        if fraction < 1:
+            seen = random.random(len(rows)) < fraction
             rows, lengths = rows[seen], lengths[seen]
         return rows, lengths
 
 
 def _visits(part: Part) -> NDArray[np.float64]:
     """Return the visits to the blocks of a corpus in an epoch, (visits, 3): start, stop, and the
-    fraction of pairs that are seen.
+    fraction of the pairs to draw.
     """
     starts = np.arange(part.start, part.stop, BLOCK)
     stops = np.minimum(starts + BLOCK, part.stop)
     rest, whole = math.modf(part.weight)
-    shares = np.array([1.0] * int(whole) + [rest] * (rest > 0))
-    columns = (np.tile(starts, len(shares)), np.tile(stops, len(shares)))
-    return np.stack((*columns, np.repeat(shares, len(starts))), 1)
+    fractions = np.array([1.0] * int(whole) + [rest] * (rest > 0))
+    columns = (np.tile(starts, len(fractions)), np.tile(stops, len(fractions)))
+    return np.stack((*columns, np.repeat(fractions, len(starts))), 1)
 
 
 def _deal(count: int, ranges: int, random: np.random.Generator) -> list[int]:
-    """Shuffle the numbers below `count` within each of `ranges` ranges, and take one from each in
-    turn.
+    """Shuffle the numbers below `count` within each of `ranges` ranges, then take one from each
+    range in turn.
     """
     parts = [random.permutation(part) for part in np.array_split(np.arange(count), ranges)]
     return [number for turn in zip_longest(*parts) for number in turn if number is not None]

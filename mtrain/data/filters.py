@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import regex
@@ -14,14 +15,13 @@ from mtrain.corpus.lines import CHARACTERS_A_TOKEN, DROPPED
 from mtrain.corpus.readers import Pair
 from mtrain.runtime.errors import RefusedError
 
-# Control characters but for tabs, surrogates, private use, what stands for bytes that could not be
-# read, and what is no character.
+# Control characters other than tabs, surrogates, private use, U+FFFD and noncharacters.
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\uf8ff\ufffd-\uffff]")
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which pairs are learned from: `max_length` and `min_length` are in tokens with eos."""
+    """Which pairs to train on: `max_length` and `min_length` are in tokens with eos."""
 
     max_length: int | None = None
     filter: FilterConfig = field(default_factory=FilterConfig)
@@ -37,8 +37,8 @@ class Selection:
     def by_characters(
         self, pairs: list[Pair], longest_piece: int, dropped: Counter[str]
     ) -> list[Pair]:
-        """Keep the pairs that may be short enough in tokens: a text is cut into pieces at some
-        fifty times its size in memory.
+        """Keep the pairs that may be short enough in tokens: encoding a text takes about fifty times
+        its size in memory.
         """
         if self.max_length is None:
             return pairs
@@ -68,8 +68,8 @@ class Selection:
         return passed
 
     def text_checks(self) -> list[tuple[str, Callable[[Pair], bool]]]:
-        """Return the tests of text, with the reason to count if a test is true; raises
-        `RefusedError` for an unknown script.
+        """Return for each filter of text the reason to count and a function that returns whether to
+        drop a pair; raises `RefusedError` for an unknown script.
         """
         settings = self.filter
         checks: list[tuple[str, Callable[[Pair], bool]]] = []
@@ -79,12 +79,13 @@ class Selection:
             checks.append(("control or invalid characters", _has_control))
         for side, name in enumerate(("src_script", "tgt_script")):
             if scripts := getattr(settings, name):
-                check = _mostly_other(side, scripts_pattern(name, scripts), settings.script_share)
+                others = _other_scripts(name, scripts)
+                check = partial(_is_mostly_other, side, others, settings.script_share)
                 checks.append((f"{name} is not {' or '.join(scripts)}", check))
         return [(DROPPED + reason, is_bad) for reason, is_bad in checks]
 
 
-def scripts_pattern(name: str, scripts: Iterable[str]) -> "regex.Pattern[str]":
+def _other_scripts(name: str, scripts: Iterable[str]) -> "regex.Pattern[str]":
     """Match letters that are of none of these Unicode scripts; raises `RefusedError`."""
     try:
         if not all(script.isidentifier() for script in scripts):
@@ -107,11 +108,7 @@ def _has_control(pair: Pair) -> bool:
     return any(_CONTROL.search(text) for text in pair)
 
 
-def _mostly_other(side: int, others: "regex.Pattern[str]", share: float) -> Callable[[Pair], bool]:
-    """Return a test whether less than `share` of a side's letters are of the scripts."""
-
-    def check(pair: Pair) -> bool:
-        count = sum(map(str.isalpha, pair[side]))
-        return count - len(others.findall(pair[side])) < share * count
-
-    return check
+def _is_mostly_other(side: int, others: "regex.Pattern[str]", fraction: float, pair: Pair) -> bool:
+    """Whether less than `fraction` of a side's letters are of the wanted scripts."""
+    count = sum(map(str.isalpha, pair[side]))
+    return count - len(others.findall(pair[side])) < fraction * count

@@ -1,7 +1,7 @@
 """BPE-dropout (Provilkov et al. 2020): text is segmented differently each time it is trained on.
 
-SentencePiece implements it, too, but its draws cannot be repeated in another process by a seed.
-Here the words of many lines are segmented at once, by numpy.
+SentencePiece implements it, but a seed does not repeat its draws in another process. Here numpy
+segments the words of many lines at once.
 
 Shapes: `N` symbols of all words, concatenated.
 """
@@ -19,26 +19,26 @@ Row = NDArray[Any]
 Pairs = list[tuple[Row, Row]]
 Ids = NDArray[np.int64]
 
-CHUNK = 4000  # pairs that are cut at once
+CHUNK = 4000  # pairs that are segmented at once
 
 
 class SubwordSampler:
-    """Draws the pieces of both sides, dropping a fraction of the merges. A side that would become
-    longer than `max_length` tokens with eos keeps its usual pieces. Raises `RefusedError` for a
-    vocabulary that is no BPE.
+    """Draws the pieces of source and target, dropping a fraction of the merges. Text that would
+    become longer than `max_length` tokens with eos keeps its usual pieces. Raises `RefusedError`
+    for a vocabulary that is not a BPE.
     """
 
     def __init__(self, tokenizer: Tokenizer, dropout: float, max_length: int) -> None:
         if not tokenizer.is_bpe:
             raise RefusedError(
-                "train.subword_sampling: leaves out merges, which this vocabulary does not have; "
-                "it needs tokenizer.model_type: bpe"
+                "train.subword_sampling: drops merges, which this vocabulary does not have; "
+                "set tokenizer.model_type: bpe"
             )
         self.dropout, self.max_length = dropout, max_length
         self.merges = Merges(tokenizer)
 
     def draw(self, pairs: Pairs, seed: int) -> Pairs:
-        """Draw the pieces of pairs of ids; the same seed gives the same."""
+        """Draw the pieces of pairs of ids; the same seed draws the same."""
         random = np.random.default_rng(seed)
         found: Pairs = []
         for start in range(0, len(pairs), CHUNK):
@@ -51,9 +51,7 @@ class SubwordSampler:
 
 
 class Merges:
-    """The merges of a BPE vocabulary: two neighbouring pieces become the piece that they spell, the
-    one of highest score first.
-    """
+    """The merges of a BPE vocabulary, by the score of the piece that they make: the highest first."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         pieces = tokenizer.plain_pieces
@@ -79,8 +77,8 @@ class Merges:
     def apply(
         self, rows: list[Row], dropout: float, random: np.random.Generator
     ) -> list[NDArray[Any]]:
-        """Spell ids out and merge them again: each time, of the merges that a word allows some are
-        dropped by chance and the best of the others is applied, until none is left.
+        """Split ids into characters and merge them again. In each round, and for each word, merges
+        are dropped at random and the best remaining one is applied, until none remains.
         """
         spelled = [list(chain.from_iterable(self.spelled[i] for i in row.tolist())) for row in rows]
         lengths = np.fromiter(map(len, spelled), np.int64, len(spelled))

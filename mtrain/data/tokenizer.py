@@ -11,24 +11,21 @@ import sentencepiece
 
 from mtrain.runtime.errors import UserError
 
-# More sentences than this are sampled from for training the vocabulary: bounded memory at any
-# corpus size.
+# A vocabulary is trained on a sample of this many sentences, which bounds memory.
 MAX_SENTENCES = 1_000_000
-# Longer lines are left out of training the vocabulary; SentencePiece's own limit is 4,192.
+# Training a vocabulary skips longer lines; SentencePiece's own limit is 4,192.
 MAX_SENTENCE_BYTES = 1 << 20
-LARGEST_MODEL = 64 << 20  # bytes of a model's file; one of a million pieces has half of that
-LONGEST_PIECE = 1000  # characters; and bytes of what normalization puts in place of a character
+LARGEST_MODEL = 64 << 20  # bytes of a model's file; a million pieces take half of that
+LONGEST_PIECE = 1000  # characters of a piece, bytes of a character's normalization
 
-# Protocol Buffers: the field numbers of SentencePiece's model, and the kinds of values.
+# Protocol Buffers: field numbers of SentencePiece's model, and kinds of values.
 _NORMALIZERS, _CHARACTER_MAP = (3, 5), 2
 _VARINT, _BYTES, _FIXED = 0, 2, {1: 8, 5: 4}
 
 
 class Tokenizer:
-    """A SentencePiece model with the four special ids that a Transformer needs.
-
-    Models trained elsewhere may lack a padding or sentence piece: the missing ids are given after
-    the last piece.
+    """A SentencePiece model with the ids of `pad`, `unk`, `bos` and `eos`. Those that a model
+    trained elsewhere lacks come after its last piece.
     """
 
     def __init__(self, proto: bytes, name: str = "tokenizer.model") -> None:
@@ -43,8 +40,8 @@ class Tokenizer:
             raise UserError(f"{name}: not a SentencePiece model") from None
         if max(longest_of_map, len(unknown), *map(len, known)) > LONGEST_PIECE:
             raise UserError(
-                f"{name}: not a model to use: a piece, or what normalization puts in place of a "
-                f"character, is longer than {LONGEST_PIECE:,} characters"
+                f"{name}: not a model to use: a piece, or the normalization of a character, is "
+                f"longer than {LONGEST_PIECE:,} characters"
             )
         self.proto = proto
         self.longest_piece = max(map(len, known), default=1)
@@ -81,15 +78,14 @@ class Tokenizer:
 
     @property
     def vocabulary(self) -> str:
-        """Return pieces and scores, one per line, in the form of SentencePiece's .vocab files."""
-        rows = range(self.pieces.get_piece_size())
-        return "".join(
-            f"{self.pieces.id_to_piece(i)}\t{self.pieces.get_score(i):g}\n" for i in rows
-        )
+        """Pieces and scores, one per line, in the format of SentencePiece's .vocab files."""
+        sp = self.pieces
+        rows = range(sp.get_piece_size())
+        return "".join(f"{sp.id_to_piece(i)}\t{sp.get_score(i):g}\n" for i in rows)
 
     @property
     def all_pieces(self) -> list[str]:
-        """Pieces of all ids, no two equal: special ids that the model lacks get made-up names."""
+        """Pieces of all ids, no two equal; special ids that the model lacks get made-up names."""
         pieces = [self.pieces.id_to_piece(i) for i in range(self.pieces.get_piece_size())]
         taken = set(pieces)
         names = {self.pad_id: "<pad>", self.bos_id: "<s>", self.eos_id: "</s>"}
@@ -102,8 +98,8 @@ class Tokenizer:
 
     @property
     def plain_pieces(self) -> dict[int, str]:
-        """The pieces that merges of a BPE make, and single characters, by their ids: no special
-        pieces, bytes or symbols of the user, which have the score of the first merge.
+        """Single characters and the pieces that merges make, by their ids: no special pieces, bytes
+        or user symbols, which all have the score of the first merge.
         """
         sp = self.pieces
         special = (sp.is_control, sp.is_unknown, sp.is_byte, sp.is_unused)
@@ -118,14 +114,14 @@ class Tokenizer:
         return len(set(scores)) == len(scores) and all(score == round(score) for score in scores)
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """Cut texts into ids, without bos or eos."""
-        if len(texts) == 1:  # a list costs SentencePiece a tenth of a millisecond
+        """Encode texts, without bos or eos."""
+        if len(texts) == 1:  # SentencePiece takes 0.1 ms longer for a list
             return [self.pieces.encode(texts[0])]
         ids: list[list[int]] = self.pieces.encode(texts, num_threads=1)
         return ids
 
     def decode(self, ids: list[list[int]]) -> list[str]:
-        """Join ids to texts; special ids are left out."""
+        """Decode ids to texts, without special ids."""
         special = {self.pad_id, self.bos_id, self.eos_id}
         plain = [[token for token in row if token not in special] for row in ids]
         if len(plain) == 1:
@@ -135,8 +131,8 @@ class Tokenizer:
 
 
 def _longest_replacement(proto: bytes) -> int:
-    """Return the most bytes by which normalization replaces a character; raises `IndexError` or
-    `ValueError` if a model is truncated or of another form.
+    """Return the most bytes that normalization makes of a character; raises `IndexError` or
+    `ValueError` if a model is truncated or malformed.
     """
     longest = 0
     for number, normalizer in _fields(proto):
@@ -148,7 +144,7 @@ def _longest_replacement(proto: bytes) -> int:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the numbers and values of a Protocol Buffers message's fields that are bytes."""
+    """Yield the numbers and values of a message's fields that hold bytes."""
     at, end = 0, len(message)
     while at < end:
         key, at = _varint(message, at)
@@ -166,7 +162,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """Read a number of seven bits a byte, and where it ends."""
+    """Return the number of seven bits a byte at an index, and the index after it."""
     value = shift = 0
     while (byte := message[at]) > 127:
         value |= (byte & 127) << shift
@@ -189,9 +185,8 @@ def train_tokenizer(
     """Train a vocabulary on `sentences()` and return the model; raises `UserError` if the text does
     not allow the size.
 
-    `remove_extra_whitespaces` is off and normalization is the identity unless asked for:
-    SentencePiece's defaults squeeze runs of spaces and turn Chinese full-width punctuation into
-    ASCII.
+    Unlike SentencePiece, by default this neither squeezes spaces nor turns Chinese full-width
+    punctuation into ASCII.
     """
     options: dict[str, Any] = {
         "model_type": model_type,
@@ -204,7 +199,7 @@ def train_tokenizer(
     try:
         return _train(sentences(), options, vocab_size, exact=True)
     except RuntimeError:
-        pass  # too large or too small: a second attempt, free to end lower, shows which
+        pass  # the size is too large or too small: an attempt without a fixed size shows which
     try:
         largest = Tokenizer(_train(sentences(), options, vocab_size, exact=False)).vocab_size
     except RuntimeError:
@@ -221,27 +216,28 @@ def train_tokenizer(
     )
 
 
+class _Sentences:
+    """Sentences for SentencePiece, which replaces an error in reading them by one of its own."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self.texts = texts
+        self.error: BaseException | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        try:
+            yield from self.texts
+        finally:  # also for KeyboardInterrupt
+            self.error = sys.exception()
+
+
 def _train(
     sentences: Iterable[str], options: dict[str, Any], vocab_size: int, *, exact: bool
 ) -> bytes:
     """Run SentencePiece's trainer; unless `exact`, a text that is too small gives fewer pieces."""
-    model = io.BytesIO()
-    failures: list[BaseException] = []
-
-    def guarded() -> Iterator[str]:
-        """Keep the reader's own error, or Ctrl-C, which SentencePiece replaces by one of its
-        own.
-        """
-        try:
-            yield from sentences
-        finally:
-            error = sys.exception()
-            if error is not None and not isinstance(error, GeneratorExit):
-                failures.append(error)
-
+    model, reader = io.BytesIO(), _Sentences(sentences)
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=guarded(),
+            sentence_iterator=iter(reader),
             model_writer=model,
             vocab_size=vocab_size,
             hard_vocab_limit=exact,
@@ -257,7 +253,7 @@ def _train(
             **options,
         )
     except RuntimeError:
-        if failures:
-            raise failures[0] from None
+        if reader.error is not None and not isinstance(reader.error, GeneratorExit):
+            raise reader.error from None
         raise
     return model.getvalue()

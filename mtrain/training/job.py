@@ -191,7 +191,6 @@ def _prepare(config: Config, run: RunDirectory, stop: Stop, ranks: Ranks, start:
     """Prepare the text on rank 0, then on the others, whose machines may have a cache of their own;
     all must read the same text.
     """
-
     preparation = Preparation(config, run.tokenizer, stop)
 
     def lead() -> Prepared:
