@@ -37,8 +37,8 @@ class Selection:
     def by_characters(
         self, pairs: list[Pair], longest_piece: int, dropped: Counter[str]
     ) -> list[Pair]:
-        """Keep the pairs that may be short enough in tokens: encoding a text takes about fifty times
-        its size in memory.
+        """Keep the pairs that may be short enough in tokens: encoding takes fifty times the memory
+        of a text.
         """
         if self.max_length is None:
             return pairs

@@ -71,7 +71,7 @@ class Prepared:
 
 def prepare(config: Config, run_tokenizer: Path, stop: Stop) -> Prepared:
     """Prepare all text of a config; raises `UserError`."""
-    return Preparation(config, run_tokenizer, stop).finish()
+    return Preparation(config, run_tokenizer, stop).prepared
 
 
 def scan_corpus(config: Config, corpus: Corpus, stop: Stop) -> Scan:
@@ -125,8 +125,9 @@ class Preparation:
         self.config, self.run_tokenizer, self.stop = config, run_tokenizer, stop
         self.selection = Selection(config.data.max_length, config.filter)
 
-    def finish(self) -> Prepared:
-        """Return all that training reads."""
+    @cached_property
+    def prepared(self) -> Prepared:
+        """All that training reads."""
         fingerprints = self.fingerprints
         tokenizer = self.tokenizer
         for name, text in self.sets.items():

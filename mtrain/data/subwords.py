@@ -51,7 +51,7 @@ class SubwordSampler:
 
 
 class Merges:
-    """The merges of a BPE vocabulary, by the score of the piece that they make: the highest first."""
+    """The merges of a BPE vocabulary, those with the highest score first."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         pieces = tokenizer.plain_pieces

@@ -1,5 +1,5 @@
 """The end of a run: the last checkpoints are averaged and validated, then the best model is scored
-on the test sets. What an earlier start has done already is not done again.
+on the test sets. What an earlier start has finished is not repeated.
 """
 
 from functools import partial
@@ -102,12 +102,13 @@ def _test_set(validation: Validation, name: str, text: Text, best: str, step: in
 
 
 def _load(validation: Validation, name: str) -> LoadedModel:
-    """Load a checkpoint as `mtrain translate` does: on rank 0, for other machines may not see the
-    file yet, and broadcast.
+    """Load a checkpoint as `mtrain translate` does: on rank 0, and broadcast, since other machines
+    may not see the file yet.
     """
     path = validation.run.checkpoints / name
-    read = partial(checkpoint.load_or_name_good, path)
-    data = validation.ranks.share(lambda: checkpoint.pack(read()), BYTES)
+    data = validation.ranks.share(
+        lambda: checkpoint.pack(checkpoint.load_or_name_good(path)), BYTES
+    )
     return unpack(
         checkpoint.unpack(data),
         path,

@@ -44,7 +44,7 @@ class CudaGraphs:
         self.graphs: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, list[Tensor]]] = {}
 
     def __call__(self, batch: Batch) -> None:
-        """Do the work on a batch in the host's memory."""
+        """Do the work on a batch that is in the host's memory."""
         tables = [
             pad_to_graph(table, self.ids.pad, self.max_length)
             for table in (batch.src, batch.tgt_in, batch.tgt_out)
@@ -59,7 +59,7 @@ class CudaGraphs:
         graph.replay()
 
     def warm_up(self) -> None:
-        """Do the work once unrecorded: what libraries do at their first call cannot be recorded."""
+        """Do the work once unrecorded: first calls of libraries cannot be recorded."""
         side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):

@@ -47,8 +47,9 @@ class Machine:
 
 
 class Learner:
-    """A new model, its optimizer and its moving average on the device of a rank. `learn` adds the
-    gradients and losses of a micro-batch to the optimizer's sums.
+    """A new model, its optimizer and its moving average on the device of a rank.
+
+    `learn` turns a micro-batch into gradients and losses and adds them to the optimizer's sums.
     """
 
     def __init__(self, config: Config, vocab_size: int, ids: SpecialIds, ranks: Ranks) -> None:
@@ -98,11 +99,11 @@ class Learner:
             self.learn = graphs
 
     def _compile(self) -> None:
-        """Compile for all shapes, on a made-up batch: a resumed run computes with the same code as
-        an uninterrupted one, whatever batches it starts with.
+        """Compile for all shapes on a made-up batch, so that a resumed run computes with the same
+        code as an uninterrupted one, whatever batches it starts with.
         """
-        shapes.use_duck_shape = False  # sizes that happen to be equal once stay apart
-        torch._dynamo.config.specialize_float = True  # dropout rates are constant: or it runs twice
+        shapes.use_duck_shape = False  # sizes that are equal in this batch may differ in others
+        torch._dynamo.config.specialize_float = True  # or torch compiles twice for dropout rates
         self.hidden = torch.compile(self.model.hidden, dynamic=True)
         try:
             src, tgt = (torch.full((4, n), self.ids.eos, device=self.device) for n in (8, 9))
@@ -124,8 +125,8 @@ class Learner:
         self._add(hidden, batch.targets)
 
     def _accumulate_padded(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> None:
-        """Do the same from tables (B, S), (B, T) and (B, T), by operations that depend on these
-        sizes alone.
+        """Do the same on tables (B, S), (B, T) and (B, T), by operations that depend on their sizes
+        alone.
         """
         hidden, targets = self.model.hidden(src, tgt_in).flatten(0, 1), tgt_out.flatten()
         self._add(hidden, targets, targets != self.ids.pad)

@@ -1,7 +1,7 @@
 """Label-smoothed cross entropy (section 5.4 of the paper) as sums over target tokens.
 
-Smoothing is torch's: the true token keeps 1 - eps, and eps is spread evenly over all V entries of
-the vocabulary (fairseq spreads it over V - 1).
+Smoothing is torch's: the true token keeps 1 - eps, and eps is divided by all V entries of the
+vocabulary (by V - 1 in fairseq).
 """
 
 import math
@@ -11,12 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Logits computed at a time, which bounds memory, and the fewest rows of them. A CPU is fastest
-# within its cache; a GPU needs work for all its cores.
+# Logits computed at a time, which bounds memory: a CPU is fastest within its cache, a GPU needs
+# work for all its cores.
 CHUNK_VALUES = {"cpu": 1 << 20, "cuda": 1 << 28}
-CHUNK_ROWS = 512
-# A chunk's rows are a multiple of this: oneDNN generates code for every number of rows.
-ROW_MULTIPLE = 32
+CHUNK_ROWS = 512  # rows of logits computed at a time, at least
+ROW_MULTIPLE = 32  # of a chunk's rows: oneDNN generates code for each number of rows
 
 
 class Loss(NamedTuple):

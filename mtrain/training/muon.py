@@ -30,7 +30,9 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 
 
 class Muon:
-    """Muon over the matrices of a model's layers, batched by shape."""
+    """Muon over the matrices of a model's layers, batched by shape; `moments` is its state by
+    name.
+    """
 
     def __init__(
         self,
@@ -43,11 +45,12 @@ class Muon:
         rows; `dtype` is that of the Newton-Schulz iterations.
         """
         self.dtype = dtype
-        self.momenta = {name: torch.zeros_like(weights[name]) for name in stacked}
+        momenta = {name: torch.zeros_like(weights[name]) for name in stacked}
+        self.moments = {f"{name}.momentum": momentum for name, momentum in momenta.items()}
         # by shape: views of weights, gradients and momenta
         self.groups: dict[torch.Size, tuple[list[Tensor], list[Tensor], list[Tensor]]] = {}
         for name, count in stacked.items():
-            parts = [x[name].chunk(count) for x in (weights, grads, self.momenta)]
+            parts = [x[name].chunk(count) for x in (weights, grads, momenta)]
             group = self.groups.setdefault(parts[0][0].shape, ([], [], []))
             for views, part in zip(group, parts, strict=True):
                 views.extend(part)
@@ -63,7 +66,3 @@ class Muon:
             update = orthogonalize((grad + after * MOMENTUM).to(self.dtype)).float()
             update *= -rate * RMS * max(rows, columns) ** 0.5
             torch._foreach_add_(weights, torch.where(is_finite, update, 0.0).unbind())
-
-    def moments(self) -> dict[str, Tensor]:
-        """Return the state that resuming needs, by name."""
-        return {f"{name}.momentum": momentum for name, momentum in self.momenta.items()}

@@ -15,16 +15,21 @@ Weights = dict[str, Tensor]
 
 
 class Adam:
-    """Adam (section 5.3) over fp32 weights."""
+    """Adam (section 5.3) over fp32 weights; `moments` is its state by name."""
 
     def __init__(
         self, weights: Weights, grads: list[Tensor], betas: tuple[float, float], eps: float
     ) -> None:
-        self.names, self.weights, self.grads = list(weights), list(weights.values()), grads
-        self.betas, self.eps = betas, eps
+        self.weights, self.grads, self.betas, self.eps = list(weights.values()), grads, betas, eps
         self.exp_avgs = [torch.zeros_like(weight) for weight in self.weights]
         self.exp_avg_sqs = [torch.zeros_like(weight) for weight in self.weights]
         self.steps = [torch.zeros((), device=weight.device) for weight in self.weights]
+        kinds = {"exp_avg": self.exp_avgs, "exp_avg_sq": self.exp_avg_sqs, "step": self.steps}
+        self.moments = {
+            f"{name}.{kind}": moment
+            for kind, moments in kinds.items()
+            for name, moment in zip(weights, moments, strict=True)
+        }
 
     @torch.no_grad()
     def step(self, rate: float, found_inf: Tensor) -> None:
@@ -47,15 +52,6 @@ class Adam:
             maximize=False,
         )
 
-    def moments(self) -> Weights:
-        """Return the state that resuming needs, by name."""
-        kinds = {"exp_avg": self.exp_avgs, "exp_avg_sq": self.exp_avg_sqs, "step": self.steps}
-        return {
-            f"{name}.{kind}": moment
-            for kind, moments in kinds.items()
-            for name, moment in zip(self.names, moments, strict=True)
-        }
-
 
 class MovingAverage:
     """The exponential moving average of the weights over the steps."""
@@ -66,7 +62,7 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Take the weights of a step in; early steps use a smaller decay, so that the random
+        """Add the weights of a step; early steps use a smaller decay, so that the random
         initialisation is forgotten.
         """
         decay = min(self.decay, (1 + step) / (10 + step))
@@ -84,8 +80,8 @@ class Optimizer:
 
     Gradients of micro-batches are summed in fp32; `update` divides them by the tokens of the whole
     step, clips their norm and updates the masters, then the model's parameters. The masters of an
-    fp32 model are its parameters. `losses` (2,) sums the step's loss and NLL; it is the end of
-    `buffer`, behind the gradients.
+    fp32 model are its parameters. `buffer` holds all sums of a step: the gradients, then `losses`
+    (2,), the step's loss and NLL.
     """
 
     def __init__(
@@ -105,7 +101,7 @@ class Optimizer:
         self.rules: list[Adam | Muon] = [Adam(rest, [grads[n] for n in rest], betas, eps)]
         if muon:
             stacked = {name: muon[name] for name in self.names if name in muon}
-            dtype = dict(model.named_parameters())[next(iter(stacked))].dtype
+            dtype = model.get_parameter(next(iter(stacked))).dtype
             self.rules.append(Muon(weights, grads, stacked, dtype))
 
     def accumulate(self) -> None:
@@ -159,7 +155,7 @@ class Optimizer:
 
     def moments(self) -> Weights:
         """Return the state of Adam and Muon by name."""
-        return {name: moment for rule in self.rules for name, moment in rule.moments().items()}
+        return {name: moment for rule in self.rules for name, moment in rule.moments.items()}
 
     def load_moments(self, moments: Weights) -> None:
         """Replace the state by tensors of the same names and shapes."""
@@ -168,8 +164,8 @@ class Optimizer:
 
 
 def _allocate(masters: list[Tensor]) -> tuple[Tensor, list[Tensor], Tensor]:
-    """Return one buffer, so that one all-reduce sums all of it, its views as a gradient of each
-    master, and its last two values.
+    """Return one buffer, which a single all-reduce sums, views of it as the gradients of the
+    masters, and its last two values.
     """
     starts = list(accumulate((-(-m.numel() // ALIGNED) * ALIGNED for m in masters), initial=0))
     buffer = masters[0].new_zeros(starts[-1] + 2)

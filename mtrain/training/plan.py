@@ -35,7 +35,7 @@ DEATH = "the process that tried was killed, perhaps for lack of memory"
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is known of a run before its first step; the last fields only to `forecast`."""
+    """What is known of a run before its first step; `forecast` alone fills the last fields."""
 
     device: str
     parameters: int

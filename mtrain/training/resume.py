@@ -32,11 +32,9 @@ LOOP: TypeAdapter[Loop | None] = TypeAdapter(Loop | None)
 
 @dataclass
 class Progress:
-    """Loss and NLL sums (2,) since the last record, steps done, the next micro-batch as an index
-    into a pool of an epoch, and target tokens since the last record.
-    """
+    """Steps done, the next micro-batch, and sums since the last record."""
 
-    sums: Tensor
+    sums: Tensor  # (2,): loss and NLL
     step: int = 0
     epoch: int = 0
     pool: int = 0
@@ -65,7 +63,7 @@ class Checkpoints:
         self.config, self.prepared, self.run, self.ranks = config, prepared, run, ranks
         self.learner, self.optimizer, self.average = learner, learner.optimizer, learner.average
         self.init_hash: str | None = None  # of the model of `train.init_from`, at step 0
-        self._damaged: list[Path] = []  # newer than the checkpoint that the run resumed from
+        self._damaged: list[Path] = []  # newer than the one that the run resumed from
 
     def save(self, progress: Progress, best: str | None) -> None:
         """Save a checkpoint of this step and remove those that are no longer needed."""
@@ -103,8 +101,8 @@ class Checkpoints:
 
     def restore(self, pools: int) -> Progress:
         """Restore all ranks from the newest intact checkpoint and return its progress. Without
-        one, training starts at step 0, from `train.init_from` if it is set. `pools` is their
-        number an epoch.
+        one, training starts at step 0, from `train.init_from` if it is set. An epoch has `pools`
+        pools.
         """
         loop = self.ranks.share(partial(self._load, pools), LOOP)
         tensors = list(self.optimizer.weights().values())

@@ -1,7 +1,7 @@
-"""Learning-rate schedules: a linear warm-up to the peak rate, then one function a schedule.
+"""Learning-rate schedules: a linear warm-up to the peak rate, then a function for each schedule.
 
-A new schedule is a function here, an entry of `DECAYS` and a word of `train.schedule` in
-config/schema; settings of its own stand in `TrainConfig`.
+A new schedule is a function here, an entry of `DECAYS` and a choice of `train.schedule` in
+config/schema; its own settings belong in `TrainConfig`.
 """
 
 import math

@@ -1,4 +1,10 @@
-"""The training loop: steps, records, and what falls due after a step."""
+"""The training loop.
+
+1. micro_batches  plan the micro-batches of a step, the same on every rank
+2. _learn         turn this rank's micro-batches into gradients, added up by the learner
+3. take_step      sum them over the ranks, then update the weights
+4. _after_step    record, save, validate and stop where each is due
+"""
 
 import math
 import time
@@ -34,8 +40,8 @@ def micro_batch_seed(seed: int, step: int, index: int) -> int:
 
 
 class Trainer:
-    """One rank's training loop of one run, from the first or newest checkpoint to the last. Each
-    rank computes its micro-batches of a step; rank 0 writes.
+    """The training loop of one rank. Each rank computes its micro-batches of a step; rank 0
+    writes.
     """
 
     def __init__(
@@ -74,7 +80,7 @@ class Trainer:
         self.checked_step = self.progress.step
         self.validation.resume(self.progress.step)
         self.ranks.first(self._describe)
-        self.ranks.first(self.announce)
+        self.ranks.first(self._announce)
         self._validate_if_due()
         if not self._is_finished():
             self._train()
@@ -91,7 +97,15 @@ class Trainer:
         run.describe(self.config, prints, self.ranks.size, init_hash)
         run.set_status("running", self.progress.step)
 
-    def announce(self) -> None:
+    def preview(self) -> None:
+        """Log what `run` would do, without restoring or writing anything."""
+        found = self.checkpoints.find_newest()
+        if found is not None:
+            self.progress.step = found.trainer.loop.step
+            self.validation.load_history(self.progress.step)
+        self._announce()
+
+    def _announce(self) -> None:
         """Log what remains to be done."""
         step, tokenizer = self.progress.step, self.prepared.tokenizer
         if self._is_finished():
@@ -116,7 +130,7 @@ class Trainer:
         return self.progress.step >= train.max_steps or out_of_patience
 
     def _train(self) -> None:
-        """Take steps until the last, out of patience, or asked to stop."""
+        """Take steps to the last one, the end of patience or a stop."""
         self.ranks.together(self.learner.warm_up)
         stream = self.micro_batches()
         bar = progress_bar(self.config.train.max_steps, "step", "training", self.progress.step)
@@ -133,15 +147,10 @@ class Trainer:
         """Take one optimizer step over `accum_steps` micro-batches of each rank; return the
         gradient's norm and the learning rate.
         """
-        step, failure = self.progress.step + 1, None
+        step = self.progress.step + 1
         planned = [next(stream) for _ in range(self.batches.step_batches)]
-        try:
-            self._learn(planned, step)
-        except UserError as error:
-            failure = error
         num_tokens, rate = sum(each.num_tokens for each in planned), self.rate(step)
-        self.request = self.ranks.agree(self.stop.request, failure, num_tokens)
-        self.ranks.sum_(self.optimizer.buffer)
+        self._sum_gradients(planned, step, num_tokens)
         self.progress.sums += self.optimizer.losses
         norm = self.optimizer.update(rate, num_tokens, self.config.train.clip_norm)
         if self.learner.average is not None:
@@ -152,6 +161,18 @@ class Trainer:
         self.recorded_tokens += num_tokens
         self.recorded_steps += 1
         return norm, rate
+
+    def _sum_gradients(self, planned: list[MicroBatch], step: int, num_tokens: int) -> None:
+        """Sum the gradients of a step over its micro-batches and all ranks, which agree on whether
+        to stop; a failure of one is raised on all.
+        """
+        failure = None
+        try:
+            self._learn(planned, step)
+        except UserError as error:
+            failure = error
+        self.request = self.ranks.agree(self.stop.request, failure, num_tokens)
+        self.ranks.sum_(self.optimizer.buffer)
 
     def _learn(self, planned: list[MicroBatch], step: int) -> None:
         """Add up the gradients of this rank's micro-batches of a step."""
@@ -186,7 +207,7 @@ class Trainer:
         train, step = self.config.train, self.progress.step
         is_saved = train.is_scheduled(step) or self.request is not None
         is_recorded = step % train.log_every == 0
-        if self.device.type != "cuda" or is_saved or is_recorded:  # it waits for the GPU
+        if self.device.type != "cuda" or is_saved or is_recorded:  # the check waits for the GPU
             self._check_finite()
         if is_recorded:
             self._record(norm, rate, bar)
@@ -199,19 +220,19 @@ class Trainer:
     def _check_finite(self) -> None:
         """End the run at a gradient that is not finite; the optimizer has changed no weight."""
         if not bool(self.progress.sums.isfinite().all()):
-            text = (
-                f"{self._steps()}: the loss or its gradient is not finite, which changed no "
-                "weight; set train.precision: fp32 and run the same command again, or start "
-                "another run_dir with a lower learning rate; the last checkpoint is good"
+            raise self._not_finite(
+                "the loss or its gradient is not finite, which changed no weight; set "
+                "train.precision: fp32 and run the same command again, or start another run_dir "
+                "with a lower learning rate"
             )
-            raise self.ranks.as_one(UserError(text))
         self.checked_step = self.progress.step
 
-    def _steps(self) -> str:
-        """Name the steps since the last check of the numbers."""
+    def _not_finite(self, text: str) -> UserError:
+        """Return the error of the steps since the last check of the numbers."""
         last, first = self.progress.step, self.checked_step + 1
         steps = f"step {last}" if first >= last else f"one of the steps {first} to {last}"
-        return f"{steps} (up to {self.progress})"
+        text = f"{steps} (up to {self.progress}): {text}; the last checkpoint is good"
+        return self.ranks.as_one(UserError(text))
 
     def _record(self, norm: Tensor, rate: float, bar: Any) -> None:
         """Write a record of the steps since the last one to metrics.jsonl, the log and the bar."""
@@ -258,12 +279,11 @@ class Trainer:
         """Save a checkpoint of this step."""
         for name, weight in self.optimizer.weights().items():
             if not bool(weight.isfinite().all()):
-                text = f"{self._steps()}: {name} is not finite; the last checkpoint is good"
-                raise self.ranks.as_one(UserError(text))
+                raise self._not_finite(f"{name} is not finite")
         self.checkpoints.save(self.progress, self.validation.history.best_step)
 
     def _validate_if_due(self) -> None:
-        """Validate where this step asks for it and the history does not have it yet."""
+        """Validate if it is due at this step and the history lacks it."""
         train, step = self.config.train, self.progress.step
         if step == 0 or not train.is_validated(step) or self.validation.history.has(step):
             return
