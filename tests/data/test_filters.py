@@ -46,28 +46,22 @@ ODD = [
 ]
 
 
-def test_nothing_is_left_out_unless_asked_for() -> None:
-    assert kept(ODD) == (ODD, {})
-
-
-def test_equal_sides() -> None:
-    found, counts = kept(ODD, identical=True)
-    assert found == ODD[1:-1]
-    assert counts == {"pairs dropped: the same text on both sides": 2}
-
-
-def test_control_characters() -> None:
-    found, counts = kept(ODD, control=True)
-    assert found == [ODD[0], ODD[1], *ODD[6:]]
-    assert counts == {"pairs dropped: control or invalid characters": 4}
-
-
-def test_scripts() -> None:
-    found, counts = kept(ODD[6:], src_script=["Cyrillic"])
-    assert found == ODD[7:]  # what has no letters is of any script
-    assert counts == {"pairs dropped: src_script is not Cyrillic": 1}
-    found, counts = kept(ODD[6:], src_script=["Han", "Cyrillic"], tgt_script=["Latin"])
-    assert (found, counts) == (ODD[6:], {})
+@pytest.mark.parametrize(
+    ("settings", "pairs", "reason"),
+    [
+        ({}, ODD, ""),
+        ({"identical": True}, ODD[1:-1], "the same text on both sides"),
+        ({"control": True}, [*ODD[:2], *ODD[6:]], "control or invalid characters"),
+        ({"src_script": ["Han", "Cyrillic", "Latin"], "tgt_script": ["Latin"]}, ODD, ""),
+        # no letters are of any script
+        ({"src_script": ["Latin", "Cyrillic"]}, ODD[:6] + ODD[7:], "src_script is not Latin or C"),
+    ],
+)
+def test_filters_of_text(settings: dict[str, object], pairs: list[Pair], reason: str) -> None:
+    found, counts = kept(ODD, **settings)
+    assert found == pairs
+    assert sum(counts.values()) == len(ODD) - len(pairs)
+    assert all(name.startswith(f"pairs dropped: {reason}") for name in counts)
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,8 @@ def undisturbed(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("undisturbed") / "run"
     done = train_by(2, config, run)
     assert done.codes == [0, 0], done.told
+    assert "2 x cpu" in done.told[0]
+    assert done.told[1] == ""
     return run
 
 
@@ -122,14 +124,9 @@ def test_corpora_of_few_batches_end(tmp_path: Path, pairs: int, max_tokens: int)
 # --- stopped, killed, resumed -------------------------------------------------------------------
 
 
-def test_only_rank_0_writes_and_logs(config: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    done = train_by(2, config, run)
-    assert done.codes == [0, 0]
-    assert "2 x cpu" in done.told[0]
-    assert done.told[1] == ""
-    assert (run / "train.log").read_text().count("step 12/12") == 1
-    again = train_by(2, config, run)
+def test_only_rank_0_writes_and_logs(config: Path, undisturbed: Path) -> None:
+    assert (undisturbed / "train.log").read_text().count("step 12/12") == 1
+    again = train_by(2, config, undisturbed)
     assert again.codes == [0, 0]
     assert "complete" in again.told[0]
 
@@ -206,11 +203,7 @@ def spoil_gradient() -> None:
 @pytest.mark.parametrize(
     ("hook", "override", "message"),
     [
-        (
-            partial(at_step, 7, fail_for_memory),
-            "seed=1",
-            f"rank 1 on {HOST}: step 7",
-        ),
+        (partial(at_step, 7, fail_for_memory), "seed=1", f"rank 1 on {HOST}: step 7"),
         (spoil_gradient, "seed=1", "not finite"),
         (None, "data.valid={src: /gone, tgt: gone}", "/gone"),
     ],
@@ -267,23 +260,22 @@ TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE
 
 
 @pytest.mark.parametrize(
-    "environ",
+    ("environ", "expected"),
     [
-        {},
-        {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"},
-        pytest.param(TASK, id="a batch script"),
-        {**TASK, "SLURM_STEP_NUM_TASKS": "1"},
-        pytest.param({**TASK, "SLURM_STEP_NUM_TASKS": ""}, id="unset by hand"),
-        pytest.param({"SLURM_STEP_NUM_TASKS": "8"}, id="no task"),
+        ({}, Ranks()),
+        ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}, Ranks()),
+        pytest.param(TASK, Ranks(), id="a batch script"),
+        ({**TASK, "SLURM_STEP_NUM_TASKS": "1"}, Ranks()),
+        pytest.param({**TASK, "SLURM_STEP_NUM_TASKS": ""}, Ranks(), id="unset by hand"),
+        pytest.param({"SLURM_STEP_NUM_TASKS": "8"}, Ranks(), id="no task"),
+        (TORCHRUN, Ranks(5, 8, 1, 4)),
+        ({**TASK, "SLURM_STEP_NUM_TASKS": "2", **TORCHRUN}, Ranks(5, 8, 1, 4)),
     ],
 )
-def test_a_single_process_may_be_started_by_anything(environ: dict[str, str]) -> None:
-    assert find_ranks(environ) == Ranks()
-
-
-def test_torchrun_is_understood_within_a_step_of_slurm_too() -> None:
-    assert find_ranks(TORCHRUN) == Ranks(5, 8, 1, 4)
-    assert find_ranks({**TASK, "SLURM_STEP_NUM_TASKS": "2", **TORCHRUN}) == Ranks(5, 8, 1, 4)
+def test_torchrun_starts_several_processes_and_anything_one(
+    environ: dict[str, str], expected: Ranks
+) -> None:
+    assert find_ranks(environ) == expected
 
 
 @pytest.mark.parametrize("name", TORCHRUN)

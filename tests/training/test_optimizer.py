@@ -63,21 +63,6 @@ def test_updates_are_adams_with_clipping(clip: float) -> None:
     torch.testing.assert_close(values(ours), values(theirs), rtol=1e-6, atol=1e-7)
 
 
-def test_updates_are_the_formulas_of_adam() -> None:
-    model = small_model()
-    optimizer = Optimizer(model, BETAS, EPS, {})
-    weight = model[0].weight.detach().double().numpy().copy()
-    m, v = np.zeros_like(weight), np.zeros_like(weight)
-    for step in range(1, 4):
-        take_step(optimizer, model, step)
-        random = torch.Generator().manual_seed(step)
-        grad = torch.randn(5, 4, generator=random).double().numpy() / 7
-        m, v = 0.9 * m + 0.1 * grad, 0.98 * v + 0.02 * grad**2
-        corrected = m / (1 - 0.9**step), v / (1 - 0.98**step)
-        weight -= 0.01 / step * corrected[0] / (np.sqrt(corrected[1]) + EPS)
-    np.testing.assert_allclose(model[0].weight.detach().numpy(), weight, atol=1e-6)
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize(("clip", "muon"), [(0.0, {}), (1.0, {}), (1.0, MUON)])
 def test_a_gradient_that_is_not_finite_changes_nothing(
