@@ -100,10 +100,9 @@ def open_repeats(path: Path, corpora: int) -> list[NDArray[np.uint8]] | None:
     names = [f"{number:05d}.npy" for number in range(corpora)]
     try:
         manifest.verify(path, *names)
-        found = [np.load(path / name, "r", allow_pickle=False) for name in names]
-    except (manifest.DamagedError, ValueError):
+    except manifest.DamagedError:
         return None
-    return found if all(bits.dtype == np.uint8 and bits.ndim == 1 for bits in found) else None
+    return [np.load(path / name, "r", allow_pickle=False) for name in names]
 
 
 def without_repeats(pairs: Iterable[Pair], is_repeat: NDArray[np.uint8]) -> Iterator[Pair]:

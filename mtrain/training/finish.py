@@ -58,7 +58,8 @@ def _average(validation: Validation, checkpoints: Checkpoints, step: int) -> lis
 
 def _test(validation: Validation, step: int) -> None:
     """Score the test sets with the best model."""
-    validation.update_history(partial(_mark_lost, validation))
+    validation.ranks.first(partial(_mark_lost, validation))
+    validation.broadcast_history()
     best, tests = validation.history.best, validation.prepared.tests
     if best is None:
         return

@@ -84,12 +84,11 @@ class Forecast:
     def lines(self) -> Iterator[str]:
         """Yield the whole forecast."""
         yield from self.summary()
-        peak = ""
+        text = f"memory: {_megabytes(self.state_bytes)} of weights, gradients and moments"
         if self.peak_memory_bytes is not None:
-            peak = (
-                f"; at the peak of the measured steps {_megabytes(self.peak_memory_bytes)} in all"
-            )
-        yield f"memory: {_megabytes(self.state_bytes)} of weights, gradients and moments{peak}"
+            peak = _megabytes(self.peak_memory_bytes)
+            text += f"; at the peak of the measured steps {peak} in all"
+        yield text
         if self.train_seconds is None:
             yield f"time: not measured: {self.not_measured}"
         else:
@@ -115,13 +114,13 @@ def describe_run(
     micro_batches: float,
     tokens: float,
 ) -> Forecast:
-    """Forecast a run without trying steps, by the bytes of its vocabulary's file, the micro-batches
-    of an epoch over all ranks, and their mean number of target tokens.
+    """Forecast a run without trying steps, from the bytes of its vocabulary's file, the number of
+    micro-batches in an epoch over all ranks, and their mean number of target tokens.
     """
     train, machine = config.train, Machine.of(config, ranks)
     with torch.device("meta"):
         parameters = Transformer(shape_of(config, vocab_size, IDS.pad)).num_parameters
-    has_average = train.ema_decay is not None  # which is stored in addition to the latest weights
+    has_average = train.ema_decay is not None  # stored in addition to the latest weights
     keep = max(train.keep_checkpoints, train.average_last)
     checkpoint_bytes, disk_bytes = checkpoint.disk_needed(
         parameters, vocabulary, keep, 2 + has_average
@@ -173,8 +172,9 @@ def forecast(
     *,
     timed: bool = True,
 ) -> Forecast:
-    """Forecast a run over `pairs` an epoch, by the lengths (N, 2) in tokens without eos of a sample
-    of them, and the bytes of the vocabulary's file; `timed` tries a few steps. Raises `UserError`.
+    """Forecast a run over `pairs` an epoch from the lengths (N, 2), in tokens without eos, of a
+    sample of them, and the bytes of the vocabulary's file; `timed` tries a few steps. Raises
+    `UserError`.
     """
     lengths = lengths[(lengths.max(1) < config.data.max_length) & (lengths.min(1) > 0)] + 1
     if not len(lengths):
@@ -190,8 +190,8 @@ def forecast(
     )
     if not timed:
         return replace(found, not_measured="not asked for")
-    sample = [batches[len(batches) * part // 6] for part in (3, 1, 5)]  # they are sorted by length
-    # in a process of its own, which may be killed for lack of memory
+    sample = [batches[len(batches) * part // 6] for part in (3, 1, 5)]  # sorted by length
+    # another process measures: it may be killed for lack of memory
     measure = partial(partial, _measure_steps, config, vocab_size, found.parameters)
     workers: Workers[list[Lengths], tuple[float, int | None]] = Workers([measure], DEATH)
     try:
@@ -207,8 +207,8 @@ def _measure_steps(
     config: Config, vocab_size: int, parameters: int, sample: list[Lengths]
 ) -> tuple[float, int | None]:
     """Return the seconds of a step and the peak memory in bytes, on made-up micro-batches with the
-    lengths of `sample`. A CPU computes a fraction of their rows if they are large; their memory is
-    not known then. Nothing is compiled, which would take minutes.
+    lengths of `sample`. Of large ones a CPU computes a fraction of the rows, and the memory is
+    unknown. Nothing is compiled, which would take minutes.
     """
     with telling_lack_of_memory(lambda: "out of memory"):
         plain = config.train.model_copy(update={"compile": False})
@@ -230,9 +230,7 @@ def _measure_steps(
 
 
 def _seconds(learner: Learner, work: Callable[[], object]) -> float:
-    """Return how long `work` takes the second time: the first allocates memory, and records CUDA
-    graphs.
-    """
+    """Return how long `work` takes the second time: the first allocates and records CUDA graphs."""
     for _ in range(2):
         started = time.perf_counter()
         work()
@@ -242,13 +240,13 @@ def _seconds(learner: Learner, work: Callable[[], object]) -> float:
 
 
 def _made_up(lengths: Lengths, vocab_size: int) -> Batch:
-    """Return a micro-batch of random ids, of these lengths with eos."""
+    """Return a micro-batch of random ids with these lengths, which count eos."""
     ids = np.random.default_rng(1).integers(IDS.pad + 1, vocab_size, lengths.max())
     return collate([(ids[: src - 1], ids[: tgt - 1]) for src, tgt in lengths.tolist()], IDS)
 
 
 def _peak_memory(device: torch.device) -> int:
-    """Return the most bytes held so far, of the GPU's memory or of this process's."""
+    """Return the most bytes held so far, by the GPU or by this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)  # includes that of CUDA graphs
     unit = 1 if sys.platform == "darwin" else 1024

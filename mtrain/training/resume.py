@@ -55,7 +55,7 @@ class Found:
 
 
 class Checkpoints:
-    """Saves and restores a learner's state and the loop's progress; rank 0 reads and writes."""
+    """Saves and restores a learner's state and the loop's progress. Rank 0 reads and writes."""
 
     def __init__(
         self, config: Config, prepared: Prepared, run: RunDirectory, ranks: Ranks, learner: Learner
@@ -78,7 +78,7 @@ class Checkpoints:
         others = {"sums": progress.sums.tolist(), "machine": asdict(self.learner.machine)}
         loop = Loop(**{**vars(progress), **others})
         checkpoint.save(path, self.snapshot(), TrainerState(moments, loop))
-        for damaged in self._damaged:  # only now: their models may still be good
+        for damaged in self._damaged:  # only now: their models may be good
             if damaged != path:
                 manifest.remove_directory(damaged)
         self._damaged = []

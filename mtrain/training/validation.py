@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from functools import partial
 
 import torch
 from pydantic import TypeAdapter
@@ -51,22 +51,17 @@ class Validation:
 
     def resume(self, step: int) -> None:
         """Restore the history as it was at a step; records of later steps are removed."""
+        self.ranks.first(partial(self._cut, step))
+        self.broadcast_history()
 
-        def cut() -> None:
-            if self.load_history(step):
-                self.write_history()
-            self.run.metrics.cut(step)
+    def _cut(self, step: int) -> None:
+        if self.load_history(step):
+            self.write_history()
+        self.run.metrics.cut(step)
 
-        self.update_history(cut)
-
-    def update_history(self, work: Callable[[], None]) -> None:
-        """Call `work` on rank 0, then broadcast its history."""
-
-        def find() -> History:
-            work()
-            return self.history
-
-        self.history = self.ranks.share(find, HISTORY)
+    def broadcast_history(self) -> None:
+        """Replace the history of every rank by that of rank 0."""
+        self.history = self.ranks.share(lambda: self.history, HISTORY)
 
     def load_history(self, step: int) -> bool:
         """Load the history as it was at a step; return whether the file holds more."""
@@ -92,7 +87,7 @@ class Validation:
         entry = self.evaluate(self._current_model(), self.prepared.valid, name, step, "valid/")
         self.learner.model.train()
         self.history.entries.append({"step": step, "checkpoint": name, **entry})
-        self.history.average = None  # of an earlier end of this run
+        self.history.average = None  # it is of an earlier end of this run
         self.write_history()
         best = self.history.best
         mark = "  best so far" if best is not None and best["step"] == step else ""
@@ -112,8 +107,8 @@ class Validation:
         return LoadedModel(model, tokenizer, decode, self.config, check_stop=check)
 
     def evaluate(self, model: LoadedModel, text: Text, name: str, step: int, prefix: str) -> Entry:
-        """Translate a set and return its BLEU, chrF and NLL a token. Rank 0 writes translations,
-        named `name`, and a metrics record, its keys prefixed.
+        """Translate a set and return its BLEU, chrF and NLL per token. Rank 0 writes the
+        translations under `name` and a metrics record whose keys begin with `prefix`.
         """
         with progress_bar(len(text), "line", f"translating {name}") as bar:
             hypotheses = Translator(model, self.ranks).best(text.sources, bar.update)
@@ -134,7 +129,7 @@ class Validation:
             files.write_text(path, "".join(line + "\n" for line in hypotheses))
             values = {f"{prefix}{key}": value for key, value in entry.items()}
             values[f"{prefix}ppl"] = math.exp(min(entry["nll"], 700))
-            # in place of the record of an interrupted attempt
+            # replaces the record of an interrupted attempt
             self.run.metrics.replace({"step": step, "time": time.time(), **values}, prefix)
         return entry
 

@@ -6,11 +6,10 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from conftest import TinyConfig, run_here, write_corpus
 
@@ -40,6 +39,12 @@ def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
+@pytest.fixture
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("CHUNK", 10), ("SHARD_CHUNKS", 2), ("INLINE_CHUNKS", 1)):
+        monkeypatch.setattr(store, name, value)
+
+
 def prepared(config: Config, directory: Path) -> Prepared:
     return prepare(config, directory / "no vocabulary of its own", Stop())
 
@@ -62,9 +67,8 @@ def test_vocabulary_and_text_are_prepared_once(
     assert "training a bpe vocabulary" not in said.text
     assert again.tokenizer.proto == first.tokenizer.proto
     assert ids_of(again) == ids_of(first)
-    other = config.model_copy(
-        update={"tokenizer": config.tokenizer.model_copy(update={"vocab_size": 310})}
-    )
+    smaller = config.tokenizer.model_copy(update={"vocab_size": 310})
+    other = config.model_copy(update={"tokenizer": smaller})
     assert prepared(other, tmp_path).tokenizer.vocab_size == 310
 
 
@@ -89,13 +93,8 @@ def test_files_that_did_not_change_are_not_read_to_know_them(
     corpora_read = len(scans)
     assert corpora_read == len({repr(corpus) for corpus in scans})
     hashed: list[Path] = []
-    true_hash = manifest.hash_file
-
-    def hash_file(path: Path) -> str:
-        hashed.append(path)
-        return true_hash(path)
-
-    monkeypatch.setattr(manifest, "hash_file", hash_file)
+    hash_file = manifest.hash_file
+    monkeypatch.setattr(manifest, "hash_file", lambda p: hashed.append(p) or hash_file(p))
     again = prepared(config, tmp_path)
     assert again.fingerprints == first.fingerprints
     assert [path.name for path in hashed] == ["tokenizer.model"]
@@ -107,12 +106,11 @@ def test_files_that_did_not_change_are_not_read_to_know_them(
         assert prepared(config, tmp_path).fingerprints == first.fingerprints
 
 
+@pytest.mark.usefixtures("small_shards")
 def test_shards_of_a_text_that_changed_are_not_gone_on_with(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sides are swapped while shards are written, and back before the next try."""
-    for name, value in (("CHUNK", 10), ("SHARD_CHUNKS", 2), ("INLINE_CHUNKS", 1)):
-        monkeypatch.setattr(store, name, value)
     first = prepared(config, tmp_path)
     for path in cache_directory().glob("*/store.json"):
         shutil.rmtree(path.parent)
@@ -261,12 +259,6 @@ def test_a_store_that_cannot_be_kept_leaves_nothing_behind(
     assert not list(cache_directory().glob("**/*.ids"))
 
 
-@pytest.fixture
-def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("CHUNK", 10), ("SHARD_CHUNKS", 2), ("INLINE_CHUNKS", 1)):
-        monkeypatch.setattr(store, name, value)
-
-
 @pytest.mark.usefixtures("small_shards")
 @pytest.mark.parametrize("command", [["check"], ["data", "build"]])
 def test_processes_load_no_module_of_the_working_directory(
@@ -342,51 +334,4 @@ def test_a_begun_store_of_more_pairs_than_the_text_is_removed(
         UserError, match="damaged shards, which are now removed; run the same command"
     ):
         prepared(config, tmp_path)
-    assert ids_of(prepared(config, tmp_path)) == first
-
-
-def fewer_ids(path: Path) -> None:
-    file = path / "00000.ids"
-    file.write_bytes(file.read_bytes()[:-2])
-
-
-def other_offsets(path: Path) -> None:
-    offsets = np.load(path / "00000.npy")
-    np.save(path / "00000.npy", offsets + 1)
-
-
-def offsets_of_another_kind(path: Path) -> None:
-    offsets = np.load(path / "00000.npy")
-    np.save(path / "00000.npy", offsets.astype(np.float64))
-
-
-def no_offsets(path: Path) -> None:
-    (path / "00000.npy").write_bytes(b"no array")
-
-
-@pytest.mark.parametrize("change", [fewer_ids, other_offsets, offsets_of_another_kind, no_offsets])
-def test_a_sealed_store_of_another_form_is_made_again(
-    config: Config, tmp_path: Path, change: Callable[[Path], None]
-) -> None:
-    first = ids_of(prepared(config, tmp_path))
-    (path,) = stores()
-    change(path)
-    manifest.seal(path)
-    assert ids_of(prepared(config, tmp_path)) == first
-
-
-@pytest.mark.parametrize("change", [no_offsets, lambda path: (path / "00000.npy").unlink()])
-def test_sealed_repeats_of_another_form_are_found_again(
-    tiny_config: TinyConfig, tmp_path: Path, change: Callable[[Path], None]
-) -> None:
-    config = load_config(tiny_config())
-    config = config.model_copy(
-        update={"filter": config.filter.model_copy(update={"duplicates": True})}
-    )
-    first = ids_of(prepared(config, tmp_path))
-    (path,) = {file.parent for file in cache_directory().glob("*/*.npy")} - set(stores())
-    change(path)
-    manifest.seal(path)
-    for item in [*stores(), *(file.parent for file in cache_directory().glob("*/*.model"))]:
-        shutil.rmtree(item)
     assert ids_of(prepared(config, tmp_path)) == first
