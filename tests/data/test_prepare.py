@@ -1,4 +1,4 @@
-"""What is prepared once is used again; what is broken, changing or too long is said."""
+"""What is prepared once is used again; what is broken, changing or too long is logged."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def config(tiny_config: TinyConfig) -> Config:
 
 
 @pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     log.logger.propagate = True
     caplog.set_level(logging.INFO, "mtrain")
     return caplog
@@ -58,13 +58,13 @@ def cached_files() -> list[Path]:
 
 
 def test_vocabulary_and_text_are_prepared_once(
-    config: Config, tmp_path: Path, said: pytest.LogCaptureFixture
+    config: Config, tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:
     first = prepared(config, tmp_path)
-    assert "training a bpe vocabulary" in said.text
-    said.clear()
+    assert "training a bpe vocabulary" in logged.text
+    logged.clear()
     again = prepared(config, tmp_path)
-    assert "training a bpe vocabulary" not in said.text
+    assert "training a bpe vocabulary" not in logged.text
     assert again.tokenizer.proto == first.tokenizer.proto
     assert ids_of(again) == ids_of(first)
     smaller = config.tokenizer.model_copy(update={"vocab_size": 310})
@@ -238,13 +238,13 @@ def test_a_pipe_is_no_corpus(tiny_config: TinyConfig, tmp_path: Path) -> None:
 def test_validation_lines_that_will_be_cut_are_told(
     tiny_config: TinyConfig,
     tmp_path: Path,
-    said: pytest.LogCaptureFixture,
+    logged: pytest.LogCaptureFixture,
     settings: dict[str, object],
     limit: int,
 ) -> None:
     valid = write_corpus(tmp_path / "long", [("bavo", "b"), ("bavo celu " * 20, "c"), ("a", "b")])
     prepared(load_config(tiny_config(**{"data.valid": valid, **settings})), tmp_path)
-    assert f"data.valid: lines longer than {limit} tokens, cut there: 1 (line 2)" in said.text
+    assert f"data.valid: lines longer than {limit} tokens, cut there: 1 (line 2)" in logged.text
 
 
 def test_a_store_that_cannot_be_kept_leaves_nothing_behind(

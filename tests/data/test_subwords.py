@@ -23,6 +23,7 @@ from mtrain.data.subwords import SubwordSampler
 from mtrain.data.tokenizer import Tokenizer, train_tokenizer
 from mtrain.runtime.errors import RefusedError
 
+Pairs = list[tuple[np.ndarray, np.ndarray]]
 TEXTS = [side for pair in made_up_pairs(300, 5, longest=9) for side in pair]
 
 
@@ -36,34 +37,38 @@ def tokenizer() -> Tokenizer:
     return train_pieces()
 
 
-def ids(tokenizer: Tokenizer, *texts: str) -> list[tuple[np.ndarray, np.ndarray]]:
+def ids(tokenizer: Tokenizer, *texts: str) -> Pairs:
     """Pairs of a text with itself."""
     rows = [np.array(row, np.uint16) for row in tokenizer.encode(list(texts))]
     return [(row, row) for row in rows]
 
 
-def told(tokenizer: Tokenizer, pairs: list[tuple[np.ndarray, np.ndarray]]) -> list[str]:
+def decoded(tokenizer: Tokenizer, pairs: Pairs) -> list[str]:
     return tokenizer.decode([row.tolist() for pair in pairs for row in pair])
 
 
-def plain(pairs: list[tuple[np.ndarray, np.ndarray]]) -> list[list[int]]:
+def plain(pairs: Pairs) -> list[list[int]]:
     return [row.tolist() for pair in pairs for row in pair]
 
 
 def test_pieces_change_and_text_does_not(tokenizer: Tokenizer) -> None:
     sampler, pairs = SubwordSampler(tokenizer, 0.2, 256), ids(tokenizer, *TEXTS[:50])
     drawn = sampler.draw(pairs, 1)
-    assert told(tokenizer, drawn) == told(tokenizer, pairs)
-    assert (
-        sum(not np.array_equal(src, old) for (src, _), (old, _) in zip(drawn, pairs, strict=True))
-        > 25
-    )
-    assert sum(not np.array_equal(*after) for after in drawn) > 25  # each side by itself
+    assert decoded(tokenizer, drawn) == decoded(tokenizer, pairs)
+    both = zip(drawn, pairs, strict=True)
+    assert sum(not np.array_equal(new[0], old[0]) for new, old in both) > 25
+    assert sum(not np.array_equal(*new) for new in drawn) > 25  # source and target apart
 
 
-def test_without_dropout_the_pieces_are_sentencepiece_s(tokenizer: Tokenizer) -> None:
+def test_pieces_range_from_sentencepieces_to_characters(tokenizer: Tokenizer) -> None:
     pairs = ids(tokenizer, *TEXTS)
-    assert plain(SubwordSampler(tokenizer, 0.0, 999).draw(pairs, 1)) == plain(pairs)
+    rates = (0.0, 0.1, 0.3, 0.6, 1.0)
+    drawn = [plain(SubwordSampler(tokenizer, rate, 999).draw(pairs, 3)) for rate in rates]
+    assert drawn[0] == plain(pairs)
+    lengths = [sum(map(len, rows[::2])) for rows in drawn]
+    assert lengths == sorted(lengths)
+    # one more of each text: the space before the first word
+    assert lengths[-1] == sum(len(text) + 1 for text in TEXTS)
 
 
 @pytest.mark.parametrize("dropout", [0.1, 0.5])
@@ -101,24 +106,12 @@ def test_a_seed_fixes_the_pieces(tokenizer: Tokenizer, tmp_path: Path) -> None:
     assert json.loads(done.stdout) == drawn[1]
 
 
-def test_more_is_left_out_the_higher_the_share(tokenizer: Tokenizer) -> None:
-    pairs = ids(tokenizer, *TEXTS)
-    lengths = []
-    for dropout in (0.0, 0.1, 0.3, 0.6, 1.0):
-        drawn = SubwordSampler(tokenizer, dropout, 999).draw(pairs, 3)
-        lengths.append(sum(len(src) for src, _ in drawn))
-    assert lengths == sorted(lengths)
-    assert lengths[0] == sum(len(src) for src, _ in pairs)
-    characters = sum(len(text) + 1 for text in TEXTS)  # one more: the space before the first word
-    assert lengths[-1] == characters
-
-
 @given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n"), max_size=40))
 def test_no_text_is_changed(text: str) -> None:
     tokenizer = OF_ALL[0]
     pairs = ids(tokenizer, text, "", f"{TEXTS[0]} {text}")
     drawn = SubwordSampler(tokenizer, 0.3, 999).draw(pairs, 4)
-    assert told(tokenizer, drawn) == told(tokenizer, pairs)
+    assert decoded(tokenizer, drawn) == decoded(tokenizer, pairs)
 
 
 OF_ALL = [train_pieces()]
@@ -146,7 +139,7 @@ def test_a_side_stays_within_its_longest(tokenizer: Tokenizer) -> None:
     longest = max(len(row) for row, _ in pairs) + 1
     drawn = SubwordSampler(tokenizer, 0.3, longest).draw(pairs, 6)
     assert max(len(row) for pair in drawn for row in pair) + 1 <= longest
-    assert told(tokenizer, drawn) == told(tokenizer, pairs)
+    assert decoded(tokenizer, drawn) == decoded(tokenizer, pairs)
     assert any(drawn[place][0] is not src for place, (src, _) in enumerate(pairs))
 
 

@@ -88,16 +88,11 @@ def test_normalization_is_done_where_it_is_asked_for() -> None:
     assert found.decode(found.encode(["Ａｂｃ，ﬁ  ne"])) == ["Abc,fi ne"]
 
 
-def test_user_symbols_stay_whole() -> None:
-    found = train(user_symbols=("<2de>", "@@name@@"))
+def test_user_symbols_stay_whole_and_without_bytes_other_characters_are_unknown() -> None:
+    found = train(user_symbols=("<2de>", "@@name@@"), vocab_size=60, byte_fallback=False)
     (ids,) = found.encode(["<2de> bavo @@name@@celu"])
-    pieces = [found.pieces.id_to_piece(i) for i in ids]
-    assert {"<2de>", "@@name@@"} <= set(pieces)
+    assert {"<2de>", "@@name@@"} <= {found.pieces.id_to_piece(i) for i in ids}
     assert found.decode([ids]) == ["<2de> bavo @@name@@celu"]
-
-
-def test_without_byte_fallback_unseen_characters_are_unknown() -> None:
-    found = train(vocab_size=60, byte_fallback=False)
     assert found.unk_id in found.encode(["bavo 漢"])[0]
 
 
