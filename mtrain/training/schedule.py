@@ -15,7 +15,8 @@ Schedule = Callable[[int], float]
 def make_schedule(train: TrainConfig, d_model: int) -> Schedule:
     """Return the function from a step, counted from 1, to its learning rate."""
     warmup, decay = train.warmup_steps, DECAYS[train.schedule]
-    peak = train.peak_lr or noam_rate(warmup, d_model, warmup, train.lr_factor or 1.0)
+    # equation 3 of the paper at the end of the warm-up
+    peak = train.peak_lr or (train.lr_factor or 1.0) * math.sqrt(1 / (d_model * warmup))
 
     def rate(step: int) -> float:
         if step < warmup:
@@ -23,15 +24,6 @@ def make_schedule(train: TrainConfig, d_model: int) -> Schedule:
         return peak * decay(step, train)
 
     return rate
-
-
-def noam_rate(step: int, d_model: int, warmup_steps: int, factor: float = 1.0) -> float:
-    """Return the paper's rate (equation 3); the first step is 1.
-
-    factor * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5)
-    """
-    peak = factor * math.sqrt(1 / (d_model * warmup_steps))
-    return peak * min(math.sqrt(warmup_steps / step), step / warmup_steps)
 
 
 # Each returns the rate of a step after the warm-up as a fraction of the peak rate.

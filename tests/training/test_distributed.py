@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import contents, differences, run_mtrain, status, write_config
-from ranks import at_step, command, send, start, train_by
+from ranks import Hook, at_step, command, send, start, train_by
 
 from mtrain.config.loading import load_config
 from mtrain.data.prepare import prepare
@@ -38,7 +38,7 @@ from mtrain.runtime.errors import (
 from mtrain.runtime.stop import Stop
 from mtrain.training import learner, optimizer
 from mtrain.training.trainer import Trainer
-from mtrain.training.validation import HISTORY, History
+from mtrain.training.validation import HISTORY, History, Validation
 
 # Dropout is on; records, checkpoints and epochs fall on different steps.
 SETTINGS = {
@@ -87,7 +87,7 @@ def record_in_float64(config_file: Path, output: Path, accum_steps: int) -> None
         trainer = Trainer(config, prepare(config, run.tokenizer, Stop()), run, Stop(), ranks)
         assert trainer.optimizer.buffer.dtype == torch.float64
         stream, found = trainer.micro_batches(), []
-        for _ in range(20):
+        for _ in range(8):
             before = trainer.progress.sums[0].item()
             trainer.take_step(stream)
             found.append(trainer.progress.sums[0].item() - before)
@@ -102,7 +102,7 @@ def test_two_ranks_train_like_one_with_twice_the_accumulation(config: Path, tmp_
         done = start(tmp_path, [partial(record_in_float64, config, output, accum_steps)] * size)
         assert done.codes == [0] * size, done.told
         found.append(json.loads(output.read_text()))
-    assert len(found[0]) == 20
+    assert len(found[0]) == 8
     assert found[0] == pytest.approx(found[1], rel=1e-9)
     assert found[0] != pytest.approx(found[1][::-1], rel=1e-3)
 
@@ -131,14 +131,17 @@ def test_only_rank_0_writes_and_logs(config: Path, undisturbed: Path) -> None:
     assert "complete" in again.told[0]
 
 
+def at_step_7(name: str) -> Hook:
+    """Send the process a signal in the middle of step 7."""
+    return partial(at_step, 7, partial(send, signal.Signals[name]))
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_killed_and_resumed_is_undisturbed(
     config: Path, tmp_path: Path, undisturbed: Path, rank: int
 ) -> None:
     run, other = tmp_path / "run", 1 - rank
-    done = train_by(
-        2, config, run, hooks={rank: partial(at_step, 7, partial(send, signal.SIGKILL))}
-    )
+    done = train_by(2, config, run, hooks={rank: at_step_7("SIGKILL")})
     assert done.codes[rank] == -signal.SIGKILL
     assert done.codes[other] == EXIT_FAILED
     assert "another process of the job has ended" in done.told[other]
@@ -149,8 +152,6 @@ def test_killed_and_resumed_is_undisturbed(
 
 
 def stop_in_validation() -> None:
-    from mtrain.training.validation import Validation
-
     evaluate = Validation.evaluate
 
     def stopped(self: Validation, *arguments: Any) -> Any:
@@ -163,8 +164,8 @@ def stop_in_validation() -> None:
 @pytest.mark.parametrize(
     ("rank", "hook", "step", "reason"),
     [
-        (0, partial(at_step, 7, partial(send, signal.SIGTERM)), 7, ("SIGTERM", EXIT_TERMINATED)),
-        (1, partial(at_step, 7, partial(send, signal.SIGUSR1)), 7, ("SIGUSR1", EXIT_STOPPED)),
+        (0, at_step_7("SIGTERM"), 7, ("SIGTERM", EXIT_TERMINATED)),
+        (1, at_step_7("SIGUSR1"), 7, ("SIGUSR1", EXIT_STOPPED)),
         (1, stop_in_validation, 8, ("SIGTERM", EXIT_TERMINATED)),
     ],
     ids=["SIGTERM", "SIGUSR1", "validation"],
@@ -237,7 +238,7 @@ def test_another_number_of_ranks_goes_on_with_the_same_steps(
     config: Path, tmp_path: Path, undisturbed: Path
 ) -> None:
     run = tmp_path / "run"
-    done = train_by(2, config, run, hooks={0: partial(at_step, 7, partial(send, signal.SIGTERM))})
+    done = train_by(2, config, run, hooks={0: at_step_7("SIGTERM")})
     assert done.codes == [EXIT_TERMINATED] * 2
     refused = train_by(1, config, run)
     assert refused.codes == [EXIT_REFUSED]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtrain.config.schema import TrainConfig
-from mtrain.training.schedule import DECAYS, make_schedule, noam_rate
+from mtrain.training.schedule import DECAYS, make_schedule
 
 
 def test_every_schedule_of_the_config_is_there() -> None:
@@ -20,7 +20,6 @@ def test_every_schedule_of_the_config_is_there() -> None:
     ("step", "rate"), [(1, 1.746928e-7), (4000, 6.987712e-4), (100_000, 1.397542e-4)]
 )
 def test_the_papers_learning_rates(step: int, rate: float) -> None:
-    assert noam_rate(step, 512, 4000) == pytest.approx(rate, rel=1e-6)
     schedule = make_schedule(TrainConfig(warmup_steps=4000, max_steps=100_000), 512)
     assert schedule(step) == pytest.approx(rate, rel=1e-6)
 
@@ -33,7 +32,6 @@ def test_the_papers_learning_rates(step: int, rate: float) -> None:
 )
 def test_noam_is_the_papers_formula(step: int, warmup: int, width: int, factor: float) -> None:
     expected = factor * width**-0.5 * min(step**-0.5, step * warmup**-1.5)
-    assert noam_rate(step, width, warmup, factor) == pytest.approx(expected, rel=1e-9)
     config = TrainConfig(warmup_steps=warmup, lr_factor=factor)
     assert make_schedule(config, width)(step) == pytest.approx(expected, rel=1e-9)
 
