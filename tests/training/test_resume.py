@@ -166,7 +166,10 @@ def steps(run: Path) -> list[int]:
     "overrides",
     [
         pytest.param([], id="fp32"),
-        pytest.param(["train.threads=2", "train.max_steps=6", "data.test={}"], id="two threads"),
+        pytest.param(
+            ["train.threads=2", "train.max_steps=6", "train.average_last=0", "data.test={}"],
+            id="two threads",
+        ),
         pytest.param(["train.precision=bf16"], id="bf16", marks=needs_bf16),
         pytest.param(["train.accum_steps=2", "train.max_steps=18"], id="accumulation"),
         pytest.param(
