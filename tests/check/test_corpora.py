@@ -21,14 +21,13 @@ from conftest import run_mtrain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtrain.check import corpora, pairs
-from mtrain.check.associations import first_words
-from mtrain.check.characters import Characters, Words
+from mtrain.check import chunks, corpora, faults
+from mtrain.check.chunks import Chunk
 from mtrain.check.corpora import Checker
 from mtrain.check.diagnosis import Diagnosis, diagnose
-from mtrain.check.findings import KINDS, Chunk, Place, clipped
-from mtrain.check.overlap import bigrams
+from mtrain.check.findings import KINDS, Findings, clipped
 from mtrain.check.profile import FREQUENT, LengthRatio
+from mtrain.check.words import Characters, Words
 from mtrain.config.loading import load_config
 from mtrain.config.schema import TextCorpus
 from mtrain.corpus.writing_systems import script_of, scripts_of
@@ -482,7 +481,7 @@ def test_chunks_change_nothing(folder: Folder, monkeypatch: pytest.MonkeyPatch) 
     lines[990:1020] = [*lines[991:1020], lines[990]]
     copy(folder, 999)
     whole = folder.look()
-    monkeypatch.setattr(corpora, "CHUNK", 333)
+    monkeypatch.setattr(chunks, "CHUNK", 333)
     assert kinds(folder.look()) == kinds(whole)
 
 
@@ -539,7 +538,7 @@ def test_the_command_prints_a_table_and_fails_on_errors(folder: Folder) -> None:
 
 def hashes(text: str) -> list[int]:
     characters = Characters()
-    found: list[int] = characters.words(characters.read([text])).hashes.tolist()
+    found: list[int] = characters.read([text])[0].hashes.tolist()
     return found
 
 
@@ -554,8 +553,8 @@ def test_words_are_runs_characters_or_threes() -> None:
 @given(st.lists(st.text(max_size=20), min_size=1, max_size=8))
 def test_lines_do_not_touch_each_other(texts: list[str]) -> None:
     characters = Characters()
-    together = characters.words(characters.read(texts))
-    alone = [characters.words(characters.read([text])).hashes.tolist() for text in texts]
+    together = characters.read(texts)[0]
+    alone = [characters.read([text])[0].hashes.tolist() for text in texts]
     parts = [together.part(row, row + 1).hashes.tolist() for row in range(len(texts))]
     assert parts == alone
 
@@ -565,15 +564,15 @@ def test_first_words_are_each_line_s_own(lines: list[list[int]]) -> None:
     spread = [[word << 50 for word in line] for line in lines]
     counts = np.array([len(line) for line in lines], np.int64)
     words = Words.of(np.array([word for line in spread for word in line], np.uint64), counts)
-    kept = first_words(words)
+    kept = words.first()
     parts = [kept.part(row, row + 1).hashes.tolist() for row in range(len(lines))]
     assert parts == [list(dict.fromkeys(line)) for line in spread]
 
 
 def test_bigrams_end_with_the_line() -> None:
     characters = Characters()
-    words = characters.words(characters.read(["a b c", "a b", "c", ""]))
-    found = bigrams(words)
+    words = characters.read(["a b c", "a b", "c", ""])[0]
+    found = words.bigrams()
     assert found.counts.tolist() == [2, 1, 0, 0]
     assert found.hashes[0] == found.hashes[2]
 
@@ -597,9 +596,9 @@ def test_duplicates_are_those_of_a_dictionary(
 def test_length_ratios_by_hand() -> None:
     lengths = np.array([[20, 40], [21, 42], [19, 38]] * 100)
     ratio = LengthRatio(lengths)
-    assert ratio.profile == pytest.approx(np.log(41 / 21), abs=0.01)
+    assert ratio.normal == pytest.approx(np.log(41 / 21), abs=0.01)
     far, _ = ratio.distance(np.array([[20, 200], [20, 40]]))
-    assert far[0] == pytest.approx(np.log(201 / 21) - ratio.profile)
+    assert far[0] == pytest.approx(np.log(201 / 21) - ratio.normal)
     assert far[1] < 0.01
 
 
@@ -631,17 +630,22 @@ def test_scripts_of_letters() -> None:
     assert {script_of(char) for char in "𝐀ℂℌµª\ud800"} == {""}
 
 
+def nothing_found(most: int = 10) -> Findings:
+    files = TextCorpus(src="old/train.xa", tgt="/far/away/train.xb")
+    return Findings("data.valid", files, Path("root"), most)
+
+
 def test_chunks_end_where_they_hold_much_text() -> None:
-    rows = [(number, "x" * 60_000, "y" * 60_000) for number in range(50)]
-    parts = list(corpora._batches(iter([*rows, (50, "z" * 9_000_000, ""), (51, "a", "b")])))
-    assert [row[0] for part in parts for row in part] == list(range(52))
-    assert [len(part) for part in parts] == [18, 18, 15, 1]
-    assert [len(part) for part in corpora._batches((n, "a", "b") for n in range(25_000))] == [
-        10_000,
-        10_000,
-        5_000,
-    ]
-    assert not list(corpora._batches(iter([])))
+    long = [(number, "x" * 60_000, "y" * 60_000) for number in range(50)]
+    short = [(number, "a", "b") for number in range(25_000)]
+    for rows, sizes in (
+        ([*long, (50, "z" * 9_000_000, ""), (51, "a", "b")], [18, 18, 15, 1]),
+        (short, [10_000, 10_000, 5_000]),
+        ([], []),
+    ):
+        parts = list(chunks.chunks(nothing_found(), iter(rows), Characters()))
+        assert [number for part in parts for number in part.numbers] == list(range(len(rows)))
+        assert [len(part) for part in parts] == sizes
 
 
 def test_the_sample_is_thinned_evenly_where_lines_are_long(
@@ -650,12 +654,12 @@ def test_the_sample_is_thinned_evenly_where_lines_are_long(
     looked = Checker(load_config(folder.write()), Stop())
     monkeypatch.setattr(corpora, "SAMPLE_CHARACTERS", 100_000)
     looked.scan()
-    looked.look()
+    looked.check()
     numbers = [number for chunk in looked.sample for number in chunk.numbers]
     assert 50_000 / 2 - 1000 <= sum(int(chunk.lengths.sum()) for chunk in looked.sample) <= 100_000
     assert len(set(np.diff(numbers).tolist())) == 1
     assert numbers[-1] > 0.9 * PAIRS
-    assert not [each for each in looked.sets if each.found.found]
+    assert not [each for each in looked.sets if each.found]
 
 
 def test_one_endless_line_does_not_push_all_others_out_of_the_sample(folder: Folder) -> None:
@@ -663,21 +667,18 @@ def test_one_endless_line_does_not_push_all_others_out_of_the_sample(folder: Fol
         folder.bytes[name][0] *= 3_000
     looked = Checker(load_config(folder.write()), Stop())
     looked.scan()
-    looked.look()
+    looked.check()
     assert sum(map(len, looked.sample)) == PAIRS - 1
-    assert not any("lines" in vars(chunk) for chunk in looked.sample)
 
 
 def test_letters_are_counted_by_script() -> None:
-    characters = Characters()
-    chunk = Chunk(Place(("a", "b"), "line"), [1, 2], (["ab 1", "да c"], ["", "x"]), characters)
-    before = chunk.words
-    chunk.settle()
-    assert chunk.words is before
-    src, tgt = (
-        dict(zip(characters.scripts, counts.tolist(), strict=False)) for counts in chunk.letters
-    )
-    assert (src["LATIN"], src["CYRILLIC"], tgt["LATIN"], tgt["none"]) == (3, 2, 1, 0)
+    rows = [(1, "ab 1", ""), (2, "да c", "x")]
+    src, tgt = Chunk.of(nothing_found(), rows, Characters()).letters
+    assert {script: counts.tolist() for script, counts in src.items()} == {
+        "LATIN": [2, 1],
+        "CYRILLIC": [0, 2],
+    }
+    assert {script: counts.tolist() for script, counts in tgt.items()} == {"LATIN": [0, 1]}
 
 
 def test_memory_does_not_grow_with_long_lines(folder: Folder) -> None:
@@ -691,7 +692,7 @@ def test_memory_does_not_grow_with_long_lines(folder: Folder) -> None:
     looked = Checker(load_config(folder.write()), Stop())
     tracemalloc.start()
     looked.scan()
-    looked.look()
+    looked.check()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 500_000_000
@@ -705,10 +706,10 @@ def test_train_that_is_blank_on_a_side_throughout_is_an_error(folder: Folder) ->
 
 
 def test_rows_are_named_as_the_config_names_their_files() -> None:
-    place = Place.of(TextCorpus(src="old/train.xa", tgt="/far/away/train.xb"), Path("root"))
-    assert place.name(3, 0) == "old/train.xa:3"
-    assert place.name(3, 1) == "train.xb:3"
-    assert place.as_json(3, 0)["files"] == ["root/old/train.xa"]
+    found = nothing_found()
+    assert found.name_row(3, 0) == "old/train.xa:3"
+    assert found.name_row(3, 1) == "train.xb:3"
+    assert found.row_as_json(3, 0)["files"] == ["root/old/train.xa"]
 
 
 def test_a_pipe_is_refused_and_not_waited_for(folder: Folder) -> None:
@@ -755,4 +756,4 @@ def test_units_of_a_translation_memory_are_not_named_as_lines(folder: Folder) ->
     ],
 )
 def test_accents_apart_from_their_letters_are_found(text: str, place: int | None) -> None:
-    assert pairs._find_decomposed(text) == place
+    assert faults._find_decomposed(text) == place

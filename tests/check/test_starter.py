@@ -17,7 +17,7 @@ from conftest import made_up_pairs, run_mtrain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrain.check import holdout, starter
+from mtrain.check import chunks, starter
 from mtrain.check.recipe import Size, recipe_for
 from mtrain.check.starter import Request, language_of, write_config
 from mtrain.config.loading import load_config
@@ -222,15 +222,15 @@ def test_a_stop_leaves_none_of_the_files(
     tmp_path: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, stop = sorted(tmp_path.rglob("*")), Stop()
-    monkeypatch.setattr(holdout, "CHUNK", 100)
-    chosen = holdout.chosen
+    monkeypatch.setattr(starter, "CHECK_EVERY", 100)
+    choose = starter.choose
 
     def stopped(*arguments: Any) -> Any:
-        found = chosen(*arguments)
+        found = choose(*arguments)
         stop.received = signal.SIGTERM
         return found
 
-    monkeypatch.setattr(holdout, "chosen", stopped)
+    monkeypatch.setattr(starter, "choose", stopped)
     with pytest.raises(StoppedError):
         write_config(request(files, tmp_path / "m.yaml", 5), stop, has_gpu=False)
     assert sorted(tmp_path.rglob("*")) == before
@@ -288,7 +288,7 @@ def test_fewer_held_out_than_asked_for_is_told(
     lines = ["the same"] * 100 + [f"word{number}" for number in range(20)]
     sides = write(tmp_path / "a.en", lines), write(tmp_path / "a.de", lines)
     write_config(request(sides, tmp_path / "m.yaml", 12), Stop(), has_gpu=False)
-    assert any("fewer than the 12 asked for" in text for text in caplog.messages)
+    assert any("of 12 pairs are held out" in text for text in caplog.messages)
 
 
 def test_names_that_are_not_utf8_are_refused(tmp_path: Path, files: tuple[Path, Path]) -> None:
@@ -366,7 +366,7 @@ def test_drawing_needs_no_memory_for_the_corpus(tmp_path: Path, files: tuple[Pat
     """A billion pairs are said to be there: a permutation of them would take 8 GB."""
     corpus = TextCorpus(src=str(files[0]), tgt=str(files[1]))
     tracemalloc.start()
-    holdout.chosen(corpus, 10**9, 100, Stop())
+    starter.choose(corpus, 10**9, 100, Reading())
     assert tracemalloc.get_traced_memory()[1] < 10_000_000
     tracemalloc.stop()
 
@@ -375,9 +375,9 @@ def test_text_is_measured_the_same_in_parts(
     files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus = TextCorpus(src=str(files[0]), tgt=str(files[1]))
-    whole = starter._measure(corpus, 600, Reading(), Stop())
-    monkeypatch.setattr(starter, "CHUNK_CHARACTERS", 1000)
-    assert starter._measure(corpus, 600, Reading(), Stop()) == whole
+    whole = starter._measure(corpus, 600, Reading())
+    monkeypatch.setattr(chunks, "CHUNK_CHARACTERS", 1000)
+    assert starter._measure(corpus, 600, Reading()) == whole
     words = [word for pair in made_up_pairs(600, 1, longest=9) for word in " ".join(pair).split()]
     assert whole.words == pytest.approx(len(words) / 600)
     assert whole.types == len(set(words))
@@ -407,7 +407,7 @@ def test_validation_text_that_is_in_train_is_told(tmp_path: Path, files: tuple[P
     given = ["--valid-src", src, "--valid-tgt", tgt, "-o", tmp_path / "m.yaml"]
     done = run_mtrain("init", *files, *given)
     assert done.returncode == 0, done.stderr
-    assert "3 of 4 pairs stand in the training text too" in done.stderr
+    assert "3 of 4 pairs are in the training text too" in done.stderr
     for wrong in ([], ["--valid-src", src], [*given, "--hold-out", "5"]):
         refused = run_mtrain("init", *files, *wrong)
         assert refused.returncode == 2
