@@ -12,7 +12,6 @@ from mtrain.check.words import Characters, Words, mixed
 from mtrain.corpus.lines import is_blank
 from mtrain.corpus.tables import TextRow
 from mtrain.data.duplicates import text_hashes
-from mtrain.data.filters import is_identical
 
 # Pairs in a chunk, and roughly its characters: each takes far more memory in numpy.
 CHUNK, CHUNK_CHARACTERS = 10_000, 1 << 21
@@ -61,11 +60,6 @@ class Chunk:
     def blank(self) -> Rows:
         """Whether each side is blank, shape (2, rows)."""
         return np.array([list(map(is_blank, texts)) for texts in self.texts], bool)
-
-    @cached_property
-    def same(self) -> Rows:
-        """Whether the sides are the same text."""
-        return np.array(list(map(is_identical, zip(*self.texts, strict=True))), bool)
 
     @cached_property
     def hashes(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]:

@@ -14,6 +14,7 @@ from mtrain.check.words import PIECES_A_WORD
 from mtrain.corpus.lines import LONGEST_TEXT, shorten_text
 from mtrain.corpus.markup import ENTITIES, HYPHENS, SUBWORDS
 from mtrain.corpus.writing_systems import JOINING, name_of
+from mtrain.data.filters import is_identical
 from mtrain.data.tokenizer import Tokenizer
 
 LEAST_LETTERS = 5  # of a line in another script
@@ -81,7 +82,8 @@ def check_pairs(chunk: Chunk, profile: Profile) -> NDArray[np.float64]:
     chunk.add("blank_target", blank_tgt & ~blank_src)
     chunk.add("blank_both", blank_src & blank_tgt)
     known = blank_src | blank_tgt
-    same = chunk.same & ~known & (chunk.words[0].counts > 0)
+    same = np.array(list(map(is_identical, zip(*chunk.texts, strict=True))), bool)
+    same &= ~known & (chunk.words[0].counts > 0)
     chunk.add("same", same, ranks=-chunk.lengths[:, 0].astype(float))
     known |= same
     if profile.has_words:

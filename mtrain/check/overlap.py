@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mtrain.check.associations import numbered
-from mtrain.check.chunks import Chunk, Rows
+from mtrain.check.chunks import Chunk
 from mtrain.check.findings import Example
 from mtrain.check.words import Words, spans
 
@@ -20,6 +19,7 @@ MOST_PLACES = 50  # lines of the set with a bigram for it to lead to them
 LEAST_SHARED = 0.3  # of a line's bigrams in another line, for a closer comparison
 KINDS = ("overlap", "source_overlap", "target_overlap", "near_overlap")  # most specific first
 BITS = 22  # of the hash table of bigrams
+SHIFT = np.uint64(64 - BITS)  # from a hash to its slot
 TRAIN = "data.train"
 MOST_CONTAINED = 0.9  # fraction of a scored set that may be in train
 
@@ -57,7 +57,7 @@ class ScoredSet:
 
     def _matches(self, other: Chunk) -> Iterator[Match]:
         """Find rows that are in another chunk, too, each with its most specific kind."""
-        known: Rows = self.rows.blank.any(0)
+        known = np.array(self.rows.blank.any(0))
         for kind, (own, theirs) in enumerate(zip(self.rows.hashes, other.hashes, strict=True)):
             hashes, first = np.unique(theirs, return_index=True)
             numbers = numbered(hashes, own)
@@ -98,14 +98,11 @@ class _Bigrams:
         order = np.argsort(words.hashes[long], kind="stable")
         self.hashes, self.lines = words.hashes[long][order], words.lines[long][order]
         self.table = np.zeros(1 << BITS, bool)
-        self.table[self._slots(self.hashes)] = True
-
-    def _slots(self, hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        return hashes >> np.uint64(64 - BITS)
+        self.table[self.hashes >> SHIFT] = True
 
     def guesses(self, others: Words) -> set[tuple[int, int]]:
         """Return pairs of rows that may share many bigrams."""
-        known = self.table[self._slots(others.hashes)]
+        known = self.table[others.hashes >> SHIFT]
         shared = np.bincount(others.lines[known], minlength=len(others))
         long = others.counts >= LEAST_BIGRAMS
         hopeful = known & (long & (shared >= NEAR * others.counts))[others.lines]

@@ -94,8 +94,8 @@ def recipe_for(size: Size, *, has_gpu: bool) -> Recipe:
     """Choose the settings of the measured recipe whose text is nearest in size."""
     if size.pairs > 1_000_000 and has_gpu:
         name = "configs/transformer-base-wmt14-en-de.yaml (the paper's, for 4.5 million pairs)"
-        vocabulary = _vocabulary(32_000, size)
-        return Recipe(name, 512, 8, 2048, 6, 0.1, vocabulary, 6250, 100_000, 4000, "noam", 7.0e-4)
+        pieces = _vocabulary(32_000, size)
+        return Recipe(name, 512, 8, 2048, 6, 0.1, pieces, 6250, 100_000, 4000, "noam", 7.0e-4)
     if size.pairs <= 50_000:
         name, d_ff, wide = "configs/multi30k-en-de.yaml (29,000 pairs)", 512, 1
         least, most, longest_warmup = 500, 8000, 800
@@ -107,11 +107,10 @@ def recipe_for(size: Size, *, has_gpu: bool) -> Recipe:
     steps = round(EPOCHS * tokens / (3400 * wide) / 500) * 500
     steps = min(most, max(least, steps))
     warmup = min(longest_warmup, steps // 10)
-    vocabulary = _vocabulary(8000 if size.pairs < 300_000 else 16_000, size)
+    pieces = _vocabulary(8000 if size.pairs < 300_000 else 16_000, size)
     dropout = 0.3 if size.pairs < 1_000_000 else 0.1
-    return Recipe(
-        *(name, 256, 4, d_ff, 3, dropout, vocabulary, 1024 * wide, steps, warmup, "cosine", 0.002)
-    )
+    batch = 1024 * wide
+    return Recipe(name, 256, 4, d_ff, 3, dropout, pieces, batch, steps, warmup, "cosine", 0.002)
 
 
 def _vocabulary(wanted: int, size: Size) -> int:
