@@ -1,1 +1,4 @@
-"""Beside the line: whether text is fit to learn from, and a first config for it."""
+"""Parallel text in, what is wrong with it out: by file and line, with a forecast of the training.
+
+`diagnosis.diagnose` is `mtrain check`, `starter.write_config` is `mtrain init`.
+"""

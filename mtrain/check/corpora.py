@@ -1,27 +1,34 @@
-"""Checking every corpus of a config."""
+"""Check every corpus of a config.
+
+1. scan      count the pairs, report what cannot be read
+2. learn     read a sample of the training text: what is normal
+3. validation and test sets: their pairs, and their overlap with each other
+4. training text: its pairs, its duplicates, and the overlap of the sets with it
+"""
 
 import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass, field
-from itertools import islice
+from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.check.characters import Characters
-from mtrain.check.findings import Chunk, Example, Findings, Place
-from mtrain.check.overlap import Hashed, ScoredSet, Tally
-from mtrain.check.pairs import look_at_pairs, look_for_long_lines
+from mtrain.check.chunks import Chunk, chunks
+from mtrain.check.faults import check_pairs, find_long_pairs
+from mtrain.check.findings import Findings
+from mtrain.check.overlap import TRAIN, ScoredSet
 from mtrain.check.profile import Profile
 from mtrain.check.shifts import Shifts
-from mtrain.config.schema import Config, Corpus
+from mtrain.check.words import Characters
+from mtrain.config.schema import Config
 from mtrain.corpus.lines import is_blank, windows_lines
-from mtrain.corpus.readers import Scan, describe, read_rows, reading_of
+from mtrain.corpus.readers import Scan, read_rows, reading_of
 from mtrain.corpus.slips import suspicions_of_lengths
+from mtrain.corpus.tables import TextRow
 from mtrain.data.duplicates import Duplicates
 from mtrain.data.filters import is_identical
 from mtrain.data.prepare import scan_corpus
@@ -30,279 +37,184 @@ from mtrain.runtime.errors import RowError, UnequalError, UserError
 from mtrain.runtime.log import progress_bar
 from mtrain.runtime.stop import Stop
 
-# Pairs in a chunk, and roughly its characters: each takes far more memory in numpy.
-CHUNK, CHUNK_CHARACTERS = 10_000, 1 << 21
 # Pairs of all training text for the profile, and the most characters of them.
 SAMPLE, SAMPLE_CHARACTERS = 40_000, 1 << 25
-MOST_CONTAINED = 0.9  # fraction of a scored set that may be in train
 ROW_BITS = 40  # of a number that names a corpus and a row
 
-Row = tuple[int, str, str]
+Owned = tuple[Findings, TextRow]  # a row and its corpus
 
 
-@dataclass
-class Set:
-    """A corpus of a config: its key, and its findings."""
-
-    name: str
-    corpus: Corpus
-    found: Findings
-    scan: Scan | None = None
-    expected: int = 0  # pairs
-
-    @property
-    def is_train(self) -> bool:
-        """Whether the corpus is trained on."""
-        return self.name.startswith("data.train")
-
-    @property
-    def is_broken(self) -> bool:
-        """Whether the corpus could not be read to its end, which was reported."""
-        return any(kind in ("unreadable", "unequal") for kind, _ in self.found.found)
-
-
-@dataclass
-class Sample:
-    """Pairs from all over the training text, thinned out where they are long: at most so many
-    characters, and none of a pair that has a hundredth of them.
-    """
-
-    rows: list[tuple[Set, Row]] = field(default_factory=list)
-    step: int = 1  # of the pairs that are added, for one to be kept
-    seen: int = 0
-    size: int = 0  # characters
-
-    def add(self, each: Set, row: Row) -> None:
-        """Keep a pair of a corpus, or not."""
-        if _size(row) > SAMPLE_CHARACTERS // 100:
-            return
-        if self.seen % self.step == 0:
-            self.rows.append((each, row))
-            self.size += _size(row)
-        self.seen += 1
-        while self.size > SAMPLE_CHARACTERS:
-            self.rows, self.step = self.rows[::2], 2 * self.step
-            self.size = sum(_size(row) for _, row in self.rows)
-
-    def rows_of(self, each: Set) -> Iterator[Row]:
-        """The pairs that are kept of a corpus."""
-        return (row for owner, row in self.rows if owner is each)
-
-
-@dataclass
 class Checker:
     """Checks all corpora of a config and keeps at most `most` examples of each kind."""
 
-    config: Config
-    stop: Stop
-    most: int = 10
-    characters: Characters = field(default_factory=Characters)
-    sample: list[Chunk] = field(default_factory=list)
-    tokenizer: Tokenizer | None = None
-
-    def __post_init__(self) -> None:
-        data = self.config.data
-        corpora = [(f"data.train[{number}]", corpus) for number, corpus in enumerate(data.train)]
-        corpora.append(("data.valid", data.valid))
-        corpora += [(f"data.test.{name}", corpus) for name, corpus in data.test.items()]
-        self.root = reading_of(self.config).root
-        self.sets = [
-            Set(name, each, Findings(name, describe(each), Place.of(each, self.root), self.most))
-            for name, each in corpora
-        ]
+    def __init__(self, config: Config, stop: Stop, most: int = 10) -> None:
+        self.config, self.stop, self.characters = config, stop, Characters()
+        data, root = config.data, reading_of(config).root
+        named = {f"{TRAIN}[{number}]": corpus for number, corpus in enumerate(data.train)}
+        named["data.valid"] = data.valid
+        named |= {f"data.test.{name}": corpus for name, corpus in data.test.items()}
+        self.sets = [Findings(name, corpus, root, most) for name, corpus in named.items()]
+        self.train = [found for found in self.sets if found.is_train]
+        self.scans: list[Scan] = []  # of the training text
+        self.expected = dict.fromkeys(named, 0)  # pairs
+        self.sample: list[Chunk] = []
+        self.tokenizer: Tokenizer | None = None
 
     def scan(self) -> None:
-        """Count and hash all text; report what cannot be read."""
-        for each in self.sets:
-            self._scan(each)
+        """Count and hash all text; report what cannot be read, and Windows line ends."""
+        for found in self.sets:
+            try:
+                scan = scan_corpus(self.config, found.corpus, self.stop)
+            except UnequalError as error:
+                found.add_message("unequal", str(error))
+                self.expected[found.name] = error.pairs
+            except UserError as error:
+                self.stop.check()
+                found.add_message("unreadable", str(error))
+            else:
+                self.expected[found.name] = scan.pairs
+                self.scans += [scan] if found.is_train else []
+                if found.unit == "line":
+                    _find_windows_lines(found, self.stop.check)
 
-    def look(self) -> None:
-        """Read a sample of the training text, to learn what is normal, then check everything."""
-        train = sum(each.expected for each in self.sets if each.is_train)
-        total = train + sum(each.expected for each in self.sets)
-        with ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mtrain-")))
-            bar = stack.enter_context(progress_bar(total, "pair", "checking"))
-            self.sample = self._learn(max(1, train // SAMPLE), bar)
+    def check(self) -> None:
+        """Learn from a sample of the training text what is normal, then check everything."""
+        train = sum(self.expected[found.name] for found in self.train)
+        with (
+            tempfile.TemporaryDirectory(prefix="mtrain-") as folder,
+            progress_bar(train + sum(self.expected.values()), "pair", "checking") as bar,
+        ):
+            rows = thinned(self._informative_rows(max(1, train // SAMPLE), bar))
+            self.sample = [
+                chunk
+                for found, own in groupby(rows, itemgetter(0))
+                for chunk in chunks(found, map(itemgetter(1), own), self.characters)
+            ]
             profile = Profile(self.sample)
-            profile.compare(self.config.data, self.sample, self.sets[0].found)
-            tallies: list[Tally] = []
-            for each in self.sets:
-                if not each.is_train:
-                    self._look_at_scored(each, profile, tallies, bar)
-            self._look_at_train(profile, tallies, Duplicates(folder, train), bar)
-        for tally in tallies:
-            tally.tell()
-        for each in self.sets:
-            if ("slip", "") in each.found.found:  # which reports it more exactly
-                each.found.found.pop(("unrelated", ""), None)
+            profile.compare(self.config.data, self.sets[0])
+            scored: list[ScoredSet] = []
+            for found in self.sets:
+                if not found.is_train:
+                    whole = Chunk.join(found, list(self._checked(found, profile, bar)))
+                    for before in scored:
+                        before.compare(whole, found.name)
+                    scored.append(ScoredSet(whole))
+            self._check_train(profile, scored, Duplicates(Path(folder), train), bar)
+        for each in scored:
+            each.report()
+        for found in self.sets:
+            if found.has("slip"):  # which reports it more exactly
+                found.found.pop(("unrelated", ""), None)
 
-    def _scan(self, each: Set) -> None:
-        """Count the pairs of a corpus and its Windows line ends; report what cannot be read."""
-        try:
-            each.scan = scan_corpus(self.config, each.corpus, self.stop)
-            each.expected = each.scan.pairs
-        except UnequalError as error:
-            each.found.tell("unequal", str(error))
-            each.expected = error.pairs
-        except UserError as error:
-            self.stop.check()
-            each.found.tell("unreadable", str(error))
-        if each.scan and each.found.place.unit == "line":
-            _look_for_windows_lines(each, self.stop.check)
-
-    def _rows(self, each: Set, refuse: Callable[[RowError], None]) -> Iterator[Row]:
+    def _rows(self, found: Findings, refuse: Callable[[RowError], None]) -> Iterator[TextRow]:
         """Yield the rows of a corpus as far as it is readable; `refuse` gets those left out."""
         reading = reading_of(self.config, keep_blank=True)
         reading.invalid_utf8, reading.refuse = "error", refuse
         try:
-            yield from read_rows(each.corpus, reading)
+            for row in read_rows(found.corpus, reading):
+                self.stop.check()
+                yield row
         except UserError as error:
             self.stop.check()
-            if not each.is_broken:
-                each.found.tell("unreadable", str(error))
+            if not found.has("unreadable", "unequal"):
+                found.add_message("unreadable", str(error))
 
-    def _chunks(self, each: Set, rows: Iterable[Row]) -> Iterator[Chunk]:
-        """Cut rows into chunks."""
-        for some in _batches(rows):
-            self.stop.check()
-            numbers, src, tgt = zip(*some, strict=True)
-            yield Chunk(each.found.place, numbers, (src, tgt), self.characters)
-
-    def _learn(self, step: int, bar: Any) -> list[Chunk]:
-        """Read a fraction of the training pairs, from all over, without uninformative ones."""
-        sample = Sample()
-        for each in self.sets:
-            if not each.is_train:
-                continue
+    def _informative_rows(self, step: int, bar: Any) -> Iterator[Owned]:
+        """Yield a fraction of the training pairs, from all over, without blank and equal sides."""
+        for found in self.train:
             lengths = array("q")
-            for row in islice(self._rows(each, lambda error: None), 0, None, step):
-                self.stop.check()
+            for row in islice(self._rows(found, lambda error: None), 0, None, step):
                 bar.update(step)
-                if _is_telling(row):
+                if not (is_blank(row[1]) or is_blank(row[2]) or is_identical(row[1:])):
                     lengths.extend((len(row[1]), len(row[2])))
-                    sample.add(each, row)
-            _look_at_lengths(each, np.array(lengths, np.int64).reshape(-1, 2), step)
-        return [
-            chunk.settle()
-            for each in self.sets
-            for chunk in self._chunks(each, sample.rows_of(each))
-        ]
+                    yield found, row
+            _compare_lengths(found, np.array(lengths).reshape(-1, 2), is_sample=step > 1)
 
-    def _refuse(self, each: Set) -> Callable[[RowError], None]:
-        is_dropped = self.config.data.invalid_utf8 == "drop"
-        return lambda error: each.found.add_row(error, is_dropped=is_dropped)
-
-    def _look_at(self, each: Set, profile: Profile, bar: Any) -> Iterator[Chunk]:
+    def _checked(self, found: Findings, profile: Profile, bar: Any) -> Iterator[Chunk]:
         """Check the pairs of a corpus and yield them."""
-        slips = Shifts(profile.associations, profile.misfit, each.found)
-        for chunk in self._chunks(each, self._rows(each, self._refuse(each))):
+        is_dropped = self.config.data.invalid_utf8 == "drop"
+        rows = self._rows(found, lambda error: found.add_error(error, is_dropped=is_dropped))
+        shifts = Shifts(profile.associations, profile.misfit, found)
+        for chunk in chunks(found, rows, self.characters):
             bar.update(len(chunk))
-            each.found.pairs += len(chunk)
-            slips.feed(chunk, look_at_pairs(chunk, profile, each.found))
-            if each.is_train:
-                look_for_long_lines(chunk, self.tokenizer, self.config.data.max_length, each.found)
+            found.pairs += len(chunk)
+            shifts.feed(chunk, check_pairs(chunk, profile))
+            if found.is_train:
+                find_long_pairs(chunk, self.tokenizer, self.config.data.max_length)
             yield chunk
-        slips.finish()
-        if not each.found.pairs and not each.is_broken:
-            each.found.tell("empty", f"{each.found.what} holds no pairs")
+        shifts.finish()
+        if not found.pairs and not found.has("unreadable", "unequal"):
+            found.add_message("empty", f"{found.what} holds no pairs")
 
-    def _look_at_scored(self, each: Set, profile: Profile, tallies: list[Tally], bar: Any) -> None:
-        """Check a scored set, also for its lines in earlier sets."""
-        chunks = [chunk.settle() for chunk in self._look_at(each, profile, bar)]
-        rows = Hashed.of(joined(chunks, each.found.place, self.characters))
-        for before in [tally for tally in tallies if tally.other == "data.train"]:
-            tally = Tally(before.set, before.found, each.name)
-            tally.take(rows)
-            tallies.append(tally)
-        tallies.append(Tally(ScoredSet(rows), each.found, "data.train", MOST_CONTAINED))
-
-    def _look_at_train(
-        self, profile: Profile, tallies: list[Tally], duplicates: Duplicates, bar: Any
+    def _check_train(
+        self, profile: Profile, scored: list[ScoredSet], duplicates: Duplicates, bar: Any
     ) -> None:
-        """Check the training text, also for lines of the scored sets in it."""
-        train = [each for each in self.sets if each.is_train]
-        any_filled = False
-        for number, each in enumerate(train):
-            for chunk in self._look_at(each, profile, bar):
-                rows = Hashed.of(chunk)
-                for tally in tallies:
-                    if tally.other == "data.train":
-                        tally.take(rows)
-                filled = np.flatnonzero(~rows.is_blank)
-                named = np.array(chunk.numbers, np.uint64) | np.uint64(number << ROW_BITS)
-                duplicates.add(rows.pairs[filled], named[filled])
-                any_filled |= len(filled) > 0
-        if not any_filled and all(each.found.pairs for each in train):
-            train[0].found.tell("empty", "no pair of data.train has text on both sides")
+        """Check the training text, also for rows of the scored sets in it."""
+        is_filled = False
+        for number, found in enumerate(self.train):
+            for chunk in self._checked(found, profile, bar):
+                for each in scored:
+                    each.compare(chunk, TRAIN)
+                filled = ~chunk.blank.any(0)
+                rows = np.array(chunk.numbers, np.uint64) | np.uint64(number << ROW_BITS)
+                duplicates.add(chunk.hashes[0][filled], rows[filled])
+                is_filled |= bool(filled.any())
+        if not is_filled and all(found.pairs for found in self.train):
+            self.train[0].add_message("empty", "no pair of data.train has text on both sides")
         for later, first in duplicates.groups():
-            _tell_duplicates(train, later, first)
+            _report_duplicates(self.train, later, first)
 
 
-def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Group rows so that no group takes much memory; each has at least one row."""
-    some, size = list[Row](), 0
-    for row in rows:
-        some.append(row)
-        size += _size(row)
-        if len(some) >= CHUNK or size >= CHUNK_CHARACTERS:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some
+def thinned(rows: Iterable[Owned]) -> list[Owned]:
+    """Keep all rows, or every second, fourth, ... such that they have at most `SAMPLE_CHARACTERS`,
+    and none that has a hundredth of them alone.
+    """
+    kept, step, size = list[Owned](), 1, 0
+    short = (row for row in rows if _size(row) <= SAMPLE_CHARACTERS // 100)
+    for number, row in enumerate(short):
+        if number % step == 0:
+            kept.append(row)
+            size += _size(row)
+        while size > SAMPLE_CHARACTERS:
+            kept, step = kept[::2], 2 * step
+            size = sum(map(_size, kept))
+    return kept
 
 
-def _size(row: Row) -> int:
-    return len(row[1]) + len(row[2])
+def _size(row: Owned) -> int:
+    return len(row[1][1]) + len(row[1][2])
 
 
-def _is_telling(row: Row) -> bool:
-    """Whether both sides have text, and not the same text."""
-    return not any(map(is_blank, row[1:])) and not is_identical(row[1:])
-
-
-def joined(chunks: list[Chunk], place: Place, characters: Characters) -> Chunk:
-    """Concatenate chunks."""
-    numbers = [number for chunk in chunks for number in chunk.numbers]
-    sides = ([text for chunk in chunks for text in chunk.texts[side]] for side in (0, 1))
-    src, tgt = sides
-    return Chunk(place, numbers, (src, tgt), characters)
-
-
-def _look_at_lengths(each: Set, lengths: NDArray[np.int64], step: int) -> None:
-    """Report where the lengths of the sides do not correlate."""
+def _compare_lengths(found: Findings, lengths: NDArray[np.int64], *, is_sample: bool) -> None:
+    """Report where the lengths of the sides, shape (pairs, 2), do not correlate."""
     for sign in suspicions_of_lengths(
-        len(lengths), lambda start, stop: lengths[start:stop], is_sample=step > 1
+        len(lengths), lambda start, stop: lengths[start:stop], is_sample=is_sample
     ):
-        each.found.tell("unrelated", sign)
+        found.add_message("unrelated", sign)
 
 
-def _look_for_windows_lines(each: Set, check: Callable[[], None]) -> None:
+def _find_windows_lines(found: Findings, check: Callable[[], None]) -> None:
     """Name the lines that end as on Windows."""
-    for side, file in enumerate(each.found.place.files):
-        count, total, first = windows_lines(Path(file), each.found.most, check)
-        examples = [
-            Example(0, n, each.found.place.name(n, side), "", each.found.place.as_json(n, side))
-            for n in first
-        ]
+    for side, file in enumerate(found.files):
+        count, total, first = windows_lines(Path(file), found.most, check)
         if count:
             about = f"(all of {Path(file).name})" if count == total else ""
-            each.found.add("crlf", count, examples[:1] if about else examples, about)
+            first = first[:1] if about else first
+            found.add("crlf", count, [found.example(n, "", side) for n in first], about)
 
 
-def _tell_duplicates(
-    train: list[Set], later: NDArray[np.uint64], first: NDArray[np.uint64]
+def _report_duplicates(
+    train: list[Findings], later: NDArray[np.uint64], first: NDArray[np.uint64]
 ) -> None:
     """Name the first pairs that were there before, and where."""
-    rows = np.uint64((1 << ROW_BITS) - 1)
-    for number, each in enumerate(train):
+    mask = np.uint64((1 << ROW_BITS) - 1)
+    for number, found in enumerate(train):
         mine = np.flatnonzero(later >> np.uint64(ROW_BITS) == number)
         examples = []
-        for index in mine[np.argsort(later[mine])][: each.found.most].tolist():
-            row, before = int(later[index] & rows), int(first[index] & rows)
-            origin = train[int(first[index]) >> ROW_BITS].found.place
-            text, place = f"= {origin.name(before)}", each.found.place
-            json = {**place.as_json(row), "first": origin.as_json(before)}
-            examples.append(Example(row, row, place.name(row), text, json))
+        for index in mine[np.argsort(later[mine])][: found.most].tolist():
+            row, before = int(later[index] & mask), int(first[index] & mask)
+            origin = train[int(first[index]) >> ROW_BITS]
+            text, place = f"= {origin.name_row(before)}", origin.row_as_json(before)
+            examples.append(found.example(row, text, rank=row, first=place))
         if len(mine):
-            each.found.add("duplicate", len(mine), examples)
+            found.add("duplicate", len(mine), examples)

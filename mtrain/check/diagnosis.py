@@ -4,16 +4,17 @@ training.
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
 from textwrap import wrap
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mtrain.check.corpora import Checker
-from mtrain.check.findings import ERROR, NOTE, WARNING, Chunk
-from mtrain.check.pairs import token_lengths
+from mtrain.check.findings import ERROR, NOTE, WARNING, Findings
+from mtrain.check.words import PIECES_A_WORD, Words
 from mtrain.config.schema import Config
 from mtrain.data.prepare import find_tokenizer, weights_of
 from mtrain.data.tokenizer import Tokenizer
@@ -30,26 +31,21 @@ GUESSED_SIZE = 250_000  # bytes of a vocabulary file that is not there yet
 
 @dataclass(frozen=True)
 class Fit:
-    """How a vocabulary cuts the words of a side: tokens, and how many are bytes or unknown."""
+    """How a vocabulary cuts the words of a side: means and fractions of the tokens."""
 
-    words: int
-    tokens: int
-    bytes: int
-    unknown: int
+    tokens_per_word: float  # a Han character counts as a word
+    bytes: float
+    unknown: float
 
     @property
-    def a_word(self) -> float:
-        """Tokens a word; a Han character counts as a word."""
-        return self.tokens / max(1, self.words)
-
-    def share(self, number: int) -> float:
-        """Return a number as a percentage of the tokens."""
-        return number / max(1, self.tokens)
+    def is_bad(self) -> bool:
+        """Whether the vocabulary seems made for other text."""
+        return self.bytes + self.unknown > MOST_BYTES or self.tokens_per_word > MOST_A_WORD
 
     def __str__(self) -> str:
         return (
-            f"{self.a_word:.2f} tokens a word, {self.share(self.bytes):.2%} bytes, "
-            f"{self.share(self.unknown):.2%} unknown"
+            f"{self.tokens_per_word:.2f} tokens a word, {self.bytes:.2%} bytes, "
+            f"{self.unknown:.2%} unknown"
         )
 
 
@@ -57,29 +53,29 @@ class Fit:
 class Diagnosis:
     """All that `mtrain check` reports."""
 
-    checker: Checker
-    fits: dict[str, Fit] = field(default_factory=dict)  # by side
+    corpora: list[Findings]
+    fits: dict[str, Fit] = field(default_factory=dict)  # by side; empty without a vocabulary
     forecast: Forecast | None = None
-    trouble: str = ""  # why there is no forecast
+    failure: str = ""  # why there is no forecast
 
     def count(self, severity: str) -> int:
-        """Count the kinds of findings that are so bad, each once for each corpus."""
-        found = chain.from_iterable(each.found.sorted for each in self.checker.sets)
+        """Count the kinds of findings of this severity, each once for each corpus."""
+        found = chain.from_iterable(each.found.values() for each in self.corpora)
         return sum(finding.severity == severity for finding in found)
 
     @property
     def summary(self) -> str:
-        """Summarize in one line."""
+        """Return the numbers of findings in one line."""
         counts = [(self.count(name), name) for name in (ERROR, WARNING, NOTE)]
-        told = [f"{number} {name}{'s' * (number != 1)}" for number, name in counts if number]
-        return ", ".join(told) or "nothing suspicious was found"
+        some = [f"{number} {name}{'s' * (number != 1)}" for number, name in counts if number]
+        return ", ".join(some) or "nothing suspicious was found"
 
     def lines(self, width: int) -> Iterator[str]:
         """Yield the lines for people, at most `width` columns wide where possible."""
-        for each in self.checker.sets:
-            yield from each.found.lines(width)
+        for found in self.corpora:
+            yield from found.lines(width)
         yield "vocabulary"
-        if self.checker.tokenizer is None:
+        if not self.fits:
             yield "  none yet: lengths in tokens are estimated"
         for name, fit in self.fits.items():
             yield f"  {name}: {fit}"
@@ -87,31 +83,23 @@ class Diagnosis:
             yield "forecast"
             for line in self.forecast.lines():
                 yield from wrap(line, width, initial_indent="  ", subsequent_indent="    ")
-        elif self.trouble:
-            yield from wrap(f"forecast: none: {self.trouble}", width, subsequent_indent="    ")
+        elif self.failure:
+            yield from wrap(f"forecast: none: {self.failure}", width, subsequent_indent="    ")
         yield self.summary
 
     def as_json(self) -> str:
         """Return the object for scripts."""
-        fits = {
-            name: {
-                "tokens_per_word": round(fit.a_word, 4),
-                "bytes": round(fit.share(fit.bytes), 6),
-                "unknown": round(fit.share(fit.unknown), 6),
-            }
-            for name, fit in self.fits.items()
+        report = {
+            "corpora": [found.as_json() for found in self.corpora],
+            "vocabulary": {name: asdict(fit) for name, fit in self.fits.items()} or None,
+            "forecast": self.forecast.as_json() if self.forecast else None,
+            "errors": self.count(ERROR),
+            "warnings": self.count(WARNING),
+            "notes": self.count(NOTE),
         }
-        return json.dumps(
-            {
-                "corpora": [each.found.as_json() for each in self.checker.sets],
-                "vocabulary": fits or None,
-                "forecast": self.forecast.as_json() if self.forecast else None,
-                "errors": self.count(ERROR),
-                "warnings": self.count(WARNING),
-                "notes": self.count(NOTE),
-            },
-            ensure_ascii=False,
-        )
+        text = json.dumps(report, ensure_ascii=False)
+        # Escapes of JSON: those of a terminal, such as \\xa0, would not be read.
+        return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def diagnose(
@@ -122,58 +110,52 @@ def diagnose(
     """
     checker = Checker(config, stop, examples)
     checker.scan()
-    checker.tokenizer = _find_tokenizer(config, checker)
-    checker.look()
-    diagnosis = Diagnosis(checker)
-    if checker.tokenizer is not None:
-        for side, name in enumerate(("source", "target")):
-            diagnosis.fits[name] = _fit(checker.tokenizer, checker.sample, side)
-        _warn_of_fit(diagnosis)
+    vocabulary = RunDirectory(Path(config.run_dir)).tokenizer
+    checker.tokenizer = tokenizer = find_tokenizer(config, vocabulary, checker.scans)
+    checker.check()
+    diagnosis = Diagnosis(checker.sets)
+    lengths = []
+    for side, name in enumerate(("source", "target")):
+        texts = [text for chunk in checker.sample for text in chunk.texts[side]]
+        words = Words.join([chunk.words[side] for chunk in checker.sample]).counts
+        some = slice(None, None, max(1, len(texts) // MOST_ENCODED))
+        if tokenizer is None:
+            lengths.append(np.ceil(words[some] * PIECES_A_WORD).astype(np.int64))
+            continue
+        ids = tokenizer.encode(texts[some])
+        lengths.append(np.array(list(map(len, ids)), np.int64))
+        diagnosis.fits[name] = fit = _fit(tokenizer, ids, int(words[some].sum()))
+        if len(words) and fit.is_bad:
+            checker.sets[0].add_message("pieces", f"{name}: {fit}")
     if with_forecast:
         try:
-            diagnosis.forecast = _forecast(config, checker, timed=timed)
+            diagnosis.forecast = _forecast(config, checker, np.stack(lengths, 1), timed=timed)
         except UserError as error:
             stop.check()
-            diagnosis.trouble = str(error)
+            diagnosis.failure = str(error)
     return diagnosis
 
 
-def _find_tokenizer(config: Config, checker: Checker) -> Tokenizer | None:
-    """Load the vocabulary of the config's run, wherever it is, if it is."""
-    scans = [each.scan for each in checker.sets if each.is_train and each.scan]
-    return find_tokenizer(config, RunDirectory(Path(config.run_dir)).tokenizer, scans)
-
-
-def _fit(tokenizer: Tokenizer, sample: list[Chunk], side: int) -> Fit:
-    """Cut a part of the sample."""
-    texts = [text for chunk in sample for text in chunk.texts[side]]
-    step = max(1, len(texts) // MOST_ENCODED)
-    counts = np.concatenate([np.zeros(0, np.int64), *(c.words[side].counts for c in sample)])
-    ids = np.fromiter(chain.from_iterable(tokenizer.encode(texts[::step])), np.int64)
-    pieces = tokenizer.pieces
+def _fit(tokenizer: Tokenizer, lines: list[list[int]], words: int) -> Fit:
+    """Return how a vocabulary cuts lines with this number of words."""
+    ids, pieces = np.fromiter(chain.from_iterable(lines), np.int64), tokenizer.pieces
     is_byte = np.array([pieces.is_byte(number) for number in range(pieces.get_piece_size())])
-    unknown = int((ids == tokenizer.unk_id).sum())
-    return Fit(int(counts[::step].sum()), len(ids), int(is_byte[ids].sum()), unknown)
+    some_bytes, unknown = int(is_byte[ids].sum()), int((ids == tokenizer.unk_id).sum())
+    tokens = max(1, len(ids))
+    return Fit(
+        round(len(ids) / max(1, words), 4),
+        round(some_bytes / tokens, 6),
+        round(unknown / tokens, 6),
+    )
 
 
-def _warn_of_fit(diagnosis: Diagnosis) -> None:
-    for name, fit in diagnosis.fits.items():
-        odd = fit.share(fit.bytes + fit.unknown) > MOST_BYTES or fit.a_word > MOST_A_WORD
-        if fit.words and odd:
-            diagnosis.checker.sets[0].found.tell("pieces", f"{name}: {fit}")
-
-
-def _forecast(config: Config, checker: Checker, *, timed: bool) -> Forecast:
-    """Forecast a run by the lengths of the sample."""
-    lengths = [np.zeros((0, 2), np.int64)]
-    step = max(1, sum(map(len, checker.sample)) // MOST_ENCODED)
-    for chunk in checker.sample:
-        some = chunk.select(np.arange(0, len(chunk), step))
-        lengths.append(token_lengths(some, checker.tokenizer))
-    sizes = [each.found.pairs for each in checker.sets if each.is_train]
+def _forecast(
+    config: Config, checker: Checker, lengths: NDArray[np.int64], *, timed: bool
+) -> Forecast:
+    """Forecast a run by the lengths of the sample in tokens, shape (pairs, 2)."""
+    sizes = [found.pairs for found in checker.train]
     pairs = sum(n * w for n, w in zip(sizes, weights_of(config, sizes), strict=True))
     tokenizer = checker.tokenizer
     vocab_size = tokenizer.vocab_size if tokenizer else config.tokenizer.vocab_size
     vocabulary = len(tokenizer.proto) if tokenizer else GUESSED_SIZE
-    sample = np.concatenate(lengths)
-    return forecast(config, vocab_size, vocabulary, sample, pairs, timed=timed)
+    return forecast(config, vocab_size, vocabulary, lengths, pairs, timed=timed)

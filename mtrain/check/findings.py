@@ -1,23 +1,19 @@
 """Findings about a corpus: kinds, counts, and examples by file and line."""
 
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from mtrain.check.characters import Characters, Lines, Words
 from mtrain.config.schema import Corpus, FileCorpus, GeneratedCorpus, TextCorpus
 from mtrain.corpus.readers import describe
 from mtrain.runtime.errors import RowError, printable
 
 ERROR, WARNING, NOTE = "error", "warning", "note"
 
-# Every kind of finding: how bad it is, and its name for people.
+# Every kind of finding in the order of the report: its severity and its title.
 KINDS: dict[str, tuple[str, str]] = {
     "unreadable": (ERROR, "cannot be read"),
     "unequal": (ERROR, "unequal numbers of lines"),
@@ -63,98 +59,16 @@ KINDS: dict[str, tuple[str, str]] = {
     "duplicate": (NOTE, "pairs that were there before"),
     "crlf": (NOTE, "Windows line ends, removed on reading"),
 }
-
-
-@dataclass(frozen=True)
-class Place:
-    """The files of a corpus, to name its rows."""
-
-    files: tuple[str, ...]  # one, or one of either side
-    unit: str  # line, row, unit of a translation memory, or pair
-    names: tuple[str, ...] = ()  # of the files, for people, as a config has them
-
-    @staticmethod
-    def of(corpus: Corpus, root: Path) -> "Place":
-        """Return the files of a corpus, or another description."""
-        if isinstance(corpus, TextCorpus):
-            names = (corpus.src, corpus.tgt)
-            return Place(tuple(str(root / name) for name in names), "line", names)
-        if isinstance(corpus, FileCorpus):
-            unit = {"parquet": "row", "tmx": "unit"}.get(corpus.kind, "line")
-            return Place((str(root / corpus.file),), unit, (corpus.file,))
-        if isinstance(corpus, GeneratedCorpus):
-            return Place((f"{corpus.generated} {corpus.split}",), "pair")
-        return Place((describe(corpus),), "row")
-
-    def name(self, number: int, side: int | None = None) -> str:
-        """Name a row for people, `train.de:12`, without its folder where the config has it from the
-        root on.
-        """
-        names = self.names or self.files
-        name = names[side or 0] if len(names) > 1 else names[0]
-        if self.unit != "pair" and Path(name).is_absolute():
-            name = Path(name).name
-        return f"{name}:{number}" if self.unit == "line" else f"{name} {self.unit} {number}"
-
-    def as_json(self, number: int, side: int | None = None) -> dict[str, Any]:
-        """Name a row for scripts."""
-        chosen = self.files if side is None or len(self.files) == 1 else (self.files[side],)
-        return {"files": list(chosen), self.unit: number}
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Some rows of a corpus: numbers, texts, and the characters of the texts."""
-
-    place: Place
-    numbers: Sequence[int]
-    texts: tuple[Sequence[str], Sequence[str]]
-    characters: Characters
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def select(self, rows: NDArray[np.int64]) -> "Chunk":
-        """Return some of the rows."""
-        numbers = [self.numbers[row] for row in rows.tolist()]
-        src, tgt = ([texts[row] for row in rows.tolist()] for texts in self.texts)
-        return Chunk(self.place, numbers, (src, tgt), self.characters)
-
-    @cached_property
-    def lines(self) -> tuple[Lines, Lines]:
-        """The characters of either side."""
-        return self.characters.read(self.texts[0]), self.characters.read(self.texts[1])
-
-    @cached_property
-    def words(self) -> tuple[Words, Words]:
-        """The words of either side."""
-        return self.characters.words(self.lines[0]), self.characters.words(self.lines[1])
-
-    @cached_property
-    def letters(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The letters of either side by script, counted over all rows."""
-        src, tgt = (self.characters.letters(lines).sum(0) for lines in self.lines)
-        return src, tgt
-
-    def settle(self) -> "Chunk":
-        """Count words and letters, and let go of the characters: 12 bytes for each of the text."""
-        _ = self.words, self.letters
-        vars(self).pop("lines", None)
-        return self
-
-    @cached_property
-    def lengths(self) -> NDArray[np.int64]:
-        """Characters of either side, shape (rows, 2)."""
-        return np.array([list(map(len, texts)) for texts in self.texts], np.int64).T
+LONGEST_EXAMPLE = 300  # characters
 
 
 @dataclass(frozen=True, order=True)
 class Example:
-    """A row with a finding; lower `rank` is shown first."""
+    """A row with a finding, or, without `shown`, a message; the lowest `rank` comes first."""
 
     rank: float
     number: int
-    shown: str = field(compare=False)
+    shown: str = field(compare=False)  # the row for people, such as train.de:12
     text: str = field(compare=False)
     json: dict[str, Any] = field(compare=False)
 
@@ -170,105 +84,105 @@ class Finding:
 
     @property
     def severity(self) -> str:
-        """How bad it is: error, warning or note."""
+        """Return error, warning or note."""
         return KINDS[self.kind][0]
 
     @property
     def title(self) -> str:
-        """Name it for people."""
+        """Return the title of the kind, and what it is about."""
         return " ".join(filter(None, (KINDS[self.kind][1], self.about)))
 
     def as_json(self) -> dict[str, Any]:
-        """Describe it for scripts."""
+        """Return the finding for scripts."""
         examples = [{**each.json, "text": each.text} for each in self.examples]
         named = {"kind": self.kind, "severity": self.severity, "title": self.title}
         return {**named, "about": self.about, "count": self.count, "examples": examples}
 
 
 class Findings:
-    """All that was found in a corpus, with at most `most` examples of a kind."""
+    """A corpus of a config, and what was found in it: at most `most` examples of each kind."""
 
-    def __init__(self, name: str, what: str, place: Place, most: int) -> None:
-        self.name, self.what, self.place, self.most = name, what, place, most
+    def __init__(self, name: str, corpus: Corpus, root: Path, most: int) -> None:
+        self.name, self.corpus, self.most = name, corpus, most
+        self.what = describe(corpus)
         self.pairs = 0
         self.found: dict[tuple[str, str], Finding] = {}
+        self.unit = "row"  # of the numbers that name pairs
+        self.names = [self.what]  # of the files, as in the config; two if each side has its own
+        if isinstance(corpus, TextCorpus):
+            self.unit, self.names = "line", [corpus.src, corpus.tgt]
+        elif isinstance(corpus, FileCorpus):
+            self.unit = {"parquet": "row", "tmx": "unit"}.get(corpus.kind, "line")
+        elif isinstance(corpus, GeneratedCorpus):
+            self.unit, self.names = "pair", [f"{corpus.generated} {corpus.split}"]
+        in_files = isinstance(corpus, TextCorpus | FileCorpus)
+        self.files = [str(root / name) if in_files else name for name in self.names]
+
+    @property
+    def is_train(self) -> bool:
+        """Whether the corpus is trained on."""
+        return self.name.startswith("data.train")
 
     @property
     def sorted(self) -> list[Finding]:
-        """Findings in the order of their kinds."""
+        """Return the findings in the order of their kinds."""
         order = list(KINDS)
         return sorted(self.found.values(), key=lambda each: (order.index(each.kind), each.about))
 
+    def has(self, *kinds: str) -> bool:
+        """Whether something of these kinds was found."""
+        return any(kind in kinds for kind, _ in self.found)
+
+    def name_row(self, number: int, side: int | None = None) -> str:
+        """Return a row for people: `train.de:12`, without the folder of an absolute path."""
+        name = self.names[(side or 0) % len(self.names)]
+        name = Path(name).name if Path(name).is_absolute() else name
+        return f"{name}:{number}" if self.unit == "line" else f"{name} {self.unit} {number}"
+
+    def row_as_json(self, number: int, side: int | None = None) -> dict[str, Any]:
+        """Return a row for scripts: all files, or that of a side."""
+        one = side is not None and len(self.files) > 1
+        return {"files": [self.files[side or 0]] if one else self.files, self.unit: number}
+
+    def example(
+        self, number: int, text: str, side: int | None = None, *, rank: float = 0, **more: Any
+    ) -> Example:
+        """Return an example by its number; `more` is added for scripts."""
+        json = {**self.row_as_json(number, side), **more}
+        return Example(rank, number, self.name_row(number, side), text[:LONGEST_EXAMPLE], json)
+
     def add(self, kind: str, count: int, examples: Iterable[Example] = (), about: str = "") -> None:
-        """Count something, and keep its examples if they come before those that are kept."""
+        """Count a finding; keep its examples if they come before those that are kept."""
         finding = self.found.setdefault((kind, about), Finding(kind, about))
         finding.count += count
         finding.examples = sorted([*finding.examples, *examples])[: self.most]
 
-    def tell(self, kind: str, text: str, number: int = 0, about: str = "") -> None:
-        """Add a finding in words."""
-        self.add(kind, 1, [Example(0, number, "", text, {})], about)
+    def add_message(self, kind: str, text: str, order: int = 0) -> None:
+        """Add a finding that is not about a row."""
+        self.add(kind, 1, [Example(0, order, "", text, {})])
 
-    def add_row(self, error: RowError, *, is_dropped: bool) -> None:
-        """Add a row that could not be read, or is left out by request."""
+    def add_error(self, error: RowError, *, is_dropped: bool) -> None:
+        """Add a row that cannot be read, or is dropped as `data.invalid_utf8` asks."""
         kind = ("dropped" if is_dropped else "encoding") if error.is_encoding else "row"
-        if error.is_long:  # training leaves such a pair out
-            kind = "long" if self.name.startswith("data.train") else "too_long"
-        side = next(
-            (n for n, file in enumerate(self.place.files) if error.place.startswith(f"{file}:")), 0
-        )
-        shown, json = self.place.name(error.number, side), self.place.as_json(error.number, side)
-        self.add(kind, 1, [Example(0, error.number, shown, error.reason, json)])
-
-    def add_rows(
-        self,
-        kind: str,
-        chunk: Chunk,
-        rows: NDArray[np.int64],
-        side: int | None = None,
-        *,
-        ranks: NDArray[np.float64] | None = None,
-        spots: dict[int, int] | None = None,
-        about: str = "",
-    ) -> None:
-        """Add rows of a chunk, on one side or on both; the lowest of `ranks` are shown first, with
-        text from `spots` on.
-        """
-        first = rows if ranks is None else rows[np.argsort(ranks, kind="stable")]
-        order = np.zeros(len(rows)) if ranks is None else np.sort(ranks)
-        examples = [
-            self.example(chunk, row, side, rank, (spots or {}).get(row, 0))
-            for row, rank in zip(first[: self.most].tolist(), order.tolist(), strict=False)
-        ]
-        if len(rows):
-            self.add(kind, len(rows), examples, about)
-
-    def example(
-        self, chunk: Chunk, row: int, side: int | None, rank: float = 0.0, spot: int = 0
-    ) -> Example:
-        """Make an example of a row."""
-        number, place = int(chunk.numbers[row]), chunk.place
-        texts = [chunk.texts[0][row], chunk.texts[1][row]]
-        text = " | ".join(texts) if side is None else texts[side][max(0, spot - 20) :]
-        text = text if spot <= 20 or side is None else f"...{text}"
-        return Example(
-            rank, number, place.name(number, side), text[:300], place.as_json(number, side)
-        )
+        if error.is_long:  # training drops such a pair
+            kind = "long" if self.is_train else "too_long"
+        sides = [n for n, file in enumerate(self.files) if error.place.startswith(f"{file}:")]
+        self.add(kind, 1, [self.example(error.number, error.reason, sides[0] if sides else 0)])
 
     def as_json(self) -> dict[str, Any]:
-        """Describe all of it for scripts."""
+        """Return the corpus with its findings for scripts."""
         named = {"name": self.name, "corpus": self.what, "pairs": self.pairs}
         return {**named, "findings": [finding.as_json() for finding in self.sorted]}
 
     def lines(self, width: int) -> Iterator[str]:
-        """Write it for people, in lines of at most so many columns."""
+        """Yield the lines for people, at most `width` columns wide where possible."""
         yield from _heading(self.name, self.what, f"{self.pairs:,} pairs", width)
         if not self.found:
             yield "  nothing suspicious"
         for finding in self.sorted:
             head, count = f"  {finding.severity:<8} {finding.title}", f"{finding.count:,}"
-            told = not any(example.shown for example in finding.examples)
-            yield head if told else f"{head} {count.rjust(width - len(head) - 1)}"
+            has_rows = any(example.shown for example in finding.examples)
+            yield f"{head} {count.rjust(width - len(head) - 1)}" if has_rows else head
             for example in finding.examples:
                 yield from _shown(example, width)
 
@@ -283,18 +197,20 @@ def _heading(name: str, what: str, count: str, width: int) -> Iterator[str]:
 
 
 def _shown(example: Example, width: int) -> Iterator[str]:
-    """Show an example on a line, or words on several."""
+    """Yield an example on one line, or a message on several."""
+    indent, text = " " * 11, printable(example.text)
     if example.shown:
-        start = f"           {example.shown}  "
-        yield (start + clipped(printable(example.text), width - len(start))).rstrip()
-        return
-    line = ""
-    for word in printable(example.text).split(" "):
-        if line and 11 + len(line) + len(word) + 1 > width:
-            yield " " * 11 + line
-            line = ""
-        line = f"{line} {word}" if line else word
-    yield " " * 11 + line
+        start = f"{indent}{example.shown}  "
+        yield (start + clipped(text, width - len(start))).rstrip()
+    else:
+        yield from wrap(
+            text,
+            width,
+            initial_indent=indent,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
 
 
 def clipped(text: str, width: int) -> str:

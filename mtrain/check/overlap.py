@@ -1,158 +1,92 @@
-"""Lines of a scored set that occur in other text, too: exactly, on one side or both, or nearly.
+"""Rows of a scored set that occur in other text, too: exactly, on one side or both, or nearly.
 
 The set is kept as hashes of whole lines and of word bigrams; the other text streams past.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mtrain.check.associations import first_words, numbered
-from mtrain.check.characters import GOLDEN, Words, spans
-from mtrain.check.findings import Chunk, Example, Findings
-from mtrain.data.duplicates import text_hashes
+from mtrain.check.associations import numbered
+from mtrain.check.chunks import Chunk
+from mtrain.check.findings import Example
+from mtrain.check.words import Words, spans
 
 LEAST_BIGRAMS = 5  # of a line that can be nearly another
-NEAR, NEAR_ONE = (
-    0.6,
-    0.75,
-)  # fraction of bigrams in common: on average over the sides, on one of them
+NEAR, NEAR_ONE = 0.6, 0.75  # fraction of equal bigrams: mean of the sides, and on one of them
 MOST_PLACES = 50  # lines of the set with a bigram for it to lead to them
 LEAST_SHARED = 0.3  # of a line's bigrams in another line, for a closer comparison
-KINDS = ("overlap", "source_overlap", "target_overlap", "near_overlap")
+KINDS = ("overlap", "source_overlap", "target_overlap", "near_overlap")  # most specific first
 BITS = 22  # of the hash table of bigrams
+SHIFT = np.uint64(64 - BITS)  # from a hash to its slot
+TRAIN = "data.train"
+MOST_CONTAINED = 0.9  # fraction of a scored set that may be in train
 
-
-def mixed(first: NDArray[np.uint64], second: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Hash pairs of hashes."""
-    both = first * GOLDEN + second
-    return (both ^ (both >> np.uint64(31))) * GOLDEN
-
-
-def bigrams(words: Words) -> Words:
-    """Hash the pairs of neighbouring words of each line, each once."""
-    inner = words.lines[1:] == words.lines[:-1]
-    hashes = mixed(words.hashes[:-1], words.hashes[1:])[inner]
-    counts = np.bincount(words.lines[1:][inner], minlength=len(words))
-    return first_words(Words.of(hashes, counts))
-
-
-@dataclass(frozen=True)
-class Hashed:
-    """A chunk's rows as hashes: of the sources, the targets, the pairs, all without the white space
-    around them.
-    """
-
-    chunk: Chunk
-    src: NDArray[np.uint64]
-    tgt: NDArray[np.uint64]
-
-    @staticmethod
-    def of(chunk: Chunk) -> "Hashed":
-        """Hash the rows of a chunk."""
-        return Hashed(chunk, *(text_hashes(map(str.strip, texts)) for texts in chunk.texts))
-
-    @cached_property
-    def pairs(self) -> NDArray[np.uint64]:
-        """Hashes of pairs, by those of both sides."""
-        return mixed(self.src, self.tgt)
-
-    @cached_property
-    def is_blank(self) -> NDArray[np.bool_]:
-        """Rows that are blank on a side."""
-        blank = text_hashes([""])
-        rows: NDArray[np.bool_] = (self.src == blank) | (self.tgt == blank)
-        return rows
-
-    @cached_property
-    def bigrams(self) -> tuple[Words, Words]:
-        """Bigrams of either side."""
-        return bigrams(self.chunk.words[0]), bigrams(self.chunk.words[1])
-
-
-@dataclass(frozen=True)
-class Match:
-    """A row of a set and a similar row of another chunk; `likeness` is 1 if they are equal."""
-
-    kind: str
-    row: int
-    other: int
-    likeness: float
+# Number of the kind, row of the set, row of the other text, fraction that is equal.
+Match = tuple[int, int, int, float]
 
 
 class ScoredSet:
-    """A set whose rows are searched for in other text."""
+    """A set whose rows are searched for in other text; the best match of each row counts."""
 
-    def __init__(self, rows: Hashed) -> None:
-        self.rows = rows
+    def __init__(self, rows: Chunk) -> None:
+        self.rows, self.found = rows, rows.found
         self.near = [_Bigrams(words) for words in rows.bigrams]
+        self.best: dict[str, dict[int, tuple[int, Example]]] = {}  # by other text and row
 
-    def matches(self, other: Hashed) -> Iterator[Match]:
+    def compare(self, other: Chunk, name: str) -> None:
+        """Search for the rows in some of the text of this name."""
+        best = self.best.setdefault(name, {})
+        for kind, row, place, likeness in self._matches(other):
+            before = best.get(row)
+            if before is None or (kind, -likeness) < (before[0], before[1].rank):
+                best[row] = kind, self._example((kind, row, place, likeness), other)
+
+    def report(self) -> None:
+        """Add the overlap to the findings."""
+        for name, best in self.best.items():
+            for number, kind in enumerate(KINDS):
+                examples = [example for order, example in best.values() if order == number]
+                if examples:
+                    self.found.add(kind, len(examples), examples, name)
+            same, pairs = sum(order == 0 for order, _ in best.values()), self.found.pairs
+            if name == TRAIN and same > MOST_CONTAINED * pairs:
+                text = f"{same:,} of {pairs:,} pairs: its score means nothing"
+                self.found.add_message("contained", text)
+
+    def _matches(self, other: Chunk) -> Iterator[Match]:
         """Find rows that are in another chunk, too, each with its most specific kind."""
-        own, told = self.rows, self.rows.is_blank.copy()
-        for kind, hashes, others in (
-            ("overlap", own.pairs, other.pairs),
-            ("source_overlap", own.src, other.src),
-            ("target_overlap", own.tgt, other.tgt),
-        ):
-            known, first = np.unique(others, return_index=True)
-            numbers = numbered(known, hashes)
-            rows = np.flatnonzero((numbers > 0) & ~told)
+        known = np.array(self.rows.blank.any(0))
+        for kind, (own, theirs) in enumerate(zip(self.rows.hashes, other.hashes, strict=True)):
+            hashes, first = np.unique(theirs, return_index=True)
+            numbers = numbered(hashes, own)
+            rows = np.flatnonzero((numbers > 0) & ~known)
             for row, place in zip(rows.tolist(), first[numbers[rows] - 1].tolist(), strict=True):
-                yield Match(kind, row, place, 1.0)
-            told[rows] = True
-        both = zip(self.near, other.bigrams, strict=True)
-        guesses = set[tuple[int, int]]().union(*(near.guesses(words) for near, words in both))
+                yield kind, row, place, 1.0
+            known[rows] = True
+        sides = list(zip(self.near, other.bigrams, strict=True))
+        guesses = set[tuple[int, int]]().union(*(near.guesses(words) for near, words in sides))
         for row, place in sorted(guesses):
-            likeness = [
-                near.likeness(row, words, place)
-                for near, words in zip(self.near, other.bigrams, strict=True)
-            ]
-            if not told[row] and sum(likeness) / 2 >= NEAR and max(likeness) >= NEAR_ONE:
-                yield Match("near_overlap", row, place, sum(likeness) / 2)
-
-
-class Tally:
-    """The overlap of a scored set with `other`, which streams past: the best match of each row.
-    More than `most`, as a fraction of its pairs, is an error.
-    """
-
-    def __init__(self, rows: ScoredSet, found: Findings, other: str, most: float = 1.0) -> None:
-        self.set, self.found, self.other, self.most = rows, found, other, most
-        self.best: dict[int, tuple[int, float, Example]] = {}
-
-    def take(self, other: Hashed) -> None:
-        """Search for the set's rows in some of the other text."""
-        for match in self.set.matches(other):
-            order = (KINDS.index(match.kind), -match.likeness)
-            if match.row in self.best and self.best[match.row][:2] <= order:
-                continue
-            self.best[match.row] = (*order, self._example(match, other.chunk))
+            if not known[row]:
+                likeness = [near.likeness(row, words, place) for near, words in sides]
+                if sum(likeness) / 2 >= NEAR and max(likeness) >= NEAR_ONE:
+                    yield KINDS.index("near_overlap"), row, place, sum(likeness) / 2
 
     def _example(self, match: Match, other: Chunk) -> Example:
-        """Name a row and its match."""
-        number, there = int(other.numbers[match.other]), other.place
-        side = 1 if match.kind == "target_overlap" else 0
-        own = self.set.rows.chunk
-        here = self.found.example(own, match.row, side)
-        like = f"{match.likeness:.0%} of " if match.likeness < 1 else "= "
-        text = f"{like}{there.name(number, side)}  {own.texts[side][match.row]}"
-        json = {**own.place.as_json(here.number), "other": there.as_json(number)}
-        json["likeness"] = round(match.likeness, 3)
-        return Example(-match.likeness, here.number, here.shown, text[:300], json)
-
-    def tell(self) -> None:
-        """Add the overlap to the set's findings."""
-        for number, kind in enumerate(KINDS):
-            rows = [example for order, _, example in self.best.values() if order == number]
-            if rows:
-                self.found.add(kind, len(rows), rows, self.other)
-        same, pairs = sum(order == 0 for order, *_ in self.best.values()), self.found.pairs
-        if same > self.most * pairs:
-            self.found.tell("contained", f"{same:,} of {pairs:,} pairs: its score means nothing")
+        """Return a row and its match as an example."""
+        kind, row, place, likeness = match
+        side = int(KINDS[kind] == "target_overlap")
+        number, there = self.rows.numbers[row], other.numbers[place]
+        like = f"{likeness:.0%} of " if likeness < 1 else "= "
+        example = self.found.example(
+            number,
+            f"{like}{other.found.name_row(there, side)}  {self.rows.texts[side][row]}",
+            rank=-likeness,
+            other=other.found.row_as_json(there),
+            likeness=round(likeness, 3),
+        )
+        return replace(example, shown=self.found.name_row(number, side))
 
 
 class _Bigrams:
@@ -164,14 +98,11 @@ class _Bigrams:
         order = np.argsort(words.hashes[long], kind="stable")
         self.hashes, self.lines = words.hashes[long][order], words.lines[long][order]
         self.table = np.zeros(1 << BITS, bool)
-        self.table[self._slots(self.hashes)] = True
-
-    def _slots(self, hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        return hashes >> np.uint64(64 - BITS)
+        self.table[self.hashes >> SHIFT] = True
 
     def guesses(self, others: Words) -> set[tuple[int, int]]:
         """Return pairs of rows that may share many bigrams."""
-        known = self.table[self._slots(others.hashes)]
+        known = self.table[others.hashes >> SHIFT]
         shared = np.bincount(others.lines[known], minlength=len(others))
         long = others.counts >= LEAST_BIGRAMS
         hopeful = known & (long & (shared >= NEAR * others.counts))[others.lines]
@@ -179,14 +110,11 @@ class _Bigrams:
         first = np.searchsorted(self.hashes, hashes, "left")
         times = np.searchsorted(self.hashes, hashes, "right") - first
         times[times > MOST_PLACES] = 0
-        width, places = len(self.words), spans(first, times)
-        keys, votes = np.unique(
-            np.repeat(lines, times) * width + self.lines[places], return_counts=True
-        )
-        other, row = keys // max(1, width), keys % max(1, width)
-        enough = votes >= LEAST_SHARED * others.counts[other]
-        chosen = np.flatnonzero(enough)[np.argsort(-votes[enough], kind="stable")]
-        return set(zip(row[chosen].tolist(), other[chosen].tolist(), strict=True))
+        width = max(1, len(self.words))
+        keys = np.repeat(lines, times) * width + self.lines[spans(first, times)]
+        keys, votes = np.unique(keys, return_counts=True)
+        keys = keys[votes >= LEAST_SHARED * others.counts[keys // width]]
+        return set(zip((keys % width).tolist(), (keys // width).tolist(), strict=True))
 
     def likeness(self, row: int, others: Words, place: int) -> float:
         """Return the fraction of the bigrams of the longer of two lines that both have."""

@@ -1,19 +1,22 @@
 """What is normal on the two sides of a corpus, learned from a sample: scripts, words, lengths."""
 
+from collections import Counter
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.check.associations import Associations
-from mtrain.check.characters import Words
-from mtrain.check.findings import Chunk, Findings
+from mtrain.check.chunks import Chunk
+from mtrain.check.findings import Findings
+from mtrain.check.words import Words
 from mtrain.config.schema import DataConfig
 from mtrain.corpus.writing_systems import language_code, name_of, scripts_of
 
 BITS = 18  # of the hash tables of words
-ROUNDS = 4  # of telling pairs that are swapped and counting again
+ROUNDS = 4  # of finding pairs that are swapped and counting again
 LEAST_TIMES = 4  # of a word that indicates a side
 MOST_LEANING = 3.0  # nats of one word
-LEAST_FREQUENT = 20  # words that indicate a language
 LOWEST = 0.01  # fraction of a sample that may be freely translated or wrong
 # Nats against a pair that does not belong together: a multiple of that quantile, bounded.
 MISFIT_OF_LOWEST, LEAST_MISFIT, MOST_MISFIT = 3.3, 6.0, 12.0
@@ -21,7 +24,9 @@ LEAST_SAMPLE, MUCH_SAMPLE = 200, 2000  # pairs from which words are learned; tha
 LEAST_EVIDENCE = 0.5  # nats, on average, for words to be informative
 LENGTH_FOR, LENGTH_AGAINST = 0.5, 2.0  # nats that the lengths of a pair may be worth
 LEAST_PAIRS = 20  # from which scripts are learned
-USUAL_SHARE = 0.05  # of a side's letters, for a script that is at home there
+USUAL_FRACTION = 0.05  # of a side's letters, for a script that is at home there
+LEAST_LINES = 20  # lines with frequent words that indicate a language
+MUCH_MORE = 3  # times as many lines with words of the other side's language
 
 # Words that a text of a language is full of, and a text of the others here is not.
 FREQUENT = {
@@ -49,8 +54,8 @@ FREQUENT = {
 class Leaning:
     """To which side the words of a line belong, whatever the languages.
 
-    Pairs whose words speak for the other side are counted the other way round, and so again: half
-    the pairs may be swapped but for some.
+    Pairs whose words speak for the other side are counted the other way round, in several rounds:
+    nearly half of the pairs may be swapped.
     """
 
     def __init__(self, src: Words, tgt: Words) -> None:
@@ -79,8 +84,8 @@ def _leanings(src: Words, tgt: Words, is_swapped: NDArray[np.bool_]) -> NDArray[
         others = is_swapped[words.lines]
         for chosen, place in ((~others, side), (others, 1 - side)):
             counts[place] += np.bincount(_buckets(words)[chosen], minlength=1 << BITS)
-    shares = (counts + 0.5) / (counts.sum(1, keepdims=True) + 1)
-    table = np.clip(np.log(shares[0] / shares[1]), -MOST_LEANING, MOST_LEANING)
+    fractions = (counts + 0.5) / (counts.sum(1, keepdims=True) + 1)
+    table = np.clip(np.log(fractions[0] / fractions[1]), -MOST_LEANING, MOST_LEANING)
     return np.where(counts.sum(0) >= LEAST_TIMES, table, 0.0)
 
 
@@ -89,19 +94,18 @@ class LengthRatio:
 
     def __init__(self, lengths: NDArray[np.int64]) -> None:
         lengths = lengths[lengths.min(1) > 0]
-        self.profile = float(np.median(_ratios(lengths))) if len(lengths) else 0.0
-        bins, far = _bins(lengths), np.abs(_ratios(lengths) - self.profile)
+        self.normal, self.apart = 0.0, 1.0
+        if len(lengths):
+            self.normal = float(np.median(_ratios(lengths)))
+            self.apart = max(0.1, float(np.sqrt(np.log(lengths + 1.0).var(0).sum())))
+        bins, far = _bins(lengths), np.abs(_ratios(lengths) - self.normal)
         spread = np.zeros(64)
-        self.apart = max(
-            0.1, float(np.sqrt(np.log(lengths + 1.0).var(0).sum())) if len(lengths) else 1
-        )
-        for number in np.unique(bins):
-            some = far[bins == number]
-            if len(some) >= 50:
-                spread[number] = max(0.1, 1.4826 * float(np.median(some)))
+        for number in np.flatnonzero(np.bincount(bins, minlength=64) >= 50):
+            spread[number] = max(0.1, 1.4826 * float(np.median(far[bins == number])))
         known = np.flatnonzero(spread)
-        near = known[np.abs(np.arange(64)[:, None] - known).argmin(1)] if len(known) else None
-        self.spread = np.full(64, 0.5) if near is None else spread[near]
+        self.spread = np.full(64, 0.5)
+        if len(known):
+            self.spread = spread[known[np.abs(np.arange(64)[:, None] - known).argmin(1)]]
 
     def distance(
         self, lengths: NDArray[np.int64]
@@ -109,7 +113,7 @@ class LengthRatio:
         """Return how far the ratio of each pair is from the normal one: as a logarithm, and in
         standard deviations.
         """
-        far = np.abs(_ratios(lengths) - self.profile)
+        far = np.abs(_ratios(lengths) - self.normal)
         return far, far / self.spread[_bins(lengths)]
 
     def evidence(self, lengths: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -133,81 +137,87 @@ def _bins(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 class Profile:
     """What is normal for pairs, learned from a sample of the training text."""
 
-    def __init__(self, parts: list[Chunk]) -> None:
-        src, tgt = (Words.join([part.words[side] for part in parts]) for side in (0, 1))
-        lengths = [part.lengths for part in parts]
+    def __init__(self, sample: list[Chunk]) -> None:
+        self.sample = sample
+        src, tgt = (Words.join([part.words[side] for part in sample]) for side in (0, 1))
+        lengths = [part.lengths for part in sample]
         self.pairs = len(src)
         self.associations = Associations(src, tgt)
         evidence = self.associations.evidence(src, tgt)
-        self.mean = float(evidence.mean()) if len(evidence) else 0.0
-        lowest = float(np.quantile(evidence, LOWEST)) if len(evidence) else 0.0
+        self.mean = float(evidence.mean()) if self.pairs else 0.0
+        lowest = float(np.quantile(evidence, LOWEST)) if self.pairs else 0.0
         self.misfit = min(MOST_MISFIT, max(LEAST_MISFIT, -MISFIT_OF_LOWEST * lowest))
         self.leaning = Leaning(src, tgt)
         self.ratio = LengthRatio(np.concatenate([np.zeros((0, 2), np.int64), *lengths]))
-        letters = [sum_letters(parts, side) for side in (0, 1)]
-        few = self.pairs < LEAST_PAIRS  # uninformative of the native scripts
-        self.scripts = [few | (count >= USUAL_SHARE * count.sum()) for count in letters]
+        self.letters = [self._count_letters(side) for side in (0, 1)]
+        self.scripts = [
+            {script for script in letters if letters[script] >= USUAL_FRACTION * letters.total()}
+            for letters in self.letters
+        ]
+        self.has_scripts, self.has_words = self.pairs >= LEAST_PAIRS, self.pairs >= LEAST_SAMPLE
+        # words are associated enough to judge pairs by them
+        self.has_associations = self.has_words and self.mean >= LEAST_EVIDENCE
 
-    @property
-    def has_associations(self) -> bool:
-        """Whether words are associated enough to judge pairs by them."""
-        return self.pairs >= LEAST_SAMPLE and self.mean >= LEAST_EVIDENCE
+    def _count_letters(self, side: int) -> Counter[str]:
+        """Count the letters of a side by script."""
+        letters = Counter[str]()
+        for part in self.sample:
+            letters.update({name: int(n.sum()) for name, n in part.letters[side].items()})
+        return letters
 
-    def compare(self, data: DataConfig, parts: list[Chunk], found: Findings) -> None:
+    def compare(self, data: DataConfig, found: Findings) -> None:
         """Report a side of the sample that is not in the language of the config."""
-        if not self.pairs:
-            return
         if self.pairs >= MUCH_SAMPLE and self.mean < LEAST_EVIDENCE:
-            found.tell(
-                "unrelated", "no words come together in pairs much more often than by chance"
+            text = "no words come together in pairs much more often than by chance"
+            found.add_message("unrelated", text)
+        for side, name in enumerate(("src_lang", "tgt_lang")):
+            self._compare_scripts(side, name, getattr(data, name), found)
+        src, tgt = ([text for part in self.sample for text in part.texts[side]] for side in (0, 1))
+        if seem_swapped(src, tgt, data.src_lang, data.tgt_lang):
+            found.add_message(
+                "language",
+                f"most sources look like data.tgt_lang ({data.tgt_lang}) and most targets like "
+                f"data.src_lang ({data.src_lang}): swap src and tgt, or the languages",
             )
-        languages = data.src_lang, data.tgt_lang
-        for side, language in enumerate(languages):
-            _compare_scripts(parts, side, language, found)
-        codes = [language_code(language) for language in languages]
-        if all(code in FREQUENT for code in codes) and codes[0] != codes[1]:
-            _compare_words(parts, codes, found)
+
+    def _compare_scripts(self, side: int, key: str, language: str, found: Findings) -> None:
+        """Compare the scripts of a side's letters with those of its language, if known."""
+        own, letters = scripts_of(language), self.letters[side]
+        if own and letters and sum(letters[name] for name in own) < 0.5 * letters.total():
+            [(main, count)] = letters.most_common(1)
+            found.add_message(
+                "language",
+                f"data.{key} is {language}, but {count / letters.total():.0%} of the "
+                f"{('source', 'target')[side]}'s letters are {name_of(main)}: are the sides "
+                "swapped?",
+                side,
+            )
 
 
-def _compare_scripts(parts: list[Chunk], side: int, language: str, found: Findings) -> None:
-    """Compare the scripts of a side's letters with those of its language, if known."""
-    own = scripts_of(language)
-    letters, names = sum_letters(parts, side), parts[0].characters.scripts
-    share = sum(int(letters[names.index(name)]) for name in own if name in names)
-    if own and letters.sum() and share < 0.5 * letters.sum():
-        main = int(letters.argmax())
-        side_name, key = (("source", "src_lang"), ("target", "tgt_lang"))[side]
-        found.tell(
-            "language",
-            f"data.{key} is {language}, but {letters[main] / letters.sum():.0%} of the "
-            f"{side_name}'s letters are {name_of(names[main])}: are the sides swapped?",
-            side,
-        )
+def seem_swapped(
+    sources: Iterable[str], targets: Iterable[str], src_lang: str, tgt_lang: str
+) -> bool:
+    """Whether most sources look like the target language, and most targets like the source
+    language; false where the words of a language are not known.
+    """
+    src, tgt = (set(FREQUENT.get(language_code(code), "").split()) for code in (src_lang, tgt_lang))
+    src, tgt = src - tgt, tgt - src
+    if not src or not tgt:
+        return False
+    wrong_sources, right_sources = _count(sources, tgt, src)
+    wrong_targets, right_targets = _count(targets, src, tgt)
+    is_clear = min(wrong_sources, wrong_targets) >= LEAST_LINES
+    is_more = (
+        wrong_sources > MUCH_MORE * right_sources and wrong_targets > MUCH_MORE * right_targets
+    )
+    return is_clear and is_more
 
 
-def _compare_words(parts: list[Chunk], codes: list[str], found: Findings) -> None:
-    """Find the most frequent words of each language on the other side."""
-    characters = parts[0].characters
-    lists = [characters.words(characters.read([FREQUENT[code]])).hashes for code in codes]
-    only = [np.setdiff1d(lists[0], lists[1]), np.setdiff1d(lists[1], lists[0])]
-    counts = np.zeros((2, 2))  # side, language
-    for side in (0, 1):
-        for part in parts:
-            for language in (0, 1):
-                counts[side, language] += np.isin(part.words[side].hashes, only[language]).sum()
-    crossed = counts[0, 1] > 3 * counts[0, 0] and counts[1, 0] > 3 * counts[1, 1]
-    if crossed and min(counts[0, 1], counts[1, 0]) >= LEAST_FREQUENT:
-        found.tell(
-            "language",
-            f"most sources look like data.tgt_lang ({codes[1]}) and most targets like "
-            f"data.src_lang ({codes[0]}): swap src and tgt, or the languages",
-        )
-
-
-def sum_letters(parts: list[Chunk], side: int) -> NDArray[np.int64]:
-    """Count a side's letters by script."""
-    total = np.zeros(256, np.int64)
-    for part in parts:
-        counts = part.letters[side]
-        total[: len(counts)] += counts
-    return total
+def _count(texts: Iterable[str], *lists: set[str]) -> list[int]:
+    """Count the different words of each list in each text."""
+    counts = [0] * len(lists)
+    for text in texts:
+        words = set(text.lower().split())
+        for number, each in enumerate(lists):
+            counts[number] += len(words & each)
+    return counts

@@ -1,11 +1,11 @@
-"""Settings for text of some size, by recipes that were measured, and the config that holds them."""
+"""Settings for text of some size, by measured recipes, and the config that holds them."""
 
 from dataclasses import asdict, dataclass
 from string import Template
 
-from mtrain.check.characters import PIECES_A_WORD
+from mtrain.check.words import PIECES_A_WORD
 
-EPOCHS = 28  # as the recipes that were measured have, about
+EPOCHS = 28  # about those of the measured recipes
 
 TEMPLATE = """\
 # $pairs pairs, $languages. Sizes and rates follow
@@ -91,37 +91,31 @@ class Recipe:
 
 
 def recipe_for(size: Size, *, has_gpu: bool) -> Recipe:
-    """Choose settings by the recipes that were measured, at the sizes of text nearest by."""
-    room = 260 + size.characters + int(0.7 * size.types)
-    tokens = PIECES_A_WORD * size.words / 2 * max(1, size.pairs)
+    """Choose the settings of the measured recipe whose text is nearest in size."""
+    if size.pairs > 1_000_000 and has_gpu:
+        name = "configs/transformer-base-wmt14-en-de.yaml (the paper's, for 4.5 million pairs)"
+        pieces = _vocabulary(32_000, size)
+        return Recipe(name, 512, 8, 2048, 6, 0.1, pieces, 6250, 100_000, 4000, "noam", 7.0e-4)
     if size.pairs <= 50_000:
-        steps = _rounded(EPOCHS * tokens / 3400, 500, 8000)
-        vocabulary = _vocabulary(8000, room, size)
-        name = "configs/multi30k-en-de.yaml (29,000 pairs)"
-        return Recipe(
-            name, 256, 4, 512, 3, 0.3, vocabulary, 1024, steps, steps // 10, "cosine", 0.002
-        )
-    if size.pairs <= 1_000_000 or not has_gpu:
+        name, d_ff, wide = "configs/multi30k-en-de.yaml (29,000 pairs)", 512, 1
+        least, most, longest_warmup = 500, 8000, 800
+    else:
+        name, d_ff = "configs/small.yaml (110,000 pairs were tried)", 1024
+        least, most, longest_warmup = 2000, 100_000, 1000
         wide = 4 if has_gpu else 1
-        steps = _rounded(EPOCHS * tokens / (3400 * wide), 2000, 100_000)
-        vocabulary = _vocabulary(8000 if size.pairs < 300_000 else 16_000, room, size)
-        dropout = 0.3 if size.pairs < 1_000_000 else 0.1
-        name = "configs/small.yaml (110,000 pairs were tried)"
-        warmup = min(1000, steps // 10)
-        return Recipe(
-            name, 256, 4, 1024, 3, dropout, vocabulary, 1024 * wide, steps, warmup, "cosine", 0.002
-        )
-    vocabulary = _vocabulary(32_000, room, size)
-    name = "configs/transformer-base-wmt14-en-de.yaml (the paper's, for 4.5 million pairs)"
-    return Recipe(name, 512, 8, 2048, 6, 0.1, vocabulary, 6250, 100_000, 4000, "noam", 7.0e-4)
+    tokens = PIECES_A_WORD * size.words / 2 * max(1, size.pairs)
+    steps = round(EPOCHS * tokens / (3400 * wide) / 500) * 500
+    steps = min(most, max(least, steps))
+    warmup = min(longest_warmup, steps // 10)
+    pieces = _vocabulary(8000 if size.pairs < 300_000 else 16_000, size)
+    dropout = 0.3 if size.pairs < 1_000_000 else 0.1
+    batch = 1024 * wide
+    return Recipe(name, 256, 4, d_ff, 3, dropout, pieces, batch, steps, warmup, "cosine", 0.002)
 
 
-def _rounded(steps: float, least: int, most: int) -> int:
-    return int(min(most, max(least, round(steps / 500) * 500)))
-
-
-def _vocabulary(wanted: int, room: int, size: Size) -> int:
+def _vocabulary(wanted: int, size: Size) -> int:
     """Choose a number of pieces that the text can fill and that holds its characters."""
+    room = 260 + size.characters + int(0.7 * size.types)
     least = 260 + int(1.2 * size.characters) + 40
     return max(least, min(max(wanted, 2 * size.characters), room // 100 * 100))
 

@@ -1,12 +1,13 @@
 """Stretches of a corpus where the sides are out of step, found as its pairs go by."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.check.associations import Associations
-from mtrain.check.findings import Chunk, Example, Findings, Place
+from mtrain.check.chunks import Chunk
+from mtrain.check.findings import Example, Findings
 
 MOST_OF_A_PAIR = 4.0  # most nats of one pair, for or against
 LEAST = 15.0  # nats against a stretch that is reported
@@ -41,10 +42,6 @@ class Stretch:
         is_clear = self.worst >= LEAST and gain >= MARGIN and self.better[best] > 0
         return best - FARTHEST if is_clear else 0
 
-    def goes_on_in(self, other: "Stretch") -> bool:
-        """Whether a later stretch, not far away, is shifted by the same distance."""
-        return other.distance == self.distance and other.start - self.end <= SAME
-
     @property
     def is_sure(self) -> bool:
         """Whether enough evidence is against it."""
@@ -60,85 +57,81 @@ class Shifts:
     """
 
     def __init__(self, associations: Associations, misfit: float, found: Findings) -> None:
-        self.associations, self.misfit, self.findings = associations, misfit, found
+        self.associations, self.misfit, self.found = associations, misfit, found
         self.sum = 0.0
         self.last: Stretch | None = None
         self.open: Stretch | None = None
-        self.row = 0  # of the open stretch's start in the present chunk
 
     def feed(self, chunk: Chunk, evidence: NDArray[np.float64]) -> None:
         """Add the next pairs; `evidence` (2, pairs) is that of words and that of lengths."""
         words, lengths = evidence
         against = np.clip(-words, -MOST_OF_A_PAIR, MOST_OF_A_PAIR) - lengths
-        self.row, last = 0, 0
-        for row, worth in enumerate(against.tolist()):
+        longer = np.maximum(*(side.counts for side in chunk.words))
+        misfits = (words <= -self.misfit) & (words <= -MISFIT_A_WORD * longer)
+        start = stop = 0  # rows of the open stretch up to its worst
+        for row, (worth, is_misfit) in enumerate(
+            zip(against.tolist(), misfits.tolist(), strict=True)
+        ):
+            number = chunk.numbers[row]
             if self.open is None:
                 if worth <= 0:
                     continue
-                number = int(chunk.numbers[row])
-                self.open, self.sum, self.row = Stretch(number, number), 0.0, row
+                self.open, self.sum, start = Stretch(number, number), 0.0, row
             self.sum += worth
-            if words[row] <= -self.misfit:
-                self._hold(chunk, row, float(words[row]))
+            if is_misfit:  # reported if the stretch around it is aligned
+                self.open.misfits += 1
+                if len(self.open.examples) < self.found.most:
+                    self.open.examples.append(chunk.example(row, rank=float(words[row])))
             if self.sum > self.open.worst:
-                self.open.worst, self.open.end = self.sum, int(chunk.numbers[row])
-                last = row + 1
+                self.open.worst, self.open.end, stop = self.sum, number, row + 1
             if self.sum <= 0 or self.sum < self.open.worst - DROP:
-                self._measure(chunk, last)
+                self._measure(chunk, start, stop)
                 self._close()
-                last = 0
-        self._measure(chunk, last)
+                stop = 0
+        self._measure(chunk, start, stop)
 
     def finish(self) -> None:
-        """Report an open stretch at the end."""
+        """Report what is open at the end."""
         self._close()
-        self._tell()
+        self._report()
 
-    def _hold(self, chunk: Chunk, row: int, evidence: float) -> None:
-        """Keep a pair that does not belong together until the stretch around it is known."""
-        words = max(int(words.counts[row]) for words in chunk.words)
-        if self.open is not None and evidence <= -MISFIT_A_WORD * words:
-            self.open.misfits += 1
-            if len(self.open.examples) < self.findings.most:
-                self.open.examples.append(self.findings.example(chunk, row, None, evidence))
-
-    def _measure(self, chunk: Chunk, stop: int) -> None:
-        """Try how the open stretch's pairs in this chunk go together at other distances."""
-        if self.open is None or self.open.worst < LEAST or stop <= self.row:
+    def _measure(self, chunk: Chunk, start: int, stop: int) -> None:
+        """Try how the rows of the open stretch go together at other distances."""
+        if self.open is None or self.open.worst < LEAST or stop <= start:
             return
-        start, stop = max(0, self.row - FARTHEST), min(len(chunk), stop + FARTHEST)
-        src, tgt = (words.part(start, stop) for words in chunk.words)
-        inner = slice(self.row - start, max(self.row - start + 1, stop - start - FARTHEST))
+        first, last = max(0, start - FARTHEST), min(len(chunk), stop + FARTHEST)
+        src, tgt = (words.part(first, last) for words in chunk.words)
+        inner = slice(start - first, max(start - first + 1, last - first - FARTHEST))
         for number in range(2 * FARTHEST + 1):
-            evidence = self.associations.evidence(src, tgt, number - FARTHEST)
+            evidence = self.associations.evidence(src, tgt.shifted(FARTHEST - number))
             self.open.better[number] += float(evidence[inner].sum())
-        self.row = stop
 
     def _close(self) -> None:
+        """Judge the open stretch; one that goes on where the last one ended belongs to that."""
         stretch, self.open = self.open, None
         if stretch is None:
             return
         if not stretch.is_sure:
             if stretch.misfits:
-                self.findings.add("misfit", stretch.misfits, stretch.examples)
-        elif self.last is not None and self.last.goes_on_in(stretch):
-            self.last.end = stretch.end
+                self.found.add("misfit", stretch.misfits, stretch.examples)
+            return
+        last = self.last
+        if last and last.distance == stretch.distance and stretch.start - last.end <= SAME:
+            last.end = stretch.end
         else:
-            self._tell()
+            self._report()
             self.last = stretch
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         stretch, self.last = self.last, None
-        if stretch is not None:
-            self.findings.add("slip", 1, [_example(self.findings.place, stretch)])
-
-
-def _example(place: Place, stretch: Stretch) -> Example:
-    """Report where the sides are out of step."""
-    text = "the words of the sides do not go together"
-    if distance := stretch.distance:
-        side = "behind" if distance > 0 else "before"
-        text = f"targets stand about {abs(distance)} {place.unit}(s) {side} their sources"
-    shown = f"{place.name(stretch.start)} to {stretch.end}"
-    json = {**place.as_json(stretch.start), "end": stretch.end, "distance": stretch.distance}
-    return Example(stretch.start, stretch.start, shown, text, json)
+        if stretch is None:
+            return
+        text, distance = "the words of the sides do not go together", stretch.distance
+        if distance:
+            side = "behind" if distance > 0 else "before"
+            text = f"targets stand about {abs(distance)} {self.found.unit}(s) {side} their sources"
+        example = self.found.example(
+            stretch.start, text, rank=stretch.start, end=stretch.end, distance=distance
+        )
+        shown = f"{example.shown} to {stretch.end}"
+        self.found.add("slip", 1, [replace(example, shown=shown)])

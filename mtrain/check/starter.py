@@ -4,114 +4,105 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
-from mtrain.check.characters import Characters
-from mtrain.check.holdout import CHUNK, hold_out
+from mtrain.check.chunks import chunks
+from mtrain.check.findings import Findings
 from mtrain.check.recipe import Recipe, Size, fill, recipe_for
+from mtrain.check.words import Characters
 from mtrain.config.loading import parse_config
 from mtrain.config.schema import TextCorpus
 from mtrain.config.yaml_reader import dump_document, parse_document
-from mtrain.corpus.lines import NOT_UTF8, Reading
+from mtrain.corpus.lines import NOT_UTF8, Reading, is_blank
 from mtrain.corpus.readers import read_rows, scan
-from mtrain.corpus.writing_systems import SCRIPTS
+from mtrain.corpus.tables import TextRow
+from mtrain.corpus.writing_systems import SCRIPTS, language_code
 from mtrain.runs import manifest
 from mtrain.runs.layout import refuse_kept
 from mtrain.runtime import files
 from mtrain.runtime.errors import RefusedError, UserError, printable
-from mtrain.runtime.log import logger
+from mtrain.runtime.log import logger, progress_bar
 from mtrain.runtime.outputs import opened
 from mtrain.runtime.stop import Stop
 from mtrain.scoring.references import warn_of_missing_tokenizer
 
 LANGUAGES = {code for codes in SCRIPTS.values() for code in codes.split()}
 SAMPLE = 20_000  # pairs by which words and characters are counted
-CHUNK_CHARACTERS = 1 << 21  # counted together
 RARE = 0.0005  # fraction of characters that the vocabulary need not cover
+CHECK_EVERY = 10_000  # pairs between checks for a stop
+MOST_HELD_OUT = 0.1  # fraction of the pairs
+
+Sides = tuple[Path, Path]
 
 
 @dataclass(frozen=True)
 class Request:
-    """What `mtrain init` was asked for."""
+    """The options of `mtrain init`."""
 
     src: Path
     tgt: Path
     output: Path
     src_lang: str
     tgt_lang: str
-    valid: tuple[Path, Path] | None
+    valid: Sides | None
     hold_out: int
 
 
 def language_of(path: Path, option: str) -> str:
-    """Tell the language of a file by the end of its name; raises `RefusedError`."""
+    """Return the language that the end of a file's name gives; raises `RefusedError`."""
     stem = path.name.removesuffix(".gz").removesuffix(".zst")
     code = stem.rpartition(".")[2]
-    if "." not in stem or code.lower().split("-")[0].split("_")[0] not in LANGUAGES:
+    if "." not in stem or language_code(code) not in LANGUAGES:
         raise RefusedError(
-            f"{path}: its name ends in no language code that is known here, as .en or .de.gz "
-            f"does; give {option}"
+            f"{path}: its name does not end in a known language code, such as .en or .de.gz; "
+            f"give {option}"
         )
     return code
 
 
 def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> None:
-    """Write a config for two files; raises `RefusedError` for names that no config can hold, and
-    where it, or what is held out, would be written over something.
+    """Write a config for two files. Raises `RefusedError` for names that no config can hold, and
+    where the config or the held-out text would replace a file.
     """
     _check_names(request)
     parts = _held_out_files(request) if request.hold_out else []
     outputs = [*parts, request.output]
-    for path in (request.output, *parts):
+    for path in outputs[::-1]:
         manifest.check_new(path)
         refuse_kept(path)
     corpus = TextCorpus(src=str(request.src), tgt=str(request.tgt))
     reading = Reading(invalid_utf8="drop", check=stop.check)
     pairs = scan(corpus, reading).pairs
-    size = _measure(corpus, pairs, reading, stop)
-    train, valid = (request.src, request.tgt), request.valid
-    if valid is not None:
-        _warn_of_overlap(corpus, TextCorpus(src=str(valid[0]), tgt=str(valid[1])), reading, stop)
-    with _directories_of(outputs), opened(*outputs, is_new=True) as sinks:
+    size = _measure(corpus, pairs, reading)
+    if request.valid is not None:
+        _warn_of_overlap(corpus, request.valid, reading)
+    with _directories_of(outputs), opened(*outputs, is_new=True) as (*sinks, sink):
+        train, valid = (request.src, request.tgt), request.valid
         if valid is None:
-            left = hold_out(
-                corpus, pairs, request.hold_out, dict(zip(parts, sinks[:-1], strict=True)), stop
+            left = _hold_out(corpus, pairs, request.hold_out, sinks, reading)
+            logger.info("validation set: %s, %s", *parts[2:])
+            size = replace(size, pairs=left)
+            train, valid = (parts[0], parts[1]), (parts[2], parts[3])
+        if invalid := reading.counts[NOT_UTF8]:  # a split leaves them out
+            logger.warning(
+                "%s %s invalid UTF-8 on a side, and left out%s",
+                f"{invalid:,}",
+                "pair is" if invalid == 1 else "pairs are",
+                "" if parts else " (data.invalid_utf8: drop)",
             )
-            size, train, valid = (
-                replace(size, pairs=left),
-                (parts[0], parts[1]),
-                (parts[2], parts[3]),
-            )
-        drops = _tell_invalid(reading.counts, is_split=bool(parts))
+        drops = bool(invalid) and not parts
         recipe = recipe_for(size, has_gpu=has_gpu)
         text = render(request, size, recipe, train, valid, drops=drops)
         parse_config(parse_document(text, str(request.output)))
-        sinks[-1].write(text.encode("utf-8"))
+        sink.write(text.encode("utf-8"))
     logger.info("%s pairs; recipe: %s", f"{size.pairs:,}", recipe.origin)
     warn_of_missing_tokenizer(request.tgt_lang)
-
-
-@contextmanager
-def _directories_of(paths: list[Path]) -> Iterator[None]:
-    """Make the directories of files; if the block fails, those that were made are removed."""
-    above = {each for path in paths for each in path.parents}
-    new = sorted((each for each in above if not each.exists()), key=lambda each: len(each.parts))
-    is_done = False
-    try:
-        for each in new:
-            each.mkdir(exist_ok=True)
-        yield
-        is_done = True
-    except OSError as error:
-        raise UserError(f"{error.filename}: cannot write: {error.strerror}") from None
-    finally:
-        for each in new[::-1] if not is_done else ():
-            with suppress(OSError):  # another process may have written to it
-                each.rmdir()
 
 
 def _check_names(request: Request) -> None:
@@ -139,103 +130,159 @@ def _check_names(request: Request) -> None:
     if request.output.suffix not in (".yaml", ".yml"):
         raise RefusedError(
             f"{request.output}: name the config .yaml or .yml; the held-out text goes into a "
-            "folder named as it is without that"
+            "folder with the same name without that ending"
         )
-
-
-def _tell_invalid(counts: Counter[str], *, is_split: bool) -> bool:
-    """Warn of pairs that are not UTF-8; return whether the run must drop them, as those written by
-    a split are free of them.
-    """
-    count = counts[NOT_UTF8]
-    if count:
-        how = "" if is_split else " (data.invalid_utf8: drop)"
-        logger.warning(
-            "%s %s invalid UTF-8 on a side, and left out%s",
-            f"{count:,}",
-            "pair is" if count == 1 else "pairs are",
-            how,
-        )
-    return bool(count) and not is_split
-
-
-def _warn_of_overlap(train: TextCorpus, valid: TextCorpus, reading: Reading, stop: Stop) -> None:
-    """Warn of pairs of the validation set that are in the training text; refuse an empty set.
-    Invalid pairs are counted in `reading`.
-    """
-    rows = [row[1:] for row in read_rows(valid, reading)]
-    if not rows:
-        raise UserError(f"{valid.src}: holds no line to validate on")
-    seen: set[tuple[str, str]] = set()
-    known = set(rows)
-    for number, src, tgt in read_rows(train, replace(reading, counts=Counter())):
-        if (src, tgt) in known:
-            seen.add((src, tgt))
-        if number % CHUNK == 0:
-            stop.check()
-    if count := sum(pair in seen for pair in rows):
-        logger.warning(
-            "%s: %s of %s pairs stand in the training text too: scores there mean little; see "
-            "mtrain check",
-            valid.src,
-            f"{count:,}",
-            f"{len(rows):,}",
-        )
-
-
-def _measure(corpus: TextCorpus, pairs: int, reading: Reading, stop: Stop) -> Size:
-    """Count the words and characters of a sample from all over the files; pairs that are not UTF-8
-    are counted in `reading`.
-    """
-    characters, times, types = Characters(), np.zeros(0x110000, np.int64), np.zeros(0, np.uint64)
-    count = texts = 0
-    for some in _sampled(corpus, max(1, pairs // SAMPLE), reading, stop):
-        lines = characters.read(some)
-        hashes = characters.words(lines).hashes
-        times += np.bincount(lines.codes, minlength=len(times))
-        types = np.union1d(types, hashes)
-        count, texts = count + len(hashes), texts + len(some)
-    if not count:
-        raise UserError(f"{corpus.src}: holds no text to learn from")
-    needed = int((np.cumsum(-np.sort(-times)) <= (1 - RARE) * times.sum()).sum()) + 1
-    return Size(pairs - reading.counts[NOT_UTF8], 2 * count / texts, len(types), needed)
-
-
-def _sampled(corpus: TextCorpus, step: int, reading: Reading, stop: Stop) -> Iterator[list[str]]:
-    """Return a sample of pairs, both sides; as much text as fits numpy."""
-    some, size = list[str](), 0
-    for number, (_, src, tgt) in enumerate(read_rows(corpus, reading)):
-        if number % CHUNK == 0:
-            stop.check()
-        if number % step == 0:
-            some += [src, tgt]
-            size += len(src) + len(tgt)
-        if size >= CHUNK_CHARACTERS:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some
 
 
 def _held_out_files(request: Request) -> list[Path]:
     """Name the files that a split makes: train and valid, source and target."""
     folder = request.output.with_suffix("")
     ends = (request.src_lang, request.tgt_lang)
-    if ends[0].lower() == ends[1].lower():  # which may be one name to a file system
+    if ends[0].lower() == ends[1].lower():  # one name in some file systems
         ends = ("src", "tgt")
     return [folder / f"{name}.{end}" for name in ("train", "valid") for end in ends]
 
 
+@contextmanager
+def _directories_of(paths: list[Path]) -> Iterator[None]:
+    """Make the directories of files; remove the new ones again if the block fails."""
+    above = {directory for path in paths for directory in path.parents}
+    with ExitStack() as undo:
+        try:
+            for directory in sorted(each for each in above if not each.exists()):
+                directory.mkdir(exist_ok=True)
+                undo.callback(_remove_empty, directory)
+            yield
+        except OSError as error:
+            raise UserError(f"{error.filename}: cannot write: {error.strerror}") from None
+        undo.pop_all()
+
+
+def _remove_empty(directory: Path) -> None:
+    with suppress(OSError):  # another process may have written to it
+        directory.rmdir()
+
+
+def _rows(corpus: TextCorpus, reading: Reading) -> Iterator[TextRow]:
+    for row in read_rows(corpus, reading):
+        if row[0] % CHECK_EVERY == 0:
+            reading.check()
+        yield row
+
+
+def _measure(corpus: TextCorpus, pairs: int, reading: Reading) -> Size:
+    """Count the words and characters of a sample from all over the files; pairs that are not UTF-8
+    are counted in `reading`.
+    """
+    times, types, words, read = Counter[str](), np.zeros(0, np.uint64), 0, 0
+    rows = islice(_rows(corpus, reading), 0, None, max(1, pairs // SAMPLE))
+    for chunk in chunks(Findings("", corpus, reading.root, 0), rows, Characters()):
+        read += len(chunk)
+        for texts, each in zip(chunk.texts, chunk.words, strict=True):
+            times.update("".join(texts))
+            types = np.union1d(types, each.hashes)
+            words += len(each.hashes)
+    if not words:
+        raise UserError(f"{corpus.src}: holds no text to learn from")
+    counts = np.sort(np.array(list(times.values())))[::-1]
+    needed = int((np.cumsum(counts) <= (1 - RARE) * counts.sum()).sum()) + 1
+    return Size(pairs - reading.counts[NOT_UTF8], words / read, len(types), needed)
+
+
+def _warn_of_overlap(train: TextCorpus, valid: Sides, reading: Reading) -> None:
+    """Warn of pairs of the validation set that are in the training text; refuse an empty set.
+    Invalid pairs are counted in `reading`.
+    """
+    corpus = TextCorpus(src=str(valid[0]), tgt=str(valid[1]))
+    pairs = [row[1:] for row in _rows(corpus, reading)]
+    if not pairs:
+        raise UserError(f"{corpus.src}: holds no line to validate on")
+    known = set(pairs)
+    seen = {row[1:] for row in _rows(train, replace(reading, counts=Counter())) if row[1:] in known}
+    if count := sum(pair in seen for pair in pairs):
+        logger.warning(
+            "%s: %s of %s pairs are in the training text too: scores on them mean little; see "
+            "mtrain check",
+            corpus.src,
+            f"{count:,}",
+            f"{len(pairs):,}",
+        )
+
+
+def _hold_out(
+    corpus: TextCorpus, pairs: int, count: int, sinks: list[IO[bytes]], reading: Reading
+) -> int:
+    """Split off pairs as a validation set, drawn from all over the text, and write to four open
+    files: train and valid, source and target.
+
+    Pairs with the same text on a side as a held-out pair are in neither. Return the number of pairs
+    left for training; raises `UserError` if no pair can be held out, or none is left.
+    """
+    if count > MOST_HELD_OUT * pairs:
+        raise RefusedError(
+            f"--hold-out {count}: more than a tenth of the {pairs:,} pairs; give a "
+            "smaller number, or a validation set of its own by --valid-src and --valid-tgt"
+        )
+    held = choose(corpus, pairs, count, reading)
+    if not held:
+        raise UserError(
+            f"{corpus.src}: nothing can be held out: the pairs that were drawn are blank on a side "
+            "or invalid UTF-8; see mtrain check"
+        )
+    if len(held) < count:
+        logger.warning(
+            "only %s of %s pairs are held out: the others that were drawn are blank or share a "
+            "side with one of them",
+            f"{len(held):,}",
+            f"{count:,}",
+        )
+    sources, targets = (set(map(str.strip, texts)) for texts in zip(*held.values(), strict=True))
+    left = dropped = 0
+    with progress_bar(pairs, "pair", "splitting") as bar:
+        for number, src, tgt in _rows(corpus, replace(reading, counts=Counter())):
+            bar.update()
+            is_held = number in held
+            if not is_held and (src.strip() in sources or tgt.strip() in targets):
+                dropped += 1
+                continue
+            left += not (is_held or is_blank(src) or is_blank(tgt))
+            for side, text in enumerate((src, tgt)):
+                sinks[side + 2 * is_held].write(text.encode("utf-8") + b"\n")
+    if not left:
+        raise UserError(
+            f"{corpus.src}: nothing is left to learn from: every other pair is blank on a side "
+            "or shares one with those held out"
+        )
+    logger.info("held out %s pairs", f"{len(held):,}")
+    if dropped:
+        logger.info("left out %s pairs that share a side with a held-out pair", f"{dropped:,}")
+    return left
+
+
+def choose(
+    corpus: TextCorpus, pairs: int, count: int, reading: Reading
+) -> dict[int, tuple[str, str]]:
+    """Draw pairs that are not blank and share no side, by their line numbers."""
+    drawn = np.random.default_rng(1).choice(pairs, 2 * count, replace=False, shuffle=False)
+    wanted = set((drawn + 1).tolist())
+    found: dict[int, tuple[str, str]] = {}
+    seen: tuple[set[str], set[str]] = set(), set()
+    for number, src, tgt in _rows(corpus, replace(reading, counts=Counter())):
+        if number not in wanted or is_blank(src) or is_blank(tgt):
+            continue
+        if src.strip() not in seen[0] and tgt.strip() not in seen[1]:
+            found[number] = src, tgt
+        seen[0].add(src.strip())
+        seen[1].add(tgt.strip())
+    numbers = list(found)
+    order = np.random.default_rng(2).permutation(len(found))[:count]
+    return {number: found[number] for number in sorted(numbers[place] for place in order.tolist())}
+
+
 def render(
-    request: Request,
-    size: Size,
-    recipe: Recipe,
-    train: tuple[Path, Path],
-    valid: tuple[Path, Path],
-    *,
-    drops: bool = False,
+    request: Request, size: Size, recipe: Recipe, train: Sides, valid: Sides, *, drops: bool = False
 ) -> str:
-    """Write the config; `drops` has it leave out pairs that are invalid UTF-8."""
+    """Return the config; `drops` has it leave out pairs that are invalid UTF-8."""
     policies = ("drop", "error") if drops else ("error", "drop")
     places = {
         "languages": printable(f"{request.src_lang} to {request.tgt_lang}"),

@@ -170,7 +170,7 @@ def check_text(report: Report) -> list[Findings]:
     found = diagnose(
         _with_own_vocabulary(report), Stop(), examples=MOST_FOUND, with_forecast=False, timed=False
     )
-    return [each.found for each in found.checker.sets]
+    return found.corpora
 
 
 def _with_own_vocabulary(report: Report) -> Config:

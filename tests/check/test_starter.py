@@ -17,7 +17,7 @@ from conftest import made_up_pairs, run_mtrain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrain.check import holdout, starter
+from mtrain.check import chunks, starter
 from mtrain.check.recipe import Size, recipe_for
 from mtrain.check.starter import Request, language_of, write_config
 from mtrain.config.loading import load_config
@@ -49,7 +49,7 @@ def request(files: tuple[Path, Path], output: Path, hold_out: int = 50) -> Reque
     ("name", "language"),
     [("a.en", "en"), ("x.train.de.gz", "de"), ("a.b.zh-TW.zst", "zh-TW"), ("news.no", "no")],
 )
-def test_languages_are_told_by_names(name: str, language: str) -> None:
+def test_the_name_of_a_file_gives_its_language(name: str, language: str) -> None:
     assert language_of(Path(name), "--src-lang") == language
 
 
@@ -62,33 +62,27 @@ def test_unknown_languages_are_refused(name: str) -> None:
 NAMES = st.text(
     st.characters(codec="utf-8", exclude_characters="\0/"), min_size=1, max_size=60
 ).filter(lambda name: name not in (".", ".."))
+ODD_PARTS = [
+    "  # x",
+    " #",
+    "\n",
+    "\r",
+    "\u2028",
+    "\x85",
+    "\x07",
+    "\ufeff",
+    "$",
+    "no",
+    "1e5",
+    '"',
+    "\\",
+]
 ODD_NAMES = st.one_of(
-    NAMES,
-    st.lists(
-        st.sampled_from(
-            [
-                "  # x",
-                " #",
-                "\n",
-                "\r",
-                "\u2028",
-                "\x85",
-                "\x07",
-                "\ufeff",
-                "$",
-                "no",
-                "1e5",
-                '"',
-                "\\",
-            ]
-        ),
-        min_size=1,
-        max_size=30,
-    ).map("".join),
+    NAMES, st.lists(st.sampled_from(ODD_PARTS), min_size=1, max_size=30).map("".join)
 ).filter(lambda name: name[0] != "~" and not VARIABLE.search(name))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(ODD_NAMES, min_size=7, max_size=7))
 def test_any_path_is_read_back(tmp_path_factory: pytest.TempPathFactory, names: list[str]) -> None:
     train, valid = ((Path("d") / a, Path(b)) for a, b in (names[:2], names[2:4]))
@@ -177,9 +171,41 @@ def test_nothing_is_written_over(tmp_path: Path, files: tuple[Path, Path]) -> No
     assert output.read_text() == "mine\n"
 
 
-def test_too_much_held_out_is_refused(tmp_path: Path, files: tuple[Path, Path]) -> None:
-    with pytest.raises(RefusedError, match="more than a tenth of the 600 pairs"):
-        write_config(request(files, tmp_path / "m.yaml", 61), Stop(), has_gpu=False)
+SOURCE, TARGET, OUTPUT = Path("text.en"), Path("text.de.gz"), Path("m.yaml")
+ODD = Path(os.fsdecode(b"x\xff.yaml"))
+REFUSED = [
+    (Request(ODD, TARGET, OUTPUT, "en", "de", None, 5), r"^x\\xff\.yaml: its name is not UTF-8"),
+    (Request(SOURCE, TARGET, OUTPUT, "en", "de", (SOURCE, ODD), 0), "its name is not UTF-8"),
+    (Request(SOURCE, TARGET, ODD, "en", "de", None, 5), "its name is not UTF-8"),
+    (Request(SOURCE, TARGET, OUTPUT, "en", "de", None, 61), "more than a tenth of the 600 pairs"),
+    (Request(SOURCE, SOURCE, OUTPUT, "en", "de", None, 50), "is both sides"),
+    (Request(SOURCE, TARGET, OUTPUT, "../en", "de", None, 50), r"\.\./en: not a language code"),
+    *(
+        (Request(SOURCE, TARGET, Path(name), "en", "de", None, 50), r"name the config \.yaml or")
+        for name in ("cfg", "cfg.txt", ".yaml")
+    ),
+    *(
+        (Request(Path(name), TARGET, OUTPUT, "en", "de", None, 50), "would take this for")
+        for name in ("~a.en", "$x.en", "a${x}.en")
+    ),
+]
+
+
+@pytest.mark.parametrize(("asked", "message"), REFUSED)
+def test_what_no_config_can_be_made_of_is_refused(
+    tmp_path: Path,
+    files: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    asked: Request,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if not asked.src.exists():
+        files[0].rename(asked.src)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(RefusedError, match=message):
+        write_config(asked, Stop(), has_gpu=False)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("failing", ["runtime.outputs.os.fsync", "check.starter.render"])
@@ -222,15 +248,15 @@ def test_a_stop_leaves_none_of_the_files(
     tmp_path: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, stop = sorted(tmp_path.rglob("*")), Stop()
-    monkeypatch.setattr(holdout, "CHUNK", 100)
-    chosen = holdout.chosen
+    monkeypatch.setattr(starter, "CHECK_EVERY", 100)
+    choose = starter.choose
 
     def stopped(*arguments: Any) -> Any:
-        found = chosen(*arguments)
+        found = choose(*arguments)
         stop.received = signal.SIGTERM
         return found
 
-    monkeypatch.setattr(holdout, "chosen", stopped)
+    monkeypatch.setattr(starter, "choose", stopped)
     with pytest.raises(StoppedError):
         write_config(request(files, tmp_path / "m.yaml", 5), stop, has_gpu=False)
     assert sorted(tmp_path.rglob("*")) == before
@@ -252,34 +278,22 @@ def test_equal_languages_get_files_of_their_own(
     assert valid.tgt == str(tmp_path / "mine" / "valid.tgt")
 
 
-@pytest.mark.parametrize("name", ["cfg", "cfg.txt", ".yaml"])
-def test_a_config_named_otherwise_is_refused(
-    tmp_path: Path, files: tuple[Path, Path], name: str
-) -> None:
-    before = sorted(tmp_path.iterdir())
-    with pytest.raises(RefusedError, match=r"name the config \.yaml or \.yml"):
-        write_config(request(files, tmp_path / name), Stop(), has_gpu=False)
-    assert sorted(tmp_path.iterdir()) == before
-
-
 @pytest.mark.parametrize(
-    ("targets", "message"),
-    [([" "] * 30, "nothing can be held out"), (["ja"] * 30, "nothing is left to learn from")],
+    ("targets", "count", "message"),
+    [
+        ([" "] * 30, 3, "nothing can be held out"),
+        (["ja"] * 30, 3, "nothing is left to learn from"),
+        ([], 0, "holds no text to learn from"),
+    ],
 )
 def test_text_that_cannot_be_split_is_told(
-    tmp_path: Path, targets: list[str], message: str
+    tmp_path: Path, targets: list[str], count: int, message: str
 ) -> None:
-    sides = write(tmp_path / "a.en", ["yes"] * 30), write(tmp_path / "a.de", targets)
+    sides = write(tmp_path / "a.en", ["yes"] * len(targets)), write(tmp_path / "a.de", targets)
     with pytest.raises(UserError, match=rf"a\.en: {message}") as told:
-        write_config(request(sides, tmp_path / "m.yaml", 3), Stop(), has_gpu=False)
+        write_config(request(sides, tmp_path / "m.yaml", count), Stop(), has_gpu=False)
     assert told.value.exit_code == 1
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path not in sides]
-
-
-def test_a_language_is_no_path(tmp_path: Path, files: tuple[Path, Path]) -> None:
-    asked = Request(*files, tmp_path / "m.yaml", "../en", "de", None, 50)
-    with pytest.raises(RefusedError, match=r"\.\./en: not a language code"):
-        write_config(asked, Stop(), has_gpu=False)
 
 
 def test_fewer_held_out_than_asked_for_is_told(
@@ -288,22 +302,7 @@ def test_fewer_held_out_than_asked_for_is_told(
     lines = ["the same"] * 100 + [f"word{number}" for number in range(20)]
     sides = write(tmp_path / "a.en", lines), write(tmp_path / "a.de", lines)
     write_config(request(sides, tmp_path / "m.yaml", 12), Stop(), has_gpu=False)
-    assert any("fewer than the 12 asked for" in text for text in caplog.messages)
-
-
-def test_names_that_are_not_utf8_are_refused(tmp_path: Path, files: tuple[Path, Path]) -> None:
-    odd = tmp_path / os.fsdecode(b"x\xff.en")
-    write(odd, ["a b", "c d"])
-    done = run_mtrain("init", odd, files[1], "--hold-out", "1", "-o", tmp_path / "m.yaml")
-    assert done.returncode == 2
-    assert "x\\xff.en: its name is not UTF-8" in done.stderr
-    for asked in (
-        Request(*files, tmp_path / "m.yaml", "en", "de", (files[0], odd), 0),
-        Request(*files, odd.with_suffix(".yaml"), "en", "de", None, 5),
-    ):
-        with pytest.raises(RefusedError, match=r"its name is not UTF-8"):
-            write_config(asked, Stop(), has_gpu=False)
-    assert not list(tmp_path.glob("*.yaml"))
+    assert any("of 12 pairs are held out" in text for text in caplog.messages)
 
 
 def test_pairs_that_are_not_utf8_are_left_out_and_told(
@@ -327,25 +326,6 @@ def test_pairs_that_are_not_utf8_are_left_out_and_told(
     assert len(made["train.en"] + made["valid.en"]) == 80
 
 
-@pytest.mark.parametrize("name", ["~a.en", "$x.en", "a${x}.en"])
-def test_names_that_a_config_would_expand_are_refused(
-    tmp_path: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    source = files[0].rename(tmp_path / name)
-    with pytest.raises(RefusedError, match="a config would take this for"):
-        write_config(
-            request((Path(source.name), files[1]), tmp_path / "c.yaml"), Stop(), has_gpu=False
-        )
-    assert not (tmp_path / "c.yaml").exists()
-
-
-def test_one_file_as_both_sides_is_refused(tmp_path: Path, files: tuple[Path, Path]) -> None:
-    asked = request((files[0], files[0]), tmp_path / "a.yaml")
-    with pytest.raises(RefusedError, match="is both sides"):
-        write_config(asked, Stop(), has_gpu=False)
-
-
 def test_a_language_that_needs_an_extra_is_told(
     tmp_path: Path,
     files: tuple[Path, Path],
@@ -366,7 +346,7 @@ def test_drawing_needs_no_memory_for_the_corpus(tmp_path: Path, files: tuple[Pat
     """A billion pairs are said to be there: a permutation of them would take 8 GB."""
     corpus = TextCorpus(src=str(files[0]), tgt=str(files[1]))
     tracemalloc.start()
-    holdout.chosen(corpus, 10**9, 100, Stop())
+    starter.choose(corpus, 10**9, 100, Reading())
     assert tracemalloc.get_traced_memory()[1] < 10_000_000
     tracemalloc.stop()
 
@@ -375,18 +355,12 @@ def test_text_is_measured_the_same_in_parts(
     files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus = TextCorpus(src=str(files[0]), tgt=str(files[1]))
-    whole = starter._measure(corpus, 600, Reading(), Stop())
-    monkeypatch.setattr(starter, "CHUNK_CHARACTERS", 1000)
-    assert starter._measure(corpus, 600, Reading(), Stop()) == whole
+    whole = starter._measure(corpus, 600, Reading())
+    monkeypatch.setattr(chunks, "CHUNK_CHARACTERS", 1000)
+    assert starter._measure(corpus, 600, Reading()) == whole
     words = [word for pair in made_up_pairs(600, 1, longest=9) for word in " ".join(pair).split()]
     assert whole.words == pytest.approx(len(words) / 600)
     assert whole.types == len(set(words))
-
-
-def test_text_without_words_is_refused(tmp_path: Path) -> None:
-    empty = write(tmp_path / "a.en", []), write(tmp_path / "a.de", [])
-    with pytest.raises(UserError, match="holds no text to learn from"):
-        write_config(request(empty, tmp_path / "m.yaml", 0), Stop(), has_gpu=False)
 
 
 def test_the_command_makes_what_training_takes(tmp_path: Path, files: tuple[Path, Path]) -> None:
@@ -407,7 +381,7 @@ def test_validation_text_that_is_in_train_is_told(tmp_path: Path, files: tuple[P
     given = ["--valid-src", src, "--valid-tgt", tgt, "-o", tmp_path / "m.yaml"]
     done = run_mtrain("init", *files, *given)
     assert done.returncode == 0, done.stderr
-    assert "3 of 4 pairs stand in the training text too" in done.stderr
+    assert "3 of 4 pairs are in the training text too" in done.stderr
     for wrong in ([], ["--valid-src", src], [*given, "--hold-out", "5"]):
         refused = run_mtrain("init", *files, *wrong)
         assert refused.returncode == 2

@@ -527,7 +527,7 @@ def test_training_keeps_long_lines_from_the_vocabulary(
 
 
 def patterns() -> Iterator[re.Pattern[str]]:
-    from mtrain.check import pairs
+    from mtrain.check import faults
     from mtrain.config import yaml_reader
     from mtrain.corpus import markup
     from mtrain.report import page
@@ -537,11 +537,12 @@ def patterns() -> Iterator[re.Pattern[str]]:
     from mtrain.translation import word_links
 
     for module in (
-        console, files, filters, pairs, layout, markup, notes, page, word_links, yaml_reader
+        console, faults, files, filters, layout, markup, notes, page, word_links, yaml_reader
     ):  # fmt: skip
         for value in vars(module).values():
             if isinstance(value, re.Pattern):
                 yield value
+    yield from (each for each in faults.CHARACTERS.values() if isinstance(each, re.Pattern))
     yield from (pattern for *_, pattern, _ in notes.MARKS)
     yield from (element[2] for element in notes.ELEMENTS)
 

@@ -1,0 +1,120 @@
+"""Some rows of a corpus at a time, with what the checks ask of them."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtrain.check.findings import Example, Findings
+from mtrain.check.words import Characters, Words, mixed
+from mtrain.corpus.lines import is_blank
+from mtrain.corpus.tables import TextRow
+from mtrain.data.duplicates import text_hashes
+
+# Pairs in a chunk, and roughly its characters: each takes far more memory in numpy.
+CHUNK, CHUNK_CHARACTERS = 10_000, 1 << 21
+CONTEXT = 20  # characters that an example shows before the fault
+
+Rows = NDArray[np.bool_]  # whether a row is meant
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows of a corpus: numbers, texts, words, and the numbers of letters by script, of both
+    sides.
+    """
+
+    found: Findings  # of the corpus
+    numbers: Sequence[int]
+    texts: tuple[Sequence[str], Sequence[str]]
+    words: tuple[Words, Words]
+    letters: tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.int64]]]
+
+    @staticmethod
+    def of(found: Findings, rows: Sequence[TextRow], characters: Characters) -> "Chunk":
+        """Read the words and letters of rows."""
+        numbers, src, tgt = zip(*rows, strict=True)
+        (src_words, src_letters), (tgt_words, tgt_letters) = map(characters.read, (src, tgt))
+        words, letters = (src_words, tgt_words), (src_letters, tgt_letters)
+        return Chunk(found, numbers, (src, tgt), words, letters)
+
+    @staticmethod
+    def join(found: Findings, parts: Sequence["Chunk"]) -> "Chunk":
+        """Concatenate chunks, without their letters."""
+        numbers = [number for part in parts for number in part.numbers]
+        src, tgt = ([text for part in parts for text in part.texts[side]] for side in (0, 1))
+        words = tuple(Words.join([part.words[side] for part in parts]) for side in (0, 1))
+        return Chunk(found, numbers, (src, tgt), (words[0], words[1]), ({}, {}))
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int64]:
+        """Characters of each side, shape (rows, 2)."""
+        return np.array([list(map(len, texts)) for texts in self.texts], np.int64).T
+
+    @cached_property
+    def blank(self) -> Rows:
+        """Whether each side is blank, shape (2, rows)."""
+        return np.array([list(map(is_blank, texts)) for texts in self.texts], bool)
+
+    @cached_property
+    def hashes(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]:
+        """Hashes of the pairs, the sources and the targets, without white space around them."""
+        src, tgt = (text_hashes(map(str.strip, texts)) for texts in self.texts)
+        return mixed(src, tgt), src, tgt
+
+    @cached_property
+    def bigrams(self) -> tuple[Words, Words]:
+        """Pairs of neighbouring words."""
+        return self.words[0].bigrams(), self.words[1].bigrams()
+
+    def add(
+        self,
+        kind: str,
+        rows: Rows,
+        side: int | None = None,
+        *,
+        ranks: NDArray[np.float64] | None = None,
+        places: NDArray[np.int64] | None = None,
+        about: str = "",
+    ) -> None:
+        """Add a finding about rows, on one side or both; the lowest of `ranks` are shown first,
+        from the characters at `places` on.
+        """
+        chosen = np.flatnonzero(rows)
+        order = np.zeros(len(chosen)) if ranks is None else ranks[chosen]
+        first = np.argsort(order, kind="stable")[: self.found.most]
+        examples = [
+            self.example(row, side, rank, 0 if places is None else int(places[row]))
+            for row, rank in zip(chosen[first].tolist(), order[first].tolist(), strict=True)
+        ]
+        if len(chosen):
+            self.found.add(kind, len(chosen), examples, about)
+
+    def example(
+        self, row: int, side: int | None = None, rank: float = 0.0, place: int = 0
+    ) -> Example:
+        """Return a row as an example, from shortly before a character on."""
+        if side is None:
+            text = f"{self.texts[0][row]} | {self.texts[1][row]}"
+        else:
+            text = self.texts[side][row][max(0, place - CONTEXT) :]
+            text = f"...{text}" if place > CONTEXT else text
+        return self.found.example(self.numbers[row], text, side, rank=rank)
+
+
+def chunks(found: Findings, rows: Iterable[TextRow], characters: Characters) -> Iterator[Chunk]:
+    """Cut rows into chunks that take little memory; each has at least one row."""
+    some, size = list[TextRow](), 0
+    for row in rows:
+        some.append(row)
+        size += len(row[1]) + len(row[2])
+        if len(some) >= CHUNK or size >= CHUNK_CHARACTERS:
+            yield Chunk.of(found, some, characters)
+            some, size = [], 0
+    if some:
+        yield Chunk.of(found, some, characters)

@@ -1,0 +1,177 @@
+"""The words and scripts of many lines at once, in numpy.
+
+    texts -> code points -> words as 64-bit hashes, letters by script
+
+In scripts without spaces a Han or Hiragana character counts as a word, and so do three characters
+of Thai and similar scripts.
+"""
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtrain.corpus.writing_systems import script_of
+
+# How characters form words: not at all, in runs, each by itself, each with the next two.
+NONE, RUN, SINGLE, TRIPLE = range(4)
+_SINGLE = {"CJK", "HIRAGANA"}
+_TRIPLE = {"THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN", "JAVANESE", "BALINESE"}
+
+PIECES_A_WORD = 1.4  # about, where there is no vocabulary yet
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 by the golden ratio: spreads the bits of hashes
+_POWERS = np.cumprod(np.full(256, 0x100000001B3 * 2 + 1, np.uint64))
+
+
+@dataclass(frozen=True)
+class Words:
+    """Words of lines by their hashes, in order: those of line `i` from `starts[i]` to
+    `starts[i + 1]`.
+    """
+
+    hashes: NDArray[np.uint64]
+    starts: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @cached_property
+    def counts(self) -> NDArray[np.int64]:
+        """Words of each line."""
+        return np.diff(self.starts)
+
+    @cached_property
+    def lines(self) -> NDArray[np.int64]:
+        """The line of each word."""
+        return np.repeat(np.arange(len(self)), self.counts)
+
+    def select(self, kept: NDArray[np.bool_]) -> "Words":
+        """Leave out words."""
+        return Words.of(self.hashes[kept], np.bincount(self.lines[kept], minlength=len(self)))
+
+    def first(self) -> "Words":
+        """Keep the first of each line's equal words."""
+        keys = (self.lines.astype(np.uint64) << np.uint64(40)) | (self.hashes >> np.uint64(24))
+        kept = np.zeros(len(keys), bool)
+        kept[np.unique(keys, return_index=True)[1]] = True
+        return self.select(kept)
+
+    def part(self, start: int, stop: int) -> "Words":
+        """Return the lines from `start` to `stop` - 1."""
+        starts = self.starts[start : stop + 1]
+        return Words(self.hashes[starts[0] : starts[-1]], starts - starts[0])
+
+    def shifted(self, distance: int) -> "Words":
+        """Move lines on by a distance, those at the end to the beginning."""
+        first = -distance % max(1, len(self))
+        return Words.join([self.part(first, len(self)), self.part(0, first)])
+
+    def bigrams(self) -> "Words":
+        """Return the different pairs of neighbouring words of each line as words."""
+        inner = self.lines[1:] == self.lines[:-1]
+        hashes = mixed(self.hashes[:-1], self.hashes[1:])[inner]
+        counts = np.bincount(self.lines[1:][inner], minlength=len(self))
+        return Words.of(hashes, counts).first()
+
+    @staticmethod
+    def of(hashes: NDArray[np.uint64], counts: NDArray[np.int64]) -> "Words":
+        """Cut words into lines by their numbers of words."""
+        return Words(hashes, np.concatenate((np.zeros(1, np.int64), np.cumsum(counts))))
+
+    @staticmethod
+    def join(parts: Sequence["Words"]) -> "Words":
+        """Concatenate lines."""
+        none = Words.of(np.zeros(0, np.uint64), np.zeros(0, np.int64))
+        counts = np.concatenate([part.counts for part in (none, *parts)])
+        return Words.of(np.concatenate([part.hashes for part in (none, *parts)]), counts)
+
+
+class Characters:
+    """Tables of the properties of characters, filled when characters first occur."""
+
+    def __init__(self) -> None:
+        size = 0x110000
+        self.is_known = np.zeros(size, bool)
+        self.form = np.zeros(size, np.uint8)
+        self.script = np.zeros(size, np.uint16)  # by number in `scripts`; 0: not a letter
+        self.lower = np.arange(size, dtype=np.uint32)
+        self.scripts = [""]
+
+    def read(self, texts: Sequence[str]) -> tuple[Words, dict[str, NDArray[np.int64]]]:
+        """Return the words of lines, regardless of case, and their numbers of letters by script."""
+        text = "".join([text.replace("\n", " ") + "\n" for text in texts])
+        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+        for code in np.unique(codes[~self.is_known[codes]]).tolist():
+            self._meet(code)
+        ends = np.flatnonzero(codes == 10)
+        return self._words(codes, ends), self._letters(codes, ends)
+
+    def _words(self, codes: NDArray[np.uint32], ends: NDArray[np.int64]) -> Words:
+        forms = self.form[codes]
+        values = (self.lower[codes].astype(np.uint64) + np.uint64(1)) * GOLDEN
+        values ^= values >> np.uint64(29)
+        values[forms == NONE] = 0
+        _spell_triples(values, forms == TRIPLE)
+        runs = forms == RUN
+        begins = runs & ~np.roll(runs, 1)
+        begins |= (forms == SINGLE) | (forms == TRIPLE)
+        starts = np.flatnonzero(begins)
+        if not len(starts):
+            return Words(np.zeros(0, np.uint64), np.zeros(len(ends) + 1, np.int64))
+        places = np.arange(len(codes)) - starts[np.cumsum(begins) - 1]
+        hashes = np.add.reduceat(values * _POWERS[places & 255], starts) * GOLDEN
+        hashes ^= hashes >> np.uint64(32)
+        return Words(hashes * GOLDEN, np.append(0, np.searchsorted(starts, ends)))
+
+    def _letters(
+        self, codes: NDArray[np.uint32], ends: NDArray[np.int64]
+    ) -> dict[str, NDArray[np.int64]]:
+        scripts = self.script[codes]
+        found = np.flatnonzero(np.bincount(scripts, minlength=1)[1:]) + 1
+        begins = np.append(0, ends[:-1])  # at most the newline before, which is no letter
+        return {
+            self.scripts[number]: np.add.reduceat(scripts == number, begins, dtype=np.int64)
+            for number in found.tolist()
+        }
+
+    def _meet(self, code: int) -> None:
+        """Look up the properties of a character."""
+        self.is_known[code] = True
+        char = chr(code)
+        category = unicodedata.category(char)
+        if category[0] not in "LMN":
+            return
+        script = script_of(char)
+        self.form[code] = SINGLE if script in _SINGLE else TRIPLE if script in _TRIPLE else RUN
+        if len(char.lower()) == 1:
+            self.lower[code] = ord(char.lower())
+        if category[0] == "L" and script:
+            if script not in self.scripts:
+                self.scripts.append(script)
+            self.script[code] = self.scripts.index(script)
+
+
+def mixed(first: NDArray[np.uint64], second: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Hash pairs of hashes."""
+    both = first * GOLDEN + second
+    return (both ^ (both >> np.uint64(31))) * GOLDEN
+
+
+def spans(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return consecutive numbers from each start: of (5, 9) and counts (3, 2), 5 6 7 9 10."""
+    begins = np.cumsum(counts) - counts
+    places: NDArray[np.int64] = np.arange(counts.sum()) + np.repeat(starts - begins, counts)
+    return places
+
+
+def _spell_triples(values: NDArray[np.uint64], is_triple: NDArray[np.bool_]) -> None:
+    """Let each character of a script without spaces stand for itself and the next two."""
+    if is_triple.any():
+        some = np.append(np.where(is_triple, values, 0), np.zeros(2, np.uint64))
+        first, second = some[1:-1], np.where(some[1:-1] > 0, some[2:], 0)
+        spelt = values + first * _POWERS[1] + second * _POWERS[2]
+        values[is_triple] = spelt[is_triple]
