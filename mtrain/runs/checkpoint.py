@@ -15,10 +15,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated
 
 import torch
-from pydantic import Field, FiniteFloat, TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load as load_bytes
 from safetensors.torch import load_file, save_file
@@ -34,11 +32,11 @@ from mtrain.runs.layout import (
     STATE,
     TOKENIZER,
     TRAINER,
-    step_name,
+    last_step,
     step_of,
     steps,
 )
-from mtrain.runs.records import BEST, Count
+from mtrain.runs.records import BEST, LOOP, Loop, read_record
 from mtrain.runtime import files
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.json_reader import LARGEST, read_json_file
@@ -54,19 +52,6 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Loop:
-    """State of the training loop: position, sums since the last record, and the machine."""
-
-    step: Count
-    epoch: Count
-    pool: Count
-    batch: Count
-    sums: Annotated[list[FiniteFloat], Field(min_length=2, max_length=2)]
-    sum_tokens: Count
-    machine: dict[str, Count | str | bool | None]
-
-
-@dataclass(frozen=True)
 class TrainerState:
     """What resuming needs in addition to the weights: optimizer moments and loop state."""
 
@@ -74,14 +59,9 @@ class TrainerState:
     loop: Loop
 
 
-LOOP = TypeAdapter(Loop)
-
-
 def save(path: Path, snapshot: Snapshot, trainer: TrainerState | None = None) -> None:
-    """Write a checkpoint directory atomically; raises `UserError` where the disk does not take
-    it.
-    """
-    with _telling(path):
+    """Write a checkpoint directory atomically; raises `UserError` if the disk fails."""
+    with _saving(path):
         manifest.write_directory(path, partial(_fill, snapshot, trainer))
 
 
@@ -98,8 +78,8 @@ def _fill(snapshot: Snapshot, trainer: TrainerState | None, directory: Path) -> 
 
 
 @contextmanager
-def _telling(path: Path) -> Iterator[None]:
-    """Turn errors of a disk into `UserError`."""
+def _saving(path: Path) -> Iterator[None]:
+    """Turn errors of the disk into `UserError`."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -156,13 +136,15 @@ def scheduled_steps(directory: Path, is_scheduled: Callable[[int], bool]) -> lis
 
 
 def last_scheduled(directory: Path, newest: int, save_every: int, count: int) -> list[Path]:
-    """Name the checkpoint of a scheduled step and those scheduled before it, oldest first."""
+    """Return the paths of the last `count` checkpoints of a run that ends at `newest`, whether they
+    exist or not, oldest first.
+    """
     earlier = range((newest - 1) // save_every * save_every, 0, -save_every)
-    return [directory / step_name(step) for step in (newest, *earlier)[:count]][::-1]
+    return [directory / layout.step_name(step) for step in (newest, *earlier)[:count]][::-1]
 
 
 def whole_ones(paths: list[Path]) -> list[Path]:
-    """Keep those newer than any that is damaged or gone."""
+    """Return the checkpoints after the last one that is damaged or gone."""
     return list(takewhile(is_good, reversed(paths)))[::-1]
 
 
@@ -184,7 +166,7 @@ def prune(
     resume points newer than every scheduled one, and the trainer's state of the newest two stay.
     """
     scheduled = scheduled_steps(directory, is_scheduled)
-    newest = (step_of(scheduled[-1]) or 0) if scheduled else 0
+    newest = last_step(scheduled)
     kept = {path.name for path in scheduled[-keep:]} | {best}
     for path in steps(directory):
         is_resume_point = path not in scheduled and (step_of(path) or 0) > newest
@@ -224,9 +206,8 @@ def average_run(
     """Average the newest `last` scheduled checkpoints of a run into a new checkpoint directory."""
     directory = run_dir / CHECKPOINTS
     manifest.check_new(output)
-    present = scheduled_steps(directory, is_scheduled)
-    last_step = (step_of(present[-1]) or 0) if present else 0
-    wanted = last_scheduled(directory, last_step, save_every, last)
+    newest = last_step(scheduled_steps(directory, is_scheduled))
+    wanted = last_scheduled(directory, newest, save_every, last)
     paths = whole_ones(wanted)
     if len(paths) < last:
         for path in wanted:
@@ -241,7 +222,7 @@ def average_run(
         newest = load(paths[-1])
         _fill(Snapshot(average(paths), newest.config, newest.tokenizer), None, directory)
 
-    with _telling(output):
+    with _saving(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         manifest.write_new_directory(output, fill)
     return paths
@@ -261,9 +242,9 @@ def resolve(path: Path) -> Path:
         raise UserError(f"{path / CHECKPOINTS}: is a link, which is not followed; name its target")
     if not (path / CHECKPOINTS).is_dir():
         raise UserError(f"{path}: neither a run directory nor a checkpoint directory")
-    best = _best_name(path)
-    if best:
-        return path / CHECKPOINTS / best
+    stored = read_record(path / layout.BEST, BEST, "name a checkpoint directory instead")
+    if stored is not None and stored.best is not None:
+        return path / CHECKPOINTS / stored.best.checkpoint
     present = steps(path / CHECKPOINTS)
     if not present:
         raise UserError(f"{path}: this run has no complete checkpoint yet")
@@ -288,18 +269,6 @@ def is_good(path: Path) -> bool:
     except manifest.DamagedError:
         return False
     return True
-
-
-def _best_name(run_dir: Path) -> str | None:
-    try:
-        best = read_json_file(run_dir / layout.BEST, BEST).best
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise UserError(
-            f"{run_dir / layout.BEST}: damaged: {error}; name a checkpoint directory instead"
-        ) from None
-    return best.checkpoint if best else None
 
 
 def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

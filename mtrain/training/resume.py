@@ -17,9 +17,10 @@ from mtrain.config.schema import Config, dump_config
 from mtrain.data.prepare import Prepared
 from mtrain.model.building import check_weights
 from mtrain.runs import checkpoint, layout, manifest
-from mtrain.runs.checkpoint import Loop, Snapshot, TrainerState
+from mtrain.runs.checkpoint import Snapshot, TrainerState
 from mtrain.runs.directory import RunDirectory
 from mtrain.runs.manifest import DamagedError
+from mtrain.runs.records import Loop
 from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import logger

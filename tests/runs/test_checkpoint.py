@@ -20,12 +20,12 @@ import pytest
 import torch
 
 from mtrain.runs import checkpoint, layout, manifest
-from mtrain.runs.checkpoint import Loop, Snapshot, TrainerState
+from mtrain.runs.checkpoint import Snapshot, TrainerState
 from mtrain.runs.directory import RunDirectory
 from mtrain.runs.history import History
 from mtrain.runs.layout import step_name
 from mtrain.runs.manifest import DamagedError
-from mtrain.runs.records import BEST, Entry
+from mtrain.runs.records import BEST, Entry, Loop
 from mtrain.runtime import json_reader, lock
 from mtrain.runtime.errors import EXIT_FAILED, EXIT_REFUSED, RefusedError, UserError
 from mtrain.runtime.json_reader import read_json

@@ -147,7 +147,7 @@ FAULTS: list[tuple[str, str, str, Callable[[Path], object]]] = [
     ("run.json", "missing", "", lambda run: (run / "run.json").unlink()),
     ("status.json", "missing", "", lambda run: (run / "status.json").unlink()),
     ("status.json", "damaged", "", lambda run: (run / "status.json").write_bytes(b"\xff")),
-    ("config.yaml", "missing", "cannot read", lambda run: (run / "config.yaml").unlink()),
+    ("config.yaml", "missing", "", lambda run: (run / "config.yaml").unlink()),
     (
         "config.yaml",
         "damaged",
@@ -542,7 +542,7 @@ def test_other_versions_are_a_note(run: Path) -> None:
     change_json(run / "run.json", "versions", {**versions, "torch": "1.0", "gone": "2"})
     (note,) = [one for one in verify(run) if one.state == "note"]
     assert "torch 1.0 in the run, " in note.detail
-    assert "gone 2 in the run, not installed here" in note.detail
+    assert "gone" not in note.detail  # nothing but the packages that mtrain names is looked up
 
 
 def test_the_command_ends_with_1_where_something_is_bad(run: Path) -> None:
