@@ -41,6 +41,15 @@ from mtrain.runtime.log import logger
 
 GIT_SECONDS = 10
 
+# Contents that may not change within a run, by their keys in `run.json`.
+FIXED = {
+    "train": "data.train: the text is",
+    "weights": "data.train: the list of weights is",
+    "valid": "data.valid: the text is",
+    "tokenizer": "tokenizer: the vocabulary is",
+    "init_from": "train.init_from: the model is",
+}
+
 # Files of job scripts and desktops that a new run directory may hold, next to the config itself.
 HARMLESS = ("*.out", "*.err", "slurm-*", ".*")
 
@@ -188,36 +197,20 @@ class RunDirectory:
         )
 
     def check_data(self, fingerprints: dict[str, Any]) -> None:
-        """Refuse corpora or a vocabulary whose content differs from the run's; `fingerprints` may
-        lack `tokenizer`.
-        """
-        before = self.read(layout.RUN, PROVENANCE) if self._has(layout.RUN) else None
-        if before is None:
-            return
-        weights = before.weights or [1.0] * len(fingerprints["weights"])
-        if weights != fingerprints["weights"]:
-            raise RefusedError(
-                f"{self.path}: data.train: the weights were {weights} when this run began, and are "
-                f"{fingerprints['weights']}; go back to them or choose another run_dir"
-            )
-        names = {"train": "data.train", "valid": "data.valid", "tokenizer": "tokenizer"}
-        for key, name in names.items():
-            if key in fingerprints and getattr(before, key) != fingerprints[key]:
+        """Refuse text, a vocabulary or initial weights that differ from those in `run.json`."""
+        begun = self.read(layout.RUN, PROVENANCE) if self._has(layout.RUN) else None
+        for key, now in fingerprints.items() if begun else ():
+            if key not in FIXED:
+                continue
+            was = getattr(begun, key)
+            if key == "weights":
+                was = was or [1.0] * len(now)
+            if was not in (None, now):
+                detail = f" (weights were {was}, and are {now})" if key == "weights" else ""
                 raise RefusedError(
-                    f"{self.path}: the content of {name} is not what this run began with; "
-                    "bring it back or choose another run_dir"
+                    f"{self.path}: {FIXED[key]} not the one that this run began with{detail}; "
+                    "go back to that one, or choose another run_dir"
                 )
-
-    def check_beginning(self, sha256: str) -> None:
-        """Refuse a model in `train.init_from` that differs from the one that the run started
-        with.
-        """
-        begun = self.read(layout.RUN, PROVENANCE)
-        if begun is not None and begun.init_from not in (None, sha256):
-            raise RefusedError(
-                f"{self.path}: train.init_from: the model there is not the one that this run began "
-                "with; bring that one back, or choose another run_dir"
-            )
 
     def keep_tokenizer(self, model: bytes, pieces: str) -> None:
         """Write the run's vocabulary, as a model and as text."""

@@ -5,7 +5,6 @@ renamed.
 of itself, so that a flipped bit, a truncated or a missing file is found before anything is parsed.
 """
 
-import errno
 import hashlib
 import json
 import os
@@ -17,7 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, TypeAdapter
 
-from mtrain.runtime import files
+from mtrain.runtime import files, lock
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.json_reader import read_json
 
@@ -50,10 +49,28 @@ class Manifest(BaseModel):
 _MANIFEST = TypeAdapter(Manifest)
 
 
+def remove_directory(path: Path) -> None:
+    """Remove a directory so that a crash half-way leaves no part of it under its name; of a link,
+    the link itself.
+    """
+    if path.is_symlink():
+        path.unlink()
+    if not path.exists():
+        return
+    gone = path.with_name(f".{path.name}.removed")
+    _clear(gone)
+    os.replace(path, gone)
+    _clear(gone)
+
+
 def write_directory(
-    path: Path, fill: Callable[[Path], None], keep: Callable[[Path], bool] = lambda aside: False
+    path: Path,
+    fill: Callable[[Path], None],
+    keep: Callable[[Path], bool] = lambda aside: False,
+    make_room: Callable[[Path], None] = remove_directory,
 ) -> None:
-    """Let `fill` write files into a temporary directory, seal it, and rename it to `path`.
+    """Let `fill` write files into a temporary directory, seal it, and rename it to `path`, after
+    `make_room` has removed what is there.
 
     A crash at any point leaves the old `path`, or none, or the complete new one. The temporary
     directory stays for another attempt if `keep` returns True for it.
@@ -69,7 +86,7 @@ def write_directory(
     try:
         fill(aside)
         seal(aside)
-        remove_directory(path)
+        make_room(path)
         os.replace(aside, path)
     finally:
         if not keep(aside):  # a full disk wants the room
@@ -81,52 +98,23 @@ def write_new_directory(path: Path, fill: Callable[[Path], None]) -> None:
     """Write a directory like `write_directory`, but only if `path` does not exist; raises
     `RefusedError` if it does, or if another process is writing it.
     """
-    aside = _aside(path)
-    descriptor = _hold_empty(aside)
-    try:
-        check_new(path)  # another process may have written it by now
-        fill(aside)
-        seal(aside)
-        check_new(path)  # minutes later
-        os.rename(aside, path)
-    finally:
-        if files.is_at(descriptor, aside):  # else the name is free for another process
-            _clear(aside)
-        os.close(descriptor)
-    files.sync(path.parent)
+
+    def refuse(holder: str) -> None:
+        text = f"{path}: another process is writing it ({holder}); wait for it, or choose another"
+        raise RefusedError(text)
+
+    with lock.exclusive(path.with_name(f".{path.name}.lock"), wait=refuse) as held:
+        try:
+            check_new(path)
+            write_directory(path, fill, make_room=check_new)
+        finally:
+            held.path.unlink(missing_ok=True)
 
 
 def check_new(path: Path) -> None:
     """Raise `RefusedError` if `path` exists."""
     if os.path.lexists(path):
         raise RefusedError(f"{path}: exists already; remove it, or choose another name")
-
-
-def _hold_empty(path: Path) -> int:
-    """Create and lock a directory, or empty what a crash left; return the descriptor that holds the
-    lock. Raises `RefusedError` if another process holds it.
-    """
-    while True:
-        with suppress(FileExistsError):
-            path.mkdir()
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
-                raise
-            path.unlink(missing_ok=True)  # a link or a file of that name is no directory of ours
-            continue
-        if not files.try_lock(descriptor):
-            os.close(descriptor)
-            raise RefusedError(
-                f"{path}: another process is writing this directory; wait for it, or choose "
-                "another name"
-            )
-        if files.is_at(descriptor, path):  # else another process renamed or removed it meanwhile
-            for item in path.iterdir():
-                _clear(item)
-            return descriptor
-        os.close(descriptor)
 
 
 def discard(path: Path) -> None:
@@ -211,20 +199,6 @@ def is_complete(directory: Path) -> bool:
     except DamagedError:
         return False
     return True
-
-
-def remove_directory(path: Path) -> None:
-    """Remove a directory so that a crash half-way leaves no part of it under its name; of a link,
-    the link itself.
-    """
-    if path.is_symlink():
-        path.unlink()
-    if not path.exists():
-        return
-    gone = path.with_name(f".{path.name}.removed")
-    _clear(gone)
-    os.replace(path, gone)
-    _clear(gone)
 
 
 def hash_file(path: Path) -> str:

@@ -29,6 +29,16 @@ LARGEST_TEXT = 256 << 20  # bytes of a `metrics.jsonl`, or of a file of translat
 MOST_RECORDS, MOST_BROKEN = 2_000_000, 10_000  # lines of it, and invalid lines
 
 
+def _with_fields_of(form: type[BaseModel]) -> AfterValidator:
+    """Check the fields that a form names; the content stays as it is, with others."""
+
+    def check(content: dict[str, Any]) -> dict[str, Any]:
+        form.model_validate(content, strict=True)
+        return content
+
+    return AfterValidator(check)
+
+
 class LastStart(BaseModel):
     """How a start ended that did not change the run."""
 
@@ -86,12 +96,7 @@ class Validation(BaseModel):
     sha256: str | None = None
 
 
-def _checked(entry: dict[str, Any]) -> dict[str, Any]:
-    Validation.model_validate(entry, strict=True)
-    return entry
-
-
-Entry = Annotated[dict[str, Any], AfterValidator(_checked)]
+Entry = Annotated[dict[str, Any], _with_fields_of(Validation)]
 
 
 class Named(BaseModel):
@@ -137,12 +142,7 @@ class Step(BaseModel):
     bleu: Number = Field(0.0, alias="valid/bleu")
 
 
-def _with_step(record: dict[str, Any]) -> dict[str, Any]:
-    Step.model_validate(record, strict=True)
-    return record
-
-
-Record = Annotated[dict[str, Number | str | bool | None], AfterValidator(_with_step)]
+Record = Annotated[dict[str, Number | str | bool | None], _with_fields_of(Step)]
 
 STATUS, PROVENANCE, BEST = TypeAdapter(Status), TypeAdapter(Provenance), TypeAdapter(Best)
 LOOP, RECORD = TypeAdapter(Loop), TypeAdapter[dict[str, Any]](Record)

@@ -152,26 +152,16 @@ def _checkpoints(run: Run) -> Iterator[Finding]:
     if run.history and run.history.average and not os.path.lexists(average):
         yield Finding(_name(run, average), MISSING, "best.json has its scores")
     for path in paths:
-        yield from _one_of(run, path)
+        found = list(_checkpoint(path, _name(run, path), run))
+        if run.is_running:  # training removes old checkpoints meanwhile
+            found = [each for each in found if (run.path / each.what).exists()]
+        yield from found
+        inner = path / layout.TRAINER
+        if not inner.exists() and path in layout.steps(directory)[-2:]:  # in this order
+            state = NOTE if run.state == "complete" else MISSING
+            yield Finding(_name(run, inner), state, "resuming from this checkpoint needs it")
     if not paths and run.state == "complete":
         yield Finding(layout.CHECKPOINTS, MISSING, "a complete run has checkpoints")
-
-
-def _one_of(run: Run, path: Path) -> Iterator[Finding]:
-    """Check one of a run's checkpoints, which training may remove meanwhile."""
-    try:
-        found = list(_checkpoint(path, _name(run, path), run))
-    except FileNotFoundError:
-        found = []
-        if not run.is_running:
-            raise
-    if run.is_running:
-        found = [each for each in found if (run.path / each.what).exists()]
-    yield from found
-    inner = path / layout.TRAINER
-    if not inner.exists() and path in layout.steps(path.parent)[-2:]:  # in this order
-        state = NOTE if run.state == "complete" else MISSING
-        yield Finding(_name(run, inner), state, "resuming from this checkpoint needs it")
 
 
 def _checkpoint(path: Path, name: str, run: Run | None) -> Iterator[Finding]:

@@ -155,7 +155,7 @@ class Checkpoints:
         snapshot = checkpoint.load_or_name_good(directory)
         check_weights(self.optimizer.weights(), snapshot.weights, directory)
         self.init_hash = manifest.hash_file(directory / layout.MODEL)
-        self.run.check_beginning(self.init_hash)
+        self.run.check_data({"init_from": self.init_hash})
         self.optimizer.load_weights(snapshot.weights)
         if self.average is not None:
             self.average.load(snapshot.weights)
