@@ -153,6 +153,8 @@ def read_bytes(path: Path, most: int) -> bytes | None:
     if it is a link or no regular file, or larger than `most` bytes.
     """
     try:
+        if path.lstat().st_size > most:
+            raise ValueError(f"larger than {most:,} bytes")
         return files.read_whole(path, most)
     except FileNotFoundError:
         return None
