@@ -148,15 +148,13 @@ def whole_ones(paths: list[Path]) -> list[Path]:
     return list(takewhile(is_good, reversed(paths)))[::-1]
 
 
-def disk_needed(
-    num_parameters: int, vocabulary: int, keep: int, beside: int = 2
-) -> tuple[int, int]:
-    """Return the bytes of one checkpoint, with a vocabulary of this size, and of all that a run
-    keeps at its fullest: the last `keep`, the best, the average and one being written, three of
-    them with `moments` values for each parameter.
+def disk_needed(parameters: int, vocabulary: int, keep: int, moments: int = 2) -> tuple[int, int]:
+    """Return the bytes of one checkpoint, whose vocabulary takes some, and of all that a run keeps
+    at its fullest: the last `keep`, the best, the average and one being written, three of them with
+    `moments` values for each parameter.
     """
-    one = 4 * num_parameters + vocabulary
-    return one, one * (keep + 3) + beside * 4 * num_parameters * 3
+    one = 4 * parameters + vocabulary
+    return one, one * (keep + 3) + moments * 4 * parameters * 3
 
 
 def prune(
@@ -176,27 +174,17 @@ def prune(
         manifest.remove_directory(path / TRAINER)
 
 
-def clean(directory: Path) -> None:
-    """Remove partly written and partly removed directories that crashes left."""
-    manifest.clean(directory)
-    for path in directory.iterdir() if directory.is_dir() else ():
-        if not path.is_symlink():
-            manifest.clean(path)
-
-
 def average(paths: list[Path]) -> dict[str, Tensor]:
     """Return the mean of the weights of checkpoints of one shape, summed in float64."""
-    total: dict[str, Tensor] = {}
-    for path in paths:
+    total = {name: weight.double() for name, weight in load(paths[0]).weights.items()}
+    for path in paths[1:]:
         weights = load(path).weights
-        if total and {n: w.shape for n, w in weights.items()} != {
-            n: w.shape for n, w in total.items()
-        }:
+        if {n: w.shape for n, w in weights.items()} != {n: w.shape for n, w in total.items()}:
             raise UserError(
                 f"{path}: its model has another shape than {paths[0]}: they cannot be averaged"
             )
         for name, weight in weights.items():
-            total[name] = total[name] + weight.double() if name in total else weight.double()
+            total[name] += weight
     return {name: (weight / len(paths)).float() for name, weight in total.items()}
 
 
@@ -212,7 +200,7 @@ def average_run(
     if len(paths) < last:
         for path in wanted:
             if path.exists():
-                manifest.verify(path)  # says what is damaged
+                manifest.verify(path)  # raises the damage
         raise UserError(
             f"{run_dir}: has {len(paths)} scheduled checkpoints in a row at its end, not the "
             f"{last} to be averaged; lower --last"
@@ -229,9 +217,7 @@ def average_run(
 
 
 def resolve(path: Path) -> Path:
-    """Return the checkpoint directory of a path: of a run its best model, or the newest if none is
-    known.
-    """
+    """Return the checkpoint of a path: a run's best one, or its newest if none is known."""
     if not path.exists():
         raise UserError(
             f"{path}: no such directory; give a run directory or a checkpoint directory"

@@ -83,7 +83,7 @@ class RunDirectory:
         lead out of it, `UserError` if it cannot be written.
         """
         try:
-            if found := layout.links(self.path):
+            if found := reader.links(self.path):
                 raise RefusedError(
                     f"{found[0]}: is a link, and mtrain writes through none inside a run "
                     "directory; remove it, or choose another run_dir (which may be a link itself)"

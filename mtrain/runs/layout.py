@@ -51,18 +51,6 @@ def steps(directory: Path) -> list[Path]:
     return [path for path in named_steps(directory) if manifest.is_complete(path)]
 
 
-def links(run_dir: Path) -> list[Path]:
-    """List links under the names of a run's files and directories, and inside these directories:
-    writing through one would change files elsewhere.
-    """
-    own = [run_dir / name for name in (*FILES, *DIRECTORIES)]
-    for name in DIRECTORIES:
-        directory = run_dir / name
-        if directory.is_dir() and not directory.is_symlink():
-            own += directory.iterdir()
-    return [path for path in own if path.is_symlink()]
-
-
 def refuse_kept(path: Path) -> None:
     """Refuse to write to a name that a run or checkpoint directory owns: every name in a sealed
     directory, and the names of the files that a run writes.

@@ -136,10 +136,14 @@ def _clear(path: Path) -> None:
 
 
 def clean(directory: Path) -> None:
-    """Remove partly written and partly removed directories that crashes left in a directory."""
-    for item in directory.iterdir() if directory.is_dir() else ():
+    """Remove partly written and partly removed directories that crashes left below a directory."""
+    if directory.is_symlink() or not directory.is_dir():
+        return
+    for item in directory.iterdir():
         if item.name.startswith(".") and item.name.endswith((".partial", ".removed")):
             _clear(item)
+        else:
+            clean(item)
 
 
 def seal(directory: Path) -> None:

@@ -188,12 +188,18 @@ def _cut_lines(stream: IO[bytes]) -> Iterator[str]:
 
 
 def links(run_dir: Path) -> list[Path]:
-    """List the links under names of a run's own files; raises `UserError`."""
-    try:
-        return layout.links(run_dir)
-    except OSError as error:
-        place = error.filename or run_dir
-        raise UserError(f"{place}: cannot be read: {error.strerror or error}") from None
+    """List links under the names of a run's files and directories, and inside these directories:
+    writing through one would change files elsewhere. Raises `UserError`.
+    """
+    own = [run_dir / name for name in (*layout.FILES, *layout.DIRECTORIES)]
+    for name in layout.DIRECTORIES:
+        directory = run_dir / name
+        if directory.is_dir() and not directory.is_symlink():
+            try:
+                own += directory.iterdir()
+            except OSError as error:
+                raise UserError(f"{directory}: cannot be read: {error.strerror}") from None
+    return [path for path in own if path.is_symlink()]
 
 
 def refuse_link(path: Path) -> None:

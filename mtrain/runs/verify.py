@@ -73,7 +73,7 @@ def _small_files(run: Run, begun: bool) -> Iterator[Finding]:
 
 
 def _links(run: Run) -> Iterator[Finding]:
-    for path in layout.links(run.path):
+    for path in reader.links(run.path):
         if _name(run, path) not in run.errors:  # these are reported
             yield Finding(_name(run, path), DAMAGED, reader.LINK)
 
@@ -105,11 +105,10 @@ def _settings(run: Run) -> Iterator[Finding]:
     if begun is not None:
         commit = f", commit {begun.commit['mtrain']}" if begun.commit.get("mtrain") else ""
         yield Finding(layout.RUN, OK, f"seed {begun.seed}, started {begun.created}{commit}")
-        now = {name: version(name) for name in PACKAGES if name in begun.versions}
         others = [
-            f"{name} {begun.versions[name]} in the run, {here} here"
-            for name, here in now.items()
-            if here != begun.versions[name]
+            f"{name} {then} in the run, {now} here"
+            for name, then in begun.versions.items()
+            if name in PACKAGES and (now := version(name)) != then
         ]
         if others:
             detail = f"{', '.join(others)}: equal bits are not promised here"

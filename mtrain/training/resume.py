@@ -123,7 +123,7 @@ class Checkpoints:
     def _load(self, pools: int) -> Loop | None:
         """Load the newest intact checkpoint, if there is one."""
         self.run.check_held()
-        checkpoint.clean(self.run.checkpoints)
+        manifest.clean(self.run.checkpoints)
         found = self.find_newest()
         if found is None:
             self._load_initial()

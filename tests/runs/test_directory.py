@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -88,14 +89,16 @@ def victim(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "folder"])
-@pytest.mark.parametrize("opened", [files.append, files.read])
+@pytest.mark.parametrize("opened", [files.append, files.read, lock.exclusive])
 def test_a_file_that_stays_is_a_regular_one(
-    tmp_path: Path, victim: Path, kind: str, opened: Callable[[Path], Any]
+    tmp_path: Path, victim: Path, kind: str, opened: Callable[[Path], AbstractContextManager[Any]]
 ) -> None:
+    """A log, or a lock: of a run, and of a cache that others may write to, too."""
     path = tmp_path / "kept"
     plant(path, kind, victim)
-    with pytest.raises(OSError, match="where mtrain keeps a file of its own"):
-        opened(path)
+    with pytest.raises(OSError, match="where mtrain keeps a file of its own"), opened(path):
+        pass
+    assert victim.read_text() == "precious\n"
     assert sorted(item.name for item in tmp_path.iterdir()) == ["kept", "precious.txt"]
 
 
@@ -164,25 +167,6 @@ def test_a_pipe_for_a_log_does_not_hang(
     os.mkfifo(tmp_path / "run" / "train.log")
     assert train(config) == 1
     assert "train.log: cannot use the run directory: not a regular" in capsys.readouterr().err
-
-
-def test_links_in_a_shared_cache_change_nothing(config: Path, tmp_path: Path, victim: Path) -> None:
-    """Whoever may write to the cache finds the names of its locks by running the same config."""
-    own, shared = tmp_path / "own", tmp_path / "shared"
-    assert run_mtrain("data", "build", "-c", config, env=cache_at(own)).returncode == 0
-    shared.mkdir()
-    names = [path.name for path in own.glob(".*.lock")]
-    assert names
-    for name in names:
-        (shared / name).symlink_to(victim)
-    done = run_mtrain("data", "build", "-c", config, env=cache_at(shared))
-    assert done.returncode == 1
-    assert "a link, where mtrain keeps a file of its own" in done.stderr
-    assert victim.read_text() == "precious\n"
-
-
-def cache_at(path: Path) -> dict[str, str]:
-    return {**os.environ, "MTRAIN_CACHE": str(path)}
 
 
 # --- a directory that is held, or removed while it is used ------------------------------------

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
-import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mtrain.runs import checkpoint, manifest
+from mtrain.runs import manifest
 from mtrain.runtime.errors import RefusedError, UserError
 
 
@@ -70,7 +69,7 @@ def test_a_crash_at_any_point_leaves_whole_directories(tmp_path: Path, replaces:
         if path.exists():
             manifest.verify(path, "text")
         found.add((path / "text").read_text() if path.exists() else None)
-        checkpoint.clean(path.parent)
+        manifest.clean(path.parent)
         assert [item.name for item in path.parent.iterdir()] == ["sealed"] * path.exists()
     assert calls > 5
     assert found == ({"old", None, "new"} if replaces else {None, "new"})
@@ -88,7 +87,7 @@ def test_no_link_is_followed_where_a_directory_is_written(
     (elsewhere / ".mine.partial").mkdir()
     before = files(elsewhere)
     (directory / name).symlink_to(elsewhere / "text" if is_file else elsewhere)
-    checkpoint.clean(directory)
+    manifest.clean(directory)
     assert (directory / name).is_symlink() == (not name.startswith("."))
     (directory / name).unlink(missing_ok=True)
     (directory / name).symlink_to(elsewhere / "text" if is_file else elsewhere)
@@ -120,50 +119,30 @@ def test_what_is_gone_on_with_is_no_link_and_holds_none(tmp_path: Path) -> None:
 
 # --- new directories --------------------------------------------------------------------------
 
-RACE = """
-import sys, time
-from pathlib import Path
-from mtrain.runtime.errors import RefusedError
-from mtrain.runs.manifest import write_new_directory
 
-def fill(directory):
-    (directory / "name").write_text(name)
-    time.sleep(pause)
+@pytest.mark.parametrize("leftover", [False, True])
+def test_of_several_writers_one_writes_a_new_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leftover: bool
+) -> None:
+    """A lock is of a descriptor, so threads compete for it as processes do."""
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
 
-name = sys.argv[2]
-print("ready", flush=True)
-start = float(sys.stdin.readline())
-for number in range(100):
-    pause = number % 3 * 0.001
-    time.sleep(max(0, start + number * 0.01 - time.monotonic()))
-    try:
-        write_new_directory(Path(sys.argv[1]) / str(number), fill)
-        print(number)
-    except RefusedError as error:
-        assert "exists already" in str(error) or "another process is writing it" in str(error)
-"""
+    def attempt(path: Path, name: str) -> str:
+        try:
+            manifest.write_new_directory(path, lambda aside: (aside / name).touch())
+        except RefusedError:
+            return ""
+        return name
 
-
-def test_of_several_processes_one_writes_a_new_directory(tmp_path: Path) -> None:
-    for number in range(0, 100, 2):  # what crashes left
-        (tmp_path / f".{number}.partial").mkdir()
-        (tmp_path / f".{number}.partial" / "old").touch()
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    commands = [[sys.executable, "-c", RACE, str(tmp_path), name] for name in "abc"]
-    crew = [subprocess.Popen(command, **pipes) for command in commands]
-    for process in crew:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    start = f"{time.monotonic() + 0.2}\n"
-    outputs = [process.communicate(start, timeout=60)[0] for process in crew]
-    assert [process.returncode for process in crew] == [0, 0, 0]
-    written = {int(n): name for name, out in zip("abc", outputs, strict=True) for n in out.split()}
-    assert sum(len(out.split()) for out in outputs) == 100
-    for number, name in written.items():
-        manifest.verify(tmp_path / str(number), "name")
-        assert files(tmp_path / str(number)) == ["manifest.json", "name"]
-        assert (tmp_path / str(number) / "name").read_text() == name
-    assert len(list(tmp_path.iterdir())) == 100
+    with ThreadPoolExecutor(3) as pool:
+        for number in range(50):
+            path = tmp_path / str(number)
+            if leftover:  # of a crash
+                plant(tmp_path / f".{number}.partial", "directory", path)
+            (written,) = filter(None, pool.map(partial(attempt, path), "abc"))
+            manifest.verify(path, written)
+            assert files(path) == [written, "manifest.json"]
+    assert len(list(tmp_path.iterdir())) == 50
 
 
 def plant(path: Path, kind: str, target: Path) -> None:
