@@ -144,7 +144,7 @@ def last_scheduled(directory: Path, newest: int, save_every: int, count: int) ->
 
 
 def whole_ones(paths: list[Path]) -> list[Path]:
-    """Return the checkpoints after the last one that is damaged or gone."""
+    """Return the checkpoints after the last one that is damaged or missing."""
     return list(takewhile(is_good, reversed(paths)))[::-1]
 
 

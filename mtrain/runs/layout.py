@@ -82,10 +82,9 @@ def _is_sealed(directory: Path) -> bool:
 
 
 def named_steps(directory: Path) -> list[Path]:
-    """List everything that is named like a step, oldest first: broken directories too."""
+    """List everything that is named like a step, oldest first, whether it is complete or not."""
     try:  # glob would treat an unreadable directory as empty
-        found = {path: step_of(path) for path in directory.iterdir()}
+        found = [path for path in directory.iterdir() if step_of(path) is not None]
     except FileNotFoundError:
         return []
-    named = {path: step for path, step in found.items() if step is not None}
-    return sorted(named, key=named.__getitem__)
+    return sorted(found, key=lambda path: step_of(path) or 0)

@@ -15,10 +15,10 @@ from mtrain.runtime import files
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.json_reader import Content, read_json, read_json_file
 
-# Numbers that arithmetic and formats can take, whoever wrote the file.
+# Bounds keep arithmetic and formatting safe, whoever wrote the file.
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
 Number = Annotated[int, Field(ge=-(1 << 53), le=1 << 53)] | float
-Score = Annotated[FiniteFloat, Field(ge=0, le=101)]  # of 100, which rounding may pass
+Score = Annotated[FiniteFloat, Field(ge=0, le=101)]  # at most 100, and some rounding
 CheckpointName = Annotated[str, Field(pattern=rf"^({AVERAGE}|{STEP.pattern})\z")]
 ExitCode = Annotated[int, Field(ge=0, le=255)]
 Metric = Literal["bleu", "chrf", "nll"]
@@ -61,8 +61,8 @@ class Status(BaseModel):
 
 
 class Provenance(BaseModel):
-    """`run.json`: SHA-256 of corpora, settings, vocabulary and weights that a run is made of, seed,
-    command, versions. Earlier versions wrote fewer fields.
+    """`run.json`: what a run is made of, with SHA-256 of its corpora, settings, vocabulary and
+    initial weights. Earlier versions wrote fewer fields.
     """
 
     train: list[str]
@@ -89,7 +89,7 @@ class Validation(BaseModel):
     checkpoint: CheckpointName
     bleu: Score
     chrf: Score
-    nll: float  # not a number, where training went wrong
+    nll: float  # NaN where training went wrong
     signature: str
     lost: bool = False
     of: list[CheckpointName] = []
@@ -149,8 +149,8 @@ LOOP, RECORD = TypeAdapter(Loop), TypeAdapter[dict[str, Any]](Record)
 
 
 def read_bytes(path: Path, most: int) -> bytes | None:
-    """Return the content of a file of mtrain's own, None where it is missing; raises `UserError`
-    if it is a link or no regular file, or larger than `most` bytes.
+    """Return the content of a run's file, None where it is missing; raises `UserError` if it is a
+    link or no regular file, or larger than `most` bytes.
     """
     try:
         if path.lstat().st_size > most:
@@ -190,18 +190,15 @@ class Records:
     cut: int | None = None
 
 
+@dataclass
 class MetricsFile:
     """`metrics.jsonl`: one JSON object per record, in the order of steps; the board gets the same
     records. `check` is called before anything is written; it may raise.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        board: TensorBoard | None = None,
-        check: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.path, self.board, self.check = path, board, check
+    path: Path
+    board: TensorBoard | None = None
+    check: Callable[[], None] = lambda: None
 
     def append(self, record: dict[str, Any]) -> None:
         """Add a record."""
