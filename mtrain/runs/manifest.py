@@ -136,14 +136,13 @@ def _clear(path: Path) -> None:
 
 
 def clean(directory: Path) -> None:
-    """Remove partly written and partly removed directories that crashes left below a directory."""
-    if directory.is_symlink() or not directory.is_dir():
-        return
-    for item in directory.iterdir():
-        if item.name.startswith(".") and item.name.endswith((".partial", ".removed")):
-            _clear(item)
-        else:
-            clean(item)
+    """Remove partly written and partly removed directories that crashes left in a directory and in
+    its subdirectories.
+    """
+    for place in (directory, *directory.iterdir()) if directory.is_dir() else ():
+        for item in place.iterdir() if place.is_dir() and not place.is_symlink() else ():
+            if item.name.startswith(".") and item.name.endswith((".partial", ".removed")):
+                _clear(item)
 
 
 def seal(directory: Path) -> None:
