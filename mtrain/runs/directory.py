@@ -43,11 +43,11 @@ GIT_SECONDS = 10
 
 # Contents that may not change within a run, by their keys in `run.json`.
 FIXED = {
-    "train": "data.train: the text is",
-    "weights": "data.train: the list of weights is",
-    "valid": "data.valid: the text is",
-    "tokenizer": "tokenizer: the vocabulary is",
-    "init_from": "train.init_from: the model is",
+    "train": "the content of data.train is",
+    "weights": "the list of weights of data.train is",
+    "valid": "the content of data.valid is",
+    "tokenizer": "the content of tokenizer is",
+    "init_from": "the model of train.init_from is",
 }
 
 # Files of job scripts and desktops that a new run directory may hold, next to the config itself.
