@@ -15,10 +15,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated
 
 import torch
-from pydantic import Field, FiniteFloat, TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load as load_bytes
 from safetensors.torch import load_file, save_file
@@ -34,11 +32,11 @@ from mtrain.runs.layout import (
     STATE,
     TOKENIZER,
     TRAINER,
-    step_name,
+    last_step,
     step_of,
     steps,
 )
-from mtrain.runs.records import BEST, Count
+from mtrain.runs.records import BEST, LOOP, Loop, read_record
 from mtrain.runtime import files
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.json_reader import LARGEST, read_json_file
@@ -54,19 +52,6 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Loop:
-    """State of the training loop: position, sums since the last record, and the machine."""
-
-    step: Count
-    epoch: Count
-    pool: Count
-    batch: Count
-    sums: Annotated[list[FiniteFloat], Field(min_length=2, max_length=2)]
-    sum_tokens: Count
-    machine: dict[str, Count | str | bool | None]
-
-
-@dataclass(frozen=True)
 class TrainerState:
     """What resuming needs in addition to the weights: optimizer moments and loop state."""
 
@@ -74,14 +59,9 @@ class TrainerState:
     loop: Loop
 
 
-LOOP = TypeAdapter(Loop)
-
-
 def save(path: Path, snapshot: Snapshot, trainer: TrainerState | None = None) -> None:
-    """Write a checkpoint directory atomically; raises `UserError` where the disk does not take
-    it.
-    """
-    with _telling(path):
+    """Write a checkpoint directory atomically; raises `UserError` if the disk fails."""
+    with _saving(path):
         manifest.write_directory(path, partial(_fill, snapshot, trainer))
 
 
@@ -98,8 +78,8 @@ def _fill(snapshot: Snapshot, trainer: TrainerState | None, directory: Path) -> 
 
 
 @contextmanager
-def _telling(path: Path) -> Iterator[None]:
-    """Turn errors of a disk into `UserError`."""
+def _saving(path: Path) -> Iterator[None]:
+    """Turn errors of the disk into `UserError`."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -156,25 +136,25 @@ def scheduled_steps(directory: Path, is_scheduled: Callable[[int], bool]) -> lis
 
 
 def last_scheduled(directory: Path, newest: int, save_every: int, count: int) -> list[Path]:
-    """Name the checkpoint of a scheduled step and those scheduled before it, oldest first."""
+    """Return the paths of the last `count` checkpoints of a run that ends at `newest`, whether they
+    exist or not, oldest first.
+    """
     earlier = range((newest - 1) // save_every * save_every, 0, -save_every)
-    return [directory / step_name(step) for step in (newest, *earlier)[:count]][::-1]
+    return [directory / layout.step_name(step) for step in (newest, *earlier)[:count]][::-1]
 
 
 def whole_ones(paths: list[Path]) -> list[Path]:
-    """Keep those newer than any that is damaged or gone."""
+    """Return the checkpoints after the last one that is damaged or missing."""
     return list(takewhile(is_good, reversed(paths)))[::-1]
 
 
-def disk_needed(
-    num_parameters: int, vocabulary: int, keep: int, beside: int = 2
-) -> tuple[int, int]:
-    """Return the bytes of one checkpoint, with a vocabulary of this size, and of all that a run
-    keeps at its fullest: the last `keep`, the best, the average and one being written, three of
-    them with `moments` values for each parameter.
+def disk_needed(parameters: int, vocabulary: int, keep: int, moments: int = 2) -> tuple[int, int]:
+    """Return the bytes of one checkpoint, whose vocabulary takes some, and of all that a run keeps
+    at its fullest: the last `keep`, the best, the average and one being written, three of them with
+    `moments` values for each parameter.
     """
-    one = 4 * num_parameters + vocabulary
-    return one, one * (keep + 3) + beside * 4 * num_parameters * 3
+    one = 4 * parameters + vocabulary
+    return one, one * (keep + 3) + moments * 4 * parameters * 3
 
 
 def prune(
@@ -184,7 +164,7 @@ def prune(
     resume points newer than every scheduled one, and the trainer's state of the newest two stay.
     """
     scheduled = scheduled_steps(directory, is_scheduled)
-    newest = (step_of(scheduled[-1]) or 0) if scheduled else 0
+    newest = last_step(scheduled)
     kept = {path.name for path in scheduled[-keep:]} | {best}
     for path in steps(directory):
         is_resume_point = path not in scheduled and (step_of(path) or 0) > newest
@@ -194,27 +174,17 @@ def prune(
         manifest.remove_directory(path / TRAINER)
 
 
-def clean(directory: Path) -> None:
-    """Remove partly written and partly removed directories that crashes left."""
-    manifest.clean(directory)
-    for path in directory.iterdir() if directory.is_dir() else ():
-        if not path.is_symlink():
-            manifest.clean(path)
-
-
 def average(paths: list[Path]) -> dict[str, Tensor]:
     """Return the mean of the weights of checkpoints of one shape, summed in float64."""
-    total: dict[str, Tensor] = {}
-    for path in paths:
+    total = {name: weight.double() for name, weight in load(paths[0]).weights.items()}
+    for path in paths[1:]:
         weights = load(path).weights
-        if total and {n: w.shape for n, w in weights.items()} != {
-            n: w.shape for n, w in total.items()
-        }:
+        if {n: w.shape for n, w in weights.items()} != {n: w.shape for n, w in total.items()}:
             raise UserError(
                 f"{path}: its model has another shape than {paths[0]}: they cannot be averaged"
             )
         for name, weight in weights.items():
-            total[name] = total[name] + weight.double() if name in total else weight.double()
+            total[name] += weight
     return {name: (weight / len(paths)).float() for name, weight in total.items()}
 
 
@@ -224,14 +194,13 @@ def average_run(
     """Average the newest `last` scheduled checkpoints of a run into a new checkpoint directory."""
     directory = run_dir / CHECKPOINTS
     manifest.check_new(output)
-    present = scheduled_steps(directory, is_scheduled)
-    last_step = (step_of(present[-1]) or 0) if present else 0
-    wanted = last_scheduled(directory, last_step, save_every, last)
+    newest = last_step(scheduled_steps(directory, is_scheduled))
+    wanted = last_scheduled(directory, newest, save_every, last)
     paths = whole_ones(wanted)
     if len(paths) < last:
         for path in wanted:
             if path.exists():
-                manifest.verify(path)  # says what is damaged
+                manifest.verify(path)  # raises the damage
         raise UserError(
             f"{run_dir}: has {len(paths)} scheduled checkpoints in a row at its end, not the "
             f"{last} to be averaged; lower --last"
@@ -241,16 +210,14 @@ def average_run(
         newest = load(paths[-1])
         _fill(Snapshot(average(paths), newest.config, newest.tokenizer), None, directory)
 
-    with _telling(output):
+    with _saving(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         manifest.write_new_directory(output, fill)
     return paths
 
 
 def resolve(path: Path) -> Path:
-    """Return the checkpoint directory of a path: of a run its best model, or the newest if none is
-    known.
-    """
+    """Return the checkpoint of a path: a run's best one, or its newest if none is known."""
     if not path.exists():
         raise UserError(
             f"{path}: no such directory; give a run directory or a checkpoint directory"
@@ -261,9 +228,9 @@ def resolve(path: Path) -> Path:
         raise UserError(f"{path / CHECKPOINTS}: is a link, which is not followed; name its target")
     if not (path / CHECKPOINTS).is_dir():
         raise UserError(f"{path}: neither a run directory nor a checkpoint directory")
-    best = _best_name(path)
-    if best:
-        return path / CHECKPOINTS / best
+    stored = read_record(path / layout.BEST, BEST, "name a checkpoint directory instead")
+    if stored is not None and stored.best is not None:
+        return path / CHECKPOINTS / stored.best.checkpoint
     present = steps(path / CHECKPOINTS)
     if not present:
         raise UserError(f"{path}: this run has no complete checkpoint yet")
@@ -288,18 +255,6 @@ def is_good(path: Path) -> bool:
     except manifest.DamagedError:
         return False
     return True
-
-
-def _best_name(run_dir: Path) -> str | None:
-    try:
-        best = read_json_file(run_dir / layout.BEST, BEST).best
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise UserError(
-            f"{run_dir / layout.BEST}: damaged: {error}; name a checkpoint directory instead"
-        ) from None
-    return best.checkpoint if best else None
 
 
 def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from importlib.metadata import version
@@ -21,23 +21,34 @@ from pydantic import TypeAdapter
 
 import mtrain
 from mtrain.config.loading import load_stored_config
-from mtrain.config.schema import (
-    FREE_KEYS,
-    MACHINE_KEYS,
-    Config,
-    changed_keys,
-    dump_config,
-    is_among,
+from mtrain.config.schema import Config, changed_keys, dump_config
+from mtrain.runs import layout, reader
+from mtrain.runs.records import (
+    BEST,
+    PACKAGES,
+    PROVENANCE,
+    LastStart,
+    MetricsFile,
+    State,
+    Status,
+    read_record,
 )
-from mtrain.runs import layout
-from mtrain.runs.records import BEST, PROVENANCE, Board, LastStart, MetricsFile, State, Status
+from mtrain.runs.tensorboard import TensorBoard
 from mtrain.runtime import files, lock
 from mtrain.runtime.errors import RefusedError, UserError
-from mtrain.runtime.json_reader import LARGEST, Content, read_json_file
+from mtrain.runtime.json_reader import Content
 from mtrain.runtime.log import logger
 
 GIT_SECONDS = 10
 
+# Contents that may not change within a run, by their keys in `run.json`.
+FIXED = {
+    "train": "the content of data.train is",
+    "weights": "the list of weights of data.train is",
+    "valid": "the content of data.valid is",
+    "tokenizer": "the content of tokenizer is",
+    "init_from": "the model of train.init_from is",
+}
 
 # Files of job scripts and desktops that a new run directory may hold, next to the config itself.
 HARMLESS = ("*.out", "*.err", "slurm-*", ".*")
@@ -48,7 +59,7 @@ class RunDirectory:
     """Paths and small files of one run."""
 
     path: Path
-    board: Board | None = None  # receives the records of `metrics.jsonl`, too
+    board: TensorBoard | None = None  # receives the records of `metrics.jsonl`, too
     held: lock.Held | None = field(default=None, init=False)
 
     @property
@@ -72,7 +83,7 @@ class RunDirectory:
         lead out of it, `UserError` if it cannot be written.
         """
         try:
-            if found := layout.links(self.path):
+            if found := reader.links(self.path):
                 raise RefusedError(
                     f"{found[0]}: is a link, and mtrain writes through none inside a run "
                     "directory; remove it, or choose another run_dir (which may be a link itself)"
@@ -98,7 +109,7 @@ class RunDirectory:
         if not self.path.is_dir():
             return
         own = self.path / layout.CONFIG
-        if config_file is not None and _is_same(config_file, own) and not self._has_written(own):
+        if _is_same(config_file, own) and not self._has_written_config():
             raise RefusedError(
                 f"{config_file}: mtrain replaces this file by its own {own.name}; "
                 f"keep your config outside of {self.path}, or under another name"
@@ -106,25 +117,20 @@ class RunDirectory:
         if any((self.path / name).exists() for name in (layout.LOCK, layout.RUN)):
             return
         for item in sorted(self.path.iterdir()):
-            is_config = config_file is not None and _is_same(config_file, item)
-            if not is_config and not any(fnmatch(item.name, pattern) for pattern in HARMLESS):
+            is_harmless = any(fnmatch(item.name, pattern) for pattern in HARMLESS)
+            if not is_harmless and not _is_same(config_file, item):
                 raise RefusedError(
                     f"{self.path}: holds {item.name}, but no run of mtrain; choose another run_dir"
                 )
 
-    def _has_written(self, own: Path) -> bool:
+    def _has_written_config(self) -> bool:
         """Whether the text of `config.yaml` was written by mtrain."""
         begun = self.read(layout.RUN, PROVENANCE)
         if begun is None:
             return False
-        try:
-            text = files.read_whole(own, LARGEST)
-        except ValueError:
-            return False
-        if begun.config == hashlib.sha256(text).hexdigest():
-            return True
+        text, config = reader.read_settings(self.path)
         # a kill between the two files leaves the hash of the other text
-        return dump_config(load_stored_config(own)).encode("utf-8") == text
+        return begun.config == _sha256(text) or dump_config(config) == text
 
     def check_not_lost(self, status: Status | None, save_every: int) -> None:
         """Refuse to start at step 0 if the status or `best.json` record steps whose checkpoints are
@@ -132,10 +138,12 @@ class RunDirectory:
         """
         if layout.named_steps(self.checkpoints):
             return
-        saved = status.step if status is not None and _has_saved(status, save_every) else 0
-        history = self.read(layout.BEST, BEST)
-        validated = [entry["step"] for entry in history.history] if history else []
-        if last := max(validated, default=saved):
+        last, history = 0, self.read(layout.BEST, BEST)
+        if history is not None and history.history:
+            last = max(entry["step"] for entry in history.history)
+        elif status is not None and _has_saved(status, save_every):
+            last = status.step
+        if last:
             raise RefusedError(
                 f"{self.checkpoints}: the checkpoints of this run are gone, which came to step "
                 f"{last}; bring them back, or choose another run_dir to train anew"
@@ -150,82 +158,59 @@ class RunDirectory:
         """Refuse a config that differs from the run's in more than its free keys, or a number of
         ranks that changes what a step learns from; log other changes.
         """
-        file = self.path / "config.yaml"
-        if not file.exists():
-            if layout.named_steps(self.checkpoints):
-                raise RefusedError(
-                    f"{self.path}: holds checkpoints but no config.yaml; use another run_dir"
-                )
+        if not self._has(layout.CONFIG):
             return
-        before = load_stored_config(file)
+        before = load_stored_config(self.path / layout.CONFIG)
         self._check_step(before, config, ranks)
-        changes = changed_keys(before, config)
-        free = (*FREE_KEYS, *MACHINE_KEYS, "train.accum_steps")
-        refused = [change for change in changes if not is_among(change[0], free)]
-        if refused:
-            listed = "\n".join(
-                f"  {key}: {old!r} in the run, {new!r} now" for key, old, new in refused
-            )
+        if refused := reader.fixed_changes(before, config):
             raise RefusedError(
                 f"{self.path}: this run was made with other settings; go back to them or choose "
-                f"another run_dir\n{listed}"
+                "another run_dir",
+                *(f"  {key}: {old!r} in the run, {new!r} now" for key, old, new in refused),
             )
-        for key, old, new in changes:
+        for key, old, new in changed_keys(before, config):
             logger.info("changed setting %s: %r -> %r", key, old, new)
+
+    def _has(self, name: str) -> bool:
+        """Whether the run has begun and has this file; refuse checkpoints without it."""
+        if (self.path / name).exists():
+            return True
+        if layout.named_steps(self.checkpoints):
+            raise RefusedError(f"{self.path}: holds checkpoints but no {name}; use another run_dir")
+        return False
 
     def _check_step(self, before: Config, config: Config, ranks: int) -> None:
         """Refuse a number of micro-batches per step that differs from the run's."""
         begun = self.read(layout.RUN, PROVENANCE)
         was_ranks = begun.ranks if begun else 1
         was_accum = (begun and begun.accum_steps) or before.train.accum_steps
-        was = was_accum * was_ranks
-        if was == config.train.accum_steps * ranks:
+        was, now = was_accum * was_ranks, config.train.accum_steps * ranks
+        if was == now:
             return
         advice = "use another number of processes, by which it can be divided"
         if was % ranks == 0:
             advice = f"to resume, set train.accum_steps: {was // ranks}"
         raise RefusedError(
             f"{self.path}: train.accum_steps: a step of this run is made of {was} micro-batches "
-            f"(train.accum_steps {was_accum}, processes {was_ranks}), and here of "
-            f"{config.train.accum_steps * ranks} ({config.train.accum_steps} each, processes "
-            f"{ranks}); {advice}"
+            f"(train.accum_steps {was_accum}, processes {was_ranks}), and here of {now} "
+            f"({config.train.accum_steps} each, processes {ranks}); {advice}"
         )
 
     def check_data(self, fingerprints: dict[str, Any]) -> None:
-        """Refuse corpora or a vocabulary whose content differs from the run's; `fingerprints` may
-        lack `tokenizer`.
-        """
-        before = self.read(layout.RUN, PROVENANCE)
-        if before is None:
-            if layout.named_steps(self.checkpoints):
+        """Refuse text, a vocabulary or initial weights that differ from those in `run.json`."""
+        begun = self.read(layout.RUN, PROVENANCE) if self._has(layout.RUN) else None
+        for key, now in fingerprints.items() if begun else ():
+            if key not in FIXED:
+                continue
+            was = getattr(begun, key)
+            if key == "weights":
+                was = was or [1.0] * len(now)
+            if was not in (None, now):
+                detail = f" (weights were {was}, and are {now})" if key == "weights" else ""
                 raise RefusedError(
-                    f"{self.path}: holds checkpoints but no run.json; use another run_dir"
+                    f"{self.path}: {FIXED[key]} not the one that this run began with{detail}; "
+                    "go back to that one, or choose another run_dir"
                 )
-            return
-        weights = before.weights or [1.0] * len(fingerprints["weights"])
-        if weights != fingerprints["weights"]:
-            raise RefusedError(
-                f"{self.path}: data.train: the weights were {weights} when this run began, and are "
-                f"{fingerprints['weights']}; go back to them or choose another run_dir"
-            )
-        for key in ("train", "valid", "tokenizer"):
-            if key in fingerprints and getattr(before, key) != fingerprints[key]:
-                name = key if key == "tokenizer" else f"data.{key}"
-                raise RefusedError(
-                    f"{self.path}: the content of {name} is not what this run began with; "
-                    "bring it back or choose another run_dir"
-                )
-
-    def check_beginning(self, sha256: str) -> None:
-        """Refuse a model in `train.init_from` that differs from the one that the run started
-        with.
-        """
-        begun = self.read(layout.RUN, PROVENANCE)
-        if begun is not None and begun.init_from not in (None, sha256):
-            raise RefusedError(
-                f"{self.path}: train.init_from: the model there is not the one that this run began "
-                "with; bring that one back, or choose another run_dir"
-            )
 
     def keep_tokenizer(self, model: bytes, pieces: str) -> None:
         """Write the run's vocabulary, as a model and as text."""
@@ -241,30 +226,23 @@ class RunDirectory:
         """
         before = self.read(layout.RUN, PROVENANCE)
         settings = dump_config(config)
-        packages = ("torch", "numpy", "sentencepiece", "sacrebleu", "safetensors")
+        own = {"mtrain": mtrain.__version__, "python": platform.python_version()}
         content = {
             **fingerprints,
-            "config": hashlib.sha256(settings.encode("utf-8")).hexdigest(),
+            "config": _sha256(settings),
             "seed": config.seed,
             "ranks": ranks,
             "accum_steps": config.train.accum_steps,
             "command": shlex.join(sys.argv),
-            "versions": {
-                "mtrain": mtrain.__version__,
-                "python": platform.python_version(),
-                **{name: version(name) for name in packages},
-            },
-            "commit": {
-                "mtrain": commit_of_package(),
-                "directory": commit_of(Path()),
-            },
+            "versions": {**own, **{name: version(name) for name in PACKAGES}},
+            "commit": {"mtrain": commit_of_package(), "directory": commit_of(Path())},
             "host": socket.gethostname(),
             "created": before.created if before else timestamp(),
         }
         if beginning := beginning or (before.init_from if before else None):
             content["init_from"] = beginning
         self.write(layout.RUN, content)
-        files.write_text(self.path / "config.yaml", settings)
+        files.write_text(self.path / layout.CONFIG, settings)
 
     def set_status(
         self, state: str, step: int, reason: str = "", exit_code: int | None = None
@@ -280,20 +258,13 @@ class RunDirectory:
         last = LastStart(
             state=state, exit_code=failure.exit_code, reason=str(failure), time=timestamp()
         )
-        self.write(layout.STATUS, status.model_copy(update={"last_start": last}).as_json())
+        self.write(layout.STATUS, status.model_copy(update={"last_start": last}).model_dump())
 
     def read(self, name: str, form: TypeAdapter[Content]) -> Content | None:
         """Read one of the small JSON files; None if it is missing. Raises `UserError` if it is
         damaged.
         """
-        try:
-            return read_json_file(self.path / name, form)
-        except FileNotFoundError:
-            return None
-        except ValueError as error:
-            raise UserError(
-                f"{self.path / name}: damaged: {error}; bring it back, or choose another run_dir"
-            ) from None
+        return read_record(self.path / name, form, "bring it back, or choose another run_dir")
 
     def write(self, name: str, content: dict[str, Any]) -> None:
         """Replace one of the small JSON files."""
@@ -302,19 +273,24 @@ class RunDirectory:
 
 
 def timestamp() -> str:
-    """The time of now, with the zone."""
+    """Return the time of now, with the zone."""
     return time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
 
-def _is_same(path: Path, other: Path) -> bool:
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def _is_same(path: Path | None, other: Path) -> bool:
     """Whether two names are of one file."""
-    with suppress(OSError):
-        return os.path.samefile(path, other)
-    return False
+    try:
+        return path is not None and os.path.samefile(path, other)
+    except OSError:
+        return False
 
 
 def commit_of_package() -> str | None:
-    """The git commit of this program, if it is run from a checkout of its own."""
+    """Return the git commit of this program, if it is run from a checkout of its own."""
     root = Path(mtrain.__file__).parents[1]
     return commit_of(root) if (root / ".git").exists() else None
 
@@ -326,15 +302,12 @@ def commit_of(directory: Path) -> str | None:
     repository's configuration, attributes or hooks name. This one reads a reference only: neither
     index, files nor objects, and no repository embedded in another one's files.
     """
-    return _git(directory, "-c", "safe.bareRepository=explicit", "rev-parse", "--verify", "HEAD")
-
-
-def _git(directory: Path, *arguments: str) -> str | None:
     # a hook or an alias of git has set GIT_DIR, which is another checkout's
     environment = {name: value for name, value in os.environ.items() if name[:4] != "GIT_"}
+    reading = ("-c", "safe.bareRepository=explicit", "rev-parse", "--verify", "HEAD")
     try:
         done = subprocess.run(
-            ["git", "-C", str(directory), *arguments],
+            ["git", "-C", str(directory), *reading],
             capture_output=True,
             text=True,
             errors="replace",

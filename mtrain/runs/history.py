@@ -25,13 +25,17 @@ class History:
             return cls(metric)
         return cls(metric, stored.history, stored.average, stored.tests)
 
-    def as_json(self) -> dict[str, Any]:
-        """Write `best.json`."""
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """The best validation as `best.json` names it."""
         best = self.best
-        summary = best and {key: best[key] for key in ("checkpoint", "step", self.metric)}
+        return best and {key: best[key] for key in ("checkpoint", "step", self.metric)}
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the content of `best.json`."""
         return {
             "metric": self.metric,
-            "best": summary,
+            "best": self.summary,
             "history": self.entries,
             "average": self.average,
             "tests": self.tests,

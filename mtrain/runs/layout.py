@@ -11,15 +11,14 @@ MODEL, CONFIG, TOKENIZER, TRAINER = "model.safetensors", "config.yaml", "tokeniz
 OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
 CHECKPOINTS, AVERAGE, VALIDATION = "checkpoints", "average", "validation"
 
-# The other small files of a run directory.
-LOCK, RUN, STATUS, BEST, METRICS, LOG = (
-    *(".lock", "run.json", "status.json", "best.json", "metrics.jsonl", "train.log"),
-)
+# The small files of a run directory.
+LOCK, RUN, STATUS, BEST = ".lock", "run.json", "status.json", "best.json"
+METRICS, LOG = "metrics.jsonl", "train.log"
 VOCABULARY, TENSORBOARD = "tokenizer.vocab", "tensorboard"
 FILES = (LOCK, RUN, STATUS, BEST, METRICS, LOG, CONFIG, TOKENIZER, VOCABULARY)
 DIRECTORIES = (CHECKPOINTS, VALIDATION, TENSORBOARD)
 
-MOST_ABOVE = 4  # directories above a file that may be the run
+MOST_ABOVE = 4  # directories above a file that may own it
 
 STEP = re.compile(r"step-(\d{8,})")
 
@@ -35,9 +34,14 @@ def step_of(path: Path) -> int | None:
     return int(match[1]) if match else None
 
 
+def last_step(checkpoints: list[Path]) -> int:
+    """Return the step of the last checkpoint of a list, 0 without any."""
+    return (step_of(checkpoints[-1]) or 0) if checkpoints else 0
+
+
 def translations(run_dir: Path, name: str) -> Path:
-    """Return the file of a checkpoint's translations of the validation set, or, for `test-NAME`, of
-    the best model's of a test set.
+    """Return the file of translations by a checkpoint of this name, or, for `test-NAME`, those of a
+    test set by the best model.
     """
     return run_dir / VALIDATION / f"{name}.txt"
 
@@ -47,22 +51,15 @@ def steps(directory: Path) -> list[Path]:
     return [path for path in named_steps(directory) if manifest.is_complete(path)]
 
 
-def links(run_dir: Path) -> list[Path]:
-    """List links under the names of a run's files and directories, and inside these directories:
-    writing through one would change files elsewhere.
+def refuse_kept(path: Path) -> None:
+    """Refuse to write to a name that a run or checkpoint directory owns: every name in a sealed
+    directory, and the names of the files that a run writes.
     """
-    own = [run_dir / name for name in (*FILES, *DIRECTORIES)]
-    for name in DIRECTORIES:
-        directory = run_dir / name
-        if directory.is_dir() and not directory.is_symlink():
-            own += directory.iterdir()
-    return [path for path in own if path.is_symlink()]
+    if owner := _owner_of(path):
+        raise RefusedError(f"{path}: belongs to {owner}; write to another path")
 
 
-def keeper_of(path: Path) -> Path | None:
-    """Return the run or checkpoint directory that owns a file or directory of this name, if any:
-    everything in a sealed directory, and every file that a run writes.
-    """
+def _owner_of(path: Path) -> Path | None:
     place = Path(os.path.realpath(path))
     for above in list(place.parents)[:MOST_ABOVE]:
         first, *rest = place.relative_to(above).parts
@@ -74,15 +71,9 @@ def keeper_of(path: Path) -> Path | None:
     return None
 
 
-def refuse_kept(path: Path) -> None:
-    """Refuse to write to a file or directory that a run or checkpoint owns."""
-    if keeper := keeper_of(path):
-        raise RefusedError(f"{path}: belongs to {keeper}; write to another path")
-
-
 def _is_sealed(directory: Path) -> bool:
     """Whether a directory is one of mtrain's sealed ones, intact or damaged."""
-    if not (directory / manifest.NAME).is_file():  # a name that others use, too
+    if not (directory / manifest.NAME).is_file():  # other programs use this name, too
         return False
     try:
         return (directory / MODEL).is_file() or manifest.is_complete(directory)
@@ -91,10 +82,9 @@ def _is_sealed(directory: Path) -> bool:
 
 
 def named_steps(directory: Path) -> list[Path]:
-    """List everything that is named like a step, oldest first: broken directories too."""
+    """List everything that is named like a step, oldest first, whether it is complete or not."""
     try:  # glob would treat an unreadable directory as empty
-        found = {path: step_of(path) for path in directory.iterdir()}
+        found = [path for path in directory.iterdir() if step_of(path) is not None]
     except FileNotFoundError:
         return []
-    named = {path: step for path, step in found.items() if step is not None}
-    return sorted(named, key=named.__getitem__)
+    return sorted(found, key=lambda path: step_of(path) or 0)

@@ -1,28 +1,89 @@
-"""Readers of a run's text files for commands that only read it. The run may come from somebody
-else: no link is followed, no pipe is waited for, and files larger than a run writes are refused.
+"""Readers of a run's files for commands that only read it. The run may come from somebody else: no
+link is followed, no pipe is waited for, and files larger than a run writes are refused.
 """
 
 import io
 import os
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO
 
+from pydantic import TypeAdapter
+
 from mtrain.config.loading import parse_stored_config
-from mtrain.config.schema import Config
+from mtrain.config.schema import FREE_KEYS, MACHINE_KEYS, Config, changed_keys, is_among
 from mtrain.config.yaml_reader import read_text
 from mtrain.corpus.lines import LONGEST_LINE, bounded_lines, read_lines
-from mtrain.runs import layout
+from mtrain.runs import layout, records
+from mtrain.runs.history import History
+from mtrain.runs.records import BEST, LARGEST_TEXT, PROVENANCE, STATUS, Best, Provenance, Status
 from mtrain.runtime import files
 from mtrain.runtime.errors import UserError
+from mtrain.runtime.json_reader import Content
+from mtrain.runtime.lock import is_alive
 
-LARGEST_VOCABULARY, LARGEST_TEXT = 64 << 20, 256 << 20  # bytes
+LARGEST_VOCABULARY = 64 << 20  # bytes
 MOST_LINES = 10_000_000  # translations
 MUCH_TEXT, MUCH_LONGER = 4 << 20, 50  # bytes that may be scored, or times the references
 END_OF_LOG, LONGEST_MESSAGE = 64 << 20, 4096  # bytes
 LINK = "a link, where mtrain keeps a file or directory of its own"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory and its small files. One that is missing or damaged is None, and the error is
+    in `errors` by the name of the file.
+    """
+
+    path: Path
+    text: str  # of config.yaml
+    config: Config | None
+    status: Status | None
+    begun: Provenance | None
+    best: Best | None
+    errors: dict[str, UserError]
+
+    @property
+    def history(self) -> History | None:
+        """The validations in `best.json`."""
+        return History.of(self.best.metric, self.best) if self.best else None
+
+    @property
+    def state(self) -> str:
+        """State of the run by its status."""
+        return self.status.state if self.status else "unknown"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a process of this machine trains the run, by its status."""
+        status = self.status
+        if status is None or status.state not in ("running", "preparing"):
+            return False
+        is_here = status.host == socket.gethostname()
+        return is_here and status.pid is not None and is_alive(status.pid)
+
+
+def read_run(path: Path) -> Run:
+    """Read the small files of a run directory."""
+    errors: dict[str, UserError] = {}
+
+    def read(name: str, form: TypeAdapter[Content]) -> Content | None:
+        try:
+            return records.read_record(path / name, form)
+        except UserError as error:
+            errors[name] = error
+            return None
+
+    text, config = "", None
+    try:
+        text, config = read_settings(path)
+    except UserError as error:
+        errors[layout.CONFIG] = error
+    status, begun = read(layout.STATUS, STATUS), read(layout.RUN, PROVENANCE)
+    return Run(path, text, config, status, begun, read(layout.BEST, BEST), errors)
 
 
 @dataclass(frozen=True)
@@ -41,8 +102,7 @@ class Translations:
         """
         if len(self) != len(references):
             raise UserError(f"{self.path}: {len(self):,} lines, but {len(references):,} references")
-        most = max(MUCH_TEXT, MUCH_LONGER * sum(map(len, references)))
-        if len(self.data) > most:
+        if len(self.data) > max(MUCH_TEXT, MUCH_LONGER * sum(map(len, references))):
             raise UserError(
                 f"{self.path}: {len(self.data):,} bytes, more than {MUCH_LONGER} times the "
                 "references; restore the run's own file"
@@ -73,7 +133,7 @@ def read_translations(run_dir: Path, name: str) -> Translations | None:
     """Read a file of `validation/`; None where it is missing. Raises `UserError`."""
     path = layout.translations(run_dir, name)
     refuse_link(path.parent)
-    data = _read(path, LARGEST_TEXT)
+    data = records.read_bytes(path, LARGEST_TEXT)
     if data is None:
         return None
     found = Translations(path, data)
@@ -91,23 +151,30 @@ def read_settings(run_dir: Path) -> tuple[str, Config]:
     return text, parse_stored_config(text, str(path))
 
 
+def fixed_changes(before: Config, now: Config) -> list[tuple[str, object, object]]:
+    """List the settings that differ and may not change within a run, as `changed_keys` does."""
+    free = (*FREE_KEYS, *MACHINE_KEYS, "train.accum_steps")
+    return [change for change in changed_keys(before, now) if not is_among(change[0], free)]
+
+
 def read_vocabulary(run_dir: Path) -> bytes | None:
     """Read the model file of a run's vocabulary; None where it is missing. Raises `UserError`."""
-    return _read(run_dir / layout.TOKENIZER, LARGEST_VOCABULARY)
+    return records.read_bytes(run_dir / layout.TOKENIZER, LARGEST_VOCABULARY)
 
 
 def end_of_log(run_dir: Path) -> Iterator[str]:
     """Yield the last lines of `train.log`, each cut to the length of a message; raises
     `UserError`.
     """
+    path = run_dir / layout.LOG
     try:
-        with files.read(run_dir / layout.LOG) as stream:
+        with files.read(path) as stream:
             stream.seek(max(0, os.fstat(stream.fileno()).st_size - END_OF_LOG))
             yield from _cut_lines(stream)
     except FileNotFoundError:
         return
     except OSError as error:
-        raise _failure(run_dir / layout.LOG, error) from None
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
 def _cut_lines(stream: IO[bytes]) -> Iterator[str]:
@@ -121,34 +188,21 @@ def _cut_lines(stream: IO[bytes]) -> Iterator[str]:
 
 
 def links(run_dir: Path) -> list[Path]:
-    """List the links under names of a run's own files; raises `UserError`."""
-    try:
-        return layout.links(run_dir)
-    except OSError as error:
-        raise _failure(Path(error.filename or run_dir), error) from None
+    """List links under the names of a run's files and directories, and inside these directories:
+    writing through one would change files elsewhere. Raises `UserError`.
+    """
+    own = [run_dir / name for name in (*layout.FILES, *layout.DIRECTORIES)]
+    for name in layout.DIRECTORIES:
+        directory = run_dir / name
+        if directory.is_dir() and not directory.is_symlink():
+            try:
+                own += directory.iterdir()
+            except OSError as error:
+                raise UserError(f"{directory}: cannot be read: {error.strerror}") from None
+    return [path for path in own if path.is_symlink()]
 
 
 def refuse_link(path: Path) -> None:
     """Raise `UserError` if a name of a run's own files is a link."""
     if path.is_symlink():
         raise UserError(f"{path}: is {LINK}; it is not followed")
-
-
-def _read(path: Path, most: int) -> bytes | None:
-    try:
-        with files.read(path) as stream:
-            is_large = os.fstat(stream.fileno()).st_size > most
-            data = b"" if is_large else stream.read(most)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise _failure(path, error) from None
-    if is_large:
-        raise UserError(
-            f"{path}: larger than {most >> 20} MiB, which no run writes; restore the run's own file"
-        )
-    return data
-
-
-def _failure(path: Path, error: OSError) -> UserError:
-    return UserError(f"{path}: cannot be read: {error.strerror or error}")

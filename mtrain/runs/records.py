@@ -5,32 +5,45 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, FiniteFloat, TypeAdapter
 
 from mtrain.runs.layout import AVERAGE, STEP
+from mtrain.runs.tensorboard import TensorBoard
 from mtrain.runtime import files
 from mtrain.runtime.errors import UserError
-from mtrain.runtime.json_reader import read_json
+from mtrain.runtime.json_reader import Content, read_json, read_json_file
 
-# Numbers that arithmetic and formats can take, whoever wrote the file.
+# Bounds keep arithmetic and formatting safe, whoever wrote the file.
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
 Number = Annotated[int, Field(ge=-(1 << 53), le=1 << 53)] | float
-Score = Annotated[FiniteFloat, Field(ge=0, le=101)]  # of 100, which rounding may pass
+Score = Annotated[FiniteFloat, Field(ge=0, le=101)]  # at most 100, and some rounding
 CheckpointName = Annotated[str, Field(pattern=rf"^({AVERAGE}|{STEP.pattern})\z")]
+ExitCode = Annotated[int, Field(ge=0, le=255)]
 Metric = Literal["bleu", "chrf", "nll"]
 State = Literal["preparing", "running", "complete", "stopped", "failed", "refused"]
 
-LARGEST_METRICS = 256 << 20  # bytes of a `metrics.jsonl`
+PACKAGES = ("torch", "numpy", "sentencepiece", "sacrebleu", "safetensors")  # with their versions
+LARGEST_TEXT = 256 << 20  # bytes of a `metrics.jsonl`, or of a file of translations
 MOST_RECORDS, MOST_BROKEN = 2_000_000, 10_000  # lines of it, and invalid lines
+
+
+def _with_fields_of(form: type[BaseModel]) -> AfterValidator:
+    """Check the fields that a form names; the content stays as it is, with others."""
+
+    def check(content: dict[str, Any]) -> dict[str, Any]:
+        form.model_validate(content, strict=True)
+        return content
+
+    return AfterValidator(check)
 
 
 class LastStart(BaseModel):
     """How a start ended that did not change the run."""
 
     state: State
-    exit_code: Annotated[int, Field(ge=0, le=255)]
+    exit_code: ExitCode
     reason: str
     time: str
 
@@ -39,21 +52,17 @@ class Status(BaseModel):
     """`status.json`: the state of a run, and how it ended."""
 
     state: State
-    exit_code: Annotated[int, Field(ge=0, le=255)] | None = None
+    exit_code: ExitCode | None = None
     reason: str = ""
     step: Count
     pid: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     host: str | None = None
     last_start: LastStart | None = None
 
-    def as_json(self) -> dict[str, Any]:
-        """The file's content."""
-        return self.model_dump(exclude=None if self.last_start else {"last_start"})
-
 
 class Provenance(BaseModel):
-    """`run.json`: SHA-256 of corpora, settings, vocabulary and weights that a run is made of, seed,
-    command, versions. Earlier versions wrote fewer fields.
+    """`run.json`: what a run is made of, with SHA-256 of its corpora, settings, vocabulary and
+    initial weights. Earlier versions wrote fewer fields.
     """
 
     train: list[str]
@@ -80,19 +89,14 @@ class Validation(BaseModel):
     checkpoint: CheckpointName
     bleu: Score
     chrf: Score
-    nll: float  # not a number, where training went wrong
+    nll: float  # NaN where training went wrong
     signature: str
     lost: bool = False
     of: list[CheckpointName] = []
     sha256: str | None = None
 
 
-def _checked(entry: dict[str, Any]) -> dict[str, Any]:
-    Validation.model_validate(entry, strict=True)
-    return entry
-
-
-Entry = Annotated[dict[str, Any], AfterValidator(_checked)]
+Entry = Annotated[dict[str, Any], _with_fields_of(Validation)]
 
 
 class Named(BaseModel):
@@ -103,10 +107,6 @@ class Named(BaseModel):
     bleu: Score | None = None
     chrf: Score | None = None
     nll: float | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """The file's content."""
-        return self.model_dump(exclude_unset=True)
 
 
 class Best(BaseModel):
@@ -119,6 +119,21 @@ class Best(BaseModel):
     tests: dict[str, Entry]
 
 
+@dataclass(frozen=True)
+class Loop:
+    """`state.json` of a checkpoint: position of the training loop, sums since the last record, and
+    the machine.
+    """
+
+    step: Count
+    epoch: Count
+    pool: Count
+    batch: Count
+    sums: Annotated[list[FiniteFloat], Field(min_length=2, max_length=2)]
+    sum_tokens: Count
+    machine: dict[str, Count | str | bool | None]
+
+
 class Step(BaseModel):
     """Fields that every record of `metrics.jsonl` has."""
 
@@ -127,25 +142,41 @@ class Step(BaseModel):
     bleu: Number = Field(0.0, alias="valid/bleu")
 
 
-def _with_step(record: dict[str, Any]) -> dict[str, Any]:
-    Step.model_validate(record, strict=True)
-    return record
-
-
-Record = Annotated[dict[str, Number | str | bool | None], AfterValidator(_with_step)]
+Record = Annotated[dict[str, Number | str | bool | None], _with_fields_of(Step)]
 
 STATUS, PROVENANCE, BEST = TypeAdapter(Status), TypeAdapter(Provenance), TypeAdapter(Best)
-RECORD: TypeAdapter[dict[str, Any]] = TypeAdapter(Record)
+LOOP, RECORD = TypeAdapter(Loop), TypeAdapter[dict[str, Any]](Record)
 
 
-class Board(Protocol):
-    """A second receiver of the records of `metrics.jsonl`."""
+def read_bytes(path: Path, most: int) -> bytes | None:
+    """Return the content of a run's file, None where it is missing; raises `UserError` if it is a
+    link or no regular file, or larger than `most` bytes.
+    """
+    try:
+        if path.lstat().st_size > most:
+            raise ValueError(f"larger than {most:,} bytes")
+        return files.read_whole(path, most)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
+        text = f"{path}: {error}, which no run writes; restore the run's own file"
+        raise UserError(text) from None
 
-    def begin(self, records: list[dict[str, Any]]) -> None:
-        """Replace all records by these."""
 
-    def add(self, record: dict[str, Any]) -> None:
-        """Add a record."""
+def read_record(
+    path: Path, form: TypeAdapter[Content], advice: str = "restore the run's own file"
+) -> Content | None:
+    """Read one of the small JSON files, None where it is missing. Raises `UserError`, which ends in
+    the advice, if it is damaged.
+    """
+    try:
+        return read_json_file(path, form)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise UserError(f"{path}: damaged: {error}; {advice}") from None
 
 
 @dataclass
@@ -159,16 +190,15 @@ class Records:
     cut: int | None = None
 
 
+@dataclass
 class MetricsFile:
     """`metrics.jsonl`: one JSON object per record, in the order of steps; the board gets the same
-    records.
+    records. `check` is called before anything is written; it may raise.
     """
 
-    def __init__(
-        self, path: Path, board: Board | None = None, check: Callable[[], None] = lambda: None
-    ) -> None:
-        self.path, self.board = path, board
-        self.check = check  # called before anything is written; may raise
+    path: Path
+    board: TensorBoard | None = None
+    check: Callable[[], None] = lambda: None
 
     def append(self, record: dict[str, Any]) -> None:
         """Add a record."""
@@ -180,14 +210,14 @@ class MetricsFile:
 
     def cut(self, step: int) -> None:
         """Drop the records after a step and a truncated line; a resumed run writes them again."""
-        records = [record for record in self.read() if record["step"] <= step]
+        records = [record for record in self.parse().records if record["step"] <= step]
         self._rewrite(records)
         if self.board is not None:
             self.board.begin(records)
 
     def replace(self, record: dict[str, Any], prefix: str) -> None:
         """Add a record and remove one of the same step whose keys start with `prefix`."""
-        step, records = record["step"], self.read()
+        step, records = record["step"], self.parse().records
         kept = [r for r in records if r["step"] != step or not any(k.startswith(prefix) for k in r)]
         self._rewrite([*kept, record])
         if self.board is not None and len(kept) < len(records):
@@ -195,16 +225,13 @@ class MetricsFile:
         elif self.board is not None:
             self.board.add(record)
 
-    def read(self) -> list[dict[str, Any]]:
-        """Return the valid records; raises `UserError` if the file is no regular file or too
-        large.
-        """
-        return self.parse().records
-
     def parse(self) -> Records:
-        """Separate records from invalid lines; raises `UserError` as `read` does."""
+        """Separate records from invalid lines; raises `UserError` if the file is no regular file or
+        too large.
+        """
         found = Records()
-        for number, line in enumerate(io.BytesIO(self._content()), 1):
+        data = read_bytes(self.path, LARGEST_TEXT) or b""
+        for number, line in enumerate(io.BytesIO(data), 1):
             try:
                 found.records.append(read_json(line, RECORD))
             except ValueError:
@@ -218,21 +245,6 @@ class MetricsFile:
                     "remove the file, or restore the run's"
                 )
         return found
-
-    def _content(self) -> bytes:
-        try:
-            with files.read(self.path) as stream:
-                data = stream.read(LARGEST_METRICS + 1)
-        except FileNotFoundError:
-            return b""
-        except OSError as error:
-            raise UserError(f"{self.path}: cannot be read: {error.strerror}") from None
-        if len(data) > LARGEST_METRICS:
-            raise UserError(
-                f"{self.path}: larger than {LARGEST_METRICS >> 20} MiB, which no run writes; "
-                "remove it, or restore the run's"
-            )
-        return data
 
     def _rewrite(self, records: list[dict[str, Any]]) -> None:
         self.check()

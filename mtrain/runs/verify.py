@@ -7,51 +7,18 @@ import hashlib
 import os
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
-from itertools import islice
+from importlib.metadata import version
 from pathlib import Path
 
-from pydantic import TypeAdapter
-
 from mtrain.config.loading import load_stored_config
-from mtrain.config.schema import (
-    FREE_KEYS,
-    MACHINE_KEYS,
-    Corpus,
-    GeneratedCorpus,
-    HubCorpus,
-    changed_keys,
-    is_among,
-)
+from mtrain.config.schema import Corpus, GeneratedCorpus, HubCorpus
 from mtrain.corpus.readers import describe, files_of, reading_of, scan
 from mtrain.runs import layout, manifest, reader
-from mtrain.runs.findings import (
-    CHANGED,
-    DAMAGED,
-    MISSING,
-    NOTE,
-    OK,
-    UNREACHABLE,
-    Finding,
-    Run,
-    open_run,
-)
-from mtrain.runs.records import Count, MetricsFile
+from mtrain.runs.findings import CHANGED, DAMAGED, MISSING, NOTE, OK, UNREACHABLE, Finding
+from mtrain.runs.reader import Run, fixed_changes
+from mtrain.runs.records import LOOP, PACKAGES, MetricsFile, read_record
 from mtrain.runtime.errors import UserError
-from mtrain.runtime.json_reader import read_json_file
 from mtrain.runtime.log import progress_bar, shorten
-
-
-@dataclass(frozen=True)
-class State:
-    """The part of a checkpoint's `state.json` that is compared."""
-
-    step: Count
-
-
-STATE = TypeAdapter(State)
-MOST_VERSIONS = 100  # packages to compare
 
 
 def verify(path: Path) -> Iterator[Finding]:
@@ -65,31 +32,29 @@ def verify(path: Path) -> Iterator[Finding]:
     begun = any(os.path.lexists(path / name) for name in (layout.RUN, layout.CHECKPOINTS))
     if not begun and not os.path.lexists(path / layout.STATUS):
         raise UserError(f"{path}: not a run directory: it holds no run.json")
-    findings: list[Finding] = []
-    run = open_run(path, findings)
+    run = reader.read_run(path)
+    yield from _small_files(run, begun)
     if not begun:
-        yield from (each for each in findings if each.state == DAMAGED)
         yield from _status(run)
         yield Finding(layout.RUN, NOTE, "not there yet: nothing has been trained")
         return
-    yield from findings
-    yield from _guarded(str(path), _links(run, {each.what for each in findings}))
+    sizes: dict[str, int] = {}
+    yield from _guarded(str(path), _links(run))
     yield from _guarded(layout.STATUS, _status(run))
-    yield from _guarded("config.yaml", _settings(run))
+    yield from _guarded(layout.CONFIG, _settings(run))
     yield from _guarded(layout.TOKENIZER, _vocabulary(run))
     yield from _guarded(layout.CHECKPOINTS, _checkpoints(run))
     yield from _guarded(str(path), _leftovers(run))
     yield from _guarded(layout.BEST, _best(run))
-    yield from _guarded(layout.METRICS, _records(run))
-    sizes: dict[str, int] = {}
+    yield from _guarded(layout.METRICS, _metrics(run))
     yield from _guarded("data", _data(run, sizes))
     yield from _guarded(layout.VALIDATION, _translations(run, sizes))
 
 
-def _guarded(what: str, section: Iterator[Finding]) -> Iterator[Finding]:
+def _guarded(what: str, check: Iterator[Finding]) -> Iterator[Finding]:
     """Turn an error of one check into a finding, so that the other checks run."""
     try:
-        yield from section
+        yield from check
     except UserError as error:
         yield Finding(what, DAMAGED, str(error))
     except OSError as error:
@@ -97,10 +62,19 @@ def _guarded(what: str, section: Iterator[Finding]) -> Iterator[Finding]:
         yield Finding(what, DAMAGED, f"{where}{error.strerror or error}")
 
 
-def _links(run: Run, known: set[str]) -> Iterator[Finding]:
-    """Report links under names of mtrain's own, unless they are in `known`."""
+def _small_files(run: Run, begun: bool) -> Iterator[Finding]:
+    """Report small files that cannot be read, and, if the run has begun, those that are missing."""
+    for name, error in run.errors.items():
+        if os.path.lexists(run.path / name):
+            yield Finding(name, DAMAGED, str(error))
+    for name in (layout.CONFIG, layout.RUN, layout.STATUS) if begun else ():
+        if not os.path.lexists(run.path / name):
+            yield Finding(name, MISSING, "every start of mtrain train writes it")
+
+
+def _links(run: Run) -> Iterator[Finding]:
     for path in reader.links(run.path):
-        if _name(run, path) not in known:
+        if _name(run, path) not in run.errors:  # these are reported
             yield Finding(_name(run, path), DAMAGED, reader.LINK)
 
 
@@ -129,47 +103,32 @@ def _settings(run: Run) -> Iterator[Finding]:
     """Compare `config.yaml` and this machine with `run.json`."""
     begun, config = run.begun, run.config
     if begun is not None:
-        commit = begun.commit.get("mtrain")
-        of = f", commit {commit}" if commit else ""
-        yield Finding(layout.RUN, OK, f"seed {begun.seed}, started {begun.created}{of}")
-        if others := _other_versions(begun.versions):
+        commit = f", commit {begun.commit['mtrain']}" if begun.commit.get("mtrain") else ""
+        yield Finding(layout.RUN, OK, f"seed {begun.seed}, started {begun.created}{commit}")
+        others = [
+            f"{name} {then} in the run, {now} here"
+            for name, then in begun.versions.items()
+            if name in PACKAGES and (now := version(name)) != then
+        ]
+        if others:
             detail = f"{', '.join(others)}: equal bits are not promised here"
             yield Finding("versions", NOTE, detail)
     if config is None:
         return
-    if begun is None:
-        yield Finding("config.yaml", OK, "a valid config")
-        return
-    if config.seed != begun.seed:
-        detail = f"seed {config.seed}, but {begun.seed} in run.json"
-        yield Finding("config.yaml", CHANGED, detail)
-    elif begun.config is None:
-        yield Finding("config.yaml", OK, "a valid config; run.json has no hash of it")
+    state, detail = OK, "its SHA-256 is that of run.json"
+    if begun is not None and config.seed != begun.seed:
+        state, detail = CHANGED, f"seed {config.seed}, but {begun.seed} in run.json"
+    elif begun is None or begun.config is None:
+        detail = "a valid config; there is no hash of it in run.json"
     elif hashlib.sha256(run.text.encode("utf-8")).hexdigest() != begun.config:
-        yield Finding("config.yaml", CHANGED, "its SHA-256 differs from run.json")
-    else:
-        yield Finding("config.yaml", OK, "its SHA-256 is that of run.json")
-
-
-def _other_versions(versions: dict[str, str]) -> list[str]:
-    """Name packages whose version here is not the run's."""
-    others = []
-    for name, then in islice(versions.items(), MOST_VERSIONS):
-        if name in ("", "mtrain", "python"):
-            continue
-        try:
-            now = version(name)
-        except PackageNotFoundError:
-            now = "not installed"
-        if now != then:
-            others.append(f"{name} {then} in the run, {now} here")
-    return others
+        state, detail = CHANGED, "its SHA-256 differs from run.json"
+    yield Finding(layout.CONFIG, state, detail)
 
 
 def _vocabulary(run: Run) -> Iterator[Finding]:
     """Compare the vocabulary with `run.json`."""
     path = run.path / layout.TOKENIZER
-    if path.is_symlink():
+    if path.is_symlink():  # reported by _links
         return
     data = reader.read_vocabulary(run.path)
     if data is None:
@@ -186,67 +145,51 @@ def _checkpoints(run: Run) -> Iterator[Finding]:
     directory = run.path / layout.CHECKPOINTS
     if directory.is_symlink():
         return
-    paths = [path for path in layout.named_steps(directory) if not path.is_symlink()]
     average = directory / layout.AVERAGE
-    if average.is_symlink():
-        pass  # reported by _links
-    elif average.exists():
-        paths.append(average)
-    elif run.history is not None and run.history.average:
+    paths = [path for path in (*layout.named_steps(directory), average) if path.exists()]
+    paths = [path for path in paths if not path.is_symlink()]  # reported by _links
+    if run.history and run.history.average and not os.path.lexists(average):
         yield Finding(_name(run, average), MISSING, "best.json has its scores")
     for path in paths:
-        try:
-            found = list(_checkpoint(path, _name(run, path), run))
-        except FileNotFoundError:
-            found = []
-            if not run.is_running:
-                raise
+        found = list(_checkpoint(path, _name(run, path), run))
         if run.is_running:  # training removes old checkpoints meanwhile
             found = [each for each in found if (run.path / each.what).exists()]
+        yield from found
         inner = path / layout.TRAINER
         if not inner.exists() and path in layout.steps(directory)[-2:]:  # in this order
             state = NOTE if run.state == "complete" else MISSING
-            what = _name(run, inner)
-            found.append(Finding(what, state, "resuming from this checkpoint needs it"))
-        yield from found
+            yield Finding(_name(run, inner), state, "resuming from this checkpoint needs it")
     if not paths and run.state == "complete":
         yield Finding(layout.CHECKPOINTS, MISSING, "a complete run has checkpoints")
 
 
 def _checkpoint(path: Path, name: str, run: Run | None) -> Iterator[Finding]:
     """Check one checkpoint against its manifest and the run's vocabulary and settings."""
-    needed = (layout.MODEL, layout.CONFIG, layout.TOKENIZER)
-    is_intact = True
-    for damage in manifest.damages(path, *needed):
-        is_intact = False
-        yield _damage(name, damage)
-    if is_intact:
-        yield from _belongs(path, name, run)
-    inner = path / layout.TRAINER
-    name = f"{name}/{layout.TRAINER}"
+    damages = list(manifest.damages(path, layout.MODEL, layout.CONFIG, layout.TOKENIZER))
+    yield from (_damage(name, damage) for damage in damages)
+    if not damages:
+        yield from _guarded(name, _belongs(path, name, run))
+    inner, name = path / layout.TRAINER, f"{name}/{layout.TRAINER}"
     if inner.is_symlink():
         yield Finding(name, DAMAGED, reader.LINK)
-    if inner.is_symlink() or not inner.exists():
-        return
-    broken = list(manifest.damages(inner, layout.OPTIMIZER, layout.STATE))
-    yield from (_damage(name, damage) for damage in broken)
-    if broken:
-        return
-    try:
-        step = read_json_file(inner / layout.STATE, STATE).step
-    except ValueError as error:
-        yield Finding(name, DAMAGED, f"{layout.STATE}: {error}")
-        return
-    named = layout.step_of(path.resolve())
-    if named is not None and step != named:
-        yield Finding(name, CHANGED, f"{layout.STATE} is of step {step}")
-    else:
-        yield Finding(name, OK, _size(inner))
+    elif inner.exists():
+        yield from _guarded(name, _trainer(inner, name, layout.step_of(path.resolve())))
+
+
+def _trainer(path: Path, name: str, step: int | None) -> Iterator[Finding]:
+    """Check the trainer's part of a checkpoint, of this step if it is known."""
+    damages = list(manifest.damages(path, layout.OPTIMIZER, layout.STATE))
+    yield from (_damage(name, damage) for damage in damages)
+    loop = None if damages else read_record(path / layout.STATE, LOOP)
+    if loop is not None and step not in (None, loop.step):
+        yield Finding(name, CHANGED, f"{layout.STATE} is of step {loop.step}")
+    elif loop is not None:
+        yield Finding(name, OK, _size(path))
 
 
 def _damage(name: str, error: UserError) -> Finding:
-    text = str(error)
-    return Finding(name, MISSING if text.endswith(": missing") else DAMAGED, text)
+    is_missing = isinstance(error, manifest.MissingError)
+    return Finding(name, MISSING if is_missing else DAMAGED, str(error))
 
 
 def _belongs(path: Path, name: str, run: Run | None) -> Iterator[Finding]:
@@ -255,15 +198,9 @@ def _belongs(path: Path, name: str, run: Run | None) -> Iterator[Finding]:
     if begun and manifest.hash_file(path / layout.TOKENIZER) != begun.tokenizer:
         yield Finding(name, CHANGED, f"its {layout.TOKENIZER} differs from run.json")
         return
-    try:
-        own = load_stored_config(path / layout.CONFIG)
-    except UserError as error:
-        yield Finding(name, DAMAGED, str(error))
-        return
-    free = (*FREE_KEYS, *MACHINE_KEYS, "train.accum_steps")
-    changes = changed_keys(own, config) if config else []
-    if others := [key for key, *_ in changes if not is_among(key, free)]:
-        yield Finding(name, CHANGED, f"its settings differ from config.yaml: {', '.join(others)}")
+    own = load_stored_config(path / layout.CONFIG)
+    if keys := [key for key, *_ in fixed_changes(own, config or own)]:
+        yield Finding(name, CHANGED, f"its settings differ from config.yaml: {', '.join(keys)}")
     else:
         yield Finding(name, OK, _size(path))
 
@@ -277,50 +214,56 @@ def _size(directory: Path) -> str:
 
 def _leftovers(run: Run) -> Iterator[Finding]:
     """Report files of an interrupted or running save."""
-    for directory in (run.path, run.path / layout.CHECKPOINTS, run.path / layout.VALIDATION):
-        if directory != run.path and directory.is_symlink():
+    detail = "left by an interrupted save; the next start of mtrain train removes it"
+    if run.is_running:
+        detail = "being written or removed"
+    for name in ("", layout.CHECKPOINTS, layout.VALIDATION):
+        directory = run.path / name
+        if name and directory.is_symlink():
             continue
         for item in sorted((*directory.glob(".*.partial"), *directory.glob(".*.removed"))):
-            detail = "left by an interrupted save; the next start of mtrain train removes it"
-            if run.is_running:
-                detail = "being written or removed"
             yield Finding(_name(run, item), NOTE, detail)
 
 
 def _best(run: Run) -> Iterator[Finding]:
-    """Check that the best checkpoint exists and that the history has the run's metric."""
-    if run.best is None:
+    """Check that the best checkpoint exists and that `best.json` agrees with itself and with
+    `config.yaml`.
+    """
+    stored, history = run.best, run.history
+    if stored is None or history is None:
         if not (run.path / layout.BEST).exists() and run.state == "complete":
             yield Finding(layout.BEST, MISSING, "so the best checkpoint is unknown")
         return
-    if run.history is None:
-        return
-    if run.config is not None and run.history.metric != run.config.train.metric:
-        detail = f"metric {run.history.metric}, but {run.config.train.metric} in config.yaml"
+    best = history.best
+    if history.summary != (stored.best and stored.best.model_dump(exclude_unset=True)):
+        name = best["checkpoint"] if best else "none"
+        detail = f"its best is not the best of its history, which is {name}"
         yield Finding(layout.BEST, CHANGED, detail)
-    best = run.history.best
+    if run.config is not None and history.metric != run.config.train.metric:
+        detail = f"metric {history.metric}, but {run.config.train.metric} in config.yaml"
+        yield Finding(layout.BEST, CHANGED, detail)
     if best is None:
         yield Finding(layout.BEST, OK, "no validation yet")
         return
     directory = run.path / layout.CHECKPOINTS / best["checkpoint"]
-    if not directory.is_dir():
-        if run.is_running and open_run(run.path, []).best != run.best:
-            yield Finding(layout.BEST, NOTE, "another checkpoint is the best by now")
-        else:
-            yield Finding(layout.BEST, MISSING, f"its best checkpoint, {_name(run, directory)}")
-        return
-    count = len(run.history.entries)
-    detail = f"{count} validation{'s' if count != 1 else ''}, {best['checkpoint']} is best"
-    yield Finding(layout.BEST, OK, detail)
+    count = len(history.entries)
+    if directory.is_dir():
+        detail = f"{count} validation{'s' if count != 1 else ''}, {best['checkpoint']} is best"
+        yield Finding(layout.BEST, OK, detail)
+    elif run.is_running and reader.read_run(run.path).best != stored:
+        yield Finding(layout.BEST, NOTE, "another checkpoint is the best by now")
+    else:
+        yield Finding(layout.BEST, MISSING, f"its best checkpoint, {_name(run, directory)}")
 
 
-def _records(run: Run) -> Iterator[Finding]:
+def _metrics(run: Run) -> Iterator[Finding]:
     """Check that `metrics.jsonl` is readable and agrees with `best.json`."""
     path = run.path / layout.METRICS
+    entries = run.history.entries if run.history else []
     if path.is_symlink():
         return
     if not path.exists():
-        if run.history is not None and run.history.entries:
+        if entries:
             yield Finding(path.name, MISSING, "best.json has validations")
         return
     found = MetricsFile(path).parse()
@@ -333,7 +276,6 @@ def _records(run: Run) -> Iterator[Finding]:
     if steps != sorted(steps):
         yield Finding(path.name, CHANGED, "its steps are not in order")
     known = {(r["step"], r["valid/bleu"]) for r in found.records if "valid/bleu" in r}
-    entries = run.history.entries if run.history else []
     if lost := [e["step"] for e in entries if (e["step"], e["bleu"]) not in known]:
         detail = f"its validation differs from best.json at step {shorten(lost)}"
         yield Finding(path.name, CHANGED, detail)
@@ -354,23 +296,18 @@ def _data(run: Run, sizes: dict[str, int]) -> Iterator[Finding]:
     for number, (corpus, sha256) in enumerate(zip(data.train, train, strict=False)):
         yield _corpus(run, f"data.train.{number}", corpus, sha256, sizes)
     yield _corpus(run, "data.valid", data.valid, run.begun.valid, sizes)
-    for name, corpus in data.test.items():
-        if known := _test_hash(run, name):
-            yield _corpus(run, f"data.test.{name}", corpus, known, sizes)
-
-
-def _test_hash(run: Run, name: str) -> str | None:
     tests = run.history.tests if run.history else {}
-    assert run.begun is not None
-    return run.begun.test.get(name) or tests.get(name, {}).get("sha256")
+    for name, corpus in data.test.items():
+        if known := run.begun.test.get(name) or tests.get(name, {}).get("sha256"):
+            yield _corpus(run, f"data.test.{name}", corpus, known, sizes)
 
 
 def _corpus(run: Run, key: str, corpus: Corpus, sha256: str, sizes: dict[str, int]) -> Finding:
     what = f"{key} {describe(corpus)}"
     assert run.config is not None
     reading = reading_of(run.config)
-    if away := _out_of_reach(corpus, reading.root):
-        return Finding(what, UNREACHABLE, away)
+    if reason := _why_unreachable(corpus, reading.root):
+        return Finding(what, UNREACHABLE, reason)
     try:
         with progress_bar(None, "MB", f"hashing {key}") as bar:
 
@@ -387,8 +324,7 @@ def _corpus(run: Run, key: str, corpus: Corpus, sha256: str, sizes: dict[str, in
     return Finding(what, OK, f"{found.pairs:,} pairs, same as in the run")
 
 
-def _out_of_reach(corpus: Corpus, root: Path) -> str | None:
-    """Return why a corpus cannot be read from here, or None."""
+def _why_unreachable(corpus: Corpus, root: Path) -> str | None:
     if isinstance(corpus, HubCorpus):
         return "a dataset of the Hugging Face hub, which is not downloaded again"
     for file in [] if isinstance(corpus, GeneratedCorpus) else files_of(corpus, root):
@@ -401,22 +337,18 @@ def _translations(run: Run, sizes: dict[str, int]) -> Iterator[Finding]:
     """Check that the translations of validations and tests have a line for each pair."""
     if run.history is None:
         return
-    for entry in run.history.entries:
-        yield from _translated(run, entry["checkpoint"], sizes.get("data.valid"))
-    if run.history.average:
-        yield from _translated(run, layout.AVERAGE, sizes.get("data.valid"))
-    for name in run.history.tests:
-        yield from _translated(run, f"test-{name}", sizes.get(f"data.test.{name}"))
+    entries = [*run.history.entries, *filter(None, [run.history.average])]
+    sets = [(entry["checkpoint"], "data.valid") for entry in entries]
+    sets += [(f"test-{name}", f"data.test.{name}") for name in run.history.tests]
+    for name, key in sets:
+        path = layout.translations(run.path, name)
+        if not path.is_symlink():  # reported by _links
+            what = _name(run, path)
+            yield from _guarded(what, _count(what, run.path, name, sizes.get(key)))
 
 
-def _translated(run: Run, name: str, size: int | None) -> Iterator[Finding]:
-    """Check a file of translations of a set of `size` pairs, None if unknown."""
-    path = layout.translations(run.path, name)
-    if not path.is_symlink():  # reported by _links
-        yield from _guarded(_name(run, path), _counted(_name(run, path), run.path, name, size))
-
-
-def _counted(what: str, run_dir: Path, name: str, size: int | None) -> Iterator[Finding]:
+def _count(what: str, run_dir: Path, name: str, size: int | None) -> Iterator[Finding]:
+    """Check translations of a set of `size` pairs, None if unknown."""
     lines = reader.read_translations(run_dir, name)
     if lines is None:
         yield Finding(what, MISSING, "best.json has its score")

@@ -17,9 +17,10 @@ from mtrain.config.schema import Config, dump_config
 from mtrain.data.prepare import Prepared
 from mtrain.model.building import check_weights
 from mtrain.runs import checkpoint, layout, manifest
-from mtrain.runs.checkpoint import Loop, Snapshot, TrainerState
+from mtrain.runs.checkpoint import Snapshot, TrainerState
 from mtrain.runs.directory import RunDirectory
 from mtrain.runs.manifest import DamagedError
+from mtrain.runs.records import Loop
 from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import logger
@@ -120,7 +121,7 @@ class Checkpoints:
     def _load(self, pools: int) -> Loop | None:
         """Load the newest intact checkpoint, if there is one."""
         self.run.check_held()
-        checkpoint.clean(self.run.checkpoints)
+        manifest.clean(self.run.checkpoints)
         found = self.find_newest()
         if found is None:
             self._load_initial()
@@ -152,7 +153,7 @@ class Checkpoints:
         snapshot = checkpoint.load_or_name_good(directory)
         check_weights(self.optimizer.weights(), snapshot.weights, directory)
         self.init_hash = manifest.hash_file(directory / layout.MODEL)
-        self.run.check_beginning(self.init_hash)
+        self.run.check_data({"init_from": self.init_hash})
         self.optimizer.load_weights(snapshot.weights)
         if self.average is not None:
             self.average.load(snapshot.weights)

@@ -1,0 +1,184 @@
+"""Sealed directories: complete or not there, whatever crashes, links and other processes do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mtrain.runs import manifest
+from mtrain.runtime.errors import RefusedError, UserError
+
+
+class Crash(BaseException):
+    """The process dies here."""
+
+
+def write(path: Path, text: str) -> None:
+    """Write a sealed directory with a file of this text and a directory."""
+
+    def fill(directory: Path) -> None:
+        (directory / "text").write_text(text)
+        (directory / "trainer").mkdir()
+
+    manifest.write_directory(path, fill)
+
+
+def files(directory: Path) -> list[str]:
+    return sorted(str(p.relative_to(directory)) for p in directory.rglob("*") if p.is_file())
+
+
+def crash_after(monkeypatch: pytest.MonkeyPatch, calls: int) -> None:
+    """Let the process die at the n-th change of a name on disk, or before the n-th sync."""
+    left = [calls]
+
+    def dying(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            left[0] -= 1
+            if left[0] < 0:
+                raise Crash
+            return function(*arguments, **options)
+
+        return call
+
+    for module, name in ((os, "replace"), (os, "fsync"), (shutil, "rmtree"), (os, "unlink")):
+        monkeypatch.setattr(module, name, dying(getattr(module, name)))
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_crash_at_any_point_leaves_whole_directories(tmp_path: Path, replaces: bool) -> None:
+    found, finished, calls = set(), False, 0
+    while not finished:
+        path = tmp_path / str(calls) / "sealed"
+        path.parent.mkdir()
+        if replaces:
+            write(path, "old")
+        with pytest.MonkeyPatch.context() as patch:
+            crash_after(patch, calls)
+            try:
+                write(path, "new")
+                finished = True
+            except Crash:
+                calls += 1
+        if path.exists():
+            manifest.verify(path, "text")
+        found.add((path / "text").read_text() if path.exists() else None)
+        manifest.clean(path.parent)
+        assert [item.name for item in path.parent.iterdir()] == ["sealed"] * path.exists()
+    assert calls > 5
+    assert found == ({"old", None, "new"} if replaces else {None, "new"})
+
+
+@pytest.mark.parametrize("name", [".sealed.partial", ".sealed.removed", "sealed"])
+@pytest.mark.parametrize("is_file", [False, True])
+def test_no_link_is_followed_where_a_directory_is_written(
+    tmp_path: Path, name: str, is_file: bool
+) -> None:
+    """Nor where what crashes left is removed."""
+    elsewhere, directory = tmp_path / "elsewhere", tmp_path / "checkpoints"
+    directory.mkdir()
+    write(elsewhere, "precious")
+    (elsewhere / ".mine.partial").mkdir()
+    before = files(elsewhere)
+    (directory / name).symlink_to(elsewhere / "text" if is_file else elsewhere)
+    manifest.clean(directory)
+    assert (directory / name).is_symlink() == (not name.startswith("."))
+    (directory / name).unlink(missing_ok=True)
+    (directory / name).symlink_to(elsewhere / "text" if is_file else elsewhere)
+    manifest.write_directory(directory / "kept", lambda aside: None, keep=Path.exists)
+    for text in ("old", "new"):
+        write(directory / "sealed", text)
+    assert [p.name for p in directory.iterdir() if p.is_symlink()] == []
+    manifest.remove_directory(directory / "sealed")
+    assert files(elsewhere) == before
+    assert (elsewhere / ".mine.partial").is_dir()
+
+
+def test_what_is_gone_on_with_is_no_link_and_holds_none(tmp_path: Path) -> None:
+    elsewhere, aside = tmp_path / "elsewhere", tmp_path / ".new.partial"
+    elsewhere.mkdir()
+    aside.symlink_to(elsewhere)
+
+    def fill(directory: Path) -> None:
+        (directory / "shard").write_bytes(b"ids")
+
+    manifest.write_directory(tmp_path / "new", fill, keep=Path.exists)
+    assert list(elsewhere.iterdir()) == []
+    aside.mkdir()
+    (aside / "shard").symlink_to(elsewhere / "precious")
+    manifest.write_directory(tmp_path / "new", fill, keep=Path.exists)
+    manifest.verify(tmp_path / "new", "shard")
+    assert list(elsewhere.iterdir()) == []
+
+
+# --- new directories --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("leftover", [False, True])
+def test_of_several_writers_one_writes_a_new_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leftover: bool
+) -> None:
+    """A lock is of a descriptor, so threads compete for it as processes do."""
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+
+    def attempt(path: Path, name: str) -> str:
+        try:
+            manifest.write_new_directory(path, lambda aside: (aside / name).touch())
+        except RefusedError:
+            return ""
+        return name
+
+    with ThreadPoolExecutor(3) as pool:
+        for number in range(50):
+            path = tmp_path / str(number)
+            if leftover:  # of a crash
+                plant(tmp_path / f".{number}.partial", "directory", path)
+            (written,) = filter(None, pool.map(partial(attempt, path), "abc"))
+            manifest.verify(path, written)
+            assert files(path) == [written, "manifest.json"]
+    assert len(list(tmp_path.iterdir())) == 50
+
+
+def plant(path: Path, kind: str, target: Path) -> None:
+    if kind == "directory":
+        path.mkdir()
+        (path / "old").touch()
+    elif kind == "file":
+        path.touch()
+    elif kind == "link":
+        path.symlink_to(target)
+
+
+@pytest.mark.parametrize("kind", ["directory", "file", "link", "late"])
+def test_what_is_there_is_never_replaced_by_a_new_directory(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "new"
+    plant(path, kind, tmp_path / "nowhere")
+    with pytest.raises(RefusedError, match="new: exists already; remove it, or choose another"):
+        manifest.write_new_directory(path, lambda directory: path.mkdir())
+    assert [item.name for item in tmp_path.iterdir()] == ["new"]
+
+
+@pytest.mark.parametrize("kind", ["directory", "file", "link"])
+def test_a_leftover_of_a_new_directory_is_cleared(tmp_path: Path, kind: str) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "precious").touch()
+    plant(tmp_path / ".new.partial", kind, elsewhere)
+    manifest.write_new_directory(tmp_path / "new", lambda directory: None)
+    assert files(tmp_path) == ["elsewhere/precious", "new/manifest.json"]
+
+
+def test_a_new_directory_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    def fill(directory: Path) -> None:
+        (directory / "a").touch()
+        raise UserError("no")
+
+    with pytest.raises(UserError, match="no"):
+        manifest.write_new_directory(tmp_path / "new", fill)
+    assert list(tmp_path.iterdir()) == []
