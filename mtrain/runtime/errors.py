@@ -25,8 +25,8 @@ class UserError(Exception):
     """
 
     exit_code = EXIT_FAILED
-    # Every rank of a job raises it; rank 0 shows it.
-    is_shared = is_told = False
+    is_shared = False  # whether every rank of a job raises it
+    is_silent = False  # whether another rank shows it
 
     def __init__(self, *lines: str) -> None:
         super().__init__(*lines)
@@ -38,6 +38,15 @@ class UserError(Exception):
 def first_line(error: Exception) -> str:
     """Return the first line of a library's error."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def as_user_error(error: UserError | OSError | MemoryError) -> UserError:
+    """Return the error to show, also for a full disk or a lack of memory."""
+    if isinstance(error, UserError):
+        return error
+    if isinstance(error, MemoryError):
+        return UserError("out of memory")
+    return UserError(f"{error.filename or 'mtrain'}: {error.strerror or error}")
 
 
 class RowError(UserError):

@@ -63,9 +63,7 @@ def test_tasks_are_read_as_they_are_needed() -> None:
     assert multiprocessing.active_children() == []
 
 
-@pytest.mark.parametrize(
-    ("task", "message"), [(11, "it died"), (13, "it died"), (17, "seventeen")]
-)
+@pytest.mark.parametrize(("task", "message"), [(11, "it died"), (13, "it died"), (17, "seventeen")])
 def test_the_end_of_one_process_ends_all(task: int, message: str) -> None:
     with pytest.raises(UserError, match=message):
         list(map_tasks(setup, [1, 2, task, 3], 2, "it died"))

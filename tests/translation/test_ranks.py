@@ -15,7 +15,6 @@ from ranks import start
 from mtrain.cli import app as cli
 from mtrain.translation.translator import Translator
 
-
 # --- translation --------------------------------------------------------------------------------
 
 LINES = [src for src, _ in made_up_pairs(60, 31)] + ["", "  ", "bavo " * 40]
