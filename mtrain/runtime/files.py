@@ -16,10 +16,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-# Temporary name, next to the final one.
-PARTIAL = ".{}.partial"
+PARTIAL = ".{}.partial"  # temporary name, next to the final one
 
-VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})")
+VARIABLE = re.compile(r"\$(?:[A-Z_]\w*|\{[A-Z_]\w*\})", re.ASCII | re.IGNORECASE)
 
 
 def create(path: Path) -> IO[bytes]:
@@ -48,9 +47,10 @@ def open_kept(path: Path, flags: int) -> int:
     return descriptor
 
 
-def _refusal(path: Path) -> OSError:
-    what = "a link" if path.is_symlink() else "not a regular file"
-    return OSError(errno.EINVAL, f"{what}, where mtrain keeps a file of its own", str(path))
+def _refusal(path: Path, kind: str = "regular file") -> OSError:
+    what = "a link" if path.is_symlink() else f"not a {kind}"
+    text = f"{what}, where mtrain keeps a {kind.split()[-1]} of its own"
+    return OSError(errno.EINVAL, text, str(path))
 
 
 def append(path: Path) -> IO[bytes]:
@@ -89,9 +89,7 @@ def make_directory(path: Path) -> None:
         path.mkdir()
     except FileExistsError:
         if path.is_symlink() or not path.is_dir():
-            what = "a link" if path.is_symlink() else "not a directory"
-            text = f"{what}, where mtrain keeps a directory of its own"
-            raise OSError(errno.ENOTDIR, text, str(path)) from None
+            raise _refusal(path, "directory") from None
 
 
 def write_text(path: Path, text: str) -> None:
@@ -163,22 +161,17 @@ def expand_path(text: str) -> str:
     """Replace `$NAME` and `${NAME}` in a path by environment variables and a leading `~` or `~user`
     by a home directory. A `$` without a name stays. Raises `ValueError`.
     """
-    place = os.path.expanduser(VARIABLE.sub(_value_of, text))
+    place = os.path.expanduser(os.path.expandvars(text))
     if place.startswith("~"):
         user = place.partition("/")[0]
         raise ValueError(f"{user} has no home directory here; write the path out")
     if found := VARIABLE.search(place):  # it would be expanded again where the path is read back
+        if found[0] in text:
+            raise ValueError(f"{found[0]} is not set; set it or write the path out")
         raise ValueError(f"holds {found[0]} when it is expanded; use a path without it")
     if text and not place:
         raise ValueError(f"{text} is empty; set it or write the path out")
     return place
-
-
-def _value_of(name: re.Match[str]) -> str:
-    try:
-        return os.environ[name[1] or name[2]]
-    except KeyError:
-        raise ValueError(f"{name[0]} is not set; set it or write the path out") from None
 
 
 def expand_dataset(name: str) -> str:

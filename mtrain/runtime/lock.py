@@ -60,15 +60,15 @@ def exclusive(path: Path, *, wait: Callable[[str], None] | None = None) -> Itera
                 wait(holder)
                 time.sleep(POLL)
             if held.is_there():  # else it was removed meanwhile and another process has a new one
-                _write_down(held.descriptor)
+                _write_name(held.descriptor)
                 yield held
                 return
         finally:
             os.close(held.descriptor)
 
 
-def _write_down(descriptor: int) -> None:
-    """Name this process in the lock's file, unless that is another file, too (a hard link)."""
+def _write_name(descriptor: int) -> None:
+    """Name this process in the lock file, unless that has another name, too (a hard link)."""
     if os.fstat(descriptor).st_nlink > 1:
         return
     os.ftruncate(descriptor, 0)
@@ -76,7 +76,7 @@ def _write_down(descriptor: int) -> None:
 
 
 def _holder(path: Path) -> str:
-    """Name the process that has a lock, which it writes down just after taking it."""
+    """Name the process that has a lock; it writes its name just after taking it."""
     for _ in range(20):
         with suppress(OSError, ValueError, KeyError, TypeError):
             with files.read(path) as stream:
@@ -90,12 +90,10 @@ def _holder(path: Path) -> str:
 
 def is_alive(pid: int) -> bool:
     """Whether a process of this machine has this number."""
-    if not 0 < pid < 2**31:  # no number that a process can have
-        return False
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
-        pass
-    return True
+        return True
+    return pid > 0  # others are groups of processes

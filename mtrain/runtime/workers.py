@@ -50,13 +50,13 @@ def map_tasks(
                 yield done.pop(wanted)
                 wanted += 1
                 continue
-            for pipe in wait(list(busy)):
-                assert isinstance(pipe, Connection)
+            for ready in wait(list(busy)):
+                assert isinstance(ready, Connection)
                 with _reporting(death):
-                    done[busy.pop(pipe)], error = pipe.recv()
+                    done[busy.pop(ready)], error = ready.recv()
                 if error is not None:
                     raise error
-                idle.append(pipe)
+                idle.append(ready)
     finally:
         for process, _ in crew:
             process.kill()
@@ -94,10 +94,10 @@ def _work(pipe: Connection, setup: Setup[Any, Any]) -> None:
     work = None
     with suppress(EOFError, OSError):
         while True:
-            task = pipe.recv()
+            task, result, failure = pipe.recv(), None, None
             try:
                 work = work or setup()
-                answer = work(task), None
+                result = work(task)
             except UserError as error:
-                answer = None, error
-            pipe.send(answer)
+                failure = error
+            pipe.send((result, failure))
