@@ -38,6 +38,8 @@ _OTHER_FORMATS = {
     b"\x1f\x8b": "this looks like gzip: give the file a name that ends in .gz",
     b"\x28\xb5\x2f\xfd": "this looks like zstd: give the file a name that ends in .zst",
 }
+# Bytes of characters that are not ASCII: behind the first, and the first.
+_INNER_BYTES, _FIRST_BYTES = bytes(range(0x80, 0xC0)), bytes(range(0xC0, 0x100))
 _BLOCK = 1 << 20
 
 
@@ -47,24 +49,20 @@ def _refuse(error: RowError) -> NoReturn:
 
 @dataclass
 class Reading:
-    """Options and results of reading: `counts` of what was changed or dropped; `check`, called now
-    and then, which may raise to stop a long read; `refuse`, called for a row that cannot be read,
-    which is left out if that does not raise. Sets that are scored `keep_blank` lines, and refuse
-    lines that are too long.
-    """
+    """Options and results of reading."""
 
     root: Path = field(default_factory=Path)
     invalid_utf8: str = "error"
-    keep_blank: bool = False
-    counts: Counter[str] = field(default_factory=Counter)
-    check: Callable[[], None] = lambda: None
-    refuse: Callable[[RowError], None] = _refuse
+    keep_blank: bool = False  # of a set that is scored; lines that are too long are refused there
+    counts: Counter[str] = field(default_factory=Counter)  # of what was changed or dropped
+    check: Callable[[], None] = lambda: None  # called now and then; may raise to stop a long read
+    refuse: Callable[[RowError], None] = _refuse  # gets a bad row, left out if this does not raise
 
     def drop_long(self, place: str, number: int) -> None:
         """Count a line or text longer than `LONGEST_LINE`, which is dropped, or refuse it."""
         if self.keep_blank:
-            advice = "a set that is scored loses no line, so cut or remove it"
-            self.refuse(RowError(place, number, f"{TOO_LONG}; {advice}", is_long=True))
+            text = f"{TOO_LONG}; a set that is scored loses no line, so cut or remove it"
+            self.refuse(RowError(place, number, text, is_long=True))
         else:
             self.counts[DROPPED + TOO_LONG] += 1
 
@@ -145,14 +143,8 @@ def bounded_lines(stream: IO[bytes]) -> Iterator[bytes]:
 
 
 def _without_split_character(line: bytes) -> bytes:
-    """Remove the first bytes of a UTF-8 character whose other bytes were cut off."""
-    for length in (1, 2, 3):
-        byte = line[-length]
-        if byte >= 0xC0:  # the first byte of a character of two, three or four
-            return line[:-length] if length < 2 + (byte >= 0xE0) + (byte >= 0xF0) else line
-        if byte < 0x80:
-            break
-    return line
+    """Remove the last character if it is not ASCII: its other bytes may have been cut off."""
+    return line[:-4] + line[-4:].rstrip(_INNER_BYTES).rstrip(_FIRST_BYTES)
 
 
 def read_file(path: Path, counts: Counter[str] | None = None) -> Iterator[bytes]:

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from xml.parsers import expat
 
-from mtrain.corpus.lines import DROPPED, LONGEST_LINE, Reading, open_bytes, reading_from, size_of
+from mtrain.config.schema import FileCorpus
+from mtrain.corpus.lines import DROPPED, LONGEST_LINE, Reading, open_bytes, reading_from
 from mtrain.runtime.errors import UserError
 
 CODES = {"bpt", "ept", "it", "ph", "ut"}
@@ -34,35 +35,32 @@ Unit = list[tuple[str, str]]  # its variants: language and text
 TOO_LARGE: Unit = []  # stands for a unit that is
 
 
-def read_tmx(path: Path, src: str, tgt: str, reading: Reading) -> Iterator[tuple[int, str, str]]:
+def read_tmx(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[tuple[int, str, str]]:
     """Yield the pairs of two languages with the numbers of their units, from 1; units that lack one
     of them are counted. Raises `UserError` if the file is no TMX or has no such pair.
     """
-    languages: dict[str, None] = {}
-    reason = f"{DROPPED}no {src} or no {tgt} in the unit"
-    found = False
+    src, tgt = str(corpus.src), str(corpus.tgt)
+    languages, found = dict[str, None](), False
     for number, unit in enumerate(read_units(path, reading.check), 1):
-        sides = _find(unit, src, tgt)
-        if sides is not None or unit is TOO_LARGE:
+        if sides := _find(unit, src, tgt):
             found = True
-            texts = [unit[side][1] for side in sides or ()]
-            if unit is TOO_LARGE or max(map(size_of, texts)) > LONGEST_LINE:
-                reading.drop_long(f"{path}: unit {number}", number)
-            else:
-                yield number, texts[0], texts[1]
-            continue
-        reading.counts[reason] += 1
-        if len(languages) < MOST_LANGUAGES:
-            languages.update(dict.fromkeys(language for language, _ in unit))
+            yield number, unit[sides[0]][1], unit[sides[1]][1]
+        elif unit is TOO_LARGE:
+            found = True
+            reading.drop_long(f"{path}: unit {number}", number)
+        else:
+            reading.counts[f"{DROPPED}no {src} or no {tgt} in the unit"] += 1
+            if len(languages) < MOST_LANGUAGES:
+                languages.update(dict.fromkeys(language for language, _ in unit))
     if not found:
         known = ", ".join(languages) or "none"
         raise UserError(f"{path}: no unit has both {src} and {tgt}; its languages are {known}")
 
 
-def count_units(path: Path, src: str, tgt: str, check: Callable[[], None]) -> int:
+def count_tmx(corpus: FileCorpus, path: Path, reading: Reading, lines: int) -> int:
     """Read a memory through for the number of its units; raises `UserError` as `read_tmx` does."""
-    reading = Reading(check=check)
-    return sum(1 for _ in read_tmx(path, src, tgt, reading)) + reading.counts.total()
+    found = Reading(check=reading.check)
+    return sum(1 for _ in read_tmx(corpus, path, found)) + found.counts.total()
 
 
 def _normal(language: str) -> str:
@@ -81,9 +79,7 @@ def _find(unit: Unit, src: str, tgt: str) -> tuple[int, int] | None:
         for i, other in enumerate(codes):
             if code not in found and i not in found.values() and other.startswith(code + "-"):
                 found[code] = i
-    if len(found) < 2:  # so too where both ask for the same
-        return None
-    return found[asked[0]], found[asked[1]]
+    return (found[asked[0]], found[asked[1]]) if len(found) == 2 else None
 
 
 def read_units(path: Path, check: Callable[[], None] = lambda: None) -> Iterator[Unit]:
