@@ -20,12 +20,10 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from conftest import run_here, write_config
 from hypothesis import given
 from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2
 
-from mtrain.config.loading import load_config
 from mtrain.config.schema import Corpus, FileCorpus, HubCorpus, TextCorpus
 from mtrain.corpus import lines as text
 from mtrain.corpus import tables
@@ -124,19 +122,6 @@ def test_pairs_too_long_are_dropped_and_counted_or_named(tmp_path: Path, make: M
 def test_a_text_of_just_the_most_bytes_is_kept(tmp_path: Path, make: Make) -> None:
     rows = [(WIDEST, "breit"), ("breit", WIDEST)]
     assert list(read_pairs(make(tmp_path, rows), Reading(keep_blank=True))) == rows
-
-
-def test_a_run_tells_of_what_it_dropped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    config = write_config(tmp_path)
-    corpus = load_config(config).data.train[0]
-    assert isinstance(corpus, TextCorpus)
-    with (tmp_path / corpus.src).open("a") as src, (tmp_path / corpus.tgt).open("a") as tgt:
-        src.write(LONG + "\n")
-        tgt.write("zwent\n")
-    assert run_here(monkeypatch, "data", "build", "-c", config) == 0
-    assert f"{DROPPED}: 1" in capfd.readouterr().err
 
 
 # --- Formats ---------------------------------------------------------------------------------
