@@ -1,4 +1,4 @@
-"""The errors that users see: one clear message, no traceback, a fixed exit code."""
+"""The errors that users see: one message, no traceback, a fixed exit code."""
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -17,11 +17,10 @@ def printable(text: str) -> str:
 
 
 class UserError(Exception):
-    """The run failed for a reason that the user can fix; the message says where, what, and what to
-    do.
+    """The run failed for a reason that the user can fix: *where: what is wrong; what to do*.
 
-    A message of several lines is given as several arguments. Line breaks and terminal escapes
-    inside one argument, as in names from outside, are spelled out.
+    Each argument is a line of the message; line breaks and terminal escapes inside one, as in names
+    from outside, are spelled out.
     """
 
     exit_code = EXIT_FAILED
@@ -76,15 +75,13 @@ class UnequalError(UserError):
 
 
 class RefusedError(UserError):
-    """Refused before anything was done: usage, config, or a run directory that is not ours to
-    use.
-    """
+    """Refused before anything was done: usage, config, or a run directory of another run."""
 
     exit_code = EXIT_REFUSED
 
 
 class MissingExtraError(RefusedError):
-    """A library that is not installed: names the extra of mtrain that brings it."""
+    """A library is not installed; the message names the extra of mtrain that installs it."""
 
     def __init__(self, what: str, extra: str, more: object) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""Locks between processes, released by the system however their holder ends."""
+"""Locks between processes, which the system releases however their holder ends."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 from mtrain.runtime import files
 from mtrain.runtime.errors import RefusedError, UserError
 
-POLL = 0.5  # seconds between two tries to get a lock
+POLL = 0.5  # seconds between two attempts to get a lock
 
 
 class ReplacedError(UserError):
@@ -26,15 +26,11 @@ class Held:
     path: Path
     descriptor: int
 
-    def is_there(self) -> bool:
-        """Whether the file still has its name: a lock on a removed file protects nothing."""
-        return files.is_at(self.descriptor, self.path)
-
     def check(self) -> None:
-        """Raise `ReplacedError` if the file, and with it its directory, was removed or replaced by
-        another process.
+        """Raise `ReplacedError` if the file, and with it its directory, was removed or replaced:
+        a lock on a removed file protects nothing.
         """
-        if not self.is_there():
+        if not files.is_at(self.descriptor, self.path):
             raise ReplacedError(
                 f"{self.path.parent}: was removed or replaced while this process used it; nothing "
                 "more is written to it. Start again with a run_dir that nobody removes"
@@ -43,11 +39,9 @@ class Held:
 
 @contextmanager
 def exclusive(path: Path, *, wait: Callable[[str], None] | None = None) -> Iterator[Held]:
-    """Hold the lock file `path`. While another process holds it, `wait` is called with that
-    process's name twice a second; without `wait`, raise `RefusedError`.
-
-    The file stays: only the system's lock on it counts, so a killed holder leaves nothing stale.
-    Raises `OSError` if the name is that of a link or not of a regular file.
+    """Hold the lock file `path`, which stays: only the system's lock on it counts. While another
+    process holds it, call `wait` with the name of that process, or raise `RefusedError`. Raises
+    `OSError` for a link, a pipe or a folder.
     """
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +53,7 @@ def exclusive(path: Path, *, wait: Callable[[str], None] | None = None) -> Itera
                     raise RefusedError(f"{path.parent}: in use by {holder}; wait for it or stop it")
                 wait(holder)
                 time.sleep(POLL)
-            if held.is_there():  # else it was removed meanwhile and another process has a new one
+            if files.is_at(held.descriptor, path):  # or another process has a new file
                 _write_name(held.descriptor)
                 yield held
                 return
