@@ -265,6 +265,28 @@ def test_a_local_dataset_holds_its_files(
         list(read_pairs(corpus, Reading(tmp_path)))
 
 
+BOMB = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{f'*a{n - 1}, ' * 9}]\n" for n in range(1, 9))
+
+
+@pytest.mark.parametrize(
+    ("card", "reason"),
+    [
+        (f"{BOMB}configs: *a8\n", "its card holds more than 500,000 values"),
+        ("configs: [", "its card is not valid YAML: "),
+        ("- configs", "its card is not a mapping"),
+        (" " * (1 << 24) + "\n", "README.md is larger than 16 MiB"),
+    ],
+    ids=["aliases", "invalid", "list", "size"],
+)
+def test_a_card_that_takes_memory_or_is_none_is_refused(
+    tmp_path: Path, card: str, reason: str
+) -> None:
+    write(tmp_path / "README.md", f"---\n{card}\n---\n".encode())
+    corpus = HubCorpus(dataset=str(tmp_path), split="train", src="a", tgt="b")
+    with pytest.raises(UserError, match=f"cannot load: {reason}"):
+        list(read_pairs(corpus, Reading()))
+
+
 @pytest.mark.parametrize("make", [aligned, tsv])
 def test_a_set_too_large_for_memory_is_refused(
     tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
