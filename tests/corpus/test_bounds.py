@@ -8,11 +8,13 @@ import gzip
 import io
 import json
 import logging
+import pkgutil
 import re
 import time
 import tracemalloc
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2
 
+import mtrain
 from mtrain.config.schema import Corpus, FileCorpus, HubCorpus, TextCorpus
 from mtrain.corpus import lines as text
 from mtrain.corpus import tables
@@ -360,9 +363,8 @@ def test_the_cut_changes_no_token_that_is_read(translator: Translator) -> None:
 
 
 def test_a_line_of_blanks_alone_is_counted_as_cut(translator: Translator) -> None:
-    (ids,), cut = translator.loaded.encode_sources(
-        [" " * translator.loaded.most_characters + "  bavo"]
-    )
+    blanks = " " * translator.loaded.most_characters
+    (ids,), cut = translator.loaded.encode_sources([f"{blanks}  bavo"])
     assert cut == [0]
     assert len(ids) < translator.loaded.max_source_length
 
@@ -442,8 +444,7 @@ def longer_unknown(model: Any) -> None:
 
 def longer_replacement(model: Any) -> None:
     texts = model.normalizer_spec.precompiled_charsmap.split(b"\0")
-    texts[-2] = b"x" * 2000
-    model.normalizer_spec.precompiled_charsmap = b"\0".join(texts)
+    model.normalizer_spec.precompiled_charsmap = b"\0".join((*texts[:-2], b"x" * 2000, texts[-1]))
 
 
 @pytest.mark.parametrize("change", [longer_piece, longer_unknown, longer_replacement])
@@ -457,14 +458,11 @@ def test_a_model_makes_no_text_a_thousand_times_longer(change: Callable[[Any], N
         Tokenizer(model.SerializeToString(), "a.model")
 
 
-def test_training_keeps_long_lines_from_the_vocabulary(
-    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_keeps_long_lines_from_the_vocabulary(tokenizer: Tokenizer) -> None:
     """A text of far more characters than the longest tokens is not cut into pieces first."""
-    selection = filters.Selection(max_length=10)
     most = 10 * max(text.CHARACTERS_A_TOKEN, tokenizer.longest_piece)
-    dropped = Counter[str]()
-    rows = [("a" * most, "b"), ("a", "b" * (most + 1))]
+    rows, dropped = [("a" * most, "b"), ("a", "b" * (most + 1))], Counter[str]()
+    selection = filters.Selection(max_length=10)
     assert selection.by_characters(rows, tokenizer.longest_piece, dropped) == rows[:1]
     assert dropped == {"pairs dropped: longer than 10 tokens": 1}
 
@@ -472,24 +470,21 @@ def test_training_keeps_long_lines_from_the_vocabulary(
 # --- Patterns --------------------------------------------------------------------------------
 
 
-def patterns() -> Iterator[re.Pattern[str]]:
-    from mtrain.check import pairs
-    from mtrain.config import yaml_reader
-    from mtrain.corpus import markup
-    from mtrain.report import page
-    from mtrain.runs import layout
-    from mtrain.runtime import console, files
-    from mtrain.scoring import notes
-    from mtrain.translation import word_links
+def patterns_in(value: object) -> Iterator[re.Pattern[str]]:
+    """Yield the patterns of a module's value, also those in its tables."""
+    if isinstance(value, re.Pattern) and isinstance(value.pattern, str):
+        yield value
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from patterns_in(part)
 
-    for module in (
-        console, files, filters, pairs, layout, markup, notes, page, word_links, yaml_reader
-    ):  # fmt: skip
-        for value in vars(module).values():
-            if isinstance(value, re.Pattern):
-                yield value
-    yield from (pattern for *_, pattern, _ in notes.MARKS)
-    yield from (element[2] for element in notes.ELEMENTS)
+
+def patterns() -> dict[re.Pattern[str], None]:
+    """Return the patterns of all modules."""
+    names = [found.name for found in pkgutil.walk_packages(mtrain.__path__, "mtrain.")]
+    modules = [import_module(name) for name in names if not name.endswith("__main__")]
+    values = [value for module in modules for value in vars(module).values()]
+    return dict.fromkeys(pattern for value in values for pattern in patterns_in(value))
 
 
 # fmt: off
@@ -502,7 +497,7 @@ PARTS = [
 # fmt: on
 
 
-@pytest.mark.parametrize("pattern", dict.fromkeys(patterns()), ids=lambda p: p.pattern[:30])
+@pytest.mark.parametrize("pattern", patterns(), ids=lambda p: p.pattern[:30])
 def test_patterns_take_linear_time(pattern: re.Pattern[str]) -> None:
     """30,000 characters that nearly match, from each start: squared, they would take minutes."""
     begin = time.process_time()
