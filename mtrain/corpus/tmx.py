@@ -1,12 +1,13 @@
 """Pairs from translation memories: TMX 1.1 to 1.4, read as a stream in bounded memory.
 
-The parser is expat, which lets attributes and open tags be bounded, and refuses entities.
+The parser is expat, not ElementTree: it allows bounds on attributes and open tags, and to refuse
+entities.
 
-Of a unit's variants the exact language code is used, else the first variant of that language: `en`
-matches `EN`, else `en-US`; `en-US` does not match `en`. If both languages of a pair match one
-variant, the more exact code gets it.
+The variant of a unit with the exact language code is used, or else its first variant of that
+language: `en` matches `EN`, or else `en-US`; `en-US` does not match `en`. If both languages of a
+pair match one variant, the longer code gets it.
 
-Inline codes (`<bpt>`, `<ept>`, `<it>`, `<ph>`, `<ut>`, with any `<sub>` in them) are dropped, the
+Inline codes (`<bpt>`, `<ept>`, `<it>`, `<ph>`, `<ut>`, with any `<sub>` in them) are dropped; the
 text of other elements is kept. A line break in a segment, with the blanks around it, becomes a
 space.
 """
@@ -24,15 +25,12 @@ CODES = {"bpt", "ept", "it", "ph", "ut"}
 DEEPEST = 200  # elements within each other; memories have some ten
 MOST_NAMES = 1000  # of elements and attributes, all of which the parser keeps; TMX has some sixty
 MOST_LANGUAGES = 20  # that an error names
-LONGEST_LANGUAGE = 100  # characters that are read of a language's code
-
-LARGEST_UNIT = 4 * LONGEST_LINE  # characters of all variants, and some for each
-
+LONGEST_LANGUAGE = 100  # characters that are read of a language code
+LARGEST_UNIT = 4 * LONGEST_LINE  # characters of all variants, and 100 for each
 _BLOCK = 1 << 20
 
-
 Unit = list[tuple[str, str]]  # its variants: language and text
-TOO_LARGE: Unit = []  # stands for a unit that is
+TOO_LARGE: Unit = []  # stands for a larger unit
 
 
 def read_tmx(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[tuple[int, str, str]]:
@@ -58,7 +56,7 @@ def read_tmx(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[tuple
 
 
 def count_tmx(corpus: FileCorpus, path: Path, reading: Reading, lines: int) -> int:
-    """Read a memory through for the number of its units; raises `UserError` as `read_tmx` does."""
+    """Return the number of units of a memory; raises `UserError` as `read_tmx` does."""
     found = Reading(check=reading.check)
     return sum(1 for _ in read_tmx(corpus, path, found)) + found.counts.total()
 
@@ -69,8 +67,8 @@ def _normal(language: str) -> str:
 
 
 def _find(unit: Unit, src: str, tgt: str) -> tuple[int, int] | None:
-    """Choose two variants by language: exact codes first, then the first free variant of the
-    language; the shorter code chooses last.
+    """Return the indices of the variants for two languages: of the exact code, or else the first
+    free one of the language; the shorter code chooses last.
     """
     codes = [_normal(language) for language, _ in unit]
     asked = [_normal(src), _normal(tgt)]
@@ -83,8 +81,8 @@ def _find(unit: Unit, src: str, tgt: str) -> tuple[int, int] | None:
 
 
 def read_units(path: Path, check: Callable[[], None] = lambda: None) -> Iterator[Unit]:
-    """Yield the units of a memory as they come; raises `UserError` with the line where the file is
-    not well-formed, is no TMX, or declares entities, by which small files can be made huge.
+    """Yield the units of a memory; raises `UserError` with the line where the file is not
+    well-formed, is no TMX, or declares entities, which can make small files huge.
     """
     memory = _Memory(path)
     with open_bytes(path) as stream:
@@ -100,7 +98,7 @@ def read_units(path: Path, check: Callable[[], None] = lambda: None) -> Iterator
 
 
 class _Memory:
-    """State of the parser, as far as it is still needed."""
+    """The parser with the unit that it is reading."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -120,7 +118,7 @@ class _Memory:
         parser.SkippedEntityHandler = self._skipped
 
     def feed(self, block: bytes) -> None:
-        """Read on; an empty block is the end."""
+        """Parse the next block; an empty one is the end of the file."""
         self.fed += len(block)
         try:
             self.parser.Parse(block, not block)
@@ -131,7 +129,7 @@ class _Memory:
             raise UserError(
                 f"{self.path}: cannot be decoded: {error}; convert the file to UTF-8"
             ) from None
-        # the parser keeps an open tag in memory and reads it again with each block
+        # the parser keeps an open tag in memory, and parses it again with each block
         if self.fed - self.parser.CurrentByteIndex > 4 * LONGEST_LINE:
             raise self._failure("a tag or a comment is too long; fix the file")
 
