@@ -52,16 +52,21 @@ class ConsoleHandler(logging.Handler):
         """Write one record; on a terminal the bar shows training records."""
         if getattr(record, "shown_on_bar", False) and sys.stderr.isatty():
             return
-        label, colour = _LABELS.get(record.levelno, ("", ""))
-        if label and sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
-            label = f"\x1b[1;{colour}m{label.strip()}\x1b[0m "
-        record.label = label
+        label = _LABELS.get(record.levelno)
+        record.label = paint(*label) + " " if label else ""
         with suppress(OSError):  # a reader that went away, or a full disk, ends no run
             tqdm.write(self.format(record), file=sys.stderr)
 
 
 # The beginning of messages on the console, and its colour on a terminal.
-_LABELS = {logging.WARNING: ("warning: ", "33"), logging.ERROR: ("error: ", "31")}
+_LABELS = {logging.WARNING: ("warning:", "33"), logging.ERROR: ("error:", "31")}
+
+
+def paint(text: str, code: str) -> str:
+    """Colour text for a terminal, unless NO_COLOR asks for none."""
+    if os.environ.get("NO_COLOR") or not sys.stderr.isatty():
+        return text
+    return f"\x1b[1;{code}m{text}\x1b[0m"
 
 
 def set_up_console(*, times: bool = False) -> None:
