@@ -44,7 +44,7 @@ def main() -> None:
     except (UserError, OSError, MemoryError) as error:
         if _debug:
             traceback.print_exc()
-        if isinstance(error, UserError) and error.is_told:
+        if isinstance(error, UserError) and error.is_silent:
             pass
         elif isinstance(error, StoppedError):
             log.logger.warning("%s", error)

@@ -1,8 +1,7 @@
-r"""Text files, and the one rule for lines in all of them.
+r"""Text files, and the rule for lines in all of them: bytes are split at `\n` only.
 
-Bytes are split at `\n` only. Python's text files and `str.splitlines` split at ten characters
-(U+2028, form feed, a lone carriage return, ...), which would shift the two sides against each
-other.
+Python's text files and `str.splitlines` split at ten characters (U+2028, form feed, a lone carriage
+return, ...), which would shift the two sides against each other.
 """
 
 import gzip
@@ -20,24 +19,25 @@ from mtrain.runtime.errors import RowError, UserError
 
 DROPPED = "pairs dropped: "  # prefix of the counts of pairs that are left out
 NOT_UTF8 = DROPPED + "invalid UTF-8"
-# Bytes of a line, and of the text in a cell, a field or a segment. What is longer is no sentence:
-# the rest is not read into memory, and the pair is dropped, or refused in a set that is scored.
+# Most bytes of a line, a cell, a field or a segment: a longer one is no sentence. Its rest is not
+# read into memory, and the pair is dropped, or refused in a set that is scored.
 LONGEST_LINE = 1 << 20
-CHARACTERS_A_TOKEN = 64  # at most, in ordinary text; more where a vocabulary has a longer piece
-LONGEST_TEXT = LONGEST_LINE // 4  # characters that a model or a vocabulary is given of a line
-LARGEST_SET = 1 << 30  # bytes of a set that is scored, which is held in memory,
-LINE = 100  # with this for each line
+CHARACTERS_A_TOKEN = 64  # at most, in ordinary text; more if a vocabulary has a longer piece
+LONGEST_TEXT = LONGEST_LINE // 4  # characters of a line that a model or a vocabulary gets
+LARGEST_SET = 1 << 30  # bytes of a set that is scored, which is held in memory
+LINE = 100  # bytes added to a set by each line
 TOO_LONG = f"longer than {LONGEST_LINE:,} bytes"
 
 _BOM = b"\xef\xbb\xbf"
-# How files begin that are not text in UTF-8 at all, and what to do; a line that begins so by chance
-# is bad, too.
+# First bytes of files that are not UTF-8 text, and what to do.
 _OTHER_FORMATS = {
     b"\xff\xfe": "this looks like UTF-16: convert the file with iconv",
     b"\xfe\xff": "this looks like UTF-16: convert the file with iconv",
     b"\x1f\x8b": "this looks like gzip: give the file a name that ends in .gz",
     b"\x28\xb5\x2f\xfd": "this looks like zstd: give the file a name that ends in .zst",
 }
+# Bytes of characters that are not ASCII: behind the first, and the first.
+_INNER_BYTES, _FIRST_BYTES = bytes(range(0x80, 0xC0)), bytes(range(0xC0, 0x100))
 _BLOCK = 1 << 20
 
 
@@ -47,24 +47,20 @@ def _refuse(error: RowError) -> NoReturn:
 
 @dataclass
 class Reading:
-    """Options and results of reading: `counts` of what was changed or dropped; `check`, called now
-    and then, which may raise to stop a long read; `refuse`, called for a row that cannot be read,
-    which is left out if that does not raise. Sets that are scored `keep_blank` lines, and refuse
-    lines that are too long.
-    """
+    """Options and results of reading."""
 
     root: Path = field(default_factory=Path)
     invalid_utf8: str = "error"
-    keep_blank: bool = False
-    counts: Counter[str] = field(default_factory=Counter)
-    check: Callable[[], None] = lambda: None
-    refuse: Callable[[RowError], None] = _refuse
+    keep_blank: bool = False  # of a set that is scored; lines that are too long are refused there
+    counts: Counter[str] = field(default_factory=Counter)  # of what was changed or dropped
+    check: Callable[[], None] = lambda: None  # called now and then; may raise to stop a long read
+    refuse: Callable[[RowError], None] = _refuse  # gets a bad row, left out if this does not raise
 
     def drop_long(self, place: str, number: int) -> None:
         """Count a line or text longer than `LONGEST_LINE`, which is dropped, or refuse it."""
         if self.keep_blank:
-            advice = "a set that is scored loses no line, so cut or remove it"
-            self.refuse(RowError(place, number, f"{TOO_LONG}; {advice}", is_long=True))
+            text = f"{TOO_LONG}; a set that is scored loses no line, so cut or remove it"
+            self.refuse(RowError(place, number, text, is_long=True))
         else:
             self.counts[DROPPED + TOO_LONG] += 1
 
@@ -75,7 +71,7 @@ def is_blank(text: str) -> bool:
 
 
 def size_of(text: str) -> int:
-    """Return the bytes of a text, exact where it may be too long."""
+    """Return the number of bytes of a text, exact if it may be too long."""
     return len(text) if len(text) <= LONGEST_TEXT else len(text.encode("utf-8", "replace"))
 
 
@@ -114,7 +110,7 @@ def reading_from(name: Path | str) -> Iterator[None]:
 
 
 def read_lines(lines: Iterable[bytes], counts: Counter[str] | None = None) -> Iterator[bytes]:
-    r"""Yield lines without `\n`, without a BOM at the start, and without one `\r` before `\n`."""
+    r"""Yield lines without `\n`, without one `\r` before it, and without a BOM at the start."""
     for number, line in enumerate(lines):
         if number == 0 and line.startswith(_BOM):
             line = line[len(_BOM) :]
@@ -145,14 +141,8 @@ def bounded_lines(stream: IO[bytes]) -> Iterator[bytes]:
 
 
 def _without_split_character(line: bytes) -> bytes:
-    """Remove the first bytes of a UTF-8 character whose other bytes were cut off."""
-    for length in (1, 2, 3):
-        byte = line[-length]
-        if byte >= 0xC0:  # the first byte of a character of two, three or four
-            return line[:-length] if length < 2 + (byte >= 0xE0) + (byte >= 0xF0) else line
-        if byte < 0x80:
-            break
-    return line
+    """Remove the last character if it is not ASCII: its other bytes may have been cut off."""
+    return line[:-4] + line[-4:].rstrip(_INNER_BYTES).rstrip(_FIRST_BYTES)
 
 
 def read_file(path: Path, counts: Counter[str] | None = None) -> Iterator[bytes]:
@@ -162,8 +152,8 @@ def read_file(path: Path, counts: Counter[str] | None = None) -> Iterator[bytes]
 
 
 def scored_lines(path: Path, counts: Counter[str] | None = None) -> Iterator[bytes]:
-    """Yield the lines of a file in which no line may be cut; raises `UserError` for a line that is
-    too long, and for a file larger than a set may be.
+    """Yield the lines of a set that is scored; raises `UserError` for a line that is too long, and
+    for a set that is too large.
     """
     size = 0
     for number, line in enumerate(read_file(path, counts), 1):
@@ -174,22 +164,18 @@ def scored_lines(path: Path, counts: Counter[str] | None = None) -> Iterator[byt
 
 
 def added_to_set(size: int, line: int, name: str) -> int:
-    """Return the size of a scored set with one more line; raises `UserError` if it is more than is
-    held in memory.
-    """
+    """Return the size of a set with one more line; raises `UserError` if it is too large."""
     size += line + LINE
     if size > LARGEST_SET:
         raise UserError(
             f"{name}: more than {LARGEST_SET >> 30} GiB of text in a set that is scored, which is "
-            "held in memory; take a part of it"
+            "held in memory; use a part of it"
         )
     return size
 
 
 def read_text_file(path: Path, counts: Counter[str] | None = None) -> list[str]:
-    """Read a file of evaluation size as UTF-8 lines; raises `UserError` with the first invalid
-    line.
-    """
+    """Read a set that is scored as UTF-8; raises `UserError` with the first invalid line."""
     lines = []
     for number, line in enumerate(scored_lines(path, counts), 1):
         try:
@@ -200,8 +186,8 @@ def read_text_file(path: Path, counts: Counter[str] | None = None) -> list[str]:
 
 
 def windows_lines(path: Path, most: int, check: Callable[[], None]) -> tuple[int, int, list[int]]:
-    r"""Return the number of lines that end in `\r\n`, the number of all lines, and the numbers of
-    the first ones.
+    r"""Return how many lines end in `\r\n`, how many there are, and the numbers of the first `most`
+    that end so.
     """
     count, number, first = 0, 0, list[int]()
     with open_bytes(path) as stream, reading_from(path):
@@ -218,7 +204,7 @@ def require_regular(path: Path) -> None:
     """Refuse a folder or a pipe in a corpus; raises `UserError`."""
     if path.exists() and not path.is_file():
         raise UserError(
-            f"{path}: not a regular file; a corpus is read more than once, which no pipe can be"
+            f"{path}: not a regular file; name a file, since a corpus is read more than once"
         )
 
 

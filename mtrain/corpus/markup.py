@@ -1,4 +1,4 @@
-"""Marks that the preparation of text for a model, or for a page of HTML, leaves in it."""
+"""Patterns of marks that tokenizers, subword splitters and HTML pages leave in text."""
 
 import re
 from html.entities import name2codepoint

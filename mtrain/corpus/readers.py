@@ -1,4 +1,4 @@
-"""Readers from corpora to pairs of strings that never slip out of step."""
+"""Corpora as pairs of strings that stay aligned: their names, a first scan, their rows."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -56,7 +56,7 @@ class Text:
         return len(self.sources)
 
     def lengths_of(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Lengths in characters of the pairs `start` to `stop` - 1, shape (pairs, 2)."""
+        """Return the lengths in characters of the pairs `start` to `stop` - 1, shape (pairs, 2)."""
         pairs = zip(self.sources[start:stop], self.references[start:stop], strict=True)
         return np.array([(len(src), len(tgt)) for src, tgt in pairs])
 
@@ -67,7 +67,7 @@ class Text:
 
 
 def reading_of(config: Config, *, keep_blank: bool = False) -> Reading:
-    """Return the options of reading that a config asks for."""
+    """Return the options for reading the corpora of a config."""
     root = Path(config.data.root) if config.data.root else Path()
     return Reading(root, config.data.invalid_utf8, keep_blank)
 
@@ -84,7 +84,7 @@ def describe(corpus: Corpus) -> str:
 
 
 def files_of(corpus: Corpus, root: Path) -> list[Path]:
-    """Name the files that all of a corpus's content is in, if it is in files."""
+    """Return the files that hold the whole content of a corpus; none for others."""
     if isinstance(corpus, TextCorpus):
         return [root / corpus.src, root / corpus.tgt]
     if isinstance(corpus, FileCorpus):
@@ -100,9 +100,7 @@ def columns_of(corpus: Corpus) -> list[object]:
 
 
 def scan(corpus: Corpus, reading: Reading) -> Scan:
-    """Count the pairs of a corpus and hash its text; raises `UserError` if its sides differ in
-    length.
-    """
+    """Count the pairs of a corpus and hash its text; raises `UnequalError` for unequal sides."""
     if isinstance(corpus, TextCorpus):
         src, tgt = reading.root / corpus.src, reading.root / corpus.tgt
         return _scan_files(src, tgt, reading.check)
@@ -137,12 +135,10 @@ def read_text(corpus: Corpus, reading: Reading, sha256: str) -> Text:
 
 
 def read_rows(corpus: Corpus, reading: Reading) -> Iterator[TextRow]:
-    """Yield the pairs of a corpus in order, including blank ones, with line or row numbers from
-    1.
-    """
+    """Yield the pairs of a corpus in order, including blank ones, numbered from 1."""
     if not isinstance(corpus, HubCorpus):
         for path in files_of(corpus, reading.root):
-            require_regular(path)  # opening a pipe that nobody writes to waits for ever
+            require_regular(path)  # opening a pipe without a writer would wait for ever
     if isinstance(corpus, TextCorpus):
         return _read_files(reading.root / corpus.src, reading.root / corpus.tgt, reading)
     if isinstance(corpus, GeneratedCorpus):

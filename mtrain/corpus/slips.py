@@ -1,7 +1,7 @@
 """Signs that the sides of a corpus do not belong together: shifted lines, or the same text twice.
 
 The translation of a longer sentence is longer. Where lengths do not correlate, or correlate better
-at some distance, lines were lost or shuffled on one side, which line counts do not show.
+at some distance, lines were lost or shuffled on one side; line counts do not show that.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 WINDOW = 500  # pairs
 MOST_WINDOWS = 1000  # spread over the corpus, whatever its size
-LEAST_PAIRS = 100  # fewer are not enough
+LEAST_PAIRS = 100  # fewer show nothing
 LOWEST_CORRELATION = 0.25  # of the logarithms of lengths; unrelated lines have 0 +- 0.05
 MOST_SLIPPED = 10  # lines apart
-MUCH_BETTER = 0.2  # neighbouring lines have similar lengths, too, but less so
-LEAST_SPREAD = 0.1  # lengths that hardly vary cannot go together
+MUCH_BETTER = 0.2  # neighbouring lines correlate, too, but less
+LEAST_SPREAD = 0.1  # lengths that hardly vary cannot correlate
 MOST_SAME = 0.3  # fraction of pairs with equal sides
 
 
@@ -24,27 +24,27 @@ class Sides(Protocol):
     """A corpus with random access to the lengths of its pairs."""
 
     def __len__(self) -> int:
-        """Count the pairs."""
+        """Return the number of pairs."""
 
     def lengths_of(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Lengths, in any unit, of the pairs `start` to `stop` - 1, shape (pairs, 2)."""
+        """Return the lengths, in any unit, of the pairs `start` to `stop` - 1, shape (pairs, 2)."""
 
     def equal_sides(self, start: int, stop: int) -> NDArray[np.bool_]:
         """Whether the sides of each of these pairs are the same."""
 
 
 def suspicions(corpus: Sides) -> Iterator[str]:
-    """Yield what looks wrong about a corpus, in time and memory that do not grow with it."""
+    """Yield messages of what looks wrong about a corpus; time and memory do not grow with it."""
     yield from suspicions_of_lengths(len(corpus), corpus.lengths_of)
     equal = [corpus.equal_sides(start, stop).mean() for start, stop in _windows(len(corpus))]
-    if equal and (share := float(np.mean(equal))) > MOST_SAME:
-        yield f"{share:.0%} of the pairs have the same text on both sides"
+    if equal and (fraction := float(np.mean(equal))) > MOST_SAME:
+        yield f"{fraction:.0%} of the pairs have the same text on both sides"
 
 
 def suspicions_of_lengths(
     pairs: int, lengths_of: Callable[[int, int], NDArray[np.int64]], *, is_sample: bool = False
 ) -> Iterator[str]:
-    """Yield what looks wrong about lengths; pairs of a sample have no numbers."""
+    """Yield messages of what looks wrong about lengths; pairs of a sample have no numbers."""
     windows = list(_windows(pairs))
     low = [start for start, stop in windows if _is_unrelated(lengths_of(start, stop))]
     if len(low) > len(windows) / 2:
@@ -70,13 +70,13 @@ def _windows(pairs: int) -> Iterator[tuple[int, int]]:
 
 
 def _is_unrelated(lengths: NDArray[np.int64]) -> bool:
-    """Whether the lengths of the two sides vary, but not together line for line."""
+    """Whether the lengths of both sides vary, but do not correlate line for line."""
     sides = np.log1p(lengths)
     spread = sides.std(axis=0)
     if spread.min() < LEAST_SPREAD:
         return False
     src, tgt = ((sides - sides.mean(axis=0)) / spread).T
-    correlation = np.correlate(src, tgt, "full") / len(src)  # of lines further and further apart
+    correlation = np.correlate(src, tgt, "full") / len(src)  # at growing distances
     middle = len(src) - 1
     near = correlation[middle - MOST_SLIPPED : middle + MOST_SLIPPED + 1]
     lowest = max(LOWEST_CORRELATION, near.max() - MUCH_BETTER)

@@ -1,17 +1,19 @@
-"""Pairs from tables: TSV, JSON lines and Parquet files, translation memories, and datasets of
-Hugging Face.
+"""Pairs from files with a column for each side, and from datasets of Hugging Face.
 
-Rows are counted from 1, as the lines of their file where it has lines.
+`FORMATS` has an entry for each format of files; a new one needs its reader, and its suffix in
+`config.schema`. Rows are counted from 1, as the lines of their file where it has lines.
 """
 
 import hashlib
 import json
+import logging
 import os
-import re
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,57 +27,62 @@ from mtrain.corpus.lines import (
     scan_file,
     size_of,
 )
-from mtrain.corpus.tmx import count_units, read_tmx
-from mtrain.runtime.errors import RowError, UserError
+from mtrain.corpus.tmx import count_tmx, read_tmx
+from mtrain.runtime.errors import RowError, UserError, first_line
 
 _READERS = "datasets.packaged_modules"
 TEXT_READERS = {"parquet", "json", "csv", "arrow", "text", "cache"}  # of the library datasets
 ROWS = 1000  # read at a time
-LARGEST_BATCH = 1 << 30  # bytes of a Parquet row group, or of a batch of a dataset
-LARGEST_READ = 1 << 27  # bytes of rows read from a Parquet file at a time, about
+LARGEST_BATCH = 1 << 30  # bytes of a Parquet row group
+LARGEST_READ = 1 << 27  # bytes of rows read at a time, about
+LARGEST_CARD, MOST_OF_CARD = 1 << 24, 500_000  # bytes of the card of a dataset, values in it
 
 Row = tuple[int, Any, Any]  # number, source and target, not yet checked
 TextRow = tuple[int, str, str]
+
+
+@dataclass(frozen=True)
+class Format:
+    """How files of a format are read: `read` yields the rows, `count` returns their number, given
+    that of the lines.
+    """
+
+    read: Callable[[FileCorpus, Path, Reading], Iterator[Row]]
+    count: Callable[[FileCorpus, Path, Reading, int], int] = lambda corpus, path, reading, lines: (
+        lines
+    )
+    unit: str = "row"  # name of a row in messages
 
 
 def scan_table(corpus: FileCorpus, reading: Reading) -> tuple[int, str]:
     """Return the number of rows of a table, and the hash of its content with the columns read."""
     path = reading.root / corpus.file
     lines, content = scan_file(path, reading.check)
-    rows = lines
-    if corpus.kind == "parquet":
-        rows = _open_parquet(path).metadata.num_rows
-    elif corpus.kind == "tsv" and isinstance(corpus.src, str):
-        rows = max(0, lines - 1)
-    elif corpus.kind == "tmx":
-        rows = count_units(path, str(corpus.src), str(corpus.tgt), reading.check)
     columns = json.dumps([corpus.src, corpus.tgt]).encode()
+    rows = FORMATS[corpus.kind].count(corpus, path, reading, lines)
     return rows, hashlib.sha256(content + columns).hexdigest()
 
 
 def read_table(corpus: FileCorpus, reading: Reading) -> Iterator[TextRow]:
     """Yield the numbered pairs of a file; raises `RowError` for a row that is not two texts."""
-    path = reading.root / corpus.file
-    if corpus.kind == "tmx":
-        return read_tmx(path, str(corpus.src), str(corpus.tgt), reading)
-    read = {"tsv": _read_tsv, "jsonl": _read_json_lines, "parquet": _read_parquet}[corpus.kind]
-    return _texts(read(corpus, path, reading), corpus, str(path), reading)
+    path, form = reading.root / corpus.file, FORMATS[corpus.kind]
+    return _texts(form.read(corpus, path, reading), corpus, f"{path}: {form.unit}", reading)
 
 
 def read_dataset(corpus: HubCorpus, reading: Reading) -> Iterator[TextRow]:
-    """Yield the pairs of a Hugging Face dataset, local folders included, numbered; raises
+    """Yield the numbered pairs of a Hugging Face dataset, local folders included; raises
     `UserError`.
     """
     name = f"dataset {dataset_name(corpus)}"
     rows = _rows_of_batches(_dataset_batches(corpus, reading.root, name), corpus, name)
-    return _texts(rows, corpus, name, reading)
+    return _texts(rows, corpus, f"{name}: row", reading)
 
 
 def dataset_files(corpus: HubCorpus, root: Path) -> list[Path]:
     """Name the files of the copy that is kept of a dataset; none if it is streamed."""
     if corpus.streaming:
         return []
-    with _telling(f"dataset {dataset_name(corpus)}"):
+    with _loading(f"dataset {dataset_name(corpus)}"):
         return [Path(file["filename"]) for file in _load_dataset(corpus, root).cache_files]
 
 
@@ -85,26 +92,23 @@ def dataset_name(corpus: HubCorpus) -> str:
 
 
 def _texts(
-    rows: Iterable[Row], corpus: FileCorpus | HubCorpus, name: str, reading: Reading
+    rows: Iterable[Row], corpus: FileCorpus | HubCorpus, unit: str, reading: Reading
 ) -> Iterator[TextRow]:
-    """Yield only rows that are two texts."""
+    """Yield only rows that are two texts; `unit` names a row without its number."""
     for number, src, tgt in rows:
         if not (isinstance(src, str) and isinstance(tgt, str)):
             other = corpus.tgt if isinstance(src, str) else corpus.src
-            reading.refuse(RowError(f"{name}: row {number}", number, f"{other} is not text"))
+            reading.refuse(RowError(f"{unit} {number}", number, f"{other} is not text"))
         elif size_of(src) > LONGEST_LINE or size_of(tgt) > LONGEST_LINE:
-            reading.drop_long(f"{name}: row {number}", number)
+            reading.drop_long(f"{unit} {number}", number)
         elif _is_unicode(src) and _is_unicode(tgt):
             yield number, src, tgt
         else:
             reading.counts[NOT_UTF8] += 1
             if reading.invalid_utf8 == "error":
-                reason = (
-                    "holds half of a surrogate pair; fix the row, or set "
-                    "data.invalid_utf8: drop to leave such pairs out"
-                )
-                place = f"{name}: row {number}"
-                reading.refuse(RowError(place, number, reason, is_encoding=True))
+                reason = "holds half of a surrogate pair; fix the row, or set data.invalid_utf8: "
+                reason += "drop to leave such pairs out"
+                reading.refuse(RowError(f"{unit} {number}", number, reason, is_encoding=True))
 
 
 def _is_unicode(text: str) -> bool:
@@ -113,6 +117,15 @@ def _is_unicode(text: str) -> bool:
         return text.isascii() or bool(text.encode("utf-8"))
     except UnicodeEncodeError:
         return False
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Return a short list of existing names."""
+    text = ", ".join(names)
+    return (text if len(text) <= 200 else f"{text[:200]} ...") or "none"
+
+
+# --- TSV and JSON lines -------------------------------------------------------------------------
 
 
 def _decoded_lines(path: Path, reading: Reading) -> Iterator[tuple[int, str]]:
@@ -129,62 +142,62 @@ def _decoded_lines(path: Path, reading: Reading) -> Iterator[tuple[int, str]]:
 
 def _read_tsv(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]:
     """Columns by number, from 0; or by the names that the first line gives them."""
-    lines = _decoded_lines(path, reading)
-    places = [corpus.src, corpus.tgt]
-    if isinstance(corpus.src, str):
+    lines, (src, tgt) = _decoded_lines(path, reading), (corpus.src, corpus.tgt)
+    if isinstance(src, str) or isinstance(tgt, str):
         number, first = next(lines, (1, ""))
         header = first.split("\t") if number == 1 else []  # a first line that is not UTF-8 is none
-        for name in places:
-            if header.count(str(name)) > 1:
-                raise UserError(f"{path}:1: two columns are named {name}; rename one of them")
-            if name not in header:
-                raise UserError(
-                    f"{path}:1: no column {name}; it has {_listed(header)}. Columns without "
-                    "names are given by number, from 0"
-                )
-        places = [header.index(str(name)) for name in places]
-    src, tgt = (int(place) for place in places)
+        src, tgt = (_place_of(str(name), header, path) for name in (src, tgt))
+    least = max(src, tgt) + 1
     for number, line in lines:
         cells = line.split("\t")
-        if max(src, tgt) < len(cells):
+        if len(cells) >= least:
             yield number, cells[src], cells[tgt]
             continue
-        reason = f"no column {max(src, tgt)}, counted from 0, among {len(cells)}"
+        reason = f"no column {least - 1}, counted from 0, among {len(cells)}"
         reading.refuse(RowError(f"{path}:{number}", number, reason))
+
+
+def _place_of(name: str, header: list[str], path: Path) -> int:
+    """Return the number of the only column of a name; raises `UserError`."""
+    if header.count(name) == 1:
+        return header.index(name)
+    found = "two columns" if name in header else "no column"
+    raise UserError(
+        f"{path}:1: {found} {name}; it has {_listed(header)}. Columns without names are given by "
+        "number, from 0"
+    )
+
+
+def _count_tsv(corpus: FileCorpus, path: Path, reading: Reading, lines: int) -> int:
+    return max(0, lines - isinstance(corpus.src, str))  # a line of names
 
 
 def _read_json_lines(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]:
     wanted = {part for name in (corpus.src, corpus.tgt) for part in (name, *str(name).split("."))}
     quoted = [json.dumps(name, ensure_ascii=False) for name in wanted]
-    # another spelling of a name
-    escaped = re.compile(r"\\(?:u00[2-7]|/)" if all(map(str.isascii, quoted)) else r"\\u")
     for number, line in _decoded_lines(path, reading):
         try:
-            row = json.loads(line)
-            if escaped.search(line) or any(line.count(name) > 1 for name in quoted):
-                _check_names(line, wanted)
-            src, tgt = (_field(row, str(name)) for name in (corpus.src, corpus.tgt))
+            # a name that occurs twice, or that an escape may spell
+            if "\\" in line or any(line.count(name) > 1 for name in quoted):
+                row = json.loads(line, object_pairs_hook=partial(_object, wanted))
+            else:
+                row = json.loads(line)
+            yield number, _field(row, str(corpus.src)), _field(row, str(corpus.tgt))
         except (ValueError, RecursionError, LookupError) as error:
             reason = {RecursionError: "not JSON: nested too deep", LookupError: str(error.args[0])}
             text = reason.get(type(error), f"not JSON: {error}")
             reading.refuse(RowError(f"{path}:{number}", number, text))
-            continue
-        yield number, src, tgt
 
 
-def _check_names(line: str, wanted: set[Any]) -> None:
-    """Raise `LookupError` if an object holds a wanted name twice: readers differ in which they
-    use.
+def _object(wanted: set[Any], pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object; raises `LookupError` if it holds a wanted name twice, since programs
+    differ in which of the two they use.
     """
-
-    def check(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = Counter(name for name, _ in pairs if name in wanted)
-        for name, count in names.most_common(1):
-            if count > 1:
-                raise LookupError(f"the field {name} occurs twice")
-        return dict(pairs)
-
-    json.loads(line, object_pairs_hook=check)
+    names = [name for name, _ in pairs if name in wanted]
+    for name in set(names):
+        if names.count(name) > 1:
+            raise LookupError(f"the field {name} occurs twice")
+    return dict(pairs)
 
 
 def _field(row: Any, name: str) -> Any:
@@ -202,10 +215,30 @@ def _field(row: Any, name: str) -> Any:
     return row
 
 
-def _listed(names: Iterable[str]) -> str:
-    """Return a short list of existing names."""
-    text = ", ".join(names)
-    return (text if len(text) <= 200 else f"{text[:200]} ...") or "none"
+# --- Parquet -------------------------------------------------------------------------------------
+
+
+def _rows_of_batches(
+    batches: Iterable[dict[str, list[Any]]], corpus: FileCorpus | HubCorpus, name: str
+) -> Iterator[Row]:
+    number = 0
+    for batch in batches:
+        sides = (_column(batch, str(column), name) for column in (corpus.src, corpus.tgt))
+        for src, tgt in zip(*sides, strict=True):
+            number += 1
+            yield number, src, tgt
+
+
+def _column(batch: dict[str, list[Any]], path: str, name: str) -> list[Any]:
+    """Return a column of a batch by a name or a dotted path such as `translation.en`."""
+    if path in batch:
+        return batch[path]
+    column, _, rest = path.partition(".")
+    try:
+        values = _field(batch, column)
+        return [None if value is None else _field(value, rest) for value in values]
+    except LookupError as error:
+        raise UserError(f"{name}: {path}: {error.args[0]}") from None
 
 
 def _open_parquet(path: Path, dictionaries: Iterable[str] = ()) -> Any:
@@ -223,6 +256,10 @@ def _open_parquet(path: Path, dictionaries: Iterable[str] = ()) -> Any:
 
 def _read_parquet(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]:
     return _rows_of_batches(_parquet_batches(corpus, path), corpus, str(path))
+
+
+def _count_parquet(corpus: FileCorpus, path: Path, reading: Reading, lines: int) -> int:
+    return int(_open_parquet(path).metadata.num_rows)
 
 
 def _parquet_batches(corpus: FileCorpus, path: Path) -> Iterator[dict[str, list[Any]]]:
@@ -252,10 +289,8 @@ def _rows_at_once(path: Path, file: Any, group: int, columns: dict[str, int]) ->
     chunks = {name: file.metadata.row_group(group).column(at) for name, at in columns.items()}
     size = sum(chunk.total_uncompressed_size for chunk in chunks.values())
     if size > LARGEST_BATCH:
-        raise UserError(
-            f"{path}: row group {group} holds {size / (1 << 30):.1f} GiB of text, and more "
-            "than 1 GiB is not read at once; write it anew with smaller row groups"
-        )
+        text = f"{path}: row group {group} holds {size / (1 << 30):.1f} GiB of text, and more than "
+        raise UserError(f"{text}1 GiB is not read at once; write it with smaller row groups")
     longest = 1
     for name, chunk in chunks.items():
         if "DELTA_BYTE_ARRAY" in chunk.encodings:  # texts that share a prefix with the previous one
@@ -280,37 +315,37 @@ def _longest_of_dictionary(path: Path, group: int, name: str) -> int:
     return compute.max(compute.binary_length(found.dictionary)).as_py() or 0
 
 
+# --- Datasets of Hugging Face -------------------------------------------------------------------
+
+
 def _dataset_batches(corpus: HubCorpus, root: Path, name: str) -> Iterator[dict[str, list[Any]]]:
-    with _telling(name):
-        found = _load_dataset(corpus, root)
-        if not corpus.streaming and found.num_rows:
-            size = found.data.nbytes / found.num_rows * ROWS
-            if size > LARGEST_BATCH:
-                raise UserError(
-                    f"{name}: {ROWS} rows hold {size / (1 << 30):.1f} GiB, and more than 1 GiB is "
-                    "not read at once"
-                )
-        yield from found.iter(batch_size=ROWS)
+    with _loading(name):
+        found, rows = _load_dataset(corpus, root), ROWS
+        if not corpus.streaming:
+            rows = min(ROWS, 1 + LARGEST_READ * found.num_rows // max(1, found.data.nbytes))
+        yield from found.iter(batch_size=rows)
 
 
 def _load_dataset(corpus: HubCorpus, root: Path) -> Any:
     import datasets  # slow to import; only `dataset:` entries need it
 
     datasets.disable_progress_bars()
-    local, name = root / corpus.dataset, corpus.dataset
-    source = str(local) if local.is_dir() else name
-    if source == name and name.isidentifier() and find_spec(f"{_READERS}.{name}"):
+    for library in ("datasets", "huggingface_hub"):  # their warnings quote the card
+        logging.getLogger(library).setLevel(logging.ERROR)
+    name, folder = corpus.dataset, (root / corpus.dataset).absolute()
+    is_local = folder.is_dir()
+    if is_local:
+        _check_card(folder)
+    elif name.isidentifier() and find_spec(f"{_READERS}.{name}"):
         raise UserError(
             f"dataset {name}: is a reader of the library datasets, which would look for files in "
             "the working directory; name a dataset of the hub or a local folder"
         )
-    if source != name:
-        _check_card(local)
+    source = str(folder) if is_local else name  # absolute: `csv` alone would be a reader
     builder = datasets.load_dataset_builder(source, corpus.name)
-    _check_files(name, builder.config.data_files, "hf://" if source == name else str(local))
-    parents = type(builder).__mro__
-    readers = {parent.__module__.removeprefix(f"{_READERS}.").split(".")[0] for parent in parents}
-    if not readers & TEXT_READERS:
+    _check_files(name, builder.config.data_files, str(folder) if is_local else "hf://")
+    modules = (parent.__module__.removeprefix(f"{_READERS}.") for parent in type(builder).__mro__)
+    if TEXT_READERS.isdisjoint(module.split(".")[0] for module in modules):
         raise UserError(
             f"dataset {name}: its files must be Parquet, JSON, CSV, Arrow or plain text"
         )
@@ -321,32 +356,53 @@ def _load_dataset(corpus: HubCorpus, root: Path) -> Any:
 
 def _check_card(folder: Path) -> None:
     """Refuse a folder whose dataset card names files by URL: what the config calls local must not
-    reach the network.
+    reach the network. Raises `ValueError` for a card that cannot be read.
     """
-    import yaml
-    from huggingface_hub import DatasetCard
+    from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
     card: dict[str, Any] = {}
     if (folder / "README.md").is_file():
-        card = DatasetCard.load(folder / "README.md").data.to_dict()
+        block = REGEX_YAML_BLOCK.search(_text_of_card(folder / "README.md"))
+        card |= _parse_card(block[2]) if block else {}
     if (folder / ".huggingface.yaml").is_file():
-        card |= yaml.safe_load((folder / ".huggingface.yaml").read_text("utf-8")) or {}
-    if any(sign in text for text in _texts_in(card.get("configs")) for sign in ("://", "::")):
+        card |= _parse_card(_text_of_card(folder / ".huggingface.yaml"))
+    files = json.dumps(card.get("configs"), default=str)
+    if "://" in files or "::" in files:
         raise UserError(
             f"dataset {folder}: its card names files by an address; a local folder holds its files"
         )
 
 
-def _texts_in(value: Any) -> Iterator[str]:
-    """Yield all texts in a card's value."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list):
-        for part in value:
-            yield from _texts_in(part)
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from _texts_in(part)
+def _text_of_card(path: Path) -> str:
+    with path.open("rb") as stream:
+        data = stream.read(LARGEST_CARD + 1)
+    if len(data) > LARGEST_CARD:
+        raise ValueError(f"{path.name} is larger than {LARGEST_CARD >> 20} MiB")
+    return data.decode("utf-8")
+
+
+def _parse_card(text: str) -> dict[str, Any]:
+    """Parse the YAML of a card; raises `ValueError` if it is invalid, or huge once its aliases are
+    resolved: a few lines suffice for that.
+    """
+    import yaml
+
+    try:
+        nodes, number = [yaml.compose(text, Loader=yaml.BaseLoader)], 0
+        while nodes and number < MOST_OF_CARD:
+            node, number = nodes.pop(), number + 1
+            if isinstance(node, yaml.SequenceNode):
+                nodes += node.value
+            elif isinstance(node, yaml.MappingNode):
+                nodes += chain.from_iterable(node.value)
+        if nodes:
+            raise ValueError(f"its card holds more than {MOST_OF_CARD:,} values")
+        card = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"its card is not valid YAML: {first_line(error)}") from None
+    if not isinstance(card, dict | None):
+        raise ValueError("its card is not a mapping")
+    return card or {}
 
 
 def _check_files(name: str, found: dict[str, list[str]] | None, place: str) -> None:
@@ -358,40 +414,23 @@ def _check_files(name: str, found: dict[str, list[str]] | None, place: str) -> N
 
 
 @contextmanager
-def _telling(name: str) -> Iterator[None]:
-    """Turn errors of the library into `UserError`."""
+def _loading(name: str) -> Iterator[None]:
+    """Turn errors of the library into `UserError`; an odd dataset card raises any of these."""
     from datasets.exceptions import DatasetsError
 
+    of_cards = (AttributeError, LookupError, TypeError, ValueError)
     try:
         yield
-    except (OSError, ValueError, RuntimeError, ImportError, DatasetsError) as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise UserError(f"{name}: cannot load: {reason[0]}") from None
+    except (*of_cards, OSError, RuntimeError, ImportError, DatasetsError) as error:
+        raise UserError(f"{name}: cannot load: {first_line(error)}") from None
 
 
-def _rows_of_batches(
-    batches: Iterable[dict[str, list[Any]]], corpus: FileCorpus | HubCorpus, name: str
-) -> Iterator[Row]:
-    number = 0
-    for batch in batches:
-        sides = (_column(batch, str(column), name) for column in (corpus.src, corpus.tgt))
-        for src, tgt in zip(*sides, strict=True):
-            number += 1
-            yield number, src, tgt
+# --- The formats of files -----------------------------------------------------------------------
 
 
-def _column(batch: dict[str, list[Any]], path: str, name: str) -> list[Any]:
-    """Return a column of a batch by a name or a dotted path such as `translation.en`."""
-    if path in batch:
-        return batch[path]
-    column, *rest = path.split(".")
-    if column not in batch:
-        raise UserError(f"{name}: no column {path}; it has {_listed(batch)}")
-    values = batch[column]
-    for part in rest:
-        known = next((value for value in values if value is not None), {part: None})
-        if not isinstance(known, dict) or part not in known:
-            has = _listed(known) if isinstance(known, dict) else "none"
-            raise UserError(f"{name}: no field {part} in {path}; it has {has}")
-        values = [value[part] if value is not None else None for value in values]
-    return values
+FORMATS = {
+    "tsv": Format(_read_tsv, _count_tsv),
+    "jsonl": Format(_read_json_lines),
+    "parquet": Format(_read_parquet, _count_parquet),
+    "tmx": Format(read_tmx, count_tmx, unit="unit"),
+}

@@ -1,12 +1,13 @@
 """Pairs from translation memories: TMX 1.1 to 1.4, read as a stream in bounded memory.
 
-The parser is expat, which lets attributes and open tags be bounded, and refuses entities.
+The parser is expat, not ElementTree: it allows bounds on attributes and open tags, and to refuse
+entities.
 
-Of a unit's variants the exact language code is used, else the first variant of that language: `en`
-matches `EN`, else `en-US`; `en-US` does not match `en`. If both languages of a pair match one
-variant, the more exact code gets it.
+The variant of a unit with the exact language code is used, or else its first variant of that
+language: `en` matches `EN`, or else `en-US`; `en-US` does not match `en`. If both languages of a
+pair match one variant, the longer code gets it.
 
-Inline codes (`<bpt>`, `<ept>`, `<it>`, `<ph>`, `<ut>`, with any `<sub>` in them) are dropped, the
+Inline codes (`<bpt>`, `<ept>`, `<it>`, `<ph>`, `<ut>`, with any `<sub>` in them) are dropped; the
 text of other elements is kept. A line break in a segment, with the blanks around it, becomes a
 space.
 """
@@ -16,53 +17,48 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from xml.parsers import expat
 
-from mtrain.corpus.lines import DROPPED, LONGEST_LINE, Reading, open_bytes, reading_from, size_of
+from mtrain.config.schema import FileCorpus
+from mtrain.corpus.lines import DROPPED, LONGEST_LINE, Reading, open_bytes, reading_from
 from mtrain.runtime.errors import UserError
 
 CODES = {"bpt", "ept", "it", "ph", "ut"}
 DEEPEST = 200  # elements within each other; memories have some ten
 MOST_NAMES = 1000  # of elements and attributes, all of which the parser keeps; TMX has some sixty
 MOST_LANGUAGES = 20  # that an error names
-LONGEST_LANGUAGE = 100  # characters that are read of a language's code
-
-LARGEST_UNIT = 4 * LONGEST_LINE  # characters of all variants, and some for each
-
+LONGEST_LANGUAGE = 100  # characters that are read of a language code
+LARGEST_UNIT = 4 * LONGEST_LINE  # characters of all variants, and 100 for each
 _BLOCK = 1 << 20
 
-
 Unit = list[tuple[str, str]]  # its variants: language and text
-TOO_LARGE: Unit = []  # stands for a unit that is
+TOO_LARGE: Unit = []  # stands for a larger unit
 
 
-def read_tmx(path: Path, src: str, tgt: str, reading: Reading) -> Iterator[tuple[int, str, str]]:
+def read_tmx(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[tuple[int, str, str]]:
     """Yield the pairs of two languages with the numbers of their units, from 1; units that lack one
     of them are counted. Raises `UserError` if the file is no TMX or has no such pair.
     """
-    languages: dict[str, None] = {}
-    reason = f"{DROPPED}no {src} or no {tgt} in the unit"
-    found = False
+    src, tgt = str(corpus.src), str(corpus.tgt)
+    languages, found = dict[str, None](), False
     for number, unit in enumerate(read_units(path, reading.check), 1):
-        sides = _find(unit, src, tgt)
-        if sides is not None or unit is TOO_LARGE:
+        if sides := _find(unit, src, tgt):
             found = True
-            texts = [unit[side][1] for side in sides or ()]
-            if unit is TOO_LARGE or max(map(size_of, texts)) > LONGEST_LINE:
-                reading.drop_long(f"{path}: unit {number}", number)
-            else:
-                yield number, texts[0], texts[1]
-            continue
-        reading.counts[reason] += 1
-        if len(languages) < MOST_LANGUAGES:
-            languages.update(dict.fromkeys(language for language, _ in unit))
+            yield number, unit[sides[0]][1], unit[sides[1]][1]
+        elif unit is TOO_LARGE:
+            found = True
+            reading.drop_long(f"{path}: unit {number}", number)
+        else:
+            reading.counts[f"{DROPPED}no {src} or no {tgt} in the unit"] += 1
+            if len(languages) < MOST_LANGUAGES:
+                languages.update(dict.fromkeys(language for language, _ in unit))
     if not found:
         known = ", ".join(languages) or "none"
         raise UserError(f"{path}: no unit has both {src} and {tgt}; its languages are {known}")
 
 
-def count_units(path: Path, src: str, tgt: str, check: Callable[[], None]) -> int:
-    """Read a memory through for the number of its units; raises `UserError` as `read_tmx` does."""
-    reading = Reading(check=check)
-    return sum(1 for _ in read_tmx(path, src, tgt, reading)) + reading.counts.total()
+def count_tmx(corpus: FileCorpus, path: Path, reading: Reading, lines: int) -> int:
+    """Return the number of units of a memory; raises `UserError` as `read_tmx` does."""
+    found = Reading(check=reading.check)
+    return sum(1 for _ in read_tmx(corpus, path, found)) + found.counts.total()
 
 
 def _normal(language: str) -> str:
@@ -71,8 +67,8 @@ def _normal(language: str) -> str:
 
 
 def _find(unit: Unit, src: str, tgt: str) -> tuple[int, int] | None:
-    """Choose two variants by language: exact codes first, then the first free variant of the
-    language; the shorter code chooses last.
+    """Return the indices of the variants for two languages: of the exact code, or else the first
+    free one of the language; the shorter code chooses last.
     """
     codes = [_normal(language) for language, _ in unit]
     asked = [_normal(src), _normal(tgt)]
@@ -81,14 +77,12 @@ def _find(unit: Unit, src: str, tgt: str) -> tuple[int, int] | None:
         for i, other in enumerate(codes):
             if code not in found and i not in found.values() and other.startswith(code + "-"):
                 found[code] = i
-    if len(found) < 2:  # so too where both ask for the same
-        return None
-    return found[asked[0]], found[asked[1]]
+    return (found[asked[0]], found[asked[1]]) if len(found) == 2 else None
 
 
 def read_units(path: Path, check: Callable[[], None] = lambda: None) -> Iterator[Unit]:
-    """Yield the units of a memory as they come; raises `UserError` with the line where the file is
-    not well-formed, is no TMX, or declares entities, by which small files can be made huge.
+    """Yield the units of a memory; raises `UserError` with the line where the file is not
+    well-formed, is no TMX, or declares entities, which can make small files huge.
     """
     memory = _Memory(path)
     with open_bytes(path) as stream:
@@ -104,7 +98,7 @@ def read_units(path: Path, check: Callable[[], None] = lambda: None) -> Iterator
 
 
 class _Memory:
-    """State of the parser, as far as it is still needed."""
+    """The parser with the unit that it is reading."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -124,7 +118,7 @@ class _Memory:
         parser.SkippedEntityHandler = self._skipped
 
     def feed(self, block: bytes) -> None:
-        """Read on; an empty block is the end."""
+        """Parse the next block; an empty one is the end of the file."""
         self.fed += len(block)
         try:
             self.parser.Parse(block, not block)
@@ -135,7 +129,7 @@ class _Memory:
             raise UserError(
                 f"{self.path}: cannot be decoded: {error}; convert the file to UTF-8"
             ) from None
-        # the parser keeps an open tag in memory and reads it again with each block
+        # the parser keeps an open tag in memory, and parses it again with each block
         if self.fed - self.parser.CurrentByteIndex > 4 * LONGEST_LINE:
             raise self._failure("a tag or a comment is too long; fix the file")
 

@@ -1,4 +1,4 @@
-"""Scripts, by the first words of the Unicode names of their letters: of letters, of languages."""
+"""Scripts of letters and of languages, named by the first words of the Unicode names of letters."""
 
 import re
 import unicodedata
@@ -39,7 +39,7 @@ SCRIPTS = {
 JOINING = {"ARABIC", "HEBREW", "SYRIAC", "THAANA", "NKO", "DEVANAGARI", "BENGALI", "GURMUKHI"}
 JOINING |= {"GUJARATI", "ORIYA", "TAMIL", "TELUGU", "KANNADA", "MALAYALAM", "SINHALA", "KHMER"}
 JOINING |= {"MYANMAR", "TIBETAN", "MONGOLIAN", "ADLAM", "MANDAIC", "SAMARITAN"}
-# First words of the names of letters that name no script.
+# First words of the names of letters that are no names of scripts.
 _NO_SCRIPTS = {"MODIFIER", "MICRO", "MASCULINE", "FEMININE", "SCRIPT", "BLACK", "ANGSTROM", "ALEF"}
 _NO_SCRIPTS |= {"MATHEMATICAL", "DOUBLE", "KELVIN", "OHM", "PLANCK", "EULER"}
 
@@ -55,7 +55,7 @@ def script_of(character: str) -> str:
 
 
 def language_code(language: str) -> str:
-    """The language of a tag such as `zh_CN` or `pt-BR`, without its region."""
+    """Return the language of a tag such as `zh_CN` or `pt-BR`."""
     return re.split("[-_]", language.lower())[0]
 
 
@@ -66,5 +66,5 @@ def scripts_of(language: str) -> set[str]:
 
 
 def name_of(script: str) -> str:
-    """Name a script for people."""
+    """Return the usual name of a script."""
     return "Han" if script == "CJK" else script.capitalize()

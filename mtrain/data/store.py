@@ -26,7 +26,7 @@ from mtrain.runs import manifest
 from mtrain.runtime import files
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.json_reader import read_json_file
-from mtrain.runtime.workers import Workers
+from mtrain.runtime.workers import map_tasks
 
 FORMAT = 3
 CHUNK = 10_000  # pairs handed to a worker at a time
@@ -264,9 +264,7 @@ def _encode_all(
     if len(first) <= INLINE_CHUNKS or workers == 1:
         yield from (_encode_chunk(chunk, tokenizer, selection) for chunk in chunks)
         return
-    crew = Workers([partial(_encoder, tokenizer.proto, selection)] * workers, DEATH)
-    with closing(crew):
-        yield from crew.map(chunks)
+    yield from map_tasks(partial(_encoder, tokenizer.proto, selection), chunks, workers, DEATH)
 
 
 def _encoder(proto: bytes, selection: Selection) -> Callable[[list[Pair]], Encoded]:

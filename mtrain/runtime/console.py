@@ -1,4 +1,4 @@
-"""Where a command writes: standard streams and files, their ends and their errors."""
+"""Standard streams: what a command writes there, and how it ends when that fails or is stopped."""
 
 import os
 import re
@@ -26,25 +26,23 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 def leave_at_once() -> None:
     """Let Ctrl-C end this process at once, until `loaded` is called."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not ignored
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it may be ignored
         signal.signal(signal.SIGINT, _leave)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """End at once: libraries swallow `KeyboardInterrupt` while they load, or break."""
+    """End at once: libraries that are being loaded break at a `KeyboardInterrupt`, or hide it."""
     os._exit(EXIT_TERMINATED if number == signal.SIGTERM else EXIT_INTERRUPTED)
 
 
 def loaded() -> None:
-    """Let Ctrl-C raise an exception from here on, so that a command can finish its output."""
+    """Let Ctrl-C raise `KeyboardInterrupt` from here on: a command can finish its output."""
     if signal.getsignal(signal.SIGINT) is _leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def open_closed_streams() -> None:
-    """Replace closed standard streams by /dev/null; otherwise a file opened later would get their
-    numbers.
-    """
+    """Replace closed standard streams by /dev/null, so that no other file gets their numbers."""
     for number, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
         try:
             os.fstat(number)
@@ -56,25 +54,27 @@ def open_closed_streams() -> None:
 
 @contextmanager
 def writing(name: str | int) -> Iterator[IO[bytes]]:
-    """Open a file, stdout (`-`), or the standard stream of a number, for bytes; a reader of stdout
-    that went away ends the command quietly. On a terminal control characters are spelled out.
+    """Open a file, stdout (`-`), or the standard stream of a number, for bytes; a terminal gets
+    control characters spelled out.
     """
     loaded()
     place = 1 if name == "-" else name
     shown = ("stdin", "stdout", "stderr")[place] if isinstance(place, int) else place
-    # a stream of its own, for PYTHONUNBUFFERED makes stdout's write only a part of a line
+    # not `sys.stdout`, which may write only a part of a line under PYTHONUNBUFFERED
     with ending(shown), open(place, "wb", closefd=not isinstance(place, int)) as sink:
         yield cast(IO[bytes], _Screen(sink)) if sink.isatty() else sink
 
 
 @contextmanager
 def ending(name: str) -> Iterator[None]:
-    """End the command in the right way where writing to `name` fails or is stopped."""
+    """End the command where writing to `name` is stopped, quietly if its reader is gone; raises
+    `UserError` where writing fails.
+    """
     try:
         yield
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
-    except BrokenPipeError as error:  # at Ctrl-C the reader may have gone first
+    except BrokenPipeError as error:  # at Ctrl-C the reader may end first
         interrupted = isinstance(error.__context__, KeyboardInterrupt)
         sys.exit(EXIT_INTERRUPTED if interrupted else EXIT_BROKEN_PIPE)
     except OSError as error:
@@ -83,8 +83,8 @@ def ending(name: str) -> Iterator[None]:
 
 @contextmanager
 def stopped_by_signals(is_kept: bool = True) -> Iterator[None]:
-    """Raise an exception on SIGTERM and Ctrl-C, if `is_kept`, so that output can be completed; a
-    second signal ends the process at once.
+    """Raise an exception on SIGTERM and Ctrl-C, if `is_kept`, so that what was written can be kept;
+    a second signal ends the process at once.
     """
     defaults = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
     before = {number: signal.getsignal(number) for number in defaults}
@@ -108,13 +108,13 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 class _Screen(BufferedIOBase):
-    """A terminal as a stream of lines, with control characters spelled out."""
+    """A stream to a terminal, with control characters spelled out."""
 
     def __init__(self, sink: IO[bytes]) -> None:
         self.sink = sink
 
     def write(self, data: "ReadableBuffer") -> int:
-        """Write lines; bytes that are not UTF-8 are spelled out, too."""
+        """Write bytes; those that are not UTF-8 are spelled out, too."""
         text = bytes(data).decode("utf-8", "backslashreplace")
         self.sink.write(_CONTROL.sub(lambda c: ascii(c[0])[1:-1], text).encode())
         return len(bytes(data))

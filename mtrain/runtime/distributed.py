@@ -1,9 +1,9 @@
-"""The processes of a job, started by torchrun, and their communication.
+"""The ranks of a job, started by torchrun, and their communication.
 
 Tensors are summed by NCCL on GPUs and by gloo on CPUs; everything else is bytes through gloo. A
 failure or a stop of one rank reaches all at their next collective call, so that all end in the same
-way. If a rank is killed, its connections break: the others fail at their next call, and torchrun
-ends those that cannot.
+way. If a rank is killed, its connections break: the others fail at their next call, or torchrun
+ends them.
 """
 
 import json
@@ -25,18 +25,19 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from mtrain.runtime.device import pick_device
-from mtrain.runtime.errors import RefusedError, StoppedError, UserError, first_line
+from mtrain.runtime.errors import (
+    RefusedError,
+    StoppedError,
+    UserError,
+    as_user_error,
+    first_line,
+)
 from mtrain.runtime.log import silence
 
-# How long the ranks of a job wait for each other at its start; they may be days apart later, while
-# rank 0 prepares text.
-START, MEET = timedelta(minutes=5), timedelta(days=7)
-# How long a GPU waits for the others' sums.
-ADD = timedelta(minutes=5)
+# Timeouts of the start, of later calls (rank 0 may prepare text for days), and of sums on GPUs.
+START, MEET, ADD = timedelta(minutes=5), timedelta(days=7), timedelta(minutes=5)
 
-Request = tuple[str, int]
-
-
+Request = tuple[str, int]  # reason and exit code of a stop
 T = TypeVar("T")
 
 BYTES = TypeAdapter(bytes)  # sent as they are; all else is sent as JSON
@@ -60,25 +61,25 @@ class Ranks:
         return self.rank == 0
 
     def share(self, find: Callable[[], T], form: TypeAdapter[T]) -> T:
-        """Call `find` on rank 0 and broadcast its result; an exception is raised on every rank."""
+        """Call `find` on rank 0 and broadcast its result; all ranks raise its exception."""
         if self.size == 1:
             return find()
         body, head = _attempt(lambda: _encode(find(), form)) if self.is_first else (None, b"")
-        return _decode(self._broadcast(head + (body or b"")), form)
+        return _decode(self._share(head + (body or b"")), form)
 
     def first(self, work: Callable[[], T]) -> T | None:
         """Call `work` on rank 0 while the others wait; return its result there and None elsewhere.
-        An exception is raised on every rank.
+        All ranks raise its exception.
         """
         if self.size == 1:
             return work()
         result, head = _attempt(work) if self.is_first else (None, b"")
-        self._broadcast(head)
+        self._share(head)
         return result
 
     def gather(self, part: Callable[[], T], form: TypeAdapter[T]) -> list[T]:
-        """Call `part` on each rank and return all results, by rank, on every rank; an exception of
-        one is raised on all.
+        """Call `part` on each rank and return all results, by rank, on every rank; all ranks raise
+        the exception of any.
         """
         if self.size == 1:
             return [part()]
@@ -86,8 +87,8 @@ class Ranks:
         return [_decode(found, form) for found in self._gather(head + (body or b""))]
 
     def together(self, work: Callable[[], T]) -> T:
-        """Call `work` on each rank and return this rank's result; an exception of one is raised on
-        all.
+        """Call `work` on each rank and return this rank's result; all ranks raise the exception of
+        any.
         """
         if self.size == 1:
             return work()
@@ -98,22 +99,20 @@ class Ranks:
     def agree(
         self, request: Request | None, failure: UserError | None = None, number: int = 0
     ) -> Request | None:
-        """Return the request to stop of any rank, or None. A failure of one rank is raised on all;
-        different values of `number` are a failure.
+        """Return the request to stop of any rank, or None; all ranks raise the failure of any.
+        Different values of `number` are a failure.
         """
         if self.size > 1:
-            concerned = torch.tensor([int(bool(request or failure)), number, -number])
-            with self.meeting():
-                dist.all_reduce(concerned, dist.ReduceOp.MAX)
-            is_asked, most, least = concerned.tolist()
-            if most != -least:
+            values = torch.tensor([int(bool(request or failure)), number, -number])
+            with self._connected():
+                dist.all_reduce(values, dist.ReduceOp.MAX)
+            is_urgent, most, negated_least = values.tolist()
+            if most != -negated_least:
+                text = "the processes of the job planned different steps: this is a fault of mtrain"
                 raise self.as_one(
-                    UserError(
-                        "the processes of the job planned different steps: this is a fault of "
-                        "mtrain, or of a machine; the last checkpoint is good"
-                    )
+                    UserError(f"{text}, or of a machine; the last checkpoint is good")
                 )
-            if not is_asked:
+            if not is_urgent:
                 return None
 
         def part() -> Request | None:
@@ -126,34 +125,30 @@ class Ranks:
     def check_same(self, own: str, what: str) -> None:
         """Refuse ranks whose settings, or whatever `what` names, differ."""
         if len(set(self.gather(lambda: own, TEXT))) > 1:
-            raise self.as_one(
-                RefusedError(
-                    f"the processes of this job got different {what}; to run separate commands, "
-                    "start each without torchrun"
-                )
-            )
+            text = f"the processes of this job got different {what}; to run separate commands, "
+            raise self.as_one(RefusedError(f"{text}start each without torchrun"))
 
     def as_one(self, error: UserError) -> UserError:
         """Mark an error that every rank raises at the same point: only rank 0 shows it."""
-        error.is_shared, error.is_told = True, not self.is_first
+        error.is_shared, error.is_silent = True, not self.is_first
         return error
 
     def sum_(self, tensor: Tensor) -> None:
         """Replace the tensor on each rank by the sum over all ranks."""
         if self.size > 1:
-            with self.meeting():
+            with self._connected():
                 dist.all_reduce(tensor, group=self._group(tensor.device))
 
-    def spread(self, tensors: list[Tensor]) -> None:
-        """Broadcast rank 0's values into the tensors of the others."""
-        if self.size > 1:
-            with self.meeting():
-                works = [
-                    dist.broadcast(tensor, 0, group=self._group(tensor.device), async_op=True)
-                    for tensor in tensors
-                ]
-                for work in works:
-                    work.wait()
+    def broadcast(self, *tensors: Tensor) -> None:
+        """Replace the values of tensors on all ranks by those of rank 0."""
+        for tensor in tensors if self.size > 1 else ():
+            with self._connected():
+                dist.broadcast(tensor, 0, group=self._group(tensor.device))
+
+    def leave(self) -> None:
+        """Wait for the other ranks and disconnect."""
+        self.together(lambda: None)
+        dist.destroy_process_group()
 
     def _group(self, device: torch.device) -> dist.ProcessGroup | None:
         if device.type != "cuda":
@@ -162,37 +157,29 @@ class Ranks:
             self._nccl = dist.new_group(backend="nccl", timeout=ADD)
         return self._nccl
 
-    def _broadcast(self, message: bytes) -> bytes:
+    def _share(self, message: bytes) -> bytes:
         """Return rank 0's message without its head; raises the error that it holds."""
         length = torch.tensor([len(message)])
-        with self.meeting():
-            dist.broadcast(length, 0)
-        table = (
-            _as_tensor(message) if self.is_first else torch.empty(int(length), dtype=torch.uint8)
-        )
-        with self.meeting():
-            dist.broadcast(table, 0)
+        self.broadcast(length)
+        table = _as_tensor(message, int(length))
+        self.broadcast(table)
         return self._open(table, 0)
 
     def _gather(self, message: bytes) -> list[bytes]:
         """Return all ranks' messages without their heads; raises the first error of any."""
         lengths = self._gather_tensors(torch.tensor([len(message)]))
-        padded = torch.zeros(int(torch.cat(lengths).max()), dtype=torch.uint8)
-        padded[: len(message)] = _as_tensor(message)
-        tables = self._gather_tensors(padded)
-        return [
-            self._open(table[: int(length)], rank)
-            for rank, (table, length) in enumerate(zip(tables, lengths, strict=True))
-        ]
+        tables = self._gather_tensors(_as_tensor(message, max(map(int, lengths))))
+        pairs = zip(tables, lengths, strict=True)
+        return [self._open(table[: int(n)], rank) for rank, (table, n) in enumerate(pairs)]
 
     def _gather_tensors(self, tensor: Tensor) -> list[Tensor]:
         tensors = [torch.empty_like(tensor) for _ in range(self.size)]
-        with self.meeting():
+        with self._connected():
             dist.all_gather(tensors, tensor)
         return tensors
 
     @contextmanager
-    def meeting(self) -> Iterator[None]:
+    def _connected(self) -> Iterator[None]:
         """Turn the end of a connection into a `UserError`."""
         try:
             yield
@@ -207,11 +194,11 @@ class Ranks:
         head, _, body = message.numpy().tobytes().partition(b"\n")
         if failure := json.loads(head):
             text, code, host = failure
-            if code in (UserError.exit_code, RefusedError.exit_code):
-                text = text if rank == 0 else f"rank {rank} on {host}: {text}"
-                kind = RefusedError if code == RefusedError.exit_code else UserError
-                raise self.as_one(kind(*text.split("\n")))
-            raise self.as_one(StoppedError(text, code))
+            if code not in (UserError.exit_code, RefusedError.exit_code):
+                raise self.as_one(StoppedError(text, code))
+            text = text if rank == 0 else f"rank {rank} on {host}: {text}"
+            kind = RefusedError if code == RefusedError.exit_code else UserError
+            raise self.as_one(kind(*text.split("\n")))
         return body
 
 
@@ -225,21 +212,18 @@ def _decode(data: bytes, form: TypeAdapter[T]) -> T:
     return form.validate_python(data if form is BYTES else json.loads(data))
 
 
-def _as_tensor(message: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(message), dtype=torch.uint8)
+def _as_tensor(message: bytes, length: int) -> Tensor:
+    """Return a message as bytes in a tensor, with zeros up to a length."""
+    return torch.frombuffer(bytearray(message.ljust(length, b"\0")), dtype=torch.uint8)
 
 
 def _attempt(work: Callable[[], T]) -> tuple[T | None, bytes]:
-    """Return the result of some work, and the head of a message: null, or the error it raised."""
+    """Return the result of `work`, and the head of a message: null, or the error that it raised."""
     try:
         return work(), b"null\n"
-    except MemoryError:
-        error = UserError("out of memory")
-    except OSError as failure:
-        error = UserError(f"{failure.filename or 'mtrain'}: {failure.strerror or failure}")
-    except UserError as failure:
-        error = failure
-    return None, json.dumps((str(error), error.exit_code, socket.gethostname())).encode()
+    except (UserError, OSError, MemoryError) as failure:
+        error = as_user_error(failure)
+        return None, json.dumps((str(error), error.exit_code, socket.gethostname())).encode()
 
 
 @contextmanager
@@ -258,9 +242,9 @@ def joined() -> Iterator[Ranks]:
         yield ranks
     except UserError as error:
         if error.is_shared:
-            _part(ranks)
+            ranks.leave()
         raise
-    _part(ranks)
+    ranks.leave()
 
 
 def find_ranks(environ: Mapping[str, str]) -> Ranks:
@@ -271,12 +255,9 @@ def find_ranks(environ: Mapping[str, str]) -> Ranks:
         _refuse_tasks(environ)
         return Ranks()
     try:
-        return Ranks(
-            rank=int(environ["RANK"]),
-            size=int(environ["WORLD_SIZE"]),
-            local_rank=int(environ.get("LOCAL_RANK", "0")),
-            local_size=int(environ.get("LOCAL_WORLD_SIZE", "1")),
-        )
+        rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+        local_rank = int(environ.get("LOCAL_RANK", "0"))
+        return Ranks(rank, size, local_rank, int(environ.get("LOCAL_WORLD_SIZE", "1")))
     except ValueError as error:
         raise RefusedError(f"cannot parse torchrun's environment variables: {error}") from None
 
@@ -296,7 +277,7 @@ def _refuse_tasks(environ: Mapping[str, str]) -> None:
         "where HOST is one of the machines (see scripts/slurm); start a single process "
         "with srun --ntasks=1",
     )
-    error.is_told = environ["SLURM_PROCID"] != "0"
+    error.is_silent = environ["SLURM_PROCID"] != "0"
     raise error
 
 
@@ -304,7 +285,7 @@ def _meet(ranks: Ranks) -> None:
     """Wait until all processes are there."""
     try:
         store, rank, size = next(rendezvous("env://", timeout=START))
-        # no address of an earlier start is found: torchrun restarts processes with the same store
+        # hides addresses of an earlier start: torchrun restarts processes with the same store
         store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=MEET)
     except (RuntimeError, ValueError) as error:
@@ -313,11 +294,6 @@ def _meet(ranks: Ranks) -> None:
             f"{first_line(error)}; start them by torchrun, and see that each machine can reach the "
             "others (see README)"
         ) from None
-
-
-def _part(ranks: Ranks) -> None:
-    ranks.together(lambda: None)
-    dist.destroy_process_group()
 
 
 def device_of(name: str, ranks: Ranks) -> torch.device:

@@ -1,4 +1,4 @@
-"""The errors that users see: one clear message, no traceback, a fixed exit code."""
+"""The errors that users see: one message, no traceback, a fixed exit code."""
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -17,16 +17,15 @@ def printable(text: str) -> str:
 
 
 class UserError(Exception):
-    """The run failed for a reason that the user can fix; the message says where, what, and what to
-    do.
+    """The run failed for a reason that the user can fix: *where: what is wrong; what to do*.
 
-    A message of several lines is given as several arguments. Line breaks and terminal escapes
-    inside one argument, as in names from outside, are spelled out.
+    Each argument is a line of the message; line breaks and terminal escapes inside one, as in names
+    from outside, are spelled out.
     """
 
     exit_code = EXIT_FAILED
-    # Every rank of a job raises it; rank 0 shows it.
-    is_shared = is_told = False
+    is_shared = False  # whether every rank of a job raises it
+    is_silent = False  # whether another rank shows it
 
     def __init__(self, *lines: str) -> None:
         super().__init__(*lines)
@@ -38,6 +37,15 @@ class UserError(Exception):
 def first_line(error: Exception) -> str:
     """Return the first line of a library's error."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def as_user_error(error: UserError | OSError | MemoryError) -> UserError:
+    """Return the error to show, also for a full disk or a lack of memory."""
+    if isinstance(error, UserError):
+        return error
+    if isinstance(error, MemoryError):
+        return UserError("out of memory")
+    return UserError(f"{error.filename or 'mtrain'}: {error.strerror or error}")
 
 
 class RowError(UserError):
@@ -67,15 +75,13 @@ class UnequalError(UserError):
 
 
 class RefusedError(UserError):
-    """Refused before anything was done: usage, config, or a run directory that is not ours to
-    use.
-    """
+    """Refused before anything was done: usage, config, or a run directory of another run."""
 
     exit_code = EXIT_REFUSED
 
 
 class MissingExtraError(RefusedError):
-    """A library that is not installed: names the extra of mtrain that brings it."""
+    """A library is not installed; the message names the extra of mtrain that installs it."""
 
     def __init__(self, what: str, extra: str, more: object) -> None:
         super().__init__(

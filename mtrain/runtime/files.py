@@ -1,8 +1,7 @@
 """Files that mtrain owns: opened without following a link, written aside, synced and renamed.
 
 A directory from somebody else may hold links, pipes or folders under the names that mtrain uses.
-Every file that mtrain owns is opened by this module: a new file is always new, an existing one is a
-regular file, and a link is refused.
+This module opens only new files and regular ones, and refuses links.
 """
 
 import errno
@@ -16,46 +15,43 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-# Temporary name, next to the final one.
-PARTIAL = ".{}.partial"
+PARTIAL = ".{}.partial"  # temporary name, next to the final one
 
-VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})")
+VARIABLE = re.compile(r"\$(?:[A-Z_]\w*|\{[A-Z_]\w*\})", re.ASCII | re.IGNORECASE)
 
 
 def create(path: Path) -> IO[bytes]:
-    """Open a new file for writing. A file or link of that name is removed first, so that nothing
-    is written to where a link leads. Raises `OSError`.
-    """
+    """Open a new file for writing, in place of a file or link of that name; raises `OSError`."""
     path.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     return os.fdopen(os.open(path, flags, 0o666), "wb")
 
 
 def open_kept(path: Path, flags: int) -> int:
-    """Open a file that stays, such as a log or a lock, and return its descriptor; `flags` are those
-    of `os.open`. Raises `OSError` where the name is that of a link, a pipe or a folder.
+    """Open a file that stays, such as a log or a lock, with the flags of `os.open`, and return its
+    descriptor; raises `OSError` for a link, a pipe or a folder.
     """
     try:
         # without O_NONBLOCK, opening a pipe waits for its other end
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR):
-            raise _refusal(path) from None
-        raise
+        is_other = error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR)
+        raise (_refusal(path) if is_other else error) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise _refusal(path)
     return descriptor
 
 
-def _refusal(path: Path) -> OSError:
-    what = "a link" if path.is_symlink() else "not a regular file"
-    return OSError(errno.EINVAL, f"{what}, where mtrain keeps a file of its own", str(path))
+def _refusal(path: Path, kind: str = "regular file") -> OSError:
+    what = "a link" if path.is_symlink() else f"not a {kind}"
+    text = f"{what}, where mtrain keeps a {kind.split()[-1]} of its own"
+    return OSError(errno.EINVAL, text, str(path))
 
 
 def append(path: Path) -> IO[bytes]:
-    """Open a file to write at its end, which is made if it is missing. A file that has another name
-    too (a hard link, as some backups make) is replaced by a copy first. Raises `OSError`.
+    """Open a file for appending, or create it; one with a second name (a hard link, as some backups
+    make) is replaced by a copy first. Raises `OSError`.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     stream = os.fdopen(open_kept(path, flags), "ab")
@@ -68,7 +64,7 @@ def append(path: Path) -> IO[bytes]:
 
 
 def read(path: Path) -> IO[bytes]:
-    """Open a file of mtrain's own for reading; raises `OSError`, also for a link or a pipe."""
+    """Open a file that mtrain owns for reading; raises `OSError`, also for a link or a pipe."""
     return os.fdopen(open_kept(path, os.O_RDONLY), "rb")
 
 
@@ -84,14 +80,12 @@ def read_whole(path: Path, most: int) -> bytes:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory in one that mtrain owns, if it is missing; raises `OSError` for a link."""
+    """Make a directory if it is missing; raises `OSError`, also for a link."""
     try:
         path.mkdir()
     except FileExistsError:
         if path.is_symlink() or not path.is_dir():
-            what = "a link" if path.is_symlink() else "not a directory"
-            text = f"{what}, where mtrain keeps a directory of its own"
-            raise OSError(errno.ENOTDIR, text, str(path)) from None
+            raise _refusal(path, "directory") from None
 
 
 def write_text(path: Path, text: str) -> None:
@@ -100,8 +94,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Replace a file so that readers and crashes see the old or the new bytes, never a mixture. The
-    file's permissions stay as they were. Raises `OSError`; the old file is then still there.
+    """Replace a file: readers, also after a crash, see the old or the new bytes, never a mixture.
+    Its permissions stay. Raises `OSError`; the old file is then still there.
     """
     with replacing(path) as out:
         out.write(data)
@@ -118,7 +112,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(out.fileno())
         replace(aside, path)
     except OSError:
-        with suppress(OSError):  # a full disk wants the room
+        with suppress(OSError):  # frees room on a full disk
             aside.unlink()
         raise
 
@@ -132,7 +126,7 @@ def replace(aside: Path, path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Write a file's bytes, or a directory's entries, through to the disk."""
+    """Write the bytes of a file, or the entries of a directory, through to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -141,9 +135,7 @@ def sync(path: Path) -> None:
 
 
 def try_lock(descriptor: int) -> bool:
-    """Take the system's lock on an open file or directory, unless another process holds it. It ends
-    with the process.
-    """
+    """Lock an open file or directory until it is closed, unless another process holds the lock."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -152,7 +144,7 @@ def try_lock(descriptor: int) -> bool:
 
 
 def is_at(descriptor: int, path: Path) -> bool:
-    """Whether an open file or directory still has its name: it may be removed or replaced."""
+    """Whether an open file or directory still has its name, and was not removed or replaced."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except FileNotFoundError:
@@ -160,30 +152,25 @@ def is_at(descriptor: int, path: Path) -> bool:
 
 
 def expand_path(text: str) -> str:
-    """Replace `$NAME` and `${NAME}` in a path by environment variables and a leading `~` or `~user`
-    by a home directory. A `$` without a name stays. Raises `ValueError`.
+    """Expand `$NAME`, `${NAME}` and a leading `~` or `~user` in a path; raises `ValueError` where
+    one has no value. A `$` without a name stays.
     """
-    place = os.path.expanduser(VARIABLE.sub(_value_of, text))
+    place = os.path.expanduser(os.path.expandvars(text))
     if place.startswith("~"):
         user = place.partition("/")[0]
         raise ValueError(f"{user} has no home directory here; write the path out")
     if found := VARIABLE.search(place):  # it would be expanded again where the path is read back
+        if found[0] in text:
+            raise ValueError(f"{found[0]} is not set; set it or write the path out")
         raise ValueError(f"holds {found[0]} when it is expanded; use a path without it")
     if text and not place:
         raise ValueError(f"{text} is empty; set it or write the path out")
     return place
 
 
-def _value_of(name: re.Match[str]) -> str:
-    try:
-        return os.environ[name[1] or name[2]]
-    except KeyError:
-        raise ValueError(f"{name[0]} is not set; set it or write the path out") from None
-
-
 def expand_dataset(name: str) -> str:
-    """Expand the name of a dataset if it can only be a local folder: a value of the environment
-    must not become a name that the hub is asked for. Raises `ValueError`.
+    """Expand the name of a local folder; raises `ValueError` if it may be a name on the hub, which
+    must not be asked for values of environment variables.
     """
     if not name.startswith("~") and not VARIABLE.search(name):
         return name

@@ -27,9 +27,8 @@ def read_json_file(path: Path, form: TypeAdapter[Content]) -> Content:
     if it cannot be read, has another form, is a link, or is not a regular file.
     """
     try:
-        data = files.read_whole(path, LARGEST)
+        return read_json(files.read_whole(path, LARGEST), form)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise ValueError(error.strerror or str(error)) from None
-    return read_json(data, form)

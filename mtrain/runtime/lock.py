@@ -1,6 +1,5 @@
-"""Locks between processes, released by the system however their holder ends."""
+"""Locks between processes, which the system releases however their holder ends."""
 
-import json
 import os
 import socket
 import time
@@ -9,10 +8,24 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from mtrain.runtime import files
 from mtrain.runtime.errors import RefusedError, UserError
+from mtrain.runtime.json_reader import read_json_file
 
-POLL = 0.5  # seconds between two tries to get a lock
+POLL = 0.5  # seconds between two attempts to get a lock
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Content of a lock file: the process that holds it."""
+
+    pid: int
+    host: str
+
+
+HOLDER = TypeAdapter(Holder)
 
 
 class ReplacedError(UserError):
@@ -31,9 +44,7 @@ class Held:
         return files.is_at(self.descriptor, self.path)
 
     def check(self) -> None:
-        """Raise `ReplacedError` if the file, and with it its directory, was removed or replaced by
-        another process.
-        """
+        """Raise `ReplacedError` if the file, and so its directory, was removed or replaced."""
         if not self.is_there():
             raise ReplacedError(
                 f"{self.path.parent}: was removed or replaced while this process used it; nothing "
@@ -43,11 +54,9 @@ class Held:
 
 @contextmanager
 def exclusive(path: Path, *, wait: Callable[[str], None] | None = None) -> Iterator[Held]:
-    """Hold the lock file `path`. While another process holds it, `wait` is called with that
-    process's name twice a second; without `wait`, raise `RefusedError`.
-
-    The file stays: only the system's lock on it counts, so a killed holder leaves nothing stale.
-    Raises `OSError` if the name is that of a link or not of a regular file.
+    """Hold the lock file `path`, which stays: only the system's lock on it counts. While another
+    process holds it, call `wait` with the name of that process, or raise `RefusedError`. Raises
+    `OSError` for a link, a pipe or a folder.
     """
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,43 +68,39 @@ def exclusive(path: Path, *, wait: Callable[[str], None] | None = None) -> Itera
                     raise RefusedError(f"{path.parent}: in use by {holder}; wait for it or stop it")
                 wait(holder)
                 time.sleep(POLL)
-            if held.is_there():  # else it was removed meanwhile and another process has a new one
-                _write_down(held.descriptor)
+            if held.is_there():  # or another process has a new file
+                _write_name(held.descriptor)
                 yield held
                 return
         finally:
             os.close(held.descriptor)
 
 
-def _write_down(descriptor: int) -> None:
-    """Name this process in the lock's file, unless that is another file, too (a hard link)."""
+def _write_name(descriptor: int) -> None:
+    """Name this process in the lock file, unless that has another name, too (a hard link)."""
     if os.fstat(descriptor).st_nlink > 1:
         return
     os.ftruncate(descriptor, 0)
-    os.write(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
+    os.write(descriptor, HOLDER.dump_json(Holder(os.getpid(), socket.gethostname())))
 
 
 def _holder(path: Path) -> str:
-    """Name the process that has a lock, which it writes down just after taking it."""
+    """Name the process that has a lock; it writes its name just after taking it."""
     for _ in range(20):
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            with files.read(path) as stream:
-                content = json.loads(stream.read(1 << 12))
-            pid, host = int(content["pid"]), str(content["host"])
-            if host != socket.gethostname() or is_alive(pid):
-                return f"process {pid} on {host}"
+        with suppress(OSError, ValueError):
+            holder = read_json_file(path, HOLDER)
+            if holder.host != socket.gethostname() or is_alive(holder.pid):
+                return f"process {holder.pid} on {holder.host}"
         time.sleep(0.05)
     return "another process"
 
 
 def is_alive(pid: int) -> bool:
     """Whether a process of this machine has this number."""
-    if not 0 < pid < 2**31:  # no number that a process can have
-        return False
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
-        pass
-    return True
+        return True
+    return pid > 0  # others are groups of processes

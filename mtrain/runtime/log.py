@@ -18,9 +18,9 @@ logger = logging.getLogger("mtrain")
 
 
 def _spell_out(record: logging.LogRecord) -> bool:
-    """Make everything printable that a message shows: names and text from outside may hold line
-    breaks, which would forge a line of a log, and escapes, which a terminal would obey. Errors do
-    that by themselves.
+    """Make the arguments of a message printable: names and text from outside may hold line breaks,
+    which would forge a line of a log, and escapes, which a terminal would obey. Errors do that by
+    themselves.
     """
     if isinstance(record.args, tuple):
         record.args = tuple(
@@ -36,6 +36,7 @@ logger.addFilter(_spell_out)
 WIDE = 120
 FIGURES = "{desc}: {percentage:3.0f}% {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 MOST_LISTED = 10  # numbers of lines that a message names
+_TIME = "%Y-%m-%d %H:%M:%S"
 
 
 class LogFile(logging.StreamHandler[TextIOWrapper]):
@@ -51,9 +52,14 @@ class ConsoleHandler(logging.Handler):
         """Write one record; on a terminal the bar shows training records."""
         if getattr(record, "shown_on_bar", False) and sys.stderr.isatty():
             return
-        record.label = _LABELS.get(record.levelno, lambda: "")()
+        label = _LABELS.get(record.levelno)
+        record.label = paint(*label) + " " if label else ""
         with suppress(OSError):  # a reader that went away, or a full disk, ends no run
             tqdm.write(self.format(record), file=sys.stderr)
+
+
+# The beginning of messages on the console, and its colour on a terminal.
+_LABELS = {logging.WARNING: ("warning:", "33"), logging.ERROR: ("error:", "31")}
 
 
 def paint(text: str, code: str) -> str:
@@ -63,17 +69,11 @@ def paint(text: str, code: str) -> str:
     return f"\x1b[1;{code}m{text}\x1b[0m"
 
 
-_LABELS = {
-    logging.WARNING: lambda: paint("warning:", "33") + " ",
-    logging.ERROR: lambda: paint("error:", "31") + " ",
-}
-
-
 def set_up_console(*, times: bool = False) -> None:
-    """Send mtrain's records to stderr; `times` puts the time before each, for batch jobs."""
+    """Log to stderr; `times` puts the time before each record, unless that is a terminal."""
     handler = ConsoleHandler()
     stamp = "%(asctime)s " if times and not sys.stderr.isatty() else ""
-    handler.setFormatter(logging.Formatter(stamp + "%(label)s%(message)s", "%Y-%m-%d %H:%M:%S"))
+    handler.setFormatter(logging.Formatter(stamp + "%(label)s%(message)s", _TIME))
     logger.handlers[:] = [handler]
     logger.setLevel(logging.INFO)
     logger.propagate = False
@@ -89,9 +89,7 @@ def add_log_file(path: Path) -> None:
     """Write the records to a file, too, instead of an earlier one; raises `OSError`."""
     close_log_files()
     handler = LogFile(TextIOWrapper(files.append(path), encoding="utf-8"))
-    handler.setFormatter(
-        logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S")
-    )
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", _TIME))
     logger.addHandler(handler)
 
 
@@ -134,8 +132,7 @@ class Places:
     """A count of lines that were cut, with the numbers of the first ones."""
 
     def __init__(self) -> None:
-        self.count = 0
-        self.first: list[int] = []
+        self.count, self.first = 0, list[int]()
 
     def add(self, numbers: Iterable[int]) -> None:
         """Count numbers and keep the first."""

@@ -1,6 +1,6 @@
 """Output files of commands: complete under their names at the end, or not there at all.
 
-    out.txt.partial     content so far, locked by the process that writes it
+    out.txt.partial     the content so far, locked by the process that writes it
     out.txt             the old file until the end, then the new one
 
 A stream, a device, a pipe, and a file in a directory that takes no new file are written directly.
@@ -12,9 +12,8 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import IO, cast
+from typing import IO
 
 from mtrain.runtime import files
 from mtrain.runtime.console import ending, loaded, stopped_by_signals, writing
@@ -23,9 +22,6 @@ from mtrain.runtime.log import logger
 
 _BLOCK = 1 << 20
 
-# A file's name, the number of an open file, or its device and inode.
-Named = str | int | tuple[int, int]
-
 
 @dataclass(frozen=True)
 class _Output:
@@ -33,29 +29,23 @@ class _Output:
 
     path: Path  # as the user named it
     place: Path  # where that leads
-    descriptor: int  # of the other file
-
-    @cached_property
-    def sink(self) -> IO[bytes]:
-        """The stream that is written to."""
-        return os.fdopen(self.descriptor, "wb", closefd=False)
+    descriptor: int  # of the temporary file; holds its lock
+    sink: IO[bytes]
 
     @property
     def partial(self) -> Path:
         """The temporary name."""
         return _partial_of(self.place)
 
-    def sync(self) -> None:
-        """Write everything through to the disk."""
-        self.sink.flush()
-        os.fsync(self.descriptor)
-
-    def publish(self, *, is_new: bool) -> None:
-        """Rename the file to its own name, which must be free if it `is_new`."""
+    def check(self, *, is_new: bool) -> None:
+        """Raise `UserError` if the file cannot get its own name, which must be free if `is_new`."""
         if not files.is_at(self.descriptor, self.partial):
             raise UserError(f"{self.partial}: was removed or replaced while it was written")
         if is_new and os.path.lexists(self.path):
             raise RefusedError(f"{self.path}: exists already; remove it, or choose another name")
+
+    def publish(self) -> None:
+        """Rename the file to its own name."""
         os.replace(self.partial, self.place)
         with suppress(PermissionError):  # a directory that may be written to, but not read
             files.sync(self.place.parent)
@@ -65,29 +55,28 @@ class _Output:
         if files.is_at(self.descriptor, self.place):
             self.place.unlink()
 
-    def give_up(self, *, keeps_lines: bool) -> None:
-        """Keep the complete lines and log where they are, or remove the file."""
+    def close(self, *, keeps_lines: bool) -> None:
+        """Close the file. If it was not published, keep its complete lines and log where they are,
+        or remove it.
+        """
         with suppress(OSError):  # of a full disk
             self.sink.close()
-        if not files.is_at(self.descriptor, self.partial):
-            return
-        lines = _cut_to_lines(self.descriptor) if keeps_lines else 0
-        if not lines:
-            self.partial.unlink()
-            return
+        if files.is_at(self.descriptor, self.partial):
+            lines = _cut_to_lines(self.descriptor) if keeps_lines else 0
+            if lines:
+                self._warn(lines)
+            else:
+                self.partial.unlink()
+        os.close(self.descriptor)
+
+    def _warn(self, lines: int) -> None:
         logger.warning(
             "%s holds the first %s of the output; %s was %s",
-            self.path.with_name(self.partial.name) if not self.path.is_symlink() else self.partial,
+            self.partial if self.path.is_symlink() else _partial_of(self.path),
             "line" if lines == 1 else f"{lines:,} lines",
             self.path,
             "left as it was" if self.place.exists() else "not written",
         )
-
-    def close(self) -> None:
-        """Close the file and release its lock."""
-        with suppress(OSError):
-            self.sink.close()
-        os.close(self.descriptor)
 
 
 def _partial_of(place: Path) -> Path:
@@ -117,39 +106,32 @@ def opened(
     shown = ", ".join("stdout" if str(name) == "-" else str(name) for name in names)
     is_kept = not as_it_goes and not {str(name) for name in names} <= {"-", os.devnull}
     with ending(shown), stopped_by_signals(is_kept), ExitStack() as stack:
-        outputs, sinks, is_done = list[_Output](), list[IO[bytes]](), False
-        try:
-            for name in names:
-                found = None if as_it_goes else _begin(name)
-                if found is None:
-                    sinks.append(stack.enter_context(writing(_standard(name))))
-                    continue
-                outputs.append(found)
-                sinks.append(found.sink)
-            yield sinks
-            _publish(outputs, sinks, is_new=is_new)
-            is_done = True
-        finally:
-            for each in outputs:
-                if not is_done:
-                    each.give_up(keeps_lines=keeps_lines)
-                each.close()
+        outputs, sinks = list[_Output](), list[IO[bytes]]()
+        for name in names:
+            output = None if as_it_goes else _begin(name)
+            if output is None:
+                sinks.append(stack.enter_context(writing(_standard(name))))
+                continue
+            stack.callback(output.close, keeps_lines=keeps_lines)
+            outputs.append(output)
+            sinks.append(output.sink)
+        yield sinks
+        for sink in sinks:
+            sink.flush()
+        _publish(outputs, is_new=is_new)
 
 
-def _publish(outputs: list[_Output], sinks: list[IO[bytes]], *, is_new: bool) -> None:
+def _publish(outputs: list[_Output], *, is_new: bool) -> None:
     """Rename all files to their names, or, if they are new, none."""
-    for sink in sinks:
-        sink.flush()
     for each in outputs:
-        each.sync()
-    is_done = False
-    try:
+        os.fsync(each.descriptor)
+    with ExitStack() as undo:
         for each in outputs:
-            each.publish(is_new=is_new)
-        is_done = True
-    finally:
-        for each in outputs if is_new and not is_done else ():
-            each.take_back()
+            each.check(is_new=is_new)
+            each.publish()
+            if is_new:
+                undo.callback(each.take_back)
+        undo.pop_all()
 
 
 def _begin(name: str | Path) -> _Output | None:
@@ -172,7 +154,7 @@ def _begin(name: str | Path) -> _Output | None:
         raise
     if old is not None:
         os.fchmod(descriptor, old.st_mode & 0o777)
-    return _Output(path, place, descriptor)
+    return _Output(path, place, descriptor, os.fdopen(descriptor, "wb", closefd=False))
 
 
 def _standard(name: str | Path) -> str | int:
@@ -200,28 +182,29 @@ def _make_held(path: Path) -> int:
     """Create and lock a file, replacing what an earlier attempt left; raises `RefusedError` if
     another process writes it.
     """
-    refusal = RefusedError(
-        f"{path}: another process is writing it; wait for it, or choose another name"
-    )
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     while True:
-        if path.is_symlink():
-            path.unlink()
+        is_new = True
         try:
-            descriptor = os.open(path, flags, 0o666)
+            descriptor = files.open_kept(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         except FileExistsError:
-            with suppress(FileNotFoundError):
+            is_new = False
+            if path.is_symlink():
+                path.unlink(missing_ok=True)
+                continue
+            try:
                 descriptor = files.open_kept(path, os.O_RDONLY)
-                if not files.try_lock(descriptor):
-                    os.close(descriptor)
-                    raise refusal from None
-                if files.is_at(descriptor, path):
-                    path.unlink()
-                os.close(descriptor)
-            continue
-        if files.try_lock(descriptor) and files.is_at(descriptor, path):
-            return descriptor
-        os.close(descriptor)  # another process took it for a leftover
+            except FileNotFoundError:
+                continue
+        is_held = files.try_lock(descriptor)
+        if is_held and files.is_at(descriptor, path):
+            if is_new:
+                return descriptor
+            path.unlink()
+        os.close(descriptor)
+        if not is_held and not is_new:  # a new file may look like a leftover to another process
+            raise RefusedError(
+                f"{path}: another process is writing it; wait for it, or choose another name"
+            )
 
 
 def write_output(path: Path, data: bytes) -> None:
@@ -234,29 +217,21 @@ def write_output(path: Path, data: bytes) -> None:
 
 def check_writable(path: Path) -> None:
     """Raise `UserError`, before any work is done, if no file of that name can be written."""
-    try:
+    with ending(str(path)):
         os.stat(os.path.join(path.parent, "."))  # fails where it is no directory, too
         if path.is_dir():
-            reason = errno.EISDIR
-        elif not os.access(path if path.exists() else path.parent, os.W_OK):
-            reason = errno.EACCES
-        else:
-            return
-    except OSError as error:
-        reason = error.errno or errno.EIO
-    raise UserError(f"{path}: cannot write: {os.strerror(reason)}")
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def refuse_overwriting(output: str | Path | None, *inputs: str | Path | None) -> None:
     """Refuse to write over a file that is still to be read."""
     if output is None or str(output) == "-":
         return
-    written = _names_of(output) | _files_of(_names_of(output))
+    written = _files_of(_names_of(output))
     for name in inputs:
-        if name is None:
-            continue
-        read = _files_of({0 if str(name) == "-" else str(name)})
-        if written & (read | {os.path.realpath(name)}):
+        if name is not None and written & _files_of([0 if str(name) == "-" else name]):
             raise RefusedError(f"{output}: is an input, too; write to another file")
 
 
@@ -264,30 +239,27 @@ def refuse_one_file(output: str, other: str, option: str) -> None:
     """Refuse to write two outputs to one file; `option` is that of the other one."""
     if os.devnull in (output, other):
         return
-    first, second = _written(output), _written(other)
+    first, second = (_files_of(_names_of(name), is_meant=bool) for name in (output, other))
     if first & second:
         raise RefusedError(f"{option} {other}: is the output file, too; choose another file")
 
 
-def _written(output: str) -> set[Named]:
-    names: set[Named] = {1} if output == "-" else _names_of(output)
-    return names | _files_of(names, stat.S_IFMT)
+def _names_of(output: str | Path) -> list[str | Path | int]:
+    """Return the names that are written to for an output, or the number of its stream."""
+    return [1] if output == "-" else [output, _partial_of(Path(os.path.realpath(output)))]
 
 
-def _names_of(output: str | Path) -> set[Named]:
-    """Return the names that are written to for an output, as given and with links resolved."""
-    place = Path(os.path.realpath(output))
-    return {str(output), str(place), str(_partial_of(place))}
-
-
-def _files_of(names: set[Named], is_meant: Callable[[int], int] = stat.S_ISREG) -> set[Named]:
-    """Return device and inode of the existing files of these names or descriptors, of the modes
-    meant.
+def _files_of(
+    names: list[str | Path | int], is_meant: Callable[[int], bool] = stat.S_ISREG
+) -> set[str | int | tuple[int, int]]:
+    """Return what names or numbers of streams stand for: the number, the path with links resolved,
+    and device and inode of a file that exists, if its mode `is_meant`.
     """
-    found = set[Named]()
+    found = set[str | int | tuple[int, int]]()
     for name in names:
+        found.add(name if isinstance(name, int) else os.path.realpath(name))
         with suppress(OSError):
-            status = os.stat(cast(str, name))
+            status = os.stat(name)
             if is_meant(status.st_mode):
                 found.add((status.st_dev, status.st_ino))
     return found

@@ -29,7 +29,7 @@ EXIT_CODES = {
 class Stop:
     """A request to stop, by a signal or a time limit.
 
-    A signal handler only notes the request, since a save inside it could see a half-made step. A
+    A signal handler only notes the request, since a save inside it could see an unfinished step. A
     second signal ends the process at once, from a thread: a handler would wait for a library call,
     which may take minutes.
     """
@@ -40,7 +40,7 @@ class Stop:
     received: signal.Signals | None = None
 
     def install(self) -> None:
-        """Begin to listen and start the clock."""
+        """Install the signal handlers and start the clock."""
         self.started = time.monotonic()
         for number in EXIT_CODES:
             signal.signal(number, self._on_signal)
@@ -48,15 +48,15 @@ class Stop:
         os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         Thread(target=_end_on_second, args=(reader,), daemon=True).start()
-        atexit.register(_ignore)  # while the interpreter goes, it would be killed by them
+        atexit.register(_ignore)  # they would kill the interpreter while it shuts down
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        which = signal.Signals(number)
         if self.received is not None:
             return
-        self.received = which
+        self.received = signal.Signals(number)
         if self.step_seconds > 10:
-            text = f"\n{which.name}: saving after this step, in up to {self.step_seconds:.0f} s\n"
+            seconds = f"{self.step_seconds:.0f} s"
+            text = f"\n{self.received.name}: saving after this step, in up to {seconds}\n"
             with suppress(OSError):
                 os.write(2, text.encode())  # buffered streams may be in the middle of a write
 
@@ -81,11 +81,11 @@ def stopped(reason: str, exit_code: int) -> StoppedError:
 
 
 def _end_on_second(reader: int) -> None:
-    """Read the numbers of signals as they arrive."""
-    heard: list[int] = []
-    while len(heard) < 2:
-        heard += [number for number in os.read(reader, 1) if number in EXIT_CODES]
-    os._exit(EXIT_CODES[signal.Signals(heard[1])])
+    """Read the numbers of signals as they arrive, and end the process at the second one."""
+    received: list[int] = []
+    while len(received) < 2:
+        received += [number for number in os.read(reader, 1) if number in EXIT_CODES]
+    os._exit(EXIT_CODES[signal.Signals(received[1])])
 
 
 def _ignore() -> None:
@@ -98,9 +98,10 @@ def parse_duration(text: str) -> float:
     units = {"d": 86400, "h": 3600, "m": 60, "s": 1}
     if re.fullmatch(r"[1-9][0-9]*", text):
         return float(text)
-    parts = re.findall(r"([0-9]+)([dhms])", text)
-    seconds = sum(int(number) * units[unit] for number, unit in parts)
-    if "".join(number + unit for number, unit in parts) != text or seconds <= 0:
+    seconds = sum(
+        int(number) * units[unit] for number, unit in re.findall(r"([0-9]+)([dhms])", text)
+    )
+    if not re.fullmatch(r"([0-9]+[dhms])+", text) or seconds <= 0:
         raise RefusedError(
             f"--time-limit {text}: expected a duration such as 45s, 30m, 3h30m or 1d12h"
         )

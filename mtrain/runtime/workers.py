@@ -1,17 +1,19 @@
 """Processes that take tasks as they are free, and give results in the order of the tasks.
 
-They share nothing, no queue and no lock: the death of one is an end of its pipe, and nobody waits
-for ever.
+Each process has a pipe of its own, whose end reports its death. The processes of a
+`concurrent.futures.ProcessPoolExecutor` share one pipe and its lock: when one of them is killed
+while it sends a result, the executor waits for ever (seen with Python 3.11). It also ends processes
+by SIGTERM, which these must not receive.
 """
 
 import multiprocessing
 import signal
-from collections.abc import Callable, Generator, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar
 
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.stop import EXIT_CODES
@@ -19,68 +21,60 @@ from mtrain.runtime.stop import EXIT_CODES
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-# Called once in a process; returns what is then done with each task. Must be picklable, as a
-# `partial` of a module's function is.
+# Called once in a process; returns the function for its tasks. Must be picklable, as a `partial` of
+# a module's function is.
 Setup = Callable[[], Callable[[Task], Result]]
 
-# Tasks for each process that are begun before the first of all that are not done.
-AHEAD = 4
+AHEAD = 4  # tasks for each process that are begun before the result of the first is there
 
 
-class Workers(Generic[Task, Result]):
-    """As many processes as there are setups; `death` is what to tell if one dies."""
-
-    def __init__(self, setups: Iterable[Setup[Task, Result]], death: str) -> None:
-        self.death = death
-        self.crew = [_start(setup) for setup in setups]
-
-    def map(self, tasks: Iterable[Task]) -> Generator[Result]:
-        """Yield the result of each task, in order; tasks are read as they are wanted. Raises what
-        `UserError` a process raised, or one about its death.
-        """
-        source, wanted = enumerate(tasks), 0
-        idle, busy = [pipe for _, pipe in self.crew], dict[Connection, int]()
-        done = dict[int, Result]()
+def map_tasks(
+    setup: Setup[Task, Result], tasks: Iterable[Task], number: int, death: str
+) -> Generator[Result]:
+    """Yield the result of each task, in order, from `number` processes; tasks are read as they are
+    needed. Closing the generator ends the processes. Raises the `UserError` of a process, or one
+    with the message `death` if a process dies.
+    """
+    crew = [_start(setup) for _ in range(number)]
+    idle, busy = [pipe for _, pipe in crew], dict[Connection, int]()
+    source, done, wanted = enumerate(tasks), dict[int, Result](), 0
+    try:
         task = next(source, None)
         while task is not None or busy or done:
-            while task is not None and idle and task[0] - wanted < AHEAD * len(self.crew):
-                self._send(idle[-1], task[1])
-                busy[idle.pop()] = task[0]
-                task = next(source, None)
+            while task is not None and idle and task[0] - wanted < AHEAD * number:
+                pipe = idle.pop()
+                with _reporting(death):
+                    pipe.send(task[1])
+                busy[pipe], task = task[0], next(source, None)
             if wanted in done:
                 yield done.pop(wanted)
                 wanted += 1
                 continue
-            for pipe in wait(list(busy)):
-                assert isinstance(pipe, Connection)
-                done[busy.pop(pipe)] = self._receive(pipe)
-                idle.append(pipe)
-
-    def close(self) -> None:
-        """End the processes, whatever they are at."""
-        for process, _ in self.crew:
+            for ready in wait(list(busy)):
+                assert isinstance(ready, Connection)
+                with _reporting(death):
+                    done[busy.pop(ready)], error = ready.recv()
+                if error is not None:
+                    raise error
+                idle.append(ready)
+    finally:
+        for process, _ in crew:
             process.kill()
             process.join()
 
-    def _send(self, pipe: Connection, task: Task) -> None:
-        try:
-            pipe.send(task)
-        except OSError:
-            raise UserError(self.death) from None
 
-    def _receive(self, pipe: Connection) -> Result:
-        try:
-            result, error = pipe.recv()
-        except (EOFError, OSError):  # between two messages, within one
-            raise UserError(self.death) from None
-        if error is not None:
-            raise error
-        return cast(Result, result)
+@contextmanager
+def _reporting(death: str) -> Iterator[None]:
+    """Turn the end of a pipe, between two messages or within one, into a `UserError`."""
+    try:
+        yield
+    except (EOFError, OSError):
+        raise UserError(death) from None
 
 
 def _start(setup: Setup[Any, Any]) -> tuple[BaseProcess, Connection]:
-    """Start a process. Signals that ask a job to stop are blocked in it from its first moment on,
-    for stopping is this process's to decide.
+    """Start a process. Signals that ask a job to stop are blocked in it from the start, since only
+    this process acts on them.
     """
     context = multiprocessing.get_context("spawn")  # forking a process with threads can deadlock
     resource_tracker.ensure_running()  # it would unblock signals when the first process starts
@@ -91,22 +85,19 @@ def _start(setup: Setup[Any, Any]) -> tuple[BaseProcess, Connection]:
         process.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    there.close()  # else the worker's death would not be seen here
+    there.close()  # the pipe ends only when nobody else holds this end
     return process, here
 
 
 def _work(pipe: Connection, setup: Setup[Any, Any]) -> None:
-    """Do tasks as they come, until nobody is left who wants more."""
+    """Do tasks as they come, until the other end of the pipe is gone."""
+    work = None
     with suppress(EOFError, OSError):
-        work, failure = None, None
-        try:
-            work = setup()
-        except UserError as error:
-            failure = error
         while True:
-            task, result = pipe.recv(), None
+            task, result, failure = pipe.recv(), None, None
             try:
-                result = work(task) if work is not None else None
+                work = work or setup()
+                result = work(task)
             except UserError as error:
                 failure = error
             pipe.send((result, failure))

@@ -22,7 +22,7 @@ from mtrain.runtime.device import telling_lack_of_memory
 from mtrain.runtime.distributed import Ranks, device_of
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import logger
-from mtrain.runtime.workers import Workers
+from mtrain.runtime.workers import map_tasks
 from mtrain.training.learner import Learner, Machine
 from mtrain.training.schedule import make_schedule
 
@@ -193,13 +193,10 @@ def forecast(
     sample = [batches[len(batches) * part // 6] for part in (3, 1, 5)]  # sorted by length
     # another process measures: it may be killed for lack of memory
     measure = partial(partial, _measure_steps, config, vocab_size, found.parameters)
-    workers: Workers[list[Lengths], tuple[float, int | None]] = Workers([measure], DEATH)
     try:
-        seconds, memory = next(workers.map([sample]))
+        [(seconds, memory)] = map_tasks(measure, [sample], 1, DEATH)
     except UserError as error:
         return replace(found, not_measured=str(error))
-    finally:
-        workers.close()
     return replace(found, step_seconds=seconds, peak_memory_bytes=memory)
 
 

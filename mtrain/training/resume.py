@@ -111,7 +111,7 @@ class Checkpoints:
             tensors += self.average.values.values()
         if loop is not None:
             tensors += self.optimizer.moments().values()
-        self.ranks.spread(tensors)
+        self.ranks.broadcast(*tensors)
         self.optimizer.publish()
         if loop is None:
             return Progress(torch.zeros_like(self.optimizer.losses))

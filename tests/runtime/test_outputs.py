@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import run_mtrain
+from conftest import run_here, run_mtrain
 
 from mtrain.runs import checkpoint, manifest
 from mtrain.runs.layout import refuse_kept
@@ -28,7 +28,7 @@ def names(directory: Path) -> list[str]:
 
 
 def fails(text: str, *places: Path, **options: bool) -> bool:
-    """Whether writing to the first of some files fails as it is to."""
+    """Write to the first of some files and fail; return whether the error passes through."""
     try:
         with opened(*places, **options) as sinks:
             sinks[0].write(text.encode())
@@ -46,38 +46,35 @@ def test_a_file_has_its_name_at_the_end(tmp_path: Path, kind: str) -> None:
     if "link" in kind:
         place = tmp_path / "elsewhere"
         out.symlink_to(place)
-    if kind in ("file", "link"):
+    is_old = kind in ("file", "link")
+    if is_old:
         place.write_text("old\n")
         place.chmod(0o640)
-    before = names(tmp_path)
+    before, partial = names(tmp_path), place.with_name(f"{place.name}.partial")
     with opened(str(out)) as (sink,):
         sink.write(b"new\n")
         sink.flush()
-        partial = place.with_name(f"{place.name}.partial")
         assert names(tmp_path) == sorted([*before, partial.name])
-        assert kind not in ("file", "link") or place.read_text() == "old\n"
-        assert kind not in ("file", "link") or stat.S_IMODE(partial.stat().st_mode) == 0o640
+        assert not is_old or place.read_text() == "old\n"
     assert place.read_text() == out.read_text() == "new\n"
     assert out.is_symlink() == ("link" in kind)
     assert names(tmp_path) == sorted({out.name, place.name})
-    assert kind not in ("file", "link") or stat.S_IMODE(place.stat().st_mode) == 0o640
+    assert not is_old or stat.S_IMODE(place.stat().st_mode) == 0o640
 
 
 @pytest.mark.parametrize(
-    ("text", "told", "kept"),
+    ("text", "message", "kept"),
     [
         ("one\ntwo\nthr", "out.partial holds the first 2 lines of the output; ", "one\ntwo\n"),
         ("one\n" * 3000, "out.partial holds the first 3,000 lines of", "one\n" * 3000),
         ("one\n", "out.partial holds the first line of the output", "one\n"),
         ("on", "", None),
-        ("", "", None),
     ],
 )
 @pytest.mark.parametrize("old", ["old", None])
-def test_whole_lines_of_an_output_that_fails_are_kept_and_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str, told: str, kept: str, old: str
+def test_whole_lines_of_an_output_that_fails_are_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str, message: str, kept: str, old: str
 ) -> None:
-    caplog.set_level(logging.INFO, "mtrain")
     logging.getLogger("mtrain").propagate = True
     out, partial = tmp_path / "out", tmp_path / "out.partial"
     if old is not None:
@@ -85,11 +82,10 @@ def test_whole_lines_of_an_output_that_fails_are_kept_and_told(
     assert fails(text, out, keeps_lines=True)
     assert (out.read_text() if out.exists() else None) == old
     assert (partial.read_text() if partial.exists() else None) == kept
-    assert told in caplog.text
-    assert bool(caplog.text) == bool(told)
-    assert not told or f"{out} was {'left as it was' if old else 'not written'}" in caplog.text
-    with opened(out) as (sink,):
-        sink.write(b"again")
+    assert message in caplog.text
+    assert bool(caplog.text) == bool(message)
+    assert not message or f"{out} was {'left as it was' if old else 'not written'}" in caplog.text
+    outputs.write_output(out, b"again")
     assert (out.read_text(), names(tmp_path)) == ("again", ["out"])
 
 
@@ -186,106 +182,66 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
 # --- what must not be written over ------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("output", "other", "is_one"),
-    [
-        ("out", "out", True),
-        ("out", "./out", True),
-        ("out", "there/../out", True),
-        ("out", "link", True),
-        ("old", "hard", True),
-        ("out", "out.partial", True),
-        ("out.partial", "out", True),
-        ("-", "-", True),
-        ("-", "/dev/stdout", True),
-        ("out", "links", False),
-        ("old", "out", False),
-        ("-", "out", False),
-        ("-", "/dev/null", False),
-        ("/dev/null", "/dev/null", False),
-    ],
-)
-def test_two_things_are_not_written_to_one_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, other: str, is_one: bool
-) -> None:
+# Pairs of outputs, and an output with an input.
+ONE = "out=out out=./out out=there/../out out=link old=hard out=out.partial out.partial=out -=-"
+TWO = "out=links old=out -=out -=/dev/null /dev/null=/dev/null"
+READ = "text=text text=./text link=text tex=tex.partial"
+NOT_READ = "text.partial=text out=text -=-"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    Path("there").mkdir()
-    Path("old").touch()
-    Path("hard").hardlink_to("old")
-    Path("link").symlink_to("out")
-    if not is_one:
+    return tmp_path
+
+
+@pytest.mark.parametrize("pair", [*ONE.split(), "-=/dev/stdout", *TWO.split()])
+def test_two_things_are_not_written_to_one_file(folder: Path, pair: str) -> None:
+    (folder / "there").mkdir()
+    (folder / "old").touch()
+    (folder / "hard").hardlink_to("old")
+    (folder / "link").symlink_to("out")
+    output, other = pair.split("=")
+    if pair in TWO.split():
         refuse_one_file(output, other, "--alignments")
         return
     with pytest.raises(RefusedError, match=f"^--alignments {other}: is the output file"):
         refuse_one_file(output, other, "--alignments")
 
 
-@pytest.mark.parametrize(
-    ("output", "source", "is_read"),
-    [
-        ("text", "text", True),
-        ("text", "./text", True),
-        ("link", "text", True),
-        ("tex", "tex.partial", True),
-        ("text.partial", "text", False),
-        ("out", "text", False),
-        ("-", "-", False),
-        (None, "text", False),
-    ],
-)
-def test_what_is_read_is_not_written_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, source: str, is_read: bool
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.parametrize("pair", [*READ.split(), *NOT_READ.split()])
+def test_what_is_read_is_not_written_over(folder: Path, pair: str) -> None:
     for name in ("text", "tex.partial"):
-        Path(name).touch()
-    Path("link").symlink_to("text")
-    if not is_read:
+        (folder / name).touch()
+    (folder / "link").symlink_to("text")
+    output, source = pair.split("=")
+    refuse_overwriting(None, source)
+    if pair in NOT_READ.split():
         refuse_overwriting(output, None, source)
         return
     with pytest.raises(RefusedError, match="is an input, too"):
         refuse_overwriting(output, None, source)
 
 
-@pytest.mark.parametrize(
-    ("name", "is_kept"),
-    [
-        ("run/config.yaml", True),
-        ("run/.lock", True),
-        ("run/tokenizer.vocab", True),
-        ("run/metrics.jsonl", True),
-        ("run/sub/../best.json", True),
-        ("run/checkpoints", True),
-        ("run/checkpoints/new", True),
-        ("run/checkpoints/new/a/b", True),
-        ("run/validation/new.txt", True),
-        ("run/tensorboard/new", True),
-        ("link/train.log", True),
-        ("out", True),
-        ("sealed/new", True),
-        ("sealed/trainer/new", True),
-        ("damaged/new", True),
-        ("run/test.out", False),
-        ("run/avg", False),
-        ("run/sub/config.yaml", False),
-        ("other/config.yaml", False),
-        ("web/new", False),
-        ("new/out", False),
-    ],
-)
-def test_what_a_run_or_checkpoint_keeps_is_not_written_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, is_kept: bool
-) -> None:
-    monkeypatch.chdir(tmp_path)
+KEPT = """
+run/config.yaml run/.lock run/tokenizer.vocab run/metrics.jsonl run/sub/../best.json run/checkpoints
+run/checkpoints/new run/checkpoints/new/a/b run/validation/new.txt run/tensorboard/new
+link/train.log out sealed/new sealed/trainer/new damaged/new
+"""
+FREE = "run/test.out run/avg run/sub/config.yaml other/config.yaml web/new new/out"
+
+
+@pytest.mark.parametrize("name", [*KEPT.split(), *FREE.split()])
+def test_what_a_run_or_checkpoint_keeps_is_not_written_to(folder: Path, name: str) -> None:
     for directory in ("run/sub", "run/checkpoints", "other", "web", "sealed", "damaged"):
-        Path(directory).mkdir(parents=True)
-    Path("run/run.json").touch()
-    Path("link").symlink_to("run")
-    Path("out").symlink_to("run/best.json")
-    manifest.seal(Path("sealed"))
+        (folder / directory).mkdir(parents=True)
+    (folder / "run/run.json").touch()
+    (folder / "link").symlink_to("run")
+    (folder / "out").symlink_to("run/best.json")
+    manifest.seal(folder / "sealed")
     for path in ("web/manifest.json", "damaged/manifest.json", "damaged/model.safetensors"):
-        Path(path).write_text("{}")
-    if not is_kept:
+        (folder / path).write_text("{}")
+    if name in FREE.split():
         refuse_kept(Path(name))
         return
     with pytest.raises(RefusedError, match=f"^{name}: belongs to .*; write to another"):
@@ -312,16 +268,12 @@ def test_a_translation_that_fails_leaves_the_old_one(model: Path, tmp_path: Path
     line = ["-i", "in", "-o", "out", "--alignments", "links", "--target-prefix", "prefixes"]
     done = run_mtrain("translate", "-m", model, *line, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
-    told = "out.partial holds the first 80 lines of the output; out was left as it was\n"
-    assert f"warning: {told}" in done.stderr
-    assert "links.partial holds the first 80 lines of the output; links was not" in done.stderr
+    for name, end in (("out", "left as it was"), ("links", "not written")):
+        words = f"{name}.partial holds the first 80 lines of the output; {name} was {end}\n"
+        assert f"warning: {words}" in done.stderr
+    assert names(tmp_path) == ["in", "links.partial", "out", "out.partial", "prefixes"]
     assert (tmp_path / "out").read_text() == "old\n"
     assert (tmp_path / "out.partial").read_text().splitlines() == ["zwent"] * 80
-    assert not (tmp_path / "links").exists()
-    done = run_mtrain("translate", "-m", model, *line[:-2], cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert names(tmp_path) == ["in", "links", "out", "prefixes"]
-    assert len((tmp_path / "out").read_text().splitlines()) == 100
 
 
 @pytest.mark.parametrize(
@@ -355,21 +307,19 @@ def test_a_translation_that_is_stopped_leaves_the_old_one(
         assert lines
         assert len(lines) < 3000
         assert lines[-1].endswith(b"\n")
-        told = f"{partial} holds the first {len(lines):,} lines of the output; {out} was left"
-        assert told in errors
+        words = f"{partial} holds the first {len(lines):,} lines of the output; {out} was left"
+        assert words in errors
 
 
 def test_a_translation_goes_where_a_stream_is(model: Path, tmp_path: Path) -> None:
     (tmp_path / "in").write_text("bavo\n")
-    line = ["-m", model, "-i", "in", "-o", "/dev/stdout"]
+    line = ["-m", str(model), "-i", "in", "-o", "/dev/stdout"]
     with (tmp_path / "log").open("a") as log:
         log.write("before\n")
         log.flush()
-        command = [sys.executable, "-m", "mtrain", "translate", *map(str, line)]
+        command = [sys.executable, "-m", "mtrain", "translate", *line]
         subprocess.run(command, stdout=log, cwd=tmp_path, check=True)
     assert (tmp_path / "log").read_text() == "before\nzwent\n"
-    done = run_mtrain("translate", *line, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "zwent\n")
     assert names(tmp_path) == ["in", "log"]
 
 
@@ -387,13 +337,18 @@ def test_a_translation_goes_where_a_stream_is(model: Path, tmp_path: Path) -> No
     ids=lambda line: " ".join(line),
 )
 def test_outputs_are_refused_before_anything_is_done(
-    model: Path, tmp_path: Path, line: list[str]
+    model: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    line: list[str],
 ) -> None:
-    (tmp_path / "in").write_text("bavo\n")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "run.json").touch()
-    done = run_mtrain(line[0], "-m", model, *line[1:], cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (EXIT_REFUSED, ""), done.stderr
-    told = ("is the output file, too", "belongs to", "--output -: scores go to stdout")
-    assert any(text in done.stderr for text in told)
-    assert (names(tmp_path), names(tmp_path / "run")) == (["in", "run"], ["run.json"])
+    (folder / "in").write_text("bavo\n")
+    (folder / "run").mkdir()
+    (folder / "run" / "run.json").touch()
+    assert run_here(monkeypatch, line[0], "-m", model, *line[1:]) == EXIT_REFUSED
+    out, err = capfd.readouterr()
+    reasons = ("is the output file, too", "belongs to", "--output -: scores go to stdout")
+    assert any(text in err for text in reasons)
+    assert out == ""
+    assert (names(folder), names(folder / "run")) == (["in", "run"], ["run.json"])

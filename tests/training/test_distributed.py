@@ -394,7 +394,7 @@ def raise_all_kinds(output: Path) -> None:
                     try:
                         meet(partial(failing, error) if is_mine else str)
                     except UserError as caught:
-                        kind, told = type(caught).__name__, not caught.is_told
+                        kind, told = type(caught).__name__, not caught.is_silent
                         found.append([kind, str(caught), caught.exit_code, told])
         found.append(ranks.agree(None))
         found.append(ranks.agree(("SIGTERM", 143) if ranks.rank else None))
@@ -409,7 +409,7 @@ def raise_all_kinds(output: Path) -> None:
         ranks.agree(None, number=5)
         with pytest.raises(UserError, match="different steps"):
             ranks.agree(None, number=ranks.rank)
-        ranks.spread([total.add_(ranks.rank)])
+        ranks.broadcast(total.add_(ranks.rank))
         found.append(total.tolist())
     (output / f"{ranks.rank}.json").write_text(json.dumps(found))
 

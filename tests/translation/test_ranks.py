@@ -1,12 +1,10 @@
-"""Work shared out over processes: in order, the same text, and an end to all when one dies."""
+"""Ranks translate and score as one process does."""
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -15,83 +13,7 @@ from conftest import made_up_pairs
 from ranks import start
 
 from mtrain.cli import app as cli
-from mtrain.runtime.errors import RefusedError, UserError
-from mtrain.runtime.workers import AHEAD, Workers
 from mtrain.translation.translator import Translator
-
-
-def setup(number: int) -> Callable[[int], tuple[int, int]]:
-    """A process with a number, which squares."""
-    return partial(square, number)
-
-
-def square(number: int, task: int) -> tuple[int, int]:
-    if task == 13:
-        os.kill(os.getpid(), signal.SIGKILL)
-    if task == 17:
-        raise UserError("seventeen")
-    if task % 5 == number:  # of the processes, others are slow at other tasks
-        for _ in range(200_000):
-            pass
-    return number, task * task
-
-
-def broken_setup() -> Callable[[int], int]:
-    raise RefusedError("cannot begin")
-
-
-# --- workers ------------------------------------------------------------------------------------
-
-
-def test_results_come_in_order_from_all_processes() -> None:
-    crew = Workers([partial(setup, number) for number in range(2)], "died")
-    try:
-        tasks = [n for n in range(60) if n not in (13, 17)]
-        found = list(crew.map(tasks))
-        assert [result for _, result in found] == [n * n for n in tasks]
-        assert {number for number, _ in found} == {0, 1}
-        assert list(crew.map([])) == []
-        assert [result for _, result in crew.map(iter([3]))] == [9]
-    finally:
-        crew.close()
-
-
-def test_tasks_are_read_as_they_are_wanted() -> None:
-    crew = Workers([partial(setup, 0)], "died")
-    read: list[int] = []
-
-    def tasks() -> list[int]:
-        for n in range(100, 200):
-            read.append(n)
-            yield n
-
-    try:
-        for _, _ in crew.map(tasks()):
-            assert len(read) <= AHEAD + 2
-            break
-    finally:
-        crew.close()
-
-
-@pytest.mark.parametrize(("task", "message"), [(13, "it died"), (17, "seventeen")])
-def test_an_end_of_one_ends_all(task: int, message: str) -> None:
-    crew = Workers([partial(setup, number) for number in range(2)], "it died")
-    try:
-        with pytest.raises(UserError, match=message):
-            list(crew.map([1, 2, task, 3]))
-    finally:
-        crew.close()
-    assert not any(process.is_alive() for process, _ in crew.crew)
-
-
-def test_a_process_that_cannot_begin_says_why() -> None:
-    crew = Workers([broken_setup], "it died")
-    try:
-        with pytest.raises(RefusedError, match="cannot begin"):
-            list(crew.map([1]))
-    finally:
-        crew.close()
-
 
 # --- translation --------------------------------------------------------------------------------
 

@@ -1,15 +1,11 @@
 """A built-in English-German parallel corpus, generated from a hand-written grammar.
 
-It is there for a quick start with nothing to download: it shows that training and translating
-work, and says nothing about the quality of a translation of real text. Every sentence is
-drawn in both languages at once. An English sentence has exactly one German translation ("you"
-is always "du"), so a model can learn the mapping completely.
-
-Some combinations of a verb with its object and of an adjective with its noun are held out:
-only the test split shows them, and about half of its sentences do.
+It needs no download: it shows that training and translating work, and says nothing about the
+quality of translations of real text. Every sentence is drawn in both languages at once. An English
+sentence has exactly one German translation ("you" is always "du"), so that a model can learn the
+mapping completely. Some combinations of a verb with its object and of an adjective with its noun
+occur only in the test split, in about half of its sentences.
 """
-
-from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
@@ -23,7 +19,7 @@ from mtrain.corpus.phrasebook.grammar import Draw, draw_sentence
 LIMITS = {"train": 5_000_000, "valid": 100_000, "test": 100_000}  # the most pairs of a call
 SPLITS = tuple(LIMITS)
 
-HELD_OUT_PERCENT, NOVEL_SHARE = 20, 0.45
+HELD_OUT_PERCENT, NOVEL_FRACTION = 20, 0.45
 MIN_WORDS, MAX_WORDS = 3, 20
 
 
@@ -37,7 +33,7 @@ class Derivation(NamedTuple):
 
 @cache
 def held_out(first: str, second: str) -> bool:
-    """Whether a combination (verb, object) or (adjective, noun) is kept for the test."""
+    """Whether a combination (verb, object) or (adjective, noun) is kept for the test split."""
     return zlib.crc32(f"{first} {second}".encode()) % 100 < HELD_OUT_PERCENT
 
 
@@ -47,17 +43,16 @@ def is_novel(pair: Derivation) -> bool:
 
 
 def split_of(pair: Derivation) -> str:
-    """Return the only split that may contain a sentence, by a hash of its German side.
-
-    As an English sentence has one German translation, this separates both sides.
+    """Return the only split that may contain a sentence, by a hash of its German side; this
+    separates the English side, too, which has no other translation.
     """
-    share = zlib.crc32(pair.german.encode()) % 100
-    return "test" if share >= 95 or is_novel(pair) else "train" if share < 90 else "valid"
+    percent = zlib.crc32(pair.german.encode()) % 100
+    return "test" if percent >= 95 or is_novel(pair) else "train" if percent < 90 else "valid"
 
 
 def _draw(random: Callable[[], float], split: str) -> Derivation:
-    """Draw until a sentence belongs to the split, novel as often as the test should have it."""
-    novel = split == "test" and random() < NOVEL_SHARE
+    """Draw until a sentence belongs to the split; in the test split, a fraction is novel."""
+    novel = split == "test" and random() < NOVEL_FRACTION
     while True:
         draw = Draw(random)
         en, de = draw_sentence(draw)
@@ -79,7 +74,7 @@ def _stream(split: str, count: int, seed: int) -> Iterator[Derivation]:
 
 
 def derivations(split: str, count: int, seed: int = 1) -> Iterator[Derivation]:
-    """Return the pairs of ``pairs`` with the combinations that each sentence contains."""
+    """Return the pairs of `pairs` with the combinations that each sentence contains."""
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}: must be one of {', '.join(SPLITS)}")
     if not 0 <= count <= LIMITS[split]:
@@ -88,9 +83,8 @@ def derivations(split: str, count: int, seed: int = 1) -> Iterator[Derivation]:
 
 
 def pairs(split: str, count: int, seed: int = 1) -> Iterator[tuple[str, str]]:
-    """Return ``count`` distinct (English, German) pairs of a split.
-
-    The pairs depend on the split and the seed only, and fewer pairs are a prefix of more. No
-    sentence of one split is in another, whatever their seeds.
+    """Return `count` distinct (English, German) pairs of a split, which depend on the split and the
+    seed only: fewer pairs are a prefix of more. No sentence of one split is in another, whatever
+    their seeds. Raises `ValueError`.
     """
     return ((pair.english, pair.german) for pair in derivations(split, count, seed))

@@ -1,11 +1,9 @@
 """The sentences of the phrasebook, drawn in both languages at once.
 
-1. ``Draw`` makes the random choices of a sentence: nouns, determiners, adjectives, phrases.
-2. ``draw_clause`` draws the parts of a clause, ``english`` and ``german`` put them in order.
-3. ``draw_sentence`` makes one or two clauses a statement or a question.
+1. `Draw` makes the random choices of a sentence: nouns, determiners, adjectives, phrases.
+2. `draw_clause` draws the parts of a clause, `english` and `german` put them in order.
+3. `draw_sentence` makes one or two clauses a statement or a question.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,7 +29,7 @@ class Phrase(NamedTuple):
 
 
 def _pronouns(form: int, case: str) -> tuple[Phrase, ...]:
-    """Return the pronouns of a case; ``form`` is 0 for English subjects, 1 for objects."""
+    """Return the pronouns of a case; `form` is 0 for English subjects, 1 for objects."""
     index = words.CASES.index(case)
     return tuple(
         Phrase(en[form], de[index], int(person), True, key, True, echo)
@@ -149,7 +147,7 @@ class Clause:
 
 
 def english(clause: Clause, asked: bool = False) -> str:
-    """Return the English clause; ``asked`` puts the auxiliary first."""
+    """Return the English clause; `asked` puts the auxiliary first."""
     tense, person = clause.tense, clause.subject.person
     auxiliary, verb = tense.auxiliary[person], tense.rest
     if tense.plain[person] and not asked and not clause.negated:
@@ -208,7 +206,7 @@ def draw_subject(draw: Draw, use: Use, tense: words.Tense) -> Phrase:
 def draw_clause(
     draw: Draw, mood: str, subject: Phrase | None = None, hidden: str = "", negated: float = 0.15
 ) -> Clause:
-    """Draw a clause without what is ``hidden``: "what", "where" or "when"."""
+    """Draw a clause without what is `hidden`: "what", "where" or "when"."""
     use, tenses = draw.pick(_frames(mood, hidden, subject is not None or draw.style == "joined"))
     tense = draw.pick(tenses)
     draw.owner, draw.negated = -1, False

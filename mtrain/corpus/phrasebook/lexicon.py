@@ -1,7 +1,5 @@
 """The words of the phrasebook, read from words.txt, which explains its columns."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

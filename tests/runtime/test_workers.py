@@ -1,0 +1,75 @@
+"""Worker processes: results in the order of the tasks, and an end to all when one dies."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from multiprocessing.connection import Connection
+
+import pytest
+
+from mtrain.runtime.errors import RefusedError, UserError
+from mtrain.runtime.workers import AHEAD, map_tasks
+
+
+def setup() -> Callable[[int], tuple[int, int]]:
+    return square
+
+
+def square(task: int) -> tuple[int, int]:
+    """Return the process and the square of a task; some tasks end the process, or take longer."""
+    if task == 11:
+        Connection._send = half_send  # type: ignore[attr-defined]
+    if task == 13:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if task == 17:
+        raise UserError("seventeen")
+    for _ in range(200_000 if task % 5 == 0 else 0):
+        pass
+    return os.getpid(), task * task
+
+
+def half_send(pipe: Connection, data: bytes) -> None:
+    """Be killed while sending."""
+    os.write(pipe.fileno(), bytes(data)[: len(data) // 2])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def broken_setup() -> Callable[[int], int]:
+    raise RefusedError("cannot begin")
+
+
+def test_results_come_in_order_from_all_processes() -> None:
+    tasks = [n for n in range(60) if n not in (11, 13, 17)]
+    found = list(map_tasks(setup, tasks, 2, "died"))
+    assert [result for _, result in found] == [n * n for n in tasks]
+    assert len({process for process, _ in found}) == 2
+
+
+def test_tasks_are_read_as_they_are_needed() -> None:
+    read: list[int] = []
+
+    def tasks() -> Iterator[int]:
+        for n in range(100, 200):
+            read.append(n)
+            yield n
+
+    with closing(map_tasks(setup, tasks(), 1, "died")) as results:
+        next(results)
+        assert len(read) <= AHEAD + 2
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize(("task", "message"), [(11, "it died"), (13, "it died"), (17, "seventeen")])
+def test_the_end_of_one_process_ends_all(task: int, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        list(map_tasks(setup, [1, 2, task, 3], 2, "it died"))
+    assert multiprocessing.active_children() == []
+
+
+def test_a_process_that_cannot_begin_reports_why() -> None:
+    with pytest.raises(RefusedError, match="cannot begin"):
+        list(map_tasks(broken_setup, [1], 1, "it died"))
