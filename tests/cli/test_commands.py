@@ -53,12 +53,12 @@ OPTIONS = {
     | {"--tgt-lang", "--tokenize", "--lowercase", "--json"},
     "compare": {"systems", "-r", "--reference", "-s", "--source", "--tgt-lang", "--tokenize"}
     | {"--lowercase", "--metrics", "-n", "--lines", "--json"},
-    "verify": {"run_dir", "--json"},
+    "verify": {"run", "--json"},
     "attention": MACHINE
     | {"text", "-m", "--model", "-i", "--input", "-o", "--output", "-t", "--target"}
     | {"--kind", "--layer", "--head"},
-    "average": {"run_dir", "--last", "-o", "--output"},
-    "report": {"run_dir", "-o", "--output", "--text", "--check"},
+    "average": {"run", "--last", "-o", "--output"},
+    "report": {"run", "-o", "--output", "--text", "--check"},
     "score": MACHINE | {"-m", "--model", "-s", "--source", "-t", "--target", "--batch-tokens"},
     "export": {"-m", "--model", "-o", "--output", "--to", "--quantization", "--sample"},
     "check": {"-c", "--config", "--set", "--json", "--examples"} | {"--forecast", "--timing"},
