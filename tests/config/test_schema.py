@@ -199,7 +199,7 @@ def test_every_kind_of_corpus_is_told_by_its_keys(tmp_path: Path) -> None:
 )
 def test_a_corpus_that_cannot_be_read_is_refused(tmp_path: Path, entry: str, message: str) -> None:
     refused = refusal(tmp_path, DATA.replace("{src: a.en, tgt: a.de}", entry))
-    assert re.match(rf"{tmp_path}/c.yaml:5: data.train.0.{message}", refused), refused
+    assert re.search(rf"(?m)^{tmp_path}/c.yaml:5: data.train.0.{message}", refused), refused
 
 
 # --- refusals: added lines begin at line 7 ----------------------------------------------------
@@ -211,17 +211,11 @@ def test_a_corpus_that_cannot_be_read_is_refused(tmp_path: Path, entry: str, mes
         ("seeds: 3", "7: seeds: unknown key; did you mean seed?"),
         ("train:\n  max_step: 3", "8: train.max_step: unknown key; did you mean train.max_steps?"),
         ("max_steps: 3", "7: max_steps: unknown key; did you mean train.max_steps?"),
-        (
-            "train: {beam_size: 3}",
-            "7: train.beam_size: unknown key; did you mean decode.beam_size?",
-        ),
+        ("train: {beam_size: 3}", "7: train.beam_size: did you mean decode.beam_size?"),
         ("quux: 3", "7: quux: unknown key; known here: run_dir, seed, data"),
         ("seed: 1\nseed: 2", "8: seed: duplicate key, first given at {}:7"),
         ("train:\n  patience: 1\n\n  patience: 2", "10: train.patience: duplicate key, {}:8"),
-        (
-            "seed: one",
-            "7: seed: should be a valid integer, got 'one' (seed of every random choice)",
-        ),
+        ("seed: one", "7: seed: should be a valid integer, got 'one' (seed of"),
         ("seed: 1.5", "7: seed: a valid integer, got 1.5"),
         ("seed: '1'", "7: seed: a valid integer, got '1'"),
         ("seed: true", "7: seed: a valid integer, got true"),
@@ -232,10 +226,7 @@ def test_a_corpus_that_cannot_be_read_is_refused(tmp_path: Path, entry: str, mes
         ("seed: [1]", "7: seed: a valid integer, got a list of 1"),
         ("seed: -1", "7: seed: should be greater than or equal to 0, got -1"),
         ("train: {max_steps: 1e5}", "7: train.max_steps: a valid integer, got 1e5"),
-        (
-            "train: {max_steps: 0}",
-            "7: train.max_steps: should be greater than or equal to 1, got 0",
-        ),
+        ("train: {max_steps: 0}", "7: train.max_steps: greater than or equal to 1, got 0"),
         ("train: {max_steps: 1_000_000_000_000}", "7: train.max_steps: should be less than 214748"),
         ("model: {dropout: 1.0}", "7: model.dropout: should be less than 1, got 1.0"),
         ("model: {dropout: .nan}", "7: model.dropout: a valid number, got .nan"),
@@ -253,16 +244,10 @@ def test_a_corpus_that_cannot_be_read_is_refused(tmp_path: Path, entry: str, mes
         ("model:", "7: model: should be a mapping of settings, got nothing"),
         ("train: []", "7: train: should be a mapping of settings, got a list of 0"),
         ("model: {num_heads: 7}", "7: model.num_heads: 7 does not divide d_model 512"),
-        (
-            "model: {d_model: 7, num_heads: 1}",
-            "7: model.d_model: sinusoidal positions need an even",
-        ),
+        ("model: {d_model: 7, num_heads: 1}", "7: model.d_model: need an even d_model"),
         ("train:\n  max_tokens: 255", "8: train.max_tokens: 255 is below data.max_length 256"),
         ("train: {valid_every: 1500}", "7: train.valid_every: not a multiple of train.save_every"),
-        (
-            "train:\n  lr_factor: 1.0\n  peak_lr: 1e-3",
-            "9: train.peak_lr: either lr_factor or peak_lr",
-        ),
+        ("train:\n  lr_factor: 1.0\n  peak_lr: 1e-3", "9: train.peak_lr: give either"),
         ("train: {schedule: cosine}", "7: train.schedule: cosine needs train.peak_lr"),
         ("train: {schedule: linear, lr_factor: 2}", "7: train.lr_factor: linear takes peak_lr"),
         ("train: {warmup_steps: 0}", "7: train.warmup_steps: at least 1 warm-up step"),
