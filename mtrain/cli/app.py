@@ -6,6 +6,7 @@ Heavy imports wait until a command runs, so that `--help` is instant.
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -16,8 +17,10 @@ from mtrain.runtime import log
 from mtrain.runtime.console import leave_at_once, open_closed_streams
 from mtrain.runtime.errors import EXIT_FAILED, StoppedError, UserError
 
+Command = Callable[..., None]
+
 # Commands by the panel of `mtrain --help` that lists them.
-COMMANDS = {
+COMMANDS: dict[str, dict[str, Command]] = {
     "Train": {"train": training.train, "init": training.init, "check": training.check},
     "Translate": {"translate": translating.translate, "attention": translating.attention},
     "Score": {"eval": scoring.evaluate, "score": scoring.score, "compare": scoring.compare},
@@ -29,7 +32,7 @@ COMMANDS = {
     },
 }
 # Groups of commands with their help, in the panel "Train".
-GROUPS = {
+GROUPS: dict[str, tuple[str, dict[str, Command]]] = {
     "data": ("Prepare text ahead of training.", {"build": training.data_build}),
     "tokenizer": (
         "Train the vocabulary alone, or use it.",

@@ -179,6 +179,7 @@ def _advice(key: str, section: type[Section]) -> str:
     candidates = [*known, *(field for kind in corpora for field in kind.model_fields)]
     near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
     elsewhere = [f"{s}.{name}" for s, other in SECTIONS.items() if name in other.model_fields]
+    elsewhere += [name] if name in Config.model_fields else []
     if near:
         return f"did you mean {'.'.join(filter(None, (around, near[0])))}?"
     if elsewhere:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from mtrain.config.schema import Config
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.export.proof import Engine
 from mtrain.model.transformer import DecoderLayer, EncoderLayer, Shape, Transformer
@@ -39,7 +38,9 @@ def write(directory: Path, loaded: LoadedModel, quantization: str) -> None:
     """Write a model into a directory that `ctranslate2.Translator` loads; raises `OSError`."""
     model, tokenizer = loaded.model, loaded.tokenizer
     (directory / layout.TOKENIZER).write_bytes(tokenizer.proto)
-    spec = _spec(model, tokenizer, _positions_needed(model, loaded.config))
+    longest = loaded.max_source_length
+    positions = loaded.positions_limit or max(longest, loaded.limit(longest))
+    spec = _spec(model, tokenizer, positions)
     spec.validate()
     spec.optimize(quantization=None if quantization == "float32" else quantization)
     spec.save(str(directory))
@@ -84,14 +85,6 @@ def _search(
     return found
 
 
-def _positions_needed(model: Transformer, config: Config) -> int:
-    """Return the longest side that the config's limits allow, with eos."""
-    if model.shape.positions == "learned":
-        return model.shape.max_positions
-    longest = config.decode.max_source_length
-    return max(longest, int(config.decode.max_len_a * longest + config.decode.max_len_b) + 1)
-
-
 def _spec(model: Transformer, tokenizer: Tokenizer, positions: int) -> Any:
     """Return a model in the library's layout; it finds by itself which matrices are shared."""
     from ctranslate2.specs import TransformerSpec
@@ -112,9 +105,8 @@ def _spec(model: Transformer, tokenizer: Tokenizer, positions: int) -> Any:
     spec.encoder.embeddings[0].weight = _values(model.src_embedding.weight)
     spec.decoder.embeddings.weight = _values(model.tgt_embedding.weight)
     spec.decoder.projection.weight = _values(model.output.weight)
-    parts = [*spec.encoder.layer, *spec.decoder.layer]
-    layers = [*model.encoder_layers, *model.decoder_layers]
-    for part, layer in zip(parts, layers, strict=True):
+    layers: list[Any] = [*model.encoder_layers, *model.decoder_layers]
+    for part, layer in zip([*spec.encoder.layer, *spec.decoder.layer], layers, strict=True):
         _set_layer(part, layer)
     _set_vocabulary(spec, tokenizer)
     return spec

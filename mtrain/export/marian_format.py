@@ -240,6 +240,7 @@ def _weights(model: Transformer) -> dict[str, Tensor]:
 
 def _layer(layer: nn.Module, order: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights of a layer; query, key and value apart, the order within heads kept."""
+    weight: Tensor
     for name, weight in layer.named_parameters():
         module, _, kind = name.rpartition(".")
         if module.endswith(WRITERS):

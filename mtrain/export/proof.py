@@ -88,7 +88,7 @@ def compare(
     engine: Engine,
     lines: list[str],
     beam_size: int,
-    progress: Callable[[int], object] = lambda lines: None,
+    progress: Callable[[int], object],
 ) -> Agreement:
     """Translate lines, none of them blank, with both engines, text to text; score both texts where
     they differ.

@@ -39,7 +39,8 @@ MOST_LETTERS = 4000  # of a line of text
 _DATA = re.compile(r"\S{10} \S{8} INFO ((?:train|valid|test [^:]*): (?!BLEU ).*)")
 _WARNING = re.compile(r"\S{10} \S{8} (?:WARNING|ERROR) (.*)")
 
-Found, P = TypeVar("Found"), ParamSpec("P")
+Found = TypeVar("Found")
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True)

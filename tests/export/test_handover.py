@@ -210,26 +210,6 @@ def test_the_command_writes_a_model_that_the_library_translates_with(
     assert sum(a == b for a, b in zip(found, expected, strict=True)) >= 36
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--to", "onnx"], "Invalid value for '--to'"),
-        (["--quantization", "int3"], "error: --quantization int3: expected one of int8, "),
-        (["-o", "."], "error: .: exists already; remove it, or choose another name"),
-        (["--to", "hf-marian", "--quantization", "int8"], "int8: hf-marian keeps float32"),
-    ],
-)
-def test_what_cannot_be_is_refused(
-    trained_run: Path, tmp_path: Path, options: list[str], message: str
-) -> None:
-    command = ["export", "-m", trained_run, "-o", tmp_path / "new" / "served", *options]
-    done = run_mtrain(*command, cwd=tmp_path)
-
-    assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_lines_that_differ_are_named_by_their_numbers_in_the_sample(
     loaded_model: LoadedModel, tmp_path: Path, changed: Callable[..., None]
 ) -> None:

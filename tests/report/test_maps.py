@@ -248,48 +248,5 @@ def test_the_command_reads_files_line_for_line(
     assert "quarb" in page.text
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "message"),
-    [
-        (["-o", "a.html"], 2, "give either a sentence or -i/--input FILE"),
-        (["-o", "a.html", "-i", "in", "text"], 2, "give either a sentence or -i/--input FILE"),
-        (
-            ["-o", "a.svg", "text"],
-            2,
-            "--output a.svg: is a page; give a name that ends in",
-        ),
-        (["-o", "a.html", "--kind", "self", "text"], 2, "--kind self: expected encoder, decoder"),
-        (["-o", "a.html", "--head", "0", "text"], 2, "--head 0: expected a number from 1, or mean"),
-        (["-o", "a.html", "--head", "9", "text"], 2, "--head 9: this model has 4 heads"),
-        (["-o", "a.html", " "], 1, "no text: all lines are blank"),
-        (["-o", "a.html", "-i", "in", "-t", "one"], 1, "one has 1 lines but the input has 2"),
-        (["-o", "a.html", "-i", "in", "-t", "latin"], 1, "latin:1: invalid UTF-8"),
-        (["-o", "a.html", "-i", "none"], 1, "none: cannot read: No such file"),
-        (["-o", "a.html", "-i", "many"], 2, "more than 50 sentences"),
-        (["-o", "no/a.html", "text"], 1, "no/a.html: cannot write: No such file or directory"),
-        (["-o", "in.html", "-i", "in.html"], 2, "in.html: is an input, too; write to another file"),
-    ],
-)
-def test_what_cannot_be_shown_is_one_clear_error(
-    trained_run: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    options: list[str],
-    code: int,
-    message: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    texts = {"in": b"bavo\ncelu\n", "one": b"zwent\n", "latin": b"\xe4\n\n", "in.html": b"bavo\n"}
-    for name, content in {**texts, "many": b"bavo\n" * 51}.items():
-        Path(name).write_bytes(content)
-    before = sorted(tmp_path.iterdir())
-    assert run_here(monkeypatch, "attention", "-m", trained_run, *options) == code
-    err = capsys.readouterr().err
-    assert message in err
-    assert "Traceback" not in err
-    assert sorted(tmp_path.iterdir()) == before
-
-
 def test_visible_keeps_what_is_seen() -> None:
     assert visible("a ▁b 学 \u00a0") == "a ▁b 学 \u00a0"

@@ -655,61 +655,6 @@ def test_the_command_writes_one_file(
     assert {path: path.stat().st_mtime_ns for path in trained_run.rglob("*")} == before
 
 
-@pytest.mark.parametrize(
-    ("run_dir", "output", "message"),
-    [
-        (".", "a.html", ".: not a run directory: it holds no config.yaml"),
-        ("none", "a.html", "none: not a run directory: it holds no config.yaml"),
-        (None, "no/a.html", "no/a.html: cannot write: No such file or directory"),
-    ],
-)
-def test_what_cannot_be_reported_is_one_clear_error(
-    trained_run: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    run_dir: str | None,
-    output: str,
-    message: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert (
-        run_here(monkeypatch, "report", run_dir or trained_run, "-o", output, "--text", "bavo") == 1
-    )
-    assert capsys.readouterr().err == f"error: {message}\n"
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("output", "message"),
-    [
-        ("", "--output .: is a directory; name a file"),
-        (".", "--output .: is a directory; name a file"),
-        ("-", "--output -: name a file, such as /dev/stdout"),
-        ("copy.pdf", "is a page; give a name that ends in .html"),
-        ("copy/metrics.jsonl", "metrics.jsonl: belongs to "),
-        ("copy/best.json", "copy; write to another path"),
-        ("copy/validation/new.html", "belongs to "),
-        ("copy/checkpoints/new/a.html", "belongs to "),
-        ("link.html", "belongs to "),
-    ],
-)
-def test_a_run_s_own_files_and_directories_are_not_written_over(
-    copy: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    output: str,
-    message: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("link.html").symlink_to("copy/config.yaml")
-    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
-    assert run_here(monkeypatch, "report", "copy", "-o", output) == 2
-    assert message in capsys.readouterr().err
-    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
-
-
 def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
