@@ -79,7 +79,7 @@ def watch(loaded: LoadedModel, pairs: Pairs, choice: Choice) -> list[Sentence]:
     if len(kept) < len(pairs):
         logger.warning("blank lines, left out: %d", len(pairs) - len(kept))
     found = []
-    with progress_bar(len(kept), "sentence", "looking") as bar:
+    with progress_bar(len(kept), "sentence", "computing attention") as bar:
         for number, src, tgt in kept:
             found.append(_watch(loaded, number, src, tgt, choice))
             bar.update()
