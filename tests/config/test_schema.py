@@ -423,25 +423,21 @@ def test_later_overrides_win(tmp_path: Path) -> None:
 
 # --- paths ------------------------------------------------------------------------------------
 
-AT = [
-    ("run_dir", "run_dir={}", "run_dir"),
-    ("data.root", "data.root={}", "data.root"),
-    ("data.valid.src", "data.valid={{src: {}, tgt: b}}", "data.valid.src"),
-    ("data.train.0.tgt", "data.train=[{{src: a, tgt: {}}}]", "data.train.0.tgt"),
-    ("data.valid.file", "data.valid={{file: {}.tsv, src: a, tgt: b}}", "data.valid.file"),
-    (
-        "data.test.x.dataset",
-        "data.test={{x: {{dataset: {}, split: s, src: a, tgt: b}}}}",
-        "data.test.x.dataset",
-    ),
-    ("tokenizer.path", "tokenizer.path={}", "tokenizer.path"),
-    ("train.init_from", "train.init_from={}", "train.init_from"),
-]
+AT = {
+    "run_dir": "run_dir={}",
+    "data.root": "data.root={}",
+    "data.valid.src": "data.valid={{src: {}, tgt: b}}",
+    "data.train.0.tgt": "data.train=[{{src: a, tgt: {}}}]",
+    "data.valid.file": "data.valid={{file: {}.tsv, src: a, tgt: b}}",
+    "data.test.x.dataset": "data.test={{x: {{dataset: {}, split: s, src: a, tgt: b}}}}",
+    "tokenizer.path": "tokenizer.path={}",
+    "train.init_from": "train.init_from={}",
+}
 
 
-@pytest.mark.parametrize(("key", "override", "name"), AT, ids=[key for key, *_ in AT])
+@pytest.mark.parametrize(("key", "override"), AT.items(), ids=AT)
 def test_home_and_environment_are_expanded_in_every_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, override: str, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, override: str
 ) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setenv("PLACE", "/some/where")
@@ -460,11 +456,11 @@ def test_home_and_environment_are_expanded_in_every_path(
         assert load(tmp_path, dump_config(config)) == config
     for text in ("$NOWHERE/x", "'a/${NOWHERE}'"):
         message = refusal(tmp_path, DATA, override.format(text).replace("'.tsv", ".tsv'"))
-        assert f" {name}: $" in message
+        assert f" {key}: $" in message
         assert "NOWHERE" in message
         assert "is not set; set it or write the path out" in message
     message = refusal(tmp_path, DATA, override.format("~no-such-user/x"))
-    assert f" {name}: ~no-such-user has no home directory here" in message
+    assert f" {key}: ~no-such-user has no home directory here" in message
 
 
 def test_a_variable_is_no_name_that_a_hub_is_asked_for(

@@ -160,21 +160,14 @@ def test_separate_embeddings_stay_apart_when_the_library_saves_them_again(
 
 def test_what_the_files_say(loaded_model: LoadedModel, tmp_path: Path) -> None:
     marian_format.write(tmp_path, loaded_model, "float32")
-
-    names = {path.name for path in tmp_path.iterdir()}
-    assert names >= {
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-        "source.spm",
-        "target.spm",
-        "tokenizer_config.json",
-        "vocab.json",
-    }
-    config = json.loads((tmp_path / "config.json").read_text())
+    config, search, vocabulary, _ = (
+        json.loads((tmp_path / name).read_text(encoding="utf-8"))
+        for name in ("config.json", "generation_config.json", "vocab.json", "tokenizer_config.json")
+    )
+    special = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+    special |= {"forced_eos_token_id": 3, "decoder_start_token_id": 2}
     expected = {
         "architectures": ["MarianMTModel"],
-        "model_type": "marian",
         "activation_function": "relu",
         "scale_embedding": True,
         "max_position_embeddings": 1034,  # 1,023 tokens, 10 more, eos
@@ -182,21 +175,9 @@ def test_what_the_files_say(loaded_model: LoadedModel, tmp_path: Path) -> None:
         "vocab_size": 350,
     }
     assert {key: config[key] for key in expected} == expected
-    search = json.loads((tmp_path / "generation_config.json").read_text())
     search.pop("transformers_version")
-    assert search == {
-        "pad_token_id": 0,
-        "bos_token_id": 2,
-        "eos_token_id": 3,
-        "forced_eos_token_id": 3,
-        "decoder_start_token_id": 2,
-        "bad_words_ids": [[0], [2]],
-        "max_new_tokens": 1034,
-        "num_beams": 2,
-        "length_penalty": 0.6,
-        "early_stopping": True,
-    }
-    vocabulary = json.loads((tmp_path / "vocab.json").read_text(encoding="utf-8"))
+    beam = {"num_beams": 2, "length_penalty": 0.6, "early_stopping": True}
+    assert search == {**special, **beam, "bad_words_ids": [[0], [2]], "max_new_tokens": 1034}
     assert list(vocabulary) == loaded_model.tokenizer.all_pieces
     assert list(vocabulary.values()) == list(range(350))
 

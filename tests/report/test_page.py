@@ -643,12 +643,8 @@ def test_the_command_writes_one_file(
 ) -> None:
     before = {path: path.stat().st_mtime_ns for path in trained_run.rglob("*")}
     output = tmp_path / "report.html"
-    assert (
-        run_here(
-            monkeypatch, "report", trained_run, "-o", output, "--text", "bavo", "--text", "celu"
-        )
-        == 0
-    )
+    options = ["-o", output, "--text", "bavo", "--text", "celu"]
+    assert run_here(monkeypatch, "report", trained_run, *options) == 0
     assert output.read_text().startswith("<!doctype html>")
     assert capsys.readouterr() == ("", "")
     assert list(tmp_path.iterdir()) == [output]
