@@ -17,10 +17,10 @@ MOST_MARKED = 40  # points of a curve with a mark at each
 MOST_ROWS = 60  # of a curve's table
 # Key of a chart, its title, and the values of the records that it shows, with their names.
 CHARTS = (
-    ("loss", "Training loss a token, with label smoothing", {"train/loss": "training"}),
+    ("loss", "Training loss per token, with label smoothing", {"train/loss": "training"}),
     (
         "nll",
-        "Negative log-likelihood a token (in training with dropout)",
+        "Negative log-likelihood per token (in training with dropout)",
         {"train/nll": "training", "valid/nll": "validation", "average/nll": "average"},
     ),
     (
@@ -30,7 +30,7 @@ CHARTS = (
     ),
     ("lr", "Learning rate", {"lr": "learning rate"}),
     ("grad", "Norm of the gradient, before clipping", {"grad_norm": "norm"}),
-    ("speed", "Target tokens a second, without padding", {"tokens_per_second": "speed"}),
+    ("speed", "Target tokens per second, without padding", {"tokens_per_second": "speed"}),
 )
 MARKS = (
     "M-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0 -7 0z",  # circle

@@ -203,7 +203,7 @@ def test_a_run_under_way_shows_what_there_is(copy: Path) -> None:
     (copy / "metrics.jsonl").write_text("\n".join(lines) + '\n{"step": 500, "train/lo')
     text = report.make_page(copy, ["bavo"], check=False)
     assert "<strong>running</strong> at step 250 of 400" in text
-    assert "after a kill it still says so" in text
+    assert "a killed run still shows this" in text
     assert "at step 250" in text
     assert 'id="curve-bleu"' not in text
     assert "Encoder-decoder attention, layer 1, head 1" in text
