@@ -136,7 +136,7 @@ def test_a_random_model_generates_the_ids_that_mtrain_finds(
         expected = [found[0].score for found in Translator(ours).translate(SOURCES[:12])[0]]
         found = engine.search(ids, limits, beam_size, ours.decode.length_penalty)
         assert len({tuple(row) for row in found}) > 6
-        assert len({len(row) - limit for row, limit in zip(found, limits, strict=True)}) > 2
+        assert len({len(row) - limit for row, limit in zip(found, limits, strict=True)}) > 1
         scores = -Scorer(ours).pair_nll(rows, [np.array(row, np.int64) for row in found])
         torch.testing.assert_close(scores, torch.tensor(expected).double(), rtol=1e-4, atol=1e-3)
 
