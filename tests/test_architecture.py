@@ -16,8 +16,6 @@ import pytest
 
 import mtrain
 from mtrain.config.loading import load_config
-from mtrain.config.schema import flatten
-from mtrain.config.yaml_reader import read_document
 
 PACKAGE = Path(mtrain.__file__).parent
 ROOT = PACKAGE.parent
@@ -259,10 +257,3 @@ def test_shipped_configs_load(path: Path) -> None:
     config = load_config(path)
     assert config.run_dir == f"runs/{path.stem}"
     assert {file.suffix for file in (ROOT / "configs").glob("*")} == {".yaml", ".md"}
-
-
-def test_the_manual_shows_every_setting() -> None:
-    path = ROOT / "configs" / "multi30k-en-de.yaml"
-    shown = read_document(path).lines
-    missing = [key for key in flatten(load_config(path)) if tuple(key.split(".")) not in shown]
-    assert missing == []

@@ -1,4 +1,4 @@
-"""The `mtrain` command: its groups, its errors, its exit codes.
+"""The `mtrain` command: the list of all commands, and the exit codes of their errors.
 
 Heavy imports wait until a command runs, so that `--help` is instant.
 """
@@ -6,15 +6,43 @@ Heavy imports wait until a command runs, so that `--help` is instant.
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
 import mtrain
-from mtrain.cli import handing_on, looking, training, translating
+from mtrain.cli import runs, scoring, training, translating
 from mtrain.runtime import log
 from mtrain.runtime.console import leave_at_once, open_closed_streams
 from mtrain.runtime.errors import EXIT_FAILED, StoppedError, UserError
+
+Command = Callable[..., None]
+
+# Commands by the panel of `mtrain --help` that lists them.
+COMMANDS: dict[str, dict[str, Command]] = {
+    "Train": {"train": training.train, "init": training.init, "check": training.check},
+    "Translate": {"translate": translating.translate, "attention": translating.attention},
+    "Score": {"eval": scoring.evaluate, "score": scoring.score, "compare": scoring.compare},
+    "Runs": {
+        "report": runs.report,
+        "verify": runs.verify,
+        "average": runs.average,
+        "export": runs.export,
+    },
+}
+# Groups of commands with their help, in the panel "Train".
+GROUPS: dict[str, tuple[str, dict[str, Command]]] = {
+    "data": ("Prepare text ahead of training.", {"build": training.data_build}),
+    "tokenizer": (
+        "Train the vocabulary alone, or use it.",
+        {
+            "train": training.tokenizer_train,
+            "encode": translating.tokenizer_encode,
+            "decode": translating.tokenizer_decode,
+        },
+    ),
+}
 
 app = typer.Typer(
     name="mtrain",
@@ -22,18 +50,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Train translation models from raw parallel text: **train**, **translate**, **eval**.",
+    help="Train translation models from raw parallel text, translate and score with them.",
 )
-training.add_to(app, panel="Train")
-translating.add_to(app, panel="Translate and score")
-looking.add_to(app, panel="Look")
-handing_on.add_to(app, panel="Hand on")
+for panel, commands in COMMANDS.items():
+    for name, command in commands.items():
+        app.command(name, rich_help_panel=panel)(command)
+for group_name, (text, members) in GROUPS.items():
+    group = typer.Typer(no_args_is_help=True, help=text)
+    for name, command in members.items():
+        group.command(name)(command)
+    app.add_typer(group, name=group_name, rich_help_panel="Train")
 
 _debug = False
 
 
 def main() -> None:
-    """Run the command line; an error for people ends it with one message and its exit code."""
+    """Run the command line; an error for users ends it with one message and its exit code."""
     # started processes import nothing from the working directory, which may be a stranger's
     os.environ["PYTHONSAFEPATH"] = "1"
     open_closed_streams()

@@ -5,17 +5,17 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
 from mtrain.runtime import log
-from mtrain.runtime.errors import RefusedError, printable
+from mtrain.runtime.errors import printable
 from mtrain.runtime.files import expand_path
 from mtrain.runtime.stop import Stop, parse_duration
 
 if TYPE_CHECKING:
-    from mtrain.config.schema import Config
+    from mtrain.config import schema
     from mtrain.translation.loading import LoadedModel
     from mtrain.translation.translator import Translator
 
@@ -29,148 +29,96 @@ def as_name(text: str) -> str:
 
 
 def as_path(text: str) -> Path:
-    """Parse a path of the command line; every path option uses this."""
+    """Parse a path of the command line."""
     return Path(as_name(text))
 
 
-ConfigOption = Annotated[
-    Path, typer.Option("--config", "-c", help="Run settings in YAML.", parser=as_path)
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        help="Override a setting: `train.max_steps=1000`. The value is YAML. Repeatable.",
-    ),
-]
-TimeLimitOption = Annotated[
-    str | None,
-    typer.Option(help="Save and stop with exit code 75 after this time: `30m`, `3h30m`."),
-]
-ModelOption = Annotated[
-    Path,
-    typer.Option(
-        "--model",
-        "-m",
-        help="A run directory (its best model) or one checkpoint directory.",
-        parser=as_path,
-    ),
-]
-ModelsOption = Annotated[
-    list[Path],
-    typer.Option(
-        "--model",
-        "-m",
-        help="A run directory (its best model) or one checkpoint directory. Repeatable: "
-        "several models of one vocabulary are an ensemble.",
-        parser=as_path,
-    ),
-]
-InputOption = Annotated[
-    str, typer.Option("--input", "-i", help="Text to translate, `-` for stdin.", parser=as_name)
-]
-OutputOption = Annotated[
-    str, typer.Option("--output", "-o", help="File to write, `-` for stdout.", parser=as_name)
-]
-NBestOption = Annotated[
-    int | None, typer.Option(help="N lines per input line: `index<TAB>score<TAB>text`.", min=1)
-]
-PrefixOption = Annotated[
-    Path | None,
-    typer.Option(
-        help="File of prefixes, one per line: whole words with which each translation begins.",
-        parser=as_path,
-    ),
-]
-AlignmentsOption = Annotated[
-    str | None,
-    typer.Option(
-        help="File for word alignments: `0-0 1-2` (source word - target word, from 0).",
-        parser=as_name,
-    ),
-]
-SeedOption = Annotated[int | None, typer.Option(help="Seed of sampling; default: the run's.")]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
-PrecisionOption = Annotated[
-    str, typer.Option(help="auto (fp32 on a CPU, bf16 on CUDA), fp32 or bf16.")
-]
+def value(metavar: str, text: str, *names: str, **more: Any) -> Any:
+    """Return an option with the help `text`, which shows the value as `metavar`."""
+    return typer.Option(*names, help=text, metavar=metavar, **more)
 
-EvalModelOption = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--model",
-        "-m",
-        help="Translate the source with this model first. Repeatable.",
-        parser=as_path,
-    ),
-]
-SourceOption = Annotated[
-    Path | None, typer.Option("--source", "-s", help="Source text.", parser=as_path)
-]
-ReferenceOption = Annotated[
-    list[Path] | None,
-    typer.Option("--reference", "-r", help="Reference translation. Repeatable.", parser=as_path),
-]
-HypothesisOption = Annotated[
-    Path | None,
-    typer.Option(help="Score this translation instead of a model's.", parser=as_path),
-]
-KeepOption = Annotated[
-    Path | None,
-    typer.Option("--output", "-o", help="Keep the model's translations here.", parser=as_path),
-]
-LanguageOption = Annotated[
-    str | None, typer.Option(help="Target language code, for the tokenization of BLEU and TER.")
-]
-TokenizeOption = Annotated[
-    str | None, typer.Option(help="sacreBLEU tokenizer, instead of the target language's.")
-]
 
-KindOption = Annotated[
-    list[str] | None,
-    typer.Option(help="Attention to show: encoder, decoder or cross; all by default. Repeatable."),
-]
-LayerOption = Annotated[
-    list[int] | None,
-    typer.Option(help="Layer to show, from 1; all by default. Repeatable.", min=1),
-]
-HeadOption = Annotated[
-    list[str] | None,
-    typer.Option(help="Head to show, from 1, or mean; all by default. Repeatable."),
-]
+def flag(text: str, *names: str) -> Any:
+    """Return an option without a value."""
+    return value("", text, *names)
 
+
+def file(text: str, *names: str, metavar: str = "FILE") -> Any:
+    """Return an option for a path."""
+    return value(metavar, text, *names, parser=as_path)
+
+
+def stream(text: str, *names: str) -> Any:
+    """Return an option for a file, or `-` for a standard stream."""
+    return value("FILE", text, *names, parser=as_name)
+
+
+def path(metavar: str, text: str) -> Any:
+    """Return a positional argument for a path."""
+    return typer.Argument(help=text, metavar=metavar, parser=as_path)
+
+
+MODEL = "Run directory (its best model is used) or checkpoint directory."
+Config = Annotated[Path, file("Config of the run, in YAML.", "--config", "-c")]
+Set = Annotated[
+    list[str] | None,
+    value("KEY=VALUE", "Override a setting, such as `train.max_steps=9`. Repeatable.", "--set"),
+]
+TimeLimit = Annotated[
+    str | None, value("TIME", "Save and stop after this time, such as `3h30m` (exit code 75).")
+]
+Model = Annotated[Path, file(MODEL, "--model", "-m", metavar="DIR")]
+Models = Annotated[
+    list[Path], file(f"{MODEL} Repeat it for an ensemble.", "--model", "-m", metavar="DIR")
+]
+Source = Annotated[Path | None, file("Source text.", "--source", "-s")]
+Reference = Annotated[
+    list[Path] | None, file("Reference translation. Repeat it for several.", "--reference", "-r")
+]
+Language = Annotated[
+    str | None, value("CODE", "Target language, which chooses the tokenizer of BLEU and TER.")
+]
+Tokenize = Annotated[
+    str | None, value("NAME", "sacreBLEU tokenizer, instead of the target language's.")
+]
+Lowercase = Annotated[bool, flag("Ignore case.", "--lowercase")]
+Json = Annotated[bool, flag("Print one JSON object.", "--json")]
+Device = Annotated[str, value("NAME", "Device: auto, cpu, cuda, cuda:N or mps.")]
+Precision = Annotated[
+    Literal["auto", "fp32", "bf16"],
+    value("NAME", "Number format: fp32, bf16 or auto (bf16 on CUDA, else fp32)."),
+]
 
 # Options of the search, for commands that translate; each overrides a setting of `decode`.
 SEARCH = {
     "beam_size": Annotated[
-        int | None, typer.Option(help="Hypotheses per sentence; 1 is greedy search.", min=1)
+        int | None, value("N", "Hypotheses kept per sentence; 1 is greedy search.", min=1)
     ],
     "length_penalty": Annotated[
-        float | None, typer.Option(help="Alpha; a larger one prefers longer translations.", min=0)
+        float | None, value("ALPHA", "Larger values prefer longer translations.", min=0)
     ],
     "length_norm": Annotated[
-        str | None, typer.Option(help="`gnmt`: ((5+length)/6)^alpha, or `power`: length^alpha.")
+        Literal["gnmt", "power"] | None,
+        value("NAME", "Divide scores by ((5+length)/6)^ALPHA (gnmt) or length^ALPHA (power)."),
     ],
     "no_repeat_ngram": Annotated[
-        int | None, typer.Option(help="Never repeat an n-gram of this many tokens; 0 = off.", min=0)
+        int | None, value("N", "Never repeat an n-gram of N tokens; 0: off.", min=0)
     ],
     "batch_tokens": Annotated[
-        int | None, typer.Option(help="Padded source tokens x beam size in a batch.", min=1)
+        int | None, value("N", "Largest batch, in padded source tokens x beam size.", min=1)
     ],
 }
 SAMPLING = {
-    "sample": Annotated[
-        bool | None,
-        typer.Option("--sample", help="Draw translations at random instead of searching."),
-    ],
+    "sample": Annotated[bool | None, flag("Sample at random instead of searching.", "--sample")],
     "temperature": Annotated[
-        float | None, typer.Option(help="Of sampling; a lower one prefers likelier tokens.")
+        float | None, value("T", "Sampling temperature; below 1 prefers likely tokens.")
     ],
     "top_k": Annotated[
-        int | None, typer.Option(help="Sample from the K likeliest tokens; 0 = all.", min=0)
+        int | None, value("K", "Sample from the K most likely tokens; 0: from all.", min=0)
     ],
     "top_p": Annotated[
-        float | None, typer.Option(help="Sample from the fewest tokens of this probability.")
+        float | None,
+        value("P", "Sample from the most likely tokens that together have probability P."),
     ],
 }
 
@@ -206,7 +154,6 @@ def open_translator(
     **decode: Any,
 ) -> Iterator["Translator"]:
     """Load models on every rank of the job; `decode` overrides their search settings."""
-    _check_names(precision, decode.get("length_norm"))
     from mtrain.runtime.distributed import joined
     from mtrain.translation.loading import load_on_ranks
     from mtrain.translation.translator import Translator
@@ -218,25 +165,17 @@ def open_translator(
 
 
 def load_model(
-    model: Path, device: str, precision: str, decode: Mapping[str, Any]
+    model: Path, device: str = "cpu", precision: str = "fp32", **decode: Any
 ) -> "LoadedModel":
     """Load a model on one device."""
-    _check_names(precision)
     from mtrain.translation import loading
 
     return loading.load(model, device=device, precision=precision, **decode)
 
 
-def _check_names(precision: str, length_norm: str | None = None) -> None:
-    if precision not in ("auto", "fp32", "bf16"):
-        raise RefusedError(f"--precision {precision}: expected auto, fp32 or bf16")
-    if length_norm not in (None, "gnmt", "power"):
-        raise RefusedError(f"--length-norm {length_norm}: expected gnmt or power")
-
-
 def begin_job(
-    config: Path, overrides: list[str] | None, time_limit: str | None
-) -> tuple["Config", Stop]:
+    config: Path, overrides: list[str] | None, time_limit: str | None = None
+) -> tuple["schema.Config", Stop]:
     """Catch signals, then read the settings of a long job."""
     stop = Stop(parse_duration(time_limit) if time_limit else None)
     stop.install()

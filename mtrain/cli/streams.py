@@ -10,7 +10,7 @@ from typing import IO
 from mtrain.corpus.lines import bounded_lines, open_bytes, reading_from
 from mtrain.runtime import outputs
 from mtrain.runtime.console import writing
-from mtrain.runtime.errors import printable
+from mtrain.runtime.errors import RefusedError, printable
 
 
 @contextmanager
@@ -29,12 +29,23 @@ def _guarded(stream: IO[bytes], name: str) -> Iterator[bytes]:
         yield from bounded_lines(stream)
 
 
+def as_text(text: str) -> str:
+    """Replace invalid UTF-8 in a text of the command line."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
 def print_lines(sink: IO[bytes], lines: Iterable[str]) -> None:
     """Write lines for people, each made printable: names and text from outside may hold line breaks
     and terminal escapes.
     """
     sink.writelines(printable(line).encode() + b"\n" for line in lines)
     sink.flush()  # the next lines may take minutes
+
+
+def print_text(*lines: str) -> None:
+    """Write lines for people, or JSON, to stdout."""
+    with writing("-") as sink:
+        print_lines(sink, lines)
 
 
 def print_path(path: Path) -> None:
@@ -46,6 +57,13 @@ def print_path(path: Path) -> None:
             sink.write(os.fsencode(path) + b"\n")
 
 
+def refuse_kept(path: Path) -> None:
+    """Refuse to write to the name of a file or directory that a run or checkpoint keeps."""
+    from mtrain.runs import layout  # not needed by --help
+
+    layout.refuse_kept(path)
+
+
 def check_output(path: Path) -> None:
     """Raise `UserError`, before any work is done, if no file of that name can be written, and
     `RefusedError` if a run or checkpoint owns it.
@@ -54,8 +72,17 @@ def check_output(path: Path) -> None:
     outputs.check_writable(path)
 
 
-def refuse_kept(path: Path) -> None:
-    """Refuse to write to the name of a file or directory that a run or checkpoint keeps."""
-    from mtrain.runs import layout  # not needed by --help
+def check_page(path: Path) -> None:
+    """Raise `RefusedError` unless the path can name a page, `UserError` if it cannot be written."""
+    if path.is_dir():
+        raise RefusedError(f"--output {path}: is a directory; name a file")
+    if str(path) == "-":  # stdout in other commands; here it would become a file of that name
+        raise RefusedError("--output -: name a file, such as /dev/stdout")
+    check_output(path)
+    if path.suffix not in ("", ".html", ".htm"):
+        raise RefusedError(f"--output {path}: is a page; give a name that ends in .html")
 
-    layout.refuse_kept(path)
+
+def write_page(path: Path, page: str) -> None:
+    """Write a page of HTML."""
+    outputs.write_output(path, page.encode("utf-8", "replace"))

@@ -1,54 +1,32 @@
 """Commands before and during training."""
 
+import shutil
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from mtrain.cli.options import (
-    ConfigOption,
-    ModelOption,
-    SetOption,
-    TimeLimitOption,
-    as_path,
-    begin_job,
-)
-from mtrain.cli.streams import print_path, reading
-from mtrain.runtime.console import loaded, writing
-from mtrain.runtime.errors import RefusedError
+from mtrain.cli import options
+from mtrain.cli.options import file, flag, path, value
+from mtrain.cli.streams import print_path, print_text
+from mtrain.runtime.console import loaded
+from mtrain.runtime.errors import EXIT_FAILED, RefusedError
 from mtrain.runtime.stop import Stop
 
 
-def add_to(app: typer.Typer, panel: str) -> None:
-    """Add the commands to the command line."""
-    app.command(rich_help_panel=panel)(train)
-    app.command("init", rich_help_panel=panel)(initialize)
-    data = typer.Typer(no_args_is_help=True, help="Prepare text ahead of training.")
-    data.command("build")(data_build)
-    app.add_typer(data, name="data", rich_help_panel=panel)
-    tokenizer = typer.Typer(no_args_is_help=True, help="Train or use the vocabulary alone.")
-    tokenizer.command("train")(tokenizer_train)
-    tokenizer.command("encode")(tokenizer_encode)
-    tokenizer.command("decode")(tokenizer_decode)
-    app.add_typer(tokenizer, name="tokenizer", rich_help_panel=panel)
-
-
 def train(
-    config: ConfigOption,
-    set_: SetOption = None,
-    time_limit: TimeLimitOption = None,
+    config: options.Config,
+    set_: options.Set = None,
+    time_limit: options.TimeLimit = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Read all text, show what would be trained, and stop.")
+        bool, flag("Read all text, show what would be trained, and stop.", "--dry-run")
     ] = False,
 ) -> None:
-    """Train a model; the same command starts and resumes a run.
+    """Train a model; the same command starts, resumes and extends a run.
 
     Example: `mtrain train -c en-de.yaml`
-
-    Progress goes to stderr and to `RUN_DIR/train.log`, records to `RUN_DIR/metrics.jsonl`. Ctrl-C,
-    SIGTERM, SIGUSR1 and `--time-limit` save first; run the same command again to resume.
     """
-    settings, stop = begin_job(config, set_, time_limit)
+    settings, stop = options.begin_job(config, set_, time_limit)
     from mtrain.training import job  # imports torch, which takes seconds
 
     if dry_run:
@@ -57,39 +35,27 @@ def train(
         job.train(settings, stop, config)
 
 
-def initialize(
-    src: Annotated[
-        Path,
-        typer.Argument(help="Source text, one segment a line; .gz or .zst too.", parser=as_path),
-    ],
-    tgt: Annotated[Path, typer.Argument(help="Its translation, line for line.", parser=as_path)],
+def init(
+    src: Annotated[Path, path("SRC", "Source text, one sentence per line; also .gz or .zst.")],
+    tgt: Annotated[Path, path("TGT", "Its translation, line by line.")],
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Config to write.  [SRC-TGT.yaml]", parser=as_path),
+        Path | None, file("Config to write; default: en-de.yaml for en to de.", "--output", "-o")
     ] = None,
     src_lang: Annotated[
-        str | None, typer.Option(help="Source language; default: by the file's name.")
+        str | None, value("CODE", "Source language; default: en for train.en.")
     ] = None,
     tgt_lang: Annotated[
-        str | None, typer.Option(help="Target language; default: by the file's name.")
+        str | None, value("CODE", "Target language; default: de for train.de.")
     ] = None,
-    valid_src: Annotated[
-        Path | None, typer.Option(help="Source of a validation set.", parser=as_path)
-    ] = None,
-    valid_tgt: Annotated[
-        Path | None, typer.Option(help="Target of a validation set.", parser=as_path)
-    ] = None,
+    valid_src: Annotated[Path | None, file("Source text of the validation set.")] = None,
+    valid_tgt: Annotated[Path | None, file("Target text of the validation set.")] = None,
     hold_out: Annotated[
-        int | None,
-        typer.Option(help="Number of pairs to split off for validation, into new files.", min=1),
+        int | None, value("N", "Split off N pairs for validation, into new files.", min=1)
     ] = None,
 ) -> None:
-    """Write a first config, sized to two files of text and to this machine.
+    """Write a config for two files of text, sized to them and to this machine.
 
     Example: `mtrain init train.en train.de --hold-out 1000`
-
-    The validation set is given by files, or split off by `--hold-out`, which writes both parts
-    next to the config, without pairs that they would share.
     """
     if (valid_src is None) != (valid_tgt is None) or (valid_src is None) == (hold_out is None):
         raise RefusedError(
@@ -112,24 +78,52 @@ def initialize(
     print_path(output)
 
 
-def data_build(
-    config: ConfigOption, set_: SetOption = None, time_limit: TimeLimitOption = None
+def check(
+    config: options.Config,
+    set_: options.Set = None,
+    json_: options.Json = False,
+    examples: Annotated[
+        int, value("N", "Lines to show for each kind of problem.", min=1, max=1000)
+    ] = 10,
+    forecast: Annotated[
+        bool, flag("Forecast memory, disk space and time.", "--forecast/--no-forecast")
+    ] = True,
+    timing: Annotated[
+        bool, flag("Time a few training steps for the forecast.", "--timing/--no-timing")
+    ] = True,
 ) -> None:
-    """Build the vocabulary and tokenize the text of a config, for instance without a GPU.
+    """Find problems in the text of a config (exit code 1 for errors), and forecast its training.
+
+    Example: `mtrain check -c en-de.yaml`
+    """
+    settings, stop = options.begin_job(config, set_)
+    from mtrain.check.diagnosis import diagnose
+    from mtrain.check.findings import ERROR
+    from mtrain.scoring.references import warn_of_missing_tokenizer
+
+    warn_of_missing_tokenizer(settings.data.tgt_lang)
+    found = diagnose(settings, stop, examples=examples, with_forecast=forecast, timed=timing)
+    width = shutil.get_terminal_size((100, 0)).columns
+    print_text(*([found.as_json()] if json_ else found.lines(width)))
+    if found.count(ERROR):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def data_build(
+    config: options.Config, set_: options.Set = None, time_limit: options.TimeLimit = None
+) -> None:
+    """Build the vocabulary and tokenize the text of a config, for example without a GPU.
 
     Example: `mtrain data build -c en-de.yaml`
-
-    The results go to the cache (`MTRAIN_CACHE`), where training finds them. A stopped build resumes
-    after its last whole million pairs.
     """
-    settings, stop = begin_job(config, set_, time_limit)
+    settings, stop = options.begin_job(config, set_, time_limit)
     from mtrain.data.prepare import prepare
     from mtrain.runs.directory import RunDirectory
 
     prepare(settings, RunDirectory(Path(settings.run_dir)).tokenizer, stop)
 
 
-def tokenizer_train(config: ConfigOption, set_: SetOption = None) -> None:
+def tokenizer_train(config: options.Config, set_: options.Set = None) -> None:
     """Train the vocabulary of a config and write it to the run directory.
 
     Example: `mtrain tokenizer train -c en-de.yaml`
@@ -141,27 +135,3 @@ def tokenizer_train(config: ConfigOption, set_: SetOption = None) -> None:
 
     loaded()
     print_path(train_run_tokenizer(settings, Stop(), config))
-
-
-def tokenizer_encode(model: ModelOption) -> None:
-    """Split lines of stdin into pieces.
-
-    Example: `mtrain tokenizer encode -m runs/NAME < in.txt`
-    """
-    from mtrain.translation import streams
-
-    tokenizer = streams.load_tokenizer(model)
-    with reading("-") as source, writing("-") as sink:
-        streams.encode_stream(tokenizer, source, sink)
-
-
-def tokenizer_decode(model: ModelOption) -> None:
-    """Join pieces of stdin into lines.
-
-    Example: `mtrain tokenizer decode -m runs/NAME < pieces.txt`
-    """
-    from mtrain.translation import streams
-
-    tokenizer = streams.load_tokenizer(model)
-    with reading("-") as source, writing("-") as sink:
-        streams.decode_stream(tokenizer, source, sink)

@@ -1,6 +1,5 @@
-"""Commands that translate and score."""
+"""Commands that run a model on text."""
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -8,36 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mtrain.cli.options import (
-    SAMPLING,
-    SEARCH,
-    AlignmentsOption,
-    DeviceOption,
-    EvalModelOption,
-    HypothesisOption,
-    InputOption,
-    KeepOption,
-    LanguageOption,
-    ModelOption,
-    ModelsOption,
-    NBestOption,
-    OutputOption,
-    PrecisionOption,
-    PrefixOption,
-    ReferenceOption,
-    SeedOption,
-    SourceOption,
-    TokenizeOption,
-    as_path,
-    load_model,
-    open_translator,
-    with_options,
-)
-from mtrain.cli.streams import check_output, print_lines, reading
-from mtrain.runtime import log
-from mtrain.runtime.console import writing
+from mtrain.cli import options
+from mtrain.cli.options import file, flag, stream, value
+from mtrain.cli.streams import as_text, check_output, check_page, reading, write_page
+from mtrain.runtime.console import loaded, writing
 from mtrain.runtime.errors import RefusedError
-from mtrain.runtime.outputs import opened, refuse_one_file, refuse_overwriting, write_output
+from mtrain.runtime.outputs import opened, refuse_one_file, refuse_overwriting
 
 if TYPE_CHECKING:
     from mtrain.translation.translator import Translator
@@ -46,47 +21,48 @@ if TYPE_CHECKING:
 OF_SAMPLING, OF_SEARCH = ["temperature", "top_k", "top_p", "seed"], ["beam_size"]
 
 
-def add_to(app: typer.Typer, panel: str) -> None:
-    """Add the commands to the command line."""
-    app.command(rich_help_panel=panel)(translate)
-    app.command("eval", rich_help_panel=panel)(evaluate)
-    app.command(rich_help_panel=panel)(score)
-    app.command(rich_help_panel=panel)(compare)
-
-
-@with_options(SEARCH | SAMPLING)
+@options.with_options(options.SEARCH | options.SAMPLING)
 def translate(
-    model: ModelsOption,
-    input_: InputOption = "-",
-    output: OutputOption = "-",
-    n_best: NBestOption = None,
+    model: options.Models,
+    input_: Annotated[
+        str, stream("Text to translate, one sentence per line; `-` is stdin.", "--input", "-i")
+    ] = "-",
+    output: Annotated[
+        str, stream("File for the translations; `-` is stdout.", "--output", "-o")
+    ] = "-",
+    n_best: Annotated[
+        int | None,
+        value("N", "Print the N best (or N samples) as `index<TAB>score<TAB>text`.", min=1),
+    ] = None,
     scores: Annotated[
-        bool, typer.Option("--scores", help="Log-probability first: `score<TAB>text`.")
+        bool, flag("Print `score<TAB>text`; the score is a log-probability.", "--scores")
     ] = False,
-    target_prefix: PrefixOption = None,
-    alignments: AlignmentsOption = None,
-    seed: SeedOption = None,
+    target_prefix: Annotated[
+        Path | None, file("Prefixes, one per line: words that the translation begins with.")
+    ] = None,
+    alignments: Annotated[
+        str | None,
+        stream("File for word alignments: `0-1` links source word 0 to target word 1."),
+    ] = None,
+    seed: Annotated[int | None, value("N", "Seed of sampling; default: the run's.")] = None,
     line_buffered: Annotated[
-        bool, typer.Option("--line-buffered", help="Answer each line before the next is read.")
+        bool, flag("Print each translation before reading the next line.", "--line-buffered")
     ] = False,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = "auto",
+    device: options.Device = "auto",
+    precision: options.Precision = "auto",
     **decode: Any,
 ) -> None:
-    """Translate text, line for line.
+    """Translate text, line by line.
 
     Example: `mtrain translate -m runs/NAME < in.txt > out.txt`
-
-    With `--sample`, draws depend on the seed and the line number alone; `--n-best N` draws N.
     """
     from mtrain.translation import streams
 
     _check_files(output, alignments, input_, target_prefix)
-    with open_translator(
+    with options.open_translator(
         model, device, precision, seed=seed, samples=n_best or 1, **decode
     ) as translator:
-        _check_n_best(n_best, translator)
-        _check_kind({**decode, "seed": seed}, translator)
+        _check_kind({**decode, "seed": seed}, n_best, translator)
         if not translator.ranks.is_first:
             input_ = output = os.devnull
             alignments = alignments and os.devnull
@@ -120,174 +96,96 @@ def _check_files(
         refuse_one_file(output, alignments, "--alignments")
 
 
-def _check_kind(given: dict[str, object], translator: "Translator") -> None:
-    """Refuse options of sampling without `--sample`, and options of the search with it."""
-    names, advice = OF_SAMPLING, "needs --sample; add it"
-    if translator.decode.sample:
-        names, advice = OF_SEARCH, "does not go with --sample; remove one of them"
-    if given["sample"] or not translator.decode.sample:
-        for name in names:
-            if given[name] is not None:
-                raise translator.ranks.as_one(RefusedError(f"--{name.replace('_', '-')}: {advice}"))
-
-
-def _check_n_best(n_best: int | None, translator: "Translator") -> None:
-    """Refuse to show more hypotheses than the beam holds."""
-    decode = translator.decode
-    if n_best is not None and n_best > decode.beam_size and not decode.sample:
-        raise translator.ranks.as_one(
-            RefusedError(
-                f"--n-best {n_best} is more than the beam holds: add --beam-size {n_best} or more"
-            )
-        )
-
-
-@with_options(SEARCH)
-def evaluate(
-    model: EvalModelOption = None,
-    source: SourceOption = None,
-    reference: ReferenceOption = None,
-    hypothesis: HypothesisOption = None,
-    output: KeepOption = None,
-    tgt_lang: LanguageOption = None,
-    tokenize: TokenizeOption = None,
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Score without case.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = "auto",
-    **decode: Any,
-) -> None:
-    """Score translations with BLEU, chrF and TER of sacreBLEU.
-
-    Example: `mtrain eval -m runs/NAME -s test.en -r test.de`
-
-    Scores have signatures and confidence intervals. What looks wrong about the translations is
-    reported on stderr, or in `notes` of the `--json` object.
+def _check_kind(given: dict[str, object], n_best: int | None, translator: "Translator") -> None:
+    """Refuse options of sampling without `--sample`, options of the search with it, and more
+    hypotheses than the beam holds.
     """
-    _check_eval_inputs(model, source, reference, hypothesis, output)
-    if hypothesis is not None and any(option is not None for option in (output, *decode.values())):
-        raise RefusedError(
-            "mtrain eval: --hypothesis does not go with -o or options of the search; remove them"
-        )
-    from mtrain.scoring import evaluation
-    from mtrain.scoring.metrics import check_seed, check_tokenizer, tokenizer_for
-    from mtrain.scoring.notes import explain
-    from mtrain.scoring.references import read_aligned, read_references, read_source
-
-    check_seed()
-    check_tokenizer(tokenize or tokenizer_for(tgt_lang))
-    references = read_references(reference or [])
-    sources = read_source(source, references) if source else []
-    if hypothesis is not None:
-        hypotheses = read_aligned(hypothesis, references)
-    else:
-        assert model is not None
-        if output is not None:
-            check_output(output)
-        with open_translator(model, device, precision, **decode) as translator:
-            tgt_lang = tgt_lang or translator.loaded.config.data.tgt_lang
-            check_tokenizer(tokenize or tokenizer_for(tgt_lang))
-            from mtrain.translation.streams import translate_all
-
-            hypotheses = translate_all(translator, sources)
-            if output is not None and translator.ranks.is_first:
-                write_output(output, "".join(line + "\n" for line in hypotheses).encode("utf-8"))
-        if not translator.ranks.is_first:
-            return
-    result = evaluation.score(hypotheses, references, tgt_lang, tokenize, lowercase)
-    notes = explain(hypotheses, references, sources, lowercase)
-    with writing("-") as sink:
-        listed = {"notes": [note.as_json() for note in notes]}
-        text = json.dumps({**result.as_json(), **listed}) if json_ else str(result)
-        print_lines(sink, text.split("\n"))
-    for note in [] if json_ else notes:
-        log.logger.warning("%s", note)
+    decode, refused = translator.decode, ""
+    names, advice = OF_SAMPLING, "needs --sample; add it"
+    if decode.sample:
+        names, advice = OF_SEARCH, "does not go with --sample; remove one of them"
+    elif n_best is not None and n_best > decode.beam_size:
+        refused = f"n-best {n_best} is more than the beam holds: add --beam-size {n_best} or more"
+    if given["sample"] or not decode.sample:
+        unused = (name for name in names if given[name] is not None)
+        refused = refused or next((f"{name.replace('_', '-')}: {advice}" for name in unused), "")
+    if refused:
+        raise translator.ranks.as_one(RefusedError(f"--{refused}"))
 
 
-def _check_eval_inputs(
-    model: list[Path] | None,
-    source: Path | None,
-    reference: list[Path] | None,
-    hypothesis: Path | None,
-    output: Path | None,
-) -> None:
-    """Refuse options that do not go together."""
-    if not reference:
-        raise RefusedError("mtrain eval: needs -r/--reference FILE")
-    if (model is None) == (hypothesis is None):
-        raise RefusedError(
-            "mtrain eval: give either -m/--model with -s/--source, or --hypothesis FILE"
-        )
-    if model is not None and source is None:
-        raise RefusedError("mtrain eval: -m/--model needs the text to translate: -s/--source FILE")
-    if str(output) == "-":
-        raise RefusedError("--output -: scores go to stdout; name a file for the translations")
-    refuse_overwriting(output, source, hypothesis, *reference)
-
-
-@with_options({"batch_tokens": SEARCH["batch_tokens"]})
-def score(
-    model: ModelOption,
-    source: Annotated[Path, typer.Option("--source", "-s", help="Source text.", parser=as_path)],
+def attention(
+    model: options.Model,
+    output: Annotated[Path, file("HTML page to write, such as attention.html.", "--output", "-o")],
+    text: Annotated[
+        str | None, typer.Argument(help="Sentence to translate.", metavar="TEXT")
+    ] = None,
+    input_: Annotated[
+        str | None, stream("Sentences to translate instead; `-` is stdin.", "--input", "-i")
+    ] = None,
     target: Annotated[
-        Path,
-        typer.Option("--target", "-t", help="Its translation, line for line.", parser=as_path),
-    ],
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = "auto",
-    **decode: Any,
+        str | None,
+        value(
+            "TEXT",
+            "Show this translation instead (with `--input`: a file).",
+            "--target",
+            "-t",
+        ),
+    ] = None,
+    kind: Annotated[
+        list[str] | None,
+        value("KIND", "Attention to draw: encoder, decoder or cross; default: all. Repeatable."),
+    ] = None,
+    layer: Annotated[
+        list[int] | None, value("N", "Layer to draw, from 1; default: all. Repeatable.", min=1)
+    ] = None,
+    head: Annotated[
+        list[str] | None, value("N", "Head to draw, from 1, or mean; default: all. Repeatable.")
+    ] = None,
+    device: options.Device = "auto",
+    precision: options.Precision = "auto",
 ) -> None:
-    """Print the log-probability that a model gives to each target line.
+    """Draw the attention of a model as heat maps on an HTML page.
 
-    Example: `mtrain score -m runs/NAME -s src.txt -t tgt.txt`
+    Example: `mtrain attention -m runs/NAME -o attention.html "A small test."`
+    """
+    if (text is None) == (input_ is None):
+        raise RefusedError("mtrain attention: give either a sentence or -i/--input FILE")
+    target = target and (as_text(target) if input_ is None else options.as_name(target))
+    refuse_overwriting(output, input_, target if input_ else None)
+    check_page(output)
+    from mtrain.report import maps
+
+    choice = maps.choose(kind, layer, head)
+    if input_ is None:
+        assert text is not None
+        pairs: maps.Pairs = [(as_text(text), target)]
+    else:
+        with reading(input_) as source:
+            pairs = maps.read_pairs(source, Path(target) if target else None)
+    model_ = options.load_model(model, device, precision)
+    loaded()
+    write_page(output, maps.draw_page(maps.watch(model_, pairs, choice), model))
+
+
+def tokenizer_encode(model: options.Model) -> None:
+    """Split lines of stdin into subword pieces.
+
+    Example: `mtrain tokenizer encode -m runs/NAME < in.txt`
     """
     from mtrain.translation import streams
 
-    model_ = load_model(model, device, precision, decode)
-    with writing("-") as sink:
-        streams.score_files(model_, source, target, sink)
+    tokenizer = streams.load_tokenizer(model)
+    with reading("-") as source, writing("-") as sink:
+        streams.encode_stream(tokenizer, source, sink)
 
 
-def compare(
-    systems: Annotated[
-        list[Path],
-        typer.Argument(help="Files of translations; the first is the baseline.", parser=as_path),
-    ],
-    reference: ReferenceOption = None,
-    source: SourceOption = None,
-    tgt_lang: LanguageOption = None,
-    tokenize: TokenizeOption = None,
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Score without case.")] = False,
-    metrics: Annotated[str, typer.Option(help="Metrics, separated by commas.")] = "bleu,chrf,ter",
-    lines: Annotated[
-        int, typer.Option("--lines", "-n", help="Lines to show of each kind of difference.", min=0)
-    ] = 3,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
-    """Compare translations: significant differences of scores, and the lines that differ most.
+def tokenizer_decode(model: options.Model) -> None:
+    """Join subword pieces of stdin into lines.
 
-    Example: `mtrain compare -r ref.de old.de new.de`
-
-    BLEU, chrF and TER are sacreBLEU's, with its paired bootstrap resampling and approximate
-    randomization.
+    Example: `mtrain tokenizer decode -m runs/NAME < pieces.txt`
     """
-    if not reference:
-        raise RefusedError("mtrain compare: needs -r/--reference FILE")
-    from mtrain.scoring import compare as comparing
-    from mtrain.scoring.references import choose_tokenizer, read_references, read_source
+    from mtrain.translation import streams
 
-    comparing.check_paths(systems)
-    chosen = comparing.choose_metrics(metrics)
-    references = read_references(reference)
-    result = comparing.compare(
-        comparing.read_systems(systems, references),
-        references,
-        read_source(source, references) if source else [],
-        metrics=chosen,
-        tokenize=choose_tokenizer(tokenize, tgt_lang, references),
-        lowercase=lowercase,
-        most=lines,
-    )
-    with writing("-") as sink:
-        text = json.dumps(result.as_json()) if json_ else str(result)
-        print_lines(sink, text.split("\n"))
+    tokenizer = streams.load_tokenizer(model)
+    with reading("-") as source, writing("-") as sink:
+        streams.decode_stream(tokenizer, source, sink)

@@ -1,11 +1,11 @@
-"""Every setting once: its name, type, default, documentation and check.
+"""Every setting once: name, type, default, check and description.
 
-`mtrain.loading` reads a config from strict YAML (`mtrain.yaml_reader`) and checks it.
+`loading` reads a config from strict YAML (`yaml_reader`) and checks it.
 """
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -44,72 +44,67 @@ PathText = Annotated[str, Field(min_length=1), AfterValidator(_expanded(files.ex
 DatasetName = Annotated[str, Field(min_length=1), AfterValidator(_expanded(files.expand_dataset))]
 
 
-def _matching(pattern: str, form: str) -> AfterValidator:
-    """Return a validator of texts that match a pattern; `form` describes these in words."""
-
-    def check(text: str) -> str:
-        if re.fullmatch(pattern, text) is None:
-            raise ValueError(f"should be {form}")
-        return text
-
-    return AfterValidator(check)
-
-
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$")]
-DeviceName = Annotated[
-    str, _matching(r"auto|cpu|mps|cuda(:\d+)?", "auto, cpu, cuda, cuda:N or mps")
-]
+DeviceName = Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:[0-9]+)?)$")]
 TableName = Annotated[
     str,
-    _matching(
-        r".+\.((tsv|jsonl|tmx)(\.(gz|zst))?|parquet)",
-        "a name that ends in .tsv, .jsonl, .tmx (or these with .gz or .zst) or .parquet",
-    ),
+    Field(pattern=r"^.+\.((tsv|jsonl|tmx)(\.(gz|zst))?|parquet)$"),
     AfterValidator(_expanded(files.expand_path)),
 ]
 Weight = Annotated[
-    float,
-    Field(gt=0, le=1000, description="how often an epoch sees each pair, on average"),
+    float, Field(gt=0, le=1000, description="how often an epoch uses each pair, on average")
 ]
 Auto = Literal["auto"]
 
 
 class Section(BaseModel):
-    """A group of settings: frozen, without unknown keys, without silent conversions."""
+    """A group of settings: frozen, without unknown keys, without silent conversions.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    The text below a setting is its description, for error messages and the manual.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
 
 
 class TextCorpus(Section):
     """Two files aligned by line, plain text, .gz or .zst."""
 
-    src: PathText = Field(description="source side, one segment a line")
-    tgt: PathText = Field(description="target side, line for line")
+    src: PathText
+    """file of source text, one sentence per line"""
+    tgt: PathText
+    """file of its translation, line by line"""
     weight: Weight = 1.0
 
 
 class GeneratedCorpus(Section):
     """Pairs of a built-in generator; its splits never overlap."""
 
-    generated: Literal["phrasebook"] = Field(
-        description="the generator: phrasebook (English-German)"
-    )
-    split: Literal["train", "valid", "test"] = Field(description="train, valid or test")
-    pairs: Positive = Field(description="how many pairs to generate")
+    generated: Literal["phrasebook"]
+    """generator: phrasebook (English-German)"""
+    split: Literal["train", "valid", "test"]
+    """train, valid or test"""
+    pairs: Positive
+    """number of pairs to generate"""
     weight: Weight = 1.0
 
 
 class FileCorpus(Section):
-    """A table with a column for either side, or a translation memory: .tsv, .jsonl or .tmx, plain,
+    """A table with a column for each side, or a translation memory: .tsv, .jsonl or .tmx, plain,
     .gz or .zst, or .parquet.
     """
 
-    file: TableName = Field(description="a .tsv, .jsonl, .tmx or .parquet file")
-    src: NotNegative | Word = Field(
-        description="column or field of the source text, in a TMX its language; in a TSV without "
-        "names its number, from 0"
-    )
-    tgt: NotNegative | Word = Field(description="the same of the target text")
+    file: TableName
+    """a .tsv, .jsonl or .tmx file, also with .gz or .zst, or a .parquet file"""
+    src: NotNegative | Word
+    """column of the source text: a name, or a number from 0 in a .tsv; in a .tmx its language"""
+    tgt: NotNegative | Word
+    """column of the target text: a name, or a number from 0 in a .tsv; in a .tmx its language"""
     weight: Weight = 1.0
 
     @property
@@ -121,12 +116,18 @@ class FileCorpus(Section):
 class HubCorpus(Section):
     """A dataset of the Hugging Face hub, or a local folder of Parquet, JSON lines or CSV files."""
 
-    dataset: DatasetName = Field(description="name on the hub, or a local folder")
-    name: Word | None = Field(None, description="configuration of the dataset, such as de-en")
-    split: Word = Field(description="split to read, such as train or train[:1%]")
-    src: Word = Field(description="column of the source text; dots reach into nested fields")
-    tgt: Word = Field(description="column of the target text")
-    streaming: bool = Field(False, description="read it as it comes, without a copy on this disk")
+    dataset: DatasetName
+    """name on the Hugging Face hub, or a local folder"""
+    name: Word | None = None
+    """configuration of the dataset, such as de-en"""
+    split: Word
+    """split to read, such as train or train[:1%]"""
+    src: Word
+    """column of the source text; dots reach into nested fields"""
+    tgt: Word
+    """column of the target text; dots reach into nested fields"""
+    streaming: bool = False
+    """read the dataset over the network at each start, without a copy on disk"""
     weight: Weight = 1.0
 
 
@@ -146,8 +147,8 @@ def corpus_kind(value: object) -> str | None:
         return next(kind for kind, section in KINDS.items() if section is type(value))
     if not isinstance(value, Mapping):
         return None
-    telling = {"generated": "<generated>", "dataset": "<hub>", "file": "<file>"}
-    return next((kind for key, kind in telling.items() if key in value), "<text>")
+    characteristic = {"generated": "<generated>", "dataset": "<hub>", "file": "<file>"}
+    return next((kind for key, kind in characteristic.items() if key in value), "<text>")
 
 
 Corpus = Annotated[
@@ -160,153 +161,154 @@ Corpus = Annotated[
 
 
 class DataConfig(Section):
-    """Which text is learned from, and which measures the model."""
+    """The text to learn from, and the text that measures the model."""
 
-    root: PathText | None = Field(
-        None, description="relative corpus paths start here; else at the working directory"
-    )
-    src_lang: Word = Field(description="source language code")
-    tgt_lang: Word = Field(description="target language code; BLEU is tokenized for it")
-    train: Annotated[list[Corpus], Field(min_length=1)] = Field(description="corpora, concatenated")
-    temperature: Annotated[float, Field(ge=1, le=1000)] = Field(
-        1.0,
-        description="above 1 small corpora are seen more often: as if of size ** (1 / temperature)",
-    )
-    valid: Corpus = Field(description="translated and scored during training")
-    test: dict[FileName, Corpus] = Field(
-        default_factory=dict, description="named sets scored at the end of training"
-    )
-    max_length: Annotated[int, Field(ge=2, le=1 << 16)] = Field(
-        256, description="tokens a side with eos; longer training pairs are dropped and counted"
-    )
-    invalid_utf8: Literal["error", "drop"] = Field(
-        "error", description="what to do with a pair that is not UTF-8"
-    )
-    workers: Auto | Annotated[int, Field(ge=1, le=1024)] = Field(
-        "auto", description="processes that tokenize the corpora"
-    )
+    root: PathText | None = None
+    """directory that relative corpus paths start from; null: the working directory"""
+    src_lang: Word
+    """source language code"""
+    tgt_lang: Word
+    """target language code; BLEU is tokenized for it"""
+    train: Annotated[list[Corpus], Field(min_length=1)]
+    """corpora to learn from, concatenated"""
+    temperature: Annotated[float, Field(ge=1, le=1000)] = 1.0
+    """above 1: use small corpora more often, as if of size ** (1 / temperature)"""
+    valid: Corpus
+    """corpus that is translated and scored during training"""
+    test: dict[FileName, Corpus] = {}
+    """named corpora that are scored at the end of training"""
+    max_length: Annotated[int, Field(ge=2, le=1 << 16)] = 256
+    """most tokens per side, with eos; longer training pairs are dropped"""
+    invalid_utf8: Literal["error", "drop"] = "error"
+    """what to do with pairs that are not UTF-8: error or drop"""
+    workers: Auto | Annotated[int, Field(ge=1, le=1024)] = "auto"
+    """processes that tokenize large corpora"""
 
 
 class FilterConfig(Section):
     """Which training pairs are dropped and counted, in addition to those over `data.max_length`."""
 
-    min_length: NotNegative = Field(0, description="least tokens a side with eos")
-    max_ratio: Annotated[float, Field(ge=1)] | None = Field(
-        None, description="most tokens of the longer side for one of the shorter"
-    )
-    identical: bool = Field(False, description="leave out pairs with the same text on both sides")
-    duplicates: bool = Field(False, description="leave out all but the first of equal pairs")
-    control: bool = Field(
-        False, description="leave out pairs with control, private or invalid characters"
-    )
-    src_script: list[Word] = Field(
-        default_factory=list, description="Unicode scripts of the source's letters, such as Latin"
-    )
-    tgt_script: list[Word] = Field(default_factory=list, description="the same of the target")
-    script_share: Annotated[float, Field(gt=0, le=1)] = Field(
-        0.5, description="least share of letters that are of these scripts"
-    )
+    min_length: NotNegative = 0
+    """drop pairs with fewer tokens on one side, with eos"""
+    max_ratio: Annotated[float, Field(ge=1)] | None = None
+    """drop pairs with more than this many tokens per token of the other side; null: off"""
+    identical: bool = False
+    """drop pairs with the same text on both sides"""
+    duplicates: bool = False
+    """drop all but the first of equal pairs"""
+    control: bool = False
+    """drop pairs with control characters, private-use characters or U+FFFD"""
+    src_script: list[Word] = []
+    """drop pairs whose source is not in these Unicode scripts, such as [Latin]; []: off"""
+    tgt_script: list[Word] = []
+    """drop pairs whose target is not in these Unicode scripts, such as [Latin]; []: off"""
+    script_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """smallest fraction of letters that must be in these scripts"""
 
 
 class TokenizerConfig(Section):
     """The subword vocabulary shared by both sides."""
 
-    path: PathText | None = Field(None, description="existing SentencePiece model, used as it is")
-    vocab_size: Positive = Field(8000, description="pieces, specials and bytes included")
-    model_type: Literal["bpe", "unigram"] = Field("bpe", description="SentencePiece algorithm")
-    normalization: Literal["identity", "nfkc", "nmt_nfkc"] = Field(
-        "identity", description="identity keeps text as it is; the others change both sides"
-    )
-    character_coverage: Annotated[float, Field(gt=0, le=1)] = Field(
-        0.9995, description="rarer characters go to bytes"
-    )
-    byte_fallback: bool = Field(True, description="spell unknown characters as bytes: none is lost")
-    user_symbols: list[Word] = Field(
-        default_factory=list, description="kept whole: tags, placeholders"
-    )
+    path: PathText | None = None
+    """existing SentencePiece model to use as it is; null: train one"""
+    vocab_size: Positive = 8000
+    """number of pieces, including special pieces and bytes"""
+    model_type: Literal["bpe", "unigram"] = "bpe"
+    """SentencePiece algorithm: bpe or unigram"""
+    normalization: Literal["identity", "nfkc", "nmt_nfkc"] = "identity"
+    """identity keeps text as it is; nfkc and nmt_nfkc change both sides, the output too"""
+    character_coverage: Annotated[float, Field(gt=0, le=1)] = 0.9995
+    """fraction of all characters that get a piece; rarer ones are spelled as bytes"""
+    byte_fallback: bool = True
+    """spell unknown characters as bytes, so that none is lost"""
+    user_symbols: list[Word] = []
+    """texts that always stay one piece, such as tags and placeholders"""
 
 
 class ModelConfig(Section):
     """The Transformer's shape."""
 
-    d_model: Annotated[int, Field(ge=2, le=MAX_WIDTH)] = Field(
-        512, description="width of every layer"
-    )
-    num_heads: Width = Field(8, description="attention heads; must divide d_model")
-    d_ff: Width = Field(2048, description="inner width of the feed-forward layers")
-    num_encoder_layers: Layers = Field(6, description="encoder layers")
-    num_decoder_layers: Layers = Field(6, description="decoder layers")
-    dropout: Fraction = Field(0.1, description="residual and embedding dropout, as in the paper")
-    attention_dropout: Fraction = Field(0.0, description="dropout of attention weights")
-    activation_dropout: Fraction = Field(0.0, description="dropout after the feed-forward ReLU")
-    norm: Literal["post", "pre"] = Field(
-        "post", description="layer norm after or before each block"
-    )
-    positions: Literal["sinusoidal", "learned"] = Field(
-        "sinusoidal", description="position encoding"
-    )
-    tie_embeddings: Literal["all", "output", "none"] = Field(
-        "all",
-        description="all: source, target and output share one matrix; output: target and output",
-    )
+    d_model: Annotated[int, Field(ge=2, le=MAX_WIDTH)] = 512
+    """width of every layer"""
+    num_heads: Width = 8
+    """attention heads; must divide d_model"""
+    d_ff: Width = 2048
+    """inner width of the feed-forward layers"""
+    num_encoder_layers: Layers = 6
+    """encoder layers"""
+    num_decoder_layers: Layers = 6
+    """decoder layers"""
+    dropout: Fraction = 0.1
+    """residual and embedding dropout, as in the paper"""
+    attention_dropout: Fraction = 0.0
+    """dropout of attention weights"""
+    activation_dropout: Fraction = 0.0
+    """dropout after the ReLU of the feed-forward layers"""
+    norm: Literal["post", "pre"] = "post"
+    """layer norm after (post) or before (pre) each block"""
+    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    """position encoding: sinusoidal, or learned, which ends at data.max_length"""
+    tie_embeddings: Literal["all", "output", "none"] = "all"
+    """embeddings that share a matrix: all, output (target and output layer) or none"""
 
 
 class TrainConfig(Section):
     """How the model is trained, saved and judged."""
 
-    device: DeviceName = Field("auto", description="auto, cpu, cuda, cuda:N or mps")
-    threads: Auto | Annotated[int, Field(ge=1, le=4096)] = Field(
-        "auto", description="CPU threads; auto: every core"
-    )
-    max_steps: Positive = Field(100000, description="optimizer updates")
-    max_tokens: Positive = Field(
-        4096, description="padded tokens a side in a micro-batch of a process: rows x max(S, T)"
-    )
-    accum_steps: Positive = Field(
-        1, description="micro-batches a step of each process, from as many ranges of length"
-    )
-    optimizer: Literal["adam", "muon"] = Field(
-        "adam", description="adam, or muon for the layers' matrices, which learns in fewer steps"
-    )
-    init_from: PathText | None = Field(
-        None, description="a run or checkpoint directory whose weights and vocabulary to begin with"
-    )
-    subword_sampling: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        None, description="BPE-dropout: the share of merges that are left out at random"
-    )
-    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        None, description="the model is a moving average of the weights, of this decay a step"
-    )
-    schedule: Literal["noam", "inverse_sqrt", "linear", "cosine", "constant"] = Field(
-        "noam", description="course of the learning rate after its linear warm-up"
-    )
-    warmup_steps: NotNegative = Field(4000, description="steps of linear warm-up")
-    lr_factor: PositiveNumber | None = Field(
-        None, description="noam: factor of the paper's rate; 1.0 if peak_lr is not given either"
-    )
-    peak_lr: PositiveNumber | None = Field(None, description="highest learning rate, absolute")
-    label_smoothing: Fraction = Field(0.1, description="probability spread over the vocabulary")
-    adam_betas: Annotated[list[Fraction], Field(min_length=2, max_length=2)] = Field(
-        default_factory=lambda: [0.9, 0.98], description="decay of Adam's two moments"
-    )
-    adam_eps: PositiveNumber = Field(1e-9, description="Adam's epsilon")
-    clip_norm: Annotated[float, Field(ge=0)] = Field(
-        1.0, description="largest gradient norm; 0: no clipping, as in the paper"
-    )
-    precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="auto: bf16 where the hardware has it, else fp32"
-    )
-    compile: Auto | bool = Field("auto", description="torch.compile; auto: off")
-    log_every: Positive = Field(50, description="steps between records in metrics.jsonl")
-    tensorboard: bool = Field(False, description="write the records for TensorBoard, too")
-    valid_every: Positive = Field(1000, description="steps; a multiple of save_every")
-    save_every: Positive = Field(1000, description="steps between scheduled checkpoints")
-    keep_checkpoints: Positive = Field(5, description="last scheduled ones, besides the best")
-    patience: NotNegative = Field(10, description="validations without a better score; 0: off")
-    metric: Literal["bleu", "chrf", "nll"] = Field("bleu", description="what 'best' means")
-    average_last: NotNegative = Field(
-        5, description="checkpoints averaged for the final model; 0: off"
-    )
+    device: DeviceName = "auto"
+    """cpu, cuda, cuda:N, mps or auto: cuda if there is one, else mps, else cpu"""
+    threads: Auto | Annotated[int, Field(ge=1, le=4096)] = "auto"
+    """CPU threads; auto: one per core"""
+    max_steps: Positive = 100000
+    """optimizer updates; a larger number continues a complete run"""
+    max_tokens: Positive = 4096
+    """largest micro-batch on each process, in padded tokens per side: rows x longest side"""
+    accum_steps: Positive = 1
+    """micro-batches per step on each process, each from another range of lengths"""
+    optimizer: Literal["adam", "muon"] = "adam"
+    """adam, or muon for the matrices of the layers, which learns in fewer steps"""
+    init_from: PathText | None = None
+    """run or checkpoint directory whose weights and vocabulary training starts from"""
+    subword_sampling: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """BPE-dropout: fraction of merges to skip at random, such as 0.05; null: off"""
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """validate and save a moving average of the weights, with this decay per step; null: off"""
+    schedule: Literal["noam", "inverse_sqrt", "linear", "cosine", "constant"] = "noam"
+    """learning rate after the warm-up: noam, inverse_sqrt, linear, cosine or constant"""
+    warmup_steps: NotNegative = 4000
+    """steps of linear warm-up"""
+    lr_factor: PositiveNumber | None = None
+    """noam: factor of the paper's learning rate; 1.0 if peak_lr is not given either"""
+    peak_lr: PositiveNumber | None = None
+    """highest learning rate, instead of lr_factor"""
+    label_smoothing: Fraction = 0.1
+    """probability that is spread over the whole vocabulary"""
+    adam_betas: Annotated[list[Fraction], Field(min_length=2, max_length=2)] = [0.9, 0.98]
+    """decay rates of Adam's two moments"""
+    adam_eps: PositiveNumber = 1e-9
+    """Adam's epsilon"""
+    clip_norm: Annotated[float, Field(ge=0)] = 1.0
+    """largest gradient norm; 0: no clipping, as in the paper"""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """fp32, bf16 or auto: bf16 where the hardware has it, else fp32"""
+    compile: Auto | bool = "auto"
+    """use torch.compile; auto: no"""
+    log_every: Positive = 50
+    """steps between records in metrics.jsonl"""
+    tensorboard: bool = False
+    """also write the records to RUN_DIR/tensorboard; needs mtrain[tensorboard]"""
+    valid_every: Positive = 1000
+    """steps between validations; a multiple of save_every"""
+    save_every: Positive = 1000
+    """steps between scheduled checkpoints"""
+    keep_checkpoints: Positive = 5
+    """number of newest checkpoints to keep, in addition to the best"""
+    patience: NotNegative = 10
+    """stop after this many validations without a better score; 0: off"""
+    metric: Literal["bleu", "chrf", "nll"] = "bleu"
+    """score that chooses the best model: bleu, chrf or nll"""
+    average_last: NotNegative = 5
+    """number of newest checkpoints that are averaged at the end; 0: off"""
 
     def is_validated(self, step: int) -> bool:
         """Whether a validation is due at a step."""
@@ -320,46 +322,41 @@ class TrainConfig(Section):
 class DecodeConfig(Section):
     """How translations are searched for."""
 
-    beam_size: Annotated[int, Field(ge=1, le=1000)] = Field(
-        4, description="hypotheses kept a sentence; 1 is greedy search"
-    )
-    length_penalty: Annotated[float, Field(ge=0, le=10)] = Field(
-        0.6, description="alpha; larger prefers longer translations"
-    )
-    length_norm: Literal["gnmt", "power"] = Field(
-        "gnmt", description="gnmt: ((5 + length) / 6) ** alpha; power: length ** alpha"
-    )
-    sample: bool = Field(False, description="draw translations at random instead of searching")
-    temperature: Annotated[float, Field(ge=0.01, le=100)] = Field(
-        1.0, description="of sampling: lower keeps to the likelier tokens"
-    )
-    top_k: NotNegative = Field(0, description="sample from so many likeliest tokens; 0: from all")
-    top_p: Annotated[float, Field(gt=0, le=1)] = Field(
-        1.0, description="sample from the fewest tokens that hold this probability"
-    )
-    no_repeat_ngram: NotNegative = Field(
-        0, description="no row of so many tokens comes twice in a translation; 0: off"
-    )
-    max_len_a: Annotated[float, Field(ge=0, le=1000)] = Field(
-        1.0, description="limit = a * source length + b tokens"
-    )
-    max_len_b: Annotated[int, Field(ge=0, le=1 << 16)] = Field(
-        50, description="the limit's constant part"
-    )
-    max_source_length: Annotated[int, Field(ge=2, le=1 << 20)] = Field(
-        1024, description="tokens with eos; longer lines are cut there and warned of"
-    )
-    batch_tokens: Positive = Field(4096, description="padded source tokens x beam_size in a batch")
-    window: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
-        20000, description="lines read ahead and sorted by length"
-    )
+    beam_size: Annotated[int, Field(ge=1, le=1000)] = 4
+    """hypotheses kept per sentence; 1 is greedy search"""
+    length_penalty: Annotated[float, Field(ge=0, le=10)] = 0.6
+    """alpha; larger values prefer longer translations"""
+    length_norm: Literal["gnmt", "power"] = "gnmt"
+    """divide scores by ((5 + length) / 6) ** alpha (gnmt) or length ** alpha (power)"""
+    sample: bool = False
+    """sample translations at random instead of searching"""
+    temperature: Annotated[float, Field(ge=0.01, le=100)] = 1.0
+    """sampling temperature; below 1 prefers likely tokens"""
+    top_k: NotNegative = 0
+    """sample from this many most likely tokens; 0: from all"""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """sample from the most likely tokens that together have this probability"""
+    no_repeat_ngram: NotNegative = 0
+    """never repeat an n-gram of this many tokens; 0: off"""
+    max_len_a: Annotated[float, Field(ge=0, le=1000)] = 1.0
+    """longest translation: max_len_a * source length + max_len_b tokens"""
+    max_len_b: Annotated[int, Field(ge=0, le=1 << 16)] = 50
+    """constant part of the longest translation, in tokens"""
+    max_source_length: Annotated[int, Field(ge=2, le=1 << 20)] = 1024
+    """longest source in tokens, with eos; longer lines are cut, with a warning"""
+    batch_tokens: Positive = 4096
+    """largest batch, in padded source tokens x beam_size; a longer line goes alone"""
+    window: Annotated[int, Field(ge=1, le=1_000_000)] = 20000
+    """lines read ahead and sorted by length"""
 
 
 class Config(Section):
     """The settings of a training run."""
 
-    run_dir: PathText = Field(description="where the run is kept")
-    seed: NotNegative = Field(1, description="fixes every random choice")
+    run_dir: PathText
+    """directory where the run is kept"""
+    seed: NotNegative = 1
+    """seed of every random choice"""
     data: DataConfig
     filter: FilterConfig = FilterConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
@@ -367,6 +364,15 @@ class Config(Section):
     train: TrainConfig = TrainConfig()
     decode: DecodeConfig = DecodeConfig()
 
+
+SECTIONS: dict[str, type[Section]] = {
+    "data": DataConfig,
+    "filter": FilterConfig,
+    "tokenizer": TokenizerConfig,
+    "model": ModelConfig,
+    "train": TrainConfig,
+    "decode": DecodeConfig,
+}
 
 # Settings that may differ between the starts of one run; corpora are compared by content instead.
 FREE_KEYS = (
@@ -399,11 +405,16 @@ def override_decode(decode: DecodeConfig, **given: object) -> DecodeConfig:
         first = error.errors(include_url=False)[0]
         key = str(first["loc"][0])
         option = "--" + key.replace("_", "-")
-        raise RefusedError(f"{option} {changes[key]}: {expectation(first['msg'])}") from None
+        raise RefusedError(f"{option} {changes[key]}: {expectation(first)}") from None
 
 
-def expectation(message: str) -> str:
-    """Shorten pydantic's message to what a value should be."""
+def expectation(error: Any) -> str:
+    """Return what a value should be, by an error of pydantic."""
+    if error["type"] in ("model_type", "model_attributes_type", "dict_type", "union_tag_not_found"):
+        return "should be a mapping of settings"
+    if error["type"] == "string_pattern_mismatch":
+        return "should have another form"
+    message = str(error["ctx"]["error"]) if error["type"] == "value_error" else error["msg"]
     return re.sub("^(Input|String|List|Value) ", "", message).replace(" after validation", "")
 
 

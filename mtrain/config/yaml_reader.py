@@ -15,11 +15,10 @@ import yaml
 
 from mtrain.runtime.errors import RefusedError
 
-Key = tuple[str | int, ...]
+MAX_NODES, MAX_DEPTH = 20_000, 20  # of a document, aliases written out
+MAX_SIZE = 1_000_000  # characters
 
-MAX_NODES = 20_000
-MAX_SIZE = 1_000_000
-
+_TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map"))
 _INT = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9_]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _TRUE, _FALSE, _NULL = {"true", "yes", "on"}, {"false", "no", "off"}, {"", "~", "null"}
@@ -27,37 +26,21 @@ _TRUE, _FALSE, _NULL = {"true", "yes", "on"}, {"false", "no", "off"}, {"", "~", 
 
 @dataclass
 class Document:
-    """Plain Python values read from YAML, with the origin and the text of every value."""
+    """Plain Python values read from YAML; by dotted key (`data.train.0.src`), the place where each
+    value stands, and the text of each unquoted scalar.
+    """
 
     name: str
     value: Any = None
-    lines: dict[Key, str] = field(default_factory=dict)
-    raw: dict[Key, str] = field(default_factory=dict)
+    lines: dict[str, str] = field(default_factory=dict)
+    raw: dict[str, str] = field(default_factory=dict)
+    size: int = 0  # nodes
 
-    def where(self, key: Key) -> str:
-        """Return `file:line` of a key, or of the nearest key around it."""
+    def where(self, key: str) -> str:
+        """Return `file:line` of a dotted key, or of the nearest key around it."""
         while key and key not in self.lines:
-            key = key[:-1]
+            key = key.rpartition(".")[0]
         return self.lines.get(key, self.name)
-
-    def at(self, key: Key) -> Any:
-        """Return the value at a key, or None."""
-        value = self.value
-        for part in key:
-            try:
-                value = value[part]
-            except (KeyError, IndexError, TypeError):
-                return None
-        return value
-
-    def has(self, key: Key) -> bool:
-        """Whether a value is given at a key."""
-        return key in self.lines
-
-
-def dotted(key: Key) -> str:
-    """Write a key as users do: `data.train.0.src`."""
-    return ".".join(str(part) for part in key)
 
 
 def read_document(path: Path) -> Document:
@@ -88,7 +71,7 @@ def parse_document(text: str, name: str) -> Document:
     if len(text) > MAX_SIZE:
         raise RefusedError(f"{name}: over {MAX_SIZE:,} characters are too many for a config")
     document = Document(name)
-    document.value = _parse(text, document, (), lambda line: f"{name}:{line + 1}")
+    document.value = _parse(text, document)
     if not isinstance(document.value, dict):
         raise RefusedError(f"{name}: expected a mapping of settings such as `run_dir: ...`")
     return document
@@ -98,22 +81,23 @@ def set_value(document: Document, override: str) -> None:
     """Apply one `a.b=value`; the value is YAML."""
     name, equals, text = override.partition("=")
     place = f"--set {override[:60]}"
-    parts = tuple(name.strip().split("."))
-    if not equals or not all(parts):
+    name = name.strip()
+    *around, last = name.split(".")
+    if not equals or not all((*around, last)):
         raise RefusedError(f"{place}: expected KEY=VALUE, such as --set train.max_steps=1000")
     target = document.value
-    for depth, part in enumerate(parts[:-1], 1):
+    for depth, part in enumerate(around, 1):
         if part not in target:
             target[part] = {}
-            document.lines[parts[:depth]] = place
+            document.lines[".".join(around[:depth])] = place
         target = target[part]
         if not isinstance(target, dict):
             raise RefusedError(f"{place}: {part} is not a group of settings; set it as a whole")
     for places in (document.lines, document.raw):
-        for key in [key for key in places if key[: len(parts)] == parts]:
+        for key in [key for key in places if key == name or key.startswith(f"{name}.")]:
             del places[key]
-    document.lines[parts] = place
-    target[parts[-1]] = _parse(text, document, parts, lambda line: place)
+    document.lines[name] = place
+    target[last] = _parse(text, document, name, place)
 
 
 def dump_document(value: object) -> str:
@@ -135,85 +119,68 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _represent_text)
 
 
-def _parse(text: str, document: Document, key: Key, place: Callable[[int], str]) -> Any:
-    """Parse YAML to plain values; `place` names a line counted from 0."""
+def _parse(text: str, document: Document, key: str = "", place: str = "") -> Any:
+    """Parse YAML to the value at a dotted key; errors name the place, or else the line."""
     try:
         node = yaml.compose(text, Loader=yaml.BaseLoader)
+        return _value(document, node, key, place) if node is not None else None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        where = place(mark.line if mark else 0)
-        raise RefusedError(f"{where}: invalid YAML: {error.problem or error.context}") from None
+        line, reason = mark.line if mark else 0, error.problem or error.context
     except yaml.reader.ReaderError as error:
-        where = place(text[: error.position].count("\n"))
-        raise RefusedError(f"{where}: invalid YAML: a control character") from None
+        line, reason = text[: error.position].count("\n"), "a control character"
     except RecursionError:
-        raise RefusedError(f"{place(0)}: nested too deeply for a config") from None
+        line, reason = 0, "nested too deeply for a config"
     except ValueError as error:  # `\U00110000`, or a version of thousands of digits
-        raise RefusedError(f"{place(0)}: invalid YAML: {error}") from None
-    return _Builder(document, place).build(node, key) if node is not None else None
+        line, reason = 0, str(error)
+    raise RefusedError(f"{place or f'{document.name}:{line + 1}'}: invalid YAML: {reason}")
 
 
-class _Builder:
-    """Turns YAML nodes into plain values and remembers where each stood."""
+def _value(document: Document, node: yaml.Node, key: str, place: str, depth: int = 0) -> Any:
+    """Return a YAML node as a plain value, and note where it stands."""
+    where = place or f"{document.name}:{node.start_mark.line + 1}"
+    document.lines[key] = where
+    document.size += 1
+    if document.size > MAX_NODES or depth > MAX_DEPTH:
+        raise RefusedError(
+            f"{where}: too large or too deeply nested for a config (aliases count too)"
+        )
+    if node.tag not in _TAGS:
+        raise RefusedError(f"{where}: {key}: the tag {node.tag} is not allowed in a config")
+    if isinstance(node, yaml.ScalarNode):
+        return _scalar(document, node, key)
+    if isinstance(node, yaml.SequenceNode):
+        return [
+            _value(document, item, f"{key}.{i}", place, depth + 1)
+            for i, item in enumerate(node.value)
+        ]
+    result: dict[str, Any] = {}
+    for name_node, value_node in node.value:
+        where = place or f"{document.name}:{name_node.start_mark.line + 1}"
+        if not isinstance(name_node, yaml.ScalarNode):
+            raise RefusedError(f"{where}: a key must be a word")
+        name, inner = name_node.value, f"{key}.{name_node.value}" if key else name_node.value
+        if name in result:
+            first = document.lines[inner]
+            raise RefusedError(f"{where}: {inner}: duplicate key, first given at {first}; keep one")
+        result[name] = _value(document, value_node, inner, place, depth + 1)
+        document.lines[inner] = where
+    return result
 
-    def __init__(self, document: Document, place: Callable[[int], str]) -> None:
-        self.document = document
-        self.place = place
-        self.count = 0
 
-    def build(self, node: yaml.Node, key: Key) -> Any:
-        where = self.place(node.start_mark.line)
-        self.document.lines[key] = where
-        self.count += 1
-        if self.count > MAX_NODES or len(key) > 20:
-            raise RefusedError(
-                f"{where}: too large or too deeply nested for a config (aliases count too)"
-            )
-        if not node.tag.startswith("tag:yaml.org,2002:") or node.tag.rsplit(":")[-1] not in (
-            "str",
-            "seq",
-            "map",
-        ):
-            raise RefusedError(
-                f"{where}: {dotted(key)}: the tag {node.tag} is not allowed in a config"
-            )
-        if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, key)
-        if isinstance(node, yaml.SequenceNode):
-            return [self.build(item, (*key, i)) for i, item in enumerate(node.value)]
-        assert isinstance(node, yaml.ScalarNode)
-        return self._scalar(node, key, where)
-
-    def _mapping(self, node: yaml.MappingNode, key: Key) -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        for name_node, value_node in node.value:
-            where = self.place(name_node.start_mark.line)
-            if not isinstance(name_node, yaml.ScalarNode):
-                raise RefusedError(f"{where}: a key must be a word")
-            name = name_node.value
-            if name in result:
-                first = self.document.where((*key, name))
-                raise RefusedError(
-                    f"{where}: {dotted((*key, name))}: duplicate key, first given at {first}; "
-                    "keep one"
-                )
-            result[name] = self.build(value_node, (*key, name))
-            self.document.lines[(*key, name)] = where
-        return result
-
-    def _scalar(self, node: yaml.ScalarNode, key: Key, where: str) -> Any:
-        text = node.value
-        if "\0" in text:
-            raise RefusedError(f"{where}: {dotted(key)}: holds a NUL character")
-        if node.style is not None:
-            return text
-        self.document.raw[key] = text
-        if text.lower() in _NULL:
-            return None
-        if text.lower() in _TRUE | _FALSE:
-            return text.lower() in _TRUE
-        if len(text) > 40:  # no number of a config is longer, and int() of a huge one would be slow
-            return text
-        if _INT.fullmatch(text):
-            return int(text.replace("_", ""))
-        return float(text.replace("_", "")) if _FLOAT.fullmatch(text) else text
+def _scalar(document: Document, node: yaml.ScalarNode, key: str) -> Any:
+    text: str = node.value
+    if "\0" in text:
+        raise RefusedError(f"{document.lines[key]}: {key}: holds a NUL character")
+    if node.style is not None:
+        return text
+    document.raw[key] = text
+    if text.lower() in _NULL:
+        return None
+    if text.lower() in _TRUE | _FALSE:
+        return text.lower() in _TRUE
+    if len(text) > 40:  # no number of a config is longer, and int() of a huge one would be slow
+        return text
+    if _INT.fullmatch(text):
+        return int(text.replace("_", ""))
+    return float(text.replace("_", "")) if _FLOAT.fullmatch(text) else text

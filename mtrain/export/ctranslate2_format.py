@@ -11,26 +11,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from mtrain.config.schema import Config
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.export.proof import Engine
-from mtrain.model.attention import Attention
 from mtrain.model.transformer import DecoderLayer, EncoderLayer, Shape, Transformer
 from mtrain.runs import layout
 from mtrain.runtime.errors import MissingExtraError, RefusedError
 from mtrain.translation.loading import LoadedModel
 
-# Types of `ctranslate2.converters`, without those for other kinds of models.
-QUANTIZATIONS = (
-    "float32",
-    "float16",
-    "bfloat16",
-    "int16",
-    "int8",
-    "int8_float32",
-    "int8_float16",
-    "int8_bfloat16",
-)
 MAX_BATCH_SIZE = 64  # sentences
 
 
@@ -38,27 +25,29 @@ def check(shape: Shape, quantization: str) -> None:
     """Raise `RefusedError` where the library or a quantization of that name is missing; a model may
     have any shape.
     """
-    if quantization not in QUANTIZATIONS:
-        expected = ", ".join(QUANTIZATIONS)
-        raise RefusedError(f"--quantization {quantization}: expected one of {expected}")
     try:
-        import ctranslate2.specs  # noqa: F401
+        from ctranslate2.specs.model_spec import ACCEPTED_MODEL_TYPES
     except ImportError as error:
         raise MissingExtraError("--to ctranslate2", "ctranslate2", error) from None
+    if quantization not in ACCEPTED_MODEL_TYPES:
+        expected = ", ".join(ACCEPTED_MODEL_TYPES)
+        raise RefusedError(f"--quantization {quantization}: expected one of {expected}")
 
 
 def write(directory: Path, loaded: LoadedModel, quantization: str) -> None:
     """Write a model into a directory that `ctranslate2.Translator` loads; raises `OSError`."""
     model, tokenizer = loaded.model, loaded.tokenizer
     (directory / layout.TOKENIZER).write_bytes(tokenizer.proto)
-    spec = _spec(model, tokenizer, _positions_needed(model, loaded.config))
+    longest = loaded.max_source_length
+    positions = loaded.positions_limit or max(longest, loaded.limit(longest))
+    spec = _spec(model, tokenizer, positions)
     spec.validate()
     spec.optimize(quantization=None if quantization == "float32" else quantization)
     spec.save(str(directory))
 
 
 def load(directory: Path, tokenizer: Tokenizer) -> Engine:
-    """Load a written model. Its users cut and join text with SentencePiece, as is done here."""
+    """Load a written model; text is cut and joined with SentencePiece, as its users do."""
     import ctranslate2
 
     ctranslate2.set_log_level(logging.ERROR)  # it warns of types that this processor lacks
@@ -96,16 +85,8 @@ def _search(
     return found
 
 
-def _positions_needed(model: Transformer, config: Config) -> int:
-    """The longest side that the config's limits let through, with eos."""
-    if model.shape.positions == "learned":
-        return model.shape.max_positions
-    longest = config.decode.max_source_length
-    return max(longest, int(config.decode.max_len_a * longest + config.decode.max_len_b) + 1)
-
-
 def _spec(model: Transformer, tokenizer: Tokenizer, positions: int) -> Any:
-    """Lay out a model; the library finds by itself which matrices are shared."""
+    """Return a model in the library's layout; it finds by itself which matrices are shared."""
     from ctranslate2.specs import TransformerSpec
 
     shape = model.shape
@@ -124,12 +105,9 @@ def _spec(model: Transformer, tokenizer: Tokenizer, positions: int) -> Any:
     spec.encoder.embeddings[0].weight = _values(model.src_embedding.weight)
     spec.decoder.embeddings.weight = _values(model.tgt_embedding.weight)
     spec.decoder.projection.weight = _values(model.output.weight)
-    for part, encoder_layer in zip(spec.encoder.layer, model.encoder_layers, strict=True):
-        _set_layer(part, encoder_layer)
-    for part, decoder_layer in zip(spec.decoder.layer, model.decoder_layers, strict=True):
-        _set_layer(part, decoder_layer)
-        _set_cross_attention(part.attention, decoder_layer.cross_attention)
-        _set_norm(part.attention.layer_norm, decoder_layer.cross_norm)
+    layers: list[Any] = [*model.encoder_layers, *model.decoder_layers]
+    for part, layer in zip([*spec.encoder.layer, *spec.decoder.layer], layers, strict=True):
+        _set_layer(part, layer)
     _set_vocabulary(spec, tokenizer)
     return spec
 
@@ -145,7 +123,6 @@ def _set_vocabulary(spec: Any, tokenizer: Tokenizer) -> None:
 
 
 def _set_layer(part: Any, layer: EncoderLayer | DecoderLayer) -> None:
-    """Fill the common parts of encoder and decoder layers."""
     attention, feed = layer.self_attention, layer.feed_forward
     _set_linear(part.self_attention.linear[0], attention.project_in)
     _set_linear(part.self_attention.linear[1], attention.project_out)
@@ -153,19 +130,18 @@ def _set_layer(part: Any, layer: EncoderLayer | DecoderLayer) -> None:
     _set_linear(part.ffn.linear_0, feed.inner)
     _set_linear(part.ffn.linear_1, feed.outer)
     _set_norm(part.ffn.layer_norm, layer.feed_norm)
+    if isinstance(layer, DecoderLayer):
+        cross = layer.cross_attention
+        width = cross.project_out.in_features
+        query, key_and_value, out = part.attention.linear
+        _set_linear(query, cross.project_in, slice(width))
+        _set_linear(key_and_value, cross.project_in, slice(width, None))
+        _set_linear(out, cross.project_out)
+        _set_norm(part.attention.layer_norm, layer.cross_norm)
 
 
-def _set_cross_attention(part: Any, attention: Attention) -> None:
-    """The query alone, key and value together."""
-    width = attention.project_out.in_features
-    inner = attention.project_in
-    for linear, rows in ((part.linear[0], slice(width)), (part.linear[1], slice(width, None))):
-        linear.weight, linear.bias = _values(inner.weight[rows]), _values(inner.bias[rows])
-    _set_linear(part.linear[2], attention.project_out)
-
-
-def _set_linear(part: Any, linear: nn.Linear) -> None:
-    part.weight, part.bias = _values(linear.weight), _values(linear.bias)
+def _set_linear(part: Any, linear: nn.Linear, rows: slice = slice(None)) -> None:
+    part.weight, part.bias = _values(linear.weight[rows]), _values(linear.bias[rows])
 
 
 def _set_norm(part: Any, norm: nn.LayerNorm) -> None:

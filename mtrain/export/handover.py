@@ -1,4 +1,4 @@
-"""`mtrain export`: a model in another engine's form, proved equal before it is published."""
+"""`mtrain export`: a model in another engine's form, published once both translate alike."""
 
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -18,20 +18,20 @@ from mtrain.runtime.log import logger, progress_bar, shorten
 from mtrain.scoring.references import read_source
 from mtrain.translation.loading import LoadedModel
 
-# Lines that both engines translate, and how many of those that differ are shown.
+# Lines that both engines translate, and different ones that are shown.
 MOST_LINES, MOST_SHOWN = 1000, 20
 
 Show = Callable[[str], object]
 
 
 class Form(Protocol):
-    """What the module of an engine's form offers."""
+    """The functions that the module of a form offers."""
 
     def check(self, shape: Shape, quantization: str) -> None:
         """Raise `RefusedError` for a model that the engine cannot express."""
 
     def write(self, directory: Path, loaded: LoadedModel, quantization: str) -> None:
-        """Write a model into a directory that is there."""
+        """Write a model into an existing directory."""
 
     def load(self, directory: Path, tokenizer: Tokenizer) -> Engine:
         """Load a written model."""
@@ -49,10 +49,8 @@ def export(
     sample: Path | None,
     show: Show,
 ) -> None:
-    """Write a model in one of `FORMS` into a new directory; `show` gets lines about how both
-    engines translate a sample.
-
-    Raises `UserError` if they do not agree; then nothing is written.
+    """Write a model in one of `FORMS` into a new directory; `show` gets lines that compare both
+    engines on a sample. Raises `UserError`, and writes nothing, if they do not agree.
     """
     form = FORMS[to]
     form.check(loaded.model.shape, quantization)
@@ -77,8 +75,8 @@ def export(
 def _read_sample(config: Config, sample: Path | None) -> dict[int, str]:
     """Read lines that are not blank, by their numbers: a file's, or the validation set's."""
     name = describe(config.data.valid) if sample is None else str(sample)
-    numbered = enumerate(_sources(config, sample), 1)
-    found = ((number, line) for number, line in numbered if not is_blank(line))
+    sources = _valid_sources(config, name) if sample is None else read_source(sample, [])
+    found = ((number, line) for number, line in enumerate(sources, 1) if not is_blank(line))
     lines = dict(islice(found, MOST_LINES))
     if not lines:
         raise UserError(f"{name}: holds no lines to translate; name others with --sample")
@@ -86,18 +84,15 @@ def _read_sample(config: Config, sample: Path | None) -> dict[int, str]:
     return lines
 
 
-def _sources(config: Config, sample: Path | None) -> Iterator[str]:
-    if sample is not None:
-        yield from read_source(sample, [])
-        return
+def _valid_sources(config: Config, name: str) -> Iterator[str]:
     if isinstance(config.data.valid, HubCorpus):
         raise UserError(
-            f"{describe(config.data.valid)}: a dataset of the Hugging Face hub is not asked for "
-            "again; name lines with --sample"
+            f"{name}: a dataset of the Hugging Face hub is not asked for again; name lines with "
+            "--sample"
         )
-    reading = reading_of(config, keep_blank=True)
     try:
-        yield from (src for src, _ in read_pairs(config.data.valid, reading))
+        pairs = read_pairs(config.data.valid, reading_of(config, keep_blank=True))
+        yield from (src for src, _ in pairs)
     except UserError as error:
         raise UserError(f"{error}; or name other lines with --sample") from None
 
@@ -105,8 +100,8 @@ def _sources(config: Config, sample: Path | None) -> Iterator[str]:
 def _prove(
     loaded: LoadedModel, engine: Engine, kind: str, lines: dict[int, str], show: Show
 ) -> None:
-    """Compare the engines and show how they agree; raises `UserError` where unrounded weights do
-    not.
+    """Compare the engines and show the result; raises `UserError` if unrounded weights do not
+    translate alike.
     """
     for beam_size in NEEDED:
         texts = list(lines.values())

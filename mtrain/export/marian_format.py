@@ -8,7 +8,7 @@ matrix that reads or writes them.
 
 import json
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,24 @@ from torch import Tensor, nn
 
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.export.proof import Engine
-from mtrain.model.attention import Attention
-from mtrain.model.transformer import DecoderLayer, EncoderLayer, Shape, Transformer
+from mtrain.model.transformer import Shape, Transformer
 from mtrain.runtime.errors import MissingExtraError, RefusedError, first_line
 from mtrain.translation.loading import LoadedModel
 
 BATCH_SIZE = 64  # sentences
+# Parts of our layers and Marian's names of them.
+MARIAN_NAMES = {
+    "self_attention.project_in": "self_attn.{}_proj",
+    "self_attention.project_out": "self_attn.out_proj",
+    "self_norm": "self_attn_layer_norm",
+    "cross_attention.project_in": "encoder_attn.{}_proj",
+    "cross_attention.project_out": "encoder_attn.out_proj",
+    "cross_norm": "encoder_attn_layer_norm",
+    "feed_forward.inner": "fc1",
+    "feed_forward.outer": "fc2",
+    "feed_norm": "final_layer_norm",
+}
+WRITERS = ("project_out", "outer", "norm")  # parts whose output is hidden states; others read them
 
 
 def check(shape: Shape, quantization: str) -> None:
@@ -121,9 +133,19 @@ def _limit(limits: list[int], beam_size: int, eos_id: int) -> Callable[[Tensor, 
     return process
 
 
+def _special_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    return {
+        "pad_token_id": tokenizer.pad_id,
+        "bos_token_id": tokenizer.bos_id,
+        "eos_token_id": tokenizer.eos_id,
+        "forced_eos_token_id": tokenizer.eos_id,  # at the limit
+        "decoder_start_token_id": tokenizer.bos_id,
+    }
+
+
 def _settings(loaded: LoadedModel) -> dict[str, Any]:
-    """Fill in Marian's config."""
-    model, tokenizer, shape = loaded.config.model, loaded.tokenizer, loaded.model.shape
+    """Return Marian's config."""
+    model, shape = loaded.config.model, loaded.model.shape
     longest = loaded.max_source_length
     return {
         "vocab_size": shape.vocab_size,
@@ -142,11 +164,7 @@ def _settings(loaded: LoadedModel) -> dict[str, Any]:
         "dropout": model.dropout,  # for further training
         "attention_dropout": model.attention_dropout,
         "activation_dropout": model.activation_dropout,
-        "pad_token_id": tokenizer.pad_id,
-        "bos_token_id": tokenizer.bos_id,
-        "eos_token_id": tokenizer.eos_id,
-        "forced_eos_token_id": tokenizer.eos_id,
-        "decoder_start_token_id": tokenizer.bos_id,
+        **_special_ids(loaded.tokenizer),
     }
 
 
@@ -156,11 +174,7 @@ def _search_settings(loaded: LoadedModel) -> dict[str, Any]:
     """
     decode, tokenizer = loaded.decode, loaded.tokenizer
     return {
-        "decoder_start_token_id": tokenizer.bos_id,
-        "pad_token_id": tokenizer.pad_id,
-        "bos_token_id": tokenizer.bos_id,
-        "eos_token_id": tokenizer.eos_id,
-        "forced_eos_token_id": tokenizer.eos_id,  # at the limit
+        **_special_ids(tokenizer),
         "bad_words_ids": [[tokenizer.pad_id], [tokenizer.bos_id]],
         "max_new_tokens": loaded.limit(loaded.max_source_length - 1),
         **_search_options(decode.beam_size, decode.length_penalty),
@@ -217,54 +231,25 @@ def _weights(model: Transformer) -> dict[str, Tensor]:
     }
     if model.shape.tie_embeddings == "all":
         found["model.shared.weight"] = model.tgt_embedding.weight[:, order]
-    found.update(_stack("model.encoder.layers", model.encoder_layers, order))
-    found.update(_stack("model.decoder.layers", model.decoder_layers, order))
+    for side, layers in (("encoder", model.encoder_layers), ("decoder", model.decoder_layers)):
+        for number, layer in enumerate(layers):
+            for name, weight in _layer(layer, order):
+                found[f"model.{side}.layers.{number}.{name}"] = weight
     return found
 
 
-def _stack(
-    name: str, layers: Sequence[EncoderLayer | DecoderLayer], order: Tensor
-) -> Iterator[tuple[str, Tensor]]:
-    for number, layer in enumerate(layers):
-        for part, weight in _layer(layer, order):
-            yield f"{name}.{number}.{part}", weight
-
-
-def _layer(layer: EncoderLayer | DecoderLayer, order: Tensor) -> Iterator[tuple[str, Tensor]]:
-    yield from _attention("self_attn", layer.self_attention, order)
-    yield from _norm("self_attn_layer_norm", layer.self_norm, order)
-    if isinstance(layer, DecoderLayer):
-        yield from _attention("encoder_attn", layer.cross_attention, order)
-        yield from _norm("encoder_attn_layer_norm", layer.cross_norm, order)
-    feed = layer.feed_forward
-    yield from _reader("fc1", feed.inner.weight, feed.inner.bias, order)
-    yield from _writer("fc2", feed.outer, order)
-    yield from _norm("final_layer_norm", layer.feed_norm, order)
-
-
-def _attention(name: str, attention: Attention, order: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Return query, key and value apart; the order within heads stays."""
-    inner = attention.project_in
-    for part, weight, bias in zip("qkv", inner.weight.chunk(3), inner.bias.chunk(3), strict=True):
-        yield from _reader(f"{name}.{part}_proj", weight, bias, order)
-    yield from _writer(f"{name}.out_proj", attention.project_out, order)
-
-
-def _reader(name: str, weight: Tensor, bias: Tensor, order: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Return the weights of a product that reads hidden states."""
-    yield f"{name}.weight", weight[:, order]
-    yield f"{name}.bias", bias
-
-
-def _writer(name: str, linear: nn.Linear, order: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Name a product whose result is handed on."""
-    yield f"{name}.weight", linear.weight[order]
-    yield f"{name}.bias", linear.bias[order]
-
-
-def _norm(name: str, norm: nn.LayerNorm, order: Tensor) -> Iterator[tuple[str, Tensor]]:
-    yield f"{name}.weight", norm.weight[order]
-    yield f"{name}.bias", norm.bias[order]
+def _layer(layer: nn.Module, order: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights of a layer; query, key and value apart, the order within heads kept."""
+    weight: Tensor
+    for name, weight in layer.named_parameters():
+        module, _, kind = name.rpartition(".")
+        if module.endswith(WRITERS):
+            weight = weight[order]
+        elif kind == "weight":
+            weight = weight[:, order]
+        parts = weight.chunk(3) if module.endswith("project_in") else [weight]
+        for part, own in zip("qkv", parts, strict=False):
+            yield f"{MARIAN_NAMES[module].format(part)}.{kind}", own
 
 
 @contextmanager

@@ -10,23 +10,22 @@ from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
 from mtrain.translation.translator import Translator
 
-# Of lines that come out equal, by beam size, in the same precision. The rest are near-ties, which
-# the last bit of a sum decides, and with a beam those of which other engines end the search before
-# the likeliest translation is complete: up to 3 % of the lines of models that have learned little.
+# Fraction of lines that must be equal in the same precision, by beam size. The others are near-ties
+# or, with a beam, lines where another engine ends the search before the likeliest translation is
+# complete: up to 3 % of the lines of models that have learned little.
 NEEDED = {1: 0.999, 4: 0.95}
-# Natural log-probability a token by which translations of rounded weights are worse than expected.
+# Loss of natural log-probability per token by rounded weights that is worth a warning.
 MUCH_LOST = 0.05
 
-
-# Another program's search over the same model: from ids without eos, the most tokens with eos of
-# each, beam size and alpha (scores are divided by length ** alpha) to ids without eos.
+# Another engine's search: ids without eos, limits in tokens with eos, beam size and alpha (scores
+# are divided by length ** alpha) -> ids without eos.
 Search = Callable[[list[list[int]], list[int], int, float], list[list[int]]]
 
 
 @dataclass(frozen=True)
 class Engine:
-    """Another program with the same model: how it cuts lines into ids without eos, searches, and
-    joins ids to texts.
+    """Another program with the same model: it encodes lines to ids without eos, searches, and
+    decodes ids to texts.
     """
 
     name: str
@@ -48,10 +47,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How two engines translate the same lines, which together have `tokens` target tokens.
+    """The translations of the same lines, with `tokens` target tokens in all, by two engines.
 
-    `cut` are the indices of lines that the other engine segments into other ids, `joined` those of
-    translations that it joins into another text, at the ends or for unknown pieces.
+    `cut` has the indices of lines that the other engine encodes to other ids, `joined` those of
+    translations that it decodes to another text, at the ends or for unknown pieces.
     """
 
     beam_size: int
@@ -76,7 +75,7 @@ class Agreement:
 
     @property
     def search(self) -> str:
-        """Name of the search."""
+        """The search in words."""
         return "greedy" if self.beam_size == 1 else f"beam {self.beam_size}"
 
     def __str__(self) -> str:
@@ -89,7 +88,7 @@ def compare(
     engine: Engine,
     lines: list[str],
     beam_size: int,
-    progress: Callable[[int], object] = lambda lines: None,
+    progress: Callable[[int], object],
 ) -> Agreement:
     """Translate lines, none of them blank, with both engines, text to text; score both texts where
     they differ.
@@ -120,9 +119,7 @@ def compare(
 
 
 def _bare_texts(loaded: LoadedModel, found: list[list[int]]) -> list[str]:
-    """Join ids without unknown pieces and white space at the ends, which other programs leave
-    out.
-    """
+    """Decode ids without unknown pieces and white space at the ends, which other engines omit."""
     unknown = loaded.tokenizer.unk_id
     texts = loaded.texts([[number for number in ids if number != unknown] for ids in found])
     return [text.strip() for text in texts]
@@ -131,7 +128,7 @@ def _bare_texts(loaded: LoadedModel, found: list[list[int]]) -> list[str]:
 def _scores(
     loaded: LoadedModel, rows: list[list[int]], found: list[list[int]], places: list[int]
 ) -> list[float]:
-    """Our log-probabilities of translations that another engine found."""
+    """Return mtrain's log-probabilities of translations that another engine found."""
     sources = [np.array(rows[place], np.int64) for place in places]
     targets = [np.array(found[place], np.int64) for place in places]
     scores: list[float] = (-Scorer(loaded).pair_nll(sources, targets)).tolist()

@@ -9,18 +9,18 @@ Point = tuple[int, float]
 
 WIDTH, HEIGHT = 420, 250  # pixels, with the margins
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 12, 36
-MOST = 1e300  # beyond it, differences are no numbers
-LEAST = 1e-300  # below it, parts of it are none
-FLAT = 1e-9  # fraction of a value; smaller differences are no curve
-BUCKETS = 180  # of which a longer curve shows the lowest and the highest value each
-MOST_MARKED = 40  # points that each get a mark
+MOST = 1e300  # differences of larger values overflow
+LEAST = 1e-300  # fractions of smaller values are 0
+FLAT = 1e-9  # a curve whose values differ by less, relative to them, is flat
+BUCKETS = 180  # parts of a long curve, each of which shows its lowest and its highest value
+MOST_MARKED = 40  # points of a curve with a mark at each
 MOST_ROWS = 60  # of a curve's table
-# Key of a chart, its title, and which values of the records it shows under which names.
+# Key of a chart, its title, and the values of the records that it shows, with their names.
 CHARTS = (
-    ("loss", "Training loss a token, with label smoothing", {"train/loss": "training"}),
+    ("loss", "Training loss per token, with label smoothing", {"train/loss": "training"}),
     (
         "nll",
-        "Negative log-likelihood a token (in training with dropout)",
+        "Negative log-likelihood per token (in training with dropout)",
         {"train/nll": "training", "valid/nll": "validation", "average/nll": "average"},
     ),
     (
@@ -30,7 +30,7 @@ CHARTS = (
     ),
     ("lr", "Learning rate", {"lr": "learning rate"}),
     ("grad", "Norm of the gradient, before clipping", {"grad_norm": "norm"}),
-    ("speed", "Target tokens a second, without padding", {"tokens_per_second": "speed"}),
+    ("speed", "Target tokens per second, without padding", {"tokens_per_second": "speed"}),
 )
 MARKS = (
     "M-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0 -7 0z",  # circle
@@ -48,14 +48,6 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Tick:
-    """A value on an axis, and its position."""
-
-    place: float
-    text: str
-
-
-@dataclass(frozen=True)
 class Line:
     """A series as it is drawn; its number chooses colour, dashes and mark."""
 
@@ -67,8 +59,8 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Scale:
-    """Values from `low` to `high`, drawn from `start` to `end`."""
+class Axis:
+    """Values from `low` to `high`, drawn from `start` to `end` in pixels."""
 
     low: float
     high: float
@@ -76,9 +68,16 @@ class Scale:
     end: float
 
     def __call__(self, value: float) -> float:
-        """Place a value."""
-        share = (value - self.low) / (self.high - self.low)
-        return round(self.start + share * (self.end - self.start), 1)
+        """Return the position of a value in pixels."""
+        fraction = (value - self.low) / (self.high - self.low)
+        return round(self.start + fraction * (self.end - self.start), 1)
+
+    def ticks(self, least: float = 0.0) -> list[tuple[float, str]]:
+        """Return position and text of round values that are at least `least` apart."""
+        every = max(least, tick_distance(self.low, self.high))
+        first, last = math.ceil(self.low / every - 1e-9), math.floor(self.high / every + 1e-9)
+        values = [count * every for count in range(first, last + 1)]
+        return [(self(value), number(value, every)) for value in values]
 
 
 @dataclass(frozen=True)
@@ -96,32 +95,18 @@ class Chart:
         return "; ".join(map(_course, self.series))
 
     @property
-    def x(self) -> Scale:
+    def x(self) -> Axis:
         """The axis of steps."""
-        return Scale(0, max(1, self.last), LEFT, WIDTH - RIGHT)
+        return Axis(0, max(1, self.last), LEFT, WIDTH - RIGHT)
 
     @property
-    def y(self) -> Scale:
-        """The axis of values."""
+    def y(self) -> Axis:
+        """The axis of values, which ends at round ones."""
         values = [value for series in self.series for _, value in series.points]
         every = tick_distance(min(values), max(values))
         low = math.floor(min(values) / every) * every
         high = math.ceil(max(values) / every) * every
-        return Scale(low, high if high > low else low + every, HEIGHT - BOTTOM, TOP)
-
-    @property
-    def x_ticks(self) -> list[Tick]:
-        """Steps in round numbers."""
-        scale = self.x
-        every = max(1, tick_distance(scale.low, scale.high))
-        return [Tick(scale(step), f"{step:,.0f}") for step in _multiples(scale, every)]
-
-    @property
-    def y_ticks(self) -> list[Tick]:
-        """Values in round numbers."""
-        scale = self.y
-        every = tick_distance(scale.low, scale.high)
-        return [Tick(scale(value), number(value, every)) for value in _multiples(scale, every)]
+        return Axis(low, high if high > low else low + every, HEIGHT - BOTTOM, TOP)
 
     @property
     def lines(self) -> Iterator[Line]:
@@ -134,32 +119,38 @@ class Chart:
             yield Line(i, series.name, path, MARKS[i % len(MARKS)], marked)
 
     @property
+    def steps(self) -> list[int]:
+        """The steps that any curve has a value for."""
+        return sorted({step for series in self.series for step, _ in series.points})
+
+    @property
     def rows(self) -> list[tuple[int, list[str]]]:
-        """The figures by step, evenly spread over the run if there are many."""
+        """The figures by step, evenly spaced over the run if there are many."""
         columns = [dict(series.points) for series in self.series]
-        steps = spread(sorted({step for column in columns for step in column}), MOST_ROWS)
-        return [(step, [_cell(column.get(step)) for column in columns]) for step in steps]
+        return [
+            (step, [f"{c[step]:.5g}" if step in c else "" for c in columns])
+            for step in spaced(self.steps, MOST_ROWS)
+        ]
 
     @property
     def is_whole(self) -> bool:
         """Whether the table has every record."""
-        return len({step for series in self.series for step, _ in series.points}) <= MOST_ROWS
+        return len(self.steps) <= MOST_ROWS
 
 
 def charts_of(records: list[dict[str, Any]]) -> Iterator[Chart]:
-    """Draw those charts that records have values for, all up to the last step."""
+    """Draw those charts that records have finite values for, all up to the last step."""
     records = [record for record in records if 0 <= record["step"] < MOST]
     last = max((record["step"] for record in records), default=0)
     for key, title, names in CHARTS:
-        series = [series_of(records, value, name) for value, name in names.items()]
-        if found := [each for each in series if each.points]:
+        found = []
+        for value, name in names.items():
+            have = [record for record in records if _is_finite(record.get(value))]
+            if have:
+                points = [(record["step"], float(record[value])) for record in have]
+                found.append(Series(name, points))
+        if found:
             yield Chart(key, title, found, last)
-
-
-def series_of(records: list[dict[str, Any]], key: str, name: str) -> Series:
-    """Return the values of a key in records, without values that are not finite."""
-    found = [(record["step"], record[key]) for record in records if key in record]
-    return Series(name, [(step, float(value)) for step, value in found if _is_finite(value)])
 
 
 def thinned(points: list[Point]) -> list[Point]:
@@ -169,13 +160,12 @@ def thinned(points: list[Point]) -> list[Point]:
     kept = {0, len(points) - 1}
     for bucket in range(BUCKETS):
         part = range(bucket * len(points) // BUCKETS, (bucket + 1) * len(points) // BUCKETS)
-        kept.add(min(part, key=lambda i: points[i][1]))
-        kept.add(max(part, key=lambda i: points[i][1]))
+        kept.update(choose(part, key=lambda i: points[i][1]) for choose in (min, max))
     return [points[i] for i in sorted(kept)]
 
 
-def spread(items: list[int], most: int) -> list[int]:
-    """Return at most `most` items of a list, evenly spread, including the first and the last."""
+def spaced(items: list[int], most: int) -> list[int]:
+    """Return at most `most` items of a list, evenly spaced, including the first and the last."""
     if len(items) <= most:
         return items
     return [items[i * (len(items) - 1) // (most - 1)] for i in range(most)]
@@ -193,16 +183,11 @@ def tick_distance(low: float, high: float) -> float:
 
 
 def number(value: float, every: float) -> str:
-    """Write a value with as many digits as ticks so far apart need."""
+    """Write a value with as many digits as ticks at this distance need."""
     if value and (abs(value) >= 1e6 or every < 1e-3):
         return f"{value:.3g}"
     digits = max(0, -math.floor(math.log10(every) + 1e-9))
     return f"{round(value, digits) + 0.0:,.{digits}f}"
-
-
-def _multiples(scale: Scale, every: float) -> Iterator[float]:
-    first, last = math.ceil(scale.low / every - 1e-9), math.floor(scale.high / every + 1e-9)
-    yield from (count * every for count in range(first, last + 1))
 
 
 def _course(series: Series) -> str:
@@ -214,10 +199,6 @@ def _course(series: Series) -> str:
         f"{series.name}: from {begin:.4g} at step {first:,} to {end:.4g} at step {last:,}, "
         f"lowest {low[1]:.4g} (step {low[0]:,}), highest {high[1]:.4g} (step {high[0]:,})"
     )
-
-
-def _cell(value: float | None) -> str:
-    return "" if value is None else f"{value:.5g}"
 
 
 def _is_finite(value: object) -> bool:

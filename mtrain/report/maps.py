@@ -79,7 +79,7 @@ def watch(loaded: LoadedModel, pairs: Pairs, choice: Choice) -> list[Sentence]:
     if len(kept) < len(pairs):
         logger.warning("blank lines, left out: %d", len(pairs) - len(kept))
     found = []
-    with progress_bar(len(kept), "sentence", "looking") as bar:
+    with progress_bar(len(kept), "sentence", "computing attention") as bar:
         for number, src, tgt in kept:
             found.append(_watch(loaded, number, src, tgt, choice))
             bar.update()
@@ -96,21 +96,16 @@ def draw_page(sentences: list[Sentence], model: Path) -> str:
 def check_choice(loaded: LoadedModel, choice: Choice) -> None:
     """Refuse layers and heads that the model does not have."""
     shape = loaded.model.shape
-    layers = max(shape.num_encoder_layers, shape.num_decoder_layers)
+    layers = dict.fromkeys(KINDS, shape.num_decoder_layers)
+    layers["encoder"] = shape.num_encoder_layers
+    kinds = choice.kinds or tuple(KINDS)
     for option, chosen, most in (
-        ("layer", choice.layers, layers),
+        ("layer", choice.layers, max(layers[kind] for kind in kinds)),
         ("head", choice.heads, shape.num_heads),
     ):
-        for number in chosen:
-            if number > most:
-                raise RefusedError(f"--{option} {number}: this model has {most} {option}s")
-    lowest = min(choice.layers, default=1)
-    if set(choice.kinds) == {"encoder"} and lowest > shape.num_encoder_layers:
-        have = f"the encoder of this model has {shape.num_encoder_layers} layers"
-        raise RefusedError(f"--kind encoder --layer {lowest}: {have}")
-    if choice.kinds and "encoder" not in choice.kinds and lowest > shape.num_decoder_layers:
-        have = f"the decoder of this model has {shape.num_decoder_layers} layers"
-        raise RefusedError(f"--kind {choice.kinds[0]} --layer {lowest}: {have}")
+        if max(chosen, default=0) > most:
+            shown = f"--{option} {max(chosen)}" + "".join(f" --kind {k}" for k in choice.kinds)
+            raise RefusedError(f"{shown}: this model has {most} {option}s there")
 
 
 def _watch(
@@ -126,23 +121,14 @@ def _watch(
     else:
         (tgt,) = loaded.tokenizer.encode([target])
         text = target
-        _check_length(loaded, number, len(tgt))
-    if max(len(src), len(tgt)) >= MOST_TOKENS:
+    most = min(MOST_TOKENS, loaded.positions_limit or MOST_TOKENS)
+    if max(len(src), len(tgt)) >= most:
         raise UserError(
-            f"line {number}: {len(src) + 1} source and {len(tgt) + 1} target tokens; a heat map of "
-            f"more than {MOST_TOKENS} cannot be read: give a shorter sentence"
+            f"line {number}: {len(src) + 1} source and {len(tgt) + 1} target tokens; attention can "
+            f"be shown for at most {most}: give a shorter sentence"
         )
     maps = _maps(loaded, src, np.array(tgt, np.int64), choice)
     return Sentence(source, text, target is not None, list(maps))
-
-
-def _check_length(loaded: LoadedModel, number: int, length: int) -> None:
-    shape = loaded.model.shape
-    if shape.positions == "learned" and length >= shape.max_positions:
-        raise UserError(
-            f"target line {number} has {length + 1} tokens, but the model learned "
-            f"{shape.max_positions} positions"
-        )
 
 
 def _maps(

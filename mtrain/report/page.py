@@ -3,11 +3,10 @@
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from mtrain.check.diagnosis import diagnose
 from mtrain.check.findings import Findings
@@ -16,7 +15,7 @@ from mtrain.corpus.lines import is_blank
 from mtrain.corpus.readers import Text, read_text, reading_of, scan
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.report import maps
-from mtrain.report.curves import Chart, charts_of, spread
+from mtrain.report.curves import Chart, charts_of, spaced
 from mtrain.report.heatmap import Sentence, choices
 from mtrain.report.rendering import render
 from mtrain.runs import layout, manifest, reader
@@ -41,6 +40,7 @@ _DATA = re.compile(r"\S{10} \S{8} INFO ((?:train|valid|test [^:]*): (?!BLEU ).*)
 _WARNING = re.compile(r"\S{10} \S{8} (?:WARNING|ERROR) (.*)")
 
 Found = TypeVar("Found")
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,6 @@ class Scored:
     """The scores of a model on a set; with intervals if the text is available."""
 
     set: str
-    checkpoint: str
     entry: Entry
     bleu: Score | None = None
     chrf: Score | None = None
@@ -66,7 +65,7 @@ class Sample:
 
 @dataclass
 class Report:
-    """The content of the page; `notes` say what is missing and why, by section."""
+    """The content of the page; `notes` list what is missing and why, by section."""
 
     run: RunDirectory
     text: str  # of config.yaml
@@ -84,31 +83,49 @@ class Report:
     notes: dict[str, list[str]] = field(default_factory=dict)
 
     def note(self, section: str, text: str) -> None:
-        """Note in a section what is left out, once."""
+        """Add a note to a section, once."""
         notes = self.notes.setdefault(section, [])
         if text not in notes:
             notes.append(text)
 
     def attempt(
-        self, section: str, otherwise: str, find: Callable[[], Found | None]
+        self,
+        section: str,
+        otherwise: str,
+        find: Callable[P, Found | None],
+        *args: P.args,
+        **options: P.kwargs,
     ) -> Found | None:
         """Call `find`; if it fails, a note and a warning give the consequence and the reason."""
         try:
-            return find()
+            return find(*args, **options)
         except UserError as error:
             logger.warning("report: %s: %s", otherwise, error)
             self.note(section, f"{otherwise}: {error}")
             return None
 
+    def corpora(self) -> dict[str, tuple[Corpus, str | None]]:
+        """Return every corpus of the config by its key, with the hash of the text that the run
+        used, if it is known.
+        """
+        data, made_of = self.config.data, self.made_of
+        hashes = dict(enumerate(made_of.train if made_of else []))
+        tests = {name: test.get("sha256") for name, test in self.history.tests.items()}
+        known = {**(made_of.test if made_of else {}), **{n: h for n, h in tests.items() if h}}
+        return {
+            **{f"data.train[{i}]": (each, hashes.get(i)) for i, each in enumerate(data.train)},
+            "data.valid": (data.valid, made_of.valid if made_of else None),
+            **{f"data.test.{name}": (each, known.get(name)) for name, each in data.test.items()},
+        }
+
 
 def make_page(run_dir: Path, texts: list[str], *, check: bool = True) -> str:
-    """Make the report of a run, with attention for the sentences given, or some of the validation
-    set, and, if it may take the time, with the data check; raises `UserError` where there is no
-    run.
+    """Make the report of a run, with attention for the given sentences, or some of the validation
+    set, and with the data check if `check`; raises `UserError` where there is no run.
     """
     report = gather(run_dir, texts)
     if check:
-        report.findings = report.attempt("data", NOT_CHECKED, partial(check_text, report)) or []
+        report.findings = report.attempt("data", NOT_CHECKED, check_text, report) or []
     else:
         report.note("data", NOT_CHECKED)
     return render(
@@ -128,25 +145,22 @@ def gather(run_dir: Path, texts: list[str]) -> Report:
         raise UserError(f"{run_dir}: not a run directory but a checkpoint; give the run's")
     run = RunDirectory(run_dir)
     report = Report(run, *reader.read_settings(run_dir))
-    report.attempt("run", "Links are not followed", partial(_refuse_links, run_dir))
-    report.status = report.attempt(
-        "run", "The state is unknown", partial(run.read, layout.STATUS, STATUS)
-    )
-    report.made_of = report.attempt(
-        "settings", "Left out", partial(run.read, layout.RUN, PROVENANCE)
-    )
-    stored = report.attempt("scores", "Left out", partial(run.read, layout.BEST, BEST))
+    attempt = report.attempt
+    attempt("run", "Links are not followed", _refuse_links, run_dir)
+    report.status = attempt("run", "The state is unknown", run.read, layout.STATUS, STATUS)
+    report.made_of = attempt("settings", "Left out", run.read, layout.RUN, PROVENANCE)
+    stored = attempt("scores", "Left out", run.read, layout.BEST, BEST)
     report.history = History.of(report.config.train.metric, stored)
-    lost = stored is None and "scores" not in report.notes
-    if lost and any(_translations(run_dir)):
+    if stored is None and "scores" not in report.notes and any(_translations(run_dir)):
         report.note("scores", "Left out: best.json is missing, though there are validations")
     with progress_bar(5, "part", "reading the run") as bar:
         report.charts = list(charts_of(_read_records(report)))
         bar.update()
-        _read_log(report)
+        attempt("log", "Left out", _read_log, report)
         bar.update()
-        valid = _read_valid(report)
-        report.scores = _scores(report, valid)
+        without = "Sources and references are left out"
+        valid = attempt("samples", without, _read_own, report, "data.valid")
+        report.scores = list(_scores(report, valid))
         bar.update()
         places = moderate(valid.sources) if valid is not None else list(range(SAMPLES))
         report.samples = _samples(report, valid, places)
@@ -159,14 +173,8 @@ def check_text(report: Report) -> list[Findings]:
     """Check the text with the run's vocabulary; raises `UserError` if a part of it is not known to
     be the run's.
     """
-    data, made_of = report.config.data, report.made_of
-    for number, corpus in enumerate(data.train):
-        known = made_of.train if made_of else []
-        sha256 = known[number] if number < len(known) else None
-        check_known(report.config, f"data.train[{number}]", corpus, sha256)
-    check_known(report.config, "data.valid", data.valid, made_of.valid if made_of else None)
-    for name, corpus in data.test.items():
-        check_known(report.config, f"data.test.{name}", corpus, _hash_of_test(report, name))
+    for key, (corpus, sha256) in report.corpora().items():
+        check_known(report.config, key, corpus, sha256)
     found = diagnose(
         _with_own_vocabulary(report), Stop(), examples=MOST_FOUND, with_forecast=False, timed=False
     )
@@ -174,7 +182,7 @@ def check_text(report: Report) -> list[Findings]:
 
 
 def _with_own_vocabulary(report: Report) -> Config:
-    """Name no other vocabulary than the run's own, nor where the run took it from."""
+    """Return the config with the run's own vocabulary alone, wherever the run took it from."""
     config, vocabulary = report.config, reader.read_vocabulary(report.run.path)
     settings: dict[str, object] = {"path": None}
     if vocabulary is not None:
@@ -204,6 +212,14 @@ def check_known(config: Config, key: str, corpus: Corpus, sha256: str | None) ->
         raise UserError(f"{key}: not known to be the text of the run")
 
 
+def _read_own(report: Report, key: str) -> Text:
+    """Read a scored set; raises `UserError` unless it is available and what the run scored."""
+    corpus, sha256 = report.corpora()[key]
+    check_known(report.config, key, corpus, sha256)
+    assert sha256 is not None
+    return read_text(corpus, reading_of(report.config, keep_blank=True), sha256)
+
+
 def _refuse_links(run_dir: Path) -> None:
     """Raise `UserError` that names the links in a run, all of which are left out."""
     if found := reader.links(run_dir):
@@ -229,8 +245,10 @@ def _read_records(report: Report) -> list[dict[str, Any]]:
     if found.broken:
         lines = shorten(found.broken)
         report.note("curves", f"Lines of metrics.jsonl that are no records are left out: {lines}")
-    last = max((record["step"] for record in found.records), default=0)
-    validated = max((entry["step"] for entry in report.history.entries), default=0)
+    last, validated = (
+        max((record["step"] for record in records), default=0)
+        for records in (found.records, report.history.entries)
+    )
     if last < validated:
         report.note(
             "curves",
@@ -241,69 +259,39 @@ def _read_records(report: Report) -> list[dict[str, Any]]:
 
 
 def _read_log(report: Report) -> None:
-    """Take lines about the data, and warnings, from the log."""
-    data: dict[str, None] = {}
-    warnings: dict[str, None] = {}
-
-    def read() -> None:
-        for line in reader.end_of_log(report.run.path):
-            for pattern, found in ((_DATA, data), (_WARNING, warnings)):
-                if match := pattern.match(line):
-                    found.pop(match[1], None)
-                    found[match[1]] = None
-                    if len(found) > MOST_LOGGED:
-                        del found[next(iter(found))]
-
-    report.attempt("log", "Left out", read)
-    report.data, report.warnings = list(data), list(warnings)
+    """Take lines about the data, and warnings, from the log: of equal ones the newest."""
+    found: dict[re.Pattern[str], dict[str, None]] = {_DATA: {}, _WARNING: {}}
+    for line in reader.end_of_log(report.run.path):
+        for pattern, texts in found.items():
+            if match := pattern.match(line):
+                texts.pop(match[1], None)
+                texts[match[1]] = None
+                if len(texts) > MOST_LOGGED:
+                    del texts[next(iter(texts))]
+    report.data, report.warnings = map(list, found.values())
 
 
-def _read_valid(report: Report) -> Text | None:
-    sha256 = report.made_of.valid if report.made_of else None
-    read = partial(_read_set, report.config, "data.valid", report.config.data.valid, sha256)
-    return report.attempt("samples", "Sources and references are left out", read)
-
-
-def _read_set(config: Config, key: str, corpus: Corpus, sha256: str | None) -> Text:
-    """Read a scored set; raises `UserError` unless it is available and what the run scored."""
-    check_known(config, key, corpus, sha256)
-    assert sha256 is not None
-    return read_text(corpus, reading_of(config, keep_blank=True), sha256)
-
-
-def _hash_of_test(report: Report, name: str) -> str | None:
-    known = report.made_of.test.get(name) if report.made_of else None
-    return known or report.history.tests.get(name, {}).get("sha256")
-
-
-def _scores(report: Report, valid: Text | None) -> list[Scored]:
-    """List the best validation, the average's, and the test sets, with intervals where the texts
-    are there.
+def _scores(report: Report, valid: Text | None) -> Iterator[Scored]:
+    """Yield the best validation, the average's, and the test sets, with intervals where the texts
+    are available.
     """
-    history, found = report.history, []
-    if (best := history.best) is not None:
-        found.append(_scored(report, "validation", best, best["checkpoint"], valid))
-    if history.average is not None and history.average is not best:
-        name = history.average["checkpoint"]
-        found.append(_scored(report, "validation", history.average, name, valid))
-    for name, entry in history.tests.items():
-        corpus = report.config.data.test.get(name)
+    best, average = report.history.best, report.history.average
+    for entry in (best, None if average is best else average):
+        if entry is not None:
+            yield _scored(report, "validation", entry, entry["checkpoint"], valid)
+    for name, entry in report.history.tests.items():
         text = None
-        if corpus is not None:
-            sha256 = entry.get("sha256") or _hash_of_test(report, name)
-            read = partial(_read_set, report.config, f"data.test.{name}", corpus, sha256)
-            text = report.attempt("scores", f"No confidence intervals for test {name}", read)
-        found.append(_scored(report, f"test {name}", entry, f"test-{name}", text))
-    return found
+        if name in report.config.data.test:
+            without = f"No confidence intervals for test {name}"
+            text = report.attempt("scores", without, _read_own, report, f"data.test.{name}")
+        yield _scored(report, f"test {name}", entry, f"test-{name}", text)
 
 
 def _scored(report: Report, name: str, entry: Entry, file: str, text: Text | None) -> Scored:
-    """Score translations again for their confidence intervals."""
-    plain = Scored(name, entry["checkpoint"], entry)
-    if text is None:
-        return plain
+    """Score translations again for their confidence intervals, if the text is given."""
+    plain = Scored(name, entry)
 
-    def find() -> Scored:
+    def find(text: Text) -> Scored:
         translations = reader.read_translations(report.run.path, file)
         path = layout.translations(report.run.path, file)
         if translations is None:
@@ -316,36 +304,38 @@ def _scored(report: Report, name: str, entry: Entry, file: str, text: Text | Non
         chrf = metrics.chrf(hypotheses, [text.references], interval=True)
         return replace(plain, bleu=bleu, chrf=chrf)
 
-    return report.attempt("scores", f"No confidence intervals for {name}", find) or plain
+    if text is None:
+        return plain
+    return report.attempt("scores", f"No confidence intervals for {name}", find, text) or plain
 
 
 def moderate(lines: list[str]) -> list[int]:
-    """Choose indices of lines of moderate length, spread over a text: of the middle half by
-    length.
-    """
+    """Choose indices of lines of moderate length, evenly spaced: of the middle half by length."""
     lengths = sorted(len(line) for line in lines if not is_blank(line))
     if not lengths:
         return []
     low, high = lengths[len(lengths) // 4], lengths[3 * (len(lengths) - 1) // 4]
     fit = [i for i, line in enumerate(lines) if low <= len(line) <= high and not is_blank(line)]
-    return spread(fit, SAMPLES)
+    return spaced(fit, SAMPLES)
 
 
 def _samples(report: Report, valid: Text | None, places: list[int]) -> list[Sample]:
     """Return the same lines of validations at different steps."""
     there = _translations(report.run.path)
     steps = sorted(step for name in there if (step := layout.step_of(Path(name))) is not None)
-    names = [layout.step_name(step) for step in spread(steps, MOST_TRANSLATIONS)]
-    best = report.history.best_step
-    if best in there and best not in names:
-        names = sorted([*names, best])
-    if layout.AVERAGE in there:
-        names.append(layout.AVERAGE)
+    chosen = map(layout.step_name, spaced(steps, MOST_TRANSLATIONS))
+    names = sorted(there & {*chosen, report.history.best_step}) + [
+        name for name in (layout.AVERAGE,) if name in there
+    ]
     taken = {}
     for name in names:
-        take = partial(_take, report.run.path, name, places)
-        if lines := report.attempt("samples", f"{_named(name)} is left out", take):
-            taken[name] = lines
+        step = layout.step_of(Path(name))
+        title = "Average" if step is None else f"Step {step:,}"
+        lines = report.attempt(
+            "samples", f"{title} is left out", _take, report.run.path, name, places
+        )
+        if lines:
+            taken[title] = lines
     if not taken:
         scored = bool(report.history.entries)
         note = "Left out: the translations are missing" if scored else "There is no validation yet"
@@ -355,20 +345,15 @@ def _samples(report: Report, valid: Text | None, places: list[int]) -> list[Samp
             place + 1,
             _shortened(valid.sources[place]) if valid is not None else None,
             _shortened(valid.references[place]) if valid is not None else None,
-            [(_named(name), lines[place]) for name, lines in taken.items() if place in lines],
+            [(title, lines[place]) for title, lines in taken.items() if place in lines],
         )
         for place in places
-        if taken and any(place in lines for lines in taken.values())
+        if any(place in lines for lines in taken.values())
     ]
 
 
-def _named(name: str) -> str:
-    step = layout.step_of(Path(name))
-    return "Average" if step is None else f"Step {step:,}"
-
-
 def _translations(run_dir: Path) -> set[str]:
-    """Name the files of translations of the validation set, without their suffix."""
+    """Return the files of translations of the validation set, without their suffix."""
     directory = run_dir / layout.VALIDATION
     return set() if directory.is_symlink() else {file.stem for file in directory.glob("*.txt")}
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from mtrain.config.loading import load_config, load_stored_config
 from mtrain.config.schema import (
+    KINDS,
+    SECTIONS,
     Config,
     DataConfig,
     DecodeConfig,
     FileCorpus,
-    FilterConfig,
     GeneratedCorpus,
     HubCorpus,
     ModelConfig,
@@ -29,102 +32,28 @@ from mtrain.config.schema import (
 from mtrain.runtime.errors import EXIT_REFUSED, RefusedError, printable
 from mtrain.runtime.files import VARIABLE
 
-REQUIRED = object()
-
-# The contract's settings with their defaults.
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "data": {
-        "root": None,
-        "src_lang": REQUIRED,
-        "tgt_lang": REQUIRED,
-        "train": REQUIRED,
-        "temperature": 1.0,
-        "valid": REQUIRED,
-        "test": {},
-        "max_length": 256,
-        "invalid_utf8": "error",
-        "workers": "auto",
-    },
-    "filter": {
-        "min_length": 0,
-        "max_ratio": None,
-        "identical": False,
-        "duplicates": False,
-        "control": False,
-        "src_script": [],
-        "tgt_script": [],
-        "script_share": 0.5,
-    },
-    "tokenizer": {
-        "path": None,
-        "vocab_size": 8000,
-        "model_type": "bpe",
-        "normalization": "identity",
-        "character_coverage": 0.9995,
-        "byte_fallback": True,
-        "user_symbols": [],
-    },
-    "model": {
-        "d_model": 512,
-        "num_heads": 8,
-        "d_ff": 2048,
-        "num_encoder_layers": 6,
-        "num_decoder_layers": 6,
-        "dropout": 0.1,
-        "attention_dropout": 0.0,
-        "activation_dropout": 0.0,
-        "norm": "post",
-        "positions": "sinusoidal",
-        "tie_embeddings": "all",
-    },
-    "train": {
-        "device": "auto",
-        "threads": "auto",
-        "max_steps": 100000,
-        "max_tokens": 4096,
-        "accum_steps": 1,
-        "optimizer": "adam",
-        "init_from": None,
-        "subword_sampling": None,
-        "ema_decay": None,
-        "schedule": "noam",
-        "warmup_steps": 4000,
-        "lr_factor": None,
-        "peak_lr": None,
-        "label_smoothing": 0.1,
-        "adam_betas": [0.9, 0.98],
-        "adam_eps": 1.0e-9,
-        "clip_norm": 1.0,
-        "precision": "auto",
-        "compile": "auto",
-        "log_every": 50,
-        "tensorboard": False,
-        "valid_every": 1000,
-        "save_every": 1000,
-        "keep_checkpoints": 5,
-        "patience": 10,
-        "metric": "bleu",
-        "average_last": 5,
-    },
-    "decode": {
-        "beam_size": 4,
-        "length_penalty": 0.6,
-        "length_norm": "gnmt",
-        "sample": False,
-        "temperature": 1.0,
-        "top_k": 0,
-        "top_p": 1.0,
-        "no_repeat_ngram": 0,
-        "max_len_a": 1.0,
-        "max_len_b": 50,
-        "max_source_length": 1024,
-        "batch_tokens": 4096,
-        "window": 20000,
-    },
-}
-
-SECTIONS = [DataConfig, FilterConfig, TokenizerConfig, ModelConfig, TrainConfig, DecodeConfig]
-SECTIONS += [TextCorpus, GeneratedCorpus, FileCorpus, HubCorpus]
+# The contract's settings with their defaults; `required` for those without one.
+DEFAULTS = """
+data: {root: null, src_lang: required, tgt_lang: required, train: required, temperature: 1.0,
+  valid: required, test: {}, max_length: 256, invalid_utf8: error, workers: auto}
+filter: {min_length: 0, max_ratio: null, identical: false, duplicates: false, control: false,
+  src_script: [], tgt_script: [], script_share: 0.5}
+tokenizer: {path: null, vocab_size: 8000, model_type: bpe, normalization: identity,
+  character_coverage: 0.9995, byte_fallback: true, user_symbols: []}
+model: {d_model: 512, num_heads: 8, d_ff: 2048, num_encoder_layers: 6, num_decoder_layers: 6,
+  dropout: 0.1, attention_dropout: 0.0, activation_dropout: 0.0, norm: post,
+  positions: sinusoidal, tie_embeddings: all}
+train: {device: auto, threads: auto, max_steps: 100000, max_tokens: 4096, accum_steps: 1,
+  optimizer: adam, init_from: null, subword_sampling: null, ema_decay: null, schedule: noam,
+  warmup_steps: 4000, lr_factor: null, peak_lr: null, label_smoothing: 0.1,
+  adam_betas: [0.9, 0.98], adam_eps: 1.0e-9, clip_norm: 1.0, precision: auto, compile: auto,
+  log_every: 50, tensorboard: false, valid_every: 1000, save_every: 1000, keep_checkpoints: 5,
+  patience: 10, metric: bleu, average_last: 5}
+decode: {beam_size: 4, length_penalty: 0.6, length_norm: gnmt, sample: false, temperature: 1.0,
+  top_k: 0, top_p: 1.0, no_repeat_ngram: 0, max_len_a: 1.0, max_len_b: 50,
+  max_source_length: 1024, batch_tokens: 4096, window: 20000}
+"""
+MANUAL = Path(__file__).parents[2] / "configs" / "multi30k-en-de.yaml"
 
 DATA = """\
 run_dir: runs/x
@@ -160,18 +89,46 @@ def test_defaults_are_the_contract_s(tmp_path: Path) -> None:
     config = load(tmp_path, DATA).model_dump()
     assert config.pop("run_dir") == "runs/x"
     assert config.pop("seed") == 1
-    assert config.keys() == DEFAULTS.keys()
-    for name, defaults in DEFAULTS.items():
-        section = config[name]
-        assert list(section) == list(defaults), f"keys of {name}"
-        given = {key for key, default in defaults.items() if default is REQUIRED}
-        assert {k: v for k, v in section.items() if k not in given} == {
-            k: v for k, v in defaults.items() if k not in given
-        }
+    expected = yaml.safe_load(DEFAULTS)
+    assert config.keys() == expected.keys()
+    for name, defaults in expected.items():
+        assert list(config[name]) == list(defaults), f"keys of {name}"
+        for key, default in defaults.items():
+            assert default in ("required", config[name][key]), f"{name}.{key}"
 
 
-@pytest.mark.parametrize("section", SECTIONS)
-def test_each_setting_says_what_it_is_for(section: type[BaseModel]) -> None:
+def comments(text: str) -> dict[str, str]:
+    """Return the comment of each setting of the manual, which may take several lines."""
+    found: dict[str, str] = {}
+    section = key = ""
+    for line in text.splitlines():
+        if match := re.match(r"( *)(\w+):.*?(?: # (.*))?$", line):
+            indent, name, comment = match.groups()
+            section, key = (section, f"{section}.{name}") if indent else (name, name)
+            found.setdefault(key, comment or "")
+        elif match := re.match(r" {20,}# (.*)", line):
+            found[key] += f" {match[1]}"
+    return found
+
+
+def test_the_manual_describes_every_setting_as_the_schema_does() -> None:
+    """With the default in brackets where the manual sets another value."""
+    shown, config = comments(MANUAL.read_text()), load_config(MANUAL)
+    for section, kind in [("", Config), *SECTIONS.items()]:
+        for name, field in kind.model_fields.items():
+            if name in SECTIONS:
+                continue
+            key = f"{section}.{name}".strip(".")
+            match = re.match(r"(?:\[([^]]+)\] )?(.*)", shown[key])
+            assert match is not None
+            assert match[2].startswith(str(field.description)), key
+            if not field.is_required() and key != "data.test":
+                value = getattr(getattr(config, section, config), name)
+                assert field.default == (value if match[1] is None else yaml.safe_load(match[1]))
+
+
+@pytest.mark.parametrize("section", [*SECTIONS.values(), *KINDS.values()])
+def test_each_setting_has_a_description(section: type[BaseModel]) -> None:
     assert all(field.description for field in section.model_fields.values())
 
 
@@ -220,202 +177,128 @@ def test_every_kind_of_corpus_is_told_by_its_keys(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "words"),
+    ("entry", "message"),
     [
-        ("{file: a.csv, src: 0, tgt: 1}", ["data.train.0.file", "ends in .tsv", "'a.csv'"]),
-        ("{file: a.tsv, src: 0, tgt: de}", ["data.train.0.file", "both numbers of columns"]),
-        ("{file: a.jsonl, src: 0, tgt: 1}", ["data.train.0.file", "names, not numbers"]),
-        ("{file: a.parquet, src: en, tgt: 1}", ["data.train.0.file", "names, not numbers"]),
-        ("{file: a.tmx.gz, src: 0, tgt: de}", ["data.train.0.file", "codes such as en"]),
-        ("{file: a.tmx, src: en-us, tgt: en-US}", ["data.train.0.tgt", "the source's language"]),
-        (
-            "{file: a.tsv, src: -1, tgt: 1}",
-            ["data.train.0.src", "greater than or equal to 0 or a valid string"],
-        ),
-        (
-            "{file: a.tsv, src: true, tgt: 1}",
-            ["data.train.0.src", "integer or a valid string"],
-        ),
-        ("{file: a.tsv, src: 0}", ["data.train.0.tgt", "missing", "{file, src, tgt}"]),
+        ("{file: a.csv, src: 0, tgt: 1}", "file: .* form, got 'a.csv' .*a .tsv, .jsonl or .tmx"),
+        ("{file: a.tsv, src: 0, tgt: de}", "file: .* both numbers of columns"),
+        ("{file: a.jsonl, src: 0, tgt: 1}", "file: .* names, not numbers"),
+        ("{file: a.parquet, src: en, tgt: 1}", "file: .* names, not numbers"),
+        ("{file: a.tmx.gz, src: 0, tgt: de}", "file: .* codes such as en"),
+        ("{file: a.tmx, src: en-us, tgt: en-US}", "tgt: en-US is the source's language"),
+        ("{file: a.tsv, src: -1, tgt: 1}", "src: .* greater than or equal to 0 or a valid string"),
+        ("{file: a.tsv, src: true, tgt: 1}", "src: .* integer or a valid string"),
+        ("{file: a.tsv, src: 0}", "tgt: required, but missing .column of the target text"),
+        ("{src: a.en}", "tgt: required, but missing .file of its translation"),
+        ("{src: a.en, tgd: a.de}", "tgd: unknown key; did you mean data.train.0.tgt[?]"),
+        ("{generatd: phrasebook}", "generatd: unknown key; did you mean data.train.0.generated[?]"),
+        ("{src: 5, tgt: a.de}", "src: should be a valid string, got 5"),
+        ("{src: '', tgt: a.de}", "src: should have at least 1 character, got ''"),
+        ("{generated: phrase, split: train, pairs: 9}", "generated: .* 'phrasebook', got 'phrase'"),
+        ("{generated: phrasebook, split: x, pairs: 9}", "split: .* 'valid' or 'test', got 'x'"),
     ],
 )
-def test_tables_that_cannot_be_read_are_refused(
-    tmp_path: Path, entry: str, words: list[str]
-) -> None:
-    message = refusal(tmp_path, DATA.replace("{src: a.en, tgt: a.de}", entry))
-    assert all(word in message for word in ["c.yaml:5", *words]), message
+def test_a_corpus_that_cannot_be_read_is_refused(tmp_path: Path, entry: str, message: str) -> None:
+    refused = refusal(tmp_path, DATA.replace("{src: a.en, tgt: a.de}", entry))
+    assert re.search(rf"(?m)^{tmp_path}/c.yaml:5: data.train.0.{message}", refused), refused
 
 
 # --- refusals: added lines begin at line 7 ----------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("added", "place", "words"),
+    ("added", "message"),
     [
-        ("seeds: 3", "c.yaml:7", ["seeds", "unknown key", "did you mean seed?"]),
-        ("train:\n  max_step: 3", "c.yaml:8", ["train.max_step", "did you mean train.max_steps?"]),
-        ("max_steps: 3", "c.yaml:7", ["max_steps", "did you mean train.max_steps?"]),
-        ("train: {beam_size: 3}", "c.yaml:7", ["train.beam_size", "decode.beam_size?"]),
-        ("quux: 3", "c.yaml:7", ["quux", "unknown key", "known here: run_dir, seed, data"]),
-        ("seed: 1\nseed: 2", "c.yaml:8", ["seed", "duplicate key", "c.yaml:7"]),
-        ("train:\n  patience: 1\n\n  patience: 2", "c.yaml:10", ["train.patience", "c.yaml:8"]),
-        ("seed: one", "c.yaml:7", ["seed", "should be a valid integer", "'one'"]),
-        ("seed: 1.5", "c.yaml:7", ["seed", "a valid integer", "1.5"]),
-        ("seed: '1'", "c.yaml:7", ["seed", "a valid integer", "'1'"]),
-        ("seed: true", "c.yaml:7", ["seed", "a valid integer", "true"]),
-        ("seed:", "c.yaml:7", ["seed", "a valid integer", "got nothing"]),
-        ("seed: 010", "c.yaml:7", ["seed", "a valid integer", "010"]),
-        ("seed: 1:30", "c.yaml:7", ["seed", "a valid integer", "1:30"]),
-        ("seed: 0x10", "c.yaml:7", ["seed", "a valid integer", "0x10"]),
-        ("seed: [1]", "c.yaml:7", ["seed", "a valid integer", "a list of 1"]),
-        ("seed: -1", "c.yaml:7", ["seed", "greater than or equal to 0", "-1"]),
-        ("train: {max_steps: 1e5}", "c.yaml:7", ["train.max_steps", "a valid integer", "1e5"]),
-        (
-            "train: {max_steps: 0}",
-            "c.yaml:7",
-            ["max_steps", "greater than or equal to 1", "0"],
-        ),
-        (
-            "train: {max_steps: 1_000_000_000_000}",
-            "c.yaml:7",
-            ["max_steps", "less than 214748"],
-        ),
-        (
-            "train: {warmup_steps: 010}",
-            "c.yaml:7",
-            ["warmup_steps", "a valid integer", "010"],
-        ),
-        ("model: {dropout: 1.0}", "c.yaml:7", ["model.dropout", "less than 1", "1.0"]),
-        ("model: {dropout: .nan}", "c.yaml:7", ["model.dropout", "a valid number", "nan"]),
-        ("model: {dropout: 0.1.1}", "c.yaml:7", ["model.dropout", "a valid number", "0.1.1"]),
-        ("train: {peak_lr: 1e999}", "c.yaml:7", ["train.peak_lr", "a finite number", "1e999"]),
-        (
-            "train: {adam_betas: [0.9]}",
-            "c.yaml:7",
-            ["train.adam_betas", "at least 2", "list of 1"],
-        ),
-        ("train: {adam_betas: [0.9, 2]}", "c.yaml:7", ["train.adam_betas", "less than 1", "got 2"]),
-        ("model: {norm: Pre}", "c.yaml:7", ["model.norm", "'post' or 'pre'", "'Pre'"]),
-        ("train: {device: gpu}", "c.yaml:7", ["train.device", "cuda:N or mps", "'gpu'"]),
-        ("train: {compile: 1}", "c.yaml:7", ["train.compile", "'auto' or a valid boolean", "1"]),
-        ("tokenizer: {user_symbols: [on]}", "c.yaml:7", ["user_symbols", '"on" in quotes']),
-        ("tokenizer: {user_symbols: [a, a]}", "c.yaml:7", ["user_symbols", "a is listed twice"]),
-        ("tokenizer: {user_symbols: [<s>]}", "c.yaml:7", ["user_symbols", "<s> is a special"]),
-        ("model: none", "c.yaml:7", ["model", "should be a mapping", "'none'"]),
-        ("model:", "c.yaml:7", ["model", "should be a mapping", "nothing"]),
-        ("train: []", "c.yaml:7", ["train", "should be a mapping", "a list of 0"]),
-        ("model: {num_heads: 7}", "c.yaml:7", ["model.num_heads", "7", "does not divide", "512"]),
-        (
-            "model: {d_model: 7, num_heads: 1}",
-            "c.yaml:7",
-            ["model.d_model", "sinusoidal positions need an even d_model"],
-        ),
-        (
-            "train:\n  max_tokens: 255",
-            "c.yaml:8",
-            ["train.max_tokens", "255 is below data.max_length 256"],
-        ),
-        (
-            "train: {valid_every: 1500}",
-            "c.yaml:7",
-            ["train.valid_every", "not a multiple of train.save_every 1000"],
-        ),
-        (
-            "train:\n  lr_factor: 1.0\n  peak_lr: 1e-3",
-            "c.yaml:9",
-            ["train.peak_lr", "either lr_factor or peak_lr"],
-        ),
-        ("train: {schedule: cosine}", "c.yaml:7", ["train.schedule", "needs train.peak_lr"]),
-        (
-            "train: {schedule: linear, lr_factor: 2}",
-            "c.yaml:7",
-            ["train.lr_factor", "linear takes peak_lr"],
-        ),
-        ("train: {warmup_steps: 0}", "c.yaml:7", ["train.warmup_steps", "at least 1 warm-up step"]),
+        ("seeds: 3", "7: seeds: unknown key; did you mean seed?"),
+        ("train:\n  max_step: 3", "8: train.max_step: unknown key; did you mean train.max_steps?"),
+        ("max_steps: 3", "7: max_steps: unknown key; did you mean train.max_steps?"),
+        ("train: {beam_size: 3}", "7: train.beam_size: did you mean decode.beam_size?"),
+        ("quux: 3", "7: quux: unknown key; known here: run_dir, seed, data"),
+        ("seed: 1\nseed: 2", "8: seed: duplicate key, first given at {}:7"),
+        ("train:\n  patience: 1\n\n  patience: 2", "10: train.patience: duplicate key, {}:8"),
+        ("seed: one", "7: seed: should be a valid integer, got 'one' (seed of"),
+        ("seed: 1.5", "7: seed: a valid integer, got 1.5"),
+        ("seed: '1'", "7: seed: a valid integer, got '1'"),
+        ("seed: true", "7: seed: a valid integer, got true"),
+        ("seed:", "7: seed: a valid integer, got nothing"),
+        ("seed: 010", "7: seed: a valid integer, got 010"),
+        ("seed: 1:30", "7: seed: a valid integer, got 1:30"),
+        ("seed: 0x10", "7: seed: a valid integer, got 0x10"),
+        ("seed: [1]", "7: seed: a valid integer, got a list of 1"),
+        ("seed: -1", "7: seed: should be greater than or equal to 0, got -1"),
+        ("train: {max_steps: 1e5}", "7: train.max_steps: a valid integer, got 1e5"),
+        ("train: {max_steps: 0}", "7: train.max_steps: greater than or equal to 1, got 0"),
+        ("train: {max_steps: 1_000_000_000_000}", "7: train.max_steps: should be less than 214748"),
+        ("model: {dropout: 1.0}", "7: model.dropout: should be less than 1, got 1.0"),
+        ("model: {dropout: .nan}", "7: model.dropout: a valid number, got .nan"),
+        ("model: {dropout: 0.1.1}", "7: model.dropout: a valid number, got 0.1.1"),
+        ("train: {peak_lr: 1e999}", "7: train.peak_lr: a finite number, got 1e999"),
+        ("train: {adam_betas: [0.9]}", "7: train.adam_betas: at least 2 list of 1"),
+        ("train: {adam_betas: [0.9, 2]}", "7: train.adam_betas less than 1, got 2"),
+        ("model: {norm: Pre}", "7: model.norm: should be 'post' or 'pre', got 'Pre'"),
+        ("train: {device: gpu}", "7: train.device: form, got 'gpu' cuda:N"),
+        ("train: {compile: 1}", "7: train.compile: 'auto' or a valid boolean, got 1"),
+        ("tokenizer: {user_symbols: [on]}", '7: tokenizer.user_symbols write "on" in quotes'),
+        ("tokenizer: {user_symbols: [a, a]}", "7: tokenizer.user_symbols: a is listed twice"),
+        ("tokenizer: {user_symbols: [<s>]}", "7: tokenizer.user_symbols: <s> is a special"),
+        ("model: none", "7: model: should be a mapping of settings, got 'none'"),
+        ("model:", "7: model: should be a mapping of settings, got nothing"),
+        ("train: []", "7: train: should be a mapping of settings, got a list of 0"),
+        ("model: {num_heads: 7}", "7: model.num_heads: 7 does not divide d_model 512"),
+        ("model: {d_model: 7, num_heads: 1}", "7: model.d_model: need an even d_model"),
+        ("train:\n  max_tokens: 255", "8: train.max_tokens: 255 is below data.max_length 256"),
+        ("train: {valid_every: 1500}", "7: train.valid_every: not a multiple of train.save_every"),
+        ("train:\n  lr_factor: 1.0\n  peak_lr: 1e-3", "9: train.peak_lr: give either"),
+        ("train: {schedule: cosine}", "7: train.schedule: cosine needs train.peak_lr"),
+        ("train: {schedule: linear, lr_factor: 2}", "7: train.lr_factor: linear takes peak_lr"),
+        ("train: {warmup_steps: 0}", "7: train.warmup_steps: at least 1 warm-up step"),
         (
             "train: {schedule: linear, peak_lr: 1, warmup_steps: 9, max_steps: 9}",
-            "c.yaml:7",
-            ["train.warmup_steps", "below max_steps 9"],
+            "7: train.warmup_steps: 9 is not below max_steps 9",
         ),
-        ("seed: !!python/object/apply:os.getcwd []", "c.yaml:7", ["seed", "tag", "not allowed"]),
-        ("seed: !!int 3", "c.yaml:7", ["seed", "tag", "not allowed"]),
-        ("seed: &s 1\nmodel: *s", "c.yaml:8", ["model", "should be a mapping"]),
-        ("seed: *unknown", "c.yaml:7", ["undefined alias"]),
-        ("model: &m {d_ff: *m}", "c.yaml:7", ["deeply nested"]),
-        ("<<: {seed: 3}", "c.yaml:7", ["<<", "unknown key"]),
-        ("? [a, b]\n: 3", "c.yaml:7", ["a key must be a word"]),
-        ("seed: [1", "c.yaml:8", ["invalid YAML"]),
-        ("seed: 1\n\tmodel: 2", "c.yaml:8", ["invalid YAML"]),
-        ("---\nseed: 3", "c.yaml:7", ["invalid YAML"]),
+        ("seed: !!python/object/apply:os.getcwd []", "7: seed: the tag not allowed"),
+        ("seed: !!int 3", "7: seed: the tag not allowed"),
+        ("seed: &s 1\nmodel: *s", "8: model: should be a mapping"),
+        ("seed: *unknown", "7: invalid YAML: undefined alias"),
+        ("model: &m {d_ff: *m}", "7: deeply nested"),
+        ("<<: {seed: 3}", "7: <<: unknown key"),
+        ("? [a, b]\n: 3", "7: a key must be a word"),
+        ("seed: [1", "8: invalid YAML"),
+        ("seed: 1\n\tmodel: 2", "8: invalid YAML"),
+        ("---\nseed: 3", "7: invalid YAML"),
     ],
 )
-def test_what_is_wrong_is_refused_with_its_place(
-    tmp_path: Path, added: str, place: str, words: list[str]
-) -> None:
-    message = refusal(tmp_path, DATA + added + "\n")
-    assert message.startswith(f"{tmp_path / place}:")
-    assert [word for word in words if word not in message] == []
-    assert len(message) < 400
+def test_what_is_wrong_is_refused_with_its_place(tmp_path: Path, added: str, message: str) -> None:
+    """The message begins with the place, and has all words in this order."""
+    refused = refusal(tmp_path, DATA + added + "\n")
+    file = tmp_path / "c.yaml"
+    words = map(re.escape, f"{file}:{message.format(file)}".split())
+    assert re.match(".*".join(words), refused), refused
+    assert len(refused) < 400
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "place", "words"),
+    ("old", "new", "message"),
     [
-        ("run_dir: runs/x\n", "", "c.yaml:1", ["run_dir", "required, but missing"]),
-        (
-            "  valid: {src: v.en, tgt: v.de}\n",
-            "",
-            "c.yaml:2",
-            ["data.valid", "required, but missing"],
-        ),
-        (
-            "  src_lang: en\n",
-            "",
-            "c.yaml:2",
-            ["data.src_lang", "required, but missing", "language code"],
-        ),
-        (
-            ", tgt: a.de",
-            "",
-            "c.yaml:5",
-            ["data.train.0.tgt", "required, but missing", "{src, tgt}"],
-        ),
-        ("tgt: a.de", "tgd: a.de", "c.yaml:5", ["data.train.0.tgd", "did you mean", "tgt?"]),
-        (
-            "[{src: a.en, tgt: a.de}]",
-            "[]",
-            "c.yaml:5",
-            ["data.train", "at least 1", "list of 0"],
-        ),
-        ("[{src: a.en, tgt: a.de}]", "a.en", "c.yaml:5", ["data.train", "a valid list", "'a.en'"]),
-        ("{src: v.en, tgt: v.de}", "v.en", "c.yaml:6", ["data.valid", "a mapping", "'v.en'"]),
-        ("src: a.en", "src: 5", "c.yaml:5", ["data.train.0.src", "a valid string", "5"]),
-        ("src: a.en", "src: ''", "c.yaml:5", ["data.train.0.src", "at least 1 character", "''"]),
-        (
-            "{src: a.en, tgt: a.de}",
-            "{generated: phrasebok, split: train, pairs: 9}",
-            "c.yaml:5",
-            ["data.train.0.generated", "phrasebook", "'phrasebok'"],
-        ),
-        (
-            "{src: a.en, tgt: a.de}",
-            "{generated: phrasebook, split: dev, pairs: 9}",
-            "c.yaml:5",
-            ["data.train.0.split", "'train', 'valid' or 'test'", "'dev'"],
-        ),
-        ("src_lang: en", "src_lang: no", "c.yaml:3", ["data.src_lang", 'write "no" in quotes']),
-        ("tgt_lang: de", "tgt_lang: on", "c.yaml:4", ["data.tgt_lang", 'write "on" in quotes']),
-        ("tgt_lang: de", "tgt_lang: Yes", "c.yaml:4", ["data.tgt_lang", 'write "Yes" in quotes']),
-        ("src_lang: en", "src_lang: True", "c.yaml:3", ["data.src_lang", '"True" in quotes']),
+        ("run_dir: runs/x\n", "", "1: run_dir: required, but missing"),
+        ("runs/x", "$NO_X/x", "1: run_dir: .NO_X is not set; set it or write the path out"),
+        ("  valid: {src: v.en, tgt: v.de}\n", "", "2: data.valid: required, but missing"),
+        ("  src_lang: en\n", "", "2: data.src_lang: required, but missing .source language code"),
+        ("[{src: a.en, tgt: a.de}]", "[]", "5: data.train: .* at least 1 .* list of 0"),
+        ("[{src: a.en, tgt: a.de}]", "a.en", "5: data.train: should be a valid list, got 'a.en'"),
+        ("{src: v.en, tgt: v.de}", "v.en", "6: data.valid: should be a mapping .*, got 'v.en'"),
+        ("tgt: v.de}", "tgt: v.de, weight: 2}", "6: data.valid.weight: works in data.train only"),
+        ("src_lang: en", "src_lang: no", '3: data.src_lang: .*write "no" in quotes'),
+        ("tgt_lang: de", "tgt_lang: on", '4: data.tgt_lang: .*write "on" in quotes'),
+        ("tgt_lang: de", "tgt_lang: Yes", '4: data.tgt_lang: .*write "Yes" in quotes'),
+        ("src_lang: en", "src_lang: True", '3: data.src_lang: .*write "True" in quotes'),
     ],
 )
 def test_what_is_missing_or_wrong_in_data_is_refused(
-    tmp_path: Path, old: str, new: str, place: str, words: list[str]
+    tmp_path: Path, old: str, new: str, message: str
 ) -> None:
     assert old in DATA
-    message = refusal(tmp_path, DATA.replace(old, new))
-    assert message.startswith(f"{tmp_path / place}: ")
-    assert [word for word in words if word not in message] == []
+    refused = refusal(tmp_path, DATA.replace(old, new))
+    assert re.match(f"{tmp_path}/c.yaml:{message}", refused), refused
 
 
 @pytest.mark.parametrize(
@@ -445,23 +328,7 @@ def test_what_is_missing_or_wrong_in_data_is_refused(
             ["too large", "aliases"],
         ),
     ],
-    ids=[
-        "empty",
-        "remark",
-        "list",
-        "words",
-        "not UTF-8",
-        "UTF-16",
-        "NUL",
-        "deep list",
-        "deep mapping",
-        "large",
-        "huge",
-        "no character",
-        "NUL in quotes",
-        "odd version",
-        "alias bomb",
-    ],
+    ids=range(15),
 )
 def test_files_that_are_no_config_are_refused(
     tmp_path: Path, content: bytes, place: str, words: list[str]
@@ -556,25 +423,21 @@ def test_later_overrides_win(tmp_path: Path) -> None:
 
 # --- paths ------------------------------------------------------------------------------------
 
-AT = [
-    ("run_dir", "run_dir={}", "run_dir"),
-    ("data.root", "data.root={}", "data.root"),
-    ("data.valid.src", "data.valid={{src: {}, tgt: b}}", "data.valid.src"),
-    ("data.train.0.tgt", "data.train=[{{src: a, tgt: {}}}]", "data.train.0.tgt"),
-    ("data.valid.file", "data.valid={{file: {}.tsv, src: a, tgt: b}}", "data.valid.file"),
-    (
-        "data.test.x.dataset",
-        "data.test={{x: {{dataset: {}, split: s, src: a, tgt: b}}}}",
-        "data.test.x.dataset",
-    ),
-    ("tokenizer.path", "tokenizer.path={}", "tokenizer.path"),
-    ("train.init_from", "train.init_from={}", "train.init_from"),
-]
+AT = {
+    "run_dir": "run_dir={}",
+    "data.root": "data.root={}",
+    "data.valid.src": "data.valid={{src: {}, tgt: b}}",
+    "data.train.0.tgt": "data.train=[{{src: a, tgt: {}}}]",
+    "data.valid.file": "data.valid={{file: {}.tsv, src: a, tgt: b}}",
+    "data.test.x.dataset": "data.test={{x: {{dataset: {}, split: s, src: a, tgt: b}}}}",
+    "tokenizer.path": "tokenizer.path={}",
+    "train.init_from": "train.init_from={}",
+}
 
 
-@pytest.mark.parametrize(("key", "override", "name"), AT, ids=[key for key, *_ in AT])
+@pytest.mark.parametrize(("key", "override"), AT.items(), ids=AT)
 def test_home_and_environment_are_expanded_in_every_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, override: str, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, override: str
 ) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setenv("PLACE", "/some/where")
@@ -593,20 +456,11 @@ def test_home_and_environment_are_expanded_in_every_path(
         assert load(tmp_path, dump_config(config)) == config
     for text in ("$NOWHERE/x", "'a/${NOWHERE}'"):
         message = refusal(tmp_path, DATA, override.format(text).replace("'.tsv", ".tsv'"))
-        assert f" {name}: $" in message
+        assert f" {key}: $" in message
         assert "NOWHERE" in message
         assert "is not set; set it or write the path out" in message
     message = refusal(tmp_path, DATA, override.format("~no-such-user/x"))
-    assert f" {name}: ~no-such-user has no home directory here" in message
-
-
-def test_a_path_that_cannot_be_expanded_is_refused_with_its_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("NOWHERE", raising=False)
-    message = refusal(tmp_path, DATA.replace("runs/x", "$NOWHERE/x"))
-    told = "run_dir: $NOWHERE is not set; set it or write the path out"
-    assert message == f"{tmp_path / 'c.yaml'}:1: {told}"
+    assert f" {key}: ~no-such-user has no home directory here" in message
 
 
 def test_a_variable_is_no_name_that_a_hub_is_asked_for(

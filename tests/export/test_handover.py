@@ -7,13 +7,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import ctranslate2
 import pytest
 import torch
 from conftest import (
     TinyConfig,
-    check_agreement,
     check_agreement_lines,
     made_up_pairs,
     random_model,
@@ -21,17 +21,16 @@ from conftest import (
 )
 
 from mtrain.config.loading import load_config
-from mtrain.config.schema import Config, HubCorpus, TextCorpus
+from mtrain.config.schema import Config, Corpus, HubCorpus, TextCorpus
 from mtrain.corpus import tables
 from mtrain.data.tokenizer import Tokenizer
-from mtrain.export import ctranslate2_format, handover
-from mtrain.export.proof import Agreement, Difference, Engine, Search, compare
+from mtrain.export import ctranslate2_format, handover, marian_format
+from mtrain.export.proof import Agreement, Difference, Engine
 from mtrain.model.transformer import Shape
 from mtrain.runs import manifest
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
-from mtrain.translation.translator import Translator
 
 PAIRS = made_up_pairs(40, 21)
 SOURCES = [src for src, _ in PAIRS]
@@ -42,13 +41,17 @@ def config(tiny_config: TinyConfig) -> Config:
     return load_config(tiny_config())
 
 
-def write(loaded_model: LoadedModel, directory: Path, sample: Path | None = None) -> None:
-    handover.export(loaded_model, "ctranslate2", directory, "float32", sample, lambda line: None)
+def write(loaded_model: LoadedModel, directory: Path, sample: Path | None = None) -> list[str]:
+    """Export, and return what is shown."""
+    shown: list[str] = []
+    handover.export(loaded_model, "ctranslate2", directory, "float32", sample, shown.append)
+    return shown
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
-@pytest.mark.parametrize("tie", ["all", "output", "none"])
+@pytest.mark.parametrize(
+    ("positions", "tie"), [("sinusoidal", "all"), ("learned", "output"), ("learned", "none")]
+)
 def test_the_library_scores_random_weights_as_the_model_does(
     tokenizer: Tokenizer, config: Config, tmp_path: Path, norm: str, positions: str, tie: str
 ) -> None:
@@ -69,23 +72,6 @@ def test_the_library_scores_random_weights_as_the_model_does(
     found = [sum(result.log_probs) for result in scored]
 
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-4, atol=1e-3)
-
-
-def test_both_engines_find_the_same_translations(loaded_model: LoadedModel, tmp_path: Path) -> None:
-    ctranslate2_format.write(tmp_path, loaded_model, "float32")
-    engine = ctranslate2_format.load(tmp_path, loaded_model.tokenizer)
-
-    for beam_size in (1, 4):
-        found = compare(loaded_model, engine, SOURCES, beam_size)
-        check_agreement(found)
-        tokens = sum(len(ids) + 1 for ids in translated(loaded_model, beam_size))
-        assert abs(found.tokens - tokens) <= 10 * len(found.differences)
-
-
-def translated(loaded_model: LoadedModel, beam_size: int) -> list[list[int]]:
-    decode = loaded_model.decode.model_copy(update={"beam_size": beam_size, "length_norm": "power"})
-    texts = Translator(replace(loaded_model, decode=decode)).best(SOURCES)
-    return loaded_model.tokenizer.encode(texts)
 
 
 def test_pieces_that_a_tokenizer_lacks_get_names_of_their_own() -> None:
@@ -131,33 +117,49 @@ def test_rounding_leaves_the_model_itself_as_it_is(
     assert served.compute_type.startswith("int8")
 
 
-def test_a_model_that_translates_otherwise_is_not_handed_over(
-    loaded_model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def backwards(engine: Engine) -> Search:
-        return lambda *args: [row[::-1] for row in engine.search(*args)]
-
-    with_search(monkeypatch, backwards)
-    shown: list[str] = []
-
-    with pytest.raises(UserError, match="CTranslate2 translates differently: greedy"):
-        handover.export(
-            loaded_model, "ctranslate2", tmp_path / "served", "float32", None, shown.append
-        )
-
-    assert list(tmp_path.iterdir()) == []
-    assert any(line.startswith("  line 1  mtrain") for line in shown)
-
-
-def with_search(monkeypatch: pytest.MonkeyPatch, other: Callable[[Engine], Search]) -> None:
-    """Give the engine another search."""
+@pytest.fixture
+def changed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a setter of parts of the engine, each made of the engine as it is."""
     load = ctranslate2_format.load
 
-    def loaded(directory: Path, tokenizer: Tokenizer) -> Engine:
-        engine = load(directory, tokenizer)
-        return replace(engine, search=other(engine))
+    def change(**parts: Callable[[Engine], Any]) -> None:
+        def loaded(directory: Path, tokenizer: Tokenizer) -> Engine:
+            engine = load(directory, tokenizer)
+            return replace(engine, **{name: part(engine) for name, part in parts.items()})
 
-    monkeypatch.setattr(ctranslate2_format, "load", loaded)
+        monkeypatch.setattr(ctranslate2_format, "load", loaded)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"search": lambda engine: lambda *args: [row[::-1] for row in engine.search(*args)]},
+        {"decode": lambda engine: lambda rows: [text + "!" for text in engine.decode(rows)]},
+    ],
+)
+def test_a_model_that_translates_otherwise_is_not_exported(
+    loaded_model: LoadedModel, tmp_path: Path, changed: Callable[..., None], parts: dict[str, Any]
+) -> None:
+    changed(**parts)
+    with pytest.raises(UserError, match="CTranslate2 translates differently: greedy"):
+        write(loaded_model, tmp_path / "served")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_text_that_the_engine_encodes_or_decodes_otherwise_is_named(
+    loaded_model: LoadedModel, tmp_path: Path, changed: Callable[..., None]
+) -> None:
+    changed(
+        encode=lambda engine: lambda lines: [[9], *engine.encode(lines)[1:]],
+        decode=lambda engine: lambda rows: [f" {text}" for text in engine.decode(rows)],
+    )
+    shown = write(loaded_model, tmp_path / "served")
+    assert "  lines that CTranslate2 cuts into other pieces: 1 (1)" in shown
+    text = "  lines that CTranslate2 shows without unknown pieces or white space at the ends: 12"
+    assert f"{text} (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ...)" in shown
+    assert (tmp_path / "served" / "config.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -197,6 +199,7 @@ def test_the_command_writes_a_model_that_the_library_translates_with(
 
     assert done.returncode == 0, done.stderr
     check_agreement_lines(done.stdout)
+    assert "lines that" not in done.stdout
     tokenizer = Tokenizer.load(served / "tokenizer.model")
     pieces = tokenizer.pieces.encode(SOURCES, out_type=str)
     results = ctranslate2.Translator(str(served), device="cpu").translate_batch(
@@ -207,44 +210,20 @@ def test_the_command_writes_a_model_that_the_library_translates_with(
     assert sum(a == b for a, b in zip(found, expected, strict=True)) >= 36
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--to", "onnx"], "error: --to onnx: expected ctranslate2 or hf-marian"),
-        (["--quantization", "int3"], "error: --quantization int3: expected one of float32, "),
-        (["-o", "."], "error: .: exists already; remove it, or choose another name"),
-    ],
-)
-def test_what_cannot_be_is_refused(
-    trained_run: Path, tmp_path: Path, options: list[str], message: str
-) -> None:
-    command = ["export", "-m", trained_run, "-o", tmp_path / "served", *options]
-    done = run_mtrain(*command, cwd=tmp_path)
-
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(message)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_lines_that_differ_are_named_by_their_numbers_in_the_sample(
-    loaded_model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loaded_model: LoadedModel, tmp_path: Path, changed: Callable[..., None]
 ) -> None:
-    with_search(monkeypatch, lambda engine: lambda rows, *rest: [[] for _ in rows])
+    changed(search=lambda engine: lambda rows, *rest: [[] for _ in rows])
     sample = tmp_path / "sample"
     sample.write_text("\n \nbavo\n\ncelu\n")
     shown: list[str] = []
-
     with pytest.raises(UserError, match="CTranslate2 translates differently"):
         handover.export(
             loaded_model, "ctranslate2", tmp_path / "served", "float32", sample, shown.append
         )
-
-    assert [line.split()[1:3] for line in shown[1:]] == [
-        ["3", "mtrain"],
-        ["3", "CTranslate2"],
-        ["5", "mtrain"],
-        ["5", "CTranslate2"],
-    ]
+    names = ["mtrain", "CTranslate2"]
+    expected = [[number, name] for number in ("3", "5") for name in names]
+    assert [line.split()[1:3] for line in shown[1:]] == expected
 
 
 def test_a_place_that_cannot_be_written_is_named(loaded_model: LoadedModel, tmp_path: Path) -> None:
@@ -262,42 +241,52 @@ def test_a_limit_of_one_token_leaves_empty_translations_on_both_sides(
     assert (tmp_path / "served" / "model.bin").exists()
 
 
-def test_without_the_library_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ctranslate2.specs", None)
-
-    with pytest.raises(RefusedError, match=r"pip install 'mtrain\[ctranslate2\]'"):
-        ctranslate2_format.check(Shape(100, 0), "int8")
+@pytest.mark.parametrize(
+    ("module", "form", "extra"),
+    [
+        ("ctranslate2.specs.model_spec", ctranslate2_format, "ctranslate2"),
+        ("transformers", marian_format, "hf"),
+    ],
+)
+def test_without_the_library_the_error_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, module: str, form: handover.Form, extra: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(RefusedError, match=rf"pip install 'mtrain\[{extra}\]'"):
+        form.check(Shape(100, 0), "float32")
 
 
 @pytest.mark.parametrize("text", ["", "\n \n"])
 def test_a_sample_without_text_is_an_error(
     loaded_model: LoadedModel, tmp_path: Path, text: str
 ) -> None:
-    sample = tmp_path / "sample"
-    sample.write_text(text)
-
+    (tmp_path / "sample").write_text(text)
     with pytest.raises(UserError, match="sample: holds no lines to translate"):
-        write(loaded_model, tmp_path / "served", sample)
+        write(loaded_model, tmp_path / "served", tmp_path / "sample")
 
 
-def test_no_dataset_is_asked_for_a_sample(
-    loaded_model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("valid", "message"),
+    [
+        (
+            HubCorpus(dataset="some/pairs", split="valid", src="en", tgt="de"),
+            r"some/pairs valid: .* name lines with --sample",
+        ),
+        (
+            TextCorpus(src="/gone.src", tgt="/gone.tgt"),
+            r"gone\.src: .*; or name other lines with --sample",
+        ),
+    ],
+)
+def test_where_the_validation_set_is_not_here_a_sample_can_be_named(
+    loaded_model: LoadedModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    valid: Corpus,
+    message: str,
 ) -> None:
     monkeypatch.setattr(tables, "_load_dataset", None)
-    hub = HubCorpus(dataset="some/pairs", split="valid", src="en", tgt="de")
-    data = loaded_model.config.data.model_copy(update={"valid": hub})
+    data = loaded_model.config.data.model_copy(update={"valid": valid})
     elsewhere = replace(loaded_model, config=loaded_model.config.model_copy(update={"data": data}))
-
-    with pytest.raises(UserError, match=r"some/pairs valid: .* name lines with --sample"):
-        write(elsewhere, tmp_path / "served")
-
-
-def test_where_the_validation_set_is_gone_a_sample_can_be_named(
-    loaded_model: LoadedModel, tmp_path: Path
-) -> None:
-    gone = TextCorpus(src=str(tmp_path / "gone.src"), tgt=str(tmp_path / "gone.tgt"))
-    data = loaded_model.config.data.model_copy(update={"valid": gone})
-    elsewhere = replace(loaded_model, config=loaded_model.config.model_copy(update={"data": data}))
-
-    with pytest.raises(UserError, match=r"gone\.src: .*; or name other lines with --sample"):
+    with pytest.raises(UserError, match=message):
         write(elsewhere, tmp_path / "served")

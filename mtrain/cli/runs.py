@@ -1,0 +1,120 @@
+"""Commands about a finished run, or one in progress."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from mtrain.cli import options
+from mtrain.cli.options import file, flag, path, value
+from mtrain.cli.streams import as_text, check_page, print_lines, refuse_kept, write_page
+from mtrain.runtime import log
+from mtrain.runtime.console import loaded, stopped_by_signals, writing
+from mtrain.runtime.errors import UserError
+
+Run = Annotated[Path, path("RUN", "Run directory.")]
+
+
+def report(
+    run: Run,
+    output: Annotated[Path, file("HTML page to write, such as report.html.", "--output", "-o")],
+    text: Annotated[
+        list[str] | None,
+        value("TEXT", "Sentence to draw attention for; default: of the validation set."),
+    ] = None,
+    check: Annotated[
+        bool, flag("Include the findings of `mtrain check`.", "--check/--no-check")
+    ] = True,
+) -> None:
+    """Write an HTML page about a run: scores, curves, translations, attention, data, settings.
+
+    Example: `mtrain report runs/NAME -o report.html`
+    """
+    from mtrain.report import page as reporting
+
+    check_page(output)
+    page = reporting.make_page(run, [as_text(each) for each in text or []], check=check)
+    loaded()
+    write_page(output, page)
+
+
+def verify(
+    run: Annotated[Path, path("RUN", "Run directory or checkpoint directory.")],
+    json_: options.Json = False,
+) -> None:
+    """Check that every file of a run is as the run wrote it (exit code 1 if not).
+
+    Example: `mtrain verify runs/NAME`
+    """
+    from mtrain.runs import verify as verifying
+    from mtrain.runs.findings import BAD
+
+    findings = []
+    is_shown = json_ or not sys.stdout.isatty()
+    with writing("-") as sink, log.progress_bar(None, "item", "verifying", shown=is_shown) as bar:
+        for finding in verifying.verify(run):
+            findings.append(finding)
+            bar.update()
+            if not json_:
+                print_lines(sink, [str(finding)])
+        bad = [finding for finding in findings if finding.state in BAD]
+        if json_:
+            listed = [finding.as_json() for finding in findings]
+            content = {"run": str(run), "good": not bad, "findings": listed}
+            print_lines(sink, [json.dumps(content)])
+    if bad:
+        raise UserError(f"{run}: {len(bad)} of {len(findings)} findings are bad")
+
+
+def average(
+    run: Run,
+    output: Annotated[
+        Path, file("Checkpoint directory to write.", "--output", "-o", metavar="DIR")
+    ],
+    last: Annotated[int, value("N", "Average the N newest checkpoints.", min=1)] = 5,
+) -> None:
+    """Average the weights of a run's newest checkpoints.
+
+    Example: `mtrain average runs/NAME --last 5 -o averaged`
+    """
+    from mtrain.config.loading import load_stored_config
+    from mtrain.runs import checkpoint
+
+    loaded()
+    refuse_kept(output)
+    if not (run / "config.yaml").exists():
+        raise UserError(f"{run}: not a run directory: it holds no config.yaml")
+    train = load_stored_config(run / "config.yaml").train
+    with stopped_by_signals():
+        paths = checkpoint.average_run(run, last, output, train.is_scheduled, train.save_every)
+    log.logger.info("averaged %s into %s", ", ".join(path.name for path in paths), output)
+
+
+def export(
+    model: options.Model,
+    output: Annotated[Path, file("Directory to write.", "--output", "-o", metavar="DIR")],
+    to: Annotated[
+        Literal["ctranslate2", "hf-marian"],
+        value("NAME", "Engine: ctranslate2, or hf-marian (Hugging Face's transformers)."),
+    ] = "ctranslate2",
+    quantization: Annotated[
+        str, value("TYPE", "Weight type: float32; ctranslate2 also has int8, float16, ...")
+    ] = "float32",
+    sample: Annotated[
+        Path | None, file("Text to compare the engines on; default: the validation set.")
+    ] = None,
+) -> None:
+    """Convert a model for another engine, after comparing the translations of both.
+
+    Example: `mtrain export -m runs/NAME --to ctranslate2 -o served`
+    """
+    from mtrain.export import handover as exporting
+
+    refuse_kept(output)
+    model_ = options.load_model(model)
+    with writing("-") as sink, stopped_by_signals():
+
+        def show(line: str) -> None:
+            print_lines(sink, [line])
+
+        exporting.export(model_, to, output, quantization, sample, show)

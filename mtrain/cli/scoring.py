@@ -1,0 +1,159 @@
+"""Commands that score translations."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+from mtrain.cli import options
+from mtrain.cli.options import file, path, value
+from mtrain.cli.streams import check_output, print_text
+from mtrain.runtime import log
+from mtrain.runtime.console import writing
+from mtrain.runtime.errors import RefusedError
+from mtrain.runtime.outputs import refuse_overwriting, write_output
+
+
+@options.with_options(options.SEARCH)
+def evaluate(
+    model: Annotated[
+        list[Path] | None,
+        file("Model to score. Repeat it for an ensemble.", "--model", "-m", metavar="DIR"),
+    ] = None,
+    source: options.Source = None,
+    reference: options.Reference = None,
+    hypothesis: Annotated[Path | None, file("Translation to score, without a model.")] = None,
+    output: Annotated[
+        Path | None, file("File for the model's translations.", "--output", "-o")
+    ] = None,
+    tgt_lang: options.Language = None,
+    tokenize: options.Tokenize = None,
+    lowercase: options.Lowercase = False,
+    json_: options.Json = False,
+    device: options.Device = "auto",
+    precision: options.Precision = "auto",
+    **decode: Any,
+) -> None:
+    """Score a model or a translation with BLEU, chrF and TER, each with a confidence interval.
+
+    Example: `mtrain eval -m runs/NAME -s test.en -r test.de`
+    """
+    _check_eval_inputs(model, source, reference, hypothesis, output, decode)
+    from mtrain.scoring import evaluation
+    from mtrain.scoring.metrics import check_seed, check_tokenizer, tokenizer_for
+    from mtrain.scoring.notes import explain
+    from mtrain.scoring.references import read_aligned, read_references, read_source
+
+    check_seed()
+    check_tokenizer(tokenize or tokenizer_for(tgt_lang))
+    references = read_references(reference or [])
+    sources = read_source(source, references) if source else []
+    if hypothesis is not None:
+        hypotheses = read_aligned(hypothesis, references)
+    else:
+        assert model is not None
+        if output is not None:
+            check_output(output)
+        with options.open_translator(model, device, precision, **decode) as translator:
+            tgt_lang = tgt_lang or translator.loaded.config.data.tgt_lang
+            check_tokenizer(tokenize or tokenizer_for(tgt_lang))
+            from mtrain.translation.streams import translate_all
+
+            hypotheses = translate_all(translator, sources)
+            if output is not None and translator.ranks.is_first:
+                write_output(output, "".join(line + "\n" for line in hypotheses).encode("utf-8"))
+        if not translator.ranks.is_first:
+            return
+    result = evaluation.score(hypotheses, references, tgt_lang, tokenize, lowercase)
+    notes = explain(hypotheses, references, sources, lowercase)
+    if json_:
+        listed = {"notes": [note.as_json() for note in notes]}
+        print_text(json.dumps({**result.as_json(), **listed}))
+        return
+    print_text(*str(result).split("\n"))
+    for note in notes:
+        log.logger.warning("%s", note)
+
+
+def _check_eval_inputs(
+    model: list[Path] | None,
+    source: Path | None,
+    reference: list[Path] | None,
+    hypothesis: Path | None,
+    output: Path | None,
+    decode: dict[str, object],
+) -> None:
+    """Refuse options that do not go together."""
+    if not reference:
+        raise RefusedError("mtrain eval: needs -r/--reference FILE")
+    if (model is None) == (hypothesis is None):
+        raise RefusedError(
+            "mtrain eval: give either -m/--model with -s/--source, or --hypothesis FILE"
+        )
+    if model is not None and source is None:
+        raise RefusedError("mtrain eval: -m/--model needs the text to translate: -s/--source FILE")
+    if str(output) == "-":
+        raise RefusedError("--output -: scores go to stdout; name a file for the translations")
+    refuse_overwriting(output, source, hypothesis, *reference)
+    if hypothesis is not None and any(option is not None for option in (output, *decode.values())):
+        raise RefusedError(
+            "mtrain eval: --hypothesis does not go with -o or options of the search; remove them"
+        )
+
+
+@options.with_options({"batch_tokens": options.SEARCH["batch_tokens"]})
+def score(
+    model: options.Model,
+    source: Annotated[Path, file("Source text.", "--source", "-s")],
+    target: Annotated[Path, file("Its translation, line by line.", "--target", "-t")],
+    device: options.Device = "auto",
+    precision: options.Precision = "auto",
+    **decode: Any,
+) -> None:
+    """Print the log-probability that a model gives to each line of a translation.
+
+    Example: `mtrain score -m runs/NAME -s src.txt -t tgt.txt`
+    """
+    from mtrain.translation import streams
+
+    model_ = options.load_model(model, device, precision, **decode)
+    with writing("-") as sink:
+        streams.score_files(model_, source, target, sink)
+
+
+def compare(
+    systems: Annotated[
+        list[Path], path("FILE", "Two or more translations; the first is the baseline.")
+    ],
+    reference: options.Reference = None,
+    source: options.Source = None,
+    tgt_lang: options.Language = None,
+    tokenize: options.Tokenize = None,
+    lowercase: options.Lowercase = False,
+    metrics: Annotated[str, value("NAMES", "Metrics, separated by commas.")] = "bleu,chrf,ter",
+    lines: Annotated[
+        int, value("N", "Lines to show for each kind of difference.", "--lines", "-n", min=0)
+    ] = 3,
+    json_: options.Json = False,
+) -> None:
+    """Compare translations: whether their scores differ significantly, and which lines differ most.
+
+    Example: `mtrain compare -r ref.de old.de new.de`
+    """
+    if not reference:
+        raise RefusedError("mtrain compare: needs -r/--reference FILE")
+    from mtrain.scoring import compare as comparing
+    from mtrain.scoring.references import choose_tokenizer, read_references, read_source
+
+    comparing.check_paths(systems)
+    chosen = comparing.choose_metrics(metrics)
+    references = read_references(reference)
+    result = comparing.compare(
+        comparing.read_systems(systems, references),
+        references,
+        read_source(source, references) if source else [],
+        metrics=chosen,
+        tokenize=choose_tokenizer(tokenize, tgt_lang, references),
+        lowercase=lowercase,
+        most=lines,
+    )
+    print_text(*(json.dumps(result.as_json()) if json_ else str(result)).split("\n"))
