@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from mtrain.config.schema import Config
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.export.proof import Engine
-from mtrain.model.attention import Attention
-from mtrain.model.transformer import DecoderLayer, EncoderLayer, Shape, Transformer
+from mtrain.model.transformer import Attention, DecoderLayer, EncoderLayer, Shape, Transformer
 from mtrain.runs import layout
 from mtrain.runtime.errors import MissingExtraError, RefusedError
 from mtrain.translation.loading import LoadedModel

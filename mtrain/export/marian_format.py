@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.export.proof import Engine
-from mtrain.model.attention import Attention
-from mtrain.model.transformer import DecoderLayer, EncoderLayer, Shape, Transformer
+from mtrain.model.transformer import Attention, DecoderLayer, EncoderLayer, Shape, Transformer
 from mtrain.runtime.errors import MissingExtraError, RefusedError, first_line
 from mtrain.translation.loading import LoadedModel
 

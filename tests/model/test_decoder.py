@@ -17,7 +17,7 @@ from mtrain.runtime.device import has_fast_bf16
 def stepwise(model: Transformer, src: Tensor, tgt_in: Tensor) -> Tensor:
     """Log-probabilities of every next token, decoded a position at a time."""
     decoder = Decoder(model)
-    state, rows = decoder.start(*model.encode(src)), []
+    state, rows = decoder.begin(src), []
     for column in tgt_in.unbind(1):
         log_probs, state = decoder.step(column, state)
         rows.append(log_probs)
@@ -73,7 +73,7 @@ def test_selected_hypotheses_go_on_with_their_own_past_and_source() -> None:
     src = random_ids(2, 6)
     src[0, 4:] = model.shape.pad_id
     decoder = Decoder(model)
-    state = decoder.start(*model.encode(src))
+    state = decoder.begin(src)
     prefixes, owners = torch.full((2, 1), 2), torch.tensor([0, 1])
 
     def extend(rows: list[int], sentences: list[int] | None, tokens: list[int]) -> None:

@@ -11,14 +11,16 @@ from conftest import random_model
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from mtrain.model.attention import Attention, attend, attention_weights
 from mtrain.model.cpu import RowTransformer
 from mtrain.model.transformer import (
+    Attention,
     DecoderLayer,
     Dropout,
     EncoderLayer,
     Shape,
     Transformer,
+    attend,
+    attention_weights,
     set_compute_dtype,
     sinusoids,
 )

@@ -348,9 +348,7 @@ def search(
 ) -> list[list[Hypothesis]]:
     """Search one line, down to token ids."""
     with torch.no_grad():
-        state = translator.loaded.decoder.start(
-            *translator.loaded.model.encode(source_ids(translator, line))
-        )
+        state = translator.loaded.decoder.begin(source_ids(translator, line))
     return beam_search(
         step or translator.loaded.decoder.step,
         state,
