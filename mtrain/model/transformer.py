@@ -97,10 +97,10 @@ class Attention(nn.Module):
         """Project to query (0), key (1) and value (2), those from `first` to `last` - 1: (..., D)
         -> (..., (last - first) * D).
         """
-        weight, bias, D = self.project_in.weight, self.project_in.bias, x.shape[-1]
-        if (first, last) != (0, 3):  # the gradient of a slice is a whole matrix, mostly of zeros
-            weight, bias = weight[first * D : last * D], bias[first * D : last * D]
-        return F.linear(x, weight, bias)
+        if (first, last) == (0, 3):  # the gradient of a slice is a whole matrix, mostly of zeros
+            return F.linear(x, self.project_in.weight, self.project_in.bias)
+        rows = slice(first * x.shape[-1], last * x.shape[-1])
+        return F.linear(x, self.project_in.weight[rows], self.project_in.bias[rows])
 
     def heads(self, projected: Tensor) -> tuple[Tensor, ...]:
         """Split into heads: (B, L, parts * D) -> parts x (B, H, L, K)."""

@@ -534,10 +534,10 @@ def patterns() -> Iterator[re.Pattern[str]]:
     from mtrain.runs import layout
     from mtrain.runtime import console, files
     from mtrain.scoring import notes
-    from mtrain.translation import word_links
+    from mtrain.translation import attention
 
     for module in (
-        console, files, filters, pairs, layout, markup, notes, page, word_links, yaml_reader
+        attention, console, files, filters, pairs, layout, markup, notes, page, yaml_reader
     ):  # fmt: skip
         for value in vars(module).values():
             if isinstance(value, re.Pattern):

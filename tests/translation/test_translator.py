@@ -26,7 +26,7 @@ from mtrain.runtime.errors import UserError
 from mtrain.translation import loading
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
-from mtrain.translation.search import Hypothesis, Rules, beam_search
+from mtrain.translation.search import BeamSearch, Hypothesis, Rules
 from mtrain.translation.streams import score_files, translate_stream
 from mtrain.translation.translator import Translation, Translator
 
@@ -349,14 +349,9 @@ def search(
     """Search one line, down to token ids."""
     with torch.no_grad():
         state = translator.loaded.decoder.begin(source_ids(translator, line))
-    return beam_search(
-        step or translator.loaded.decoder.step,
-        state,
-        rules=Rules([limit], translator.loaded.ids.eos),
-        beam_size=5,
-        normalize=translator.normalize,
-        bos_id=translator.loaded.ids.bos,
-    )
+    rules = Rules([limit], translator.loaded.ids.eos)
+    wide = BeamSearch(rules, 5, translator.normalize)
+    return wide.run(step or translator.loaded.decoder.step, state, translator.loaded.ids.bos)
 
 
 @pytest.mark.parametrize("line", [*SENTENCES[:6], "unheard ~ Wörds"])
