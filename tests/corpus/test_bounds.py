@@ -542,8 +542,6 @@ def patterns() -> Iterator[re.Pattern[str]]:
         for value in vars(module).values():
             if isinstance(value, re.Pattern):
                 yield value
-    yield from (pattern for *_, pattern, _ in notes.MARKS)
-    yield from (element[2] for element in notes.ELEMENTS)
 
 
 # fmt: off
