@@ -8,7 +8,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 from mtrain.corpus.lines import is_blank
@@ -17,9 +17,8 @@ from mtrain.corpus.writing_systems import script_of, scripts_of
 
 MOST_NAMED = 5  # lines that a note names
 FEWEST = 10  # lines or letters; with fewer, nothing counts as normal
-OFTEN, RARELY = 0.02, 0.005  # fractions of lines from which on some faults are reported
 NEARLY = 0.9  # similarity of a copy
-SHARED = 4  # sources that may have one translation
+SHARED, SAME = 4, 0.02  # sources that may have one translation, and fraction of lines
 SHORT, LONG = 0.8, 1.25  # length of all translations, relative to all references
 FOREIGN = 0.1  # fraction of a reference's letters below which a script is foreign
 LONGEST = 2000  # characters that are searched for loops
@@ -74,8 +73,8 @@ class Check(NamedTuple):
     what: str
     advice: str
     has_fault: Callable[[Line], bool]
-    fraction: float = 0.0
-    least: int = 0
+    fraction: float = 0.02
+    least: int = 1
 
 
 class Mark(NamedTuple):
@@ -105,10 +104,6 @@ def _is_copied(line: Line) -> bool:
     return all(_similarity(own, _grams(text)) < NEARLY for text in line.references)
 
 
-def _is_unknown(line: Line) -> bool:
-    return bool(UNKNOWN.search(line.text)) and not any(map(UNKNOWN.search, line.references))
-
-
 def _loops(line: Line) -> bool:
     """Whether the end of the translation repeats itself, and that of no reference does."""
     ends = (text[-LONGEST:] for text in line.references)
@@ -125,8 +120,8 @@ def _is_in_other_script(line: Line) -> bool:
 
 
 def _is_lower(text: str) -> bool:
-    """Whether a text has letters with case, and no capitals."""
-    return text == text.lower() != text.upper()
+    """Whether most letters are in lower case, and none is a capital."""
+    return text == text.lower() and 2 * sum(map(str.islower, text)) > sum(map(str.isalpha, text))
 
 
 def _scripts(*texts: str) -> Counter[str]:
@@ -136,38 +131,27 @@ def _scripts(*texts: str) -> Counter[str]:
 
 
 CHECKS = (
-    Check(
-        "empty", "empty translations", "does the model end at once, or are lines lost?", _is_empty
-    ),
-    Check("no reference", "empty references", "leave these lines out", _lacks_reference),
+    Check("empty", "empty translations", "does the model end at once?", _is_empty, 0.0, 0),
+    Check("no reference", "empty references", "leave these lines out", _lacks_reference, 0.0, 0),
     Check(
         "copied",
         "translations copied from the source",
         "check file and language; if they are right, look for untranslated training pairs",
         _is_copied,
-        OFTEN,
-        1,
-    ),
-    Check(
-        "unknown",
-        "unknown pieces (⁇, <unk> or U+FFFD)",
-        "train a vocabulary with byte_fallback: true, or on text with these characters",
-        _is_unknown,
     ),
     Check(
         "loops",
         "a phrase repeated over and over",
         "train for longer, use a beam, or lower decode.max_len_a and max_len_b",
         _loops,
-        RARELY,
+        0.005,
+        0,
     ),
     Check(
         "script",
         "written in another script than the references",
         "is this the right file and language?",
         _is_in_other_script,
-        OFTEN,
-        1,
     ),
 )
 MARKS = (
@@ -175,6 +159,7 @@ MARKS = (
     Mark("hyphens", "tokens such as @-@", "undo the tokenization", HYPHENS.search),
     Mark("escapes", "escapes such as &quot;", "turn them into characters", ENTITIES.search),
     Mark("tokenized", "spaces before commas and n't", "undo the tokenization", TOKENIZED.search),
+    Mark("unknown", "unknown pieces (⁇, <unk>)", "train with byte_fallback: true", UNKNOWN.search),
     Mark("case", "lower case", "score with --lowercase, or bring the capitals back", _is_lower),
 )
 
@@ -184,7 +169,7 @@ def explain(
 ) -> list[Note]:
     """Return what looks wrong about translations; for those of a good system, nothing."""
     by_line = list(zip(*references, strict=True))
-    lines = list(map(Line, hypotheses, by_line, sources or [None] * len(by_line)))
+    lines = list(map(Line, hypotheses, by_line, sources or repeat(None)))
     notes = list(_slipped(lines))
     has_slipped = bool(notes)
     notes += _of_lines(lines, CHECKS[:-1] if has_slipped else CHECKS)
@@ -220,7 +205,7 @@ def _same(lines: list[Line]) -> Iterator[Note]:
         wrong = [lines[i] for i in found if text not in lines[i].references]
         if len({(line.source or " ".join(line.references)).strip() for line in wrong}) > SHARED:
             places += found
-    if len(places) > OFTEN * len(lines):
+    if len(places) > SAME * len(lines):
         most = max(by_text, key=lambda text: len(by_text[text]))
         what = f"the same translation of different sources (most often: {most[:60]})"
         advice = "the model has hardly learned, or ignores the source"

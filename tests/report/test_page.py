@@ -115,7 +115,7 @@ def test_scores_are_the_run_s_with_sacrebleu_s_intervals(trained_run: Path, page
     assert found[0].entry["bleu"] == stored["best"]["bleu"]
     hypotheses = (trained_run / "validation" / f"{found[0].checkpoint}.txt").read_text()
     references = [tgt for _, tgt in VALID]
-    score = metrics.bleu(hypotheses.splitlines(), [references], tokenize="13a", interval=True)
+    score = metrics.score("bleu", hypotheses.splitlines(), [references], interval=True)
     assert found[0].bleu is not None
     assert found[0].bleu.ci == score.ci
     assert score.ci is not None
