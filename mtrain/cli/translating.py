@@ -194,12 +194,15 @@ def evaluate(
                 write_output(output, "".join(line + "\n" for line in hypotheses).encode("utf-8"))
         if not translator.ranks.is_first:
             return
-    result = evaluation.score(hypotheses, references, tgt_lang, tokenize, lowercase)
+    scores = evaluation.score(hypotheses, references, tgt_lang, tokenize, lowercase)
     notes = explain(hypotheses, references, sources, lowercase)
     with writing("-") as sink:
-        listed = {"notes": [note.as_json() for note in notes]}
-        text = json.dumps({**result.as_json(), **listed}) if json_ else str(result)
-        print_lines(sink, text.split("\n"))
+        content = {
+            "lines": len(hypotheses),
+            **{metric: score.as_json() for metric, score in scores.items()},
+            "notes": [note.as_json() for note in notes],
+        }
+        print_lines(sink, [json.dumps(content)] if json_ else map(str, scores.values()))
     for note in [] if json_ else notes:
         log.logger.warning("%s", note)
 

@@ -91,13 +91,13 @@ def test_scores_are_those_of_sacrebleu_s_command(
 ) -> None:
     expected = sacrebleu_cli(tmp_path, hypotheses, references, *options)
     result = evaluation.score(hypotheses, references, language, None, lowercase)
-    for found in result.scores.values():
+    for found in result.values():
         theirs = expected[found.name]
         assert found.signature == theirs["signature"]
         assert found.score == pytest.approx(theirs["score"], abs=1e-5)
         mean, half = theirs["confidence_mean"], theirs["confidence_var"]
         assert found.ci == pytest.approx((mean - half, mean + half), abs=1e-5)
-    assert result.scores["bleu"].score > 20
+    assert result["bleu"].score > 20
 
 
 def test_scores_without_an_interval_are_the_same() -> None:
@@ -222,25 +222,16 @@ def test_text_that_13a_does_not_cut_is_warned_of(
     assert any("--tgt-lang" in message for message in caplog.messages) == warns
 
 
-def test_json_has_the_contract_s_shape() -> None:
-    result = evaluation.score(HYPOTHESIS, [REFERENCE], "en", None, lowercase=False)
-    content = json.loads(json.dumps(result.as_json()))
-    assert list(content) == ["lines", "bleu", "chrf", "ter"]
-    assert content["lines"] == 6
-    for name in ("bleu", "chrf", "ter"):
-        assert list(content[name]) == ["score", "ci", "signature"]
-        low, high = content[name]["ci"]
-        assert low < content[name]["score"] < high
-        assert "bs:1000" in content[name]["signature"]
-
-
-def test_printed_scores_show_value_interval_and_signature() -> None:
-    lines = str(evaluation.score(HYPOTHESIS, [REFERENCE], "en", None, lowercase=False)).split("\n")
-    assert [line.split()[0] for line in lines] == ["BLEU", "chrF2", "TER"]
-    found = score("bleu", HYPOTHESIS, [REFERENCE], interval=True)
-    assert found.ci is not None
-    interval = f"[{found.ci[0]:.2f}, {found.ci[1]:.2f}]"
-    assert lines[0] == f"BLEU {found.score:.2f} {interval} {found.signature}"
+def test_json_and_text_show_value_interval_and_signature() -> None:
+    scores = evaluation.score(HYPOTHESIS, [REFERENCE], "en", None, lowercase=False)
+    assert list(scores) == ["bleu", "chrf", "ter"]
+    for found, name in zip(scores.values(), ("BLEU", "chrF2", "TER"), strict=True):
+        content = json.loads(json.dumps(found.as_json()))
+        assert list(content) == ["score", "ci", "signature"]
+        low, high = content["ci"]
+        assert low < content["score"] < high
+        assert "bs:1000" in content["signature"]
+        assert str(found) == f"{name} {found.score:.2f} [{low:.2f}, {high:.2f}] {found.signature}"
 
 
 @pytest.mark.parametrize("metric", METRICS)

@@ -160,8 +160,8 @@ def tokenized(line: str) -> str:
         ("subword", lambda line: "▁" + line.replace(" ", " ▁"), REFERENCE),
         ("hyphens", lambda line: line.replace(" - ", " @-@ "), REFERENCE),
         ("escapes", lambda line: line.replace(" - ", " &quot; "), REFERENCE),
-        ("unknown", lambda line: f"{line} ⁇", REFERENCE),
-        ("unknown", lambda line: f"{line} <unk>", CHINESE),
+        ("unknown", lambda line: f"{line} <unk>", REFERENCE),
+        ("unknown", lambda line: f"{line}⁇", CHINESE),
         ("case", str.lower, REFERENCE),
     ],
 )
