@@ -152,9 +152,11 @@ class Layer(nn.Module):
         self, norm: nn.LayerNorm, x: Tensor, sublayer: Callable[[Tensor], Tensor]
     ) -> Tensor:
         """LayerNorm(x + Sublayer(x)), or x + Sublayer(LayerNorm(x)) with pre-norm."""
-        added = self.dropout(sublayer(norm(x) if self.pre_norm else x)).add_(x)
-        out: Tensor = added if self.pre_norm else norm(added)
-        return out
+        out = sublayer(norm(x) if self.pre_norm else x)
+        if self.training:  # decoding calls this for every token, and so saves calling a module
+            out = self.dropout(out)
+        added: Tensor = out.add_(x)
+        return added if self.pre_norm else norm(added)
 
 
 class EncoderLayer(Layer):
