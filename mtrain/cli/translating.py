@@ -197,11 +197,8 @@ def evaluate(
     scores = evaluation.score(hypotheses, references, tgt_lang, tokenize, lowercase)
     notes = explain(hypotheses, references, sources, lowercase)
     with writing("-") as sink:
-        content = {
-            "lines": len(hypotheses),
-            **{metric: score.as_json() for metric, score in scores.items()},
-            "notes": [note.as_json() for note in notes],
-        }
+        content: dict[str, Any] = {key: each.as_json() for key, each in scores.items()}
+        content = {"lines": len(hypotheses), **content, "notes": [n.as_json() for n in notes]}
         print_lines(sink, [json.dumps(content)] if json_ else map(str, scores.values()))
     for note in [] if json_ else notes:
         log.logger.warning("%s", note)
