@@ -35,9 +35,14 @@ def load(*paths: str | PathLike[str], device: str = "auto", precision: str = "au
 
     `device` is auto, cpu, cuda, cuda:N or mps, `precision` auto, fp32 or bf16. Raises `UserError`.
     """
-    from mtrain.translation.model import Model  # loads torch, which takes seconds
+    from pathlib import Path
 
-    return Model.load(paths, device=device, precision=precision)
+    from mtrain.runtime.errors import RefusedError
+    from mtrain.translation import loading, model  # these load torch, which takes seconds
+
+    if not paths:
+        raise RefusedError("mtrain.load: needs a run or checkpoint directory")
+    return model.Model(loading.load(*map(Path, paths), device=device, precision=precision))
 
 
 def __getattr__(name: str) -> Any:

@@ -40,7 +40,6 @@ from mtrain.cli import app as cli
 from mtrain.scoring import evaluation
 from mtrain.training import job
 from mtrain.translation import streams
-from mtrain.scoring.metrics import bleu
 
 def end(child):
     try:

@@ -63,13 +63,14 @@ def evaluate(
                 write_output(output, "".join(line + "\n" for line in hypotheses).encode("utf-8"))
         if not translator.ranks.is_first:
             return
-    result = evaluation.score(hypotheses, references, tgt_lang, tokenize, lowercase)
+    scores = evaluation.score(hypotheses, references, tgt_lang, tokenize, lowercase)
     notes = explain(hypotheses, references, sources, lowercase)
     if json_:
-        listed = {"notes": [note.as_json() for note in notes]}
-        print_text(json.dumps({**result.as_json(), **listed}))
+        content: dict[str, Any] = {name: each.as_json() for name, each in scores.items()}
+        listed = [note.as_json() for note in notes]
+        print_text(json.dumps({"lines": len(hypotheses), **content, "notes": listed}))
         return
-    print_text(*str(result).split("\n"))
+    print_text(*map(str, scores.values()))
     for note in notes:
         log.logger.warning("%s", note)
 

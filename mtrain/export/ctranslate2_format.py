@@ -95,11 +95,11 @@ def _spec(model: Transformer, tokenizer: Tokenizer, positions: int) -> Any:
         shape.num_heads,
         pre_norm=shape.norm == "pre",
     )
-    for side, norm, name in (
-        (spec.encoder, model.encoder_norm, "src"),
-        (spec.decoder, model.decoder_norm, "tgt"),
+    for side, norm, learned in (
+        (spec.encoder, model.encoder_norm, model.src_positions),
+        (spec.decoder, model.decoder_norm, model.tgt_positions),
     ):
-        side.position_encodings.encodings = _values(model.positions(name, 0, positions))
+        side.position_encodings.encodings = _values(model.positions(learned, 0, positions))
         if isinstance(norm, nn.LayerNorm):
             _set_norm(side.layer_norm, norm)
     spec.encoder.embeddings[0].weight = _values(model.src_embedding.weight)

@@ -13,26 +13,15 @@ from mtrain.runtime.errors import UserError
 
 def shape_of(config: Config, vocab_size: int, pad_id: int) -> Shape:
     """Return the shape of a model by its settings and vocabulary."""
-    m = config.model
-    return Shape(
-        vocab_size=vocab_size,
-        pad_id=pad_id,
-        d_model=m.d_model,
-        num_heads=m.num_heads,
-        d_ff=m.d_ff,
-        num_encoder_layers=m.num_encoder_layers,
-        num_decoder_layers=m.num_decoder_layers,
-        norm=m.norm,
-        positions=m.positions,
-        max_positions=config.data.max_length,
-        tie_embeddings=m.tie_embeddings,
-    )
+    rates = {"dropout", "attention_dropout", "activation_dropout"}
+    settings = config.model.model_dump(exclude=rates)
+    return Shape(vocab_size, pad_id, max_positions=config.data.max_length, **settings)
 
 
 def model_dropout(config: Config) -> Dropout:
     """Return a model's dropout rates by its settings."""
-    m = config.model
-    return Dropout(m.dropout, m.attention_dropout, m.activation_dropout)
+    settings = config.model
+    return Dropout(settings.dropout, settings.attention_dropout, settings.activation_dropout)
 
 
 def build(
@@ -46,9 +35,7 @@ def build(
 
 
 def check_weights(parameters: dict[str, Tensor], weights: dict[str, Tensor], name: Path) -> None:
-    """Raise `UserError` where names, shapes or values of weights do not fit the parameters; `name`
-    is where they are from.
-    """
+    """Raise `UserError` where names, shapes or values of the weights of `name` do not fit."""
     if parameters.keys() != weights.keys():
         unmatched = sorted(parameters.keys() ^ weights.keys())
         raise UserError(f"{name}: its weights do not fit this model: {', '.join(unmatched[:3])}")

@@ -14,15 +14,13 @@ rows for queries, `M` rows for keys.
 import ctypes
 import platform
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mtrain.model.attention import Attention
-from mtrain.model.transformer import Parts, Transformer
+from mtrain.model.transformer import Attention, Parts, Transformer, fixed_product
 from mtrain.runtime.device import has_fast_bf16
 
 ROWS = 128
@@ -83,19 +81,15 @@ class RowAttention(Attention):
 
     def forward(self, x: Tensor, memory: Tensor | None, bias: Tensor) -> Tensor:
         """Attend from x to `memory`, or to x itself if that is None: (R, D), (M, D) -> (R, D)."""
-        if self.watch is not None:
-            return self._watched(x, memory, bias)
+        if self.watch is not None:  # as other devices compute, where weights are a tensor
+            B, _, T, S = bias.shape
+            keys = None if memory is None else _as_batch(memory, B, S)
+            return _as_rows(super().forward(_as_batch(x, B, T), keys, bias == 0))
         query = self.project(x, 0, 3 if memory is None else 1)
         source = None if memory is None else self.project(memory, 1, 3)
         p = self.rate if self.training else 0.0
         out: Tensor = self.project_out(attend_rows(query, source, bias, self.num_heads, p))
         return out
-
-    def _watched(self, x: Tensor, memory: Tensor | None, bias: Tensor) -> Tensor:
-        """Compute as other devices do, where weights exist by themselves."""
-        B, _, T, S = bias.shape
-        sentences = None if memory is None else _as_batch(memory, B, S)
-        return _as_rows(super().forward(_as_batch(x, B, T), sentences, bias == 0))
 
 
 def attend_rows(query: Tensor, source: Tensor | None, bias: Tensor, H: int, p: float) -> Tensor:
@@ -129,30 +123,24 @@ class _Attend(torch.autograd.Function):
         mask = _dropout_mask(weights, p) if p > 0 else None
         ctx.save_for_backward(q, k, v, weights, mask)
         ctx.sizes, ctx.scale, ctx.p = (B, T, S, H), scale, p
-        ctx.source_rows = None if source is None else len(source)
-        out = query.new_empty(len(query), H * q.shape[-1])
-        _join_heads(out, (_masked(weights, mask, p).bmm(v),), B, T, H)
-        return out
+        ctx.rows = len(query), None if source is None else len(source)
+        return _join_heads(query, len(query), B, T, H, _masked(weights, mask, p).bmm(v))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, weights, mask = ctx.saved_tensors
-        B, T, S, H = ctx.sizes
-        rows, D = grads[0].shape
-        (grad,) = _cut_heads(grads[0], B, T, H, 1)
+        (B, T, S, H), (rows, source_rows), out_grad = ctx.sizes, ctx.rows, grads[0]
+        (grad,) = _cut_heads(out_grad, B, T, H, 1)
         value_grad = _masked(weights, mask, ctx.p).transpose(1, 2).bmm(grad)
         scores_grad = _masked(grad.bmm(v.transpose(1, 2)), mask, ctx.p).mul_(weights)
         scores_grad -= weights * scores_grad.sum(-1, keepdim=True)
         scores_grad *= ctx.scale
         query_grad, key_grad = scores_grad.bmm(k), scores_grad.transpose(1, 2).bmm(q)
-        if ctx.source_rows is None:
-            own = grads[0].new_empty(rows, 3 * D)
-            _join_heads(own, (query_grad, key_grad, value_grad), B, T, H)
+        if source_rows is None:
+            own = _join_heads(out_grad, rows, B, T, H, query_grad, key_grad, value_grad)
             return own, None, None, None, None
-        own = grads[0].new_empty(rows, D)
-        _join_heads(own, (query_grad,), B, T, H)
-        other = grads[0].new_empty(ctx.source_rows, 2 * D)
-        _join_heads(other, (key_grad, value_grad), B, S, H)
+        own = _join_heads(out_grad, rows, B, T, H, query_grad)
+        other = _join_heads(out_grad, source_rows, B, S, H, key_grad, value_grad)
         return own, other, None, None, None
 
 
@@ -164,12 +152,16 @@ def _cut_heads(rows: Tensor, B: int, L: int, H: int, parts: int) -> tuple[Tensor
     return wide.copy_(heads).flatten(1, 2).unbind(0)
 
 
-def _join_heads(out: Tensor, parts: tuple[Tensor, ...], B: int, L: int, H: int) -> None:
-    """The reverse, into `out` (R, parts * D); padding rows become 0."""
+def _join_heads(like: Tensor, rows: int, B: int, L: int, H: int, *parts: Tensor) -> Tensor:
+    """Reverse `_cut_heads`: parts x (B * H, L, K) -> (rows, parts * D) of the type of `like`, where
+    padding rows are 0.
+    """
+    out = like.new_empty(rows, len(parts) * H * parts[0].shape[-1])
     views = out[: B * L].view(B, L, len(parts), H, -1).permute(2, 0, 3, 1, 4)
     for view, part in zip(views, parts, strict=True):
         view.copy_(part.view(view.shape))
     out[B * L :].zero_()
+    return out
 
 
 def attend_step(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
@@ -198,7 +190,7 @@ def packed_product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Te
     else:
         pays = weight.dtype == torch.float32 and weight.numel() >= WORTH_PACKING
     if not (has_onednn and is_x86 and pays):
-        return partial(F.linear, weight=weight, bias=bias)
+        return fixed_product(weight, bias)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight)
     multiply = torch.ops.mkldnn._linear_pointwise
     return lambda rows: multiply(rows, packed, bias, "none", [], "")

@@ -45,7 +45,7 @@ class DecoderState:
         lineage = lineage.view(B, len(rows) // max(1, B), *lineage.shape[1:])
         if (missing := lineage.shape[1] - slots) > 0:
             lineage = F.pad(lineage, (0, missing), value=float("-inf"))
-            # hidden slots get copies: an uninitialised one may be NaN, which no mask hides
+            # copies, since no mask hides the NaN that an uninitialised slot may hold
             copies = torch.arange(slots + missing, device=rows.device) % slots
             past = tuple(layer.index_select(4, copies) for layer in past)
         return DecoderState(past, self.time, lineage, source, src_bias)
@@ -62,7 +62,7 @@ class DecoderState:
 
 
 def _with_room(past: Tensor, room: int) -> Tensor:
-    """Copy keys and values into a tensor with `room` more positions."""
+    """Copy keys and values into a tensor with `room` more positions, which are not initialised."""
     longer = past.new_empty(*past.shape[:3], past.shape[3] + room, *past.shape[4:])
     longer[:, :, :, : past.shape[3]] = past
     return longer
@@ -78,13 +78,10 @@ class Decoder:
         self.project = model.parts.product(model.output.weight.to(model.dtype), None)
 
     def begin(self, src: Tensor) -> DecoderState:
-        """Encode sources: (B, S) -> state of B empty hypotheses."""
-        return self.start(*self.model.encode(src))
-
-    def start(self, memory: Tensor, src_mask: Tensor) -> DecoderState:
-        """Project the source's keys and values once: (B, S, D), (B, 1, 1, S) -> state of B empty
+        """Encode sources and project their keys and values once: (B, S) -> state of B empty
         hypotheses.
         """
+        memory, src_mask = self.model.encode(src)
         attentions = [layer.cross_attention for layer in self.model.decoder_layers]
         source = torch.stack([torch.stack(a.heads(a.project(memory, 1, 3))) for a in attentions])
         source = source.to(self.model.attention_dtype)
@@ -106,22 +103,19 @@ class Decoder:
             bias = bias.flatten(3).flatten(0, 1)
         src_bias = state.src_bias.flatten(0, 1)
         x = F.embedding(tokens, self.model.tgt_embedding.weight)
-        x = torch.add(self.model.positions("tgt", time, 1), x, alpha=self.scale)
+        x = torch.add(self.model.positions(self.model.tgt_positions, time, 1), x, alpha=self.scale)
         x = x.to(self.model.dtype)
         for layer, past, source in zip(self.layers, state.past, state.source, strict=True):
             x = layer.step(x, past, time, source, bias, src_bias)
         return self.project(self.model.decoder_norm(x)).float().log_softmax(-1), state
 
 
-@dataclass(frozen=True)
-class EnsembleState:
+class EnsembleState(tuple[DecoderState, ...]):
     """The caches of an ensemble's decoders."""
-
-    members: tuple[DecoderState, ...]
 
     def select(self, rows: Tensor, sentences: Tensor | None = None) -> "EnsembleState":
         """Keep some hypotheses and sentences, as `DecoderState` does."""
-        return EnsembleState(tuple(state.select(rows, sentences) for state in self.members))
+        return EnsembleState(state.select(rows, sentences) for state in self)
 
 
 class Ensemble:
@@ -132,11 +126,11 @@ class Ensemble:
 
     def begin(self, src: Tensor) -> EnsembleState:
         """Encode sources: (B, S) -> state of B empty hypotheses."""
-        return EnsembleState(tuple(member.begin(src) for member in self.members))
+        return EnsembleState(member.begin(src) for member in self.members)
 
     def step(self, tokens: Tensor, state: EnsembleState) -> tuple[Tensor, EnsembleState]:
         """Log-probabilities of the next token: (N,), state -> (N, V), next state."""
-        pairs = zip(self.members, state.members, strict=True)
+        pairs = zip(self.members, state, strict=True)
         log_probs, states = zip(*(member.step(tokens, own) for member, own in pairs), strict=True)
         return mean_log_probs(log_probs), EnsembleState(states)
 
@@ -152,8 +146,7 @@ class _Layer:
     def __init__(self, layer: DecoderLayer, model: Transformer) -> None:
         own, source, feed = layer.self_attention, layer.cross_attention, layer.feed_forward
         D, product = model.shape.d_model, model.parts.product
-        self.pre_norm, self.attend = layer.pre_norm, model.parts.attend_step
-        self.norms = layer.self_norm, layer.cross_norm, layer.feed_norm
+        self.layer, self.attend = layer, model.parts.attend_step
         self.project = product(own.project_in.weight, own.project_in.bias)
         self.join = product(own.project_out.weight, own.project_out.bias)
         self.query = product(source.project_in.weight[:D], source.project_in.bias[:D])
@@ -170,19 +163,11 @@ class _Layer:
         past_bias: Tensor | None,
         src_bias: Tensor,
     ) -> Tensor:
-        """One position: (N, D) -> (N, D)."""
-        x = self._after(0, x, self._over_past(self._before(0, x), past, time, past_bias))
-        x = self._after(1, x, self._over_source(self._before(1, x), source, src_bias))
-        return self._after(2, x, self.outer(self.inner(self._before(2, x)).relu_()))
-
-    def _before(self, block: int, x: Tensor) -> Tensor:
-        normed: Tensor = self.norms[block](x) if self.pre_norm else x
-        return normed
-
-    def _after(self, block: int, x: Tensor, out: Tensor) -> Tensor:
-        x = out.add_(x)
-        normed: Tensor = x if self.pre_norm else self.norms[block](x)
-        return normed
+        """Apply `DecoderLayer` to one position: (N, D) -> (N, D)."""
+        layer = self.layer
+        x = layer.residual(layer.self_norm, x, lambda x: self._over_past(x, past, time, past_bias))
+        x = layer.residual(layer.cross_norm, x, lambda x: self._over_source(x, source, src_bias))
+        return layer.residual(layer.feed_norm, x, lambda x: self.outer(self.inner(x).relu_()))
 
     def _over_past(self, x: Tensor, past: Tensor, time: int, bias: Tensor | None) -> Tensor:
         """Attend from the newest tokens to their own pasts: (N, D) -> (N, D). Their keys and values

@@ -1,25 +1,24 @@
 """The Transformer of "Attention Is All You Need" (Vaswani et al. 2017), section by section.
 
 Shapes: `B` batch, `S` source length, `T` target length, `L` either of the two, `D` d_model, `H`
-heads, `V` vocabulary.
+heads, `K` head width (the paper's d_k and d_v), `V` vocabulary.
 
 Departures from the paper, each the field's practice: weights start as in fairseq (Xavier, the
 projections of query, key and value as one matrix), dropout may also be applied to attention
-weights and after the ReLU, and `norm="pre"` puts layer norm before each block, with one more at
-the end of each stack.
+weights and after the ReLU, and `norm="pre"` puts layer norm before each sublayer, with one more
+at the end of each stack.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from mtrain.model.attention import Attention
 
 
 @dataclass(frozen=True)
@@ -50,34 +49,80 @@ class Dropout:
     activation: float = 0.0
 
 
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, p: float) -> Tensor:
+    """softmax(Q K^T / sqrt(K)) V (equation 1): (B, H, T, K) and two of (B, H, S, K) -> (B, H, T,
+    K). `mask` is True where attention is allowed; a mask of two dimensions is the causal one.
+    """
+    if query.device.type == "cpu":  # torch's fused kernel is for longer sequences than sentences
+        return F.dropout(attention_weights(query, key, mask), p) @ value
+    causal = mask.dim() == 2
+    return F.scaled_dot_product_attention(
+        query, key, value, None if causal else mask, p, is_causal=causal
+    )
+
+
+def attention_weights(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
+    """softmax(Q K^T / sqrt(K)), the weight of each key for each query: (B, H, T, S)."""
+    scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)
+    weights: Tensor = scores.masked_fill(~mask, float("-inf")).softmax(-1)
+    return weights
+
+
+class Attention(nn.Module):
+    """Multi-head attention (section 3.2.2), which appends its weights to `watch`, if a list."""
+
+    def __init__(self, shape: Shape, rates: Dropout) -> None:
+        super().__init__()
+        self.num_heads, self.rate = shape.num_heads, rates.attention
+        # W^Q, W^K and W^V of all heads, one below the other: one product for self-attention
+        self.project_in = nn.Linear(shape.d_model, 3 * shape.d_model)
+        self.project_out = nn.Linear(shape.d_model, shape.d_model)  # W^O
+        self.watch: list[Tensor] | None = None
+
+    def forward(self, x: Tensor, memory: Tensor | None, mask: Tensor) -> Tensor:
+        """Attend from x to `memory`, or to x itself if that is None: (B, T, D), (B, S, D) -> (B, T,
+        D). `mask`, (B, 1, 1, S) or (T, S), is True where attention is allowed.
+        """
+        if memory is None:
+            q, k, v = self.heads(self.project(x, 0, 3))
+        else:
+            (q,), (k, v) = self.heads(self.project(x, 0, 1)), self.heads(self.project(memory, 1, 3))
+        if self.watch is not None:
+            self.watch.append(attention_weights(q, k, mask))
+        heads = attend(q, k, v, mask, self.rate if self.training else 0.0)
+        out: Tensor = self.project_out(heads.transpose(1, 2).flatten(2))
+        return out
+
+    def project(self, x: Tensor, first: int, last: int) -> Tensor:
+        """Project to query (0), key (1) and value (2), those from `first` to `last` - 1: (..., D)
+        -> (..., (last - first) * D).
+        """
+        if (first, last) == (0, 3):  # the gradient of a slice is a whole matrix, mostly of zeros
+            return F.linear(x, self.project_in.weight, self.project_in.bias)
+        rows = slice(first * x.shape[-1], last * x.shape[-1])
+        return F.linear(x, self.project_in.weight[rows], self.project_in.bias[rows])
+
+    def heads(self, projected: Tensor) -> tuple[Tensor, ...]:
+        """Split into heads: (B, L, parts * D) -> parts x (B, H, L, K)."""
+        B, L, _ = projected.shape
+        width = self.project_out.in_features // self.num_heads
+        parts = projected.view(B, L, -1, self.num_heads, width)
+        return tuple(part.transpose(1, 2) for part in parts.unbind(2))
+
+
 def fixed_product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     """Return the function that maps (N, in) to (N, out) by a fixed matrix (out, in)."""
     return partial(F.linear, weight=weight.detach(), bias=bias)
 
 
 class Parts(NamedTuple):
-    """What a model is built of; a kind of device may have its own."""
+    """Building blocks of a model; a kind of device may have its own."""
 
     attention: type[Attention] = Attention
     dropout: type[nn.Dropout] = nn.Dropout
     # of decoding: products with fixed matrices, and attention (G, W, K), (G, S, K) -> (G, W, K)
     product: Callable[[Tensor, Tensor | None], Callable[[Tensor], Tensor]] = fixed_product
     attend_step: Callable[..., Tensor] = F.scaled_dot_product_attention
-
-
-def sinusoids(length: int, width: int) -> Tensor:
-    """Position encodings (length, width): PE(pos, 2i) = sin(pos / 10000^(2i/D)), 2i+1 the cosine
-    (section 3.5).
-    """
-    position = torch.arange(length, dtype=torch.float64)[:, None]
-    pair = torch.arange(0, width, 2, dtype=torch.float64)
-    angles = position * torch.exp(pair * (-math.log(10000.0) / width))
-    return torch.stack((angles.sin(), angles.cos()), 2).flatten(1).float()
-
-
-def _embedding(count: int, width: int) -> nn.Embedding:
-    """Return an embedding without values, for `Transformer._initialise` to fill."""
-    return nn.Embedding(count, width, _weight=torch.empty(count, width))
 
 
 class FeedForward(nn.Module):
@@ -96,25 +141,22 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """Residual connections around blocks with layer norm, for encoder and decoder layers."""
+    """A layer of sublayers, with a residual connection and layer norm around each (section 3.1)."""
 
     def __init__(self, shape: Shape, rates: Dropout, parts: Parts) -> None:
         super().__init__()
         self.pre_norm = shape.norm == "pre"
         self.dropout = parts.dropout(rates.residual)
 
-    def before(self, norm: nn.LayerNorm, x: Tensor) -> Tensor:
-        """Return the input of a block: x, or LayerNorm(x) with pre-norm."""
-        normed: Tensor = norm(x) if self.pre_norm else x
-        return normed
-
-    def after(self, norm: nn.LayerNorm, x: Tensor, block: Tensor) -> Tensor:
-        """LayerNorm(x + Sublayer(x)) as in section 3.1, or x + Sublayer(LayerNorm(x)) with
-        pre-norm.
-        """
-        x = self.dropout(block).add_(x)
-        normed: Tensor = x if self.pre_norm else norm(x)
-        return normed
+    def residual(
+        self, norm: nn.LayerNorm, x: Tensor, sublayer: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """LayerNorm(x + Sublayer(x)), or x + Sublayer(LayerNorm(x)) with pre-norm."""
+        out = sublayer(norm(x) if self.pre_norm else x)
+        if self.training:  # decoding calls this for every token, and so saves calling a module
+            out = self.dropout(out)
+        added: Tensor = out.add_(x)
+        return added if self.pre_norm else norm(added)
 
 
 class EncoderLayer(Layer):
@@ -122,17 +164,15 @@ class EncoderLayer(Layer):
 
     def __init__(self, shape: Shape, rates: Dropout, parts: Parts) -> None:
         super().__init__(shape, rates, parts)
-        self.self_attention = parts.attention(shape.d_model, shape.num_heads, rates.attention)
+        self.self_attention = parts.attention(shape, rates)
         self.self_norm = nn.LayerNorm(shape.d_model)
         self.feed_forward = FeedForward(shape, rates, parts)
         self.feed_norm = nn.LayerNorm(shape.d_model)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """(B, S, D), (B, 1, 1, S) -> (B, S, D)."""
-        x = self.after(
-            self.self_norm, x, self.self_attention(self.before(self.self_norm, x), None, mask)
-        )
-        return self.after(self.feed_norm, x, self.feed_forward(self.before(self.feed_norm, x)))
+        x = self.residual(self.self_norm, x, lambda x: self.self_attention(x, None, mask))
+        return self.residual(self.feed_norm, x, self.feed_forward)
 
 
 class DecoderLayer(Layer):
@@ -140,20 +180,33 @@ class DecoderLayer(Layer):
 
     def __init__(self, shape: Shape, rates: Dropout, parts: Parts) -> None:
         super().__init__(shape, rates, parts)
-        self.self_attention = parts.attention(shape.d_model, shape.num_heads, rates.attention)
+        self.self_attention = parts.attention(shape, rates)
         self.self_norm = nn.LayerNorm(shape.d_model)
-        self.cross_attention = parts.attention(shape.d_model, shape.num_heads, rates.attention)
+        self.cross_attention = parts.attention(shape, rates)
         self.cross_norm = nn.LayerNorm(shape.d_model)
         self.feed_forward = FeedForward(shape, rates, parts)
         self.feed_norm = nn.LayerNorm(shape.d_model)
 
     def forward(self, x: Tensor, causal: Tensor, memory: Tensor, src_mask: Tensor) -> Tensor:
         """(B, T, D), (T, T), (B, S, D), (B, 1, 1, S) -> (B, T, D)."""
-        block = self.self_attention(self.before(self.self_norm, x), None, causal)
-        x = self.after(self.self_norm, x, block)
-        block = self.cross_attention(self.before(self.cross_norm, x), memory, src_mask)
-        x = self.after(self.cross_norm, x, block)
-        return self.after(self.feed_norm, x, self.feed_forward(self.before(self.feed_norm, x)))
+        x = self.residual(self.self_norm, x, lambda x: self.self_attention(x, None, causal))
+        x = self.residual(self.cross_norm, x, lambda x: self.cross_attention(x, memory, src_mask))
+        return self.residual(self.feed_norm, x, self.feed_forward)
+
+
+def sinusoids(length: int, width: int) -> Tensor:
+    """Position encodings (length, width): PE(pos, 2i) = sin(pos / 10000^(2i/D)), 2i+1 the cosine
+    (section 3.5).
+    """
+    position = torch.arange(length, dtype=torch.float64)[:, None]
+    pair = torch.arange(0, width, 2, dtype=torch.float64)
+    angles = position * torch.exp(pair * (-math.log(10000.0) / width))
+    return torch.stack((angles.sin(), angles.cos()), 2).flatten(1).float()
+
+
+def _embedding(count: int, width: int) -> nn.Embedding:
+    """Return an embedding without values, for `_initialise` to fill."""
+    return nn.Embedding(count, width, _weight=torch.empty(count, width))
 
 
 class Transformer(nn.Module):
@@ -161,6 +214,8 @@ class Transformer(nn.Module):
 
     parts = Parts()
     sinusoids: Tensor
+    src_positions: nn.Embedding | None
+    tgt_positions: nn.Embedding | None
 
     def __init__(self, shape: Shape, rates: Dropout | None = None) -> None:
         super().__init__()
@@ -168,12 +223,14 @@ class Transformer(nn.Module):
         self.shape = shape
         self.dropout = parts.dropout(rates.residual)
         self._build_embeddings(shape)
-        self.encoder = nn.ModuleList(
+        self.encoder_layers = [
             EncoderLayer(shape, rates, parts) for _ in range(shape.num_encoder_layers)
-        )
-        self.decoder = nn.ModuleList(
+        ]
+        self.decoder_layers = [
             DecoderLayer(shape, rates, parts) for _ in range(shape.num_decoder_layers)
-        )
+        ]
+        self.encoder = nn.ModuleList(self.encoder_layers)
+        self.decoder = nn.ModuleList(self.decoder_layers)
         last = nn.LayerNorm if shape.norm == "pre" else nn.Identity
         self.encoder_norm, self.decoder_norm = last(shape.d_model), last(shape.d_model)
         _initialise(self)
@@ -187,6 +244,7 @@ class Transformer(nn.Module):
             self.src_embedding = _embedding(shape.vocab_size, shape.d_model)
         self.output = nn.Linear(shape.d_model, shape.vocab_size, bias=False)
         self._tie_output()
+        self.src_positions = self.tgt_positions = None
         if shape.positions == "learned":
             self.src_positions = _embedding(shape.max_positions, shape.d_model)
             self.tgt_positions = _embedding(shape.max_positions, shape.d_model)
@@ -204,16 +262,6 @@ class Transformer(nn.Module):
         self.load_state_dict(copies, strict=False, assign=True)
         self._tie_output()
         _fill_sinusoids(self)
-
-    @property
-    def encoder_layers(self) -> list[EncoderLayer]:
-        """Layers of the encoder, first to last."""
-        return [layer for layer in self.encoder if isinstance(layer, EncoderLayer)]
-
-    @property
-    def decoder_layers(self) -> list[DecoderLayer]:
-        """Layers of the decoder, first to last."""
-        return [layer for layer in self.decoder if isinstance(layer, DecoderLayer)]
 
     @property
     def num_parameters(self) -> int:
@@ -246,9 +294,7 @@ class Transformer(nn.Module):
         return self.project(self.hidden(src, tgt_in))
 
     def hidden(self, src: Tensor, tgt_in: Tensor) -> Tensor:
-        """Output of the decoder, without the projection to the vocabulary: (B, S), (B, T) -> (B,
-        T, D).
-        """
+        """Output of the decoder before projection: (B, S), (B, T) -> (B, T, D)."""
         return self.decode(tgt_in, *self.encode(src))
 
     def project(self, hidden: Tensor) -> Tensor:
@@ -258,7 +304,8 @@ class Transformer(nn.Module):
     def encode(self, src: Tensor) -> tuple[Tensor, Tensor]:
         """(B, S) -> memory (B, S, D) and src_mask (B, 1, 1, S), True at real tokens."""
         src_mask = (src != self.shape.pad_id)[:, None, None, :]
-        return self.run_encoder(self._embed(src, self.src_embedding, "src"), src_mask), src_mask
+        x = self._embed(src, self.src_embedding, self.src_positions)
+        return self.run_encoder(x, src_mask), src_mask
 
     def decode(self, tgt_in: Tensor, memory: Tensor, src_mask: Tensor) -> Tensor:
         """(B, T), (B, S, D), (B, 1, 1, S) -> (B, T, D). Padding follows the real tokens, so the
@@ -266,7 +313,7 @@ class Transformer(nn.Module):
         """
         T = tgt_in.shape[1]
         causal = torch.ones(T, T, dtype=torch.bool, device=tgt_in.device).tril()
-        x = self._embed(tgt_in, self.tgt_embedding, "tgt")
+        x = self._embed(tgt_in, self.tgt_embedding, self.tgt_positions)
         return self.run_decoder(x, causal, memory, src_mask)
 
     def run_encoder(self, x: Tensor, src_mask: Tensor) -> Tensor:
@@ -299,36 +346,36 @@ class Transformer(nn.Module):
         try:
             self.hidden(src, tgt_in)
         finally:
-            for module in (module for modules in groups.values() for module in modules):
+            for module in chain(*groups.values()):
                 module.watch = None
         return maps
 
-    def _embed(self, ids: Tensor, embedding: nn.Embedding, side: str) -> Tensor:
-        """Scaled embeddings plus positions, with dropout (sections 3.4, 3.5, 5.4): (B, L) -> (B, L,
-        D).
+    def _embed(self, ids: Tensor, embedding: nn.Embedding, learned: nn.Embedding | None) -> Tensor:
+        """Embeddings times sqrt(D) plus positions, with dropout (sections 3.4, 3.5, 5.4): (B, L) ->
+        (B, L, D).
 
         The matrix stays in fp32, so that the gradients of frequent tokens are summed in fp32.
         """
         x = embedding(ids) * self.shape.d_model**0.5
-        x = x + self.positions(side, 0, ids.shape[1])
+        x = x + self.positions(learned, 0, ids.shape[1])
         embedded: Tensor = self.dropout(x.to(self.dtype))
         return embedded
 
-    def positions(self, side: str, start: int, length: int) -> Tensor:
-        """Return the encodings of positions `start` to `start + length` - 1: (length, D)."""
-        if self.shape.positions == "learned":
-            table = self.src_positions if side == "src" else self.tgt_positions
-            if start + length > self.shape.max_positions:
-                raise ValueError(
-                    f"{start + length} positions, but {self.shape.max_positions} learned"
-                )
-            rows: Tensor = table.weight[start : start + length] * self.shape.d_model**0.5
+    def positions(self, learned: nn.Embedding | None, start: int, length: int) -> Tensor:
+        """Encodings of positions `start` to `start + length` - 1, those of `learned` or sinusoids:
+        (length, D).
+        """
+        end = start + length
+        if learned is not None:
+            if end > len(learned.weight):
+                raise ValueError(f"{end} positions, but {len(learned.weight)} learned")
+            rows: Tensor = learned.weight[start:end] * self.shape.d_model**0.5
             return rows
         encodings = self.sinusoids
-        if start + length > len(encodings):  # several threads may do this: each uses its own
-            encodings = sinusoids(2 * (start + length), self.shape.d_model).to(encodings.device)
+        if end > len(encodings):  # several threads may do this: each uses its own
+            encodings = sinusoids(2 * end, self.shape.d_model).to(encodings.device)
             self.sinusoids = encodings
-        return encodings[start : start + length]
+        return encodings[start:end]
 
 
 def set_compute_dtype(model: Transformer, dtype: torch.dtype) -> None:

@@ -301,7 +301,7 @@ def _scored(report: Report, name: str, entry: Entry, file: str, text: Text | Non
         bleu = metrics.bleu_of_run(hypotheses, text.references, language, interval=True)
         if not bleu.is_equal(entry["bleu"]):
             raise UserError(f"{path}: differs from what was scored")
-        chrf = metrics.chrf(hypotheses, [text.references], interval=True)
+        chrf = metrics.score("chrf", hypotheses, [text.references], interval=True)
         return replace(plain, bleu=bleu, chrf=chrf)
 
     if text is None:

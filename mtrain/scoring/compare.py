@@ -2,19 +2,17 @@
 significantly, and the lines that differ most.
 """
 
-import os
 from collections.abc import Iterator
-from dataclasses import dataclass
-from heapq import nlargest
+from dataclasses import asdict, dataclass
+from heapq import nlargest, nsmallest
 from pathlib import Path
 from typing import Any
 
 from mtrain.runtime.errors import RefusedError, printable
 from mtrain.runtime.log import logger, progress_bar
-from mtrain.scoring.metrics import Paired, check_seed, paired_tests, sentence_chrf
+from mtrain.scoring.metrics import METRICS, TESTS, Paired, check_seed, paired_tests, sentence_chrf
 from mtrain.scoring.references import read_aligned
 
-METRICS = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}
 SIGNIFICANT = 0.05  # the largest p-value called so, as sacreBLEU has it
 FEWEST = 10  # lines; fewer do not give enough different resamples
 MANY = 20_000  # lines; sacreBLEU's tests hold a number for each line of each of their trials
@@ -25,100 +23,94 @@ System = tuple[str, list[str]]  # its name, and its translations
 
 @dataclass(frozen=True)
 class Contrast:
-    """A line that a system translates better or worse than the baseline; scores are chrF2."""
+    """A line that a system translates better or worse than the baseline; `scores` are the chrF2 of
+    the baseline and of the system.
+    """
 
     line: int  # from 1
-    baseline_score: float
-    score: float
+    difference: float
+    scores: list[float]
+    source: str | None
+    references: list[str]
+    baseline: str
+    text: str
 
-    @property
-    def difference(self) -> float:
-        """By how much the system is better."""
-        return self.score - self.baseline_score
+    def as_json(self) -> dict[str, Any]:
+        """Return an item of `better` or `worse`."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
+
+    def rows(self, baseline: str, system: str) -> list[tuple[str, str]]:
+        """Return the texts of the line with their names."""
+        rows = [("source", self.source)] if self.source is not None else []
+        rows += [("reference", text) for text in self.references]
+        return [*rows, (baseline, self.baseline), (system, self.text)]
+
+
+# The lines of a system that are "better" and "worse", most different first.
+Contrasts = dict[str, list[Contrast]]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of `mtrain compare`; the first system is the baseline."""
+    """The result of `mtrain compare`; the first system is the baseline, without contrasts."""
 
-    systems: list[System]
-    references: list[list[str]]
-    sources: list[str]
+    lines: int
+    systems: list[str]
     scores: dict[str, list[Paired]]
     signatures: dict[str, dict[str, str]]
-    better: dict[str, list[Contrast]]
-    worse: dict[str, list[Contrast]]
+    contrasts: list[Contrasts]
 
-    @property
-    def lines(self) -> int:
-        """How many lines there are."""
-        return len(self.references[0])
-
-    def is_significant(self, metric: str, number: int, p: float | None) -> bool:
-        """Whether a system differs significantly from the baseline by a test's p-value; never for
-        equal scores or few lines.
+    def is_significant(self, metric: str, number: int, test: str) -> bool:
+        """Whether a system differs significantly from the baseline by a test; never with equal
+        scores or few lines.
         """
-        scores = self.scores[metric]
-        differs = scores[number].score != scores[0].score
-        return p is not None and p <= SIGNIFICANT and differs and self.lines >= FEWEST
+        baseline, paired = self.scores[metric][0], self.scores[metric][number]
+        p, is_equal = paired.p_values[test], paired.score == baseline.score
+        return p <= SIGNIFICANT and not is_equal and self.lines >= FEWEST
 
     def as_json(self) -> dict[str, Any]:
-        """The object of `--json`."""
+        """Return the object of `--json`."""
         return {
             "lines": self.lines,
-            "baseline": self.systems[0][0],
+            "baseline": self.systems[0],
             "systems": [self._system_as_json(number) for number in range(len(self.systems))],
             "signatures": self.signatures,
         }
 
     def _system_as_json(self, number: int) -> dict[str, Any]:
-        name = self.systems[number][0]
-        content: dict[str, Any] = {"system": name}
+        content: dict[str, Any] = {"system": self.systems[number]}
         for metric, scores in self.scores.items():
             paired = scores[number]
-            content[metric] = {
-                "score": paired.score,
-                "mean": paired.mean,
-                "ci": [paired.mean - paired.ci, paired.mean + paired.ci],
-            }
+            ci = [paired.mean - paired.ci, paired.mean + paired.ci]
+            content[metric] = {"score": paired.score, "mean": paired.mean, "ci": ci}
             if number:
                 content[metric]["difference"] = paired.score - scores[0].score
-                for test in ("bootstrap", "randomization"):
-                    p = getattr(paired, test)
-                    significant = self.is_significant(metric, number, p)
+                for test, p in paired.p_values.items():
+                    significant = self.is_significant(metric, number, test)
                     content[metric][test] = {"p": p, "significant": significant}
-        if number:
-            for key, found in (("better", self.better), ("worse", self.worse)):
-                content[key] = [self._contrast_as_json(number, item) for item in found[name]]
+        for key, found in self.contrasts[number].items():
+            content[key] = [each.as_json() for each in found]
         return content
 
-    def _contrast_as_json(self, number: int, found: Contrast) -> dict[str, Any]:
-        place = found.line - 1
-        return {
-            "line": found.line,
-            "difference": found.difference,
-            "scores": [found.baseline_score, found.score],
-            **({"source": self.sources[place]} if self.sources else {}),
-            "references": [lines[place] for lines in self.references],
-            "baseline": self.systems[0][1][place],
-            "text": self.systems[number][1][place],
-        }
-
     def __str__(self) -> str:
-        lines = [*self._table(), *self._signatures(), *self._texts()]
-        return "\n".join(map(printable, lines))
+        signatures = [
+            f"{METRICS[metric]} {test} {signature}"
+            for metric, tests in self.signatures.items()
+            for test, signature in tests.items()
+        ]
+        return "\n".join(map(printable, [*self._table(), *signatures, *self._lines()]))
 
     def _table(self) -> Iterator[str]:
-        """Scores with mean and 95 % interval of the resamples, differences and their p-values."""
-        systems = [printable(name) for name, _ in self.systems]
-        width = max(8, *map(len, systems))
-        heads = ("score", "mean ± 95 % CI", "difference", "bootstrap", "randomization")
-        sizes = (6, 15, 13, 9, 13)
+        """Yield rows of scores with mean and 95 % interval of the resamples, differences, and their
+        p-values.
+        """
+        names = list(map(printable, self.systems))
+        width = max(8, *map(len, names))
+        heads = ("score", "mean ± 95 % CI", "difference", *TESTS.values())
         for metric, scores in self.scores.items():
             rows = [heads, *(self._row(metric, number) for number in range(len(scores)))]
-            names = [METRICS[metric], *systems]
-            for name, row in zip(names, rows, strict=True):
-                cells = (f"{cell:>{size}}" for cell, size in zip(row, sizes, strict=True))
+            for name, row in zip([METRICS[metric], *names], rows, strict=True):
+                cells = map("{:>{}}".format, row, (6, 15, 13, 9, 13))
                 yield "  ".join([f"{name:<{width}}", *cells]).rstrip()
             yield ""
         yield f"* p <= {SIGNIFICANT}: significant."
@@ -126,53 +118,39 @@ class Comparison:
 
     def _row(self, metric: str, number: int) -> tuple[str, ...]:
         first, paired = self.scores[metric][0], self.scores[metric][number]
-        interval = f"{paired.mean:.2f} ± {paired.ci:.2f}"
+        score, interval = f"{paired.score:.2f}", f"{paired.mean:.2f} ± {paired.ci:.2f}"
         if number == 0:
-            return f"{paired.score:.2f}", interval, "baseline ", "", ""
+            return score, interval, "baseline ", "", ""
         difference = paired.score - first.score
         word = "better" if (difference < 0) == (metric == "ter") else "worse "
         values = (
-            f"{p:.4f}{'*' if self.is_significant(metric, number, p) else ' '}"
-            for p in (paired.bootstrap, paired.randomization)
+            f"{p:.4f}{'*' if self.is_significant(metric, number, test) else ' '}"
+            for test, p in paired.p_values.items()
         )
-        shown = f"{difference:+.2f} {word if difference else 'equal '}"
-        return f"{paired.score:.2f}", interval, shown, *values
+        return score, interval, f"{difference:+.2f} {word if difference else 'equal '}", *values
 
-    def _signatures(self) -> Iterator[str]:
-        for metric, signatures in self.signatures.items():
-            for test, signature in signatures.items():
-                yield f"{METRICS[metric]} {test} {signature}"
-
-    def _texts(self) -> Iterator[str]:
+    def _lines(self) -> Iterator[str]:
         """Yield the lines that differ most, with sources, references and scores."""
-        baseline = self.systems[0][0]
-        for number, (name, _) in enumerate(self.systems[1:], 1):
-            for word, found in (("better", self.better[name]), ("worse", self.worse[name])):
+        for name, contrasts in zip(self.systems, self.contrasts, strict=True):
+            for word, found in contrasts.items():
                 if found:
                     yield ""
-                    yield f"Lines that {name} has {word} than {baseline}, by their chrF2"
-                for item in found:
-                    yield from self._text(number, item)
-
-    def _text(self, number: int, found: Contrast) -> Iterator[str]:
-        place, chosen = found.line - 1, (self.systems[0], self.systems[number])
-        rows = [("source", self.sources[place])] if self.sources else []
-        rows += [("reference", lines[place]) for lines in self.references]
-        rows += [(name, lines[place]) for name, lines in chosen]
-        width = max(len(printable(name)) for name, _ in rows)
-        scores = f"{found.baseline_score:.2f} -> {found.score:.2f}"
-        yield ""
-        yield f"line {found.line}: {found.difference:+.2f} ({scores})"
-        for name, text in rows:
-            yield f"  {printable(name):<{width}}  {text}".rstrip()
+                    yield f"Lines that {name} has {word} than {self.systems[0]}, by their chrF2"
+                for each in found:
+                    old, new = each.scores
+                    rows = each.rows(self.systems[0], name)
+                    width = max(len(printable(title)) for title, _ in rows)
+                    yield ""
+                    yield f"line {each.line}: {each.difference:+.2f} ({old:.2f} -> {new:.2f})"
+                    for title, text in rows:
+                        yield f"  {printable(title):<{width}}  {text}".rstrip()
 
 
 def choose_metrics(names: str) -> list[str]:
     """Read `--metrics`; raises `RefusedError`."""
     chosen = [name.strip().lower() for name in names.split(",")]
-    for name in chosen:
-        if name not in METRICS:
-            raise RefusedError(f"--metrics {names}: expected some of {','.join(METRICS)}")
+    if not METRICS.keys() >= set(chosen):
+        raise RefusedError(f"--metrics {names}: expected some of {','.join(METRICS)}")
     return [name for name in METRICS if name in chosen]
 
 
@@ -180,24 +158,17 @@ def check_paths(paths: list[Path]) -> None:
     """Refuse fewer than two systems, and the same file twice."""
     if len(paths) < 2:
         raise RefusedError("mtrain compare: needs two files of translations or more")
-    for number, path in enumerate(paths):
-        for other in paths[:number]:
-            if _is_same(path, other):
-                raise RefusedError(f"{path}: given twice; name different files")
-
-
-def _is_same(path: Path, other: Path) -> bool:
-    if path.exists() and other.exists():
-        return os.path.samefile(path, other)
-    return path == other
+    found = [path.resolve() for path in paths]
+    for path, place in zip(paths, found, strict=True):
+        if found.count(place) > 1:
+            raise RefusedError(f"{path}: given twice; name different files")
 
 
 def read_systems(paths: list[Path], references: list[list[str]]) -> list[System]:
     """Read each system's translations, named by the shortest distinct end of its path; raises
     `UserError`.
     """
-    systems = [(path, read_aligned(path, references)) for path in paths]
-    return [(_short_name(path, paths), lines) for path, lines in systems]
+    return [(_short_name(path, paths), read_aligned(path, references)) for path in paths]
 
 
 def _short_name(path: Path, paths: list[Path]) -> str:
@@ -224,20 +195,20 @@ def compare(
     check_seed()
     _warn_of_oddities(systems, references)
     scores, signatures = {}, {}
-    size = f"{len(references[0]):,}"
-    logger.info("comparing %d systems on %s lines", len(systems), size)
+    logger.info("comparing %d systems on %s lines", len(systems), f"{len(references[0]):,}")
     with progress_bar(len(metrics), "metric", "comparing") as bar:
         for metric in metrics:
             bar.set_postfix_str(METRICS[metric])
             tested = paired_tests(metric, systems, references, tokenize, lowercase)
             scores[metric], signatures[metric] = tested
             bar.update()
-    better, worse = _contrasts(systems, references, lowercase, most)
-    return Comparison(systems, references, sources, scores, signatures, better, worse)
+    contrasts = _contrasts(systems, references, sources, lowercase, most)
+    names = [name for name, _ in systems]
+    return Comparison(len(references[0]), names, scores, signatures, contrasts)
 
 
 def _warn_of_oddities(systems: list[System], references: list[list[str]]) -> None:
-    """Warn of what makes the tests meaningless, or large."""
+    """Warn of systems and sizes that make the tests meaningless, or large."""
     baseline, first = systems[0]
     for name, lines in systems[1:]:
         if lines == first:
@@ -256,18 +227,29 @@ def _warn_of_oddities(systems: list[System], references: list[list[str]]) -> Non
 
 
 def _contrasts(
-    systems: list[System], references: list[list[str]], lowercase: bool, most: int
-) -> tuple[dict[str, list[Contrast]], dict[str, list[Contrast]]]:
-    better: dict[str, list[Contrast]] = {name: [] for name, _ in systems[1:]}
-    worse: dict[str, list[Contrast]] = {name: [] for name, _ in systems[1:]}
+    systems: list[System],
+    references: list[list[str]],
+    sources: list[str],
+    lowercase: bool,
+    most: int,
+) -> list[Contrasts]:
+    """Return the contrasts of each system; the baseline has none."""
+    contrasts: list[Contrasts] = [{}]
     if not most:
-        return better, worse
-    first, *others = (sentence_chrf(lines, references, lowercase) for _, lines in systems)
-    for (name, _), scores in zip(systems[1:], others, strict=True):
-        pairs = enumerate(zip(first, scores, strict=True), 1)
-        found = [Contrast(line, *pair) for line, pair in pairs if pair[0] != pair[1]]
-        up = nlargest(most, found, key=lambda item: item.difference)
-        down = nlargest(most, found, key=lambda item: -item.difference)
-        better[name] = [item for item in up if item.difference > 0]
-        worse[name] = [item for item in down if item.difference < 0]
-    return better, worse
+        return contrasts + [{"better": [], "worse": []} for _ in systems[1:]]
+    texts = [lines for _, lines in systems]
+    chrf = [sentence_chrf(lines, references, lowercase) for lines in texts]
+
+    def contrast(number: int, i: int) -> Contrast:
+        scores = [chrf[0][i], chrf[number][i]]
+        source, of = sources[i] if sources else None, [lines[i] for lines in references]
+        difference = scores[1] - scores[0]
+        return Contrast(i + 1, difference, scores, source, of, texts[0][i], texts[number][i])
+
+    for number in range(1, len(systems)):
+        by = [new - old for old, new in zip(chrf[0], chrf[number], strict=True)]
+        up = [i for i in nlargest(most, range(len(by)), by.__getitem__) if by[i] > 0]
+        down = [i for i in nsmallest(most, range(len(by)), by.__getitem__) if by[i] < 0]
+        better, worse = ([contrast(number, i) for i in places] for places in (up, down))
+        contrasts.append({"better": better, "worse": worse})
+    return contrasts

@@ -12,16 +12,16 @@ from typing import Any
 from mtrain.corpus.writing_systems import language_code, script_of, scripts_of
 from mtrain.runtime.errors import MissingExtraError, RefusedError, UserError
 
+METRICS = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}
 TOKENIZERS = {"zh": "zh", "zho": "zh", "cmn": "zh", "ja": "ja-mecab", "jpn": "ja-mecab"}
 TOKENIZERS |= {"ko": "ko-mecab", "kor": "ko-mecab"}
+TESTS = {"bs": "bootstrap", "ar": "randomization"}  # sacreBLEU's names of paired tests, and ours
 _RESAMPLES = 1000
 
 
 @dataclass(frozen=True)
 class Score:
-    """One metric's value with a 95 % bootstrap confidence interval (if asked for) and its
-    signature.
-    """
+    """A metric's value with its 95 % bootstrap confidence interval, if wanted, and signature."""
 
     name: str
     score: float
@@ -33,7 +33,7 @@ class Score:
         return abs(self.score - score) <= 1e-6
 
     def as_json(self) -> dict[str, Any]:
-        """The object of `mtrain eval --json`."""
+        """Return the metric's object of `mtrain eval --json`."""
         return {"score": self.score, "ci": self.ci and list(self.ci), "signature": self.signature}
 
     def __str__(self) -> str:
@@ -71,17 +71,45 @@ def is_mostly_cjk(texts: Iterable[str]) -> bool:
     return 2 * cjk > letters.total()
 
 
-def bleu(
+def score(
+    metric: str,
     hypotheses: list[str],
     references: list[list[str]],
     *,
-    tokenize: str,
+    tokenize: str = "13a",
     lowercase: bool = False,
     interval: bool = False,
 ) -> Score:
-    """Return corpus BLEU against one or more lists of references of the same length."""
-    metric = _metric("bleu", tokenize, lowercase)
-    return _score("BLEU", metric, hypotheses, references, interval)
+    """Score a corpus with a metric of `METRICS`, against one or more lists of references of the
+    same length; `tokenize` is for BLEU and TER. TER is without case, and lower is better.
+    """
+    if interval:
+        check_seed()
+    for reference in references:  # sacreBLEU cuts lists of unequal length without a word
+        if len(reference) != len(hypotheses):
+            raise UserError(
+                f"{len(hypotheses)} hypotheses but {len(reference)} references: "
+                "they must match line for line"
+            )
+    if not hypotheses:
+        raise UserError("there are no lines to score")
+    scorer = _metric(metric, tokenize, lowercase)
+    compute = scorer._compute_score_from_stats
+
+    def compute_as_float(stats: Any) -> Any:
+        """Convert all values to float: sacreBLEU's mean fails on a mixture, which resamples without
+        text give.
+        """
+        computed = compute(stats)
+        computed.score = float(computed.score)
+        return computed
+
+    scorer._compute_score_from_stats = compute_as_float
+    result = scorer.corpus_score(hypotheses, references, n_bootstrap=_RESAMPLES if interval else 1)
+    ci = None
+    if interval:
+        ci = float(result._mean - result._ci), float(result._mean + result._ci)
+    return Score(METRICS[metric], float(result.score), ci, scorer.get_signature().format())
 
 
 def bleu_of_run(
@@ -90,39 +118,14 @@ def bleu_of_run(
     """Return corpus BLEU as a run scores its target language; raises `UserError`."""
     tokenize = tokenizer_for(language)
     check_tokenizer(tokenize)
-    return bleu(hypotheses, [references], tokenize=tokenize, interval=interval)
-
-
-def chrf(
-    hypotheses: list[str],
-    references: list[list[str]],
-    *,
-    lowercase: bool = False,
-    interval: bool = False,
-) -> Score:
-    """Corpus chrF2."""
-    return _score("chrF2", _metric("chrf", "", lowercase), hypotheses, references, interval)
-
-
-def ter(
-    hypotheses: list[str],
-    references: list[list[str]],
-    *,
-    tokenize: str,
-    interval: bool = False,
-) -> Score:
-    """Corpus TER without case, as sacreBLEU has it; lower is better.
-
-    Chinese and Japanese are cut into characters.
-    """
-    return _score("TER", _metric("ter", tokenize), hypotheses, references, interval)
+    return score("bleu", hypotheses, [references], tokenize=tokenize, interval=interval)
 
 
 def sentence_chrf(
     hypotheses: list[str], references: list[list[str]], lowercase: bool
 ) -> list[float]:
-    """ChrF2 of each line by itself."""
-    metric = _metric("chrf", "", lowercase)
+    """Return the chrF2 of each line by itself."""
+    metric = _metric("chrf", lowercase=lowercase)
     lines = zip(hypotheses, *references, strict=True)
     return [float(metric.sentence_score(text, of_line).score) for text, *of_line in lines]
 
@@ -130,14 +133,13 @@ def sentence_chrf(
 @dataclass(frozen=True)
 class Paired:
     """A system's score in one metric, with mean and half the width of the 95 % interval of its
-    resamples, and the p-values of its difference from the baseline.
+    resamples, and the p-values of its difference from the baseline, which has none, by test.
     """
 
     score: float
     mean: float
     ci: float
-    bootstrap: float | None
-    randomization: float | None
+    p_values: dict[str, float]
 
 
 def paired_tests(
@@ -147,24 +149,24 @@ def paired_tests(
     tokenize: str,
     lowercase: bool,
 ) -> tuple[list[Paired], dict[str, str]]:
-    """Compare systems with the first of them, by sacreBLEU's paired bootstrap resampling and
-    approximate randomization; returns also both tests' signatures.
+    """Compare systems with the first one, by sacreBLEU's paired bootstrap resampling and
+    approximate randomization; return also the signatures of both tests.
     """
     from sacrebleu.significance import PairedTest
 
     check_seed()
     scorer = _metric(metric, tokenize, lowercase, references)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     signatures = {}
-    named: list[Any] = list(systems)
-    for test, name in (("bs", "bootstrap"), ("ar", "randomization")):
-        signature, scores = PairedTest(named, {metric: scorer}, None, test)()
-        (key,) = signature
-        signatures[name], found[name] = signature[key].format(), scores[key]
-    rows = [
-        Paired(float(b.score), float(b.mean), float(b.ci), b.p_value, r.p_value)
-        for b, r in zip(found["bootstrap"], found["randomization"], strict=True)
-    ]
+    for test, name in TESTS.items():
+        signature, scores = PairedTest(list(systems), {metric: scorer}, None, test)()
+        ((key, signed),) = signature.items()
+        signatures[name], results[name] = signed.format(), scores[key]
+    rows = []
+    for number, found in enumerate(results["bootstrap"]):
+        p_values = {name: scores[number].p_value for name, scores in results.items()}
+        known = {} if number == 0 else p_values
+        rows.append(Paired(float(found.score), float(found.mean), float(found.ci), known))
     return rows, signatures
 
 
@@ -177,11 +179,13 @@ def check_seed() -> None:
 
 def _metric(
     name: str,
-    tokenize: str,
+    tokenize: str = "13a",
     lowercase: bool = False,
     references: list[list[str]] | None = None,
 ) -> Any:
-    """Make a metric of sacreBLEU, for these references if they are given."""
+    """Make a metric of sacreBLEU, for these references if they are given. TER cuts Chinese and
+    Japanese into characters.
+    """
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
     from sacrebleu.metrics.ter import TER
@@ -192,35 +196,3 @@ def _metric(
         return CHRF(lowercase=lowercase, references=references)
     asian = tokenize in ("zh", "ja-mecab", "char")
     return TER(normalized=asian, asian_support=asian, references=references)
-
-
-def _score(
-    name: str, metric: Any, hypotheses: list[str], references: list[list[str]], interval: bool
-) -> Score:
-    """Score with sacreBLEU, whose own interface cuts lists of unequal length without a word."""
-    if interval:
-        check_seed()
-    for reference in references:
-        if len(reference) != len(hypotheses):
-            raise UserError(
-                f"{len(hypotheses)} hypotheses but {len(reference)} references: "
-                "they must match line for line"
-            )
-    if not hypotheses:
-        raise UserError("there are no lines to score")
-    compute = metric._compute_score_from_stats
-
-    def compute_as_float(stats: Any) -> Any:
-        """Convert all values to float: sacreBLEU's mean fails on a mixture, which resamples without
-        text give.
-        """
-        computed = compute(stats)
-        computed.score = float(computed.score)
-        return computed
-
-    metric._compute_score_from_stats = compute_as_float
-    result = metric.corpus_score(hypotheses, references, n_bootstrap=_RESAMPLES if interval else 1)
-    ci = None
-    if interval:
-        ci = float(result._mean - result._ci), float(result._mean + result._ci)
-    return Score(name, float(result.score), ci, metric.get_signature().format())

@@ -23,18 +23,25 @@ def read_aligned(path: Path, references: list[list[str]]) -> list[str]:
     counts.
     """
     counts: Counter[str] = Counter()
-    lines = read_text_file(path, counts)
-    warn_of(counts)
-    _check_length(path, lines, references)
-    return lines
+    return _checked(path, read_text_file(path, counts), counts, references)
 
 
 def read_source(path: Path, references: list[list[str]]) -> list[str]:
     """Read text to translate, as tolerantly as `mtrain translate` does."""
     counts: Counter[str] = Counter()
     lines = list(decode_lines(scored_lines(path, counts), counts))
+    return _checked(path, lines, counts, references)
+
+
+def _checked(
+    path: Path, lines: list[str], counts: Counter[str], references: list[list[str]]
+) -> list[str]:
     warn_of(counts)
-    _check_length(path, lines, references)
+    if references and len(lines) != len(references[0]):
+        raise UserError(
+            f"{path} has {len(lines)} lines but the reference has {len(references[0])}: "
+            "they must match line for line"
+        )
     return lines
 
 
@@ -49,7 +56,7 @@ def decode_lines(lines: Iterable[bytes], counts: Counter[str]) -> Iterator[str]:
 
 
 def warn_of(counts: Counter[str]) -> None:
-    """Log what was wrong with the input, with counts."""
+    """Log problems of the input, with counts."""
     for reason, count in counts.items():
         logger.warning("%s: %s", reason, f"{count:,}")
 
@@ -57,15 +64,13 @@ def warn_of(counts: Counter[str]) -> None:
 def choose_tokenizer(
     tokenize: str | None, tgt_lang: str | None, references: list[list[str]]
 ) -> str:
-    """Return sacreBLEU's tokenizer: the given one, or the target language's; raises
-    `RefusedError`.
-    """
+    """Return the given tokenizer of sacreBLEU, or the target language's; raises `RefusedError`."""
     if tokenize is None:
         tokenize = tokenizer_for(tgt_lang)
         if tokenize == "13a" and is_mostly_cjk(references[0]):
             logger.warning(
-                "the references are mostly Han, Kana or Hangul, and BLEU's tokenizer 13a does "
-                "not cut these: name the language (zh, ja, ko) with --tgt-lang"
+                "the references are mostly Han, Kana or Hangul, which BLEU's tokenizer 13a does "
+                "not cut; name the language (zh, ja, ko) with --tgt-lang"
             )
     check_tokenizer(tokenize)
     return tokenize
@@ -77,11 +82,3 @@ def warn_of_missing_tokenizer(language: str) -> None:
         check_tokenizer(tokenizer_for(language))
     except RefusedError as error:
         logger.warning("mtrain train will ask for this: %s", error)
-
-
-def _check_length(path: Path, lines: list[str], references: list[list[str]]) -> None:
-    if references and len(lines) != len(references[0]):
-        raise UserError(
-            f"{path} has {len(lines)} lines but the reference has {len(references[0])}: "
-            "they must match line for line"
-        )

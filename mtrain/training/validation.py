@@ -118,7 +118,7 @@ class Validation:
         bleu = metrics.bleu_of_run(hypotheses, text.references, self.config.data.tgt_lang)
         entry: Entry = {
             "bleu": bleu.score,
-            "chrf": metrics.chrf(hypotheses, [text.references]).score,
+            "chrf": metrics.score("chrf", hypotheses, [text.references]).score,
             "nll": sum(nll for nll, _ in parts) / sum(tokens for _, tokens in parts),
             "signature": bleu.signature,
         }

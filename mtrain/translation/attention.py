@@ -1,13 +1,28 @@
-"""Attention weights of a sentence pair, as arrays."""
+"""Attention weights of sentence pairs, and word alignments by them.
 
+Alignments are in Pharaoh's form (`0-0 1-2`: source word, target word). A target word is aligned to
+the source word with the most attention, averaged over the heads of the last `LAYERS` layers: which
+single layer is best depends on their number.
+"""
+
+import re
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from mtrain.data.batches import pad
+from mtrain.corpus.lines import is_blank
+from mtrain.data.batches import batch_by_tokens, collate
+from mtrain.runtime.device import telling_lack_of_memory
 from mtrain.translation.loading import LoadedModel
+
+LAYERS = 3
+BYTE = re.compile("<0x([0-9A-F]{2})>")
+
+Ids = NDArray[np.int64]
 
 
 def pieces_of(loaded: LoadedModel, ids: Iterable[int]) -> list[str]:
@@ -17,15 +32,77 @@ def pieces_of(loaded: LoadedModel, ids: Iterable[int]) -> list[str]:
 
 
 @torch.no_grad()
-def attention_of(
-    loaded: LoadedModel, src: NDArray[np.int64], tgt: NDArray[np.int64]
-) -> dict[str, list[NDArray[np.float32]]]:
-    """Return the attention weights of a pair of ids without eos: by kind (`encoder`, `decoder`,
-    `cross`) and layer, an array (H, queries, keys). Keys of the decoder are bos and the target.
+def attention_maps(loaded: LoadedModel, pairs: list[tuple[Ids, Ids]]) -> dict[str, list[Tensor]]:
+    """Return the attention weights of pairs of ids without eos: by kind (`encoder`, `decoder`,
+    `cross`) and layer, (B, H, queries, keys). Keys of the decoder are bos and the target.
     """
-    src_ids = pad([src], loaded.ids, bos=False, eos=True).to(loaded.device)
-    tgt_in = pad([tgt], loaded.ids, bos=True, eos=False).to(loaded.device)
-    maps = loaded.model.attention_maps(src_ids, tgt_in)
+    batch = collate(pairs, loaded.ids).to(loaded.device)
+    return loaded.model.attention_maps(batch.src, batch.tgt_in)
+
+
+def attention_of(loaded: LoadedModel, src: Ids, tgt: Ids) -> dict[str, list[NDArray[np.float32]]]:
+    """Return the attention weights of one pair as arrays, (H, queries, keys)."""
+    maps = attention_maps(loaded, [(src, tgt)])
     return {
         kind: [layer[0].float().cpu().numpy() for layer in layers] for kind, layers in maps.items()
     }
+
+
+class Side(NamedTuple):
+    """The ids of a line and the word index of each."""
+
+    ids: Ids
+    words: NDArray[np.int64]
+
+
+def align(loaded: LoadedModel, sources: list[str], targets: list[str]) -> list[str]:
+    """Align the words of each source line and its translation."""
+    links = [""] * len(sources)
+    lines = enumerate(zip(sources, targets, strict=True))
+    places = [place for place, pair in lines if not any(map(is_blank, pair))]
+    pairs = [(_encode(loaded, sources[i]), _encode(loaded, targets[i])) for i in places]
+    lengths = np.array([(len(src.ids) + 1, len(tgt.ids) + 1) for src, tgt in pairs])
+    budget = max(1, loaded.decode.batch_tokens // loaded.decode.beam_size)
+    for batch in batch_by_tokens(lengths.reshape(-1, 2), budget):
+        loaded.check_stop()
+        with telling_lack_of_memory(lambda: "out of memory on alignments; lower --batch-tokens"):
+            maps = attention_maps(loaded, [(pairs[i][0].ids, pairs[i][1].ids) for i in batch])
+            tables = torch.stack(maps["cross"][-LAYERS:]).float().mean((0, 2))  # (B, T, S)
+        for i, table in zip(batch, tables.cpu().numpy(), strict=True):
+            links[places[i]] = _link(table, *pairs[i])
+    return links
+
+
+def _encode(loaded: LoadedModel, text: str) -> Side:
+    """Encode a line as far as the model reads it."""
+    ids = loaded.tokenizer.encode([text])[0]
+    words = word_numbers(list(map(loaded.tokenizer.pieces.id_to_piece, ids)))
+    most = loaded.max_source_length - 1
+    return Side(np.array(ids[:most]), np.array(words[:most]))
+
+
+def _link(table: NDArray[np.float32], src: Side, tgt: Side) -> str:
+    """Link each target word to the source word that its pieces, rows of (T, S), attend to most."""
+    by_word = np.zeros((int(tgt.words.max()) + 1, int(src.words.max()) + 1))
+    weights = table[: len(tgt.ids), : len(src.ids)]
+    np.add.at(by_word, (tgt.words[:, None], src.words[None, :]), weights)
+    return " ".join(f"{int(row.argmax())}-{word}" for word, row in enumerate(by_word))
+
+
+def word_numbers(pieces: list[str]) -> list[int]:
+    """Number the words, separated by white space, to which pieces belong; a space belongs to the
+    word after it.
+    """
+    numbers, word, within, spelled = [], -1, False, b""
+    for piece in pieces:
+        text = piece.replace("\u2581", " ")
+        if byte := BYTE.fullmatch(piece):
+            spelled += bytes.fromhex(byte[1])
+            text = spelled.decode("utf-8", "ignore")
+        if text:
+            spelled = b""
+        for character in text:
+            word += not within and not character.isspace()
+            within = not character.isspace()
+        numbers.append(word if within else word + 1)
+    return [min(number, max(word, 0)) for number in numbers]

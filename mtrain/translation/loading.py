@@ -4,13 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
-from torch import Tensor
 
 from mtrain.config.loading import parse_stored_config
 from mtrain.config.schema import Config, DecodeConfig, override_decode
@@ -33,12 +31,14 @@ from mtrain.runtime.errors import RefusedError
 from mtrain.runtime.log import logger
 
 PATHS = TypeAdapter(list[Path])
+# Ids of lines without eos, and the indices of lines that were cut.
+Encoded = tuple[list[NDArray[np.int64]], list[int]]
 
 
 @dataclass
 class LoadedModel:
-    """A model on its device, or an ensemble, with vocabulary and settings: what translation,
-    forced scoring and word links share. Lengths are in tokens with eos.
+    """A model on its device, or an ensemble, with vocabulary and settings. Lengths are in tokens
+    with eos.
     """
 
     model: Transformer
@@ -65,13 +65,8 @@ class LoadedModel:
         return Ensemble(self.members) if self.others else Decoder(self.model)
 
     @property
-    def step(self) -> Callable[[Tensor, Any], tuple[Tensor, Any]]:
-        """The decoder's step: tokens (N,), state -> log-probabilities (N, V), next state."""
-        return self.decoder.step
-
-    @property
     def positions_limit(self) -> int | None:
-        """Longest side that learned positions allow; None for sinusoidal ones."""
+        """Longest sequence that learned positions allow; None for sinusoidal ones."""
         shapes = [model.shape for model in self.members if model.shape.positions == "learned"]
         return min((shape.max_positions for shape in shapes), default=None)
 
@@ -100,22 +95,21 @@ class LoadedModel:
         longest = max(CHARACTERS_A_TOKEN, self.tokenizer.longest_piece)
         return min(self.max_source_length * longest, LONGEST_TEXT)
 
-    def encode_sources(self, lines: list[str]) -> tuple[list[NDArray[np.int64]], list[int]]:
-        """Return the ids of sources without eos, and the indices of lines that were cut."""
-        return self.encode(lines, self.max_source_length)
+    def encode_sources(self, lines: list[str]) -> Encoded:
+        """Encode sources, cut to their limit."""
+        return self._encode(lines, self.max_source_length - 1)
 
-    def encode(self, lines: list[str], limit: int) -> tuple[list[NDArray[np.int64]], list[int]]:
-        """Return the ids of lines without eos, cut to `limit` with it, and the indices of cut
-        lines.
-        """
-        most = limit - 1
-        encoded = self.tokenizer.encode(
-            [shorten_text(line, self.most_characters) for line in lines]
-        )
+    def encode_targets(self, lines: list[str]) -> Encoded:
+        """Encode targets, cut to their limit."""
+        return self._encode(lines, self.max_target_length - 1)
+
+    def _encode(self, lines: list[str], most: int) -> Encoded:
+        characters = self.most_characters
+        encoded = self.tokenizer.encode([shorten_text(line, characters) for line in lines])
         cut = [
             index
             for index, (ids, line) in enumerate(zip(encoded, lines, strict=True))
-            if len(ids) > most or len(line) > self.most_characters
+            if len(ids) > most or len(line) > characters
         ]
         return [np.array(ids[:most], np.int64) for ids in encoded], cut
 

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from os import PathLike
-from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
@@ -11,7 +9,6 @@ from numpy.typing import NDArray
 
 from mtrain.config.schema import override_decode
 from mtrain.runtime.errors import RefusedError, UserError
-from mtrain.translation import loading
 from mtrain.translation.attention import attention_of, pieces_of
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
@@ -40,15 +37,6 @@ class Model:
 
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
-
-    @classmethod
-    def load(
-        cls, paths: Sequence[str | PathLike[str]], *, device: str = "auto", precision: str = "auto"
-    ) -> "Model":
-        """Load run or checkpoint directories; raises `UserError`."""
-        if not paths:
-            raise RefusedError("mtrain.load: needs a run or checkpoint directory")
-        return cls(loading.load(*map(Path, paths), device=device, precision=precision))
 
     @overload
     def translate(self, text: str, *, n_best: None = None, **search: Any) -> str: ...
@@ -94,14 +82,9 @@ class Model:
         loaded = self.loaded
         text = self.translate(source) if target is None else target
         (src,), _ = loaded.encode_sources([source])
-        (tgt,), _ = loaded.encode([text], loaded.max_target_length)
+        (tgt,), _ = loaded.encode_targets([text])
+        bos, eos = loaded.ids.bos, loaded.ids.eos
+        sides = ((*src, eos), (*tgt, eos), (bos, *tgt))
+        read, produced, seen = (pieces_of(loaded, side) for side in sides)
         maps = attention_of(loaded, src, tgt)
-        ids = loaded.ids
-        return Attention(
-            pieces_of(loaded, (*src, ids.eos)),
-            pieces_of(loaded, (*tgt, ids.eos)),
-            pieces_of(loaded, (ids.bos, *tgt)),
-            maps["encoder"],
-            maps["decoder"],
-            maps["cross"],
-        )
+        return Attention(read, produced, seen, maps["encoder"], maps["decoder"], maps["cross"])

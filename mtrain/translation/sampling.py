@@ -1,13 +1,12 @@
 """Sampling over a step function: translations drawn by the model's probabilities."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mtrain.translation.search import Hypothesis, Rules, S
+from mtrain.translation.search import BeamSearch, Normalize, Rules
 
 
 @dataclass(frozen=True)
@@ -30,54 +29,31 @@ class Choice:
         probs = probs.masked_fill(sums - probs >= self.top_p, 0.0)
         sums = probs.cumsum(1)
         place = (sums <= numbers[:, None] * sums[:, -1:]).sum(1, keepdim=True)
-        last = (probs > 0).sum(
-            1, keepdim=True
-        ) - 1  # rounding must not choose a token of probability 0
+        # rounding must not choose a token of probability 0
+        last = (probs > 0).sum(1, keepdim=True) - 1
         return tokens.gather(1, place.minimum(last).clamp(min=0))[:, 0]
 
 
-@torch.no_grad()
-def sample(
-    step: Callable[[Tensor, S], tuple[Tensor, S]],
-    state: S,
-    *,
-    rules: Rules,
-    choice: Choice,
-    seeds: list[list[int]],
-    normalize: Callable[[int], float],
-    bos_id: int,
-    device: torch.device | None = None,
-) -> list[Hypothesis]:
-    """Draw a continuation of bos for each sentence of `rules`, by its own seed, independently of
-    the others; `step` is as in `beam_search`.
+class Sampling(BeamSearch):
+    """A search with one candidate per sentence: a token drawn by the sentence's own seed,
+    independently of the other sentences.
     """
-    device = device or torch.device("cpu")
-    generators = [np.random.default_rng(seed) for seed in seeds]
-    found: dict[int, Hypothesis] = {}
-    sentences = list(range(len(seeds)))
-    scores = torch.zeros(len(seeds), dtype=torch.float64, device=device)
-    ids = torch.zeros(len(seeds), 0, dtype=torch.int64, device=device)
-    tokens = torch.full((len(seeds),), bos_id, device=device)
-    while sentences:
-        log_probs, state = step(tokens, state)
-        log_probs = rules.apply(log_probs[:, None], ids[:, None], sentences)[:, 0]
-        numbers = [generators[sentence].random() for sentence in sentences]
-        tokens = choice.draw(log_probs, torch.tensor(numbers, device=device, dtype=torch.float64))
-        scores = scores + log_probs.gather(1, tokens[:, None])[:, 0]
-        time = ids.shape[1] + 1
-        ended = [
-            token == rules.eos_id or time >= rules.max_lens[sentence]
-            for token, sentence in zip(tokens.tolist(), sentences, strict=True)
-        ]
-        if any(ended):
-            for place in (place for place, end in enumerate(ended) if end):
-                score, own = float(scores[place]), ids[place].tolist()
-                normalized = score / normalize(len(own) + 1)
-                found[sentences[place]] = Hypothesis(own, score, normalized)
-            live = [place for place, end in enumerate(ended) if not end]
-            places = torch.tensor(live, dtype=torch.int64, device=device)
-            sentences = [sentences[place] for place in live]
-            scores, ids, tokens = scores[places], ids[places], tokens[places]
-            state = state.select(places, places)
-        ids = torch.cat((ids, tokens[:, None]), 1)
-    return [found[sentence] for sentence in range(len(seeds))]
+
+    def __init__(
+        self,
+        rules: Rules,
+        normalize: Normalize,
+        choice: Choice,
+        seeds: list[list[int]],
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__(rules, 1, normalize, device)
+        self.scores = self.scores.double()
+        self.choice, self.generators = choice, [np.random.default_rng(seed) for seed in seeds]
+
+    def _candidates(self, log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        log_probs = log_probs[:, 0]
+        numbers = [self.generators[sentence].random() for sentence in self.sentences]
+        drawn = torch.tensor(numbers, device=self.device, dtype=torch.float64)
+        tokens = self.choice.draw(log_probs, drawn)[:, None]
+        return self.scores + log_probs.gather(1, tokens), torch.zeros_like(tokens), tokens

@@ -28,21 +28,15 @@ class Scorer:
         """Return the natural log-probability of each target with eos, and the indices of the
         sources and of the targets that were cut.
         """
-        (src, cut_sources), (tgt, cut_targets) = self._encode(sources, targets)
+        src, cut_sources = self.loaded.encode_sources(sources)
+        tgt, cut_targets = self.loaded.encode_targets(targets)
         return (-self.pair_nll(src, tgt)).tolist(), (cut_sources, cut_targets)
 
     def nll(self, sources: list[str], targets: list[str]) -> tuple[float, int]:
         """Return the negative log-likelihood over all target tokens with eos, and their number."""
-        (src, _), (tgt, _) = self._encode(sources, targets)
+        src, _ = self.loaded.encode_sources(sources)
+        tgt, _ = self.loaded.encode_targets(targets)
         return float(self.pair_nll(src, tgt).sum()), sum(len(ids) + 1 for ids in tgt)
-
-    def _encode(
-        self, sources: list[str], targets: list[str]
-    ) -> tuple[
-        tuple[list[NDArray[np.int64]], list[int]], tuple[list[NDArray[np.int64]], list[int]]
-    ]:
-        loaded = self.loaded
-        return loaded.encode_sources(sources), loaded.encode(targets, loaded.max_target_length)
 
     @torch.no_grad()
     def pair_nll(self, src: Rows, tgt: Rows) -> Tensor:

@@ -1,7 +1,7 @@
 """Greedy and beam search over a step function, independent of model, vocabulary and text.
 
-Shapes: `B` sentences still searched, `W` live hypotheses of each, `V` vocabulary, `C` candidates
-per sentence.
+Shapes: `B` sentences still searched, `W` live hypotheses of each, `N` all of these (B x W), `V`
+vocabulary, `C` candidates per sentence.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,8 @@ class State(Protocol):
 
 S = TypeVar("S", bound=State)
 
-# Natural log-probability. At 1 a trained model's texts are the same as without this condition.
+Normalize = Callable[[int], float]  # the divisor of a score for a length counted with eos
+# Natural log-probability; 1 is enough to give the texts of a search without this limit.
 FAR = 1.0
 # With fewer columns, sorting all is as fast: see `_best`.
 MANY = 32
@@ -40,7 +41,7 @@ class Hypothesis:
 
 
 class Settings(Protocol):
-    """Settings that decide which tokens may follow."""
+    """Settings that decide which tokens may follow, by the names of the config's `decode`."""
 
     @property
     def no_repeat_ngram(self) -> int:
@@ -49,9 +50,9 @@ class Settings(Protocol):
 
 @dataclass(frozen=True)
 class Rules:
-    """Which tokens may follow in each of `len(max_lens)` sentences: never those `banned`; within
-    the sentence's prefix only its next token; none that repeats an n-gram, if the settings forbid
-    that; at the limit of `max_lens` tokens with eos only eos.
+    """Which tokens may follow in each sentence: never those `banned`; within its prefix only the
+    next token of it; none that the settings forbid; at its limit of `max_lens` tokens with eos only
+    eos.
     """
 
     max_lens: list[int]
@@ -61,8 +62,8 @@ class Rules:
     settings: Settings | None = None
 
     def apply(self, log_probs: Tensor, hypotheses: Tensor, sentences: list[int]) -> Tensor:
-        """Put minus infinity where something may not follow: (B, W, V), hypotheses (B, W, time) of
-        the sentences with these numbers.
+        """Set log-probabilities (B, W, V) to minus infinity where a token may not follow, given the
+        hypotheses (B, W, time) of the sentences with these indices.
         """
         time = hypotheses.shape[2]
         forced = self._forced(sentences, time)
@@ -93,14 +94,14 @@ class Rules:
 
 def _ban_repeats(log_probs: Tensor, hypotheses: Tensor, length: int) -> None:
     """Ban tokens that would repeat an n-gram of `length` tokens: (B, W, V), (B, W, time)."""
-    rows = hypotheses.unfold(2, length, 1)  # (B, W, rows, length)
+    ngrams = hypotheses.unfold(2, length, 1)  # (B, W, n-grams, length)
     last = hypotheses[:, :, hypotheses.shape[2] - length + 1 :]
-    same = (rows[..., :-1] == last[:, :, None]).all(-1)
-    b, w, row = same.nonzero(as_tuple=True)
-    log_probs[b, w, rows[b, w, row, -1]] = float("-inf")
+    same = (ngrams[..., :-1] == last[:, :, None]).all(-1)
+    b, w, n = same.nonzero(as_tuple=True)
+    log_probs[b, w, ngrams[b, w, n, -1]] = float("-inf")
 
 
-def length_normalizer(norm: str, alpha: float) -> Callable[[int], float]:
+def length_normalizer(norm: str, alpha: float) -> Normalize:
     """Return the divisor of a score for a length counted with eos.
 
     "gnmt" is ((5 + length) / 6) ** alpha (Wu et al. 2016, equation 14), "power" is length ** alpha.
@@ -110,65 +111,48 @@ def length_normalizer(norm: str, alpha: float) -> Callable[[int], float]:
     return lambda length: float(((5 + length) / 6) ** alpha)
 
 
-@torch.no_grad()
-def beam_search(
-    step: Callable[[Tensor, S], tuple[Tensor, S]],
-    state: S,
-    *,
-    rules: Rules,
-    beam_size: int,
-    normalize: Callable[[int], float],
-    bos_id: int,
-    device: torch.device | None = None,
-) -> list[list[Hypothesis]]:
-    """Return the best continuations of bos for each sentence of `rules`, best first.
+class BeamSearch:
+    """The hypotheses of the sentences of `rules` that are not done.
 
-    `step` maps tokens (N,) and a state to log-probabilities (N, V) of the next token and a new
-    state. A sentence is done when `beam_size` hypotheses have ended, as in fairseq and CTranslate2,
-    unless a live one is far likelier than these; or at its own limit. If eos has no probability
-    even there, the best unended hypothesis is returned.
+    A sentence is done when `beam_size` hypotheses have ended, as in fairseq and CTranslate2, unless
+    a live one is far likelier than these; or at its own limit. If eos has no probability even
+    there, the best unended hypothesis is returned.
     """
-    search = _Search(beam_size, normalize, rules, device or torch.device("cpu"))
-    tokens = torch.full((len(rules.max_lens),), bos_id, device=search.device)
-    while search.sentences:
-        log_probs, state = step(tokens, state)
-        rows, kept, tokens = search.advance(log_probs)
-        if rows is not None:
-            state = state.select(rows, kept)
-    return [sorted(found, key=lambda h: -h.normalized) for found in search.found]
-
-
-class _Search:
-    """The hypotheses of the sentences that are not done."""
 
     def __init__(
-        self,
-        beam_size: int,
-        normalize: Callable[[int], float],
-        rules: Rules,
-        device: torch.device,
+        self, rules: Rules, beam_size: int, normalize: Normalize, device: torch.device | None = None
     ) -> None:
-        self.beam_size, self.normalize, self.rules, self.device = (
-            beam_size,
-            normalize,
-            rules,
-            device,
-        )
-        self.eos_id, self.limits = rules.eos_id, rules.max_lens
-        B = len(self.limits)
-        self.found: list[list[Hypothesis]] = [[] for _ in self.limits]
+        self.rules, self.beam_size, self.normalize = rules, beam_size, normalize
+        self.device = device or torch.device("cpu")
+        B = len(rules.max_lens)
+        self.found: list[list[Hypothesis]] = [[] for _ in range(B)]
         self.sentences = list(range(B))
-        self.scores = torch.zeros(B, 1, device=device)  # (B, W)
-        self.prefixes = torch.zeros(B, 1, 0, dtype=torch.int64, device=device)  # (B, W, time)
+        self.scores = torch.zeros(B, 1, device=self.device)  # (B, W)
+        self.hypotheses = torch.zeros(B, 1, 0, dtype=torch.int64, device=self.device)  # (.., time)
 
-    def advance(self, log_probs: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        """Extend every hypothesis by a token, given (B * W, V). Return the rows of B * W that stay
-        (None: all, unchanged), the sentences of B that stay (None: all), and the new tokens, one
-        per row.
+    @torch.no_grad()
+    def run(
+        self, step: Callable[[Tensor, S], tuple[Tensor, S]], state: S, bos_id: int
+    ) -> list[list[Hypothesis]]:
+        """Return the best continuations of bos for each sentence, best first. `step` maps tokens
+        (N,) and a state to log-probabilities (N, V) of the next token and a new state.
         """
-        width = self.scores.shape[1]
+        tokens = torch.full((len(self.sentences),), bos_id, device=self.device)
+        while self.sentences:
+            log_probs, state = step(tokens, state)
+            rows, kept, tokens = self._advance(log_probs)
+            if rows is not None:
+                state = state.select(rows, kept)
+        return [sorted(found, key=lambda h: -h.normalized) for found in self.found]
+
+    def _advance(self, log_probs: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        """Extend every hypothesis by a token, given (N, V). Return the rows of N that stay (None:
+        all, unchanged), the sentences of B that stay (None: all), and the new tokens, one per row.
+        """
+        B, W = self.scores.shape
+        log_probs = self.rules.apply(log_probs.view(B, W, -1), self.hypotheses, self.sentences)
         scores, parents, tokens = self._candidates(log_probs)
-        ends = tokens == self.eos_id
+        ends = tokens == self.rules.eos_id
         some_end = bool(ends.any())  # at most steps none does, and the best live on as they are
         live = scores
         if some_end:
@@ -178,18 +162,16 @@ class _Search:
         if kept is not None:
             live, parents, tokens, ends = live[kept], parents[kept], tokens[kept], ends[kept]
         parents, tokens = self._extend(live, parents, tokens, ends if some_end else None)
-        if kept is None and width == parents.shape[1] == 1:
+        if kept is None and W == parents.shape[1] == 1:
             return None, None, tokens.flatten()
         places = torch.arange(len(parents), device=self.device) if kept is None else kept
-        return (parents + width * places[:, None]).flatten(), kept, tokens.flatten()
+        return (parents + W * places[:, None]).flatten(), kept, tokens.flatten()
 
     def _candidates(self, log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The best C extensions of each sentence: scores, parents among W, tokens; each (B, C),
-        best first.
+        """Choose C extensions of each sentence, given (B, W, V): scores, parents among W, tokens;
+        each (B, C), best first.
         """
-        B, W = self.scores.shape
-        V = log_probs.shape[1]
-        log_probs = self.rules.apply(log_probs.view(B, W, V), self.prefixes, self.sentences)
+        _, W, V = log_probs.shape
         scores, flat = _best(self.scores, log_probs, min(2 * self.beam_size, W * V))
         return scores, flat // V, flat % V
 
@@ -198,13 +180,12 @@ class _Search:
         places = ended[:, : self.beam_size].nonzero()
         if not len(places):
             return
-        divisor = self.normalize(self.prefixes.shape[2] + 1)
+        divisor = self.normalize(self.hypotheses.shape[2] + 1)
         rows, ranks = places.unbind(1)
-        prefixes = self.prefixes[rows, parents[rows, ranks]].tolist()
-        for row, ids, score in zip(
-            rows.tolist(), prefixes, scores[rows, ranks].tolist(), strict=True
-        ):
-            self.found[self.sentences[row]].append(Hypothesis(ids, score, score / divisor))
+        ids = self.hypotheses[rows, parents[rows, ranks]].tolist()
+        ended_scores = scores[rows, ranks].tolist()
+        for row, own, score in zip(rows.tolist(), ids, ended_scores, strict=True):
+            self.found[self.sentences[row]].append(Hypothesis(own, score, score / divisor))
 
     def _drop_done(self, live: Tensor) -> Tensor | None:
         """Remove the sentences that are done, given the scores (B, C) of unended candidates. Return
@@ -221,32 +202,32 @@ class _Search:
             return None
         places = torch.tensor(kept, dtype=torch.int64, device=self.device)
         self.sentences = [self.sentences[place] for place in kept]
-        self.scores, self.prefixes = self.scores[places], self.prefixes[places]
+        self.scores, self.hypotheses = self.scores[places], self.hypotheses[places]
         return places
 
     def _is_done(self, sentence: int, best_live: float) -> bool:
         """Whether a sentence is at its limit, or has enough hypotheses and no live one that is
-        `FAR` likelier: a model that is sure of its words lets unlikely endings into the beam first.
+        `FAR` likelier, since a model that is sure of its words lets unlikely endings into the beam.
         A beam of 1 is greedy search, which ends with its first eos.
         """
-        found, length = self.found[sentence], self.prefixes.shape[2] + 1
-        if length >= self.limits[sentence]:
+        found, length = self.found[sentence], self.hypotheses.shape[2] + 1
+        if length >= self.rules.max_lens[sentence]:
             return True
         if len(found) < self.beam_size:
             return False
         return self.beam_size == 1 or best_live <= FAR + max(h.score for h in found)
 
     def _unended(self, place: int) -> Hypothesis:
-        """The best hypothesis of a sentence that reached its limit without a possible eos."""
+        """Return the best hypothesis of a sentence at its limit, where eos has no probability."""
         best = int(self.scores[place].argmax())
-        score, ids = float(self.scores[place, best]), self.prefixes[place, best].tolist()
+        score, ids = float(self.scores[place, best]), self.hypotheses[place, best].tolist()
         return Hypothesis(ids, score, score / self.normalize(len(ids) + 1))
 
     def _extend(
         self, scores: Tensor, parents: Tensor, tokens: Tensor, ends: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Let the best candidates live on that have not ended (None: none has); returns their
-        parents among W and tokens, both (B, W').
+        """Keep the best candidates that have not ended (None: none has); return their parents among
+        W and tokens, both (B, W').
         """
         C = scores.shape[1]
         W = min(self.beam_size, C)
@@ -256,9 +237,9 @@ class _Search:
             unended_first = (torch.arange(C, device=self.device) + C * ends).argsort(1)
             best = unended_first[:, :W]
             parents, tokens, self.scores = (x.gather(1, best) for x in (parents, tokens, scores))
-        time = self.prefixes.shape[2]
-        before = self.prefixes.gather(1, parents[:, :, None].expand(-1, -1, time))
-        self.prefixes = torch.cat((before, tokens[:, :, None]), 2)
+        time = self.hypotheses.shape[2]
+        before = self.hypotheses.gather(1, parents[:, :, None].expand(-1, -1, time))
+        self.hypotheses = torch.cat((before, tokens[:, :, None]), 2)
         return parents, tokens
 
 

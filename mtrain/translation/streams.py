@@ -3,7 +3,7 @@ bounded memory.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import IO
@@ -23,12 +23,12 @@ from mtrain.runs import checkpoint, layout, manifest
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import Places, progress_bar
 from mtrain.scoring.references import decode_lines, warn_of
+from mtrain.translation.attention import align
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
 from mtrain.translation.translator import Translation, Translator
-from mtrain.translation.word_links import align
 
-# Lines that are translated together, and their prefixes.
+# Lines that are translated together, and the prefixes of their translations.
 Window = tuple[list[str], list[str] | None]
 WINDOW: TypeAdapter[Window] = TypeAdapter(Window)
 
@@ -49,16 +49,16 @@ def translate_stream(
 
     `prefixes` has a prefix for each translation, line for line; word alignments go to `alignments`.
     """
-    ranks = translator.ranks
+    ranks, loaded = translator.ranks, translator.loaded
     counts: Counter[str] = Counter()
-    texts = _shortened(decode_lines(read_lines(source, counts), counts), translator.loaded)
-    window = 1 if line_buffered else translator.decode.window
+    texts = _shortened(read_lines(source, counts), counts, loaded)
     begun = decode_lines(_prefix_lines(prefixes, counts), counts) if prefixes else None
+    window = 1 if line_buffered else translator.decode.window
     done, cut = 0, Places()
 
     def read() -> Window:
-        some = list(islice(texts, window))
-        return some, _as_many(begun, some, done, window) if begun else None
+        lines = list(islice(texts, window))
+        return lines, _read_prefixes(begun, lines, done, window) if begun else None
 
     with progress_bar(None, "line", "translating", shown=not line_buffered) as bar:
         while True:
@@ -69,16 +69,17 @@ def translate_stream(
                 lines, bar.update, prefixes=beginnings, first=done
             )
             cut.add(done + place + 1 for place in places)
-            for index, hypotheses in enumerate(results if ranks.is_first else [], done):
-                sink.writelines(_format(index, hypotheses, n_best, scores))
-            if alignments is not None and ranks.is_first:
-                links = align(translator.loaded, lines, [found[0].text for found in results])
-                alignments.writelines(line.encode() + b"\n" for line in links)
+            if ranks.is_first:
+                for index, hypotheses in enumerate(results, done):
+                    sink.writelines(_format(index, hypotheses, n_best, scores))
+                if alignments is not None:
+                    links = align(loaded, lines, [found[0].text for found in results])
+                    alignments.writelines(line.encode() + b"\n" for line in links)
             if line_buffered:
                 sink.flush()
             done += len(lines)
     warn_of(counts)
-    cut.warn(translator.loaded.max_source_length)
+    cut.warn(loaded.max_source_length)
 
 
 def translate_all(translator: Translator, lines: list[str]) -> list[str]:
@@ -91,12 +92,12 @@ def translate_all(translator: Translator, lines: list[str]) -> list[str]:
     return [found[0].text for found in results]
 
 
-def _shortened(lines: Iterable[str], loaded: LoadedModel) -> Iterator[str]:
-    """Cut long lines, but not so short that the cut goes unnoticed, so that a window of lines fits
-    into memory.
+def _shortened(lines: Iterable[bytes], counts: Counter[str], loaded: LoadedModel) -> Iterator[str]:
+    """Decode lines and cut long ones, but leave enough that the model's cut is noticed, so that a
+    window of lines fits into memory.
     """
     most = loaded.most_characters + 1
-    return (line[:most] for line in lines)
+    return (line[:most] for line in decode_lines(lines, counts))
 
 
 def _prefix_lines(path: Path, counts: Counter[str]) -> Iterator[bytes]:
@@ -106,14 +107,14 @@ def _prefix_lines(path: Path, counts: Counter[str]) -> Iterator[bytes]:
         yield line
 
 
-def _as_many(prefixes: Iterator[str], lines: list[str], done: int, window: int) -> list[str]:
+def _read_prefixes(prefixes: Iterator[str], lines: list[str], done: int, window: int) -> list[str]:
     """Read a prefix for each line; raises `UserError` if there are more or fewer."""
     found = list(islice(prefixes, len(lines)))
     too_many = len(lines) < window and next(prefixes, None) is not None
     if len(found) < len(lines) or too_many:
-        told = f"{'more' if too_many else 'fewer'} lines than the text"
+        number = f"{'more' if too_many else 'fewer'} lines than the text"
         raise UserError(
-            f"--target-prefix: it has {told} (after line {done + len(found):,}); they must "
+            f"--target-prefix: it has {number} (after line {done + len(found):,}); they must "
             "match line for line"
         )
     return found
@@ -134,20 +135,19 @@ def _format(
 def score_files(loaded: LoadedModel, source: Path, target: Path, sink: IO[bytes]) -> None:
     """Write the log-probability of each target line given its source line."""
     counts: Counter[str] = Counter()
-    sides = [
-        list(_shortened(decode_lines(read_file(path, counts), counts), loaded))
-        for path in (source, target)
-    ]
-    if len(sides[0]) != len(sides[1]):
+    src, tgt = (
+        list(_shortened(read_file(path, counts), counts, loaded)) for path in (source, target)
+    )
+    if len(src) != len(tgt):
         raise UserError(
-            f"{source} has {len(sides[0])} lines but {target} has {len(sides[1])}: "
+            f"{source} has {len(src)} lines but {target} has {len(tgt)}: "
             "they must match line for line"
         )
-    window, cut, scorer = loaded.decode.window, (Places(), Places()), Scorer(loaded)
-    with progress_bar(len(sides[0]), "line", "scoring") as bar:
-        for start in range(0, len(sides[0]), window):
-            src, tgt = (side[start : start + window] for side in sides)
-            values, places = scorer.score(src, tgt)
+    window, scorer, cut = loaded.decode.window, Scorer(loaded), (Places(), Places())
+    with progress_bar(len(src), "line", "scoring") as bar:
+        for start in range(0, len(src), window):
+            part = slice(start, start + window)
+            values, places = scorer.score(src[part], tgt[part])
             for side in (0, 1):
                 cut[side].add(start + place + 1 for place in places[side])
             sink.writelines(f"{value:.6f}\n".encode() for value in values)
@@ -163,32 +163,28 @@ def load_tokenizer(path: Path) -> Tokenizer:
         return Tokenizer.load(path)
     sealed = (path / manifest.NAME).exists() or layout.steps(path / layout.CHECKPOINTS)
     if not sealed and (path / layout.TOKENIZER).exists():
-        return Tokenizer.load(path / layout.TOKENIZER)  # of a run that has saved nothing yet
+        return Tokenizer.load(path / layout.TOKENIZER)  # a run without checkpoints
     directory = checkpoint.resolve(path)
     manifest.verify(directory, layout.TOKENIZER)
     return Tokenizer.load(directory / layout.TOKENIZER)
 
 
-def _bounded_texts(source: Iterable[bytes], counts: Counter[str]) -> Iterator[str]:
-    for text in decode_lines(read_lines(source, counts), counts):
-        if len(text) > LONGEST_TEXT:
-            counts[f"lines longer than {LONGEST_TEXT:,} characters, cut there"] += 1
-        yield shorten_text(text, LONGEST_TEXT)
-
-
 def encode_stream(tokenizer: Tokenizer, source: Iterable[bytes], sink: IO[bytes]) -> None:
     """Write the pieces of each line."""
-    counts: Counter[str] = Counter()
-    for text in _bounded_texts(source, counts):
-        line = " ".join(tokenizer.pieces.encode(text, out_type=str))
-        sink.write(line.replace("\n", " ").encode("utf-8") + b"\n")
-    warn_of(counts)
+    _convert(source, sink, lambda text: " ".join(tokenizer.pieces.encode(text, out_type=str)))
 
 
 def decode_stream(tokenizer: Tokenizer, source: Iterable[bytes], sink: IO[bytes]) -> None:
     """Write the text of each line of pieces."""
+    decode = tokenizer.pieces.decode_pieces
+    _convert(source, sink, lambda text: decode(text.split(" ") if text else []))
+
+
+def _convert(source: Iterable[bytes], sink: IO[bytes], convert: Callable[[str], str]) -> None:
     counts: Counter[str] = Counter()
-    for text in _bounded_texts(source, counts):
-        line: str = tokenizer.pieces.decode_pieces(text.split(" ") if text else [])
+    for text in decode_lines(read_lines(source, counts), counts):
+        if len(text) > LONGEST_TEXT:
+            counts[f"lines longer than {LONGEST_TEXT:,} characters, cut there"] += 1
+        line = convert(shorten_text(text, LONGEST_TEXT))
         sink.write(line.replace("\n", " ").encode("utf-8") + b"\n")
     warn_of(counts)

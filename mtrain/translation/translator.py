@@ -11,20 +11,21 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
-from torch import Tensor
 
 from mtrain.corpus.lines import is_blank
 from mtrain.data.batches import batch_by_tokens, pad
 from mtrain.runtime.device import telling_lack_of_memory
 from mtrain.runtime.distributed import Ranks
 from mtrain.translation.loading import LoadedModel
-from mtrain.translation.sampling import Choice, sample
-from mtrain.translation.search import Hypothesis, Rules, beam_search, length_normalizer
+from mtrain.translation.sampling import Choice, Sampling
+from mtrain.translation.search import BeamSearch, Hypothesis, Rules, length_normalizer
 
 # Batches searched at a time on a CPU; more would wait for Python's lock.
 MOST_AT_ONCE = 4
@@ -42,8 +43,8 @@ class Translation:
 
 @dataclass(frozen=True)
 class Line:
-    """A line to translate: ids of the source and of the target's prefix without eos, and the line's
-    number, which decides what is sampled.
+    """A line to translate: ids of the source and of the target's prefix, without eos, and the
+    line's number, which decides what is sampled.
     """
 
     source: NDArray[np.int64]
@@ -92,19 +93,16 @@ class Translator:
         results: list[list[Translation]] = [[Translation("", 0.0)] for _ in lines]
         indices = [index for index, line in enumerate(lines) if not is_blank(line)]
         sources, cut = self.loaded.encode_sources([lines[index] for index in indices])
-        starts = [prefixes[index] for index in indices] if prefixes else []
-        starts_ids = self.loaded.tokenizer.encode(starts)
+        starts = self.loaded.tokenizer.encode([prefixes[i] for i in indices] if prefixes else [])
+        starts = starts or [[] for _ in indices]
+        work = list(map(Line, sources, starts, [first + index for index in indices]))
+        batches = [[work[i] for i in batch] for batch in self._batches(sources)]
         progress(len(lines) - len(indices))
-        batches = list(self._source_batches(sources))
-        work = [
-            [Line(sources[i], starts_ids[i] if starts else [], first + indices[i]) for i in batch]
-            for batch in batches
-        ]
-        translate = self._translate_on_ranks if self.ranks.size > 1 else self.translate_batches
-        with closing(translate(work)) as translated:
+        translate = self._translate_on_ranks if self.ranks.size > 1 else self._translate_batches
+        with closing(translate(batches)) as translated:
             for batch, found in zip(batches, translated, strict=True):
-                for i, translations in zip(batch, found, strict=True):
-                    results[indices[i]] = translations
+                for line, translations in zip(batch, found, strict=True):
+                    results[line.number - first] = translations
                 progress(len(batch))
         return results, [indices[i] for i in cut]
 
@@ -120,20 +118,20 @@ class Translator:
         step = ROUND * ranks.size
         for start in range(0, len(batches), step):
             some = batches[start : start + step]
-            mine = self.translate_batches(some[ranks.rank :: ranks.size])
+            mine = self._translate_batches(some[ranks.rank :: ranks.size])
             parts = [iter(found) for found in ranks.gather(partial(list, mine), BATCHES)]
             for index in range(len(some)):
                 yield next(parts[index % ranks.size])
 
-    def translate_batches(self, batches: list[Group]) -> Generator[Translated]:
+    def _translate_batches(self, batches: list[Group]) -> Generator[Translated]:
         """Translate batch by batch, on a CPU several at a time: the matrices of decoding are so
         small that two cores compute two of them sooner than one together.
         """
-        for found in self._translated(batches):
+        for found in self._map(batches):
             self.loaded.check_stop()
             yield found
 
-    def _translated(self, batches: list[Group]) -> Iterator[Translated]:
+    def _map(self, batches: list[Group]) -> Iterator[Translated]:
         _ = self.loaded.decoder  # made before several threads need it
         threads = torch.get_num_threads()
         at_once = min(threads, len(batches), MOST_AT_ONCE)
@@ -156,46 +154,40 @@ class Translator:
         texts = iter(self.loaded.texts([h.ids for hypotheses in found for h in hypotheses]))
         return [[Translation(next(texts), h.score) for h in hypotheses] for hypotheses in found]
 
-    def _source_batches(self, rows: list[NDArray[np.int64]]) -> Iterator[NDArray[np.int64]]:
-        """Yield the indices of sources of similar length within the token budget, longest first."""
+    def _batches(self, rows: list[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
+        """Return the indices of sources of similar length within the token budget, longest
+        first.
+        """
         lengths = np.fromiter((len(row) + 1 for row in rows), np.int64, len(rows))
         width = self.samples if self.decode.sample else self.decode.beam_size
         budget = max(1, self.decode.batch_tokens // width)
-        yield from reversed(batch_by_tokens(np.stack((lengths, lengths), 1), budget))
+        return batch_by_tokens(np.stack((lengths, lengths), 1), budget)[::-1]
 
-    @torch.no_grad()
     def search(self, group: Group) -> list[list[Hypothesis]]:
         """Return the hypotheses of each sentence by beam search, best first."""
-        return beam_search(
-            self.loaded.step,
-            self.loaded.decoder.begin(self._padded(group)),
-            rules=self._rules(group),
-            beam_size=self.decode.beam_size,
-            normalize=self.normalize,
-            bos_id=self.loaded.ids.bos,
-            device=self.loaded.device,
-        )
+        rules, device = self._rules(group), self.loaded.device
+        search = BeamSearch(rules, self.decode.beam_size, self.normalize, device)
+        return self._run(search, group)
 
-    @torch.no_grad()
     def _sample(self, group: Group) -> list[list[Hypothesis]]:
+        """Draw hypotheses of each sentence, best first."""
         repeated = [sentence for sentence in group for _ in range(self.samples)]
-        found = sample(
-            self.loaded.step,
-            self.loaded.decoder.begin(self._padded(repeated)),
-            rules=self._rules(repeated),
-            choice=Choice(self.decode.temperature, self.decode.top_k, self.decode.top_p),
-            seeds=[[self.seed, s.number, k] for s in group for k in range(self.samples)],
-            normalize=self.normalize,
-            bos_id=self.loaded.ids.bos,
-            device=self.loaded.device,
+        seeds = [[self.seed, s.number, k] for s in group for k in range(self.samples)]
+        choice = Choice(self.decode.temperature, self.decode.top_k, self.decode.top_p)
+        rules, device = self._rules(repeated), self.loaded.device
+        drawn = self._run(Sampling(rules, self.normalize, choice, seeds, device), repeated)
+        parts = (
+            drawn[start : start + self.samples] for start in range(0, len(drawn), self.samples)
         )
-        own = [found[start : start + self.samples] for start in range(0, len(found), self.samples)]
-        return [sorted(drawn, key=lambda h: -h.normalized) for drawn in own]
+        return [sorted(chain(*part), key=lambda h: -h.normalized) for part in parts]
 
-    def _padded(self, group: Group) -> Tensor:
-        """Return the sources of a group as a table: (B, S)."""
+    def _run(self, search: BeamSearch, group: Group) -> list[list[Hypothesis]]:
+        loaded = self.loaded
         sources = [sentence.source for sentence in group]
-        return pad(sources, self.loaded.ids, bos=False, eos=True).to(self.loaded.device)
+        src = pad(sources, loaded.ids, bos=False, eos=True).to(loaded.device)
+        decoder: Any = loaded.decoder  # one model's, or an ensemble's, with their kinds of state
+        with torch.no_grad():
+            return search.run(decoder.step, decoder.begin(src), loaded.ids.bos)
 
     def _rules(self, group: Group) -> Rules:
         ids = self.loaded.ids

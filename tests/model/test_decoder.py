@@ -5,19 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 from conftest import random_model
-from test_transformer import KINDS, VARIANTS, assert_close, random_ids
+from test_transformer import KINDS, NORMS, VARIANTS, assert_close, random_ids
 from torch import Tensor
 
 from mtrain.model import cpu
 from mtrain.model.decoder import Decoder
 from mtrain.model.transformer import Transformer, set_compute_dtype
-from mtrain.runtime.device import has_fast_bf16
 
 
 def stepwise(model: Transformer, src: Tensor, tgt_in: Tensor) -> Tensor:
     """Log-probabilities of every next token, decoded a position at a time."""
     decoder = Decoder(model)
-    state, rows = decoder.start(*model.encode(src)), []
+    state, rows = decoder.begin(src), []
     for column in tgt_in.unbind(1):
         log_probs, state = decoder.step(column, state)
         rows.append(log_probs)
@@ -43,25 +42,16 @@ def test_cached_steps_cross_the_end_of_the_position_table() -> None:
     assert_close(stepwise(model, src, tgt_in), model(src, tgt_in).log_softmax(-1))
 
 
-@pytest.mark.parametrize("norm", ["post", "pre"])
+@NORMS
 @torch.no_grad()
-def test_steps_with_packed_matrices_equal_the_full_forward(
+def test_steps_with_packed_matrices_and_in_bf16_are_near_the_full_forward(
     norm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu, "WORTH_PACKING", 0)
     model = random_model(norm=norm)
     src, tgt_in = random_ids(3, 6), random_ids(3, 20, seed=2)
-    assert_close(stepwise(model, src, tgt_in), model(src, tgt_in).log_softmax(-1))
-
-
-@pytest.mark.parametrize("norm", ["post", "pre"])
-@torch.no_grad()
-def test_steps_in_bf16_are_near_those_in_fp32(norm: str) -> None:
-    if not has_fast_bf16(torch.device("cpu")):
-        pytest.skip("no bf16 here")
-    model = random_model(norm=norm)
-    src, tgt_in = random_ids(3, 6), random_ids(3, 20, seed=2)
-    expected = stepwise(model, src, tgt_in)
+    expected = model(src, tgt_in).log_softmax(-1)
+    assert_close(stepwise(model, src, tgt_in), expected)
     set_compute_dtype(model, torch.bfloat16)
     assert_close(stepwise(model, src, tgt_in), expected, 0.2)
 
@@ -73,7 +63,7 @@ def test_selected_hypotheses_go_on_with_their_own_past_and_source() -> None:
     src = random_ids(2, 6)
     src[0, 4:] = model.shape.pad_id
     decoder = Decoder(model)
-    state = decoder.start(*model.encode(src))
+    state = decoder.begin(src)
     prefixes, owners = torch.full((2, 1), 2), torch.tensor([0, 1])
 
     def extend(rows: list[int], sentences: list[int] | None, tokens: list[int]) -> None:

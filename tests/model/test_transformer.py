@@ -11,14 +11,16 @@ from conftest import random_model
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from mtrain.model.attention import Attention, attend, attention_weights
 from mtrain.model.cpu import RowTransformer
 from mtrain.model.transformer import (
+    Attention,
     DecoderLayer,
     Dropout,
     EncoderLayer,
     Shape,
     Transformer,
+    attend,
+    attention_weights,
     set_compute_dtype,
     sinusoids,
 )
@@ -77,32 +79,25 @@ def run_attention(
     return plain, layer.watch[0]
 
 
+@pytest.mark.parametrize("own", [True, False], ids=["causal", "padded source"])
 @torch.no_grad()
-def test_attention_equals_torch_with_a_causal_mask() -> None:
-    layer = random_model(kind=Transformer).decoder_layers[0].self_attention
-    x = random_values(3, 7, D)
-    causal = torch.ones(7, 7, dtype=torch.bool).tril()
-    out, weights = run_attention(layer, x, None, causal)
-
-    theirs = nn.MultiheadAttention(D, H, batch_first=True)
-    copy_attention(layer, theirs)
-    expected_out, heads = theirs(x, x, x, attn_mask=~causal, average_attn_weights=False)
-    assert_close(out, expected_out)
-    assert_close(weights, heads)
-
-
-@torch.no_grad()
-def test_attention_over_another_sequence_with_padding_equals_torch() -> None:
-    layer = random_model(kind=Transformer).decoder_layers[1].cross_attention
-    x, memory = random_values(2, 5, D), random_values(2, 8, D, seed=3)
+def test_attention_equals_torch(own: bool) -> None:
+    """Self-attention with a causal mask, and attention over a padded sequence."""
+    layer = random_model(kind=Transformer).decoder_layers[0].cross_attention
+    x, memory = random_values(2, 7, D), random_values(2, 8, D, seed=3)
     real = torch.arange(8) < torch.tensor([[8], [3]])
-    out, weights = run_attention(layer, x, memory, real[:, None, None, :])
-
+    causal = torch.ones(7, 7, dtype=torch.bool).tril()
     theirs = nn.MultiheadAttention(D, H, batch_first=True)
     copy_attention(layer, theirs)
-    expected, heads = theirs(x, memory, memory, key_padding_mask=~real, average_attn_weights=False)
-    assert_close(out, expected)
-    assert_close(weights, heads)
+    if own:
+        found = run_attention(layer, x, None, causal)
+        expected = theirs(x, x, x, attn_mask=~causal, average_attn_weights=False)
+    else:
+        found = run_attention(layer, x, memory, real[:, None, None, :])
+        padding = {"key_padding_mask": ~real, "average_attn_weights": False}
+        expected = theirs(x, memory, memory, **padding)
+    for ours, torchs in zip(found, expected, strict=True):
+        assert_close(ours, torchs)
 
 
 def test_attend_equals_a_triple_loop() -> None:
@@ -124,32 +119,19 @@ def test_attend_equals_a_triple_loop() -> None:
 # --- Layers and stacks -----------------------------------------------------------------------
 
 
-def torch_encoder_layer(layer: EncoderLayer) -> nn.TransformerEncoderLayer:
-    theirs = nn.TransformerEncoderLayer(
-        D, H, F, dropout=0.0, batch_first=True, norm_first=layer.pre_norm
-    )
+def torch_layer(kind: type, layer: EncoderLayer | DecoderLayer) -> nn.Module:
+    """Return torch's layer with the weights of ours."""
+    theirs = kind(D, H, F, dropout=0.0, batch_first=True, norm_first=layer.pre_norm)
     copy_attention(layer.self_attention, theirs.self_attn)
-    copy_rest(layer, theirs, [layer.self_norm, layer.feed_norm])
-    return theirs.eval()
-
-
-def torch_decoder_layer(layer: DecoderLayer) -> nn.TransformerDecoderLayer:
-    theirs = nn.TransformerDecoderLayer(
-        D, H, F, dropout=0.0, batch_first=True, norm_first=layer.pre_norm
-    )
-    copy_attention(layer.self_attention, theirs.self_attn)
-    copy_attention(layer.cross_attention, theirs.multihead_attn)
-    copy_rest(layer, theirs, [layer.self_norm, layer.cross_norm, layer.feed_norm])
-    return theirs.eval()
-
-
-def copy_rest(
-    layer: EncoderLayer | DecoderLayer, theirs: nn.Module, norms: list[nn.LayerNorm]
-) -> None:
+    norms = [layer.self_norm, layer.feed_norm]
+    if isinstance(layer, DecoderLayer):
+        copy_attention(layer.cross_attention, theirs.multihead_attn)
+        norms.insert(1, layer.cross_norm)
     theirs.linear1.load_state_dict(layer.feed_forward.inner.state_dict())
     theirs.linear2.load_state_dict(layer.feed_forward.outer.state_dict())
     for number, norm in enumerate(norms, 1):
         getattr(theirs, f"norm{number}").load_state_dict(norm.state_dict())
+    return theirs.eval()
 
 
 def embedded(model: Transformer, ids: Tensor) -> Tensor:
@@ -175,13 +157,14 @@ def test_whole_stacks_equal_torchs(norm: str, kind: type[Transformer]) -> None:
 
     x = embedded(model, src)
     for layer in model.encoder_layers:
-        x = torch_encoder_layer(layer)(x, src_key_padding_mask=~real)
+        x = torch_layer(nn.TransformerEncoderLayer, layer)(x, src_key_padding_mask=~real)
     memory = model.encoder_norm(x) if norm == "pre" else x
     assert_close(model.encode(src)[0][real], memory[real])
 
     y = embedded(model, tgt_in)
     for layer in model.decoder_layers:
-        y = torch_decoder_layer(layer)(y, memory, tgt_mask=~causal, memory_key_padding_mask=~real)
+        theirs = torch_layer(nn.TransformerDecoderLayer, layer)
+        y = theirs(y, memory, tgt_mask=~causal, memory_key_padding_mask=~real)
     hidden = model.decoder_norm(y) if norm == "pre" else y
     assert_close(model(src, tgt_in), hidden @ model.tgt_embedding.weight.T)
 

@@ -121,7 +121,8 @@ def test_scores_are_the_run_s_with_sacrebleu_s_intervals(
     assert best.entry["bleu"] == stored["best"]["bleu"]
     file = trained_run / "validation" / f"{best.entry['checkpoint']}.txt"
     references = [tgt for _, tgt in VALID]
-    score = metrics.bleu(file.read_text().splitlines(), [references], tokenize="13a", interval=True)
+    hypotheses = file.read_text().splitlines()
+    score = metrics.score("bleu", hypotheses, [references], interval=True)
     assert best.bleu is not None
     assert score.ci is not None
     assert best.bleu.ci == score.ci

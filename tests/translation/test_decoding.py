@@ -1,189 +1,59 @@
-"""Other ways to decode: forced beginnings, no repeated rows, sampling, ensembles, alignments."""
+"""Decoding of a trained model by sampling, ensembles and prefixes, and word alignments."""
 
 from __future__ import annotations
 
 import json
-import shutil
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from conftest import made_up_pairs, random_model, run_mtrain
 from hypothesis import given
 from hypothesis import strategies as st
-from test_search import BOS, EOS, Scored, Table, ToyState, enumerate_all, random_table
 from torch import Tensor
 
-from mtrain.config.schema import DecodeConfig, override_decode
+from mtrain.config.schema import override_decode
 from mtrain.data.tokenizer import Tokenizer, train_tokenizer
 from mtrain.runs.checkpoint import Snapshot, load, resolve, save
 from mtrain.runtime.errors import EXIT_FAILED, EXIT_REFUSED
 from mtrain.translation import loading
-from mtrain.translation.sampling import Choice, sample
+from mtrain.translation.attention import align, word_numbers
 from mtrain.translation.scorer import Scorer
-from mtrain.translation.search import Hypothesis, Rules, beam_search, length_normalizer
 from mtrain.translation.translator import Translator
-from mtrain.translation.word_links import align, word_numbers
 
-NORMAL = length_normalizer("power", 1.0)
 LINES = [src for src, _ in made_up_pairs(20, 51, longest=7)]
+TEXT = "".join(line + "\n" for line in LINES)
 
 
-def toy(table: Table, count: int) -> dict[str, Any]:
-    """A step function over a table, and its state for so many sentences."""
-
-    def step(tokens: Tensor, state: ToyState) -> tuple[Tensor, ToyState]:
-        pairs = zip(state.prefixes, tokens.tolist(), strict=True)
-        prefixes = [(*prefix, token) for prefix, token in pairs]
-        rows = [table(s, p[1:]) for s, p in zip(state.owners, prefixes, strict=True)]
-        after = ToyState(state.owners, prefixes, state.sentences)
-        return torch.tensor(rows, dtype=torch.float64), after
-
-    everyone = list(range(count))
-    return {"step": step, "state": ToyState(everyone, [()] * count, everyone), "bos_id": BOS}
+# --- Sampling -----------------------------------------------------------------------------------
 
 
-def wide_search(table: Table, rules: Rules) -> list[list[Hypothesis]]:
-    """A beam that holds everything there is."""
-    parts = toy(table, len(rules.max_lens))
-    return beam_search(**parts, rules=rules, beam_size=300, normalize=NORMAL)
-
-
-def best_of(expected: Scored) -> tuple[tuple[int, ...], float]:
-    return max(expected, key=lambda e: e[1] / (len(e[0]) + 1))
-
-
-# --- rules --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_translations_begin_as_they_are_told(seed: int) -> None:
-    table, limits, prefixes = random_table(seed, 4), [4, 5, 3], [[2, 3], [], [3]]
-    found = wide_search(table, Rules(limits, EOS, prefixes=prefixes))
-    for sentence, (limit, prefix) in enumerate(zip(limits, prefixes, strict=True)):
-        every = enumerate_all(table, sentence, limit, 4)
-        ids, score = best_of([e for e in every if list(e[0][: len(prefix)]) == prefix])
-        assert tuple(found[sentence][0].ids) == ids
-        assert found[sentence][0].score == pytest.approx(score, abs=1e-6)  # the prefix's included
-
-
-@pytest.mark.parametrize("length", [1, 2, 3])
-@pytest.mark.parametrize("seed", range(4))
-def test_no_row_of_tokens_comes_twice(seed: int, length: int) -> None:
-    table, limits = random_table(seed, 3), [6, 5]
-    found = wide_search(table, Rules(limits, EOS, settings=DecodeConfig(no_repeat_ngram=length)))
-    for sentence, limit in enumerate(limits):
-        every = enumerate_all(table, sentence, limit, 3)
-        ids, score = best_of([e for e in every if max_count(e[0], length) < 2])
-        assert tuple(found[sentence][0].ids) == ids
-        assert found[sentence][0].score == pytest.approx(score, abs=1e-6)
-
-
-def max_count(ids: tuple[int, ...], length: int) -> int:
-    rows = [ids[start : start + length] for start in range(len(ids) - length + 1)]
-    return max(Counter(rows).values(), default=0)
-
-
-def test_a_prefix_may_repeat_and_holds_what_is_banned() -> None:
-    rules = Rules(
-        [6], EOS, banned=(2,), prefixes=[[2, 2, 2]], settings=DecodeConfig(no_repeat_ngram=1)
-    )
-    (found,) = wide_search(random_table(1, 4), rules)
-    assert all(h.ids[:3] == [2, 2, 2] and 2 not in h.ids[3:] for h in found)
-
-
-# --- sampling -----------------------------------------------------------------------------------
-
-
-def draw(table: Table, choice: Choice, seeds: list[list[int]], limit: int = 4) -> list[Hypothesis]:
-    parts = toy(table, len(seeds))
-    rules = Rules([limit] * len(seeds), EOS)
-    return sample(**parts, rules=rules, choice=choice, seeds=seeds, normalize=NORMAL)
-
-
-def same_for_all(table: Table) -> Table:
-    return lambda sentence, prefix: table(0, prefix)
-
-
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_samples_are_as_frequent_as_they_are_likely(temperature: float) -> None:
-    table, count = same_for_all(random_table(3, 4)), 3000
-    found = draw(table, Choice(temperature), [[1, n] for n in range(count)], limit=2)
-    first = np.bincount([h.ids[0] if h.ids else EOS for h in found], minlength=4) / count
-    weights = np.exp(np.array(table(0, ())) / temperature)
-    assert first == pytest.approx(weights / weights.sum(), abs=0.03)
-
-
-def test_a_sample_s_score_is_the_model_s_whatever_the_temperature() -> None:
-    table = random_table(5, 6)
-    for sentence, h in enumerate(draw(table, Choice(3.0), [[n] for n in range(20)])):
-        ids = [*h.ids, EOS]
-        expected = sum(table(sentence, tuple(ids[:n]))[token] for n, token in enumerate(ids))
-        assert h.score == pytest.approx(expected, abs=1e-6)
-        assert h.normalized == pytest.approx(expected / len(ids), abs=1e-6)
-
-
-def test_a_seed_fixes_a_sample_whatever_else_is_drawn() -> None:
-    table = same_for_all(random_table(6, 9))
-    seeds = [[2, n] for n in range(30)]
-    together = [h.ids for h in draw(table, Choice(), seeds, limit=8)]
-    alone = [draw(table, Choice(), [seed], limit=8)[0].ids for seed in seeds]
-    assert together == alone
-    assert len({str(ids) for ids in together}) > 20
-
-
-@pytest.mark.parametrize(
-    ("choice", "kept"),
-    [
-        (Choice(top_k=1), {2}),
-        (Choice(top_k=2), {1, 2}),
-        (Choice(top_p=0.45), {2}),
-        (Choice(top_p=0.55), {1, 2}),
-        (Choice(top_p=0.81), {0, 1, 2}),
-        (Choice(top_k=2, top_p=0.9), {1, 2}),
-        (Choice(top_k=9), {0, 1, 2, 3}),
-        # of 0.1 ** 2, 0.2 ** 2 ...: the likeliest alone has more than 0.7 of it
-        (Choice(temperature=0.5, top_p=0.7), {2}),
-    ],
-)
-def test_the_least_likely_are_left_out(choice: Choice, kept: set[int]) -> None:
-    probs = torch.tensor([[0.2, 0.25, 0.5, 0.05]]).log()
-    numbers = torch.linspace(0, 1, 501, dtype=torch.float64)
-    drawn = choice.draw(probs.expand(501, 4), numbers)
-    assert set(drawn.tolist()) == kept
-
-
-def test_a_sample_ends_at_its_limit_even_if_nothing_may() -> None:
-    endless = lambda sentence, prefix: [-float("inf"), -1.0, -1.0]  # noqa: E731
-    (found,) = draw(endless, Choice(), [[1]], limit=5)
-    assert len(found.ids) == 4
+def sampling(
+    translator: Translator, *, seed: int | None = None, samples: int = 1, **settings: Any
+) -> Translator:
+    decode = override_decode(translator.decode, sample=True, **settings)
+    return Translator(replace(translator.loaded, decode=decode), seed=seed, samples=samples)
 
 
 def test_lines_are_sampled_by_their_number(translator: Translator) -> None:
-    decode = override_decode(translator.decode, sample=True)
-    model = replace(translator.loaded, decode=decode)
-    sampling = Translator(model, seed=5)
-    found = sampling.best(LINES)
-    assert found == sampling.best(LINES)
-    assert [h[0].text for h in sampling.translate(LINES[7:], first=7)[0]] == found[7:]
-    small = replace(model, decode=override_decode(decode, batch_tokens=8))
-    assert Translator(small, seed=5).best(LINES) == found
-    assert Translator(model, seed=6).best(LINES) != found
+    drawn = sampling(translator, seed=5)
+    found = drawn.best(LINES)
+    assert found == drawn.best(LINES)
+    assert [h[0].text for h in drawn.translate(LINES[7:], first=7)[0]] == found[7:]
+    assert sampling(translator, seed=5, batch_tokens=8).best(LINES) == found
+    assert sampling(translator, seed=6).best(LINES) != found
     assert translator.best(LINES) != found
 
 
 def test_several_samples_of_a_line(translator: Translator) -> None:
-    decode = override_decode(translator.decode, sample=True, temperature=2.0)
-    results, _ = Translator(replace(translator.loaded, decode=decode), samples=3).translate(LINES)
+    results, _ = sampling(translator, samples=3, temperature=2.0).translate(LINES)
     assert [len(found) for found in results] == [3] * len(LINES)
     assert sum(len({each.text for each in found}) > 1 for found in results) > 10
 
 
-# --- ensembles ----------------------------------------------------------------------------------
+# --- Ensembles ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -205,9 +75,9 @@ def ensemble(trained_run: Path, other_run: Path) -> Translator:
     return Translator(loading.load(trained_run, other_run, device="cpu", precision="fp32"))
 
 
-def test_an_ensemble_of_one_model_is_that_model(trained_run: Path, translator: Translator) -> None:
-    twice = Translator(loading.load(trained_run, trained_run, device="cpu", precision="fp32"))
-    both, _ = twice.translate(LINES)
+def test_an_ensemble_of_one_model_is_that_model(translator: Translator) -> None:
+    loaded = translator.loaded
+    both, _ = Translator(replace(loaded, others=(loaded.model,))).translate(LINES)
     alone, _ = translator.translate(LINES)
     assert [h[0].text for h in both] == [h[0].text for h in alone]
     scores = [h[0].score for h in alone]
@@ -219,28 +89,26 @@ def test_an_ensemble_takes_the_mean_of_probabilities(ensemble: Translator) -> No
     loaded = ensemble.loaded
     src = torch.tensor([[*loaded.tokenizer.encode([LINES[0]])[0], loaded.ids.eos]])
     tgt = torch.tensor([[loaded.ids.bos, 9, 12, 40]])
+    probs = torch.stack([model(src, tgt)[0].softmax(-1) for model in loaded.members]).mean(0)
     state = loaded.decoder.begin(src)
     for place in range(tgt.shape[1]):
         log_probs, state = loaded.decoder.step(tgt[:, place], state)
-        probs = [model(src, tgt[:, : place + 1])[0, -1].softmax(-1) for model in loaded.members]
-        torch.testing.assert_close(log_probs[0].exp(), torch.stack(probs).mean(0))
+        torch.testing.assert_close(log_probs[0].exp(), probs[place])
 
 
 def test_an_ensemble_s_forced_scores_are_those_of_its_search(ensemble: Translator) -> None:
-    found, _ = ensemble.translate(LINES)
     tokenizer = ensemble.loaded.tokenizer
-    best = [hypotheses[0] for hypotheses in found]
+    best = zip(LINES, (found[0] for found in ensemble.translate(LINES)[0]), strict=True)
     exact = [
-        place
-        for place, each in enumerate(best)
+        (line, each)
+        for line, each in best
         if tokenizer.decode(tokenizer.encode([each.text]))[0] == each.text
     ]
-    scores, _ = Scorer(ensemble.loaded).score(
-        [LINES[n] for n in exact], [best[n].text for n in exact]
-    )
+    texts = [each.text for _, each in exact]
+    scores, _ = Scorer(ensemble.loaded).score([line for line, _ in exact], texts)
     close = [
-        abs(score - best[n].score) < 1e-3 * max(1, abs(score))
-        for score, n in zip(scores, exact, strict=True)
+        abs(score - each.score) < 1e-3 * max(1, abs(score))
+        for score, (_, each) in zip(scores, exact, strict=True)
     ]
     assert sum(close) > 0.8 * len(exact)  # others were spelled with other pieces
 
@@ -260,7 +128,7 @@ def test_models_of_an_ensemble_may_differ_in_size(ensemble: Translator) -> None:
         (("aa", "bb-xx"), 0, ["warning: ", "other: translates aa to bb-xx, but "]),
     ],
 )
-def test_models_of_other_languages_are_refused_or_told(
+def test_models_of_other_languages_are_refused_or_warned_of(
     trained_run: Path, tmp_path: Path, languages: tuple[str, str], code: int, words: list[str]
 ) -> None:
     snapshot = load(resolve(trained_run))
@@ -283,7 +151,7 @@ def test_models_of_other_vocabularies_are_refused(trained_run: Path, tmp_path: P
     assert "has another vocabulary than" in done.stderr
 
 
-# --- alignments ---------------------------------------------------------------------------------
+# --- Alignments ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -303,22 +171,15 @@ def test_pieces_are_of_words(pieces: list[str], words: list[int]) -> None:
 
 
 @given(text=st.lists(st.text("abcz漢 é\u00a0\u3000", min_size=1), max_size=8).map(" ".join))
-def test_words_are_those_between_white_space(text: str) -> None:
-    pieces = PIECES.pieces.encode(text, out_type=str)
+def test_words_are_those_between_white_space(tokenizer: Tokenizer, text: str) -> None:
+    pieces = tokenizer.pieces.encode(text, out_type=str)
     assert max(word_numbers(pieces), default=-1) + 1 == max(len(text.split()), min(1, len(pieces)))
 
 
-PIECES = Tokenizer(
-    train_tokenizer(
-        lambda: [side for pair in made_up_pairs(200, 5) for side in pair], vocab_size=330
-    )
-)
-
-
-def test_each_word_is_linked_to_what_is_attended_to(
+def test_each_word_is_linked_to_the_word_with_most_attention(
     translator: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With attention put in its place: the target is the source backwards."""
+    """With attention as if the target were the source backwards."""
 
     def maps(src: Tensor, tgt_in: Tensor) -> dict[str, list[Tensor]]:
         B, S, T = *src.shape, tgt_in.shape[1]
@@ -345,57 +206,67 @@ def test_real_alignments_fit_their_lines(translator: Translator) -> None:
         assert all(0 <= word < len(source.split()) for word, _ in pairs)
 
 
-# --- the command line ---------------------------------------------------------------------------
+# --- The command line ---------------------------------------------------------------------------
+
+
+def translate(trained_run: Path, *options: str | Path, text: str = TEXT) -> list[str]:
+    done = run_mtrain("translate", "-m", trained_run, *options, input=text)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split("\n")[:-1]
 
 
 def test_prefixes_and_alignments_by_the_command(trained_run: Path, tmp_path: Path) -> None:
-    words = ["norva", "", "minek norva", ""]
-    (tmp_path / "begun").write_text("".join(word + "\n" for word in words))
+    prefixes, links = tmp_path / "prefixes", tmp_path / "links"
+    prefixes.write_text("norva\n\nminek norva\n\n")
     text = "bavo celu\nlapo\nminek\n\n"
-    options = ["--target-prefix", tmp_path / "begun", "--alignments", tmp_path / "links"]
-    done = run_mtrain("translate", "-m", trained_run, *options, input=text)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.split("\n")
-    assert len(lines) == 5
+    options = ["--target-prefix", prefixes, "--alignments", links]
+    lines = translate(trained_run, *options, text=text)
+    assert len(lines) == 4
     assert lines[0].startswith("norva")
     assert lines[2].startswith("minek norva")
     assert lines[3] == ""
-    links = (tmp_path / "links").read_text().split("\n")
-    assert [len(line.split()) for line in links] == [len(line.split()) for line in lines]
-    for wrong, told in (("a\n", "fewer"), ("a\n" * 5, "more")):
-        (tmp_path / "begun").write_text(wrong)
+    linked = links.read_text().split("\n")[:-1]
+    assert [len(line.split()) for line in linked] == [len(line.split()) for line in lines]
+    for wrong, word in (("a\n", "fewer"), ("a\n" * 5, "more")):
+        prefixes.write_text(wrong)
         done = run_mtrain("translate", "-m", trained_run, *options[:2], input=text)
         assert done.returncode == EXIT_FAILED
-        assert f"has {told} lines" in done.stderr
+        assert f"has {word} lines" in done.stderr
 
 
 def test_sampling_by_the_command(trained_run: Path) -> None:
-    def lines(*options: str) -> list[str]:
-        text = "".join(line + "\n" for line in LINES)
-        done = run_mtrain("translate", "-m", trained_run, "--sample", *options, input=text)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.split("\n")[:-1]
+    found = translate(trained_run, "--sample", "--seed", "4")
+    small = ["--batch-tokens", "30", "--line-buffered"]
+    assert found == translate(trained_run, "--sample", "--seed", "4", *small)
+    assert found != translate(trained_run, "--sample", "--seed", "5")
+    greedy = translate(trained_run, "--beam-size", "1")
+    assert translate(trained_run, "--sample", "--top-k", "1") == greedy
+    many = translate(trained_run, "--sample", "--n-best", "3", "--temperature", "1.5")
+    indices = [int(line.split("\t")[0]) for line in many]
+    assert indices == [n for n in range(len(LINES)) for _ in range(3)]
 
-    assert lines("--seed", "4") == lines("--seed", "4", "--batch-tokens", "30", "--line-buffered")
-    assert lines("--seed", "4") != lines("--seed", "5")
-    assert lines("--top-k", "1") == lines("--top-k", "1", "--seed", "9")
-    many = [line.split("\t") for line in lines("--n-best", "3", "--temperature", "1.5")]
-    assert [int(index) for index, *_ in many] == [n for n in range(len(LINES)) for _ in range(3)]
-    for options, told in (
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
         (["--sample", "--temperature", "0"], "temperature"),
         (["--top-k", "3"], "--top-k: needs --sample"),
         (["--sample", "--beam-size", "3"], "--beam-size: does not go with"),
         (["-o", "x", "--alignments", "x"], "--alignments x: is the output file"),
-    ):
-        done = run_mtrain("translate", "-m", trained_run, *options, input="a\n")
-        assert done.returncode == EXIT_REFUSED
-        assert told in done.stderr
+    ],
+)
+def test_options_that_do_not_fit_are_refused(
+    trained_run: Path, options: list[str], message: str
+) -> None:
+    done = run_mtrain("translate", "-m", trained_run, *options, input="a\n")
+    assert done.returncode == EXIT_REFUSED
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_two_models_by_the_command(trained_run: Path, other_run: Path, tmp_path: Path) -> None:
-    (tmp_path / "s").write_text("".join(line + "\n" for line in LINES))
-    shutil.copy(tmp_path / "s", tmp_path / "r")
+    for name in "sr":
+        (tmp_path / name).write_text(TEXT)
     options = ["-s", tmp_path / "s", "-r", tmp_path / "r", "--json"]
     done = run_mtrain("eval", "-m", trained_run, "-m", other_run, *options)
     assert done.returncode == 0, done.stderr

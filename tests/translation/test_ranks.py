@@ -1,4 +1,4 @@
-"""Ranks translate and score as one process does."""
+"""Translation by several ranks: in order, the same text, written by rank 0."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from pathlib import Path
 
 import pytest
 from conftest import made_up_pairs
-from ranks import start
+from ranks import Done, start
 
 from mtrain.cli import app as cli
 from mtrain.translation.translator import Translator
 
-# --- translation --------------------------------------------------------------------------------
-
-LINES = [src for src, _ in made_up_pairs(60, 31)] + ["", "  ", "bavo " * 40]
+PAIRS = made_up_pairs(60, 31)
+LINES = [src for src, _ in PAIRS] + ["", "  ", "bavo " * 40]
 
 
 def by_command(arguments: list[str], source: Path, output: Path) -> None:
-    """Be a rank that translates, with text on stdin for the first alone."""
+    """Be a rank that runs a command, with text on stdin for rank 0 alone."""
     sys.argv = ["mtrain", *arguments]
     os.dup2(os.open(source, os.O_RDONLY), 0)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
@@ -29,22 +28,29 @@ def by_command(arguments: list[str], source: Path, output: Path) -> None:
     cli.main()
 
 
-@pytest.mark.parametrize("options", [[], ["--n-best", "2", "--scores"], ["--line-buffered"]])
+def run_ranks(
+    directory: Path, arguments: list[list[str]], source: Path = Path(os.devnull)
+) -> tuple[Done, list[bytes]]:
+    """Run a rank with each list of arguments; return how they ended and their outputs."""
+    sources = [source, *[Path(os.devnull)] * (len(arguments) - 1)]
+    outputs = [directory / f"{rank}.out" for rank in range(len(arguments))]
+    bodies = map(partial, [by_command] * len(arguments), arguments, sources, outputs)
+    done = start(directory, list(bodies))
+    return done, [output.read_bytes() for output in outputs]
+
+
+@pytest.mark.parametrize("options", [["--n-best", "2", "--scores"], ["--line-buffered"]])
 def test_ranks_translate_in_order_and_one_writes(
     trained_run: Path, tmp_path: Path, options: list[str]
 ) -> None:
-    source, empty = tmp_path / "in", tmp_path / "empty"
+    source = tmp_path / "in"
     source.write_text("".join(line + "\n" for line in LINES[-12:]), encoding="utf-8")
-    empty.touch()
-    found = []
     arguments = ["translate", "-m", str(trained_run), "--batch-tokens", "60", *options]
+    found = []
     for size in (1, 2):
-        outputs = [tmp_path / f"{size}-{rank}.out" for rank in range(size)]
-        texts = [source, empty][:size]
-        pairs = zip(texts, outputs, strict=True)
-        done = start(tmp_path, [partial(by_command, arguments, *pair) for pair in pairs])
+        done, outputs = run_ranks(tmp_path, [arguments] * size, source)
         assert done.codes == [0] * size, done.told
-        found.append([output.read_bytes() for output in outputs])
+        found.append(outputs)
     assert found[1] == [found[0][0], b""]
     assert found[0][0].count(b"\n") >= 12
 
@@ -59,28 +65,21 @@ def test_torchrun_translates_a_stream(trained_run: Path, translator: Translator)
     assert done.stdout.split("\n") == [*translator.best(LINES), ""]
 
 
-def test_ranks_with_texts_of_their_own_are_refused(trained_run: Path, tmp_path: Path) -> None:
-    """Else only the first one's would be translated."""
-    arguments = ["translate", "-m", str(trained_run), "-i", os.devnull, "-o"]
-    nothing = Path(os.devnull)
+def test_ranks_with_different_commands_are_refused(trained_run: Path, tmp_path: Path) -> None:
+    """Or else only the text of rank 0 would be translated."""
     outputs = [str(tmp_path / name) for name in "ab"]
-    done = start(
-        tmp_path, [partial(by_command, [*arguments, out], nothing, nothing) for out in outputs]
-    )
+    arguments = ["translate", "-m", str(trained_run), "-i", os.devnull, "-o"]
+    done, _ = run_ranks(tmp_path, [[*arguments, output] for output in outputs])
     assert done.codes == [2, 2]
     assert "different commands" in done.told[0]
     assert not any(map(os.path.exists, outputs))
 
 
-def test_ranks_score_once(trained_run: Path, tmp_path: Path) -> None:
-    pairs = made_up_pairs(20, 33)
-    source, reference = tmp_path / "s", tmp_path / "r"
-    source.write_text("".join(src + "\n" for src, _ in pairs))
-    reference.write_text("".join(tgt + "\n" for _, tgt in pairs))
-    arguments = ["eval", "-m", str(trained_run), "-s", str(source), "-r", str(reference), "--json"]
-    outputs = [tmp_path / f"{rank}.out" for rank in range(2)]
-    nothing = Path(os.devnull)
-    done = start(tmp_path, [partial(by_command, arguments, nothing, out) for out in outputs])
+def test_rank_0_scores(trained_run: Path, tmp_path: Path) -> None:
+    for name, side in zip("sr", zip(*PAIRS[:20], strict=True), strict=True):
+        (tmp_path / name).write_text("".join(line + "\n" for line in side))
+    files = ["-s", str(tmp_path / "s"), "-r", str(tmp_path / "r")]
+    done, outputs = run_ranks(tmp_path, [["eval", "-m", str(trained_run), *files, "--json"]] * 2)
     assert done.codes == [0, 0], done.told
-    assert '"lines": 20' in outputs[0].read_text()
-    assert outputs[1].read_text() == ""
+    assert b'"lines": 20' in outputs[0]
+    assert outputs[1] == b""

@@ -1,8 +1,9 @@
-"""Beam search over toy step functions, against enumeration and plain loops."""
+"""Beam search and sampling over toy step functions, against enumeration and plain loops."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,17 +12,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtrain.translation.search import FAR, Hypothesis, Rules, _best, beam_search, length_normalizer
+from mtrain.config.schema import DecodeConfig
+from mtrain.translation.sampling import Choice, Sampling
+from mtrain.translation.search import FAR, BeamSearch, Hypothesis, Rules, _best, length_normalizer
 
 BOS, EOS = 1, 0
 Normalize = Callable[[int], float]
 # Log-probabilities of the next token of a sentence after a prefix.
 Table = Callable[[int, tuple[int, ...]], list[float]]
+# Sequences without eos, with their log-probabilities.
+Scored = list[tuple[tuple[int, ...], float]]
+
+GNMT, POWER = length_normalizer("gnmt", 0.6), length_normalizer("power", 1.0)
 
 
 @dataclass(frozen=True)
 class ToyState:
-    """Which sentence each hypothesis belongs to, and what it holds so far."""
+    """The sentence of each hypothesis and its tokens."""
 
     owners: list[int]
     prefixes: list[tuple[int, ...]]
@@ -32,9 +39,30 @@ class ToyState:
         if sentences is not None:
             kept = [self.sentences[i] for i in sentences.tolist()]
         owners = [self.owners[i] for i in rows.tolist()]
-        share = len(owners) // max(1, len(kept))
-        assert owners == [sentence for sentence in kept for _ in range(share)]
+        width = len(owners) // max(1, len(kept))
+        assert owners == [sentence for sentence in kept for _ in range(width)]
         return ToyState(owners, [self.prefixes[i] for i in rows.tolist()], kept)
+
+
+def run(search: BeamSearch, table: Table) -> list[list[Hypothesis]]:
+    """Search with a step function that looks log-probabilities up in a table."""
+
+    def step(tokens: Tensor, state: ToyState) -> tuple[Tensor, ToyState]:
+        pairs = zip(state.prefixes, tokens.tolist(), strict=True)
+        prefixes = [(*prefix, token) for prefix, token in pairs]
+        assert all(prefix[0] == BOS for prefix in prefixes)
+        rows = [table(s, p[1:]) for s, p in zip(state.owners, prefixes, strict=True)]
+        after = ToyState(state.owners, prefixes, state.sentences)
+        return torch.tensor(rows, dtype=torch.float64), after
+
+    everyone = list(search.sentences)
+    return search.run(step, ToyState(everyone, [()] * len(everyone), everyone), BOS)
+
+
+def beam(
+    table: Table, limits: list[int], beam_size: int, normalize: Normalize = GNMT
+) -> list[list[Hypothesis]]:
+    return run(BeamSearch(Rules(limits, EOS), beam_size, normalize), table)
 
 
 def random_table(seed: int, vocab_size: int) -> Table:
@@ -47,30 +75,9 @@ def random_table(seed: int, vocab_size: int) -> Table:
     return log_probs
 
 
-def search(
-    table: Table, limits: list[int], beam_size: int, normalize: Normalize
-) -> list[list[Hypothesis]]:
-    def step(tokens: Tensor, state: ToyState) -> tuple[Tensor, ToyState]:
-        pairs = zip(state.prefixes, tokens.tolist(), strict=True)
-        prefixes = [(*prefix, token) for prefix, token in pairs]
-        assert all(prefix[0] == BOS for prefix in prefixes)
-        rows = [table(s, p[1:]) for s, p in zip(state.owners, prefixes, strict=True)]
-        after = ToyState(state.owners, prefixes, state.sentences)
-        return torch.tensor(rows, dtype=torch.float64), after
-
-    everyone = list(range(len(limits)))
-    state = ToyState(everyone, [()] * len(limits), everyone)
-    return beam_search(
-        step,
-        state,
-        rules=Rules(limits, EOS),
-        beam_size=beam_size,
-        normalize=normalize,
-        bos_id=BOS,
-    )
-
-
-Scored = list[tuple[tuple[int, ...], float]]
+def score_of(table: Table, sentence: int, ids: tuple[int, ...]) -> float:
+    """The log-probability of a sequence that is whole."""
+    return sum(table(sentence, ids[:n])[token] for n, token in enumerate((*ids, EOS)))
 
 
 def enumerate_all(table: Table, sentence: int, limit: int, vocab_size: int) -> Scored:
@@ -118,12 +125,10 @@ def check(found: list[Hypothesis], expected: Scored, normalize: Normalize) -> No
     assert [h.normalized for h in found] == pytest.approx(normalized, abs=1e-6)
 
 
-NORMALIZERS = pytest.mark.parametrize(
-    "normalize",
-    [length_normalizer("gnmt", 0.6), length_normalizer("power", 1.0)],
-    ids=["gnmt", "power"],
-)
-SEEDS = pytest.mark.parametrize("seed", range(12))
+SEEDS = pytest.mark.parametrize("seed", range(6))
+NORMALIZERS = pytest.mark.parametrize("normalize", [GNMT, POWER], ids=["gnmt", "power"])
+
+# --- Beams --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -145,19 +150,19 @@ def test_length_normalizers_by_hand(norm: str, alpha: float, length: int, expect
 @NORMALIZERS
 def test_a_beam_that_holds_everything_finds_everything(seed: int, normalize: Normalize) -> None:
     table, limits = random_table(seed, 4), [4, 1, 3, 2]
-    found = search(table, limits, 64, normalize)
+    found = beam(table, limits, 64, normalize)
     for sentence, limit in enumerate(limits):
         check(found[sentence], enumerate_all(table, sentence, limit, 4), normalize)
 
 
 @SEEDS
 @NORMALIZERS
-@pytest.mark.parametrize("beam_size", [2, 3, 5])
+@pytest.mark.parametrize("beam_size", [1, 2, 3, 5])
 def test_narrow_beams_of_many_sentences_equal_a_plain_loop_over_each(
     seed: int, normalize: Normalize, beam_size: int
 ) -> None:
     table, limits = random_table(seed, 7), [9, 2, 6, 1, 12]
-    found = search(table, limits, beam_size, normalize)
+    found = beam(table, limits, beam_size, normalize)
     for sentence, limit in enumerate(limits):
         check(found[sentence], naive_beam(table, sentence, limit, 7, beam_size), normalize)
 
@@ -165,89 +170,70 @@ def test_narrow_beams_of_many_sentences_equal_a_plain_loop_over_each(
 @SEEDS
 def test_beam_one_is_greedy(seed: int) -> None:
     table, limits = random_table(seed, 6), [8, 3, 15]
-    found = search(table, limits, 1, length_normalizer("gnmt", 0.6))
+    found = beam(table, limits, 1)
     for sentence, limit in enumerate(limits):
         ids: list[int] = []
-        score, token = 0.0, BOS
-        while token != EOS:
-            log_probs = table(sentence, tuple(ids))
-            at_limit = len(ids) + 1 == limit
-            token = EOS if at_limit else int(np.argmax(log_probs))
-            score += log_probs[token]
-            ids += [token] * (token != EOS)
+        while len(ids) + 1 < limit:
+            token = int(np.argmax(table(sentence, tuple(ids))))
+            if token == EOS:
+                break
+            ids.append(token)
         (hypothesis,) = found[sentence]
         assert hypothesis.ids == ids
-        assert hypothesis.score == pytest.approx(score, abs=1e-6)
-
-
-@pytest.mark.parametrize("beam_size", [1, 4])
-def test_a_limit_of_one_leaves_the_empty_translation(beam_size: int) -> None:
-    table = random_table(3, 5)
-    (found,) = search(table, [1], beam_size, length_normalizer("gnmt", 0.6))
-    check(found, [((), table(0, ())[EOS])], length_normalizer("gnmt", 0.6))
+        assert hypothesis.score == pytest.approx(score_of(table, sentence, tuple(ids)), abs=1e-6)
 
 
 @pytest.mark.parametrize("beam_size", [1, 2, 9])
 @pytest.mark.parametrize("limit", [1, 6])
 def test_without_any_eos_the_best_unended_hypothesis_is_given(beam_size: int, limit: int) -> None:
     endings = random_table(2, 4)
-
-    def endless(sentence: int, prefix: tuple[int, ...]) -> list[float]:
-        return [-math.inf, *endings(sentence, prefix)[1:]]
-
-    (found,) = search(endless, [limit], beam_size, length_normalizer("gnmt", 0.6))
-    (hypothesis,) = found
-    assert len(hypothesis.ids) == limit - 1
-    prefixes = [tuple(hypothesis.ids[:i]) for i in range(limit)]
-    steps = zip(prefixes, hypothesis.ids, strict=False)
-    score = sum(endless(0, prefix)[token] for prefix, token in steps)
-    assert hypothesis.score == pytest.approx(score, abs=1e-6)
+    ((hypothesis,),) = beam(
+        lambda s, prefix: [-math.inf, *endings(s, prefix)[1:]], [limit], beam_size
+    )
+    ids = tuple(hypothesis.ids)
+    assert len(ids) == limit - 1
+    expected = sum(endings(0, ids[:n])[token] for n, token in enumerate(ids))
+    assert hypothesis.score == pytest.approx(expected, abs=1e-6)
     assert math.isfinite(hypothesis.normalized)
 
 
 def test_a_beam_wider_than_the_vocabulary_ends_with_distinct_finite_hypotheses() -> None:
-    (found,) = search(random_table(1, 2), [6], 10, length_normalizer("power", 1.0))
+    (found,) = beam(random_table(1, 2), [6], 10, POWER)
     assert sorted(len(h.ids) for h in found) == [0, 1, 2, 3, 4, 5]
     assert all(math.isfinite(h.score) for h in found)
 
 
+CERTAIN_END = [0.0, -math.inf, -math.inf]
+
+
 def test_a_certain_eos_gives_one_hypothesis_whatever_the_beam() -> None:
-    (found,) = search(
-        lambda sentence, prefix: [0.0, -math.inf, -math.inf],
-        [5],
-        3,
-        length_normalizer("gnmt", 0.6),
-    )
+    (found,) = beam(lambda sentence, prefix: CERTAIN_END, [5], 3)
     assert [(h.ids, h.score) for h in found] == [([], 0.0)]
 
 
-def test_the_length_penalty_prefers_longer_translations() -> None:
+@pytest.mark.parametrize(("alpha", "best"), [(0.0, []), (1.0, [2])])
+def test_the_length_penalty_prefers_longer_translations(alpha: float, best: list[int]) -> None:
     """Ending at once costs 1.0; a word first and a certain end costs 1.5."""
-
-    def table(sentence: int, prefix: tuple[int, ...]) -> list[float]:
-        return [-1.0, -math.inf, -1.5] if not prefix else [0.0, -math.inf, -math.inf]
-
-    for alpha, best in ((0.0, []), (1.0, [2])):
-        (found,) = search(table, [4], 2, length_normalizer("power", alpha))
-        assert found[0].ids == best
+    (found,) = beam(
+        lambda sentence, prefix: CERTAIN_END if prefix else [-1.0, -math.inf, -1.5],
+        [4],
+        2,
+        length_normalizer("power", alpha),
+    )
+    assert found[0].ids == best
 
 
 @pytest.mark.parametrize("beam_size", [2, 4])
 def test_unlikely_early_endings_do_not_stop_a_likely_hypothesis(beam_size: int) -> None:
-    """Five words of 98 % each and a certain end, beside an eos of 1 % after every word."""
-
-    def table(sentence: int, prefix: tuple[int, ...]) -> list[float]:
-        if len(prefix) == 5:
-            return [0.0, -math.inf, -math.inf]
-        return [math.log(0.01), -math.inf, math.log(0.98)]
-
-    (found,) = search(table, [20], beam_size, length_normalizer("gnmt", 0.6))
+    """Five words of 98 % each and a certain end, against an eos of 1 % after every word."""
+    word = [math.log(0.01), -math.inf, math.log(0.98)]
+    (found,) = beam(lambda _, prefix: CERTAIN_END if len(prefix) == 5 else word, [20], beam_size)
     assert found[0].ids == [2] * 5
     assert found[0].score == pytest.approx(5 * math.log(0.98), abs=1e-6)
 
 
 def test_no_sentences_give_no_hypotheses() -> None:
-    assert search(random_table(0, 3), [], 2, length_normalizer("gnmt", 0.6)) == []
+    assert beam(random_table(0, 3), [], 2) == []
 
 
 @pytest.mark.parametrize("vocab_size", [37, 997, 1024, 8000, 37 * 64])
@@ -271,3 +257,108 @@ def test_the_best_extensions_are_those_of_a_whole_sort(
     assert torch.equal(best, total.sort(descending=True).values[:, :count])
     assert torch.equal(total.gather(1, places), best)
     assert all(len(set(row)) == count for row in places.tolist())
+
+
+# --- Rules --------------------------------------------------------------------------------------
+
+
+def check_best(table: Table, rules: Rules, vocab_size: int, allowed: Callable[..., bool]) -> None:
+    """A beam that holds everything finds the best of the sequences that the rules allow."""
+    found = run(BeamSearch(rules, 300, POWER), table)
+    for sentence, limit in enumerate(rules.max_lens):
+        every = enumerate_all(table, sentence, limit, vocab_size)
+        kept = [each for each in every if allowed(sentence, each[0])]
+        ids, score = max(kept, key=lambda each: each[1] / (len(each[0]) + 1))
+        assert tuple(found[sentence][0].ids) == ids
+        assert found[sentence][0].score == pytest.approx(score, abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_translations_begin_with_their_prefixes(seed: int) -> None:
+    """Scores include the prefix's."""
+    prefixes = [[2, 3], [], [3]]
+    rules = Rules([4, 5, 3], EOS, prefixes=prefixes)
+    begins = lambda sentence, ids: list(ids[: len(prefixes[sentence])]) == prefixes[sentence]  # noqa: E731
+    check_best(random_table(seed, 4), rules, 4, begins)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_no_n_gram_repeats(seed: int, length: int) -> None:
+    def is_allowed(sentence: int, ids: tuple[int, ...]) -> bool:
+        ngrams = [ids[start : start + length] for start in range(len(ids) - length + 1)]
+        return max(Counter(ngrams).values(), default=0) < 2
+
+    rules = Rules([6, 5], EOS, settings=DecodeConfig(no_repeat_ngram=length))
+    check_best(random_table(seed, 3), rules, 3, is_allowed)
+
+
+def test_a_prefix_may_repeat_and_holds_what_is_banned() -> None:
+    settings = DecodeConfig(no_repeat_ngram=1)
+    rules = Rules([6], EOS, banned=(2,), prefixes=[[2, 2, 2]], settings=settings)
+    (found,) = run(BeamSearch(rules, 300, POWER), random_table(1, 4))
+    assert all(h.ids[:3] == [2, 2, 2] and 2 not in h.ids[3:] for h in found)
+
+
+# --- Sampling -----------------------------------------------------------------------------------
+
+
+def draw(table: Table, choice: Choice, seeds: list[list[int]], limit: int = 4) -> list[Hypothesis]:
+    sampling = Sampling(Rules([limit] * len(seeds), EOS), POWER, choice, seeds)
+    return [hypothesis for (hypothesis,) in run(sampling, table)]
+
+
+def same_for_all(table: Table) -> Table:
+    return lambda sentence, prefix: table(0, prefix)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_samples_are_as_frequent_as_they_are_likely(temperature: float) -> None:
+    table, count = same_for_all(random_table(3, 4)), 2000
+    found = draw(table, Choice(temperature), [[1, n] for n in range(count)], limit=2)
+    first = np.bincount([h.ids[0] if h.ids else EOS for h in found], minlength=4) / count
+    weights = np.exp(np.array(table(0, ())) / temperature)
+    assert first == pytest.approx(weights / weights.sum(), abs=0.03)
+
+
+def test_a_sample_s_score_is_the_model_s_whatever_the_temperature() -> None:
+    table = random_table(5, 6)
+    for sentence, h in enumerate(draw(table, Choice(3.0), [[n] for n in range(20)])):
+        expected = score_of(table, sentence, tuple(h.ids))
+        assert h.score == pytest.approx(expected, abs=1e-6)
+        assert h.normalized == pytest.approx(expected / (len(h.ids) + 1), abs=1e-6)
+
+
+def test_a_seed_fixes_a_sample_whatever_else_is_drawn() -> None:
+    table = same_for_all(random_table(6, 9))
+    seeds = [[2, n] for n in range(30)]
+    together = [h.ids for h in draw(table, Choice(), seeds, limit=8)]
+    alone = [draw(table, Choice(), [seed], limit=8)[0].ids for seed in seeds]
+    assert together == alone
+    assert len({str(ids) for ids in together}) > 20
+
+
+@pytest.mark.parametrize(
+    ("choice", "kept"),
+    [
+        (Choice(top_k=1), {2}),
+        (Choice(top_k=2), {1, 2}),
+        (Choice(top_p=0.45), {2}),
+        (Choice(top_p=0.55), {1, 2}),
+        (Choice(top_p=0.81), {0, 1, 2}),
+        (Choice(top_k=2, top_p=0.9), {1, 2}),
+        (Choice(top_k=9), {0, 1, 2, 3}),
+        # of 0.1 ** 2, 0.2 ** 2 ...: the likeliest alone has more than 0.7 of it
+        (Choice(temperature=0.5, top_p=0.7), {2}),
+    ],
+)
+def test_the_least_likely_are_left_out(choice: Choice, kept: set[int]) -> None:
+    probs = torch.tensor([[0.2, 0.25, 0.5, 0.05]]).log()
+    numbers = torch.linspace(0, 1, 501, dtype=torch.float64)
+    drawn = choice.draw(probs.expand(501, 4), numbers)
+    assert set(drawn.tolist()) == kept
+
+
+def test_a_sample_ends_at_its_limit_even_if_nothing_may() -> None:
+    (found,) = draw(lambda sentence, prefix: [-math.inf, -1.0, -1.0], Choice(), [[1]], limit=5)
+    assert len(found.ids) == 4
