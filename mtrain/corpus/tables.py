@@ -6,12 +6,14 @@ Rows are counted from 1, as the lines of their file where it has lines.
 
 import hashlib
 import json
+import logging
 import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +28,14 @@ from mtrain.corpus.lines import (
     size_of,
 )
 from mtrain.corpus.tmx import count_units, read_tmx
-from mtrain.runtime.errors import RowError, UserError
+from mtrain.runtime.errors import RowError, UserError, first_line
 
 _READERS = "datasets.packaged_modules"
 TEXT_READERS = {"parquet", "json", "csv", "arrow", "text", "cache"}  # of the library datasets
 ROWS = 1000  # read at a time
 LARGEST_BATCH = 1 << 30  # bytes of a Parquet row group, or of a batch of a dataset
 LARGEST_READ = 1 << 27  # bytes of rows read from a Parquet file at a time, about
+LARGEST_CARD, MOST_OF_CARD = 1 << 24, 500_000  # bytes of a dataset's card, values in it
 
 Row = tuple[int, Any, Any]  # number, source and target, not yet checked
 TextRow = tuple[int, str, str]
@@ -297,17 +300,20 @@ def _load_dataset(corpus: HubCorpus, root: Path) -> Any:
     import datasets  # slow to import; only `dataset:` entries need it
 
     datasets.disable_progress_bars()
-    local, name = root / corpus.dataset, corpus.dataset
-    source = str(local) if local.is_dir() else name
-    if source == name and name.isidentifier() and find_spec(f"{_READERS}.{name}"):
+    for library in ("datasets", "huggingface_hub"):  # whose warnings quote the card
+        logging.getLogger(library).setLevel(logging.ERROR)
+    name, folder = corpus.dataset, (root / corpus.dataset).absolute()
+    is_local = folder.is_dir()
+    if is_local:
+        _check_card(folder)
+    elif name.isidentifier() and find_spec(f"{_READERS}.{name}"):
         raise UserError(
             f"dataset {name}: is a reader of the library datasets, which would look for files in "
             "the working directory; name a dataset of the hub or a local folder"
         )
-    if source != name:
-        _check_card(local)
+    source = str(folder) if is_local else name  # whole, since `csv` would be a reader, not a folder
     builder = datasets.load_dataset_builder(source, corpus.name)
-    _check_files(name, builder.config.data_files, "hf://" if source == name else str(local))
+    _check_files(name, builder.config.data_files, str(folder) if is_local else "hf://")
     parents = type(builder).__mro__
     readers = {parent.__module__.removeprefix(f"{_READERS}.").split(".")[0] for parent in parents}
     if not readers & TEXT_READERS:
@@ -321,31 +327,62 @@ def _load_dataset(corpus: HubCorpus, root: Path) -> Any:
 
 def _check_card(folder: Path) -> None:
     """Refuse a folder whose dataset card names files by URL: what the config calls local must not
-    reach the network.
+    reach the network. Raises `ValueError` for a card that cannot be read.
     """
-    import yaml
-    from huggingface_hub import DatasetCard
+    from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
     card: dict[str, Any] = {}
     if (folder / "README.md").is_file():
-        card = DatasetCard.load(folder / "README.md").data.to_dict()
+        block = REGEX_YAML_BLOCK.search(_text_of_card(folder / "README.md"))
+        card |= _parse_card(block[2]) if block else {}
     if (folder / ".huggingface.yaml").is_file():
-        card |= yaml.safe_load((folder / ".huggingface.yaml").read_text("utf-8")) or {}
+        card |= _parse_card(_text_of_card(folder / ".huggingface.yaml"))
     if any(sign in text for text in _texts_in(card.get("configs")) for sign in ("://", "::")):
         raise UserError(
             f"dataset {folder}: its card names files by an address; a local folder holds its files"
         )
 
 
+def _text_of_card(path: Path) -> str:
+    with path.open("rb") as stream:
+        data = stream.read(LARGEST_CARD + 1)
+    if len(data) > LARGEST_CARD:
+        raise ValueError(f"{path.name} is larger than {LARGEST_CARD >> 20} MiB")
+    return data.decode("utf-8")
+
+
+def _parse_card(text: str) -> dict[str, Any]:
+    """Parse a card's YAML; raises `ValueError` if it is invalid, or huge once its aliases are
+    resolved, which a few lines can make it.
+    """
+    import yaml
+
+    try:
+        left = [yaml.compose(text, Loader=yaml.BaseLoader)]
+        for _ in range(MOST_OF_CARD):
+            if not left:
+                break
+            node = left.pop()
+            if isinstance(node, yaml.SequenceNode):
+                left += node.value
+            elif isinstance(node, yaml.MappingNode):
+                left += chain.from_iterable(node.value)
+        if left:
+            raise ValueError(f"its card holds more than {MOST_OF_CARD:,} values")
+        card = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"its card is not valid YAML: {first_line(error)}") from None
+    if not isinstance(card, dict | None):
+        raise ValueError("its card is not a mapping")
+    return card or {}
+
+
 def _texts_in(value: Any) -> Iterator[str]:
     """Yield all texts in a card's value."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, list):
-        for part in value:
-            yield from _texts_in(part)
-    elif isinstance(value, dict):
-        for part in value.values():
+    elif isinstance(value, list | dict):
+        for part in value.values() if isinstance(value, dict) else value:
             yield from _texts_in(part)
 
 
@@ -359,14 +396,14 @@ def _check_files(name: str, found: dict[str, list[str]] | None, place: str) -> N
 
 @contextmanager
 def _telling(name: str) -> Iterator[None]:
-    """Turn errors of the library into `UserError`."""
+    """Turn errors of the library into `UserError`; an odd dataset card raises any of these."""
     from datasets.exceptions import DatasetsError
 
+    of_cards = (AttributeError, LookupError, TypeError, ValueError)
     try:
         yield
-    except (OSError, ValueError, RuntimeError, ImportError, DatasetsError) as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise UserError(f"{name}: cannot load: {reason[0]}") from None
+    except (*of_cards, OSError, RuntimeError, ImportError, DatasetsError) as error:
+        raise UserError(f"{name}: cannot load: {first_line(error)}") from None
 
 
 def _rows_of_batches(

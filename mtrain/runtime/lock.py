@@ -1,6 +1,5 @@
 """Locks between processes, released by the system however their holder ends."""
 
-import json
 import os
 import socket
 import time
@@ -9,10 +8,24 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from mtrain.runtime import files
 from mtrain.runtime.errors import RefusedError, UserError
+from mtrain.runtime.json_reader import read_json_file
 
 POLL = 0.5  # seconds between two tries to get a lock
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Content of a lock file: the process that holds it."""
+
+    pid: int
+    host: str
+
+
+HOLDER = TypeAdapter(Holder)
 
 
 class ReplacedError(UserError):
@@ -72,18 +85,16 @@ def _write_down(descriptor: int) -> None:
     if os.fstat(descriptor).st_nlink > 1:
         return
     os.ftruncate(descriptor, 0)
-    os.write(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
+    os.write(descriptor, HOLDER.dump_json(Holder(os.getpid(), socket.gethostname())))
 
 
 def _holder(path: Path) -> str:
     """Name the process that has a lock, which it writes down just after taking it."""
     for _ in range(20):
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            with files.read(path) as stream:
-                content = json.loads(stream.read(1 << 12))
-            pid, host = int(content["pid"]), str(content["host"])
-            if host != socket.gethostname() or is_alive(pid):
-                return f"process {pid} on {host}"
+        with suppress(OSError, ValueError):
+            holder = read_json_file(path, HOLDER)
+            if holder.host != socket.gethostname() or is_alive(holder.pid):
+                return f"process {holder.pid} on {holder.host}"
         time.sleep(0.05)
     return "another process"
 

@@ -708,7 +708,9 @@ def test_a_lock_whose_holder_was_killed_is_taken_over(
         assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
 
 
-@pytest.mark.parametrize("content", ["", "{", "[1]", "\x00"])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[1]", "\x00", "[" * 4000, '{"pid": 1e999, "host": "a"}']
+)
 def test_an_odd_lock_file_is_no_hindrance(tmp_path: Path, content: str) -> None:
     path = tmp_path / "new" / ".lock"
     path.parent.mkdir()
