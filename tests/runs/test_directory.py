@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 from conftest import TinyConfig, run_here, run_mtrain, status
 
-from mtrain.runs import layout, manifest
+from mtrain.runs import checkpoint, layout, manifest
 from mtrain.runs.directory import RunDirectory, commit_of
 from mtrain.runtime import files, lock
 from mtrain.runtime.errors import RefusedError, UserError
@@ -304,6 +305,20 @@ def test_a_run_that_failed_later_is_not_trained_anew_either(
     assert train(config) == 2
     assert "the checkpoints of this run are gone, which came to step 2" in capsys.readouterr().err
     (run / "status.json").write_text(json.dumps({**failed, "step": 1}))  # nothing was saved then
+    assert train(config) == 0
+
+
+def test_a_run_whose_first_save_failed_starts_again(
+    train: Train, tiny_config: TinyConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    config = tiny_config(**TWO_STEPS)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_fill", fail)
+        assert train(config) == 1
+    assert status(tmp_path / "run")["state"] == "failed"
     assert train(config) == 0
 
 
