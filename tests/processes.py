@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -22,13 +23,21 @@ class Done:
     seconds: float
     memory: int
 
-    def refuses(self, code: int, *words: str, lines: int = 3) -> str:
-        """Says what is missing of a clear refusal, or nothing; the log takes some of the lines."""
+    def fails(self, code: int = 0, *words: str) -> str:
+        """Return what is wrong about the end: another exit code, a traceback, output, or words that
+        are missing on stderr.
+        """
         missing = [word for word in words if word not in self.err]
-        tidy = "Traceback" not in self.err and not self.out and self.err.count("\n") <= lines
-        if self.code == code and tidy and not missing:
+        is_tidy = not re.search("Traceback|Logging error", self.err) and not self.out
+        if self.code == code and is_tidy and not missing:
             return ""
         return f"exit code {self.code}, expected {code} and {missing}\n{self.out!r}\n{self.err}"
+
+    def refuses(self, code: int, *words: str, lines: int = 3) -> str:
+        """Return what is missing of a clear refusal in at most `lines` lines of stderr."""
+        if self.err.count("\n") > lines:
+            return f"more than {lines} lines\n{self.err}"
+        return self.fails(code, *words)
 
 
 # Loads what `mtrain` loads, then forks a process for every command that it is sent: each is as

@@ -38,7 +38,7 @@ import json, os, socket, sys
 with socket.socket(socket.AF_UNIX) as server:
     server.connect({address!r})
     text = sys.stdin.buffer.read().decode()
-    request = {{"arguments": sys.argv[1:], "directory": os.getcwd(), "stdin": text}}
+    request = {{"words": sys.argv[1:], "directory": os.getcwd(), "stdin": text}}
     server.sendall(json.dumps(request).encode() + b"\\n")
     answer = json.loads(server.makefile().read())
 sys.stdout.write(answer["out"])
@@ -57,8 +57,10 @@ def blocks(document: str, language: str) -> Iterator[tuple[str, str]]:
 class Handler(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         request: dict[str, Any] = json.loads(self.rfile.readline())
-        place, text = Path(request["directory"]), request["stdin"].encode()
-        done = _processes().mtrain(*request["arguments"], stdin=text, directory=place)
+        place, text, words = Path(request["directory"]), request["stdin"].encode(), request["words"]
+        if words[0] == "check" and "--no-forecast" not in words:
+            words.append("--no-timing")  # test_plan times steps, of a smaller model
+        done = _processes().mtrain(*words, stdin=text, directory=place)
         answer = {"code": done.code, "out": done.out.decode(), "err": done.err}
         self.wfile.write(json.dumps(answer).encode())
 
@@ -96,7 +98,9 @@ def place(tmp_path: Path, trained_run: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+@pytest.mark.parametrize(
+    "document", [each for each in DOCUMENTS if any(not why for why, _ in blocks(each, "sh"))]
+)
 def test_the_commands_of_a_document_run(document: str, programs: Path, place: Path) -> None:
     texts = [text for reason, text in blocks(document, "sh") if not reason]
     if document != "README.md" and any("en-de.yaml" in text for text in texts):

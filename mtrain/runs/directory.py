@@ -138,12 +138,12 @@ class RunDirectory:
         """
         if layout.named_steps(self.checkpoints):
             return
-        last, history = 0, self.read(layout.BEST, BEST)
-        if history is not None and history.history:
-            last = max(entry["step"] for entry in history.history)
-        elif status is not None and _has_saved(status, save_every):
-            last = status.step
-        if last:
+        # a first save that failed, as on a full disk, leaves the directory empty
+        first = save_every + self.checkpoints.is_dir()
+        saved = status.step if status is not None and _has_saved(status, first) else 0
+        history = self.read(layout.BEST, BEST)
+        validated = [entry["step"] for entry in history.history] if history else []
+        if last := max(validated, default=saved):
             raise RefusedError(
                 f"{self.checkpoints}: the checkpoints of this run are gone, which came to step "
                 f"{last}; bring them back, or choose another run_dir to train anew"
@@ -320,6 +320,6 @@ def commit_of(directory: Path) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def _has_saved(status: Status, save_every: int) -> bool:
-    """Whether a run had a checkpoint when it wrote this status."""
-    return status.state in ("complete", "stopped", "running") or status.step >= save_every
+def _has_saved(status: Status, first: int) -> bool:
+    """Whether a run had a checkpoint when it wrote this status: from step `first` on it had."""
+    return status.state in ("complete", "stopped", "running") or status.step >= first

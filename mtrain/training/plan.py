@@ -152,7 +152,7 @@ def describe_run(
 def lack_of_disk(disk_bytes: int, directory: Path) -> str | None:
     """Return a warning if the disk cannot hold what a run in `directory` keeps."""
     directory = directory.absolute()
-    present = sum(file.stat().st_size for file in directory.rglob("*.safetensors"))
+    present = sum(file.lstat().st_size for file in directory.rglob("*.safetensors"))
     disk = next(path for path in (directory, *directory.parents) if path.is_dir())
     free = shutil.disk_usage(disk).free
     if disk_bytes <= free + present:

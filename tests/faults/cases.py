@@ -70,6 +70,7 @@ READS: Commands = {
     "encode": (1, "tokenizer encode -m run"),
     "decode": (1, "tokenizer decode -m run"),
 }
+ONE_FOR_ONE = ("translate", "translate <", "translate < --line-buffered", "encode", "decode")
 # What these print or write about a run must not change, whatever else lies beside its checkpoints.
 SAME = ("translate", "translate -o", "score", "eval", "encode", "decode", "average", "go on")
 WRITTEN = ("box/out/old.txt", "box/out/average", "box/run/checkpoints/step-00000004")
@@ -149,6 +150,20 @@ class Case:
     def config(self) -> Any:
         return yaml.safe_load((self.box / "config.yaml").read_text())
 
+    def prepare(self, config: Any) -> None:
+        """Prepare or train a new run by a config."""
+        (self.box / "config.yaml").write_bytes(mutate.yaml_of({**config, "run_dir": "new"}))
+        self.may_write = ["box/new"]
+        self.choose(PREPARES)
+
+    def hurt(self, path: Path, deed: str) -> None:
+        """Put other bytes or values into a file, or something else in its place."""
+        if deed in ("bytes", "values") and path.is_file():
+            change = {"bytes": mutate.mutate_bytes, "values": mutate.mutate_values}[deed]
+            path.write_bytes(change(self.rng, path.read_bytes(), path.suffix))
+        else:
+            mutate.lead(path, deed, self.root / "outside")
+
     def names_run(self, text: object) -> None:
         """Let the command write to the run directory that a config names."""
         if isinstance(text, str) and text and "\0" not in text and len(text) < 250:
@@ -210,14 +225,11 @@ def of_corpus(case: Case) -> None:
     if form not in ("plain", "gz", "zst"):
         entry = {"file": names[0], "src": "src", "tgt": "tgt"}
     config = case.config()
-    config["run_dir"] = "new"
-    case.may_write = ["box/new"]
     config["data"]["valid" if rng.random() < 0.2 else "train"] = entry
     if isinstance(config["data"]["train"], dict):
         config["data"]["train"] = [entry]
     config["data"]["invalid_utf8"] = rng.choice(("error", "drop"))
-    (case.box / "config.yaml").write_bytes(mutate.yaml_of(config))
-    case.choose(PREPARES)
+    case.prepare(config)
 
 
 def _read_texts(case: Case, form: str, names: list[str]) -> None:
@@ -225,13 +237,8 @@ def _read_texts(case: Case, form: str, names: list[str]) -> None:
     case.stdin = data
     case.choose(READS, SRC=names[0], TGT=names[1])
     is_plain = form == "plain" or "-i" not in case.arguments
-    lines = data.count(b"\n") + (not data.endswith(b"\n") and data != b"")
-    if is_plain and case.command in ("translate", "translate <", "encode", "decode"):
-        case.lines = lines
-    if case.command == "translate < --line-buffered":
-        case.lines = lines
-    if case.command == "encode":
-        case.lines = lines
+    if is_plain and case.command in ONE_FOR_ONE:
+        case.lines = data.count(b"\n") + (not data.endswith(b"\n") and data != b"")
 
 
 def _model(case: Case) -> str:
@@ -256,17 +263,11 @@ def of_run(case: Case) -> None:
     if file.suffix in (".json", ".jsonl", ".yaml") and rng.random() < 0.5:
         deed = "values"
     case.what = f"{name}: {deed}"
-    if deed == "bytes":
-        file.write_bytes(mutate.mutate_bytes(rng, data))
-    elif deed == "values" and file.suffix == ".yaml":
-        file.write_bytes(mutate.mutate_yaml(rng, yaml.safe_load(data)))
-    elif deed == "values":
-        file.write_bytes(mutate.mutate_json(rng, data))
-    elif deed == "secrets":
+    if deed == "secrets":
         _name_secrets(case)
-    else:
-        mutate.lead(file, deed, case.root / "outside")
-    guarded = "checkpoints/" in name and deed not in ("secrets", "hard link")
+        return
+    case.hurt(file, deed)
+    guarded = "checkpoints/" in name and deed != "hard link"
     is_changed = not file.is_file() or file.is_symlink() or file.read_bytes() != data
     case.must_fail = case.command == "verify" and guarded and is_changed
 
@@ -326,16 +327,7 @@ def of_sealed(case: Case) -> None:
         folders = [case.box / model]
     folder = rng.choice(folders)
     file = rng.choice([f for f in sorted(folder.iterdir()) if f.is_file()])
-    data = file.read_bytes()
-    if file.suffix == ".yaml":
-        data = mutate.mutate_yaml(rng, yaml.safe_load(data))
-    elif file.suffix == ".model":
-        data = mutate.mutate_pieces(rng, data)
-    elif file.suffix == ".safetensors":
-        data = mutate.mutate_safetensors(rng, data)
-    else:
-        data = mutate.mutate_json(rng, data)
-    file.write_bytes(data)
+    case.hurt(file, "values")
     if file.name != manifest.NAME:
         manifest.seal(folder)
     case.what = f"{file.relative_to(case.box)}: other values, sealed"
@@ -346,23 +338,15 @@ def of_sealed(case: Case) -> None:
 def of_pieces(case: Case) -> None:
     data = (case.box / "run/tokenizer.model").read_bytes()
     (case.box / "odd.model").write_bytes(mutate.mutate_pieces(case.rng, data))
-    config = case.config()
-    config["run_dir"] = "new"
-    config["tokenizer"] = {"path": "odd.model"}
-    (case.box / "config.yaml").write_bytes(mutate.yaml_of(config))
-    case.may_write = ["box/new"]
     case.what = "tokenizer.path: a mutated model"
-    case.choose(PREPARES)
+    case.prepare({**case.config(), "tokenizer": {"path": "odd.model"}})
 
 
 def of_cache(case: Case) -> None:
     cache = case.root / "cache"
     path = case.rng.choice(sorted(cache.rglob("*")))
     deed = case.rng.choice((*mutate.LEADS, "bytes", "bytes"))
-    if deed == "bytes" and path.is_file():
-        path.write_bytes(mutate.mutate_bytes(case.rng, path.read_bytes()))
-    else:
-        mutate.lead(path, deed, case.root / "outside")
+    case.hurt(path, deed)
     case.what = f"cache/{'/'.join(path.relative_to(cache).parts[-2:])}: {deed}"
     case.keeps_result = True
     names = ("go on", "data build", "check", "tokenizer train", "train")
@@ -370,6 +354,28 @@ def of_cache(case: Case) -> None:
     if case.command in ("tokenizer train", "train"):
         case.arguments += ["--set", "run_dir=new"]
         case.may_write = ["box/new"]
+
+
+CARD: dict[str, Any] = {
+    "dataset_info": {"features": [{"name": name, "dtype": "string"} for name in ("src", "tgt")]},
+    "configs": [{"config_name": "default", "data_files": "train.jsonl"}],
+}
+
+
+def of_cards(case: Case) -> None:
+    folder, data = case.box / "set", mutate.mutate_yaml(case.rng, CARD)
+    folder.mkdir()
+    pairs = mutate.corpus("jsonl", made_up_pairs(60, 1))["jsonl"]
+    (folder / "train.jsonl").write_bytes(pairs)
+    if case.rng.random() < 0.5:
+        (folder / ".huggingface.yaml").write_bytes(data)
+    else:
+        (folder / "README.md").write_bytes(b"---\n" + data + b"---\n")
+    config = case.config()
+    config["data"]["train"] = [{"dataset": "set", "split": "train", "src": "src", "tgt": "tgt"}]
+    case.is_own = False
+    case.what = "a folder with an odd dataset card"
+    case.prepare(config)
 
 
 NO_HOME = """
@@ -440,6 +446,7 @@ KINDS: dict[str, tuple[int, Callable[[Case], None]]] = {
     "new run that is not empty": (3, of_strangers),
     "sealed checkpoint": (12, of_sealed),
     "SentencePiece model": (6, of_pieces),
+    "dataset card": (3, of_cards),
     "cache": (5, of_cache),
     "environment": (4, of_environment),
     "output": (5, of_outputs),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from processes import Processes
 
-from faults.rig import Processes
+from faults.rig import Bench, Row, new_config
 
-Row = tuple[int, str, int, int]  # number of the fault, its name, injected, survived
 ROWS = pytest.StashKey[list[Row]]()
 
 
@@ -24,7 +25,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Print the table in Markdown: it stands in the README."""
+    """Print the table of the README in Markdown."""
     if not config.getoption("--all-faults", False):
         return
     terminalreporter.write_line("\n| # | fault | injected | survived |\n| --- | --- | --- | --- |")
@@ -34,44 +35,6 @@ def pytest_terminal_summary(
         terminalreporter.write_line(f"not injected: {report.nodeid}: {report.longrepr[2]}")
 
 
-class Tally:
-    """Counts one kind of fault; `check` tells the table and fails unless all were survived."""
-
-    def __init__(self, rows: list[Row]) -> None:
-        self.rows = rows
-
-    def check(self, number: int, name: str, outcomes: Iterable[str]) -> None:
-        """Each outcome says what went wrong, or nothing."""
-        found = list(outcomes)
-        failures = [text for text in found if text]
-        self.rows.append((number, name, len(found), len(found) - len(failures)))
-        assert found
-        if failures:
-            pytest.fail("\n\n".join(failures[:10]), pytrace=False)
-
-
-@pytest.fixture
-def tally(request: pytest.FixtureRequest) -> Tally:
-    return Tally(request.config.stash.get(ROWS, []))
-
-
-@pytest.fixture
-def count(request: pytest.FixtureRequest) -> Count:
-    """Choose between the quick share of `make test` and the full number of `make test-faults`."""
-    return Count(request.config.getoption("--all-faults", False))
-
-
-class Count:
-    def __init__(self, everything: bool) -> None:
-        self.everything = everything
-
-    def __call__(self, quick: int, full: int) -> int:
-        number = full if self.everything else quick
-        if not number:
-            pytest.skip("make test-faults injects it")
-        return number
-
-
 @pytest.fixture(scope="session")
 def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
     """Starts `mtrain` processes that have torch loaded already."""
@@ -79,7 +42,22 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
         yield started
 
 
-@pytest.fixture(scope="session")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the runs that are compared with are kept."""
-    return tmp_path_factory.mktemp("faults")
+@pytest.fixture(scope="module")
+def config(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The config of a module's runs, with the settings that the module names; those without share
+    one.
+    """
+    settings: dict[str, Any] = getattr(request.module, "SETTINGS", {})
+    directory = tmp_path_factory.getbasetemp() / f"faults{len(settings)}"
+    if not directory.exists():
+        new_config(directory, **settings)
+    return directory / "config.yaml"
+
+
+@pytest.fixture
+def bench(
+    request: pytest.FixtureRequest, config: Path, tmp_path: Path, processes: Processes
+) -> Bench:
+    everything = request.config.getoption("--all-faults", False)
+    rows = request.config.stash.get(ROWS, [])
+    return Bench(config, tmp_path, processes, everything, rows)

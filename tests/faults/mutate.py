@@ -72,7 +72,7 @@ def odd_value(rng: Random) -> Any:
     return odd_text(rng)
 
 
-def mutate_bytes(rng: Random, data: bytes) -> bytes:
+def mutate_bytes(rng: Random, data: bytes, suffix: str = "") -> bytes:
     """Flip bits, cut, insert, remove or repeat something. Positions are fractions of the length, so
     that a file whose numbers are some digits longer is hit in the same place.
     """
@@ -238,6 +238,17 @@ def mutate_pieces(rng: Random, data: bytes) -> bytes:
     return b"".join(fields) if rng.random() < 0.7 else mutate_bytes(rng, data)
 
 
+def mutate_values(rng: Random, data: bytes, suffix: str) -> bytes:
+    """Mutate what a file of a run says, so that it can still be read as its kind of file."""
+    if suffix == ".yaml":
+        return mutate_yaml(rng, yaml.safe_load(data))
+    if suffix == ".model":
+        return mutate_pieces(rng, data)
+    if suffix == ".safetensors":
+        return mutate_safetensors(rng, data)
+    return mutate_json(rng, data)
+
+
 # Corpora ------------------------------------------------------------------------------------------
 
 
@@ -261,20 +272,18 @@ def corpus(form: str, pairs: Pairs, doubled: bool = False) -> dict[str, bytes]:
         end = "" if form == "plain" else f".{form}"
         return {f"src{end}": pack(sides[0]), f"tgt{end}": pack(sides[1])}
     if form == "tsv":
-        header = "src\ttgt\tsrc\n" if doubled else "src\ttgt\n"
-        rows = "".join(f"{s}\t{t}\t{s}\n" if doubled else f"{s}\t{t}\n" for s, t in pairs)
-        return {form: encoded(header + rows)}
+        rows = [("src", "tgt"), *pairs]
+        return {form: encoded("".join("\t".join((s, t, s)[: 2 + doubled]) + "\n" for s, t in rows))}
     if form == "jsonl":
         more = ', "src": "other"' if doubled else ""
         rows = (f'{{"src": {json.dumps(s)}, "tgt": {json.dumps(t)}{more}}}\n' for s, t in pairs)
         return {form: encoded("".join(rows))}
     if form == "tmx":
-        unit = (
-            '<tu><tuv xml:lang="{}"><seg>{}</seg></tuv><tuv xml:lang="tgt"><seg>{}</seg></tuv></tu>'
-        )
-        units = "".join(unit.format("src", s, t) + "\n" for s, t in pairs)
+        variant = '<tuv xml:lang="{}"><seg>{}</seg></tuv>'
+        units = (variant.format("src", s) + variant.format("tgt", t) for s, t in pairs)
         head = '<?xml version="1.0"?>\n<tmx version="1.4"><header/><body>\n'
-        return {form: encoded(head + units + "</body></tmx>\n")}
+        text = "".join(f"<tu>{unit}</tu>\n" for unit in units)
+        return {form: encoded(f"{head}{text}</body></tmx>\n")}
     columns = {"src": [s for s, _ in pairs], "tgt": [t for _, t in pairs]}
     out = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table(columns), out)
@@ -326,7 +335,8 @@ def mutate_corpus(rng: Random, form: str, pairs: Pairs) -> tuple[str, dict[str, 
 
 # Names --------------------------------------------------------------------------------------------
 
-LEADS = ("link", "dangling", "link to a folder", "folder", "pipe", "empty", "removed", "hard link")
+LINKS = {"link": "victim.txt", "dangling": "nothing-there", "link to a folder": "folder"}
+LEADS = (*LINKS, "folder", "pipe", "empty", "removed", "hard link")
 
 
 def lead(path: Path, to: str, outside: Path) -> None:
@@ -335,12 +345,8 @@ def lead(path: Path, to: str, outside: Path) -> None:
         shutil.rmtree(path)
     path.unlink(missing_ok=True)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if to == "link":
-        path.symlink_to(os.path.relpath(outside / "victim.txt", path.parent))
-    elif to == "dangling":
-        path.symlink_to(os.path.relpath(outside / "nothing-there", path.parent))
-    elif to == "link to a folder":
-        path.symlink_to(os.path.relpath(outside / "folder", path.parent))
+    if to in LINKS:
+        path.symlink_to(os.path.relpath(outside / LINKS[to], path.parent))
     elif to == "folder":
         path.mkdir()
         (path / "inner.txt").write_text("inner\n")

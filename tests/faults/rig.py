@@ -1,28 +1,33 @@
-"""The rig: a small deterministic run, `mtrain` processes to hurt, and what must come out."""
+"""The rig: a small run that is the same every time, processes to hurt, and how outcomes are judged.
+
+Each fault is a trial: it hurts something, and returns what went wrong, or an empty text.
+"""
 
 from __future__ import annotations
 
-import functools
 import os
+import random
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import processes
+import pytest
 from conftest import differences, write_config
-from processes import Done
+from processes import Done, Processes
 
-Item, Result = TypeVar("Item"), TypeVar("Result")
+Case = TypeVar("Case")
+Row = tuple[int, str, int, int]  # number of the fault, its name, injected, survived
 
 # Dropout is on; records, checkpoints, validations and epochs fall on different steps.
 SETTINGS = {
     "pairs": 60,
-    "train.max_steps": 200,
+    "train.max_steps": 110,
     "train.max_tokens": 100,
     "train.warmup_steps": 20,
     "train.log_every": 15,
@@ -32,13 +37,18 @@ SETTINGS = {
     "train.average_last": 3,
     "decode.max_len_b": 3,
 }
+THREE_STEPS = {
+    "train.max_steps": 3,
+    "train.save_every": 1,
+    "train.valid_every": 3,
+    "train.average_last": 1,
+    "data.test": {},
+}
 
 
 @dataclass(frozen=True)
 class Rig:
-    """One run in a directory of its own, and the command that starts it; its cache is its own, too,
-    unless another is shared.
-    """
+    """One run in a directory of its own, with its own cache unless another is shared."""
 
     config: Path
     directory: Path
@@ -50,49 +60,35 @@ class Rig:
         return self.directory / "run"
 
     @property
-    def arguments(self) -> list[str]:
-        settings = [f"run_dir={self.run}", *self.settings]
-        return ["train", "-c", str(self.config), *(f"--set={item}" for item in settings)]
-
-    @property
     def cache(self) -> Path:
         return self.shared_cache or self.directory / "cache"
 
     @property
-    def environment(self) -> dict[str, str]:
-        return {**os.environ, "MTRAIN_CACHE": str(self.cache)}
+    def arguments(self) -> list[str]:
+        settings = [f"run_dir={self.run}", *self.settings]
+        return ["train", "-c", str(self.config), *(f"--set={item}" for item in settings)]
 
     def start(self, *arguments: str, start_new_session: bool = False) -> subprocess.Popen[str]:
         """Start it as a user would."""
         self.directory.mkdir(parents=True, exist_ok=True)
         return subprocess.Popen(
             [sys.executable, "-m", "mtrain", *self.arguments, *arguments],
-            env=self.environment,
+            env={**os.environ, "MTRAIN_CACHE": str(self.cache)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=start_new_session,
         )
 
-    def finish(self) -> str:
-        """Run it to its end; says what went wrong, or nothing."""
-        process = self.start()
+    def finish(self) -> Done:
+        """Train to the end as a user would: a fork has only one of the threads that it needs."""
+        started, process = time.monotonic(), self.start()
         out, err = process.communicate(timeout=300)
-        return self.went_wrong(process.returncode, out, err)
-
-    def went_wrong(self, code: int, out: str | bytes, err: str) -> str:
-        """Says what was wrong about the end of a process, or nothing."""
-        if code != 0 or out or "Traceback" in err:
-            return f"{self.run}: exit code {code}\n{out!r}\n{err}"
-        return ""
+        return Done(process.returncode, out.encode(), err, time.monotonic() - started, 0)
 
     def differs_from(self, other: Rig) -> str:
-        """Names what differs between two finished runs, or says nothing."""
+        """Name what differs between two finished runs."""
         return ", ".join(differences(self.run, other.run))
-
-    def finishes_as(self, other: Rig) -> str:
-        """Run it to its end and compare; says what went wrong or differs, or nothing."""
-        return self.finish() or self.differs_from(other)
 
 
 def new_config(directory: Path, **overrides: Any) -> Path:
@@ -101,25 +97,26 @@ def new_config(directory: Path, **overrides: Any) -> Path:
     return write_config(directory, **{**SETTINGS, **overrides})
 
 
-@functools.cache
+LEFT_ALONE: dict[tuple[object, ...], tuple[Rig, float]] = {}
+LOCK = threading.Lock()
+
+
 def undisturbed(config: Path, *settings: str) -> tuple[Rig, float]:
-    """A run that was left alone, and the seconds it took."""
-    name = "-".join(["undisturbed", *settings]).replace("/", "_")
-    rig = Rig(config, config.parent / name, settings)
-    started = time.monotonic()
-    trouble = rig.finish()
-    assert not trouble, trouble
-    return rig, time.monotonic() - started
+    """Return a run that was left alone, and the seconds it took."""
+    with LOCK:
+        if (config, *settings) not in LEFT_ALONE:
+            name = "-".join(["undisturbed", *settings]).replace("/", "_")
+            rig = Rig(config, config.parent / name, settings)
+            done = rig.finish()
+            assert not done.fails(), done.fails()
+            LEFT_ALONE[config, *settings] = rig, done.seconds
+        return LEFT_ALONE[config, *settings]
 
 
-def in_parallel(
-    trial: Callable[[Item], Result], items: Iterable[Item], threads: int = 1
-) -> list[Result]:
-    """Call `trial` for each item, as many at a time as there are cores for runs of so many
-    threads.
-    """
+def in_parallel(trial: Callable[[Case], str], cases: Sequence[Case], threads: int = 1) -> list[str]:
+    """Call `trial` for each case, as many at a time as there are cores for that many threads."""
     with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // threads)) as pool:
-        return list(pool.map(trial, items))
+        return list(pool.map(trial, cases))
 
 
 STRUCK = """
@@ -135,22 +132,65 @@ Trainer.{method} = struck
 
 
 def strike(step: int, deed: str, method: str = "take_step") -> str:
-    """A prelude that does something to the trainer, `self`, once it has taken so many steps."""
+    """Return a prelude that does something to the trainer, `self`, after `step` steps."""
     return STRUCK.format(step=step, deed=deed, method=method)
 
 
-class Processes(processes.Processes):
-    """Processes that also train the rig's runs."""
+@dataclass
+class Bench:
+    """Makes runs, hurts them, and counts what became of each kind of fault."""
+
+    config: Path
+    directory: Path
+    processes: Processes
+    everything: bool = False  # every fault in full number, not the quick share of `make test`
+    rows: list[Row] = field(default_factory=list)
+    number: int = 0
+
+    def rig(self, *settings: str, config: Path | None = None) -> Rig:
+        """Return a new run; its directory does not exist yet."""
+        self.number += 1
+        return Rig(config or self.config, self.directory / f"run{self.number}", settings)
 
     def train(self, rig: Rig, *arguments: str, prelude: str = "") -> Done:
-        """Start or resume a run."""
+        """Start or resume a run in a fork."""
         rig.directory.mkdir(parents=True, exist_ok=True)
         cache = str(rig.cache)
-        return self.mtrain(*rig.arguments, *arguments, prelude=prelude, MTRAIN_CACHE=cache)
+        return self.processes.mtrain(
+            *rig.arguments, *arguments, prelude=prelude, MTRAIN_CACHE=cache
+        )
 
-    def finishes_as(self, rig: Rig, other: Rig) -> str:
-        """Run it to its end and compare; says what went wrong or differs, or nothing. Only for runs
-        of one thread: of those that it has, a fork keeps one.
-        """
-        done = self.train(rig)
-        return rig.went_wrong(done.code, done.out, done.err) or rig.differs_from(other)
+    def finishes(self, rig: Rig, *settings: str) -> str:
+        """Train to the end and compare with the undisturbed run of these settings."""
+        other, _ = undisturbed(rig.config, *settings)
+        return self.train(rig).fails() or rig.differs_from(other)
+
+    def quick_or_full(self, quick: int, full: int) -> int:
+        """Choose between the quick share of `make test` and the full number."""
+        number = full if self.everything else quick
+        if not number:
+            pytest.skip("make test-faults injects it")
+        return number
+
+    def inject(
+        self,
+        number: int,
+        name: str,
+        trial: Callable[[Case], str],
+        cases: Sequence[Case],
+        *,
+        quick: int = 0,
+        threads: int = 1,
+    ) -> None:
+        """Try each case, or a quick share of them, and fail unless all were survived."""
+        count = self.quick_or_full(min(quick, len(cases)), len(cases))
+        some = cases if self.everything else random.Random(1).sample(cases, count)
+
+        def named(case: Case) -> str:
+            trouble = trial(case)
+            return trouble and f"{case}: {trouble}"
+
+        failures = [text for text in in_parallel(named, some, threads) if text]
+        self.rows.append((number, name, len(some), len(some) - len(failures)))
+        if failures:
+            pytest.fail("\n\n".join(failures[:10]), pytrace=False)

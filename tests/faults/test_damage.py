@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged, forged or hostile, and numbers that are none."""
+"""Checkpoints that are damaged, forged or hostile, and numbers that are not finite."""
 
 from __future__ import annotations
 
@@ -7,22 +7,26 @@ import math
 import os
 import pickle
 import random
+import re
 import shutil
 import struct
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import made_up_pairs, status, write_corpus
+from conftest import status
+from processes import Done
 from safetensors.torch import load_file, save_file
 
-from faults.conftest import Count, Tally
-from faults.rig import Processes, Rig, in_parallel, new_config, strike, undisturbed
+from faults.rig import THREE_STEPS, Bench, Rig, strike, undisturbed
 from faults.test_configs import ALIASES
 from mtrain.runs import manifest
 
+SETTINGS = THREE_STEPS
 NEWEST = Path("checkpoints/step-00000003")
 FILES = (
     "model.safetensors",
@@ -33,55 +37,39 @@ FILES = (
     "trainer/state.json",
     "trainer/manifest.json",
 )
-THREE_STEPS = {
-    "train.max_steps": 3,
-    "train.save_every": 1,
-    "train.valid_every": 3,
-    "train.average_last": 1,
-    "data.test": {},
-}
 # Far more than a command needs here, and far less than a hostile file asks for.
 MOST_SECONDS, MOST_MEMORY = 20.0, 2000
 
-
-@pytest.fixture(scope="module")
-def config(place: Path) -> Path:
-    """Three steps, a checkpoint after each."""
-    return new_config(place / "damage", **THREE_STEPS)
+Deed = Callable[[Path], object]
 
 
-@pytest.fixture
-def rigs(tmp_path: Path, config: Path) -> Iterator[Rig]:
-    """Endless copies of the finished run."""
-    other, _ = undisturbed(config)
-
-    def copies() -> Iterator[Rig]:
-        for number in range(1_000_000):
-            rig = Rig(config, tmp_path / str(number), shared_cache=other.cache)
-            shutil.copytree(other.run, rig.run)
-            yield rig
-
-    return copies()
+def copy_of_run(bench: Bench) -> Rig:
+    """Copy the finished run of three steps."""
+    other, _ = undisturbed(bench.config)
+    rig = Rig(bench.config, bench.rig().directory, shared_cache=other.cache)
+    shutil.copytree(other.run, rig.run)
+    return rig
 
 
 @pytest.fixture
-def text(tmp_path: Path) -> Path:
-    """A line to translate."""
-    file = tmp_path / "text"
-    file.write_text("bavo celu\n")
-    return file
+def use(bench: Bench) -> Callable[[Path], list[Done]]:
+    """Use a model by all commands that do."""
+    text = bench.directory / "text"
+    text.write_text("bavo celu\n")
+
+    def use(model: Path) -> list[Done]:
+        commands = [
+            "translate -m {m} -i {t}",
+            "eval -m {m} -s {t} -r {t}",
+            "score -m {m} -s {t} -t {t}",
+        ]
+        named = (command.format(m=model, t=text).split() for command in commands)
+        return [bench.processes.mtrain(*words) for words in named]
+
+    return use
 
 
-def commands(model: Path, text: Path) -> list[list[str | Path]]:
-    """All that use a model."""
-    return [
-        ["translate", "-m", model, "-i", text],
-        ["eval", "-m", model, "-s", text, "-r", text],
-        ["score", "-m", model, "-s", text, "-t", text],
-    ]
-
-
-def flip(file: Path, seed: int) -> None:
+def flip(seed: int, file: Path) -> None:
     """Turn one bit over."""
     data = bytearray(file.read_bytes())
     bit = random.Random(seed).randrange(8 * len(data))
@@ -89,58 +77,35 @@ def flip(file: Path, seed: int) -> None:
     file.write_bytes(data)
 
 
-def truncate(file: Path, seed: int) -> None:
+def truncate(seed: int, file: Path) -> None:
     os.truncate(file, random.Random(seed).randrange(file.stat().st_size))
 
 
-def damages(flips: int, cuts: int, others: int) -> list[tuple[str, str, Callable[[Path], None]]]:
-    """What is done to which file: (description, file, deed)."""
-    found: list[tuple[str, str, Callable[[Path], None]]] = []
-    for seed in range(flips):
-        name = FILES[seed % len(FILES)]
-        found.append((f"bit flip {seed}", name, lambda file, seed=seed: flip(file, seed)))  # type: ignore[misc]
-    for seed in range(cuts):
-        name = FILES[seed % len(FILES)]
-        found.append((f"truncation {seed}", name, lambda file, seed=seed: truncate(file, seed)))  # type: ignore[misc]
-    for name in FILES[:others]:
-        found.append(("missing", name, Path.unlink))
-        found.append(("empty", name, lambda file: file.write_bytes(b"") and None))
-    return found
+def test_damaged_files(bench: Bench) -> None:
+    text = bench.directory / "text"
+    text.write_text("bavo celu\n")
 
-
-def test_damaged_files(
-    config: Path,
-    rigs: Iterator[Rig],
-    text: Path,
-    processes: Processes,
-    tally: Tally,
-    count: Count,
-) -> None:
-    other, _ = undisturbed(config)
-
-    def trial(case: tuple[int, tuple[str, str, Callable[[Path], None]], Rig]) -> str:
-        number, (what, name, deed), rig = case
-        damaged = rig.run / NEWEST
+    def trial(case: tuple[str, Deed]) -> str:
+        name, deed = case
+        rig = copy_of_run(bench)
+        damaged, trouble = rig.run / NEWEST, ""
         deed(damaged / name)
-        trouble = ""
         if "/" not in name:  # what training alone needs does not hinder the use of a model
-            model = (damaged, rig.run)[number // 3 % 2]
-            done = processes.mtrain(*commands(model, text)[number % 3])
-            named = f"{damaged.parent / 'step-00000002'} is good"
-            trouble = done.refuses(1, str(damaged), named) or (
-                "" if done.err.count("\n") == 1 else f"more than a line:\n{done.err}"
-            )
-        done = processes.train(rig)
-        if not trouble and done.err.count("going back to an earlier checkpoint") != 1:
-            trouble = f"the damage was not told once on resuming:\n{done.err}"
-        trouble = trouble or rig.went_wrong(done.code, done.out, done.err)
-        trouble = trouble or rig.differs_from(other)
+            model = (damaged, rig.run)[bench.number % 2]
+            done = bench.processes.mtrain("translate", "-m", model, "-i", text)
+            good = f"{damaged.parent / 'step-00000002'} is good"
+            trouble = done.refuses(1, str(damaged), good, lines=1)
+        done = bench.train(rig)
+        if done.err.count("going back to an earlier checkpoint") != 1:
+            trouble += f"the damage is not reported once on resuming:\n{done.err}"
+        trouble = trouble or done.fails() or rig.differs_from(undisturbed(bench.config)[0])
         shutil.rmtree(rig.directory)
-        return trouble and f"{what} of {name}: {trouble}"
+        return trouble
 
-    some = damages(count(4, 1000), count(1, 50), count(1, 7))
-    cases = zip(range(len(some)), some, rigs, strict=False)
-    tally.check(4, "flipped bit, truncated, missing or empty file", in_parallel(trial, cases))
+    cases: list[tuple[str, Deed]] = [(FILES[n % 7], partial(flip, n)) for n in range(1000)]
+    cases += [(FILES[n % 7], partial(truncate, n)) for n in range(50)]
+    cases += [(name, deed) for name in FILES for deed in (Path.unlink, writes(b""))]
+    bench.inject(4, "flipped bit, truncated, missing or empty file", trial, cases, quick=4)
 
 
 # --- hostile ------------------------------------------------------------------------------------
@@ -166,7 +131,7 @@ def huge(shape: list[int], end: int) -> bytes:
     return tensors({"output.bias": {"dtype": "F32", "shape": shape, "data_offsets": [0, end]}})
 
 
-def zip_bomb(path: Path) -> None:
+def huge_zip(path: Path) -> None:
     """Ten gigabytes of zeros in ten megabytes."""
     with (
         zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
@@ -176,32 +141,25 @@ def zip_bomb(path: Path) -> None:
             out.write(bytes(10 << 20))
 
 
-def other_settings(**changes: object) -> Callable[[Path], None]:
+def settings(**changes: object) -> Deed:
     """Change settings of a model's own config."""
 
     def change(path: Path) -> None:
-        lines = path.read_text().splitlines()
+        text = path.read_text()
         for key, value in changes.items():
-            lines = [
-                f"  {key}: {value}" if line.startswith(f"  {key}:") else line for line in lines
-            ]
-        path.write_text("\n".join(lines) + "\n")
+            text = re.sub(f"(?m)^  {key}: .*", f"  {key}: {value}", text)
+        path.write_text(text)
 
     return change
 
 
-def other_state(key: str, value: object) -> Callable[[Path], None]:
-    """Change one thing that the trainer notes about itself."""
-
-    def change(path: Path) -> None:
-        path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
-
-    return change
+def state(key: str, value: object) -> Deed:
+    """Change one field of the trainer's state."""
+    return lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
 
 
-def other_type(dtype: str) -> Callable[[Path], None]:
-    """Say of the weights, which are kept, that they are numbers of another type."""
-    size = {"F8_E4M3": 1, "C64": 8}[dtype]
+def type_of_weights(dtype: str, size: int) -> Deed:
+    """Claim another type, of `size` bytes, for weights of the same shapes."""
 
     def change(path: Path) -> None:
         data = path.read_bytes()
@@ -217,12 +175,9 @@ def other_type(dtype: str) -> Callable[[Path], None]:
     return change
 
 
-def link_to(target: str) -> Callable[[Path], None]:
-    def link(path: Path) -> None:
-        path.unlink()
-        path.symlink_to(target)
-
-    return link
+def link_to(target: str, path: Path) -> None:
+    path.unlink()
+    path.symlink_to(target)
 
 
 def pipe(path: Path) -> None:
@@ -230,7 +185,7 @@ def pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-def writes(data: bytes) -> Callable[[Path], object]:
+def writes(data: bytes) -> Deed:
     return lambda path: path.write_bytes(data)
 
 
@@ -238,74 +193,46 @@ def list_outside(path: Path) -> None:
     """Have the manifest list a file elsewhere, with its true hash."""
     entries = json.loads(path.read_text())["files"]
     passwd = Path("/etc/passwd")
-    entries["../../../../../../../../etc/passwd"] = {
-        "size": passwd.stat().st_size,
-        "sha256": manifest.hash_file(passwd),
-    }
+    entry = {"size": passwd.stat().st_size, "sha256": manifest.hash_file(passwd)}
+    entries["../../../../../../../../etc/passwd"] = entry
     path.write_text(manifest._with_own_hash({"files": entries}))
 
 
-HOSTILE: list[tuple[str, str, Callable[[Path], object]]] = [
-    ("2^63 values", "model.safetensors", writes(huge([2**63], 2**63))),
-    ("2^63 x 2^63 values", "model.safetensors", writes(huge([2**63, 2**63], 4))),
-    ("negative shape", "model.safetensors", writes(huge([-1], 4))),
-    ("a header of 2^63 bytes", "model.safetensors", writes(struct.pack("<Q", 2**63) + b"{}")),
-    (
-        "100,000 tensors",
-        "model.safetensors",
-        writes(
-            tensors(
-                {
-                    str(i): {"dtype": "F32", "shape": [1], "data_offsets": [4 * i, 4 * i + 4]}
-                    for i in range(100_000)
-                },
-                bytes(400_000),
-            )
-        ),
-    ),
-    (
-        "a tensor named ../",
-        "model.safetensors",
-        writes(
-            tensors({"../../x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, bytes(4))
-        ),
-    ),
-    ("zip bomb", "model.safetensors", zip_bomb),
-    ("a model of a terabyte", "config.yaml", other_settings(d_model=200_000, d_ff=800_000)),
-    (
-        "positions of 30 GB",
-        "config.yaml",
-        other_settings(d_model=131_072, max_length=65_536, max_tokens=65_536),
-    ),
-    ("a billion layers", "config.yaml", other_settings(num_encoder_layers=1_000_000_000)),
-    ("a billion positions", "config.yaml", other_settings(positions="learned", max_length=10**9)),
-    ("alias bomb", "config.yaml", writes(ALIASES.encode())),
-    ("python tag", "config.yaml", writes(b"run_dir: !!python/object/apply:os.abort []\n")),
-    ("10,000 deep", "config.yaml", writes(b"a: " + b"[" * 10_000)),
+def one(at: int = 0) -> dict[str, object]:
+    """Return the header of a tensor of one number."""
+    return {"dtype": "F32", "shape": [1], "data_offsets": [4 * at, 4 * at + 4]}
+
+
+MODEL, CONFIG, STATE = "model.safetensors", "config.yaml", "trainer/state.json"
+MANY = {str(i): one(i) for i in range(100_000)}
+HOSTILE: list[tuple[str, str, Deed]] = [
+    ("2^63 values", MODEL, writes(huge([2**63], 2**63))),
+    ("2^63 x 2^63 values", MODEL, writes(huge([2**63, 2**63], 4))),
+    ("negative shape", MODEL, writes(huge([-1], 4))),
+    ("a header of 2^63 bytes", MODEL, writes(struct.pack("<Q", 2**63) + b"{}")),
+    ("100,000 tensors", MODEL, writes(tensors(MANY, bytes(400_000)))),
+    ("a tensor named ../", MODEL, writes(tensors({"../../x": one()}, bytes(4)))),
+    ("zip bomb", MODEL, huge_zip),
+    ("8-bit weights", MODEL, type_of_weights("F8_E4M3", 1)),
+    ("complex weights", MODEL, type_of_weights("C64", 8)),
+    ("a model of a terabyte", CONFIG, settings(d_model=200_000, d_ff=800_000)),
+    ("positions of 30 GB", CONFIG, settings(d_model=1 << 17, max_length=65_536, max_tokens=65_536)),
+    ("a billion layers", CONFIG, settings(num_encoder_layers=10**9)),
+    ("a billion positions", CONFIG, settings(positions="learned", max_length=10**9)),
+    ("a beam of a billion", CONFIG, settings(beam_size=10**9)),
+    ("alias bomb", CONFIG, writes(ALIASES.encode())),
+    ("python tag", CONFIG, writes(b"run_dir: !!python/object/apply:os.abort []\n")),
+    ("100 MB of settings", CONFIG, writes(b"a: [" + b"x, " * (33 << 20) + b"]")),
     ("not a vocabulary", "tokenizer.model", writes(bytes(range(256)) * 1000)),
-    ("a state of nothing", "trainer/state.json", writes(b"{}")),
-    ("a state that is a list", "trainer/state.json", writes(b"[[[]]]")),
-    ("a step of 2^70", "trainer/state.json", writes(b'{"step": 1180591620717411303424}')),
-    *(
-        (f"a state with {key}: {value}", "trainer/state.json", other_state(key, value))
-        for key, value in [
-            ("epoch", -1),
-            ("batch", -(2**40)),
-            ("step", 2**62),
-            ("sums", [1.0]),
-            ("sum_tokens", 0.5),
-            ("machine", {}),
-        ]
-    ),
+    ("a state of nothing", STATE, writes(b"{}")),
+    ("a step of 2^70", STATE, state("step", 2**70)),
+    ("an epoch below 0", STATE, state("epoch", -1)),
+    ("a batch far below 0", STATE, state("batch", -(2**40))),
+    ("one sum of two", STATE, state("sums", [1.0])),
+    ("no machine", STATE, state("machine", {})),
     ("no moments", "trainer/optimizer.safetensors", writes(tensors({}))),
-    ("8-bit weights", "model.safetensors", other_type("F8_E4M3")),
-    ("complex weights", "model.safetensors", other_type("C64")),
-    ("a beam of a billion", "config.yaml", other_settings(beam_size=10**9)),
-    ("100 MB of settings", "config.yaml", writes(b"a: [" + b"x, " * (33 << 20) + b"]")),
-    *((f"symlink for {name}", name, link_to("/etc/passwd")) for name in FILES[2:]),
-    ("symlink out", "model.safetensors", link_to("/etc/passwd")),
-    ("endless file", "model.safetensors", link_to("/dev/zero")),
-    ("symlink for a config", "config.yaml", link_to("/etc/passwd")),
+    *((f"symlink for {name}", name, partial(link_to, "/etc/passwd")) for name in FILES),
+    ("endless file", MODEL, partial(link_to, "/dev/zero")),
     *((f"FIFO for {name}", name, pipe) for name in FILES),
     ("a manifest that lists ../", "manifest.json", list_outside),
     ("a manifest 10,000 deep", "manifest.json", writes(b"[" * 10_000)),
@@ -313,118 +240,62 @@ HOSTILE: list[tuple[str, str, Callable[[Path], object]]] = [
 ]
 
 
-def test_hostile_checkpoints(
-    config: Path,
-    rigs: Iterator[Rig],
-    tmp_path: Path,
-    text: Path,
-    processes: Processes,
-    tally: Tally,
-    count: Count,
-) -> None:
+def test_hostile_checkpoints(bench: Bench, use: Callable[[Path], list[Done]]) -> None:
     """Each is sealed by a manifest that fits, where its files can be hashed at all; resuming passes
     over it or refuses, too.
     """
-    marker = tmp_path / "marker"
+    marker = bench.directory / "marker"
     payload = writes(pickle.dumps(Payload(marker)))
-    cases = [*((f"pickle as {name}", name, payload) for name in FILES), *HOSTILE]
-    some = cases[:: count(12, 1)]
 
-    def trial(case: tuple[Rig, tuple[str, str, Callable[[Path], object]]]) -> str:
-        rig, (what, name, deed) = case
+    def trial(case: tuple[str, str, Deed]) -> str:
+        _, name, deed = case
+        rig = copy_of_run(bench)
         file = rig.run / NEWEST / name
         deed(file)
         if file.name != manifest.NAME and not file.is_fifo() and not file.is_symlink():
             manifest.seal(file.parent)
-        trouble = []
-        if "/" not in name:
-            for command in commands(rig.run / NEWEST, text):
-                done = processes.mtrain(*command)
-                trouble.append(done.refuses(2 if done.code == 2 else 1, str(rig.run)))
-                trouble.append(too_much(done.seconds, done.memory))
+        used = use(rig.run / NEWEST) if "/" not in name else []
+        trouble = [done.refuses(2 if done.code == 2 else 1, str(rig.run)) for done in used]
         average = ("average", rig.run, "--last", "2", "-o", rig.directory / "mean")
-        for done in (processes.mtrain(*average), processes.train(rig)):
+        for done in (*used, bench.processes.mtrain(*average), bench.train(rig)):
             if done.code not in (0, 1, 2) or "Traceback" in done.err:
                 trouble.append(f"exit code {done.code}\n{done.err}")
-            trouble.append(too_much(done.seconds, done.memory))
+            if done.seconds > MOST_SECONDS or done.memory > MOST_MEMORY:
+                trouble.append(f"{done.seconds:.1f} s, {done.memory} MiB")
         if marker.exists():
             trouble.append("the payload was run")
         shutil.rmtree(rig.directory)
-        return "\n".join(f"{what}: {what_else}" for what_else in trouble if what_else)
+        return "\n".join(filter(None, trouble))
 
-    tally.check(9, "hostile checkpoints", in_parallel(trial, zip(rigs, some, strict=False)))
-
-
-def too_much(seconds: float, memory: int) -> str:
-    if seconds < MOST_SECONDS and memory < MOST_MEMORY:
-        return ""
-    return f"{seconds:.1f} s, {memory} MiB"
+    cases = [*((f"pickle as {name}", name, payload) for name in FILES), *HOSTILE]
+    bench.inject(9, "hostile checkpoints", trial, cases, quick=4)
 
 
-# --- what belongs to another run ----------------------------------------------------------------
+def test_parts_of_another_model(bench: Bench, use: Callable[[Path], list[Done]]) -> None:
+    """Intact and sealed, but of a model of another size, or with a weight that is not finite."""
+    file = NEWEST / "model.safetensors"
+
+    def trial(what: str) -> str:
+        rig = copy_of_run(bench)
+        if what == "has shape":
+            larger = bench.rig("model.d_model=32")
+            assert not bench.train(larger).fails()
+            shutil.copy(larger.run / file, rig.run / file)
+        else:
+            weights = load_file(rig.run / file)
+            next(iter(weights.values())).view(-1)[0] = math.nan
+            save_file(weights, rig.run / file, {"format": "mtrain"})
+        manifest.seal(rig.run / NEWEST)
+        found = [done.refuses(1, what) for done in use(rig.run / NEWEST)]
+        if what == "has shape":
+            found.append(bench.train(rig).refuses(1, what, lines=12))
+        return "".join(found)
+
+    name = "a sealed model of another size or with NaN"
+    bench.inject(11, name, trial, ["has shape", "not finite"], quick=1)
 
 
-def test_parts_of_another_run(
-    config: Path,
-    rigs: Iterator[Rig],
-    tmp_path: Path,
-    text: Path,
-    processes: Processes,
-    tally: Tally,
-    count: Count,
-) -> None:
-    count(0, 1)  # a share of it is in test_resume
-    corpus = write_corpus(tmp_path / "strange", made_up_pairs(60, 9))
-    strange = new_config(tmp_path / "stranger", **THREE_STEPS, **{"data.train": [corpus]})
-    stranger = Rig(strange, tmp_path / "of a stranger")
-    assert processes.train(stranger).code == 0
-    outcomes = []
-    for name in ("tokenizer.model", "model.safetensors"):
-        rig = next(rigs)
-        shutil.copy(stranger.run / NEWEST / name, rig.run / NEWEST / name)
-        outcomes += [
-            processes.mtrain(*command).refuses(1, name)
-            for command in commands(rig.run / NEWEST, text)
-        ]
-    rig = next(rigs)
-    for source, target in ((stranger, rig), (rig, stranger)):
-        moved = tmp_path / "moved" / target.directory.name
-        shutil.copytree(target.run, moved)
-        shutil.copy(source.run / "tokenizer.model", moved / "tokenizer.model")
-        again = Rig(target.config, moved.parent, (*target.settings, f"run_dir={moved}"))
-        outcomes.append(processes.train(again).refuses(2, "tokenizer", lines=8))
-    for change, word in [
-        ("data.train=[{generated: phrasebook, split: train, pairs: 60}]", "data.train"),
-        ("data.valid={generated: phrasebook, split: valid, pairs: 12}", "data.valid"),
-        ("model.d_model=32", "model.d_model"),
-        ("tokenizer.vocab_size=330", "tokenizer.vocab_size"),
-    ]:
-        rig = next(rigs)
-        changed = Rig(rig.config, rig.directory, (*rig.settings, change, "train.max_steps=4"))
-        outcomes.append(processes.train(changed).refuses(2, word, lines=8))
-    outcomes += whole_parts_of_another_run(rigs, stranger, text, processes)
-    tally.check(11, "vocabulary, corpus or model of another run", outcomes)
-
-
-def whole_parts_of_another_run(
-    rigs: Iterator[Rig], stranger: Rig, text: Path, processes: Processes
-) -> Iterator[str]:
-    """A checkpoint that is sealed and whole, but of another vocabulary or another model's size."""
-    rig = next(rigs)
-    shutil.rmtree(rig.run / NEWEST)
-    shutil.copytree(stranger.run / NEWEST, rig.run / NEWEST)
-    yield processes.train(rig).refuses(1, str(rig.run / NEWEST), "another vocabulary", lines=12)
-    rig = next(rigs)
-    larger = Rig(rig.config, rig.directory / "larger", ("model.d_model=32",))
-    assert processes.train(larger).code == 0
-    shutil.copy(larger.run / NEWEST / "model.safetensors", rig.run / NEWEST)
-    manifest.seal(rig.run / NEWEST)
-    for command in commands(rig.run / NEWEST, text):
-        yield processes.mtrain(*command).refuses(1, "has shape", "32", "16")
-    yield processes.train(rig).refuses(1, "has shape", "32", "16", lines=12)
-
-
-# --- numbers that are none ------------------------------------------------------------------------
+# --- numbers that are not finite ------------------------------------------------------------------
 
 # Puts a number in a place before step 2.
 DEEDS = {
@@ -434,47 +305,21 @@ DEEDS = {
 }
 
 
-def test_numbers_that_are_none(
-    config: Path, tmp_path: Path, processes: Processes, tally: Tally, count: Count
-) -> None:
-    other, _ = undisturbed(config)
-    cases = [
-        (place, value)
-        for place in DEEDS
-        for value in ("float('nan')", "float('inf')", "-float('inf')")
-    ]
-
+def test_numbers_that_are_not_finite(bench: Bench) -> None:
     def trial(case: tuple[str, str]) -> str:
         place, value = case
-        rig = Rig(config, tmp_path / f"{place} {value}")
-        deed = DEEDS[place].format(value=value)
-        done = processes.train(rig, prelude=strike(1, deed))
+        rig = bench.rig()
+        done = bench.train(rig, prelude=strike(1, DEEDS[place].format(value=value)))
         words = ("step 2", "not finite", "micro-batch", "checkpoint is good")
-        if done.code != 1 or not all(word in done.err for word in words) or done.out:
-            return f"{value} in a {place}: exit code {done.code}\n{done.err}"
+        if trouble := done.fails(1, *words):
+            return trouble
         kept = load_file(rig.run / "checkpoints" / "step-00000001" / "model.safetensors")
         if not all(bool(torch.isfinite(weight).all()) for weight in kept.values()):
-            return f"{value} in a {place}: it was saved"
+            return "it was saved"
         if status(rig.run)["exit_code"] != 1 or (rig.run / NEWEST).exists():
-            return f"{value} in a {place}: {status(rig.run)}"
-        return processes.finishes_as(rig, other)
+            return f"{status(rig.run)}"
+        return bench.finishes(rig)
 
-    some = random.Random(1).sample(cases, count(3, len(cases)))
-    tally.check(12, "NaN or infinity in a weight, a gradient, a batch", in_parallel(trial, some))
-
-
-def test_a_checkpoint_with_a_weight_that_is_none(
-    rigs: Iterator[Rig], text: Path, processes: Processes, tally: Tally
-) -> None:
-    rig = next(rigs)
-    file = rig.run / NEWEST / "model.safetensors"
-    weights = load_file(file)
-    name = next(iter(weights))
-    weights[name].view(-1)[0] = float("nan")
-    save_file(weights, file, {"format": "mtrain"})
-    manifest.seal(file.parent)
-    outcomes = [
-        processes.mtrain(*command).refuses(1, name, "not finite")
-        for command in commands(file.parent, text)
-    ]
-    tally.check(12, "NaN in a checkpoint that is used", outcomes)
+    cases = list(product(DEEDS, ("float('nan')", "float('inf')", "-float('inf')")))
+    name = "NaN or infinity in a weight, a gradient, a batch"
+    bench.inject(12, name, trial, cases, quick=2)

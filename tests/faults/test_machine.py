@@ -8,165 +8,126 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
 from conftest import made_up_pairs, status, write_corpus
+from processes import Done, Processes
 
-from faults.conftest import Count, Tally
-from faults.rig import Processes, Rig, in_parallel, new_config, strike, undisturbed
+from faults.rig import Bench, Rig, new_config, strike, undisturbed
 from mtrain.runs import checkpoint, layout
 from mtrain.runtime.errors import EXIT_INTERRUPTED
 
 BALLAST = 64 << 20
 
 
-@pytest.fixture(scope="module")
-def config(place: Path) -> Path:
-    return new_config(place / "machine", **{"train.max_steps": 60, "train.valid_every": 20})
-
-
 class SmallDisk:
-    """A file system of 64 MiB in memory, seen by the processes started here; `root` shows it to
-    the tests.
-    """
+    """A file system of 64 MiB in memory, seen by the processes that its bench starts."""
 
-    def __init__(self, directory: Path) -> None:
-        self.place = directory / "disk"
-        self.place.mkdir()
-        mount = f'mount -t tmpfs -o size={BALLAST} none {self.place} && exec "$@"'
-        self.processes = Processes(directory, ["unshare", "-rm", "sh", "-c", mount, "sh"])
-
-    @property
-    def root(self) -> Path:
-        return Path(f"/proc/{self.processes.idle[0].pid}/root{self.place}")
+    def __init__(self, bench: Bench) -> None:
+        place = bench.directory / "disk"
+        place.mkdir()
+        mount = f'mount -t tmpfs -o size={BALLAST} none {place} && exec "$@"'
+        processes = Processes(bench.directory, ["unshare", "-rm", "sh", "-c", mount, "sh"])
+        self.bench = Bench(bench.config, place, processes)
+        processes.mtrain("--version")
+        self.root = Path(f"/proc/{processes.idle[0].pid}/root{place}")  # as the tests see it
 
     def leave(self, free: int) -> None:
-        """Fill it up to so many bytes."""
+        """Fill it up to `free` bytes."""
         ballast = self.root / "ballast"
         ballast.unlink(missing_ok=True)
         usage = shutil.disk_usage(self.root)
         with ballast.open("wb") as out:
             out.write(bytes(max(0, usage.free - free)))
 
-
-def can_mount() -> bool:
-    command = ["unshare", "-rm", "sh", "-c", "mount -t tmpfs none /mnt"]
-    return shutil.which("unshare") is not None and not subprocess.run(command, stderr=-3).returncode
+    def seen(self, rig: Rig) -> Rig:
+        return Rig(rig.config, self.root / rig.directory.name)
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    if not can_mount():
+def disk(bench: Bench) -> Iterator[SmallDisk]:
+    bench.quick_or_full(0, 1)
+    command = ["unshare", "-rm", "sh", "-c", "mount -t tmpfs none /mnt"]
+    if shutil.which("unshare") is None or subprocess.run(command, stderr=-3).returncode:
         pytest.skip("this system lets nobody mount a file system")
-    disk = SmallDisk(tmp_path)
-    with disk.processes:
-        disk.processes.mtrain("--version")
+    disk = SmallDisk(bench)
+    with disk.bench.processes:
         yield disk
 
 
-def test_a_full_disk(config: Path, disk: SmallDisk, tally: Tally, count: Count) -> None:
-    amounts = range(50_000, 850_000, 800_000 // count(0, 16))  # all of it takes a little more
-    other, _ = undisturbed(config)
-    outcomes = []
-    for free in amounts:
-        rig = Rig(config, disk.place / str(free))
-        seen = Rig(config, disk.root / str(free))
+def load_all(rig: Rig) -> None:
+    """Fail where a checkpoint that counts as complete is not."""
+    for path in layout.steps(rig.run / "checkpoints"):
+        checkpoint.load(path)
+
+
+def test_a_full_disk(bench: Bench, disk: SmallDisk) -> None:
+    other, _ = undisturbed(bench.config)
+
+    def trial(free: int) -> str:
+        rig = disk.bench.rig()
+        seen = disk.seen(rig)
         disk.leave(free)
-        done = disk.processes.train(rig)
-        if done.code == 0:
-            shutil.rmtree(seen.directory)
-            continue
-        tidy = done.code == 1 and "Traceback" not in done.err and "Logging error" not in done.err
-        trouble = "" if tidy and "No space left" in done.err else f"{done.code}\n{done.err}"
-        for path in layout.steps(seen.run / "checkpoints"):
-            checkpoint.load(path)
+        done = disk.bench.train(rig)
+        trouble = "" if done.code == 0 else done.fails(1, "No space left")
+        load_all(seen)
         disk.leave(BALLAST // 2)
-        done = disk.processes.train(rig)
-        if done.code or done.out:
-            trouble = f"afterwards: {done.code}\n{done.err}"
-        outcomes.append(trouble and f"{free} bytes free: {trouble}")
-        outcomes[-1] = outcomes[-1] or seen.differs_from(other)
+        trouble = trouble or disk.bench.train(rig).fails() or seen.differs_from(other)
         shutil.rmtree(seen.directory)
-    tally.check(5, "a full disk", outcomes)
+        return trouble
+
+    amounts = range(50_000, 850_000, 50_000)  # all of it takes a little more
+    bench.inject(5, "a full disk", trial, amounts, threads=len(os.sched_getaffinity(0)))
 
 
-def test_a_disk_too_small_is_warned_of(config: Path, disk: SmallDisk, tally: Tally) -> None:
-    rig = Rig(config, disk.place / "small", ("model.d_model=128",))
-    disk.leave(4_000_000)
-    done = disk.processes.train(rig, "--dry-run")
-    told = done.code == 0 and "warning:" in done.err and "checkpoints" in done.err
-    tally.check(5, "a disk too small, warned of before the start", ["" if told else done.err])
+def test_a_directory_that_cannot_be_written(bench: Bench, disk: SmallDisk) -> None:
+    def trial(place: str) -> str:
+        mount = f"import subprocess; subprocess.run(['mount', '-o', 'remount,{{}}', {place!r}])"
+        rig = disk.bench.rig()
+        stop = "os.kill(os.getpid(), signal.SIGTERM)"
+        disk.bench.train(rig, prelude=strike(33, stop))
+        done = disk.bench.train(rig, prelude=mount.format("ro"))
+        again = disk.bench.train(rig, prelude=mount.format("rw"))
+        differs = disk.seen(rig).differs_from(undisturbed(bench.config)[0])
+        return done.fails(1, "Read-only file system") or again.fails() or differs
+
+    place = str(disk.bench.directory)
+    bench.inject(5, "a directory that cannot be written", trial, [place])
 
 
-def test_a_limit_on_the_size_of_files(
-    config: Path, tmp_path: Path, processes: Processes, tally: Tally, count: Count
-) -> None:
-    other, _ = undisturbed(config)
-
+def test_a_limit_on_the_size_of_files(bench: Bench) -> None:
     def trial(size: int) -> str:
-        rig = Rig(config, tmp_path / str(size))
+        rig = bench.rig()
         deed = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))"
-        done = processes.train(rig, prelude=strike(33, deed))
-        tidy = "Traceback" not in done.err and "Logging error" not in done.err
-        if done.code != 1 or not tidy or "File too large" not in done.err:
-            return f"{size}: {done.code}\n{done.err}"
-        for path in layout.steps(rig.run / "checkpoints"):
-            checkpoint.load(path)
-        return processes.finishes_as(rig, other)
+        done = bench.train(rig, prelude=strike(33, deed))
+        load_all(rig)
+        return done.fails(1, "File too large") or bench.finishes(rig)
 
     sizes = [6_000, 10_000, 20_000, 30_000, 40_000, 50_000, 70_000, 80_000]
-    tally.check(5, "a limit on the size of files", in_parallel(trial, sizes[: count(1, 8)]))
+    bench.inject(5, "a limit on the size of files", trial, sizes, quick=1)
 
 
-def test_a_directory_that_vanishes(
-    config: Path, tmp_path: Path, processes: Processes, tally: Tally, count: Count
-) -> None:
-    other, _ = undisturbed(config)
-
+def test_a_directory_that_vanishes(bench: Bench) -> None:
     def trial(name: str) -> str:
-        rig = Rig(config, tmp_path / (name or "all"))
-        done = processes.train(
-            rig, prelude=strike(33, f"shutil.rmtree(self.run_dir.path / {name!r})")
-        )
-        if done.code != 1 or "Traceback" in done.err or str(rig.run) not in done.err:
-            return f"{name}: {done.code}\n{done.err}"
+        rig = bench.rig()
+        deed = f"shutil.rmtree(self.run_dir.path / {name!r})"
+        trouble = bench.train(rig, prelude=strike(53, deed)).fails(1, str(rig.run))
         if name:  # validated steps whose checkpoints are gone: not begun anew without a word
-            done = processes.train(rig)
-            if done.code != 2 or "the checkpoints of this run are gone" not in done.err:
-                return f"{name}, again: {done.code}\n{done.err}"
+            gone = "the checkpoints of this run are gone"
+            trouble = trouble or bench.train(rig).fails(2, gone)
             shutil.rmtree(rig.run)
-        return processes.finishes_as(rig, other)
+        return trouble or bench.finishes(rig)
 
-    names = ["checkpoints", ""][: count(1, 2)]
-    tally.check(5, "a directory that vanishes", in_parallel(trial, names))
-
-
-def test_a_directory_that_cannot_be_written(
-    config: Path, disk: SmallDisk, tally: Tally, count: Count
-) -> None:
-    count(0, 1)
-    other, _ = undisturbed(config)
-    outcomes = []
-    mount = "subprocess.run(['mount', '-o', 'remount,{}', {!r}], check=True)"
-    rig, seen = Rig(config, disk.place / "run"), Rig(config, disk.root / "run")
-    stop = "os.kill(os.getpid(), signal.SIGTERM)"
-    disk.processes.train(rig, prelude=strike(33, stop))
-    read_only = f"import subprocess; {mount.format('ro', str(disk.place))}"
-    done = disk.processes.train(rig, prelude=read_only)
-    told = done.code == 1 and "Read-only file system" in done.err and "Traceback" not in done.err
-    outcomes.append("" if told else f"{done.code}\n{done.err}")
-    write = f"import subprocess; {mount.format('rw', str(disk.place))}"
-    done = disk.processes.train(rig, prelude=write)
-    outcomes.append(done.err if done.code else seen.differs_from(other))
-    tally.check(5, "a directory that cannot be written", outcomes)
+    bench.inject(5, "a directory that vanishes", trial, ["checkpoints", ""])
 
 
 # --- workers and memory ---------------------------------------------------------------------------
 
 
 def workers_of(pid: int) -> list[int]:
-    """The processes that another one started."""
+    """Return the processes that another one started."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -179,78 +140,54 @@ def workers_of(pid: int) -> list[int]:
     return found
 
 
-@pytest.fixture
-def large(tmp_path: Path, trained_run: Path) -> Path:
-    """A corpus that is worth several processes, and a vocabulary for it."""
-    corpus = write_corpus(tmp_path / "large", made_up_pairs(150_000, 1))
-    tokenizer = {
-        "tokenizer.path": str(trained_run / "tokenizer.model"),
-        "tokenizer.vocab_size": 350,
-    }
+def test_a_signal_while_processes_tokenize(bench: Bench, request: pytest.FixtureRequest) -> None:
+    """One of them is killed, or Ctrl-C, `scancel` or `timeout` reaches all, ready or not."""
+    bench.quick_or_full(0, 1)
+    trained_run = request.getfixturevalue("trained_run")
+    corpus = write_corpus(bench.directory / "large", made_up_pairs(150_000, 1))
+    tokenizer = str(trained_run / "tokenizer.model")
     settings = {"data.train": [corpus], "data.workers": 2, "train.max_steps": 2}
-    return new_config(tmp_path, **tokenizer, **settings)
+    vocabulary = {"tokenizer.path": tokenizer, "tokenizer.vocab_size": 350}
+    config = new_config(bench.directory / "large", **settings, **vocabulary)
 
-
-def start_tokenizing(rig: Rig) -> subprocess.Popen[str]:
-    """Start a run, as a job of its own, and wait until its processes tokenize."""
-    process = rig.start(start_new_session=True)
-    while process.poll() is None and len(workers_of(process.pid)) < 2:
-        time.sleep(0.01)
-    return process
-
-
-def test_a_worker_that_is_killed(large: Path, tmp_path: Path, tally: Tally, count: Count) -> None:
-    def trial(number: int) -> str:
-        rig = Rig(large, tmp_path / str(number))
-        process = start_tokenizing(rig)
+    def trial(case: tuple[str, int]) -> str:
+        what, number = case
+        rig = bench.rig(config=config)
+        process = rig.start(start_new_session=True)
+        while process.poll() is None and len(workers_of(process.pid)) < 2:
+            time.sleep(0.01)
         time.sleep(0.2 * number)  # all of it takes about a second
-        os.kill(workers_of(process.pid)[number % 2], signal.SIGKILL)
-        _, err = process.communicate(timeout=60)
-        if process.returncode != 1 or "Traceback" in err or "data.workers" not in err:
-            return f"{process.returncode}\n{err}"
-        return rig.finish()
+        if what == "killed":
+            os.kill(workers_of(process.pid)[number % 2], signal.SIGKILL)
+        else:
+            os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        done = Done(process.returncode, out.encode(), err, 0, 0)
+        if what == "killed":
+            return done.fails(1, "data.workers") or rig.finish().fails()
+        return done.fails(EXIT_INTERRUPTED) or rig.finish().fails()
 
-    tally.check(14, "a worker of the preparation killed", [trial(n) for n in range(count(0, 4))])
-
-
-def test_a_signal_to_a_whole_job(large: Path, tmp_path: Path, tally: Tally, count: Count) -> None:
-    """Ctrl-C, `scancel` and `timeout` reach the processes that tokenize, too, ready or not."""
-
-    def trial(number: int) -> str:
-        rig = Rig(large, tmp_path / str(number))
-        process = start_tokenizing(rig)
-        time.sleep(0.2 * number)
-        os.killpg(process.pid, signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-        if process.returncode != EXIT_INTERRUPTED or "Traceback" in err:
-            return f"after {0.2 * number} s: {process.returncode}\n{err}"
-        return rig.finish()
-
-    name = "Ctrl-C to all processes of a preparation"
-    tally.check(3, name, [trial(n) for n in range(count(0, 4))])
+    cases = list(product(("killed", "Ctrl-C"), range(4)))
+    bench.inject(14, "a worker of the preparation killed, or all stopped", trial, cases, threads=2)
 
 
-def test_out_of_memory(
-    config: Path, tmp_path: Path, processes: Processes, tally: Tally, count: Count
-) -> None:
+def test_out_of_memory(bench: Bench) -> None:
     """As the accelerator would say it, and for real: the system refuses more memory."""
-    other, _ = undisturbed(config)
-    deeds = {
-        "device": "raise torch.OutOfMemoryError('CUDA out of memory')",
-        "host": "raise MemoryError",
-        "for real": "torch.empty(1 << 50)",
-    }
 
-    def trial(name: str) -> str:
-        rig = Rig(config, tmp_path / name)
-        lacking = f"def learn(batch): {deeds[name]}\n        self.learner.learn = learn"
-        done = processes.train(rig, prelude=strike(33, lacking))
+    def trial(deed: str) -> str:
+        rig = bench.rig()
+        lacking = f"def learn(batch): {deed}\n        self.learner.learn = learn"
+        done = bench.train(rig, prelude=strike(33, lacking))
         words = ("step 34", "out of memory", "train.max_tokens", "tokens")
-        if done.code != 1 or not all(word in done.err for word in words):
-            return f"{name}: {done.code}\n{done.err}"
+        if trouble := done.fails(1, *words):
+            return trouble
         if status(rig.run)["exit_code"] != 1:
-            return f"{name}: {status(rig.run)}"
-        return processes.finishes_as(rig, other)
+            return f"{status(rig.run)}"
+        return bench.finishes(rig)
 
-    some = list(deeds)[: count(1, len(deeds))]
-    tally.check(14, "out of memory", in_parallel(trial, some))
+    deeds = [
+        "raise torch.OutOfMemoryError('CUDA out of memory')",
+        "raise MemoryError",
+        "torch.empty(1 << 50)",
+    ]
+    bench.inject(14, "out of memory", trial, deeds, quick=1)

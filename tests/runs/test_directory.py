@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 from conftest import TinyConfig, run_here, run_mtrain, status, write_config
 
-from mtrain.runs import directory, layout, manifest
+from mtrain.runs import checkpoint, directory, layout, manifest
 from mtrain.runs.directory import RunDirectory, commit_of, commit_of_package
 from mtrain.runtime import files, lock
 from mtrain.runtime.errors import EXIT_FAILED, EXIT_REFUSED, RefusedError, UserError
@@ -326,6 +327,20 @@ def test_a_run_that_failed_later_is_not_trained_anew_either(
     assert train(config) == 2
     assert "the checkpoints of this run are gone, which came to step 2" in capsys.readouterr().err
     edit(run / "status.json", state="failed", exit_code=1, step=1)  # nothing was saved then
+    assert train(config) == 0
+
+
+def test_a_run_whose_first_save_failed_starts_again(
+    train: Train, tiny_config: TinyConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    config = tiny_config(**TWO_STEPS)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_fill", fail)
+        assert train(config) == 1
+    assert status(tmp_path / "run")["state"] == "failed"
     assert train(config) == 0
 
 

@@ -1,0 +1,25 @@
+"""Locks: files of odd content are no hindrance."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mtrain.runtime import lock
+from mtrain.runtime.errors import RefusedError
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[1]", "\x00", "[" * 4000, '{"pid": 1e999, "host": "a"}']
+)
+def test_an_odd_lock_file_is_no_hindrance(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "new" / ".lock"
+    path.parent.mkdir()
+    path.write_text(content)
+    with lock.exclusive(path):
+        path.write_text(content)
+        with pytest.raises(RefusedError, match="in use by another process"):
+            lock.exclusive(path).__enter__()
+    with lock.exclusive(path, wait=pytest.fail):
+        pass
