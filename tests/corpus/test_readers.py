@@ -44,7 +44,7 @@ def packed(data: bytes, suffix: str) -> bytes:
     """What a file of that suffix holds for these bytes."""
     if suffix == "zst":
         return pyarrow.Codec("zstd").compress(data, asbytes=True)
-    return gzip.compress(data) if suffix == "gz" else data
+    return gzip.compress(data, mtime=0) if suffix == "gz" else data
 
 
 def read(corpus: Corpus, **options: Any) -> tuple[list[Pair], dict[str, int]]:
