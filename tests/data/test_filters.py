@@ -228,5 +228,5 @@ def test_weights_and_temperature(tiny_config: TinyConfig) -> None:
 
 def test_weights_are_for_training(tiny_config: TinyConfig) -> None:
     valid = {"generated": "phrasebook", "split": "valid", "pairs": 10, "weight": 2}
-    with pytest.raises(RefusedError, match=r"data\.valid\.weight: is for training"):
+    with pytest.raises(RefusedError, match=r"data\.valid\.weight: works in data.train only"):
         load_config(tiny_config(**{"data.valid": valid}))
