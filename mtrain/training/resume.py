@@ -35,7 +35,7 @@ LOOP: TypeAdapter[Loop | None] = TypeAdapter(Loop | None)
 class Progress:
     """Steps done, the next micro-batch, and sums since the last record."""
 
-    sums: Tensor  # (2,): loss and NLL
+    sums: Tensor  # (2,) or (3,): loss, NLL and, with train.consistency, divergence
     step: int = 0
     epoch: int = 0
     pool: int = 0
@@ -131,6 +131,8 @@ class Checkpoints:
             raise UserError(f"{found.path}: was made with another vocabulary than this run's")
         if found.trainer.loop.pool >= pools:
             raise UserError(f"{inner}: damaged: its position is no part of an epoch of this text")
+        if len(found.trainer.loop.sums) != len(self.optimizer.losses):
+            raise UserError(f"{inner}: damaged: its sums are of another loss")
         weights, moments = found.snapshot.weights, dict(found.trainer.moments)
         check_weights(self.optimizer.weights(), weights, found.path)
         if self.average is not None:
