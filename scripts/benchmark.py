@@ -33,6 +33,7 @@ from mtrain.model.transformer import Shape
 from mtrain.runs.directory import RunDirectory
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.stop import Stop
+from mtrain.training.resume import Session
 from mtrain.training.trainer import Trainer
 from mtrain.translation import loading
 from mtrain.translation.translator import Translator
@@ -188,7 +189,7 @@ def measure_training(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             config = make_config(args, size, Path(folder))
             run = RunDirectory(Path(folder))
             prepared: Prepared = prepare(config, run.tokenizer, Stop())
-            trainer = Trainer(config, prepared, run, Stop())
+            trainer = Trainer(Session(config, prepared, run, Stop()))
             device, dtype = trainer.device, trainer.model.dtype
             before = matmul_speed(device, dtype)
             speed = training_speed(trainer, args.steps, args.turns)

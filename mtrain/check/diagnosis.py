@@ -16,7 +16,7 @@ from mtrain.check.corpora import Checker
 from mtrain.check.findings import ERROR, NOTE, WARNING, Findings
 from mtrain.check.words import PIECES_A_WORD, Words
 from mtrain.config.schema import Config
-from mtrain.data.prepare import find_tokenizer, weights_of
+from mtrain.data.prepare import Preparation, weights_of
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.runs.directory import RunDirectory
 from mtrain.runtime.errors import UserError
@@ -81,7 +81,8 @@ class Diagnosis:
             yield f"  {name}: {fit}"
         if self.forecast is not None:
             yield "forecast"
-            for line in self.forecast.lines():
+            warning = self.forecast.disk_warning
+            for line in (*self.forecast.lines, *([f"disk: {warning}"] if warning else ())):
                 yield from wrap(line, width, initial_indent="  ", subsequent_indent="    ")
         elif self.failure:
             yield from wrap(f"forecast: none: {self.failure}", width, subsequent_indent="    ")
@@ -92,7 +93,7 @@ class Diagnosis:
         report = {
             "corpora": [found.as_json() for found in self.corpora],
             "vocabulary": {name: asdict(fit) for name, fit in self.fits.items()} or None,
-            "forecast": self.forecast.as_json() if self.forecast else None,
+            "forecast": self.forecast.numbers if self.forecast else None,
             "errors": self.count(ERROR),
             "warnings": self.count(WARNING),
             "notes": self.count(NOTE),
@@ -110,8 +111,9 @@ def diagnose(
     """
     checker = Checker(config, stop, examples)
     checker.scan()
-    vocabulary = RunDirectory(Path(config.run_dir)).tokenizer
-    checker.tokenizer = tokenizer = find_tokenizer(config, vocabulary, checker.scans)
+    preparation = Preparation(config, RunDirectory(Path(config.run_dir)).tokenizer, stop)
+    preparation.scans = checker.scans
+    checker.tokenizer = tokenizer = preparation.find_tokenizer()
     checker.check()
     diagnosis = Diagnosis(checker.sets)
     lengths = []

@@ -8,8 +8,7 @@ text.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.metadata import version
@@ -105,16 +104,6 @@ def train_run_tokenizer(config: Config, stop: Stop, config_file: Path | None = N
     return run.tokenizer
 
 
-def find_tokenizer(config: Config, run_tokenizer: Path, scans: list[Scan]) -> Tokenizer | None:
-    """Load the vocabulary of a run, whose corpora have these scans, from any of its places; None
-    if there is none yet. Raises `UserError`.
-    """
-    preparation = Preparation(config, run_tokenizer, Stop())
-    preparation.scans = scans
-    ready = preparation.ready_tokenizer()
-    return ready or _open_tokenizer(cache_directory() / preparation.tokenizer_key)
-
-
 class Preparation:
     """What preparing the text of a config finds out, each part computed when it is first read.
 
@@ -128,16 +117,14 @@ class Preparation:
     @cached_property
     def prepared(self) -> Prepared:
         """All that training reads."""
-        fingerprints = self.fingerprints
-        tokenizer = self.tokenizer
+        fingerprints = {**self.fingerprints, "tokenizer": self.tokenizer.fingerprint}
         for name, text in self.sets.items():
             self._warn_of_long_lines(name, text)
         stores = [self._store(number) for number in range(len(self.scans))]
         store = Store.join(stores, weights_of(self.config, list(map(len, stores))))
         self._report(store)
         tests = {name: self.sets[f"test {name}"] for name in self.config.data.test}
-        fingerprints = {**fingerprints, "tokenizer": tokenizer.fingerprint}
-        return Prepared(tokenizer, store, self.sets["valid"], tests, fingerprints)
+        return Prepared(self.tokenizer, store, self.sets["valid"], tests, fingerprints)
 
     @cached_property
     def fingerprints(self) -> dict[str, Any]:
@@ -161,8 +148,8 @@ class Preparation:
         """The sets that are scored: `valid` and each `test NAME`."""
         data = self.config.data
         tests = {f"test {name}": corpus for name, corpus in data.test.items()}
-        corpora = {"valid": data.valid, **tests}
-        return {name: self._read_set(name, corpus) for name, corpus in corpora.items()}
+        corpora = {"valid": data.valid, **tests}.items()
+        return {name: self._read_set(name, corpus) for name, corpus in corpora}
 
     def _read_set(self, name: str, corpus: Corpus) -> Text:
         """Read a set, including blank lines: its score must be that of its files."""
@@ -189,31 +176,35 @@ class Preparation:
     def tokenizer(self) -> Tokenizer:
         """The vocabulary: an existing one, or one from the cache, where it is trained if needed."""
         self.stop.check()
-        if found := self.ready_tokenizer():
-            return found
-        return cached(self.tokenizer_key, _open_tokenizer, self._train_tokenizer, self.stop)
+        return self._ready_tokenizer() or cached(
+            self._tokenizer_key, _open_tokenizer, self._train_tokenizer, self.stop
+        )
 
-    def ready_tokenizer(self) -> Tokenizer | None:
+    def find_tokenizer(self) -> Tokenizer | None:
+        """Load the vocabulary from any of its places; None if there is none yet."""
+        return self._ready_tokenizer() or _open_tokenizer(cache_directory() / self._tokenizer_key)
+
+    def _ready_tokenizer(self) -> Tokenizer | None:
         """Load an existing vocabulary: the run's, that of `train.init_from`, or the one that the
         config names.
         """
         settings, init_from = self.config.tokenizer, self.config.train.init_from
         if self.run_tokenizer.exists():
-            tokenizer = Tokenizer.load(self.run_tokenizer)
-            if init_from is None:
-                _check_tokenizer(tokenizer, settings, self.run_tokenizer)
-            return tokenizer
-        if init_from is not None:
+            file, is_given = self.run_tokenizer, init_from is not None
+        elif init_from is not None:
             file = checkpoint.resolve(Path(init_from)) / layout.TOKENIZER
-            tokenizer = Tokenizer.load(file)
-            if settings.path is not None:
-                _check_tokenizer(tokenizer, settings, file)
-            logger.info("vocabulary of %s: %s pieces", file, f"{tokenizer.vocab_size:,}")
-            return tokenizer
-        return Tokenizer.load(Path(settings.path)) if settings.path is not None else None
+            is_given = settings.path is None
+        elif settings.path is not None:
+            file, is_given = Path(settings.path), True
+        else:
+            return None
+        tokenizer = Tokenizer.load(file)
+        if not is_given:
+            _check_tokenizer(tokenizer, settings, file)
+        return tokenizer
 
     @property
-    def tokenizer_key(self) -> str:
+    def _tokenizer_key(self) -> str:
         """The cache's name for the vocabulary: by the text and the settings that it is made of."""
         hashes, config = [found.sha256 for found in self.scans], self.config
         text_filter = config.filter.model_dump(exclude={"min_length", "max_ratio"})
@@ -226,7 +217,7 @@ class Preparation:
         settings = self.config.tokenizer
         size = f"{settings.vocab_size:,}"
         logger.info("training a %s vocabulary of %s pieces", settings.model_type, size)
-        proto = train_tokenizer(self._sentences, **settings.model_dump(exclude={"path"}))
+        proto = train_tokenizer(self._sentences, **settings.model_dump())
 
         def fill(directory: Path) -> None:
             (directory / layout.TOKENIZER).write_bytes(proto)
@@ -259,8 +250,7 @@ class Preparation:
             return pairs
         hashes = [found.sha256 for found in self.scans]
         key = cache_key("repeats", duplicates.FORMAT, hashes, self.config.data.invalid_utf8)
-        open_repeats = partial(duplicates.open_repeats, corpora=len(self.scans))
-        is_repeat = cached(key, open_repeats, self._find_repeats, self.stop)[number]
+        is_repeat = cached(key, duplicates.open_repeats, self._find_repeats, self.stop)[number]
         if found := int(np.bitwise_count(is_repeat).sum()):
             counts[f"{DROPPED}seen before"] += found
         return duplicates.without_repeats(pairs, is_repeat)
@@ -269,8 +259,8 @@ class Preparation:
         """Read all training text for the pairs that come more than once."""
         pairs = sum(found.pairs for found in self.scans)
         corpora = (self._read(number, Counter()) for number in range(len(self.scans)))
-        with self._progress(pairs, "finding duplicates") as progress:
-            duplicates.write_repeats(path, corpora, pairs, progress)
+        with progress_bar(pairs, "pair", "finding duplicates") as bar:
+            duplicates.write_repeats(path, corpora, pairs, partial(self._advance, bar))
 
     def _store(self, number: int) -> Store:
         """Open a tokenized corpus in the cache, where it is built if needed."""
@@ -282,35 +272,26 @@ class Preparation:
 
     def _build_store(self, number: int, path: Path) -> None:
         workers, counts = self.config.data.workers, Counter[str]()
-        pairs = self._read_once(number, counts)
         name = Path(describe(self.config.data.train[number])).name
-        try:
-            with self._progress(self.scans[number].pairs, f"tokenizing {name}") as progress:
+        with progress_bar(self.scans[number].pairs, "pair", f"tokenizing {name}") as bar:
+            try:
                 build_store(
                     path,
-                    pairs,
+                    self._read_once(number, counts),
                     self.tokenizer,
                     selection=self.selection,
                     counts=counts,
                     workers=available_threads() if workers == "auto" else workers,
-                    progress=progress,
+                    progress=partial(self._advance, bar),
                 )
-        except ChangedError:
-            manifest.discard(path)  # its shards may be of the other text
-            raise
+            except ChangedError:
+                manifest.discard(path)  # it may be of the other text
+                raise
 
-    @contextmanager
-    def _progress(self, pairs: int, description: str) -> Iterator[Callable[[int], None]]:
-        """Show a progress bar. The result moves it by a number of pairs, and raises `StoppedError`
-        if a stop was requested.
-        """
-        with progress_bar(pairs, "pair", description) as bar:
-
-            def progress(number: int) -> None:
-                bar.update(number)
-                self.stop.check()
-
-            yield progress
+    def _advance(self, bar: Any, pairs: int) -> None:
+        """Move a progress bar; raises `StoppedError` if a stop was requested."""
+        bar.update(pairs)
+        self.stop.check()
 
     def _report(self, store: Store) -> None:
         """Log what training uses and what was left out."""

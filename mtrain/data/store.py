@@ -1,14 +1,16 @@
 """Tokenized corpora on disk: flat memory-mapped ids with offsets, built once, keyed by content.
 
-A store is a sequence of shards. Line `2 * i` of a shard is the source of its pair `i`, line `2 * i
-+ 1` the target, both without bos and eos. A shard's note is written last.
+A store has the ids of all lines and the offsets at which lines start and end. Line `2 * i` is the
+source of pair `i`, line `2 * i + 1` the target, both without bos and eos. `store.json` is written
+while a store is built, after the ids and offsets that it counts.
 """
 
-from bisect import bisect_right
+import os
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, chain, compress, islice
 from pathlib import Path
@@ -28,12 +30,12 @@ from mtrain.runtime.errors import UserError
 from mtrain.runtime.json_reader import read_json_file
 from mtrain.runtime.workers import map_tasks
 
-FORMAT = 3
+FORMAT = 4
 CHUNK = 10_000  # pairs handed to a worker at a time
-SHARD_CHUNKS = 100  # in a shard; a stopped build resumes after the last whole shard
+NOTED_CHUNKS = 100  # a stopped build resumes after a multiple of this many
 INLINE_CHUNKS = 10  # this much is tokenized sooner than processes start
 
-IDS, OFFSETS, NOTE = "{:05d}.ids", "{:05d}.npy", "{:05d}.json"  # files of a shard, by its number
+IDS, OFFSETS, STORE = "ids", "offsets", "store.json"  # the files of a store
 
 DEATH = (
     "a process that tokenizes the corpus was killed, perhaps for lack of memory: "
@@ -59,25 +61,26 @@ class Shard:
         return self.ids[self.offsets[number] : self.offsets[number + 1]]
 
 
-@dataclass(frozen=True)
-class Written:
-    """Content of a shard: pairs read, pairs left out by reason, number of ids."""
-
-    read: int
-    dropped: dict[str, int]
-    ids: int
-
-
-@dataclass(frozen=True)
-class Description:
-    """Content of `store.json`, in addition to the shards' own notes."""
+@dataclass
+class Note:
+    """Content of `store.json`: how much is tokenized; in a complete store, `counts` of all pairs
+    left out, by reason.
+    """
 
     dtype: Literal["uint16", "uint32"]
-    shards: int
-    counts: dict[str, int]
+    read: int = 0  # pairs
+    kept: int = 0  # pairs
+    ids: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes of the files that it counts."""
+        return {IDS: self.ids * np.dtype(self.dtype).itemsize, OFFSETS: 8 * (2 * self.kept + 1)}
 
 
-DESCRIPTION, WRITTEN, WHOLE = TypeAdapter(Description), TypeAdapter(Written), TypeAdapter(bool)
+NOTE, WHOLE = TypeAdapter(Note), TypeAdapter(None)
 
 
 @dataclass(frozen=True)
@@ -113,12 +116,11 @@ class Store:
     def lengths_of(self, start: int, stop: int) -> NDArray[np.int64]:
         """Lengths without eos of the pairs `start` to `stop` - 1, shape (pairs, 2)."""
         parts = [np.zeros((0, 2), np.int64)]
-        number = max(0, bisect_right(self.starts, start) - 1)
-        while number < len(self.shards) and self.starts[number] < stop:
-            shard, first = self.shards[number], self.starts[number]
-            low, high = max(start - first, 0), min(stop - first, len(shard))
+        first = max(0, bisect_right(self.starts, start) - 1)
+        last = bisect_left(self.starts, stop)
+        for shard, begin in zip(self.shards[first:last], self.starts[first:last], strict=False):
+            low, high = max(start - begin, 0), min(stop - begin, len(shard))
             parts.append(np.diff(shard.offsets[2 * low : 2 * high + 1]).reshape(-1, 2))
-            number += 1
         return np.concatenate(parts)
 
     def equal_sides(self, start: int, stop: int) -> NDArray[np.bool_]:
@@ -146,25 +148,14 @@ def open_store(path: Path) -> Store | None:
     """Open a store; None if it is missing or damaged."""
     try:
         paths = sorted(path.iterdir()) if path.is_dir() else []
-        remembered(paths, "whole", partial(_verify, path), WHOLE)
-        found = read_json_file(path / "store.json", DESCRIPTION)
-        shards = [_open_shard(path, number, found.dtype) for number in range(found.shards)]
+        remembered(paths, "whole", partial(manifest.verify, path, STORE), WHOLE)
+        note = read_json_file(path / STORE, NOTE)
+        ids = np.memmap(path / IDS, note.dtype, "r") if note.ids else np.zeros(0, note.dtype)
+        offsets = np.memmap(path / OFFSETS, "<i8", "r")
     except (manifest.DamagedError, FileNotFoundError, ValueError):
         return None
-    return Store(shards, found.counts)
-
-
-def _verify(path: Path) -> bool:
-    manifest.verify(path, "store.json")
-    return True
-
-
-def _open_shard(path: Path, number: int, dtype: str) -> Shard:
-    file = path / IDS.format(number)
-    ids = np.memmap(file, dtype, "r") if file.stat().st_size else np.zeros(0, dtype)
-    offsets = np.load(path / OFFSETS.format(number), mmap_mode="r", allow_pickle=False)
     # still on disk: slices of plain arrays are made faster
-    return Shard(np.asarray(ids), np.asarray(offsets))
+    return Store([Shard(np.asarray(ids), np.asarray(offsets))], note.counts)
 
 
 def build_store(
@@ -185,74 +176,61 @@ def build_store(
     dtype: Literal["uint16", "uint32"] = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
 
     def fill(directory: Path) -> None:
-        shards, iterator = _whole_shards(directory), iter(pairs)
-        for number in _skip(iterator, sum(shard.read for shard in shards), path):
-            progress(number)
+        note, iterator = _last_note(directory) or Note(dtype), iter(pairs)
+        _skip(iterator, note.read, path, progress)
         chunks = iter(lambda: list(islice(iterator, CHUNK)), [])
-        with closing(_encode_all(chunks, tokenizer, selection, workers)) as encoded:
-            while (first := next(encoded, None)) is not None:
-                group = chain((first,), islice(encoded, SHARD_CHUNKS - 1))
-                shards.append(_write_shard(directory, len(shards), group, dtype, progress))
-        for shard in shards:
-            counts.update(shard.dropped)
-        description = Description(dtype, len(shards), dict(counts))
-        files.write_bytes(directory / "store.json", DESCRIPTION.dump_json(description))
+        with (
+            closing(_encode_all(chunks, tokenizer, selection, workers)) as encoded,
+            files.append(directory / IDS) as ids_out,
+            files.append(directory / OFFSETS) as offsets_out,
+        ):
+            for out, size in zip((ids_out, offsets_out), note.sizes.values(), strict=True):
+                out.truncate(size)  # appends a first offset of 0 to an empty file
 
-    manifest.write_directory(path, fill, keep=lambda aside: bool(_whole_shards(aside)))
+            def write_note() -> None:
+                for out in (ids_out, offsets_out):
+                    out.flush()
+                    os.fsync(out.fileno())
+                files.write_bytes(directory / STORE, NOTE.dump_json(note))
+
+            for number, (ids, lengths, dropped) in enumerate(encoded, 1):
+                ids_out.write(ids.astype(dtype).tobytes())
+                offsets_out.write((note.ids + lengths.cumsum()).astype("<i8").tobytes())
+                read = len(lengths) // 2 + dropped.total()
+                note.read, note.kept = note.read + read, note.kept + len(lengths) // 2
+                note.ids, note.dropped = note.ids + len(ids), note.dropped + dropped
+                progress(read)
+                if number % NOTED_CHUNKS == 0:
+                    write_note()
+            counts.update(note.dropped)
+            note.counts = dict(counts)
+            write_note()
+
+    manifest.write_directory(path, fill, keep=lambda aside: _last_note(aside) is not None)
 
 
-def _whole_shards(directory: Path) -> list[Written]:
-    """Return the notes of the shards that were written to their ends."""
-    shards: list[Written] = []
-    with suppress(FileNotFoundError, ValueError):
-        while True:
-            shards.append(read_json_file(directory / NOTE.format(len(shards)), WRITTEN))
-    return shards
+def _last_note(directory: Path) -> Note | None:
+    """Return what a build that was stopped has done; None if the files do not hold that much."""
+    with suppress(OSError, ValueError):
+        note = read_json_file(directory / STORE, NOTE)
+        if all((directory / name).stat().st_size >= size for name, size in note.sizes.items()):
+            return note
+    return None
 
 
-def _skip(pairs: Iterator[Pair], count: int, path: Path) -> Iterator[int]:
-    """Skip pairs that are in whole shards and yield their numbers; where the text has fewer pairs,
-    remove the shards and raise `UserError`.
+def _skip(pairs: Iterator[Pair], count: int, path: Path, progress: Callable[[int], None]) -> None:
+    """Skip pairs that are tokenized; where the text has fewer, remove what is there and raise
+    `UserError`.
     """
-    for start in range(0, count, CHUNK):
-        number = min(CHUNK, count - start)
-        if next(islice(pairs, number - 1, None), None) is None:
-            manifest.discard(path)
-            raise UserError(
-                f"{path}: a stopped build left damaged shards, which are now removed; "
-                "run the same command again"
-            )
-        yield number
-
-
-def _write_shard(
-    directory: Path,
-    number: int,
-    encoded: Iterator[Encoded],
-    dtype: str,
-    progress: Callable[[int], None],
-) -> Written:
-    """Write ids, then offsets, then the note."""
-    ids_file, offsets_file = directory / IDS.format(number), directory / OFFSETS.format(number)
-    read, dropped, lengths = 0, Counter[str](), [np.zeros(1, np.int64)]
-    with files.create(ids_file) as out:
-        for ids, lens, left_out in encoded:
-            out.write(ids.astype(dtype).tobytes())
-            lengths.append(lens)
-            dropped.update(left_out)
-            number_read = len(lens) // 2 + left_out.total()
-            progress(number_read)
-            read += number_read
-    offsets = np.concatenate(lengths).cumsum()
-    with files.create(offsets_file) as out:
-        header = {"descr": "<i8", "fortran_order": False, "shape": offsets.shape}
-        np.lib.format.write_array_header_1_0(out, header)
-        out.write(offsets.astype("<i8").tobytes())  # numpy's own writing hides why a disk fails
-    files.sync(ids_file)
-    files.sync(offsets_file)
-    written = Written(read, dropped, int(offsets[-1]))
-    files.write_bytes(directory / NOTE.format(number), WRITTEN.dump_json(written))
-    return written
+    while count and (skipped := sum(1 for _ in islice(pairs, min(CHUNK, count)))):
+        progress(skipped)
+        count -= skipped
+    if count:
+        manifest.discard(path)
+        raise UserError(
+            f"{path}: a stopped build left a damaged store, which is now removed; "
+            "run the same command again"
+        )
 
 
 def _encode_all(
@@ -263,8 +241,8 @@ def _encode_all(
     chunks = chain(first, chunks)
     if len(first) <= INLINE_CHUNKS or workers == 1:
         yield from (_encode_chunk(chunk, tokenizer, selection) for chunk in chunks)
-        return
-    yield from map_tasks(partial(_encoder, tokenizer.proto, selection), chunks, workers, DEATH)
+    else:
+        yield from map_tasks(partial(_encoder, tokenizer.proto, selection), chunks, workers, DEATH)
 
 
 def _encoder(proto: bytes, selection: Selection) -> Callable[[list[Pair]], Encoded]:

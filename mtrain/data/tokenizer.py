@@ -9,6 +9,7 @@ from typing import Any
 
 import sentencepiece
 
+from mtrain.config.schema import TokenizerConfig
 from mtrain.runtime.errors import UserError
 
 # A vocabulary is trained on a sample of this many sentences, which bounds memory.
@@ -43,7 +44,7 @@ class Tokenizer:
                 f"{name}: not a model to use: a piece, or the normalization of a character, is "
                 f"longer than {LONGEST_PIECE:,} characters"
             )
-        self.proto = proto
+        self.proto, self.known = proto, known
         self.longest_piece = max(map(len, known), default=1)
         self.vocab_size: int = len(known)
         self.unk_id: int = self.pieces.unk_id()
@@ -79,15 +80,13 @@ class Tokenizer:
     @property
     def vocabulary(self) -> str:
         """Pieces and scores, one per line, in the format of SentencePiece's .vocab files."""
-        sp = self.pieces
-        rows = range(sp.get_piece_size())
-        return "".join(f"{sp.id_to_piece(i)}\t{sp.get_score(i):g}\n" for i in rows)
+        score = self.pieces.get_score
+        return "".join(f"{piece}\t{score(i):g}\n" for i, piece in enumerate(self.known))
 
     @property
     def all_pieces(self) -> list[str]:
         """Pieces of all ids, no two equal; special ids that the model lacks get made-up names."""
-        pieces = [self.pieces.id_to_piece(i) for i in range(self.pieces.get_piece_size())]
-        taken = set(pieces)
+        pieces, taken = self.known.copy(), set(self.known)
         names = {self.pad_id: "<pad>", self.bos_id: "<s>", self.eos_id: "</s>"}
         for number in range(len(pieces), self.vocab_size):
             name = names[number]
@@ -103,9 +102,9 @@ class Tokenizer:
         """
         sp = self.pieces
         special = (sp.is_control, sp.is_unknown, sp.is_byte, sp.is_unused)
-        numbers = [i for i in range(sp.get_piece_size()) if not any(is_so(i) for is_so in special)]
+        numbers = [i for i in range(len(self.known)) if not any(is_so(i) for is_so in special)]
         first = max((i for i in numbers if sp.get_score(i) == 0), default=0)
-        return {i: sp.id_to_piece(i) for i in numbers if sp.get_score(i) != 0 or i == first}
+        return {i: self.known[i] for i in numbers if sp.get_score(i) != 0 or i == first}
 
     @property
     def is_bpe(self) -> bool:
@@ -172,30 +171,23 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
     return value | byte << shift, at + 1
 
 
-def train_tokenizer(
-    sentences: Callable[[], Iterable[str]],
-    *,
-    vocab_size: int,
-    model_type: str = "bpe",
-    normalization: str = "identity",
-    character_coverage: float = 0.9995,
-    byte_fallback: bool = True,
-    user_symbols: tuple[str, ...] = (),
-) -> bytes:
-    """Train a vocabulary on `sentences()` and return the model; raises `UserError` if the text does
-    not allow the size.
+def train_tokenizer(sentences: Callable[[], Iterable[str]], **given: Any) -> bytes:
+    """Train a vocabulary on `sentences()`, by settings of `TokenizerConfig`, and return the model;
+    raises `UserError` if the text does not allow the size.
 
     Unlike SentencePiece, by default this neither squeezes spaces nor turns Chinese full-width
     punctuation into ASCII.
     """
+    settings = TokenizerConfig.model_construct(**given)
     options: dict[str, Any] = {
-        "model_type": model_type,
-        "normalization_rule_name": normalization,
-        "remove_extra_whitespaces": normalization != "identity",
-        "character_coverage": character_coverage,
-        "byte_fallback": byte_fallback,
-        "user_defined_symbols": list(user_symbols),
+        "model_type": settings.model_type,
+        "normalization_rule_name": settings.normalization,
+        "remove_extra_whitespaces": settings.normalization != "identity",
+        "character_coverage": settings.character_coverage,
+        "byte_fallback": settings.byte_fallback,
+        "user_defined_symbols": list(settings.user_symbols),
     }
+    vocab_size = settings.vocab_size
     try:
         return _train(sentences(), options, vocab_size, exact=True)
     except RuntimeError:

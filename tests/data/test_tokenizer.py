@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import sentencepiece
 from conftest import made_up_pairs
-from hypothesis import given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mtrain.data.tokenizer import Tokenizer, train_tokenizer
@@ -34,53 +34,36 @@ def any_tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 
 ODD = [
     "",
-    " ",
     "     ",
-    "  bavo   celu    ",
-    "\tbavo\t\tcelu\t",
-    "bavo\u00a0celu\u2009dimar\u3000fosi\u200b",
+    "  bavo   celu\t\t",
     "\u00a0",
-    "！，。？：（）「」『』《》％～",
-    "ﬁne ½ № ① ｱｲｳ Ａｂｃ",
-    "🙂 👩‍👩‍👧‍👦 🇳🇱 ✌🏽",
-    "é e\u0301 ü u\u0308",
-    "\x00",
-    "bavo\x00celu\x00",
-    "\x01\x02\x07\x08\x1b\x7f\x85",
-    "\r \x0b \x0c \u2028 \u2029",
-    "a\nb",
-    "<s>",
-    "</s> <pad> <unk> <s>bavo</s>",
-    "<0x41><0x0A> <0xFF>",
-    "\ufeffbavo \ufffd",
-    "漢字かな交じり文 한국어 עברית العربية ไทย",
-    "\U0010ffff \ue000",
-    "bavo" * 300,
+    "ﬁ ½ ｱ Ａｂｃ，。「」",
+    "👩‍👩‍👧‍👦 🇳🇱",
+    "é e\u0301",
 ]
+ODD += [
+    "bavo\x00\x01\x7f\x85",
+    "\r \x0b \u2028",
+    "a\nb",
+    "</s> <pad> <unk> <s>bavo</s>",
+    "<0x41><0x0A>",
+]
+ODD += ["\ufeffbavo \ufffd", "漢字かな 한국어 עברית العربية ไทย", "\U0010ffff \ue000", "bavo" * 300]
+TEXTS = st.text(st.characters(exclude_characters="\u2581", exclude_categories=["Cs"]))
 
 
-@pytest.mark.parametrize("text", ODD, ids=ascii)
-def test_odd_text_comes_back_as_it_was(any_tokenizer: Tokenizer, text: str) -> None:
-    (ids,) = any_tokenizer.encode([text])
-    assert any_tokenizer.decode([ids]) == [text]
-    specials = {any_tokenizer.pad_id, any_tokenizer.bos_id, any_tokenizer.eos_id}
-    assert not specials & set(ids)
-    assert any_tokenizer.unk_id not in ids
-
-
-@given(text=st.text(st.characters(exclude_characters="\u2581", exclude_categories=["Cs"])))
-def test_any_text_comes_back_as_it_was(tokenizer: Tokenizer, text: str) -> None:
-    assert tokenizer.decode(tokenizer.encode([text])) == [text]
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts=st.lists(TEXTS, min_size=1, max_size=4))
+@example(texts=ODD)
+def test_any_text_comes_back_as_it_was(any_tokenizer: Tokenizer, texts: list[str]) -> None:
+    found = any_tokenizer.encode(texts)
+    assert any_tokenizer.decode(found) == texts
+    assert found == [any_tokenizer.encode([text])[0] for text in texts]
+    assert not {0, 1, 2, 3} & {token for ids in found for token in ids}  # the special ones
 
 
 def test_the_one_exception_is_the_sign_that_stands_for_a_space(any_tokenizer: Tokenizer) -> None:
     assert any_tokenizer.decode(any_tokenizer.encode(["bavo\u2581celu"])) == ["bavo celu"]
-
-
-def test_texts_are_encoded_one_by_one(tokenizer: Tokenizer) -> None:
-    together = tokenizer.encode(ODD)
-    assert together == [tokenizer.encode([text])[0] for text in ODD]
-    assert tokenizer.decode(together) == ODD
 
 
 def test_normalization_is_done_where_it_is_asked_for() -> None:
@@ -118,12 +101,10 @@ def test_a_vocabulary_too_large_names_the_largest_that_works(model_type: str) ->
         train(5000, model_type=model_type)
     largest = int(re.findall(r"\d+", str(e.value))[-1])
     assert train(largest, model_type=model_type).vocab_size == largest
-    with pytest.raises(UserError, match=f"the largest that works is {largest}$"):
-        train(largest + 1, model_type=model_type)
 
 
 @MODEL_TYPES
-@pytest.mark.parametrize("vocab_size", [1, 100, 262])
+@pytest.mark.parametrize("vocab_size", [1, 262])
 def test_a_vocabulary_too_small_is_refused(model_type: str, vocab_size: int) -> None:
     with pytest.raises(UserError, match=f"tokenizer.vocab_size: {vocab_size} ") as e:
         train(vocab_size, model_type=model_type)
@@ -174,25 +155,15 @@ def test_a_model_without_some_special_pieces_is_given_their_ids(
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "not a SentencePiece model"),
-        (b"not a model", "not a SentencePiece model"),
-        (b"\x00" * 100, "not a SentencePiece model"),
-        (None, "cannot read the tokenizer: No such file"),
-    ],
+    "content", [b"", b"not a model", b"\x00" * 100, None], ids=["empty", "text", "zeros", "missing"]
 )
-def test_a_file_that_is_no_model_is_refused_by_name(
-    tmp_path: Path, tokenizer: Tokenizer, content: bytes | None, message: str
-) -> None:
-    path = tmp_path / "odd.model"
-    path.write_bytes(tokenizer.proto)
-    assert Tokenizer.load(path).fingerprint == tokenizer.fingerprint
-    path.unlink()
+def test_a_file_that_is_no_model_is_refused_by_name(tmp_path: Path, content: bytes | None) -> None:
+    message = "cannot read the tokenizer: No such file"
     if content is not None:
-        path.write_bytes(content)
+        (tmp_path / "odd.model").write_bytes(content)
+        message = "not a SentencePiece model"
     with pytest.raises(UserError, match=rf"odd\.model: {message}"):
-        Tokenizer.load(path)
+        Tokenizer.load(tmp_path / "odd.model")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, UserError("mine"), ValueError("odd")])

@@ -68,7 +68,6 @@ STOPPED, REFUSED = {"exit_code": 75, "pid": 1}, {"exit_code": 2, "time": "now"}
         pytest.param(STOPPED, None, 1, id="came to nothing"),
         pytest.param(STOPPED, {**STOPPED, "last_start": REFUSED}, 2, id="refused"),
         pytest.param({"exit_code": 1}, {"exit_code": 1, "last_start": STOPPED}, 75, id="early"),
-        pytest.param(STOPPED, {"exit_code": None}, 1, id="killed"),
         pytest.param(STOPPED, {"exit_code": 143}, 143, id="terminated"),
         pytest.param(STOPPED, "{", 1, id="damaged"),
     ],
