@@ -188,7 +188,7 @@ def measure_training(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         with tempfile.TemporaryDirectory() as folder:
             config = make_config(args, size, Path(folder))
             run = RunDirectory(Path(folder))
-            prepared: Prepared = prepare(config, run.tokenizer, Stop())
+            prepared: Prepared = prepare(config, Stop())
             trainer = Trainer(Session(config, prepared, run, Stop()))
             device, dtype = trainer.device, trainer.model.dtype
             before = matmul_speed(device, dtype)

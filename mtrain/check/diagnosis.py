@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import chain
-from pathlib import Path
 from textwrap import wrap
 
 import numpy as np
@@ -18,7 +17,6 @@ from mtrain.check.words import PIECES_A_WORD, Words
 from mtrain.config.schema import Config
 from mtrain.data.prepare import Preparation, weights_of
 from mtrain.data.tokenizer import Tokenizer
-from mtrain.runs.directory import RunDirectory
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.stop import Stop
 from mtrain.training.plan import Forecast, forecast
@@ -111,7 +109,7 @@ def diagnose(
     """
     checker = Checker(config, stop, examples)
     checker.scan()
-    preparation = Preparation(config, RunDirectory(Path(config.run_dir)).tokenizer, stop)
+    preparation = Preparation(config, stop)
     preparation.scans = checker.scans
     checker.tokenizer = tokenizer = preparation.find_tokenizer()
     checker.check()

@@ -118,9 +118,8 @@ def data_build(
     """
     settings, stop = options.begin_job(config, set_, time_limit)
     from mtrain.data.prepare import prepare
-    from mtrain.runs.directory import RunDirectory
 
-    prepare(settings, RunDirectory(Path(settings.run_dir)).tokenizer, stop)
+    prepare(settings, stop)
 
 
 def tokenizer_train(config: options.Config, set_: options.Set = None) -> None:

@@ -20,19 +20,9 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from mtrain.config.schema import Config, Corpus, TokenizerConfig
+from mtrain.corpus import readers
 from mtrain.corpus.lines import DROPPED
-from mtrain.corpus.readers import (
-    Pair,
-    Scan,
-    Text,
-    columns_of,
-    describe,
-    files_of,
-    read_pairs,
-    read_text,
-    reading_of,
-    scan,
-)
+from mtrain.corpus.readers import Pair, Scan, Text, describe, reading_of
 from mtrain.corpus.slips import suspicions
 from mtrain.data import duplicates
 from mtrain.data.cache import cache_directory, cache_key, cached, remembered
@@ -68,17 +58,17 @@ class Prepared:
     fingerprints: dict[str, Any]
 
 
-def prepare(config: Config, run_tokenizer: Path, stop: Stop) -> Prepared:
+def prepare(config: Config, stop: Stop) -> Prepared:
     """Prepare all text of a config; raises `UserError`."""
-    return Preparation(config, run_tokenizer, stop).prepared
+    return Preparation(config, stop).prepared
 
 
 def scan_corpus(config: Config, corpus: Corpus, stop: Stop) -> Scan:
     """Scan a corpus, or return the cached scan of its files."""
     reading = reading_of(config)
     reading.check = stop.check
-    files, find = files_of(corpus, reading.root), partial(scan, corpus, reading)
-    return remembered(files, columns_of(corpus), find, SCAN) if files else find()
+    files, find = readers.files_of(corpus, reading.root), partial(readers.scan, corpus, reading)
+    return remembered(files, readers.columns_of(corpus), find, SCAN) if files else find()
 
 
 def weights_of(config: Config, sizes: list[int]) -> list[float]:
@@ -99,19 +89,17 @@ def train_run_tokenizer(config: Config, stop: Stop, config_file: Path | None = N
     with run.hold():
         if run.tokenizer.exists():
             raise RefusedError(f"{run.tokenizer}: exists already; choose another run_dir")
-        tokenizer = Preparation(config, run.tokenizer, stop).tokenizer
+        tokenizer = Preparation(config, stop).tokenizer
         run.keep_tokenizer(tokenizer.proto, tokenizer.vocabulary)
     return run.tokenizer
 
 
 class Preparation:
-    """What preparing the text of a config finds out, each part computed when it is first read.
+    """What preparing the text of a config finds out, each part computed when it is first read."""
 
-    `run_tokenizer` is the path of the run's own vocabulary, which need not exist yet.
-    """
-
-    def __init__(self, config: Config, run_tokenizer: Path, stop: Stop) -> None:
-        self.config, self.run_tokenizer, self.stop = config, run_tokenizer, stop
+    def __init__(self, config: Config, stop: Stop) -> None:
+        self.config, self.stop = config, stop
+        self.run_tokenizer = RunDirectory(Path(config.run_dir)).tokenizer  # need not exist yet
         self.selection = Selection(config.data.max_length, config.filter)
 
     @cached_property
@@ -154,7 +142,9 @@ class Preparation:
     def _read_set(self, name: str, corpus: Corpus) -> Text:
         """Read a set, including blank lines: its score must be that of its files."""
         reading = reading_of(self.config, keep_blank=True)
-        text = read_text(corpus, reading, scan_corpus(self.config, corpus, self.stop).sha256)
+        text = readers.read_text(
+            corpus, reading, scan_corpus(self.config, corpus, self.stop).sha256
+        )
         if not len(text):
             raise UserError(f"data.{name.split()[0]}: {describe(corpus)} holds no pairs")
         for reason, count in reading.counts.items():
@@ -238,7 +228,7 @@ class Preparation:
         """
         corpus, reading = self.config.data.train[number], reading_of(self.config)
         reading.counts = counts
-        yield from read_pairs(corpus, reading)
+        yield from readers.read_pairs(corpus, reading)
         if scan_corpus(self.config, corpus, self.stop) != self.scans[number]:
             text = "data.train: it changed while it was read; run the same command again"
             raise ChangedError(text)

@@ -208,28 +208,23 @@ def train_tokenizer(sentences: Callable[[], Iterable[str]], **given: Any) -> byt
     )
 
 
-class _Sentences:
-    """Sentences for SentencePiece, which replaces an error in reading them by one of its own."""
-
-    def __init__(self, texts: Iterable[str]) -> None:
-        self.texts = texts
-        self.error: BaseException | None = None
-
-    def __iter__(self) -> Iterator[str]:
-        try:
-            yield from self.texts
-        finally:  # also for KeyboardInterrupt
-            self.error = sys.exception()
-
-
 def _train(
     sentences: Iterable[str], options: dict[str, Any], vocab_size: int, *, exact: bool
 ) -> bytes:
     """Run SentencePiece's trainer; unless `exact`, a text that is too small gives fewer pieces."""
-    model, reader = io.BytesIO(), _Sentences(sentences)
+    model = io.BytesIO()
+    failure: BaseException | None = None
+
+    def read() -> Iterator[str]:
+        nonlocal failure
+        try:
+            yield from sentences
+        finally:  # also for KeyboardInterrupt: SentencePiece replaces errors by one of its own
+            failure = sys.exception()
+
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(reader),
+            sentence_iterator=read(),
             model_writer=model,
             vocab_size=vocab_size,
             hard_vocab_limit=exact,
@@ -245,7 +240,7 @@ def _train(
             **options,
         )
     except RuntimeError:
-        if reader.error is not None and not isinstance(reader.error, GeneratorExit):
-            raise reader.error from None
+        if failure is not None and not isinstance(failure, GeneratorExit):
+            raise failure from None
         raise
     return model.getvalue()

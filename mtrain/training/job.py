@@ -2,19 +2,18 @@
 status says how it ended.
 """
 
+import json
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter
 
-from mtrain.config.loading import load_stored_config
 from mtrain.config.schema import Config, dump_config
 from mtrain.data.prepare import Preparation, Prepared
 from mtrain.data.tokenizer import Tokenizer
-from mtrain.runs import checkpoint, layout
+from mtrain.runs import layout
 from mtrain.runs.directory import RunDirectory
 from mtrain.runs.records import STATUS, State, Status
 from mtrain.runs.tensorboard import board_of, check_board
@@ -29,7 +28,6 @@ from mtrain.training.resume import Session
 from mtrain.training.trainer import Trainer
 
 MACHINE = TypeAdapter(Machine)
-FINGERPRINTS = TypeAdapter(dict[str, Any])
 LACK_OF_MEMORY = "out of memory; free some, or start a smaller run"
 
 
@@ -64,7 +62,7 @@ class Job:
         _check_alike(config, ranks)
         self.config, self.stop, self.ranks, self.config_file = config, stop, ranks, config_file
         self.run = RunDirectory(Path(config.run_dir), board_of(config))
-        self.preparation = Preparation(config, self.run.tokenizer, stop)
+        self.preparation = Preparation(config, stop)
         self.before: Status | None = None  # the status that this start found
         self.step, self.has_begun = 0, False
 
@@ -115,12 +113,9 @@ class Job:
         self._check_settings()
 
     def _check_settings(self) -> None:
-        train = self.config.train
         self.step = layout.last_step(layout.steps(self.run.checkpoints))
         self.run.check_settings(self.config, self.ranks.size)
-        self.run.check_not_lost(self.before, train.save_every)
-        if not self.step and train.init_from is not None:
-            _check_shape(self.config, Path(train.init_from))
+        self.run.check_not_lost(self.before, self.config.train.save_every)
 
     def _begin(self) -> None:
         """Write the status of this start from here on."""
@@ -143,11 +138,7 @@ class Job:
         if not ranks.is_first:
             preparation.tokenizer = Tokenizer(vocabulary)
         prepared = ranks.together(lambda: preparation.prepared)
-        prints = ranks.gather(lambda: prepared.fingerprints, FINGERPRINTS)
-        for rank, found in enumerate(prints):
-            if found != prints[0]:
-                text = f"data: rank {rank} reads other text than rank 0; give all ranks the same"
-                raise ranks.as_one(UserError(text))
+        ranks.check_same(json.dumps(prepared.fingerprints), "text")
         return prepared
 
     def _trainer(self, prepared: Prepared) -> Trainer:
@@ -185,18 +176,3 @@ def _check_alike(config: Config, ranks: Ranks) -> None:
                     "set it to a value that all of them support"
                 )
                 raise ranks.as_one(RefusedError(text))
-
-
-def _check_shape(config: Config, path: Path) -> None:
-    """Refuse initial weights of another shape, before all text is prepared."""
-    directory = checkpoint.resolve(path)
-    other = load_stored_config(directory / layout.CONFIG).model.model_dump()
-    different = [
-        f"model.{key}: {other[key]!r} there, {value!r} here"
-        for key, value in config.model.model_dump().items()
-        if value != other[key] and not key.endswith("dropout")
-    ]
-    if different:
-        raise RefusedError(
-            f"train.init_from: {directory} holds a model of another shape: {', '.join(different)}"
-        )

@@ -240,16 +240,10 @@ class Trainer:
             f"{record['tokens_per_second']:,.0f} tok/s  lr {rate:.2e}"
         )
         bar.set_postfix_str(summary)
-        logger.info(
-            "step %s/%s  epoch %d  %s  grad %.2f  left %s",
-            f"{progress.step:,}",
-            f"{last_step:,}",
-            progress.epoch + 1,
-            summary,
-            record["grad_norm"],
-            clock(seconds / max(1, self.recorded_steps) * (last_step - progress.step)),
-            extra={"shown_on_bar": True},
-        )
+        left = clock(seconds / max(1, self.recorded_steps) * (last_step - progress.step))
+        text = f"step {progress.step:,}/{last_step:,}  epoch {progress.epoch + 1}  {summary}"
+        text += f"  grad {record['grad_norm']:.2f}  left {left}"
+        logger.info("%s", text, extra={"shown_on_bar": True})
         progress.sums.zero_()
         progress.sum_tokens = 0
         self._restart_clock()

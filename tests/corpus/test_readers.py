@@ -474,7 +474,7 @@ def test_several_corpora_are_one(
     config = load_config(tiny_config(**{"data.train": [first, other]}))
     logger.propagate = True
     with caplog.at_level(logging.INFO, "mtrain"):
-        prepared = prepare(config, tmp_path / "none", Stop())
+        prepared = prepare(config, Stop())
     assert "train: 122 of 123 pairs" in caplog.messages
     assert "train: pairs dropped: blank on a side: 1" in caplog.messages
     assert "train: carriage returns removed: 1" in caplog.messages

@@ -81,7 +81,7 @@ def test_the_share_of_letters_decides(text: str, scripts: list[str], share: floa
 def test_a_script_that_there_is_not_is_refused(tiny_config: TinyConfig, name: str) -> None:
     config = load_config(tiny_config(), [f"filter.tgt_script=['{name}']"])
     with pytest.raises(RefusedError, match=r"filter\.tgt_script: .*Latin, Cyrillic"):
-        prepare(config, Path("none"), Stop())
+        prepare(config, Stop())
 
 
 # --- by length ----------------------------------------------------------------------------------
@@ -146,8 +146,8 @@ def test_repeats_are_of_one_text(tmp_path: Path) -> None:
 # --- from a config ------------------------------------------------------------------------------
 
 
-def prepared(config: Config, tmp_path: Path) -> Prepared:
-    return prepare(config, tmp_path / "tokenizer.model", Stop())
+def prepared(config: Config) -> Prepared:
+    return prepare(config, Stop())
 
 
 def test_a_config_filters_training_text_alone(
@@ -165,7 +165,7 @@ def test_a_config_filters_training_text_alone(
     config = load_config(tiny_config(**text), [f"filter={filters}"])
     log.logger.propagate = True
     with caplog.at_level(logging.INFO):
-        found = prepared(config, tmp_path)
+        found = prepared(config)
     assert len(found.store) == len(good)
     assert [part.stop - part.start for part in found.store.parts] == [20, len(good) - 20]
     assert found.store.counts == {
@@ -186,10 +186,11 @@ def test_a_corpus_alone_is_tokenized_again(tiny_config: TinyConfig, tmp_path: Pa
     corpora = [write_corpus(tmp_path / name, made_up_pairs(30, 5)) for name in "ab"]
     corpora[1] = write_corpus(tmp_path / "b", made_up_pairs(31, 6))
     path = tiny_config(**{"data.train": corpora[:1]})
-    alone = prepared(load_config(path), tmp_path)
-    (tmp_path / "tokenizer.model").write_bytes(alone.tokenizer.proto)
+    alone = prepared(load_config(path))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "tokenizer.model").write_bytes(alone.tokenizer.proto)
     before = set(cache_directory().iterdir())
-    both = prepared(load_config(tiny_config(**{"data.train": corpora})), tmp_path)
+    both = prepared(load_config(tiny_config(**{"data.train": corpora})))
     assert [len(both.store), *(part.stop for part in both.store.parts)] == [61, 30, 61]
     stores = [path for path in set(cache_directory().iterdir()) - before if path.is_dir()]
     assert len(stores) == 1

@@ -45,8 +45,8 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(store, name, value)
 
 
-def prepared(config: Config, directory: Path) -> Prepared:
-    return prepare(config, directory / "no vocabulary of its own", Stop())
+def prepared(config: Config) -> Prepared:
+    return prepare(config, Stop())
 
 
 def ids_of(found: Prepared) -> list[bytes]:
@@ -58,44 +58,40 @@ def cached_files() -> list[Path]:
 
 
 def test_vocabulary_and_text_are_prepared_once(
-    config: Config, tmp_path: Path, logged: pytest.LogCaptureFixture
+    config: Config, logged: pytest.LogCaptureFixture
 ) -> None:
-    first = prepared(config, tmp_path)
+    first = prepared(config)
     assert "training a bpe vocabulary" in logged.text
     logged.clear()
-    again = prepared(config, tmp_path)
+    again = prepared(config)
     assert "training a bpe vocabulary" not in logged.text
     assert again.tokenizer.proto == first.tokenizer.proto
     assert ids_of(again) == ids_of(first)
     smaller = config.tokenizer.model_copy(update={"vocab_size": 310})
     other = config.model_copy(update={"tokenizer": smaller})
-    assert prepared(other, tmp_path).tokenizer.vocab_size == 310
+    assert prepared(other).tokenizer.vocab_size == 310
 
 
 @pytest.fixture
 def scans(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """The corpora that are read whole from here on, each time that they are."""
     read: list[Any] = []
-
-    def scan(corpus: Any, reading: Any) -> Any:
-        read.append(corpus)
-        return readers.scan(corpus, reading)
-
-    monkeypatch.setattr(preparation, "scan", scan)
+    scan = readers.scan
+    monkeypatch.setattr(readers, "scan", lambda c, reading: read.append(c) or scan(c, reading))
     return read
 
 
 def test_files_that_did_not_change_are_not_read_to_know_them(
-    config: Config, tmp_path: Path, scans: list[Config], monkeypatch: pytest.MonkeyPatch
+    config: Config, scans: list[Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "YOUNG", -(10**9))  # those of this test are
-    first = prepared(config, tmp_path)
+    first = prepared(config)
     corpora_read = len(scans)
     assert corpora_read == len({repr(corpus) for corpus in scans})
     hashed: list[Path] = []
     hash_file = manifest.hash_file
     monkeypatch.setattr(manifest, "hash_file", lambda p: hashed.append(p) or hash_file(p))
-    again = prepared(config, tmp_path)
+    again = prepared(config)
     assert again.fingerprints == first.fingerprints
     assert [path.name for path in hashed] == ["tokenizer.model"]
     assert len(scans) == corpora_read
@@ -103,15 +99,15 @@ def test_files_that_did_not_change_are_not_read_to_know_them(
     for damage in (lambda data: b"no JSON", lambda data: data.replace(b"1", b"2")):
         for file in cache_directory().glob("known/*/*"):
             file.write_bytes(damage(file.read_bytes()))
-        assert prepared(config, tmp_path).fingerprints == first.fingerprints
+        assert prepared(config).fingerprints == first.fingerprints
 
 
 @pytest.mark.usefixtures("_small_chunks")
 def test_a_store_of_a_text_that_changed_is_not_gone_on_with(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sides are swapped while the store is built, and back before the next try."""
-    first = prepared(config, tmp_path)
+    first = prepared(config)
     for path in cache_directory().glob("*/store.json"):
         shutil.rmtree(path.parent)
     (corpus,) = config.data.train
@@ -129,10 +125,10 @@ def test_a_store_of_a_text_that_changed_is_not_gone_on_with(
     with monkeypatch.context() as patch:
         patch.setattr(preparation, "build_store", while_it_changes)
         with pytest.raises(UserError, match="changed while it was read"):
-            prepared(config, tmp_path)
+            prepared(config)
     for side, text in zip(sides, texts, strict=True):
         side.write_bytes(text)
-    assert ids_of(prepared(config, tmp_path)) == ids_of(first)
+    assert ids_of(prepared(config)) == ids_of(first)
 
 
 @pytest.mark.parametrize("how", ["in place", "by another file"])
@@ -140,12 +136,12 @@ def test_files_that_change_are_read_again(
     config: Config, tmp_path: Path, scans: list[Config], how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the same size, and with the old time of change."""
-    prepared(config, tmp_path)
+    prepared(config)
     known = len(scans)
-    before = prepared(config, tmp_path).fingerprints["valid"]
+    before = prepared(config).fingerprints["valid"]
     assert len(scans) > known  # they are too young for their times to be trusted
     monkeypatch.setattr(cache, "YOUNG", -(10**9))
-    prepared(config, tmp_path)
+    prepared(config)
     assert isinstance(config.data.valid, TextCorpus)
     file = Path(config.data.root or "") / config.data.valid.src
     stat, data = file.stat(), file.read_bytes()
@@ -154,14 +150,12 @@ def test_files_that_change_are_read_again(
     file.write_bytes(data[::-1].strip(b"\n") + b"\n")
     assert file.stat().st_size == stat.st_size
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert prepared(config, tmp_path).fingerprints["valid"] != before
+    assert prepared(config).fingerprints["valid"] != before
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_what_is_damaged_in_the_cache_is_made_again(
-    config: Config, tmp_path: Path, number: int
-) -> None:
-    first = prepared(config, tmp_path)
+def test_what_is_damaged_in_the_cache_is_made_again(config: Config, number: int) -> None:
+    first = prepared(config)
     files = cached_files()
     assert len(files) == 4
     before = first.tokenizer.proto, ids_of(first)
@@ -169,7 +163,7 @@ def test_what_is_damaged_in_the_cache_is_made_again(
     data[len(data) // 2] ^= 4
     files[number].unlink()  # the mapping of the first store keeps its bytes
     files[number].write_bytes(data)
-    again = prepared(config, tmp_path)
+    again = prepared(config)
     assert (again.tokenizer.proto, ids_of(again)) == before
     assert files[number].read_bytes() != bytes(data)
 
@@ -180,20 +174,20 @@ def test_a_whole_cache_need_not_be_writable(
     def read_only(*_: object, **__: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    prepared(config, tmp_path)
+    prepared(config)
     monkeypatch.setattr(lock, "exclusive", read_only)
-    prepared(config, tmp_path)
+    prepared(config)
     monkeypatch.setenv("MTRAIN_CACHE", str(tmp_path / "another"))
     with pytest.raises(UserError, match="Read-only file system; set MTRAIN_CACHE"):
-        prepared(config, tmp_path)
+        prepared(config)
 
 
 @pytest.mark.parametrize(("maker", "kept"), [("train_tokenizer", 0), ("build_store", 1)])
 def test_what_is_made_of_a_corpus_that_changes_is_not_kept(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, maker: str, kept: int
+    config: Config, monkeypatch: pytest.MonkeyPatch, maker: str, kept: int
 ) -> None:
     """It would be taken for what the old text gives."""
-    make, read, making = getattr(preparation, maker), preparation.read_pairs, []
+    make, read, making = getattr(preparation, maker), readers.read_pairs, []
     (corpus,) = config.data.train
     assert isinstance(corpus, TextCorpus)
     src = Path(corpus.src)
@@ -208,9 +202,9 @@ def test_what_is_made_of_a_corpus_that_changes_is_not_kept(
             src.write_text(src.read_text().swapcase())
 
     monkeypatch.setattr(preparation, maker, noted)
-    monkeypatch.setattr(preparation, "read_pairs", changing)
+    monkeypatch.setattr(readers, "read_pairs", changing)
     with pytest.raises(UserError, match="changed while it was read"):
-        prepared(config, tmp_path)
+        prepared(config)
     assert len(list(cache_directory().glob("*/manifest.json"))) == kept
 
 
@@ -220,7 +214,7 @@ def test_a_pipe_is_no_corpus(tiny_config: TinyConfig, tmp_path: Path) -> None:
     corpus = {"src": str(tmp_path / "pipe"), "tgt": str(tmp_path / "pipe")}
     config = load_config(tiny_config(**{"data.train": [corpus]}))
     with pytest.raises(UserError, match="pipe: not a regular file"):
-        prepared(config, tmp_path)
+        prepared(config)
 
 
 @pytest.mark.parametrize(
@@ -238,19 +232,19 @@ def test_validation_lines_that_will_be_cut_are_told(
     limit: int,
 ) -> None:
     valid = write_corpus(tmp_path / "long", [("bavo", "b"), ("bavo celu " * 20, "c"), ("a", "b")])
-    prepared(load_config(tiny_config(**{"data.valid": valid, **settings})), tmp_path)
+    prepared(load_config(tiny_config(**{"data.valid": valid, **settings})))
     assert f"data.valid: lines longer than {limit} tokens, cut there: 1 (line 2)" in logged.text
 
 
 def test_a_store_that_cannot_be_kept_leaves_nothing_behind(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(UserError, match="cannot keep the prepared text: No space left"):
-        prepared(config, tmp_path)
+        prepared(config)
     assert not list(cache_directory().glob("**/ids"))
 
 
@@ -276,7 +270,7 @@ def test_findings_are_not_written_where_a_link_leads(
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (cache_directory() / "known").symlink_to(elsewhere)
-    prepared(config, tmp_path)
+    prepared(config)
     assert list(elsewhere.iterdir()) == []
 
 
@@ -285,20 +279,20 @@ def stores() -> list[Path]:
 
 
 def test_a_link_to_a_store_is_not_followed(config: Config, tmp_path: Path) -> None:
-    first = ids_of(prepared(config, tmp_path))
+    first = ids_of(prepared(config))
     (path,) = stores()
     shutil.move(path, tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
     before = sorted(file.read_bytes() for file in (tmp_path / "elsewhere").iterdir())
-    assert ids_of(prepared(config, tmp_path)) == first
+    assert ids_of(prepared(config)) == first
     assert not path.is_symlink()
     assert sorted(file.read_bytes() for file in (tmp_path / "elsewhere").iterdir()) == before
 
 
 @pytest.fixture
-def begun_store(config: Config, tmp_path: Path, _small_chunks: None) -> tuple[Path, list[bytes]]:
+def begun_store(config: Config, _small_chunks: None) -> tuple[Path, list[bytes]]:
     """What a stopped build leaves, and the ids of the whole store."""
-    ids = ids_of(prepared(config, tmp_path))
+    ids = ids_of(prepared(config))
     (path,) = stores()
     aside = path.with_name(f".{path.name}.partial")
     path.rename(aside)
@@ -309,21 +303,21 @@ def begun_store(config: Config, tmp_path: Path, _small_chunks: None) -> tuple[Pa
 @pytest.mark.parametrize("name", ["ids", "offsets", "store.json"])
 @pytest.mark.parametrize("make", [None, os.mkfifo, Path.mkdir, Path.touch])
 def test_a_begun_store_without_its_files_is_begun_anew(
-    config: Config, tmp_path: Path, begun_store: tuple[Path, list[bytes]], name: str, make: Any
+    config: Config, begun_store: tuple[Path, list[bytes]], name: str, make: Any
 ) -> None:
     path, ids = begun_store
     (path / name).unlink()
     if make is not None:
         make(path / name)  # opening a pipe would wait for ever
-    assert ids_of(prepared(config, tmp_path)) == ids
+    assert ids_of(prepared(config)) == ids
 
 
 def test_a_begun_store_of_more_pairs_than_the_text_is_removed(
-    config: Config, tmp_path: Path, begun_store: tuple[Path, list[bytes]]
+    config: Config, begun_store: tuple[Path, list[bytes]]
 ) -> None:
     path, ids = begun_store
     note = path / "store.json"
     note.write_text(json.dumps({**json.loads(note.read_text()), "read": 10**15}))
     with pytest.raises(UserError, match="damaged store, which is now removed; run the same"):
-        prepared(config, tmp_path)
-    assert ids_of(prepared(config, tmp_path)) == ids
+        prepared(config)
+    assert ids_of(prepared(config)) == ids

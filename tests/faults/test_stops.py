@@ -200,7 +200,7 @@ def asked(*arguments, **options):
 setattr(owner, name, asked)
 """
 PHASES = {
-    "loading": ("prepare, 'scan'", 2),
+    "loading": ("prepare.readers, 'scan'", 2),
     "a step": ("learner.Learner, '_accumulate'", 33),
     "validation": ("validation.Validation, 'evaluate'", 2),
     "a save": ("checkpoint, 'save'", 4),

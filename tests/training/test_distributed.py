@@ -86,9 +86,7 @@ def record_in_float64(config_file: Path, output: Path, accum_steps: int) -> None
     learner.set_compute_dtype = lambda model, dtype: model.double()  # type: ignore[attr-defined]
     with joined() as ranks:
         run = RunDirectory(output.parent / "run")
-        trainer = Trainer(
-            Session(config, prepare(config, run.tokenizer, Stop()), run, Stop(), ranks)
-        )
+        trainer = Trainer(Session(config, prepare(config, Stop()), run, Stop(), ranks))
         assert trainer.optimizer.buffer.dtype == torch.float64
         stream, found = trainer.micro_batches(), []
         for _ in range(8):

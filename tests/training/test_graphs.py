@@ -70,16 +70,6 @@ def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     return torch.device("cpu")
 
 
-def recording(work: Callable[..., None]) -> Callable[..., None]:
-    def asked(*inputs: Tensor) -> None:
-        if FakeGraph.recording is None:
-            work(*inputs)
-        else:
-            FakeGraph.recording.work = lambda: work(*inputs)
-
-    return asked
-
-
 def batch(rows: int, src_length: int, tgt_length: int, first: int = 10) -> Batch:
     """Pairs of equal lengths, without eos and bos, each token another."""
     ids = torch.arange(first, first + rows * (src_length + tgt_length)).view(rows, -1).numpy()
@@ -91,9 +81,15 @@ def test_each_shape_is_recorded_once_and_replayed_with_the_batch_at_hand(
 ) -> None:
     monkeypatch.setattr(learner, "MAX_GRAPHS", 2)
     seen: list[tuple[Tensor, ...]] = []
-    work = CudaGraphs(
-        recording(lambda *inputs: seen.append(tuple(map(Tensor.clone, inputs)))), device, IDS, 64
-    )
+
+    def see(*inputs: Tensor) -> None:
+        """See the inputs, but only remember to do so while that is recorded."""
+        if FakeGraph.recording is None:
+            seen.append(tuple(map(Tensor.clone, inputs)))
+        else:
+            FakeGraph.recording.work = lambda: see(*inputs)
+
+    work = CudaGraphs(see, device, IDS, 64)
     batches = [batch(2, 4, 6), batch(2, 4, 6, 500), batch(2, 5, 7), batch(3, 4, 6), batch(2, 4, 6)]
     for pairs in batches:
         work(pairs)
@@ -135,7 +131,7 @@ def trainer(tiny_config: TinyConfig, tmp_path: Path, request: pytest.FixtureRequ
     overrides: dict[str, Any] = {"model.dropout": 0.0, "train.precision": "fp32"}
     config = load_config(tiny_config(**overrides, **getattr(request, "param", {})))
     run = RunDirectory(tmp_path / "run")
-    return Trainer(Session(config, prepare(config, run.tokenizer, Stop()), run, Stop()))
+    return Trainer(Session(config, prepare(config, Stop()), run, Stop()))
 
 
 def taken(trainer: Trainer) -> list[Tensor]:
