@@ -43,10 +43,6 @@ SCAN = TypeAdapter(Scan)
 MOST_OFTEN = 1000.0
 
 
-class ChangedError(UserError):
-    """Text changed after it was hashed."""
-
-
 @dataclass(frozen=True)
 class Prepared:
     """All that training reads."""
@@ -223,15 +219,14 @@ class Preparation:
                 yield from chain.from_iterable(self.selection.by_text(chunk, Counter()))
 
     def _read(self, number: int, counts: Counter[str]) -> Iterator[Pair]:
-        """Read a training corpus; raises `ChangedError` at its end if it differs from its scan:
+        """Read a training corpus; raises `UserError` at its end if it differs from its scan:
         results would be kept under the name of another text.
         """
         corpus, reading = self.config.data.train[number], reading_of(self.config)
         reading.counts = counts
         yield from readers.read_pairs(corpus, reading)
         if scan_corpus(self.config, corpus, self.stop) != self.scans[number]:
-            text = "data.train: it changed while it was read; run the same command again"
-            raise ChangedError(text)
+            raise UserError("data.train: it changed while it was read; run the same command again")
 
     def _read_once(self, number: int, counts: Counter[str]) -> Iterator[Pair]:
         """Read a training corpus, without repeated pairs if these are filtered."""
@@ -264,19 +259,15 @@ class Preparation:
         workers, counts = self.config.data.workers, Counter[str]()
         name = Path(describe(self.config.data.train[number])).name
         with progress_bar(self.scans[number].pairs, "pair", f"tokenizing {name}") as bar:
-            try:
-                build_store(
-                    path,
-                    self._read_once(number, counts),
-                    self.tokenizer,
-                    selection=self.selection,
-                    counts=counts,
-                    workers=available_threads() if workers == "auto" else workers,
-                    progress=partial(self._advance, bar),
-                )
-            except ChangedError:
-                manifest.discard(path)  # it may be of the other text
-                raise
+            build_store(
+                path,
+                self._read_once(number, counts),
+                self.tokenizer,
+                selection=self.selection,
+                counts=counts,
+                workers=available_threads() if workers == "auto" else workers,
+                progress=partial(self._advance, bar),
+            )
 
     def _advance(self, bar: Any, pairs: int) -> None:
         """Move a progress bar; raises `StoppedError` if a stop was requested."""

@@ -1,16 +1,14 @@
 """Tokenized corpora on disk: flat memory-mapped ids with offsets, built once, keyed by content.
 
 A store has the ids of all lines and the offsets at which lines start and end. Line `2 * i` is the
-source of pair `i`, line `2 * i + 1` the target, both without bos and eos. `store.json` is written
-while a store is built, after the ids and offsets that it counts.
+source of pair `i`, line `2 * i + 1` the target, both without bos and eos.
 """
 
-import os
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain, compress, islice
 from pathlib import Path
@@ -26,13 +24,11 @@ from mtrain.data.filters import Selection
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.runs import manifest
 from mtrain.runtime import files
-from mtrain.runtime.errors import UserError
 from mtrain.runtime.json_reader import read_json_file
 from mtrain.runtime.workers import map_tasks
 
 FORMAT = 4
 CHUNK = 10_000  # pairs handed to a worker at a time
-NOTED_CHUNKS = 100  # a stopped build resumes after a multiple of this many
 INLINE_CHUNKS = 10  # this much is tokenized sooner than processes start
 
 IDS, OFFSETS, STORE = "ids", "offsets", "store.json"  # the files of a store
@@ -61,26 +57,15 @@ class Shard:
         return self.ids[self.offsets[number] : self.offsets[number + 1]]
 
 
-@dataclass
-class Note:
-    """Content of `store.json`: how much is tokenized; in a complete store, `counts` of all pairs
-    left out, by reason.
-    """
+@dataclass(frozen=True)
+class Description:
+    """Content of `store.json`: the type of the ids, and the pairs left out, by reason."""
 
     dtype: Literal["uint16", "uint32"]
-    read: int = 0  # pairs
-    kept: int = 0  # pairs
-    ids: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
-    counts: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Bytes of the files that it counts."""
-        return {IDS: self.ids * np.dtype(self.dtype).itemsize, OFFSETS: 8 * (2 * self.kept + 1)}
+    counts: dict[str, int]
 
 
-NOTE, WHOLE = TypeAdapter(Note), TypeAdapter(None)
+DESCRIPTION, WHOLE = TypeAdapter(Description), TypeAdapter(None)
 
 
 @dataclass(frozen=True)
@@ -149,13 +134,14 @@ def open_store(path: Path) -> Store | None:
     try:
         paths = sorted(path.iterdir()) if path.is_dir() else []
         remembered(paths, "whole", partial(manifest.verify, path, STORE), WHOLE)
-        note = read_json_file(path / STORE, NOTE)
-        ids = np.memmap(path / IDS, note.dtype, "r") if note.ids else np.zeros(0, note.dtype)
+        found = read_json_file(path / STORE, DESCRIPTION)
+        has_ids = (path / IDS).stat().st_size
+        ids = np.memmap(path / IDS, found.dtype, "r") if has_ids else np.zeros(0, found.dtype)
         offsets = np.memmap(path / OFFSETS, "<i8", "r")
     except (manifest.DamagedError, FileNotFoundError, ValueError):
         return None
     # still on disk: slices of plain arrays are made faster
-    return Store([Shard(np.asarray(ids), np.asarray(offsets))], note.counts)
+    return Store([Shard(np.asarray(ids), np.asarray(offsets))], found.counts)
 
 
 def build_store(
@@ -170,67 +156,30 @@ def build_store(
 ) -> None:
     """Tokenize `pairs` with several processes and keep those that pass the filter.
 
-    `counts` is what reading dropped; `progress` gets the number of pairs read. A stopped build of
-    the same store is resumed. Raises `UserError`, and `OSError` if the disk is full.
+    `counts` is what reading dropped; `progress` gets the number of pairs read. Raises `UserError`,
+    and `OSError` if the disk is full.
     """
     dtype: Literal["uint16", "uint32"] = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
 
     def fill(directory: Path) -> None:
-        note, iterator = _last_note(directory) or Note(dtype), iter(pairs)
-        _skip(iterator, note.read, path, progress)
+        iterator, end = iter(pairs), 0
         chunks = iter(lambda: list(islice(iterator, CHUNK)), [])
         with (
             closing(_encode_all(chunks, tokenizer, selection, workers)) as encoded,
-            files.append(directory / IDS) as ids_out,
-            files.append(directory / OFFSETS) as offsets_out,
+            files.create(directory / IDS) as ids_out,
+            files.create(directory / OFFSETS) as offsets_out,
         ):
-            for out, size in zip((ids_out, offsets_out), note.sizes.values(), strict=True):
-                out.truncate(size)  # appends a first offset of 0 to an empty file
-
-            def write_note() -> None:
-                for out in (ids_out, offsets_out):
-                    out.flush()
-                    os.fsync(out.fileno())
-                files.write_bytes(directory / STORE, NOTE.dump_json(note))
-
-            for number, (ids, lengths, dropped) in enumerate(encoded, 1):
+            offsets_out.write(bytes(8))
+            for ids, lengths, dropped in encoded:
                 ids_out.write(ids.astype(dtype).tobytes())
-                offsets_out.write((note.ids + lengths.cumsum()).astype("<i8").tobytes())
-                read = len(lengths) // 2 + dropped.total()
-                note.read, note.kept = note.read + read, note.kept + len(lengths) // 2
-                note.ids, note.dropped = note.ids + len(ids), note.dropped + dropped
-                progress(read)
-                if number % NOTED_CHUNKS == 0:
-                    write_note()
-            counts.update(note.dropped)
-            note.counts = dict(counts)
-            write_note()
+                offsets_out.write((end + lengths.cumsum()).astype("<i8").tobytes())
+                end += len(ids)
+                counts.update(dropped)
+                progress(len(lengths) // 2 + dropped.total())
+        body = DESCRIPTION.dump_json(Description(dtype, dict(counts)))
+        files.write_bytes(directory / STORE, body)
 
-    manifest.write_directory(path, fill, keep=lambda aside: _last_note(aside) is not None)
-
-
-def _last_note(directory: Path) -> Note | None:
-    """Return what a build that was stopped has done; None if the files do not hold that much."""
-    with suppress(OSError, ValueError):
-        note = read_json_file(directory / STORE, NOTE)
-        if all((directory / name).stat().st_size >= size for name, size in note.sizes.items()):
-            return note
-    return None
-
-
-def _skip(pairs: Iterator[Pair], count: int, path: Path, progress: Callable[[int], None]) -> None:
-    """Skip pairs that are tokenized; where the text has fewer, remove what is there and raise
-    `UserError`.
-    """
-    while count and (skipped := sum(1 for _ in islice(pairs, min(CHUNK, count)))):
-        progress(skipped)
-        count -= skipped
-    if count:
-        manifest.discard(path)
-        raise UserError(
-            f"{path}: a stopped build left a damaged store, which is now removed; "
-            "run the same command again"
-        )
+    manifest.write_directory(path, fill)
 
 
 def _encode_all(

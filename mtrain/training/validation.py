@@ -48,23 +48,22 @@ class Validation:
         self.history = self.ranks.share(partial(self._cut, step), HISTORY)
 
     def _cut(self, step: int) -> History:
-        if self.load_history(step):
+        self.load_history(step)
+        if (self.run.path / layout.BEST).exists():
             self.write_history()
         self.run.metrics.cut(step)
         return self.history
 
-    def load_history(self, step: int) -> bool:
-        """Load the history as it was at a step; return whether the file holds more."""
+    def load_history(self, step: int) -> None:
+        """Load the history as it was at a step."""
         stored = self.run.read(layout.BEST, BEST)
         if stored is None and step > self.config.train.valid_every:
             raise UserError(
-                f"{self.run.path / 'best.json'}: missing, so the best checkpoint is unknown; "
+                f"{self.run.path / layout.BEST}: missing, so the best checkpoint is unknown; "
                 "restore the file, or choose another run_dir"
             )
         self.history = History.of(self.history.metric, stored)
-        before = self.history.as_json()
         self.history.cut(step, self.config.train.is_validated)
-        return self.history.as_json() != before
 
     def write_history(self) -> None:
         """Write `best.json`, on rank 0."""

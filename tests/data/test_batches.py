@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from mtrain.data.cache import cache_directory
 from mtrain.data.filters import Selection
 from mtrain.data.store import Shard, Store, build_store, open_store, store_key
 from mtrain.data.tokenizer import Tokenizer
-from mtrain.runtime.errors import RefusedError, UserError
+from mtrain.runtime.errors import RefusedError
 
 IDS = SpecialIds(pad=0, bos=2, eos=3)
 
@@ -235,7 +235,7 @@ def files_of(directory: Path) -> list[tuple[str, bytes]]:
 
 @pytest.fixture
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("CHUNK", 4), ("NOTED_CHUNKS", 3), ("INLINE_CHUNKS", 1)):
+    for name, value in (("CHUNK", 4), ("INLINE_CHUNKS", 1)):
         monkeypatch.setattr(store, name, value)
 
 
@@ -273,36 +273,6 @@ def test_processes_build_the_same_store_as_one(tmp_path: Path, tokenizer: Tokeni
         assert 0 < sum(counts.values()) < 99
     assert read == ([4] * 24 + [3]) * 2
     assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
-
-
-@pytest.mark.usefixtures("_small_chunks")
-@pytest.mark.parametrize("pairs_before", [5, 30, 100])
-def test_a_build_that_was_stopped_goes_on(
-    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, pairs_before: int
-) -> None:
-    """It tokenizes again what came after the last note, and nothing else."""
-    pairs, read, tokenized = made_up_pairs(100, 6), [], []
-    expected = build(tmp_path / "undisturbed", pairs, tokenizer, counts=Counter({"odd lines": 2}))
-
-    def stopped() -> Iterator[Pair]:
-        yield from pairs[:pairs_before]
-        raise UserError("stopped")
-
-    with pytest.raises(UserError, match="stopped"):
-        build(tmp_path / "s", stopped(), tokenizer)
-    assert open_store(tmp_path / "s") is None
-    encode_chunk = store._encode_chunk
-
-    def watched(chunk: list[Pair], *arguments: Any) -> Any:
-        tokenized.append(len(chunk))
-        return encode_chunk(chunk, *arguments)
-
-    monkeypatch.setattr(store, "_encode_chunk", watched)
-    options = {"progress": read.append, "counts": Counter({"odd lines": 2})}
-    found = build(tmp_path / "s", pairs, tokenizer, **options)
-    assert (sum(tokenized), sum(read)) == (100 - pairs_before // 12 * 12, 100)
-    assert found.counts == expected.counts
-    assert files_of(tmp_path / "s") == files_of(tmp_path / "undisturbed")
 
 
 @pytest.mark.parametrize("file", ["ids", "offsets", "store.json", "manifest.json"])

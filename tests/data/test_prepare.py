@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -41,7 +40,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 @pytest.fixture
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("CHUNK", 10), ("NOTED_CHUNKS", 2), ("INLINE_CHUNKS", 1)):
+    for name, value in (("CHUNK", 10), ("INLINE_CHUNKS", 1)):
         monkeypatch.setattr(store, name, value)
 
 
@@ -100,35 +99,6 @@ def test_files_that_did_not_change_are_not_read_to_know_them(
         for file in cache_directory().glob("known/*/*"):
             file.write_bytes(damage(file.read_bytes()))
         assert prepared(config).fingerprints == first.fingerprints
-
-
-@pytest.mark.usefixtures("_small_chunks")
-def test_a_store_of_a_text_that_changed_is_not_gone_on_with(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The sides are swapped while the store is built, and back before the next try."""
-    first = prepared(config)
-    for path in cache_directory().glob("*/store.json"):
-        shutil.rmtree(path.parent)
-    (corpus,) = config.data.train
-    assert isinstance(corpus, TextCorpus)
-    root = Path(config.data.root or "")
-    sides = [root / corpus.src, root / corpus.tgt]
-    texts = [side.read_bytes() for side in sides]
-    build = preparation.build_store
-
-    def while_it_changes(*arguments: Any, **options: Any) -> Any:
-        for side, text in zip(sides, reversed(texts), strict=True):
-            side.write_bytes(text)
-        return build(*arguments, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(preparation, "build_store", while_it_changes)
-        with pytest.raises(UserError, match="changed while it was read"):
-            prepared(config)
-    for side, text in zip(sides, texts, strict=True):
-        side.write_bytes(text)
-    assert ids_of(prepared(config)) == ids_of(first)
 
 
 @pytest.mark.parametrize("how", ["in place", "by another file"])
@@ -208,15 +178,6 @@ def test_what_is_made_of_a_corpus_that_changes_is_not_kept(
     assert len(list(cache_directory().glob("*/manifest.json"))) == kept
 
 
-def test_a_pipe_is_no_corpus(tiny_config: TinyConfig, tmp_path: Path) -> None:
-    """It would give its text once, and then nothing."""
-    os.mkfifo(tmp_path / "pipe")
-    corpus = {"src": str(tmp_path / "pipe"), "tgt": str(tmp_path / "pipe")}
-    config = load_config(tiny_config(**{"data.train": [corpus]}))
-    with pytest.raises(UserError, match="pipe: not a regular file"):
-        prepared(config)
-
-
 @pytest.mark.parametrize(
     ("settings", "limit"),
     [
@@ -242,7 +203,7 @@ def test_a_store_that_cannot_be_kept_leaves_nothing_behind(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(manifest, "seal", full)
     with pytest.raises(UserError, match="cannot keep the prepared text: No space left"):
         prepared(config)
     assert not list(cache_directory().glob("**/ids"))
@@ -287,37 +248,3 @@ def test_a_link_to_a_store_is_not_followed(config: Config, tmp_path: Path) -> No
     assert ids_of(prepared(config)) == first
     assert not path.is_symlink()
     assert sorted(file.read_bytes() for file in (tmp_path / "elsewhere").iterdir()) == before
-
-
-@pytest.fixture
-def begun_store(config: Config, _small_chunks: None) -> tuple[Path, list[bytes]]:
-    """What a stopped build leaves, and the ids of the whole store."""
-    ids = ids_of(prepared(config))
-    (path,) = stores()
-    aside = path.with_name(f".{path.name}.partial")
-    path.rename(aside)
-    (aside / "manifest.json").unlink()
-    return aside, ids
-
-
-@pytest.mark.parametrize("name", ["ids", "offsets", "store.json"])
-@pytest.mark.parametrize("make", [None, os.mkfifo, Path.mkdir, Path.touch])
-def test_a_begun_store_without_its_files_is_begun_anew(
-    config: Config, begun_store: tuple[Path, list[bytes]], name: str, make: Any
-) -> None:
-    path, ids = begun_store
-    (path / name).unlink()
-    if make is not None:
-        make(path / name)  # opening a pipe would wait for ever
-    assert ids_of(prepared(config)) == ids
-
-
-def test_a_begun_store_of_more_pairs_than_the_text_is_removed(
-    config: Config, begun_store: tuple[Path, list[bytes]]
-) -> None:
-    path, ids = begun_store
-    note = path / "store.json"
-    note.write_text(json.dumps({**json.loads(note.read_text()), "read": 10**15}))
-    with pytest.raises(UserError, match="damaged store, which is now removed; run the same"):
-        prepared(config)
-    assert ids_of(prepared(config)) == ids
