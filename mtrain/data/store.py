@@ -39,7 +39,6 @@ DEATH = (
 )
 
 Encoded = tuple[NDArray[np.uint32], NDArray[np.int64], Counter[str]]
-Encoding = Generator[Encoded, None, None]
 
 
 @dataclass(frozen=True)
@@ -51,10 +50,6 @@ class Shard:
 
     def __len__(self) -> int:
         return (len(self.offsets) - 1) // 2
-
-    def line(self, number: int) -> NDArray[Any]:
-        """Return the ids of one line, without copying."""
-        return self.ids[self.offsets[number] : self.offsets[number + 1]]
 
 
 @dataclass(frozen=True)
@@ -117,10 +112,11 @@ class Store:
         return same
 
     def pair(self, index: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Ids of a pair's source and target."""
+        """Ids of a pair's source and target, without copying."""
         number = bisect_right(self.starts, index) - 1
         shard, line = self.shards[number], 2 * (index - self.starts[number])
-        return shard.line(line), shard.line(line + 1)
+        start, middle, stop = shard.offsets[line : line + 3].tolist()
+        return shard.ids[start:middle], shard.ids[middle:stop]
 
 
 def store_key(corpora: list[str], tokenizer: str, selection: Selection, invalid_utf8: str) -> str:
@@ -184,7 +180,7 @@ def build_store(
 
 def _encode_all(
     chunks: Iterator[list[Pair]], tokenizer: Tokenizer, selection: Selection, workers: int
-) -> Encoding:
+) -> Generator[Encoded]:
     """Encode chunks in order, in worker processes if there are many."""
     first = list(islice(chunks, INLINE_CHUNKS + 1))
     chunks = chain(first, chunks)

@@ -60,6 +60,7 @@ class Job:
         self, config: Config, stop: Stop, ranks: Ranks, config_file: Path | None = None
     ) -> None:
         _check_alike(config, ranks)
+        ranks.first(partial(check_board, config))
         self.config, self.stop, self.ranks, self.config_file = config, stop, ranks, config_file
         self.run = RunDirectory(Path(config.run_dir), board_of(config))
         self.preparation = Preparation(config, stop)
@@ -83,7 +84,7 @@ class Job:
 
     def dry_run(self) -> None:
         """Log what training would do, on rank 0."""
-        self._check_place()
+        self.run.check_place(self.config_file)
         self.before = self.run.read(layout.STATUS, STATUS)
         self._check_settings()
         with telling_lack_of_memory(lambda: LACK_OF_MEMORY):
@@ -93,13 +94,9 @@ class Job:
             self._trainer(prepared).preview()
         logger.info("dry run: nothing was trained")
 
-    def _check_place(self) -> None:
-        check_board(self.config)
-        self.run.check_place(self.config_file)
-
     def _hold(self, stack: ExitStack) -> None:
         """Lock the run directory until `stack` closes, and log to it."""
-        self._check_place()
+        self.run.check_place(self.config_file)
         stack.enter_context(self.run.hold())
         add_log_file(self.run.path / layout.LOG)
 

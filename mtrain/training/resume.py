@@ -69,10 +69,7 @@ class Checkpoints:
         self._damaged: list[Path] = []  # newer than the one that the run resumed from
 
     def save(self, progress: Progress, best: str | None) -> None:
-        """Save a checkpoint of this step and remove those that are no longer needed."""
-        self.ranks.first(partial(self._write, progress, best))
-
-    def _write(self, progress: Progress, best: str | None) -> None:
+        """Save a checkpoint of this step on rank 0, and remove those that are no longer needed."""
         self.run.check_held()
         path = self.run.checkpoints / layout.step_name(progress.step)
         moments = self.optimizer.moments()

@@ -257,7 +257,8 @@ class Trainer:
         for name, weight in self.optimizer.weights().items():
             if not bool(weight.isfinite().all()):
                 raise self._not_finite(f"{name} is not finite")
-        self.checkpoints.save(self.progress, self.validation.history.best_step)
+        best = self.validation.history.best_step
+        self.ranks.first(partial(self.checkpoints.save, self.progress, best))
 
     def _validate_if_due(self) -> None:
         """Validate if it is due at this step and the history lacks it."""

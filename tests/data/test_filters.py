@@ -158,11 +158,9 @@ def test_a_config_filters_training_text_alone(
     first = write_corpus(tmp_path / "first", [*good[:20], *odd])
     second = write_corpus(tmp_path / "second", [*good[10:], ("same", "same")])
     valid = write_corpus(tmp_path / "odd", odd)
-    filters = (
-        "{identical: true, duplicates: true, control: true, src_script: [Latin], max_ratio: 9}"
-    )
+    filters = "identical: true, duplicates: true, control: true, src_script: [Latin], max_ratio: 9"
     text = {"data.train": [first, second], "data.valid": valid, "data.max_length": 99}
-    config = load_config(tiny_config(**text), [f"filter={filters}"])
+    config = load_config(tiny_config(**text), [f"filter={{{filters}}}"])
     log.logger.propagate = True
     with caplog.at_level(logging.INFO):
         found = prepared(config)

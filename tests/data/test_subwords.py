@@ -52,20 +52,12 @@ def plain(pairs: Pairs) -> list[list[int]]:
     return [row.tolist() for pair in pairs for row in pair]
 
 
-def test_pieces_change_and_text_does_not(tokenizer: Tokenizer) -> None:
-    sampler, pairs = SubwordSampler(tokenizer, 0.2, 256), ids(tokenizer, *TEXTS[:50])
-    drawn = sampler.draw(pairs, 1)
-    assert decoded(tokenizer, drawn) == decoded(tokenizer, pairs)
-    both = zip(drawn, pairs, strict=True)
-    assert sum(not np.array_equal(new[0], old[0]) for new, old in both) > 25
-    assert sum(not np.array_equal(*new) for new in drawn) > 25  # source and target apart
-
-
 def test_pieces_range_from_sentencepieces_to_characters(tokenizer: Tokenizer) -> None:
     pairs = ids(tokenizer, *TEXTS)
     rates = (0.0, 0.1, 0.3, 0.6, 1.0)
     drawn = [plain(SubwordSampler(tokenizer, rate, 999).draw(pairs, 3)) for rate in rates]
     assert drawn[0] == plain(pairs)
+    assert sum(src != tgt for src, tgt in zip(drawn[1][::2], drawn[1][1::2], strict=True)) > 100
     lengths = [sum(map(len, rows[::2])) for rows in drawn]
     assert lengths == sorted(lengths)
     # one more of each text: the space before the first word

@@ -62,10 +62,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
         yield
         FakeGraph.recording = None
 
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
-    monkeypatch.setattr(torch.cuda, "graph", record)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    fakes = {"graph_pool_handle": lambda: "pool", "CUDAGraph": FakeGraph, "graph": record}
+    for name, fake in {**fakes, "synchronize": lambda device: None}.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
     monkeypatch.setattr(Tensor, "pin_memory", lambda self: self)
     return torch.device("cpu")
 
@@ -104,20 +103,13 @@ def test_each_shape_is_recorded_once_and_replayed_with_the_batch_at_hand(
     assert [shape[0] for shape in work.graphs] == [3, 4]
 
 
-def test_lack_of_memory_is_what_a_broken_recording_tells(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    @contextmanager
-    def record(graph: FakeGraph, pool: object) -> Iterator[None]:
+def test_lack_of_memory_is_what_a_broken_recording_tells(device: torch.device) -> None:
+    def lacking(*inputs: Tensor) -> None:
         try:
-            yield
-        finally:
+            raise torch.OutOfMemoryError("none left")
+        finally:  # as torch ends a broken recording
             raise RuntimeError("the recording is broken")
 
-    def lacking(*inputs: Tensor) -> None:
-        raise torch.OutOfMemoryError("none left")
-
-    monkeypatch.setattr(torch.cuda, "graph", record)
     with pytest.raises(torch.OutOfMemoryError, match="none left"):
         CudaGraphs(lacking, device, IDS, 64)(batch(2, 4, 4))
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mtrain.data.batches import SpecialIds, collate
 from mtrain.training.loss import projected_cross_entropy
-from mtrain.training.optimizer import MovingAverage, Optimizer, orthogonalize
+from mtrain.training.optimizer import MovingAverage, Optimizer
 
 BETAS, EPS = (0.9, 0.98), 1e-9
 MUON = {"0.weight": 1, "2.weight": 1}
@@ -89,22 +89,6 @@ def test_a_gradient_that_is_not_finite_changes_nothing(
     )
 
 
-@pytest.mark.parametrize("shape", [(6, 6), (4, 16), (16, 4)])
-def test_orthogonalized_matrices_keep_their_singular_vectors(
-    shape: tuple[int, int],
-) -> None:
-    """Singular values of 1 to 20 become values near 1."""
-    torch.manual_seed(0)
-    left, _, right = torch.linalg.svd(torch.randn(3, *shape), full_matrices=False)
-    sizes = torch.tensor([20.0, 10.0, 4.0, 2.0, 1.5, 1.0])[: min(shape)]
-
-    found = left.mT @ orthogonalize(left @ torch.diag(sizes) @ right) @ right.mT
-
-    assert float(found.diagonal(dim1=1, dim2=2).min()) > 0.65
-    assert float(found.diagonal(dim1=1, dim2=2).max()) < 1.25
-    assert float((found - torch.diag_embed(found.diagonal(dim1=1, dim2=2))).abs().max()) < 1e-4
-
-
 def test_muons_updates_are_those_of_torch() -> None:
     """Torch's Newton-Schulz iterations are in bf16; biases are Adam's."""
     ours, theirs = small_model(), small_model()
@@ -173,24 +157,6 @@ def test_gradients_of_micro_batches_add_up_in_fp32() -> None:
     assert all(p.grad is None for p in model.parameters())
     number = sum(p.numel() for p in model.parameters())
     assert float(optimizer.update(0.0, 1, 0.0)) == pytest.approx(259 * number**0.5, rel=1e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("muon", [{}, MUON], ids=["adam", "muon"])
-def test_restored_weights_and_moments_go_on_bit_for_bit(
-    dtype: torch.dtype, muon: dict[str, int]
-) -> None:
-    first, second = small_model().to(dtype), small_model().to(dtype)
-    before, after = (Optimizer(m, BETAS, EPS, muon) for m in (first, second))
-    for step in (1, 2, 3):
-        take_step(before, first, step)
-    after.load_weights({name: w.clone() for name, w in before.weights().items()})
-    after.load_moments({name: m.clone() for name, m in before.moments().items()})
-    for step in (4, 5):
-        take_step(before, first, step)
-        take_step(after, second, step)
-    assert all(map(torch.equal, values(first), values(second)))
-    assert all(map(torch.equal, before.masters, after.masters))
 
 
 def test_a_moving_average_begins_with_a_smaller_decay() -> None:
