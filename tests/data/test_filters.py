@@ -204,9 +204,3 @@ def test_weights_and_temperature(tiny_config: TinyConfig) -> None:
     assert weights_of(warm, [100, 25, 1]) == pytest.approx([1, 5, 10])
     shares = [n * w for n, w in zip([100, 25, 1], weights_of(warm, [100, 25, 1]), strict=True)]
     assert shares == pytest.approx([100, 2.5 * 50, 10])  # as roots of the sizes
-
-
-def test_weights_are_for_training(tiny_config: TinyConfig) -> None:
-    valid = {"generated": "phrasebook", "split": "valid", "pairs": 10, "weight": 2}
-    with pytest.raises(RefusedError, match=r"data\.valid\.weight: works in data.train only"):
-        load_config(tiny_config(**{"data.valid": valid}))

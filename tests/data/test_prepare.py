@@ -52,10 +52,6 @@ def ids_of(found: Prepared) -> list[bytes]:
     return [shard.ids.tobytes() for shard in found.store.shards]
 
 
-def cached_files() -> list[Path]:
-    return sorted(file for file in cache_directory().glob("*/*") if file.name != "manifest.json")
-
-
 def test_vocabulary_and_text_are_prepared_once(
     config: Config, logged: pytest.LogCaptureFixture
 ) -> None:
@@ -126,7 +122,7 @@ def test_files_that_change_are_read_again(
 @pytest.mark.parametrize("number", range(4))
 def test_what_is_damaged_in_the_cache_is_made_again(config: Config, number: int) -> None:
     first = prepared(config)
-    files = cached_files()
+    files = sorted(f for f in cache_directory().glob("*/*") if f.name != "manifest.json")
     assert len(files) == 4
     before = first.tokenizer.proto, ids_of(first)
     data = bytearray(files[number].read_bytes())
@@ -214,13 +210,9 @@ def test_findings_are_not_written_where_a_link_leads(
     assert list(elsewhere.iterdir()) == []
 
 
-def stores() -> list[Path]:
-    return [file.parent for file in cache_directory().glob("*/store.json")]
-
-
 def test_a_link_to_a_store_is_not_followed(config: Config, tmp_path: Path) -> None:
     first = ids_of(prepared(config))
-    (path,) = stores()
+    path = next(cache_directory().glob("*/store.json")).parent
     shutil.move(path, tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
     before = sorted(file.read_bytes() for file in (tmp_path / "elsewhere").iterdir())
