@@ -203,7 +203,7 @@ class Preparation:
         settings = self.config.tokenizer
         size = f"{settings.vocab_size:,}"
         logger.info("training a %s vocabulary of %s pieces", settings.model_type, size)
-        proto = train_tokenizer(self._sentences, **settings.model_dump())
+        proto = train_tokenizer(self._sentences, **settings.model_dump(exclude={"path"}))
 
         def fill(directory: Path) -> None:
             (directory / layout.TOKENIZER).write_bytes(proto)

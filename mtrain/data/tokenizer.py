@@ -3,13 +3,12 @@
 import hashlib
 import io
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import sentencepiece
 
-from mtrain.config.schema import TokenizerConfig
 from mtrain.runtime.errors import UserError
 
 # A vocabulary is trained on a sample of this many sentences, which bounds memory.
@@ -171,23 +170,23 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
     return value | byte << shift, at + 1
 
 
-def train_tokenizer(sentences: Callable[[], Iterable[str]], **given: Any) -> bytes:
-    """Train a vocabulary on `sentences()`, by settings of `TokenizerConfig`, and return the model;
-    raises `UserError` if the text does not allow the size.
+def train_tokenizer(
+    sentences: Callable[[], Iterable[str]],
+    *,
+    vocab_size: int,
+    normalization: str = "identity",
+    user_symbols: Sequence[str] = (),
+    **others: Any,
+) -> bytes:
+    """Train a vocabulary on `sentences()` and return the model; raises `UserError` if the text does
+    not allow the size. `others` are options of SentencePiece.
 
     Unlike SentencePiece, by default this neither squeezes spaces nor turns Chinese full-width
     punctuation into ASCII.
     """
-    settings = TokenizerConfig.model_construct(**given)
-    options: dict[str, Any] = {
-        "model_type": settings.model_type,
-        "normalization_rule_name": settings.normalization,
-        "remove_extra_whitespaces": settings.normalization != "identity",
-        "character_coverage": settings.character_coverage,
-        "byte_fallback": settings.byte_fallback,
-        "user_defined_symbols": list(settings.user_symbols),
-    }
-    vocab_size = settings.vocab_size
+    options = {"model_type": "bpe", "byte_fallback": True, **others}
+    options |= {"normalization_rule_name": normalization, "user_defined_symbols": [*user_symbols]}
+    options["remove_extra_whitespaces"] = normalization != "identity"
     try:
         return _train(sentences(), options, vocab_size, exact=True)
     except RuntimeError:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import contents, differences, run_mtrain, status, write_config
-from ranks import Hook, at_step, command, send, start, train_by
+from ranks import Hook, at_step, command, start, train_by
 
 from mtrain.config.loading import load_config
 from mtrain.data.prepare import prepare
@@ -124,7 +124,7 @@ def test_corpora_of_few_batches_end(tmp_path: Path, pairs: int) -> None:
 
 def at_step_7(name: str) -> Hook:
     """Send the process a signal in the middle of step 7."""
-    return partial(at_step, 7, partial(send, signal.Signals[name]))
+    return partial(at_step, 7, partial(signal.raise_signal, signal.Signals[name]))
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -63,13 +63,10 @@ def test_an_epoch_grows_with_the_pairs(tiny_config: TinyConfig) -> None:
 def test_a_step_is_timed_by_a_bounded_amount_of_work(
     tiny_config: TinyConfig, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
-    rows, collate = [], plan.collate
+    rows, collate, config = [], plan.collate, load(tiny_config, **settings)
     monkeypatch.setattr(plan, "collate", lambda p, ids: rows.append(len(p)) or collate(p, ids))
     for parameters in (10_000, 10**8):
-        lengths = LENGTHS[:50] + 1
-        seconds, memory = plan._measure_step(
-            load(tiny_config, **settings), 320, parameters, lengths
-        )
+        seconds, memory = plan._measure_step(config, 320, parameters, LENGTHS[:50] + 1)
         assert (0 < seconds < 5, memory) == (True, None)
     assert rows == [50, 8]
 

@@ -358,17 +358,12 @@ def test_a_second_signal_ends_at_once(run: Path, deed: str) -> None:
     assert steps(run) == [4, 8]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [(9.9, ""), (12.4, "SIGTERM: saving after this step, in up to 12 s")],
-)
-def test_the_wait_for_a_long_step_is_announced(
-    capfd: pytest.CaptureFixture[str], seconds: float, expected: str
-) -> None:
-    asked = Stop(step_seconds=seconds)
-    asked._on_signal(signal.SIGTERM, None)
-    assert capfd.readouterr().err.strip() == expected
-    assert asked.request == ("SIGTERM", EXIT_TERMINATED)
+def test_the_wait_for_a_long_step_is_announced(capfd: pytest.CaptureFixture[str]) -> None:
+    for seconds, text in (9.9, ""), (12.4, "\nSIGTERM: saving after this step, in up to 12 s\n"):
+        asked = Stop(step_seconds=seconds)
+        asked._on_signal(signal.SIGTERM, None)
+        assert capfd.readouterr().err == text
+        assert asked.request == ("SIGTERM", EXIT_TERMINATED)
 
 
 # --- damaged ----------------------------------------------------------------------------------

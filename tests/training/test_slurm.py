@@ -40,13 +40,9 @@ def job(place: Path, torchrun: str, *arguments: str) -> subprocess.Popen[str]:
     names["CPUS_PER_TASK"] = 2
     environment = {f"SLURM_{name}": str(value) for name, value in names.items()}
     path = os.pathsep.join([str(place), str(Path(sys.executable).parent), os.environ["PATH"]])
-    return subprocess.Popen(
-        [SCRIPT, place / "run", *arguments],
-        env={**os.environ, **environment, "PLACE": str(place), "PATH": path},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    env = {**os.environ, **environment, "PLACE": str(place), "PATH": path}
+    command, pipe = [SCRIPT, place / "run", *arguments], subprocess.PIPE
+    return subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True)
 
 
 def test_the_script_is_well_formed() -> None:
