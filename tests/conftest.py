@@ -28,8 +28,9 @@ from hypothesis import settings
 from processes import Processes
 
 from mtrain.cli import app as cli
+from mtrain.config.loading import load_config
+from mtrain.config.schema import Config
 from mtrain.data.tokenizer import Tokenizer, train_tokenizer
-from mtrain.export.proof import Agreement
 from mtrain.model.cpu import RowTransformer
 from mtrain.model.transformer import Dropout, Shape, Transformer
 from mtrain.runtime import lock, log
@@ -262,26 +263,6 @@ def check_that_nothing_is_loaded(text: str) -> Page:
     return page
 
 
-def check_agreement(found: Agreement) -> None:
-    """Check that another engine translated 40 lines as mtrain did.
-
-    The weights of the trained run differ between machines in their last bits, so a few lines may be
-    near-ties, or end early in a search that stops before the likeliest translation is whole. In
-    these, mtrain's translation is the likelier.
-    """
-    assert found.lines == 40
-    assert found.is_equal
-    assert (found.cut, found.joined) == ([], [])
-    assert all(ours > theirs - 0.01 for ours, theirs in (d.scores for d in found.differences))
-
-
-def check_agreement_lines(text: str) -> None:
-    """Check what `export` prints of 40 lines in single precision: all but a near-tie are equal."""
-    greedy, beam = [line for line in text.splitlines() if not line.startswith(" ")]
-    assert re.fullmatch(r"float32, greedy: (39|40) of 40 lines equal \([0-9.]+%\)", greedy)
-    assert re.fullmatch(r"float32, beam 4: (38|39|40) of 40 lines equal \([0-9.]+%\)", beam)
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     """Keep sums in one order, and the machine's other cores free."""
@@ -308,6 +289,12 @@ def _quiet_log() -> Iterator[None]:
 def tiny_config(tmp_path: Path) -> TinyConfig:
     """Return a writer of tiny runs: `tiny_config(**{"train.max_steps": 4})` gives a YAML file."""
     return lambda **overrides: write_config(tmp_path, **overrides)
+
+
+@pytest.fixture
+def config(tiny_config: TinyConfig) -> Config:
+    """Return the settings of a tiny run."""
+    return load_config(tiny_config())
 
 
 @pytest.fixture(scope="session")
