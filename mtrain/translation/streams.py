@@ -84,9 +84,9 @@ def translate_stream(
 
 def translate_all(translator: Translator, lines: list[str]) -> list[str]:
     """Return the best translation of each line."""
+    cut = Places()
     with progress_bar(len(lines), "line", "translating") as bar:
         results, places = translator.translate(lines, bar.update)
-    cut = Places()
     cut.add(place + 1 for place in places)
     cut.warn(translator.loaded.max_source_length)
     return [found[0].text for found in results]
@@ -123,13 +123,10 @@ def _read_prefixes(prefixes: Iterator[str], lines: list[str], done: int, window:
 def _format(
     index: int, hypotheses: list[Translation], n_best: int | None, scores: bool
 ) -> Iterator[bytes]:
-    for hypothesis in hypotheses[: n_best or 1]:
-        fields = [hypothesis.text]
-        if n_best is not None or scores:
-            fields.insert(0, f"{hypothesis.score:.6f}")
-        if n_best is not None:
-            fields.insert(0, str(index))
-        yield "\t".join(fields).encode("utf-8") + b"\n"
+    for each in hypotheses[: n_best or 1]:
+        score = f"{each.score:.6f}\t" if scores or n_best is not None else ""
+        number = f"{index}\t" if n_best is not None else ""
+        yield f"{number}{score}{each.text}\n".encode()
 
 
 def score_files(loaded: LoadedModel, source: Path, target: Path, sink: IO[bytes]) -> None:
@@ -161,12 +158,11 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """Load a SentencePiece model file, or that of a run or checkpoint directory."""
     if not path.is_dir():
         return Tokenizer.load(path)
-    sealed = (path / manifest.NAME).exists() or layout.steps(path / layout.CHECKPOINTS)
-    if not sealed and (path / layout.TOKENIZER).exists():
-        return Tokenizer.load(path / layout.TOKENIZER)  # a run without checkpoints
-    directory = checkpoint.resolve(path)
-    manifest.verify(directory, layout.TOKENIZER)
-    return Tokenizer.load(directory / layout.TOKENIZER)
+    is_sealed = (path / manifest.NAME).exists() or layout.steps(path / layout.CHECKPOINTS)
+    if is_sealed or not (path / layout.TOKENIZER).exists():  # else a run without checkpoints
+        path = checkpoint.resolve(path)
+        manifest.verify(path, layout.TOKENIZER)
+    return Tokenizer.load(path / layout.TOKENIZER)
 
 
 def encode_stream(tokenizer: Tokenizer, source: Iterable[bytes], sink: IO[bytes]) -> None:

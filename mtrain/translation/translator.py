@@ -196,7 +196,7 @@ class Translator:
             ids.eos,
             banned=(ids.pad, ids.bos),
             prefixes=[each.prefix for each in group] if any(s.prefix for s in group) else None,
-            settings=self.decode,
+            no_repeat_ngram=self.decode.no_repeat_ngram,
         )
 
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtrain.config.schema import DecodeConfig
 from mtrain.translation.sampling import Choice, Sampling
 from mtrain.translation.search import FAR, BeamSearch, Hypothesis, Rules, _best, length_normalizer
 
@@ -289,13 +288,12 @@ def test_no_n_gram_repeats(seed: int, length: int) -> None:
         ngrams = [ids[start : start + length] for start in range(len(ids) - length + 1)]
         return max(Counter(ngrams).values(), default=0) < 2
 
-    rules = Rules([6, 5], EOS, settings=DecodeConfig(no_repeat_ngram=length))
+    rules = Rules([6, 5], EOS, no_repeat_ngram=length)
     check_best(random_table(seed, 3), rules, 3, is_allowed)
 
 
 def test_a_prefix_may_repeat_and_holds_what_is_banned() -> None:
-    settings = DecodeConfig(no_repeat_ngram=1)
-    rules = Rules([6], EOS, banned=(2,), prefixes=[[2, 2, 2]], settings=settings)
+    rules = Rules([6], EOS, banned=(2,), prefixes=[[2, 2, 2]], no_repeat_ngram=1)
     (found,) = run(BeamSearch(rules, 300, POWER), random_table(1, 4))
     assert all(h.ids[:3] == [2, 2, 2] and 2 not in h.ids[3:] for h in found)
 
