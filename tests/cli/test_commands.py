@@ -29,11 +29,9 @@ from conftest import TinyConfig, made_up_pairs, run_here, run_mtrain, status, wr
 import mtrain
 from mtrain.cli import app as cli
 from mtrain.config.loading import load_config
-from mtrain.runs import checkpoint, layout
-from mtrain.runs.directory import RunDirectory
+from mtrain.runs import checkpoint
 from mtrain.runs.records import MetricsFile
 from mtrain.runtime import log
-from mtrain.training.trainer import Trainer
 from mtrain.translation import loading
 from mtrain.translation.scorer import Scorer
 
@@ -173,8 +171,9 @@ def test_help_names_options_and_is_quiet(command: Command, name: str) -> None:
 def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys, atexit; sys.argv = ['mtrain', 'train', '--help']\n"
-        "atexit.register(lambda: print(sys.modules.keys() & {'torch', 'numpy', 'datasets'}))\n"
-        "from mtrain.cli.app import main; main()"
+        "heavy = {'torch', 'numpy', 'datasets', 'sacrebleu', 'sentencepiece', 'safetensors'}\n"
+        "atexit.register(lambda: print(sys.modules.keys() & heavy))\n"
+        "from mtrain.cli.app import main; assert 'pydantic' not in sys.modules; main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "--time-limit" in done.stdout
@@ -292,6 +291,11 @@ MISTAKES = [
     ("report {run} -o {broken}/best.json", 2, ["broken; write to another path"]),
     ("report {run} -o {broken}/validation/new.html", 2, ["belongs to "]),
     ("report {run} -o {link}", 2, ["belongs to "]),
+    # options that do not fit
+    ("translate -m {run} --sample --temperature 0", 2, ["temperature"]),
+    ("translate -m {run} --top-k 3", 2, ["--top-k: needs --sample"]),
+    ("translate -m {run} --sample --beam-size 3", 2, ["--beam-size: does not go with"]),
+    ("translate -m {run} -o {tmp}/x --alignments {tmp}/x", 2, ["x: is the output file"]),
     # exports
     ("export -m {run} -o {tmp}/new --quantization int3", 2, ["int3: expected one of int8, "]),
     ("export -m {run} -o {tmp}", 2, ["exists already; remove it, or choose another name"]),
@@ -589,59 +593,6 @@ def test_a_failed_run_says_so_in_its_status(
     assert reason in found["reason"]
 
 
-def test_numbers_that_are_not_finite_end_the_run(
-    command: Command, tiny_config: TinyConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    learn = Trainer._learn
-
-    def spoiling(self: Trainer, *arguments: Any) -> None:
-        learn(self, *arguments)
-        if self.progress.step == 4:
-            self.optimizer.grads[0].fill_(float("nan"))
-
-    monkeypatch.setattr(Trainer, "_learn", spoiling)
-    config = tiny_config()
-    result = command("train", "-c", config)
-    assert result.code == 1
-    assert "step 5 (up to epoch 1, part 1, micro-batch 5): the loss or its gradient" in result.err
-    assert status(config.parent / "run")["state"] == "failed"
-    assert layout.steps(config.parent / "run" / "checkpoints")[-1].name == "step-00000004"
-
-
-def test_a_time_limit_of_a_second_stops_before_training(
-    command: Command, tiny_config: TinyConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = tiny_config()
-    step = Trainer.take_step
-
-    def late(self: Trainer, *arguments: Any) -> Any:
-        self.stop.started -= 3600
-        return step(self, *arguments)
-
-    monkeypatch.setattr(Trainer, "take_step", late)
-    result = command("train", "-c", config, "--time-limit", "1h")
-    assert result.code == 75
-    assert "run the same command again" in result.err
-    found = status(config.parent / "run")
-    assert (found["state"], found["exit_code"], found["step"]) == ("stopped", 75, 1)
-    assert "time limit" in found["reason"]
-
-
-def test_a_run_in_use_is_refused(command: Command, tiny_config: TinyConfig) -> None:
-    config = tiny_config()
-    with RunDirectory(config.parent / "run").hold():
-        result = command("train", "-c", config)
-    assert result.code == 2
-    assert f"in use by process {os.getpid()} on " in result.err
-    assert not (config.parent / "run" / "status.json").exists()
-
-
-def tokens_a_step(log_lines: str) -> int:
-    found = re.search(r"about ([\d,]+) target tokens a step", log_lines)
-    assert found is not None
-    return int(found[1].replace(",", ""))
-
-
 def test_a_dry_run_says_what_would_happen_and_writes_no_run(
     command: Command, tiny_config: TinyConfig
 ) -> None:
@@ -649,8 +600,6 @@ def test_a_dry_run_says_what_would_happen_and_writes_no_run(
     result = command("train", "-c", config, "--dry-run")
     assert (result.code, result.out) == (0, "")
     assert "120 of 120 pairs" in result.err
-    several = command("train", "-c", config, "--dry-run", "--set", "train.accum_steps=1000")
-    assert tokens_a_step(several.err) == pytest.approx(1000 * tokens_a_step(result.err), rel=0.01)
     assert "parameters" in result.err
     assert "nothing was trained" in result.err
     assert not (config.parent / "run").exists()

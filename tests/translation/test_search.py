@@ -166,22 +166,6 @@ def test_narrow_beams_of_many_sentences_equal_a_plain_loop_over_each(
         check(found[sentence], naive_beam(table, sentence, limit, 7, beam_size), normalize)
 
 
-@SEEDS
-def test_beam_one_is_greedy(seed: int) -> None:
-    table, limits = random_table(seed, 6), [8, 3, 15]
-    found = beam(table, limits, 1)
-    for sentence, limit in enumerate(limits):
-        ids: list[int] = []
-        while len(ids) + 1 < limit:
-            token = int(np.argmax(table(sentence, tuple(ids))))
-            if token == EOS:
-                break
-            ids.append(token)
-        (hypothesis,) = found[sentence]
-        assert hypothesis.ids == ids
-        assert hypothesis.score == pytest.approx(score_of(table, sentence, tuple(ids)), abs=1e-6)
-
-
 @pytest.mark.parametrize("beam_size", [1, 2, 9])
 @pytest.mark.parametrize("limit", [1, 6])
 def test_without_any_eos_the_best_unended_hypothesis_is_given(beam_size: int, limit: int) -> None:
@@ -196,18 +180,7 @@ def test_without_any_eos_the_best_unended_hypothesis_is_given(beam_size: int, li
     assert math.isfinite(hypothesis.normalized)
 
 
-def test_a_beam_wider_than_the_vocabulary_ends_with_distinct_finite_hypotheses() -> None:
-    (found,) = beam(random_table(1, 2), [6], 10, POWER)
-    assert sorted(len(h.ids) for h in found) == [0, 1, 2, 3, 4, 5]
-    assert all(math.isfinite(h.score) for h in found)
-
-
 CERTAIN_END = [0.0, -math.inf, -math.inf]
-
-
-def test_a_certain_eos_gives_one_hypothesis_whatever_the_beam() -> None:
-    (found,) = beam(lambda sentence, prefix: CERTAIN_END, [5], 3)
-    assert [(h.ids, h.score) for h in found] == [([], 0.0)]
 
 
 @pytest.mark.parametrize(("alpha", "best"), [(0.0, []), (1.0, [2])])
