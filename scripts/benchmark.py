@@ -3,11 +3,10 @@
     scripts/benchmark.py [--src FILE --tgt FILE] [--sizes tiny,small] [--steps 40] [--turns 3]
     scripts/benchmark.py --model RUN_DIR [--src FILE] [--beam-size 4]
 
-Training: target tokens a second without padding, for models of the given sizes, and the share of
-the machine's limit: what matrix products with the weights take of the speed at which it multiplies
-large matrices, measured before and after. With --model: sentences a second that a trained model
-translates, and how long it takes over one alone. Warm-up is left out; figures are medians of
-several turns. Rows of a Markdown table, or with --json one object a row.
+Training: target tokens a second without padding, for models of the given sizes. With --model:
+sentences a second that a trained model translates, and how long it takes over one alone. Warm-up is
+left out; figures are medians of several turns. Rows of a Markdown table, or with --json one object
+a row.
 """
 
 import argparse
@@ -18,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from mtrain.corpus.lines import read_text_file
 from mtrain.corpus.phrasebook import pairs
 from mtrain.data.batches import Batch
 from mtrain.data.prepare import Prepared, prepare
-from mtrain.model.transformer import Shape
 from mtrain.runs.directory import RunDirectory
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.stop import Stop
@@ -79,29 +77,6 @@ def make_config(args: argparse.Namespace, size: str, run_dir: Path) -> Config:
     return Config.model_validate(settings)
 
 
-def matmul_speed(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations a second of a product of large square matrices."""
-    size = 8192 if device.type == "cuda" else 2048
-    left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    speeds = []
-    for _ in range(8):
-        synchronize(device)
-        started = time.perf_counter()
-        left @ right
-        synchronize(device)
-        speeds.append(2 * size**3 / (time.perf_counter() - started))
-    return statistics.median(speeds[3:])
-
-
-def operations(shape: Shape, src_tokens: int, tgt_tokens: int) -> float:
-    """What products with the weights take in training: forward once, backward twice."""
-    D, F = shape.d_model, shape.d_ff
-    encoder = shape.num_encoder_layers * (4 * D * D + 2 * D * F)
-    keys_and_values = shape.num_decoder_layers * 2 * D * D
-    decoder = shape.num_decoder_layers * (6 * D * D + 2 * D * F) + D * shape.vocab_size
-    return 6.0 * (src_tokens * (encoder + keys_and_values) + tgt_tokens * decoder)
-
-
 @dataclass
 class Tokens:
     """Tokens of the batches that pass, and places that they and their padding take."""
@@ -129,19 +104,15 @@ def training_speed(trainer: Trainer, steps: int, turns: int) -> dict[str, float]
     tokens = Tokens()
     learner.learn = tokens.counting(learner.learn, trainer.ids.pad)
     stream = trainer.micro_batches()
-    rates, speeds = [], []
+    rates = []
     for turn in range(turns + 1):
-        before, started = replace(tokens), time.perf_counter()
+        before, started = tokens.tgt, time.perf_counter()
         for _ in range(steps if turn else max(3, steps // 4)):
             trainer.take_step(stream)
         synchronize(trainer.device)
-        seconds = time.perf_counter() - started
-        src, tgt = tokens.src - before.src, tokens.tgt - before.tgt
-        rates.append(tgt / seconds)
-        speeds.append(operations(trainer.model.shape, src, tgt) / seconds)
+        rates.append((tokens.tgt - before) / (time.perf_counter() - started))
     return {
         "target tokens/s": statistics.median(rates[1:]),
-        "GFLOP/s": statistics.median(speeds[1:]) / 1e9,
         "padding %": 100 * (1 - (tokens.src + tokens.tgt) / tokens.places),
     }
 
@@ -189,20 +160,14 @@ def measure_training(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             run = RunDirectory(Path(folder))
             prepared: Prepared = prepare(config, run.tokenizer, Stop())
             trainer = Trainer(config, prepared, run, Stop())
-            device, dtype = trainer.device, trainer.model.dtype
-            before = matmul_speed(device, dtype)
-            speed = training_speed(trainer, args.steps, args.turns)
-            limit = (before + matmul_speed(device, dtype)) / 2e9
             yield {
                 "size": size,
                 "parameters": trainer.model.num_parameters,
-                "device": str(device),
+                "device": str(trainer.device),
                 "precision": trainer.learner.machine.precision,
                 "threads": trainer.learner.machine.threads,
-                **speed,
-                "limit": limit,
-                "share %": 100 * speed["GFLOP/s"] / limit,
-                "peak MB": peak_memory(device),
+                **training_speed(trainer, args.steps, args.turns),
+                "peak MB": peak_memory(trainer.device),
             }
 
 

@@ -62,6 +62,16 @@ Pairs = list[tuple[str, str]]
 TinyConfig = Callable[..., Path]
 
 
+TINY = """
+data: {src_lang: aa, tgt_lang: bb, max_length: 32, workers: 1}
+tokenizer: {vocab_size: 320}
+model: {d_model: 16, num_heads: 2, d_ff: 32, num_encoder_layers: 1, num_decoder_layers: 1}
+train: {device: cpu, threads: 1, precision: fp32, max_steps: 8, max_tokens: 256, warmup_steps: 4,
+  peak_lr: 0.005, log_every: 2, save_every: 2, valid_every: 4, average_last: 2}
+decode: {beam_size: 2, max_len_b: 10}
+"""
+
+
 def render(line: str) -> str:
     """Translate a line of the made-up language by its definition."""
     return " ".join(LEXICON[word] for word in reversed(line.split()))
@@ -86,39 +96,16 @@ def write_corpus(stem: Path, pairs: Pairs) -> dict[str, str]:
 
 def write_config(directory: Path, pairs: int = 120, longest: int = 5, **overrides: Any) -> Path:
     """Write corpora and the config of a tiny run below `directory`; dotted keys override."""
-    config: dict[str, dict[str, Any]] = {
-        "data": {
-            "src_lang": "aa",
-            "tgt_lang": "bb",
-            "train": [write_corpus(directory / "data" / "train", made_up_pairs(pairs, 1, longest))],
-            "valid": write_corpus(directory / "data" / "valid", made_up_pairs(12, 2)),
-            "test": {"held_out": write_corpus(directory / "data" / "test", made_up_pairs(12, 3))},
-            "max_length": 32,
-            "workers": 1,
-        },
-        "tokenizer": {"vocab_size": 320},
-        "model": {
-            "d_model": 16,
-            "num_heads": 2,
-            "d_ff": 32,
-            "num_encoder_layers": 1,
-            "num_decoder_layers": 1,
-        },
-        "train": {
-            "device": "cpu",
-            "threads": 1,
-            "precision": "fp32",
-            "max_steps": 8,
-            "max_tokens": 256,
-            "warmup_steps": 4,
-            "peak_lr": 0.005,
-            "log_every": 2,
-            "save_every": 2,
-            "valid_every": 4,
-            "average_last": 2,
-        },
-        "decode": {"beam_size": 2, "max_len_b": 10},
+    config: dict[str, dict[str, Any]] = yaml.safe_load(TINY)
+    sets = {
+        name: write_corpus(directory / "data" / name, pairs)
+        for name, pairs in (
+            ("train", made_up_pairs(pairs, 1, longest)),
+            ("valid", made_up_pairs(12, 2)),
+            ("test", made_up_pairs(12, 3)),
+        )
     }
+    config["data"] |= {**sets, "train": [sets["train"]], "test": {"held_out": sets["test"]}}
     top: dict[str, Any] = {"run_dir": str(directory / "run"), "seed": 7}
     for key, value in overrides.items():
         section, _, name = key.partition(".")

@@ -150,21 +150,6 @@ def test_no_modules_import_each_other() -> None:
     assert set(TopologicalSorter(graph).static_order()) >= set(graph)  # raises CycleError
 
 
-@pytest.mark.parametrize(
-    ("name", "hidden"),
-    [
-        ("training.trainer", {"typer"}),
-        ("translation.search", {"model", "data.tokenizer", "config.schema"}),
-        ("training.loss", {"config.schema"}),
-        ("runs.checkpoint", {"config.schema"}),
-        ("data.tokenizer", {"config.schema"}),
-    ],
-)
-def test_what_a_module_must_not_know(name: str, hidden: set[str]) -> None:
-    plain = {item.removeprefix("mtrain.") for item in imported(modules()[name])}
-    assert {item for item in hidden if item in plain} == set()
-
-
 @pytest.mark.parametrize("name", modules())
 def test_torch_is_imported_where_tensors_are(name: str) -> None:
     """Also by way of other modules: loading one that is not listed must not load torch."""

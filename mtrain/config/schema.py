@@ -133,27 +133,26 @@ KINDS: dict[str, type[Section]] = {
     "<text>": TextCorpus,
     "<generated>": GeneratedCorpus,
     "<file>": FileCorpus,
-    "<hub>": HubCorpus,
+    "<dataset>": HubCorpus,
 }
 
 
 def corpus_kind(value: object) -> str | None:
-    """Return the kind of a corpus entry by its characteristic key; angle brackets mark it in error
-    paths.
+    """Return the kind of a corpus entry, which is named by its characteristic key; angle brackets
+    mark it in error paths.
     """
     if isinstance(value, Section):
         return next(kind for kind, section in KINDS.items() if section is type(value))
     if not isinstance(value, Mapping):
         return None
-    characteristic = {"generated": "<generated>", "dataset": "<hub>", "file": "<file>"}
-    return next((kind for key, kind in characteristic.items() if key in value), "<text>")
+    return next((kind for kind in KINDS if kind[1:-1] in value), "<text>")
 
 
 Corpus = Annotated[
     Annotated[TextCorpus, Tag("<text>")]
     | Annotated[GeneratedCorpus, Tag("<generated>")]
     | Annotated[FileCorpus, Tag("<file>")]
-    | Annotated[HubCorpus, Tag("<hub>")],
+    | Annotated[HubCorpus, Tag("<dataset>")],
     Discriminator(corpus_kind),
 ]
 

@@ -45,9 +45,7 @@ class DecoderState:
         lineage = lineage.view(B, len(rows) // max(1, B), *lineage.shape[1:])
         if (missing := lineage.shape[1] - slots) > 0:
             lineage = F.pad(lineage, (0, missing), value=float("-inf"))
-            # copies, since no mask hides the NaN that an uninitialised slot may hold
-            copies = torch.arange(slots + missing, device=rows.device) % slots
-            past = tuple(layer.index_select(4, copies) for layer in past)
+            past = tuple(F.pad(layer, (0, 0, 0, missing)) for layer in past)
         return DecoderState(past, self.time, lineage, source, src_bias)
 
     def longer(self) -> "DecoderState":
@@ -55,17 +53,10 @@ class DecoderState:
         past, lineage = self.past, self.lineage
         if self.time == lineage.shape[2]:
             room = max(16, self.time)
-            past = tuple(_with_room(layer, room) for layer in past)
+            past = tuple(F.pad(layer, (0, 0, 0, 0, 0, room)) for layer in past)
             lineage = F.pad(lineage, (0, 0, 0, room), value=float("-inf"))
         lineage[:, :, self.time].diagonal(dim1=1, dim2=2).zero_()
         return replace(self, past=past, time=self.time + 1, lineage=lineage)
-
-
-def _with_room(past: Tensor, room: int) -> Tensor:
-    """Copy keys and values into a tensor with `room` more positions, which are not initialised."""
-    longer = past.new_empty(*past.shape[:3], past.shape[3] + room, *past.shape[4:])
-    longer[:, :, :, : past.shape[3]] = past
-    return longer
 
 
 class Decoder:
@@ -175,10 +166,7 @@ class _Layer:
         """
         _, B, H, _, _, K = past.shape
         projected = self.project(x).view(B, -1, 3, H, K).permute(2, 0, 3, 1, 4)
-        W, slots = projected.shape[3], past[:, :, :, time]
-        slots[:, :, :, :W] = projected[1:]
-        if slots.shape[3] > W:  # an uninitialised slot may be NaN, which no mask hides
-            slots[:, :, :, W:] = 0
+        past[:, :, :, time, : projected.shape[3]] = projected[1:]
         key, value = past[:, :, :, : time + 1].view(2, B * H, -1, K)
         return self.join(self._attend(projected[0], key, value, bias, x.dtype))
 

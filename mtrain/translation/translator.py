@@ -6,7 +6,7 @@ lines -> ids, cut at the limit            LoadedModel.encode_sources
 -> texts in the order of the lines  with several ranks, gathered from all
 """
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -127,11 +127,6 @@ class Translator:
         """Translate batch by batch, on a CPU several at a time: the matrices of decoding are so
         small that two cores compute two of them sooner than one together.
         """
-        for found in self._map(batches):
-            self.loaded.check_stop()
-            yield found
-
-    def _map(self, batches: list[Group]) -> Iterator[Translated]:
         _ = self.loaded.decoder  # made before several threads need it
         threads = torch.get_num_threads()
         at_once = min(threads, len(batches), MOST_AT_ONCE)
@@ -151,6 +146,7 @@ class Translator:
         longest = max(len(sentence.source) for sentence in group)
         with telling_lack_of_memory(partial(lack_of_memory, len(group), longest)):
             found = self._sample(group) if self.decode.sample else self.search(group)
+        self.loaded.check_stop()
         texts = iter(self.loaded.texts([h.ids for hypotheses in found for h in hypotheses]))
         return [[Translation(next(texts), h.score) for h in hypotheses] for hypotheses in found]
 

@@ -308,17 +308,16 @@ def test_every_finding_is_named_at_once(tmp_path: Path) -> None:
         ("run_dir=runs/a=b", "run_dir", "runs/a=b"),
         ("run_dir='7'", "run_dir", "7"),
         ("train.peak_lr=5e-4", "train.peak_lr", 5e-4),
-        ("train.peak_lr=null", "train.peak_lr", None),
         ("train.peak_lr=", "train.peak_lr", None),
-        ("train.adam_betas=[0.8, 0.9]", "train.adam_betas", [0.8, 0.9]),
-        ("data.tgt_lang='no'", "data.tgt_lang", "no"),
         ("data.test.a={src: x, tgt: y}", "data.test.a", {"src": "x", "tgt": "y", "weight": 1.0}),
         ("data.valid.src=w.en", "data.valid", {"src": "w.en", "tgt": "v.de", "weight": 1.0}),
         ("decode={beam_size: 2}", "decode.beam_size", 2),
     ],
 )
 def test_set_takes_yaml_values(tmp_path: Path, override: str, key: str, value: Any) -> None:
-    result: Any = load(tmp_path, DATA + "train: {peak_lr: 1e-3}\n", override).model_dump()
+    """Of several, the last one counts."""
+    overrides = ("seed=3", "train.peak_lr=1e-3", override)
+    result: Any = load(tmp_path, DATA, *overrides).model_dump()
     for part in key.split("."):
         result = result[part]
     assert result == value
@@ -328,20 +327,13 @@ def test_set_takes_yaml_values(tmp_path: Path, override: str, key: str, value: A
     ("override", "words"),
     [
         ("seed", ["expected KEY=VALUE"]),
-        ("=3", ["expected KEY=VALUE"]),
         ("train..max_steps=3", ["expected KEY=VALUE"]),
-        ("trian.max_steps=3", ["trian", "unknown key", "did you mean train?"]),
         ("train.max_setps=3", ["train.max_setps", "did you mean train.max_steps?"]),
-        ("seed.x=3", ["seed", "got a mapping"]),
         ("data.train.0.src=a", ["train", "is not a group"]),
         ("train.max_steps=many", ["train.max_steps", "a valid integer", "'many'"]),
-        ("train.max_steps=", ["train.max_steps", "a valid integer", "nothing"]),
-        ("data.tgt_lang=no", ["data.tgt_lang", 'write "no" in quotes']),
         ("data.train=[{src: a", ["invalid YAML"]),
-        ("seed=\x07", ["invalid YAML"]),
         ("seed=" + "[" * 10_000, ["nested too deeply"]),
         ("train={max_steps: 1, max_steps: 2}", ["train.max_steps", "duplicate key"]),
-        ("train.max_tokens=10", ["train.max_tokens", "below data.max_length"]),
         ("seed=!!python/name:os.system ''", ["seed", "tag", "not allowed"]),
     ],
 )
@@ -349,10 +341,6 @@ def test_set_errors_name_the_option(tmp_path: Path, override: str, words: list[s
     message = refusal(tmp_path, DATA, override)
     assert message.startswith(printable(f"--set {override[:20]}"))
     assert [word for word in words if word not in message] == []
-
-
-def test_later_overrides_win(tmp_path: Path) -> None:
-    assert load(tmp_path, DATA, "seed=5", "seed=6").seed == 6
 
 
 # --- paths ------------------------------------------------------------------------------------
@@ -410,6 +398,7 @@ def test_a_variable_is_no_name_that_a_hub_is_asked_for(
 # --- writing and comparing --------------------------------------------------------------------
 
 ODD = ["no", "on", "~", "null", "1e-4", "010", "1:30", "- a", "#", "a: b", "\x85", "\u2028", "'\""]
+ODD += ["0E0", "7", "5e4", ".5", "+1", "1_0", "two\nlines", " x "]
 LETTERS = st.characters(codec="utf-8", exclude_characters="\0")
 WORDS = st.text(LETTERS, min_size=1, max_size=8) | st.sampled_from(ODD)
 PATHS = WORDS.filter(lambda word: word[0] != "~" and not VARIABLE.search(word))
@@ -448,13 +437,6 @@ def test_a_config_written_is_read_back_the_same(
     path = tmp_path_factory.getbasetemp() / "round_trip.yaml"
     path.write_text(dump_config(config), encoding="utf-8")
     assert load_config(path) == config
-
-
-@pytest.mark.parametrize("word", [*ODD, "0E0", "7", "5e4", ".5", "+1", "1_0", "two\nlines", " x "])
-def test_a_word_written_is_read_back_as_a_word(tmp_path: Path, word: str) -> None:
-    data = load(tmp_path, DATA).data.model_copy(update={"src_lang": word})
-    config = load(tmp_path, DATA).model_copy(update={"data": data})
-    assert load(tmp_path, dump_config(config)) == config
 
 
 def test_changes_are_listed_by_dotted_keys_and_some_are_free(tmp_path: Path) -> None:

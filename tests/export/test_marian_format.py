@@ -152,17 +152,6 @@ def test_what_the_files_say(loaded_model: LoadedModel, tmp_path: Path) -> None:
     assert list(vocabulary.values()) == list(range(350))
 
 
-def test_greedy_search_can_be_what_a_config_asks_for(
-    loaded_model: LoadedModel, tmp_path: Path
-) -> None:
-    decode = loaded_model.decode.model_copy(update={"beam_size": 1})
-    marian_format.write(tmp_path, replace(loaded_model, decode=decode), "float32")
-
-    marian = MarianMTModel.from_pretrained(tmp_path)
-    assert marian.generation_config.num_beams == 1
-    marian.save_pretrained(tmp_path / "again")  # which refuses settings that have no effect
-
-
 # --- Text ------------------------------------------------------------------------------------
 
 

@@ -10,9 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from conftest import TinyConfig, made_up_pairs, random_model, render, run_mtrain
+from conftest import TinyConfig, made_up_pairs, random_model, run_mtrain
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -24,9 +25,9 @@ from mtrain.runtime.errors import UserError
 from mtrain.translation import loading
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
-from mtrain.translation.search import BeamSearch, Hypothesis, Rules
+from mtrain.translation.search import Hypothesis
 from mtrain.translation.streams import translate_stream
-from mtrain.translation.translator import Translation, Translator
+from mtrain.translation.translator import Line, Translation, Translator
 
 SENTENCES = [src for src, _ in made_up_pairs(40, 11)]
 
@@ -264,22 +265,6 @@ def test_learned_positions_limit_both_sides(
     assert Scorer(found.loaded).score(["bavo", "bavo"], ["bavo", line])[1] == ([], [1])
 
 
-def test_a_model_trained_on_short_lines_decodes_long_ones(translator: Translator) -> None:
-    """No training pair has more than 20 tokens; here is a source of 60 and a target of 60."""
-    assert translator.loaded.config.data.max_length == 20
-    long = "bavo celu dimar fosi gutel hanp " * 10
-    assert len(translator.loaded.tokenizer.encode([long])[0]) >= 60
-    assert len(translator.best([long])) == 1
-
-    def endless(tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
-        log_probs, after = translator.loaded.decoder.step(tokens, state)
-        log_probs[:, translator.loaded.ids.eos] = -torch.inf
-        return log_probs, after
-
-    (found,) = search(translator, long, 61, endless)
-    assert [len(h.ids) for h in found] == [60]
-
-
 # --- Scores ----------------------------------------------------------------------------------
 
 
@@ -289,24 +274,14 @@ def source_ids(translator: Translator, line: str) -> Tensor:
     )
 
 
-def search(
-    translator: Translator, line: str, limit: int, step: Any = None
-) -> list[list[Hypothesis]]:
-    """Search one line, down to token ids."""
-    with torch.no_grad():
-        state = translator.loaded.decoder.begin(source_ids(translator, line))
-    rules = Rules([limit], translator.loaded.ids.eos)
-    wide = BeamSearch(rules, 5, translator.normalize)
-    return wide.run(step or translator.loaded.decoder.step, state, translator.loaded.ids.bos)
-
-
 @pytest.mark.parametrize("line", [*SENTENCES[:3], "unheard ~ Wörds"])
 @torch.no_grad()
 def test_the_forced_score_of_a_hypothesis_is_its_search_score(
     translator: Translator, line: str
 ) -> None:
     loaded = translator.loaded
-    (found,) = search(translator, line, 40)
+    wide = with_decode(translator, beam_size=5)
+    (found,) = wide.search([Line(np.array(loaded.tokenizer.encode([line])[0]))])
     assert len(found) >= 5
     for hypothesis in found:
         tgt_in = torch.tensor([[loaded.ids.bos, *hypothesis.ids]])
@@ -330,21 +305,7 @@ def test_scores_do_not_depend_on_batches_and_sum_up_to_the_nll(translator: Trans
     assert Scorer(translator.loaded).score([], []) == ([], ([], []))
 
 
-def test_the_right_translation_scores_better_than_another(translator: Translator) -> None:
-    right, wrong = Scorer(translator.loaded).score(
-        ["bavo celu"] * 2, [render("bavo celu"), render("celu bavo")]
-    )[0]
-    assert right > wrong + 1
-
-
 # --- Loading ---------------------------------------------------------------------------------
-
-
-def test_settings_of_the_search_can_be_given_when_loading(trained_run: Path) -> None:
-    found = Translator(loading.load(trained_run, device="cpu", beam_size=7, length_penalty=None))
-    assert found.decode.beam_size == 7
-    assert found.decode.length_penalty == 0.6
-    assert not found.loaded.model.training
 
 
 def test_bf16_answers_every_line(trained_run: Path) -> None:
