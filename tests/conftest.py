@@ -130,16 +130,13 @@ def run_mtrain(
     cwd: Path | None = None,
     env: dict[str, str] | None = None,
     prelude: str = "",
-    **text: str,
+    input: str = "",
 ) -> subprocess.CompletedProcess[str]:
     """Run the command line in a process of its own, with `input` for its stdin, after the Python
     code of `prelude`.
     """
-    stdin = os.fsencode(text.pop("input", ""))
-    assert not text
-    done = _processes().mtrain(
-        *arguments, stdin=stdin, directory=cwd, only=env, prelude=prelude, limit=300
-    )
+    options = {"directory": cwd, "only": env, "prelude": prelude, "limit": 300}
+    done = _processes().mtrain(*arguments, stdin=os.fsencode(input), **options)
     return subprocess.CompletedProcess(arguments, done.code, done.out.decode(), done.err)
 
 

@@ -20,13 +20,10 @@ MANY = 32
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A translation: ids without bos and eos, its log-probability with eos, and the same normalized
-    by length.
-    """
+    """A translation: ids without bos and eos, and its log-probability with eos."""
 
     ids: list[int]
     score: float
-    normalized: float
 
 
 @dataclass(frozen=True)
@@ -124,7 +121,11 @@ class BeamSearch:
             rows, kept, tokens = self._advance(log_probs)
             if rows is not None:
                 state = state.select(rows, kept)
-        return [sorted(found, key=lambda h: -h.normalized) for found in self.found]
+        return [self.ranked(found) for found in self.found]
+
+    def ranked(self, found: list[Hypothesis]) -> list[Hypothesis]:
+        """Sort hypotheses by their scores normalized by length, best first."""
+        return sorted(found, key=lambda h: -h.score / self.normalize(len(h.ids) + 1))
 
     def _advance(self, log_probs: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
         """Extend every hypothesis by a token, given (N, V). Return the rows of N that stay (None:
@@ -161,11 +162,10 @@ class BeamSearch:
         rows, ranks = ended[:, : self.beam_size].nonzero(as_tuple=True)
         if not len(rows):
             return
-        divisor = self.normalize(self.hypotheses.shape[2] + 1)
         ids = self.hypotheses[rows, parents[rows, ranks]].tolist()
         ended_scores = scores[rows, ranks].tolist()
         for row, own, score in zip(rows.tolist(), ids, ended_scores, strict=True):
-            self.found[self.sentences[row]].append(Hypothesis(own, score, score / divisor))
+            self.found[self.sentences[row]].append(Hypothesis(own, score))
 
     def _drop_done(self, live: Tensor) -> Tensor | None:
         """Remove the sentences that are done, given the scores (B, C) of unended candidates. Return
@@ -200,8 +200,7 @@ class BeamSearch:
     def _unended(self, place: int) -> Hypothesis:
         """Return the best hypothesis of a sentence at its limit, where eos has no probability."""
         best = int(self.scores[place].argmax())
-        score, ids = float(self.scores[place, best]), self.hypotheses[place, best].tolist()
-        return Hypothesis(ids, score, score / self.normalize(len(ids) + 1))
+        return Hypothesis(self.hypotheses[place, best].tolist(), float(self.scores[place, best]))
 
     def _extend(
         self, scores: Tensor, parents: Tensor, tokens: Tensor, ends: Tensor | None

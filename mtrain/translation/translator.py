@@ -171,11 +171,10 @@ class Translator:
         seeds = [[self.seed, s.number, k] for s in group for k in range(self.samples)]
         choice = Choice(self.decode.temperature, self.decode.top_k, self.decode.top_p)
         rules, device = self._rules(repeated), self.loaded.device
-        drawn = self._run(Sampling(rules, self.normalize, choice, seeds, device), repeated)
-        parts = (
-            drawn[start : start + self.samples] for start in range(0, len(drawn), self.samples)
-        )
-        return [sorted(chain(*part), key=lambda h: -h.normalized) for part in parts]
+        sampling = Sampling(rules, self.normalize, choice, seeds, device)
+        drawn = list(chain(*self._run(sampling, repeated)))
+        starts = range(0, len(drawn), self.samples)
+        return [sampling.ranked(drawn[start : start + self.samples]) for start in starts]
 
     def _run(self, search: BeamSearch, group: Group) -> list[list[Hypothesis]]:
         loaded = self.loaded
