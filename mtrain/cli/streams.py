@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO
 
@@ -17,11 +17,9 @@ from mtrain.runtime.errors import RefusedError, printable
 @contextmanager
 def reading(name: str) -> Iterator[Iterator[bytes]]:
     """Open a file or stdin for lines of bytes."""
-    if name == "-":
-        yield _guarded(sys.stdin.buffer, "stdin")
-        return
-    with open_bytes(Path(name)) as stream:
-        yield _guarded(stream, name)
+    is_stdin = name == "-"
+    with nullcontext(sys.stdin.buffer) if is_stdin else open_bytes(Path(name)) as stream:
+        yield _guarded(stream, "stdin" if is_stdin else name)
 
 
 def _guarded(stream: IO[bytes], name: str) -> Iterator[bytes]:

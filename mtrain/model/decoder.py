@@ -97,7 +97,7 @@ class Decoder:
         x = torch.add(self.model.positions(self.model.tgt_positions, time, 1), x, alpha=self.scale)
         x = x.to(self.model.dtype)
         for layer, past, source in zip(self.layers, state.past, state.source, strict=True):
-            x = layer.step(x, past, time, source, bias, src_bias)
+            x = layer.step(x, past[:, :, :, : time + 1], source, bias, src_bias)
         return self.project(self.model.decoder_norm(x)).float().log_softmax(-1), state
 
 
@@ -146,28 +146,22 @@ class _Layer:
         self.outer = product(feed.outer.weight, feed.outer.bias)
 
     def step(
-        self,
-        x: Tensor,
-        past: Tensor,
-        time: int,
-        source: Tensor,
-        past_bias: Tensor | None,
-        src_bias: Tensor,
+        self, x: Tensor, past: Tensor, source: Tensor, bias: Tensor | None, src_bias: Tensor
     ) -> Tensor:
         """Apply `DecoderLayer` to one position: (N, D) -> (N, D)."""
         layer = self.layer
-        x = layer.residual(layer.self_norm, x, lambda x: self._over_past(x, past, time, past_bias))
+        x = layer.residual(layer.self_norm, x, lambda x: self._over_past(x, past, bias))
         x = layer.residual(layer.cross_norm, x, lambda x: self._over_source(x, source, src_bias))
         return layer.residual(layer.feed_norm, x, lambda x: self.outer(self.inner(x).relu_()))
 
-    def _over_past(self, x: Tensor, past: Tensor, time: int, bias: Tensor | None) -> Tensor:
+    def _over_past(self, x: Tensor, past: Tensor, bias: Tensor | None) -> Tensor:
         """Attend from the newest tokens to their own pasts: (N, D) -> (N, D). Their keys and values
-        are written to position `time` of `past` (2, B, H, T, W', K).
+        are written to the last position of `past` (2, B, H, T, W', K).
         """
         _, B, H, _, _, K = past.shape
         projected = self.project(x).view(B, -1, 3, H, K).permute(2, 0, 3, 1, 4)
-        past[:, :, :, time, : projected.shape[3]] = projected[1:]
-        key, value = past[:, :, :, : time + 1].view(2, B * H, -1, K)
+        past[:, :, :, -1, : projected.shape[3]] = projected[1:]
+        key, value = past.view(2, B * H, -1, K)
         return self.join(self._attend(projected[0], key, value, bias, x.dtype))
 
     def _over_source(self, x: Tensor, source: Tensor, bias: Tensor) -> Tensor:
