@@ -2,7 +2,6 @@
 training.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import chain
@@ -86,9 +85,9 @@ class Diagnosis:
             yield from wrap(f"forecast: none: {self.failure}", width, subsequent_indent="    ")
         yield self.summary
 
-    def as_json(self) -> str:
+    def as_json(self) -> dict[str, object]:
         """Return the object for scripts."""
-        report = {
+        return {
             "corpora": [found.as_json() for found in self.corpora],
             "vocabulary": {name: asdict(fit) for name, fit in self.fits.items()} or None,
             "forecast": self.forecast.numbers if self.forecast else None,
@@ -96,9 +95,6 @@ class Diagnosis:
             "warnings": self.count(WARNING),
             "notes": self.count(NOTE),
         }
-        text = json.dumps(report, ensure_ascii=False)
-        # Escapes of JSON: those of a terminal, such as \\xa0, would not be read.
-        return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def diagnose(

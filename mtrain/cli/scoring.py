@@ -1,12 +1,11 @@
 """Commands that score translations."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 from mtrain.cli import options
 from mtrain.cli.options import file, path, value
-from mtrain.cli.streams import check_output, print_text
+from mtrain.cli.streams import check_output, print_json, print_text
 from mtrain.runtime import log
 from mtrain.runtime.console import writing
 from mtrain.runtime.errors import RefusedError
@@ -68,7 +67,7 @@ def evaluate(
     if json_:
         content: dict[str, Any] = {name: each.as_json() for name, each in scores.items()}
         listed = [note.as_json() for note in notes]
-        print_text(json.dumps({"lines": len(hypotheses), **content, "notes": listed}))
+        print_json({"lines": len(hypotheses), **content, "notes": listed})
         return
     print_text(*map(str, scores.values()))
     for note in notes:
@@ -114,9 +113,9 @@ def score(
 
     Example: `mtrain score -m runs/NAME -s src.txt -t tgt.txt`
     """
-    from mtrain.translation import streams
+    from mtrain.translation import loading, streams
 
-    model_ = options.load_model(model, device, precision, **decode)
+    model_ = loading.load(model, device=device, precision=precision, **decode)
     with writing("-") as sink:
         streams.score_files(model_, source, target, sink)
 
@@ -157,4 +156,7 @@ def compare(
         lowercase=lowercase,
         most=lines,
     )
-    print_text(*(json.dumps(result.as_json()) if json_ else str(result)).split("\n"))
+    if json_:
+        print_json(result.as_json())
+    else:
+        print_text(*str(result).split("\n"))

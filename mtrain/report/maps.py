@@ -15,7 +15,7 @@ from mtrain.report.rendering import render
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import logger, progress_bar
 from mtrain.scoring.references import decode_lines, warn_of
-from mtrain.translation.attention import attention_of, pieces_of
+from mtrain.translation.attention import attention_of
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.translator import Line, Translator
 
@@ -135,9 +135,9 @@ def _maps(
     loaded: LoadedModel, src: NDArray[np.int64], tgt: NDArray[np.int64], choice: Choice
 ) -> Iterator[HeatMap]:
     """Draw the chosen maps of a pair of ids without eos."""
-    ids = loaded.ids
+    ids, pieces = loaded.ids, loaded.tokenizer.all_pieces
     sides = ((*src, ids.eos), (ids.bos, *tgt), (*tgt, ids.eos))
-    read, seen, produced = ([p[:MOST_LETTERS] for p in pieces_of(loaded, side)] for side in sides)
+    read, seen, produced = ([pieces[i][:MOST_LETTERS] for i in side] for side in sides)
     axes = {"encoder": (read, read), "decoder": (produced, seen), "cross": (produced, read)}
     weights = attention_of(loaded, src, tgt)
     for kind in KINDS:

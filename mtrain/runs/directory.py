@@ -20,8 +20,9 @@ from typing import Any
 from pydantic import TypeAdapter
 
 import mtrain
+from mtrain.config.changes import changed_keys, fixed_changes
 from mtrain.config.loading import load_stored_config
-from mtrain.config.schema import Config, changed_keys, dump_config
+from mtrain.config.schema import Config, dump_config
 from mtrain.runs import layout, reader
 from mtrain.runs.records import (
     BEST,
@@ -162,7 +163,7 @@ class RunDirectory:
             return
         before = load_stored_config(self.path / layout.CONFIG)
         self._check_step(before, config, ranks)
-        if refused := reader.fixed_changes(before, config):
+        if refused := fixed_changes(before, config):
             raise RefusedError(
                 f"{self.path}: this run was made with other settings; go back to them or choose "
                 "another run_dir",

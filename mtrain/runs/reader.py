@@ -7,14 +7,13 @@ import os
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import IO
 
 from pydantic import TypeAdapter
 
 from mtrain.config.loading import parse_stored_config
-from mtrain.config.schema import FREE_KEYS, MACHINE_KEYS, Config, changed_keys, is_among
+from mtrain.config.schema import Config
 from mtrain.config.yaml_reader import read_text
 from mtrain.corpus.lines import LONGEST_LINE, bounded_lines, read_lines
 from mtrain.runs import layout, records
@@ -147,14 +146,8 @@ def read_translations(run_dir: Path, name: str) -> Translations | None:
 def read_settings(run_dir: Path) -> tuple[str, Config]:
     """Read a run's `config.yaml`, as text and checked; raises `UserError`."""
     path = run_dir / layout.CONFIG
-    text = read_text(path, partial(files.read, path))
+    text = read_text(path, is_stored=True)
     return text, parse_stored_config(text, str(path))
-
-
-def fixed_changes(before: Config, now: Config) -> list[tuple[str, object, object]]:
-    """List the settings that differ and may not change within a run, as `changed_keys` does."""
-    free = (*FREE_KEYS, *MACHINE_KEYS, "train.accum_steps")
-    return [change for change in changed_keys(before, now) if not is_among(change[0], free)]
 
 
 def read_vocabulary(run_dir: Path) -> bytes | None:

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
+from mtrain.config.changes import fixed_changes
 from mtrain.config.loading import load_stored_config
 from mtrain.config.schema import Corpus, GeneratedCorpus, HubCorpus
 from mtrain.corpus.readers import describe, files_of, reading_of, scan
 from mtrain.runs import layout, manifest, reader
 from mtrain.runs.findings import CHANGED, DAMAGED, MISSING, NOTE, OK, UNREACHABLE, Finding
-from mtrain.runs.reader import Run, fixed_changes
+from mtrain.runs.reader import Run
 from mtrain.runs.records import LOOP, PACKAGES, MetricsFile, read_record
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import progress_bar, shorten

@@ -104,7 +104,7 @@ class Folder:
 
     def look(self, examples: int = 10, *, forecast: bool = False) -> dict[str, Any]:
         found = look(self.write(), examples, forecast=forecast)
-        report: dict[str, Any] = json.loads(found.as_json())
+        report: dict[str, Any] = json.loads(json.dumps(found.as_json()))
         for width in (40, 80):
             for line in found.lines(width):
                 assert line.isprintable()
@@ -466,7 +466,7 @@ def test_how_the_vocabulary_fits_is_told(trained_run: Path) -> None:
     config = yaml.safe_load((trained_run / "config.yaml").read_text())
     path = trained_run.parent / "again.yaml"
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
-    report = json.loads(look(path, forecast=True).as_json())
+    report = look(path, forecast=True).as_json()
     fits = report["vocabulary"]
     assert set(fits) == {"source", "target"}
     assert 1 <= fits["source"]["tokens_per_word"] < 3
