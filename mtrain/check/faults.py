@@ -12,7 +12,7 @@ from mtrain.check.chunks import Chunk, Rows
 from mtrain.check.profile import Profile
 from mtrain.check.words import PIECES_A_WORD
 from mtrain.corpus.lines import LONGEST_TEXT, shorten_text
-from mtrain.corpus.markup import ENTITIES, HYPHENS, SUBWORDS
+from mtrain.corpus.markup import ENTITIES, SUBWORDS
 from mtrain.corpus.writing_systems import JOINING, name_of
 from mtrain.data.filters import is_identical
 from mtrain.data.tokenizer import Tokenizer
@@ -65,7 +65,7 @@ _TAG = (
     r"tr|tt|u|ul)(?:\s+[a-zA-Z:-]+\s*=[^<>]*|\s*)/?>|<!--|<!\[CDATA\["
 )
 _MARKUP = re.compile(f"{ENTITIES.pattern}|{_TAG}")
-_CUT = re.compile(f"{SUBWORDS.pattern}|{HYPHENS.pattern}|<unk>")
+_CUT = re.compile(f"{SUBWORDS.pattern}|<unk>")
 _LATIN = "[A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u02af\u1e00-\u1eff]"
 _CYRILLIC = "[\u0400-\u0481\u048a-\u052f]"
 _MIXED = re.compile(f"{_CYRILLIC}(?:(?={_LATIN})|(?<={_LATIN}{_CYRILLIC}))")

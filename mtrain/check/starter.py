@@ -30,7 +30,7 @@ from mtrain.runtime.errors import RefusedError, UserError, printable
 from mtrain.runtime.log import logger, progress_bar
 from mtrain.runtime.outputs import opened
 from mtrain.runtime.stop import Stop
-from mtrain.scoring.references import warn_of_missing_tokenizer
+from mtrain.scoring.metrics import warn_of_missing_tokenizer
 
 LANGUAGES = {code for codes in SCRIPTS.values() for code in codes.split()}
 SAMPLE = 20_000  # pairs by which words and characters are counted

@@ -11,11 +11,13 @@ from typing import Any
 
 from mtrain.corpus.writing_systems import language_code, script_of, scripts_of
 from mtrain.runtime.errors import MissingExtraError, RefusedError, UserError
+from mtrain.runtime.log import logger, progress_bar
 
 METRICS = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}
 TOKENIZERS = {"zh": "zh", "zho": "zh", "cmn": "zh", "ja": "ja-mecab", "jpn": "ja-mecab"}
 TOKENIZERS |= {"ko": "ko-mecab", "kor": "ko-mecab"}
-TESTS = {"bs": "bootstrap", "ar": "randomization"}  # sacreBLEU's names of paired tests, and ours
+SIGNIFICANT = 0.05  # the largest p-value called so, as sacreBLEU has it
+FEWEST = 10  # lines for a test; fewer do not give enough different resamples
 _RESAMPLES = 1000
 
 
@@ -71,6 +73,29 @@ def is_mostly_cjk(texts: Iterable[str]) -> bool:
     return 2 * cjk > letters.total()
 
 
+def choose_tokenizer(
+    tokenize: str | None, tgt_lang: str | None, references: list[list[str]]
+) -> str:
+    """Return the given tokenizer of sacreBLEU, or the target language's; raises `RefusedError`."""
+    if tokenize is None:
+        tokenize = tokenizer_for(tgt_lang)
+        if tokenize == "13a" and is_mostly_cjk(references[0]):
+            logger.warning(
+                "the references are mostly Han, Kana or Hangul, which BLEU's tokenizer 13a does "
+                "not cut; name the language (zh, ja, ko) with --tgt-lang"
+            )
+    check_tokenizer(tokenize)
+    return tokenize
+
+
+def warn_of_missing_tokenizer(language: str) -> None:
+    """Warn before training if BLEU is not available for a language here."""
+    try:
+        check_tokenizer(tokenizer_for(language))
+    except RefusedError as error:
+        logger.warning("mtrain train will ask for this: %s", error)
+
+
 def score(
     metric: str,
     hypotheses: list[str],
@@ -112,6 +137,27 @@ def score(
     return Score(METRICS[metric], float(result.score), ci, scorer.get_signature().format())
 
 
+def score_all(
+    hypotheses: list[str],
+    references: list[list[str]],
+    tgt_lang: str | None,
+    tokenize: str | None,
+    lowercase: bool,
+) -> dict[str, Score]:
+    """Score with each of `METRICS`, tokenized for the target language."""
+    options: dict[str, Any] = {
+        "tokenize": choose_tokenizer(tokenize, tgt_lang, references),
+        "lowercase": lowercase,
+        "interval": True,
+    }
+    scores = {}
+    with progress_bar(len(METRICS), "metric", "scoring") as bar:
+        for metric in METRICS:
+            scores[metric] = score(metric, hypotheses, references, **options)
+            bar.update()
+    return scores
+
+
 def bleu_of_run(
     hypotheses: list[str], references: list[str], language: str, *, interval: bool = False
 ) -> Score:
@@ -133,41 +179,60 @@ def sentence_chrf(
 @dataclass(frozen=True)
 class Paired:
     """A system's score in one metric, with mean and half the width of the 95 % interval of its
-    resamples, and the p-values of its difference from the baseline, which has none, by test.
+    resamples; for all but the baseline, the difference from that with its p-value.
     """
 
     score: float
     mean: float
     ci: float
-    p_values: dict[str, float]
+    difference: float = 0.0
+    p: float | None = None
+    is_significant: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the metric's object of `mtrain compare --json`."""
+        ci = [self.mean - self.ci, self.mean + self.ci]
+        found = {"score": self.score, "mean": self.mean, "ci": ci}
+        if self.p is None:
+            return found
+        test = {"p": self.p, "significant": self.is_significant}
+        return {**found, "difference": self.difference, "bootstrap": test}
+
+    def cells(self, metric: str) -> tuple[str, ...]:
+        """Return the cells of a table."""
+        score, interval = f"{self.score:.2f}", f"{self.mean:.2f} ± {self.ci:.2f}"
+        if self.p is None:
+            return score, interval, "baseline ", ""
+        word = "better" if (self.difference < 0) == (metric == "ter") else "worse "
+        difference = f"{self.difference:+.2f} {word if self.difference else 'equal '}"
+        return score, interval, difference, f"{self.p:.4f}{'*' if self.is_significant else ' '}"
 
 
-def paired_tests(
+def paired_test(
     metric: str,
     systems: list[tuple[str, list[str]]],
     references: list[list[str]],
     tokenize: str,
     lowercase: bool,
-) -> tuple[list[Paired], dict[str, str]]:
-    """Compare systems with the first one, by sacreBLEU's paired bootstrap resampling and
-    approximate randomization; return also the signatures of both tests.
+) -> tuple[list[Paired], str]:
+    """Compare systems with the first one by sacreBLEU's paired bootstrap resampling; return also
+    the signature. Equal scores, and those of few lines, do not differ significantly.
     """
     from sacrebleu.significance import PairedTest
 
     check_seed()
     scorer = _metric(metric, tokenize, lowercase, references)
-    results: dict[str, Any] = {}
-    signatures = {}
-    for test, name in TESTS.items():
-        signature, scores = PairedTest(list(systems), {metric: scorer}, None, test)()
-        ((key, signed),) = signature.items()
-        signatures[name], results[name] = signed.format(), scores[key]
+    signatures, scores = PairedTest(list(systems), {metric: scorer}, None, "bs")()
+    ((key, signature),) = signatures.items()
+    results: list[Any] = list(scores[key])
     rows = []
-    for number, found in enumerate(results["bootstrap"]):
-        p_values = {name: scores[number].p_value for name, scores in results.items()}
-        known = {} if number == 0 else p_values
-        rows.append(Paired(float(found.score), float(found.mean), float(found.ci), known))
-    return rows, signatures
+    for found in results:
+        difference = float(found.score - results[0].score)
+        is_clear = found.p_value is not None and found.p_value <= SIGNIFICANT
+        is_clear &= difference != 0 and len(references[0]) >= FEWEST
+        score, mean, ci = map(float, (found.score, found.mean, found.ci))
+        rows.append(Paired(score, mean, ci, difference, found.p_value, is_clear))
+    return rows, signature.format()
 
 
 def check_seed() -> None:

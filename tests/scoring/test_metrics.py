@@ -14,9 +14,16 @@ import pytest
 from mtrain.cli import streams
 from mtrain.runtime import log
 from mtrain.runtime.errors import EXIT_REFUSED, RefusedError, UserError
-from mtrain.scoring import evaluation
 from mtrain.scoring import references as parallel
-from mtrain.scoring.metrics import METRICS, check_tokenizer, paired_tests, score, tokenizer_for
+from mtrain.scoring.metrics import (
+    METRICS,
+    check_tokenizer,
+    choose_tokenizer,
+    paired_test,
+    score,
+    score_all,
+    tokenizer_for,
+)
 
 REFERENCE = [
     "The old harbour lies behind the new one.",
@@ -90,7 +97,7 @@ def test_scores_are_those_of_sacrebleu_s_command(
     options: list[str],
 ) -> None:
     expected = sacrebleu_cli(tmp_path, hypotheses, references, *options)
-    result = evaluation.score(hypotheses, references, language, None, lowercase)
+    result = score_all(hypotheses, references, language, None, lowercase)
     for found in result.values():
         theirs = expected[found.name]
         assert found.signature == theirs["signature"]
@@ -113,7 +120,7 @@ def test_an_interval_wants_a_seed_and_a_score_none(monkeypatch: pytest.MonkeyPat
     with pytest.raises(RefusedError, match="SACREBLEU_SEED=abc: expected a whole number"):
         score("chrf", ["a boat"], [["a boat"]], interval=True)
     with pytest.raises(RefusedError, match="SACREBLEU_SEED=abc"):
-        paired_tests("chrf", [("a", ["b"]), ("c", ["d"])], [["b"]], "13a", False)
+        paired_test("chrf", [("a", ["b"]), ("c", ["d"])], [["b"]], "13a", False)
 
 
 def test_perfect_and_hopeless_translations() -> None:
@@ -157,7 +164,7 @@ def test_a_missing_extra_is_named(
     monkeypatch.setitem(sys.modules, library, None)
     monkeypatch.delitem(sys.modules, tokenizer, raising=False)
     with pytest.raises(UserError) as caught:
-        evaluation.score(["a"], [["a"]], language, None, lowercase=False)
+        score_all(["a"], [["a"]], language, None, lowercase=False)
     assert caught.value.exit_code == EXIT_REFUSED
     assert missing in str(caught.value)
     assert "--tokenize" in str(caught.value)
@@ -218,12 +225,12 @@ def test_text_that_13a_does_not_cut_is_warned_of(
 ) -> None:
     log.logger.propagate = True
     with caplog.at_level(logging.WARNING, "mtrain"):
-        parallel.choose_tokenizer(tokenize, language, [references])
+        choose_tokenizer(tokenize, language, [references])
     assert any("--tgt-lang" in message for message in caplog.messages) == warns
 
 
 def test_json_and_text_show_value_interval_and_signature() -> None:
-    scores = evaluation.score(HYPOTHESIS, [REFERENCE], "en", None, lowercase=False)
+    scores = score_all(HYPOTHESIS, [REFERENCE], "en", None, lowercase=False)
     assert list(scores) == ["bleu", "chrf", "ter"]
     for found, name in zip(scores.values(), ("BLEU", "chrF2", "TER"), strict=True):
         content = json.loads(json.dumps(found.as_json()))

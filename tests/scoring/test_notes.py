@@ -15,13 +15,7 @@ from hypothesis import strategies as st
 
 from mtrain.scoring.notes import Note, explain
 
-SUBJECTS = [
-    "The old Harbour",
-    "A Baker in Lund",
-    "My neighbour",
-    "The Swedish ferry",
-    "Nobody here",
-]
+SUBJECTS = ["The old Harbour", "A Baker in Lund", "My neighbour", "The Swedish ferry"]
 VERBS = ["does not sell", "paints", "carries", "looks after", "forgets", "has lost"]
 OBJECTS = ["seven boats", "the bread", "an empty barrel", "its lamps", "the evening paper"]
 ENDS = [" before noon.", ", as ever.", " - or so they say.", " again!", "; we stayed at home."]
@@ -83,7 +77,6 @@ def test_empty_lines() -> None:
     assert str(note).startswith("empty translations: 2 of 100 lines (line 3, 50); ")
     blank = with_lines(REFERENCE, lambda line: "", 3)
     assert notes(blank, blank) == {}
-    assert notes(REFERENCE, blank)["no reference"].first == [3]
 
 
 def test_copies_of_the_source_only_where_the_reference_is_none() -> None:
@@ -147,34 +140,26 @@ def test_a_loop_in_a_very_long_line_takes_no_long_time() -> None:
     assert next(note for note in found if note.kind == "loops").first[0] == 2
 
 
-def tokenized(line: str) -> str:
-    return line.replace(",", " ,").replace(".", " .").replace("does not", "does n't")
-
-
 @pytest.mark.parametrize(
     ("kind", "change", "lines"),
     [
-        ("tokenized", tokenized, REFERENCE),
-        ("tokenized", " ".join, CHINESE),
         ("subword", lambda line: line.replace("ar", "a@@ r"), REFERENCE),
         ("subword", lambda line: "▁" + line.replace(" ", " ▁"), REFERENCE),
-        ("hyphens", lambda line: line.replace(" - ", " @-@ "), REFERENCE),
+        ("subword", lambda line: line.replace(" - ", " @-@ "), REFERENCE),
         ("escapes", lambda line: line.replace(" - ", " &quot; "), REFERENCE),
         ("unknown", lambda line: f"{line} <unk>", REFERENCE),
         ("unknown", lambda line: f"{line}⁇", CHINESE),
         ("case", str.lower, REFERENCE),
     ],
 )
-def test_text_that_was_prepared_on_one_side(
+def test_text_that_was_prepared_for_a_model(
     kind: str, change: Callable[[str], str], lines: list[str]
 ) -> None:
     changed = [change(line) for line in lines]
     places = [i + 1 for i, line in enumerate(lines) if line != changed[i]]
-    for found in (notes(changed, lines), notes(lines, changed)):
-        assert kind in found
-        assert list(found) == [kind]
-        assert 0 < found[kind].lines <= len(places)
-        assert set(found[kind].first) <= set(places)
+    found = notes(changed, lines)
+    assert list(found) == [kind]
+    assert (found[kind].lines, found[kind].first) == (len(places), places[:5])
     assert notes(changed, changed) == {}
 
 
@@ -182,7 +167,6 @@ def test_letters_without_case_and_no_letters_are_not_in_lower_case() -> None:
     capitals = [line + " PDF" for line in CHINESE]
     for without in (CHINESE, [""] * 100):
         assert "case" not in notes(without, capitals)
-        assert "case" not in notes(capitals, without)
     assert "case" not in notes([line + " pdf" for line in CHINESE], CHINESE)
     lower = [line.lower() for line in REFERENCE]
     assert explain(lower, [REFERENCE], [], lowercase=True) == []
@@ -195,17 +179,6 @@ def test_lengths(lines: list[str]) -> None:
     longer = [line + line[5:] for line in lines]
     assert notes(longer, lines)["long"].lines == 100
     assert explain(short, [lines, short], []) == []
-
-
-@pytest.mark.parametrize("lines", [english(200), unspaced(200)], ids=["english", "chinese"])
-@pytest.mark.parametrize(("at", "first"), [(0, 1), (113, 101)])
-def test_lines_that_slipped(lines: list[str], at: int, first: int) -> None:
-    lost = [*lines[:at], *lines[at + 1 :], "1"]
-    note = notes(lost, lines)["slipped"]
-    assert f"1 line further down, from about line {first} on" in note.what
-    assert note.lines == 200 - (first - 1)
-    added = [*lines[:at], "1", "1", *lines[at:-2]]
-    assert f"2 lines further up, from about line {first} on" in notes(added, lines)["slipped"].what
 
 
 @given(
@@ -228,7 +201,10 @@ def test_eval_reports_notes_with_the_scores(tmp_path: Path) -> None:
     plain = run_mtrain(*arguments)
     assert [line.split()[0] for line in plain.stdout.splitlines()] == ["BLEU", "chrF2", "TER"]
     assert "warning: empty translations: 1 of 100 lines (line 4); " in plain.stderr
-    assert "warning: lower case in the translations, not in the references: 99 of" in plain.stderr
+    assert (
+        "warning: lower case, unlike the references: 99 of 100 lines (line 1, 2, 3, 5, 6, ...); "
+        in plain.stderr
+    )
     done = run_mtrain(*arguments, "--json")
     found = json.loads(done.stdout)["notes"]
     assert [note["kind"] for note in found] == ["empty", "case"]
