@@ -1,7 +1,6 @@
 """What is normal on the two sides of a corpus, learned from a sample: scripts, words, lengths."""
 
 from collections import Counter
-from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +21,12 @@ LOWEST = 0.01  # fraction of a sample that may be freely translated or wrong
 MISFIT_OF_LOWEST, LEAST_MISFIT, MOST_MISFIT = 3.3, 6.0, 12.0
 LEAST_SAMPLE, MUCH_SAMPLE = 200, 2000  # pairs from which words are learned; that suffice for sure
 LEAST_EVIDENCE = 0.5  # nats, on average, for words to be informative
+LEAST_SPREAD = 0.1  # of a logarithm of a ratio of lengths
 LENGTH_FOR, LENGTH_AGAINST = 0.5, 2.0  # nats that the lengths of a pair may be worth
 LEAST_PAIRS = 20  # from which scripts are learned
 USUAL_FRACTION = 0.05  # of a side's letters, for a script that is at home there
-LEAST_LINES = 20  # lines with frequent words that indicate a language
-MUCH_MORE = 3  # times as many lines with words of the other side's language
+LEAST_LINES = 20  # frequent words that indicate a language, each once a line
+MUCH_MORE = 3  # times as many words of the other side's language
 
 # Words that a text of a language is full of, and a text of the others here is not.
 FREQUENT = {
@@ -90,22 +90,18 @@ def _leanings(src: Words, tgt: Words, is_swapped: NDArray[np.bool_]) -> NDArray[
 
 
 class LengthRatio:
-    """The normal ratio of the sides' lengths, and its variance by length."""
+    """The normal logarithm of the ratio of the sides' lengths, and its standard deviation, which
+    falls with the square root of the length (Gale and Church, 1993).
+    """
 
     def __init__(self, lengths: NDArray[np.int64]) -> None:
         lengths = lengths[lengths.min(1) > 0]
-        self.normal, self.apart = 0.0, 1.0
+        self.normal, self.apart, self.unit = 0.0, 1.0, 1.0
         if len(lengths):
             self.normal = float(np.median(_ratios(lengths)))
-            self.apart = max(0.1, float(np.sqrt(np.log(lengths + 1.0).var(0).sum())))
-        bins, far = _bins(lengths), np.abs(_ratios(lengths) - self.normal)
-        spread = np.zeros(64)
-        for number in np.flatnonzero(np.bincount(bins, minlength=64) >= 50):
-            spread[number] = max(0.1, 1.4826 * float(np.median(far[bins == number])))
-        known = np.flatnonzero(spread)
-        self.spread = np.full(64, 0.5)
-        if len(known):
-            self.spread = spread[known[np.abs(np.arange(64)[:, None] - known).argmin(1)]]
+            self.apart = max(LEAST_SPREAD, float(np.sqrt(np.log(lengths + 1.0).var(0).sum())))
+            far = np.abs(_ratios(lengths) - self.normal)
+            self.unit = 1.4826 * float(np.median(far * np.sqrt(lengths.mean(1))))
 
     def distance(
         self, lengths: NDArray[np.int64]
@@ -114,24 +110,22 @@ class LengthRatio:
         standard deviations.
         """
         far = np.abs(_ratios(lengths) - self.normal)
-        return far, far / self.spread[_bins(lengths)]
+        return far, far / self._spread(lengths)
 
     def evidence(self, lengths: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the evidence of lengths for each pair, in nats, that the sides belong together."""
         far, spreads = self.distance(lengths)
-        gain = np.log(self.apart / self.spread[_bins(lengths)])
+        gain = np.log(self.apart / self._spread(lengths))
         worth = gain - 0.5 * spreads**2 + 0.5 * (far / self.apart) ** 2
         return np.clip(worth, -LENGTH_AGAINST, LENGTH_FOR)
+
+    def _spread(self, lengths: NDArray[np.int64]) -> NDArray[np.float64]:
+        spread: NDArray[np.float64] = self.unit / np.sqrt(lengths.mean(1) + 1)
+        return spread.clip(LEAST_SPREAD)
 
 
 def _ratios(lengths: NDArray[np.int64]) -> NDArray[np.float64]:
     return np.log((lengths[:, 1] + 1) / (lengths[:, 0] + 1))
-
-
-def _bins(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Sort pairs by the logarithm of the mean of their lengths."""
-    product = (lengths[:, 0] + 1.0) * (lengths[:, 1] + 1.0)
-    return np.log2(product).astype(np.int64).clip(0, 63)
 
 
 class Profile:
@@ -194,30 +188,15 @@ class Profile:
             )
 
 
-def seem_swapped(
-    sources: Iterable[str], targets: Iterable[str], src_lang: str, tgt_lang: str
-) -> bool:
+def seem_swapped(sources: list[str], targets: list[str], src_lang: str, tgt_lang: str) -> bool:
     """Whether most sources look like the target language, and most targets like the source
     language; false where the words of a language are not known.
     """
     src, tgt = (set(FREQUENT.get(language_code(code), "").split()) for code in (src_lang, tgt_lang))
-    src, tgt = src - tgt, tgt - src
-    if not src or not tgt:
-        return False
-    wrong_sources, right_sources = _count(sources, tgt, src)
-    wrong_targets, right_targets = _count(targets, src, tgt)
-    is_clear = min(wrong_sources, wrong_targets) >= LEAST_LINES
-    is_more = (
-        wrong_sources > MUCH_MORE * right_sources and wrong_targets > MUCH_MORE * right_targets
-    )
-    return is_clear and is_more
-
-
-def _count(texts: Iterable[str], *lists: set[str]) -> list[int]:
-    """Count the different words of each list in each text."""
-    counts = [0] * len(lists)
-    for text in texts:
-        words = set(text.lower().split())
-        for number, each in enumerate(lists):
-            counts[number] += len(words & each)
-    return counts
+    for texts, own, other in ((sources, src - tgt, tgt - src), (targets, tgt - src, src - tgt)):
+        right, wrong = (
+            sum(len(set(text.lower().split()) & each) for text in texts) for each in (own, other)
+        )
+        if wrong < LEAST_LINES or wrong <= MUCH_MORE * right:
+            return False
+    return True

@@ -25,7 +25,7 @@ data:
   valid:  # translated and scored every valid_every steps
     $valid
   test: {}  # sets scored at the end, such as {news: {src: FILE, tgt: FILE}}
-  invalid_utf8: $invalid_utf8  # or: $other_utf8
+  invalid_utf8: $invalid_utf8  # error refuses a pair, drop leaves it out and counts it
   max_length: 256  # tokens a side; longer pairs are dropped and counted
 
 tokenizer:
@@ -130,8 +130,4 @@ def fill(size: Size, recipe: Recipe, places: dict[str, str]) -> str:
         "save_every": save_every,
         "valid_every": 5 * save_every,
     }
-    rows = []
-    for row in TEMPLATE.splitlines():
-        line, mark, comment = (Template(part).substitute(values) for part in row.partition("  # "))
-        rows.append(f"{line:<33} # {comment}\n" if mark else f"{line}\n")
-    return "".join(rows)
+    return Template(TEMPLATE).substitute(values)

@@ -1,10 +1,8 @@
 """`mtrain init`: a first config for two files of text, sized to them and to the machine."""
 
-import os
 import shlex
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -26,16 +24,17 @@ from mtrain.corpus.writing_systems import SCRIPTS, language_code
 from mtrain.runs import manifest
 from mtrain.runs.layout import refuse_kept
 from mtrain.runtime import files
+from mtrain.runtime.console import ending
 from mtrain.runtime.errors import RefusedError, UserError, printable
 from mtrain.runtime.log import logger, progress_bar
 from mtrain.runtime.outputs import opened
 from mtrain.runtime.stop import Stop
 from mtrain.scoring.metrics import warn_of_missing_tokenizer
+from mtrain.scoring.references import warn_of
 
 LANGUAGES = {code for codes in SCRIPTS.values() for code in codes.split()}
 SAMPLE = 20_000  # pairs by which words and characters are counted
 RARE = 0.0005  # fraction of characters that the vocabulary need not cover
-CHECK_EVERY = 10_000  # pairs between checks for a stop
 MOST_HELD_OUT = 0.1  # fraction of the pairs
 
 Sides = tuple[Path, Path]
@@ -79,28 +78,27 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> None:
     corpus = TextCorpus(src=str(request.src), tgt=str(request.tgt))
     reading = Reading(invalid_utf8="drop", check=stop.check)
     pairs = scan(corpus, reading).pairs
+    if request.hold_out > MOST_HELD_OUT * pairs:
+        raise RefusedError(
+            f"--hold-out {request.hold_out}: more than a tenth of the {pairs:,} pairs; give a "
+            "smaller number, or a validation set of its own by --valid-src and --valid-tgt"
+        )
     size = _measure(corpus, pairs, reading)
-    if request.valid is not None:
-        _warn_of_overlap(corpus, request.valid, reading)
-    with _directories_of(outputs), opened(*outputs, is_new=True) as (*sinks, sink):
+    with ending(str(request.output)):
+        for path in outputs:
+            path.parent.mkdir(parents=True, exist_ok=True)
+    with opened(*outputs, is_new=True) as (*sinks, sink):
         train, valid = (request.src, request.tgt), request.valid
         if valid is None:
             left = _hold_out(corpus, pairs, request.hold_out, sinks, reading)
-            logger.info("validation set: %s, %s", *parts[2:])
             size = replace(size, pairs=left)
             train, valid = (parts[0], parts[1]), (parts[2], parts[3])
-        if invalid := reading.counts[NOT_UTF8]:  # a split leaves them out
-            logger.warning(
-                "%s %s invalid UTF-8 on a side, and left out%s",
-                f"{invalid:,}",
-                "pair is" if invalid == 1 else "pairs are",
-                "" if parts else " (data.invalid_utf8: drop)",
-            )
-        drops = bool(invalid) and not parts
+        drops = bool(reading.counts[NOT_UTF8]) and not parts  # a split leaves such pairs out
         recipe = recipe_for(size, has_gpu=has_gpu)
         text = render(request, size, recipe, train, valid, drops=drops)
         parse_config(parse_document(text, str(request.output)))
         sink.write(text.encode("utf-8"))
+    warn_of(reading.counts)
     logger.info("%s pairs; recipe: %s", f"{size.pairs:,}", recipe.origin)
     warn_of_missing_tokenizer(request.tgt_lang)
 
@@ -109,13 +107,10 @@ def _check_names(request: Request) -> None:
     """Refuse names that no config can hold, and a config that is not named like one."""
     named = (request.src, request.tgt, request.output, *(request.valid or ()))
     for text in (*map(str, named), request.src_lang, request.tgt_lang):
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError:
-            shown = os.fsencode(text).decode("utf-8", "backslashreplace")
+        if any("\ud800" <= char <= "\udfff" for char in text):
             raise RefusedError(
-                f"{shown}: its name is not UTF-8, as a config must be; rename it"
-            ) from None
+                f"{printable(text)}: its name is not UTF-8, as a config must be; rename it"
+            )
     for path in named:
         if str(path).startswith("~") or files.VARIABLE.search(str(path)):
             raise RefusedError(
@@ -143,30 +138,9 @@ def _held_out_files(request: Request) -> list[Path]:
     return [folder / f"{name}.{end}" for name in ("train", "valid") for end in ends]
 
 
-@contextmanager
-def _directories_of(paths: list[Path]) -> Iterator[None]:
-    """Make the directories of files; remove the new ones again if the block fails."""
-    above = {directory for path in paths for directory in path.parents}
-    with ExitStack() as undo:
-        try:
-            for directory in sorted(each for each in above if not each.exists()):
-                directory.mkdir(exist_ok=True)
-                undo.callback(_remove_empty, directory)
-            yield
-        except OSError as error:
-            raise UserError(f"{error.filename}: cannot write: {error.strerror}") from None
-        undo.pop_all()
-
-
-def _remove_empty(directory: Path) -> None:
-    with suppress(OSError):  # another process may have written to it
-        directory.rmdir()
-
-
 def _rows(corpus: TextCorpus, reading: Reading) -> Iterator[TextRow]:
     for row in read_rows(corpus, reading):
-        if row[0] % CHECK_EVERY == 0:
-            reading.check()
+        reading.check()
         yield row
 
 
@@ -189,26 +163,6 @@ def _measure(corpus: TextCorpus, pairs: int, reading: Reading) -> Size:
     return Size(pairs - reading.counts[NOT_UTF8], words / read, len(types), needed)
 
 
-def _warn_of_overlap(train: TextCorpus, valid: Sides, reading: Reading) -> None:
-    """Warn of pairs of the validation set that are in the training text; refuse an empty set.
-    Invalid pairs are counted in `reading`.
-    """
-    corpus = TextCorpus(src=str(valid[0]), tgt=str(valid[1]))
-    pairs = [row[1:] for row in _rows(corpus, reading)]
-    if not pairs:
-        raise UserError(f"{corpus.src}: holds no line to validate on")
-    known = set(pairs)
-    seen = {row[1:] for row in _rows(train, replace(reading, counts=Counter())) if row[1:] in known}
-    if count := sum(pair in seen for pair in pairs):
-        logger.warning(
-            "%s: %s of %s pairs are in the training text too: scores on them mean little; see "
-            "mtrain check",
-            corpus.src,
-            f"{count:,}",
-            f"{len(pairs):,}",
-        )
-
-
 def _hold_out(
     corpus: TextCorpus, pairs: int, count: int, sinks: list[IO[bytes]], reading: Reading
 ) -> int:
@@ -218,72 +172,60 @@ def _hold_out(
     Pairs with the same text on a side as a held-out pair are in neither. Return the number of pairs
     left for training; raises `UserError` if no pair can be held out, or none is left.
     """
-    if count > MOST_HELD_OUT * pairs:
-        raise RefusedError(
-            f"--hold-out {count}: more than a tenth of the {pairs:,} pairs; give a "
-            "smaller number, or a validation set of its own by --valid-src and --valid-tgt"
-        )
+    reading = replace(reading, counts=Counter())
     held = choose(corpus, pairs, count, reading)
-    if not held:
-        raise UserError(
-            f"{corpus.src}: nothing can be held out: the pairs that were drawn are blank on a side "
-            "or invalid UTF-8; see mtrain check"
-        )
-    if len(held) < count:
-        logger.warning(
-            "only %s of %s pairs are held out: the others that were drawn are blank or share a "
-            "side with one of them",
-            f"{len(held):,}",
-            f"{count:,}",
-        )
-    sources, targets = (set(map(str.strip, texts)) for texts in zip(*held.values(), strict=True))
+    known = {side for src, tgt in held.values() for side in _sides(src, tgt)}
     left = dropped = 0
     with progress_bar(pairs, "pair", "splitting") as bar:
-        for number, src, tgt in _rows(corpus, replace(reading, counts=Counter())):
+        for number, src, tgt in _rows(corpus, reading):
             bar.update()
             is_held = number in held
-            if not is_held and (src.strip() in sources or tgt.strip() in targets):
+            if not is_held and _sides(src, tgt) & known:
                 dropped += 1
                 continue
             left += not (is_held or is_blank(src) or is_blank(tgt))
             for side, text in enumerate((src, tgt)):
                 sinks[side + 2 * is_held].write(text.encode("utf-8") + b"\n")
-    if not left:
+    if not held or not left:
         raise UserError(
-            f"{corpus.src}: nothing is left to learn from: every other pair is blank on a side "
-            "or shares one with those held out"
+            f"{corpus.src}: no pairs are left to {'learn from' if held else 'validate on'}: the "
+            "others are blank on a side, invalid UTF-8, or share a side; see mtrain check"
         )
-    logger.info("held out %s pairs", f"{len(held):,}")
-    if dropped:
-        logger.info("left out %s pairs that share a side with a held-out pair", f"{dropped:,}")
+    logger.info(
+        "held out %s of %s pairs for validation; left out %s that share a side with one of them",
+        f"{len(held):,}",
+        f"{count:,}",
+        f"{dropped:,}",
+    )
     return left
+
+
+def _sides(src: str, tgt: str) -> set[tuple[int, str]]:
+    return {(0, src.strip()), (1, tgt.strip())}
 
 
 def choose(
     corpus: TextCorpus, pairs: int, count: int, reading: Reading
 ) -> dict[int, tuple[str, str]]:
-    """Draw pairs that are not blank and share no side, by their line numbers."""
+    """Draw at most `count` pairs that are not blank and share no side, by their line numbers."""
     drawn = np.random.default_rng(1).choice(pairs, 2 * count, replace=False, shuffle=False)
     wanted = set((drawn + 1).tolist())
     found: dict[int, tuple[str, str]] = {}
-    seen: tuple[set[str], set[str]] = set(), set()
-    for number, src, tgt in _rows(corpus, replace(reading, counts=Counter())):
-        if number not in wanted or is_blank(src) or is_blank(tgt):
-            continue
-        if src.strip() not in seen[0] and tgt.strip() not in seen[1]:
-            found[number] = src, tgt
-        seen[0].add(src.strip())
-        seen[1].add(tgt.strip())
-    numbers = list(found)
+    seen = set[tuple[int, str]]()
+    for number, src, tgt in _rows(corpus, reading):
+        if number in wanted and not (is_blank(src) or is_blank(tgt)):
+            if not _sides(src, tgt) & seen:
+                found[number] = src, tgt
+            seen |= _sides(src, tgt)
     order = np.random.default_rng(2).permutation(len(found))[:count]
-    return {number: found[number] for number in sorted(numbers[place] for place in order.tolist())}
+    numbers = list(found)
+    return {numbers[place]: found[numbers[place]] for place in order.tolist()}
 
 
 def render(
     request: Request, size: Size, recipe: Recipe, train: Sides, valid: Sides, *, drops: bool = False
 ) -> str:
     """Return the config; `drops` has it leave out pairs that are invalid UTF-8."""
-    policies = ("drop", "error") if drops else ("error", "drop")
     places = {
         "languages": printable(f"{request.src_lang} to {request.tgt_lang}"),
         "config": printable(shlex.quote(str(request.output))),
@@ -292,8 +234,7 @@ def render(
         "tgt_lang": _entries({"tgt_lang": request.tgt_lang}, 2),
         "train": _entries({"src": str(train[0]), "tgt": str(train[1])}, 6),
         "valid": _entries({"src": str(valid[0]), "tgt": str(valid[1])}, 4),
-        "invalid_utf8": policies[0],
-        "other_utf8": policies[1],
+        "invalid_utf8": "drop" if drops else "error",
     }
     return fill(size, recipe, places)
 
