@@ -21,6 +21,7 @@ LEAST_LETTERS = 5  # of a line in another script
 LEAST_FOREIGN_LATIN = 20  # names and commands in Latin letters occur in texts of all scripts
 SURE = 7.0  # nats for a line to be in the other side's language
 FAR_RATIO, FAR_SPREAD = 1.1, 5.0  # logarithm, three times the usual; standard deviations
+MISFIT_A_WORD = 0.6  # nats against a pair for each word of its longer side, to report it
 LEAST_CHARACTERS = 30  # of the longer side, for its length to be suspicious
 
 # Joiners, direction marks and tags of flags. They belong to the scripts that join letters or run
@@ -82,6 +83,9 @@ def check_pairs(chunk: Chunk, profile: Profile) -> NDArray[np.float64]:
     if not profile.has_associations:
         return np.zeros((2, len(chunk)))
     words = profile.associations.evidence(*chunk.words)
+    longer = np.maximum(*(side.counts for side in chunk.words))
+    misfit = ~known & (words <= -profile.misfit) & (words <= -MISFIT_A_WORD * longer)
+    chunk.add("misfit", misfit, ranks=words)
     return np.where(known, 0.0, np.stack((words, profile.ratio.evidence(chunk.lengths))))
 
 

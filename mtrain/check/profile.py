@@ -1,6 +1,8 @@
 """What is normal on the two sides of a corpus, learned from a sample: scripts, words, lengths."""
 
 from collections import Counter
+from itertools import groupby
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +12,7 @@ from mtrain.check.chunks import Chunk
 from mtrain.check.findings import Findings
 from mtrain.check.words import Words
 from mtrain.config.schema import DataConfig
+from mtrain.corpus.slips import UNRELATED, are_unrelated
 from mtrain.corpus.writing_systems import language_code, name_of, scripts_of
 
 BITS = 18  # of the hash tables of words
@@ -160,10 +163,13 @@ class Profile:
         return letters
 
     def compare(self, data: DataConfig, found: Findings) -> None:
-        """Report a side of the sample that is not in the language of the config."""
+        """Report sides of the sample that are unrelated, or not in the languages of the config."""
         if self.pairs >= MUCH_SAMPLE and self.mean < LEAST_EVIDENCE:
             text = "no words come together in pairs much more often than by chance"
             found.add_message("unrelated", text)
+        for corpus, parts in groupby(self.sample, attrgetter("found")):
+            if are_unrelated(np.concatenate([part.lengths for part in parts])):
+                corpus.add_message("unrelated", UNRELATED)
         for side, name in enumerate(("src_lang", "tgt_lang")):
             self._compare_scripts(side, name, getattr(data, name), found)
         src, tgt = ([text for part in self.sample for text in part.texts[side]] for side in (0, 1))
