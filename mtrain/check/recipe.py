@@ -1,7 +1,6 @@
-"""Settings for text of some size, by measured recipes, and the config that holds them."""
+"""Settings for text of some size, by measured recipes, and the template of the config."""
 
-from dataclasses import asdict, dataclass
-from string import Template
+from dataclasses import dataclass
 
 from mtrain.check.words import PIECES_A_WORD
 
@@ -118,16 +117,3 @@ def _vocabulary(wanted: int, size: Size) -> int:
     room = 260 + size.characters + int(0.7 * size.types)
     least = 260 + int(1.2 * size.characters) + 40
     return max(least, min(max(wanted, 2 * size.characters), room // 100 * 100))
-
-
-def fill(size: Size, recipe: Recipe, places: dict[str, str]) -> str:
-    """Return the config; `places` are the parts of the template that no recipe decides."""
-    save_every = max(10, recipe.max_steps // 40 // 10 * 10)
-    values = {
-        **asdict(recipe),
-        **places,
-        "pairs": f"{size.pairs:,}",
-        "save_every": save_every,
-        "valid_every": 5 * save_every,
-    }
-    return Template(TEMPLATE).substitute(values)

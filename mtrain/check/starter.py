@@ -1,18 +1,20 @@
 """`mtrain init`: a first config for two files of text, sized to them and to the machine."""
 
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
+from string import Template
 from typing import IO
 
 import numpy as np
 
 from mtrain.check.chunks import chunks
 from mtrain.check.findings import Findings
-from mtrain.check.recipe import Recipe, Size, fill, recipe_for
+from mtrain.check.recipe import TEMPLATE, Recipe, Size, recipe_for
 from mtrain.check.words import Characters
 from mtrain.config.loading import parse_config
 from mtrain.config.schema import TextCorpus
@@ -106,22 +108,18 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> None:
 def _check_names(request: Request) -> None:
     """Refuse names that no config can hold, and a config that is not named like one."""
     named = (request.src, request.tgt, request.output, *(request.valid or ()))
-    for text in (*map(str, named), request.src_lang, request.tgt_lang):
-        if any("\ud800" <= char <= "\udfff" for char in text):
+    for name in map(str, named):
+        is_utf8 = not any("\ud800" <= char <= "\udfff" for char in name)
+        if not is_utf8 or name.startswith("~") or files.VARIABLE.search(name):
             raise RefusedError(
-                f"{printable(text)}: its name is not UTF-8, as a config must be; rename it"
-            )
-    for path in named:
-        if str(path).startswith("~") or files.VARIABLE.search(str(path)):
-            raise RefusedError(
-                f"{path}: a config would take this for a name of the environment or of a home "
-                "directory; rename it"
+                f"{printable(name)}: a config would take this for another name: it is not UTF-8, "
+                "or begins with ~, or holds a $NAME; rename it"
             )
     if request.src.exists() and request.tgt.exists() and request.src.samefile(request.tgt):
         raise RefusedError(f"{request.tgt}: is both sides; give the translation as the second file")
     for code in (request.src_lang, request.tgt_lang):
-        if "/" in code:
-            raise RefusedError(f"{code}: not a language code such as en or zh-TW")
+        if not re.fullmatch("[A-Za-z0-9_-]+", code):
+            raise RefusedError(f"{printable(code)}: not a language code such as en or zh-TW")
     if request.output.suffix not in (".yaml", ".yml"):
         raise RefusedError(
             f"{request.output}: name the config .yaml or .yml; the held-out text goes into a "
@@ -226,17 +224,21 @@ def render(
     request: Request, size: Size, recipe: Recipe, train: Sides, valid: Sides, *, drops: bool = False
 ) -> str:
     """Return the config; `drops` has it leave out pairs that are invalid UTF-8."""
-    places = {
-        "languages": printable(f"{request.src_lang} to {request.tgt_lang}"),
-        "config": printable(shlex.quote(str(request.output))),
-        "run_dir": _entries({"run_dir": f"runs/{request.output.stem}"}, 0),
-        "src_lang": _entries({"src_lang": request.src_lang}, 2),
-        "tgt_lang": _entries({"tgt_lang": request.tgt_lang}, 2),
-        "train": _entries({"src": str(train[0]), "tgt": str(train[1])}, 6),
-        "valid": _entries({"src": str(valid[0]), "tgt": str(valid[1])}, 4),
-        "invalid_utf8": "drop" if drops else "error",
-    }
-    return fill(size, recipe, places)
+    save_every = max(10, recipe.max_steps // 40 // 10 * 10)
+    return Template(TEMPLATE).substitute(
+        asdict(recipe),
+        pairs=f"{size.pairs:,}",
+        languages=printable(f"{request.src_lang} to {request.tgt_lang}"),
+        config=printable(shlex.quote(str(request.output))),
+        run_dir=_entries({"run_dir": f"runs/{request.output.stem}"}, 0),
+        src_lang=_entries({"src_lang": request.src_lang}, 2),
+        tgt_lang=_entries({"tgt_lang": request.tgt_lang}, 2),
+        train=_entries({"src": str(train[0]), "tgt": str(train[1])}, 6),
+        valid=_entries({"src": str(valid[0]), "tgt": str(valid[1])}, 4),
+        invalid_utf8="drop" if drops else "error",
+        save_every=save_every,
+        valid_every=5 * save_every,
+    )
 
 
 def _entries(values: dict[str, str], indent: int) -> str:
