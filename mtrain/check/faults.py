@@ -49,7 +49,6 @@ _RUN = re.compile(rf"(?:[\u00c2-\u00f4][\x80-\x9f{re.escape(''.join(_BYTES))}]{{
 _WINDOWS_1251 = re.compile(
     r"(?:[РС][\u0402-\u040f\u0452-\u045f\u0490\u0491\u00a0-\u00bb\u2013-\u203a№]){3,}"
 )
-_GARBLED = re.compile("锟斤拷|ï¿½|ðŸ[\x80-\xbf‘-“˜™]")
 _QUOTES = set("‘’“”‹›„‚»«´¨…–—")
 _TAG = (
     r"</?(?:a|abbr|b|big|blockquote|body|br|center|code|div|em|font|form|h[1-6]|head|hr|html|i|img|"
@@ -182,7 +181,7 @@ def _first(pattern: "re.Pattern[str] | regex.Pattern[str]", text: str) -> int | 
 def _find_mojibake(text: str) -> int | None:
     """Find UTF-8 that was read as Windows-1252, Latin-1 or Windows-1251."""
     runs = (match.start() for match in _RUN.finditer(text) if _is_mojibake(match))
-    places = [next(runs, None), _first(_WINDOWS_1251, text), _first(_GARBLED, text)]
+    places = [next(runs, None), _first(_WINDOWS_1251, text)]
     return min((place for place in places if place is not None), default=None)
 
 
@@ -193,9 +192,9 @@ def _is_mojibake(match: "re.Match[str]") -> bool:
     meant = data.decode("utf-8", "ignore")
     if len(meant) != 1:
         return len(meant) > 1
-    ends_in_quote = run[-1] in _QUOTES and not following.isalpha()
-    is_usual = meant <= "\u017f" or "\u2010" <= meant < "\u2c00"
-    return is_usual and not ends_in_quote and run[0] in "ÂÃÄÅâ"
+    ends_in_quote = len(run) < 4 and run[-1] in _QUOTES and not following.isalpha()
+    is_usual = meant <= "\u017f" or "\u2010" <= meant < "\u2c00" or meant >= "\ufffd"
+    return is_usual and not ends_in_quote and run[0] in "ÂÃÄÅâïð"
 
 
 def _find_decomposed(text: str) -> int | None:

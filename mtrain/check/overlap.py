@@ -4,7 +4,6 @@ The set is kept as hashes of whole lines and of word bigrams; the other text str
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
@@ -79,14 +78,14 @@ class ScoredSet:
         side = int(KINDS[kind] == "target_overlap")
         number, there = self.rows.numbers[row], other.numbers[place]
         like = f"{likeness:.0%} of " if likeness < 1 else "= "
-        example = self.found.example(
+        return self.found.example(
             number,
             f"{like}{other.found.name_row(there, side)}  {self.rows.texts[side][row]}",
+            side,
             rank=-likeness,
             other=other.found.row_as_json(there),
             likeness=round(likeness, 3),
         )
-        return replace(example, shown=self.found.name_row(number, side))
 
 
 class _Bigrams:

@@ -22,7 +22,7 @@ MOST_LEANING = 3.0  # nats of one word
 LOWEST = 0.01  # fraction of a sample that may be freely translated or wrong
 # Nats against a pair that does not belong together: a multiple of that quantile, bounded.
 MISFIT_OF_LOWEST, LEAST_MISFIT, MOST_MISFIT = 3.3, 6.0, 12.0
-LEAST_SAMPLE, MUCH_SAMPLE = 200, 2000  # pairs from which words are learned; that suffice for sure
+LEAST_SAMPLE = 200  # pairs from which words are learned
 LEAST_EVIDENCE = 0.5  # nats, on average, for words to be informative
 LEAST_SPREAD = 0.1  # of a logarithm of a ratio of lengths
 LENGTH_FOR, LENGTH_AGAINST = 0.5, 2.0  # nats that the lengths of a pair may be worth
@@ -164,33 +164,27 @@ class Profile:
 
     def compare(self, data: DataConfig, found: Findings) -> None:
         """Report sides of the sample that are unrelated, or not in the languages of the config."""
-        if self.pairs >= MUCH_SAMPLE and self.mean < LEAST_EVIDENCE:
-            text = "no words come together in pairs much more often than by chance"
-            found.add_message("unrelated", text)
         for corpus, parts in groupby(self.sample, attrgetter("found")):
             if are_unrelated(np.concatenate([part.lengths for part in parts])):
                 corpus.add_message("unrelated", UNRELATED)
         for side, name in enumerate(("src_lang", "tgt_lang")):
-            self._compare_scripts(side, name, getattr(data, name), found)
+            language, letters = getattr(data, name), self.letters[side]
+            own = scripts_of(language)
+            if own and letters and sum(letters[each] for each in own) < 0.5 * letters.total():
+                [(main, count)] = letters.most_common(1)
+                found.add_message(
+                    "language",
+                    f"data.{name} is {language}, but {count / letters.total():.0%} of the "
+                    f"{('source', 'target')[side]}'s letters are {name_of(main)}: are the sides "
+                    "swapped?",
+                    side,
+                )
         src, tgt = ([text for part in self.sample for text in part.texts[side]] for side in (0, 1))
         if seem_swapped(src, tgt, data.src_lang, data.tgt_lang):
             found.add_message(
                 "language",
                 f"most sources look like data.tgt_lang ({data.tgt_lang}) and most targets like "
                 f"data.src_lang ({data.src_lang}): swap src and tgt, or the languages",
-            )
-
-    def _compare_scripts(self, side: int, key: str, language: str, found: Findings) -> None:
-        """Compare the scripts of a side's letters with those of its language, if known."""
-        own, letters = scripts_of(language), self.letters[side]
-        if own and letters and sum(letters[name] for name in own) < 0.5 * letters.total():
-            [(main, count)] = letters.most_common(1)
-            found.add_message(
-                "language",
-                f"data.{key} is {language}, but {count / letters.total():.0%} of the "
-                f"{('source', 'target')[side]}'s letters are {name_of(main)}: are the sides "
-                "swapped?",
-                side,
             )
 
 

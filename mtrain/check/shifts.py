@@ -1,6 +1,6 @@
 """Stretches of a corpus where the sides are out of step, found as its pairs go by."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,17 +34,8 @@ class Stretch:
     def distance(self) -> int:
         """Distance in lines of the targets from their sources; 0 if it is unclear."""
         best = int(np.argmax(self.better))
-        gain = self.better[best] - self.better[FARTHEST]
-        is_clear = self.worst >= LEAST and gain >= MARGIN and self.better[best] > 0
+        is_clear = self.better[best] >= max(0, self.better[FARTHEST] + MARGIN)
         return best - FARTHEST if is_clear else 0
-
-    @property
-    def is_sure(self) -> bool:
-        """Whether enough evidence is against it."""
-        if self.worst < LEAST or self.distance:
-            return self.worst >= LEAST
-        each = self.better[FARTHEST] / (self.end - self.start + 1)
-        return self.worst >= MUCH and float(each) <= -MUCH_EACH
 
 
 class Shifts:
@@ -88,14 +79,14 @@ class Shifts:
     def finish(self) -> None:
         """Report the open stretch if it is sure."""
         stretch, self.open = self.open, None
-        if stretch is None or not stretch.is_sure:
+        if stretch is None or stretch.worst < LEAST:
             return
         text, distance = "the words of the sides do not go together", stretch.distance
+        each = -stretch.better[FARTHEST] / (stretch.end - stretch.start + 1)
+        if not distance and (stretch.worst < MUCH or each < MUCH_EACH):
+            return
         if distance:
             side = "behind" if distance > 0 else "before"
             text = f"targets stand about {abs(distance)} {self.found.unit}(s) {side} their sources"
-        example = self.found.example(
-            stretch.start, text, rank=stretch.start, end=stretch.end, distance=distance
-        )
-        shown = f"{example.shown} to {stretch.end}"
-        self.found.add("slip", 1, [replace(example, shown=shown)])
+        text, more = f"to {stretch.end}: {text}", {"end": stretch.end, "distance": distance}
+        self.found.add("slip", 1, [self.found.example(stretch.start, text, **more)])

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.runtime.errors import RefusedError, printable
-from mtrain.runtime.log import logger, progress_bar
+from mtrain.runtime.log import logger
 from mtrain.scoring.metrics import (
     FEWEST,
     METRICS,
     SIGNIFICANT,
     Paired,
-    check_seed,
-    paired_test,
+    paired_tests,
     sentence_chrf,
 )
 from mtrain.scoring.references import read_aligned
@@ -68,8 +67,7 @@ class Comparison:
 
     lines: int
     systems: list[str]
-    scores: dict[str, list[Paired]]
-    signatures: dict[str, str]
+    tested: dict[str, tuple[str, list[Paired]]]  # by metric: signature, and scores of the systems
     contrasts: list[Contrasts]
 
     def as_json(self) -> dict[str, Any]:
@@ -78,18 +76,20 @@ class Comparison:
             "lines": self.lines,
             "baseline": self.systems[0],
             "systems": [self._system_as_json(number) for number in range(len(self.systems))],
-            "signatures": {metric: {"bootstrap": text} for metric, text in self.signatures.items()},
+            "signatures": {
+                metric: {"bootstrap": text} for metric, (text, _) in self.tested.items()
+            },
         }
 
     def _system_as_json(self, number: int) -> dict[str, Any]:
-        scores = {metric: found[number].as_json() for metric, found in self.scores.items()}
+        scores = {metric: rows[number].as_json() for metric, (_, rows) in self.tested.items()}
         lines = {
             key: [each.as_json() for each in found] for key, found in self.contrasts[number].items()
         }
         return {"system": self.systems[number], **scores, **lines}
 
     def __str__(self) -> str:
-        signatures = (f"{METRICS[metric]} {text}" for metric, text in self.signatures.items())
+        signatures = (f"{METRICS[metric]} {text}" for metric, (text, _) in self.tested.items())
         return "\n".join(map(printable, [*self._table(), *signatures, *self._lines()]))
 
     def _table(self) -> Iterator[str]:
@@ -99,7 +99,7 @@ class Comparison:
         names = list(map(printable, self.systems))
         width = max(8, *map(len, names))
         heads = ("score", "mean ± 95 % CI", "difference", "p-value")
-        for metric, scores in self.scores.items():
+        for metric, (_, scores) in self.tested.items():
             rows = [heads, *(each.cells(metric) for each in scores)]
             for name, row in zip([METRICS[metric], *names], rows, strict=True):
                 cells = map("{:>{}}".format, row, (6, 15, 13, 9))
@@ -157,20 +157,12 @@ def compare(
     """Compare systems with the first one, and find the `most` lines in either direction whose chrF2
     differs most from the baseline's.
     """
-    check_seed()
     _warn_of_oddities(systems, references)
-    scores, signatures = {}, {}
     logger.info("comparing %d systems on %s lines", len(systems), f"{len(references[0]):,}")
-    with progress_bar(len(metrics), "metric", "comparing") as bar:
-        for metric in metrics:
-            bar.set_postfix_str(METRICS[metric])
-            scores[metric], signatures[metric] = paired_test(
-                metric, systems, references, tokenize, lowercase
-            )
-            bar.update()
+    tested = paired_tests(metrics, systems, references, tokenize, lowercase)
     contrasts = _contrasts(systems, references, sources, lowercase, most)
     names = [name for name, _ in systems]
-    return Comparison(len(references[0]), names, scores, signatures, contrasts)
+    return Comparison(len(references[0]), names, tested, contrasts)
 
 
 def _warn_of_oddities(systems: list[System], references: list[list[str]]) -> None:

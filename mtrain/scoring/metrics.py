@@ -122,10 +122,9 @@ def score(
     compute = scorer._compute_score_from_stats
 
     def compute_as_float(stats: Any) -> Any:
-        """Convert all values to float: sacreBLEU's mean fails on a mixture, which resamples without
-        text give.
-        """
-        computed = compute(stats)
+        computed = compute(
+            stats
+        )  # in resamples without text, of a type that has no mean with others
         computed.score = float(computed.score)
         return computed
 
@@ -208,31 +207,34 @@ class Paired:
         return score, interval, difference, f"{self.p:.4f}{'*' if self.is_significant else ' '}"
 
 
-def paired_test(
-    metric: str,
+def paired_tests(
+    metrics: list[str],
     systems: list[tuple[str, list[str]]],
     references: list[list[str]],
     tokenize: str,
     lowercase: bool,
-) -> tuple[list[Paired], str]:
-    """Compare systems with the first one by sacreBLEU's paired bootstrap resampling; return also
-    the signature. Equal scores, and those of few lines, do not differ significantly.
+) -> dict[str, tuple[str, list[Paired]]]:
+    """Compare systems with the first one by sacreBLEU's paired bootstrap resampling; return the
+    signature and the scores of each metric. Equal scores, and those of few lines, do not differ
+    significantly.
     """
     from sacrebleu.significance import PairedTest
 
     check_seed()
-    scorer = _metric(metric, tokenize, lowercase, references)
-    signatures, scores = PairedTest(list(systems), {metric: scorer}, None, "bs")()
-    ((key, signature),) = signatures.items()
-    results: list[Any] = list(scores[key])
-    rows = []
-    for found in results:
-        difference = float(found.score - results[0].score)
-        is_clear = found.p_value is not None and found.p_value <= SIGNIFICANT
-        is_clear &= difference != 0 and len(references[0]) >= FEWEST
-        score, mean, ci = map(float, (found.score, found.mean, found.ci))
-        rows.append(Paired(score, mean, ci, difference, found.p_value, is_clear))
-    return rows, signature.format()
+    scorers = {name: _metric(name, tokenize, lowercase, references) for name in metrics}
+    signatures, results = PairedTest(list(systems), scorers, None, "bs")()
+    tested = {}
+    for metric in metrics:
+        key, rows = METRICS[metric], list[Paired]()
+        found: list[Any] = list(results[key])
+        for each in found:
+            difference = float(each.score - found[0].score)
+            is_clear = difference != 0 and len(references[0]) >= FEWEST
+            is_clear = is_clear and each.p_value <= SIGNIFICANT
+            score, mean, ci = map(float, (each.score, each.mean, each.ci))
+            rows.append(Paired(score, mean, ci, difference, each.p_value, is_clear))
+        tested[metric] = signatures[key].format(), rows
+    return tested
 
 
 def check_seed() -> None:

@@ -60,10 +60,6 @@ class Line(NamedTuple):
     source: str | None
 
 
-def _is_empty(line: Line) -> bool:
-    return is_blank(line.text) and not all(map(is_blank, line.references))
-
-
 def _is_copied(line: Line) -> bool:
     """Whether the translation is the source, and no reference is."""
     if line.source is None or sum(map(str.isalpha, line.source)) < FEWEST:
@@ -111,7 +107,7 @@ def _only(has: Callable[[str], object]) -> Callable[[Line], bool]:
 
 # Faults of single lines: kind, what, what to do, and of what fraction of the lines to report them.
 CHECKS: tuple[tuple[str, str, str, Callable[[Line], bool], float], ...] = (
-    ("empty", "empty translations", "does the model end at once?", _is_empty, 0),
+    ("empty", "empty translations", "does the model end at once?", _only(is_blank), 0),
     ("copied", "copies of the source", "are file and language right?", _is_copied, 0.02),
     ("loops", "a phrase repeated over and over", "train for longer", _only(_loop), 0.005),
     ("script", "another script than the references'", "is it the right file?", _is_foreign, 0.02),
@@ -168,14 +164,9 @@ def _length(lines: list[Line]) -> Iterator[Note]:
         if own and any(others):
             lengths.append((i, own, min(others, key=lambda length: abs(length - own))))
     ratio = sum(own for _, own, _ in lengths) / max(1, sum(length for _, _, length in lengths))
-    what = f"{ratio:.2f} of the references' length"
-    if len(lengths) < FEWEST:
+    if len(lengths) < FEWEST or SHORT <= ratio <= LONG:
         return
-    if ratio < SHORT:
-        places = [i for i, own, of in lengths if own < SHORT * of]
-        advice = "raise decode.length_penalty, and check whether lines were cut"
-        yield _note(lines, "short", f"too short, {what}", places, advice)
-    elif ratio > LONG:
-        places = [i for i, own, of in lengths if own > LONG * of]
-        advice = "lower decode.length_penalty, and look for repeated phrases"
-        yield _note(lines, "long", f"too long, {what}", places, advice)
+    places = [i for i, own, of in lengths if (own < SHORT * of if ratio < 1 else own > LONG * of)]
+    kind, change = ("short", "raise") if ratio < 1 else ("long", "lower")
+    what = f"too {kind}, {ratio:.2f} of the references' length"
+    yield _note(lines, kind, what, places, f"{change} decode.length_penalty, and look at the lines")

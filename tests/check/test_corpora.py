@@ -154,7 +154,7 @@ ODD_TEXT = {
     "control": ["\0", "\r", "\u2028", "\x85", "\f", "\x07"],
     "invisible": ["\u200b", "\ufeff", "\u3164", "\u034f", "\u200e", " 中\u202e文 ", "\U000e0041"],
     "no_character": ["\ufffd", "\ue123", "\uffff", "\U0001ffff", "\u0378"],
-    "mojibake": ["Ã¼", "donâ€™t", " РџСЂРёРІРµС‚ ", "日本".encode().decode("cp1252")],
+    "mojibake": ["Ã¼", "donâ€™t", " РџСЂРёРІРµС‚ ", "日本".encode().decode("cp1252"), "ðŸ˜‚"],
     "markup": [" &amp; ", '<a href="x">', " &#39;", " &times; "],
     "subwords": [" ab@@ cd", " ▁ab", " @-@ ", " <unk> ", " ##ing"],
     "decomposed": [" cafe\u0301 "],

@@ -19,7 +19,7 @@ from mtrain.scoring.metrics import (
     METRICS,
     check_tokenizer,
     choose_tokenizer,
-    paired_test,
+    paired_tests,
     score,
     score_all,
     tokenizer_for,
@@ -120,7 +120,7 @@ def test_an_interval_wants_a_seed_and_a_score_none(monkeypatch: pytest.MonkeyPat
     with pytest.raises(RefusedError, match="SACREBLEU_SEED=abc: expected a whole number"):
         score("chrf", ["a boat"], [["a boat"]], interval=True)
     with pytest.raises(RefusedError, match="SACREBLEU_SEED=abc"):
-        paired_test("chrf", [("a", ["b"]), ("c", ["d"])], [["b"]], "13a", False)
+        paired_tests(["chrf"], [("a", ["b"]), ("c", ["d"])], [["b"]], "13a", False)
 
 
 def test_perfect_and_hopeless_translations() -> None:
