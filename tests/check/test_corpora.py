@@ -27,7 +27,7 @@ from mtrain.check.chunks import Chunk
 from mtrain.check.corpora import Checker
 from mtrain.check.diagnosis import Diagnosis, diagnose
 from mtrain.check.findings import KINDS, Findings, clipped
-from mtrain.check.profile import FREQUENT, LengthRatio
+from mtrain.check.profile import FREQUENT
 from mtrain.check.words import Characters
 from mtrain.config.loading import load_config
 from mtrain.config.schema import TextCorpus
@@ -375,8 +375,13 @@ def test_generated_text_is_sound(folder: Folder) -> None:
 @pytest.mark.parametrize("pairs", [0, 1, 5, 60])
 def test_little_text_is_looked_at_too(tmp_path: Path, pairs: int) -> None:
     sets = {"train": corpus(pairs, 1), "valid": corpus(3, 2), "test": corpus(3, 3)}
-    report = Folder(tmp_path, sets).look(forecast=True)
-    assert kinds(report) == ([("data.train[0]", "empty")] if not pairs else [])
+    folder = Folder(tmp_path, sets)
+    empty = [("data.train[0]", "empty")]
+    assert kinds(folder.look(forecast=True)) == ([] if pairs else empty)
+    folder.bytes["train.xb"] = [b" "] * pairs
+    report = folder.look()
+    assert set(kinds(report)) >= set(empty)
+    assert report["errors"] == 1
 
 
 def test_a_side_in_another_script_than_its_language(folder: Folder) -> None:
@@ -403,12 +408,10 @@ def test_a_corpus_whose_sides_are_swapped(folder: Folder) -> None:
 def test_examples_are_bounded_and_the_worst_first(folder: Folder) -> None:
     for row in range(100, 160):
         plant(folder, "same", row)
-    report = folder.look(examples=3)
-    [finding] = [finding for _, kind, finding in found(report) if kind == "same"]
-    assert finding["count"] == 60
-    lengths = [len(example["text"]) for example in finding["examples"]]
+    [finding] = [each for _, kind, each in found(folder.look(examples=3)) if kind == "same"]
     longest = sorted((len(folder.bytes["train.xa"][row]) for row in range(100, 160)), reverse=True)
-    assert lengths == [2 * length + 3 for length in longest[:3]]
+    assert finding["count"] == 60
+    assert [len(each["text"]) for each in finding["examples"]] == [2 * n + 3 for n in longest[:3]]
 
 
 def test_chunks_change_nothing(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -455,18 +458,11 @@ def test_the_command_prints_a_table_and_fails_on_errors(folder: Folder) -> None:
     done = run_mtrain("check", "-c", config, "--json", "--no-timing")
     assert done.returncode == 1
     report = json.loads(done.stdout)
-    assert report["errors"] == 1
+    assert (report["errors"], report["forecast"]["step_seconds"]) == (1, None)
     assert places(report, "control") == [("train.xb", 42)]
-    assert report["forecast"]["step_seconds"] is None
-    assert "Traceback" not in done.stderr
 
 
 # --- parts --------------------------------------------------------------------------------------
-
-
-def hashes(text: str) -> list[int]:
-    found: list[int] = Characters().read([text])[0].hashes.tolist()
-    return found
 
 
 def nothing_found() -> Findings:
@@ -475,11 +471,10 @@ def nothing_found() -> Findings:
 
 
 def test_words_are_runs_characters_or_threes() -> None:
-    assert hashes("Hello, HELLO wor-ld") == [*hashes("hello") * 2, *hashes("wor"), *hashes("ld")]
-    assert len(hashes("我们ab")) == 3
-    assert len(hashes("สวัสดี")) == 6
-    assert len(hashes("नमस्ते दुनिया")) == 2
-    assert hashes("?! ...") == hashes("") == []
+    texts = ["Hello, HELLO wor-ld", "我们ab", "สวัสดี", "नमस्ते दुनिया", "?! ...", ""]
+    words, _ = CHARACTERS.read(texts)
+    assert words.counts.tolist() == [4, 3, 6, 2, 0, 0]
+    assert words.hashes[0] == words.hashes[1]
 
 
 @settings(deadline=None)
@@ -488,14 +483,6 @@ def test_lines_do_not_touch_each_other(texts: list[str]) -> None:
     words, _ = CHARACTERS.read(texts)
     lines = [words.part(row, row + 1).hashes.tolist() for row in range(len(words))]
     assert lines == [CHARACTERS.read([text])[0].hashes.tolist() for text in texts]
-
-
-def test_length_ratios_by_hand() -> None:
-    ratio = LengthRatio(np.array([[20, 40], [21, 42], [19, 38]] * 100))
-    assert ratio.normal == pytest.approx(np.log(41 / 21), abs=0.01)
-    far, _ = ratio.distance(np.array([[20, 200], [20, 40]]))
-    assert far[0] == pytest.approx(np.log(201 / 21) - ratio.normal)
-    assert far[1] < 0.01
 
 
 def test_tables_of_languages_hold_together() -> None:
@@ -507,12 +494,14 @@ def test_tables_of_languages_hold_together() -> None:
     assert {severity for severity, _ in KINDS.values()} == {"error", "warning", "note"}
 
 
-def test_scripts_of_letters() -> None:
+def test_names_of_rows_and_scripts_of_letters() -> None:
     scripts = list(map(script_of, "aｂ人々ーﾊ"))
     assert scripts == ["LATIN", "LATIN", "CJK", "CJK", "KATAKANA", "KATAKANA"]
     assert {script_of(char) for char in "𝐀ℂℌµª\ud800"} == {""}
+    found = nothing_found()
+    assert [found.name_row(3, side) for side in (0, 1)] == ["old/train.xa:3", "train.xb:3"]
     rows = [(1, "ab 1", ""), (2, "да c", "x")]
-    src, tgt = Chunk.of(nothing_found(), rows, Characters()).letters
+    src, tgt = Chunk.of(found, rows, CHARACTERS).letters
     assert (src["LATIN"].tolist(), src["CYRILLIC"].tolist()) == ([2, 1], [0, 2])
     assert {script: counts.tolist() for script, counts in tgt.items()} == {"LATIN": [0, 1]}
 
@@ -559,27 +548,8 @@ def test_memory_does_not_grow_with_long_lines(folder: Folder) -> None:
     assert peak < 350_000_000
 
 
-def test_train_that_is_blank_on_a_side_throughout_is_an_error(folder: Folder) -> None:
-    folder.bytes["train.xb"] = [b" "] * PAIRS
-    report = folder.look()
-    assert ("data.train[0]", "empty") in kinds(report)
-    assert report["errors"] == 1
-
-
-def test_rows_are_named_as_the_config_names_their_files() -> None:
-    found = nothing_found()
-    assert [found.name_row(3, side) for side in (0, 1)] == ["old/train.xa:3", "train.xb:3"]
-    assert found.row_as_json(3, 0) == {"files": ["root/old/train.xa"], "line": 3}
-
-
-@pytest.mark.parametrize(
-    ("text", "place"),
-    [
-        ("plain é", None),
-        ("x" * 500 + "cafe\u0301", 503),
-        ("e" + "\u0301\u0316" * 500_000, 0),  # to be put in order, all in one go, takes an hour
-        ("क़", None),  # what composition leaves apart
-    ],
-)
-def test_accents_apart_from_their_letters_are_found(text: str, place: int | None) -> None:
-    assert faults._find_decomposed(text) == place
+def test_accents_apart_from_their_letters_are_found() -> None:
+    assert faults._find_decomposed("plain é क़") is None  # what composition leaves apart
+    assert faults._find_decomposed("x" * 500 + "cafe\u0301") == 503
+    # to be put in order, all in one go, takes an hour
+    assert faults._find_decomposed("e" + "\u0301\u0316" * 500_000) == 0

@@ -57,13 +57,8 @@ def of_sacrebleu(
     """Run sacreBLEU's command; returns the columns of its table and its signatures."""
     arguments = [*map(str, references), "-i", *map(str, systems), "-m", "bleu", "chrf", "ter"]
     arguments += ["-w", "6", "-f", "text", "--no-color", "-q", "--paired-bs", *options]
-    done = subprocess.run(
-        [sys.executable, "-m", "sacrebleu", *arguments],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=100,
-    )
+    command = [sys.executable, "-m", "sacrebleu", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
     cells: dict[str, list[str]] = {"BLEU": [], "chrF2": [], "TER": []}
     for line in done.stdout.split("\n"):
         row = re.findall(r"(-?\d+\.\d{6}(?: \(.*?\))?|\(p = [\d.]+\)\*?)", line)
@@ -122,15 +117,9 @@ def test_chinese_is_cut_as_by_eval(tmp_path: Path) -> None:
 def compared(
     texts: list[list[str]], reference: list[str], most: int = 2, sources: list[str] | None = None
 ) -> Comparison:
-    return compare.compare(
-        list(zip("abc", texts, strict=False)),
-        [reference],
-        sources or [],
-        metrics=["chrf"],
-        tokenize="13a",
-        lowercase=False,
-        most=most,
-    )
+    options = {"metrics": ["chrf"], "tokenize": "13a", "lowercase": False, "most": most}
+    systems = list(zip("abc", texts, strict=False))
+    return compare.compare(systems, [reference], sources or [], **options)
 
 
 def test_lines_that_differ_most_are_shown_in_either_direction() -> None:
@@ -143,15 +132,12 @@ def test_lines_that_differ_most_are_shown_in_either_direction() -> None:
     old, new = result.contrasts[1]["better"][0].scores
     assert old < 5
     assert new == pytest.approx(100)
-    text = str(result)
-    assert text.index("line 2: +") < text.index("line 3: +") < text.index("line 1: -")
-    shown = re.sub(" +", " ", text)
+    shown = re.sub(" +", " ", str(result))
+    assert shown.index("line 2: +") < shown.index("line 3: +") < shown.index("line 1: -")
     assert "source b\n reference the blue boat sails away\n a xx\n b the blue boat sails" in shown
     found = result.as_json()["systems"][1]["better"][0]
-    assert found["line"] == 2
-    assert found["source"] == "b"
+    assert (found["line"], found["source"], found["references"]) == (2, "b", [reference[1]])
     assert (found["baseline"], found["text"]) == ("xx", reference[1])
-    assert found["references"] == [reference[1]]
     assert "line 2" not in str(compared([first, second], reference, 0))
 
 
@@ -186,13 +172,6 @@ def test_lower_ter_is_better(files: dict[str, Path]) -> None:
     assert [row[7][-1] for row in rows] == ["*"] * 3
     assert "comparing 2 systems on 60 lines" in done.stderr
     assert max(map(len, done.stdout.split("\n\n")[0].split("\n"))) <= 80
-
-
-@pytest.mark.parametrize("seed", ["abc", "-1", "1.5", ""])
-def test_a_seed_that_is_none_is_refused(seed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SACREBLEU_SEED", seed)
-    with pytest.raises(RefusedError, match="SACREBLEU_SEED"):
-        compared([["a"], ["b"]], ["a"])
 
 
 def test_metrics_are_chosen_in_one_order_and_systems_named_by_their_ends(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from mtrain.scoring.metrics import (
     METRICS,
     check_tokenizer,
     choose_tokenizer,
+    paired_tests,
     score,
     score_all,
     tokenizer_for,
@@ -62,13 +63,14 @@ def sacrebleu_cli(
 ) -> dict[str, Any]:
     """Score with sacreBLEU's own command line."""
     files = [write_lines(directory / f"ref{i}", lines) for i, lines in enumerate(references)]
-    source = write_lines(directory / "hyp", hypotheses)
-    command = ["-m", "sacrebleu", *map(str, files), "-i", str(source), "-w", "8", *options]
-    command += ["-m", "bleu", "chrf", "ter", "--confidence", "--confidence-n", "1000"]
-    done = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, check=True, timeout=60
-    )
+    command = [sys.executable, "-m", "sacrebleu", *map(str, files), *options, "-w", "8", "-i"]
+    command += [str(write_lines(directory / "hyp", hypotheses)), "-m", "bleu", "chrf", "ter"]
+    command += ["--confidence", "--confidence-n", "1000"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     return {score["name"]: score for score in json.loads(done.stdout)}
+
+
+ASIAN = ["-tok", "zh", "--ter-asian-support", "--ter-normalized"]
 
 
 @pytest.mark.parametrize(
@@ -77,13 +79,7 @@ def sacrebleu_cli(
         (HYPOTHESIS, [REFERENCE], "en", False, []),
         (HYPOTHESIS, [REFERENCE, SECOND], None, False, []),
         (HYPOTHESIS, [REFERENCE], "en", True, ["--lowercase", "--chrf-lowercase"]),
-        (
-            CHINESE,
-            [CHINESE_REFERENCE],
-            "zh",
-            False,
-            ["-tok", "zh", "--ter-asian-support", "--ter-normalized"],
-        ),
+        (CHINESE, [CHINESE_REFERENCE], "zh", False, ASIAN),
     ],
     ids=["one reference", "two references", "lowercase", "Chinese"],
 )
@@ -110,10 +106,13 @@ def test_an_interval_changes_no_score_and_wants_a_seed(monkeypatch: pytest.Monke
     plain = score("bleu", HYPOTHESIS, [REFERENCE])
     assert plain.ci is None
     assert plain.score == score("bleu", HYPOTHESIS, [REFERENCE], interval=True).score
-    monkeypatch.setenv("SACREBLEU_SEED", "abc")
-    assert score("chrf", ["a boat"], [["a boat"]]).score == pytest.approx(100)
-    with pytest.raises(RefusedError, match="SACREBLEU_SEED=abc: expected a whole number"):
-        score("chrf", ["a boat"], [["a boat"]], interval=True)
+    for seed in ("abc", "-1", "1.5", ""):
+        monkeypatch.setenv("SACREBLEU_SEED", seed)
+        assert score("chrf", ["a boat"], [["a boat"]]).score == pytest.approx(100)
+        with pytest.raises(RefusedError, match=f"SACREBLEU_SEED={seed}: expected a whole number"):
+            score("chrf", ["a boat"], [["a boat"]], interval=True)
+        with pytest.raises(RefusedError, match="SACREBLEU_SEED"):
+            paired_tests(["chrf"], [("a", ["b"]), ("c", ["d"])], [["b"]], "13a", False)
 
 
 def test_perfect_and_hopeless_translations() -> None:
@@ -219,23 +218,15 @@ def test_the_interval_of_lines_without_text(
     assert found.ci[0] <= found.score <= found.ci[1]
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("none/out", "No such file"),
-        ("kept/out", "Not a directory"),
-        (".", "Is a directory"),
-        ("out", None),
-        ("kept", None),
-    ],
-)
-def test_an_output_is_looked_at_and_left_alone(
-    tmp_path: Path, name: str, message: str | None
-) -> None:
-    (tmp_path / "kept").write_text("as it was")
-    if message is None:
+def test_an_output_is_looked_at_and_left_alone(tmp_path: Path) -> None:
+    kept = write_lines(tmp_path / "kept", ["as it was"])
+    for name in ("out", "kept"):
         streams.check_output(tmp_path / name)
-    else:
+    for name, message in (
+        ("none/out", "No such file"),
+        ("kept/out", "Not a dir"),
+        (".", "Is a dir"),
+    ):
         with pytest.raises(UserError, match=f"cannot write: {message}"):
             streams.check_output(tmp_path / name)
-    assert [(item.name, item.read_text()) for item in tmp_path.iterdir()] == [("kept", "as it was")]
+    assert [(item, item.read_text()) for item in tmp_path.iterdir()] == [(kept, "as it was\n")]

@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 from mtrain.scoring.notes import Note, explain
 
 SUBJECTS = ["The old Harbour", "A Baker in Lund", "My neighbour", "The Swedish ferry"]
-VERBS = ["does not sell", "paints", "carries", "looks after", "forgets", "has lost"]
-OBJECTS = ["seven boats", "the bread", "an empty barrel", "its lamps", "the evening paper"]
-ENDS = [" before noon.", ", as ever.", " - or so they say.", " again!", "; we stayed at home."]
+RESTS = ["does not sell the bread, as ever.", "has lost its lamps - or so they say.", "paints!"]
 HAN = "红色的船停在旧港口她数了七只鸟没有一飞走面包店今天不开门"
 KANA = "あかいふねがふるいみなとにとまるかもめがななわとんだ"
 GREEK = "το παλιό λιμάνι βρίσκεται πίσω από καινούργιο"
@@ -26,8 +24,7 @@ GREEK = "το παλιό λιμάνι βρίσκεται πίσω από και�
 
 def english(count: int, seed: int = 1) -> list[str]:
     rng = random.Random(seed)
-    lines = [f"{n} {rng.choice(SUBJECTS)} {rng.choice(VERBS)}" for n in range(1000, 1000 + count)]
-    return [f"{line} {rng.choice(OBJECTS)}{rng.choice(ENDS)}" for line in lines]
+    return [f"{n} {rng.choice(SUBJECTS)} {rng.choice(RESTS)}" for n in range(1000, 1000 + count)]
 
 
 def unspaced(count: int, letters: str = HAN, seed: int = 1) -> list[str]:
@@ -90,18 +87,14 @@ def test_copies_of_the_source_only_where_the_reference_is_none() -> None:
     assert notes(nearly, references, sources)["copied"].lines > 90
 
 
-@pytest.mark.parametrize("sources", [SOURCE, []], ids=["sources", "none"])
-def test_one_translation_of_many_sources(sources: list[str]) -> None:
+def test_one_translation_of_many_sources() -> None:
     hypotheses = with_lines(REFERENCE, lambda line: "1 boat sails away.", *range(20, 40))
-    note = notes(hypotheses, sources=sources)["same"]
-    assert (note.lines, note.first[0]) == (20, 20)
-    assert "most often: 1 boat sails away." in note.what
-
-
-def test_a_line_that_comes_again_with_its_source_is_no_fault() -> None:
+    for sources in (SOURCE, None):
+        note = notes(hypotheses, sources=sources)["same"]
+        assert (note.lines, note.first[0]) == (20, 20)
+        assert "most often: 1 boat sails away." in note.what
     lines = with_lines(REFERENCE, lambda line: "NAME", *range(1, 60))
-    sources = with_lines(SOURCE, lambda line: "ΟΝΟΜΑ", *range(1, 60))
-    assert notes(lines, lines, sources) == {}
+    assert notes(lines, lines, with_lines(SOURCE, lambda line: "ΟΝΟΜΑ", *range(1, 60))) == {}
 
 
 def test_another_script_than_the_references() -> None:
@@ -116,12 +109,9 @@ def test_another_script_than_the_references() -> None:
     ("line", "is_loop"),
     [
         ("the man in the man in the man in the man", True),
-        ("a boat and a boat and a boat and a boat and", True),
-        ("很好很好很好很好", True),
         ("红色的船停在旧港口红色的船停在旧港口红色的船停在旧港口", True),
         ("very, very good", False),
         ("10000000000", False),
-        ("... --- ====== ......", False),
         ("no no no", False),
     ],
 )
@@ -144,7 +134,7 @@ def test_a_loop_in_a_very_long_line_takes_no_long_time() -> None:
     ("kind", "change", "lines"),
     [
         ("subword", lambda line: line.replace("ar", "a@@ r"), REFERENCE),
-        ("subword", lambda line: "▁" + line.replace(" ", " ▁"), REFERENCE),
+        ("subword", lambda line: "▁" + line, REFERENCE),
         ("subword", lambda line: line.replace(" - ", " @-@ "), REFERENCE),
         ("escapes", lambda line: line.replace(" - ", " &quot; "), REFERENCE),
         ("unknown", lambda line: f"{line} <unk>", REFERENCE),
@@ -163,13 +153,11 @@ def test_text_that_was_prepared_for_a_model(
     assert notes(changed, changed) == {}
 
 
-def test_letters_without_case_and_no_letters_are_not_in_lower_case() -> None:
+def test_letters_without_case_are_not_in_lower_case() -> None:
     capitals = [line + " PDF" for line in CHINESE]
-    for without in (CHINESE, [""] * 100):
-        assert "case" not in notes(without, capitals)
+    assert "case" not in notes(CHINESE, capitals)
     assert "case" not in notes([line + " pdf" for line in CHINESE], CHINESE)
-    lower = [line.lower() for line in REFERENCE]
-    assert explain(lower, [REFERENCE], [], lowercase=True) == []
+    assert explain([line.lower() for line in REFERENCE], [REFERENCE], [], lowercase=True) == []
 
 
 @pytest.mark.parametrize("lines", [REFERENCE, CHINESE], ids=["english", "chinese"])
@@ -194,8 +182,8 @@ def test_any_text_is_answered(rows: list[tuple[str, str, str]]) -> None:
 
 
 def test_eval_reports_notes_with_the_scores(tmp_path: Path) -> None:
-    lower = [line.lower() for line in REFERENCE]
-    for name, lines in (("hyp", with_lines(lower, lambda _: "", 4)), ("ref", REFERENCE)):
+    lower = with_lines([line.lower() for line in REFERENCE], lambda _: "", 4)
+    for name, lines in (("hyp", lower), ("ref", REFERENCE)):
         (tmp_path / name).write_text("".join(line + "\n" for line in lines))
     arguments = ("eval", "--hypothesis", tmp_path / "hyp", "-r", tmp_path / "ref")
     plain = run_mtrain(*arguments)
