@@ -63,8 +63,8 @@ _MIXED = re.compile(f"{_CYRILLIC}(?:(?={_LATIN})|(?<={_LATIN}{_CYRILLIC}))")
 
 
 def check_pairs(chunk: Chunk, profile: Profile) -> NDArray[np.float64]:
-    """Find faults of pairs; return the evidence, in nats, that the sides of each belong together,
-    by words and by lengths, 0 for pairs with another finding: (2, pairs).
+    """Find faults of pairs; return the evidence of words, in nats, that the sides of each belong
+    together, 0 for pairs with another finding.
     """
     find_faults(chunk)
     known = np.array(chunk.blank.any(0))
@@ -80,12 +80,12 @@ def check_pairs(chunk: Chunk, profile: Profile) -> NDArray[np.float64]:
     if profile.has_words:
         _find_odd_lengths(chunk, profile, known)
     if not profile.has_associations:
-        return np.zeros((2, len(chunk)))
+        return np.zeros(len(chunk))
     words = profile.associations.evidence(*chunk.words)
     longer = np.maximum(*(side.counts for side in chunk.words))
     misfit = ~known & (words <= -profile.misfit) & (words <= -MISFIT_A_WORD * longer)
     chunk.add("misfit", misfit, ranks=words)
-    return np.where(known, 0.0, np.stack((words, profile.ratio.evidence(chunk.lengths))))
+    return np.where(known, 0.0, words)
 
 
 def _find_other_languages(chunk: Chunk, profile: Profile, known: Rows) -> Rows:

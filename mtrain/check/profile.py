@@ -25,7 +25,6 @@ MISFIT_OF_LOWEST, LEAST_MISFIT, MOST_MISFIT = 3.3, 6.0, 12.0
 LEAST_SAMPLE = 200  # pairs from which words are learned
 LEAST_EVIDENCE = 0.5  # nats, on average, for words to be informative
 LEAST_SPREAD = 0.1  # of a logarithm of a ratio of lengths
-LENGTH_FOR, LENGTH_AGAINST = 0.5, 2.0  # nats that the lengths of a pair may be worth
 LEAST_PAIRS = 20  # from which scripts are learned
 USUAL_FRACTION = 0.05  # of a side's letters, for a script that is at home there
 LEAST_LINES = 20  # frequent words that indicate a language, each once a line
@@ -99,10 +98,9 @@ class LengthRatio:
 
     def __init__(self, lengths: NDArray[np.int64]) -> None:
         lengths = lengths[lengths.min(1) > 0]
-        self.normal, self.apart, self.unit = 0.0, 1.0, 1.0
+        self.normal, self.unit = 0.0, 1.0
         if len(lengths):
             self.normal = float(np.median(_ratios(lengths)))
-            self.apart = max(LEAST_SPREAD, float(np.sqrt(np.log(lengths + 1.0).var(0).sum())))
             far = np.abs(_ratios(lengths) - self.normal)
             self.unit = 1.4826 * float(np.median(far * np.sqrt(lengths.mean(1))))
 
@@ -114,13 +112,6 @@ class LengthRatio:
         """
         far = np.abs(_ratios(lengths) - self.normal)
         return far, far / self._spread(lengths)
-
-    def evidence(self, lengths: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the evidence of lengths for each pair, in nats, that the sides belong together."""
-        far, spreads = self.distance(lengths)
-        gain = np.log(self.apart / self._spread(lengths))
-        worth = gain - 0.5 * spreads**2 + 0.5 * (far / self.apart) ** 2
-        return np.clip(worth, -LENGTH_AGAINST, LENGTH_FOR)
 
     def _spread(self, lengths: NDArray[np.int64]) -> NDArray[np.float64]:
         spread: NDArray[np.float64] = self.unit / np.sqrt(lengths.mean(1) + 1)

@@ -11,9 +11,6 @@ from mtrain.check.findings import Findings
 
 MOST_OF_A_PAIR = 4.0  # most nats of one pair, for or against
 LEAST = 15.0  # nats against a stretch that is reported
-# The same where no distance is found by which it slipped, in all and of each pair: lists of rare
-# names or terms have little that goes together, too.
-MUCH, MUCH_EACH = 20.0, 5.0
 DROP = 10.0  # nats for later pairs that end a stretch
 FARTHEST = 5  # lines apart that are tried
 MARGIN = 10.0  # nats by which another distance must do better
@@ -30,13 +27,6 @@ class Stretch:
     worst: float = 0.0
     better: NDArray[np.float64] = field(default_factory=lambda: np.zeros(2 * FARTHEST + 1))
 
-    @property
-    def distance(self) -> int:
-        """Distance in lines of the targets from their sources; 0 if it is unclear."""
-        best = int(np.argmax(self.better))
-        is_clear = self.better[best] >= max(0, self.better[FARTHEST] + MARGIN)
-        return best - FARTHEST if is_clear else 0
-
 
 class Shifts:
     """Sums the evidence against pairs until enough speaks for them again."""
@@ -47,9 +37,8 @@ class Shifts:
         self.open: Stretch | None = None
 
     def feed(self, chunk: Chunk, evidence: NDArray[np.float64]) -> None:
-        """Add the next pairs; `evidence` (2, pairs) is that of words and that of lengths."""
-        words, lengths = evidence
-        against = np.clip(-words, -MOST_OF_A_PAIR, MOST_OF_A_PAIR) - lengths
+        """Add the next pairs; `evidence` is that of their words, in nats."""
+        against = np.clip(-evidence, -MOST_OF_A_PAIR, MOST_OF_A_PAIR)
         start = stop = 0  # rows of the open stretch up to its worst
         for row, worth in enumerate(against.tolist()):
             if self.open is None:
@@ -77,16 +66,15 @@ class Shifts:
             self.open.better[number] += float(evidence[inner].sum())
 
     def finish(self) -> None:
-        """Report the open stretch if it is sure."""
+        """Report the open stretch if its sides go together at another distance."""
         stretch, self.open = self.open, None
         if stretch is None or stretch.worst < LEAST:
             return
-        text, distance = "the words of the sides do not go together", stretch.distance
-        each = -stretch.better[FARTHEST] / (stretch.end - stretch.start + 1)
-        if not distance and (stretch.worst < MUCH or each < MUCH_EACH):
-            return
-        if distance:
-            side = "behind" if distance > 0 else "before"
-            text = f"targets stand about {abs(distance)} {self.found.unit}(s) {side} their sources"
+        best = int(np.argmax(stretch.better))
+        distance = best - FARTHEST
+        if stretch.better[best] < max(0, stretch.better[FARTHEST] + MARGIN):
+            return  # lists of rare names or terms have little that goes together, too
+        side = "behind" if distance > 0 else "before"
+        text = f"targets stand about {abs(distance)} {self.found.unit}(s) {side} their sources"
         text, more = f"to {stretch.end}: {text}", {"end": stretch.end, "distance": distance}
         self.found.add("slip", 1, [self.found.example(stretch.start, text, **more)])
