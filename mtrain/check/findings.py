@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mtrain.config.schema import Corpus, FileCorpus, GeneratedCorpus, TextCorpus
+from mtrain.config.schema import Corpus, FileCorpus, TextCorpus
 from mtrain.corpus.readers import describe
 from mtrain.runtime.errors import RowError, printable
 
@@ -102,8 +102,6 @@ class Findings:
             self.unit, self.names = "line", [corpus.src, corpus.tgt]
         elif isinstance(corpus, FileCorpus):
             self.unit = {"parquet": "row", "tmx": "unit"}.get(corpus.kind, "line")
-        elif isinstance(corpus, GeneratedCorpus):
-            self.unit, self.names = "pair", [f"{corpus.generated} {corpus.split}"]
         in_files = isinstance(corpus, TextCorpus | FileCorpus)
         self.files = [str(root / name) if in_files else name for name in self.names]
 

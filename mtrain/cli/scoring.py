@@ -1,6 +1,7 @@
 """Commands that score translations."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,8 +67,8 @@ def evaluate(
     notes = explain(hypotheses, references, sources, lowercase)
     if json_:
         content: dict[str, Any] = {name: each.as_json() for name, each in scores.items()}
-        listed = [note.as_json() for note in notes]
-        print_text(json.dumps({"lines": len(hypotheses), **content, "notes": listed}))
+        content["notes"] = list(map(asdict, notes))
+        print_text(json.dumps({"lines": len(hypotheses), **content}))
         return
     print_text(*map(str, scores.values()))
     for note in notes:

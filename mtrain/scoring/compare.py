@@ -21,9 +21,6 @@ from mtrain.scoring.metrics import (
 )
 from mtrain.scoring.references import read_aligned
 
-MANY = 20_000  # lines; sacreBLEU's test holds a number for each line of each of its resamples
-BYTES_OF_A_LINE = 110_000
-
 System = tuple[str, list[str]]  # its name, and its translations
 
 
@@ -176,9 +173,6 @@ def _warn_of_oddities(systems: list[System], references: list[list[str]]) -> Non
             logger.warning("%s: the same text as a reference, line for line", name)
     if len(first) < FEWEST:
         logger.warning("too few lines for a test: no difference is called significant")
-    if len(first) > MANY:
-        need = len(first) * BYTES_OF_A_LINE / 1e9
-        logger.warning("the test of %s lines takes about %.0f GB", f"{len(first):,}", need)
 
 
 def _contrasts(

@@ -5,7 +5,6 @@ signatures.
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,20 +65,15 @@ def check_tokenizer(name: str) -> None:
         raise MissingExtraError(f"the tokenizer {name}", name.split("-")[0], more) from None
 
 
-def is_mostly_cjk(texts: Iterable[str]) -> bool:
-    """Whether most letters are Han, Kana or Hangul, which the 13a tokenizer does not separate."""
-    letters = Counter(script_of(char) for text in texts for char in text if char.isalpha())
-    cjk = sum(letters[script] for script in scripts_of("ja") | scripts_of("ko"))
-    return 2 * cjk > letters.total()
-
-
 def choose_tokenizer(
     tokenize: str | None, tgt_lang: str | None, references: list[list[str]]
 ) -> str:
     """Return the given tokenizer of sacreBLEU, or the target language's; raises `RefusedError`."""
     if tokenize is None:
         tokenize = tokenizer_for(tgt_lang)
-        if tokenize == "13a" and is_mostly_cjk(references[0]):
+        letters = Counter(script_of(char) for char in "".join(references[0]) if char.isalpha())
+        cjk = sum(letters[script] for script in scripts_of("ja") | scripts_of("ko"))
+        if tokenize == "13a" and 2 * cjk > letters.total():
             logger.warning(
                 "the references are mostly Han, Kana or Hangul, which BLEU's tokenizer 13a does "
                 "not cut; name the language (zh, ja, ko) with --tgt-lang"

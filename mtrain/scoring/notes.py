@@ -7,9 +7,9 @@ same set, and no check needs spaces between words.
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mtrain.corpus.lines import is_blank
 from mtrain.corpus.markup import ENTITIES, SUBWORDS
@@ -41,10 +41,6 @@ class Note:
     of: int
     first: list[int]  # numbers of lines, from 1
     advice: str
-
-    def as_json(self) -> dict[str, Any]:
-        """Return an item of `notes` in `mtrain eval --json`."""
-        return asdict(self)
 
     def __str__(self) -> str:
         places = ", ".join(map(str, self.first)) + (", ..." if self.lines > len(self.first) else "")

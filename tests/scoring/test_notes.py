@@ -6,6 +6,7 @@ import json
 import random
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -178,7 +179,7 @@ def test_any_text_is_answered(rows: list[tuple[str, str, str]]) -> None:
     hypotheses, references, sources = (list(side) for side in zip(*rows, strict=True))
     for note in explain(hypotheses, [references, references[::-1]], sources):
         assert 0 < note.lines <= note.of == len(rows)
-        assert json.loads(json.dumps(note.as_json()))["kind"] == note.kind
+        assert json.loads(json.dumps(asdict(note)))["kind"] == note.kind
 
 
 def test_eval_reports_notes_with_the_scores(tmp_path: Path) -> None:
