@@ -1,7 +1,7 @@
 """What is normal on the two sides of a corpus, learned from a sample: scripts, words, lengths."""
 
 from collections import Counter
-from itertools import groupby
+from itertools import groupby, product
 from operator import attrgetter
 
 import numpy as np
@@ -111,11 +111,7 @@ class LengthRatio:
         standard deviations.
         """
         far = np.abs(_ratios(lengths) - self.normal)
-        return far, far / self._spread(lengths)
-
-    def _spread(self, lengths: NDArray[np.int64]) -> NDArray[np.float64]:
-        spread: NDArray[np.float64] = self.unit / np.sqrt(lengths.mean(1) + 1)
-        return spread.clip(LEAST_SPREAD)
+        return far, far / (self.unit / np.sqrt(lengths.mean(1) + 1)).clip(LEAST_SPREAD)
 
 
 def _ratios(lengths: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -137,7 +133,11 @@ class Profile:
         self.misfit = min(MOST_MISFIT, max(LEAST_MISFIT, -MISFIT_OF_LOWEST * lowest))
         self.leaning = Leaning(src, tgt)
         self.ratio = LengthRatio(np.concatenate([np.zeros((0, 2), np.int64), *lengths]))
-        self.letters = [self._count_letters(side) for side in (0, 1)]
+        self.letters = Counter[str](), Counter[str]()  # of the sides, by script
+        for side, part in product((0, 1), sample):
+            self.letters[side].update(
+                {name: int(n.sum()) for name, n in part.letters[side].items()}
+            )
         self.scripts = [
             {script for script in letters if letters[script] >= USUAL_FRACTION * letters.total()}
             for letters in self.letters
@@ -145,13 +145,6 @@ class Profile:
         self.has_scripts, self.has_words = self.pairs >= LEAST_PAIRS, self.pairs >= LEAST_SAMPLE
         # words are associated enough to judge pairs by them
         self.has_associations = self.has_words and self.mean >= LEAST_EVIDENCE
-
-    def _count_letters(self, side: int) -> Counter[str]:
-        """Count the letters of a side by script."""
-        letters = Counter[str]()
-        for part in self.sample:
-            letters.update({name: int(n.sum()) for name, n in part.letters[side].items()})
-        return letters
 
     def compare(self, data: DataConfig, found: Findings) -> None:
         """Report sides of the sample that are unrelated, or not in the languages of the config."""

@@ -181,15 +181,3 @@ def test_metrics_are_chosen_in_one_order_and_systems_named_by_their_ends(tmp_pat
     (tmp_path / "one").mkdir()
     paths = [write(tmp_path / name, ["a"]) for name in ("one/out.txt", "out.txt")]
     assert [name for name, _ in read_systems(paths, [["b"]])] == ["one/out.txt", "out.txt"]
-
-
-def test_the_command_does_not_wait_for_torch(files: dict[str, Path]) -> None:
-    code = (
-        "import sys, atexit\n"
-        "atexit.register(lambda: print('torch' in sys.modules))\n"
-        "from mtrain.cli.app import main; main()"
-    )
-    arguments = ["compare", files["a"], files["b"], "-r", files["ref"], "--metrics", "bleu"]
-    command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.endswith("False\n")

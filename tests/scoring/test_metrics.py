@@ -22,6 +22,7 @@ from mtrain.scoring.metrics import (
     score,
     score_all,
     tokenizer_for,
+    warn_of_missing_tokenizer,
 )
 from mtrain.scoring.references import read_aligned, read_references
 
@@ -133,13 +134,15 @@ def test_the_target_language_names_the_tokenizer() -> None:
 
 @pytest.mark.parametrize(("language", "library"), [("ja", "MeCab"), ("ko", "mecab_ko")])
 def test_a_missing_extra_is_named(
-    monkeypatch: pytest.MonkeyPatch, language: str, library: str
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, language: str, library: str
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)
     tokenizer = f"sacrebleu.tokenizers.tokenizer_{language}_mecab"
     monkeypatch.delitem(sys.modules, tokenizer, raising=False)
     with pytest.raises(RefusedError, match=rf"mtrain\[{language}\].*--tokenize"):
         score_all(["a"], [["a"]], language, None, lowercase=False)
+    warn_of_missing_tokenizer(language)
+    assert f"pip install 'mtrain[{language}]'" in caplog.messages[-1]
 
 
 def test_an_unknown_tokenizer_is_refused() -> None:
