@@ -144,9 +144,9 @@ class Findings:
         finding.count += count
         finding.examples = sorted([*finding.examples, *examples])[: self.most]
 
-    def add_message(self, kind: str, text: str, order: int = 0) -> None:
+    def add_message(self, kind: str, text: str) -> None:
         """Add a finding that is not about a row."""
-        self.add(kind, 1, [Example(0, order, "", text, {})])
+        self.add(kind, 1, [Example(0, 0, "", text, {})])
 
     def add_error(self, error: RowError, *, is_dropped: bool) -> None:
         """Add a row that cannot be read, or is dropped as `data.invalid_utf8` asks."""

@@ -161,7 +161,6 @@ class Profile:
                     f"data.{name} is {language}, but {count / letters.total():.0%} of the "
                     f"{('source', 'target')[side]}'s letters are {name_of(main)}: are the sides "
                     "swapped?",
-                    side,
                 )
         src, tgt = ([text for part in self.sample for text in part.texts[side]] for side in (0, 1))
         if seem_swapped(src, tgt, data.src_lang, data.tgt_lang):
