@@ -1,5 +1,6 @@
 """Commands that score translations."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,8 +38,7 @@ def evaluate(
     Example: `mtrain eval -m runs/NAME -s test.en -r test.de`
     """
     _check_eval_inputs(model, source, reference, hypothesis, output, decode)
-    from mtrain.scoring import evaluation
-    from mtrain.scoring.metrics import check_seed, check_tokenizer, tokenizer_for
+    from mtrain.scoring.metrics import check_seed, check_tokenizer, score_all, tokenizer_for
     from mtrain.scoring.notes import explain
     from mtrain.scoring.references import read_aligned, read_references, read_source
 
@@ -62,11 +62,11 @@ def evaluate(
                 write_output(output, "".join(line + "\n" for line in hypotheses).encode("utf-8"))
         if not translator.ranks.is_first:
             return
-    scores = evaluation.score(hypotheses, references, tgt_lang, tokenize, lowercase)
+    scores = score_all(hypotheses, references, tgt_lang, tokenize, lowercase)
     notes = explain(hypotheses, references, sources, lowercase)
     if json_:
         content: dict[str, Any] = {name: each.as_json() for name, each in scores.items()}
-        listed = [note.as_json() for note in notes]
+        listed = list(map(asdict, notes))
         print_json({"lines": len(hypotheses), **content, "notes": listed})
         return
     print_text(*map(str, scores.values()))
@@ -142,9 +142,9 @@ def compare(
     if not reference:
         raise RefusedError("mtrain compare: needs -r/--reference FILE")
     from mtrain.scoring import compare as comparing
-    from mtrain.scoring.references import choose_tokenizer, read_references, read_source
+    from mtrain.scoring.metrics import choose_tokenizer
+    from mtrain.scoring.references import read_references, read_source
 
-    comparing.check_paths(systems)
     chosen = comparing.choose_metrics(metrics)
     references = read_references(reference)
     result = comparing.compare(

@@ -99,7 +99,7 @@ def check(
     settings, stop = options.begin_job(config, set_)
     from mtrain.check.diagnosis import diagnose
     from mtrain.check.findings import ERROR
-    from mtrain.scoring.references import warn_of_missing_tokenizer
+    from mtrain.scoring.metrics import warn_of_missing_tokenizer
 
     warn_of_missing_tokenizer(settings.data.tgt_lang)
     found = diagnose(settings, stop, examples=examples, with_forecast=forecast, timed=timing)

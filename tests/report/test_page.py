@@ -243,7 +243,7 @@ def test_what_the_check_finds_is_shown(copy: Path, tmp_path: Path) -> None:
     text = report.make_page(copy, [])
     assert "warning: HTML tags or entities: 1" in text
     assert "other.src:4: " in text
-    assert "U+FFFD, in place of unreadable text: 1" in text
+    assert "U+FFFD, private-use or undefined characters: 1" in text
     assert SCRIPT not in text
     assert "other.src:4" not in report.make_page(copy, [], check=False)
 
