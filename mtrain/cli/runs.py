@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -47,7 +48,6 @@ def verify(
     Example: `mtrain verify runs/NAME`
     """
     from mtrain.runs import verify as verifying
-    from mtrain.runs.findings import BAD
 
     findings = []
     is_shown = json_ or not sys.stdout.isatty()
@@ -57,11 +57,10 @@ def verify(
             bar.update()
             if not json_:
                 print_lines(sink, [str(finding)])
-        bad = [finding for finding in findings if finding.state in BAD]
+        bad = [finding for finding in findings if finding.state in verifying.BAD]
         if json_:
-            listed = [finding.as_json() for finding in findings]
-            content = {"run": str(run), "good": not bad, "findings": listed}
-            print_lines(sink, [json.dumps(content)])
+            listed = [asdict(finding) for finding in findings]
+            print_lines(sink, [json.dumps({"run": str(run), "good": not bad, "findings": listed})])
     if bad:
         raise UserError(f"{run}: {len(bad)} of {len(findings)} findings are bad")
 

@@ -13,7 +13,6 @@ MOST = 1e300  # differences of larger values overflow
 LEAST = 1e-300  # fractions of smaller values are 0
 FLAT = 1e-9  # a curve whose values differ by less, relative to them, is flat
 BUCKETS = 180  # parts of a long curve, each of which shows its lowest and its highest value
-MOST_MARKED = 40  # points of a curve with a mark at each
 MOST_ROWS = 60  # of a curve's table
 # Key of a chart, its title, and the values of the records that it shows, with their names.
 CHARTS = (
@@ -32,11 +31,6 @@ CHARTS = (
     ("grad", "Norm of the gradient, before clipping", {"grad_norm": "norm"}),
     ("speed", "Target tokens per second, without padding", {"tokens_per_second": "speed"}),
 )
-MARKS = (
-    "M-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0 -7 0z",  # circle
-    "M-3.5 -3.5h7v7h-7z",  # square
-    "M0 -5.5l5.5 5.5l-5.5 5.5l-5.5 -5.5z",  # diamond
-)
 
 
 @dataclass(frozen=True)
@@ -46,16 +40,17 @@ class Series:
     name: str
     points: list[Point]
 
-
-@dataclass(frozen=True)
-class Line:
-    """A series as it is drawn; its number chooses colour, dashes and mark."""
-
-    number: int
-    name: str
-    path: str
-    mark: str
-    marked: list[tuple[float, float]]
+    @property
+    def summary(self) -> str:
+        """Describe the curve in words."""
+        (first, begin), (last, end) = self.points[0], self.points[-1]
+        if first == last:
+            return f"{self.name}: {end:.4g} at step {last:,}"
+        low, high = (choose(self.points, key=lambda p: p[1]) for choose in (min, max))
+        return (
+            f"{self.name}: from {begin:.4g} at step {first:,} to {end:.4g} at step {last:,}, "
+            f"lowest {low[1]:.4g} (step {low[0]:,}), highest {high[1]:.4g} (step {high[0]:,})"
+        )
 
 
 @dataclass(frozen=True)
@@ -92,7 +87,7 @@ class Chart:
     @property
     def summary(self) -> str:
         """Describe each curve in words."""
-        return "; ".join(map(_course, self.series))
+        return "; ".join(series.summary for series in self.series)
 
     @property
     def x(self) -> Axis:
@@ -108,15 +103,10 @@ class Chart:
         high = math.ceil(max(values) / every) * every
         return Axis(low, high if high > low else low + every, HEIGHT - BOTTOM, TOP)
 
-    @property
-    def lines(self) -> Iterator[Line]:
-        """The curves as paths."""
+    def places(self, series: Series) -> list[tuple[float, float]]:
+        """Return the points of a curve in pixels."""
         x, y = self.x, self.y
-        for i, series in enumerate(self.series):
-            places = [(x(step), y(value)) for step, value in thinned(series.points)]
-            path = "M" + "L".join(f"{across} {down}" for across, down in places)
-            marked = places if len(places) <= MOST_MARKED else []
-            yield Line(i, series.name, path, MARKS[i % len(MARKS)], marked)
+        return [(x(step), y(value)) for step, value in thinned(series.points)]
 
     @property
     def steps(self) -> list[int]:
@@ -132,11 +122,6 @@ class Chart:
             for step in spaced(self.steps, MOST_ROWS)
         ]
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether the table has every record."""
-        return len(self.steps) <= MOST_ROWS
-
 
 def charts_of(records: list[dict[str, Any]]) -> Iterator[Chart]:
     """Draw those charts that records have finite values for, all up to the last step."""
@@ -145,9 +130,8 @@ def charts_of(records: list[dict[str, Any]]) -> Iterator[Chart]:
     for key, title, names in CHARTS:
         found = []
         for value, name in names.items():
-            have = [record for record in records if _is_finite(record.get(value))]
-            if have:
-                points = [(record["step"], float(record[value])) for record in have]
+            points = [(r["step"], float(r[value])) for r in records if _is_finite(r.get(value))]
+            if points:
                 found.append(Series(name, points))
         if found:
             yield Chart(key, title, found, last)
@@ -188,17 +172,6 @@ def number(value: float, every: float) -> str:
         return f"{value:.3g}"
     digits = max(0, -math.floor(math.log10(every) + 1e-9))
     return f"{round(value, digits) + 0.0:,.{digits}f}"
-
-
-def _course(series: Series) -> str:
-    (first, begin), (last, end) = series.points[0], series.points[-1]
-    if first == last:
-        return f"{series.name}: {end:.4g} at step {last:,}"
-    low, high = (choose(series.points, key=lambda p: p[1]) for choose in (min, max))
-    return (
-        f"{series.name}: from {begin:.4g} at step {first:,} to {end:.4g} at step {last:,}, "
-        f"lowest {low[1]:.4g} (step {low[0]:,}), highest {high[1]:.4g} (step {high[0]:,})"
-    )
 
 
 def _is_finite(value: object) -> bool:

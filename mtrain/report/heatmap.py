@@ -1,11 +1,11 @@
 """Heat maps of attention for pages: drawings of the cells; the browser lays out their labels."""
 
 import math
-import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import regex
 from numpy.typing import NDArray
 
 # Kinds of attention and their titles; in the decoder a token attends to those before it only.
@@ -14,21 +14,20 @@ KINDS = {
     "decoder": "Decoder masked self-attention",
     "cross": "Encoder-decoder attention",
 }
-CAUSAL = "decoder"
 MEAN = 0  # the number for the mean of all heads
 
 CELL = 18  # pixels
 LEVELS = 20  # shades that weights are rounded to
 GAMMA = 0.75  # makes small weights visible; the legend shows it
 
-_JOINERS = "\u200c\u200d"  # they shape the letters around them
-_UNSEEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # categories of characters without a glyph
+# Characters without a glyph, but for joiners, which shape the letters around them.
+_UNSEEN = regex.compile(r"(?V1)[\p{C}\p{Zl}\p{Zp}--[\u200c\u200d]]")
 
 
 @dataclass(frozen=True)
 class HeatMap:
     """Attention weights (rows, columns) of a head, or of the mean of all heads, with the tokens of
-    both axes; in a causal map, row i attends to the columns 0 to i.
+    both axes; in the decoder, row i attends to the columns 0 to i.
     """
 
     kind: str
@@ -37,7 +36,6 @@ class HeatMap:
     rows: list[str]
     columns: list[str]
     weights: NDArray[np.float32]
-    is_causal: bool = False
 
     @property
     def title(self) -> str:
@@ -59,9 +57,8 @@ class HeatMap:
     def ground(self) -> str:
         """SVG path around the cells that attention may go to, in cells."""
         T, S = len(self.rows), len(self.columns)
-        if not self.is_causal:
-            return f"M0 0h{S}v{T}h-{S}z"
-        return "M0 0" + "h1v1" * T + f"h-{T}z"
+        is_causal = self.kind == "decoder"
+        return "M0 0" + "h1v1" * T + f"h-{T}z" if is_causal else f"M0 0h{S}v{T}h-{S}z"
 
     @property
     def shades(self) -> Iterator[tuple[float, str]]:
@@ -83,34 +80,30 @@ class Sentence:
 
 
 @dataclass(frozen=True)
-class Option:
-    """A kind, layer or head that a page lets its reader choose."""
+class Choice:
+    """The kinds, layers or heads that a page lets its reader choose, with their texts."""
 
-    key: str
-    text: str
-    chosen: bool
+    name: str
+    chosen: str
+    options: dict[str, str]
 
 
-def choices(sentences: list[Sentence]) -> tuple[list[Option], ...]:
+def choices(sentences: list[Sentence]) -> list[Choice]:
     """Return the kinds, layers and heads that sentences have maps of. A page starts with the
     cross-attention, averaged over the heads of all layers.
     """
     maps = [each for sentence in sentences for each in sentence.maps]
-    kinds = {kind: text for kind, text in KINDS.items() if kind in {each.kind for each in maps}}
-    layers = {str(n): str(n) for n in sorted({each.layer for each in maps})}
-    heads = {str(n): str(n) if n else "mean" for n in sorted({each.head for each in maps})}
-    return (
-        _options(kinds, "cross"),
-        _options(layers, "all"),
-        _options(heads, str(MEAN)),
-    )
+    kinds = {each.kind for each in maps}
+    layers, heads = sorted({each.layer for each in maps}), sorted({each.head for each in maps})
+    return [
+        _choice("kind", "cross", {key: text for key, text in KINDS.items() if key in kinds}),
+        _choice("layer", "all", {str(n): str(n) for n in layers}),
+        _choice("head", str(MEAN), {str(n): str(n) if n != MEAN else "mean" for n in heads}),
+    ]
 
 
-def _options(found: dict[str, str], first: str) -> list[Option]:
-    """List the options found and `all`; `first` is chosen, or `all` where it is not among them."""
-    texts = {"all": "all", **found}
-    chosen = first if first in texts else "all"
-    return [Option(key, text, key == chosen) for key, text in texts.items()]
+def _choice(name: str, first: str, found: dict[str, str]) -> Choice:
+    return Choice(name, first if first in found else "all", {"all": "all", **found})
 
 
 def opacity(level: int) -> float:
@@ -118,17 +111,6 @@ def opacity(level: int) -> float:
     return round(math.pow(level / LEVELS, GAMMA), 3)
 
 
-def label(token: str) -> str:
-    """Text of a token at an axis; a mark that belongs on the letter before it gets a circle."""
-    text = visible(token)
-    return "\u25cc" + text if unicodedata.category(text[:1] or " ").startswith("M") else text
-
-
 def visible(text: str) -> str:
     """Name the characters that have no glyph or would turn the text around them."""
-    return "".join(
-        f"<U+{ord(character):04X}>"
-        if unicodedata.category(character) in _UNSEEN and character not in _JOINERS
-        else character
-        for character in text
-    )
+    return _UNSEEN.sub(lambda match: f"<U+{ord(match[0]):04X}>", text)

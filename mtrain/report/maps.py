@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.corpus.lines import is_blank, read_lines, read_text_file
-from mtrain.report.heatmap import CAUSAL, KINDS, MEAN, HeatMap, Sentence, choices
+from mtrain.report.heatmap import KINDS, MEAN, HeatMap, Sentence, choices
 from mtrain.report.rendering import render
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import logger, progress_bar
@@ -41,11 +41,10 @@ def choose(kinds: list[str] | None, layers: list[int] | None, heads: list[str] |
     for kind in kinds or []:
         if kind not in KINDS:
             raise RefusedError(f"--kind {kind}: expected {', '.join(KINDS)}")
-    numbers = []
     for head in heads or []:
         if head != "mean" and not (head.isascii() and head.isdigit() and int(head) > 0):
             raise RefusedError(f"--head {head}: expected a number from 1, or mean")
-        numbers.append(MEAN if head == "mean" else int(head))
+    numbers = [MEAN if head == "mean" else int(head) for head in heads or []]
     return Choice(tuple(kinds or ()), tuple(layers or ()), tuple(numbers))
 
 
@@ -139,13 +138,9 @@ def _maps(
     sides = ((*src, ids.eos), (ids.bos, *tgt), (*tgt, ids.eos))
     read, seen, produced = ([p[:MOST_LETTERS] for p in pieces_of(loaded, side)] for side in sides)
     axes = {"encoder": (read, read), "decoder": (produced, seen), "cross": (produced, read)}
-    weights = attention_of(loaded, src, tgt)
-    for kind in KINDS:
-        if choice.kinds and kind not in choice.kinds:
-            continue
-        for layer, found in enumerate(weights[kind], 1):
-            if choice.layers and layer not in choice.layers:
-                continue
-            for head in choice.heads or range(len(found) + 1):
-                table = found.mean(0) if head == MEAN else found[head - 1]
-                yield HeatMap(kind, layer, head, *axes[kind], table, kind == CAUSAL)
+    for kind, layers in attention_of(loaded, src, tgt).items():
+        for layer, weights in enumerate(layers, 1):
+            if kind in (choice.kinds or KINDS) and layer in (choice.layers or [layer]):
+                for head in choice.heads or range(len(weights) + 1):
+                    table = weights.mean(0) if head == MEAN else weights[head - 1]
+                    yield HeatMap(kind, layer, head, *axes[kind], table)

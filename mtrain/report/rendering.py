@@ -9,7 +9,7 @@ from functools import cache
 import jinja2
 
 import mtrain
-from mtrain.report.heatmap import CELL, LEVELS, label, opacity, visible
+from mtrain.report.heatmap import CELL, LEVELS, opacity, visible
 from mtrain.runtime.errors import printable
 
 
@@ -27,7 +27,7 @@ def _templates() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(printable=printable, visible=visible, label=label)
+    environment.filters.update(printable=printable, visible=visible)
     scale = [opacity(level) for level in range(1, LEVELS + 1)]
     environment.globals.update(version=mtrain.__version__, cell=CELL, scale=scale)
     return environment

@@ -24,6 +24,7 @@ from safetensors.torch import save as save_bytes
 from torch import Tensor
 
 from mtrain.runs import layout, manifest
+from mtrain.runs.history import BEST
 from mtrain.runs.layout import (
     CHECKPOINTS,
     CONFIG,
@@ -36,7 +37,7 @@ from mtrain.runs.layout import (
     step_of,
     steps,
 )
-from mtrain.runs.records import BEST, LOOP, Loop, read_record
+from mtrain.runs.records import LOOP, Loop, read_record
 from mtrain.runtime import files
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.json_reader import LARGEST, read_json_file
@@ -229,8 +230,8 @@ def resolve(path: Path) -> Path:
     if not (path / CHECKPOINTS).is_dir():
         raise UserError(f"{path}: neither a run directory nor a checkpoint directory")
     stored = read_record(path / layout.BEST, BEST, "name a checkpoint directory instead")
-    if stored is not None and stored.best is not None:
-        return path / CHECKPOINTS / stored.best.checkpoint
+    if stored is not None and stored.named is not None:
+        return path / CHECKPOINTS / stored.named.checkpoint
     present = steps(path / CHECKPOINTS)
     if not present:
         raise UserError(f"{path}: this run has no complete checkpoint yet")

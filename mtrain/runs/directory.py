@@ -23,8 +23,8 @@ import mtrain
 from mtrain.config.loading import load_stored_config
 from mtrain.config.schema import Config, changed_keys, dump_config
 from mtrain.runs import layout, reader
+from mtrain.runs.history import BEST
 from mtrain.runs.records import (
-    BEST,
     PACKAGES,
     PROVENANCE,
     LastStart,
@@ -142,7 +142,7 @@ class RunDirectory:
         first = save_every + self.checkpoints.is_dir()
         saved = status.step if status is not None and _has_saved(status, first) else 0
         history = self.read(layout.BEST, BEST)
-        validated = [entry["step"] for entry in history.history] if history else []
+        validated = [entry["step"] for entry in history.entries] if history else []
         if last := max(validated, default=saved):
             raise RefusedError(
                 f"{self.checkpoints}: the checkpoints of this run are gone, which came to step "

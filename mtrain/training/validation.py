@@ -14,8 +14,7 @@ from mtrain.model.building import build
 from mtrain.model.transformer import set_compute_dtype
 from mtrain.runs import layout
 from mtrain.runs.directory import RunDirectory
-from mtrain.runs.history import History
-from mtrain.runs.records import BEST, Entry
+from mtrain.runs.history import BEST, Entry, History
 from mtrain.runtime import files
 from mtrain.runtime.device import compute_dtype
 from mtrain.runtime.distributed import Ranks
@@ -28,7 +27,7 @@ from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
 from mtrain.translation.translator import Translator
 
-NLL, HISTORY = TypeAdapter(tuple[float, int]), TypeAdapter(History)
+NLL = TypeAdapter(tuple[float, int])
 
 
 class Validation:
@@ -47,7 +46,7 @@ class Validation:
     ) -> None:
         self.config, self.prepared, self.run, self.stop = config, prepared, run, stop
         self.ranks, self.learner = ranks, learner
-        self.history = History(config.train.metric)
+        self.history = History.begin(config.train.metric)
 
     def resume(self, step: int) -> None:
         """Restore the history as it was at a step; records of later steps are removed."""
@@ -61,7 +60,7 @@ class Validation:
 
     def broadcast_history(self) -> None:
         """Replace the history of every rank by that of rank 0."""
-        self.history = self.ranks.share(lambda: self.history, HISTORY)
+        self.history = self.ranks.share(lambda: self.history, BEST)
 
     def load_history(self, step: int) -> bool:
         """Load the history as it was at a step; return whether the file holds more."""
@@ -71,7 +70,8 @@ class Validation:
                 f"{self.run.path / 'best.json'}: missing, so the best checkpoint is unknown; "
                 "restore the file, or choose another run_dir"
             )
-        self.history = History.of(self.history.metric, stored)
+        self.history = stored or self.history
+        self.history.metric = self.config.train.metric
         before = self.history.as_json()
         self.history.cut(step, self.config.train.is_validated)
         return self.history.as_json() != before

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import empty, folder, link
 
 from mtrain.runs import checkpoint, layout, manifest
 from mtrain.runs.checkpoint import Snapshot, TrainerState
@@ -127,21 +128,7 @@ def lengthen(file: Path) -> None:
     file.write_bytes(file.read_bytes() + b"\n")
 
 
-def empty(file: Path) -> None:
-    file.write_bytes(b"")
-
-
-def link(file: Path) -> None:
-    """Put a link to the very bytes in place of the file."""
-    file.symlink_to(file.rename(file.with_name("other")))
-
-
-def make_directory(file: Path) -> None:
-    file.unlink()
-    file.mkdir()
-
-
-@pytest.mark.parametrize("damage", [truncate, lengthen, empty, Path.unlink, link, make_directory])
+@pytest.mark.parametrize("damage", [truncate, lengthen, empty, Path.unlink, link, folder])
 @pytest.mark.parametrize("name", [*MODEL_FILES, "trainer/state.json"])
 def test_damage_is_found_and_its_place_named(
     tmp_path: Path, name: str, damage: Callable[[Path], object]
@@ -303,7 +290,7 @@ def test_a_run_resolves_to_its_best_or_newest_and_a_checkpoint_to_itself(tmp_pat
     run = make_run(tmp_path / "run", 10, 20)
     first, last = layout.steps(run / "checkpoints")
     assert checkpoint.resolve(run) == last
-    content = History("bleu").as_json()  # none validated yet
+    content = History.begin("bleu").as_json()  # none validated yet
     for best, expected in ((None, last), ({"checkpoint": first.name, "step": 1}, first)):
         (run / "best.json").write_text(json.dumps({**content, "best": best}))
         assert checkpoint.resolve(run) == expected

