@@ -81,8 +81,6 @@ def average(
 
     loaded()
     refuse_kept(output)
-    if not (run / "config.yaml").exists():
-        raise UserError(f"{run}: not a run directory: it holds no config.yaml")
     train = load_stored_config(run / "config.yaml").train
     with stopped_by_signals():
         paths = checkpoint.average_run(run, last, output, train.is_scheduled, train.save_every)

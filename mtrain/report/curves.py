@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 Point = tuple[int, float]
@@ -14,22 +15,14 @@ LEAST = 1e-300  # fractions of smaller values are 0
 FLAT = 1e-9  # a curve whose values differ by less, relative to them, is flat
 BUCKETS = 180  # parts of a long curve, each of which shows its lowest and its highest value
 MOST_ROWS = 60  # of a curve's table
-# Key of a chart, its title, and the values of the records that it shows, with their names.
+# Key of a chart, its title, and the values of the records that it shows.
 CHARTS = (
-    ("loss", "Training loss per token, with label smoothing", {"train/loss": "training"}),
-    (
-        "nll",
-        "Negative log-likelihood per token (in training with dropout)",
-        {"train/nll": "training", "valid/nll": "validation", "average/nll": "average"},
-    ),
-    (
-        "bleu",
-        "BLEU on the validation set",
-        {"valid/bleu": "checkpoints", "average/bleu": "average"},
-    ),
-    ("lr", "Learning rate", {"lr": "learning rate"}),
-    ("grad", "Norm of the gradient, before clipping", {"grad_norm": "norm"}),
-    ("speed", "Target tokens per second, without padding", {"tokens_per_second": "speed"}),
+    ("loss", "Training loss per token, with label smoothing", ["train/loss"]),
+    ("nll", "NLL per token (in training with dropout)", ["train/nll", "valid/nll", "average/nll"]),
+    ("bleu", "BLEU on the validation set", ["valid/bleu", "average/bleu"]),
+    ("lr", "Learning rate", ["lr"]),
+    ("grad", "Norm of the gradient, before clipping", ["grad_norm"]),
+    ("speed", "Target tokens per second, without padding", ["tokens_per_second"]),
 )
 
 
@@ -44,12 +37,10 @@ class Series:
     def summary(self) -> str:
         """Describe the curve in words."""
         (first, begin), (last, end) = self.points[0], self.points[-1]
-        if first == last:
-            return f"{self.name}: {end:.4g} at step {last:,}"
-        low, high = (choose(self.points, key=lambda p: p[1]) for choose in (min, max))
+        values = [value for _, value in self.points]
         return (
             f"{self.name}: from {begin:.4g} at step {first:,} to {end:.4g} at step {last:,}, "
-            f"lowest {low[1]:.4g} (step {low[0]:,}), highest {high[1]:.4g} (step {high[0]:,})"
+            f"lowest {min(values):.4g}, highest {max(values):.4g}"
         )
 
 
@@ -72,7 +63,7 @@ class Axis:
         every = max(least, tick_distance(self.low, self.high))
         first, last = math.ceil(self.low / every - 1e-9), math.floor(self.high / every + 1e-9)
         values = [count * every for count in range(first, last + 1)]
-        return [(self(value), number(value, every)) for value in values]
+        return [(self(value), f"{value:,.6g}") for value in values]
 
 
 @dataclass(frozen=True)
@@ -128,24 +119,23 @@ def charts_of(records: list[dict[str, Any]]) -> Iterator[Chart]:
     records = [record for record in records if 0 <= record["step"] < MOST]
     last = max((record["step"] for record in records), default=0)
     for key, title, names in CHARTS:
-        found = []
-        for value, name in names.items():
-            points = [(r["step"], float(r[value])) for r in records if _is_finite(r.get(value))]
-            if points:
-                found.append(Series(name, points))
+        found = [Series(name, points) for name in names if (points := _points(records, name))]
         if found:
             yield Chart(key, title, found, last)
 
 
+def _points(records: list[dict[str, Any]], name: str) -> list[Point]:
+    """Return the values of a name that can be drawn."""
+    values = ((record["step"], record.get(name)) for record in records)
+    return [(n, float(v)) for n, v in values if isinstance(v, int | float) and abs(v) < MOST]
+
+
 def thinned(points: list[Point]) -> list[Point]:
-    """Keep the lowest and the highest point of each of `BUCKETS` parts of a long curve."""
-    if len(points) <= 2 * BUCKETS:
-        return points
-    kept = {0, len(points) - 1}
-    for bucket in range(BUCKETS):
-        part = range(bucket * len(points) // BUCKETS, (bucket + 1) * len(points) // BUCKETS)
-        kept.update(choose(part, key=lambda i: points[i][1]) for choose in (min, max))
-    return [points[i] for i in sorted(kept)]
+    """Keep the ends of a curve, and the lowest and the highest point of each of `BUCKETS` parts."""
+    size = math.ceil(len(points) / BUCKETS)
+    parts = [points[i : i + size] for i in range(0, len(points), size)]
+    kept = {choose(part, key=itemgetter(1)) for part in parts for choose in (min, max)}
+    return sorted(kept | {points[0], points[-1]})
 
 
 def spaced(items: list[int], most: int) -> list[int]:
@@ -164,15 +154,3 @@ def tick_distance(low: float, high: float) -> float:
         span = 1.0
     power = math.pow(10.0, math.floor(math.log10(span / 4)))
     return next((factor * power for factor in (10, 5, 2) if factor * power <= span / 4), power)
-
-
-def number(value: float, every: float) -> str:
-    """Write a value with as many digits as ticks at this distance need."""
-    if value and (abs(value) >= 1e6 or every < 1e-3):
-        return f"{value:.3g}"
-    digits = max(0, -math.floor(math.log10(every) + 1e-9))
-    return f"{round(value, digits) + 0.0:,.{digits}f}"
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and abs(value) < MOST

@@ -1,12 +1,21 @@
-"""Heat maps of attention for pages: drawings of the cells; the browser lays out their labels."""
+"""Heat maps of attention, and the pages that show them, from templates that escape every text.
+
+Text of a language passes through `visible`, anything else from outside through `printable`: both
+spell out characters that are invisible or would reorder the text around them.
+"""
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
+import jinja2
 import numpy as np
 import regex
 from numpy.typing import NDArray
+
+import mtrain
+from mtrain.runtime.errors import printable
 
 # Kinds of attention and their titles; in the decoder a token attends to those before it only.
 KINDS = {
@@ -27,7 +36,7 @@ _UNSEEN = regex.compile(r"(?V1)[\p{C}\p{Zl}\p{Zp}--[\u200c\u200d]]")
 @dataclass(frozen=True)
 class HeatMap:
     """Attention weights (rows, columns) of a head, or of the mean of all heads, with the tokens of
-    both axes; in the decoder, row i attends to the columns 0 to i.
+    both axes.
     """
 
     kind: str
@@ -54,13 +63,6 @@ class HeatMap:
         return "Largest weight of each row: " + "; ".join(map(visible, found))
 
     @property
-    def ground(self) -> str:
-        """SVG path around the cells that attention may go to, in cells."""
-        T, S = len(self.rows), len(self.columns)
-        is_causal = self.kind == "decoder"
-        return "M0 0" + "h1v1" * T + f"h-{T}z" if is_causal else f"M0 0h{S}v{T}h-{S}z"
-
-    @property
     def shades(self) -> Iterator[tuple[float, str]]:
         """Opacity and SVG path, in cells, of all cells of each shade; weights near 0 have none."""
         levels = np.rint(self.weights * LEVELS).astype(np.int64)
@@ -79,31 +81,21 @@ class Sentence:
     maps: list[HeatMap]
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The kinds, layers or heads that a page lets its reader choose, with their texts."""
-
-    name: str
-    chosen: str
-    options: dict[str, str]
-
-
-def choices(sentences: list[Sentence]) -> list[Choice]:
-    """Return the kinds, layers and heads that sentences have maps of. A page starts with the
-    cross-attention, averaged over the heads of all layers.
+def choices(sentences: list[Sentence]) -> list[tuple[str, str, dict[str, str]]]:
+    """Return what a page lets its reader choose: kind, layer and head, each with the one to start
+    with, if the sentences have maps of it, and with the texts of all.
     """
     maps = [each for sentence in sentences for each in sentence.maps]
-    kinds = {each.kind for each in maps}
-    layers, heads = sorted({each.layer for each in maps}), sorted({each.head for each in maps})
+    heads = {str(m.head): "mean" if m.head == MEAN else str(m.head) for m in maps}
+    found = (
+        ("kind", "cross", {m.kind: KINDS[m.kind] for m in maps}),
+        ("layer", "all", {str(m.layer): str(m.layer) for m in maps}),
+        ("head", str(MEAN), heads),
+    )
     return [
-        _choice("kind", "cross", {key: text for key, text in KINDS.items() if key in kinds}),
-        _choice("layer", "all", {str(n): str(n) for n in layers}),
-        _choice("head", str(MEAN), {str(n): str(n) if n != MEAN else "mean" for n in heads}),
+        (name, first if first in options else "all", {"all": "all", **options})
+        for name, first, options in found
     ]
-
-
-def _choice(name: str, first: str, found: dict[str, str]) -> Choice:
-    return Choice(name, first if first in found else "all", {"all": "all", **found})
 
 
 def opacity(level: int) -> float:
@@ -114,3 +106,23 @@ def opacity(level: int) -> float:
 def visible(text: str) -> str:
     """Name the characters that have no glyph or would turn the text around them."""
     return _UNSEEN.sub(lambda match: f"<U+{ord(match[0]):04X}>", text)
+
+
+def render(template: str, **values: object) -> str:
+    """Fill a template of `mtrain/report/templates`."""
+    return _templates().get_template(template).render(values)
+
+
+@cache
+def _templates() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("mtrain.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(printable=printable, visible=visible)
+    scale = [opacity(level) for level in range(1, LEVELS + 1)]
+    environment.globals.update(version=mtrain.__version__, cell=CELL, scale=scale)
+    return environment

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.corpus.lines import is_blank, read_lines, read_text_file
-from mtrain.report.heatmap import KINDS, MEAN, HeatMap, Sentence, choices
-from mtrain.report.rendering import render
+from mtrain.report.heatmap import KINDS, MEAN, HeatMap, Sentence, choices, render
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import logger, progress_bar
 from mtrain.scoring.references import decode_lines, warn_of
@@ -97,23 +96,20 @@ def check_choice(loaded: LoadedModel, choice: Choice) -> None:
     shape = loaded.model.shape
     layers = dict.fromkeys(KINDS, shape.num_decoder_layers)
     layers["encoder"] = shape.num_encoder_layers
-    kinds = choice.kinds or tuple(KINDS)
+    most_layers = max(layers[kind] for kind in choice.kinds or KINDS)
     for option, chosen, most in (
-        ("layer", choice.layers, max(layers[kind] for kind in kinds)),
+        ("layer", choice.layers, most_layers),
         ("head", choice.heads, shape.num_heads),
     ):
         if max(chosen, default=0) > most:
-            shown = f"--{option} {max(chosen)}" + "".join(f" --kind {k}" for k in choice.kinds)
-            raise RefusedError(f"{shown}: this model has {most} {option}s there")
+            text = f"--{option} {max(chosen)}: this model has {most} {option}s there"
+            raise RefusedError(text)
 
 
 def _watch(
     loaded: LoadedModel, number: int, source: str, target: str | None, choice: Choice
 ) -> Sentence:
-    (src,), cut = loaded.encode_sources([source])
-    if cut:
-        most = loaded.max_source_length
-        logger.warning("line %d is longer than %d tokens, cut there", number, most)
+    (src,), is_cut = loaded.encode_sources([source])
     if target is None:
         tgt = Translator(loaded).search([Line(src)])[0][0].ids
         text = loaded.texts([tgt])[0]
@@ -121,7 +117,7 @@ def _watch(
         (tgt,) = loaded.tokenizer.encode([target])
         text = target
     most = min(MOST_TOKENS, loaded.positions_limit or MOST_TOKENS)
-    if max(len(src), len(tgt)) >= most:
+    if is_cut or max(len(src), len(tgt)) >= most:
         raise UserError(
             f"line {number}: {len(src) + 1} source and {len(tgt) + 1} target tokens; attention can "
             f"be shown for at most {most}: give a shorter sentence"

@@ -10,15 +10,14 @@ from pathlib import Path
 
 from mtrain.check.diagnosis import diagnose
 from mtrain.check.findings import Findings
-from mtrain.config.schema import Config, Corpus, HubCorpus
+from mtrain.config.schema import Config
 from mtrain.corpus.lines import is_blank
-from mtrain.corpus.readers import Text, read_text, reading_of, scan
+from mtrain.corpus.readers import Text, read_text, reading_of
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.report import maps
 from mtrain.report.curves import Chart, charts_of, spaced
-from mtrain.report.heatmap import Sentence, choices
-from mtrain.report.rendering import render
-from mtrain.runs import checkpoint, layout, manifest, reader
+from mtrain.report.heatmap import Sentence, choices, render
+from mtrain.runs import checkpoint, layout, manifest, reader, verify
 from mtrain.runs.history import Entry, History
 from mtrain.runs.reader import Run
 from mtrain.runs.records import MetricsFile
@@ -159,14 +158,9 @@ def check_text(report: Report) -> list[Findings]:
     """Check the text with the run's vocabulary; raises `UserError` if a part of it is not known to
     be the run's.
     """
-    for key, (corpus, sha256) in report.run.corpora.items():
-        check_known(report.config, key, corpus, sha256)
-    config = _with_own_vocabulary(report)
-    return diagnose(config, Stop(), examples=MOST_FOUND, with_forecast=False, timed=False).corpora
-
-
-def _with_own_vocabulary(report: Report) -> Config:
-    """Return the config with the run's own vocabulary alone, wherever the run took it from."""
+    for key in report.run.corpora:
+        check_known(report.run, key)
+    # with the run's own vocabulary alone, wherever the run took it from
     config, path = report.config, report.run.path
     settings: dict[str, object] = {"path": None}
     if (vocabulary := reader.read_vocabulary(path)) is not None:
@@ -176,30 +170,29 @@ def _with_own_vocabulary(report: Report) -> Config:
         "tokenizer": config.tokenizer.model_copy(update=settings),
         "train": config.train.model_copy(update={"init_from": None}),
     }
-    return config.model_copy(update=parts)
+    config = config.model_copy(update=parts)
+    return diagnose(config, Stop(), examples=MOST_FOUND, with_forecast=False, timed=False).corpora
 
 
-def check_known(config: Config, key: str, corpus: Corpus, sha256: str | None) -> None:
+def check_known(run: Run, key: str) -> None:
     """Raise `UserError` unless a corpus is, by its hash, the text of the run: another person's
     config may name any file of this machine, which no page may show. Why a file cannot be read may
     quote it, so that is only logged.
     """
-    if isinstance(corpus, HubCorpus):
-        raise UserError(f"{key}: a dataset of the Hugging Face hub is not asked for again")
-    try:
-        found = scan(corpus, reading_of(config)) if sha256 is not None else None
-    except UserError as error:
-        logger.warning("report: %s", error)
-        raise UserError(f"{key}: cannot be read as the text of the run") from None
-    if found is None or found.sha256 != sha256:
-        raise UserError(f"{key}: not known to be the text of the run")
+    state = "without a hash"  # and not even read
+    if run.corpora[key][1] is not None:
+        finding, _ = verify.check_corpus(run, key)
+        if (state := finding.state) == verify.OK:
+            return
+        logger.warning("report: %s", finding)
+    raise UserError(f"{key}: {state}, and so not known to be the text of the run")
 
 
 def _read_own(report: Report, key: str, section: str, otherwise: str) -> Text | None:
     """Read a scored set; without it, or if it is not what the run scored, add a note."""
     corpus, sha256 = report.run.corpora[key]
     with report.part(section, otherwise):
-        check_known(report.config, key, corpus, sha256)
+        check_known(report.run, key)
         return read_text(corpus, reading_of(report.config, keep_blank=True), sha256 or "")
     return None
 
@@ -210,13 +203,8 @@ def _charts(report: Report) -> Iterator[Chart]:
     if found.broken:
         lines = shorten(found.broken)
         report.note("curves", f"Lines of metrics.jsonl that are no records are left out: {lines}")
-    last, validated = (
-        max((record["step"] for record in records), default=0)
-        for records in (found.records, report.history.entries)
-    )
-    if last < validated:
-        text = f"metrics.jsonl ends at step {last:,}, before the validation of step {validated:,}"
-        report.note("curves", f"Records are missing: {text}")
+    if not found.records and report.history.entries:
+        report.note("curves", "Left out: metrics.jsonl holds no records")
     yield from charts_of(found.records)
 
 

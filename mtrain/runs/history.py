@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, Field, TypeAdapter
 
 from mtrain.runs.records import CheckpointName, Count, Metric, Score, with_fields_of
 
@@ -25,22 +25,17 @@ class Validation(BaseModel):
 Entry = Annotated[dict[str, Any], with_fields_of(Validation)]
 
 
-class Named(BaseModel):
-    """The best of the validations, as `best.json` names it."""
+class Named(BaseModel, extra="allow"):
+    """The best of the validations, as `best.json` names it, with its score."""
 
     checkpoint: CheckpointName
     step: Count
-    bleu: Score | None = None
-    chrf: Score | None = None
-    nll: float | None = None
 
 
-class History(BaseModel):
+class History(BaseModel, populate_by_name=True):
     """Validations in the order of steps; `average` is that of the averaged model, `tests` holds the
     scores of the test sets, `named` what the file has for the best validation.
     """
-
-    model_config = ConfigDict(populate_by_name=True)
 
     metric: Metric
     named: Named | None = Field(alias="best")  # none before the first validation
@@ -73,9 +68,10 @@ class History(BaseModel):
         if self.average and self.average["step"] != step:
             self.average = None
 
-    def has(self, step: int) -> bool:
-        """Whether a step was validated."""
-        return any(entry["step"] == step for entry in self.entries)
+    @property
+    def steps(self) -> list[int]:
+        """The steps that were validated."""
+        return [entry["step"] for entry in self.entries]
 
     @property
     def best(self) -> Entry | None:

@@ -198,9 +198,13 @@ def hash_file(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def hash_text(text: str) -> str:
+    """SHA-256 of a text in hexadecimal."""
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
 def _with_own_hash(content: dict[str, Any]) -> str:
-    body = json.dumps(content, sort_keys=True)
-    own = hashlib.sha256(body.encode()).hexdigest()
+    own = hash_text(json.dumps(content, sort_keys=True))
     return json.dumps({**content, "sha256": own}, sort_keys=True, indent=1) + "\n"
 
 

@@ -144,13 +144,10 @@ def read_record(
 
 @dataclass
 class Records:
-    """Content of `metrics.jsonl`: records, line numbers of invalid lines, and that of a last line
-    that a crash truncated.
-    """
+    """Content of `metrics.jsonl`: records, and line numbers of invalid lines."""
 
     records: list[dict[str, Any]] = field(default_factory=list)
     broken: list[int] = field(default_factory=list)
-    cut: int | None = None
 
 
 @dataclass
@@ -191,10 +188,8 @@ class MetricsFile:
             try:
                 found.records.append(read_json(line, RECORD))
             except ValueError:
-                if line.endswith(b"\n"):
+                if line.endswith(b"\n"):  # or a crash truncated it
                     found.broken.append(number)
-                else:
-                    found.cut = number
             if number > MOST_RECORDS or len(found.broken) > MOST_BROKEN:
                 raise UserError(
                     f"{self.path}:{number}: more lines, or more invalid ones, than a run writes; "

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mtrain.config.loading import load_stored_config
-from mtrain.config.schema import Corpus, GeneratedCorpus, HubCorpus
+from mtrain.config.schema import HubCorpus
 from mtrain.corpus.readers import describe, files_of, reading_of, scan
 from mtrain.runs import layout, manifest, reader
 from mtrain.runs.reader import Run
 from mtrain.runs.records import LOOP, MetricsFile, read_record
-from mtrain.runtime.errors import UserError, printable
+from mtrain.runtime.errors import UserError, as_user_error, printable
 from mtrain.runtime.log import shorten
 
 OK, DAMAGED, MISSING, CHANGED = "ok", "damaged", "missing", "changed"
@@ -69,12 +69,9 @@ def _guarded(what: str, check: Iterator[Finding]) -> Iterator[Finding]:
     """Turn an error of one check into a finding, so that the other checks run."""
     try:
         yield from check
-    except UserError as error:
+    except (UserError, OSError) as error:
         is_missing = isinstance(error, manifest.MissingError)
-        yield Finding(what, MISSING if is_missing else DAMAGED, str(error))
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        yield Finding(what, DAMAGED, f"{where}{error.strerror or error}")
+        yield Finding(what, MISSING if is_missing else DAMAGED, str(as_user_error(error)))
 
 
 def _links(run: Run) -> Iterator[Finding]:
@@ -97,15 +94,13 @@ def _small_files(run: Run, has_begun: bool) -> Iterator[Finding]:
 def _status(run: Run) -> Iterator[Finding]:
     if run.status is None:
         return
-    detail = f"{run.state} at step {run.status.step}"
-    if run.state not in ("running", "preparing"):
-        yield Finding(layout.STATUS, OK, detail)
-        return
-    holder = f"process {run.status.pid} on {run.status.host}"
-    fate = "does not run here; if it was killed, the same command resumes"
-    if run.is_running:
-        fate = "trains it, so what follows is its state so far"
-    yield Finding(layout.STATUS, NOTE, f"{detail}: {holder} {fate}")
+    detail, is_over = f"{run.state} at step {run.status.step}", True
+    if run.state in ("running", "preparing"):
+        is_over, fate = False, "does not run here; if it was killed, the same command resumes"
+        if run.is_running:
+            fate = "trains it, so what follows is its state so far"
+        detail += f": process {run.status.pid} on {run.status.host} {fate}"
+    yield Finding(layout.STATUS, OK if is_over else NOTE, detail)
 
 
 def _settings(run: Run) -> Iterator[Finding]:
@@ -120,7 +115,7 @@ def _settings(run: Run) -> Iterator[Finding]:
         state, detail = CHANGED, f"seed {config.seed}, but {begun.seed} in run.json"
     elif begun is None or begun.config is None:
         detail = "a valid config; there is no hash of it in run.json"
-    elif hashlib.sha256(run.text.encode("utf-8")).hexdigest() != begun.config:
+    elif manifest.hash_text(run.text) != begun.config:
         state, detail = CHANGED, "its SHA-256 differs from run.json"
     yield Finding(layout.CONFIG, state, detail)
 
@@ -149,11 +144,10 @@ def _checkpoints(run: Run) -> Iterator[Finding]:
     for path in paths:
         name = _name(run, path)
         found = list(_checkpoint(path, name, run))
-        inner = path / layout.TRAINER
-        if not inner.exists() and path in layout.steps(directory)[-2:]:  # in this order
-            state = NOTE if run.state == "complete" else MISSING
+        inner, is_needed = path / layout.TRAINER, run.state != "complete"
+        if is_needed and not inner.exists() and path in layout.steps(directory)[-2:]:
             text = "resuming from this checkpoint needs it"
-            found.append(Finding(_name(run, inner), state, text))
+            found.append(Finding(_name(run, inner), MISSING, text))
         if not run.is_running or path.exists():  # training removes old checkpoints meanwhile
             yield from found
     if not paths and run.state == "complete":
@@ -177,7 +171,7 @@ def _model(path: Path, name: str, run: Run | None) -> Iterator[Finding]:
     elif keys := [key for key, *_ in reader.fixed_changes(own, config or own)]:
         yield Finding(name, CHANGED, f"its settings differ from config.yaml: {', '.join(keys)}")
     else:
-        yield Finding(name, OK, _size(path))
+        yield Finding(name, OK, "as its manifest says")
 
 
 def _trainer(path: Path, name: str, step: int | None) -> Iterator[Finding]:
@@ -188,14 +182,7 @@ def _trainer(path: Path, name: str, step: int | None) -> Iterator[Finding]:
     if loop is not None and step not in (None, loop.step):
         yield Finding(name, CHANGED, f"{layout.STATE} is of step {loop.step}")
     else:
-        yield Finding(name, OK, _size(path))
-
-
-def _size(directory: Path) -> str:
-    """Describe what was hashed."""
-    files = [item for item in directory.iterdir() if item.is_file() and item.name != manifest.NAME]
-    size = sum(item.stat().st_size for item in files)
-    return f"{len(files)} files, {size / 1e6:,.1f} MB, as its manifest says"
+        yield Finding(name, OK, "as its manifest says")
 
 
 def _best(run: Run) -> Iterator[Finding]:
@@ -209,7 +196,7 @@ def _best(run: Run) -> Iterator[Finding]:
         return
     best = history.best
     name = best["checkpoint"] if best else "none"
-    if history.summary != (history.named and history.named.model_dump(exclude_unset=True)):
+    if history.summary != (history.named and history.named.model_dump()):
         detail = f"its best is not the best of its history, which is {name}"
         yield Finding(layout.BEST, CHANGED, detail)
     if run.config is not None and history.metric != run.config.train.metric:
@@ -255,35 +242,31 @@ def _data(run: Run, sizes: dict[str, int]) -> Iterator[Finding]:
     if len(train) != len(known):
         detail = f"{len(train)} corpora, but {len(known)} in run.json"
         yield Finding("data.train", CHANGED, detail)
-    for key, (corpus, sha256) in run.corpora.items():
+    for key, (_, sha256) in run.corpora.items():
         if sha256 is not None:
-            what = f"{key} {describe(corpus)}"
-            yield from _guarded(what, _corpus(run, key, what, corpus, sha256, sizes))
+            finding, size = check_corpus(run, key)
+            if size is not None:
+                sizes[key] = size
+            yield finding
 
 
-def _corpus(
-    run: Run, key: str, what: str, corpus: Corpus, sha256: str, sizes: dict[str, int]
-) -> Iterator[Finding]:
+def check_corpus(run: Run, key: str) -> tuple[Finding, int | None]:
+    """Hash a corpus of the config; if it is what the run used, return also its number of pairs."""
+    corpus, sha256 = run.corpora[key]
     assert run.config is not None
-    reading = reading_of(run.config)
-    if reason := _why_unreachable(corpus, reading.root):
-        yield Finding(what, UNREACHABLE, reason)
-        return
-    found = scan(corpus, reading)
-    if found.sha256 != sha256:
-        yield Finding(what, CHANGED, "its content differs from the run's")
-        return
-    sizes[key] = found.pairs
-    yield Finding(what, OK, f"{found.pairs:,} pairs, same as in the run")
-
-
-def _why_unreachable(corpus: Corpus, root: Path) -> str | None:
+    what, reading = f"{key} {describe(corpus)}", reading_of(run.config)
     if isinstance(corpus, HubCorpus):
-        return "a dataset of the Hugging Face hub, which is not downloaded again"
-    for file in [] if isinstance(corpus, GeneratedCorpus) else files_of(corpus, root):
+        return Finding(what, UNREACHABLE, "a dataset of the Hugging Face hub"), None
+    for file in files_of(corpus, reading.root):
         if not os.access(file, os.R_OK):
-            return f"{file.absolute()}: missing or not readable"
-    return None
+            return Finding(what, UNREACHABLE, f"{file.absolute()}: missing or not readable"), None
+    try:
+        found = scan(corpus, reading)
+    except UserError as error:
+        return Finding(what, DAMAGED, str(error)), None
+    if found.sha256 != sha256:
+        return Finding(what, CHANGED, "its content differs from the run's"), None
+    return Finding(what, OK, f"{found.pairs:,} pairs, same as in the run"), found.pairs
 
 
 def _translations(run: Run, sizes: dict[str, int]) -> Iterator[Finding]:

@@ -5,9 +5,12 @@ on the test sets. What an earlier start has finished is not repeated.
 from functools import partial
 
 from pydantic import TypeAdapter
+from safetensors.torch import load, save
 
+from mtrain.config.schema import dump_config
 from mtrain.corpus.readers import Text
 from mtrain.runs import checkpoint, layout
+from mtrain.runs.checkpoint import Snapshot
 from mtrain.runtime.distributed import BYTES
 from mtrain.runtime.log import logger
 from mtrain.training.resume import Checkpoints
@@ -107,13 +110,12 @@ def _load(validation: Validation, name: str) -> LoadedModel:
     may not see the file yet.
     """
     path = validation.run.checkpoints / name
-    data = validation.ranks.share(
-        lambda: checkpoint.pack(checkpoint.load_or_name_good(path)), BYTES
-    )
+    data = validation.ranks.share(lambda: save(checkpoint.load_or_name_good(path).weights), BYTES)
+    config, proto = validation.config, validation.prepared.tokenizer.proto
     return unpack(
-        checkpoint.unpack(data),
+        Snapshot(load(data), dump_config(config), proto),
         path,
-        validation.config.decode.model_dump(),
+        config.decode.model_dump(),
         device=str(validation.learner.device),
         check_stop=validation.stop.check,
     )

@@ -24,11 +24,6 @@ from mtrain.translation.translator import Translator
 LINE = "bavo celu minek"
 
 
-def drawn(weights: list[list[float]], kind: str = "cross") -> HeatMap:
-    """Return a map of the rows a, b and the columns c, d."""
-    return HeatMap(kind, 1, 2, ["a", "\x0b"], ["c", "d"], np.array(weights, np.float32))
-
-
 def path_cells(path: str) -> set[tuple[int, int]]:
     return {(int(row), int(column)) for column, row in re.findall(r"M(\d+) (\d+)h1v1h-1z", path)}
 
@@ -123,7 +118,8 @@ def test_layers_and_heads_that_the_model_lacks_are_refused(loaded_model: LoadedM
 
 
 def test_cells_have_the_shades_and_the_summary_the_words_of_the_weights() -> None:
-    found = drawn([[0.0, 1.0], [0.55, 0.02]])
+    weights = np.array([[0.0, 1.0], [0.55, 0.02]], np.float32)
+    found = HeatMap("cross", 1, 2, ["a", "\x0b"], ["c", "d"], weights)
     assert {shade: path_cells(path) for shade, path in found.shades} == {
         opacity(11): {(1, 0)},
         opacity(20): {(0, 1)},
@@ -132,12 +128,6 @@ def test_cells_have_the_shades_and_the_summary_the_words_of_the_weights() -> Non
     assert shown == sorted(set(shown))
     assert shown[-1] == 1
     assert found.summary == "Largest weight of each row: a → d 1.00; <U+000B> → c 0.55"
-
-
-def test_the_ground_of_a_causal_map_is_what_may_be_seen() -> None:
-    rows = [[1.0, 0.0], [0.5, 0.5]]
-    assert drawn(rows).ground == "M0 0h2v2h-2z"
-    assert drawn(rows, "decoder").ground == "M0 0h1v1h1v1h-2z"
 
 
 @pytest.mark.parametrize(
@@ -181,8 +171,8 @@ def test_a_page_stands_alone_and_chooses(hostile: Sentence) -> None:
         assert f"main:has(#{key}:checked) .map:not(.{key}) {{ display: none; }}" in text
     assert re.findall(r'id="([^"]+)" checked', text) == ["kind-cross", "layer-all", "head-0"]
     few = replace(hostile, maps=[m for m in hostile.maps if m.kind == "encoder" and m.head == 1])
-    assert [choice.chosen for choice in choices([few])] == ["all", "all", "all"]
-    assert list(choices([few])[1].options) == ["all", "1", "2"]
+    assert [chosen for _, chosen, _ in choices([few])] == ["all", "all", "all"]
+    assert list(choices([few])[1][2]) == ["all", "1", "2"]
 
 
 # --- the command ------------------------------------------------------------------------------
