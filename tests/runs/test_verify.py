@@ -9,7 +9,6 @@ import resource
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +24,7 @@ from mtrain.runs import manifest, reader, records
 from mtrain.runs.verify import BAD, Finding, verify
 
 LAST, AVERAGE = "checkpoints/step-00000400", "checkpoints/average"
+INNER = f"{LAST}/trainer"
 Harm = Callable[[Path], object]
 
 
@@ -69,7 +69,7 @@ def test_a_complete_run_is_good_all_over(run: Path) -> None:
     found = {finding.what.split()[0]: finding for finding in verify(run)}
     assert {finding.state for finding in found.values()} == {"ok"}
     names = {"status.json", "run.json", "config.yaml", "tokenizer.model", "best.json"}
-    names |= {"metrics.jsonl", LAST, f"{LAST}/trainer", AVERAGE}
+    names |= {"metrics.jsonl", LAST, INNER, AVERAGE}
     names |= {f"validation/{name}.txt" for name in ("step-00000400", "average", "test-held_out")}
     assert names | {"data.train.0", "data.valid", "data.test.held_out"} <= found.keys()
     assert found["validation/average.txt"].detail == "12 lines"
@@ -95,28 +95,19 @@ def edited(name: str, **values: Any) -> Harm:
     return lambda run: edit(run / name, **values)
 
 
-VALID = "../data/valid.tgt"
+VALID, LINES = "../data/valid.tgt", "validation/average.txt"
+OTHER = {"checkpoint": "average", "step": 1}
 FAULTS: list[tuple[str, str, str, Harm]] = [
     (LAST, "damaged", "SHA-256 is not", flipped(f"{LAST}/model.safetensors")),
     (LAST, "missing", "config.yaml: missing", removed(f"{LAST}/config.yaml")),
     (LAST, "damaged", "no manifest.json", removed(f"{LAST}/manifest.json")),
-    (LAST, "damaged", "manifest.json: damaged", flipped(f"{LAST}/manifest.json")),
-    (
-        *(f"{LAST}/trainer", "damaged", "in the manifest"),
-        written(f"{LAST}/trainer/optimizer.safetensors", b"short"),
-    ),
+    (INNER, "damaged", "SHA", flipped(f"{LAST}/trainer/optimizer.safetensors")),
     (AVERAGE, "missing", "has its scores", removed(AVERAGE)),
-    (AVERAGE, "damaged", "", flipped(f"{AVERAGE}/config.yaml")),
     ("best.json", "missing", "step-00000400", removed(LAST)),
     ("best.json", "missing", "the best checkpoint is unknown", removed("best.json")),
     ("best.json", "damaged", "history", edited("best.json", history=7)),
-    (
-        *("best.json", "changed", "is not the best"),
-        edited("best.json", best={"checkpoint": "average", "step": 1}),
-    ),
-    ("best.json", "damaged", "metric", edited("best.json", metric="x")),
+    ("best.json", "changed", "not the best", edited("best.json", best=OTHER)),
     ("best.json", "changed", "chrf, but bleu", edited("best.json", metric="chrf")),
-    ("run.json", "damaged", "JSON", written("run.json", b"{")),
     ("run.json", "damaged", "seed", edited("run.json", seed="one")),
     ("run.json", "missing", "", removed("run.json")),
     ("status.json", "missing", "", removed("status.json")),
@@ -127,25 +118,13 @@ FAULTS: list[tuple[str, str, str, Harm]] = [
     ("config.yaml", "changed", "seed 7, but 8", edited("run.json", seed=8)),
     ("tokenizer.model", "missing", "", removed("tokenizer.model")),
     ("tokenizer.model", "changed", "", written("tokenizer.model", b"x")),
-    (
-        *("metrics.jsonl", "damaged", "invalid records: line"),
-        appended("metrics.jsonl", '{"step": 9, "valid/bleu": [1]}\n'),
-    ),
+    ("metrics.jsonl", "damaged", "line", appended("metrics.jsonl", '{"step": 9, "lr": [1]}\n')),
     ("metrics.jsonl", "missing", "", removed("metrics.jsonl")),
     ("metrics.jsonl", "changed", "at step 400", written("metrics.jsonl", b"")),
     ("metrics.jsonl", "changed", "order", appended("metrics.jsonl", '{"step": 1}\n')),
-    (
-        *("validation/step-00000400.txt", "damaged", "step-00000400.txt:2: invalid UTF-8"),
-        written("validation/step-00000400.txt", b"a\n\xff\n" * 6),
-    ),
-    (
-        *("validation/average.txt", "changed", "11 lines, but 12 pairs in its set"),
-        written("validation/average.txt", b"zwent\n" * 11),
-    ),
-    (
-        *("validation/average.txt", "damaged", "longer than 1,048,576 bytes"),
-        written("validation/average.txt", b"a" * (1 << 20) + b"a\n" + b"b\n" * 11),
-    ),
+    (LINES, "damaged", "average.txt:2: invalid UTF-8", written(LINES, b"a\n\xff\n" * 6)),
+    (LINES, "changed", "11 lines, but 12 pairs in its set", written(LINES, b"zwent\n" * 11)),
+    (LINES, "damaged", "longer than 1,048,576 bytes", written(LINES, b"a" * (1 << 21) + b"\n")),
     ("validation/test-held_out.txt", "missing", "", removed("validation/test-held_out.txt")),
     ("data.valid", "changed", "content", written(VALID, b"zwent\n" * 12)),
     ("data.valid", "damaged", "has 12 lines but", appended(VALID, "zwent\n")),
@@ -183,7 +162,9 @@ FILES = [
 ]
 
 
-@pytest.mark.parametrize("name", [*FILES, "train.log", "validation", "checkpoints", AVERAGE, LAST])
+@pytest.mark.parametrize(
+    "name", [*FILES, "train.log", "validation", "checkpoints", AVERAGE, LAST, INNER]
+)
 def test_links_in_a_run_are_found_and_not_followed(run: Path, name: str) -> None:
     link(run / name)
     found = bad_ones(run)
@@ -194,30 +175,18 @@ def test_links_in_a_run_are_found_and_not_followed(run: Path, name: str) -> None
     assert {each.state for each in inside} <= {"damaged"}
 
 
-def test_a_link_to_a_trainer_s_state_is_not_followed(run: Path) -> None:
-    link(run / LAST / "trainer")
-    (found,) = bad_ones(run)
-    assert (found.what, found.state) == (f"{LAST}/trainer", "damaged")
-    assert reader.LINK in found.detail
-
-
 @pytest.mark.parametrize("harm", [pipe, folder, empty, huge])
-def test_what_is_no_file_of_a_run_is_found(run: Path, harm: Callable[[Path], None]) -> None:
+def test_what_is_no_file_of_a_run_is_found(run: Path, harm: Harm) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for name in ("run.json", "best.json"):  # which hold hashes of the others, so by themselves
-        kept_as = run.parent / name
-        (run / name).rename(kept_as)
-        shutil.copy(kept_as, run / name)
-        harm(run / name)
-        assert name in {each.what for each in bad_ones(run)}
-        shutil.rmtree(run / name) if harm == folder else (run / name).unlink()
-        kept_as.rename(run / name)
-    rest = [name for name in FILES if name not in ("run.json", "best.json", "config.yaml")]
+    alone = {"run.json", "best.json", "config.yaml"}  # other checks need these
+    for name in alone:
+        shutil.copytree(run, run.parent / name)
+        harm(run.parent / name / name)
+        assert name in {each.what for each in bad_ones(run.parent / name)}
+    rest = set(FILES) - alone - {"tokenizer.vocab"}
     for name in rest:
         harm(run / name)
-    assert {each.what for each in bad_ones(run)} >= set(rest) - {"tokenizer.vocab"}
-    harm(run / "config.yaml")
-    assert "config.yaml" in {each.what for each in bad_ones(run)}
+    assert {each.what for each in bad_ones(run)} >= rest
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + (1 << 20)  # KiB
 
 
@@ -289,23 +258,21 @@ def test_a_state_of_another_step_or_form_is_found(run: Path) -> None:
     state = run / LAST / "trainer" / "state.json"
     edit(state, step=200)
     reseal(state.parent)
-    assert bad_ones(run) == [Finding(f"{LAST}/trainer", "changed", "state.json is of step 200")]
+    assert bad_ones(run) == [Finding(INNER, "changed", "state.json is of step 200")]
     edit(state, pool="first")
     reseal(state.parent)
     (found,) = bad_ones(run)
-    assert (found.what, found.state) == (f"{LAST}/trainer", "damaged")
+    assert (found.what, found.state) == (INNER, "damaged")
     assert "state.json: damaged: pool: Input should be a valid integer" in found.detail
 
 
 def test_corpora_that_are_not_here_are_no_fault(run: Path) -> None:
     shutil.rmtree(run.parent / "data")
-    found = list(verify(run))
-    assert not [one for one in found if one.state in BAD]
-    away = [one for one in found if one.state == "unreachable"]
-    assert away[0].what.startswith("data.train.0 ")
+    found = {one.what.split()[0]: one for one in verify(run)}
+    away = [one for one in found.values() if one.state == "unreachable"]
     assert len(away) == 3
     assert "missing or not readable" in away[0].detail
-    assert any(one.what == "validation/average.txt" and one.state == "ok" for one in found)
+    assert {one.state for one in found.values()} == {"ok", "unreachable"}
 
 
 def test_hashes_that_are_remembered_are_not_trusted(run: Path) -> None:
@@ -335,11 +302,10 @@ def test_interrupted_and_running_runs(run: Path) -> None:
 
 
 def test_resuming_wants_the_trainers_part(run: Path) -> None:
-    shutil.rmtree(run / LAST / "trainer")
-    assert bad_ones(run) == []  # of a complete run nothing but a note
+    shutil.rmtree(run / INNER)
+    assert bad_ones(run) == []
     edit(run / "status.json", state="stopped")
-    (found,) = bad_ones(run)
-    assert (found.what, found.state) == (f"{LAST}/trainer", "missing")
+    assert [(found.what, found.state) for found in bad_ones(run)] == [(INNER, "missing")]
 
 
 def test_a_run_that_has_saved_nothing_yet(run: Path) -> None:
@@ -355,8 +321,10 @@ def test_a_run_that_has_saved_nothing_yet(run: Path) -> None:
 
 
 def test_the_command_ends_with_1_where_something_is_bad(run: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (run, *run.rglob("*"))}
     done = run_mtrain("verify", run)
     assert (done.returncode, done.stderr) == (0, "")
+    assert {path: path.stat().st_mtime_ns for path in (run, *run.rglob("*"))} == before
     assert {line.split()[0] for line in done.stdout.splitlines()} == {"ok"}
     flip(run / LAST / "model.safetensors")
     done = run_mtrain("verify", run, "--json")
@@ -368,14 +336,3 @@ def test_the_command_ends_with_1_where_something_is_bad(run: Path) -> None:
     assert bad["what"] == LAST
     assert run_mtrain("verify", run / "checkpoints" / "average").returncode == 0
     assert run_mtrain("verify", run / LAST).returncode == 1
-
-
-def test_nothing_is_written_and_torch_is_not_loaded(run: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in (run, *run.rglob("*"))}
-    code = (
-        "import sys, pathlib, mtrain.runs.verify as v\n"
-        "list(v.verify(pathlib.Path(sys.argv[1]))); print('torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(run)], capture_output=True, text=True)
-    assert done.stdout == "False\n", done.stderr
-    assert {path: path.stat().st_mtime_ns for path in (run, *run.rglob("*"))} == before
