@@ -55,12 +55,11 @@ class HeatMap:
     @property
     def summary(self) -> str:
         """The largest weight of each row, in words."""
-        most = self.weights.argmax(1)
         found = (
-            f"{token} → {self.columns[column]} {row[column]:.2f}"
-            for token, column, row in zip(self.rows, most, self.weights, strict=True)
+            f"{token} → {self.columns[row.argmax()]} {row.max():.2f}"
+            for token, row in zip(self.rows, self.weights, strict=True)
         )
-        return "Largest weight of each row: " + "; ".join(map(visible, found))
+        return "Largest weight of each row: " + visible("; ".join(found))
 
     @property
     def shades(self) -> Iterator[tuple[float, str]]:

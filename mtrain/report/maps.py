@@ -102,8 +102,7 @@ def check_choice(loaded: LoadedModel, choice: Choice) -> None:
         ("head", choice.heads, shape.num_heads),
     ):
         if max(chosen, default=0) > most:
-            text = f"--{option} {max(chosen)}: this model has {most} {option}s there"
-            raise RefusedError(text)
+            raise RefusedError(f"--{option} {max(chosen)}: this model has {most} {option}s there")
 
 
 def _watch(

@@ -21,7 +21,7 @@ from mtrain.runs import checkpoint, layout, manifest, reader, verify
 from mtrain.runs.history import Entry, History
 from mtrain.runs.reader import Run
 from mtrain.runs.records import MetricsFile
-from mtrain.runtime.errors import UserError, printable
+from mtrain.runtime.errors import UserError, as_user_error, printable
 from mtrain.runtime.log import logger, shorten
 from mtrain.runtime.stop import Stop
 from mtrain.scoring import metrics
@@ -35,12 +35,6 @@ MOST_LOGGED = 40  # different lines of the log, the newest
 MOST_LETTERS = 4000  # of a line of text
 MUCH_TEXT, MUCH_LONGER = 4 << 20, 50  # bytes that may be scored, or times the references
 
-# Where a note about a small file of the run stands, and what it begins with.
-NOTED = {
-    layout.STATUS: ("run", "The state is unknown"),
-    layout.RUN: ("settings", "Left out"),
-    layout.BEST: ("scores", "Left out"),
-}
 # A line of the log about the data, or a warning. Anchored at the start: searching anywhere takes
 # far longer on a hostile line.
 _LOGGED = re.compile(
@@ -60,12 +54,10 @@ class Scored:
 
 @dataclass(frozen=True)
 class Sample:
-    """A sentence of the validation set and its translations, by the name of the model."""
+    """A sentence of the validation set and its translations: what each is, language and text."""
 
     number: int
-    source: str | None
-    reference: str | None
-    translations: dict[str, str]
+    texts: list[tuple[str, str, str]]
 
 
 @dataclass
@@ -97,9 +89,10 @@ class Report:
         """
         try:
             yield
-        except UserError as error:
-            logger.warning("report: %s: %s", otherwise, error)
-            self.note(section, f"{otherwise}: {error}")
+        except (UserError, OSError) as error:
+            reason = as_user_error(error)
+            logger.warning("report: %s: %s", otherwise, reason)
+            self.note(section, f"{otherwise}: {reason}")
 
 
 def make_page(run_dir: Path, texts: list[str], *, check: bool = True) -> str:
@@ -136,7 +129,8 @@ def gather(run_dir: Path, texts: list[str]) -> Report:
         if found := reader.links(run_dir):
             raise UserError(", ".join(str(path.relative_to(run_dir)) for path in found))
     for name, error in run.errors.items():
-        with report.part(*NOTED[name]):
+        section = {layout.STATUS: "run", layout.RUN: "settings"}.get(name, "scores")
+        with report.part(section, "Left out"):
             raise error
     if run.history is None and "scores" not in report.notes and any(_translations(run)):
         report.note("scores", "Left out: best.json is missing, though there are validations")
@@ -199,13 +193,12 @@ def _read_own(report: Report, key: str, section: str, otherwise: str) -> Text | 
 
 def _charts(report: Report) -> Iterator[Chart]:
     """Draw the curves; a note reports missing records."""
-    found = MetricsFile(report.run.path / layout.METRICS).parse()
-    if found.broken:
-        lines = shorten(found.broken)
-        report.note("curves", f"Lines of metrics.jsonl that are no records are left out: {lines}")
-    if not found.records and report.history.entries:
+    records, broken = MetricsFile(report.run.path / layout.METRICS).parse()
+    if broken:
+        report.note("curves", f"Lines of metrics.jsonl that are no records: {shorten(broken)}")
+    if not records and report.history.entries:
         report.note("curves", "Left out: metrics.jsonl holds no records")
-    yield from charts_of(found.records)
+    yield from charts_of(records)
 
 
 def _read_log(report: Report) -> None:
@@ -281,16 +274,17 @@ def _samples(report: Report, valid: Text | None, places: list[int]) -> list[Samp
         scored = bool(report.history.entries)
         note = "Left out: the translations are missing" if scored else "There is no validation yet"
         report.note("samples", note)
-    return [
-        Sample(
-            place + 1,
-            _cut(valid.sources[place]) if valid is not None else None,
-            _cut(valid.references[place]) if valid is not None else None,
-            {title: lines[place] for title, lines in found.items() if place in lines},
-        )
-        for place in places
-        if any(place in lines for lines in found.values())
-    ]
+    data, samples = report.config.data, []
+    for place in places:
+        texts = [
+            (each, data.tgt_lang, found[each][place]) for each in found if place in found[each]
+        ]
+        if texts and valid is not None:
+            texts.insert(0, ("Source", data.src_lang, _cut(valid.sources[place])))
+            texts.insert(1, ("Reference", data.tgt_lang, _cut(valid.references[place])))
+        if texts:
+            samples.append(Sample(place + 1, texts))
+    return samples
 
 
 def _translations(run: Run) -> set[str]:

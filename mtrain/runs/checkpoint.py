@@ -143,7 +143,7 @@ def prune(
     resume points newer than every scheduled one, and the trainer's state of the newest two stay.
     """
     scheduled = scheduled_steps(directory, is_scheduled)
-    newest = layout.last_step(scheduled)
+    newest = max((step_of(path) or 0 for path in scheduled), default=0)
     kept = {path.name for path in scheduled[-keep:]} | {best}
     for path in steps(directory):
         is_resume_point = path not in scheduled and (step_of(path) or 0) > newest
@@ -171,13 +171,12 @@ def average_run(
     """Average the newest `last` scheduled checkpoints of a run into a new checkpoint directory."""
     directory = run_dir / layout.CHECKPOINTS
     manifest.check_new(output)
-    newest = layout.last_step(scheduled_steps(directory, is_scheduled))
-    wanted = last_scheduled(directory, newest, save_every, last)
+    steps_done = [step_of(path) or 0 for path in scheduled_steps(directory, is_scheduled)]
+    wanted = last_scheduled(directory, max(steps_done, default=0), save_every, last)
     paths = whole_ones(wanted)
     if len(paths) < last:
-        for path in wanted:
-            if path.exists():
-                manifest.verify(path)  # raises the damage
+        for path in filter(Path.exists, wanted):
+            manifest.verify(path)  # raises the damage
         raise UserError(
             f"{run_dir}: has {len(paths)} scheduled checkpoints in a row at its end, not the "
             f"{last} to be averaged; lower --last"

@@ -192,10 +192,8 @@ class RunDirectory:
     def check_data(self, fingerprints: dict[str, Any]) -> None:
         """Refuse text, a vocabulary or initial weights that differ from those in `run.json`."""
         begun = self.read(layout.RUN, PROVENANCE) if self._has(layout.RUN) else None
-        for key, now in fingerprints.items() if begun else ():
-            if key not in FIXED:
-                continue
-            was = getattr(begun, key)
+        for key in (key for key in FIXED if begun and key in fingerprints):
+            was, now = getattr(begun, key), fingerprints[key]
             if key == "weights":
                 was = was or [1.0] * len(now)
             if was not in (None, now):

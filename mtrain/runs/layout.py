@@ -34,11 +34,6 @@ def step_of(path: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def last_step(checkpoints: list[Path]) -> int:
-    """Return the step of the last checkpoint of a list, 0 without any."""
-    return (step_of(checkpoints[-1]) or 0) if checkpoints else 0
-
-
 def translations(run_dir: Path, name: str) -> Path:
     """Return the file of translations by a checkpoint of this name, or, for `test-NAME`, those of a
     test set by the best model.

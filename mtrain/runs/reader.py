@@ -107,7 +107,6 @@ def read_translations(run_dir: Path, name: str) -> tuple[int, Iterator[str]]:
     data = records.read_bytes(path, LARGEST_TEXT)
     if data is None:
         raise MissingError(f"{path}: missing")
-
     return len(data), _lines(path, data)
 
 
@@ -143,34 +142,26 @@ def read_vocabulary(run_dir: Path) -> bytes | None:
 
 
 def end_of_log(run_dir: Path) -> Iterator[str]:
-    """Yield the last lines of `train.log`, each cut to the length of a message; raises
-    `UserError`.
-    """
-    path = run_dir / layout.LOG
+    """Yield the last lines of `train.log`, cut to the length of a message; raises `OSError`."""
     try:
-        with files.read(path) as stream:
+        with files.read(run_dir / layout.LOG) as stream:
             stream.seek(max(0, os.fstat(stream.fileno()).st_size - END_OF_LOG))
             data = stream.read(END_OF_LOG)
     except FileNotFoundError:
         return
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
     for line in io.BytesIO(data):
         yield line[:LONGEST_MESSAGE].rstrip(b"\r\n").decode("utf-8", "replace")
 
 
 def links(run_dir: Path) -> list[Path]:
     """List links under the names of a run's files and directories, and inside these directories:
-    writing through one would change files elsewhere. Raises `UserError`.
+    writing through one would change files elsewhere. Raises `OSError`.
     """
     own = [run_dir / name for name in (*layout.FILES, *layout.DIRECTORIES)]
     for name in layout.DIRECTORIES:
         directory = run_dir / name
         if directory.is_dir() and not directory.is_symlink():
-            try:
-                own += directory.iterdir()
-            except OSError as error:
-                raise UserError(f"{directory}: cannot be read: {error.strerror}") from None
+            own += directory.iterdir()
     return [path for path in own if path.is_symlink()]
 
 

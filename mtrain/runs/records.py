@@ -3,7 +3,7 @@
 import io
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -143,14 +143,6 @@ def read_record(
 
 
 @dataclass
-class Records:
-    """Content of `metrics.jsonl`: records, and line numbers of invalid lines."""
-
-    records: list[dict[str, Any]] = field(default_factory=list)
-    broken: list[int] = field(default_factory=list)
-
-
-@dataclass
 class MetricsFile:
     """`metrics.jsonl`: one JSON object per record, in the order of steps; the board gets the same
     records. `check` is called before anything is written; it may raise.
@@ -170,32 +162,32 @@ class MetricsFile:
 
     def cut(self, step: int) -> None:
         """Drop the records after a step and a truncated line; a resumed run writes them again."""
-        self._rewrite([record for record in self.parse().records if record["step"] <= step])
+        self._rewrite([record for record in self.parse()[0] if record["step"] <= step])
 
     def replace(self, record: dict[str, Any], prefix: str) -> None:
         """Add a record and remove one of the same step whose keys start with `prefix`."""
-        step, records = record["step"], self.parse().records
+        step, records = record["step"], self.parse()[0]
         kept = [r for r in records if r["step"] != step or not any(k.startswith(prefix) for k in r)]
         self._rewrite([*kept, record], record if len(kept) == len(records) else None)
 
-    def parse(self) -> Records:
-        """Separate records from invalid lines; raises `UserError` if the file is no regular file or
-        too large.
+    def parse(self) -> tuple[list[dict[str, Any]], list[int]]:
+        """Return the records, and the line numbers of invalid lines but one that a crash truncated;
+        raises `UserError` if the file is no regular file or too large.
         """
-        found = Records()
+        records, broken = [], list[int]()
         data = read_bytes(self.path, LARGEST_TEXT) or b""
         for number, line in enumerate(io.BytesIO(data), 1):
             try:
-                found.records.append(read_json(line, RECORD))
+                records.append(read_json(line, RECORD))
             except ValueError:
-                if line.endswith(b"\n"):  # or a crash truncated it
-                    found.broken.append(number)
-            if number > MOST_RECORDS or len(found.broken) > MOST_BROKEN:
+                if line.endswith(b"\n"):
+                    broken.append(number)
+            if number > MOST_RECORDS or len(broken) > MOST_BROKEN:
                 raise UserError(
                     f"{self.path}:{number}: more lines, or more invalid ones, than a run writes; "
                     "remove the file, or restore the run's"
                 )
-        return found
+        return records, broken
 
     def _rewrite(self, records: list[dict[str, Any]], new: dict[str, Any] | None = None) -> None:
         """Replace all records; the board needs only the one that is `new`, if all others stay."""

@@ -218,18 +218,18 @@ def _metrics(run: Run) -> Iterator[Finding]:
         if entries:
             yield Finding(path.name, MISSING, "best.json has validations")
         return
-    found = MetricsFile(path).parse()
-    if found.broken:
-        yield Finding(path.name, DAMAGED, f"invalid records: line {shorten(found.broken)}")
-    steps = [record["step"] for record in found.records]
+    records, broken = MetricsFile(path).parse()
+    if broken:
+        yield Finding(path.name, DAMAGED, f"invalid records: line {shorten(broken)}")
+    steps = [record["step"] for record in records]
     if steps != sorted(steps):
         yield Finding(path.name, CHANGED, "its steps are not in order")
-    known = {(r["step"], r["valid/bleu"]) for r in found.records if "valid/bleu" in r}
+    known = {(r["step"], r["valid/bleu"]) for r in records if "valid/bleu" in r}
     if lost := [e["step"] for e in entries if (e["step"], e["bleu"]) not in known]:
         detail = f"its validation differs from best.json at step {shorten(lost)}"
         yield Finding(path.name, CHANGED, detail)
-    elif not found.broken:
-        yield Finding(path.name, OK, f"{len(found.records):,} records")
+    elif not broken:
+        yield Finding(path.name, OK, f"{len(records):,} records")
 
 
 def _data(run: Run, sizes: dict[str, int]) -> Iterator[Finding]:

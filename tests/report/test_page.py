@@ -125,9 +125,10 @@ def test_translations_and_attention_are_shown_for_the_same_sentences(
     step = (trained_run / "validation" / "step-00000400.txt").read_text().split("\n")
     assert 3 <= len(whole.samples) <= report.SAMPLES
     for sample in whole.samples:
-        assert (sample.source, sample.reference) == VALID[sample.number - 1]
-        assert sample.translations["Step 400"] == step[sample.number - 1]
-    sources = [sample.source for sample in whole.samples[: report.ATTENDED]]
+        texts = {name: text for name, _, text in sample.texts}
+        assert (texts["Source"], texts["Reference"]) == VALID[sample.number - 1]
+        assert texts["Step 400"] == step[sample.number - 1]
+    sources = [sample.texts[0][2] for sample in whole.samples[: report.ATTENDED]]
     assert [sentence.source for sentence in whole.sentences] == sources
     kinds = {each.kind for sentence in whole.sentences for each in sentence.maps}
     assert kinds == {"encoder", "decoder", "cross"}
