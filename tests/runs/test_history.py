@@ -43,11 +43,9 @@ def test_the_best_is_the_first_of_equals_and_patience_waits_for_a_better_one(
 
 def test_the_average_may_be_the_best_but_counts_for_no_patience() -> None:
     found = history("bleu", 2.0, 3.0, 2.5)
-    average = scored(30, "average", bleu=3.0)
-    found.average = average
-    assert found.best == found.entries[1]
-    found.average = {**average, "bleu": 3.1}
-    assert found.best == found.average
+    for score, best in ((3.0, found.entries[1]), (3.1, scored(30, "average", bleu=3.1))):
+        found.average = scored(30, "average", bleu=score)
+        assert found.best == best
     assert found.is_out_of_patience(1)
 
 
@@ -58,14 +56,10 @@ def test_a_history_is_cut_to_the_resumed_step_and_read_back() -> None:
     content = json.dumps(found.as_json())
     assert json.loads(content)["best"] == {"checkpoint": "average", "step": 30, "nll": 1.0}
     again = read_json(content.encode(), BEST)
-    assert json.dumps(again.as_json()) == content
     again.cut(30, lambda step: True)
     assert json.dumps(again.as_json()) == content
     again.cut(29, lambda step: step != 10)  # validated as the last step of a shorter run
-    assert again.steps == [20]
-    assert again.average is None
-    assert list(again.tests) == ["old"]
-    assert History.begin("nll").as_json()["best"] is None
+    assert (again.steps, again.average, list(again.tests)) == ([20], None, ["old"])
 
 
 @pytest.mark.parametrize(
