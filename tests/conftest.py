@@ -165,6 +165,15 @@ def run_here(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
     return ended.value.code
 
 
+Train = Callable[..., int]
+
+
+@pytest.fixture
+def train(monkeypatch: pytest.MonkeyPatch) -> Train:
+    """Run `mtrain train` in this process and return its exit code."""
+    return lambda config, *options: run_here(monkeypatch, "train", "-c", config, *options)
+
+
 def link(path: Path) -> None:
     """Move a file or directory away and put a link in its place."""
     path.symlink_to(path.rename(path.with_name(f"moved-{path.name}")).name)

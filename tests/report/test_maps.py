@@ -72,12 +72,8 @@ def test_axes_hold_the_tokens_that_ask_and_those_that_are_seen(loaded_model: Loa
     assert by_kind["decoder"].columns == ["<s>", *target]
     assert read[-1] == "</s>"
     assert sentence.is_forced
-
-
-def test_an_empty_target_has_the_end_alone(loaded_model: LoadedModel) -> None:
-    (sentence,) = maps.watch(loaded_model, [(LINE, "")], Choice(kinds=("decoder",), heads=(0,)))
-    (found,) = sentence.maps
-    assert (found.rows, found.columns, found.weights.tolist()) == (["</s>"], ["<s>"], [[1.0]])
+    (sentence,) = maps.watch(loaded_model, [(LINE, "")], Choice(("decoder",), heads=(0,)))
+    assert sentence.maps[0].weights.tolist() == [[1.0]]
 
 
 def test_a_choice_and_blank_lines_are_left_out(
@@ -128,17 +124,10 @@ def test_cells_have_the_shades_and_the_summary_the_words_of_the_weights() -> Non
     assert found.summary == "Largest weight of each row: a → d 1.00; <U+000B> → c 0.55"
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("a ▁b 学习 \u00a0\u0301", "a ▁b 学习 \u00a0\u0301"),
-        ("\u202e\ue000\u2028", "<U+202E><U+E000><U+2028>"),
-        ("a\x00\ud800", "a<U+0000><U+D800>"),
-        ("ن\u200cم", "ن\u200cم"),
-    ],
-)
-def test_what_shows_nothing_is_named(text: str, shown: str) -> None:
-    assert visible(text) == shown
+def test_what_shows_nothing_is_named() -> None:
+    for text in ("a ▁b 学习 \u00a0\u0301", "ن\u200cم"):
+        assert visible(text) == text
+    assert visible("\u202e\ue000\u2028\x00\ud800") == "<U+202E><U+E000><U+2028><U+0000><U+D800>"
 
 
 HOSTILE = ["</text><script>alert(1)</script>", "\"'&", "\x0b\ufffe", "学", "ن", "x" * 60]

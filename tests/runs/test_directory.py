@@ -15,24 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TinyConfig, edit, run_here, run_mtrain, status, write_config
+from conftest import TinyConfig, Train, edit, run_mtrain, status, write_config
 
 from mtrain.runs import checkpoint, directory, layout
 from mtrain.runs.directory import RunDirectory, commit_of, commit_of_package
 from mtrain.runtime import files, lock
-from mtrain.runtime.errors import UserError
 from mtrain.runtime.lock import ReplacedError
 from mtrain.training.trainer import Trainer
 
-Train = Callable[..., int]
 Captured = pytest.CaptureFixture[str]
 TWO_STEPS = {"train.max_steps": 2, "train.valid_every": 2, "data.test": {}}
-
-
-@pytest.fixture
-def train(monkeypatch: pytest.MonkeyPatch) -> Train:
-    """Run `mtrain train` in this process and return its exit code."""
-    return lambda config, *options: run_here(monkeypatch, "train", "-c", config, *options)
 
 
 @pytest.fixture(scope="module")
@@ -394,7 +386,3 @@ def test_names_forge_no_line_of_a_log(train: Train, config: Path, capsys: Captur
     for text in (capsys.readouterr().err, (config.parent / "run" / "train.log").read_text()):
         assert r"a\n2026-01-01 00:00:00 ERROR forged\x1b]0;x\x07" in text
         assert "\x1b" not in text
-
-
-def test_an_error_has_the_lines_that_it_was_given() -> None:
-    assert str(UserError("a\nb\x1b[2K", "c")) == "a\\nb\\x1b[2K\nc"

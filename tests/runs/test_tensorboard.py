@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TinyConfig, run_here
+from conftest import TinyConfig, Train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mtrain.runs.records import MetricsFile
@@ -91,14 +90,6 @@ def test_a_resume_leaves_no_step_twice_or_behind(file: MetricsFile, tmp_path: Pa
 
 
 # --- in a run ---------------------------------------------------------------------------------
-
-Train = Callable[..., int]
-
-
-@pytest.fixture
-def train(monkeypatch: pytest.MonkeyPatch) -> Train:
-    """Run `mtrain train` in this process and return its exit code."""
-    return lambda config, *options: run_here(monkeypatch, "train", "-c", config, *options)
 
 
 def test_a_run_that_fails_and_is_resumed_has_the_curves_of_one(
