@@ -81,6 +81,8 @@ def average(
 
     loaded()
     refuse_kept(output)
+    if not (run / "config.yaml").exists():
+        raise UserError(f"{run}: not a run directory: it holds no config.yaml")
     train = load_stored_config(run / "config.yaml").train
     with stopped_by_signals():
         paths = checkpoint.average_run(run, last, output, train.is_scheduled, train.save_every)
@@ -110,8 +112,6 @@ def export(
     refuse_kept(output)
     model_ = options.load_model(model)
     with writing("-") as sink, stopped_by_signals():
-
-        def show(line: str) -> None:
-            print_lines(sink, [line])
-
-        exporting.export(model_, to, output, quantization, sample, show)
+        exporting.export(
+            model_, to, output, quantization, sample, lambda line: print_lines(sink, [line])
+        )
