@@ -150,6 +150,45 @@ def run_here(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
     return ended.value.code
 
 
+Train = Callable[..., int]
+
+
+@pytest.fixture
+def train(monkeypatch: pytest.MonkeyPatch) -> Train:
+    """Run `mtrain train` in this process and return its exit code."""
+    return lambda config, *options: run_here(monkeypatch, "train", "-c", config, *options)
+
+
+def link(path: Path) -> None:
+    """Move a file or directory away and put a link in its place."""
+    path.symlink_to(path.rename(path.with_name(f"moved-{path.name}")).name)
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def huge(path: Path) -> None:
+    """10 GB, of which the disk holds next to nothing."""
+    os.truncate(path, 10 << 30)
+
+
+def edit(path: Path, **values: Any) -> None:
+    """Set values of a JSON file; None removes one."""
+    content = {**json.loads(path.read_text()), **values}
+    path.write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
+
+
 def status(run: Path) -> dict[str, Any]:
     """Read what a run tells scripts."""
     content: dict[str, Any] = json.loads((run / "status.json").read_text())

@@ -1,6 +1,7 @@
 """Commands about a finished run, or one in progress."""
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -46,7 +47,6 @@ def verify(
     Example: `mtrain verify runs/NAME`
     """
     from mtrain.runs import verify as verifying
-    from mtrain.runs.findings import BAD
 
     findings = []
     is_shown = json_ or not sys.stdout.isatty()
@@ -56,9 +56,9 @@ def verify(
             bar.update()
             if not json_:
                 print_text(str(finding))
-    bad = [finding for finding in findings if finding.state in BAD]
+    bad = [finding for finding in findings if finding.state in verifying.BAD]
     if json_:
-        listed = [finding.as_json() for finding in findings]
+        listed = [asdict(finding) for finding in findings]
         print_json({"run": str(run), "good": not bad, "findings": listed})
     if bad:
         raise UserError(f"{run}: {len(bad)} of {len(findings)} findings are bad")

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -158,41 +158,29 @@ def seal(directory: Path) -> None:
 
 def verify(directory: Path, *needed: str) -> None:
     """Raise `DamagedError` unless a directory matches its manifest, which must list the files
-    `needed`.
+    `needed`; `UserError` for a file that cannot be read, which may be intact.
     """
-    for damage in damages(directory, *needed):
-        raise damage
-
-
-def damages(directory: Path, *needed: str) -> Iterator[UserError]:
-    """Yield every difference between a directory and its manifest."""
-    try:
-        entries = _read_manifest(directory)
-    except UserError as error:
-        yield error
-        return
+    entries = _read_manifest(directory)
     for name in needed:
         if name not in entries:
-            yield DamagedError(f"{directory / NAME}: does not list {name}")
+            raise DamagedError(f"{directory / NAME}: does not list {name}")
     for name, entry in entries.items():
-        if damage := _find_damage(directory / name, entry):
-            yield damage
+        file = directory / name
+        try:
+            _verify_file(file, entry)
+        except OSError as error:
+            raise UserError(f"{file}: cannot be read: {error.strerror}") from None
 
 
-def _find_damage(file: Path, entry: Entry) -> UserError | None:
-    try:
-        if not _is_regular(file):
-            return MissingError(f"{file}: missing")
-        size = file.stat().st_size
-        if size != entry.size:
-            return DamagedError(f"{file}: {size} bytes instead of {entry.size} in the manifest")
-        if hash_file(file) != entry.sha256:
-            return DamagedError(
-                f"{file}: its SHA-256 is not the manifest's; the file was changed or damaged"
-            )
-    except OSError as error:  # not damage: an unreadable file may be intact
-        return UserError(f"{file}: cannot be read: {error.strerror}")
-    return None
+def _verify_file(file: Path, entry: Entry) -> None:
+    if not _is_regular(file):
+        raise MissingError(f"{file}: missing")
+    size = file.stat().st_size
+    if size != entry.size:
+        raise DamagedError(f"{file}: {size} bytes instead of {entry.size} in the manifest")
+    if hash_file(file) != entry.sha256:
+        text = "its SHA-256 is not the manifest's; the file was changed or damaged"
+        raise DamagedError(f"{file}: {text}")
 
 
 def is_complete(directory: Path) -> bool:
@@ -210,9 +198,13 @@ def hash_file(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def hash_text(text: str) -> str:
+    """SHA-256 of a text in hexadecimal."""
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
 def _with_own_hash(content: dict[str, Any]) -> str:
-    body = json.dumps(content, sort_keys=True)
-    own = hashlib.sha256(body.encode()).hexdigest()
+    own = hash_text(json.dumps(content, sort_keys=True))
     return json.dumps({**content, "sha256": own}, sort_keys=True, indent=1) + "\n"
 
 

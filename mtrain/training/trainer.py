@@ -263,7 +263,7 @@ class Trainer:
     def _validate_if_due(self) -> None:
         """Validate if it is due at this step and the history lacks it."""
         train, step = self.config.train, self.progress.step
-        if step == 0 or not train.is_validated(step) or self.validation.history.has(step):
+        if step == 0 or not train.is_validated(step) or step in self.validation.history.steps:
             return
         self.validation.validate(step)
         self.checkpoints.prune(self.validation.history.best_step)

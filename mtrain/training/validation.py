@@ -10,13 +10,15 @@ from functools import partial
 
 import torch
 from pydantic import TypeAdapter
+from safetensors.torch import load, save
 
+from mtrain.config.schema import dump_config
 from mtrain.corpus.readers import Text
 from mtrain.model.building import build
 from mtrain.model.transformer import set_compute_dtype
 from mtrain.runs import checkpoint, layout
-from mtrain.runs.history import History
-from mtrain.runs.records import BEST, Entry
+from mtrain.runs.checkpoint import Snapshot
+from mtrain.runs.history import BEST, Entry, History
 from mtrain.runtime import files
 from mtrain.runtime.device import compute_dtype
 from mtrain.runtime.distributed import BYTES
@@ -28,7 +30,7 @@ from mtrain.translation.loading import LoadedModel, unpack
 from mtrain.translation.scorer import Scorer
 from mtrain.translation.translator import Translator
 
-NLL, HISTORY = TypeAdapter(tuple[float, int]), TypeAdapter(History)
+NLL = TypeAdapter(tuple[float, int])
 NAMES = TypeAdapter(list[str])
 
 
@@ -41,11 +43,11 @@ class Validation:
         self.config, self.prepared, self.run = session.config, session.prepared, session.run
         self.stop, self.ranks = session.stop, session.ranks
         self.checkpoints, self.learner = checkpoints, checkpoints.learner
-        self.history = History(session.config.train.metric)
+        self.history = History.begin(session.config.train.metric)
 
     def resume(self, step: int) -> None:
         """Restore the history as it was at a step; records of later steps are removed."""
-        self.history = self.ranks.share(partial(self._cut, step), HISTORY)
+        self.history = self.ranks.share(partial(self._cut, step), BEST)
 
     def _cut(self, step: int) -> History:
         self.load_history(step)
@@ -62,7 +64,8 @@ class Validation:
                 f"{self.run.path / layout.BEST}: missing, so the best checkpoint is unknown; "
                 "restore the file, or choose another run_dir"
             )
-        self.history = History.of(self.history.metric, stored)
+        self.history = stored or self.history
+        self.history.metric = self.config.train.metric
         self.history.cut(step, self.config.train.is_validated)
 
     def write_history(self) -> None:
@@ -131,7 +134,7 @@ class Validation:
             self.history.average = average
             self.write_history()
             logger.info("average of %d  %s", len(names), summary(entry))
-        self.history = self.ranks.share(self._mark_lost, HISTORY)
+        self.history = self.ranks.share(self._mark_lost, BEST)
         best, tests = self.history.best, self.prepared.tests
         if best is None:
             return
@@ -191,10 +194,16 @@ class Validation:
         """Load a checkpoint as `mtrain translate` does: on rank 0, and broadcast, since other
         machines may not see the file yet.
         """
-        path, decode = self.run.checkpoints / name, self.config.decode.model_dump()
-        data = self.ranks.share(lambda: checkpoint.pack(checkpoint.load_or_name_good(path)), BYTES)
-        device, check_stop = str(self.learner.device), self.stop.check
-        return unpack(checkpoint.unpack(data), path, decode, device=device, check_stop=check_stop)
+        path = self.run.checkpoints / name
+        data = self.ranks.share(lambda: save(checkpoint.load_or_name_good(path).weights), BYTES)
+        proto = self.prepared.tokenizer.proto
+        return unpack(
+            Snapshot(load(data), dump_config(self.config), proto),
+            path,
+            self.config.decode.model_dump(),
+            device=str(self.learner.device),
+            check_stop=self.stop.check,
+        )
 
 
 def summary(entry: Entry) -> str:

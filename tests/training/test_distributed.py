@@ -25,6 +25,7 @@ from mtrain.config.loading import load_config
 from mtrain.data.prepare import prepare
 from mtrain.runs import layout
 from mtrain.runs.directory import RunDirectory
+from mtrain.runs.history import BEST, History
 from mtrain.runtime import distributed
 from mtrain.runtime.distributed import BYTES, TEXT, Ranks, find_ranks, joined
 from mtrain.runtime.errors import (
@@ -40,7 +41,7 @@ from mtrain.runtime.stop import Stop
 from mtrain.training import learner, optimizer
 from mtrain.training.resume import Session
 from mtrain.training.trainer import Trainer
-from mtrain.training.validation import HISTORY, History, Validation
+from mtrain.training.validation import Validation
 
 # Dropout is on; records, checkpoints and epochs fall on different steps.
 SETTINGS = {
@@ -376,8 +377,9 @@ def raise_all_kinds(output: Path) -> None:
         found.append(ranks.agree(("SIGTERM", 143) if ranks.rank else None))
         found.append(ranks.share(lambda: b"a\nb\xff" * 100_000, BYTES).count(b"\n"))
         found.append(ranks.gather(lambda: ranks.rank * "\ud800\n", TEXT))
-        history = History("nll", [{**ENTRY, "step": ranks.rank}])
-        found.append(str(ranks.gather(lambda: history, HISTORY)[1].entries))
+        history = History.begin("nll")
+        history.entries = [{**ENTRY, "step": ranks.rank}]
+        found.append(str(ranks.gather(lambda: history, BEST)[1].entries))
         found.append([ranks.first(lambda: "a"), ranks.together(lambda: ranks.rank)])
         total = torch.arange(3.0) + ranks.rank
         ranks.sum_(total)
