@@ -305,6 +305,12 @@ def test_parquet_with_nested_columns_in_more_than_one_batch(tmp_path: Path) -> N
         ("a.jsonl", '{"a": "b"}', "a", "c", "a.jsonl:1: no field c; it has a"),
         ("a.jsonl", '{"a": "b"}', "a", "a.c", "a.jsonl:1: no field a.c; it is no object"),
         ("a.jsonl", '["a"]', "a", "c", "a.jsonl:1: no field a; it is no object"),
+        ("a.jsonl", '{"a": "b", "a": "c"}', "a", "a", "a.jsonl:1: the field a occurs twice"),
+        ("a.jsonl", '{"ab": "1", "\\u0061b": "2"}', "ab", "ab", "the field ab occurs twice"),
+        ("a.jsonl", '{"t": {"a": "1", "a": "2"}}', "t.a", "t.a", "the field a occurs twice"),
+        ("a.jsonl", '{"t": {"a": "1"}, "t": {"a": "2"}}', "t.a", "t.a", "the field t occurs twice"),
+        ("a.jsonl", '{"t": {"a": "1", "\\u0061": "2"}}', "t.a", "t.a", "the field a occurs twice"),
+        ("a.jsonl", '{"t.a": "1", "t.\\u0061": "2"}', "t.a", "t.a", "field t.a occurs twice"),
         ("a.jsonl", '{"a": "b", "c": null}', "a", "c", "a.jsonl: row 1: c is not text"),
         ("a.jsonl", '{"a": "b", "c": 7}', "a", "c", "a.jsonl: row 1: c is not text"),
         ("a.jsonl", '{"a": "b", "c": "\\ud800"}', "a", "c", "row 1: holds half of a surrogate"),
@@ -435,7 +441,7 @@ def test_a_dataset_of_json_lines(tmp_path: Path, streaming: bool) -> None:
         ({"src": "translation.de.old"}, "translation.de.old: no field de.old; it is no object"),
         ({"split": "dev"}, "cannot load: Unknown split"),
         ({"split": "train[:0]"}, "cannot load: "),
-        ({"name": "fr-en"}, "cannot load: "),
+        ({"name": "fr-en"}, "cannot load: "),  # no such subfolder
         ({"dataset": "elsewhere/no-such-set"}, "cannot load: "),
     ],
 )

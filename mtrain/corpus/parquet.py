@@ -1,0 +1,132 @@
+"""Parquet files, read in bounded memory: a few bytes of one may stand for gigabytes of text.
+
+The footer says how large the pages of a column are, but the pages decide. So the header of each is
+read first: its sizes, and whether rows share its texts. A header is a struct of parquet.thrift in
+Thrift's compact protocol.
+"""
+
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mtrain.corpus.lines import listed
+from mtrain.runtime.errors import UserError
+
+ROWS = 1000  # read at a time
+LARGEST_GROUP = 1 << 30  # bytes of the columns of a row group
+LARGEST_READ = 1 << 28  # bytes of a column that are read at a time, where rows share texts
+
+_DELTA_BYTE_ARRAY = 7  # an encoding of texts that begin as the one before does
+
+
+class _Thrift:
+    """A reader of Thrift values; raises `ValueError` or `IndexError` for what is none."""
+
+    def __init__(self, data: mmap.mmap, at: int) -> None:
+        self.data, self.at = data, at
+
+    def number(self) -> int:
+        """Read an unsigned number, 7 bits a byte."""
+        value = shift = 0
+        while shift < 70:
+            self.at, byte = self.at + 1, self.data[self.at]
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+        raise ValueError
+
+    def value(self, kind: int) -> Any:
+        """Read a value of a type: numbers, and structs; the rest is skipped."""
+        if kind in (1, 2):  # true, false
+            return kind == 1
+        if kind in (4, 5, 6):
+            number = self.number()
+            return number >> 1 ^ -(number & 1)
+        if kind == 12:
+            return self.struct()
+        if kind not in (3, 7, 8):  # lists, sets and maps, which page headers do not have
+            raise ValueError
+        length = {3: 1, 7: 8}.get(kind) or self.number()
+        self.at += length
+        return None
+
+    def struct(self) -> dict[int, Any]:
+        """Read the fields of a struct by their numbers."""
+        fields, field = dict[int, Any](), 0
+        while byte := self.data[self.at]:
+            self.at += 1
+            field = field + (byte >> 4) if byte >> 4 else self.value(4)
+            if field in fields:
+                raise ValueError
+            fields[field] = self.value(byte & 15)
+        self.at += 1
+        return fields
+
+
+def open_parquet(path: Path) -> Any:
+    """Open a Parquet file; raises `UserError`."""
+    import pyarrow.parquet  # slow to import; only Parquet files need it
+
+    try:
+        # buffered ahead, all that has been read would stay in memory
+        return pyarrow.parquet.ParquetFile(path, pre_buffer=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot read: {error}") from None
+
+
+def parquet_batches(path: Path, names: list[str]) -> Iterator[dict[str, list[Any]]]:
+    """Yield some rows of text columns at a time; raises `UserError`."""
+    file = open_parquet(path)
+    import pyarrow
+
+    known = [file.schema.column(place).path for place in range(len(file.schema))]
+    if missing := [name for name in names if name not in known]:
+        raise UserError(f"{path}: no text column {missing[0]}; it has {listed(known)}")
+    number = 0
+    try:
+        for group in range(file.num_row_groups):
+            chunks = [file.metadata.row_group(group).column(known.index(name)) for name in names]
+            rows = _rows_at_once(path, group, chunks)
+            for batch in file.iter_batches(rows, row_groups=[group], columns=names):
+                yield batch.to_pydict()
+                number += batch.num_rows
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        raise UserError(f"{path}: cannot read after row {number}: {error}") from None
+
+
+def _rows_at_once(path: Path, group: int, chunks: list[Any]) -> int:
+    """Return how many rows of a row group to read at a time: fewer if one page may hold long texts
+    that rows share. Raises `UserError` if the row group takes too much memory.
+    """
+    size, longest = 0, 1
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        for chunk in chunks:
+            for length, is_shared in _pages(data, chunk):
+                size += length
+                longest = max(longest, length if is_shared else 1)
+    if size > LARGEST_GROUP:
+        text = f"{path}: row group {group} holds {size / (1 << 30):.1f} GiB of text, and more than "
+        raise UserError(f"{text}1 GiB is not read at once; write it with smaller row groups")
+    return max(1, min(ROWS, LARGEST_READ // longest))
+
+
+def _pages(data: mmap.mmap, chunk: Any) -> Iterator[tuple[int, bool]]:
+    """Yield the bytes of each page of a column in a row group, once it is decompressed, and whether
+    it holds texts for more than one row.
+    """
+    starts = (chunk.dictionary_page_offset or 0, chunk.data_page_offset)
+    reader = _Thrift(data, min((start for start in starts if start > 0), default=0))
+    end = reader.at + chunk.total_compressed_size
+    while reader.at < end:
+        # fields: 2 and 3 are the sizes, 7 is of a dictionary, 5 and 8 are of two kinds of data
+        try:
+            header = reader.struct()
+            encoding = header.get(5, {}).get(2), header.get(8, {}).get(4)
+            if min(header[2], header[3]) < 0:
+                raise ValueError("a size below 0")
+        except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
+            raise ValueError("the header of a page is damaged") from None
+        yield header[2], 7 in header or _DELTA_BYTE_ARRAY in encoding
+        reader.at += header[3]
