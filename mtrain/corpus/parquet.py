@@ -21,47 +21,42 @@ _DELTA_BYTE_ARRAY = 7  # an encoding of texts that begin as the one before does
 
 
 class _Thrift:
-    """A reader of Thrift values; raises `ValueError` or `IndexError` for what is none."""
+    """A reader of Thrift values; raises `LookupError` for what is none."""
 
     def __init__(self, data: mmap.mmap, at: int) -> None:
         self.data, self.at = data, at
 
-    def number(self) -> int:
-        """Read an unsigned number, 7 bits a byte."""
-        value = shift = 0
-        while shift < 70:
-            self.at, byte = self.at + 1, self.data[self.at]
-            value |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return value
-        raise ValueError
+    def byte(self) -> int:
+        """Read a byte."""
+        self.at += 1
+        return self.data[self.at - 1]
 
-    def value(self, kind: int) -> Any:
-        """Read a value of a type: numbers, and structs; the rest is skipped."""
-        if kind in (1, 2):  # true, false
-            return kind == 1
-        if kind in (4, 5, 6):
-            number = self.number()
-            return number >> 1 ^ -(number & 1)
-        if kind == 12:
-            return self.struct()
-        if kind not in (3, 7, 8):  # lists, sets and maps, which page headers do not have
-            raise ValueError
-        length = {3: 1, 7: 8}.get(kind) or self.number()
-        self.at += length
-        return None
+    def number(self) -> int:
+        """Read an unsigned number: 7 bits in each byte, the last byte is below 128."""
+        value = self.byte()
+        return value if value < 128 else value - 128 + 128 * self.number()
+
+    def signed(self) -> int:
+        """Read a signed number: 0, -1, 1, -2, ..."""
+        number = self.number()
+        return number >> 1 ^ -(number & 1)
 
     def struct(self) -> dict[int, Any]:
-        """Read the fields of a struct by their numbers."""
+        """Read the fields of a struct by their numbers: integers and structs; others are None."""
         fields, field = dict[int, Any](), 0
-        while byte := self.data[self.at]:
-            self.at += 1
-            field = field + (byte >> 4) if byte >> 4 else self.value(4)
-            if field in fields:
-                raise ValueError
-            fields[field] = self.value(byte & 15)
-        self.at += 1
+        while head := self.byte():
+            field = field + (head >> 4) if head >> 4 else self.signed()
+            kind, value = head & 15, None
+            if kind in (4, 5, 6):
+                value = self.signed()
+            elif kind == 12:
+                value = self.struct()
+            elif kind > 2:  # booleans have no bytes; page headers have no lists, sets and maps
+                length = {3: 1, 7: 8, 8: 0}[kind] or self.number()
+                self.at += length
+            if not 0 < field < 100 or field in fields:  # readers differ in what they make of these
+                raise LookupError
+            fields[field] = value
         return fields
 
 
@@ -125,8 +120,8 @@ def _pages(data: mmap.mmap, chunk: Any) -> Iterator[tuple[int, bool]]:
             header = reader.struct()
             encoding = header.get(5, {}).get(2), header.get(8, {}).get(4)
             if min(header[2], header[3]) < 0:
-                raise ValueError("a size below 0")
-        except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
+                raise LookupError
+        except (AttributeError, LookupError, RecursionError, TypeError):
             raise ValueError("the header of a page is damaged") from None
         yield header[2], 7 in header or _DELTA_BYTE_ARRAY in encoding
         reader.at += header[3]

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from mtrain.corpus.phrasebook import lexicon
-from mtrain.corpus.phrasebook.lexicon import CASES, DESCRIBING, ROWS, Forms, Noun
+from mtrain.corpus.phrasebook.lexicon import CASES, DESCRIBING, ROWS, Forms, Noun, Row
 
 T = TypeVar("T")
-Keyed = TypeVar("Keyed", bound=tuple[Any, ...])  # begins with its key
+Keyed = TypeVar("Keyed", bound=Sequence[Any])  # begins with its key
 
 
 class Phrase(NamedTuple):
@@ -36,8 +36,8 @@ NOTHING: Forms = ("", "")
 class Clause:
     """A clause before its words are put in order; its time and place are in both languages."""
 
-    verb: lexicon.Verb
-    tense: lexicon.Tense
+    verb: Row
+    tense: Row
     subject: Phrase
     negated: bool = False
     time: Forms = NOTHING
@@ -51,12 +51,12 @@ def _line(*parts: str) -> str:
 
 def english(clause: Clause, asked: bool = False) -> str:
     """Return the English clause; `asked` puts the auxiliary first."""
-    tense, subject = clause.tense, clause.subject
-    auxiliary, verb = tense.auxiliary[subject.person], tense.rest
-    if tense.plain[subject.person] and not asked and not clause.negated:
-        auxiliary, verb = "", tense.plain[subject.person]
+    subject, (_, plain, auxiliaries, verb, *_) = clause.subject, clause.tense
+    auxiliary = auxiliaries[subject.person]
+    if plain[subject.person] and not asked and not clause.negated:
+        auxiliary, verb = "", plain[subject.person]
     first = (auxiliary, subject.en) if asked else (subject.en, auxiliary)
-    middle = ("not" if clause.negated else "", verb.format(*clause.verb.english))
+    middle = ("not" if clause.negated else "", verb.format(*clause.verb[-2]))
     objects = (phrase.en for phrase in clause.objects)
     line = _line(*first, *middle, *objects, clause.place[0], clause.time[0])
     return line.replace("can not ", "cannot ")
@@ -64,20 +64,20 @@ def english(clause: Clause, asked: bool = False) -> str:
 
 def german(clause: Clause, order: str = "second") -> str:
     """Return the German clause with its finite verb "first", "second" or "last"."""
-    verb, subject, forms = clause.verb, clause.subject, clause.tense.german
-    own = {"present": verb.present, "past": verb.past}.get(forms[0], ("",) * 4)[subject.person]
-    if own:
-        finite, closing = own, verb.prefix
+    infinitive, prefix, present, past, auxiliary, participle, *_ = clause.verb
+    subject, forms = clause.subject, clause.tense[4]
+    if own := {"present": present, "past": past}.get(forms[0], [""] * 4)[subject.person]:
+        finite, closing = own, prefix
     elif forms[0] in ("past", "perfect"):
-        finite, closing = verb.auxiliary[subject.person], verb.participle
+        finite, closing = auxiliary[subject.person], participle
     else:
-        finite, closing = forms[subject.person], verb.key
+        finite, closing = forms[subject.person], infinitive
     pronouns = (phrase.de for phrase in clause.objects if phrase.key.isdigit())
     others = (phrase.de for phrase in clause.objects if not phrase.key.isdigit())
     nicht = "nicht" if clause.negated else ""
     middle = _line(*pronouns, clause.time[1], *others, nicht, clause.place[1])
     if order == "last":
-        verbs = closing + finite if closing == verb.prefix else f"{closing} {finite}"
+        verbs = closing + finite if closing == prefix else f"{closing} {finite}"
         return _line(subject.de, middle, verbs)
     start = (subject.de, finite) if order == "second" else (finite, subject.de)
     return _line(*start, middle, closing)
@@ -104,24 +104,25 @@ class Drawing:
         """Return a phrase of one of the nouns, or a pronoun for a person."""
         if nouns[0] in PEOPLE and self.random() < (0.4 if case == "nom" else 0.25):
             return self.pick_new(PRONOUNS[case])
-        noun = self.pick_new(nouns)
-        many = bool(noun.english[1]) and self.random() < 0.25
-        word = self.pick([w for w in noun.determiners[many] if w.definite or not definite])
-        english, german = noun.english[many], noun.german[many][CASES.index(case)]
-        form = 3 * (3 if many else noun.gender) + CASES.index(case)
-        if DESCRIBING[noun.key] and self.random() < 0.3:
-            _, stem, adjective = self.pick_new(DESCRIBING[noun.key])
-            english, german = f"{adjective} {english}", f"{stem}{word.after[form]} {german}"
-        first = "an" if word.english == "a" and english[0] in "aeiou" else word.english
-        german = _line(word.stem + word.endings[form], german)
-        return Phrase(noun.key, _line(first, english), german, 2 + many)
+        key, gender, english_forms, german_forms, determiners = self.pick_new(nouns)
+        many = bool(english_forms[1]) and self.random() < 0.25
+        words = [word for word in determiners[many] if word[-1] or not definite]
+        _, first, start, endings, endings_after, _ = self.pick(words)
+        en, de = english_forms[many], german_forms[many][CASES.index(case)]
+        form = 3 * (3 if many else gender) + CASES.index(case)
+        if DESCRIBING[key] and self.random() < 0.3:
+            _, stem, adjective = self.pick_new(DESCRIBING[key])
+            en, de = f"{adjective} {en}", f"{stem}{endings_after[form]} {de}"
+        first = "an" if first == "a" and en[0] in "aeiou" else first
+        return Phrase(key, _line(first, en), _line(start + endings[form], de), 2 + many)
 
     def clause(self, timed: bool = True) -> Clause:
         """Draw a clause, without an English time if it is not `timed`."""
         self.used.clear()
         verb, kind, needed, optional, subjects, objects = self.pick(ROWS["uses"])
-        tense = self.pick(verb.tenses)
-        negated = tense.negatable and self.random() < 0.12
+        tense = self.pick(verb[-1])
+        *_, times, negatable = tense
+        negated = negatable and self.random() < 0.12
         clause = Clause(verb, tense, self.phrase(subjects, "nom"), negated)
         if kind == "give":
             clause.objects.append(self.phrase(PEOPLE, "dat", definite=True))
@@ -137,7 +138,7 @@ class Drawing:
             short = CONTRACTIONS.get(f"{word} {article}")
             german = f"{short} {rest}" if short else f"{word} {phrase.de}"
             clause.place = f"{en} {phrase.en}", german
-        time = self.pick(tense.times)
+        time = self.pick(times)
         clause.time = time if timed or not time[0] else NOTHING
         return clause
 

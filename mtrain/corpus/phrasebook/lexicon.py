@@ -3,62 +3,19 @@
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 CASES, GENDERS = ("nom", "acc", "dat"), ("m", "f", "n", "plural")
 
 Forms = tuple[str, ...]  # by person, by gender and case, or just words
+Row = list[Any]  # begins with its key
+# A noun's key, gender, English, German, determiners: of each the singular and the plural, of the
+# German that by case.
+Noun = tuple[str, int, Forms, tuple[Forms, Forms], tuple[list[Row], list[Row]]]
 
-
-class Determiner(NamedTuple):
-    """A word before a noun: its own endings, and those of an adjective after it."""
-
-    key: str
-    english: str
-    stem: str
-    endings: Forms
-    after: Forms
-    definite: bool
-
-
-class Noun(NamedTuple):
-    """A noun; its pairs hold the singular and the plural, and that by case."""
-
-    key: str
-    gender: int
-    english: Forms
-    german: tuple[Forms, Forms]
-    determiners: tuple[list[Determiner], list[Determiner]]
-
-
-class Tense(NamedTuple):
-    """A tense or modal."""
-
-    key: str
-    plain: Forms  # English without an auxiliary
-    auxiliary: Forms
-    rest: str  # English after the auxiliary
-    german: Forms  # forms before the infinitive, or the name of the verb's own tense
-    times: list[Forms]  # English and German
-    negatable: bool
-
-
-class Verb(NamedTuple):
-    """A verb; English forms are base, he-form, past, participle and gerund."""
-
-    key: str
-    prefix: str
-    present: Forms
-    past: Forms
-    auxiliary: Forms
-    participle: str
-    english: Forms
-    tenses: list[Tense]
-
-
-ROWS: dict[str, list[Any]] = {}  # by section
+ROWS: dict[str, list[Row]] = {}  # by section
 NAMED: dict[str, tuple[Noun, ...]] = {"": ()}  # nouns, groups and sets of nouns
-DESCRIBING = defaultdict[str, list[Forms]](list)  # by noun: German, its stem, English
+DESCRIBING = defaultdict[str, list[Row]](list)  # adjectives by noun
 
 
 def _words(text: str) -> Forms:
@@ -74,20 +31,15 @@ def _nouns(names: str) -> tuple[Noun, ...]:
     return tuple(noun for name in kept for noun in NAMED[name] if noun not in away)
 
 
-def _group(group: str, one: list[Determiner], many: list[Determiner], members: str) -> None:
+def _group(group: str, one: list[Row], many: list[Row], members: str) -> None:
     """Name nouns and their group; the dative plural adds an "n" unless there is an "n" or "s"."""
     for text in members.split(","):
         gender, singular, plural, *english = _words(text)
         key, _, oblique = singular.partition("/")
         dative = plural + "n" * (not plural.endswith(("n", "s")))
         german = (key, oblique or key, oblique or key), (plural, plural, dative)
-        NAMED[key] = (Noun(key, GENDERS.index(gender), tuple(english), german, (one, many)),)
+        NAMED[key] = ((key, GENDERS.index(gender), tuple(english), german, (one, many)),)
         NAMED[group] = NAMED.get(group, ()) + NAMED[key]
-
-
-def _describe(key: str, stem: str, english: str, nouns: tuple[Noun, ...]) -> None:
-    for noun in nouns:
-        DESCRIBING[noun.key].append((key, stem, english))
 
 
 READERS: dict[str, Callable[[str], Any]] = {
@@ -96,14 +48,6 @@ READERS: dict[str, Callable[[str], Any]] = {
     "yes": lambda text: text == "yes",
     "pairs": lambda text: [_words(pair) for pair in text.split(";")],
     "nouns": _nouns,
-}
-MAKERS: dict[str, Callable[..., Any]] = {
-    "determiners": Determiner,
-    "nouns": _group,
-    "sets": NAMED.__setitem__,
-    "adjectives": _describe,
-    "tenses": Tense,
-    "verbs": Verb,
 }
 
 
@@ -129,10 +73,17 @@ def _read_file() -> None:
         if line.startswith("["):
             section, columns = line.strip("[]").split(": ")
             ROWS[section] = []
-        else:
-            cells = zip(columns.split(), line.split("|"), strict=True)
-            row = [_read(kind, cell.strip()) for kind, cell in cells]
-            ROWS[section].append(MAKERS[section](*row) if section in MAKERS else row)
+            continue
+        cells = zip(columns.split(), line.split("|"), strict=True)
+        row = [_read(kind, cell.strip()) for kind, cell in cells]
+        ROWS[section].append(row)
+        if section == "nouns":
+            _group(*row)
+        elif section == "sets":
+            NAMED[row[0]] = row[1]
+        elif section == "adjectives":
+            for key, *_ in row[3]:
+                DESCRIBING[key].append(row[:3])
 
 
 _read_file()
