@@ -8,7 +8,7 @@ Thrift's compact protocol.
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from mtrain.corpus.lines import listed
 from mtrain.runtime.errors import UserError
@@ -46,7 +46,7 @@ class _Thrift:
         fields, field = dict[int, Any](), 0
         while head := self.byte():
             field = field + (head >> 4) if head >> 4 else self.signed()
-            kind, value = head & 15, None
+            kind, value = head & 15, cast(Any, None)
             if kind in (4, 5, 6):
                 value = self.signed()
             elif kind == 12:

@@ -337,7 +337,7 @@ def of_sealed(case: Case) -> None:
 
 def of_pieces(case: Case) -> None:
     data = (case.box / "run/tokenizer.model").read_bytes()
-    (case.box / "odd.model").write_bytes(mutate.mutate_pieces(case.rng, data))
+    (case.box / "odd.model").write_bytes(mutate.mutate_bytes(case.rng, data))
     case.what = "tokenizer.path: a mutated model"
     case.prepare({**case.config(), "tokenizer": {"path": "odd.model"}})
 
@@ -354,28 +354,6 @@ def of_cache(case: Case) -> None:
     if case.command in ("tokenizer train", "train"):
         case.arguments += ["--set", "run_dir=new"]
         case.may_write = ["box/new"]
-
-
-CARD: dict[str, Any] = {
-    "dataset_info": {"features": [{"name": name, "dtype": "string"} for name in ("src", "tgt")]},
-    "configs": [{"config_name": "default", "data_files": "train.jsonl"}],
-}
-
-
-def of_cards(case: Case) -> None:
-    folder, data = case.box / "set", mutate.mutate_yaml(case.rng, CARD)
-    folder.mkdir()
-    pairs = mutate.corpus("jsonl", made_up_pairs(60, 1))["jsonl"]
-    (folder / "train.jsonl").write_bytes(pairs)
-    if case.rng.random() < 0.5:
-        (folder / ".huggingface.yaml").write_bytes(data)
-    else:
-        (folder / "README.md").write_bytes(b"---\n" + data + b"---\n")
-    config = case.config()
-    config["data"]["train"] = [{"dataset": "set", "split": "train", "src": "src", "tgt": "tgt"}]
-    case.is_own = False
-    case.what = "a folder with an odd dataset card"
-    case.prepare(config)
 
 
 NO_HOME = """
@@ -446,7 +424,6 @@ KINDS: dict[str, tuple[int, Callable[[Case], None]]] = {
     "new run that is not empty": (3, of_strangers),
     "sealed checkpoint": (12, of_sealed),
     "SentencePiece model": (6, of_pieces),
-    "dataset card": (3, of_cards),
     "cache": (5, of_cache),
     "environment": (4, of_environment),
     "output": (5, of_outputs),

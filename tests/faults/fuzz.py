@@ -18,7 +18,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -268,16 +268,7 @@ def _status(run: Path) -> object:
 
 
 def attempt(base: Base, seed: int, number: int) -> Outcome:
-    """Run a case and say what was wrong; one in thirty is run twice."""
-    first = _attempt(base, seed, number)
-    if number % 30 == 0:
-        second = _attempt(base, seed, number)
-        if (first.done.code, first.done.out) != (second.done.code, second.done.out):
-            first.troubles.append(f"another result of the same case: {first.command.split()[0]}")
-    return first
-
-
-def _attempt(base: Base, seed: int, number: int) -> Outcome:
+    """Run a case and say what was wrong."""
     kind, case = base.make(seed, number, f"case-{number}")
     before = snapshot(case.root)
     status = _status(case.box / "run") if case.writes_run and "pipe" not in case.what else None
@@ -312,17 +303,6 @@ def attempts(base: Base, seed: int, seconds: float, cases: int | None = None) ->
         return [outcome for found in pool.map(work, range(cores)) for outcome in found]
 
 
-def table(outcomes: list[Outcome]) -> str:
-    """A row a kind of input, in Markdown."""
-    lines = ["| kind of input | cases | failures |", "| --- | --- | --- |"]
-    for kind in KINDS:
-        some = [outcome for outcome in outcomes if outcome.kind == kind]
-        failed = sum(bool(outcome.troubles) for outcome in some)
-        lines.append(f"| {kind} | {len(some):,} | {failed:,} |")
-    failed = sum(bool(outcome.troubles) for outcome in outcomes)
-    return "\n".join([*lines, f"| all | {len(outcomes):,} | {failed:,} |"])
-
-
 def failures(outcomes: list[Outcome], seed: int) -> str:
     """Failures of the same words and place are told once, with the first case in full."""
     groups = defaultdict(list)
@@ -344,21 +324,6 @@ def failures(outcomes: list[Outcome], seed: int) -> str:
     return "\n".join(lines)
 
 
-def again(base: Base, seed: int, number: int) -> Outcome:
-    """Run one case once more and leave a fresh copy of it on disk."""
-    outcome = attempt(base, seed, number)
-    base.directory = Path(tempfile.mkdtemp(prefix="mtrain-fuzz-"))
-    kept = base.directory / "case"
-    kind, case = base.make(seed, number, kept.name)
-    (kept.parent / "stdin").write_bytes(case.stdin)
-    variables = {"HOME": f"{kept}/home", "MTRAIN_CACHE": f"{kept}/cache", **case.environment}
-    settings = " ".join(f"{key}={shlex.quote(text)}" for key, text in variables.items())
-    words = shlex.join(case.arguments)
-    print(f"{kind}: {case.what!a}\n\ncd {kept}/box && {settings} mtrain {words} < ../../stdin\n")
-    print(outcome.done.err)
-    return outcome
-
-
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=300)
@@ -368,13 +333,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as place, Processes(Path(place)) as processes:
         base = Base(Path(place), processes)
         if chosen.case is not None:
-            outcomes = [again(base, chosen.seed, chosen.case)]
+            outcomes = [attempt(base, chosen.seed, chosen.case)]
+            print(f"mtrain {outcomes[0].command}\n{outcomes[0].done.err}")
         else:
             print(f"seed {chosen.seed}", flush=True)
             outcomes = attempts(base, chosen.seed, chosen.seconds)
     print(failures(outcomes, chosen.seed))
-    if chosen.case is None:
-        print(f"\n{table(outcomes)}")
+    print(*(f"\n{count:6,} {kind}" for kind, count in Counter(o.kind for o in outcomes).items()))
     return int(any(outcome.troubles for outcome in outcomes))
 
 

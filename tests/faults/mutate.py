@@ -195,55 +195,12 @@ def mutate_safetensors(rng: Random, data: bytes) -> bytes:
     return struct.pack("<Q", claimed) + text + numbers
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of the fields of a protobuf message, in bytes."""
-
-    def varint(at: int) -> tuple[int, int]:
-        value = shift = 0
-        while True:
-            value |= (data[at] & 127) << shift
-            shift, at = shift + 7, at + 1
-            if data[at - 1] < 128:
-                return value, at
-
-    at = 0
-    while at < len(data):
-        begin = at
-        tag, at = varint(at)
-        if tag & 7 == 0:
-            _, at = varint(at)
-        elif tag & 7 == 2:
-            length, at = varint(at)
-            at += length
-        else:
-            at += {1: 8, 5: 4}[tag & 7]
-        yield begin, at
-
-
-def mutate_pieces(rng: Random, data: bytes) -> bytes:
-    """Mutate a SentencePiece model: a bit, or its pieces and settings as protobuf has them."""
-    fields = [data[begin:end] for begin, end in _fields(data)]
-    for _ in range(rng.choice((1, 1, 3, 30))):
-        at, deed = rng.randrange(len(fields)), rng.randrange(5)
-        if deed == 0:
-            del fields[at]
-        elif deed == 1:
-            fields.insert(rng.randrange(len(fields)), fields[at])
-        elif deed == 2:
-            fields[at] = fields[rng.randrange(len(fields))]
-        else:  # the fields keep their length
-            field = bytearray(fields[at])
-            field[rng.randrange(len(field) > 2 and 2, len(field))] = rng.choice((0, 10, 0x81, 255))
-            fields[at] = bytes(field)
-    return b"".join(fields) if rng.random() < 0.7 else mutate_bytes(rng, data)
-
-
 def mutate_values(rng: Random, data: bytes, suffix: str) -> bytes:
     """Mutate what a file of a run says, so that it can still be read as its kind of file."""
     if suffix == ".yaml":
         return mutate_yaml(rng, yaml.safe_load(data))
     if suffix == ".model":
-        return mutate_pieces(rng, data)
+        return mutate_bytes(rng, data)
     if suffix == ".safetensors":
         return mutate_safetensors(rng, data)
     return mutate_json(rng, data)
