@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import shutil
-import subprocess
 import time
 from collections import Counter
 from itertools import islice
@@ -68,23 +66,6 @@ def test_noun_phrases(noun: str, case: str, expected: str) -> None:
     assert all(translations[phrase.en] == phrase.de for phrase in drawn)
     source, target = expected.split(" = ")
     assert translations[source] == target
-
-
-def misspelled(forms: set[str], dictionary: str) -> set[str]:
-    command = ["hunspell", "-i", "utf-8", "-d", dictionary, "-l"]
-    done = subprocess.run(command, input="\n".join(forms), capture_output=True, encoding="utf-8")
-    if done.returncode:
-        pytest.skip(f"hunspell has no dictionary {dictionary}")
-    return set(done.stdout.split())
-
-
-@pytest.mark.skipif(not shutil.which("hunspell"), reason="hunspell is not installed")
-def test_every_form_is_spelled_right(train: list[tuple[str, str]]) -> None:
-    assert not misspelled({word for source, _ in train for word in words(source)}, "en_US")
-    # of forms such as "einschläft" the dictionary lacks some
-    split = {v[1] + f for v in ROWS["verbs"] if v[1] for f in (*v[2], *v[3])}
-    shown = {word for _, target in train for word in words(target)}
-    assert not misspelled(shown - split - {"ferngesehen"}, "de_DE")
 
 
 def test_the_stream_is_pinned() -> None:
