@@ -6,9 +6,10 @@ Thrift's compact protocol.
 """
 
 import mmap
+import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from mtrain.corpus.lines import listed
 from mtrain.runtime.errors import UserError
@@ -20,44 +21,35 @@ LARGEST_READ = 1 << 28  # bytes of a column that are read at a time, where rows 
 _DELTA_BYTE_ARRAY = 7  # an encoding of texts that begin as the one before does
 
 
-class _Thrift:
-    """A reader of Thrift values; raises `LookupError` for what is none."""
+def _number(data: mmap.mmap) -> int:
+    """Read an unsigned number: 7 bits in each byte, the last byte is below 128."""
+    value = data.read_byte()
+    return value if value < 128 else value - 128 + 128 * _number(data)
 
-    def __init__(self, data: mmap.mmap, at: int) -> None:
-        self.data, self.at = data, at
 
-    def byte(self) -> int:
-        """Read a byte."""
-        self.at += 1
-        return self.data[self.at - 1]
+def _signed(data: mmap.mmap) -> int:
+    """Read a signed number: 0, -1, 1, -2, ..."""
+    number = _number(data)
+    return number >> 1 ^ -(number & 1)
 
-    def number(self) -> int:
-        """Read an unsigned number: 7 bits in each byte, the last byte is below 128."""
-        value = self.byte()
-        return value if value < 128 else value - 128 + 128 * self.number()
 
-    def signed(self) -> int:
-        """Read a signed number: 0, -1, 1, -2, ..."""
-        number = self.number()
-        return number >> 1 ^ -(number & 1)
-
-    def struct(self) -> dict[int, Any]:
-        """Read the fields of a struct by their numbers: integers and structs; others are None."""
-        fields, field = dict[int, Any](), 0
-        while head := self.byte():
-            field = field + (head >> 4) if head >> 4 else self.signed()
-            kind, value = head & 15, cast(Any, None)
-            if kind in (4, 5, 6):
-                value = self.signed()
-            elif kind == 12:
-                value = self.struct()
-            elif kind > 2:  # booleans have no bytes; page headers have no lists, sets and maps
-                length = {3: 1, 7: 8, 8: 0}[kind] or self.number()
-                self.at += length
-            if not 0 < field < 100 or field in fields:  # readers differ in what they make of these
-                raise LookupError
-            fields[field] = value
-        return fields
+def _struct(data: mmap.mmap) -> dict[int, Any]:
+    """Read the fields of a struct by their numbers: integers and structs; others are None. Raises
+    `LookupError`, or `ValueError` at the end of the file.
+    """
+    fields, field = dict[int, Any](), 0
+    while head := data.read_byte():
+        field = field + (head >> 4) if head >> 4 else _signed(data)
+        if not 0 < field < 100 or field in fields:  # readers differ in what they make of these
+            raise LookupError
+        kind, fields[field] = head & 15, None
+        if kind in (4, 5, 6):
+            fields[field] = _signed(data)
+        elif kind == 12:
+            fields[field] = _struct(data)
+        elif kind > 2:  # booleans have no bytes; page headers have no lists, sets and maps
+            data.seek({3: 1, 7: 8, 8: 0}[kind] or _number(data), os.SEEK_CUR)
+    return fields
 
 
 def open_parquet(path: Path) -> Any:
@@ -112,16 +104,16 @@ def _pages(data: mmap.mmap, chunk: Any) -> Iterator[tuple[int, bool]]:
     it holds texts for more than one row.
     """
     starts = (chunk.dictionary_page_offset or 0, chunk.data_page_offset)
-    reader = _Thrift(data, min((start for start in starts if start > 0), default=0))
-    end = reader.at + chunk.total_compressed_size
-    while reader.at < end:
+    data.seek(min((start for start in starts if start > 0), default=0))
+    end = data.tell() + chunk.total_compressed_size
+    while data.tell() < end:
         # fields: 2 and 3 are the sizes, 7 is of a dictionary, 5 and 8 are of two kinds of data
         try:
-            header = reader.struct()
+            header = _struct(data)
             encoding = header.get(5, {}).get(2), header.get(8, {}).get(4)
             if min(header[2], header[3]) < 0:
                 raise LookupError
-        except (AttributeError, LookupError, RecursionError, TypeError):
+            data.seek(header[3], os.SEEK_CUR)
+        except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
             raise ValueError("the header of a page is damaged") from None
         yield header[2], 7 in header or _DELTA_BYTE_ARRAY in encoding
-        reader.at += header[3]

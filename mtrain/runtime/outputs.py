@@ -50,11 +50,6 @@ class _Output:
         with suppress(PermissionError):  # a directory that may be written to, but not read
             files.sync(self.place.parent)
 
-    def take_back(self) -> None:
-        """Remove the published file again."""
-        if files.is_at(self.descriptor, self.place):
-            self.place.unlink()
-
     def close(self, *, keeps_lines: bool) -> None:
         """Close the file. If it was not published, keep its complete lines and log where they are,
         or remove it.
@@ -122,16 +117,12 @@ def opened(
 
 
 def _publish(outputs: list[_Output], *, is_new: bool) -> None:
-    """Rename all files to their names, or, if they are new, none."""
+    """Rename all files to their names, or, if a name of a new one is taken, none."""
     for each in outputs:
         os.fsync(each.descriptor)
-    with ExitStack() as undo:
-        for each in outputs:
-            each.check(is_new=is_new)
-            each.publish()
-            if is_new:
-                undo.callback(each.take_back)
-        undo.pop_all()
+        each.check(is_new=is_new)
+    for each in outputs:
+        each.publish()
 
 
 def _begin(name: str | Path) -> _Output | None:
