@@ -39,6 +39,10 @@ MOST_LISTED = 10  # numbers of lines that a message names
 _TIME = "%Y-%m-%d %H:%M:%S"
 
 
+class LogFile(logging.StreamHandler[TextIOWrapper]):
+    """Writes to a run's `train.log`."""
+
+
 class ConsoleHandler(logging.Handler):
     """A handler for stderr that does not tear a progress bar apart; warnings and errors are
     coloured.
@@ -84,14 +88,14 @@ def silence() -> None:
 def add_log_file(path: Path) -> None:
     """Write the records to a file, too, instead of an earlier one; raises `OSError`."""
     close_log_files()
-    handler = logging.StreamHandler(TextIOWrapper(files.append(path), encoding="utf-8"))
+    handler = LogFile(TextIOWrapper(files.append(path), encoding="utf-8"))
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", _TIME))
     logger.addHandler(handler)
 
 
 def close_log_files() -> None:
     """Stop writing to files."""
-    for handler in [h for h in logger.handlers if isinstance(h, logging.StreamHandler)]:
+    for handler in [h for h in logger.handlers if isinstance(h, LogFile)]:
         logger.removeHandler(handler)
         handler.stream.close()
 
