@@ -47,7 +47,7 @@ def test_hostile_configs(bench: Bench) -> None:
         written = "something was written" if marker.exists() or run.exists() else ""
         return done.refuses(2, f"{file}:", word) or written
 
-    bench.inject(10, "hostile configs", trial, CONFIGS, quick=3)
+    bench.inject(trial, CONFIGS, quick=3)
 
 
 def yaml_keys(text: str) -> set[str]:
