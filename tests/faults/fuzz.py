@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import itertools
-import json
 import os
 import re
 import shlex
@@ -219,20 +218,10 @@ def _results(case: Case, done: Done) -> Iterable[str]:
         yield f"another number of lines: {case.command}"
 
 
-def _status(run: Path) -> object:
-    """What scripts read of a run, but for a start that was refused."""
-    try:
-        status = json.loads((run / "status.json").read_bytes())
-        return {key: value for key, value in status.items() if key != "last_start"}
-    except (OSError, ValueError, AttributeError):
-        return None
-
-
 def attempt(base: Base, seed: int, number: int) -> Outcome:
     """Run a case and say what was wrong."""
     kind, case = base.make(seed, number, f"case-{number}")
     before = snapshot(case.root)
-    status = _status(case.box / "run") if case.writes_run and "pipe" not in case.what else None
     done = base.run(case)
     after = snapshot(case.root)
     troubles = [
@@ -241,8 +230,6 @@ def attempt(base: Base, seed: int, number: int) -> Outcome:
         *_changes(case, done, before, after),
         *_results(case, done),
     ]
-    if done.code == 2 and status is not None and _status(case.box / "run") != status:
-        troubles.append(f"a refused start changes status.json: {case.command}")
     shutil.rmtree(case.root)
     return Outcome(kind, number, ascii(shlex.join(case.arguments))[1:-1], case.what, troubles, done)
 
