@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -461,29 +460,3 @@ def test_a_row_that_is_not_text_and_a_damaged_dataset_are_named(tmp_path: Path) 
     assert "row 4: en is not text" in error_of(corpus, root=tmp_path)
     (tmp_path / "lines" / "train.jsonl").write_text('{"de": "a", "en": ', encoding="utf-8")
     assert "dataset lines train: cannot load: " in error_of(corpus, root=tmp_path)
-
-
-# --- several corpora --------------------------------------------------------------------------
-
-
-def test_several_corpora_are_one(
-    tiny_config: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    from mtrain.config.loading import load_config
-    from mtrain.data.prepare import prepare
-    from mtrain.runtime.log import logger
-    from mtrain.runtime.stop import Stop
-
-    other = write(tmp_path, b"bavo celu\r\nlapo\n\n", b"zwent\nsteib\nackel\n").model_dump()
-    config = load_config(tiny_config())
-    first = config.data.train[0].model_dump()
-    config = load_config(tiny_config(**{"data.train": [first, other]}))
-    logger.propagate = True
-    with caplog.at_level(logging.INFO, "mtrain"):
-        prepared = prepare(config, tmp_path / "none", Stop())
-    assert "train: 122 of 123 pairs" in caplog.messages
-    assert "train: pairs dropped: blank on a side: 1" in caplog.messages
-    assert "train: carriage returns removed: 1" in caplog.messages
-    assert len(prepared.store) == 122
-    last = [ids.tolist() for ids in prepared.store.pair(121)]
-    assert prepared.tokenizer.decode(last) == ["lapo", "steib"]

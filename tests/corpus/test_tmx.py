@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
 import tracemalloc
 from collections import Counter
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -173,18 +171,6 @@ def test_encodings(tmp_path: Path, encoding: str) -> None:
     mark = "\ufeff" if encoding in ("utf-16-le", "utf-16-be") else ""
     data = (mark + memory(pair(*texts), head=head)).replace("\n", "\r\n").encode(encoding)
     assert read(write(tmp_path, data))[0] == [texts]
-
-
-@pytest.mark.parametrize("suffix", [".gz", ".zst"])
-def test_packed_files(tmp_path: Path, suffix: str) -> None:
-    data = memory(pair("a", "b"), pair("c", "d")).encode()
-    zstd = pyarrow.compress(data, "zstd", asbytes=True)
-    packed = gzip.compress(data) if suffix == ".gz" else zstd
-    path = write(tmp_path, packed, f"a.tmx{suffix}")
-    assert read(path)[0] == [("a", "b"), ("c", "d")]
-    plain = scan(corpus(write(tmp_path, data)), Reading())
-    assert scan(corpus(path), Reading()) == plain
-    assert "cannot read: " in error_of(write(tmp_path, packed[:-9], f"a.tmx{suffix}"))
 
 
 LAUGHS = """<!DOCTYPE tmx [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;">

@@ -17,7 +17,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -252,22 +252,15 @@ def attempts(base: Base, seed: int, seconds: float, cases: int | None = None) ->
 
 
 def failures(outcomes: list[Outcome], seed: int) -> str:
-    """Failures of the same words and place are told once, with the first case in full."""
-    groups = defaultdict(list)
-    for outcome in outcomes:
-        for trouble in outcome.troubles:
-            groups[trouble].append(outcome)
+    """List what was wrong, and how to see it again."""
     lines = []
-    for trouble, found in sorted(groups.items(), key=lambda group: -len(group[1])):
-        first = min(found, key=lambda outcome: outcome.number)
-        numbers = sorted(outcome.number for outcome in found)[:8]
+    for each in (outcome for outcome in outcomes if outcome.troubles):
         lines += [
-            f"\n{len(found)} x {trouble}",
-            f"  cases {', '.join(map(str, numbers))}; the first: {first.kind}: {first.what!a}",
-            f"  mtrain {first.command[:300]}",
-            f"  exit code {first.done.code}, {first.done.seconds:.1f} s, {first.done.memory} MB",
-            *(f"  | {ascii(line)[1:-1][:200]}" for line in first.done.err.splitlines()[-4:]),
-            f"  again: make fuzz SEED={seed} CASE={first.number}",
+            f"\n{', '.join(each.troubles)}: {each.kind}: {each.what!a}",
+            f"  mtrain {each.command[:300]}",
+            f"  exit code {each.done.code}, {each.done.seconds:.1f} s, {each.done.memory} MB",
+            *(f"  | {ascii(line)[1:-1][:200]}" for line in each.done.err.splitlines()[-4:]),
+            f"  again: make fuzz SEED={seed} CASE={each.number}",
         ]
     return "\n".join(lines)
 
