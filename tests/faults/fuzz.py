@@ -145,21 +145,11 @@ class Base:
         )
 
 
-def _place(err: str) -> str:
-    """The innermost line of mtrain's in a traceback, or in that of the main thread of several."""
-    if "most recent call first" in err:
-        err = "\n".join(reversed(err.split("(most recent call first):\n")[-1].split("\n")))
-    found = re.findall(r'File "[^"]*?(mtrain/[^"]+)", line (\d+),? in (\S+)', err)
-    file, line, function = found[-1] if found else ("nowhere", 0, "known")
-    return f"{file}:{line} {function}"
-
-
 def _crashes(case: Case, done: Done) -> Iterable[str]:
     if done.seconds >= MOST_SECONDS:
-        yield f"hangs at {_place(done.err)}"
+        yield "hangs"
     elif "Traceback" in done.err:
-        last = done.err.strip().rsplit("\n", 1)[-1].split(":")[0]
-        yield f"traceback {last} at {_place(done.err)}"
+        yield "traceback"
     elif done.code not in CODES:
         yield f"ends with {done.code}"
     if done.memory > MOST_MEMORY and "out of memory" not in done.err:  # of a model as asked for
@@ -259,7 +249,7 @@ def failures(outcomes: list[Outcome], seed: int) -> str:
             f"\n{', '.join(each.troubles)}: {each.kind}: {each.what!a}",
             f"  mtrain {each.command[:300]}",
             f"  exit code {each.done.code}, {each.done.seconds:.1f} s, {each.done.memory} MB",
-            *(f"  | {ascii(line)[1:-1][:200]}" for line in each.done.err.splitlines()[-4:]),
+            *(f"  | {ascii(line)[1:-1][:200]}" for line in each.done.err.splitlines()[-8:]),
             f"  again: make fuzz SEED={seed} CASE={each.number}",
         ]
     return "\n".join(lines)
