@@ -71,6 +71,12 @@ def is_blank(text: str) -> bool:
     return not text or text.isspace()
 
 
+def listed(names: Iterable[str]) -> str:
+    """Return a short list of existing names."""
+    text = ", ".join(names)
+    return (text if len(text) <= 200 else f"{text[:200]} ...") or "none"
+
+
 def size_of(text: str) -> int:
     """Return the number of bytes of a text, exact if it may be too long."""
     return len(text) if len(text) <= LONGEST_TEXT else len(text.encode("utf-8", "replace"))
