@@ -45,6 +45,7 @@ PACKAGES = {
 }
 # Whatever a file or a message holds, no part of it is run.
 FORBIDDEN_MODULES = {"pickle", "marshal", "shelve", "dill", "joblib", "cloudpickle", "imp"}
+FORBIDDEN_MODULES |= {"subprocess", "pty"}
 FORBIDDEN_CALLS = {
     *("eval", "exec", "compile", "__import__", "os.system", "os.popen", "numpy.load"),
     *("torch.load", "torch.save", "torch.jit.load", "torch.hub.load"),

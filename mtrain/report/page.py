@@ -24,8 +24,6 @@ from mtrain.runs.records import MetricsFile
 from mtrain.runtime.errors import UserError, as_user_error, printable
 from mtrain.runtime.log import logger, shorten
 from mtrain.runtime.stop import Stop
-from mtrain.scoring import metrics
-from mtrain.scoring.metrics import Score
 from mtrain.translation import loading
 
 SAMPLES, MOST_TRANSLATIONS, ATTENDED = 6, 6, 3
@@ -33,23 +31,12 @@ NOT_CHECKED = "The text was not checked"
 MOST_FOUND = 5  # examples of a kind of finding
 MOST_LOGGED = 40  # different lines of the log, the newest
 MOST_LETTERS = 4000  # of a line of text
-MUCH_TEXT, MUCH_LONGER = 4 << 20, 50  # bytes that may be scored, or times the references
 
 # A line of the log about the data, or a warning. Anchored at the start: searching anywhere takes
 # far longer on a hostile line.
 _LOGGED = re.compile(
     r"\S{10} \S{8} (?:(INFO) (?=(?:train|valid|test [^:]*): (?!BLEU ))|WARNING |ERROR )(.*)"
 )
-
-
-@dataclass
-class Scored:
-    """The scores of a model on a set; with intervals if the text is available."""
-
-    set: str
-    entry: Entry
-    bleu: Score | None = None
-    chrf: Score | None = None
 
 
 @dataclass(frozen=True)
@@ -68,13 +55,20 @@ class Report:
     config: Config
     history: History
     charts: list[Chart] = field(default_factory=list)
-    scores: list[Scored] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     sentences: list[Sentence] = field(default_factory=list)
     findings: list[Findings] = field(default_factory=list)
     data: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     notes: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def scores(self) -> list[tuple[str, Entry]]:
+        """The best validation, the average's and those of the test sets, with their names."""
+        best, average = self.history.best, self.history.average
+        found = [best, None if average is best else average]
+        tests = [(f"test {name}", entry) for name, entry in self.history.tests.items()]
+        return [*(("validation", entry) for entry in found if entry is not None), *tests]
 
     def note(self, section: str, text: str) -> None:
         """Add a note to a section, once."""
@@ -140,7 +134,6 @@ def gather(run_dir: Path, texts: list[str]) -> Report:
         _read_log(report)
     valid = _read_own(report, "data.valid", "samples", "Sources and references are left out")
     places = moderate(valid.sources) if valid is not None else list(range(SAMPLES))
-    report.scores = list(_scores(report, valid))
     report.samples = _samples(report, valid, places)
     if not texts and valid is not None:
         texts = [valid.sources[place] for place in places[:ATTENDED]]
@@ -209,45 +202,6 @@ def _read_log(report: Report) -> None:
         [text for level, text in newest if level == kind][:MOST_LOGGED][::-1]
         for kind in ("INFO", None)
     )
-
-
-def _scores(report: Report, valid: Text | None) -> Iterator[Scored]:
-    """Yield the best validation, the average's, and the test sets, with intervals where the texts
-    are available.
-    """
-    best, average = report.history.best, report.history.average
-    for entry in (best, None if average is best else average):
-        if entry is not None:
-            yield _scored(report, "validation", entry, entry["checkpoint"], valid)
-    for name, entry in report.history.tests.items():
-        text, title = None, f"test {name}"
-        if name in report.config.data.test:
-            otherwise = f"No confidence intervals for {title}"
-            text = _read_own(report, f"data.test.{name}", "scores", otherwise)
-        yield _scored(report, title, entry, f"test-{name}", text)
-
-
-def _scored(report: Report, name: str, entry: Entry, file: str, text: Text | None) -> Scored:
-    """Score translations again for their confidence intervals, if the text is given."""
-    scored = Scored(name, entry)
-    if text is None:
-        return scored
-    with report.part("scores", f"No confidence intervals for {name}"):
-        path, references = layout.translations(report.run.path, file), text.references
-        size, lines = reader.read_translations(report.run.path, file)
-        if size > max(MUCH_TEXT, MUCH_LONGER * sum(map(len, references))):
-            raise UserError(f"{path}: {size:,} bytes, more than {MUCH_LONGER} times the references")
-        hypotheses = list(lines)
-        if len(hypotheses) != len(references):
-            counts = f"{len(hypotheses):,} lines, but {len(references):,} references"
-            raise UserError(f"{path}: {counts}")
-        language = report.config.data.tgt_lang
-        bleu = metrics.bleu_of_run(hypotheses, references, language, interval=True)
-        if not bleu.is_equal(entry["bleu"]):
-            raise UserError(f"{path}: differs from what was scored")
-        scored.bleu = bleu
-        scored.chrf = metrics.score("chrf", hypotheses, [references], interval=True)
-    return scored
 
 
 def moderate(lines: list[str]) -> list[int]:

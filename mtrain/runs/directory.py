@@ -5,7 +5,6 @@ import os
 import platform
 import shlex
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -38,7 +37,6 @@ from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.json_reader import Content
 from mtrain.runtime.log import logger
 
-GIT_SECONDS = 10
 TIME = "%Y-%m-%dT%H:%M:%S%z"
 
 # Contents that may not change within a run, by their keys in `run.json`.
@@ -234,7 +232,6 @@ class RunDirectory:
             "accum_steps": config.train.accum_steps,
             "command": shlex.join(sys.argv),
             "versions": {**own, **{name: version(name) for name in PACKAGES}},
-            "commit": {"mtrain": commit_of_package(), "directory": commit_of(Path())},
             "host": socket.gethostname(),
             "created": before.created if before else time.strftime(TIME),
         }
@@ -273,32 +270,3 @@ class RunDirectory:
 def _is_same(path: Path | None, other: Path) -> bool:
     """Whether two names are of one file."""
     return path is not None and path.exists() and other.exists() and path.samefile(other)
-
-
-def commit_of_package() -> str | None:
-    """Return the git commit of this program, if it is run from a checkout of its own."""
-    root = Path(mtrain.__file__).parents[1]
-    return commit_of(root) if (root / ".git").exists() else None
-
-
-def commit_of(directory: Path) -> str | None:
-    """Return the git commit of a directory's checkout, or None without checkout or git.
-
-    Most git commands (`git describe --dirty` and `git status` among them) run programs that a
-    repository's configuration, attributes or hooks name. This one reads a reference only: neither
-    index, files nor objects, and no repository embedded in another one's files.
-    """
-    # a hook or an alias of git has set GIT_DIR, which is another checkout's
-    environment = {name: value for name, value in os.environ.items() if name[:4] != "GIT_"}
-    reading = ("-c", "safe.bareRepository=explicit", "rev-parse", "--verify", "HEAD")
-    try:
-        found = subprocess.check_output(
-            ["git", "-C", str(directory), *reading],
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-            timeout=GIT_SECONDS,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return found.decode("utf-8", "replace").strip()

@@ -66,31 +66,24 @@ def remove_directory(path: Path) -> None:
 def write_directory(
     path: Path,
     fill: Callable[[Path], None],
-    keep: Callable[[Path], bool] = lambda aside: False,
     make_room: Callable[[Path], None] = remove_directory,
 ) -> None:
     """Let `fill` write files into a temporary directory, seal it, and rename it to `path`, after
     `make_room` has removed what is there.
 
-    A crash at any point leaves the old `path`, or none, or the complete new one. The temporary
-    directory stays for another attempt if `keep` returns True for it.
+    A crash at any point leaves the old `path`, or none, or the complete new one.
     """
-    aside = _aside(path)
-    if aside.is_symlink() or not keep(aside):
-        remove_directory(aside)
+    aside = path.with_name(files.PARTIAL.format(path.name))
+    remove_directory(aside)
     # without parents: a run directory that vanished must not come back empty
-    aside.mkdir(exist_ok=True)
-    for item in aside.iterdir():  # links may lead anywhere, and opening a pipe blocks
-        if not _is_regular(item):
-            _clear(item)
+    aside.mkdir()
     try:
         fill(aside)
         seal(aside)
         make_room(path)
         os.replace(aside, path)
     finally:
-        if not keep(aside):  # a full disk wants the room
-            _clear(aside)
+        _clear(aside)  # a full disk wants the room
     files.sync(path.parent)
 
 
@@ -115,15 +108,6 @@ def check_new(path: Path) -> None:
     """Raise `RefusedError` if `path` exists."""
     if os.path.lexists(path):
         raise RefusedError(f"{path}: exists already; remove it, or choose another name")
-
-
-def discard(path: Path) -> None:
-    """Remove what `write_directory` kept of an attempt to write `path`."""
-    _clear(_aside(path))
-
-
-def _aside(path: Path) -> Path:
-    return path.with_name(files.PARTIAL.format(path.name))
 
 
 def _clear(path: Path) -> None:

@@ -77,7 +77,6 @@ class Provenance(BaseModel):
     accum_steps: Annotated[Count, Field(ge=1)] | None = None
     command: str
     versions: dict[str, str]
-    commit: dict[str, str | None] = {}
     host: str | None = None
     created: str = "at an unknown time"
 

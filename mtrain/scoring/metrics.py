@@ -29,10 +29,6 @@ class Score:
     ci: tuple[float, float] | None
     signature: str
 
-    def is_equal(self, score: float) -> bool:
-        """Whether a stored score is this one."""
-        return abs(self.score - score) <= 1e-6
-
     def as_json(self) -> dict[str, Any]:
         """Return the metric's object of `mtrain eval --json`."""
         return {"score": self.score, "ci": self.ci and list(self.ci), "signature": self.signature}
@@ -151,13 +147,11 @@ def score_all(
     return scores
 
 
-def bleu_of_run(
-    hypotheses: list[str], references: list[str], language: str, *, interval: bool = False
-) -> Score:
+def bleu_of_run(hypotheses: list[str], references: list[str], language: str) -> Score:
     """Return corpus BLEU as a run scores its target language; raises `UserError`."""
     tokenize = tokenizer_for(language)
     check_tokenizer(tokenize)
-    return score("bleu", hypotheses, [references], tokenize=tokenize, interval=interval)
+    return score("bleu", hypotheses, [references], tokenize=tokenize)
 
 
 def sentence_chrf(

@@ -10,10 +10,12 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from mtrain.config.changes import changed_keys
+from mtrain.config.loading import load_stored_config
 from mtrain.config.schema import Config, dump_config
 from mtrain.data.prepare import Preparation, Prepared
 from mtrain.data.tokenizer import Tokenizer
-from mtrain.runs import layout
+from mtrain.runs import checkpoint, layout
 from mtrain.runs.directory import RunDirectory
 from mtrain.runs.records import STATUS, State, Status
 from mtrain.runs.tensorboard import board_of, check_board
@@ -113,6 +115,8 @@ class Job:
         self.step = layout.last_step(layout.steps(self.run.checkpoints))
         self.run.check_settings(self.config, self.ranks.size)
         self.run.check_not_lost(self.before, self.config.train.save_every)
+        if not self.step and self.config.train.init_from is not None:
+            _check_shape(self.config, checkpoint.resolve(Path(self.config.train.init_from)))
 
     def _begin(self) -> None:
         """Write the status of this start from here on."""
@@ -158,6 +162,19 @@ class Job:
             self.run.keep_start(self.before, state, failure)
         elif self.has_begun:
             self.run.set_status(state, step, str(failure), failure.exit_code)
+
+
+def _check_shape(config: Config, directory: Path) -> None:
+    """Refuse initial weights of another shape before all text is prepared."""
+    changes = changed_keys(load_stored_config(directory / layout.CONFIG), config)
+    different = [
+        f"{key}: {old!r} there, {new!r} here"
+        for key, old, new in changes
+        if key.startswith("model.") and "dropout" not in key
+    ]
+    if different:
+        text = f"train.init_from: {directory} holds a model of another shape"
+        raise RefusedError(f"{text}: {', '.join(different)}")
 
 
 def _check_alike(config: Config, ranks: Ranks) -> None:

@@ -519,7 +519,7 @@ def test_a_run_directory_is_laid_out_as_promised(run_dir: Path) -> None:
     assert load_config(run_dir / "config.yaml").train.max_steps == 8
     run = json.loads((run_dir / "run.json").read_text())
     assert run["seed"] == 7
-    assert {"train", "valid", "test", "tokenizer", "versions", "command", "commit"} <= run.keys()
+    assert {"train", "valid", "test", "tokenizer", "versions", "command"} <= run.keys()
     assert run["config"] == hashlib.sha256((run_dir / "config.yaml").read_bytes()).hexdigest()
     assert run["test"].keys() == {"held_out"}
 

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import stat
-import subprocess
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -17,8 +16,8 @@ from typing import Any
 import pytest
 from conftest import TinyConfig, Train, edit, run_mtrain, status, write_config
 
-from mtrain.runs import checkpoint, directory, layout
-from mtrain.runs.directory import RunDirectory, commit_of, commit_of_package
+from mtrain.runs import checkpoint, layout
+from mtrain.runs.directory import RunDirectory
 from mtrain.runtime import files, lock
 from mtrain.runtime.lock import ReplacedError
 from mtrain.training.trainer import Trainer
@@ -328,50 +327,6 @@ def test_odd_numbers_in_run_json_are_named(
         assert "Traceback" not in shown
         assert (run / "run.json").read_text() == before
         edit(run / "run.json", **{key: None})  # early versions kept none
-
-
-# --- what a repository may not run ------------------------------------------------------------
-
-
-def git(path: Path, *arguments: str) -> None:
-    name = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    subprocess.run(["git", "-C", str(path), *name, *arguments], check=True)
-
-
-def test_the_commit_is_of_what_git_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert commit_of(tmp_path) is None
-    git(tmp_path, "init", "-q")
-    git(tmp_path, "commit", "-q", "--allow-empty", "-m", "a")
-    assert len(commit_of(tmp_path) or "") == 40
-    monkeypatch.setenv("GIT_DIR", str(tmp_path / ".git"))
-    assert commit_of(Path("/")) is None
-    monkeypatch.setenv("PATH", "")
-    assert commit_of(tmp_path) is None
-    monkeypatch.setattr(directory, "GIT_SECONDS", 0)
-    assert commit_of_package() is None
-
-
-def test_asking_for_the_commit_runs_nothing_of_the_repository(tmp_path: Path) -> None:
-    """A bare repository as plain files of a folder, which `git clone` brings along."""
-    program, sign, cloned = tmp_path / "program", tmp_path / "ran", tmp_path / "cloned"
-    program.write_text(f"#!/bin/sh\ntouch {sign}\n")
-    program.chmod(0o755)
-    cloned.mkdir()
-    git(cloned, "init", "-q")
-    (cloned / "f").write_text("a\n")
-    git(cloned, "add", "f")
-    git(cloned, "commit", "-q", "-m", "a")
-    shutil.copytree(cloned / ".git", cloned, dirs_exist_ok=True)
-    shutil.rmtree(cloned / ".git")
-    settings = ("repositoryformatversion = 0", "bare = false", "worktree = .")
-    lines = "".join(f"\t{line}\n" for line in (*settings, f"fsmonitor = {program}"))
-    (cloned / "config").write_text(f"[core]\n{lines}")
-    shutil.copy(program, cloned / "hooks" / "post-index-change")
-    subprocess.run(["git", "-C", str(cloned), "describe", "--always", "--dirty"], check=False)
-    assert sign.exists()  # the trap works
-    sign.unlink()
-    commit_of(cloned)
-    assert not sign.exists()
 
 
 # --- text that would forge a line -------------------------------------------------------------

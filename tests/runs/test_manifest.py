@@ -95,24 +95,12 @@ def test_no_link_is_followed_where_a_directory_is_written(
     assert (directory / name).is_symlink() == (not name.startswith("."))
     (directory / name).unlink(missing_ok=True)
     (directory / name).symlink_to(elsewhere / "text" if is_file else elsewhere)
-    manifest.write_directory(directory / "kept", lambda aside: None, keep=Path.exists)
     for text in ("old", "new"):
         write(directory / "sealed", text)
     assert [p.name for p in directory.iterdir() if p.is_symlink()] == []
     manifest.remove_directory(directory / "sealed")
     assert files(elsewhere) == before
     assert (elsewhere / ".mine.partial").is_dir()
-
-
-def test_what_is_gone_on_with_is_no_link_and_holds_none(tmp_path: Path) -> None:
-    elsewhere, aside = tmp_path / "elsewhere", tmp_path / ".new.partial"
-    elsewhere.mkdir()
-    for place in (aside, aside / "text"):
-        place.parent.mkdir(exist_ok=True)
-        place.symlink_to(elsewhere)
-        manifest.write_directory(tmp_path / "new", fill("ids"), keep=Path.exists)
-        manifest.verify(tmp_path / "new", "text")
-        assert list(elsewhere.iterdir()) == []
 
 
 # --- new directories --------------------------------------------------------------------------
