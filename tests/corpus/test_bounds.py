@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2
 
 import mtrain
-from mtrain.config.schema import Corpus, FileCorpus, HubCorpus, TextCorpus
+from mtrain.config.schema import Corpus, FileCorpus, FilterConfig, HubCorpus, TextCorpus
 from mtrain.corpus import lines as text
 from mtrain.corpus import parquet as parquet_reader
 from mtrain.corpus.lines import LONGEST_LINE, TOO_LONG, Reading, bounded_lines
@@ -437,7 +437,7 @@ def test_training_keeps_long_lines_from_the_vocabulary(tokenizer: Tokenizer) -> 
     """A text of far more characters than the longest tokens is not cut into pieces first."""
     most = 10 * max(text.CHARACTERS_A_TOKEN, tokenizer.longest_piece)
     rows, dropped = [("a" * most, "b"), ("a", "b" * (most + 1))], Counter[str]()
-    selection = filters.Selection(max_length=10)
+    selection = filters.Selection(10, FilterConfig())
     assert selection.by_characters(rows, tokenizer.longest_piece, dropped) == rows[:1]
     assert dropped == {"pairs dropped: longer than 10 tokens": 1}
 
