@@ -33,6 +33,7 @@ from mtrain.model.transformer import Shape
 from mtrain.runs.directory import RunDirectory
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.stop import Stop
+from mtrain.training.resume import Session
 from mtrain.training.trainer import Trainer
 from mtrain.translation import loading
 from mtrain.translation.translator import Translator
@@ -187,8 +188,8 @@ def measure_training(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         with tempfile.TemporaryDirectory() as folder:
             config = make_config(args, size, Path(folder))
             run = RunDirectory(Path(folder))
-            prepared: Prepared = prepare(config, run.tokenizer, Stop())
-            trainer = Trainer(config, prepared, run, Stop())
+            prepared: Prepared = prepare(config, Stop())
+            trainer = Trainer(Session(config, prepared, run, Stop()))
             device, dtype = trainer.device, trainer.model.dtype
             before = matmul_speed(device, dtype)
             speed = training_speed(trainer, args.steps, args.turns)

@@ -46,7 +46,7 @@ class Done:
 SERVER = """
 import json, os, signal, sys, traceback
 from mtrain.cli import app as cli
-from mtrain.scoring import evaluation
+from mtrain.scoring import metrics, notes
 from mtrain.training import job
 from mtrain.translation import streams
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -103,7 +102,3 @@ def at_step(step: int, deed: Hook) -> None:
         learn(self, *arguments)
 
     Trainer._learn = struck  # type: ignore[method-assign]
-
-
-def send(number: signal.Signals) -> None:
-    os.kill(os.getpid(), number)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -47,22 +45,11 @@ PACKAGES = {
 }
 # Whatever a file or a message holds, no part of it is run.
 FORBIDDEN_MODULES = {"pickle", "marshal", "shelve", "dill", "joblib", "cloudpickle", "imp"}
+FORBIDDEN_MODULES |= {"subprocess", "pty"}
 FORBIDDEN_CALLS = {
-    "eval",
-    "exec",
-    "compile",
-    "__import__",
-    "torch.load",
-    "torch.save",
-    "torch.jit.load",
-    "torch.hub.load",
-    "os.system",
-    "os.popen",
-    "yaml.load",
-    "yaml.load_all",
-    "yaml.full_load",
-    "yaml.unsafe_load",
-    "numpy.load",
+    *("eval", "exec", "compile", "__import__", "os.system", "os.popen", "numpy.load"),
+    *("torch.load", "torch.save", "torch.jit.load", "torch.hub.load"),
+    *("yaml.load", "yaml.load_all", "yaml.full_load", "yaml.unsafe_load"),
 }
 LONGEST_MODULE, LONGEST_FUNCTION = 450, 60  # lines
 MOST_METHODS, MOST_MODULES = 20, 12  # of a class, of a folder
@@ -164,21 +151,6 @@ def test_no_modules_import_each_other() -> None:
     assert set(TopologicalSorter(graph).static_order()) >= set(graph)  # raises CycleError
 
 
-@pytest.mark.parametrize(
-    ("name", "hidden"),
-    [
-        ("training.trainer", {"typer"}),
-        ("translation.search", {"model", "data.tokenizer", "config.schema"}),
-        ("training.loss", {"config.schema"}),
-        ("runs.checkpoint", {"config.schema"}),
-        ("data.tokenizer", {"config.schema"}),
-    ],
-)
-def test_what_a_module_must_not_know(name: str, hidden: set[str]) -> None:
-    plain = {item.removeprefix("mtrain.") for item in imported(modules()[name])}
-    assert {item for item in hidden if item in plain} == set()
-
-
 @pytest.mark.parametrize("name", modules())
 def test_torch_is_imported_where_tensors_are(name: str) -> None:
     """Also by way of other modules: loading one that is not listed must not load torch."""
@@ -190,15 +162,6 @@ def test_torch_is_imported_where_tensors_are(name: str) -> None:
         assert [other for other in own if may_load_torch(other)] == []
     assert "datasets" not in direct
     assert "sacrebleu" not in direct
-
-
-def test_loading_the_command_line_loads_nothing_heavy() -> None:
-    code = "import sys, mtrain.cli.app; print(*(m for m in sys.argv[1:] if m in sys.modules))"
-    heavy = ["torch", "numpy", "sacrebleu", "datasets", "sentencepiece", "safetensors", "pydantic"]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *heavy], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == []
 
 
 @pytest.mark.parametrize("name", modules())

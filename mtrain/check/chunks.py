@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.check.findings import Example, Findings
+from mtrain.check.findings import Findings
 from mtrain.check.words import Characters, Words, mixed
 from mtrain.corpus.lines import is_blank
 from mtrain.corpus.tables import TextRow
@@ -87,24 +87,16 @@ class Chunk:
         """
         chosen = np.flatnonzero(rows)
         order = np.zeros(len(chosen)) if ranks is None else ranks[chosen]
-        first = np.argsort(order, kind="stable")[: self.found.most]
-        examples = [
-            self.example(row, side, rank, 0 if places is None else int(places[row]))
-            for row, rank in zip(chosen[first].tolist(), order[first].tolist(), strict=True)
-        ]
+        examples = []
+        for index in np.argsort(order, kind="stable")[: self.found.most].tolist():
+            row = int(chosen[index])
+            texts = self.texts if side is None else [self.texts[side]]
+            start = 0 if places is None else max(0, int(places[row]) - CONTEXT)
+            text = "..." * (start > 0) + " | ".join(each[row] for each in texts)[start:]
+            number, rank = self.numbers[row], float(order[index])
+            examples.append(self.found.example(number, text, side, rank=rank))
         if len(chosen):
             self.found.add(kind, len(chosen), examples, about)
-
-    def example(
-        self, row: int, side: int | None = None, rank: float = 0.0, place: int = 0
-    ) -> Example:
-        """Return a row as an example, from shortly before a character on."""
-        if side is None:
-            text = f"{self.texts[0][row]} | {self.texts[1][row]}"
-        else:
-            text = self.texts[side][row][max(0, place - CONTEXT) :]
-            text = f"...{text}" if place > CONTEXT else text
-        return self.found.example(self.numbers[row], text, side, rank=rank)
 
 
 def chunks(found: Findings, rows: Iterable[TextRow], characters: Characters) -> Iterator[Chunk]:

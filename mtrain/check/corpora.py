@@ -7,8 +7,8 @@
 """
 
 import tempfile
-from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
@@ -25,15 +25,14 @@ from mtrain.check.profile import Profile
 from mtrain.check.shifts import Shifts
 from mtrain.check.words import Characters
 from mtrain.config.schema import Config
-from mtrain.corpus.lines import is_blank, windows_lines
+from mtrain.corpus.lines import CARRIAGE_RETURNS, Reading, is_blank
 from mtrain.corpus.readers import Scan, read_rows, reading_of
-from mtrain.corpus.slips import suspicions_of_lengths
 from mtrain.corpus.tables import TextRow
 from mtrain.data.duplicates import Duplicates
 from mtrain.data.filters import is_identical
 from mtrain.data.prepare import scan_corpus
 from mtrain.data.tokenizer import Tokenizer
-from mtrain.runtime.errors import RowError, UnequalError, UserError
+from mtrain.runtime.errors import UnequalError, UserError
 from mtrain.runtime.log import progress_bar
 from mtrain.runtime.stop import Stop
 
@@ -61,7 +60,7 @@ class Checker:
         self.tokenizer: Tokenizer | None = None
 
     def scan(self) -> None:
-        """Count and hash all text; report what cannot be read, and Windows line ends."""
+        """Count and hash all text; report what cannot be read."""
         for found in self.sets:
             try:
                 scan = scan_corpus(self.config, found.corpus, self.stop)
@@ -74,8 +73,6 @@ class Checker:
             else:
                 self.expected[found.name] = scan.pairs
                 self.scans += [scan] if found.is_train else []
-                if found.unit == "line":
-                    _find_windows_lines(found, self.stop.check)
 
     def check(self) -> None:
         """Learn from a sample of the training text what is normal, then check everything."""
@@ -103,13 +100,12 @@ class Checker:
         for each in scored:
             each.report()
         for found in self.sets:
-            if found.has("slip"):  # which reports it more exactly
-                found.found.pop(("unrelated", ""), None)
+            for kind in ("unrelated", "misfit") if found.has("slip") else ():  # more exact
+                found.found.pop((kind, ""), None)
 
-    def _rows(self, found: Findings, refuse: Callable[[RowError], None]) -> Iterator[TextRow]:
-        """Yield the rows of a corpus as far as it is readable; `refuse` gets those left out."""
-        reading = reading_of(self.config, keep_blank=True)
-        reading.invalid_utf8, reading.refuse = "error", refuse
+    def _rows(self, found: Findings, reading: Reading) -> Iterator[TextRow]:
+        """Yield the rows of a corpus as far as it is readable."""
+        reading.invalid_utf8 = "error"  # to `refuse` each by its number
         try:
             for row in read_rows(found.corpus, reading):
                 self.stop.check()
@@ -122,20 +118,20 @@ class Checker:
     def _informative_rows(self, step: int, bar: Any) -> Iterator[Owned]:
         """Yield a fraction of the training pairs, from all over, without blank and equal sides."""
         for found in self.train:
-            lengths = array("q")
-            for row in islice(self._rows(found, lambda error: None), 0, None, step):
+            reading = reading_of(self.config, keep_blank=True)
+            reading.refuse = lambda error: None
+            for row in islice(self._rows(found, reading), 0, None, step):
                 bar.update(step)
                 if not (is_blank(row[1]) or is_blank(row[2]) or is_identical(row[1:])):
-                    lengths.extend((len(row[1]), len(row[2])))
                     yield found, row
-            _compare_lengths(found, np.array(lengths).reshape(-1, 2), is_sample=step > 1)
 
     def _checked(self, found: Findings, profile: Profile, bar: Any) -> Iterator[Chunk]:
         """Check the pairs of a corpus and yield them."""
         is_dropped = self.config.data.invalid_utf8 == "drop"
-        rows = self._rows(found, lambda error: found.add_error(error, is_dropped=is_dropped))
-        shifts = Shifts(profile.associations, profile.misfit, found)
-        for chunk in chunks(found, rows, self.characters):
+        reading = reading_of(self.config, keep_blank=True)
+        reading.refuse = partial(found.add_error, is_dropped=is_dropped)
+        shifts = Shifts(profile.associations, found)
+        for chunk in chunks(found, self._rows(found, reading), self.characters):
             bar.update(len(chunk))
             found.pairs += len(chunk)
             shifts.feed(chunk, check_pairs(chunk, profile))
@@ -143,6 +139,8 @@ class Checker:
                 find_long_pairs(chunk, self.tokenizer, self.config.data.max_length)
             yield chunk
         shifts.finish()
+        if count := reading.counts[CARRIAGE_RETURNS]:
+            found.add_message("crlf", f"{count:,} lines")
         if not found.pairs and not found.has("unreadable", "unequal"):
             found.add_message("empty", f"{found.what} holds no pairs")
 
@@ -183,24 +181,6 @@ def thinned(rows: Iterable[Owned]) -> list[Owned]:
 
 def _size(row: Owned) -> int:
     return len(row[1][1]) + len(row[1][2])
-
-
-def _compare_lengths(found: Findings, lengths: NDArray[np.int64], *, is_sample: bool) -> None:
-    """Report where the lengths of the sides, shape (pairs, 2), do not correlate."""
-    for sign in suspicions_of_lengths(
-        len(lengths), lambda start, stop: lengths[start:stop], is_sample=is_sample
-    ):
-        found.add_message("unrelated", sign)
-
-
-def _find_windows_lines(found: Findings, check: Callable[[], None]) -> None:
-    """Name the lines that end as on Windows."""
-    for side, file in enumerate(found.files):
-        count, total, first = windows_lines(Path(file), found.most, check)
-        if count:
-            about = f"(all of {Path(file).name})" if count == total else ""
-            first = first[:1] if about else first
-            found.add("crlf", count, [found.example(n, "", side) for n in first], about)
 
 
 def _report_duplicates(

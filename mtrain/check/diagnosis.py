@@ -2,11 +2,10 @@
 training.
 """
 
-import json
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import chain
-from pathlib import Path
 from textwrap import wrap
 
 import numpy as np
@@ -16,9 +15,8 @@ from mtrain.check.corpora import Checker
 from mtrain.check.findings import ERROR, NOTE, WARNING, Findings
 from mtrain.check.words import PIECES_A_WORD, Words
 from mtrain.config.schema import Config
-from mtrain.data.prepare import find_tokenizer, weights_of
+from mtrain.data.prepare import Preparation, weights_of
 from mtrain.data.tokenizer import Tokenizer
-from mtrain.runs.directory import RunDirectory
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.stop import Stop
 from mtrain.training.plan import Forecast, forecast
@@ -28,25 +26,9 @@ MOST_BYTES = 0.02  # fraction of tokens that are bytes or unknown
 MOST_A_WORD = 3.0  # tokens
 GUESSED_SIZE = 250_000  # bytes of a vocabulary file that is not there yet
 
-
-@dataclass(frozen=True)
-class Fit:
-    """How a vocabulary cuts the words of a side: means and fractions of the tokens."""
-
-    tokens_per_word: float  # a Han character counts as a word
-    bytes: float
-    unknown: float
-
-    @property
-    def is_bad(self) -> bool:
-        """Whether the vocabulary seems made for other text."""
-        return self.bytes + self.unknown > MOST_BYTES or self.tokens_per_word > MOST_A_WORD
-
-    def __str__(self) -> str:
-        return (
-            f"{self.tokens_per_word:.2f} tokens a word, {self.bytes:.2%} bytes, "
-            f"{self.unknown:.2%} unknown"
-        )
+# How a vocabulary cuts the words of a side: tokens per word (a Han character is one), and fractions
+# of the tokens that are bytes or unknown.
+Fit = dict[str, float]
 
 
 @dataclass
@@ -66,8 +48,8 @@ class Diagnosis:
     @property
     def summary(self) -> str:
         """Return the numbers of findings in one line."""
-        counts = [(self.count(name), name) for name in (ERROR, WARNING, NOTE)]
-        some = [f"{number} {name}{'s' * (number != 1)}" for number, name in counts if number]
+        counts = {name: self.count(name) for name in (ERROR, WARNING, NOTE)}
+        some = [f"{n} {name}{'s' * (n != 1)}" for name, n in counts.items() if n]
         return ", ".join(some) or "nothing suspicious was found"
 
     def lines(self, width: int) -> Iterator[str]:
@@ -78,28 +60,26 @@ class Diagnosis:
         if not self.fits:
             yield "  none yet: lengths in tokens are estimated"
         for name, fit in self.fits.items():
-            yield f"  {name}: {fit}"
+            yield f"  {name}: {_shown(fit)}"
         if self.forecast is not None:
             yield "forecast"
-            for line in self.forecast.lines():
+            warning = self.forecast.disk_warning
+            for line in (*self.forecast.lines, *([f"disk: {warning}"] if warning else ())):
                 yield from wrap(line, width, initial_indent="  ", subsequent_indent="    ")
         elif self.failure:
             yield from wrap(f"forecast: none: {self.failure}", width, subsequent_indent="    ")
         yield self.summary
 
-    def as_json(self) -> str:
+    def as_json(self) -> dict[str, object]:
         """Return the object for scripts."""
-        report = {
+        return {
             "corpora": [found.as_json() for found in self.corpora],
-            "vocabulary": {name: asdict(fit) for name, fit in self.fits.items()} or None,
-            "forecast": self.forecast.as_json() if self.forecast else None,
+            "vocabulary": self.fits or None,
+            "forecast": self.forecast.numbers if self.forecast else None,
             "errors": self.count(ERROR),
             "warnings": self.count(WARNING),
             "notes": self.count(NOTE),
         }
-        text = json.dumps(report, ensure_ascii=False)
-        # Escapes of JSON: those of a terminal, such as \\xa0, would not be read.
-        return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def diagnose(
@@ -110,8 +90,9 @@ def diagnose(
     """
     checker = Checker(config, stop, examples)
     checker.scan()
-    vocabulary = RunDirectory(Path(config.run_dir)).tokenizer
-    checker.tokenizer = tokenizer = find_tokenizer(config, vocabulary, checker.scans)
+    preparation = Preparation(config, stop)
+    preparation.scans = checker.scans
+    checker.tokenizer = tokenizer = preparation.find_tokenizer()
     checker.check()
     diagnosis = Diagnosis(checker.sets)
     lengths = []
@@ -125,8 +106,9 @@ def diagnose(
         ids = tokenizer.encode(texts[some])
         lengths.append(np.array(list(map(len, ids)), np.int64))
         diagnosis.fits[name] = fit = _fit(tokenizer, ids, int(words[some].sum()))
-        if len(words) and fit.is_bad:
-            checker.sets[0].add_message("pieces", f"{name}: {fit}")
+        bad = fit["bytes"] + fit["unknown"] > MOST_BYTES or fit["tokens_per_word"] > MOST_A_WORD
+        if len(words) and bad:
+            checker.sets[0].add_message("pieces", f"{name}: {_shown(fit)}")
     if with_forecast:
         try:
             diagnosis.forecast = _forecast(config, checker, np.stack(lengths, 1), timed=timed)
@@ -138,14 +120,19 @@ def diagnose(
 
 def _fit(tokenizer: Tokenizer, lines: list[list[int]], words: int) -> Fit:
     """Return how a vocabulary cuts lines with this number of words."""
-    ids, pieces = np.fromiter(chain.from_iterable(lines), np.int64), tokenizer.pieces
-    is_byte = np.array([pieces.is_byte(number) for number in range(pieces.get_piece_size())])
-    some_bytes, unknown = int(is_byte[ids].sum()), int((ids == tokenizer.unk_id).sum())
-    tokens = max(1, len(ids))
-    return Fit(
-        round(len(ids) / max(1, words), 4),
-        round(some_bytes / tokens, 6),
-        round(unknown / tokens, 6),
+    counts, pieces = Counter(chain.from_iterable(lines)), tokenizer.pieces
+    tokens = max(1, counts.total())
+    some_bytes = sum(count for number, count in counts.items() if pieces.is_byte(number))
+    return {
+        "tokens_per_word": round(counts.total() / max(1, words), 4),
+        "bytes": round(some_bytes / tokens, 6),
+        "unknown": round(counts[tokenizer.unk_id] / tokens, 6),
+    }
+
+
+def _shown(fit: Fit) -> str:
+    return "{tokens_per_word:.2f} tokens a word, {bytes:.2%} bytes, {unknown:.2%} unknown".format(
+        **fit
     )
 
 

@@ -1,8 +1,8 @@
 """Faults of texts by themselves, such as odd characters, and of pairs, such as swapped sides."""
 
 import re
-import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from unicodedata import normalize
 
 import numpy as np
 import regex
@@ -12,8 +12,8 @@ from mtrain.check.chunks import Chunk, Rows
 from mtrain.check.profile import Profile
 from mtrain.check.words import PIECES_A_WORD
 from mtrain.corpus.lines import LONGEST_TEXT, shorten_text
-from mtrain.corpus.markup import ENTITIES, HYPHENS, SUBWORDS
-from mtrain.corpus.writing_systems import JOINING, name_of
+from mtrain.corpus.markup import ENTITIES, SUBWORDS
+from mtrain.corpus.writing_systems import name_of
 from mtrain.data.filters import is_identical
 from mtrain.data.tokenizer import Tokenizer
 
@@ -21,34 +21,26 @@ LEAST_LETTERS = 5  # of a line in another script
 LEAST_FOREIGN_LATIN = 20  # names and commands in Latin letters occur in texts of all scripts
 SURE = 7.0  # nats for a line to be in the other side's language
 FAR_RATIO, FAR_SPREAD = 1.1, 5.0  # logarithm, three times the usual; standard deviations
+MISFIT_A_WORD = 0.6  # nats against a pair for each word of its longer side, to report it
 LEAST_CHARACTERS = 30  # of the longer side, for its length to be suspicious
 
-# Characters that text should not have, by kind.
-CHARACTERS: dict[str, "re.Pattern[str] | regex.Pattern[str]"] = {
-    "nul": re.compile("\0"),
-    "carriage_return": re.compile("\r"),
-    "line_break": re.compile("[\n\v\f\x1c-\x1e\x85\u2028\u2029]"),
-    "control": re.compile("[\x01-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f]"),
-    "invisible": re.compile(
-        "[\xad\u034f\u180e\u200b\u2060-\u2064\u206a-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb]"
-    ),
-    "mark": re.compile(
-        "[\u061c\u200c-\u200f\u202a-\u202e\u2066-\u2069\U000e0001-\U000e007f]"  # tags of flags, too
-    ),
-    "replacement": re.compile("[\ufffc\ufffd]"),
-    "private": re.compile("[\ue000-\uf8ff\U000f0000-\U000ffffd\U00100000-\U0010fffd]"),
-    # Newer characters than the tables know, such as emoji, pass.
-    "undefined": regex.compile(
-        r"(?V1)[\p{Noncharacter_Code_Point}\p{Cs}[\p{Cn}--[\U0001f000-\U0010ffff]]]"
-    ),
-}
-_SEEMS_PRINTABLE = re.compile("[\u034f\u3164\uffa0\ufffc\ufffd]")
-# Where joiners and direction marks belong to the spelling.
-_JOINED = regex.compile(
-    "[\u2190-\u21ff\u2300-\u2bff\U0001f000-\U0001faff"
-    + "".join(rf"\p{{Script={script}}}" for script in sorted(JOINING))
-    + "]"
+# Joiners, direction marks and tags of flags. They belong to the scripts that join letters or run
+# from right to left, and to emoji.
+_SHAPING = "\u061c\u200c-\u200f\u202a-\u202e\u2066-\u2069\U000e0001-\U000e007f"
+_SHAPED = regex.compile(
+    r"(?V1)\p{Extended_Pictographic}|[\p{L}--[\p{Latin}\p{Greek}\p{Cyrillic}\p{Han}\p{Hiragana}"
+    r"\p{Katakana}\p{Hangul}\p{Common}]]"
 )
+_HIDDEN = r"(?V1)[\p{Default_Ignorable_Code_Point}--[\p{Variation_Selector}"
+_INVISIBLE = regex.compile(_HIDDEN + "]]"), regex.compile(_HIDDEN + _SHAPING + "]]")
+_CONTROL = re.compile("[\0-\x08\n-\x1f\x7f-\x9f\u2028\u2029]")
+# Newer characters than the tables know, such as emoji, pass.
+_NO_CHARACTER = regex.compile(
+    r"(?V1)[\ufffc\ufffd\p{Co}\p{Cs}\p{Noncharacter_Code_Point}[\p{Cn}--[\U0001f000-\U0010ffff]]]"
+)
+_SEEMS_PRINTABLE = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0\ufffc\ufffd]")
+# A letter with its accent or part, as text from macOS has it.
+_APART = re.compile("\\w[\u0300-\u036f\u1161-\u1175\u11a8-\u11c2\u3099\u309a]")
 
 # Characters that a byte of 0x80 to 0xbf, which continues a character in UTF-8, is in Windows-1252.
 _CP1252 = {byte: bytes([byte]).decode("cp1252", "ignore") or chr(byte) for byte in range(128, 192)}
@@ -57,7 +49,6 @@ _RUN = re.compile(rf"(?:[\u00c2-\u00f4][\x80-\x9f{re.escape(''.join(_BYTES))}]{{
 _WINDOWS_1251 = re.compile(
     r"(?:[РС][\u0402-\u040f\u0452-\u045f\u0490\u0491\u00a0-\u00bb\u2013-\u203a№]){3,}"
 )
-_GARBLED = re.compile("锟斤拷|ï¿½|ðŸ[\x80-\xbf‘-“˜™]")
 _QUOTES = set("‘’“”‹›„‚»«´¨…–—")
 _TAG = (
     r"</?(?:a|abbr|b|big|blockquote|body|br|center|code|div|em|font|form|h[1-6]|head|hr|html|i|img|"
@@ -65,23 +56,19 @@ _TAG = (
     r"tr|tt|u|ul)(?:\s+[a-zA-Z:-]+\s*=[^<>]*|\s*)/?>|<!--|<!\[CDATA\["
 )
 _MARKUP = re.compile(f"{ENTITIES.pattern}|{_TAG}")
-_CUT = re.compile(f"{SUBWORDS.pattern}|{HYPHENS.pattern}|<unk>")
+_CUT = re.compile(f"{SUBWORDS.pattern}|<unk>")
 _LATIN = "[A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u02af\u1e00-\u1eff]"
 _CYRILLIC = "[\u0400-\u0481\u048a-\u052f]"
 _MIXED = re.compile(f"{_CYRILLIC}(?:(?={_LATIN})|(?<={_LATIN}{_CYRILLIC}))")
-PIECE = 200  # characters that are normalized together
 
 
 def check_pairs(chunk: Chunk, profile: Profile) -> NDArray[np.float64]:
-    """Find faults of pairs; return the evidence, in nats, that the sides of each belong together,
-    by words and by lengths, 0 for pairs with another finding: (2, pairs).
+    """Find faults of pairs; return the evidence of words, in nats, that the sides of each belong
+    together, 0 for pairs with another finding.
     """
     find_faults(chunk)
-    blank_src, blank_tgt = chunk.blank
-    chunk.add("blank_source", blank_src & ~blank_tgt)
-    chunk.add("blank_target", blank_tgt & ~blank_src)
-    chunk.add("blank_both", blank_src & blank_tgt)
-    known = blank_src | blank_tgt
+    known = np.array(chunk.blank.any(0))
+    chunk.add("blank", known)
     same = np.array(list(map(is_identical, zip(*chunk.texts, strict=True))), bool)
     same &= ~known & (chunk.words[0].counts > 0)
     chunk.add("same", same, ranks=-chunk.lengths[:, 0].astype(float))
@@ -93,9 +80,12 @@ def check_pairs(chunk: Chunk, profile: Profile) -> NDArray[np.float64]:
     if profile.has_words:
         _find_odd_lengths(chunk, profile, known)
     if not profile.has_associations:
-        return np.zeros((2, len(chunk)))
+        return np.zeros(len(chunk))
     words = profile.associations.evidence(*chunk.words)
-    return np.where(known, 0.0, np.stack((words, profile.ratio.evidence(chunk.lengths))))
+    longer = np.maximum(*(side.counts for side in chunk.words))
+    misfit = ~known & (words <= -profile.misfit) & (words <= -MISFIT_A_WORD * longer)
+    chunk.add("misfit", misfit, ranks=words)
+    return np.where(known, 0.0, words)
 
 
 def _find_other_languages(chunk: Chunk, profile: Profile, known: Rows) -> Rows:
@@ -105,8 +95,8 @@ def _find_other_languages(chunk: Chunk, profile: Profile, known: Rows) -> Rows:
     source = ~swapped & (src <= -SURE) & (tgt <= -SURE)
     target = ~swapped & (src >= SURE) & (tgt >= SURE)
     chunk.add("swapped", swapped & ~known, ranks=src - tgt)
-    chunk.add("source_language", source & ~known, ranks=src)
-    chunk.add("target_language", target & ~known, ranks=-tgt)
+    chunk.add("other_language", source & ~known, 0, ranks=src, about="(source)")
+    chunk.add("other_language", target & ~known, 1, ranks=-tgt, about="(target)")
     return swapped | source | target
 
 
@@ -156,31 +146,23 @@ def find_long_pairs(chunk: Chunk, tokenizer: Tokenizer | None, max_length: int) 
 
 
 def find_faults(chunk: Chunk) -> None:
-    """Add what is found in the texts of a chunk; marks and accents on one side only come first."""
-    sides = [_places(texts) for texts in chunk.texts]
-    for side, found in enumerate(sides):
+    """Add what is found in the texts of a chunk."""
+    for side, texts in enumerate(chunk.texts):
+        found: dict[str, NDArray[np.int64]] = {}  # index of the first character with it, or -1
+        for row, text in enumerate(texts):
+            for kind, place in _faults(text):
+                if place is not None:
+                    found.setdefault(kind, np.full(len(texts), -1))[row] = place
         for kind, places in found.items():
-            others = sides[1 - side].get(kind) if kind not in CHARACTERS else None
-            ranks = None if others is None else (others >= 0).astype(float)
-            chunk.add(kind, places >= 0, side, ranks=ranks, places=places)
-
-
-def _places(texts: Sequence[str]) -> dict[str, NDArray[np.int64]]:
-    """Return, by kind of fault, the index of the first character with it in each text, or -1."""
-    found: dict[str, NDArray[np.int64]] = {}
-    for row, text in enumerate(texts):
-        for kind, place in _faults(text):
-            if place is not None:
-                found.setdefault(kind, np.full(len(texts), -1))[row] = place
-    return found
+            chunk.add(kind, places >= 0, side, places=places)
 
 
 def _faults(text: str) -> Iterator[tuple[str, int | None]]:
     """Yield the kinds of faults that a text may have, and where the first of each begins."""
     if not text.isprintable() or _SEEMS_PRINTABLE.search(text):
-        for kind, pattern in CHARACTERS.items():
-            if kind != "mark" or not _JOINED.search(text):
-                yield kind, _first(pattern, text)
+        yield "control", _first(_CONTROL, text)
+        yield "invisible", _first(_INVISIBLE[bool(_SHAPED.search(text))], text)
+        yield "no_character", _first(_NO_CHARACTER, text)
     if not text.isascii():
         yield "mojibake", _find_mojibake(text)
         yield "decomposed", _find_decomposed(text)
@@ -199,7 +181,7 @@ def _first(pattern: "re.Pattern[str] | regex.Pattern[str]", text: str) -> int | 
 def _find_mojibake(text: str) -> int | None:
     """Find UTF-8 that was read as Windows-1252, Latin-1 or Windows-1251."""
     runs = (match.start() for match in _RUN.finditer(text) if _is_mojibake(match))
-    places = [next(runs, None), _first(_WINDOWS_1251, text), _first(_GARBLED, text)]
+    places = [next(runs, None), _first(_WINDOWS_1251, text)]
     return min((place for place in places if place is not None), default=None)
 
 
@@ -210,17 +192,12 @@ def _is_mojibake(match: "re.Match[str]") -> bool:
     meant = data.decode("utf-8", "ignore")
     if len(meant) != 1:
         return len(meant) > 1
-    ends_in_quote = run[-1] in _QUOTES and not following.isalpha()
-    is_usual = meant <= "\u017f" or "\u2010" <= meant < "\u2c00"
-    return is_usual and not ends_in_quote and run[0] in "ÂÃÄÅâ"
+    ends_in_quote = len(run) < 4 and run[-1] in _QUOTES and not following.isalpha()
+    is_usual = meant <= "\u017f" or "\u2010" <= meant < "\u2c00" or meant >= "\ufffd"
+    return is_usual and not ends_in_quote and run[0] in "ÂÃÄÅâïð"
 
 
 def _find_decomposed(text: str) -> int | None:
     """Find a letter that is followed by its accent, where there is a letter with it."""
-    for start in range(0, len(text), PIECE):  # the time grows with the square of marks in a row
-        piece = text[start : start + PIECE]
-        composed = unicodedata.normalize("NFC", piece)
-        if len(composed) < len(piece):  # others become more characters, or as many
-            pairs = enumerate(zip(piece, composed, strict=False), start)
-            return next((n for n, (a, b) in pairs if a != b), start + len(composed))
-    return None
+    pairs = (match for match in _APART.finditer(text) if len(normalize("NFC", match.group())) == 1)
+    return next((match.start() for match in pairs), None)

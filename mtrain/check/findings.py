@@ -4,10 +4,9 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from textwrap import wrap
 from typing import Any
 
-from mtrain.config.schema import Corpus, FileCorpus, GeneratedCorpus, TextCorpus
+from mtrain.config.schema import Corpus, FileCorpus, TextCorpus
 from mtrain.corpus.readers import describe
 from mtrain.runtime.errors import RowError, printable
 
@@ -17,8 +16,7 @@ ERROR, WARNING, NOTE = "error", "warning", "note"
 KINDS: dict[str, tuple[str, str]] = {
     "unreadable": (ERROR, "cannot be read"),
     "unequal": (ERROR, "unequal numbers of lines"),
-    "row": (ERROR, "not two texts"),
-    "too_long": (ERROR, "longer than any line that is read"),
+    "row": (ERROR, "not two texts, or far too long"),
     "encoding": (ERROR, "invalid UTF-8"),
     "dropped": (WARNING, "invalid UTF-8, left out"),
     "empty": (ERROR, "nothing to learn from or to score"),
@@ -28,25 +26,16 @@ KINDS: dict[str, tuple[str, str]] = {
     "unrelated": (WARNING, "sides that do not go together"),
     "misfit": (WARNING, "sides with no words that go together"),
     "swapped": (WARNING, "sides swapped"),
-    "source_language": (WARNING, "source in the target's language"),
-    "target_language": (WARNING, "target in the source's language"),
+    "other_language": (WARNING, "in the other side's language"),
     "script": (WARNING, "in another script than the side"),
     "mixed_word": (WARNING, "Latin and Cyrillic letters in one word"),
     "same": (WARNING, "the same text on both sides"),
     "ratio": (WARNING, "lengths differ far too much"),
     "long": (WARNING, "over data.max_length"),
-    "blank_source": (WARNING, "blank source"),
-    "blank_target": (WARNING, "blank target"),
-    "blank_both": (WARNING, "blank on both sides"),
-    "nul": (WARNING, "NUL characters"),
-    "carriage_return": (WARNING, "carriage returns within a line"),
-    "line_break": (WARNING, "other line breaks (U+2028, form feed ...)"),
-    "control": (WARNING, "control characters"),
-    "invisible": (WARNING, "zero-width characters, soft hyphens, BOMs"),
-    "mark": (WARNING, "joiners or direction marks"),
-    "replacement": (WARNING, "U+FFFD, in place of unreadable text"),
-    "private": (WARNING, "private-use characters"),
-    "undefined": (WARNING, "code points that are no characters"),
+    "blank": (WARNING, "blank on a side"),
+    "control": (WARNING, "control characters, other line breaks"),
+    "invisible": (WARNING, "zero-width characters, soft hyphens, direction marks"),
+    "no_character": (WARNING, "U+FFFD, private-use or undefined characters"),
     "mojibake": (WARNING, "mojibake: UTF-8 read as something else"),
     "markup": (WARNING, "HTML tags or entities"),
     "subwords": (WARNING, "marks of text cut into subwords"),
@@ -113,8 +102,6 @@ class Findings:
             self.unit, self.names = "line", [corpus.src, corpus.tgt]
         elif isinstance(corpus, FileCorpus):
             self.unit = {"parquet": "row", "tmx": "unit"}.get(corpus.kind, "line")
-        elif isinstance(corpus, GeneratedCorpus):
-            self.unit, self.names = "pair", [f"{corpus.generated} {corpus.split}"]
         in_files = isinstance(corpus, TextCorpus | FileCorpus)
         self.files = [str(root / name) if in_files else name for name in self.names]
 
@@ -157,15 +144,15 @@ class Findings:
         finding.count += count
         finding.examples = sorted([*finding.examples, *examples])[: self.most]
 
-    def add_message(self, kind: str, text: str, order: int = 0) -> None:
+    def add_message(self, kind: str, text: str) -> None:
         """Add a finding that is not about a row."""
-        self.add(kind, 1, [Example(0, order, "", text, {})])
+        self.add(kind, 1, [Example(0, 0, "", text, {})])
 
     def add_error(self, error: RowError, *, is_dropped: bool) -> None:
         """Add a row that cannot be read, or is dropped as `data.invalid_utf8` asks."""
         kind = ("dropped" if is_dropped else "encoding") if error.is_encoding else "row"
-        if error.is_long:  # training drops such a pair
-            kind = "long" if self.is_train else "too_long"
+        if error.is_long and self.is_train:
+            kind = "long"  # training drops such a pair
         sides = [n for n, file in enumerate(self.files) if error.place.startswith(f"{file}:")]
         self.add(kind, 1, [self.example(error.number, error.reason, sides[0] if sides else 0)])
 
@@ -176,41 +163,26 @@ class Findings:
 
     def lines(self, width: int) -> Iterator[str]:
         """Yield the lines for people, at most `width` columns wide where possible."""
-        yield from _heading(self.name, self.what, f"{self.pairs:,} pairs", width)
+        yield _counted(f"{self.name}: {self.what}", f"{self.pairs:,} pairs", width)
         if not self.found:
             yield "  nothing suspicious"
         for finding in self.sorted:
-            head, count = f"  {finding.severity:<8} {finding.title}", f"{finding.count:,}"
+            head = f"  {finding.severity:<8} {finding.title}"
             has_rows = any(example.shown for example in finding.examples)
-            yield f"{head} {count.rjust(width - len(head) - 1)}" if has_rows else head
-            for example in finding.examples:
-                yield from _shown(example, width)
+            yield _counted(head, f"{finding.count:,}", width) if has_rows else head
+            yield from (_shown(example, width) for example in finding.examples)
 
 
-def _heading(name: str, what: str, count: str, width: int) -> Iterator[str]:
-    """Put the description of a corpus next to its name if there is room."""
-    if len(name) + len(what) + len(count) + 4 <= width:
-        yield f"{name}: {what}".ljust(width - len(count) - 1) + f" {count}"
-    else:
-        yield f"{name}: {count}"
-        yield f"  {what}"
+def _counted(head: str, count: str, width: int) -> str:
+    return f"{head} {count.rjust(width - len(head) - 1)}"
 
 
-def _shown(example: Example, width: int) -> Iterator[str]:
-    """Yield an example on one line, or a message on several."""
-    indent, text = " " * 11, printable(example.text)
-    if example.shown:
-        start = f"{indent}{example.shown}  "
-        yield (start + clipped(text, width - len(start))).rstrip()
-    else:
-        yield from wrap(
-            text,
-            width,
-            initial_indent=indent,
-            subsequent_indent=indent,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+def _shown(example: Example, width: int) -> str:
+    """Return an example on one line, or a message whole."""
+    start = f"{' ' * 11}{example.shown}"
+    if not example.shown:
+        return start + printable(example.text)
+    return f"{start}  {clipped(printable(example.text), width - len(start) - 2)}".rstrip()
 
 
 def clipped(text: str, width: int) -> str:

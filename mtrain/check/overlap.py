@@ -4,7 +4,6 @@ The set is kept as hashes of whole lines and of word bigrams; the other text str
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
@@ -41,7 +40,19 @@ class ScoredSet:
         for kind, row, place, likeness in self._matches(other):
             before = best.get(row)
             if before is None or (kind, -likeness) < (before[0], before[1].rank):
-                best[row] = kind, self._example((kind, row, place, likeness), other)
+                side, there = int(KINDS[kind] == "target_overlap"), other.numbers[place]
+                like = f"{likeness:.0%} of " if likeness < 1 else "= "
+                best[row] = (
+                    kind,
+                    self.found.example(
+                        self.rows.numbers[row],
+                        f"{like}{other.found.name_row(there, side)}  {self.rows.texts[side][row]}",
+                        side,
+                        rank=-likeness,
+                        other=other.found.row_as_json(there),
+                        likeness=round(likeness, 3),
+                    ),
+                )
 
     def report(self) -> None:
         """Add the overlap to the findings."""
@@ -72,21 +83,6 @@ class ScoredSet:
                 likeness = [near.likeness(row, words, place) for near, words in sides]
                 if sum(likeness) / 2 >= NEAR and max(likeness) >= NEAR_ONE:
                     yield KINDS.index("near_overlap"), row, place, sum(likeness) / 2
-
-    def _example(self, match: Match, other: Chunk) -> Example:
-        """Return a row and its match as an example."""
-        kind, row, place, likeness = match
-        side = int(KINDS[kind] == "target_overlap")
-        number, there = self.rows.numbers[row], other.numbers[place]
-        like = f"{likeness:.0%} of " if likeness < 1 else "= "
-        example = self.found.example(
-            number,
-            f"{like}{other.found.name_row(there, side)}  {self.rows.texts[side][row]}",
-            rank=-likeness,
-            other=other.found.row_as_json(there),
-            likeness=round(likeness, 3),
-        )
-        return replace(example, shown=self.found.name_row(number, side))
 
 
 class _Bigrams:

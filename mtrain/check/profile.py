@@ -1,7 +1,8 @@
 """What is normal on the two sides of a corpus, learned from a sample: scripts, words, lengths."""
 
 from collections import Counter
-from collections.abc import Iterable
+from itertools import groupby, product
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from mtrain.check.chunks import Chunk
 from mtrain.check.findings import Findings
 from mtrain.check.words import Words
 from mtrain.config.schema import DataConfig
+from mtrain.corpus.slips import UNRELATED, are_unrelated
 from mtrain.corpus.writing_systems import language_code, name_of, scripts_of
 
 BITS = 18  # of the hash tables of words
@@ -20,13 +22,13 @@ MOST_LEANING = 3.0  # nats of one word
 LOWEST = 0.01  # fraction of a sample that may be freely translated or wrong
 # Nats against a pair that does not belong together: a multiple of that quantile, bounded.
 MISFIT_OF_LOWEST, LEAST_MISFIT, MOST_MISFIT = 3.3, 6.0, 12.0
-LEAST_SAMPLE, MUCH_SAMPLE = 200, 2000  # pairs from which words are learned; that suffice for sure
+LEAST_SAMPLE = 200  # pairs from which words are learned
 LEAST_EVIDENCE = 0.5  # nats, on average, for words to be informative
-LENGTH_FOR, LENGTH_AGAINST = 0.5, 2.0  # nats that the lengths of a pair may be worth
+LEAST_SPREAD = 0.1  # of a logarithm of a ratio of lengths
 LEAST_PAIRS = 20  # from which scripts are learned
 USUAL_FRACTION = 0.05  # of a side's letters, for a script that is at home there
-LEAST_LINES = 20  # lines with frequent words that indicate a language
-MUCH_MORE = 3  # times as many lines with words of the other side's language
+LEAST_LINES = 20  # frequent words that indicate a language, each once a line
+MUCH_MORE = 3  # times as many words of the other side's language
 
 # Words that a text of a language is full of, and a text of the others here is not.
 FREQUENT = {
@@ -90,22 +92,17 @@ def _leanings(src: Words, tgt: Words, is_swapped: NDArray[np.bool_]) -> NDArray[
 
 
 class LengthRatio:
-    """The normal ratio of the sides' lengths, and its variance by length."""
+    """The normal logarithm of the ratio of the sides' lengths, and its standard deviation, which
+    falls with the square root of the length (Gale and Church, 1993).
+    """
 
     def __init__(self, lengths: NDArray[np.int64]) -> None:
         lengths = lengths[lengths.min(1) > 0]
-        self.normal, self.apart = 0.0, 1.0
+        self.normal, self.unit = 0.0, 1.0
         if len(lengths):
             self.normal = float(np.median(_ratios(lengths)))
-            self.apart = max(0.1, float(np.sqrt(np.log(lengths + 1.0).var(0).sum())))
-        bins, far = _bins(lengths), np.abs(_ratios(lengths) - self.normal)
-        spread = np.zeros(64)
-        for number in np.flatnonzero(np.bincount(bins, minlength=64) >= 50):
-            spread[number] = max(0.1, 1.4826 * float(np.median(far[bins == number])))
-        known = np.flatnonzero(spread)
-        self.spread = np.full(64, 0.5)
-        if len(known):
-            self.spread = spread[known[np.abs(np.arange(64)[:, None] - known).argmin(1)]]
+            far = np.abs(_ratios(lengths) - self.normal)
+            self.unit = 1.4826 * float(np.median(far * np.sqrt(lengths.mean(1))))
 
     def distance(
         self, lengths: NDArray[np.int64]
@@ -114,24 +111,11 @@ class LengthRatio:
         standard deviations.
         """
         far = np.abs(_ratios(lengths) - self.normal)
-        return far, far / self.spread[_bins(lengths)]
-
-    def evidence(self, lengths: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the evidence of lengths for each pair, in nats, that the sides belong together."""
-        far, spreads = self.distance(lengths)
-        gain = np.log(self.apart / self.spread[_bins(lengths)])
-        worth = gain - 0.5 * spreads**2 + 0.5 * (far / self.apart) ** 2
-        return np.clip(worth, -LENGTH_AGAINST, LENGTH_FOR)
+        return far, far / (self.unit / np.sqrt(lengths.mean(1) + 1)).clip(LEAST_SPREAD)
 
 
 def _ratios(lengths: NDArray[np.int64]) -> NDArray[np.float64]:
     return np.log((lengths[:, 1] + 1) / (lengths[:, 0] + 1))
-
-
-def _bins(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Sort pairs by the logarithm of the mean of their lengths."""
-    product = (lengths[:, 0] + 1.0) * (lengths[:, 1] + 1.0)
-    return np.log2(product).astype(np.int64).clip(0, 63)
 
 
 class Profile:
@@ -149,7 +133,11 @@ class Profile:
         self.misfit = min(MOST_MISFIT, max(LEAST_MISFIT, -MISFIT_OF_LOWEST * lowest))
         self.leaning = Leaning(src, tgt)
         self.ratio = LengthRatio(np.concatenate([np.zeros((0, 2), np.int64), *lengths]))
-        self.letters = [self._count_letters(side) for side in (0, 1)]
+        self.letters = Counter[str](), Counter[str]()  # of the sides, by script
+        for side, part in product((0, 1), sample):
+            self.letters[side].update(
+                {name: int(n.sum()) for name, n in part.letters[side].items()}
+            )
         self.scripts = [
             {script for script in letters if letters[script] >= USUAL_FRACTION * letters.total()}
             for letters in self.letters
@@ -158,20 +146,22 @@ class Profile:
         # words are associated enough to judge pairs by them
         self.has_associations = self.has_words and self.mean >= LEAST_EVIDENCE
 
-    def _count_letters(self, side: int) -> Counter[str]:
-        """Count the letters of a side by script."""
-        letters = Counter[str]()
-        for part in self.sample:
-            letters.update({name: int(n.sum()) for name, n in part.letters[side].items()})
-        return letters
-
     def compare(self, data: DataConfig, found: Findings) -> None:
-        """Report a side of the sample that is not in the language of the config."""
-        if self.pairs >= MUCH_SAMPLE and self.mean < LEAST_EVIDENCE:
-            text = "no words come together in pairs much more often than by chance"
-            found.add_message("unrelated", text)
+        """Report sides of the sample that are unrelated, or not in the languages of the config."""
+        for corpus, parts in groupby(self.sample, attrgetter("found")):
+            if are_unrelated(np.concatenate([part.lengths for part in parts])):
+                corpus.add_message("unrelated", UNRELATED)
         for side, name in enumerate(("src_lang", "tgt_lang")):
-            self._compare_scripts(side, name, getattr(data, name), found)
+            language, letters = getattr(data, name), self.letters[side]
+            own = scripts_of(language)
+            if own and letters and sum(letters[each] for each in own) < 0.5 * letters.total():
+                [(main, count)] = letters.most_common(1)
+                found.add_message(
+                    "language",
+                    f"data.{name} is {language}, but {count / letters.total():.0%} of the "
+                    f"{('source', 'target')[side]}'s letters are {name_of(main)}: are the sides "
+                    "swapped?",
+                )
         src, tgt = ([text for part in self.sample for text in part.texts[side]] for side in (0, 1))
         if seem_swapped(src, tgt, data.src_lang, data.tgt_lang):
             found.add_message(
@@ -180,44 +170,16 @@ class Profile:
                 f"data.src_lang ({data.src_lang}): swap src and tgt, or the languages",
             )
 
-    def _compare_scripts(self, side: int, key: str, language: str, found: Findings) -> None:
-        """Compare the scripts of a side's letters with those of its language, if known."""
-        own, letters = scripts_of(language), self.letters[side]
-        if own and letters and sum(letters[name] for name in own) < 0.5 * letters.total():
-            [(main, count)] = letters.most_common(1)
-            found.add_message(
-                "language",
-                f"data.{key} is {language}, but {count / letters.total():.0%} of the "
-                f"{('source', 'target')[side]}'s letters are {name_of(main)}: are the sides "
-                "swapped?",
-                side,
-            )
 
-
-def seem_swapped(
-    sources: Iterable[str], targets: Iterable[str], src_lang: str, tgt_lang: str
-) -> bool:
+def seem_swapped(sources: list[str], targets: list[str], src_lang: str, tgt_lang: str) -> bool:
     """Whether most sources look like the target language, and most targets like the source
     language; false where the words of a language are not known.
     """
     src, tgt = (set(FREQUENT.get(language_code(code), "").split()) for code in (src_lang, tgt_lang))
-    src, tgt = src - tgt, tgt - src
-    if not src or not tgt:
-        return False
-    wrong_sources, right_sources = _count(sources, tgt, src)
-    wrong_targets, right_targets = _count(targets, src, tgt)
-    is_clear = min(wrong_sources, wrong_targets) >= LEAST_LINES
-    is_more = (
-        wrong_sources > MUCH_MORE * right_sources and wrong_targets > MUCH_MORE * right_targets
-    )
-    return is_clear and is_more
-
-
-def _count(texts: Iterable[str], *lists: set[str]) -> list[int]:
-    """Count the different words of each list in each text."""
-    counts = [0] * len(lists)
-    for text in texts:
-        words = set(text.lower().split())
-        for number, each in enumerate(lists):
-            counts[number] += len(words & each)
-    return counts
+    for texts, own, other in ((sources, src - tgt, tgt - src), (targets, tgt - src, src - tgt)):
+        right, wrong = (
+            sum(len(set(text.lower().split()) & each) for text in texts) for each in (own, other)
+        )
+        if wrong < LEAST_LINES or wrong <= MUCH_MORE * right:
+            return False
+    return True

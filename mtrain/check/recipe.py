@@ -1,63 +1,11 @@
-"""Settings for text of some size, by measured recipes, and the config that holds them."""
+"""Settings for text of some size, by measured recipes."""
 
-from dataclasses import asdict, dataclass
-from string import Template
+from dataclasses import dataclass
+from typing import Any
 
 from mtrain.check.words import PIECES_A_WORD
 
 EPOCHS = 28  # about those of the measured recipes
-
-TEMPLATE = """\
-# $pairs pairs, $languages. Sizes and rates follow
-# $origin.
-# Nothing was tuned to this text. configs/multi30k-en-de.yaml explains every setting there is.
-# Check the text first:   mtrain check -c $config
-# Train:                   mtrain train -c $config
-
-$run_dir
-seed: 1  # fixes every random choice
-
-data:
-  $src_lang
-  $tgt_lang  # BLEU is tokenized for it
-  train:  # any number of corpora, concatenated
-    - $train
-  valid:  # translated and scored every valid_every steps
-    $valid
-  test: {}  # sets scored at the end, such as {news: {src: FILE, tgt: FILE}}
-  invalid_utf8: $invalid_utf8  # or: $other_utf8
-  max_length: 256  # tokens a side; longer pairs are dropped and counted
-
-tokenizer:
-  vocab_size: $vocab_size  # pieces, shared by both sides
-
-model:
-  d_model: $d_model
-  num_heads: $num_heads
-  d_ff: $d_ff
-  num_encoder_layers: $layers
-  num_decoder_layers: $layers
-  dropout: $dropout  # higher for less text, against overfitting
-
-train:
-  device: auto  # a GPU if there is one
-  threads: auto  # every core
-  max_steps: $max_steps
-  max_tokens: $max_tokens  # padded tokens a side in a micro-batch
-  accum_steps: 4  # micro-batches a step, from short pairs to long ones
-  schedule: $schedule
-  warmup_steps: $warmup_steps
-  peak_lr: $peak_lr
-  valid_every: $valid_every
-  save_every: $save_every
-  patience: 0  # the last steps, at low rates, bring much of the score
-  average_last: 5
-
-decode:
-  beam_size: 5
-  length_penalty: 1.0
-  length_norm: power  # score / length
-"""
 
 
 @dataclass(frozen=True)
@@ -72,45 +20,53 @@ class Size:
     characters: int
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """Settings for text of some size, and their origin."""
-
-    origin: str
-    d_model: int
-    num_heads: int
-    d_ff: int
-    layers: int
-    dropout: float
-    vocab_size: int
-    max_tokens: int
-    max_steps: int
-    warmup_steps: int
-    schedule: str
-    peak_lr: float
-
-
-def recipe_for(size: Size, *, has_gpu: bool) -> Recipe:
-    """Choose the settings of the measured recipe whose text is nearest in size."""
-    if size.pairs > 1_000_000 and has_gpu:
-        name = "configs/transformer-base-wmt14-en-de.yaml (the paper's, for 4.5 million pairs)"
-        pieces = _vocabulary(32_000, size)
-        return Recipe(name, 512, 8, 2048, 6, 0.1, pieces, 6250, 100_000, 4000, "noam", 7.0e-4)
-    if size.pairs <= 50_000:
-        name, d_ff, wide = "configs/multi30k-en-de.yaml (29,000 pairs)", 512, 1
-        least, most, longest_warmup = 500, 8000, 800
-    else:
-        name, d_ff = "configs/small.yaml (110,000 pairs were tried)", 1024
-        least, most, longest_warmup = 2000, 100_000, 1000
-        wide = 4 if has_gpu else 1
-    tokens = PIECES_A_WORD * size.words / 2 * max(1, size.pairs)
-    steps = round(EPOCHS * tokens / (3400 * wide) / 500) * 500
-    steps = min(most, max(least, steps))
-    warmup = min(longest_warmup, steps // 10)
-    pieces = _vocabulary(8000 if size.pairs < 300_000 else 16_000, size)
+def recipe_for(size: Size, *, has_gpu: bool) -> tuple[str, dict[str, dict[str, Any]]]:
+    """Choose the settings of the measured recipe whose text is nearest in size; return the origin
+    and the settings by section.
+    """
+    width, heads, layers, schedule, rate = 256, 4, 3, "cosine", 0.002
     dropout = 0.3 if size.pairs < 1_000_000 else 0.1
-    batch = 1024 * wide
-    return Recipe(name, 256, 4, d_ff, 3, dropout, pieces, batch, steps, warmup, "cosine", 0.002)
+    pieces = 8000 if size.pairs < 300_000 else 16_000
+    if size.pairs <= 50_000:
+        origin, d_ff, wide = "configs/multi30k-en-de.yaml (29,000 pairs)", 512, 1
+        least, most, warmup = 500, 8000, 800
+    else:
+        origin, d_ff = "configs/small.yaml (110,000 pairs were tried)", 1024
+        least, most, warmup = 2000, 100_000, 1000
+        wide = 4 if has_gpu else 1
+    batch, tokens = 1024 * wide, PIECES_A_WORD * size.words / 2 * max(1, size.pairs)
+    steps = min(most, max(least, round(EPOCHS * tokens / (3400 * wide) / 500) * 500))
+    if size.pairs > 1_000_000 and has_gpu:
+        origin = "configs/transformer-base-wmt14-en-de.yaml (the paper's, for 4.5 million pairs)"
+        width, heads, layers, schedule, rate = 512, 8, 6, "noam", 7.0e-4
+        pieces, d_ff, batch, steps, warmup = 32_000, 2048, 6250, 100_000, 4000
+    save_every = max(10, steps // 40 // 10 * 10)
+    return origin, {
+        "tokenizer": {"vocab_size": _vocabulary(pieces, size)},
+        "model": {
+            "d_model": width,
+            "num_heads": heads,
+            "d_ff": d_ff,
+            "num_encoder_layers": layers,
+            "num_decoder_layers": layers,
+            "dropout": dropout,
+        },
+        "train": {
+            "device": "auto",
+            "threads": "auto",
+            "max_steps": steps,
+            "max_tokens": batch,
+            "accum_steps": 4,
+            "schedule": schedule,
+            "warmup_steps": min(warmup, steps // 10),
+            "peak_lr": rate,
+            "valid_every": 5 * save_every,
+            "save_every": save_every,
+            "patience": 0,  # the last steps, at low rates, bring much of the score
+            "average_last": 5,
+        },
+        "decode": {"beam_size": 5, "length_penalty": 1.0, "length_norm": "power"},
+    }
 
 
 def _vocabulary(wanted: int, size: Size) -> int:
@@ -118,20 +74,3 @@ def _vocabulary(wanted: int, size: Size) -> int:
     room = 260 + size.characters + int(0.7 * size.types)
     least = 260 + int(1.2 * size.characters) + 40
     return max(least, min(max(wanted, 2 * size.characters), room // 100 * 100))
-
-
-def fill(size: Size, recipe: Recipe, places: dict[str, str]) -> str:
-    """Return the config; `places` are the parts of the template that no recipe decides."""
-    save_every = max(10, recipe.max_steps // 40 // 10 * 10)
-    values = {
-        **asdict(recipe),
-        **places,
-        "pairs": f"{size.pairs:,}",
-        "save_every": save_every,
-        "valid_every": 5 * save_every,
-    }
-    rows = []
-    for row in TEMPLATE.splitlines():
-        line, mark, comment = (Template(part).substitute(values) for part in row.partition("  # "))
-        rows.append(f"{line:<33} # {comment}\n" if mark else f"{line}\n")
-    return "".join(rows)

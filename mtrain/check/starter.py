@@ -1,23 +1,24 @@
 """`mtrain init`: a first config for two files of text, sized to them and to the machine."""
 
-import os
+import random
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import IO
+from textwrap import indent
+from typing import IO, Any
 
 import numpy as np
 
 from mtrain.check.chunks import chunks
 from mtrain.check.findings import Findings
-from mtrain.check.recipe import Recipe, Size, fill, recipe_for
+from mtrain.check.recipe import Size, recipe_for
 from mtrain.check.words import Characters
 from mtrain.config.loading import parse_config
-from mtrain.config.schema import TextCorpus
+from mtrain.config.schema import Config, TextCorpus
 from mtrain.config.yaml_reader import dump_document, parse_document
 from mtrain.corpus.lines import NOT_UTF8, Reading, is_blank
 from mtrain.corpus.readers import read_rows, scan
@@ -26,17 +27,27 @@ from mtrain.corpus.writing_systems import SCRIPTS, language_code
 from mtrain.runs import manifest
 from mtrain.runs.layout import refuse_kept
 from mtrain.runtime import files
+from mtrain.runtime.console import ending
 from mtrain.runtime.errors import RefusedError, UserError, printable
 from mtrain.runtime.log import logger, progress_bar
 from mtrain.runtime.outputs import opened
 from mtrain.runtime.stop import Stop
-from mtrain.scoring.references import warn_of_missing_tokenizer
+from mtrain.scoring.metrics import warn_of_missing_tokenizer
+from mtrain.scoring.references import warn_of
 
 LANGUAGES = {code for codes in SCRIPTS.values() for code in codes.split()}
 SAMPLE = 20_000  # pairs by which words and characters are counted
 RARE = 0.0005  # fraction of characters that the vocabulary need not cover
-CHECK_EVERY = 10_000  # pairs between checks for a stop
 MOST_HELD_OUT = 0.1  # fraction of the pairs
+
+HEADER = """\
+# {0:,} pairs, {1}. Sizes and rates follow
+# {2}.
+# Nothing was tuned to this text. configs/multi30k-en-de.yaml explains every setting there is.
+# Check the text first:   mtrain check -c {3}
+# Train:                  mtrain train -c {3}
+
+"""
 
 Sides = tuple[Path, Path]
 
@@ -79,54 +90,45 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> None:
     corpus = TextCorpus(src=str(request.src), tgt=str(request.tgt))
     reading = Reading(invalid_utf8="drop", check=stop.check)
     pairs = scan(corpus, reading).pairs
+    if request.hold_out > MOST_HELD_OUT * pairs:
+        raise RefusedError(
+            f"--hold-out {request.hold_out}: more than a tenth of the {pairs:,} pairs; give a "
+            "smaller number, or a validation set of its own by --valid-src and --valid-tgt"
+        )
     size = _measure(corpus, pairs, reading)
-    if request.valid is not None:
-        _warn_of_overlap(corpus, request.valid, reading)
-    with _directories_of(outputs), opened(*outputs, is_new=True) as (*sinks, sink):
+    with ending(str(request.output)):
+        for path in outputs:
+            path.parent.mkdir(parents=True, exist_ok=True)
+    with opened(*outputs, is_new=True) as (*sinks, sink):
         train, valid = (request.src, request.tgt), request.valid
         if valid is None:
             left = _hold_out(corpus, pairs, request.hold_out, sinks, reading)
-            logger.info("validation set: %s, %s", *parts[2:])
             size = replace(size, pairs=left)
             train, valid = (parts[0], parts[1]), (parts[2], parts[3])
-        if invalid := reading.counts[NOT_UTF8]:  # a split leaves them out
-            logger.warning(
-                "%s %s invalid UTF-8 on a side, and left out%s",
-                f"{invalid:,}",
-                "pair is" if invalid == 1 else "pairs are",
-                "" if parts else " (data.invalid_utf8: drop)",
-            )
-        drops = bool(invalid) and not parts
-        recipe = recipe_for(size, has_gpu=has_gpu)
-        text = render(request, size, recipe, train, valid, drops=drops)
+        drops = bool(reading.counts[NOT_UTF8]) and not parts  # a split leaves such pairs out
+        text = render(request, size, train, valid, has_gpu=has_gpu, drops=drops)
         parse_config(parse_document(text, str(request.output)))
         sink.write(text.encode("utf-8"))
-    logger.info("%s pairs; recipe: %s", f"{size.pairs:,}", recipe.origin)
+    warn_of(reading.counts)
+    logger.info("%s pairs to learn from", f"{size.pairs:,}")
     warn_of_missing_tokenizer(request.tgt_lang)
 
 
 def _check_names(request: Request) -> None:
     """Refuse names that no config can hold, and a config that is not named like one."""
     named = (request.src, request.tgt, request.output, *(request.valid or ()))
-    for text in (*map(str, named), request.src_lang, request.tgt_lang):
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError:
-            shown = os.fsencode(text).decode("utf-8", "backslashreplace")
+    for name in map(str, named):
+        is_utf8 = not any("\ud800" <= char <= "\udfff" for char in name)
+        if not is_utf8 or name.startswith("~") or files.VARIABLE.search(name):
             raise RefusedError(
-                f"{shown}: its name is not UTF-8, as a config must be; rename it"
-            ) from None
-    for path in named:
-        if str(path).startswith("~") or files.VARIABLE.search(str(path)):
-            raise RefusedError(
-                f"{path}: a config would take this for a name of the environment or of a home "
-                "directory; rename it"
+                f"{printable(name)}: a config would take this for another name: it is not UTF-8, "
+                "or begins with ~, or holds a $NAME; rename it"
             )
     if request.src.exists() and request.tgt.exists() and request.src.samefile(request.tgt):
         raise RefusedError(f"{request.tgt}: is both sides; give the translation as the second file")
     for code in (request.src_lang, request.tgt_lang):
-        if "/" in code:
-            raise RefusedError(f"{code}: not a language code such as en or zh-TW")
+        if not re.fullmatch("[A-Za-z0-9_-]+", code):
+            raise RefusedError(f"{printable(code)}: not a language code such as en or zh-TW")
     if request.output.suffix not in (".yaml", ".yml"):
         raise RefusedError(
             f"{request.output}: name the config .yaml or .yml; the held-out text goes into a "
@@ -143,30 +145,9 @@ def _held_out_files(request: Request) -> list[Path]:
     return [folder / f"{name}.{end}" for name in ("train", "valid") for end in ends]
 
 
-@contextmanager
-def _directories_of(paths: list[Path]) -> Iterator[None]:
-    """Make the directories of files; remove the new ones again if the block fails."""
-    above = {directory for path in paths for directory in path.parents}
-    with ExitStack() as undo:
-        try:
-            for directory in sorted(each for each in above if not each.exists()):
-                directory.mkdir(exist_ok=True)
-                undo.callback(_remove_empty, directory)
-            yield
-        except OSError as error:
-            raise UserError(f"{error.filename}: cannot write: {error.strerror}") from None
-        undo.pop_all()
-
-
-def _remove_empty(directory: Path) -> None:
-    with suppress(OSError):  # another process may have written to it
-        directory.rmdir()
-
-
 def _rows(corpus: TextCorpus, reading: Reading) -> Iterator[TextRow]:
     for row in read_rows(corpus, reading):
-        if row[0] % CHECK_EVERY == 0:
-            reading.check()
+        reading.check()
         yield row
 
 
@@ -189,26 +170,6 @@ def _measure(corpus: TextCorpus, pairs: int, reading: Reading) -> Size:
     return Size(pairs - reading.counts[NOT_UTF8], words / read, len(types), needed)
 
 
-def _warn_of_overlap(train: TextCorpus, valid: Sides, reading: Reading) -> None:
-    """Warn of pairs of the validation set that are in the training text; refuse an empty set.
-    Invalid pairs are counted in `reading`.
-    """
-    corpus = TextCorpus(src=str(valid[0]), tgt=str(valid[1]))
-    pairs = [row[1:] for row in _rows(corpus, reading)]
-    if not pairs:
-        raise UserError(f"{corpus.src}: holds no line to validate on")
-    known = set(pairs)
-    seen = {row[1:] for row in _rows(train, replace(reading, counts=Counter())) if row[1:] in known}
-    if count := sum(pair in seen for pair in pairs):
-        logger.warning(
-            "%s: %s of %s pairs are in the training text too: scores on them mean little; see "
-            "mtrain check",
-            corpus.src,
-            f"{count:,}",
-            f"{len(pairs):,}",
-        )
-
-
 def _hold_out(
     corpus: TextCorpus, pairs: int, count: int, sinks: list[IO[bytes]], reading: Reading
 ) -> int:
@@ -218,86 +179,79 @@ def _hold_out(
     Pairs with the same text on a side as a held-out pair are in neither. Return the number of pairs
     left for training; raises `UserError` if no pair can be held out, or none is left.
     """
-    if count > MOST_HELD_OUT * pairs:
-        raise RefusedError(
-            f"--hold-out {count}: more than a tenth of the {pairs:,} pairs; give a "
-            "smaller number, or a validation set of its own by --valid-src and --valid-tgt"
-        )
+    reading = replace(reading, counts=Counter())
     held = choose(corpus, pairs, count, reading)
-    if not held:
-        raise UserError(
-            f"{corpus.src}: nothing can be held out: the pairs that were drawn are blank on a side "
-            "or invalid UTF-8; see mtrain check"
-        )
-    if len(held) < count:
-        logger.warning(
-            "only %s of %s pairs are held out: the others that were drawn are blank or share a "
-            "side with one of them",
-            f"{len(held):,}",
-            f"{count:,}",
-        )
-    sources, targets = (set(map(str.strip, texts)) for texts in zip(*held.values(), strict=True))
+    known = {side for src, tgt in held.values() for side in _sides(src, tgt)}
     left = dropped = 0
     with progress_bar(pairs, "pair", "splitting") as bar:
-        for number, src, tgt in _rows(corpus, replace(reading, counts=Counter())):
+        for number, src, tgt in _rows(corpus, reading):
             bar.update()
             is_held = number in held
-            if not is_held and (src.strip() in sources or tgt.strip() in targets):
+            if not is_held and _sides(src, tgt) & known:
                 dropped += 1
                 continue
             left += not (is_held or is_blank(src) or is_blank(tgt))
             for side, text in enumerate((src, tgt)):
                 sinks[side + 2 * is_held].write(text.encode("utf-8") + b"\n")
-    if not left:
+    if not held or not left:
         raise UserError(
-            f"{corpus.src}: nothing is left to learn from: every other pair is blank on a side "
-            "or shares one with those held out"
+            f"{corpus.src}: no pairs are left to {'learn from' if held else 'validate on'}: the "
+            "others are blank on a side, invalid UTF-8, or share a side; see mtrain check"
         )
-    logger.info("held out %s pairs", f"{len(held):,}")
-    if dropped:
-        logger.info("left out %s pairs that share a side with a held-out pair", f"{dropped:,}")
+    logger.info(
+        "held out %s of %s pairs for validation; left out %s that share a side with one of them",
+        f"{len(held):,}",
+        f"{count:,}",
+        f"{dropped:,}",
+    )
     return left
+
+
+def _sides(src: str, tgt: str) -> set[tuple[int, str]]:
+    return {(0, src.strip()), (1, tgt.strip())}
 
 
 def choose(
     corpus: TextCorpus, pairs: int, count: int, reading: Reading
 ) -> dict[int, tuple[str, str]]:
-    """Draw pairs that are not blank and share no side, by their line numbers."""
-    drawn = np.random.default_rng(1).choice(pairs, 2 * count, replace=False, shuffle=False)
-    wanted = set((drawn + 1).tolist())
+    """Draw at most `count` pairs that are not blank and share no side, by their line numbers."""
+    drawn = dict.fromkeys(random.Random(1).sample(range(1, pairs + 1), 2 * count))
     found: dict[int, tuple[str, str]] = {}
-    seen: tuple[set[str], set[str]] = set(), set()
-    for number, src, tgt in _rows(corpus, replace(reading, counts=Counter())):
-        if number not in wanted or is_blank(src) or is_blank(tgt):
-            continue
-        if src.strip() not in seen[0] and tgt.strip() not in seen[1]:
-            found[number] = src, tgt
-        seen[0].add(src.strip())
-        seen[1].add(tgt.strip())
-    numbers = list(found)
-    order = np.random.default_rng(2).permutation(len(found))[:count]
-    return {number: found[number] for number in sorted(numbers[place] for place in order.tolist())}
+    seen = set[tuple[int, str]]()
+    for number, src, tgt in _rows(corpus, reading):
+        if number in drawn and not (is_blank(src) or is_blank(tgt)):
+            if not _sides(src, tgt) & seen:
+                found[number] = src, tgt
+            seen |= _sides(src, tgt)
+    return {number: found[number] for number in islice(filter(found.get, drawn), count)}
 
 
 def render(
-    request: Request, size: Size, recipe: Recipe, train: Sides, valid: Sides, *, drops: bool = False
+    request: Request, size: Size, train: Sides, valid: Sides, *, has_gpu: bool, drops: bool = False
 ) -> str:
-    """Return the config; `drops` has it leave out pairs that are invalid UTF-8."""
-    policies = ("drop", "error") if drops else ("error", "drop")
-    places = {
-        "languages": printable(f"{request.src_lang} to {request.tgt_lang}"),
-        "config": printable(shlex.quote(str(request.output))),
-        "run_dir": _entries({"run_dir": f"runs/{request.output.stem}"}, 0),
-        "src_lang": _entries({"src_lang": request.src_lang}, 2),
-        "tgt_lang": _entries({"tgt_lang": request.tgt_lang}, 2),
-        "train": _entries({"src": str(train[0]), "tgt": str(train[1])}, 6),
-        "valid": _entries({"src": str(valid[0]), "tgt": str(valid[1])}, 4),
-        "invalid_utf8": policies[0],
-        "other_utf8": policies[1],
+    """Return the config, each setting below its description; `drops` has it leave out pairs that
+    are invalid UTF-8.
+    """
+    origin, recipe = recipe_for(size, has_gpu=has_gpu)
+    data = {
+        "src_lang": request.src_lang,
+        "tgt_lang": request.tgt_lang,
+        "train": [{"src": str(train[0]), "tgt": str(train[1])}],
+        "valid": {"src": str(valid[0]), "tgt": str(valid[1])},
+        "test": {},
+        "invalid_utf8": "drop" if drops else "error",
+        "max_length": 256,
     }
-    return fill(size, recipe, places)
-
-
-def _entries(values: dict[str, str], indent: int) -> str:
-    """Return settings as YAML for an indented position."""
-    return dump_document(values).rstrip("\n").replace("\n", "\n" + " " * indent)
+    languages, config = (
+        f"{request.src_lang} to {request.tgt_lang}",
+        shlex.quote(str(request.output)),
+    )
+    rows = [HEADER.format(size.pairs, printable(languages), origin, printable(config))]
+    rows.append(dump_document({"run_dir": f"runs/{request.output.stem}", "seed": 1}))
+    for name, settings in {"data": data, **recipe}.items():
+        section: Any = Config.model_fields[name].annotation
+        rows.append(f"\n{name}:\n")
+        for key, value in settings.items():
+            rows.append(f"  # {section.model_fields[key].description}\n")
+            rows.append(indent(dump_document({key: value}), "  "))
+    return "".join(rows)

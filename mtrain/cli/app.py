@@ -3,6 +3,7 @@
 Heavy imports wait until a command runs, so that `--help` is instant.
 """
 
+import logging
 import os
 import sys
 import traceback
@@ -15,7 +16,7 @@ import mtrain
 from mtrain.cli import runs, scoring, training, translating
 from mtrain.runtime import log
 from mtrain.runtime.console import leave_at_once, open_closed_streams
-from mtrain.runtime.errors import EXIT_FAILED, StoppedError, UserError
+from mtrain.runtime.errors import StoppedError, UserError, as_user_error
 
 Command = Callable[..., None]
 
@@ -76,17 +77,11 @@ def main() -> None:
     except (UserError, OSError, MemoryError) as error:
         if _debug:
             traceback.print_exc()
-        if isinstance(error, UserError) and error.is_silent:
-            pass
-        elif isinstance(error, StoppedError):
-            log.logger.warning("%s", error)
-        elif isinstance(error, UserError):
-            log.logger.error("%s", error)
-        elif isinstance(error, MemoryError):
-            log.logger.error("out of memory")
-        else:
-            log.logger.error("%s: %s", error.filename or "mtrain", error.strerror or error)
-        sys.exit(error.exit_code if isinstance(error, UserError) else EXIT_FAILED)
+        shown = as_user_error(error)
+        if not shown.is_silent:
+            level = logging.WARNING if isinstance(shown, StoppedError) else logging.ERROR
+            log.logger.log(level, "%s", shown)
+        sys.exit(shown.exit_code)
 
 
 def _show_version(value: bool) -> None:

@@ -16,7 +16,6 @@ from mtrain.runtime.stop import Stop, parse_duration
 
 if TYPE_CHECKING:
     from mtrain.config import schema
-    from mtrain.translation.loading import LoadedModel
     from mtrain.translation.translator import Translator
 
 
@@ -89,54 +88,47 @@ Precision = Annotated[
     value("NAME", "Number format: fp32, bf16 or auto (bf16 on CUDA, else fp32)."),
 ]
 
-# Options of the search, for commands that translate; each overrides a setting of `decode`.
-SEARCH = {
-    "beam_size": Annotated[
-        int | None, value("N", "Hypotheses kept per sentence; 1 is greedy search.", min=1)
-    ],
-    "length_penalty": Annotated[
-        float | None, value("ALPHA", "Larger values prefer longer translations.", min=0)
-    ],
-    "length_norm": Annotated[
-        Literal["gnmt", "power"] | None,
+# Options of the search, for commands that translate; each overrides a setting of `decode`. The type
+# of each, and the option.
+SEARCH: dict[str, tuple[Any, Any]] = {
+    "beam_size": (int, value("N", "Hypotheses kept per sentence; 1 is greedy search.", min=1)),
+    "length_penalty": (float, value("ALPHA", "Larger values prefer longer translations.", min=0)),
+    "length_norm": (
+        Literal["gnmt", "power"],
         value("NAME", "Divide scores by ((5+length)/6)^ALPHA (gnmt) or length^ALPHA (power)."),
-    ],
-    "no_repeat_ngram": Annotated[
-        int | None, value("N", "Never repeat an n-gram of N tokens; 0: off.", min=0)
-    ],
-    "batch_tokens": Annotated[
-        int | None, value("N", "Largest batch, in padded source tokens x beam size.", min=1)
-    ],
+    ),
+    "no_repeat_ngram": (int, value("N", "Never repeat an n-gram of N tokens; 0: off.", min=0)),
+    "batch_tokens": (
+        int,
+        value("N", "Largest batch, in padded source tokens x beam size.", min=1),
+    ),
 }
-SAMPLING = {
-    "sample": Annotated[bool | None, flag("Sample at random instead of searching.", "--sample")],
-    "temperature": Annotated[
-        float | None, value("T", "Sampling temperature; below 1 prefers likely tokens.")
-    ],
-    "top_k": Annotated[
-        int | None, value("K", "Sample from the K most likely tokens; 0: from all.", min=0)
-    ],
-    "top_p": Annotated[
-        float | None,
+SAMPLING: dict[str, tuple[Any, Any]] = {
+    "sample": (bool, flag("Sample at random instead of searching.", "--sample")),
+    "temperature": (float, value("T", "Sampling temperature; below 1 prefers likely tokens.")),
+    "top_k": (int, value("K", "Sample from the K most likely tokens; 0: from all.", min=0)),
+    "top_p": (
+        float,
         value("P", "Sample from the most likely tokens that together have probability P."),
-    ],
+    ),
 }
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
 
-def with_options(options: Mapping[str, Any]) -> Callable[[Command], Command]:
+def with_options(options: Mapping[str, tuple[Any, Any]]) -> Callable[[Command], Command]:
     """Add options to a command, which receives them as `**decode`; None where one is not given."""
 
     def add(command: Command) -> Command:
         signature = inspect.signature(command, eval_str=True)
         own = [each for each in signature.parameters.values() if each.name != "decode"]
+        kind = inspect.Parameter.KEYWORD_ONLY
         added = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-            for name, kind in options.items()
+            inspect.Parameter(name, kind, default=None, annotation=Annotated[type_ | None, option])
+            for name, (type_, option) in options.items()
         ]
         command.__signature__ = signature.replace(  # type: ignore[attr-defined]
-            parameters=[each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own] + added
+            parameters=[each.replace(kind=kind) for each in own] + added
         )
         return command
 
@@ -162,15 +154,6 @@ def open_translator(
         ranks.check_same(ascii(sys.argv[1:]), "commands")
         loaded = load_on_ranks(models, ranks, device=device, precision=precision, **decode)
         yield Translator(loaded, ranks, seed=seed, samples=samples)
-
-
-def load_model(
-    model: Path, device: str = "cpu", precision: str = "fp32", **decode: Any
-) -> "LoadedModel":
-    """Load a model on one device."""
-    from mtrain.translation import loading
-
-    return loading.load(model, device=device, precision=precision, **decode)
 
 
 def begin_job(

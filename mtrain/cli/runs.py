@@ -1,15 +1,15 @@
 """Commands about a finished run, or one in progress."""
 
-import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
 from mtrain.cli import options
 from mtrain.cli.options import file, flag, path, value
-from mtrain.cli.streams import as_text, check_page, print_lines, refuse_kept, write_page
+from mtrain.cli.streams import as_text, check_page, print_json, print_text, write_page
 from mtrain.runtime import log
-from mtrain.runtime.console import loaded, stopped_by_signals, writing
+from mtrain.runtime.console import loaded, stopped_by_signals
 from mtrain.runtime.errors import UserError
 
 Run = Annotated[Path, path("RUN", "Run directory.")]
@@ -47,21 +47,19 @@ def verify(
     Example: `mtrain verify runs/NAME`
     """
     from mtrain.runs import verify as verifying
-    from mtrain.runs.findings import BAD
 
     findings = []
     is_shown = json_ or not sys.stdout.isatty()
-    with writing("-") as sink, log.progress_bar(None, "item", "verifying", shown=is_shown) as bar:
+    with log.progress_bar(None, "item", "verifying", shown=is_shown) as bar:
         for finding in verifying.verify(run):
             findings.append(finding)
             bar.update()
             if not json_:
-                print_lines(sink, [str(finding)])
-        bad = [finding for finding in findings if finding.state in BAD]
-        if json_:
-            listed = [finding.as_json() for finding in findings]
-            content = {"run": str(run), "good": not bad, "findings": listed}
-            print_lines(sink, [json.dumps(content)])
+                print_text(str(finding))
+    bad = [finding for finding in findings if finding.state in verifying.BAD]
+    if json_:
+        listed = [asdict(finding) for finding in findings]
+        print_json({"run": str(run), "good": not bad, "findings": listed})
     if bad:
         raise UserError(f"{run}: {len(bad)} of {len(findings)} findings are bad")
 
@@ -79,6 +77,7 @@ def average(
     """
     from mtrain.config.loading import load_stored_config
     from mtrain.runs import checkpoint
+    from mtrain.runs.layout import refuse_kept
 
     loaded()
     refuse_kept(output)
@@ -109,12 +108,11 @@ def export(
     Example: `mtrain export -m runs/NAME --to ctranslate2 -o served`
     """
     from mtrain.export import handover as exporting
+    from mtrain.runs.layout import refuse_kept
+    from mtrain.translation import loading
 
     refuse_kept(output)
-    model_ = options.load_model(model)
-    with writing("-") as sink, stopped_by_signals():
-
-        def show(line: str) -> None:
-            print_lines(sink, [line])
-
-        exporting.export(model_, to, output, quantization, sample, show)
+    model_ = loading.load(model, device="cpu", precision="fp32")
+    loaded()
+    with stopped_by_signals():
+        exporting.export(model_, to, output, quantization, sample, print_text)

@@ -1,12 +1,12 @@
 """Commands that score translations."""
 
-import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 from mtrain.cli import options
 from mtrain.cli.options import file, path, value
-from mtrain.cli.streams import check_output, print_text
+from mtrain.cli.streams import check_output, print_json, print_text
 from mtrain.runtime import log
 from mtrain.runtime.console import writing
 from mtrain.runtime.errors import RefusedError
@@ -38,8 +38,7 @@ def evaluate(
     Example: `mtrain eval -m runs/NAME -s test.en -r test.de`
     """
     _check_eval_inputs(model, source, reference, hypothesis, output, decode)
-    from mtrain.scoring import evaluation
-    from mtrain.scoring.metrics import check_seed, check_tokenizer, tokenizer_for
+    from mtrain.scoring.metrics import check_seed, check_tokenizer, score_all, tokenizer_for
     from mtrain.scoring.notes import explain
     from mtrain.scoring.references import read_aligned, read_references, read_source
 
@@ -63,12 +62,12 @@ def evaluate(
                 write_output(output, "".join(line + "\n" for line in hypotheses).encode("utf-8"))
         if not translator.ranks.is_first:
             return
-    scores = evaluation.score(hypotheses, references, tgt_lang, tokenize, lowercase)
+    scores = score_all(hypotheses, references, tgt_lang, tokenize, lowercase)
     notes = explain(hypotheses, references, sources, lowercase)
     if json_:
         content: dict[str, Any] = {name: each.as_json() for name, each in scores.items()}
-        listed = [note.as_json() for note in notes]
-        print_text(json.dumps({"lines": len(hypotheses), **content, "notes": listed}))
+        listed = list(map(asdict, notes))
+        print_json({"lines": len(hypotheses), **content, "notes": listed})
         return
     print_text(*map(str, scores.values()))
     for note in notes:
@@ -114,9 +113,9 @@ def score(
 
     Example: `mtrain score -m runs/NAME -s src.txt -t tgt.txt`
     """
-    from mtrain.translation import streams
+    from mtrain.translation import loading, streams
 
-    model_ = options.load_model(model, device, precision, **decode)
+    model_ = loading.load(model, device=device, precision=precision, **decode)
     with writing("-") as sink:
         streams.score_files(model_, source, target, sink)
 
@@ -143,9 +142,9 @@ def compare(
     if not reference:
         raise RefusedError("mtrain compare: needs -r/--reference FILE")
     from mtrain.scoring import compare as comparing
-    from mtrain.scoring.references import choose_tokenizer, read_references, read_source
+    from mtrain.scoring.metrics import choose_tokenizer
+    from mtrain.scoring.references import read_references, read_source
 
-    comparing.check_paths(systems)
     chosen = comparing.choose_metrics(metrics)
     references = read_references(reference)
     result = comparing.compare(
@@ -157,4 +156,7 @@ def compare(
         lowercase=lowercase,
         most=lines,
     )
-    print_text(*(json.dumps(result.as_json()) if json_ else str(result)).split("\n"))
+    if json_:
+        print_json(result.as_json())
+    else:
+        print_text(*str(result).split("\n"))

@@ -1,9 +1,10 @@
 """Input and output of commands: files and standard streams."""
 
+import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO
 
@@ -16,11 +17,9 @@ from mtrain.runtime.errors import RefusedError, printable
 @contextmanager
 def reading(name: str) -> Iterator[Iterator[bytes]]:
     """Open a file or stdin for lines of bytes."""
-    if name == "-":
-        yield _guarded(sys.stdin.buffer, "stdin")
-        return
-    with open_bytes(Path(name)) as stream:
-        yield _guarded(stream, name)
+    is_stdin = name == "-"
+    with nullcontext(sys.stdin.buffer) if is_stdin else open_bytes(Path(name)) as stream:
+        yield _guarded(stream, "stdin" if is_stdin else name)
 
 
 def _guarded(stream: IO[bytes], name: str) -> Iterator[bytes]:
@@ -34,40 +33,34 @@ def as_text(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def print_lines(sink: IO[bytes], lines: Iterable[str]) -> None:
-    """Write lines for people, each made printable: names and text from outside may hold line breaks
-    and terminal escapes.
-    """
-    sink.writelines(printable(line).encode() + b"\n" for line in lines)
-    sink.flush()  # the next lines may take minutes
-
-
 def print_text(*lines: str) -> None:
-    """Write lines for people, or JSON, to stdout."""
+    """Write lines for people to stdout, each made printable: names and text from outside may hold
+    line breaks and terminal escapes.
+    """
     with writing("-") as sink:
-        print_lines(sink, lines)
+        sink.writelines(printable(line).encode() + b"\n" for line in lines)
+
+
+def print_json(content: object) -> None:
+    """Write a line of JSON, in ASCII, to stdout."""
+    print_text(json.dumps(content))
 
 
 def print_path(path: Path) -> None:
     """Write a path to stdout: its bytes, for scripts, but printable on a terminal."""
+    if os.isatty(1):
+        print_text(str(path))
+        return
     with writing("-") as sink:
-        if os.isatty(1):
-            print_lines(sink, [str(path)])
-        else:
-            sink.write(os.fsencode(path) + b"\n")
-
-
-def refuse_kept(path: Path) -> None:
-    """Refuse to write to the name of a file or directory that a run or checkpoint keeps."""
-    from mtrain.runs import layout  # not needed by --help
-
-    layout.refuse_kept(path)
+        sink.write(os.fsencode(path) + b"\n")
 
 
 def check_output(path: Path) -> None:
     """Raise `UserError`, before any work is done, if no file of that name can be written, and
     `RefusedError` if a run or checkpoint owns it.
     """
+    from mtrain.runs.layout import refuse_kept  # not needed by --help
+
     refuse_kept(path)
     outputs.check_writable(path)
 

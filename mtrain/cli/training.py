@@ -8,7 +8,7 @@ import typer
 
 from mtrain.cli import options
 from mtrain.cli.options import file, flag, path, value
-from mtrain.cli.streams import print_path, print_text
+from mtrain.cli.streams import print_json, print_path, print_text
 from mtrain.runtime.console import loaded
 from mtrain.runtime.errors import EXIT_FAILED, RefusedError
 from mtrain.runtime.stop import Stop
@@ -99,12 +99,15 @@ def check(
     settings, stop = options.begin_job(config, set_)
     from mtrain.check.diagnosis import diagnose
     from mtrain.check.findings import ERROR
-    from mtrain.scoring.references import warn_of_missing_tokenizer
+    from mtrain.scoring.metrics import warn_of_missing_tokenizer
 
     warn_of_missing_tokenizer(settings.data.tgt_lang)
     found = diagnose(settings, stop, examples=examples, with_forecast=forecast, timed=timing)
     width = shutil.get_terminal_size((100, 0)).columns
-    print_text(*([found.as_json()] if json_ else found.lines(width)))
+    if json_:
+        print_json(found.as_json())
+    else:
+        print_text(*found.lines(width))
     if found.count(ERROR):
         raise typer.Exit(EXIT_FAILED)
 
@@ -118,9 +121,8 @@ def data_build(
     """
     settings, stop = options.begin_job(config, set_, time_limit)
     from mtrain.data.prepare import prepare
-    from mtrain.runs.directory import RunDirectory
 
-    prepare(settings, RunDirectory(Path(settings.run_dir)).tokenizer, stop)
+    prepare(settings, stop)
 
 
 def tokenizer_train(config: options.Config, set_: options.Set = None) -> None:

@@ -124,12 +124,7 @@ def attention(
     ] = None,
     target: Annotated[
         str | None,
-        value(
-            "TEXT",
-            "Show this translation instead (with `--input`: a file).",
-            "--target",
-            "-t",
-        ),
+        value("TEXT", "Show this translation instead (with `--input`: a file).", "--target", "-t"),
     ] = None,
     kind: Annotated[
         list[str] | None,
@@ -154,6 +149,7 @@ def attention(
     refuse_overwriting(output, input_, target if input_ else None)
     check_page(output)
     from mtrain.report import maps
+    from mtrain.translation import loading
 
     choice = maps.choose(kind, layer, head)
     if input_ is None:
@@ -162,7 +158,7 @@ def attention(
     else:
         with reading(input_) as source:
             pairs = maps.read_pairs(source, Path(target) if target else None)
-    model_ = options.load_model(model, device, precision)
+    model_ = loading.load(model, device=device, precision=precision)
     loaded()
     write_page(output, maps.draw_page(maps.watch(model_, pairs, choice), model))
 

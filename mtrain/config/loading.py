@@ -4,7 +4,6 @@ expected, and the nearest known key for a misspelt one.
 
 import difflib
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from pydantic import ValidationError
 
 from mtrain.config.schema import (
     KINDS,
-    REMOVED_KEYS,
     SECTIONS,
     Config,
     Corpus,
@@ -22,21 +20,17 @@ from mtrain.config.schema import (
     TrainConfig,
     expectation,
 )
-from mtrain.config.yaml_reader import (
-    Document,
-    parse_document,
-    read_document,
-    read_text,
-    set_value,
-)
-from mtrain.runtime import files
+from mtrain.config.yaml_reader import Document, parse_document, read_text, set_value
 from mtrain.runtime.errors import RefusedError
 from mtrain.runtime.log import logger
+
+# Keys of earlier versions, with the value that changes nothing now that they are gone.
+REMOVED_KEYS: dict[tuple[str, str], object] = {("train", "shard_optimizer"): False}
 
 
 def load_config(path: Path, overrides: list[str] | None = None) -> Config:
     """Read, override (`a.b=value`) and check a config; raises `RefusedError`."""
-    document = read_document(path)
+    document = parse_document(read_text(path), str(path))
     for override in overrides or []:
         set_value(document, override)
     return parse_config(document)
@@ -46,7 +40,7 @@ def load_stored_config(path: Path) -> Config:
     """Read the config that a run or a checkpoint keeps, whose paths are written out; raises
     `RefusedError`, also for a link or a pipe.
     """
-    return parse_stored_config(read_text(path, partial(files.read, path)), str(path))
+    return parse_stored_config(read_text(path, is_stored=True), str(path))
 
 
 def parse_stored_config(text: str, name: str) -> Config:

@@ -42,8 +42,6 @@ def _expanded(expand: Callable[[str], str]) -> Callable[[str, ValidationInfo], s
 
 PathText = Annotated[str, Field(min_length=1), AfterValidator(_expanded(files.expand_path))]
 DatasetName = Annotated[str, Field(min_length=1), AfterValidator(_expanded(files.expand_dataset))]
-
-
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$")]
 DeviceName = Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:[0-9]+)?)$")]
 TableName = Annotated[
@@ -135,27 +133,26 @@ KINDS: dict[str, type[Section]] = {
     "<text>": TextCorpus,
     "<generated>": GeneratedCorpus,
     "<file>": FileCorpus,
-    "<hub>": HubCorpus,
+    "<dataset>": HubCorpus,
 }
 
 
 def corpus_kind(value: object) -> str | None:
-    """Return the kind of a corpus entry by its characteristic key; angle brackets mark it in error
-    paths.
+    """Return the kind of a corpus entry, which is named by its characteristic key; angle brackets
+    mark it in error paths.
     """
     if isinstance(value, Section):
         return next(kind for kind, section in KINDS.items() if section is type(value))
     if not isinstance(value, Mapping):
         return None
-    characteristic = {"generated": "<generated>", "dataset": "<hub>", "file": "<file>"}
-    return next((kind for key, kind in characteristic.items() if key in value), "<text>")
+    return next((kind for kind in KINDS if kind[1:-1] in value), "<text>")
 
 
 Corpus = Annotated[
     Annotated[TextCorpus, Tag("<text>")]
     | Annotated[GeneratedCorpus, Tag("<generated>")]
     | Annotated[FileCorpus, Tag("<file>")]
-    | Annotated[HubCorpus, Tag("<hub>")],
+    | Annotated[HubCorpus, Tag("<dataset>")],
     Discriminator(corpus_kind),
 ]
 
@@ -378,27 +375,6 @@ SECTIONS: dict[str, type[Section]] = {
     "decode": DecodeConfig,
 }
 
-# Settings that may differ between the starts of one run; corpora are compared by content instead.
-FREE_KEYS = (
-    "run_dir",
-    "data.root",
-    "data.train",
-    "data.valid",
-    "data.test",
-    "data.workers",
-    "decode",
-    "train.max_steps",
-    "train.patience",
-    "train.log_every",
-    "train.tensorboard",
-    "train.keep_checkpoints",
-    "train.average_last",
-)
-# Compared by what they resolve to on a machine, not as written.
-MACHINE_KEYS = ("train.device", "train.threads", "train.precision", "train.compile")
-# Keys of earlier versions, with the value that changes nothing now that they are gone.
-REMOVED_KEYS: dict[tuple[str, str], object] = {("train", "shard_optimizer"): False}
-
 
 def override_decode(decode: DecodeConfig, **given: object) -> DecodeConfig:
     """Replace the search settings that are given (not None); raises `RefusedError`."""
@@ -425,25 +401,3 @@ def expectation(error: Any) -> str:
 def dump_config(config: Config) -> str:
     """Return a config as YAML that `load_config` reads back to an equal one."""
     return dump_document(config.model_dump())
-
-
-def flatten(config: Config) -> dict[str, object]:
-    """Return every setting by its dotted key; lists and named test sets count as one setting."""
-    flat: dict[str, object] = {}
-    for name, value in config.model_dump().items():
-        if isinstance(value, dict):
-            flat.update({f"{name}.{key}": item for key, item in value.items()})
-        else:
-            flat[name] = value
-    return flat
-
-
-def changed_keys(old: Config, new: Config) -> list[tuple[str, object, object]]:
-    """List the settings that differ, as (dotted key, old value, new value)."""
-    before, after = flatten(old), flatten(new)
-    return [(key, before[key], after[key]) for key in after if before[key] != after[key]]
-
-
-def is_among(key: str, keys: tuple[str, ...]) -> bool:
-    """Whether a dotted key is one of `keys` or below one."""
-    return any(key == other or key.startswith(other + ".") for other in keys)

@@ -6,13 +6,13 @@ line.
 """
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import yaml
 
+from mtrain.runtime import files
 from mtrain.runtime.errors import RefusedError
 
 MAX_NODES, MAX_DEPTH = 20_000, 20  # of a document, aliases written out
@@ -43,19 +43,12 @@ class Document:
         return self.lines.get(key, self.name)
 
 
-def read_document(path: Path) -> Document:
-    """Read a YAML file; raises `RefusedError` with the line of whatever is not plain, strict
-    YAML.
-    """
-    return parse_document(read_text(path, lambda: path.open("rb")), str(path))
-
-
-def read_text(path: Path, open_file: Callable[[], IO[bytes]]) -> str:
+def read_text(path: Path, *, is_stored: bool = False) -> str:
     """Read the text of a YAML file, or no more than is needed to refuse one that is too long;
-    raises `RefusedError`.
+    raises `RefusedError`, for the file of a run or checkpoint also if it is a link or a pipe.
     """
     try:
-        with open_file() as stream:
+        with files.read(path) if is_stored else path.open("rb") as stream:
             data = stream.read(4 * MAX_SIZE + 4)
     except OSError as error:
         raise RefusedError(f"{path}: cannot read the config: {error.strerror}") from None
@@ -67,7 +60,9 @@ def read_text(path: Path, open_file: Callable[[], IO[bytes]]) -> str:
 
 
 def parse_document(text: str, name: str) -> Document:
-    """Parse YAML text that came from a file `name`; raises `RefusedError`."""
+    """Parse YAML text that came from a file `name`; raises `RefusedError` with the line of whatever
+    is not plain, strict YAML.
+    """
     if len(text) > MAX_SIZE:
         raise RefusedError(f"{name}: over {MAX_SIZE:,} characters are too many for a config")
     document = Document(name)

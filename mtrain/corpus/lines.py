@@ -18,6 +18,7 @@ from typing import IO, NoReturn, cast
 from mtrain.runtime.errors import RowError, UserError
 
 DROPPED = "pairs dropped: "  # prefix of the counts of pairs that are left out
+CARRIAGE_RETURNS = "carriage returns removed"
 NOT_UTF8 = DROPPED + "invalid UTF-8"
 # Most bytes of a line, a cell, a field or a segment: a longer one is no sentence. Its rest is not
 # read into memory, and the pair is dropped, or refused in a set that is scored.
@@ -70,6 +71,12 @@ def is_blank(text: str) -> bool:
     return not text or text.isspace()
 
 
+def listed(names: Iterable[str]) -> str:
+    """Return a short list of existing names."""
+    text = ", ".join(names)
+    return (text if len(text) <= 200 else f"{text[:200]} ...") or "none"
+
+
 def size_of(text: str) -> int:
     """Return the number of bytes of a text, exact if it may be too long."""
     return len(text) if len(text) <= LONGEST_TEXT else len(text.encode("utf-8", "replace"))
@@ -116,7 +123,7 @@ def read_lines(lines: Iterable[bytes], counts: Counter[str] | None = None) -> It
             line = line[len(_BOM) :]
         if line.endswith(b"\r\n"):
             if counts is not None:
-                counts["carriage returns removed"] += 1
+                counts[CARRIAGE_RETURNS] += 1
             yield line[:-2]
         else:
             yield line.removesuffix(b"\n")
@@ -183,21 +190,6 @@ def read_text_file(path: Path, counts: Counter[str] | None = None) -> list[str]:
         except UnicodeDecodeError:
             raise UserError(f"{path}:{number}: invalid UTF-8; fix or remove the line") from None
     return lines
-
-
-def windows_lines(path: Path, most: int, check: Callable[[], None]) -> tuple[int, int, list[int]]:
-    r"""Return how many lines end in `\r\n`, how many there are, and the numbers of the first `most`
-    that end so.
-    """
-    count, number, first = 0, 0, list[int]()
-    with open_bytes(path) as stream, reading_from(path):
-        for number, line in enumerate(bounded_lines(stream), 1):
-            if line.endswith(b"\r\n"):
-                count += 1
-                first += [number] * (len(first) < most)
-            if number % _BLOCK == 0:
-                check()
-    return count, number, first
 
 
 def require_regular(path: Path) -> None:

@@ -3,8 +3,8 @@
 import re
 from html.entities import name2codepoint
 
-SUBWORDS = re.compile(r"(?:^|\w)@@(?=\s|$)|▁|￭|</w>|(?:^|\s)##\w")
-HYPHENS = re.compile(r"(?:^|\s)@[-,.:/&]@(?=\s|$)")  # tokens for signs within a word or a number
+# Parts of words, and tokens such as @-@ for signs within a word or a number.
+SUBWORDS = re.compile(r"(?:^|\w)@@(?=\s|$)|▁|￭|</w>|(?:^|\s)##\w|(?:^|\s)@[-,.:/&]@(?=\s|$)")
 ENTITIES = re.compile(
     rf"&(?:{'|'.join(name2codepoint)}|apos|AMP|LT|GT|QUOT|bar|"
     r"#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6});"

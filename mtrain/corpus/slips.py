@@ -4,7 +4,7 @@ The translation of a longer sentence is longer. Where lengths do not correlate, 
 at some distance, lines were lost or shuffled on one side; line counts do not show that.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +18,10 @@ MOST_SLIPPED = 10  # lines apart
 MUCH_BETTER = 0.2  # neighbouring lines correlate, too, but less
 LEAST_SPREAD = 0.1  # lengths that hardly vary cannot correlate
 MOST_SAME = 0.3  # fraction of pairs with equal sides
+UNRELATED = (
+    "the lengths of the sides do not correlate as those of translations do: are they aligned line "
+    "for line?"
+)
 
 
 class Sides(Protocol):
@@ -35,28 +39,24 @@ class Sides(Protocol):
 
 def suspicions(corpus: Sides) -> Iterator[str]:
     """Yield messages of what looks wrong about a corpus; time and memory do not grow with it."""
-    yield from suspicions_of_lengths(len(corpus), corpus.lengths_of)
-    equal = [corpus.equal_sides(start, stop).mean() for start, stop in _windows(len(corpus))]
-    if equal and (fraction := float(np.mean(equal))) > MOST_SAME:
-        yield f"{fraction:.0%} of the pairs have the same text on both sides"
-
-
-def suspicions_of_lengths(
-    pairs: int, lengths_of: Callable[[int, int], NDArray[np.int64]], *, is_sample: bool = False
-) -> Iterator[str]:
-    """Yield messages of what looks wrong about lengths; pairs of a sample have no numbers."""
-    windows = list(_windows(pairs))
-    low = [start for start, stop in windows if _is_unrelated(lengths_of(start, stop))]
+    windows = list(_windows(len(corpus)))
+    low = [start for start, stop in windows if _is_unrelated(corpus.lengths_of(start, stop))]
     if len(low) > len(windows) / 2:
-        yield (
-            "the lengths of the sides do not correlate as those of translations do: "
-            "are they aligned line for line?"
-        )
-    elif low and not is_sample:
+        yield UNRELATED
+    elif low:
         yield (
             f"the lengths of the sides do not correlate near pair {low[0] + 1:,} "
             f"({len(low):,} of {len(windows):,} windows): are lines shifted there?"
         )
+    equal = [corpus.equal_sides(start, stop).mean() for start, stop in windows]
+    if equal and (fraction := float(np.mean(equal))) > MOST_SAME:
+        yield f"{fraction:.0%} of the pairs have the same text on both sides"
+
+
+def are_unrelated(lengths: NDArray[np.int64]) -> bool:
+    """Whether lengths, shape (pairs, 2), do not correlate in most windows."""
+    low = [_is_unrelated(lengths[start:stop]) for start, stop in _windows(len(lengths))]
+    return sum(low) > len(low) / 2
 
 
 def _windows(pairs: int) -> Iterator[tuple[int, int]]:

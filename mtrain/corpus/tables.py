@@ -7,7 +7,6 @@
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,19 +22,20 @@ from mtrain.corpus.lines import (
     NOT_UTF8,
     Reading,
     decode,
+    listed,
     read_file,
     scan_file,
     size_of,
 )
+from mtrain.corpus.parquet import ROWS, open_parquet, parquet_batches
 from mtrain.corpus.tmx import count_tmx, read_tmx
 from mtrain.runtime.errors import RowError, UserError, first_line
 
 _READERS = "datasets.packaged_modules"
-TEXT_READERS = {"parquet", "json", "csv", "arrow", "text", "cache"}  # of the library datasets
-ROWS = 1000  # read at a time
-LARGEST_BATCH = 1 << 30  # bytes of a Parquet row group
+SUFFIXES = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
+SUFFIXES |= {".arrow": "arrow", ".txt": "text"}  # with readers of the library datasets
+_KINDS = "Parquet, JSON, CSV, Arrow or plain text"
 LARGEST_READ = 1 << 27  # bytes of rows read at a time, about
-LARGEST_CARD, MOST_OF_CARD = 1 << 24, 500_000  # bytes of the card of a dataset, values in it
 
 Row = tuple[int, Any, Any]  # number, source and target, not yet checked
 TextRow = tuple[int, str, str]
@@ -119,12 +119,6 @@ def _is_unicode(text: str) -> bool:
         return False
 
 
-def _listed(names: Iterable[str]) -> str:
-    """Return a short list of existing names."""
-    text = ", ".join(names)
-    return (text if len(text) <= 200 else f"{text[:200]} ...") or "none"
-
-
 # --- TSV and JSON lines -------------------------------------------------------------------------
 
 
@@ -163,7 +157,7 @@ def _place_of(name: str, header: list[str], path: Path) -> int:
         return header.index(name)
     found = "two columns" if name in header else "no column"
     raise UserError(
-        f"{path}:1: {found} {name}; it has {_listed(header)}. Columns without names are given by "
+        f"{path}:1: {found} {name}; it has {listed(header)}. Columns without names are given by "
         "number, from 0"
     )
 
@@ -210,7 +204,7 @@ def _field(row: Any, name: str) -> Any:
         if not isinstance(row, dict):
             raise LookupError(f"no field {name}; it is no object")
         if part not in row:
-            raise LookupError(f"no field {name}; it has {_listed(row)}")
+            raise LookupError(f"no field {name}; it has {listed(row)}")
         row = row[part]
     return row
 
@@ -241,78 +235,13 @@ def _column(batch: dict[str, list[Any]], path: str, name: str) -> list[Any]:
         raise UserError(f"{name}: {path}: {error.args[0]}") from None
 
 
-def _open_parquet(path: Path, dictionaries: Iterable[str] = ()) -> Any:
-    """Open a Parquet file; the text columns `dictionaries` are read as numbers of their values."""
-    import pyarrow.parquet  # slow to import; only Parquet files need it
-
-    try:
-        # buffered ahead, all that has been read would stay in memory
-        return pyarrow.parquet.ParquetFile(
-            path, pre_buffer=False, read_dictionary=list(dictionaries)
-        )
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot read: {error}") from None
-
-
 def _read_parquet(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]:
-    return _rows_of_batches(_parquet_batches(corpus, path), corpus, str(path))
+    names = sorted({str(corpus.src), str(corpus.tgt)})
+    return _rows_of_batches(parquet_batches(path, names), corpus, str(path))
 
 
 def _count_parquet(corpus: FileCorpus, path: Path, reading: Reading, lines: int) -> int:
-    return int(_open_parquet(path).metadata.num_rows)
-
-
-def _parquet_batches(corpus: FileCorpus, path: Path) -> Iterator[dict[str, list[Any]]]:
-    file = _open_parquet(path)
-    import pyarrow
-
-    known = [file.schema.column(place).path for place in range(len(file.schema))]
-    names = sorted({str(corpus.src), str(corpus.tgt)})
-    for name in names:
-        if name not in known:
-            raise UserError(f"{path}: no text column {name}; it has {_listed(known)}")
-    number = 0
-    try:
-        for group in range(file.num_row_groups):
-            rows = _rows_at_once(path, file, group, {name: known.index(name) for name in names})
-            for batch in file.iter_batches(rows, row_groups=[group], columns=names):
-                yield batch.to_pydict()
-                number += batch.num_rows
-    except (OSError, ValueError, pyarrow.ArrowException) as error:
-        raise UserError(f"{path}: cannot read after row {number}: {error}") from None
-
-
-def _rows_at_once(path: Path, file: Any, group: int, columns: dict[str, int]) -> int:
-    """Return how many rows of a row group to read at a time: fewer if few bytes of the file may
-    stand for long texts. Raises `UserError` if the row group itself takes too much memory.
-    """
-    chunks = {name: file.metadata.row_group(group).column(at) for name, at in columns.items()}
-    size = sum(chunk.total_uncompressed_size for chunk in chunks.values())
-    if size > LARGEST_BATCH:
-        text = f"{path}: row group {group} holds {size / (1 << 30):.1f} GiB of text, and more than "
-        raise UserError(f"{text}1 GiB is not read at once; write it with smaller row groups")
-    longest = 1
-    for name, chunk in chunks.items():
-        if "DELTA_BYTE_ARRAY" in chunk.encodings:  # texts that share a prefix with the previous one
-            longest = max(longest, chunk.total_uncompressed_size)
-        elif any("DICTIONARY" in encoding for encoding in chunk.encodings):
-            longest = max(longest, _longest_of_dictionary(path, group, name))
-    return max(1, min(ROWS, LARGEST_READ // longest))
-
-
-def _longest_of_dictionary(path: Path, group: int, name: str) -> int:
-    """Return the bytes of the longest text that a row group has numbers for."""
-    import pyarrow
-    from pyarrow import compute
-
-    file = _open_parquet(path, [name])
-    batch = next(file.iter_batches(1, row_groups=[group], columns=[name]), None)
-    found = None if batch is None else batch.column(0)
-    while found is not None and pyarrow.types.is_struct(found.type):
-        found = found.field(0)
-    if found is None or not pyarrow.types.is_dictionary(found.type):
-        return 0
-    return compute.max(compute.binary_length(found.dictionary)).as_py() or 0
+    return int(open_parquet(path).metadata.num_rows)
 
 
 # --- Datasets of Hugging Face -------------------------------------------------------------------
@@ -332,85 +261,39 @@ def _load_dataset(corpus: HubCorpus, root: Path) -> Any:
     datasets.disable_progress_bars()
     for library in ("datasets", "huggingface_hub"):  # their warnings quote the card
         logging.getLogger(library).setLevel(logging.ERROR)
-    name, folder = corpus.dataset, (root / corpus.dataset).absolute()
-    is_local = folder.is_dir()
-    if is_local:
-        _check_card(folder)
-    elif name.isidentifier() and find_spec(f"{_READERS}.{name}"):
+    name, options = corpus.dataset, {"split": corpus.split, "streaming": corpus.streaming}
+    if (root / name).is_dir():
+        reader, files = _files_of_folder((root / name / (corpus.name or "")).absolute())
+        return datasets.load_dataset(reader, data_files=files, **options)
+    if name.isidentifier() and find_spec(f"{_READERS}.{name}"):
         raise UserError(
             f"dataset {name}: is a reader of the library datasets, which would look for files in "
             "the working directory; name a dataset of the hub or a local folder"
         )
-    source = str(folder) if is_local else name  # absolute: `csv` alone would be a reader
-    builder = datasets.load_dataset_builder(source, corpus.name)
-    _check_files(name, builder.config.data_files, str(folder) if is_local else "hf://")
-    modules = (parent.__module__.removeprefix(f"{_READERS}.") for parent in type(builder).__mro__)
-    if TEXT_READERS.isdisjoint(module.split(".")[0] for module in modules):
-        raise UserError(
-            f"dataset {name}: its files must be Parquet, JSON, CSV, Arrow or plain text"
-        )
-    return datasets.load_dataset(
-        source, corpus.name, split=corpus.split, streaming=corpus.streaming
-    )
-
-
-def _check_card(folder: Path) -> None:
-    """Refuse a folder whose dataset card names files by URL: what the config calls local must not
-    reach the network. Raises `ValueError` for a card that cannot be read.
-    """
-    from huggingface_hub.repocard import REGEX_YAML_BLOCK
-
-    card: dict[str, Any] = {}
-    if (folder / "README.md").is_file():
-        block = REGEX_YAML_BLOCK.search(_text_of_card(folder / "README.md"))
-        card |= _parse_card(block[2]) if block else {}
-    if (folder / ".huggingface.yaml").is_file():
-        card |= _parse_card(_text_of_card(folder / ".huggingface.yaml"))
-    files = json.dumps(card.get("configs"), default=str)
-    if "://" in files or "::" in files:
-        raise UserError(
-            f"dataset {folder}: its card names files by an address; a local folder holds its files"
-        )
-
-
-def _text_of_card(path: Path) -> str:
-    with path.open("rb") as stream:
-        data = stream.read(LARGEST_CARD + 1)
-    if len(data) > LARGEST_CARD:
-        raise ValueError(f"{path.name} is larger than {LARGEST_CARD >> 20} MiB")
-    return data.decode("utf-8")
-
-
-def _parse_card(text: str) -> dict[str, Any]:
-    """Parse the YAML of a card; raises `ValueError` if it is invalid, or huge once its aliases are
-    resolved: a few lines suffice for that.
-    """
-    import yaml
-
-    try:
-        nodes, number = [yaml.compose(text, Loader=yaml.BaseLoader)], 0
-        while nodes and number < MOST_OF_CARD:
-            node, number = nodes.pop(), number + 1
-            if isinstance(node, yaml.SequenceNode):
-                nodes += node.value
-            elif isinstance(node, yaml.MappingNode):
-                nodes += chain.from_iterable(node.value)
-        if nodes:
-            raise ValueError(f"its card holds more than {MOST_OF_CARD:,} values")
-        card = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"its card is not valid YAML: {first_line(error)}") from None
-    if not isinstance(card, dict | None):
-        raise ValueError("its card is not a mapping")
-    return card or {}
-
-
-def _check_files(name: str, found: dict[str, list[str]] | None, place: str) -> None:
-    """Refuse files of a dataset that lie elsewhere than it does: its card may name any."""
-    inside = place if "://" in place else f"{os.path.realpath(place)}/"
-    for file in (file for files in (found or {}).values() for file in files):
-        if not (file if "://" in file else os.path.normpath(file)).startswith(inside):
+    builder = datasets.load_dataset_builder(name, corpus.name)
+    for file in chain.from_iterable((builder.config.data_files or {}).values()):
+        if not file.startswith("hf://"):
             raise UserError(f"dataset {name}: its card names {file}, which is outside of it")
+    modules = (parent.__module__.removeprefix(f"{_READERS}.") for parent in type(builder).__mro__)
+    if {*SUFFIXES.values(), "cache"}.isdisjoint(module.split(".")[0] for module in modules):
+        raise UserError(f"dataset {name}: its files must be {_KINDS}")
+    return datasets.load_dataset(name, corpus.name, **options)
+
+
+def _files_of_folder(folder: Path) -> tuple[str, dict[str, list[str]]]:
+    """Return the reader for the files of a local dataset, and the files of each split. Its card is
+    not read: it may name any file or address.
+    """
+    import datasets
+
+    files = datasets.load_dataset_builder("text", data_dir=str(folder)).config.data_files
+    found: dict[str, dict[str, list[str]]] = {}
+    for split, file in ((name, file) for name in files for file in files[name]):
+        if reader := next((SUFFIXES[s] for s in Path(file).suffixes if s in SUFFIXES), None):
+            found.setdefault(reader, {}).setdefault(split, []).append(file)
+    if not found:
+        raise UserError(f"dataset {folder}: it has no files that are {_KINDS}")
+    return max(found.items(), key=lambda item: sum(map(len, item[1].values())))
 
 
 @contextmanager

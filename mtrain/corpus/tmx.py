@@ -39,7 +39,7 @@ def read_tmx(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[tuple
     """
     src, tgt = str(corpus.src), str(corpus.tgt)
     languages, found = dict[str, None](), False
-    for number, unit in enumerate(read_units(path, reading.check), 1):
+    for number, unit in enumerate(_read_units(path, reading.check), 1):
         if sides := _find(unit, src, tgt):
             found = True
             yield number, unit[sides[0]][1], unit[sides[1]][1]
@@ -61,40 +61,33 @@ def count_tmx(corpus: FileCorpus, path: Path, reading: Reading, lines: int) -> i
     return sum(1 for _ in read_tmx(corpus, path, found)) + found.counts.total()
 
 
-def _normal(language: str) -> str:
-    """Normalize a language code: `EN_us` to `en-us`."""
-    return language.strip().replace("_", "-").lower()
-
-
 def _find(unit: Unit, src: str, tgt: str) -> tuple[int, int] | None:
     """Return the indices of the variants for two languages: of the exact code, or else the first
     free one of the language; the shorter code chooses last.
     """
-    codes = [_normal(language) for language, _ in unit]
-    asked = [_normal(src), _normal(tgt)]
-    found = {code: codes.index(code) for code in asked if code in codes}
-    for code in sorted(asked, key=len, reverse=True):
+    names = (src, tgt, *(language for language, _ in unit))
+    src, tgt, *codes = (name.strip().replace("_", "-").lower() for name in names)
+    found = {code: codes.index(code) for code in (src, tgt) if code in codes}
+    for code in sorted((src, tgt), key=len, reverse=True):
         for i, other in enumerate(codes):
             if code not in found and i not in found.values() and other.startswith(code + "-"):
                 found[code] = i
-    return (found[asked[0]], found[asked[1]]) if len(found) == 2 else None
+    return (found[src], found[tgt]) if len(found) == 2 else None
 
 
-def read_units(path: Path, check: Callable[[], None] = lambda: None) -> Iterator[Unit]:
+def _read_units(path: Path, check: Callable[[], None]) -> Iterator[Unit]:
     """Yield the units of a memory; raises `UserError` with the line where the file is not
     well-formed, is no TMX, or declares entities, which can make small files huge.
     """
-    memory = _Memory(path)
+    memory, block = _Memory(path), b" "
     with open_bytes(path) as stream:
-        while True:
+        while block:
             check()
             with reading_from(path):
                 block = stream.read(_BLOCK)
             memory.feed(block)
             yield from memory.units
             memory.units.clear()
-            if not block:
-                return
 
 
 class _Memory:
@@ -190,9 +183,6 @@ class _Memory:
 
 def _one_line(text: str) -> str:
     """Join the lines of a segment."""
-    if "\n" not in text and "\r" not in text:
-        return text
     first, *rest = re.split(r"[\r\n]+", text)
-    *between, last = rest
-    parts = [first.rstrip(" \t"), *(line.strip(" \t") for line in between), last.lstrip(" \t")]
-    return " ".join(part for part in parts if part)
+    parts = [first, *(line.lstrip(" \t") for line in rest)]
+    return " ".join(filter(None, [*(line.rstrip(" \t") for line in parts[:-1]), parts[-1]]))

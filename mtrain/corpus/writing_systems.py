@@ -35,10 +35,6 @@ SCRIPTS = {
     "ARMENIAN": "hy",
     "ETHIOPIC": "am ti",
 }
-# Scripts that join letters or run from right to left, where joiners and direction marks are usual.
-JOINING = {"ARABIC", "HEBREW", "SYRIAC", "THAANA", "NKO", "DEVANAGARI", "BENGALI", "GURMUKHI"}
-JOINING |= {"GUJARATI", "ORIYA", "TAMIL", "TELUGU", "KANNADA", "MALAYALAM", "SINHALA", "KHMER"}
-JOINING |= {"MYANMAR", "TIBETAN", "MONGOLIAN", "ADLAM", "MANDAIC", "SAMARITAN"}
 # First words of the names of letters that are no names of scripts.
 _NO_SCRIPTS = {"MODIFIER", "MICRO", "MASCULINE", "FEMININE", "SCRIPT", "BLACK", "ANGSTROM", "ALEF"}
 _NO_SCRIPTS |= {"MATHEMATICAL", "DOUBLE", "KELVIN", "OHM", "PLANCK", "EULER"}

@@ -5,9 +5,9 @@ Their order is a pure function of the seed, the epoch and the number of micro-ba
 
 import math
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,8 +35,7 @@ class SpecialIds:
         return cls(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id)
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """A padded micro-batch of `B` pairs. `src` (B, S) ends in eos, `tgt_in` (B, T) starts with bos,
     `tgt_out` (B, T) ends in eos; `positions` (N,) are the indices of tokens that are no padding in
     the flattened (B * T,) targets, `targets` (N,) these tokens.
@@ -57,10 +56,9 @@ class Batch:
         """Return the batch on a device."""
         if device.type == "cpu":
             return self
-        parts = {f.name: getattr(self, f.name) for f in fields(self)}
-        if device.type == "cuda":  # from pinned memory no copy waits for the work queued before it
-            parts = {name: part.pin_memory() for name, part in parts.items()}
-        return Batch(**{n: part.to(device, non_blocking=True) for n, part in parts.items()})
+        # from pinned memory no copy waits for the work queued before it
+        parts = [part.pin_memory() if device.type == "cuda" else part for part in self]
+        return Batch(*(part.to(device, non_blocking=True) for part in parts))
 
 
 def pad(rows: list[NDArray[Any]], ids: SpecialIds, *, bos: bool, eos: bool) -> torch.Tensor:

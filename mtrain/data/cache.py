@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from stat import S_ISREG
 from typing import TypeVar
@@ -26,6 +26,7 @@ KNOWN = 1
 # Nanoseconds in which a file may change twice and show one time: facts about files that are younger
 # are not kept.
 YOUNG = 2 * 10**9
+WAITING = "waiting for %s, which prepares the same text"
 
 
 def cache_directory() -> Path:
@@ -50,14 +51,10 @@ def cached(
     """Find an item, or make it and find it then; while another process makes it, wait. Raises
     `UserError` where it cannot be kept.
     """
-    path = cache_directory() / key
+    path, announce = cache_directory() / key, cache(partial(logger.info, WAITING))
 
     def find_item() -> Item | None:
         return None if path.is_symlink() else find(path)
-
-    @cache
-    def announce(holder: str) -> None:
-        logger.info("waiting for %s, which prepares the same text", holder)
 
     def wait(holder: str) -> None:
         stop.check()
@@ -86,8 +83,7 @@ def remembered(
     """Compute a fact about the content of files, or return it from the cache as long as their
     sizes, times and inodes are the same; `question` identifies the fact.
     """
-    before = _signs(of)
-    if before is None:
+    if (before := _signs(of)) is None:
         return find()
     key = cache_key("known", KNOWN, before, question)
     path = cache_directory() / "known" / key[:2] / key
@@ -100,20 +96,20 @@ def remembered(
             files.make_directory(path.parent.parent)
             files.make_directory(path.parent)
             body = form.dump_json(found)
-            files.write_bytes(path, _digest(body) + body)
+            files.write_bytes(path, _digest(body) + b"\n" + body)
     return found
 
 
 def _read_fact(path: Path, form: TypeAdapter[Content]) -> Content:
     """Read a fact that is kept; raises `ValueError` where it is damaged."""
     head, _, body = files.read_whole(path, LARGEST).partition(b"\n")
-    if head + b"\n" != _digest(body):
+    if head != _digest(body):
         raise ValueError("damaged")
     return read_json(body, form)
 
 
 def _digest(body: bytes) -> bytes:
-    return hashlib.sha256(body).hexdigest().encode() + b"\n"
+    return hashlib.sha256(body).hexdigest().encode()
 
 
 def _signs(paths: list[Path]) -> list[tuple[str, int, int, int, int]] | None:

@@ -93,16 +93,15 @@ class Duplicates:
             yield numbers[order[again]], numbers[order[first]]
 
 
-def open_repeats(path: Path, corpora: int) -> list[NDArray[np.uint8]] | None:
+def open_repeats(path: Path) -> list[NDArray[np.uint8]] | None:
     """Open the bits that `write_repeats` wrote, for each corpus; None if they are missing or
     damaged.
     """
-    names = [f"{number:05d}.npy" for number in range(corpora)]
     try:
-        manifest.verify(path, *names)
+        manifest.verify(path)
     except manifest.DamagedError:
         return None
-    return [np.load(path / name, "r", allow_pickle=False) for name in names]
+    return [np.load(file, "r", allow_pickle=False) for file in sorted(path.glob("*.npy"))]
 
 
 def without_repeats(pairs: Iterable[Pair], is_repeat: NDArray[np.uint8]) -> Iterator[Pair]:

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -23,14 +23,14 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\uf8ff\ufffd-\uffff]"
 class Selection:
     """Which pairs to train on: `max_length` and `min_length` are in tokens with eos."""
 
-    max_length: int | None = None
-    filter: FilterConfig = field(default_factory=FilterConfig)
+    max_length: int
+    filter: FilterConfig
 
     def by_text(self, pairs: list[Pair], dropped: Counter[str]) -> list[Pair]:
         """Keep the pairs whose text passes."""
-        for reason, is_bad in self.text_checks():
+        for reason, is_bad in self.text_checks().items():
             kept = [pair for pair in pairs if not is_bad(pair)]
-            dropped[reason] += len(pairs) - len(kept)
+            dropped[DROPPED + reason] += len(pairs) - len(kept)
             pairs = kept
         return pairs
 
@@ -40,12 +40,9 @@ class Selection:
         """Keep the pairs that may be short enough in tokens: encoding takes fifty times the memory
         of a text.
         """
-        if self.max_length is None:
-            return pairs
         most = self.max_length * max(CHARACTERS_A_TOKEN, longest_piece)
         kept = [pair for pair in pairs if len(pair[0]) <= most and len(pair[1]) <= most]
-        if len(kept) < len(pairs):
-            dropped[DROPPED + self._too_long] += len(pairs) - len(kept)
+        dropped[DROPPED + self._too_long] += len(pairs) - len(kept)
         return kept
 
     @property
@@ -59,7 +56,7 @@ class Selection:
         passed = np.ones(len(lengths), bool)
         least, ratio = self.filter.min_length, self.filter.max_ratio
         for reason, is_bad in (
-            (self._too_long, longer > (self.max_length or longer)),
+            (self._too_long, longer > self.max_length),
             (f"shorter than {least} tokens", shorter < least),
             (f"one side over {ratio} times as long", longer > (ratio or longer) * shorter),
         ):
@@ -67,22 +64,21 @@ class Selection:
             passed &= ~is_bad
         return passed
 
-    def text_checks(self) -> list[tuple[str, Callable[[Pair], bool]]]:
-        """Return for each filter of text the reason to count and a function that returns whether to
-        drop a pair; raises `RefusedError` for an unknown script.
+    def text_checks(self) -> dict[str, Callable[[Pair], bool]]:
+        """Return for each filter of text, by the reason to count, whether it drops a pair; raises
+        `RefusedError` for an unknown script.
         """
-        settings = self.filter
-        checks: list[tuple[str, Callable[[Pair], bool]]] = []
+        settings, checks = self.filter, dict[str, Callable[[Pair], bool]]()
         if settings.identical:
-            checks.append(("the same text on both sides", is_identical))
+            checks["the same text on both sides"] = is_identical
         if settings.control:
-            checks.append(("control or invalid characters", _has_control))
+            checks["control or invalid characters"] = _has_control
         for side, name in enumerate(("src_script", "tgt_script")):
             if scripts := getattr(settings, name):
                 others = _other_scripts(name, scripts)
                 check = partial(_is_mostly_other, side, others, settings.script_share)
-                checks.append((f"{name} is not {' or '.join(scripts)}", check))
-        return [(DROPPED + reason, is_bad) for reason, is_bad in checks]
+                checks[f"{name} is not {' or '.join(scripts)}"] = check
+        return checks
 
 
 def _other_scripts(name: str, scripts: Iterable[str]) -> "regex.Pattern[str]":

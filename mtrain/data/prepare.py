@@ -8,8 +8,7 @@ text.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.metadata import version
@@ -21,19 +20,9 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from mtrain.config.schema import Config, Corpus, TokenizerConfig
+from mtrain.corpus import readers
 from mtrain.corpus.lines import DROPPED
-from mtrain.corpus.readers import (
-    Pair,
-    Scan,
-    Text,
-    columns_of,
-    describe,
-    files_of,
-    read_pairs,
-    read_text,
-    reading_of,
-    scan,
-)
+from mtrain.corpus.readers import Pair, Scan, Text, describe, reading_of
 from mtrain.corpus.slips import suspicions
 from mtrain.data import duplicates
 from mtrain.data.cache import cache_directory, cache_key, cached, remembered
@@ -54,10 +43,6 @@ SCAN = TypeAdapter(Scan)
 MOST_OFTEN = 1000.0
 
 
-class ChangedError(UserError):
-    """Text changed after it was hashed."""
-
-
 @dataclass(frozen=True)
 class Prepared:
     """All that training reads."""
@@ -69,17 +54,17 @@ class Prepared:
     fingerprints: dict[str, Any]
 
 
-def prepare(config: Config, run_tokenizer: Path, stop: Stop) -> Prepared:
+def prepare(config: Config, stop: Stop) -> Prepared:
     """Prepare all text of a config; raises `UserError`."""
-    return Preparation(config, run_tokenizer, stop).prepared
+    return Preparation(config, stop).prepared
 
 
 def scan_corpus(config: Config, corpus: Corpus, stop: Stop) -> Scan:
     """Scan a corpus, or return the cached scan of its files."""
     reading = reading_of(config)
     reading.check = stop.check
-    files, find = files_of(corpus, reading.root), partial(scan, corpus, reading)
-    return remembered(files, columns_of(corpus), find, SCAN) if files else find()
+    files, find = readers.files_of(corpus, reading.root), partial(readers.scan, corpus, reading)
+    return remembered(files, readers.columns_of(corpus), find, SCAN) if files else find()
 
 
 def weights_of(config: Config, sizes: list[int]) -> list[float]:
@@ -100,44 +85,30 @@ def train_run_tokenizer(config: Config, stop: Stop, config_file: Path | None = N
     with run.hold():
         if run.tokenizer.exists():
             raise RefusedError(f"{run.tokenizer}: exists already; choose another run_dir")
-        tokenizer = Preparation(config, run.tokenizer, stop).tokenizer
+        tokenizer = Preparation(config, stop).tokenizer
         run.keep_tokenizer(tokenizer.proto, tokenizer.vocabulary)
     return run.tokenizer
 
 
-def find_tokenizer(config: Config, run_tokenizer: Path, scans: list[Scan]) -> Tokenizer | None:
-    """Load the vocabulary of a run, whose corpora have these scans, from any of its places; None
-    if there is none yet. Raises `UserError`.
-    """
-    preparation = Preparation(config, run_tokenizer, Stop())
-    preparation.scans = scans
-    ready = preparation.ready_tokenizer()
-    return ready or _open_tokenizer(cache_directory() / preparation.tokenizer_key)
-
-
 class Preparation:
-    """What preparing the text of a config finds out, each part computed when it is first read.
+    """What preparing the text of a config finds out, each part computed when it is first read."""
 
-    `run_tokenizer` is the path of the run's own vocabulary, which need not exist yet.
-    """
-
-    def __init__(self, config: Config, run_tokenizer: Path, stop: Stop) -> None:
-        self.config, self.run_tokenizer, self.stop = config, run_tokenizer, stop
+    def __init__(self, config: Config, stop: Stop) -> None:
+        self.config, self.stop = config, stop
+        self.run_tokenizer = RunDirectory(Path(config.run_dir)).tokenizer  # need not exist yet
         self.selection = Selection(config.data.max_length, config.filter)
 
     @cached_property
     def prepared(self) -> Prepared:
         """All that training reads."""
-        fingerprints = self.fingerprints
-        tokenizer = self.tokenizer
+        fingerprints = {**self.fingerprints, "tokenizer": self.tokenizer.fingerprint}
         for name, text in self.sets.items():
             self._warn_of_long_lines(name, text)
         stores = [self._store(number) for number in range(len(self.scans))]
         store = Store.join(stores, weights_of(self.config, list(map(len, stores))))
         self._report(store)
         tests = {name: self.sets[f"test {name}"] for name in self.config.data.test}
-        fingerprints = {**fingerprints, "tokenizer": tokenizer.fingerprint}
-        return Prepared(tokenizer, store, self.sets["valid"], tests, fingerprints)
+        return Prepared(self.tokenizer, store, self.sets["valid"], tests, fingerprints)
 
     @cached_property
     def fingerprints(self) -> dict[str, Any]:
@@ -161,13 +132,15 @@ class Preparation:
         """The sets that are scored: `valid` and each `test NAME`."""
         data = self.config.data
         tests = {f"test {name}": corpus for name, corpus in data.test.items()}
-        corpora = {"valid": data.valid, **tests}
-        return {name: self._read_set(name, corpus) for name, corpus in corpora.items()}
+        corpora = {"valid": data.valid, **tests}.items()
+        return {name: self._read_set(name, corpus) for name, corpus in corpora}
 
     def _read_set(self, name: str, corpus: Corpus) -> Text:
         """Read a set, including blank lines: its score must be that of its files."""
         reading = reading_of(self.config, keep_blank=True)
-        text = read_text(corpus, reading, scan_corpus(self.config, corpus, self.stop).sha256)
+        text = readers.read_text(
+            corpus, reading, scan_corpus(self.config, corpus, self.stop).sha256
+        )
         if not len(text):
             raise UserError(f"data.{name.split()[0]}: {describe(corpus)} holds no pairs")
         for reason, count in reading.counts.items():
@@ -189,31 +162,35 @@ class Preparation:
     def tokenizer(self) -> Tokenizer:
         """The vocabulary: an existing one, or one from the cache, where it is trained if needed."""
         self.stop.check()
-        if found := self.ready_tokenizer():
-            return found
-        return cached(self.tokenizer_key, _open_tokenizer, self._train_tokenizer, self.stop)
+        return self._ready_tokenizer() or cached(
+            self._tokenizer_key, _open_tokenizer, self._train_tokenizer, self.stop
+        )
 
-    def ready_tokenizer(self) -> Tokenizer | None:
+    def find_tokenizer(self) -> Tokenizer | None:
+        """Load the vocabulary from any of its places; None if there is none yet."""
+        return self._ready_tokenizer() or _open_tokenizer(cache_directory() / self._tokenizer_key)
+
+    def _ready_tokenizer(self) -> Tokenizer | None:
         """Load an existing vocabulary: the run's, that of `train.init_from`, or the one that the
         config names.
         """
         settings, init_from = self.config.tokenizer, self.config.train.init_from
         if self.run_tokenizer.exists():
-            tokenizer = Tokenizer.load(self.run_tokenizer)
-            if init_from is None:
-                _check_tokenizer(tokenizer, settings, self.run_tokenizer)
-            return tokenizer
-        if init_from is not None:
+            file, is_given = self.run_tokenizer, init_from is not None
+        elif init_from is not None:
             file = checkpoint.resolve(Path(init_from)) / layout.TOKENIZER
-            tokenizer = Tokenizer.load(file)
-            if settings.path is not None:
-                _check_tokenizer(tokenizer, settings, file)
-            logger.info("vocabulary of %s: %s pieces", file, f"{tokenizer.vocab_size:,}")
-            return tokenizer
-        return Tokenizer.load(Path(settings.path)) if settings.path is not None else None
+            is_given = settings.path is None
+        elif settings.path is not None:
+            file, is_given = Path(settings.path), True
+        else:
+            return None
+        tokenizer = Tokenizer.load(file)
+        if not is_given:
+            _check_tokenizer(tokenizer, settings, file)
+        return tokenizer
 
     @property
-    def tokenizer_key(self) -> str:
+    def _tokenizer_key(self) -> str:
         """The cache's name for the vocabulary: by the text and the settings that it is made of."""
         hashes, config = [found.sha256 for found in self.scans], self.config
         text_filter = config.filter.model_dump(exclude={"min_length", "max_ratio"})
@@ -242,15 +219,14 @@ class Preparation:
                 yield from chain.from_iterable(self.selection.by_text(chunk, Counter()))
 
     def _read(self, number: int, counts: Counter[str]) -> Iterator[Pair]:
-        """Read a training corpus; raises `ChangedError` at its end if it differs from its scan:
+        """Read a training corpus; raises `UserError` at its end if it differs from its scan:
         results would be kept under the name of another text.
         """
         corpus, reading = self.config.data.train[number], reading_of(self.config)
         reading.counts = counts
-        yield from read_pairs(corpus, reading)
+        yield from readers.read_pairs(corpus, reading)
         if scan_corpus(self.config, corpus, self.stop) != self.scans[number]:
-            text = "data.train: it changed while it was read; run the same command again"
-            raise ChangedError(text)
+            raise UserError("data.train: it changed while it was read; run the same command again")
 
     def _read_once(self, number: int, counts: Counter[str]) -> Iterator[Pair]:
         """Read a training corpus, without repeated pairs if these are filtered."""
@@ -259,8 +235,7 @@ class Preparation:
             return pairs
         hashes = [found.sha256 for found in self.scans]
         key = cache_key("repeats", duplicates.FORMAT, hashes, self.config.data.invalid_utf8)
-        open_repeats = partial(duplicates.open_repeats, corpora=len(self.scans))
-        is_repeat = cached(key, open_repeats, self._find_repeats, self.stop)[number]
+        is_repeat = cached(key, duplicates.open_repeats, self._find_repeats, self.stop)[number]
         if found := int(np.bitwise_count(is_repeat).sum()):
             counts[f"{DROPPED}seen before"] += found
         return duplicates.without_repeats(pairs, is_repeat)
@@ -269,8 +244,8 @@ class Preparation:
         """Read all training text for the pairs that come more than once."""
         pairs = sum(found.pairs for found in self.scans)
         corpora = (self._read(number, Counter()) for number in range(len(self.scans)))
-        with self._progress(pairs, "finding duplicates") as progress:
-            duplicates.write_repeats(path, corpora, pairs, progress)
+        with progress_bar(pairs, "pair", "finding duplicates") as bar:
+            duplicates.write_repeats(path, corpora, pairs, partial(self._advance, bar))
 
     def _store(self, number: int) -> Store:
         """Open a tokenized corpus in the cache, where it is built if needed."""
@@ -282,35 +257,22 @@ class Preparation:
 
     def _build_store(self, number: int, path: Path) -> None:
         workers, counts = self.config.data.workers, Counter[str]()
-        pairs = self._read_once(number, counts)
         name = Path(describe(self.config.data.train[number])).name
-        try:
-            with self._progress(self.scans[number].pairs, f"tokenizing {name}") as progress:
-                build_store(
-                    path,
-                    pairs,
-                    self.tokenizer,
-                    selection=self.selection,
-                    counts=counts,
-                    workers=available_threads() if workers == "auto" else workers,
-                    progress=progress,
-                )
-        except ChangedError:
-            manifest.discard(path)  # its shards may be of the other text
-            raise
+        with progress_bar(self.scans[number].pairs, "pair", f"tokenizing {name}") as bar:
+            build_store(
+                path,
+                self._read_once(number, counts),
+                self.tokenizer,
+                selection=self.selection,
+                counts=counts,
+                workers=available_threads() if workers == "auto" else workers,
+                progress=partial(self._advance, bar),
+            )
 
-    @contextmanager
-    def _progress(self, pairs: int, description: str) -> Iterator[Callable[[int], None]]:
-        """Show a progress bar. The result moves it by a number of pairs, and raises `StoppedError`
-        if a stop was requested.
-        """
-        with progress_bar(pairs, "pair", description) as bar:
-
-            def progress(number: int) -> None:
-                bar.update(number)
-                self.stop.check()
-
-            yield progress
+    def _advance(self, bar: Any, pairs: int) -> None:
+        """Move a progress bar; raises `StoppedError` if a stop was requested."""
+        bar.update(pairs)
+        self.stop.check()
 
     def _report(self, store: Store) -> None:
         """Log what training uses and what was left out."""

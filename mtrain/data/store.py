@@ -1,13 +1,13 @@
 """Tokenized corpora on disk: flat memory-mapped ids with offsets, built once, keyed by content.
 
-A store is a sequence of shards. Line `2 * i` of a shard is the source of its pair `i`, line `2 * i
-+ 1` the target, both without bos and eos. A shard's note is written last.
+A store has the ids of all lines and the offsets at which lines start and end. Line `2 * i` is the
+source of pair `i`, line `2 * i + 1` the target, both without bos and eos.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain, compress, islice
@@ -24,16 +24,14 @@ from mtrain.data.filters import Selection
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.runs import manifest
 from mtrain.runtime import files
-from mtrain.runtime.errors import UserError
 from mtrain.runtime.json_reader import read_json_file
 from mtrain.runtime.workers import map_tasks
 
-FORMAT = 3
+FORMAT = 4
 CHUNK = 10_000  # pairs handed to a worker at a time
-SHARD_CHUNKS = 100  # in a shard; a stopped build resumes after the last whole shard
 INLINE_CHUNKS = 10  # this much is tokenized sooner than processes start
 
-IDS, OFFSETS, NOTE = "{:05d}.ids", "{:05d}.npy", "{:05d}.json"  # files of a shard, by its number
+IDS, OFFSETS, STORE = "ids", "offsets", "store.json"  # the files of a store
 
 DEATH = (
     "a process that tokenizes the corpus was killed, perhaps for lack of memory: "
@@ -41,7 +39,6 @@ DEATH = (
 )
 
 Encoded = tuple[NDArray[np.uint32], NDArray[np.int64], Counter[str]]
-Encoding = Generator[Encoded, None, None]
 
 
 @dataclass(frozen=True)
@@ -54,30 +51,16 @@ class Shard:
     def __len__(self) -> int:
         return (len(self.offsets) - 1) // 2
 
-    def line(self, number: int) -> NDArray[Any]:
-        """Return the ids of one line, without copying."""
-        return self.ids[self.offsets[number] : self.offsets[number + 1]]
-
-
-@dataclass(frozen=True)
-class Written:
-    """Content of a shard: pairs read, pairs left out by reason, number of ids."""
-
-    read: int
-    dropped: dict[str, int]
-    ids: int
-
 
 @dataclass(frozen=True)
 class Description:
-    """Content of `store.json`, in addition to the shards' own notes."""
+    """Content of `store.json`: the type of the ids, and the pairs left out, by reason."""
 
     dtype: Literal["uint16", "uint32"]
-    shards: int
     counts: dict[str, int]
 
 
-DESCRIPTION, WRITTEN, WHOLE = TypeAdapter(Description), TypeAdapter(Written), TypeAdapter(bool)
+DESCRIPTION, WHOLE = TypeAdapter(Description), TypeAdapter(None)
 
 
 @dataclass(frozen=True)
@@ -113,12 +96,11 @@ class Store:
     def lengths_of(self, start: int, stop: int) -> NDArray[np.int64]:
         """Lengths without eos of the pairs `start` to `stop` - 1, shape (pairs, 2)."""
         parts = [np.zeros((0, 2), np.int64)]
-        number = max(0, bisect_right(self.starts, start) - 1)
-        while number < len(self.shards) and self.starts[number] < stop:
-            shard, first = self.shards[number], self.starts[number]
-            low, high = max(start - first, 0), min(stop - first, len(shard))
+        first = max(0, bisect_right(self.starts, start) - 1)
+        last = bisect_left(self.starts, stop)
+        for shard, begin in zip(self.shards[first:last], self.starts[first:last], strict=False):
+            low, high = max(start - begin, 0), min(stop - begin, len(shard))
             parts.append(np.diff(shard.offsets[2 * low : 2 * high + 1]).reshape(-1, 2))
-            number += 1
         return np.concatenate(parts)
 
     def equal_sides(self, start: int, stop: int) -> NDArray[np.bool_]:
@@ -130,10 +112,11 @@ class Store:
         return same
 
     def pair(self, index: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Ids of a pair's source and target."""
+        """Ids of a pair's source and target, without copying."""
         number = bisect_right(self.starts, index) - 1
         shard, line = self.shards[number], 2 * (index - self.starts[number])
-        return shard.line(line), shard.line(line + 1)
+        start, middle, stop = shard.offsets[line : line + 3].tolist()
+        return shard.ids[start:middle], shard.ids[middle:stop]
 
 
 def store_key(corpora: list[str], tokenizer: str, selection: Selection, invalid_utf8: str) -> str:
@@ -146,25 +129,15 @@ def open_store(path: Path) -> Store | None:
     """Open a store; None if it is missing or damaged."""
     try:
         paths = sorted(path.iterdir()) if path.is_dir() else []
-        remembered(paths, "whole", partial(_verify, path), WHOLE)
-        found = read_json_file(path / "store.json", DESCRIPTION)
-        shards = [_open_shard(path, number, found.dtype) for number in range(found.shards)]
+        remembered(paths, "whole", partial(manifest.verify, path, STORE), WHOLE)
+        found = read_json_file(path / STORE, DESCRIPTION)
+        has_ids = (path / IDS).stat().st_size
+        ids = np.memmap(path / IDS, found.dtype, "r") if has_ids else np.zeros(0, found.dtype)
+        offsets = np.memmap(path / OFFSETS, "<i8", "r")
     except (manifest.DamagedError, FileNotFoundError, ValueError):
         return None
-    return Store(shards, found.counts)
-
-
-def _verify(path: Path) -> bool:
-    manifest.verify(path, "store.json")
-    return True
-
-
-def _open_shard(path: Path, number: int, dtype: str) -> Shard:
-    file = path / IDS.format(number)
-    ids = np.memmap(file, dtype, "r") if file.stat().st_size else np.zeros(0, dtype)
-    offsets = np.load(path / OFFSETS.format(number), mmap_mode="r", allow_pickle=False)
     # still on disk: slices of plain arrays are made faster
-    return Shard(np.asarray(ids), np.asarray(offsets))
+    return Store([Shard(np.asarray(ids), np.asarray(offsets))], found.counts)
 
 
 def build_store(
@@ -179,92 +152,42 @@ def build_store(
 ) -> None:
     """Tokenize `pairs` with several processes and keep those that pass the filter.
 
-    `counts` is what reading dropped; `progress` gets the number of pairs read. A stopped build of
-    the same store is resumed. Raises `UserError`, and `OSError` if the disk is full.
+    `counts` is what reading dropped; `progress` gets the number of pairs read. Raises `UserError`,
+    and `OSError` if the disk is full.
     """
     dtype: Literal["uint16", "uint32"] = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
 
     def fill(directory: Path) -> None:
-        shards, iterator = _whole_shards(directory), iter(pairs)
-        for number in _skip(iterator, sum(shard.read for shard in shards), path):
-            progress(number)
+        iterator, end = iter(pairs), 0
         chunks = iter(lambda: list(islice(iterator, CHUNK)), [])
-        with closing(_encode_all(chunks, tokenizer, selection, workers)) as encoded:
-            while (first := next(encoded, None)) is not None:
-                group = chain((first,), islice(encoded, SHARD_CHUNKS - 1))
-                shards.append(_write_shard(directory, len(shards), group, dtype, progress))
-        for shard in shards:
-            counts.update(shard.dropped)
-        description = Description(dtype, len(shards), dict(counts))
-        files.write_bytes(directory / "store.json", DESCRIPTION.dump_json(description))
+        with (
+            closing(_encode_all(chunks, tokenizer, selection, workers)) as encoded,
+            files.create(directory / IDS) as ids_out,
+            files.create(directory / OFFSETS) as offsets_out,
+        ):
+            offsets_out.write(bytes(8))
+            for ids, lengths, dropped in encoded:
+                ids_out.write(ids.astype(dtype).tobytes())
+                offsets_out.write((end + lengths.cumsum()).astype("<i8").tobytes())
+                end += len(ids)
+                counts.update(dropped)
+                progress(len(lengths) // 2 + dropped.total())
+        body = DESCRIPTION.dump_json(Description(dtype, dict(counts)))
+        files.write_bytes(directory / STORE, body)
 
-    manifest.write_directory(path, fill, keep=lambda aside: bool(_whole_shards(aside)))
-
-
-def _whole_shards(directory: Path) -> list[Written]:
-    """Return the notes of the shards that were written to their ends."""
-    shards: list[Written] = []
-    with suppress(FileNotFoundError, ValueError):
-        while True:
-            shards.append(read_json_file(directory / NOTE.format(len(shards)), WRITTEN))
-    return shards
-
-
-def _skip(pairs: Iterator[Pair], count: int, path: Path) -> Iterator[int]:
-    """Skip pairs that are in whole shards and yield their numbers; where the text has fewer pairs,
-    remove the shards and raise `UserError`.
-    """
-    for start in range(0, count, CHUNK):
-        number = min(CHUNK, count - start)
-        if next(islice(pairs, number - 1, None), None) is None:
-            manifest.discard(path)
-            raise UserError(
-                f"{path}: a stopped build left damaged shards, which are now removed; "
-                "run the same command again"
-            )
-        yield number
-
-
-def _write_shard(
-    directory: Path,
-    number: int,
-    encoded: Iterator[Encoded],
-    dtype: str,
-    progress: Callable[[int], None],
-) -> Written:
-    """Write ids, then offsets, then the note."""
-    ids_file, offsets_file = directory / IDS.format(number), directory / OFFSETS.format(number)
-    read, dropped, lengths = 0, Counter[str](), [np.zeros(1, np.int64)]
-    with files.create(ids_file) as out:
-        for ids, lens, left_out in encoded:
-            out.write(ids.astype(dtype).tobytes())
-            lengths.append(lens)
-            dropped.update(left_out)
-            number_read = len(lens) // 2 + left_out.total()
-            progress(number_read)
-            read += number_read
-    offsets = np.concatenate(lengths).cumsum()
-    with files.create(offsets_file) as out:
-        header = {"descr": "<i8", "fortran_order": False, "shape": offsets.shape}
-        np.lib.format.write_array_header_1_0(out, header)
-        out.write(offsets.astype("<i8").tobytes())  # numpy's own writing hides why a disk fails
-    files.sync(ids_file)
-    files.sync(offsets_file)
-    written = Written(read, dropped, int(offsets[-1]))
-    files.write_bytes(directory / NOTE.format(number), WRITTEN.dump_json(written))
-    return written
+    manifest.write_directory(path, fill)
 
 
 def _encode_all(
     chunks: Iterator[list[Pair]], tokenizer: Tokenizer, selection: Selection, workers: int
-) -> Encoding:
+) -> Generator[Encoded]:
     """Encode chunks in order, in worker processes if there are many."""
     first = list(islice(chunks, INLINE_CHUNKS + 1))
     chunks = chain(first, chunks)
     if len(first) <= INLINE_CHUNKS or workers == 1:
         yield from (_encode_chunk(chunk, tokenizer, selection) for chunk in chunks)
-        return
-    yield from map_tasks(partial(_encoder, tokenizer.proto, selection), chunks, workers, DEATH)
+    else:
+        yield from map_tasks(partial(_encoder, tokenizer.proto, selection), chunks, workers, DEATH)
 
 
 def _encoder(proto: bytes, selection: Selection) -> Callable[[list[Pair]], Encoded]:

@@ -35,29 +35,9 @@ class SubwordSampler:
                 "set tokenizer.model_type: bpe"
             )
         self.dropout, self.max_length = dropout, max_length
-        self.merges = Merges(tokenizer)
-
-    def draw(self, pairs: Pairs, seed: int) -> Pairs:
-        """Draw the pieces of pairs of ids; the same seed draws the same."""
-        random = np.random.default_rng(seed)
-        found: Pairs = []
-        for start in range(0, len(pairs), CHUNK):
-            rows = list(chain.from_iterable(pairs[start : start + CHUNK]))
-            drawn = self.merges.apply(rows, self.dropout, random)
-            both = zip(rows, drawn, strict=True)
-            chosen = [old if len(new) >= self.max_length else new for old, new in both]
-            found += zip(chosen[::2], chosen[1::2], strict=True)
-        return found
-
-
-class Merges:
-    """The merges of a BPE vocabulary, those with the highest score first."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        pieces = tokenizer.plain_pieces
+        pieces, size = tokenizer.plain_pieces, tokenizer.vocab_size
         ids = {piece: number for number, piece in pieces.items()}
-        size = tokenizer.vocab_size
-        self.scores = np.full(size + 1, -np.inf)
+        self.scores = np.full(size + 1, -np.inf)  # merges with the highest score are done first
         self.begins_word = np.zeros(size, bool)
         self.spelled: list[list[int]] = [[number] for number in range(size)]
         merges: list[tuple[int, int]] = []
@@ -70,13 +50,22 @@ class Merges:
                 left, right = ids.get(piece[:cut]), ids.get(piece[cut:])
                 if left is not None and right is not None:
                     merges.append((left * size + right, number))
-        self.size, self.none = size, size
-        keys, merged = np.array(sorted(merges) or [(-1, size)], np.int64).T
-        self.keys, self.merged = np.ascontiguousarray(keys), merged
+        self.none = size  # what symbols without a merge come to
+        keys, self.merged = np.array(sorted(merges) or [(-1, size)], np.int64).T
+        self.keys = np.ascontiguousarray(keys)
 
-    def apply(
-        self, rows: list[Row], dropout: float, random: np.random.Generator
-    ) -> list[NDArray[Any]]:
+    def draw(self, pairs: Pairs, seed: int) -> Pairs:
+        """Draw the pieces of pairs of ids; the same seed draws the same."""
+        random = np.random.default_rng(seed)
+        found: Pairs = []
+        for start in range(0, len(pairs), CHUNK):
+            rows = list(chain.from_iterable(pairs[start : start + CHUNK]))
+            both = zip(rows, self._segment(rows, random), strict=True)
+            chosen = [old if len(new) >= self.max_length else new for old, new in both]
+            found += zip(chosen[::2], chosen[1::2], strict=True)
+        return found
+
+    def _segment(self, rows: list[Row], random: np.random.Generator) -> list[Row]:
         """Split ids into characters and merge them again. In each round, and for each word, merges
         are dropped at random and the best remaining one is applied, until none remains.
         """
@@ -89,7 +78,7 @@ class Merges:
         places, found = np.arange(len(symbols)), np.full(len(symbols), -1)
         merged = self._look_up(symbols, words)
         while len(symbols):
-            left_out = random.random(len(symbols)) < dropout
+            left_out = random.random(len(symbols)) < self.dropout
             best = _best_of_words(np.where(left_out, -np.inf, self.scores[merged]), words)
             found[places] = symbols  # of words without merges for good
             found[places[best + 1]] = -1
@@ -111,7 +100,7 @@ class Merges:
         (N,).
         """
         found = np.full(len(symbols), self.none)
-        keys = symbols[:-1] * self.size + symbols[1:]
+        keys = symbols[:-1] * self.none + symbols[1:]
         at = np.searchsorted(self.keys, keys).clip(max=len(self.keys) - 1)
         merge = (self.keys[at] == keys) & (words[:-1] == words[1:])
         found[:-1][merge] = self.merged[at[merge]]

@@ -3,7 +3,7 @@
 import hashlib
 import io
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ class Tokenizer:
                 f"{name}: not a model to use: a piece, or the normalization of a character, is "
                 f"longer than {LONGEST_PIECE:,} characters"
             )
-        self.proto = proto
+        self.proto, self.known = proto, known
         self.longest_piece = max(map(len, known), default=1)
         self.vocab_size: int = len(known)
         self.unk_id: int = self.pieces.unk_id()
@@ -79,15 +79,13 @@ class Tokenizer:
     @property
     def vocabulary(self) -> str:
         """Pieces and scores, one per line, in the format of SentencePiece's .vocab files."""
-        sp = self.pieces
-        rows = range(sp.get_piece_size())
-        return "".join(f"{sp.id_to_piece(i)}\t{sp.get_score(i):g}\n" for i in rows)
+        score = self.pieces.get_score
+        return "".join(f"{piece}\t{score(i):g}\n" for i, piece in enumerate(self.known))
 
     @property
     def all_pieces(self) -> list[str]:
         """Pieces of all ids, no two equal; special ids that the model lacks get made-up names."""
-        pieces = [self.pieces.id_to_piece(i) for i in range(self.pieces.get_piece_size())]
-        taken = set(pieces)
+        pieces, taken = self.known.copy(), set(self.known)
         names = {self.pad_id: "<pad>", self.bos_id: "<s>", self.eos_id: "</s>"}
         for number in range(len(pieces), self.vocab_size):
             name = names[number]
@@ -103,9 +101,9 @@ class Tokenizer:
         """
         sp = self.pieces
         special = (sp.is_control, sp.is_unknown, sp.is_byte, sp.is_unused)
-        numbers = [i for i in range(sp.get_piece_size()) if not any(is_so(i) for is_so in special)]
+        numbers = [i for i in range(len(self.known)) if not any(is_so(i) for is_so in special)]
         first = max((i for i in numbers if sp.get_score(i) == 0), default=0)
-        return {i: sp.id_to_piece(i) for i in numbers if sp.get_score(i) != 0 or i == first}
+        return {i: self.known[i] for i in numbers if sp.get_score(i) != 0 or i == first}
 
     @property
     def is_bpe(self) -> bool:
@@ -176,26 +174,19 @@ def train_tokenizer(
     sentences: Callable[[], Iterable[str]],
     *,
     vocab_size: int,
-    model_type: str = "bpe",
     normalization: str = "identity",
-    character_coverage: float = 0.9995,
-    byte_fallback: bool = True,
-    user_symbols: tuple[str, ...] = (),
+    user_symbols: Sequence[str] = (),
+    **others: Any,
 ) -> bytes:
     """Train a vocabulary on `sentences()` and return the model; raises `UserError` if the text does
-    not allow the size.
+    not allow the size. `others` are options of SentencePiece.
 
     Unlike SentencePiece, by default this neither squeezes spaces nor turns Chinese full-width
     punctuation into ASCII.
     """
-    options: dict[str, Any] = {
-        "model_type": model_type,
-        "normalization_rule_name": normalization,
-        "remove_extra_whitespaces": normalization != "identity",
-        "character_coverage": character_coverage,
-        "byte_fallback": byte_fallback,
-        "user_defined_symbols": list(user_symbols),
-    }
+    options = {"model_type": "bpe", "byte_fallback": True, **others}
+    options |= {"normalization_rule_name": normalization, "user_defined_symbols": [*user_symbols]}
+    options["remove_extra_whitespaces"] = normalization != "identity"
     try:
         return _train(sentences(), options, vocab_size, exact=True)
     except RuntimeError:
@@ -216,28 +207,23 @@ def train_tokenizer(
     )
 
 
-class _Sentences:
-    """Sentences for SentencePiece, which replaces an error in reading them by one of its own."""
-
-    def __init__(self, texts: Iterable[str]) -> None:
-        self.texts = texts
-        self.error: BaseException | None = None
-
-    def __iter__(self) -> Iterator[str]:
-        try:
-            yield from self.texts
-        finally:  # also for KeyboardInterrupt
-            self.error = sys.exception()
-
-
 def _train(
     sentences: Iterable[str], options: dict[str, Any], vocab_size: int, *, exact: bool
 ) -> bytes:
     """Run SentencePiece's trainer; unless `exact`, a text that is too small gives fewer pieces."""
-    model, reader = io.BytesIO(), _Sentences(sentences)
+    model = io.BytesIO()
+    failure: BaseException | None = None
+
+    def read() -> Iterator[str]:
+        nonlocal failure
+        try:
+            yield from sentences
+        finally:  # also for KeyboardInterrupt: SentencePiece replaces errors by one of its own
+            failure = sys.exception()
+
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(reader),
+            sentence_iterator=read(),
             model_writer=model,
             vocab_size=vocab_size,
             hard_vocab_limit=exact,
@@ -253,7 +239,7 @@ def _train(
             **options,
         )
     except RuntimeError:
-        if reader.error is not None and not isinstance(reader.error, GeneratorExit):
-            raise reader.error from None
+        if failure is not None and not isinstance(failure, GeneratorExit):
+            raise failure from None
         raise
     return model.getvalue()

@@ -4,7 +4,6 @@ CTranslate2 (https://opennmt.net/CTranslate2) is an optional extra, `mtrain[ctra
 """
 
 import logging
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,36 +52,30 @@ def load(directory: Path, tokenizer: Tokenizer) -> Engine:
     ctranslate2.set_log_level(logging.ERROR)  # it warns of types that this processor lacks
     translator = ctranslate2.Translator(str(directory), device="cpu")
     own = Tokenizer.load(directory / layout.TOKENIZER)
-    return Engine("CTranslate2", own.encode, partial(_search, translator, tokenizer), own.decode)
-
-
-def _search(
-    translator: Any,
-    tokenizer: Tokenizer,
-    rows: list[list[int]],
-    limits: list[int],
-    beam_size: int,
-    alpha: float,
-) -> list[list[int]]:
-    """Search as a `mtrain.export.proof.Search` does."""
     pieces = tokenizer.all_pieces
     numbers = {piece: number for number, piece in enumerate(pieces)}
-    found: list[list[int]] = [[] for _ in rows]
-    for limit in sorted(set(limits) - {1}):  # it has one limit per call, at least 1
-        places = [place for place, own in enumerate(limits) if own == limit]
-        results = translator.translate_batch(
-            [[pieces[number] for number in (*rows[place], tokenizer.eos_id)] for place in places],
-            beam_size=beam_size,
-            length_penalty=alpha,
-            max_batch_size=MAX_BATCH_SIZE,
-            min_decoding_length=0,
-            max_decoding_length=limit - 1,
-            max_input_length=0,
-            suppress_sequences=[[pieces[tokenizer.pad_id]], [pieces[tokenizer.bos_id]]],
-        )
-        for place, result in zip(places, results, strict=True):
-            found[place] = [numbers[piece] for piece in result.hypotheses[0]]
-    return found
+
+    def search(
+        rows: list[list[int]], limits: list[int], beam_size: int, alpha: float
+    ) -> list[list[int]]:
+        found: list[list[int]] = [[] for _ in rows]
+        for limit in sorted(set(limits) - {1}):  # it has one limit per call, at least 1
+            places = [place for place, own_limit in enumerate(limits) if own_limit == limit]
+            results = translator.translate_batch(
+                [[pieces[i] for i in (*rows[place], tokenizer.eos_id)] for place in places],
+                beam_size=beam_size,
+                length_penalty=alpha,
+                max_batch_size=MAX_BATCH_SIZE,
+                min_decoding_length=0,
+                max_decoding_length=limit - 1,
+                max_input_length=0,
+                suppress_sequences=[[pieces[tokenizer.pad_id]], [pieces[tokenizer.bos_id]]],
+            )
+            for place, result in zip(places, results, strict=True):
+                found[place] = [numbers[piece] for piece in result.hypotheses[0]]
+        return found
+
+    return Engine("CTranslate2", own.encode, search, own.decode)
 
 
 def _spec(model: Transformer, tokenizer: Tokenizer, positions: int) -> Any:
@@ -108,11 +101,6 @@ def _spec(model: Transformer, tokenizer: Tokenizer, positions: int) -> Any:
     layers: list[Any] = [*model.encoder_layers, *model.decoder_layers]
     for part, layer in zip([*spec.encoder.layer, *spec.decoder.layer], layers, strict=True):
         _set_layer(part, layer)
-    _set_vocabulary(spec, tokenizer)
-    return spec
-
-
-def _set_vocabulary(spec: Any, tokenizer: Tokenizer) -> None:
     pieces = tokenizer.all_pieces
     spec.register_source_vocabulary(pieces)
     spec.register_target_vocabulary(pieces)
@@ -120,6 +108,7 @@ def _set_vocabulary(spec: Any, tokenizer: Tokenizer) -> None:
     spec.config.bos_token = spec.config.decoder_start_token = pieces[tokenizer.bos_id]
     spec.config.eos_token = pieces[tokenizer.eos_id]
     spec.config.add_source_eos = False  # callers add it, as they do for most such models
+    return spec
 
 
 def _set_layer(part: Any, layer: EncoderLayer | DecoderLayer) -> None:

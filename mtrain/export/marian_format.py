@@ -9,7 +9,6 @@ matrix that reads or writes them.
 import json
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,57 +55,63 @@ def check(shape: Shape, quantization: str) -> None:
             )
     try:
         from transformers import MarianMTModel, MarianTokenizer  # noqa: F401
+        from transformers.utils import logging
     except ImportError as error:
         raise MissingExtraError("--to hf-marian", "hf", error) from None
+    # its hints are for others: `max_new_tokens` over `max_length`, sacremoses, and the like
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", module="transformers")
 
 
 def write(directory: Path, loaded: LoadedModel, quantization: str) -> None:
     """Write a model into a directory that `from_pretrained` loads; raises `OSError`."""
     from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
-    with _quietly():
-        model = MarianMTModel(MarianConfig(**_settings(loaded)))
-        missing, unknown = model.load_state_dict(_weights(loaded.model), strict=False)
-        assert not unknown
-        assert all(name.endswith(("embed_positions.weight", "_logits_bias")) for name in missing)
-        model.tie_weights()
-        model.generation_config = GenerationConfig(**_search_settings(loaded))
-        try:
-            model.save_pretrained(directory)
-        except SafetensorError as error:  # a full disk
-            raise OSError(first_line(error)) from None
-        _write_tokenizer(directory, loaded)
+    tokenizer, decode = loaded.tokenizer, loaded.decode
+    model = MarianMTModel(MarianConfig(**_settings(loaded)))
+    missing, unknown = model.load_state_dict(_weights(loaded.model), strict=False)
+    assert not unknown
+    assert all(name.endswith(("embed_positions.weight", "_logits_bias")) for name in missing)
+    model.tie_weights()
+    model.generation_config = GenerationConfig(
+        **_special_ids(tokenizer),
+        bad_words_ids=[[tokenizer.pad_id], [tokenizer.bos_id]],
+        max_new_tokens=loaded.limit(loaded.max_source_length - 1),  # for all: the longest's
+        **_search_options(decode.beam_size, decode.length_penalty),
+    )
+    try:
+        model.save_pretrained(directory)
+    except SafetensorError as error:  # a full disk
+        raise OSError(first_line(error)) from None
+    _write_tokenizer(directory, loaded)
 
 
 def load(directory: Path, tokenizer: Tokenizer) -> Engine:
     """Load a written model as its users do."""
     from transformers import MarianMTModel, MarianTokenizer
 
-    with _quietly():
-        model = MarianMTModel.from_pretrained(directory, local_files_only=True)
-        marian = MarianTokenizer.from_pretrained(directory, local_files_only=True)
+    model = MarianMTModel.from_pretrained(directory, local_files_only=True)
+    marian = MarianTokenizer.from_pretrained(directory, local_files_only=True)
 
     def encode(lines: list[str]) -> list[list[int]]:
-        rows = marian(lines, truncation=True)["input_ids"]
-        return [row[:-1] for row in rows]
+        return [row[:-1] for row in marian(lines, truncation=True)["input_ids"]]
 
     def search(
         rows: list[list[int]], limits: list[int], beam_size: int, alpha: float
     ) -> list[list[int]]:
         found: list[list[int]] = [[] for _ in rows]
-        options = _search_options(beam_size, alpha)
         by_length = sorted(range(len(rows)), key=lambda place: len(rows[place]))
         for start in range(0, len(rows), BATCH_SIZE):
             places = by_length[start : start + BATCH_SIZE]
             sources = [[*rows[place], tokenizer.eos_id] for place in places]
             own = [limits[place] for place in places]
-            with _quietly():
-                batch = marian.pad({"input_ids": sources}, return_tensors="pt")
-                limited = {
-                    "logits_processor": [_limit(own, beam_size, tokenizer.eos_id)],
-                    "max_new_tokens": max(own) + 1,  # never reached
-                }
-                out = model.generate(**batch, **options, **limited)
+            out = model.generate(
+                **marian.pad({"input_ids": sources}, return_tensors="pt"),
+                **_search_options(beam_size, alpha),
+                logits_processor=[_limit(own, beam_size, tokenizer.eos_id)],
+                max_new_tokens=max(own) + 1,  # never reached
+            )
             for place, ids in zip(places, out[:, 1:].tolist(), strict=True):
                 found[place] = ids[: ids.index(tokenizer.eos_id)]
         return found
@@ -168,22 +173,10 @@ def _settings(loaded: LoadedModel) -> dict[str, Any]:
     }
 
 
-def _search_settings(loaded: LoadedModel) -> dict[str, Any]:
-    """Return the library's settings of the search. It divides scores by length ** alpha, whatever
-    the model's `decode.length_norm`, and has one limit for all: that of the longest source.
-    """
-    decode, tokenizer = loaded.decode, loaded.tokenizer
-    return {
-        **_special_ids(tokenizer),
-        "bad_words_ids": [[tokenizer.pad_id], [tokenizer.bos_id]],
-        "max_new_tokens": loaded.limit(loaded.max_source_length - 1),
-        **_search_options(decode.beam_size, decode.length_penalty),
-    }
-
-
 def _search_options(beam_size: int, alpha: float) -> dict[str, Any]:
-    """Return the options that depend on the beam size; `early_stopping` ends a sentence when as
-    many hypotheses have ended, but the library refuses it for greedy search.
+    """Return the options of a search, which divides scores by length ** alpha, whatever the model's
+    `decode.length_norm`. `early_stopping` ends a sentence when as many hypotheses have ended; the
+    library refuses it for greedy search.
     """
     if beam_size == 1:
         return {"num_beams": 1}
@@ -199,13 +192,14 @@ def _write_tokenizer(directory: Path, loaded: LoadedModel) -> None:
 
     tokenizer, data = loaded.tokenizer, loaded.config.data
     pieces = tokenizer.all_pieces
-    files = {name: directory / name for name in ("source.spm", "target.spm", "vocab.json")}
-    files["source.spm"].write_bytes(tokenizer.proto)
-    files["target.spm"].write_bytes(tokenizer.proto)
-    numbers = {piece: number for number, piece in enumerate(pieces)}
-    files["vocab.json"].write_text(json.dumps(numbers, indent=2), encoding="utf-8")
+    source, target, vocabulary = (
+        directory / name for name in ("source.spm", "target.spm", "vocab.json")
+    )
+    source.write_bytes(tokenizer.proto)
+    target.write_bytes(tokenizer.proto)
+    vocabulary.write_text(json.dumps({piece: i for i, piece in enumerate(pieces)}, indent=2))
     MarianTokenizer(
-        *(str(file) for file in files.values()),
+        *map(str, (source, target, vocabulary)),
         source_lang=data.src_lang,
         target_lang=data.tgt_lang,
         unk_token=pieces[tokenizer.unk_id],
@@ -250,22 +244,3 @@ def _layer(layer: nn.Module, order: Tensor) -> Iterator[tuple[str, Tensor]]:
         parts = weight.chunk(3) if module.endswith("project_in") else [weight]
         for part, own in zip("qkv", parts, strict=False):
             yield f"{MARIAN_NAMES[module].format(part)}.{kind}", own
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Keep the library's hints and bars off the screen: `max_new_tokens` over `max_length`,
-    sacremoses, which its tokenizer loads and does not use, and the like.
-    """
-    from transformers.utils import logging
-
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.set_verbosity(verbosity)
-        logging.enable_progress_bar()

@@ -37,8 +37,7 @@ class BitDropout(nn.Dropout):
         """Set a fraction `p` of x to zero and scale the rest, while training."""
         if not self.training or self.p == 0.0:
             return x
-        dropped: Tensor = _Dropout.apply(x, self.p)  # type: ignore[no-untyped-call]
-        return dropped
+        return drop(x, self.p)
 
 
 class _Dropout(torch.autograd.Function):
@@ -52,6 +51,9 @@ class _Dropout(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return _masked(grads[0], ctx.saved_tensors[0], ctx.p), None
+
+
+drop: Callable[[Tensor, float], Tensor] = _Dropout.apply
 
 
 def _dropout_mask(x: Tensor, p: float) -> Tensor:
@@ -92,16 +94,9 @@ class RowAttention(Attention):
         return out
 
 
-def attend_rows(query: Tensor, source: Tensor | None, bias: Tensor, H: int, p: float) -> Tensor:
-    """Equation 1 between projected rows, (R, D) out. Without a `source` (M, 2 * D) of keys and
-    values, `query` (R, 3 * D) holds them too; `bias` (B, 1, T, S) is added to the scores.
-    """
-    out: Tensor = _Attend.apply(query, source, bias, H, p)  # type: ignore[no-untyped-call]
-    return out
-
-
 class _Attend(torch.autograd.Function):
-    """Equation 1 and its gradient.
+    """Equation 1 between projected rows, and its gradient: -> (R, D). Without a `source` (M, 2 * D)
+    of keys and values, `query` (R, 3 * D) holds them too; `bias` (B, 1, T, S) is added to scores.
 
     Heads are cut out and joined by one copy each, which also converts to fp32: MKL multiplies
     small matrices well, while oneDNN would generate code for every new shape. The softmax is
@@ -142,6 +137,9 @@ class _Attend(torch.autograd.Function):
         own = _join_heads(out_grad, rows, B, T, H, query_grad)
         other = _join_heads(out_grad, source_rows, B, S, H, key_grad, value_grad)
         return own, other, None, None, None
+
+
+attend_rows: Callable[..., Tensor] = _Attend.apply
 
 
 def _cut_heads(rows: Tensor, B: int, L: int, H: int, parts: int) -> tuple[Tensor, ...]:

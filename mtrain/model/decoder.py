@@ -45,9 +45,7 @@ class DecoderState:
         lineage = lineage.view(B, len(rows) // max(1, B), *lineage.shape[1:])
         if (missing := lineage.shape[1] - slots) > 0:
             lineage = F.pad(lineage, (0, missing), value=float("-inf"))
-            # copies, since no mask hides the NaN that an uninitialised slot may hold
-            copies = torch.arange(slots + missing, device=rows.device) % slots
-            past = tuple(layer.index_select(4, copies) for layer in past)
+            past = tuple(F.pad(layer, (0, 0, 0, missing)) for layer in past)
         return DecoderState(past, self.time, lineage, source, src_bias)
 
     def longer(self) -> "DecoderState":
@@ -55,17 +53,10 @@ class DecoderState:
         past, lineage = self.past, self.lineage
         if self.time == lineage.shape[2]:
             room = max(16, self.time)
-            past = tuple(_with_room(layer, room) for layer in past)
+            past = tuple(F.pad(layer, (0, 0, 0, 0, 0, room)) for layer in past)
             lineage = F.pad(lineage, (0, 0, 0, room), value=float("-inf"))
         lineage[:, :, self.time].diagonal(dim1=1, dim2=2).zero_()
         return replace(self, past=past, time=self.time + 1, lineage=lineage)
-
-
-def _with_room(past: Tensor, room: int) -> Tensor:
-    """Copy keys and values into a tensor with `room` more positions, which are not initialised."""
-    longer = past.new_empty(*past.shape[:3], past.shape[3] + room, *past.shape[4:])
-    longer[:, :, :, : past.shape[3]] = past
-    return longer
 
 
 class Decoder:
@@ -106,7 +97,7 @@ class Decoder:
         x = torch.add(self.model.positions(self.model.tgt_positions, time, 1), x, alpha=self.scale)
         x = x.to(self.model.dtype)
         for layer, past, source in zip(self.layers, state.past, state.source, strict=True):
-            x = layer.step(x, past, time, source, bias, src_bias)
+            x = layer.step(x, past[:, :, :, : time + 1], source, bias, src_bias)
         return self.project(self.model.decoder_norm(x)).float().log_softmax(-1), state
 
 
@@ -155,31 +146,22 @@ class _Layer:
         self.outer = product(feed.outer.weight, feed.outer.bias)
 
     def step(
-        self,
-        x: Tensor,
-        past: Tensor,
-        time: int,
-        source: Tensor,
-        past_bias: Tensor | None,
-        src_bias: Tensor,
+        self, x: Tensor, past: Tensor, source: Tensor, bias: Tensor | None, src_bias: Tensor
     ) -> Tensor:
         """Apply `DecoderLayer` to one position: (N, D) -> (N, D)."""
         layer = self.layer
-        x = layer.residual(layer.self_norm, x, lambda x: self._over_past(x, past, time, past_bias))
+        x = layer.residual(layer.self_norm, x, lambda x: self._over_past(x, past, bias))
         x = layer.residual(layer.cross_norm, x, lambda x: self._over_source(x, source, src_bias))
         return layer.residual(layer.feed_norm, x, lambda x: self.outer(self.inner(x).relu_()))
 
-    def _over_past(self, x: Tensor, past: Tensor, time: int, bias: Tensor | None) -> Tensor:
+    def _over_past(self, x: Tensor, past: Tensor, bias: Tensor | None) -> Tensor:
         """Attend from the newest tokens to their own pasts: (N, D) -> (N, D). Their keys and values
-        are written to position `time` of `past` (2, B, H, T, W', K).
+        are written to the last position of `past` (2, B, H, T, W', K).
         """
         _, B, H, _, _, K = past.shape
         projected = self.project(x).view(B, -1, 3, H, K).permute(2, 0, 3, 1, 4)
-        W, slots = projected.shape[3], past[:, :, :, time]
-        slots[:, :, :, :W] = projected[1:]
-        if slots.shape[3] > W:  # an uninitialised slot may be NaN, which no mask hides
-            slots[:, :, :, W:] = 0
-        key, value = past[:, :, :, : time + 1].view(2, B * H, -1, K)
+        past[:, :, :, -1, : projected.shape[3]] = projected[1:]
+        key, value = past.view(2, B * H, -1, K)
         return self.join(self._attend(projected[0], key, value, bias, x.dtype))
 
     def _over_source(self, x: Tensor, source: Tensor, bias: Tensor) -> Tensor:

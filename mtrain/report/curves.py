@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 Point = tuple[int, float]
@@ -13,29 +14,15 @@ MOST = 1e300  # differences of larger values overflow
 LEAST = 1e-300  # fractions of smaller values are 0
 FLAT = 1e-9  # a curve whose values differ by less, relative to them, is flat
 BUCKETS = 180  # parts of a long curve, each of which shows its lowest and its highest value
-MOST_MARKED = 40  # points of a curve with a mark at each
 MOST_ROWS = 60  # of a curve's table
-# Key of a chart, its title, and the values of the records that it shows, with their names.
+# Key of a chart, its title, and the values of the records that it shows.
 CHARTS = (
-    ("loss", "Training loss per token, with label smoothing", {"train/loss": "training"}),
-    (
-        "nll",
-        "Negative log-likelihood per token (in training with dropout)",
-        {"train/nll": "training", "valid/nll": "validation", "average/nll": "average"},
-    ),
-    (
-        "bleu",
-        "BLEU on the validation set",
-        {"valid/bleu": "checkpoints", "average/bleu": "average"},
-    ),
-    ("lr", "Learning rate", {"lr": "learning rate"}),
-    ("grad", "Norm of the gradient, before clipping", {"grad_norm": "norm"}),
-    ("speed", "Target tokens per second, without padding", {"tokens_per_second": "speed"}),
-)
-MARKS = (
-    "M-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0 -7 0z",  # circle
-    "M-3.5 -3.5h7v7h-7z",  # square
-    "M0 -5.5l5.5 5.5l-5.5 5.5l-5.5 -5.5z",  # diamond
+    ("loss", "Training loss per token, with label smoothing", ["train/loss"]),
+    ("nll", "NLL per token (in training with dropout)", ["train/nll", "valid/nll", "average/nll"]),
+    ("bleu", "BLEU on the validation set", ["valid/bleu", "average/bleu"]),
+    ("lr", "Learning rate", ["lr"]),
+    ("grad", "Norm of the gradient, before clipping", ["grad_norm"]),
+    ("speed", "Target tokens per second, without padding", ["tokens_per_second"]),
 )
 
 
@@ -46,16 +33,15 @@ class Series:
     name: str
     points: list[Point]
 
-
-@dataclass(frozen=True)
-class Line:
-    """A series as it is drawn; its number chooses colour, dashes and mark."""
-
-    number: int
-    name: str
-    path: str
-    mark: str
-    marked: list[tuple[float, float]]
+    @property
+    def summary(self) -> str:
+        """Describe the curve in words."""
+        (first, begin), (last, end) = self.points[0], self.points[-1]
+        values = [value for _, value in self.points]
+        return (
+            f"{self.name}: from {begin:.4g} at step {first:,} to {end:.4g} at step {last:,}, "
+            f"lowest {min(values):.4g}, highest {max(values):.4g}"
+        )
 
 
 @dataclass(frozen=True)
@@ -77,7 +63,7 @@ class Axis:
         every = max(least, tick_distance(self.low, self.high))
         first, last = math.ceil(self.low / every - 1e-9), math.floor(self.high / every + 1e-9)
         values = [count * every for count in range(first, last + 1)]
-        return [(self(value), number(value, every)) for value in values]
+        return [(self(value), f"{value:,.6g}") for value in values]
 
 
 @dataclass(frozen=True)
@@ -92,7 +78,7 @@ class Chart:
     @property
     def summary(self) -> str:
         """Describe each curve in words."""
-        return "; ".join(map(_course, self.series))
+        return "; ".join(series.summary for series in self.series)
 
     @property
     def x(self) -> Axis:
@@ -108,15 +94,10 @@ class Chart:
         high = math.ceil(max(values) / every) * every
         return Axis(low, high if high > low else low + every, HEIGHT - BOTTOM, TOP)
 
-    @property
-    def lines(self) -> Iterator[Line]:
-        """The curves as paths."""
+    def places(self, series: Series) -> list[tuple[float, float]]:
+        """Return the points of a curve in pixels."""
         x, y = self.x, self.y
-        for i, series in enumerate(self.series):
-            places = [(x(step), y(value)) for step, value in thinned(series.points)]
-            path = "M" + "L".join(f"{across} {down}" for across, down in places)
-            marked = places if len(places) <= MOST_MARKED else []
-            yield Line(i, series.name, path, MARKS[i % len(MARKS)], marked)
+        return [(x(step), y(value)) for step, value in thinned(series.points)]
 
     @property
     def steps(self) -> list[int]:
@@ -132,36 +113,29 @@ class Chart:
             for step in spaced(self.steps, MOST_ROWS)
         ]
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether the table has every record."""
-        return len(self.steps) <= MOST_ROWS
-
 
 def charts_of(records: list[dict[str, Any]]) -> Iterator[Chart]:
     """Draw those charts that records have finite values for, all up to the last step."""
     records = [record for record in records if 0 <= record["step"] < MOST]
     last = max((record["step"] for record in records), default=0)
     for key, title, names in CHARTS:
-        found = []
-        for value, name in names.items():
-            have = [record for record in records if _is_finite(record.get(value))]
-            if have:
-                points = [(record["step"], float(record[value])) for record in have]
-                found.append(Series(name, points))
+        found = [Series(name, points) for name in names if (points := _points(records, name))]
         if found:
             yield Chart(key, title, found, last)
 
 
+def _points(records: list[dict[str, Any]], name: str) -> list[Point]:
+    """Return the values of a name that can be drawn."""
+    values = ((record["step"], record.get(name)) for record in records)
+    return [(n, float(v)) for n, v in values if isinstance(v, int | float) and abs(v) < MOST]
+
+
 def thinned(points: list[Point]) -> list[Point]:
-    """Keep the lowest and the highest point of each of `BUCKETS` parts of a long curve."""
-    if len(points) <= 2 * BUCKETS:
-        return points
-    kept = {0, len(points) - 1}
-    for bucket in range(BUCKETS):
-        part = range(bucket * len(points) // BUCKETS, (bucket + 1) * len(points) // BUCKETS)
-        kept.update(choose(part, key=lambda i: points[i][1]) for choose in (min, max))
-    return [points[i] for i in sorted(kept)]
+    """Keep the ends of a curve, and the lowest and the highest point of each of `BUCKETS` parts."""
+    size = math.ceil(len(points) / BUCKETS)
+    parts = [points[i : i + size] for i in range(0, len(points), size)]
+    kept = {choose(part, key=itemgetter(1)) for part in parts for choose in (min, max)}
+    return sorted(kept | {points[0], points[-1]})
 
 
 def spaced(items: list[int], most: int) -> list[int]:
@@ -180,26 +154,3 @@ def tick_distance(low: float, high: float) -> float:
         span = 1.0
     power = math.pow(10.0, math.floor(math.log10(span / 4)))
     return next((factor * power for factor in (10, 5, 2) if factor * power <= span / 4), power)
-
-
-def number(value: float, every: float) -> str:
-    """Write a value with as many digits as ticks at this distance need."""
-    if value and (abs(value) >= 1e6 or every < 1e-3):
-        return f"{value:.3g}"
-    digits = max(0, -math.floor(math.log10(every) + 1e-9))
-    return f"{round(value, digits) + 0.0:,.{digits}f}"
-
-
-def _course(series: Series) -> str:
-    (first, begin), (last, end) = series.points[0], series.points[-1]
-    if first == last:
-        return f"{series.name}: {end:.4g} at step {last:,}"
-    low, high = (choose(series.points, key=lambda p: p[1]) for choose in (min, max))
-    return (
-        f"{series.name}: from {begin:.4g} at step {first:,} to {end:.4g} at step {last:,}, "
-        f"lowest {low[1]:.4g} (step {low[0]:,}), highest {high[1]:.4g} (step {high[0]:,})"
-    )
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and abs(value) < MOST

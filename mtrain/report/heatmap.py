@@ -1,12 +1,21 @@
-"""Heat maps of attention for pages: drawings of the cells; the browser lays out their labels."""
+"""Heat maps of attention, and the pages that show them, from templates that escape every text.
+
+Text of a language passes through `visible`, anything else from outside through `printable`: both
+spell out characters that are invisible or would reorder the text around them.
+"""
 
 import math
-import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
+import jinja2
 import numpy as np
+import regex
 from numpy.typing import NDArray
+
+import mtrain
+from mtrain.runtime.errors import printable
 
 # Kinds of attention and their titles; in the decoder a token attends to those before it only.
 KINDS = {
@@ -14,21 +23,20 @@ KINDS = {
     "decoder": "Decoder masked self-attention",
     "cross": "Encoder-decoder attention",
 }
-CAUSAL = "decoder"
 MEAN = 0  # the number for the mean of all heads
 
 CELL = 18  # pixels
 LEVELS = 20  # shades that weights are rounded to
 GAMMA = 0.75  # makes small weights visible; the legend shows it
 
-_JOINERS = "\u200c\u200d"  # they shape the letters around them
-_UNSEEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # categories of characters without a glyph
+# Characters without a glyph, but for joiners, which shape the letters around them.
+_UNSEEN = regex.compile(r"(?V1)[\p{C}\p{Zl}\p{Zp}--[\u200c\u200d]]")
 
 
 @dataclass(frozen=True)
 class HeatMap:
     """Attention weights (rows, columns) of a head, or of the mean of all heads, with the tokens of
-    both axes; in a causal map, row i attends to the columns 0 to i.
+    both axes.
     """
 
     kind: str
@@ -37,7 +45,6 @@ class HeatMap:
     rows: list[str]
     columns: list[str]
     weights: NDArray[np.float32]
-    is_causal: bool = False
 
     @property
     def title(self) -> str:
@@ -48,20 +55,11 @@ class HeatMap:
     @property
     def summary(self) -> str:
         """The largest weight of each row, in words."""
-        most = self.weights.argmax(1)
         found = (
-            f"{token} → {self.columns[column]} {row[column]:.2f}"
-            for token, column, row in zip(self.rows, most, self.weights, strict=True)
+            f"{token} → {self.columns[row.argmax()]} {row.max():.2f}"
+            for token, row in zip(self.rows, self.weights, strict=True)
         )
-        return "Largest weight of each row: " + "; ".join(map(visible, found))
-
-    @property
-    def ground(self) -> str:
-        """SVG path around the cells that attention may go to, in cells."""
-        T, S = len(self.rows), len(self.columns)
-        if not self.is_causal:
-            return f"M0 0h{S}v{T}h-{S}z"
-        return "M0 0" + "h1v1" * T + f"h-{T}z"
+        return "Largest weight of each row: " + visible("; ".join(found))
 
     @property
     def shades(self) -> Iterator[tuple[float, str]]:
@@ -82,35 +80,21 @@ class Sentence:
     maps: list[HeatMap]
 
 
-@dataclass(frozen=True)
-class Option:
-    """A kind, layer or head that a page lets its reader choose."""
-
-    key: str
-    text: str
-    chosen: bool
-
-
-def choices(sentences: list[Sentence]) -> tuple[list[Option], ...]:
-    """Return the kinds, layers and heads that sentences have maps of. A page starts with the
-    cross-attention, averaged over the heads of all layers.
+def choices(sentences: list[Sentence]) -> list[tuple[str, str, dict[str, str]]]:
+    """Return what a page lets its reader choose: kind, layer and head, each with the one to start
+    with, if the sentences have maps of it, and with the texts of all.
     """
     maps = [each for sentence in sentences for each in sentence.maps]
-    kinds = {kind: text for kind, text in KINDS.items() if kind in {each.kind for each in maps}}
-    layers = {str(n): str(n) for n in sorted({each.layer for each in maps})}
-    heads = {str(n): str(n) if n else "mean" for n in sorted({each.head for each in maps})}
-    return (
-        _options(kinds, "cross"),
-        _options(layers, "all"),
-        _options(heads, str(MEAN)),
+    heads = {str(m.head): "mean" if m.head == MEAN else str(m.head) for m in maps}
+    found = (
+        ("kind", "cross", {m.kind: KINDS[m.kind] for m in maps}),
+        ("layer", "all", {str(m.layer): str(m.layer) for m in maps}),
+        ("head", str(MEAN), heads),
     )
-
-
-def _options(found: dict[str, str], first: str) -> list[Option]:
-    """List the options found and `all`; `first` is chosen, or `all` where it is not among them."""
-    texts = {"all": "all", **found}
-    chosen = first if first in texts else "all"
-    return [Option(key, text, key == chosen) for key, text in texts.items()]
+    return [
+        (name, first if first in options else "all", {"all": "all", **options})
+        for name, first, options in found
+    ]
 
 
 def opacity(level: int) -> float:
@@ -118,17 +102,26 @@ def opacity(level: int) -> float:
     return round(math.pow(level / LEVELS, GAMMA), 3)
 
 
-def label(token: str) -> str:
-    """Text of a token at an axis; a mark that belongs on the letter before it gets a circle."""
-    text = visible(token)
-    return "\u25cc" + text if unicodedata.category(text[:1] or " ").startswith("M") else text
-
-
 def visible(text: str) -> str:
     """Name the characters that have no glyph or would turn the text around them."""
-    return "".join(
-        f"<U+{ord(character):04X}>"
-        if unicodedata.category(character) in _UNSEEN and character not in _JOINERS
-        else character
-        for character in text
+    return _UNSEEN.sub(lambda match: f"<U+{ord(match[0]):04X}>", text)
+
+
+def render(template: str, **values: object) -> str:
+    """Fill a template of `mtrain/report/templates`."""
+    return _templates().get_template(template).render(values)
+
+
+@cache
+def _templates() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("mtrain.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
+    environment.filters.update(printable=printable, visible=visible)
+    scale = [opacity(level) for level in range(1, LEVELS + 1)]
+    environment.globals.update(version=mtrain.__version__, cell=CELL, scale=scale)
+    return environment

@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.corpus.lines import is_blank, read_lines, read_text_file
-from mtrain.report.heatmap import CAUSAL, KINDS, MEAN, HeatMap, Sentence, choices
-from mtrain.report.rendering import render
+from mtrain.report.heatmap import KINDS, MEAN, HeatMap, Sentence, choices, render
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import logger, progress_bar
 from mtrain.scoring.references import decode_lines, warn_of
-from mtrain.translation.attention import attention_of, pieces_of
+from mtrain.translation.attention import attention_of
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.translator import Line, Translator
 
@@ -41,11 +40,10 @@ def choose(kinds: list[str] | None, layers: list[int] | None, heads: list[str] |
     for kind in kinds or []:
         if kind not in KINDS:
             raise RefusedError(f"--kind {kind}: expected {', '.join(KINDS)}")
-    numbers = []
     for head in heads or []:
         if head != "mean" and not (head.isascii() and head.isdigit() and int(head) > 0):
             raise RefusedError(f"--head {head}: expected a number from 1, or mean")
-        numbers.append(MEAN if head == "mean" else int(head))
+    numbers = [MEAN if head == "mean" else int(head) for head in heads or []]
     return Choice(tuple(kinds or ()), tuple(layers or ()), tuple(numbers))
 
 
@@ -98,23 +96,19 @@ def check_choice(loaded: LoadedModel, choice: Choice) -> None:
     shape = loaded.model.shape
     layers = dict.fromkeys(KINDS, shape.num_decoder_layers)
     layers["encoder"] = shape.num_encoder_layers
-    kinds = choice.kinds or tuple(KINDS)
+    most_layers = max(layers[kind] for kind in choice.kinds or KINDS)
     for option, chosen, most in (
-        ("layer", choice.layers, max(layers[kind] for kind in kinds)),
+        ("layer", choice.layers, most_layers),
         ("head", choice.heads, shape.num_heads),
     ):
         if max(chosen, default=0) > most:
-            shown = f"--{option} {max(chosen)}" + "".join(f" --kind {k}" for k in choice.kinds)
-            raise RefusedError(f"{shown}: this model has {most} {option}s there")
+            raise RefusedError(f"--{option} {max(chosen)}: this model has {most} {option}s there")
 
 
 def _watch(
     loaded: LoadedModel, number: int, source: str, target: str | None, choice: Choice
 ) -> Sentence:
-    (src,), cut = loaded.encode_sources([source])
-    if cut:
-        most = loaded.max_source_length
-        logger.warning("line %d is longer than %d tokens, cut there", number, most)
+    (src,), is_cut = loaded.encode_sources([source])
     if target is None:
         tgt = Translator(loaded).search([Line(src)])[0][0].ids
         text = loaded.texts([tgt])[0]
@@ -122,7 +116,7 @@ def _watch(
         (tgt,) = loaded.tokenizer.encode([target])
         text = target
     most = min(MOST_TOKENS, loaded.positions_limit or MOST_TOKENS)
-    if max(len(src), len(tgt)) >= most:
+    if is_cut or max(len(src), len(tgt)) >= most:
         raise UserError(
             f"line {number}: {len(src) + 1} source and {len(tgt) + 1} target tokens; attention can "
             f"be shown for at most {most}: give a shorter sentence"
@@ -135,17 +129,13 @@ def _maps(
     loaded: LoadedModel, src: NDArray[np.int64], tgt: NDArray[np.int64], choice: Choice
 ) -> Iterator[HeatMap]:
     """Draw the chosen maps of a pair of ids without eos."""
-    ids = loaded.ids
+    ids, pieces = loaded.ids, loaded.tokenizer.all_pieces
     sides = ((*src, ids.eos), (ids.bos, *tgt), (*tgt, ids.eos))
-    read, seen, produced = ([p[:MOST_LETTERS] for p in pieces_of(loaded, side)] for side in sides)
+    read, seen, produced = ([pieces[i][:MOST_LETTERS] for i in side] for side in sides)
     axes = {"encoder": (read, read), "decoder": (produced, seen), "cross": (produced, read)}
-    weights = attention_of(loaded, src, tgt)
-    for kind in KINDS:
-        if choice.kinds and kind not in choice.kinds:
-            continue
-        for layer, found in enumerate(weights[kind], 1):
-            if choice.layers and layer not in choice.layers:
-                continue
-            for head in choice.heads or range(len(found) + 1):
-                table = found.mean(0) if head == MEAN else found[head - 1]
-                yield HeatMap(kind, layer, head, *axes[kind], table, kind == CAUSAL)
+    for kind, layers in attention_of(loaded, src, tgt).items():
+        for layer, weights in enumerate(layers, 1):
+            if kind in (choice.kinds or KINDS) and layer in (choice.layers or [layer]):
+                for head in choice.heads or range(len(weights) + 1):
+                    table = weights.mean(0) if head == MEAN else weights[head - 1]
+                    yield HeatMap(kind, layer, head, *axes[kind], table)

@@ -11,32 +11,20 @@ A checkpoint at a multiple of `save_every` is scheduled; any other is a resume p
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load as load_bytes
 from safetensors.torch import load_file, save_file
-from safetensors.torch import save as save_bytes
 from torch import Tensor
 
 from mtrain.runs import layout, manifest
-from mtrain.runs.layout import (
-    CHECKPOINTS,
-    CONFIG,
-    MODEL,
-    OPTIMIZER,
-    STATE,
-    TOKENIZER,
-    TRAINER,
-    last_step,
-    step_of,
-    steps,
-)
-from mtrain.runs.records import BEST, LOOP, Loop, read_record
+from mtrain.runs.history import BEST
+from mtrain.runs.layout import CONFIG, MODEL, TOKENIZER, step_of, steps
+from mtrain.runs.records import LOOP, Loop, read_record
 from mtrain.runtime import files
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.json_reader import LARGEST, read_json_file
@@ -66,15 +54,22 @@ def save(path: Path, snapshot: Snapshot, trainer: TrainerState | None = None) ->
 
 
 def _fill(snapshot: Snapshot, trainer: TrainerState | None, directory: Path) -> None:
-    save_file(_plain(snapshot.weights), directory / MODEL, {"format": "mtrain"})
+    _save_tensors(snapshot.weights, directory / MODEL, {"format": "mtrain"})
     (directory / CONFIG).write_text(snapshot.config, encoding="utf-8")
     (directory / TOKENIZER).write_bytes(snapshot.tokenizer)
     if trainer is not None:
-        inner = directory / TRAINER
+        inner = directory / layout.TRAINER
         inner.mkdir()
-        save_file(_plain(trainer.moments), inner / OPTIMIZER)
-        (inner / STATE).write_text(json.dumps(asdict(trainer.loop)), encoding="utf-8")
+        _save_tensors(trainer.moments, inner / layout.OPTIMIZER)
+        (inner / layout.STATE).write_text(json.dumps(asdict(trainer.loop)), encoding="utf-8")
         manifest.seal(inner)
+
+
+def _save_tensors(
+    tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None
+) -> None:
+    plain = {name: t.detach().to("cpu", torch.float32).contiguous() for name, t in tensors.items()}
+    save_file(plain, path, metadata)
 
 
 @contextmanager
@@ -101,31 +96,15 @@ def load(path: Path) -> Snapshot:
         raise manifest.DamagedError(f"{path}: cannot be read: {error}") from None
 
 
-def pack(snapshot: Snapshot) -> bytes:
-    """Serialize a checkpoint for another process."""
-    texts = {CONFIG: snapshot.config.encode("utf-8"), TOKENIZER: snapshot.tokenizer}
-    tables = {
-        name: torch.frombuffer(bytearray(text), dtype=torch.uint8) for name, text in texts.items()
-    }
-    return save_bytes({**snapshot.weights, **tables})
-
-
-def unpack(data: bytes) -> Snapshot:
-    """Deserialize what `pack` returned."""
-    tensors = load_bytes(data)
-    config, tokenizer = (tensors.pop(name).numpy().tobytes() for name in (CONFIG, TOKENIZER))
-    return Snapshot(tensors, config.decode("utf-8"), tokenizer)
-
-
 def load_trainer(path: Path) -> TrainerState:
     """Verify and read the trainer's part of a checkpoint; raises `DamagedError`."""
-    inner = path / TRAINER
-    manifest.verify(inner, OPTIMIZER, STATE)
+    inner = path / layout.TRAINER
+    manifest.verify(inner, layout.OPTIMIZER, layout.STATE)
     try:
-        loop = read_json_file(inner / STATE, LOOP)
+        loop = read_json_file(inner / layout.STATE, LOOP)
         if loop.step != step_of(path):
-            raise ValueError(f"{STATE} is of step {loop.step}")
-        return TrainerState(load_file(inner / OPTIMIZER), loop)
+            raise ValueError(f"{layout.STATE} is of step {loop.step}")
+        return TrainerState(load_file(inner / layout.OPTIMIZER), loop)
     except (SafetensorError, ValueError) as error:
         raise manifest.DamagedError(f"{inner}: cannot be read: {error}") from None
 
@@ -164,14 +143,14 @@ def prune(
     resume points newer than every scheduled one, and the trainer's state of the newest two stay.
     """
     scheduled = scheduled_steps(directory, is_scheduled)
-    newest = last_step(scheduled)
+    newest = layout.last_step(scheduled)
     kept = {path.name for path in scheduled[-keep:]} | {best}
     for path in steps(directory):
         is_resume_point = path not in scheduled and (step_of(path) or 0) > newest
         if path.name not in kept and not is_resume_point:
             manifest.remove_directory(path)
     for path in steps(directory)[:-2]:
-        manifest.remove_directory(path / TRAINER)
+        manifest.remove_directory(path / layout.TRAINER)
 
 
 def average(paths: list[Path]) -> dict[str, Tensor]:
@@ -180,9 +159,7 @@ def average(paths: list[Path]) -> dict[str, Tensor]:
     for path in paths[1:]:
         weights = load(path).weights
         if {n: w.shape for n, w in weights.items()} != {n: w.shape for n, w in total.items()}:
-            raise UserError(
-                f"{path}: its model has another shape than {paths[0]}: they cannot be averaged"
-            )
+            raise UserError(f"{path}: its model has another shape than {paths[0]}")
         for name, weight in weights.items():
             total[name] += weight
     return {name: (weight / len(paths)).float() for name, weight in total.items()}
@@ -192,47 +169,40 @@ def average_run(
     run_dir: Path, last: int, output: Path, is_scheduled: Callable[[int], bool], save_every: int
 ) -> list[Path]:
     """Average the newest `last` scheduled checkpoints of a run into a new checkpoint directory."""
-    directory = run_dir / CHECKPOINTS
+    directory = run_dir / layout.CHECKPOINTS
     manifest.check_new(output)
-    newest = last_step(scheduled_steps(directory, is_scheduled))
+    newest = layout.last_step(scheduled_steps(directory, is_scheduled))
     wanted = last_scheduled(directory, newest, save_every, last)
     paths = whole_ones(wanted)
     if len(paths) < last:
-        for path in wanted:
-            if path.exists():
-                manifest.verify(path)  # raises the damage
+        for path in filter(Path.exists, wanted):
+            manifest.verify(path)  # raises the damage
         raise UserError(
             f"{run_dir}: has {len(paths)} scheduled checkpoints in a row at its end, not the "
             f"{last} to be averaged; lower --last"
         )
-
-    def fill(directory: Path) -> None:
-        newest = load(paths[-1])
-        _fill(Snapshot(average(paths), newest.config, newest.tokenizer), None, directory)
-
     with _saving(output):
+        mean = replace(load(paths[-1]), weights=average(paths))
         output.parent.mkdir(parents=True, exist_ok=True)
-        manifest.write_new_directory(output, fill)
+        manifest.write_new_directory(output, partial(_fill, mean, None))
     return paths
 
 
 def resolve(path: Path) -> Path:
     """Return the checkpoint of a path: a run's best one, or its newest if none is known."""
     if not path.exists():
-        raise UserError(
-            f"{path}: no such directory; give a run directory or a checkpoint directory"
-        )
+        raise UserError(f"{path}: no such directory; give a run or checkpoint directory")
     if (path / MODEL).exists() or (path / manifest.NAME).exists():
         return path
-    if (path / CHECKPOINTS).is_symlink():
-        raise UserError(f"{path / CHECKPOINTS}: is a link, which is not followed; name its target")
-    if not (path / CHECKPOINTS).is_dir():
+    directory = path / layout.CHECKPOINTS
+    if directory.is_symlink():
+        raise UserError(f"{directory}: is a link, which is not followed; name its target")
+    if not directory.is_dir():
         raise UserError(f"{path}: neither a run directory nor a checkpoint directory")
     stored = read_record(path / layout.BEST, BEST, "name a checkpoint directory instead")
-    if stored is not None and stored.best is not None:
-        return path / CHECKPOINTS / stored.best.checkpoint
-    present = steps(path / CHECKPOINTS)
-    if not present:
+    if stored is not None and stored.named is not None:
+        return directory / stored.named.checkpoint
+    if not (present := steps(directory)):
         raise UserError(f"{path}: this run has no complete checkpoint yet")
     return present[-1]
 
@@ -255,10 +225,3 @@ def is_good(path: Path) -> bool:
     except manifest.DamagedError:
         return False
     return True
-
-
-def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        name: tensor.detach().to("cpu", torch.float32).contiguous()
-        for name, tensor in tensors.items()
-    }

@@ -1,12 +1,10 @@
 """The run directory: its files, the lock on it, and whether a config still belongs to it."""
 
-import hashlib
 import json
 import os
 import platform
 import shlex
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -20,14 +18,14 @@ from typing import Any
 from pydantic import TypeAdapter
 
 import mtrain
+from mtrain.config.changes import changed_keys, fixed_changes
 from mtrain.config.loading import load_stored_config
-from mtrain.config.schema import Config, changed_keys, dump_config
-from mtrain.runs import layout, reader
+from mtrain.config.schema import Config, dump_config
+from mtrain.runs import layout, manifest, reader
+from mtrain.runs.history import BEST
 from mtrain.runs.records import (
-    BEST,
     PACKAGES,
     PROVENANCE,
-    LastStart,
     MetricsFile,
     State,
     Status,
@@ -39,7 +37,7 @@ from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.json_reader import Content
 from mtrain.runtime.log import logger
 
-GIT_SECONDS = 10
+TIME = "%Y-%m-%dT%H:%M:%S%z"
 
 # Contents that may not change within a run, by their keys in `run.json`.
 FIXED = {
@@ -130,7 +128,7 @@ class RunDirectory:
             return False
         text, config = reader.read_settings(self.path)
         # a kill between the two files leaves the hash of the other text
-        return begun.config == _sha256(text) or dump_config(config) == text
+        return begun.config == manifest.hash_text(text) or dump_config(config) == text
 
     def check_not_lost(self, status: Status | None, save_every: int) -> None:
         """Refuse to start at step 0 if the status or `best.json` record steps whose checkpoints are
@@ -138,12 +136,13 @@ class RunDirectory:
         """
         if layout.named_steps(self.checkpoints):
             return
-        # a first save that failed, as on a full disk, leaves the directory empty
-        first = save_every + self.checkpoints.is_dir()
-        saved = status.step if status is not None and _has_saved(status, first) else 0
-        history = self.read(layout.BEST, BEST)
-        validated = [entry["step"] for entry in history.history] if history else []
-        if last := max(validated, default=saved):
+        last, history = 0, self.read(layout.BEST, BEST)
+        if status is not None:
+            # a first save that failed, as on a full disk, leaves the directory empty
+            first = save_every + self.checkpoints.is_dir()
+            has_saved = status.state in ("complete", "stopped", "running") or status.step >= first
+            last = status.step if has_saved else 0
+        if last := max(history.steps if history else [], default=last):
             raise RefusedError(
                 f"{self.checkpoints}: the checkpoints of this run are gone, which came to step "
                 f"{last}; bring them back, or choose another run_dir to train anew"
@@ -162,7 +161,7 @@ class RunDirectory:
             return
         before = load_stored_config(self.path / layout.CONFIG)
         self._check_step(before, config, ranks)
-        if refused := reader.fixed_changes(before, config):
+        if refused := fixed_changes(before, config):
             raise RefusedError(
                 f"{self.path}: this run was made with other settings; go back to them or choose "
                 "another run_dir",
@@ -199,10 +198,8 @@ class RunDirectory:
     def check_data(self, fingerprints: dict[str, Any]) -> None:
         """Refuse text, a vocabulary or initial weights that differ from those in `run.json`."""
         begun = self.read(layout.RUN, PROVENANCE) if self._has(layout.RUN) else None
-        for key, now in fingerprints.items() if begun else ():
-            if key not in FIXED:
-                continue
-            was = getattr(begun, key)
+        for key in (key for key in FIXED if begun and key in fingerprints):
+            was, now = getattr(begun, key), fingerprints[key]
             if key == "weights":
                 was = was or [1.0] * len(now)
             if was not in (None, now):
@@ -229,15 +226,14 @@ class RunDirectory:
         own = {"mtrain": mtrain.__version__, "python": platform.python_version()}
         content = {
             **fingerprints,
-            "config": _sha256(settings),
+            "config": manifest.hash_text(settings),
             "seed": config.seed,
             "ranks": ranks,
             "accum_steps": config.train.accum_steps,
             "command": shlex.join(sys.argv),
             "versions": {**own, **{name: version(name) for name in PACKAGES}},
-            "commit": {"mtrain": commit_of_package(), "directory": commit_of(Path())},
             "host": socket.gethostname(),
-            "created": before.created if before else timestamp(),
+            "created": before.created if before else time.strftime(TIME),
         }
         if beginning := beginning or (before.init_from if before else None):
             content["init_from"] = beginning
@@ -255,10 +251,9 @@ class RunDirectory:
         """Restore the status from before a failed start, with the end of that start as
         `last_start`.
         """
-        last = LastStart(
-            state=state, exit_code=failure.exit_code, reason=str(failure), time=timestamp()
-        )
-        self.write(layout.STATUS, status.model_copy(update={"last_start": last}).model_dump())
+        end = {"state": state, "exit_code": failure.exit_code, "reason": str(failure)}
+        last = {**end, "time": time.strftime(TIME)}
+        self.write(layout.STATUS, {**status.model_dump(), "last_start": last})
 
     def read(self, name: str, form: TypeAdapter[Content]) -> Content | None:
         """Read one of the small JSON files; None if it is missing. Raises `UserError` if it is
@@ -272,54 +267,6 @@ class RunDirectory:
         files.write_text(self.path / name, json.dumps(content, indent=1) + "\n")
 
 
-def timestamp() -> str:
-    """Return the time of now, with the zone."""
-    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()
-
-
 def _is_same(path: Path | None, other: Path) -> bool:
     """Whether two names are of one file."""
-    try:
-        return path is not None and os.path.samefile(path, other)
-    except OSError:
-        return False
-
-
-def commit_of_package() -> str | None:
-    """Return the git commit of this program, if it is run from a checkout of its own."""
-    root = Path(mtrain.__file__).parents[1]
-    return commit_of(root) if (root / ".git").exists() else None
-
-
-def commit_of(directory: Path) -> str | None:
-    """Return the git commit of a directory's checkout, or None without checkout or git.
-
-    Most git commands (`git describe --dirty` and `git status` among them) run programs that a
-    repository's configuration, attributes or hooks name. This one reads a reference only: neither
-    index, files nor objects, and no repository embedded in another one's files.
-    """
-    # a hook or an alias of git has set GIT_DIR, which is another checkout's
-    environment = {name: value for name, value in os.environ.items() if name[:4] != "GIT_"}
-    reading = ("-c", "safe.bareRepository=explicit", "rev-parse", "--verify", "HEAD")
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(directory), *reading],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            timeout=GIT_SECONDS,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _has_saved(status: Status, first: int) -> bool:
-    """Whether a run had a checkpoint when it wrote this status: from step `first` on it had."""
-    return status.state in ("complete", "stopped", "running") or status.step >= first
+    return path is not None and path.exists() and other.exists() and path.samefile(other)

@@ -1,29 +1,52 @@
 """Validations of a run, the best of them, and patience: the content of `best.json`."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from mtrain.runs.records import Best, Entry
+from pydantic import BaseModel, Field, TypeAdapter
+
+from mtrain.runs.records import CheckpointName, Count, Metric, Score, with_fields_of
 
 
-@dataclass
-class History:
-    """Validations in the order of steps, each with `step`, `checkpoint`, `bleu`, `chrf`, `nll` and
-    `signature`; `average` is that of the averaged model, `tests` holds the scores of the test sets.
+class Validation(BaseModel):
+    """Fields that every entry of `best.json` has."""
+
+    step: Count
+    checkpoint: CheckpointName
+    bleu: Score
+    chrf: Score
+    nll: float  # NaN where training went wrong
+    signature: str
+    lost: bool = False
+    of: list[CheckpointName] = []
+    sha256: str | None = None
+
+
+Entry = Annotated[dict[str, Any], with_fields_of(Validation)]
+
+
+class Named(BaseModel, extra="allow"):
+    """The best of the validations, as `best.json` names it, with its score."""
+
+    checkpoint: CheckpointName
+    step: Count
+
+
+class History(BaseModel, populate_by_name=True):
+    """Validations in the order of steps; `average` is that of the averaged model, `tests` holds the
+    scores of the test sets, `named` what the file has for the best validation.
     """
 
-    metric: str
-    entries: list[Entry] = field(default_factory=list)
-    average: Entry | None = None
-    tests: dict[str, Entry] = field(default_factory=dict)
+    metric: Metric
+    named: Named | None = Field(alias="best")  # none before the first validation
+    entries: list[Entry] = Field(alias="history")
+    average: Entry | None
+    tests: dict[str, Entry]
 
     @classmethod
-    def of(cls, metric: str, stored: Best | None) -> "History":
-        """Return the history in `best.json`, or an empty one."""
-        if stored is None:
-            return cls(metric)
-        return cls(metric, stored.history, stored.average, stored.tests)
+    def begin(cls, metric: Metric) -> "History":
+        """Return a history without validations."""
+        return cls(metric=metric, named=None, entries=[], average=None, tests={})
 
     @property
     def summary(self) -> dict[str, Any] | None:
@@ -33,13 +56,7 @@ class History:
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of `best.json`."""
-        return {
-            "metric": self.metric,
-            "best": self.summary,
-            "history": self.entries,
-            "average": self.average,
-            "tests": self.tests,
-        }
+        return self.model_dump(by_alias=True) | {"best": self.summary}
 
     def cut(self, step: int, is_due: Callable[[int], bool]) -> None:
         """Drop entries after a step, and that of the step itself if no validation was due there and
@@ -51,9 +68,10 @@ class History:
         if self.average and self.average["step"] != step:
             self.average = None
 
-    def has(self, step: int) -> bool:
-        """Whether a step was validated."""
-        return any(entry["step"] == step for entry in self.entries)
+    @property
+    def steps(self) -> list[int]:
+        """The steps that were validated."""
+        return [entry["step"] for entry in self.entries]
 
     @property
     def best(self) -> Entry | None:
@@ -81,3 +99,6 @@ class History:
     def _quality(self, entry: Entry) -> float:
         value = float(entry[self.metric])
         return -value if self.metric == "nll" else value
+
+
+BEST = TypeAdapter(History)

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -66,31 +66,24 @@ def remove_directory(path: Path) -> None:
 def write_directory(
     path: Path,
     fill: Callable[[Path], None],
-    keep: Callable[[Path], bool] = lambda aside: False,
     make_room: Callable[[Path], None] = remove_directory,
 ) -> None:
     """Let `fill` write files into a temporary directory, seal it, and rename it to `path`, after
     `make_room` has removed what is there.
 
-    A crash at any point leaves the old `path`, or none, or the complete new one. The temporary
-    directory stays for another attempt if `keep` returns True for it.
+    A crash at any point leaves the old `path`, or none, or the complete new one.
     """
-    aside = _aside(path)
-    if aside.is_symlink() or not keep(aside):
-        remove_directory(aside)
+    aside = path.with_name(files.PARTIAL.format(path.name))
+    remove_directory(aside)
     # without parents: a run directory that vanished must not come back empty
-    aside.mkdir(exist_ok=True)
-    for item in aside.iterdir():  # links may lead anywhere, and opening a pipe blocks
-        if not _is_regular(item):
-            _clear(item)
+    aside.mkdir()
     try:
         fill(aside)
         seal(aside)
         make_room(path)
         os.replace(aside, path)
     finally:
-        if not keep(aside):  # a full disk wants the room
-            _clear(aside)
+        _clear(aside)  # a full disk wants the room
     files.sync(path.parent)
 
 
@@ -115,15 +108,6 @@ def check_new(path: Path) -> None:
     """Raise `RefusedError` if `path` exists."""
     if os.path.lexists(path):
         raise RefusedError(f"{path}: exists already; remove it, or choose another name")
-
-
-def discard(path: Path) -> None:
-    """Remove what `write_directory` kept of an attempt to write `path`."""
-    _clear(_aside(path))
-
-
-def _aside(path: Path) -> Path:
-    return path.with_name(files.PARTIAL.format(path.name))
 
 
 def _clear(path: Path) -> None:
@@ -158,41 +142,29 @@ def seal(directory: Path) -> None:
 
 def verify(directory: Path, *needed: str) -> None:
     """Raise `DamagedError` unless a directory matches its manifest, which must list the files
-    `needed`.
+    `needed`; `UserError` for a file that cannot be read, which may be intact.
     """
-    for damage in damages(directory, *needed):
-        raise damage
-
-
-def damages(directory: Path, *needed: str) -> Iterator[UserError]:
-    """Yield every difference between a directory and its manifest."""
-    try:
-        entries = _read_manifest(directory)
-    except UserError as error:
-        yield error
-        return
+    entries = _read_manifest(directory)
     for name in needed:
         if name not in entries:
-            yield DamagedError(f"{directory / NAME}: does not list {name}")
+            raise DamagedError(f"{directory / NAME}: does not list {name}")
     for name, entry in entries.items():
-        if damage := _find_damage(directory / name, entry):
-            yield damage
+        file = directory / name
+        try:
+            _verify_file(file, entry)
+        except OSError as error:
+            raise UserError(f"{file}: cannot be read: {error.strerror}") from None
 
 
-def _find_damage(file: Path, entry: Entry) -> UserError | None:
-    try:
-        if not _is_regular(file):
-            return MissingError(f"{file}: missing")
-        size = file.stat().st_size
-        if size != entry.size:
-            return DamagedError(f"{file}: {size} bytes instead of {entry.size} in the manifest")
-        if hash_file(file) != entry.sha256:
-            return DamagedError(
-                f"{file}: its SHA-256 is not the manifest's; the file was changed or damaged"
-            )
-    except OSError as error:  # not damage: an unreadable file may be intact
-        return UserError(f"{file}: cannot be read: {error.strerror}")
-    return None
+def _verify_file(file: Path, entry: Entry) -> None:
+    if not _is_regular(file):
+        raise MissingError(f"{file}: missing")
+    size = file.stat().st_size
+    if size != entry.size:
+        raise DamagedError(f"{file}: {size} bytes instead of {entry.size} in the manifest")
+    if hash_file(file) != entry.sha256:
+        text = "its SHA-256 is not the manifest's; the file was changed or damaged"
+        raise DamagedError(f"{file}: {text}")
 
 
 def is_complete(directory: Path) -> bool:
@@ -210,9 +182,13 @@ def hash_file(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def hash_text(text: str) -> str:
+    """SHA-256 of a text in hexadecimal."""
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
 def _with_own_hash(content: dict[str, Any]) -> str:
-    body = json.dumps(content, sort_keys=True)
-    own = hashlib.sha256(body.encode()).hexdigest()
+    own = hash_text(json.dumps(content, sort_keys=True))
     return json.dumps({**content, "sha256": own}, sort_keys=True, indent=1) + "\n"
 
 

@@ -7,19 +7,18 @@ import os
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import IO
 
 from pydantic import TypeAdapter
 
 from mtrain.config.loading import parse_stored_config
-from mtrain.config.schema import FREE_KEYS, MACHINE_KEYS, Config, changed_keys, is_among
+from mtrain.config.schema import Config, Corpus
 from mtrain.config.yaml_reader import read_text
 from mtrain.corpus.lines import LONGEST_LINE, bounded_lines, read_lines
 from mtrain.runs import layout, records
-from mtrain.runs.history import History
-from mtrain.runs.records import BEST, LARGEST_TEXT, PROVENANCE, STATUS, Best, Provenance, Status
+from mtrain.runs.history import BEST, History
+from mtrain.runs.manifest import MissingError
+from mtrain.runs.records import LARGEST_TEXT, PROVENANCE, STATUS, Provenance, Status
 from mtrain.runtime import files
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.json_reader import Content
@@ -27,7 +26,6 @@ from mtrain.runtime.lock import is_alive
 
 LARGEST_VOCABULARY = 64 << 20  # bytes
 MOST_LINES = 10_000_000  # translations
-MUCH_TEXT, MUCH_LONGER = 4 << 20, 50  # bytes that may be scored, or times the references
 END_OF_LOG, LONGEST_MESSAGE = 64 << 20, 4096  # bytes
 LINK = "a link, where mtrain keeps a file or directory of its own"
 
@@ -43,13 +41,8 @@ class Run:
     config: Config | None
     status: Status | None
     begun: Provenance | None
-    best: Best | None
+    history: History | None
     errors: dict[str, UserError]
-
-    @property
-    def history(self) -> History | None:
-        """The validations in `best.json`."""
-        return History.of(self.best.metric, self.best) if self.best else None
 
     @property
     def state(self) -> str:
@@ -64,6 +57,24 @@ class Run:
             return False
         is_here = status.host == socket.gethostname()
         return is_here and status.pid is not None and is_alive(status.pid)
+
+    @property
+    def corpora(self) -> dict[str, tuple[Corpus, str | None]]:
+        """Every corpus of the config by its key, with the hash of the text that the run used, if it
+        is known.
+        """
+        if self.config is None:
+            return {}
+        data, begun = self.config.data, self.begun
+        train = dict(enumerate(begun.train if begun else []))
+        tests: dict[str, str | None] = dict(begun.test if begun else {})
+        for name, scored in self.history.tests.items() if self.history else ():
+            tests.setdefault(name, scored.get("sha256"))
+        return {
+            **{f"data.train.{i}": (corpus, train.get(i)) for i, corpus in enumerate(data.train)},
+            "data.valid": (data.valid, begun.valid if begun else None),
+            **{f"data.test.{name}": (each, tests.get(name)) for name, each in data.test.items()},
+        }
 
 
 def read_run(path: Path) -> Run:
@@ -86,75 +97,36 @@ def read_run(path: Path) -> Run:
     return Run(path, text, config, status, begun, read(layout.BEST, BEST), errors)
 
 
-@dataclass(frozen=True)
-class Translations:
-    """The translations of a validation or test set by one checkpoint."""
-
-    path: Path
-    data: bytes
-
-    def __len__(self) -> int:
-        return self.data.count(b"\n") + (self.data[-1:] not in (b"", b"\n"))
-
-    def texts_for(self, references: list[str]) -> list[str]:
-        """Return all lines for scoring; raises `UserError` if their number differs from the
-        references', or if they are so long that scoring would take minutes.
-        """
-        if len(self) != len(references):
-            raise UserError(f"{self.path}: {len(self):,} lines, but {len(references):,} references")
-        if len(self.data) > max(MUCH_TEXT, MUCH_LONGER * sum(map(len, references))):
-            raise UserError(
-                f"{self.path}: {len(self.data):,} bytes, more than {MUCH_LONGER} times the "
-                "references; restore the run's own file"
-            )
-        return list(self.texts())
-
-    def __iter__(self) -> Iterator[bytes]:
-        """Yield the lines; raises `UserError` for a line longer than a model writes."""
-        for number, line in enumerate(read_lines(bounded_lines(io.BytesIO(self.data))), 1):
-            if len(line) > LONGEST_LINE:
-                raise UserError(
-                    f"{self.path}:{number}: longer than {LONGEST_LINE:,} bytes, which no "
-                    "translation is; restore the run's own file"
-                )
-            yield line
-
-    def texts(self) -> Iterator[str]:
-        """Yield the lines as text; raises `UserError` for invalid UTF-8."""
-        for number, line in enumerate(self, 1):
-            try:
-                yield line.decode("utf-8")
-            except UnicodeDecodeError:
-                text = f"{self.path}:{number}: invalid UTF-8; fix or remove the line"
-                raise UserError(text) from None
-
-
-def read_translations(run_dir: Path, name: str) -> Translations | None:
-    """Read a file of `validation/`; None where it is missing. Raises `UserError`."""
+def read_translations(run_dir: Path, name: str) -> tuple[int, Iterator[str]]:
+    """Read a file of `validation/`: the number of bytes, and the lines. Raises `UserError` for one
+    that is missing, has more lines or longer ones than a model writes, or is not UTF-8.
+    """
     path = layout.translations(run_dir, name)
     refuse_link(path.parent)
     data = records.read_bytes(path, LARGEST_TEXT)
     if data is None:
-        return None
-    found = Translations(path, data)
-    if len(found) > MOST_LINES:
-        raise UserError(
-            f"{path}: {len(found):,} lines, more than any set has; restore the run's own file"
-        )
-    return found
+        raise MissingError(f"{path}: missing")
+    return len(data), _lines(path, data)
+
+
+def _lines(path: Path, data: bytes) -> Iterator[str]:
+    for number, line in enumerate(read_lines(bounded_lines(io.BytesIO(data))), 1):
+        if len(line) > LONGEST_LINE or number > MOST_LINES:
+            raise UserError(
+                f"{path}:{number}: longer than {LONGEST_LINE:,} bytes, or more lines than any set "
+                "has; restore the run's own file"
+            )
+        try:
+            yield line.decode("utf-8")
+        except UnicodeDecodeError:
+            raise UserError(f"{path}:{number}: invalid UTF-8; fix or remove the line") from None
 
 
 def read_settings(run_dir: Path) -> tuple[str, Config]:
     """Read a run's `config.yaml`, as text and checked; raises `UserError`."""
     path = run_dir / layout.CONFIG
-    text = read_text(path, partial(files.read, path))
+    text = read_text(path, is_stored=True)
     return text, parse_stored_config(text, str(path))
-
-
-def fixed_changes(before: Config, now: Config) -> list[tuple[str, object, object]]:
-    """List the settings that differ and may not change within a run, as `changed_keys` does."""
-    free = (*FREE_KEYS, *MACHINE_KEYS, "train.accum_steps")
-    return [change for change in changed_keys(before, now) if not is_among(change[0], free)]
 
 
 def read_vocabulary(run_dir: Path) -> bytes | None:
@@ -163,42 +135,26 @@ def read_vocabulary(run_dir: Path) -> bytes | None:
 
 
 def end_of_log(run_dir: Path) -> Iterator[str]:
-    """Yield the last lines of `train.log`, each cut to the length of a message; raises
-    `UserError`.
-    """
-    path = run_dir / layout.LOG
+    """Yield the last lines of `train.log`, cut to the length of a message; raises `OSError`."""
     try:
-        with files.read(path) as stream:
+        with files.read(run_dir / layout.LOG) as stream:
             stream.seek(max(0, os.fstat(stream.fileno()).st_size - END_OF_LOG))
-            yield from _cut_lines(stream)
+            data = stream.read(END_OF_LOG)
     except FileNotFoundError:
         return
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
-
-
-def _cut_lines(stream: IO[bytes]) -> Iterator[str]:
-    left = END_OF_LOG  # a run in progress may write faster than this reads
-    is_start = True
-    while left > 0 and (part := stream.readline(LONGEST_MESSAGE)):
-        left -= len(part)
-        if is_start:
-            yield part.rstrip(b"\r\n").decode("utf-8", "replace")
-        is_start = part.endswith(b"\n")
+    for line in io.BytesIO(data):
+        yield line[:LONGEST_MESSAGE].rstrip(b"\r\n").decode("utf-8", "replace")
 
 
 def links(run_dir: Path) -> list[Path]:
     """List links under the names of a run's files and directories, and inside these directories:
-    writing through one would change files elsewhere. Raises `UserError`.
+    writing through one would change files elsewhere. Raises `OSError`.
     """
     own = [run_dir / name for name in (*layout.FILES, *layout.DIRECTORIES)]
     for name in layout.DIRECTORIES:
         directory = run_dir / name
         if directory.is_dir() and not directory.is_symlink():
-            try:
-                own += directory.iterdir()
-            except OSError as error:
-                raise UserError(f"{directory}: cannot be read: {error.strerror}") from None
+            own += directory.iterdir()
     return [path for path in own if path.is_symlink()]
 
 

@@ -3,7 +3,7 @@
 import io
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,7 +29,7 @@ LARGEST_TEXT = 256 << 20  # bytes of a `metrics.jsonl`, or of a file of translat
 MOST_RECORDS, MOST_BROKEN = 2_000_000, 10_000  # lines of it, and invalid lines
 
 
-def _with_fields_of(form: type[BaseModel]) -> AfterValidator:
+def with_fields_of(form: type[BaseModel]) -> AfterValidator:
     """Check the fields that a form names; the content stays as it is, with others."""
 
     def check(content: dict[str, Any]) -> dict[str, Any]:
@@ -77,46 +77,8 @@ class Provenance(BaseModel):
     accum_steps: Annotated[Count, Field(ge=1)] | None = None
     command: str
     versions: dict[str, str]
-    commit: dict[str, str | None] = {}
     host: str | None = None
     created: str = "at an unknown time"
-
-
-class Validation(BaseModel):
-    """Fields that every entry of `best.json` has."""
-
-    step: Count
-    checkpoint: CheckpointName
-    bleu: Score
-    chrf: Score
-    nll: float  # NaN where training went wrong
-    signature: str
-    lost: bool = False
-    of: list[CheckpointName] = []
-    sha256: str | None = None
-
-
-Entry = Annotated[dict[str, Any], _with_fields_of(Validation)]
-
-
-class Named(BaseModel):
-    """The best of the validations."""
-
-    checkpoint: CheckpointName
-    step: Count
-    bleu: Score | None = None
-    chrf: Score | None = None
-    nll: float | None = None
-
-
-class Best(BaseModel):
-    """`best.json`: the validations, the best of them, and the scores of the test sets."""
-
-    metric: Metric
-    best: Named | None  # none before the first validation
-    history: list[Entry]
-    average: Entry | None
-    tests: dict[str, Entry]
 
 
 @dataclass(frozen=True)
@@ -142,9 +104,9 @@ class Step(BaseModel):
     bleu: Number = Field(0.0, alias="valid/bleu")
 
 
-Record = Annotated[dict[str, Number | str | bool | None], _with_fields_of(Step)]
+Record = Annotated[dict[str, Number | str | bool | None], with_fields_of(Step)]
 
-STATUS, PROVENANCE, BEST = TypeAdapter(Status), TypeAdapter(Provenance), TypeAdapter(Best)
+STATUS, PROVENANCE = TypeAdapter(Status), TypeAdapter(Provenance)
 LOOP, RECORD = TypeAdapter(Loop), TypeAdapter[dict[str, Any]](Record)
 
 
@@ -180,17 +142,6 @@ def read_record(
 
 
 @dataclass
-class Records:
-    """Content of `metrics.jsonl`: records, line numbers of invalid lines, and that of a last line
-    that a crash truncated.
-    """
-
-    records: list[dict[str, Any]] = field(default_factory=list)
-    broken: list[int] = field(default_factory=list)
-    cut: int | None = None
-
-
-@dataclass
 class MetricsFile:
     """`metrics.jsonl`: one JSON object per record, in the order of steps; the board gets the same
     records. `check` is called before anything is written; it may raise.
@@ -210,43 +161,39 @@ class MetricsFile:
 
     def cut(self, step: int) -> None:
         """Drop the records after a step and a truncated line; a resumed run writes them again."""
-        records = [record for record in self.parse().records if record["step"] <= step]
-        self._rewrite(records)
-        if self.board is not None:
-            self.board.begin(records)
+        self._rewrite([record for record in self.parse()[0] if record["step"] <= step])
 
     def replace(self, record: dict[str, Any], prefix: str) -> None:
         """Add a record and remove one of the same step whose keys start with `prefix`."""
-        step, records = record["step"], self.parse().records
+        step, records = record["step"], self.parse()[0]
         kept = [r for r in records if r["step"] != step or not any(k.startswith(prefix) for k in r)]
-        self._rewrite([*kept, record])
-        if self.board is not None and len(kept) < len(records):
-            self.board.begin([*kept, record])
-        elif self.board is not None:
-            self.board.add(record)
+        self._rewrite([*kept, record], record if len(kept) == len(records) else None)
 
-    def parse(self) -> Records:
-        """Separate records from invalid lines; raises `UserError` if the file is no regular file or
-        too large.
+    def parse(self) -> tuple[list[dict[str, Any]], list[int]]:
+        """Return the records, and the line numbers of invalid lines but one that a crash truncated;
+        raises `UserError` if the file is no regular file or too large.
         """
-        found = Records()
+        records, broken = [], list[int]()
         data = read_bytes(self.path, LARGEST_TEXT) or b""
         for number, line in enumerate(io.BytesIO(data), 1):
             try:
-                found.records.append(read_json(line, RECORD))
+                records.append(read_json(line, RECORD))
             except ValueError:
                 if line.endswith(b"\n"):
-                    found.broken.append(number)
-                else:
-                    found.cut = number
-            if number > MOST_RECORDS or len(found.broken) > MOST_BROKEN:
+                    broken.append(number)
+            if number > MOST_RECORDS or len(broken) > MOST_BROKEN:
                 raise UserError(
                     f"{self.path}:{number}: more lines, or more invalid ones, than a run writes; "
                     "remove the file, or restore the run's"
                 )
-        return found
+        return records, broken
 
-    def _rewrite(self, records: list[dict[str, Any]]) -> None:
+    def _rewrite(self, records: list[dict[str, Any]], new: dict[str, Any] | None = None) -> None:
+        """Replace all records; the board needs only the one that is `new`, if all others stay."""
         self.check()
         if self.path.exists() or records:
             files.write_text(self.path, "".join(json.dumps(record) + "\n" for record in records))
+        if self.board is not None and new is not None:
+            self.board.add(new)
+        elif self.board is not None:
+            self.board.begin(records)

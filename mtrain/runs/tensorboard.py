@@ -8,8 +8,6 @@ from mtrain.config.schema import Config
 from mtrain.runtime import files
 from mtrain.runtime.errors import MissingExtraError
 
-FILES = "events.out.tfevents."  # by which TensorBoard knows them, and reads them in their order
-
 
 def board_of(config: Config) -> "TensorBoard | None":
     """Make the board that a config asks for."""
@@ -42,7 +40,7 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         files.make_directory(self.directory)
-        before = sorted(self.directory.glob(f"{FILES}*"))
+        before = sorted(self.directory.glob("events.out.tfevents.*"))
         if self.writer is not None:
             self.writer.close()
         self.writer = SummaryWriter(str(self.directory), purge_step=0)

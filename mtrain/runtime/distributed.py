@@ -65,17 +65,17 @@ class Ranks:
         if self.size == 1:
             return find()
         body, head = _attempt(lambda: _encode(find(), form)) if self.is_first else (None, b"")
-        return _decode(self._share(head + (body or b"")), form)
+        length = torch.tensor([len(head + (body or b""))])
+        self.broadcast(length)
+        message = _as_tensor(head + (body or b""), int(length))
+        self.broadcast(message)
+        return _decode(self._open(message, 0), form)
 
     def first(self, work: Callable[[], T]) -> T | None:
         """Call `work` on rank 0 while the others wait; return its result there and None elsewhere.
         All ranks raise its exception.
         """
-        if self.size == 1:
-            return work()
-        result, head = _attempt(work) if self.is_first else (None, b"")
-        self._share(head)
-        return result
+        return self.together(lambda: work() if self.is_first else None)
 
     def gather(self, part: Callable[[], T], form: TypeAdapter[T]) -> list[T]:
         """Call `part` on each rank and return all results, by rank, on every rank; all ranks raise
@@ -156,14 +156,6 @@ class Ranks:
         if self._nccl is None:
             self._nccl = dist.new_group(backend="nccl", timeout=ADD)
         return self._nccl
-
-    def _share(self, message: bytes) -> bytes:
-        """Return rank 0's message without its head; raises the error that it holds."""
-        length = torch.tensor([len(message)])
-        self.broadcast(length)
-        table = _as_tensor(message, int(length))
-        self.broadcast(table)
-        return self._open(table, 0)
 
     def _gather(self, message: bytes) -> list[bytes]:
         """Return all ranks' messages without their heads; raises the first error of any."""

@@ -110,19 +110,14 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             yield out
             out.flush()
             os.fsync(out.fileno())
-        replace(aside, path)
+        if path.exists() and not path.is_symlink():
+            aside.chmod(path.stat().st_mode & 0o777)
+        os.replace(aside, path)
+        sync(path.parent)
     except OSError:
         with suppress(OSError):  # frees room on a full disk
             aside.unlink()
         raise
-
-
-def replace(aside: Path, path: Path) -> None:
-    """Rename a synced file to `path`, with the permissions of the file that it replaces."""
-    if path.exists() and not path.is_symlink():
-        aside.chmod(path.stat().st_mode & 0o777)
-    os.replace(aside, path)
-    sync(path.parent)
 
 
 def sync(path: Path) -> None:

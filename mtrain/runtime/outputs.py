@@ -50,11 +50,6 @@ class _Output:
         with suppress(PermissionError):  # a directory that may be written to, but not read
             files.sync(self.place.parent)
 
-    def take_back(self) -> None:
-        """Remove the published file again."""
-        if files.is_at(self.descriptor, self.place):
-            self.place.unlink()
-
     def close(self, *, keeps_lines: bool) -> None:
         """Close the file. If it was not published, keep its complete lines and log where they are,
         or remove it.
@@ -122,16 +117,12 @@ def opened(
 
 
 def _publish(outputs: list[_Output], *, is_new: bool) -> None:
-    """Rename all files to their names, or, if they are new, none."""
+    """Rename all files to their names, or, if a name of a new one is taken, none."""
     for each in outputs:
         os.fsync(each.descriptor)
-    with ExitStack() as undo:
-        for each in outputs:
-            each.check(is_new=is_new)
-            each.publish()
-            if is_new:
-                undo.callback(each.take_back)
-        undo.pop_all()
+        each.check(is_new=is_new)
+    for each in outputs:
+        each.publish()
 
 
 def _begin(name: str | Path) -> _Output | None:
@@ -180,31 +171,22 @@ def _is_replaceable(old: os.stat_result, place: Path) -> bool:
 
 def _make_held(path: Path) -> int:
     """Create and lock a file, replacing what an earlier attempt left; raises `RefusedError` if
-    another process writes it.
+    another process writes it, and `OSError`.
     """
-    while True:
-        is_new = True
+    if path.is_symlink():
+        path.unlink()
+    with suppress(FileNotFoundError):
+        left = files.open_kept(path, os.O_RDONLY)
         try:
-            descriptor = files.open_kept(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        except FileExistsError:
-            is_new = False
-            if path.is_symlink():
-                path.unlink(missing_ok=True)
-                continue
-            try:
-                descriptor = files.open_kept(path, os.O_RDONLY)
-            except FileNotFoundError:
-                continue
-        is_held = files.try_lock(descriptor)
-        if is_held and files.is_at(descriptor, path):
-            if is_new:
-                return descriptor
+            if not files.try_lock(left):
+                text = "another process is writing it; wait for it, or choose another name"
+                raise RefusedError(f"{path}: {text}")
             path.unlink()
-        os.close(descriptor)
-        if not is_held and not is_new:  # a new file may look like a leftover to another process
-            raise RefusedError(
-                f"{path}: another process is writing it; wait for it, or choose another name"
-            )
+        finally:
+            os.close(left)
+    descriptor = files.open_kept(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    files.try_lock(descriptor)
+    return descriptor
 
 
 def write_output(path: Path, data: bytes) -> None:
@@ -229,37 +211,33 @@ def refuse_overwriting(output: str | Path | None, *inputs: str | Path | None) ->
     """Refuse to write over a file that is still to be read."""
     if output is None or str(output) == "-":
         return
-    written = _files_of(_names_of(output))
-    for name in inputs:
-        if name is not None and written & _files_of([0 if str(name) == "-" else name]):
+    for name in (str(each) for each in inputs if each is not None):
+        if _written(str(output), stat.S_ISREG) & _files_of([0 if name == "-" else name]):
             raise RefusedError(f"{output}: is an input, too; write to another file")
 
 
 def refuse_one_file(output: str, other: str, option: str) -> None:
     """Refuse to write two outputs to one file; `option` is that of the other one."""
-    if os.devnull in (output, other):
-        return
-    first, second = (_files_of(_names_of(name), is_meant=bool) for name in (output, other))
-    if first & second:
+    if os.devnull not in (output, other) and _written(output, bool) & _written(other, bool):
         raise RefusedError(f"{option} {other}: is the output file, too; choose another file")
 
 
-def _names_of(output: str | Path) -> list[str | Path | int]:
-    """Return the names that are written to for an output, or the number of its stream."""
-    return [1] if output == "-" else [output, _partial_of(Path(os.path.realpath(output)))]
+def _written(output: str, is_meant: Callable[[int], bool]) -> set[object]:
+    """Return what is written to for an output, its temporary file included."""
+    partial = str(_partial_of(Path(os.path.realpath(output))))
+    return _files_of([1] if output == "-" else [output, partial], is_meant)
 
 
 def _files_of(
-    names: list[str | Path | int], is_meant: Callable[[int], bool] = stat.S_ISREG
-) -> set[str | int | tuple[int, int]]:
+    names: list[str | int], is_meant: Callable[[int], bool] = stat.S_ISREG
+) -> set[object]:
     """Return what names or numbers of streams stand for: the number, the path with links resolved,
     and device and inode of a file that exists, if its mode `is_meant`.
     """
-    found = set[str | int | tuple[int, int]]()
+    found = set[object]()
     for name in names:
         found.add(name if isinstance(name, int) else os.path.realpath(name))
         with suppress(OSError):
             status = os.stat(name)
-            if is_meant(status.st_mode):
-                found.add((status.st_dev, status.st_ino))
+            found |= {(status.st_dev, status.st_ino)} if is_meant(status.st_mode) else set()
     return found

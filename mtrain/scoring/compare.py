@@ -2,21 +2,24 @@
 significantly, and the lines that differ most.
 """
 
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from heapq import nlargest, nsmallest
+from heapq import nlargest
 from pathlib import Path
 from typing import Any
 
 from mtrain.runtime.errors import RefusedError, printable
-from mtrain.runtime.log import logger, progress_bar
-from mtrain.scoring.metrics import METRICS, TESTS, Paired, check_seed, paired_tests, sentence_chrf
+from mtrain.runtime.log import logger
+from mtrain.scoring.metrics import (
+    FEWEST,
+    METRICS,
+    SIGNIFICANT,
+    Paired,
+    paired_tests,
+    sentence_chrf,
+)
 from mtrain.scoring.references import read_aligned
-
-SIGNIFICANT = 0.05  # the largest p-value called so, as sacreBLEU has it
-FEWEST = 10  # lines; fewer do not give enough different resamples
-MANY = 20_000  # lines; sacreBLEU's tests hold a number for each line of each of their trials
-BYTES_OF_A_LINE = 110_000
 
 System = tuple[str, list[str]]  # its name, and its translations
 
@@ -39,11 +42,16 @@ class Contrast:
         """Return an item of `better` or `worse`."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
-    def rows(self, baseline: str, system: str) -> list[tuple[str, str]]:
-        """Return the texts of the line with their names."""
+    def shown(self, baseline: str, system: str) -> Iterator[str]:
+        """Yield the scores and the texts of the line with their names."""
+        old, new = self.scores
+        yield f"line {self.line}: {self.difference:+.2f} ({old:.2f} -> {new:.2f})"
         rows = [("source", self.source)] if self.source is not None else []
         rows += [("reference", text) for text in self.references]
-        return [*rows, (baseline, self.baseline), (system, self.text)]
+        rows += [(baseline, self.baseline), (system, self.text)]
+        width = max(len(printable(title)) for title, _ in rows)
+        for title, text in rows:
+            yield f"  {printable(title):<{width}}  {text}".rstrip()
 
 
 # The lines of a system that are "better" and "worse", most different first.
@@ -56,17 +64,8 @@ class Comparison:
 
     lines: int
     systems: list[str]
-    scores: dict[str, list[Paired]]
-    signatures: dict[str, dict[str, str]]
+    tested: dict[str, tuple[str, list[Paired]]]  # by metric: signature, and scores of the systems
     contrasts: list[Contrasts]
-
-    def is_significant(self, metric: str, number: int, test: str) -> bool:
-        """Whether a system differs significantly from the baseline by a test; never with equal
-        scores or few lines.
-        """
-        baseline, paired = self.scores[metric][0], self.scores[metric][number]
-        p, is_equal = paired.p_values[test], paired.score == baseline.score
-        return p <= SIGNIFICANT and not is_equal and self.lines >= FEWEST
 
     def as_json(self) -> dict[str, Any]:
         """Return the object of `--json`."""
@@ -74,30 +73,20 @@ class Comparison:
             "lines": self.lines,
             "baseline": self.systems[0],
             "systems": [self._system_as_json(number) for number in range(len(self.systems))],
-            "signatures": self.signatures,
+            "signatures": {
+                metric: {"bootstrap": text} for metric, (text, _) in self.tested.items()
+            },
         }
 
     def _system_as_json(self, number: int) -> dict[str, Any]:
-        content: dict[str, Any] = {"system": self.systems[number]}
-        for metric, scores in self.scores.items():
-            paired = scores[number]
-            ci = [paired.mean - paired.ci, paired.mean + paired.ci]
-            content[metric] = {"score": paired.score, "mean": paired.mean, "ci": ci}
-            if number:
-                content[metric]["difference"] = paired.score - scores[0].score
-                for test, p in paired.p_values.items():
-                    significant = self.is_significant(metric, number, test)
-                    content[metric][test] = {"p": p, "significant": significant}
-        for key, found in self.contrasts[number].items():
-            content[key] = [each.as_json() for each in found]
-        return content
+        scores = {metric: rows[number].as_json() for metric, (_, rows) in self.tested.items()}
+        lines = {
+            key: [each.as_json() for each in found] for key, found in self.contrasts[number].items()
+        }
+        return {"system": self.systems[number], **scores, **lines}
 
     def __str__(self) -> str:
-        signatures = [
-            f"{METRICS[metric]} {test} {signature}"
-            for metric, tests in self.signatures.items()
-            for test, signature in tests.items()
-        ]
+        signatures = (f"{METRICS[metric]} {text}" for metric, (text, _) in self.tested.items())
         return "\n".join(map(printable, [*self._table(), *signatures, *self._lines()]))
 
     def _table(self) -> Iterator[str]:
@@ -106,28 +95,15 @@ class Comparison:
         """
         names = list(map(printable, self.systems))
         width = max(8, *map(len, names))
-        heads = ("score", "mean ± 95 % CI", "difference", *TESTS.values())
-        for metric, scores in self.scores.items():
-            rows = [heads, *(self._row(metric, number) for number in range(len(scores)))]
+        heads = ("score", "mean ± 95 % CI", "difference", "p-value")
+        for metric, (_, scores) in self.tested.items():
+            rows = [heads, *(each.cells(metric) for each in scores)]
             for name, row in zip([METRICS[metric], *names], rows, strict=True):
-                cells = map("{:>{}}".format, row, (6, 15, 13, 9, 13))
+                cells = map("{:>{}}".format, row, (6, 15, 13, 9))
                 yield "  ".join([f"{name:<{width}}", *cells]).rstrip()
             yield ""
-        yield f"* p <= {SIGNIFICANT}: significant."
+        yield f"* p <= {SIGNIFICANT}: significant, by paired bootstrap resampling."
         yield ""
-
-    def _row(self, metric: str, number: int) -> tuple[str, ...]:
-        first, paired = self.scores[metric][0], self.scores[metric][number]
-        score, interval = f"{paired.score:.2f}", f"{paired.mean:.2f} ± {paired.ci:.2f}"
-        if number == 0:
-            return score, interval, "baseline ", "", ""
-        difference = paired.score - first.score
-        word = "better" if (difference < 0) == (metric == "ter") else "worse "
-        values = (
-            f"{p:.4f}{'*' if self.is_significant(metric, number, test) else ' '}"
-            for test, p in paired.p_values.items()
-        )
-        return score, interval, f"{difference:+.2f} {word if difference else 'equal '}", *values
 
     def _lines(self) -> Iterator[str]:
         """Yield the lines that differ most, with sources, references and scores."""
@@ -137,13 +113,8 @@ class Comparison:
                     yield ""
                     yield f"Lines that {name} has {word} than {self.systems[0]}, by their chrF2"
                 for each in found:
-                    old, new = each.scores
-                    rows = each.rows(self.systems[0], name)
-                    width = max(len(printable(title)) for title, _ in rows)
                     yield ""
-                    yield f"line {each.line}: {each.difference:+.2f} ({old:.2f} -> {new:.2f})"
-                    for title, text in rows:
-                        yield f"  {printable(title):<{width}}  {text}".rstrip()
+                    yield from each.shown(self.systems[0], name)
 
 
 def choose_metrics(names: str) -> list[str]:
@@ -154,29 +125,20 @@ def choose_metrics(names: str) -> list[str]:
     return [name for name in METRICS if name in chosen]
 
 
-def check_paths(paths: list[Path]) -> None:
-    """Refuse fewer than two systems, and the same file twice."""
+def read_systems(paths: list[Path], references: list[list[str]]) -> list[System]:
+    """Read each system's translations, named by its path from the directory that all share. Raises
+    `RefusedError` for fewer than two, or the same file twice.
+    """
     if len(paths) < 2:
         raise RefusedError("mtrain compare: needs two files of translations or more")
-    found = [path.resolve() for path in paths]
-    for path, place in zip(paths, found, strict=True):
-        if found.count(place) > 1:
+    places = [path.resolve() for path in paths]
+    for path, place in zip(paths, places, strict=True):
+        if places.count(place) > 1:
             raise RefusedError(f"{path}: given twice; name different files")
-
-
-def read_systems(paths: list[Path], references: list[list[str]]) -> list[System]:
-    """Read each system's translations, named by the shortest distinct end of its path; raises
-    `UserError`.
-    """
-    return [(_short_name(path, paths), read_aligned(path, references)) for path in paths]
-
-
-def _short_name(path: Path, paths: list[Path]) -> str:
-    for count in range(1, len(path.parts)):
-        tails = [other.parts[-count:] for other in paths]
-        if tails.count(path.parts[-count:]) == 1:
-            return str(Path(*path.parts[-count:]))
-    return str(path)
+    above = os.path.commonpath([path.absolute().parent for path in paths])
+    return [
+        (os.path.relpath(path.absolute(), above), read_aligned(path, references)) for path in paths
+    ]
 
 
 def compare(
@@ -192,23 +154,16 @@ def compare(
     """Compare systems with the first one, and find the `most` lines in either direction whose chrF2
     differs most from the baseline's.
     """
-    check_seed()
     _warn_of_oddities(systems, references)
-    scores, signatures = {}, {}
     logger.info("comparing %d systems on %s lines", len(systems), f"{len(references[0]):,}")
-    with progress_bar(len(metrics), "metric", "comparing") as bar:
-        for metric in metrics:
-            bar.set_postfix_str(METRICS[metric])
-            tested = paired_tests(metric, systems, references, tokenize, lowercase)
-            scores[metric], signatures[metric] = tested
-            bar.update()
+    tested = paired_tests(metrics, systems, references, tokenize, lowercase)
     contrasts = _contrasts(systems, references, sources, lowercase, most)
     names = [name for name, _ in systems]
-    return Comparison(len(references[0]), names, scores, signatures, contrasts)
+    return Comparison(len(references[0]), names, tested, contrasts)
 
 
 def _warn_of_oddities(systems: list[System], references: list[list[str]]) -> None:
-    """Warn of systems and sizes that make the tests meaningless, or large."""
+    """Warn of systems and sizes that make the test meaningless, or large."""
     baseline, first = systems[0]
     for name, lines in systems[1:]:
         if lines == first:
@@ -217,13 +172,7 @@ def _warn_of_oddities(systems: list[System], references: list[list[str]]) -> Non
         if lines in references:
             logger.warning("%s: the same text as a reference, line for line", name)
     if len(first) < FEWEST:
-        logger.warning(
-            "%s too few for a test: no difference is called significant",
-            "1 line is" if len(first) == 1 else f"{len(first)} lines are",
-        )
-    if len(first) > MANY:
-        need = len(first) * BYTES_OF_A_LINE / 1e9
-        logger.warning("the tests of %s lines take about %.0f GB", f"{len(first):,}", need)
+        logger.warning("too few lines for a test: no difference is called significant")
 
 
 def _contrasts(
@@ -234,22 +183,26 @@ def _contrasts(
     most: int,
 ) -> list[Contrasts]:
     """Return the contrasts of each system; the baseline has none."""
-    contrasts: list[Contrasts] = [{}]
-    if not most:
-        return contrasts + [{"better": [], "worse": []} for _ in systems[1:]]
     texts = [lines for _, lines in systems]
-    chrf = [sentence_chrf(lines, references, lowercase) for lines in texts]
+    chrf = [sentence_chrf(lines, references, lowercase) for lines in texts if most]
 
-    def contrast(number: int, i: int) -> Contrast:
-        scores = [chrf[0][i], chrf[number][i]]
-        source, of = sources[i] if sources else None, [lines[i] for lines in references]
-        difference = scores[1] - scores[0]
-        return Contrast(i + 1, difference, scores, source, of, texts[0][i], texts[number][i])
+    def contrasts_of(number: int, sign: int) -> list[Contrast]:
+        old, new = chrf[0], chrf[number]
+        found = nlargest(most, range(len(old)), lambda i: sign * (new[i] - old[i]))
+        return [
+            Contrast(
+                i + 1,
+                new[i] - old[i],
+                [old[i], new[i]],
+                sources[i] if sources else None,
+                [lines[i] for lines in references],
+                texts[0][i],
+                texts[number][i],
+            )
+            for i in found
+            if sign * (new[i] - old[i]) > 0
+        ]
 
-    for number in range(1, len(systems)):
-        by = [new - old for old, new in zip(chrf[0], chrf[number], strict=True)]
-        up = [i for i in nlargest(most, range(len(by)), by.__getitem__) if by[i] > 0]
-        down = [i for i in nsmallest(most, range(len(by)), by.__getitem__) if by[i] < 0]
-        better, worse = ([contrast(number, i) for i in places] for places in (up, down))
-        contrasts.append({"better": better, "worse": worse})
-    return contrasts
+    words = {"better": 1, "worse": -1} if most else {}
+    others = range(1, len(systems))
+    return [{}, *({word: contrasts_of(n, sign) for word, sign in words.items()} for n in others)]

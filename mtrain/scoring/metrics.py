@@ -5,17 +5,18 @@ signatures.
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from mtrain.corpus.writing_systems import language_code, script_of, scripts_of
 from mtrain.runtime.errors import MissingExtraError, RefusedError, UserError
+from mtrain.runtime.log import logger, progress_bar
 
 METRICS = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}
 TOKENIZERS = {"zh": "zh", "zho": "zh", "cmn": "zh", "ja": "ja-mecab", "jpn": "ja-mecab"}
 TOKENIZERS |= {"ko": "ko-mecab", "kor": "ko-mecab"}
-TESTS = {"bs": "bootstrap", "ar": "randomization"}  # sacreBLEU's names of paired tests, and ours
+SIGNIFICANT = 0.05  # the largest p-value called so, as sacreBLEU has it
+FEWEST = 10  # lines for a test; fewer do not give enough different resamples
 _RESAMPLES = 1000
 
 
@@ -27,10 +28,6 @@ class Score:
     score: float
     ci: tuple[float, float] | None
     signature: str
-
-    def is_equal(self, score: float) -> bool:
-        """Whether a stored score is this one."""
-        return abs(self.score - score) <= 1e-6
 
     def as_json(self) -> dict[str, Any]:
         """Return the metric's object of `mtrain eval --json`."""
@@ -64,11 +61,29 @@ def check_tokenizer(name: str) -> None:
         raise MissingExtraError(f"the tokenizer {name}", name.split("-")[0], more) from None
 
 
-def is_mostly_cjk(texts: Iterable[str]) -> bool:
-    """Whether most letters are Han, Kana or Hangul, which the 13a tokenizer does not separate."""
-    letters = Counter(script_of(char) for text in texts for char in text if char.isalpha())
-    cjk = sum(letters[script] for script in scripts_of("ja") | scripts_of("ko"))
-    return 2 * cjk > letters.total()
+def choose_tokenizer(
+    tokenize: str | None, tgt_lang: str | None, references: list[list[str]]
+) -> str:
+    """Return the given tokenizer of sacreBLEU, or the target language's; raises `RefusedError`."""
+    if tokenize is None:
+        tokenize = tokenizer_for(tgt_lang)
+        letters = Counter(script_of(char) for char in "".join(references[0]) if char.isalpha())
+        cjk = sum(letters[script] for script in scripts_of("ja") | scripts_of("ko"))
+        if tokenize == "13a" and 2 * cjk > letters.total():
+            logger.warning(
+                "the references are mostly Han, Kana or Hangul, which BLEU's tokenizer 13a does "
+                "not cut; name the language (zh, ja, ko) with --tgt-lang"
+            )
+    check_tokenizer(tokenize)
+    return tokenize
+
+
+def warn_of_missing_tokenizer(language: str) -> None:
+    """Warn before training if BLEU is not available for a language here."""
+    try:
+        check_tokenizer(tokenizer_for(language))
+    except RefusedError as error:
+        logger.warning("mtrain train will ask for this: %s", error)
 
 
 def score(
@@ -97,10 +112,9 @@ def score(
     compute = scorer._compute_score_from_stats
 
     def compute_as_float(stats: Any) -> Any:
-        """Convert all values to float: sacreBLEU's mean fails on a mixture, which resamples without
-        text give.
-        """
-        computed = compute(stats)
+        computed = compute(
+            stats
+        )  # in resamples without text, of a type that has no mean with others
         computed.score = float(computed.score)
         return computed
 
@@ -112,13 +126,32 @@ def score(
     return Score(METRICS[metric], float(result.score), ci, scorer.get_signature().format())
 
 
-def bleu_of_run(
-    hypotheses: list[str], references: list[str], language: str, *, interval: bool = False
-) -> Score:
+def score_all(
+    hypotheses: list[str],
+    references: list[list[str]],
+    tgt_lang: str | None,
+    tokenize: str | None,
+    lowercase: bool,
+) -> dict[str, Score]:
+    """Score with each of `METRICS`, tokenized for the target language."""
+    options: dict[str, Any] = {
+        "tokenize": choose_tokenizer(tokenize, tgt_lang, references),
+        "lowercase": lowercase,
+        "interval": True,
+    }
+    scores = {}
+    with progress_bar(len(METRICS), "metric", "scoring") as bar:
+        for metric in METRICS:
+            scores[metric] = score(metric, hypotheses, references, **options)
+            bar.update()
+    return scores
+
+
+def bleu_of_run(hypotheses: list[str], references: list[str], language: str) -> Score:
     """Return corpus BLEU as a run scores its target language; raises `UserError`."""
     tokenize = tokenizer_for(language)
     check_tokenizer(tokenize)
-    return score("bleu", hypotheses, [references], tokenize=tokenize, interval=interval)
+    return score("bleu", hypotheses, [references], tokenize=tokenize)
 
 
 def sentence_chrf(
@@ -133,41 +166,63 @@ def sentence_chrf(
 @dataclass(frozen=True)
 class Paired:
     """A system's score in one metric, with mean and half the width of the 95 % interval of its
-    resamples, and the p-values of its difference from the baseline, which has none, by test.
+    resamples; for all but the baseline, the difference from that with its p-value.
     """
 
     score: float
     mean: float
     ci: float
-    p_values: dict[str, float]
+    difference: float = 0.0
+    p: float | None = None
+    is_significant: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the metric's object of `mtrain compare --json`."""
+        ci = [self.mean - self.ci, self.mean + self.ci]
+        found = {"score": self.score, "mean": self.mean, "ci": ci}
+        if self.p is None:
+            return found
+        test = {"p": self.p, "significant": self.is_significant}
+        return {**found, "difference": self.difference, "bootstrap": test}
+
+    def cells(self, metric: str) -> tuple[str, ...]:
+        """Return the cells of a table."""
+        score, interval = f"{self.score:.2f}", f"{self.mean:.2f} ± {self.ci:.2f}"
+        if self.p is None:
+            return score, interval, "baseline ", ""
+        word = "better" if (self.difference < 0) == (metric == "ter") else "worse "
+        difference = f"{self.difference:+.2f} {word if self.difference else 'equal '}"
+        return score, interval, difference, f"{self.p:.4f}{'*' if self.is_significant else ' '}"
 
 
 def paired_tests(
-    metric: str,
+    metrics: list[str],
     systems: list[tuple[str, list[str]]],
     references: list[list[str]],
     tokenize: str,
     lowercase: bool,
-) -> tuple[list[Paired], dict[str, str]]:
-    """Compare systems with the first one, by sacreBLEU's paired bootstrap resampling and
-    approximate randomization; return also the signatures of both tests.
+) -> dict[str, tuple[str, list[Paired]]]:
+    """Compare systems with the first one by sacreBLEU's paired bootstrap resampling; return the
+    signature and the scores of each metric. Equal scores, and those of few lines, do not differ
+    significantly.
     """
     from sacrebleu.significance import PairedTest
 
     check_seed()
-    scorer = _metric(metric, tokenize, lowercase, references)
-    results: dict[str, Any] = {}
-    signatures = {}
-    for test, name in TESTS.items():
-        signature, scores = PairedTest(list(systems), {metric: scorer}, None, test)()
-        ((key, signed),) = signature.items()
-        signatures[name], results[name] = signed.format(), scores[key]
-    rows = []
-    for number, found in enumerate(results["bootstrap"]):
-        p_values = {name: scores[number].p_value for name, scores in results.items()}
-        known = {} if number == 0 else p_values
-        rows.append(Paired(float(found.score), float(found.mean), float(found.ci), known))
-    return rows, signatures
+    scorers = {name: _metric(name, tokenize, lowercase, references) for name in metrics}
+    signatures, results = PairedTest(list(systems), scorers, None, "bs")()
+    tested = {}
+    for metric in metrics:
+        key, rows = METRICS[metric], list[Paired]()
+        found: list[Any] = list(results[key])
+        for each in found:
+            difference = float(each.score - found[0].score)
+            is_clear = difference != 0 and len(references[0]) >= FEWEST
+            is_clear = is_clear and each.p_value <= SIGNIFICANT
+            score, mean, ci = map(float, (each.score, each.mean, each.ci))
+            rows.append(Paired(score, mean, ci, difference, each.p_value, is_clear))
+        tested[metric] = signatures[key].format(), rows
+    return tested
 
 
 def check_seed() -> None:

@@ -5,9 +5,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from mtrain.corpus.lines import read_text_file, scored_lines
-from mtrain.runtime.errors import RefusedError, UserError
+from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import logger
-from mtrain.scoring.metrics import check_tokenizer, is_mostly_cjk, tokenizer_for
 
 
 def read_references(paths: list[Path]) -> list[list[str]]:
@@ -59,26 +58,3 @@ def warn_of(counts: Counter[str]) -> None:
     """Log problems of the input, with counts."""
     for reason, count in counts.items():
         logger.warning("%s: %s", reason, f"{count:,}")
-
-
-def choose_tokenizer(
-    tokenize: str | None, tgt_lang: str | None, references: list[list[str]]
-) -> str:
-    """Return the given tokenizer of sacreBLEU, or the target language's; raises `RefusedError`."""
-    if tokenize is None:
-        tokenize = tokenizer_for(tgt_lang)
-        if tokenize == "13a" and is_mostly_cjk(references[0]):
-            logger.warning(
-                "the references are mostly Han, Kana or Hangul, which BLEU's tokenizer 13a does "
-                "not cut; name the language (zh, ja, ko) with --tgt-lang"
-            )
-    check_tokenizer(tokenize)
-    return tokenize
-
-
-def warn_of_missing_tokenizer(language: str) -> None:
-    """Warn before training if BLEU is not available for a language here."""
-    try:
-        check_tokenizer(tokenizer_for(language))
-    except RefusedError as error:
-        logger.warning("mtrain train will ask for this: %s", error)

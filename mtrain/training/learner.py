@@ -5,20 +5,25 @@ from dataclasses import dataclass
 
 import torch
 import torch.fx.experimental._config as shapes
+import torch.nn.functional as F
 from torch import Tensor
 
 from mtrain.config.schema import Config
 from mtrain.data.batches import Batch, SpecialIds
 from mtrain.model.building import build, model_dropout, shape_of
 from mtrain.model.cpu import keep_freed_memory
-from mtrain.model.transformer import Transformer, set_compute_dtype
+from mtrain.model.transformer import set_compute_dtype
 from mtrain.runtime.device import available_threads, compute_dtype, set_up_cuda
 from mtrain.runtime.distributed import Ranks, device_of
 from mtrain.runtime.errors import UserError, first_line
 from mtrain.training.consistency import consistency_loss
-from mtrain.training.graphs import CudaGraphs
 from mtrain.training.loss import projected_cross_entropy
 from mtrain.training.optimizer import MovingAverage, Optimizer
+
+Work = Callable[[Tensor, Tensor, Tensor], None]
+
+# Graphs kept. Each holds some megabytes of GPU memory of its own.
+MAX_GRAPHS = 512
 
 
 @dataclass(frozen=True)
@@ -57,8 +62,17 @@ class Learner:
         self.config, self.ids = config, ids
         self.machine = Machine.of(config, ranks)
         self.device = device_of(config.train.device, ranks)
-        self._set_up_torch()
-        self.model = self._build_model(vocab_size)
+        torch.set_num_threads(self.machine.threads)
+        if self.device.type == "cuda":
+            set_up_cuda(self.device)
+        if self.device.type == "cpu":
+            keep_freed_memory()
+        torch.manual_seed(config.seed)  # weights are drawn on the CPU, whatever the device
+        shape, rates = shape_of(config, vocab_size, ids.pad), model_dropout(config)
+        model = build(shape, self.device, rates, compiled=self.machine.compile).to(self.device)
+        is_bf16 = self.machine.precision == "bf16"
+        set_compute_dtype(model, torch.bfloat16 if is_bf16 else torch.float32)
+        self.model = model.train()
         betas, eps, decay = config.train.adam_betas, config.train.adam_eps, config.train.ema_decay
         muon = self.model.hidden_matrices if config.train.optimizer == "muon" else {}
         num_losses = 2 if config.train.consistency is None else 3
@@ -66,23 +80,6 @@ class Learner:
         self.average = MovingAverage(self.optimizer.weights(), decay) if decay else None
         self.hidden = self.model.hidden
         self.learn: Callable[[Batch], None] = self._accumulate
-
-    def _set_up_torch(self) -> None:
-        torch.set_num_threads(self.machine.threads)
-        if self.device.type == "cuda":
-            set_up_cuda(self.device)
-        if self.device.type == "cpu":
-            keep_freed_memory()
-        torch.manual_seed(self.config.seed)  # weights are drawn on the CPU, whatever the device
-
-    def _build_model(self, vocab_size: int) -> Transformer:
-        shape = shape_of(self.config, vocab_size, self.ids.pad)
-        rates, compiled = model_dropout(self.config), self.machine.compile
-        model = build(shape, self.device, rates, compiled=compiled).to(self.device)
-        set_compute_dtype(
-            model, torch.bfloat16 if self.machine.precision == "bf16" else torch.float32
-        )
-        return model.train()
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -163,3 +160,69 @@ class Learner:
         losses[0].backward()  # type: ignore[no-untyped-call]
         self.optimizer.accumulate()
         self.optimizer.losses += torch.stack([loss.detach() for loss in losses])
+
+
+def graph_width(length: int) -> int:
+    """Return the width to which sequences of a length are padded: few shapes, little padding."""
+    grain = max(4, 1 << max(0, length.bit_length() - 5))
+    return -(-length // grain) * grain
+
+
+def pad_to_graph(table: Tensor, pad_id: int, max_length: int) -> Tensor:
+    """Pad a (B, L) table to its graph's width, at most `max_length`."""
+    length = table.shape[1]
+    width = min(graph_width(length), max_length)
+    return F.pad(table, (0, max(0, width - length)), value=pad_id)
+
+
+class CudaGraphs:
+    """Calls `work` on a batch's src, tgt_in and tgt_out on the GPU, by replaying a graph recorded
+    for batches of this shape: launching a thousand small kernels one by one can take the host
+    longer than the GPU needs to run them.
+
+    `work` must not wait for the GPU, and may change tensors only in place. Its random numbers come
+    from the state of the device's generator at each replay.
+    """
+
+    def __init__(self, work: Work, device: torch.device, ids: SpecialIds, max_length: int) -> None:
+        self.work, self.device, self.ids, self.max_length = work, device, ids, max_length
+        self.pool = torch.cuda.graph_pool_handle()
+        self.graphs: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, list[Tensor]]] = {}
+
+    def __call__(self, batch: Batch) -> None:
+        """Do the work on a batch that is in the host's memory."""
+        tables = [
+            pad_to_graph(table, self.ids.pad, self.max_length)
+            for table in (batch.src, batch.tgt_in, batch.tgt_out)
+        ]
+        shape = (*tables[0].shape, tables[1].shape[1])
+        if shape not in self.graphs:
+            if len(self.graphs) == MAX_GRAPHS:  # the oldest makes room
+                torch.cuda.synchronize(self.device)
+                del self.graphs[next(iter(self.graphs))]
+            self.graphs[shape] = self._record(tables)
+        graph, inputs = self.graphs[shape]
+        for own, table in zip(inputs, tables, strict=True):
+            own.copy_(table.pin_memory(), non_blocking=True)
+        graph.replay()
+
+    def warm_up(self) -> None:
+        """Do the work once unrecorded: first calls of libraries cannot be recorded."""
+        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(side):
+            table = torch.full((4, 8), self.ids.eos, device=self.device)
+            self.work(table, table, table)
+        torch.cuda.synchronize(self.device)
+
+    def _record(self, tables: list[Tensor]) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
+        inputs = [table.to(self.device) for table in tables]
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self.pool):
+                self.work(*inputs)
+        except RuntimeError as error:  # raised at the end of a broken recording, hiding the cause
+            if isinstance(error.__context__, torch.OutOfMemoryError):
+                raise error.__context__ from None
+            raise
+        return graph, inputs

@@ -4,7 +4,7 @@ checkpoint/           model weights; with train.ema_decay, their moving average
 checkpoint/trainer/   optimizer moments; with train.ema_decay, the latest weights too; progress
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,23 @@ from mtrain.runs.records import Loop
 from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import logger
+from mtrain.runtime.stop import Stop
 from mtrain.training.learner import Learner, Machine
 
 # Suffix of a weight's name: its latest value, where the checkpoint's model is a moving average.
 LATEST = ".latest"
 LOOP: TypeAdapter[Loop | None] = TypeAdapter(Loop | None)
+
+
+@dataclass(frozen=True)
+class Session:
+    """What the parts of a training share: one start of a run, on one rank."""
+
+    config: Config
+    prepared: Prepared
+    run: RunDirectory
+    stop: Stop
+    ranks: Ranks = field(default_factory=Ranks)
 
 
 @dataclass
@@ -46,31 +58,18 @@ class Progress:
         return f"epoch {self.epoch + 1}, part {self.pool + 1}, micro-batch {self.batch}"
 
 
-@dataclass(frozen=True)
-class Found:
-    """A checkpoint to resume from."""
-
-    path: Path
-    snapshot: Snapshot
-    trainer: TrainerState
-
-
 class Checkpoints:
     """Saves and restores a learner's state and the loop's progress. Rank 0 reads and writes."""
 
-    def __init__(
-        self, config: Config, prepared: Prepared, run: RunDirectory, ranks: Ranks, learner: Learner
-    ) -> None:
-        self.config, self.prepared, self.run, self.ranks = config, prepared, run, ranks
+    def __init__(self, session: Session, learner: Learner) -> None:
+        self.config, self.run, self.ranks = session.config, session.run, session.ranks
+        self.vocabulary = session.prepared.tokenizer.proto
         self.learner, self.optimizer, self.average = learner, learner.optimizer, learner.average
         self.init_hash: str | None = None  # of the model of `train.init_from`, at step 0
         self._damaged: list[Path] = []  # newer than the one that the run resumed from
 
     def save(self, progress: Progress, best: str | None) -> None:
-        """Save a checkpoint of this step and remove those that are no longer needed."""
-        self.ranks.first(partial(self._write, progress, best))
-
-    def _write(self, progress: Progress, best: str | None) -> None:
+        """Save a checkpoint of this step on rank 0, and remove those that are no longer needed."""
         self.run.check_held()
         path = self.run.checkpoints / layout.step_name(progress.step)
         moments = self.optimizer.moments()
@@ -88,8 +87,8 @@ class Checkpoints:
 
     def snapshot(self, weights: dict[str, Tensor] | None = None) -> Snapshot:
         """Return the model as a checkpoint stores it, with other weights if they are given."""
-        proto = self.prepared.tokenizer.proto
-        return Snapshot(weights or self.learner.weights, dump_config(self.config), proto)
+        weights = weights or self.learner.weights
+        return Snapshot(weights, dump_config(self.config), self.vocabulary)
 
     def prune(self, best: str | None) -> None:
         """Remove the checkpoints that are no longer needed, on rank 0."""
@@ -126,15 +125,15 @@ class Checkpoints:
         if found is None:
             self._load_initial()
             return None
-        inner = found.path / layout.TRAINER
-        if found.snapshot.tokenizer != self.prepared.tokenizer.proto:
-            raise UserError(f"{found.path}: was made with another vocabulary than this run's")
-        if found.trainer.loop.pool >= pools:
+        path, snapshot, trainer = found
+        inner, weights, moments = path / layout.TRAINER, snapshot.weights, dict(trainer.moments)
+        if snapshot.tokenizer != self.vocabulary:
+            raise UserError(f"{path}: was made with another vocabulary than this run's")
+        if trainer.loop.pool >= pools:
             raise UserError(f"{inner}: damaged: its position is no part of an epoch of this text")
-        if len(found.trainer.loop.sums) != len(self.optimizer.losses):
+        if len(trainer.loop.sums) != len(self.optimizer.losses):
             raise UserError(f"{inner}: damaged: its sums are of another loss")
-        weights, moments = found.snapshot.weights, dict(found.trainer.moments)
-        check_weights(self.optimizer.weights(), weights, found.path)
+        check_weights(self.optimizer.weights(), weights, path)
         if self.average is not None:
             self.average.load(weights)
             keys = {name: name + LATEST for name in weights}
@@ -143,7 +142,7 @@ class Checkpoints:
         check_weights(self.optimizer.moments(), moments, inner)
         self.optimizer.load_weights(weights)
         self.optimizer.load_moments(moments)
-        return found.trainer.loop
+        return trainer.loop
 
     def _load_initial(self) -> None:
         """Load the weights of `train.init_from`, if it is set; raises `UserError` where they do not
@@ -161,15 +160,14 @@ class Checkpoints:
             self.average.load(snapshot.weights)
         logger.info("starting from the weights of %s", directory)
 
-    def find_newest(self) -> Found | None:
+    def find_newest(self) -> tuple[Path, Snapshot, TrainerState] | None:
         """Load the newest checkpoint that this machine can resume from, with a warning for each
         damaged one.
         """
         damaged: list[Path] = []
         for path in reversed(layout.named_steps(self.run.checkpoints)):
             try:
-                trainer = checkpoint.load_trainer(path)
-                found = Found(path, checkpoint.load(path), trainer)
+                trainer, snapshot = checkpoint.load_trainer(path), checkpoint.load(path)
             except DamagedError as error:
                 damaged.append(path)
                 if len(damaged) <= 2:  # older ones have no trainer/, and are not damaged
@@ -178,7 +176,7 @@ class Checkpoints:
             check_machine(self.learner.machine, trainer.loop.machine, self.config)
             logger.info("resuming at step %s from %s", f"{trainer.loop.step:,}", path)
             self._damaged = damaged
-            return found
+            return path, snapshot, trainer
         if damaged:
             raise UserError(
                 f"{self.run.checkpoints}: no checkpoint that can be resumed from is intact; "
@@ -192,13 +190,12 @@ def check_machine(machine: Machine, before: dict[str, Any], config: Config) -> N
     and `compile` may be changed by naming them, and the number of ranks.
     """
     before = {"ranks": 1, **before}
-    has_same_ranks = before["ranks"] == machine.ranks
+    # elsewhere they affect speed only
+    threads_matter = before["ranks"] == machine.ranks and machine.device == "cpu"
     for key, now in asdict(machine).items():
         was = before.get(key)
-        if was is None or was == now:
+        if was in (None, now) or (key == "threads" and not threads_matter):
             continue
-        if key == "threads" and not (has_same_ranks and machine.device == "cpu"):
-            continue  # they affect speed only
         is_named = key in ("precision", "compile") and getattr(config.train, key) != "auto"
         if not is_named and key != "ranks":
             raise RefusedError(

@@ -26,34 +26,20 @@ def make_schedule(train: TrainConfig, d_model: int) -> Schedule:
     return rate
 
 
-# Each returns the rate of a step after the warm-up as a fraction of the peak rate.
+def _progress(step: int, train: TrainConfig) -> float:
+    """Return the fraction of the steps after the warm-up that are done."""
+    return min(1.0, (step - train.warmup_steps) / max(1, train.max_steps - train.warmup_steps))
 
 
 def _inverse_sqrt(step: int, train: TrainConfig) -> float:
     return math.sqrt(train.warmup_steps / step)
 
 
-def _linear(step: int, train: TrainConfig) -> float:
-    return 1 - _progress(step, train)
-
-
-def _cosine(step: int, train: TrainConfig) -> float:
-    return 0.5 * (1 + math.cos(math.pi * _progress(step, train)))
-
-
-def _constant(step: int, train: TrainConfig) -> float:
-    return 1.0
-
-
-def _progress(step: int, train: TrainConfig) -> float:
-    """Return the fraction of the steps after the warm-up that are done."""
-    return min(1.0, (step - train.warmup_steps) / max(1, train.max_steps - train.warmup_steps))
-
-
+# The rate of a step after the warm-up, as a fraction of the peak rate.
 DECAYS: dict[str, Callable[[int, TrainConfig], float]] = {
     "noam": _inverse_sqrt,  # the same curve: peak_lr or lr_factor sets its height
     "inverse_sqrt": _inverse_sqrt,
-    "linear": _linear,
-    "cosine": _cosine,
-    "constant": _constant,
+    "linear": lambda step, train: 1 - _progress(step, train),
+    "cosine": lambda step, train: 0.5 * (1 + math.cos(math.pi * _progress(step, train))),
+    "constant": lambda step, train: 1.0,
 }

@@ -15,21 +15,17 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from mtrain.config.schema import Config
 from mtrain.data.batches import Batch, MicroBatch, SpecialIds, TokenBatches
-from mtrain.data.prepare import Prepared
 from mtrain.data.subwords import SubwordSampler
-from mtrain.runs.directory import RunDirectory
 from mtrain.runtime import files
 from mtrain.runtime.device import seed_device, telling_lack_of_memory
-from mtrain.runtime.distributed import Ranks, Request
+from mtrain.runtime.distributed import Request
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import logger, progress_bar
-from mtrain.runtime.stop import Stop, stopped
-from mtrain.training.finish import finish
+from mtrain.runtime.stop import stopped
 from mtrain.training.learner import Learner
 from mtrain.training.plan import clock, describe_run
-from mtrain.training.resume import Checkpoints, Progress
+from mtrain.training.resume import Checkpoints, Progress, Session
 from mtrain.training.schedule import make_schedule
 from mtrain.training.validation import Validation
 
@@ -44,40 +40,29 @@ class Trainer:
     writes.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        prepared: Prepared,
-        run: RunDirectory,
-        stop: Stop,
-        ranks: Ranks | None = None,
-    ) -> None:
-        self.config, self.prepared, self.run_dir, self.stop = config, prepared, run, stop
-        self.ranks = ranks or Ranks()
-        tokenizer, train = prepared.tokenizer, config.train
+    def __init__(self, session: Session) -> None:
+        self.config, self.prepared, self.run_dir = session.config, session.prepared, session.run
+        self.stop, self.ranks = session.stop, session.ranks
+        config, train, tokenizer = session.config, session.config.train, session.prepared.tokenizer
         self.ids = SpecialIds.of(tokenizer)
         self.learner = Learner(config, tokenizer.vocab_size, self.ids, self.ranks)
         self.model, self.optimizer = self.learner.model, self.learner.optimizer
         self.device = self.learner.device
-        self.checkpoints = Checkpoints(config, prepared, run, self.ranks, self.learner)
-        self.validation = Validation(config, prepared, run, stop, self.ranks, self.learner)
-        sampler = None
+        self.checkpoints = Checkpoints(session, self.learner)
+        self.validation = Validation(session, self.checkpoints)
+        sampler, store, seed = None, self.prepared.store, config.seed
         if train.subword_sampling is not None:
             sampler = SubwordSampler(tokenizer, train.subword_sampling, config.data.max_length)
         step_batches = train.accum_steps * self.ranks.size
-        self.batches = TokenBatches(
-            prepared.store, train.max_tokens, config.seed, self.ids, step_batches, sampler
-        )
+        self.batches = TokenBatches(store, train.max_tokens, seed, self.ids, step_batches, sampler)
         self.rate = make_schedule(train, config.model.d_model)
         self.progress = Progress(self.optimizer.losses.clone())
-        self.checked_step = 0  # the last step known to be finite
         self.request: Request | None = None  # to stop, agreed by all ranks
         self._restart_clock()
 
     def run(self) -> None:
         """Train to the end, then average and test; raises `StoppedError` once a stop is saved."""
         self.progress = self.checkpoints.restore(self.batches.pools)
-        self.checked_step = self.progress.step
         self.validation.resume(self.progress.step)
         self.ranks.first(self._describe)
         self.ranks.first(self._announce)
@@ -85,7 +70,7 @@ class Trainer:
         if not self._is_finished():
             self._train()
         self.checkpoints.prune(self.validation.history.best_step)
-        finish(self.validation, self.checkpoints, self.progress.step)
+        self.validation.finish(self.progress.step)
 
     def _describe(self) -> None:
         """Write what the run is made of."""
@@ -99,9 +84,8 @@ class Trainer:
 
     def preview(self) -> None:
         """Log what `run` would do, without restoring or writing anything."""
-        found = self.checkpoints.find_newest()
-        if found is not None:
-            self.progress.step = found.trainer.loop.step
+        if found := self.checkpoints.find_newest():
+            self.progress.step = found[2].loop.step
             self.validation.load_history(self.progress.step)
         self._announce()
 
@@ -122,7 +106,10 @@ class Trainer:
             micro_batches=len(planned) * self.batches.pools,
             tokens=sum(each.num_tokens for each in planned) / max(1, len(planned)),
         )
-        forecast.announce()
+        for line in forecast.lines:
+            logger.info("%s", line)
+        if forecast.disk_warning:
+            logger.warning("%s", forecast.disk_warning)
 
     def _is_finished(self) -> bool:
         train = self.config.train
@@ -133,9 +120,9 @@ class Trainer:
         """Take steps to the last one, the end of patience or a stop."""
         self.ranks.together(self.learner.warm_up)
         stream = self.micro_batches()
-        bar = progress_bar(self.config.train.max_steps, "step", "training", self.progress.step)
         self._restart_clock()
-        with bar:
+        last_step = self.config.train.max_steps
+        with progress_bar(last_step, "step", "training", self.progress.step) as bar:
             while not self._is_finished():
                 started = time.monotonic()
                 norm, rate = self.take_step(stream)
@@ -147,17 +134,16 @@ class Trainer:
         """Take one optimizer step over `accum_steps` micro-batches of each rank; return the
         gradient's norm and the learning rate.
         """
-        step = self.progress.step + 1
+        progress, step = self.progress, self.progress.step + 1
         planned = [next(stream) for _ in range(self.batches.step_batches)]
         num_tokens, rate = sum(each.num_tokens for each in planned), self.rate(step)
         self._sum_gradients(planned, step, num_tokens)
-        self.progress.sums += self.optimizer.losses
+        progress.sums += self.optimizer.losses
         norm = self.optimizer.update(rate, num_tokens, self.config.train.clip_norm)
         if self.learner.average is not None:
             self.learner.average.update(step)
-        self.progress.step = step
-        self.progress.sums += norm * 0  # NaN in the norm must reach `_check_finite`
-        self.progress.sum_tokens += num_tokens
+        progress.sums += norm * 0  # NaN in the norm must reach `_check_finite`
+        progress.step, progress.sum_tokens = step, progress.sum_tokens + num_tokens
         self.recorded_tokens += num_tokens
         self.recorded_steps += 1
         return norm, rate
@@ -225,13 +211,10 @@ class Trainer:
                 "train.precision: fp32 and run the same command again, or start another run_dir "
                 "with a lower learning rate"
             )
-        self.checked_step = self.progress.step
 
     def _not_finite(self, text: str) -> UserError:
-        """Return the error of the steps since the last check of the numbers."""
-        last, first = self.progress.step, self.checked_step + 1
-        steps = f"step {last}" if first >= last else f"one of the steps {first} to {last}"
-        text = f"{steps} (up to {self.progress}): {text}; the last checkpoint is good"
+        text = f"step {self.progress.step} (up to {self.progress}): {text}"
+        text += "; the last checkpoint is good"
         return self.ranks.as_one(UserError(text))
 
     def _record(self, norm: Tensor, rate: float, bar: Any) -> None:
@@ -258,16 +241,10 @@ class Trainer:
             f"{record['tokens_per_second']:,.0f} tok/s  lr {rate:.2e}"
         )
         bar.set_postfix_str(summary)
-        logger.info(
-            "step %s/%s  epoch %d  %s  grad %.2f  left %s",
-            f"{progress.step:,}",
-            f"{last_step:,}",
-            progress.epoch + 1,
-            summary,
-            record["grad_norm"],
-            clock(seconds / max(1, self.recorded_steps) * (last_step - progress.step)),
-            extra={"shown_on_bar": True},
-        )
+        left = clock(seconds / max(1, self.recorded_steps) * (last_step - progress.step))
+        text = f"step {progress.step:,}/{last_step:,}  epoch {progress.epoch + 1}  {summary}"
+        text += f"  grad {record['grad_norm']:.2f}  left {left}"
+        logger.info("%s", text, extra={"shown_on_bar": True})
         progress.sums.zero_()
         progress.sum_tokens = 0
         self._restart_clock()
@@ -281,12 +258,13 @@ class Trainer:
         for name, weight in self.optimizer.weights().items():
             if not bool(weight.isfinite().all()):
                 raise self._not_finite(f"{name} is not finite")
-        self.checkpoints.save(self.progress, self.validation.history.best_step)
+        best = self.validation.history.best_step
+        self.ranks.first(partial(self.checkpoints.save, self.progress, best))
 
     def _validate_if_due(self) -> None:
         """Validate if it is due at this step and the history lacks it."""
         train, step = self.config.train, self.progress.step
-        if step == 0 or not train.is_validated(step) or self.validation.history.has(step):
+        if step == 0 or not train.is_validated(step) or step in self.validation.history.steps:
             return
         self.validation.validate(step)
         self.checkpoints.prune(self.validation.history.best_step)

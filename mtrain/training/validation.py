@@ -1,4 +1,8 @@
-"""Scores of a model in training: sets of text are translated, scored and recorded."""
+"""Scores of a model in training: sets of text are translated, scored and recorded.
+
+At the end of a run the last checkpoints are averaged and validated, then the best model is scored
+on the test sets. What an earlier start has finished is not repeated.
+"""
 
 import math
 import time
@@ -6,29 +10,28 @@ from functools import partial
 
 import torch
 from pydantic import TypeAdapter
+from safetensors.torch import load, save
 
-from mtrain.config.schema import Config
+from mtrain.config.schema import dump_config
 from mtrain.corpus.readers import Text
-from mtrain.data.prepare import Prepared
 from mtrain.model.building import build
 from mtrain.model.transformer import set_compute_dtype
-from mtrain.runs import layout
-from mtrain.runs.directory import RunDirectory
-from mtrain.runs.history import History
-from mtrain.runs.records import BEST, Entry
+from mtrain.runs import checkpoint, layout
+from mtrain.runs.checkpoint import Snapshot
+from mtrain.runs.history import BEST, Entry, History
 from mtrain.runtime import files
 from mtrain.runtime.device import compute_dtype
-from mtrain.runtime.distributed import Ranks
+from mtrain.runtime.distributed import BYTES
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import logger, progress_bar
-from mtrain.runtime.stop import Stop
 from mtrain.scoring import metrics
-from mtrain.training.learner import Learner
-from mtrain.translation.loading import LoadedModel
+from mtrain.training.resume import Checkpoints, Session
+from mtrain.translation.loading import LoadedModel, unpack
 from mtrain.translation.scorer import Scorer
 from mtrain.translation.translator import Translator
 
-NLL, HISTORY = TypeAdapter(tuple[float, int]), TypeAdapter(History)
+NLL = TypeAdapter(tuple[float, int])
+NAMES = TypeAdapter(list[str])
 
 
 class Validation:
@@ -36,45 +39,34 @@ class Validation:
     ranks translate and know the history; rank 0 writes.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        prepared: Prepared,
-        run: RunDirectory,
-        stop: Stop,
-        ranks: Ranks,
-        learner: Learner,
-    ) -> None:
-        self.config, self.prepared, self.run, self.stop = config, prepared, run, stop
-        self.ranks, self.learner = ranks, learner
-        self.history = History(config.train.metric)
+    def __init__(self, session: Session, checkpoints: Checkpoints) -> None:
+        self.config, self.prepared, self.run = session.config, session.prepared, session.run
+        self.stop, self.ranks = session.stop, session.ranks
+        self.checkpoints, self.learner = checkpoints, checkpoints.learner
+        self.history = History.begin(session.config.train.metric)
 
     def resume(self, step: int) -> None:
         """Restore the history as it was at a step; records of later steps are removed."""
-        self.ranks.first(partial(self._cut, step))
-        self.broadcast_history()
+        self.history = self.ranks.share(partial(self._cut, step), BEST)
 
-    def _cut(self, step: int) -> None:
-        if self.load_history(step):
+    def _cut(self, step: int) -> History:
+        self.load_history(step)
+        if (self.run.path / layout.BEST).exists():
             self.write_history()
         self.run.metrics.cut(step)
+        return self.history
 
-    def broadcast_history(self) -> None:
-        """Replace the history of every rank by that of rank 0."""
-        self.history = self.ranks.share(lambda: self.history, HISTORY)
-
-    def load_history(self, step: int) -> bool:
-        """Load the history as it was at a step; return whether the file holds more."""
+    def load_history(self, step: int) -> None:
+        """Load the history as it was at a step."""
         stored = self.run.read(layout.BEST, BEST)
         if stored is None and step > self.config.train.valid_every:
             raise UserError(
-                f"{self.run.path / 'best.json'}: missing, so the best checkpoint is unknown; "
+                f"{self.run.path / layout.BEST}: missing, so the best checkpoint is unknown; "
                 "restore the file, or choose another run_dir"
             )
-        self.history = History.of(self.history.metric, stored)
-        before = self.history.as_json()
+        self.history = stored or self.history
+        self.history.metric = self.config.train.metric
         self.history.cut(step, self.config.train.is_validated)
-        return self.history.as_json() != before
 
     def write_history(self) -> None:
         """Write `best.json`, on rank 0."""
@@ -102,9 +94,8 @@ class Validation:
                 model = build(model.shape, device)
             model.take_weights(self.learner.weights)
             set_compute_dtype(model.to(device), dtype)
-        tokenizer, decode = self.prepared.tokenizer, self.config.decode
-        check = self.stop.check
-        return LoadedModel(model, tokenizer, decode, self.config, check_stop=check)
+        tokenizer, config, check = self.prepared.tokenizer, self.config, self.stop.check
+        return LoadedModel(model, tokenizer, config.decode, config, check_stop=check)
 
     def evaluate(self, model: LoadedModel, text: Text, name: str, step: int, prefix: str) -> Entry:
         """Translate a set and return its BLEU, chrF and NLL per token. Rank 0 writes the
@@ -132,6 +123,87 @@ class Validation:
             # replaces the record of an interrupted attempt
             self.run.metrics.replace({"step": step, "time": time.time(), **values}, prefix)
         return entry
+
+    def finish(self, step: int) -> None:
+        """Average and test a run whose last step is `step`."""
+        names = self.ranks.share(partial(self._average, step), NAMES)
+        if names:
+            model = self._load(layout.AVERAGE)
+            entry = self.evaluate(model, self.prepared.valid, layout.AVERAGE, step, "average/")
+            average = {"step": step, "checkpoint": layout.AVERAGE, "of": names, **entry}
+            self.history.average = average
+            self.write_history()
+            logger.info("average of %d  %s", len(names), summary(entry))
+        self.history = self.ranks.share(self._mark_lost, BEST)
+        best, tests = self.history.best, self.prepared.tests
+        if best is None:
+            return
+        for name, text in tests.items():
+            self._test(name, text, best["checkpoint"], step)
+        logger.info("best: %s  %s", best["checkpoint"], summary(best))
+        for name in tests:
+            entry = self.history.tests[name]
+            logger.info("test %s: %s  %s", name, summary(entry), entry["signature"])
+
+    def _average(self, step: int) -> list[str]:
+        """Average the last scheduled checkpoints and return their names; none if there is nothing
+        to validate.
+        """
+        directory, train = self.run.checkpoints, self.config.train
+        paths = checkpoint.last_scheduled(directory, step, train.save_every, train.average_last)
+        intact = checkpoint.whole_ones(paths)
+        if len(intact) < len(paths):
+            bad = paths[-1 - len(intact)]
+            logger.warning("%s: damaged or missing; only later checkpoints are averaged", bad)
+        names = [path.name for path in intact]
+        before = self.history.average or {}
+        is_done = before.get("of") == names and checkpoint.is_good(directory / layout.AVERAGE)
+        if len(intact) < 2 or is_done:
+            return []
+        self.stop.check()
+        self.run.check_held()
+        snapshot = self.checkpoints.snapshot(checkpoint.average(intact))
+        checkpoint.save(directory / layout.AVERAGE, snapshot)
+        return names
+
+    def _mark_lost(self) -> History:
+        """Mark the validations whose checkpoints are not intact, until the best one's is."""
+        lost = []
+        while best := self.history.best:
+            path = self.run.checkpoints / best["checkpoint"]
+            if checkpoint.is_good(path):
+                break
+            best["lost"] = True
+            lost.append(path)
+        if lost:
+            logger.warning("%s: damaged or missing; using the best of the others", lost[0])
+            self.write_history()
+        return self.history
+
+    def _test(self, name: str, text: Text, best: str, step: int) -> None:
+        """Score a test set, unless its scores are those of the same model, text and search."""
+        decode = self.config.decode.model_dump()
+        identity = {"checkpoint": best, "step": step, "sha256": text.sha256, "decode": decode}
+        if identity.items() <= self.history.tests.get(name, {}).items():
+            return
+        entry = self.evaluate(self._load(best), text, f"test-{name}", step, f"test/{name}/")
+        self.history.tests[name] = {**identity, **entry}
+        self.write_history()
+
+    def _load(self, name: str) -> LoadedModel:
+        """Load a checkpoint as `mtrain translate` does: on rank 0, and broadcast, since other
+        machines may not see the file yet.
+        """
+        path = self.run.checkpoints / name
+        data = self.ranks.share(lambda: save(checkpoint.load_or_name_good(path).weights), BYTES)
+        proto = self.prepared.tokenizer.proto
+        return unpack(
+            Snapshot(load(data), dump_config(self.config), proto),
+            path,
+            self.config.decode.model_dump(),
+            device=str(self.learner.device),
+            check_stop=self.stop.check,
+        )
 
 
 def summary(entry: Entry) -> str:

@@ -6,8 +6,6 @@ single layer is best depends on their number.
 """
 
 import re
-from collections.abc import Iterable
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,12 +21,6 @@ LAYERS = 3
 BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 Ids = NDArray[np.int64]
-
-
-def pieces_of(loaded: LoadedModel, ids: Iterable[int]) -> list[str]:
-    """Return the piece of each id."""
-    pieces = loaded.tokenizer.all_pieces
-    return [pieces[number] for number in ids]
 
 
 @torch.no_grad()
@@ -48,11 +40,8 @@ def attention_of(loaded: LoadedModel, src: Ids, tgt: Ids) -> dict[str, list[NDAr
     }
 
 
-class Side(NamedTuple):
-    """The ids of a line and the word index of each."""
-
-    ids: Ids
-    words: NDArray[np.int64]
+# The ids of a line, and the index of the word that each belongs to.
+Side = tuple[Ids, Ids]
 
 
 def align(loaded: LoadedModel, sources: list[str], targets: list[str]) -> list[str]:
@@ -61,12 +50,12 @@ def align(loaded: LoadedModel, sources: list[str], targets: list[str]) -> list[s
     lines = enumerate(zip(sources, targets, strict=True))
     places = [place for place, pair in lines if not any(map(is_blank, pair))]
     pairs = [(_encode(loaded, sources[i]), _encode(loaded, targets[i])) for i in places]
-    lengths = np.array([(len(src.ids) + 1, len(tgt.ids) + 1) for src, tgt in pairs])
+    lengths = np.array([(len(src) + 1, len(tgt) + 1) for (src, _), (tgt, _) in pairs])
     budget = max(1, loaded.decode.batch_tokens // loaded.decode.beam_size)
     for batch in batch_by_tokens(lengths.reshape(-1, 2), budget):
         loaded.check_stop()
         with telling_lack_of_memory(lambda: "out of memory on alignments; lower --batch-tokens"):
-            maps = attention_maps(loaded, [(pairs[i][0].ids, pairs[i][1].ids) for i in batch])
+            maps = attention_maps(loaded, [(pairs[i][0][0], pairs[i][1][0]) for i in batch])
             tables = torch.stack(maps["cross"][-LAYERS:]).float().mean((0, 2))  # (B, T, S)
         for i, table in zip(batch, tables.cpu().numpy(), strict=True):
             links[places[i]] = _link(table, *pairs[i])
@@ -78,14 +67,14 @@ def _encode(loaded: LoadedModel, text: str) -> Side:
     ids = loaded.tokenizer.encode([text])[0]
     words = word_numbers(list(map(loaded.tokenizer.pieces.id_to_piece, ids)))
     most = loaded.max_source_length - 1
-    return Side(np.array(ids[:most]), np.array(words[:most]))
+    return np.array(ids[:most]), np.array(words[:most])
 
 
 def _link(table: NDArray[np.float32], src: Side, tgt: Side) -> str:
     """Link each target word to the source word that its pieces, rows of (T, S), attend to most."""
-    by_word = np.zeros((int(tgt.words.max()) + 1, int(src.words.max()) + 1))
-    weights = table[: len(tgt.ids), : len(src.ids)]
-    np.add.at(by_word, (tgt.words[:, None], src.words[None, :]), weights)
+    rows, columns = tgt[1][:, None], src[1][None, :]
+    by_word = np.zeros((int(rows.max()) + 1, int(columns.max()) + 1))
+    np.add.at(by_word, (rows, columns), table[: rows.size, : columns.size])
     return " ".join(f"{int(row.argmax())}-{word}" for word, row in enumerate(by_word))
 
 

@@ -51,13 +51,9 @@ class LoadedModel:
     def __post_init__(self) -> None:
         self.device = self.model.output.weight.device
         self.ids = SpecialIds.of(self.tokenizer)
+        self.members = (self.model, *self.others)
         for model in self.members:
             model.eval()
-
-    @property
-    def members(self) -> tuple[Transformer, ...]:
-        """All models of the ensemble."""
-        return (self.model, *self.others)
 
     @cached_property
     def decoder(self) -> Decoder | Ensemble:
@@ -135,8 +131,7 @@ def load(
         own = {} if found else decode
         found.append(unpack(snapshot, directory, own, device=device, precision=precision))
         _check_languages(found[0].config, found[-1].config, paths[0], directory)
-    first, *others = found
-    return replace(first, others=tuple(other.model for other in others))
+    return replace(found[0], others=tuple(other.model for other in found[1:]))
 
 
 def load_on_ranks(

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mtrain.config.schema import override_decode
 from mtrain.runtime.errors import RefusedError, UserError
-from mtrain.translation.attention import attention_of, pieces_of
+from mtrain.translation.attention import attention_of
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
 from mtrain.translation.translator import Translation, Translator
@@ -83,8 +83,8 @@ class Model:
         text = self.translate(source) if target is None else target
         (src,), _ = loaded.encode_sources([source])
         (tgt,), _ = loaded.encode_targets([text])
-        bos, eos = loaded.ids.bos, loaded.ids.eos
+        bos, eos, pieces = loaded.ids.bos, loaded.ids.eos, loaded.tokenizer.all_pieces
         sides = ((*src, eos), (*tgt, eos), (bos, *tgt))
-        read, produced, seen = (pieces_of(loaded, side) for side in sides)
+        read, produced, seen = ([pieces[number] for number in side] for side in sides)
         maps = attention_of(loaded, src, tgt)
         return Attention(read, produced, seen, maps["encoder"], maps["decoder"], maps["cross"])

@@ -6,21 +6,10 @@ vocabulary, `C` candidates per sentence.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, Self, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
-
-
-class State(Protocol):
-    """The state of a step function from position to position, one row per hypothesis."""
-
-    def select(self, rows: Tensor, sentences: Tensor | None = None) -> Self:
-        """Keep hypotheses `rows`, and `sentences` (None: all)."""
-        ...
-
-
-S = TypeVar("S", bound=State)
 
 Normalize = Callable[[int], float]  # the divisor of a score for a length counted with eos
 # Natural log-probability; 1 is enough to give the texts of a search without this limit.
@@ -31,35 +20,24 @@ MANY = 32
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A translation: ids without bos and eos, its log-probability with eos, and the same normalized
-    by length.
-    """
+    """A translation: ids without bos and eos, and its log-probability with eos."""
 
     ids: list[int]
     score: float
-    normalized: float
-
-
-class Settings(Protocol):
-    """Settings that decide which tokens may follow, by the names of the config's `decode`."""
-
-    @property
-    def no_repeat_ngram(self) -> int:
-        """Length of n-grams that never repeat; 0 = off."""
 
 
 @dataclass(frozen=True)
 class Rules:
     """Which tokens may follow in each sentence: never those `banned`; within its prefix only the
-    next token of it; none that the settings forbid; at its limit of `max_lens` tokens with eos only
-    eos.
+    next token of it; none that repeats an n-gram of `no_repeat_ngram` tokens (0 = off); at its
+    limit of `max_lens` tokens with eos only eos.
     """
 
     max_lens: list[int]
     eos_id: int
     banned: tuple[int, ...] = ()
     prefixes: list[list[int]] | None = None
-    settings: Settings | None = None
+    no_repeat_ngram: int = 0
 
     def apply(self, log_probs: Tensor, hypotheses: Tensor, sentences: list[int]) -> Tensor:
         """Set log-probabilities (B, W, V) to minus infinity where a token may not follow, given the
@@ -73,9 +51,8 @@ class Rules:
             kept = log_probs[places, :, tokens]
         if self.banned:
             log_probs[:, :, list(self.banned)] = float("-inf")
-        no_repeat = self.settings.no_repeat_ngram if self.settings else 0
-        if 0 < no_repeat <= time:
-            _ban_repeats(log_probs, hypotheses, no_repeat)
+        if 0 < self.no_repeat_ngram <= time:
+            _ban_repeats(log_probs, hypotheses, self.no_repeat_ngram)
         if forced:
             log_probs[places] = float("-inf")
             log_probs[places, :, tokens] = kept
@@ -132,10 +109,11 @@ class BeamSearch:
 
     @torch.no_grad()
     def run(
-        self, step: Callable[[Tensor, S], tuple[Tensor, S]], state: S, bos_id: int
+        self, step: Callable[[Tensor, Any], tuple[Tensor, Any]], state: Any, bos_id: int
     ) -> list[list[Hypothesis]]:
         """Return the best continuations of bos for each sentence, best first. `step` maps tokens
-        (N,) and a state to log-probabilities (N, V) of the next token and a new state.
+        (N,) and a state to log-probabilities (N, V) of the next token and a new state, whose
+        `select(rows, sentences)` keeps hypotheses `rows`, and `sentences` (None: all).
         """
         tokens = torch.full((len(self.sentences),), bos_id, device=self.device)
         while self.sentences:
@@ -143,7 +121,11 @@ class BeamSearch:
             rows, kept, tokens = self._advance(log_probs)
             if rows is not None:
                 state = state.select(rows, kept)
-        return [sorted(found, key=lambda h: -h.normalized) for found in self.found]
+        return [self.ranked(found) for found in self.found]
+
+    def ranked(self, found: list[Hypothesis]) -> list[Hypothesis]:
+        """Sort hypotheses by their scores normalized by length, best first."""
+        return sorted(found, key=lambda h: -h.score / self.normalize(len(h.ids) + 1))
 
     def _advance(self, log_probs: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
         """Extend every hypothesis by a token, given (N, V). Return the rows of N that stay (None:
@@ -177,15 +159,13 @@ class BeamSearch:
 
     def _collect(self, scores: Tensor, parents: Tensor, ended: Tensor) -> None:
         """Keep the candidates that ended among the best `beam_size`."""
-        places = ended[:, : self.beam_size].nonzero()
-        if not len(places):
+        rows, ranks = ended[:, : self.beam_size].nonzero(as_tuple=True)
+        if not len(rows):
             return
-        divisor = self.normalize(self.hypotheses.shape[2] + 1)
-        rows, ranks = places.unbind(1)
         ids = self.hypotheses[rows, parents[rows, ranks]].tolist()
         ended_scores = scores[rows, ranks].tolist()
         for row, own, score in zip(rows.tolist(), ids, ended_scores, strict=True):
-            self.found[self.sentences[row]].append(Hypothesis(own, score, score / divisor))
+            self.found[self.sentences[row]].append(Hypothesis(own, score))
 
     def _drop_done(self, live: Tensor) -> Tensor | None:
         """Remove the sentences that are done, given the scores (B, C) of unended candidates. Return
@@ -220,8 +200,7 @@ class BeamSearch:
     def _unended(self, place: int) -> Hypothesis:
         """Return the best hypothesis of a sentence at its limit, where eos has no probability."""
         best = int(self.scores[place].argmax())
-        score, ids = float(self.scores[place, best]), self.hypotheses[place, best].tolist()
-        return Hypothesis(ids, score, score / self.normalize(len(ids) + 1))
+        return Hypothesis(self.hypotheses[place, best].tolist(), float(self.scores[place, best]))
 
     def _extend(
         self, scores: Tensor, parents: Tensor, tokens: Tensor, ends: Tensor | None

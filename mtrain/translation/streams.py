@@ -4,7 +4,7 @@ bounded memory.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import islice, repeat, zip_longest
 from pathlib import Path
 from typing import IO
 
@@ -17,6 +17,7 @@ from mtrain.corpus.lines import (
     read_file,
     read_lines,
     shorten_text,
+    size_of,
 )
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.runs import checkpoint, layout, manifest
@@ -28,9 +29,8 @@ from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
 from mtrain.translation.translator import Translation, Translator
 
-# Lines that are translated together, and the prefixes of their translations.
-Window = tuple[list[str], list[str] | None]
-WINDOW: TypeAdapter[Window] = TypeAdapter(Window)
+# Lines that are translated together, each with the prefix of its translation.
+WINDOW = TypeAdapter(list[tuple[str, str]])
 
 
 def translate_stream(
@@ -52,21 +52,14 @@ def translate_stream(
     ranks, loaded = translator.ranks, translator.loaded
     counts: Counter[str] = Counter()
     texts = _shortened(read_lines(source, counts), counts, loaded)
-    begun = decode_lines(_prefix_lines(prefixes, counts), counts) if prefixes else None
+    pairs = _with_prefixes(texts, prefixes, counts) if prefixes else zip(texts, repeat(""))
     window = 1 if line_buffered else translator.decode.window
     done, cut = 0, Places()
-
-    def read() -> Window:
-        lines = list(islice(texts, window))
-        return lines, _read_prefixes(begun, lines, done, window) if begun else None
-
     with progress_bar(None, "line", "translating", shown=not line_buffered) as bar:
-        while True:
-            lines, beginnings = ranks.share(read, WINDOW)
-            if not lines:
-                break
+        while rows := ranks.share(lambda: list(islice(pairs, window)), WINDOW):
+            lines, begun = [line for line, _ in rows], [prefix for _, prefix in rows]
             results, places = translator.translate(
-                lines, bar.update, prefixes=beginnings, first=done
+                lines, bar.update, prefixes=begun if prefixes else None, first=done
             )
             cut.add(done + place + 1 for place in places)
             if ranks.is_first:
@@ -84,9 +77,9 @@ def translate_stream(
 
 def translate_all(translator: Translator, lines: list[str]) -> list[str]:
     """Return the best translation of each line."""
+    cut = Places()
     with progress_bar(len(lines), "line", "translating") as bar:
         results, places = translator.translate(lines, bar.update)
-    cut = Places()
     cut.add(place + 1 for place in places)
     cut.warn(translator.loaded.max_source_length)
     return [found[0].text for found in results]
@@ -100,36 +93,29 @@ def _shortened(lines: Iterable[bytes], counts: Counter[str], loaded: LoadedModel
     return (line[:most] for line in decode_lines(lines, counts))
 
 
-def _prefix_lines(path: Path, counts: Counter[str]) -> Iterator[bytes]:
-    for number, line in enumerate(read_file(path, counts), 1):
-        if len(line) > LONGEST_LINE:
+def _with_prefixes(
+    texts: Iterator[str], path: Path, counts: Counter[str]
+) -> Iterator[tuple[str, str]]:
+    """Yield each line with its prefix; raises `UserError` if there are more prefixes, or fewer."""
+    prefixes = decode_lines(read_file(path, counts), counts)
+    for number, (text, prefix) in enumerate(zip_longest(texts, prefixes), 1):
+        if text is None or prefix is None:
+            raise UserError(
+                f"--target-prefix: it has {'more' if text is None else 'fewer'} lines than the "
+                f"text (after line {number - 1:,}); they must match line for line"
+            )
+        if size_of(prefix) > LONGEST_LINE:
             raise UserError(f"{path}:{number}: {TOO_LONG}; shorten the prefix")
-        yield line
-
-
-def _read_prefixes(prefixes: Iterator[str], lines: list[str], done: int, window: int) -> list[str]:
-    """Read a prefix for each line; raises `UserError` if there are more or fewer."""
-    found = list(islice(prefixes, len(lines)))
-    too_many = len(lines) < window and next(prefixes, None) is not None
-    if len(found) < len(lines) or too_many:
-        number = f"{'more' if too_many else 'fewer'} lines than the text"
-        raise UserError(
-            f"--target-prefix: it has {number} (after line {done + len(found):,}); they must "
-            "match line for line"
-        )
-    return found
+        yield text, prefix
 
 
 def _format(
     index: int, hypotheses: list[Translation], n_best: int | None, scores: bool
 ) -> Iterator[bytes]:
-    for hypothesis in hypotheses[: n_best or 1]:
-        fields = [hypothesis.text]
-        if n_best is not None or scores:
-            fields.insert(0, f"{hypothesis.score:.6f}")
-        if n_best is not None:
-            fields.insert(0, str(index))
-        yield "\t".join(fields).encode("utf-8") + b"\n"
+    for each in hypotheses[: n_best or 1]:
+        score = f"{each.score:.6f}\t" if scores or n_best is not None else ""
+        number = f"{index}\t" if n_best is not None else ""
+        yield f"{number}{score}{each.text}\n".encode()
 
 
 def score_files(loaded: LoadedModel, source: Path, target: Path, sink: IO[bytes]) -> None:
@@ -161,12 +147,11 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """Load a SentencePiece model file, or that of a run or checkpoint directory."""
     if not path.is_dir():
         return Tokenizer.load(path)
-    sealed = (path / manifest.NAME).exists() or layout.steps(path / layout.CHECKPOINTS)
-    if not sealed and (path / layout.TOKENIZER).exists():
-        return Tokenizer.load(path / layout.TOKENIZER)  # a run without checkpoints
-    directory = checkpoint.resolve(path)
-    manifest.verify(directory, layout.TOKENIZER)
-    return Tokenizer.load(directory / layout.TOKENIZER)
+    is_sealed = (path / manifest.NAME).exists() or layout.steps(path / layout.CHECKPOINTS)
+    if is_sealed or not (path / layout.TOKENIZER).exists():  # else a run without checkpoints
+        path = checkpoint.resolve(path)
+        manifest.verify(path, layout.TOKENIZER)
+    return Tokenizer.load(path / layout.TOKENIZER)
 
 
 def encode_stream(tokenizer: Tokenizer, source: Iterable[bytes], sink: IO[bytes]) -> None:

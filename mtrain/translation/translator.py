@@ -6,7 +6,7 @@ lines -> ids, cut at the limit            LoadedModel.encode_sources
 -> texts in the order of the lines  with several ranks, gathered from all
 """
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -127,11 +127,6 @@ class Translator:
         """Translate batch by batch, on a CPU several at a time: the matrices of decoding are so
         small that two cores compute two of them sooner than one together.
         """
-        for found in self._map(batches):
-            self.loaded.check_stop()
-            yield found
-
-    def _map(self, batches: list[Group]) -> Iterator[Translated]:
         _ = self.loaded.decoder  # made before several threads need it
         threads = torch.get_num_threads()
         at_once = min(threads, len(batches), MOST_AT_ONCE)
@@ -151,6 +146,7 @@ class Translator:
         longest = max(len(sentence.source) for sentence in group)
         with telling_lack_of_memory(partial(lack_of_memory, len(group), longest)):
             found = self._sample(group) if self.decode.sample else self.search(group)
+        self.loaded.check_stop()
         texts = iter(self.loaded.texts([h.ids for hypotheses in found for h in hypotheses]))
         return [[Translation(next(texts), h.score) for h in hypotheses] for hypotheses in found]
 
@@ -175,11 +171,10 @@ class Translator:
         seeds = [[self.seed, s.number, k] for s in group for k in range(self.samples)]
         choice = Choice(self.decode.temperature, self.decode.top_k, self.decode.top_p)
         rules, device = self._rules(repeated), self.loaded.device
-        drawn = self._run(Sampling(rules, self.normalize, choice, seeds, device), repeated)
-        parts = (
-            drawn[start : start + self.samples] for start in range(0, len(drawn), self.samples)
-        )
-        return [sorted(chain(*part), key=lambda h: -h.normalized) for part in parts]
+        sampling = Sampling(rules, self.normalize, choice, seeds, device)
+        drawn = list(chain(*self._run(sampling, repeated)))
+        starts = range(0, len(drawn), self.samples)
+        return [sampling.ranked(drawn[start : start + self.samples]) for start in starts]
 
     def _run(self, search: BeamSearch, group: Group) -> list[list[Hypothesis]]:
         loaded = self.loaded
@@ -196,7 +191,7 @@ class Translator:
             ids.eos,
             banned=(ids.pad, ids.bos),
             prefixes=[each.prefix for each in group] if any(s.prefix for s in group) else None,
-            settings=self.decode,
+            no_repeat_ngram=self.decode.no_repeat_ngram,
         )
 
 

@@ -24,50 +24,41 @@ from typing import Any
 
 import pytest
 import typer
-from conftest import TinyConfig, made_up_pairs, run_mtrain, status, write_config
+from conftest import TinyConfig, made_up_pairs, run_here, run_mtrain, status, write_config
 
 import mtrain
 from mtrain.cli import app as cli
 from mtrain.config.loading import load_config
-from mtrain.runs import checkpoint, layout
-from mtrain.runs.directory import RunDirectory
+from mtrain.runs import checkpoint
 from mtrain.runs.records import MetricsFile
 from mtrain.runtime import log
-from mtrain.training.trainer import Trainer
 from mtrain.translation import loading
 from mtrain.translation.scorer import Scorer
 
 # Every command with its options, pinned so that they grow on purpose.
-DECODE = {"--beam-size", "--length-penalty", "--length-norm", "--no-repeat-ngram", "--batch-tokens"}
-MACHINE = {"--device", "--precision"}
+DECODE = "--beam-size --length-penalty --length-norm --no-repeat-ngram --batch-tokens"
+MODEL = "-m --model --device --precision"
+OUT = "-o --output"
 OPTIONS = {
-    "train": {"-c", "--config", "--set", "--time-limit", "--dry-run"},
-    "translate": DECODE
-    | MACHINE
-    | {"-m", "--model", "-i", "--input", "-o", "--output", "--n-best", "--scores"}
-    | {"--line-buffered", "--target-prefix", "--alignments", "--sample", "--temperature"}
-    | {"--top-k", "--top-p", "--seed"},
-    "eval": DECODE
-    | MACHINE
-    | {"-m", "--model", "-s", "--source", "-r", "--reference", "-o", "--output", "--hypothesis"}
-    | {"--tgt-lang", "--tokenize", "--lowercase", "--json"},
-    "compare": {"systems", "-r", "--reference", "-s", "--source", "--tgt-lang", "--tokenize"}
-    | {"--lowercase", "--metrics", "-n", "--lines", "--json"},
-    "verify": {"run", "--json"},
-    "attention": MACHINE
-    | {"text", "-m", "--model", "-i", "--input", "-o", "--output", "-t", "--target"}
-    | {"--kind", "--layer", "--head"},
-    "average": {"run", "--last", "-o", "--output"},
-    "report": {"run", "-o", "--output", "--text", "--check"},
-    "score": MACHINE | {"-m", "--model", "-s", "--source", "-t", "--target", "--batch-tokens"},
-    "export": {"-m", "--model", "-o", "--output", "--to", "--quantization", "--sample"},
-    "check": {"-c", "--config", "--set", "--json", "--examples"} | {"--forecast", "--timing"},
-    "init": {"src", "tgt", "-o", "--output", "--src-lang", "--tgt-lang"}
-    | {"--valid-src", "--valid-tgt", "--hold-out"},
-    "data build": {"-c", "--config", "--set", "--time-limit"},
-    "tokenizer train": {"-c", "--config", "--set"},
-    "tokenizer encode": {"-m", "--model"},
-    "tokenizer decode": {"-m", "--model"},
+    "train": "-c --config --set --time-limit --dry-run",
+    "translate": f"{MODEL} -i --input {OUT} --n-best --scores --line-buffered --target-prefix "
+    f"--alignments --sample --temperature --top-k --top-p --seed {DECODE}",
+    "eval": f"{MODEL} -s --source -r --reference {OUT} --hypothesis --tgt-lang --tokenize "
+    f"--lowercase --json {DECODE}",
+    "compare": "systems -r --reference -s --source --tgt-lang --tokenize --lowercase --metrics -n "
+    "--lines --json",
+    "verify": "run --json",
+    "attention": f"text {MODEL} -i --input {OUT} -t --target --kind --layer --head",
+    "average": f"run --last {OUT}",
+    "report": f"run {OUT} --text --check",
+    "score": f"{MODEL} -s --source -t --target --batch-tokens",
+    "export": f"-m --model {OUT} --to --quantization --sample",
+    "check": "-c --config --set --json --examples --forecast --timing",
+    "init": f"src tgt {OUT} --src-lang --tgt-lang --valid-src --valid-tgt --hold-out",
+    "data build": "-c --config --set --time-limit",
+    "tokenizer train": "-c --config --set",
+    "tokenizer encode": "-m --model",
+    "tokenizer decode": "-m --model",
 }
 LINES = ["bavo celu", "", "lapo", "minek norva pilus", " \t ", "hanp"]
 
@@ -93,14 +84,9 @@ def command(
 
     def run(*arguments: str | Path, stdin: bytes = b"") -> Result:
         capfdbinary.readouterr()
-        monkeypatch.setattr(sys, "argv", ["mtrain", *map(str, arguments)])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        log.close_log_files()
+        code = run_here(monkeypatch, *arguments)
         written = capfdbinary.readouterr()
-        code = ended.value.code
-        assert isinstance(code, int)
         return Result(code, written.out.decode(), written.err.decode())
 
     yield run
@@ -163,7 +149,7 @@ def commands(group: Any, path: str = "") -> dict[str, Any]:
 def test_every_command_has_the_options_of_the_contract() -> None:
     tree = commands(typer.main.get_command(cli.app))
     found = {name: {o for p in one.params for o in p.opts} for name, one in tree.items()}
-    assert found == OPTIONS
+    assert found == {name: set(options.split()) for name, options in OPTIONS.items()}
 
 
 @pytest.mark.parametrize("name", ["", *OPTIONS])
@@ -178,8 +164,9 @@ def test_help_names_options_and_is_quiet(command: Command, name: str) -> None:
 def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys, atexit; sys.argv = ['mtrain', 'train', '--help']\n"
-        "atexit.register(lambda: print(sys.modules.keys() & {'torch', 'numpy', 'datasets'}))\n"
-        "from mtrain.cli.app import main; main()"
+        "heavy = {'torch', 'numpy', 'datasets', 'sacrebleu', 'sentencepiece', 'safetensors'}\n"
+        "atexit.register(lambda: print(sys.modules.keys() & heavy))\n"
+        "from mtrain.cli.app import main; assert 'pydantic' not in sys.modules; main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "--time-limit" in done.stdout
@@ -213,19 +200,9 @@ MISTAKES = [
     ("train --frobnicate", 2, ["--frobnicate"]),
     ("train -c {tmp}/absent.yaml", 2, ["absent.yaml", "cannot read the config"]),
     ("train -c {config} --set train.max_steps=x", 2, ["--set train.max_steps", "a valid integer"]),
-    ("train -c {config} --set train.max_setps=3", 2, ["did you mean train.max_steps?"]),
-    ("train -c {config} --set train.seed=1", 2, ["--set train.seed", "did you mean seed?"]),
-    ("train -c {config} --set model.d_model=wide", 2, ["model.d_model", "'wide'"]),
-    ("train -c {config} --set seed", 2, ["--set seed", "KEY=VALUE"]),
     ("train -c {config} --time-limit soon", 2, ["--time-limit soon", "3h30m"]),
-    ("train -c {config} --time-limit 0", 2, ["--time-limit 0"]),
     ("train -c {config} --set train.device=cuda:63", 2, ["cuda:63", "CUDA devices"]),
-    ("tokenizer train -c {tmp}/absent.yaml", 2, ["absent.yaml"]),
-    ("data build -c {tmp}/absent.yaml", 2, ["absent.yaml"]),
-    ("data build -c {config} --set data.valid.src={short}", 1, ["short has 2 lines", "has 12"]),
-    ("data build -c {config} --time-limit soon", 2, ["--time-limit soon", "3h30m"]),
     # data
-    ("train -c {config} --set data.train.src=x", 2, ["data.train", "not a group"]),
     ("train -c {config} --set data.valid.src={tmp}/none", 1, ["none", "No such file"]),
     ("train -c {config} --set data.valid.src={short}", 1, ["short has 2 lines", "has 12"]),
     ("train -c {config} --set data.valid.src={plain_gz}", 1, ["plain.gz", "Not a gzipped file"]),
@@ -236,32 +213,23 @@ MISTAKES = [
     ("train -c {config} --set data.root={tmp}/data/none --set data.valid.src=x", 1, ["none/x"]),
     ("train -c {config} --set tokenizer.vocab_size=9999", 1, ["9999", "the largest that works is"]),
     ("train -c {config} --set tokenizer.path={src}", 1, ["src", "not a SentencePiece model"]),
-    ("train -c {config} --set run_dir={src}", 1, ["src", "cannot use the run directory"]),
     ("train -c {config} --set run_dir={src}/run", 1, ["src", "cannot use the run directory"]),
     # models
     ("translate", 2, ["--model"]),
     ("translate -m {tmp}/absent", 1, ["absent: no such directory"]),
     ("translate -m {tmp}", 1, ["neither a run directory nor a checkpoint"]),
-    ("translate -m {src}", 1, ["src"]),
     ("translate -m {broken}", 1, ["model.safetensors", "bytes instead of", "is good"]),
-    ("eval -m {broken} -s {src} -r {ref}", 1, ["model.safetensors", "is good"]),
     ("score -m {broken} -s {src} -t {ref}", 1, ["model.safetensors", "is good"]),
     # decoding
     ("translate -m {run} --n-best 3", 2, ["--n-best 3", "--beam-size 3"]),
-    ("translate -m {run} --n-best 0", 2, ["--n-best"]),
     ("translate -m {run} --batch-tokens 1000000000000", 2, ["less than 2147483648"]),
     ("translate -m {run} --beam-size 0", 2, ["--beam-size"]),
-    ("translate -m {run} --beam-size many", 2, ["--beam-size"]),
-    ("translate -m {run} --length-penalty -1", 2, ["--length-penalty"]),
     ("translate -m {run} --length-penalty nan", 2, ["--length-penalty"]),
-    ("translate -m {run} --length-penalty inf", 2, ["--length-penalty"]),
     ("translate -m {run} --length-penalty 1000", 2, ["--length-penalty 1000", "equal to 10"]),
     ("translate -m {run} --length-norm mean", 2, ["'mean' is not one of 'gnmt'"]),
-    ("translate -m {run} --precision fp16", 2, ["'fp16' is not one of 'auto'"]),
     ("translate -m {run} --device tpu", 2, ["device tpu"]),
     ("translate -m {run} --device cuda:63", 2, ["device cuda:63"]),
     ("translate -m {run} --device cpu,cpu", 2, ["torchrun --nproc-per-node 2 -m mtrain"]),
-    ("translate -m {run} --set decode.beam_size=1", 2, ["--set"]),
     ("translate -m {run} -i {tmp}/none", 1, ["none", "No such file"]),
     ("translate -m {run} -i {tmp}", 1, ["Is a directory"]),
     ("translate -m {run} -i {plain_gz}", 1, ["plain.gz", "Not a gzipped file"]),
@@ -276,74 +244,52 @@ MISTAKES = [
     ("eval -m {run} -r {ref} -s {src} -o {src}", 2, ["is an input, too"]),
     ("eval -r {ref} --hypothesis {src} -o {tmp}/out", 2, ["--hypothesis does not go with"]),
     ("eval -r {ref} --hypothesis {src} --beam-size 4", 2, ["--hypothesis does not go with"]),
-    ("eval -r {ref} --hypothesis {src} --length-penalty 1", 2, ["--hypothesis does not go with"]),
     ("eval -r {ref} --hypothesis {short}", 1, ["short has 2 lines", "reference has 6"]),
     ("eval -r {ref} -r {short} --hypothesis {src}", 1, ["short has 2 lines"]),
-    ("eval -r {ref} --hypothesis {src} -s {short}", 1, ["short has 2 lines"]),
-    ("eval -r {ref} -m {run} -s {short}", 1, ["short has 2 lines", "reference has 6"]),
-    ("eval -r {ref} --hypothesis {tmp}/none", 1, ["none", "No such file"]),
     ("eval -r {latin} --hypothesis {short}", 1, ["latin:2", "invalid UTF-8"]),
     ("eval -r {empty} --hypothesis {empty}", 1, ["empty: holds no lines"]),
     ("eval -r {ref} --hypothesis {src} --tokenize moses", 2, ["--tokenize moses", "13a"]),
     ("eval -r {ref} -m {run} -s {src} -o {tmp}/none/out", 1, ["none/out: cannot write"]),
     ("score -m {run} -s {src} -t {short}", 1, ["src has 6 lines", "short has 2"]),
-    ("score -m {run} -s {src} -t {tmp}/none", 1, ["none", "No such file"]),
     # comparisons
     ("compare -r {ref}", 2, ["Missing argument"]),
     ("compare {ref} {src}", 2, ["--reference"]),
     ("compare {src} -r {ref}", 2, ["two files of translations"]),
     ("compare {src} {tmp}/broken/../src -r {ref}", 2, ["src: given twice"]),
-    ("compare {tmp}/none {tmp}/none -r {ref}", 2, ["none: given twice"]),
     ("compare {src} {short} -r {ref}", 1, ["short has 2 lines", "reference has 6"]),
-    ("compare {src} {ref} -r {ref} -s {short}", 1, ["short has 2 lines", "reference has 6"]),
-    ("compare {src} {ref} -r {ref} -r {short}", 1, ["short has 2 lines", "reference has 6"]),
     ("compare {src} {tmp}/none -r {ref}", 1, ["none: cannot read: No such file"]),
-    ("compare {src} {tmp} -r {ref}", 1, ["cannot read: Is a directory"]),
-    ("compare {short} {latin} -r {short}", 1, ["latin:2: invalid UTF-8"]),
-    ("compare {src} {plain_gz} -r {ref}", 1, ["plain.gz", "Not a gzipped file"]),
-    ("compare {empty} {src} -r {empty}", 1, ["empty: holds no lines"]),
     ("compare {src} {ref} -r {ref} --tokenize moses", 2, ["--tokenize moses", "13a"]),
     ("compare {src} {ref} -r {ref} --metrics bleu,comet", 2, ["comet", "bleu,chrf,ter"]),
-    ("compare {src} {ref} -r {ref} -n -1", 2, ["--lines"]),
     # runs
-    ("verify", 2, ["Missing argument"]),
     ("verify {tmp}/none", 1, ["none: no such directory"]),
-    ("verify {src}", 1, ["src: no such directory"]),
     ("verify {tmp}", 1, ["not a run directory"]),
     # vocabulary and averages
     ("tokenizer encode -m {tmp}/none", 1, ["none", "No such file"]),
     ("tokenizer decode -m {src}", 1, ["src: not a SentencePiece model"]),
     ("average {run} --last 99 -o {tmp}/mean", 1, ["not the 99", "--last"]),
-    ("average {run} --last 0 -o {tmp}/mean", 2, ["--last"]),
-    ("average {run} --last 1", 2, ["--output"]),
     ("average {run} --last 1 -o {src}", 2, ["src: exists already"]),
     ("average {tmp}/none -o {tmp}/mean", 1, ["none"]),
     # pages
     ("attention -m {run} -o {tmp}/a.html", 2, ["give either a sentence or -i/--input FILE"]),
-    ("attention -m {run} -o {tmp}/a.html -i {src} x", 2, ["give either a sentence or"]),
     ("attention -m {run} -o {tmp}/a.svg x", 2, ["a.svg: is a page; give a name that ends in"]),
     ("attention -m {run} -o {tmp}/a.html --kind self x", 2, ["--kind self: expected encoder, dec"]),
     ("attention -m {run} -o {tmp}/a.html --head 0 x", 2, ["--head 0: expected a number from 1"]),
     ("attention -m {run} -o {tmp}/a.html --head 9 x", 2, ["--head 9: this model has 2 heads"]),
     ("attention -m {run} -o {tmp}/a.html -i {src} -t {short}", 1, ["short has 2 lines but", "6"]),
-    ("attention -m {run} -o {tmp}/a.html -i {short} -t {latin}", 1, ["latin:2: invalid UTF-8"]),
-    ("attention -m {run} -o {tmp}/a.html -i {tmp}/none", 1, ["none: cannot read: No such file"]),
     ("attention -m {run} -o {tmp}/a.html -i {many}", 2, ["more than 50 sentences"]),
-    ("attention -m {run} -o {tmp}/none/a.html x", 1, ["none/a.html: cannot write: No such file"]),
-    ("attention -m {run} -o {src} -i {src}", 2, ["src: is an input, too; write to another file"]),
     ("report {tmp}/data -o {tmp}/a.html", 1, ["not a run directory: it holds no config.yaml"]),
-    ("report {tmp}/none -o {tmp}/a.html", 1, ["none: not a run directory: it holds no config"]),
     ("report {run} -o {tmp}/none/a.html", 1, ["none/a.html: cannot write: No such file"]),
     ("report {run} -o {tmp}", 2, ["is a directory; name a file"]),
     ("report {run} -o -", 2, ["--output -: name a file, such as /dev/stdout"]),
-    ("report {run} -o {tmp}/a.pdf", 2, ["is a page; give a name that ends in .html"]),
-    ("report {run} -o {broken}/metrics.jsonl", 2, ["metrics.jsonl: belongs to "]),
     ("report {run} -o {broken}/best.json", 2, ["broken; write to another path"]),
     ("report {run} -o {broken}/validation/new.html", 2, ["belongs to "]),
-    ("report {run} -o {broken}/checkpoints/new/a.html", 2, ["belongs to "]),
     ("report {run} -o {link}", 2, ["belongs to "]),
+    # options that do not fit
+    ("translate -m {run} --sample --temperature 0", 2, ["temperature"]),
+    ("translate -m {run} --top-k 3", 2, ["--top-k: needs --sample"]),
+    ("translate -m {run} --sample --beam-size 3", 2, ["--beam-size: does not go with"]),
+    ("translate -m {run} -o {tmp}/x --alignments {tmp}/x", 2, ["x: is the output file"]),
     # exports
-    ("export -m {run} -o {tmp}/new --to onnx", 2, ["'onnx' is not one of 'ctranslate2'"]),
     ("export -m {run} -o {tmp}/new --quantization int3", 2, ["int3: expected one of int8, "]),
     ("export -m {run} -o {tmp}", 2, ["exists already; remove it, or choose another name"]),
     ("export -m {run} -o {tmp}/new --to hf-marian --quantization int8", 2, ["keeps float32"]),
@@ -392,22 +338,10 @@ def test_every_path_of_the_command_line_is_expanded(
     assert "${NOWHERE} is not set" in result.err
 
 
-def test_home_and_variables_name_files(
-    command: Command, places: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(places["tmp"]))
-    monkeypatch.setenv("PLACE", str(places["run"]))
-    monkeypatch.chdir(places["tmp"])
-    line = ["translate", "-m", "$PLACE", "-i", "~/src", "-o", "./~out", "--batch-tokens", "64"]
-    assert command(*line).code == 0
-    assert len((places["tmp"] / "~out").read_text().splitlines()) == 6
-
-
-def test_debug_shows_the_traceback(tmp_path: Path) -> None:
-    done = run_mtrain("--debug", "train", "-c", tmp_path / "absent.yaml")
-    assert "Traceback" in done.stderr
-    assert "cannot read the config" in done.stderr
-    assert done.returncode != 0
+def test_debug_shows_the_traceback(command: Command) -> None:
+    result = command("--debug", "train", "-c", "absent.yaml")
+    assert result.code == 2
+    assert "Traceback" in result.err
 
 
 # --- translate --------------------------------------------------------------------------------
@@ -420,64 +354,51 @@ def test_translate_answers_each_line_on_stdout_alone(command: Command, run_dir: 
     answers = result.out.split("\n")
     assert answers.pop() == ""
     assert len(answers) == len(LINES) + 1
-    assert [i for i, line in enumerate(LINES) if not line.strip()] == [1, 4]
     assert answers[1] == answers[4] == ""
     assert "lines invalid UTF-8, read with U+FFFD: 1" in result.err
     assert "carriage returns removed: 1" in result.err
     assert result.out == command("translate", "-m", run_dir, "--line-buffered", stdin=text).out
+    scored = command("translate", "-m", run_dir, "--scores", stdin=text).out.split("\n")
+    assert [line.partition("\t")[2] for line in scored] == [*answers, ""]
+    assert all(float(line.partition("\t")[0]) <= 0 for line in scored[:-1])
 
 
 def test_translate_reads_and_writes_files(
     command: Command, run_dir: Path, places: dict[str, Path]
 ) -> None:
-    piped = command("translate", "-m", run_dir, stdin=places["src"].read_bytes())
+    translate = ["translate", "-m", run_dir]
+    piped = command(*translate, stdin=places["src"].read_bytes())
     output, packed = places["tmp"] / "out", places["tmp"] / "src.gz"
     packed.write_bytes(gzip.compress(places["src"].read_bytes()))
     for source in (places["src"], packed):
-        result = command("translate", "-m", run_dir, "-i", source, "-o", output)
-        assert (result.code, result.out) == (0, "")
+        assert command(*translate, "-i", source, "-o", output) == Result(0, "", "")
         assert output.read_text() == piped.out
+    assert command(*translate) == Result(0, "", "")
 
 
-def test_nothing_in_is_nothing_out(command: Command, run_dir: Path) -> None:
-    assert command("translate", "-m", run_dir) == Result(0, "", "")
-
-
-def test_scores_and_n_best_lists(command: Command, run_dir: Path) -> None:
-    text = "\n".join(LINES).encode()
-    plain = command("translate", "-m", run_dir, stdin=text).out.split("\n")
-    scored = command("translate", "-m", run_dir, "--scores", stdin=text).out.split("\n")
-    assert [line.partition("\t")[2] for line in scored] == plain
-    listed = command("translate", "-m", run_dir, "--n-best", "2", stdin=text).out
-    rows = [line.split("\t") for line in listed.split("\n")[:-1]]
-    expected = [str(i) for i, line in enumerate(LINES) for _ in range(2 if line.strip() else 1)]
-    assert [row[0] for row in rows] == expected
-    first = {row[0]: "\t".join(row[1:]) for row in reversed(rows)}
-    assert list(reversed(first.values())) == scored[:-1]
-    assert all(float(row[1]) <= 0 for row in rows)
+def start(*arguments: str | Path) -> subprocess.Popen[str]:
+    """Start `mtrain` with pipes as its streams."""
+    command = [sys.executable, "-m", "mtrain", *map(str, arguments)]
+    return subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, text=True)
 
 
 @pytest.mark.parametrize("option", [[], ["--line-buffered"]], ids=["at the end", "line by line"])
 def test_a_reader_that_goes_away_ends_translate_quietly(
     run_dir: Path, places: dict[str, Path], option: list[str]
 ) -> None:
-    arguments = ["-m", "mtrain", "translate", "-m", run_dir, "-i", places["src"], *option]
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, *arguments], stdout=pipe, stderr=pipe) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
+    with start("translate", "-m", run_dir, "-i", places["src"], *option) as process:
+        assert process.stdout
+        assert process.stderr
         process.stdout.close()
-        assert process.stderr.read() == b""
+        assert process.stderr.read() == ""
         assert process.wait(60) == 141
 
 
 def test_each_line_is_answered_before_the_next_and_ctrl_c_ends(run_dir: Path) -> None:
-    arguments = [sys.executable, "-m", "mtrain", "translate", "-m", str(run_dir), "--line-buffered"]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(arguments, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
+    with start("translate", "-m", run_dir, "--line-buffered") as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stderr
         for line in LINES[:3]:
             process.stdin.write(line + "\n")
             process.stdin.flush()
@@ -489,15 +410,10 @@ def test_each_line_is_answered_before_the_next_and_ctrl_c_ends(run_dir: Path) ->
 
 
 SPY = """
-import sys
-from mtrain.cli import app as cli
-from mtrain.translation import loading
-from mtrain.translation.scorer import Scorer
-from mtrain.translation.translator import Translator
-try:
-    cli.main()
-finally:
-    assert "torch._dynamo" not in sys.modules
+import sys, atexit
+from mtrain.cli.app import main
+atexit.register(lambda: print("torch._dynamo" in sys.modules))
+main()
 """
 
 
@@ -508,7 +424,7 @@ def test_a_start_does_not_load_torch_s_compiler(places: dict[str, Path], line: s
     """It takes a second or more, and the meta device as well as Adam's class would do so."""
     arguments = line.format(**places).split()
     done = subprocess.run([sys.executable, "-c", SPY, *arguments], capture_output=True, text=True)
-    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    assert (done.returncode, done.stdout.split()[-1]) == (0, "False"), done.stderr
 
 
 # --- eval, score, average, tokenizer ----------------------------------------------------------
@@ -547,7 +463,7 @@ def test_eval_translates_as_translate_does(
 def test_score_prints_a_log_probability_a_line(
     command: Command, run_dir: Path, places: dict[str, Path]
 ) -> None:
-    options = ["-m", run_dir, "-s", places["src"], "-t", places["ref"]]
+    options = ["-m", run_dir, "-s", places["src"], "-t", places["ref"], "--batch-tokens", "64"]
     result = command("score", *options)
     assert (result.code, result.err) == (0, "")
     values = [float(line) for line in result.out.splitlines()]
@@ -603,7 +519,7 @@ def test_a_run_directory_is_laid_out_as_promised(run_dir: Path) -> None:
     assert load_config(run_dir / "config.yaml").train.max_steps == 8
     run = json.loads((run_dir / "run.json").read_text())
     assert run["seed"] == 7
-    assert {"train", "valid", "test", "tokenizer", "versions", "command", "commit"} <= run.keys()
+    assert {"train", "valid", "test", "tokenizer", "versions", "command"} <= run.keys()
     assert run["config"] == hashlib.sha256((run_dir / "config.yaml").read_bytes()).hexdigest()
     assert run["test"].keys() == {"held_out"}
 
@@ -657,59 +573,6 @@ def test_a_failed_run_says_so_in_its_status(
     assert reason in found["reason"]
 
 
-def test_numbers_that_are_not_finite_end_the_run(
-    command: Command, tiny_config: TinyConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    learn = Trainer._learn
-
-    def spoiling(self: Trainer, *arguments: Any) -> None:
-        learn(self, *arguments)
-        if self.progress.step == 4:
-            self.optimizer.grads[0].fill_(float("nan"))
-
-    monkeypatch.setattr(Trainer, "_learn", spoiling)
-    config = tiny_config()
-    result = command("train", "-c", config)
-    assert result.code == 1
-    assert "step 5 (up to epoch 1, part 1, micro-batch 5): the loss or its gradient" in result.err
-    assert status(config.parent / "run")["state"] == "failed"
-    assert layout.steps(config.parent / "run" / "checkpoints")[-1].name == "step-00000004"
-
-
-def test_a_time_limit_of_a_second_stops_before_training(
-    command: Command, tiny_config: TinyConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = tiny_config()
-    step = Trainer.take_step
-
-    def late(self: Trainer, *arguments: Any) -> Any:
-        self.stop.started -= 3600
-        return step(self, *arguments)
-
-    monkeypatch.setattr(Trainer, "take_step", late)
-    result = command("train", "-c", config, "--time-limit", "1h")
-    assert result.code == 75
-    assert "run the same command again" in result.err
-    found = status(config.parent / "run")
-    assert (found["state"], found["exit_code"], found["step"]) == ("stopped", 75, 1)
-    assert "time limit" in found["reason"]
-
-
-def test_a_run_in_use_is_refused(command: Command, tiny_config: TinyConfig) -> None:
-    config = tiny_config()
-    with RunDirectory(config.parent / "run").hold():
-        result = command("train", "-c", config)
-    assert result.code == 2
-    assert f"in use by process {os.getpid()} on " in result.err
-    assert not (config.parent / "run" / "status.json").exists()
-
-
-def tokens_a_step(log_lines: str) -> int:
-    found = re.search(r"about ([\d,]+) target tokens a step", log_lines)
-    assert found is not None
-    return int(found[1].replace(",", ""))
-
-
 def test_a_dry_run_says_what_would_happen_and_writes_no_run(
     command: Command, tiny_config: TinyConfig
 ) -> None:
@@ -717,8 +580,6 @@ def test_a_dry_run_says_what_would_happen_and_writes_no_run(
     result = command("train", "-c", config, "--dry-run")
     assert (result.code, result.out) == (0, "")
     assert "120 of 120 pairs" in result.err
-    several = command("train", "-c", config, "--dry-run", "--set", "train.accum_steps=1000")
-    assert tokens_a_step(several.err) == pytest.approx(1000 * tokens_a_step(result.err), rel=0.01)
     assert "parameters" in result.err
     assert "nothing was trained" in result.err
     assert not (config.parent / "run").exists()

@@ -12,21 +12,17 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from mtrain.config.changes import changed_keys, fixed_changes
 from mtrain.config.loading import load_config, load_stored_config
 from mtrain.config.schema import (
     KINDS,
     SECTIONS,
     Config,
     DataConfig,
-    DecodeConfig,
-    FileCorpus,
-    GeneratedCorpus,
     HubCorpus,
-    ModelConfig,
     TextCorpus,
     TokenizerConfig,
     TrainConfig,
-    changed_keys,
     dump_config,
 )
 from mtrain.runtime.errors import EXIT_REFUSED, RefusedError, printable
@@ -132,21 +128,9 @@ def test_each_setting_has_a_description(section: type[BaseModel]) -> None:
     assert all(field.description for field in section.model_fields.values())
 
 
-@pytest.mark.parametrize(
-    ("yaml_value", "value"),
-    [
-        ("1e-4", 1e-4),
-        ("5e-4", 5e-4),
-        ("5E-4", 5e-4),
-        ("0.0005", 5e-4),
-        (".0005", 5e-4),
-        ("1", 1.0),
-        ("1.0e-3", 1e-3),
-        ("+2e-3", 2e-3),
-    ],
-)
-def test_numbers_are_numbers(tmp_path: Path, yaml_value: str, value: float) -> None:
-    assert load(tmp_path, DATA + f"train: {{peak_lr: {yaml_value}}}").train.peak_lr == value
+@pytest.mark.parametrize("text", ["1e-4", "5E-4", "0.0005", ".0005", "1", "1.0e-3", "+2e-3"])
+def test_numbers_are_numbers(tmp_path: Path, text: str) -> None:
+    assert load(tmp_path, DATA, f"train.peak_lr={text}").train.peak_lr == float(text)
 
 
 def test_a_byte_order_mark_and_carriage_returns_are_read_over(tmp_path: Path) -> None:
@@ -161,182 +145,141 @@ def test_quoted_words_stay_words(tmp_path: Path) -> None:
     assert config.tokenizer.user_symbols == ["1", "on"]
 
 
-def test_every_kind_of_corpus_is_told_by_its_keys(tmp_path: Path) -> None:
-    text = DATA.replace(
-        "[{src: a.en, tgt: a.de}]",
-        "[{src: a.en, tgt: a.de}, {generated: phrasebook, split: train, pairs: 5},"
-        " {dataset: d, name: de-en, split: train, src: translation.en, tgt: translation.de},"
-        " {file: a.tsv.zst, src: 0, tgt: 3}]",
-    )
-    assert [type(corpus) for corpus in load(tmp_path, text).data.train] == [
-        TextCorpus,
-        GeneratedCorpus,
-        HubCorpus,
-        FileCorpus,
-    ]
+# --- refusals ---------------------------------------------------------------------------------
+
+TRAIN = "{src: a.en, tgt: a.de}"
+# What replaces the training corpus in line 5, and the message without `data.train.0.`.
+CORPORA_REFUSED = [
+    ("{file: a.csv, src: 0, tgt: 1}", "file: form, got 'a.csv' a .tsv, .jsonl or .tmx"),
+    ("{file: a.tsv, src: 0, tgt: de}", "file: both numbers of columns"),
+    ("{file: a.jsonl, src: 0, tgt: 1}", "file: names, not numbers"),
+    ("{file: a.tmx.gz, src: 0, tgt: de}", "file: codes such as en"),
+    ("{file: a.tmx, src: en-us, tgt: en-US}", "tgt: en-US is the source's language"),
+    ("{file: a.tsv, src: -1, tgt: 1}", "src: greater than or equal to 0 or a valid string"),
+    ("{file: a.tsv, src: true, tgt: 1}", "src: integer or a valid string"),
+    ("{file: a.tsv, src: 0}", "tgt: required, but missing (column of the target text"),
+    ("{src: a.en}", "tgt: required, but missing (file of its translation"),
+    ("{src: a.en, tgd: a.de}", "tgd: unknown key; did you mean data.train.0.tgt?"),
+    ("{generatd: phrasebook}", "generatd: unknown key; did you mean data.train.0.generated?"),
+    ("{src: 5, tgt: a.de}", "src: should be a valid string, got 5"),
+    ("{src: '', tgt: a.de}", "src: should have at least 1 character, got ''"),
+    ("{generated: phrase, split: train, pairs: 9}", "generated: 'phrasebook', got 'phrase'"),
+    ("{generated: phrasebook, split: x, pairs: 9}", "split: 'valid' or 'test', got 'x'"),
+]
+# What is replaced, by what, and the message.
+CHANGED = [
+    *((TRAIN, entry, f"5: data.train.0.{message}") for entry, message in CORPORA_REFUSED),
+    ("run_dir: runs/x\n", "", "1: run_dir: required, but missing"),
+    ("runs/x", "$NO_X/x", "1: run_dir: $NO_X is not set; set it or write the path out"),
+    ("  valid: {src: v.en, tgt: v.de}\n", "", "2: data.valid: required, but missing"),
+    ("  src_lang: en\n", "", "2: data.src_lang: required, but missing (source language code"),
+    (f"[{TRAIN}]", "[]", "5: data.train: at least 1 list of 0"),
+    (f"[{TRAIN}]", "a.en", "5: data.train: should be a valid list, got 'a.en'"),
+    ("{src: v.en, tgt: v.de}", "v.en", "6: data.valid: should be a mapping got 'v.en'"),
+    ("tgt: v.de}", "tgt: v.de, weight: 2}", "6: data.valid.weight: works in data.train only"),
+    ("src_lang: en", "src_lang: no", '3: data.src_lang: write "no" in quotes'),
+    ("tgt_lang: de", "tgt_lang: Yes", '4: data.tgt_lang: write "Yes" in quotes'),
+    ("src_lang: en", "src_lang: True", '3: data.src_lang: write "True" in quotes'),
+]
+# What is added from line 7 on, and the message.
+ADDED = [
+    ("seeds: 3", "7: seeds: unknown key; did you mean seed?"),
+    ("train:\n  max_step: 3", "8: train.max_step: unknown key; did you mean train.max_steps?"),
+    ("max_steps: 3", "7: max_steps: unknown key; did you mean train.max_steps?"),
+    ("train: {beam_size: 3}", "7: train.beam_size: did you mean decode.beam_size?"),
+    ("quux: 3", "7: quux: unknown key; known here: run_dir, seed, data"),
+    ("seed: 1\nseed: 2", "8: seed: duplicate key, first given at {}:7"),
+    ("train:\n  patience: 1\n\n  patience: 2", "10: train.patience: duplicate key, {}:8"),
+    ("seed: one", "7: seed: should be a valid integer, got 'one' (seed of"),
+    ("seed: 1.5", "7: seed: a valid integer, got 1.5"),
+    ("seed: '1'", "7: seed: a valid integer, got '1'"),
+    ("seed: true", "7: seed: a valid integer, got true"),
+    ("seed:", "7: seed: a valid integer, got nothing"),
+    ("seed: 010", "7: seed: a valid integer, got 010"),
+    ("seed: 1:30", "7: seed: a valid integer, got 1:30"),
+    ("seed: [1]", "7: seed: a valid integer, got a list of 1"),
+    ("seed: -1", "7: seed: should be greater than or equal to 0, got -1"),
+    ("train: {max_steps: 1e5}", "7: train.max_steps: a valid integer, got 1e5"),
+    ("train: {max_steps: 1_000_000_000_000}", "7: train.max_steps: should be less than 214748"),
+    ("model: {dropout: 1.0}", "7: model.dropout: should be less than 1, got 1.0"),
+    ("model: {dropout: .nan}", "7: model.dropout: a valid number, got .nan"),
+    ("train: {peak_lr: 1e999}", "7: train.peak_lr: a finite number, got 1e999"),
+    ("train: {adam_betas: [0.9]}", "7: train.adam_betas: at least 2 list of 1"),
+    ("train: {adam_betas: [0.9, 2]}", "7: train.adam_betas less than 1, got 2"),
+    ("model: {norm: Pre}", "7: model.norm: should be 'post' or 'pre', got 'Pre'"),
+    ("train: {device: gpu}", "7: train.device: form, got 'gpu' cuda:N"),
+    ("train: {compile: 1}", "7: train.compile: 'auto' or a valid boolean, got 1"),
+    ("tokenizer: {user_symbols: [on]}", '7: tokenizer.user_symbols write "on" in quotes'),
+    ("tokenizer: {user_symbols: [a, a]}", "7: tokenizer.user_symbols: a is listed twice"),
+    ("tokenizer: {user_symbols: [<s>]}", "7: tokenizer.user_symbols: <s> is a special"),
+    ("model: none", "7: model: should be a mapping of settings, got 'none'"),
+    ("train: []", "7: train: should be a mapping of settings, got a list of 0"),
+    ("model: {num_heads: 7}", "7: model.num_heads: 7 does not divide d_model 512"),
+    ("model: {d_model: 7, num_heads: 1}", "7: model.d_model: need an even d_model"),
+    ("train:\n  max_tokens: 255", "8: train.max_tokens: 255 is below data.max_length 256"),
+    ("train: {valid_every: 1500}", "7: train.valid_every: not a multiple of train.save_every"),
+    ("train:\n  lr_factor: 1.0\n  peak_lr: 1e-3", "9: train.peak_lr: give either"),
+    ("train: {schedule: cosine}", "7: train.schedule: cosine needs train.peak_lr"),
+    ("train: {schedule: linear, lr_factor: 2}", "7: train.lr_factor: linear takes peak_lr"),
+    ("train: {warmup_steps: 0}", "7: train.warmup_steps: at least 1 warm-up step"),
+    ("train: {schedule: linear, peak_lr: 1, max_steps: 9}", "7: train.warmup_steps: max_steps 9"),
+    ("seed: !!python/object/apply:os.getcwd []", "7: seed: the tag not allowed"),
+    ("seed: &s 1\nmodel: *s", "8: model: should be a mapping"),
+    ("seed: *unknown", "7: invalid YAML: undefined alias"),
+    ("model: &m {d_ff: *m}", "7: deeply nested"),
+    ("<<: {seed: 3}", "7: <<: unknown key"),
+    ("? [a, b]\n: 3", "7: a key must be a word"),
+    ("seed: [1", "8: invalid YAML"),
+    ("seed: 1\n\tmodel: 2", "8: invalid YAML"),
+    ("---\nseed: 3", "7: invalid YAML"),
+    ("seed: \0", "7: invalid YAML"),
+    ('seed: "r\\0"', "7: seed: holds a NUL character"),
+    ('seed: "\\U00110000"', "1: invalid YAML"),
+    ("seed: " + "[" * 10_000, "1: invalid YAML: nested too deeply"),
+]
 
 
 @pytest.mark.parametrize(
-    ("entry", "message"),
+    ("text", "message"),
     [
-        ("{file: a.csv, src: 0, tgt: 1}", "file: .* form, got 'a.csv' .*a .tsv, .jsonl or .tmx"),
-        ("{file: a.tsv, src: 0, tgt: de}", "file: .* both numbers of columns"),
-        ("{file: a.jsonl, src: 0, tgt: 1}", "file: .* names, not numbers"),
-        ("{file: a.parquet, src: en, tgt: 1}", "file: .* names, not numbers"),
-        ("{file: a.tmx.gz, src: 0, tgt: de}", "file: .* codes such as en"),
-        ("{file: a.tmx, src: en-us, tgt: en-US}", "tgt: en-US is the source's language"),
-        ("{file: a.tsv, src: -1, tgt: 1}", "src: .* greater than or equal to 0 or a valid string"),
-        ("{file: a.tsv, src: true, tgt: 1}", "src: .* integer or a valid string"),
-        ("{file: a.tsv, src: 0}", "tgt: required, but missing .column of the target text"),
-        ("{src: a.en}", "tgt: required, but missing .file of its translation"),
-        ("{src: a.en, tgd: a.de}", "tgd: unknown key; did you mean data.train.0.tgt[?]"),
-        ("{generatd: phrasebook}", "generatd: unknown key; did you mean data.train.0.generated[?]"),
-        ("{src: 5, tgt: a.de}", "src: should be a valid string, got 5"),
-        ("{src: '', tgt: a.de}", "src: should have at least 1 character, got ''"),
-        ("{generated: phrase, split: train, pairs: 9}", "generated: .* 'phrasebook', got 'phrase'"),
-        ("{generated: phrasebook, split: x, pairs: 9}", "split: .* 'valid' or 'test', got 'x'"),
+        *((DATA.replace(old, new), message) for old, new, message in CHANGED),
+        *((f"{DATA}{added}\n", message) for added, message in ADDED),
     ],
+    ids=[new or old for old, new, _ in CHANGED] + [added[:40] for added, _ in ADDED],
 )
-def test_a_corpus_that_cannot_be_read_is_refused(tmp_path: Path, entry: str, message: str) -> None:
-    refused = refusal(tmp_path, DATA.replace("{src: a.en, tgt: a.de}", entry))
-    assert re.search(rf"(?m)^{tmp_path}/c.yaml:5: data.train.0.{message}", refused), refused
-
-
-# --- refusals: added lines begin at line 7 ----------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("added", "message"),
-    [
-        ("seeds: 3", "7: seeds: unknown key; did you mean seed?"),
-        ("train:\n  max_step: 3", "8: train.max_step: unknown key; did you mean train.max_steps?"),
-        ("max_steps: 3", "7: max_steps: unknown key; did you mean train.max_steps?"),
-        ("train: {beam_size: 3}", "7: train.beam_size: did you mean decode.beam_size?"),
-        ("quux: 3", "7: quux: unknown key; known here: run_dir, seed, data"),
-        ("seed: 1\nseed: 2", "8: seed: duplicate key, first given at {}:7"),
-        ("train:\n  patience: 1\n\n  patience: 2", "10: train.patience: duplicate key, {}:8"),
-        ("seed: one", "7: seed: should be a valid integer, got 'one' (seed of"),
-        ("seed: 1.5", "7: seed: a valid integer, got 1.5"),
-        ("seed: '1'", "7: seed: a valid integer, got '1'"),
-        ("seed: true", "7: seed: a valid integer, got true"),
-        ("seed:", "7: seed: a valid integer, got nothing"),
-        ("seed: 010", "7: seed: a valid integer, got 010"),
-        ("seed: 1:30", "7: seed: a valid integer, got 1:30"),
-        ("seed: 0x10", "7: seed: a valid integer, got 0x10"),
-        ("seed: [1]", "7: seed: a valid integer, got a list of 1"),
-        ("seed: -1", "7: seed: should be greater than or equal to 0, got -1"),
-        ("train: {max_steps: 1e5}", "7: train.max_steps: a valid integer, got 1e5"),
-        ("train: {max_steps: 0}", "7: train.max_steps: greater than or equal to 1, got 0"),
-        ("train: {max_steps: 1_000_000_000_000}", "7: train.max_steps: should be less than 214748"),
-        ("model: {dropout: 1.0}", "7: model.dropout: should be less than 1, got 1.0"),
-        ("model: {dropout: .nan}", "7: model.dropout: a valid number, got .nan"),
-        ("model: {dropout: 0.1.1}", "7: model.dropout: a valid number, got 0.1.1"),
-        ("train: {peak_lr: 1e999}", "7: train.peak_lr: a finite number, got 1e999"),
-        ("train: {adam_betas: [0.9]}", "7: train.adam_betas: at least 2 list of 1"),
-        ("train: {adam_betas: [0.9, 2]}", "7: train.adam_betas less than 1, got 2"),
-        ("model: {norm: Pre}", "7: model.norm: should be 'post' or 'pre', got 'Pre'"),
-        ("train: {device: gpu}", "7: train.device: form, got 'gpu' cuda:N"),
-        ("train: {compile: 1}", "7: train.compile: 'auto' or a valid boolean, got 1"),
-        ("tokenizer: {user_symbols: [on]}", '7: tokenizer.user_symbols write "on" in quotes'),
-        ("tokenizer: {user_symbols: [a, a]}", "7: tokenizer.user_symbols: a is listed twice"),
-        ("tokenizer: {user_symbols: [<s>]}", "7: tokenizer.user_symbols: <s> is a special"),
-        ("model: none", "7: model: should be a mapping of settings, got 'none'"),
-        ("model:", "7: model: should be a mapping of settings, got nothing"),
-        ("train: []", "7: train: should be a mapping of settings, got a list of 0"),
-        ("model: {num_heads: 7}", "7: model.num_heads: 7 does not divide d_model 512"),
-        ("model: {d_model: 7, num_heads: 1}", "7: model.d_model: need an even d_model"),
-        ("train:\n  max_tokens: 255", "8: train.max_tokens: 255 is below data.max_length 256"),
-        ("train: {valid_every: 1500}", "7: train.valid_every: not a multiple of train.save_every"),
-        ("train:\n  lr_factor: 1.0\n  peak_lr: 1e-3", "9: train.peak_lr: give either"),
-        ("train: {schedule: cosine}", "7: train.schedule: cosine needs train.peak_lr"),
-        ("train: {schedule: linear, lr_factor: 2}", "7: train.lr_factor: linear takes peak_lr"),
-        ("train: {warmup_steps: 0}", "7: train.warmup_steps: at least 1 warm-up step"),
-        (
-            "train: {schedule: linear, peak_lr: 1, warmup_steps: 9, max_steps: 9}",
-            "7: train.warmup_steps: 9 is not below max_steps 9",
-        ),
-        ("seed: !!python/object/apply:os.getcwd []", "7: seed: the tag not allowed"),
-        ("seed: !!int 3", "7: seed: the tag not allowed"),
-        ("seed: &s 1\nmodel: *s", "8: model: should be a mapping"),
-        ("seed: *unknown", "7: invalid YAML: undefined alias"),
-        ("model: &m {d_ff: *m}", "7: deeply nested"),
-        ("<<: {seed: 3}", "7: <<: unknown key"),
-        ("? [a, b]\n: 3", "7: a key must be a word"),
-        ("seed: [1", "8: invalid YAML"),
-        ("seed: 1\n\tmodel: 2", "8: invalid YAML"),
-        ("---\nseed: 3", "7: invalid YAML"),
-    ],
-)
-def test_what_is_wrong_is_refused_with_its_place(tmp_path: Path, added: str, message: str) -> None:
-    """The message begins with the place, and has all words in this order."""
-    refused = refusal(tmp_path, DATA + added + "\n")
+def test_what_is_wrong_is_refused_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+    """A line of the message begins with the place, and has all words in this order."""
+    refused = refusal(tmp_path, text)
     file = tmp_path / "c.yaml"
     words = map(re.escape, f"{file}:{message.format(file)}".split())
-    assert re.match(".*".join(words), refused), refused
-    assert len(refused) < 400
+    assert re.search(f"(?m)^{'.*'.join(words)}", refused), refused
+    assert len(refused) < 500
+
+
+BOMB = [b"a: &a [x,x,x,x,x,x,x,x,x,x]"] + [
+    b"%c: &%c [%s]" % (n, n, b",".join([b"*%c" % (n - 1)] * 10)) for n in b"bcdefgh"
+]
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
+    ("content", "message"),
     [
-        ("run_dir: runs/x\n", "", "1: run_dir: required, but missing"),
-        ("runs/x", "$NO_X/x", "1: run_dir: .NO_X is not set; set it or write the path out"),
-        ("  valid: {src: v.en, tgt: v.de}\n", "", "2: data.valid: required, but missing"),
-        ("  src_lang: en\n", "", "2: data.src_lang: required, but missing .source language code"),
-        ("[{src: a.en, tgt: a.de}]", "[]", "5: data.train: .* at least 1 .* list of 0"),
-        ("[{src: a.en, tgt: a.de}]", "a.en", "5: data.train: should be a valid list, got 'a.en'"),
-        ("{src: v.en, tgt: v.de}", "v.en", "6: data.valid: should be a mapping .*, got 'v.en'"),
-        ("tgt: v.de}", "tgt: v.de, weight: 2}", "6: data.valid.weight: works in data.train only"),
-        ("src_lang: en", "src_lang: no", '3: data.src_lang: .*write "no" in quotes'),
-        ("tgt_lang: de", "tgt_lang: on", '4: data.tgt_lang: .*write "on" in quotes'),
-        ("tgt_lang: de", "tgt_lang: Yes", '4: data.tgt_lang: .*write "Yes" in quotes'),
-        ("src_lang: en", "src_lang: True", '3: data.src_lang: .*write "True" in quotes'),
+        (b"", ": expected a mapping of settings"),
+        (b"- run_dir\n- seed\n", ": expected a mapping of settings"),
+        (b"just words\n", ": expected a mapping of settings"),
+        (DATA.encode() + b"seed: \xff\n", ":7: the config is not UTF-8"),
+        (DATA.encode("utf-16"), ":1: the config is not UTF-8"),
+        (b"model: " + b"{a: " * 10_000, ":1: invalid YAML: nested too deeply"),
+        (b"#" * 5_000_000, ": over 1,000,000 characters are too many for a config"),
+        (b"%YAML 1." + b"1" * 5000, ":1: invalid YAML"),
+        (b"\n".join(BOMB), ":1: too large or too deeply nested for a config (aliases"),
     ],
+    ids=range(9),
 )
-def test_what_is_missing_or_wrong_in_data_is_refused(
-    tmp_path: Path, old: str, new: str, message: str
-) -> None:
-    assert old in DATA
-    refused = refusal(tmp_path, DATA.replace(old, new))
-    assert re.match(f"{tmp_path}/c.yaml:{message}", refused), refused
-
-
-@pytest.mark.parametrize(
-    ("content", "place", "words"),
-    [
-        (b"", "c.yaml:", ["expected a mapping of settings"]),
-        (b"# nothing but a remark\n", "c.yaml:", ["expected a mapping of settings"]),
-        (b"- run_dir\n- seed\n", "c.yaml:", ["expected a mapping of settings"]),
-        (b"just words\n", "c.yaml:", ["expected a mapping of settings"]),
-        (DATA.encode() + b"seed: \xff\n", "c.yaml:7:", ["not UTF-8"]),
-        (DATA.encode("utf-16"), "c.yaml:1:", ["not UTF-8"]),
-        (DATA.encode() + b"seed: \x00\n", "c.yaml:7:", ["invalid YAML"]),
-        (DATA.encode() + b"seed: " + b"[" * 10_000, "c.yaml", ["nested too deeply"]),
-        (DATA.encode() + b"model: " + b"{a: " * 10_000, "c.yaml", ["nested too deeply"]),
-        (b"#" * 1_000_001, "c.yaml", ["too many for a config"]),
-        (b"#" * 5_000_000, "c.yaml", ["too many for a config"]),
-        (b'run_dir: "\\U00110000"', "c.yaml:1", ["invalid YAML"]),
-        (b'run_dir: "r\\0"', "c.yaml:1", ["run_dir", "NUL"]),
-        (b"%YAML 1." + b"1" * 5000, "c.yaml:1", ["invalid YAML"]),
-        (
-            DATA.encode()
-            + b"a: &a [x,x,x,x,x,x,x,x,x,x]\n"
-            + b"".join(
-                b"%c: &%c [%s]\n" % (n, n, b",".join([b"*%c" % (n - 1)] * 10)) for n in b"bcdefgh"
-            ),
-            "c.yaml:",
-            ["too large", "aliases"],
-        ),
-    ],
-    ids=range(15),
-)
-def test_files_that_are_no_config_are_refused(
-    tmp_path: Path, content: bytes, place: str, words: list[str]
-) -> None:
-    message = refusal(tmp_path, content)
-    assert message.startswith(f"{tmp_path}/{place}")
-    assert [word for word in words if word not in message] == []
-    assert "\n" not in message
+def test_files_that_are_no_config_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    refused = refusal(tmp_path, content)
+    assert refused.startswith(f"{tmp_path}/c.yaml{message}")
+    assert "\n" not in refused
 
 
 def test_a_missing_config_is_refused(tmp_path: Path) -> None:
@@ -365,26 +308,16 @@ def test_every_finding_is_named_at_once(tmp_path: Path) -> None:
         ("run_dir=runs/a=b", "run_dir", "runs/a=b"),
         ("run_dir='7'", "run_dir", "7"),
         ("train.peak_lr=5e-4", "train.peak_lr", 5e-4),
-        ("train.peak_lr=null", "train.peak_lr", None),
         ("train.peak_lr=", "train.peak_lr", None),
-        ("train.adam_betas=[0.8, 0.9]", "train.adam_betas", [0.8, 0.9]),
-        ("data.tgt_lang='no'", "data.tgt_lang", "no"),
-        (
-            "data.train=[{src: x, tgt: y}]",
-            "data.train",
-            [{"src": "x", "tgt": "y", "weight": 1.0}],
-        ),
-        (
-            "data.test.news={src: x, tgt: y}",
-            "data.test",
-            {"news": {"src": "x", "tgt": "y", "weight": 1.0}},
-        ),
+        ("data.test.a={src: x, tgt: y}", "data.test.a", {"src": "x", "tgt": "y", "weight": 1.0}),
         ("data.valid.src=w.en", "data.valid", {"src": "w.en", "tgt": "v.de", "weight": 1.0}),
         ("decode={beam_size: 2}", "decode.beam_size", 2),
     ],
 )
 def test_set_takes_yaml_values(tmp_path: Path, override: str, key: str, value: Any) -> None:
-    result: Any = load(tmp_path, DATA + "train: {peak_lr: 1e-3}\n", override).model_dump()
+    """Of several, the last one counts."""
+    overrides = ("seed=3", "train.peak_lr=1e-3", override)
+    result: Any = load(tmp_path, DATA, *overrides).model_dump()
     for part in key.split("."):
         result = result[part]
     assert result == value
@@ -394,20 +327,13 @@ def test_set_takes_yaml_values(tmp_path: Path, override: str, key: str, value: A
     ("override", "words"),
     [
         ("seed", ["expected KEY=VALUE"]),
-        ("=3", ["expected KEY=VALUE"]),
         ("train..max_steps=3", ["expected KEY=VALUE"]),
-        ("trian.max_steps=3", ["trian", "unknown key", "did you mean train?"]),
         ("train.max_setps=3", ["train.max_setps", "did you mean train.max_steps?"]),
-        ("seed.x=3", ["seed", "got a mapping"]),
         ("data.train.0.src=a", ["train", "is not a group"]),
         ("train.max_steps=many", ["train.max_steps", "a valid integer", "'many'"]),
-        ("train.max_steps=", ["train.max_steps", "a valid integer", "nothing"]),
-        ("data.tgt_lang=no", ["data.tgt_lang", 'write "no" in quotes']),
         ("data.train=[{src: a", ["invalid YAML"]),
-        ("seed=\x07", ["invalid YAML"]),
         ("seed=" + "[" * 10_000, ["nested too deeply"]),
         ("train={max_steps: 1, max_steps: 2}", ["train.max_steps", "duplicate key"]),
-        ("train.max_tokens=10", ["train.max_tokens", "below data.max_length"]),
         ("seed=!!python/name:os.system ''", ["seed", "tag", "not allowed"]),
     ],
 )
@@ -415,10 +341,6 @@ def test_set_errors_name_the_option(tmp_path: Path, override: str, words: list[s
     message = refusal(tmp_path, DATA, override)
     assert message.startswith(printable(f"--set {override[:20]}"))
     assert [word for word in words if word not in message] == []
-
-
-def test_later_overrides_win(tmp_path: Path) -> None:
-    assert load(tmp_path, DATA, "seed=5", "seed=6").seed == 6
 
 
 # --- paths ------------------------------------------------------------------------------------
@@ -476,29 +398,19 @@ def test_a_variable_is_no_name_that_a_hub_is_asked_for(
 # --- writing and comparing --------------------------------------------------------------------
 
 ODD = ["no", "on", "~", "null", "1e-4", "010", "1:30", "- a", "#", "a: b", "\x85", "\u2028", "'\""]
+ODD += ["0E0", "7", "5e4", ".5", "+1", "1_0", "two\nlines", " x "]
 LETTERS = st.characters(codec="utf-8", exclude_characters="\0")
 WORDS = st.text(LETTERS, min_size=1, max_size=8) | st.sampled_from(ODD)
 PATHS = WORDS.filter(lambda word: word[0] != "~" and not VARIABLE.search(word))
 SYMBOLS = WORDS.filter(lambda word: word not in ("<pad>", "<unk>", "<s>", "</s>"))
-TEXT_CORPORA = st.builds(TextCorpus, src=PATHS, tgt=PATHS)
-CORPORA = (
-    TEXT_CORPORA
-    | st.builds(
-        GeneratedCorpus,
-        generated=st.just("phrasebook"),
-        split=st.sampled_from(["train", "valid", "test"]),
-        pairs=st.integers(1, 10**9),
-    )
-    | st.builds(
-        FileCorpus, file=st.sampled_from(["a.tsv", "b/c.tsv.gz"]), src=st.just(0), tgt=st.just(1)
-    )
-    | st.builds(HubCorpus, dataset=PATHS, name=st.none() | WORDS, split=WORDS, src=WORDS, tgt=WORDS)
+CORPORA = st.builds(TextCorpus, src=PATHS, tgt=PATHS) | st.builds(
+    HubCorpus, dataset=PATHS, name=st.none() | WORDS, split=WORDS, src=WORDS, tgt=WORDS
 )
+NAMES = st.from_regex(r"n[A-Za-z0-9_.]{0,5}", fullmatch=True)
 RATES = st.floats(0, 1, exclude_max=True)
 CONFIGS = st.builds(
     Config,
     run_dir=PATHS,
-    seed=st.integers(0, 2**31 - 1),
     data=st.builds(
         DataConfig,
         root=st.none() | PATHS,
@@ -506,30 +418,14 @@ CONFIGS = st.builds(
         tgt_lang=WORDS,
         train=st.lists(CORPORA, min_size=1, max_size=3),
         valid=CORPORA,
-        test=st.dictionaries(
-            st.from_regex(r"[A-Za-z0-9_.]{0,5}", fullmatch=True).map("n".__add__),
-            CORPORA,
-            max_size=2,
-        ),
-        max_length=st.integers(2, 4096),
-        workers=st.just("auto") | st.integers(1, 64),
+        test=st.dictionaries(NAMES, CORPORA, max_size=2),
     ),
-    tokenizer=st.builds(
-        TokenizerConfig,
-        path=st.none() | PATHS,
-        character_coverage=st.floats(0, 1, exclude_min=True),
-        byte_fallback=st.booleans(),
-        user_symbols=st.lists(SYMBOLS, max_size=3, unique=True),
-    ),
-    model=st.builds(ModelConfig, dropout=RATES, norm=st.sampled_from(["post", "pre"])),
+    tokenizer=st.builds(TokenizerConfig, user_symbols=st.lists(SYMBOLS, max_size=3, unique=True)),
     train=st.builds(
         TrainConfig,
-        threads=st.just("auto") | st.integers(1, 64),
         peak_lr=st.none() | st.floats(0, 1e30, exclude_min=True),
         adam_betas=st.lists(RATES, min_size=2, max_size=2),
-        compile=st.just("auto") | st.booleans(),
     ),
-    decode=st.builds(DecodeConfig, length_penalty=st.floats(0, 10)),
 )
 
 
@@ -543,22 +439,16 @@ def test_a_config_written_is_read_back_the_same(
     assert load_config(path) == config
 
 
-@pytest.mark.parametrize("word", [*ODD, "0E0", "7", "5e4", ".5", "+1", "1_0", "two\nlines", " x "])
-def test_a_word_written_is_read_back_as_a_word(tmp_path: Path, word: str) -> None:
-    data = load(tmp_path, DATA).data.model_copy(update={"src_lang": word})
-    config = load(tmp_path, DATA).model_copy(update={"data": data})
-    assert load(tmp_path, dump_config(config)) == config
-
-
-def test_changed_keys_lists_each_difference_by_its_dotted_key(tmp_path: Path) -> None:
+def test_changes_are_listed_by_dotted_keys_and_some_are_free(tmp_path: Path) -> None:
     old = load(tmp_path, DATA)
     assert changed_keys(old, load(tmp_path, DATA)) == []
-    new = load(tmp_path, DATA, "seed=2", "train.peak_lr=1e-3", "data.test={a: {src: x, tgt: y}}")
-    assert changed_keys(old, new) == [
-        ("seed", 1, 2),
-        ("data.test", {}, {"a": {"src": "x", "tgt": "y", "weight": 1.0}}),
-        ("train.peak_lr", None, 1e-3),
-    ]
+    free = ["data.test={a: {src: x, tgt: y}}", "decode.beam_size=5", "train.threads=2"]
+    new = load(tmp_path, DATA, "seed=2", "train.peak_lr=1e-3", *free)
+    test = {"a": {"src": "x", "tgt": "y", "weight": 1.0}}
+    fixed = [("seed", 1, 2), ("train.peak_lr", None, 1e-3)]
+    changes = [("data.test", {}, test), ("decode.beam_size", 4, 5), ("train.threads", "auto", 2)]
+    assert sorted(changed_keys(old, new)) == sorted(changes + fixed)
+    assert fixed_changes(old, new) == fixed
 
 
 # --- Configs that earlier versions kept --------------------------------------------------------

@@ -14,6 +14,7 @@ import time
 import tracemalloc
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,9 @@ from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2
 
 import mtrain
-from mtrain.config.schema import Corpus, FileCorpus, HubCorpus, TextCorpus
+from mtrain.config.schema import Corpus, FileCorpus, FilterConfig, HubCorpus, TextCorpus
 from mtrain.corpus import lines as text
-from mtrain.corpus import tables
+from mtrain.corpus import parquet as parquet_reader
 from mtrain.corpus.lines import LONGEST_LINE, TOO_LONG, Reading, bounded_lines
 from mtrain.corpus.readers import read_pairs, read_text
 from mtrain.data import duplicates, filters
@@ -185,22 +186,41 @@ def test_a_language_is_named_by_its_beginning(tmp_path: Path) -> None:
     assert len(str(caught.value)) < 1000
 
 
-def test_a_row_group_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    corpus = parquet(tmp_path, [("one", "eins"), ("two", "zwei")])
-    monkeypatch.setattr(tables, "LARGEST_BATCH", 100)
+@pytest.mark.parametrize("lies", [False, True])
+def test_a_row_group_too_large_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lies: bool
+) -> None:
+    """Even if its footer says that it is small: the texts of 2,000 bytes are said to be 100."""
+    path, texts = tmp_path / "a.parquet", ["x" * 20] * 100
+    table = pyarrow.table({"a": texts, "b": ["eins"] * 100, "image": ["y" * 10_000] * 100})
+    pyarrow.parquet.write_table(table, path, compression="zstd", use_dictionary=False)
+    corpus = FileCorpus(file=str(path), src="a", tgt="b")
+    monkeypatch.setattr(parquet_reader, "LARGEST_GROUP", 5000)
+    assert len(list(read_pairs(corpus, Reading()))) == 100  # the image does not count
+    monkeypatch.setattr(parquet_reader, "LARGEST_GROUP", 2000)
+    if lies:
+        size = pyarrow.parquet.read_metadata(path).row_group(0).column(0).total_uncompressed_size
+        old, new = (bytes((2 * n & 127 | 128, n >> 6)) for n in (size, 100))
+        data = path.read_bytes()
+        at = data.rindex(old)
+        path.write_bytes(data[:at] + new + data[at + 2 :])
+        chunk = pyarrow.parquet.read_metadata(path).row_group(0).column(0)
+        assert chunk.total_uncompressed_size == 100
     with pytest.raises(UserError, match=r"row group 0 holds .* smaller row groups"):
         list(read_pairs(corpus, Reading()))
 
 
-def test_only_the_columns_that_are_read_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@given(st.integers(0, 40), st.binary(min_size=1, max_size=12))
+def test_the_header_of_a_page_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, at: int, more: bytes
 ) -> None:
-    path = tmp_path / "a.parquet"
-    table = pyarrow.table({"a": ["one"], "b": ["eins"], "image": ["x" * 10_000]})
-    pyarrow.parquet.write_table(table, path, compression="none", use_dictionary=False)
-    monkeypatch.setattr(tables, "LARGEST_BATCH", 1000)
-    corpus = FileCorpus(file=str(path), src="a", tgt="b")
-    assert list(read_pairs(corpus, Reading())) == [("one", "eins")]
+    path = tmp_path_factory.getbasetemp() / "a.parquet"
+    table = pyarrow.table({"a": ["one"], "b": ["eins"]})
+    pyarrow.parquet.write_table(table, path, use_dictionary=False)
+    data = path.read_bytes()
+    path.write_bytes(data[: 4 + at] + more + data[4 + at + len(more) :])
+    with suppress(UserError):
+        list(read_pairs(FileCorpus(file=str(path), src="a", tgt="b"), Reading()))
 
 
 def nested(folder: Path, rows: list[tuple[str, str]]) -> Corpus:
@@ -221,7 +241,7 @@ def delta(folder: Path, rows: list[tuple[str, str]]) -> Corpus:
 def test_a_text_that_comes_in_every_row_takes_no_memory(
     tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "LARGEST_READ", 4 << 20)
+    monkeypatch.setattr(parquet_reader, "LARGEST_READ", 4 << 20)
     corpus = make(tmp_path, [("eins", "x" * (LONGEST_LINE - 100))] * 100)
     assert (tmp_path / "a.parquet").stat().st_size < 1 << 18
     peak, count = peak_of(lambda: sum(1 for _ in read_pairs(corpus, Reading())))
@@ -243,51 +263,6 @@ def test_a_number_of_rows_makes_no_number_of_files(tmp_path: Path, pairs: int) -
     assert 1 <= len(found.paths) <= 4096
     found.add(np.array([7, 9, 7], np.uint64), np.arange(3, dtype=np.uint64))
     assert [(a.tolist(), b.tolist()) for a, b in found.groups() if len(a)] == [([2], [0])]
-
-
-@pytest.mark.parametrize(
-    ("card", "data_files", "reason"),
-    [
-        ("README.md", "https://example.invalid/a.csv", "names files by an address"),
-        (".huggingface.yaml", "zip://a.csv::a.zip", "names files by an address"),
-        ("README.md", "../a.csv", "which is outside of it"),
-        (".huggingface.yaml", "{}/a.csv", "which is outside of it"),
-    ],
-)
-def test_a_local_dataset_holds_its_files(
-    tmp_path: Path, card: str, data_files: str, reason: str
-) -> None:
-    write(tmp_path / "a.csv", b"a,b\none,eins\n")
-    (tmp_path / "set").mkdir()
-    named = json.dumps([{"config_name": "default", "data_files": data_files.format(tmp_path)}])
-    lines = f"configs: {named}\n"
-    text = f"---\n{lines}---\n" if card == "README.md" else lines
-    write(tmp_path / "set" / card, text.encode())
-    corpus = HubCorpus(dataset="./set", split="train", src="a", tgt="b")
-    with pytest.raises(UserError, match=reason):
-        list(read_pairs(corpus, Reading(tmp_path)))
-
-
-BOMB = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{f'*a{n - 1}, ' * 9}]\n" for n in range(1, 9))
-
-
-@pytest.mark.parametrize(
-    ("card", "reason"),
-    [
-        (f"{BOMB}configs: *a8\n", "its card holds more than 500,000 values"),
-        ("configs: [", "its card is not valid YAML: "),
-        ("- configs", "its card is not a mapping"),
-        (" " * (1 << 24) + "\n", "README.md is larger than 16 MiB"),
-    ],
-    ids=["aliases", "invalid", "list", "size"],
-)
-def test_a_card_that_takes_memory_or_is_none_is_refused(
-    tmp_path: Path, card: str, reason: str
-) -> None:
-    write(tmp_path / "README.md", f"---\n{card}\n---\n".encode())
-    corpus = HubCorpus(dataset=str(tmp_path), split="train", src="a", tgt="b")
-    with pytest.raises(UserError, match=f"cannot load: {reason}"):
-        list(read_pairs(corpus, Reading()))
 
 
 @pytest.mark.parametrize("make", [aligned, tsv])
@@ -318,7 +293,7 @@ def test_a_folder_of_pickles_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "set").mkdir()
     (tmp_path / "set/train.pkl").write_bytes(b"cos\nsystem\n(S'touch ran'\ntR.")
     corpus = HubCorpus(dataset="./set", split="train", src="a", tgt="b")
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match="it has no files that are Parquet, JSON, CSV"):
         list(read_pairs(corpus, Reading(tmp_path)))
     assert not Path("ran").exists()
 
@@ -462,7 +437,7 @@ def test_training_keeps_long_lines_from_the_vocabulary(tokenizer: Tokenizer) -> 
     """A text of far more characters than the longest tokens is not cut into pieces first."""
     most = 10 * max(text.CHARACTERS_A_TOKEN, tokenizer.longest_piece)
     rows, dropped = [("a" * most, "b"), ("a", "b" * (most + 1))], Counter[str]()
-    selection = filters.Selection(max_length=10)
+    selection = filters.Selection(10, FilterConfig())
     assert selection.by_characters(rows, tokenizer.longest_piece, dropped) == rows[:1]
     assert dropped == {"pairs dropped: longer than 10 tokens": 1}
 

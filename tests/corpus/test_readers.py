@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -305,6 +304,12 @@ def test_parquet_with_nested_columns_in_more_than_one_batch(tmp_path: Path) -> N
         ("a.jsonl", '{"a": "b"}', "a", "c", "a.jsonl:1: no field c; it has a"),
         ("a.jsonl", '{"a": "b"}', "a", "a.c", "a.jsonl:1: no field a.c; it is no object"),
         ("a.jsonl", '["a"]', "a", "c", "a.jsonl:1: no field a; it is no object"),
+        ("a.jsonl", '{"a": "b", "a": "c"}', "a", "a", "a.jsonl:1: the field a occurs twice"),
+        ("a.jsonl", '{"ab": "1", "\\u0061b": "2"}', "ab", "ab", "the field ab occurs twice"),
+        ("a.jsonl", '{"t": {"a": "1", "a": "2"}}', "t.a", "t.a", "the field a occurs twice"),
+        ("a.jsonl", '{"t": {"a": "1"}, "t": {"a": "2"}}', "t.a", "t.a", "the field t occurs twice"),
+        ("a.jsonl", '{"t": {"a": "1", "\\u0061": "2"}}', "t.a", "t.a", "the field a occurs twice"),
+        ("a.jsonl", '{"t.a": "1", "t.\\u0061": "2"}', "t.a", "t.a", "field t.a occurs twice"),
         ("a.jsonl", '{"a": "b", "c": null}', "a", "c", "a.jsonl: row 1: c is not text"),
         ("a.jsonl", '{"a": "b", "c": 7}', "a", "c", "a.jsonl: row 1: c is not text"),
         ("a.jsonl", '{"a": "b", "c": "\\ud800"}', "a", "c", "row 1: holds half of a surrogate"),
@@ -435,7 +440,7 @@ def test_a_dataset_of_json_lines(tmp_path: Path, streaming: bool) -> None:
         ({"src": "translation.de.old"}, "translation.de.old: no field de.old; it is no object"),
         ({"split": "dev"}, "cannot load: Unknown split"),
         ({"split": "train[:0]"}, "cannot load: "),
-        ({"name": "fr-en"}, "cannot load: "),
+        ({"name": "fr-en"}, "cannot load: "),  # no such subfolder
         ({"dataset": "elsewhere/no-such-set"}, "cannot load: "),
     ],
 )
@@ -455,29 +460,3 @@ def test_a_row_that_is_not_text_and_a_damaged_dataset_are_named(tmp_path: Path) 
     assert "row 4: en is not text" in error_of(corpus, root=tmp_path)
     (tmp_path / "lines" / "train.jsonl").write_text('{"de": "a", "en": ', encoding="utf-8")
     assert "dataset lines train: cannot load: " in error_of(corpus, root=tmp_path)
-
-
-# --- several corpora --------------------------------------------------------------------------
-
-
-def test_several_corpora_are_one(
-    tiny_config: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    from mtrain.config.loading import load_config
-    from mtrain.data.prepare import prepare
-    from mtrain.runtime.log import logger
-    from mtrain.runtime.stop import Stop
-
-    other = write(tmp_path, b"bavo celu\r\nlapo\n\n", b"zwent\nsteib\nackel\n").model_dump()
-    config = load_config(tiny_config())
-    first = config.data.train[0].model_dump()
-    config = load_config(tiny_config(**{"data.train": [first, other]}))
-    logger.propagate = True
-    with caplog.at_level(logging.INFO, "mtrain"):
-        prepared = prepare(config, tmp_path / "none", Stop())
-    assert "train: 122 of 123 pairs" in caplog.messages
-    assert "train: pairs dropped: blank on a side: 1" in caplog.messages
-    assert "train: carriage returns removed: 1" in caplog.messages
-    assert len(prepared.store) == 122
-    last = [ids.tolist() for ids in prepared.store.pair(121)]
-    assert prepared.tokenizer.decode(last) == ["lapo", "steib"]

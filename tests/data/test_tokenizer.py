@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import sentencepiece
 from conftest import made_up_pairs
-from hypothesis import given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mtrain.data.tokenizer import Tokenizer, train_tokenizer
@@ -32,55 +32,24 @@ def any_tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 
 # --- Nothing is lost -------------------------------------------------------------------------
 
-ODD = [
-    "",
-    " ",
-    "     ",
-    "  bavo   celu    ",
-    "\tbavo\t\tcelu\t",
-    "bavo\u00a0celu\u2009dimar\u3000fosi\u200b",
-    "\u00a0",
-    "！，。？：（）「」『』《》％～",
-    "ﬁne ½ № ① ｱｲｳ Ａｂｃ",
-    "🙂 👩‍👩‍👧‍👦 🇳🇱 ✌🏽",
-    "é e\u0301 ü u\u0308",
-    "\x00",
-    "bavo\x00celu\x00",
-    "\x01\x02\x07\x08\x1b\x7f\x85",
-    "\r \x0b \x0c \u2028 \u2029",
-    "a\nb",
-    "<s>",
-    "</s> <pad> <unk> <s>bavo</s>",
-    "<0x41><0x0A> <0xFF>",
-    "\ufeffbavo \ufffd",
-    "漢字かな交じり文 한국어 עברית العربية ไทย",
-    "\U0010ffff \ue000",
-    "bavo" * 300,
-]
+ODD = "|     |  bavo   celu\t\t|\u00a0|ﬁ ½ ｱ Ａｂｃ，。「」|👩‍👩‍👧‍👦 🇳🇱|é e\u0301|a\nb|<0x0A>|"
+ODD += "\r \x0b \u2028|</s> <pad> <unk> <s>bavo</s>|\ufeffbavo \ufffd|bavo\x00\x01\x7f\x85|"
+ODD += "漢字かな 한국어 עברית العربية ไทย|\U0010ffff \ue000|" + "bavo" * 300
+TEXTS = st.text(st.characters(exclude_characters="\u2581", exclude_categories=["Cs"]))
 
 
-@pytest.mark.parametrize("text", ODD, ids=ascii)
-def test_odd_text_comes_back_as_it_was(any_tokenizer: Tokenizer, text: str) -> None:
-    (ids,) = any_tokenizer.encode([text])
-    assert any_tokenizer.decode([ids]) == [text]
-    specials = {any_tokenizer.pad_id, any_tokenizer.bos_id, any_tokenizer.eos_id}
-    assert not specials & set(ids)
-    assert any_tokenizer.unk_id not in ids
-
-
-@given(text=st.text(st.characters(exclude_characters="\u2581", exclude_categories=["Cs"])))
-def test_any_text_comes_back_as_it_was(tokenizer: Tokenizer, text: str) -> None:
-    assert tokenizer.decode(tokenizer.encode([text])) == [text]
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts=st.lists(TEXTS, min_size=1, max_size=4))
+@example(texts=ODD.split("|"))
+def test_any_text_comes_back_as_it_was(any_tokenizer: Tokenizer, texts: list[str]) -> None:
+    found = any_tokenizer.encode(texts)
+    assert any_tokenizer.decode(found) == texts
+    assert found == [any_tokenizer.encode([text])[0] for text in texts]
+    assert not {0, 1, 2, 3} & {token for ids in found for token in ids}  # the special ones
 
 
 def test_the_one_exception_is_the_sign_that_stands_for_a_space(any_tokenizer: Tokenizer) -> None:
     assert any_tokenizer.decode(any_tokenizer.encode(["bavo\u2581celu"])) == ["bavo celu"]
-
-
-def test_texts_are_encoded_one_by_one(tokenizer: Tokenizer) -> None:
-    together = tokenizer.encode(ODD)
-    assert together == [tokenizer.encode([text])[0] for text in ODD]
-    assert tokenizer.decode(together) == ODD
 
 
 def test_normalization_is_done_where_it_is_asked_for() -> None:
@@ -99,17 +68,11 @@ def test_user_symbols_stay_whole_and_without_bytes_other_characters_are_unknown(
 # --- Ids and sizes ---------------------------------------------------------------------------
 
 
-def test_special_ids_and_size(any_tokenizer: Tokenizer) -> None:
-    found = any_tokenizer
-    assert (found.pad_id, found.unk_id, found.bos_id, found.eos_id) == (0, 1, 2, 3)
-    assert found.vocab_size == 300
-    assert found.decode([[2, *found.encode(["bavo"])[0], 3, 0, 0]]) == ["bavo"]
-
-
 def test_the_vocabulary_lists_every_piece_once(tokenizer: Tokenizer) -> None:
     rows = [row.split("\t") for row in tokenizer.vocabulary.removesuffix("\n").split("\n")]
     assert [piece for piece, _ in rows][:4] == ["<pad>", "<unk>", "<s>", "</s>"]
-    assert len({piece for piece, _ in rows}) == len(rows) == tokenizer.vocab_size
+    assert len({piece for piece, _ in rows}) == len(rows) == tokenizer.vocab_size == 320
+    assert tokenizer.decode([[2, *tokenizer.encode(["bavo"])[0], 3, 0, 0]]) == ["bavo"]
 
 
 @MODEL_TYPES
@@ -118,12 +81,10 @@ def test_a_vocabulary_too_large_names_the_largest_that_works(model_type: str) ->
         train(5000, model_type=model_type)
     largest = int(re.findall(r"\d+", str(e.value))[-1])
     assert train(largest, model_type=model_type).vocab_size == largest
-    with pytest.raises(UserError, match=f"the largest that works is {largest}$"):
-        train(largest + 1, model_type=model_type)
 
 
 @MODEL_TYPES
-@pytest.mark.parametrize("vocab_size", [1, 100, 262])
+@pytest.mark.parametrize("vocab_size", [1, 262])
 def test_a_vocabulary_too_small_is_refused(model_type: str, vocab_size: int) -> None:
     with pytest.raises(UserError, match=f"tokenizer.vocab_size: {vocab_size} ") as e:
         train(vocab_size, model_type=model_type)
@@ -144,14 +105,9 @@ def test_training_again_gives_the_same_bytes(model_type: str) -> None:
 
 def foreign(**options: object) -> Tokenizer:
     """Train as SentencePiece does by itself, with other special pieces."""
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(LINES),
-        model_writer=model,
-        vocab_size=50,
-        minloglevel=2,
-        **options,
-    )
+    model, options = io.BytesIO(), {"vocab_size": 50, "minloglevel": 2, **options}
+    train = sentencepiece.SentencePieceTrainer.train
+    train(sentence_iterator=iter(LINES), model_writer=model, **options)
     return Tokenizer(model.getvalue())
 
 
@@ -174,25 +130,15 @@ def test_a_model_without_some_special_pieces_is_given_their_ids(
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "not a SentencePiece model"),
-        (b"not a model", "not a SentencePiece model"),
-        (b"\x00" * 100, "not a SentencePiece model"),
-        (None, "cannot read the tokenizer: No such file"),
-    ],
+    "content", [b"", b"not a model", b"\x00" * 100, None], ids=["empty", "text", "zeros", "missing"]
 )
-def test_a_file_that_is_no_model_is_refused_by_name(
-    tmp_path: Path, tokenizer: Tokenizer, content: bytes | None, message: str
-) -> None:
-    path = tmp_path / "odd.model"
-    path.write_bytes(tokenizer.proto)
-    assert Tokenizer.load(path).fingerprint == tokenizer.fingerprint
-    path.unlink()
+def test_a_file_that_is_no_model_is_refused_by_name(tmp_path: Path, content: bytes | None) -> None:
+    message = "cannot read the tokenizer: No such file"
     if content is not None:
-        path.write_bytes(content)
+        (tmp_path / "odd.model").write_bytes(content)
+        message = "not a SentencePiece model"
     with pytest.raises(UserError, match=rf"odd\.model: {message}"):
-        Tokenizer.load(path)
+        Tokenizer.load(tmp_path / "odd.model")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, UserError("mine"), ValueError("odd")])

@@ -1,8 +1,8 @@
-"""Models in CTranslate2's form: the real library scores and translates with them as mtrain does."""
+"""Exports: what is compared, refused and written; CTranslate2 scores as the model does."""
 
 from __future__ import annotations
 
-import io
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,16 +12,10 @@ from typing import Any
 import ctranslate2
 import pytest
 import torch
-from conftest import (
-    TinyConfig,
-    check_agreement_lines,
-    made_up_pairs,
-    random_model,
-    run_mtrain,
-)
+import transformers
+from conftest import made_up_pairs, random_model, run_mtrain
 
-from mtrain.config.loading import load_config
-from mtrain.config.schema import Config, Corpus, HubCorpus, TextCorpus
+from mtrain.config.schema import Config, Corpus, HubCorpus, TextCorpus, override_decode
 from mtrain.corpus import tables
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.export import ctranslate2_format, handover, marian_format
@@ -31,20 +25,19 @@ from mtrain.runs import manifest
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
+from mtrain.translation.translator import Translator
 
 PAIRS = made_up_pairs(40, 21)
 SOURCES = [src for src, _ in PAIRS]
 
 
-@pytest.fixture
-def config(tiny_config: TinyConfig) -> Config:
-    return load_config(tiny_config())
-
-
-def write(loaded_model: LoadedModel, directory: Path, sample: Path | None = None) -> list[str]:
+def write(loaded_model: LoadedModel, directory: Path, **options: Any) -> list[str]:
     """Export, and return what is shown."""
     shown: list[str] = []
-    handover.export(loaded_model, "ctranslate2", directory, "float32", sample, shown.append)
+    defaults = {"to": "ctranslate2", "quantization": "float32", "sample": None}
+    handover.export(
+        loaded_model, **{**defaults, "directory": directory, "show": shown.append, **options}
+    )
     return shown
 
 
@@ -74,36 +67,11 @@ def test_the_library_scores_random_weights_as_the_model_does(
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-4, atol=1e-3)
 
 
-def test_pieces_that_a_tokenizer_lacks_get_names_of_their_own() -> None:
-    import sentencepiece
-
-    out = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(SOURCES),
-        model_writer=out,
-        vocab_size=60,
-        hard_vocab_limit=False,
-        bos_id=-1,
-        pad_id=-1,
-        user_defined_symbols=["<pad>"],
-        minloglevel=2,
-    )
-    tokenizer = Tokenizer(out.getvalue())
-    pieces = tokenizer.all_pieces
-
-    assert len(pieces) == len(set(pieces)) == tokenizer.vocab_size
-    assert pieces[tokenizer.bos_id] == "<s>"
-    assert pieces[tokenizer.pad_id] == "<<pad>>"
-
-
 def test_rounding_leaves_the_model_itself_as_it_is(
     loaded_model: LoadedModel, tmp_path: Path
 ) -> None:
     before = {name: weight.clone() for name, weight in loaded_model.model.named_parameters()}
-    shown: list[str] = []
-
-    handover.export(loaded_model, "ctranslate2", tmp_path / "served", "int8", None, shown.append)
-
+    shown = write(loaded_model, tmp_path / "served", quantization="int8")
     after = dict(loaded_model.model.named_parameters())
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert [line.split(":")[0] for line in shown if not line.startswith(" ")] == [
@@ -135,17 +103,27 @@ def changed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 @pytest.mark.parametrize(
     "parts",
     [
-        {"search": lambda engine: lambda *args: [row[::-1] for row in engine.search(*args)]},
+        {"search": lambda engine: lambda rows, *rest: [[] for _ in rows]},
         {"decode": lambda engine: lambda rows: [text + "!" for text in engine.decode(rows)]},
     ],
 )
 def test_a_model_that_translates_otherwise_is_not_exported(
-    loaded_model: LoadedModel, tmp_path: Path, changed: Callable[..., None], parts: dict[str, Any]
+    loaded_model: LoadedModel,
+    tmp_path: Path,
+    changed: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+    parts: dict[str, Any],
 ) -> None:
+    """The lines that differ are named by their numbers in the sample."""
     changed(**parts)
+    sample = tmp_path / "sample"
+    sample.write_text("\n \nbavo\n\ncelu\n")
     with pytest.raises(UserError, match="CTranslate2 translates differently: greedy"):
-        write(loaded_model, tmp_path / "served")
-    assert list(tmp_path.iterdir()) == []
+        write(loaded_model, tmp_path / "served", sample=sample, show=print)
+    assert list(tmp_path.iterdir()) == [sample]
+    expected = [[number, name] for number in ("3", "5") for name in ("mtrain", "CTranslate2")]
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split()[1:3] for line in shown if line.startswith("  line ")] == expected
 
 
 def test_text_that_the_engine_encodes_or_decodes_otherwise_is_named(
@@ -155,9 +133,10 @@ def test_text_that_the_engine_encodes_or_decodes_otherwise_is_named(
         encode=lambda engine: lambda lines: [[9], *engine.encode(lines)[1:]],
         decode=lambda engine: lambda rows: [f" {text}" for text in engine.decode(rows)],
     )
-    shown = write(loaded_model, tmp_path / "served")
+    (tmp_path / "sample").write_text("\n".join(SOURCES))
+    shown = write(loaded_model, tmp_path / "served", sample=tmp_path / "sample")
     assert "  lines that CTranslate2 cuts into other pieces: 1 (1)" in shown
-    text = "  lines that CTranslate2 shows without unknown pieces or white space at the ends: 12"
+    text = "  lines that CTranslate2 shows without unknown pieces or white space at the ends: 40"
     assert f"{text} (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ...)" in shown
     assert (tmp_path / "served" / "config.json").exists()
 
@@ -169,8 +148,6 @@ def test_text_that_the_engine_encodes_or_decodes_otherwise_is_named(
         (1, 1000, 2, False),
         (4, 1000, 50, True),
         (4, 1000, 51, False),
-        (4, 10, 1, True),
-        (4, 10, 2, False),
         (4, 2, 1, False),
         (1, 1, 1, False),
     ],
@@ -188,57 +165,69 @@ def test_how_many_lines_may_differ(
 # --- The command -----------------------------------------------------------------------------
 
 
-def test_the_command_writes_a_model_that_the_library_translates_with(
-    trained_run: Path, tmp_path: Path
-) -> None:
-    sample = tmp_path / "sample"
-    sample.write_text("".join(line + "\n" for line in ["", *SOURCES]))
-    served = tmp_path / "new" / "served"
+def by_ctranslate2(directory: Path) -> list[str]:
+    manifest.verify(directory, "model.bin", "config.json", "tokenizer.model")
+    pieces = Tokenizer.load(directory / "tokenizer.model").pieces
+    results = ctranslate2.Translator(str(directory), device="cpu").translate_batch(
+        [[*row, "</s>"] for row in pieces.encode(SOURCES, out_type=str)], beam_size=4
+    )
+    return [pieces.decode(result.hypotheses[0]) for result in results]
 
-    done = run_mtrain("export", "-m", trained_run, "-o", served, "--sample", sample)
+
+def by_transformers(directory: Path) -> list[str]:
+    manifest.verify(directory, "config.json", "model.safetensors", "vocab.json", "source.spm")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(directory)
+    assert type(tokenizer) is transformers.MarianTokenizer
+    batch = tokenizer(SOURCES, return_tensors="pt", padding=True, truncation=True)
+    return tokenizer.batch_decode(model.generate(**batch, num_beams=4), skip_special_tokens=True)
+
+
+@pytest.mark.parametrize(
+    ("form", "translate"), [("ctranslate2", by_ctranslate2), ("hf-marian", by_transformers)]
+)
+@pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
+def test_the_command_writes_a_model_that_the_library_translates_with(
+    loaded_model: LoadedModel,
+    trained_run: Path,
+    tmp_path: Path,
+    form: str,
+    translate: Callable[[Path], list[str]],
+) -> None:
+    """The weights of the trained run differ between machines in their last bits, so a few lines
+    may be near-ties.
+    """
+    sample, served = tmp_path / "sample", tmp_path / "new" / "served"
+    sample.write_text("".join(line + "\n" for line in ["", *SOURCES]))
+    options = ["--to", form, "-o", served, "--sample", sample]
+    done = run_mtrain("export", "-m", trained_run, *options)
 
     assert done.returncode == 0, done.stderr
-    check_agreement_lines(done.stdout)
+    greedy, beam = [line for line in done.stdout.splitlines() if not line.startswith(" ")]
+    assert re.fullmatch(r"float32, greedy: (39|40) of 40 lines equal \([0-9.]+%\)", greedy)
+    assert re.fullmatch(r"float32, beam 4: (38|39|40) of 40 lines equal \([0-9.]+%\)", beam)
     assert "lines that" not in done.stdout
-    tokenizer = Tokenizer.load(served / "tokenizer.model")
-    pieces = tokenizer.pieces.encode(SOURCES, out_type=str)
-    results = ctranslate2.Translator(str(served), device="cpu").translate_batch(
-        [[*row, "</s>"] for row in pieces]
-    )
-    expected = [tgt for _, tgt in PAIRS]
-    found = [tokenizer.pieces.decode(result.hypotheses[0]) for result in results]
-    assert sum(a == b for a, b in zip(found, expected, strict=True)) >= 36
-
-
-def test_lines_that_differ_are_named_by_their_numbers_in_the_sample(
-    loaded_model: LoadedModel, tmp_path: Path, changed: Callable[..., None]
-) -> None:
-    changed(search=lambda engine: lambda rows, *rest: [[] for _ in rows])
-    sample = tmp_path / "sample"
-    sample.write_text("\n \nbavo\n\ncelu\n")
-    shown: list[str] = []
-    with pytest.raises(UserError, match="CTranslate2 translates differently"):
-        handover.export(
-            loaded_model, "ctranslate2", tmp_path / "served", "float32", sample, shown.append
-        )
-    names = ["mtrain", "CTranslate2"]
-    expected = [[number, name] for number in ("3", "5") for name in names]
-    assert [line.split()[1:3] for line in shown[1:]] == expected
+    assert f"comparing on 40 lines of {sample}" in done.stderr.splitlines()
+    assert done.stderr.splitlines()[-1] == f"written to {served}"
+    decode = override_decode(loaded_model.decode, beam_size=4, length_norm="power")
+    ours, found = Translator(replace(loaded_model, decode=decode)).best(SOURCES), translate(served)
+    assert sum(a == b for a, b in zip(found, ours, strict=True)) >= 36
+    assert sum(a == b for a, (_, b) in zip(found, PAIRS, strict=True)) >= 36
 
 
 def test_a_place_that_cannot_be_written_is_named(loaded_model: LoadedModel, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-
     with pytest.raises(UserError, match=r"file/served: cannot write: "):
         write(loaded_model, tmp_path / "file" / "served")
 
 
+@pytest.mark.parametrize("form", handover.FORMS)
 def test_a_limit_of_one_token_leaves_empty_translations_on_both_sides(
-    loaded_model: LoadedModel, tmp_path: Path
+    loaded_model: LoadedModel, tmp_path: Path, form: str
 ) -> None:
-    decode = loaded_model.decode.model_copy(update={"max_len_a": 0.0, "max_len_b": 0})
-    write(replace(loaded_model, decode=decode), tmp_path / "served")
-    assert (tmp_path / "served" / "model.bin").exists()
+    decode = override_decode(loaded_model.decode, beam_size=1, max_len_a=0.0, max_len_b=0)
+    write(replace(loaded_model, decode=decode), tmp_path / "served", to=form)
+    assert (tmp_path / "served" / "config.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -249,25 +238,17 @@ def test_a_limit_of_one_token_leaves_empty_translations_on_both_sides(
     ],
 )
 def test_without_the_library_the_error_names_the_extra(
-    monkeypatch: pytest.MonkeyPatch, module: str, form: handover.Form, extra: str
+    monkeypatch: pytest.MonkeyPatch, module: str, form: Any, extra: str
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(RefusedError, match=rf"pip install 'mtrain\[{extra}\]'"):
         form.check(Shape(100, 0), "float32")
 
 
-@pytest.mark.parametrize("text", ["", "\n \n"])
-def test_a_sample_without_text_is_an_error(
-    loaded_model: LoadedModel, tmp_path: Path, text: str
-) -> None:
-    (tmp_path / "sample").write_text(text)
-    with pytest.raises(UserError, match="sample: holds no lines to translate"):
-        write(loaded_model, tmp_path / "served", tmp_path / "sample")
-
-
 @pytest.mark.parametrize(
-    ("valid", "message"),
+    ("given", "message"),
     [
+        ("\n \n", "sample: holds no lines to translate; name others with --sample"),
         (
             HubCorpus(dataset="some/pairs", split="valid", src="en", tgt="de"),
             r"some/pairs valid: .* name lines with --sample",
@@ -278,15 +259,21 @@ def test_a_sample_without_text_is_an_error(
         ),
     ],
 )
-def test_where_the_validation_set_is_not_here_a_sample_can_be_named(
+def test_without_lines_to_compare_on_a_sample_can_be_named(
     loaded_model: LoadedModel,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    valid: Corpus,
+    given: str | Corpus,
     message: str,
 ) -> None:
+    """A hub is asked for no dataset."""
     monkeypatch.setattr(tables, "_load_dataset", None)
-    data = loaded_model.config.data.model_copy(update={"valid": valid})
-    elsewhere = replace(loaded_model, config=loaded_model.config.model_copy(update={"data": data}))
+    sample, config = None, loaded_model.config
+    if isinstance(given, str):
+        sample = tmp_path / "sample"
+        sample.write_text(given)
+    else:
+        data = config.data.model_copy(update={"valid": given})
+        config = config.model_copy(update={"data": data})
     with pytest.raises(UserError, match=message):
-        write(elsewhere, tmp_path / "served")
+        write(replace(loaded_model, config=config), tmp_path / "served", sample=sample)

@@ -18,14 +18,7 @@ import numpy as np
 import pytest
 import sentencepiece
 import torch
-import transformers
-from conftest import (
-    TinyConfig,
-    check_agreement_lines,
-    made_up_pairs,
-    random_model,
-    run_mtrain,
-)
+from conftest import made_up_pairs, random_model, write_config
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import SafetensorError
@@ -37,7 +30,6 @@ from mtrain.data.batches import SpecialIds, collate
 from mtrain.data.tokenizer import Tokenizer, train_tokenizer
 from mtrain.export import handover, marian_format
 from mtrain.model.transformer import Shape
-from mtrain.runs import manifest
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
@@ -70,11 +62,6 @@ ODD = [
     "",
 ]
 TEXTS = [*SOURCES, *CHINESE, *ODD]
-
-
-@pytest.fixture
-def config(tiny_config: TinyConfig) -> Config:
-    return load_config(tiny_config())
 
 
 @pytest.fixture(autouse=True)
@@ -141,23 +128,6 @@ def test_a_random_model_generates_the_ids_that_mtrain_finds(
         torch.testing.assert_close(scores, torch.tensor(expected).double(), rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("tie", ["output", "none"])
-def test_separate_embeddings_stay_apart_when_the_library_saves_them_again(
-    tokenizer: Tokenizer, config: Config, tmp_path: Path, tie: str
-) -> None:
-    model = random_model(vocab_size=tokenizer.vocab_size, tie_embeddings=tie)
-    marian_format.write(tmp_path, LoadedModel(model, tokenizer, config.decode, config), "float32")
-    MarianMTModel.from_pretrained(tmp_path).save_pretrained(tmp_path / "again")
-    marian = MarianMTModel.from_pretrained(tmp_path / "again")
-
-    source = marian.model.encoder.embed_tokens.weight
-    target = marian.model.decoder.embed_tokens.weight
-    assert not torch.equal(source, target)
-    assert torch.equal(target, marian.lm_head.weight) is (tie == "output")
-    order = [*range(0, 16, 2), *range(1, 16, 2)]
-    assert torch.equal(source, model.src_embedding.weight[:, order])
-
-
 def test_what_the_files_say(loaded_model: LoadedModel, tmp_path: Path) -> None:
     marian_format.write(tmp_path, loaded_model, "float32")
     config, search, vocabulary, _ = (
@@ -180,28 +150,6 @@ def test_what_the_files_say(loaded_model: LoadedModel, tmp_path: Path) -> None:
     assert search == {**special, **beam, "bad_words_ids": [[0], [2]], "max_new_tokens": 1034}
     assert list(vocabulary) == loaded_model.tokenizer.all_pieces
     assert list(vocabulary.values()) == list(range(350))
-
-
-def test_greedy_search_can_be_what_a_config_asks_for(
-    loaded_model: LoadedModel, tmp_path: Path
-) -> None:
-    decode = loaded_model.decode.model_copy(update={"beam_size": 1})
-    marian_format.write(tmp_path, replace(loaded_model, decode=decode), "float32")
-
-    marian = MarianMTModel.from_pretrained(tmp_path)
-    assert marian.generation_config.num_beams == 1
-    marian.save_pretrained(tmp_path / "again")  # which refuses settings that have no effect
-
-
-def test_limits_of_one_and_of_many_are_kept(loaded_model: LoadedModel, tmp_path: Path) -> None:
-    marian_format.write(tmp_path, loaded_model, "float32")
-    engine = marian_format.load(tmp_path, loaded_model.tokenizer)
-    rows = loaded_model.tokenizer.encode(SOURCES[:4])
-
-    for beam_size in (1, 4):
-        found = engine.search(rows, [1, 2, 3, 60], beam_size, 1.0)
-        assert [len(ids) for ids in found[:3]] == [0, 1, 2]
-        assert len(found[3]) > 2
 
 
 # --- Text ------------------------------------------------------------------------------------
@@ -247,8 +195,6 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def load_marian(directory: Path, tokenizer: Tokenizer) -> Any:
-    from conftest import write_config
-
     config = load_config(write_config(directory))
     model = random_model(vocab_size=tokenizer.vocab_size, pad_id=tokenizer.pad_id)
     loaded_model = LoadedModel(model, tokenizer, config.decode, config)
@@ -335,37 +281,7 @@ def test_punctuation_is_left_alone_where_sacremoses_is_installed(
     agree(loaded_model.tokenizer, MarianTokenizer.from_pretrained(tmp_path), TEXTS)
 
 
-# --- The command -----------------------------------------------------------------------------
-
-
-def test_the_command_writes_a_model_that_the_library_translates_with(
-    loaded_model: LoadedModel, trained_run: Path, tmp_path: Path
-) -> None:
-    sample = tmp_path / "sample"
-    sample.write_text("".join(line + "\n" for line in ["", *SOURCES]))
-    output = tmp_path / "new" / "marian"
-
-    done = run_mtrain(
-        "export", "-m", trained_run, "--to", "hf-marian", "-o", output, "--sample", sample
-    )
-
-    assert done.returncode == 0, done.stderr
-    check_agreement_lines(done.stdout)
-    assert "lines that" not in done.stdout
-    assert f"comparing on 40 lines of {sample}" in done.stderr.splitlines()
-    assert done.stderr.splitlines()[-1] == f"written to {output}"
-    manifest.verify(output, "config.json", "model.safetensors", "vocab.json", "source.spm")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(output)
-    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(output)
-    assert (type(tokenizer), type(model)) == (MarianTokenizer, MarianMTModel)
-    batch = tokenizer(SOURCES, return_tensors="pt", padding=True, truncation=True)
-    generated = model.generate(**batch, num_beams=4)
-    texts = tokenizer.batch_decode(generated, skip_special_tokens=True)
-    changes = {"beam_size": 4, "length_norm": "power"}
-    decode = loaded_model.decode.model_copy(update=changes)
-    ours = Translator(replace(loaded_model, decode=decode)).best(SOURCES)
-    assert sum(a == b for a, b in zip(texts, ours, strict=True)) >= 38
-    assert sum(a == b for a, (_, b) in zip(texts, PAIRS, strict=True)) >= 36
+# --- Refusals --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -71,9 +70,6 @@ READS: Commands = {
     "decode": (1, "tokenizer decode -m run"),
 }
 ONE_FOR_ONE = ("translate", "translate <", "translate < --line-buffered", "encode", "decode")
-# What these print or write about a run must not change, whatever else lies beside its checkpoints.
-SAME = ("translate", "translate -o", "score", "eval", "encode", "decode", "average", "go on")
-WRITTEN = ("box/out/old.txt", "box/out/average", "box/run/checkpoints/step-00000004")
 
 PLANTS = [
     *(".config.yaml.partial", ".run.json.partial", ".status.json.partial", ".best.json.partial"),
@@ -86,12 +82,6 @@ PLANTS = [
     *("validation/average.txt", "validation/.average.txt.partial", "tensorboard", "notes.txt"),
     *("checkpoints/.step-00000004.partial", "checkpoints/step-00000002/trainer"),
 ]
-OUTPUTS = [
-    *("run/checkpoints/average/model.safetensors", "run/best.json", "run", "run/train.log", "."),
-    *("in.txt", "./in.txt", "hyp.txt", "config.yaml", "out/old.txt", "out/link", "no/such/x", ""),
-    *("../outside/link", "../outside/dangling", "../outside/folder", "out"),
-    *("../outside/null", "out/new\x1b]0;owned\a", f"out/a\n{mutate.FORGED}", "out/" + "n" * 300),
-]
 
 
 @dataclass
@@ -102,14 +92,10 @@ class Case:
     command: str = ""  # its name
     arguments: list[str] = field(default_factory=list)
     stdin: bytes = b""
-    environment: dict[str, str] = field(default_factory=dict)
-    prelude: str = ""
     may_write: list[str] = field(default_factory=list)  # new files only, relative to ROOT
-    must_stay: set[str] = field(default_factory=set)  # within the run
     is_own: bool = True  # the config is the user's: may read what it names, and ask the hub
     must_fail: bool = False
     lines: int | None = None  # so many must come out
-    keeps_result: bool = False
 
     @property
     def box(self) -> Path:
@@ -257,7 +243,6 @@ def of_run(case: Case) -> None:
     file = _file_of_run(case)
     name, data = str(file.relative_to(case.box)), file.read_bytes()
     case.is_own = False
-    case.keeps_result = file.name != "best.json"
     case.choose(USES, MODEL=model)
     deed = rng.choice((*mutate.LEADS, "bytes", "bytes", "secrets"))
     if file.suffix in (".json", ".jsonl", ".yaml") and rng.random() < 0.5:
@@ -288,7 +273,6 @@ def _name_secrets(case: Case) -> None:
     case.what = "run: its config names other files"
     names = ("report", "export", "verify", "train", "eval", "attention")
     case.choose({name: USES[name] for name in names}, MODEL="run")
-    case.keeps_result = False
 
 
 def of_plants(case: Case) -> None:
@@ -297,26 +281,8 @@ def of_plants(case: Case) -> None:
     mutate.lead(case.box / "run" / name, to, case.root / "outside")
     case.what = f"run/{name}: {to}"
     case.is_own = False
-    case.keeps_result = "best.json" not in name
     train = {name: USES[name] for name in ("go on", "tensorboard", "train", "other seed")}
     case.choose(train if case.rng.random() < 0.7 else USES, MODEL=model)
-
-
-def of_strangers(case: Case) -> None:
-    """A new run directory in which there is something already."""
-    shutil.rmtree(case.box / "run")
-    (case.box / "run").mkdir()
-    name = case.rng.choice([name for name in PLANTS if "/." not in f"/{name}"])
-    path = case.box / "run" / name
-    case.choose({key: PREPARES[key] for key in ("train", "tokenizer train")})
-    if name == "config.yaml":  # the config lies in its own run directory
-        path.write_text("# my notes\n" + (case.box / "config.yaml").read_text())
-        case.arguments[case.arguments.index("config.yaml")] = "run/config.yaml"
-    else:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text('{"step": 5000, "loss": 1.0}\n')
-    case.must_stay = {f"box/run/{name}"}
-    case.what = f"a new run/ with {name}"
 
 
 def of_sealed(case: Case) -> None:
@@ -337,104 +303,9 @@ def of_sealed(case: Case) -> None:
 
 def of_pieces(case: Case) -> None:
     data = (case.box / "run/tokenizer.model").read_bytes()
-    (case.box / "odd.model").write_bytes(mutate.mutate_pieces(case.rng, data))
+    (case.box / "odd.model").write_bytes(mutate.mutate_bytes(case.rng, data))
     case.what = "tokenizer.path: a mutated model"
     case.prepare({**case.config(), "tokenizer": {"path": "odd.model"}})
-
-
-def of_cache(case: Case) -> None:
-    cache = case.root / "cache"
-    path = case.rng.choice(sorted(cache.rglob("*")))
-    deed = case.rng.choice((*mutate.LEADS, "bytes", "bytes"))
-    case.hurt(path, deed)
-    case.what = f"cache/{'/'.join(path.relative_to(cache).parts[-2:])}: {deed}"
-    case.keeps_result = True
-    names = ("go on", "data build", "check", "tokenizer train", "train")
-    case.choose({name: {**USES, **PREPARES}[name] for name in names})
-    if case.command in ("tokenizer train", "train"):
-        case.arguments += ["--set", "run_dir=new"]
-        case.may_write = ["box/new"]
-
-
-CARD: dict[str, Any] = {
-    "dataset_info": {"features": [{"name": name, "dtype": "string"} for name in ("src", "tgt")]},
-    "configs": [{"config_name": "default", "data_files": "train.jsonl"}],
-}
-
-
-def of_cards(case: Case) -> None:
-    folder, data = case.box / "set", mutate.mutate_yaml(case.rng, CARD)
-    folder.mkdir()
-    pairs = mutate.corpus("jsonl", made_up_pairs(60, 1))["jsonl"]
-    (folder / "train.jsonl").write_bytes(pairs)
-    if case.rng.random() < 0.5:
-        (folder / ".huggingface.yaml").write_bytes(data)
-    else:
-        (folder / "README.md").write_bytes(b"---\n" + data + b"---\n")
-    config = case.config()
-    config["data"]["train"] = [{"dataset": "set", "split": "train", "src": "src", "tgt": "tgt"}]
-    case.is_own = False
-    case.what = "a folder with an odd dataset card"
-    case.prepare(config)
-
-
-NO_HOME = """
-import os, pwd
-os.environ.pop("HOME"); os.environ.pop("MTRAIN_CACHE")
-def nobody(*_): raise KeyError("no such user")
-pwd.getpwuid = nobody
-"""
-
-
-def of_environment(case: Case) -> None:
-    rng = case.rng
-    case.keeps_result = True
-    case.choose({**PREPARES, "go on": USES["go on"], "translate": USES["translate"]}, MODEL="run")
-    deed = rng.choice(("no home", "cache", "cache", "git", "variables", "folder gone"))
-    case.what = deed
-    if deed == "no home":
-        case.prelude = NO_HOME
-    elif deed == "cache":
-        text = mutate.odd_path(rng).replace("\0", "")
-        case.environment = {"MTRAIN_CACHE": text}
-        case.names_run(text or "~/.cache/mtrain")
-    elif deed == "git":
-        _plant_git(case)
-    elif deed == "variables":
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "COLUMNS", "TERM", "TMPDIR", "HOME", "TZ")
-        case.environment = {rng.choice(names): rng.choice(("", "x", "-1", "0", "\x1b[2J", "/nope"))}
-    else:
-        case.prelude = "import os; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')"
-
-
-def _plant_git(case: Case) -> None:
-    git = case.box / ".git"
-    for name in ("objects", "refs/heads"):
-        (git / name).mkdir(parents=True)
-    (git / "HEAD").write_text("ref: refs/heads/main\n")
-    script = case.box / "planted.sh"
-    script.write_text(f"#!/bin/sh\ntouch '{case.root}/outside/ran'\n")
-    script.chmod(0o755)
-    (git / "config").write_text(
-        f"[core]\n\trepositoryformatversion = 0\n\tfsmonitor = {script}\n\tpager = {script}\n"
-    )
-
-
-def of_outputs(case: Case) -> None:
-    rng = case.rng
-    writes = ("translate -o", "attention", "report", "average")
-    case.choose({name: USES[name] for name in writes} | {"init": READS["init"]}, MODEL="run")
-    names = {"SRC": "data/train.src", "TGT": "data/train.tgt"}
-    case.arguments = [names.get(part, part) for part in case.arguments]
-    path = rng.choice(OUTPUTS)
-    (case.box / "out/link").symlink_to("../in.txt")
-    case.arguments[case.arguments.index("-o") + 1] = path
-    case.what = f"-o {path[:60]!r}"
-    if case.command == "translate -o" and rng.random() < 0.3:
-        case.arguments[case.arguments.index("-o") + 1] = "out/old.txt"
-        case.arguments += ["--alignments", rng.choice(("out/old.txt", "./out/old.txt", "in.txt"))]
-        case.must_fail = True
-        case.what = "--alignments onto another file of the command"
 
 
 KINDS: dict[str, tuple[int, Callable[[Case], None]]] = {
@@ -443,11 +314,6 @@ KINDS: dict[str, tuple[int, Callable[[Case], None]]] = {
     "corpus": (22, of_corpus),
     "file of a run": (18, of_run),
     "planted in a run": (12, of_plants),
-    "new run that is not empty": (3, of_strangers),
     "sealed checkpoint": (12, of_sealed),
     "SentencePiece model": (6, of_pieces),
-    "dataset card": (3, of_cards),
-    "cache": (5, of_cache),
-    "environment": (4, of_environment),
-    "output": (5, of_outputs),
 }

@@ -1,4 +1,4 @@
-"""How many faults are injected, and the table of what became of them."""
+"""How many faults are injected, and into what."""
 
 from __future__ import annotations
 
@@ -9,30 +9,11 @@ from typing import Any
 import pytest
 from processes import Processes
 
-from faults.rig import Bench, Row, new_config
-
-ROWS = pytest.StashKey[list[Row]]()
+from faults.rig import Bench, new_config
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all-faults", action="store_true", help="inject every fault in full number")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[ROWS] = []
-
-
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    """Print the table of the README in Markdown."""
-    if not config.getoption("--all-faults", False):
-        return
-    terminalreporter.write_line("\n| # | fault | injected | survived |\n| --- | --- | --- | --- |")
-    for number, name, injected, survived in sorted(config.stash[ROWS]):
-        terminalreporter.write_line(f"| {number} | {name} | {injected:,} | {survived:,} |")
-    for report in terminalreporter.getreports("skipped"):
-        terminalreporter.write_line(f"not injected: {report.nodeid}: {report.longrepr[2]}")
 
 
 @pytest.fixture(scope="session")
@@ -59,5 +40,4 @@ def bench(
     request: pytest.FixtureRequest, config: Path, tmp_path: Path, processes: Processes
 ) -> Bench:
     everything = request.config.getoption("--all-faults", False)
-    rows = request.config.stash.get(ROWS, [])
-    return Bench(config, tmp_path, processes, everything, rows)
+    return Bench(config, tmp_path, processes, everything)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +22,6 @@ from conftest import differences, write_config
 from processes import Done, Processes
 
 Case = TypeVar("Case")
-Row = tuple[int, str, int, int]  # number of the fault, its name, injected, survived
 
 # Dropout is on; records, checkpoints, validations and epochs fall on different steps.
 SETTINGS = {
@@ -138,13 +137,12 @@ def strike(step: int, deed: str, method: str = "take_step") -> str:
 
 @dataclass
 class Bench:
-    """Makes runs, hurts them, and counts what became of each kind of fault."""
+    """Makes runs, hurts them, and reports what was not survived."""
 
     config: Path
     directory: Path
     processes: Processes
     everything: bool = False  # every fault in full number, not the quick share of `make test`
-    rows: list[Row] = field(default_factory=list)
     number: int = 0
 
     def rig(self, *settings: str, config: Path | None = None) -> Rig:
@@ -174,8 +172,6 @@ class Bench:
 
     def inject(
         self,
-        number: int,
-        name: str,
         trial: Callable[[Case], str],
         cases: Sequence[Case],
         *,
@@ -191,6 +187,5 @@ class Bench:
             return trouble and f"{case}: {trouble}"
 
         failures = [text for text in in_parallel(named, some, threads) if text]
-        self.rows.append((number, name, len(some), len(some) - len(failures)))
         if failures:
             pytest.fail("\n\n".join(failures[:10]), pytrace=False)

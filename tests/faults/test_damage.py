@@ -105,7 +105,7 @@ def test_damaged_files(bench: Bench) -> None:
     cases: list[tuple[str, Deed]] = [(FILES[n % 7], partial(flip, n)) for n in range(1000)]
     cases += [(FILES[n % 7], partial(truncate, n)) for n in range(50)]
     cases += [(name, deed) for name in FILES for deed in (Path.unlink, writes(b""))]
-    bench.inject(4, "flipped bit, truncated, missing or empty file", trial, cases, quick=4)
+    bench.inject(trial, cases, quick=4)
 
 
 # --- hostile ------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ def test_hostile_checkpoints(bench: Bench, use: Callable[[Path], list[Done]]) ->
         return "\n".join(filter(None, trouble))
 
     cases = [*((f"pickle as {name}", name, payload) for name in FILES), *HOSTILE]
-    bench.inject(9, "hostile checkpoints", trial, cases, quick=4)
+    bench.inject(trial, cases, quick=4)
 
 
 def test_parts_of_another_model(bench: Bench, use: Callable[[Path], list[Done]]) -> None:
@@ -291,8 +291,7 @@ def test_parts_of_another_model(bench: Bench, use: Callable[[Path], list[Done]])
             found.append(bench.train(rig).refuses(1, what, lines=12))
         return "".join(found)
 
-    name = "a sealed model of another size or with NaN"
-    bench.inject(11, name, trial, ["has shape", "not finite"], quick=1)
+    bench.inject(trial, ["has shape", "not finite"], quick=1)
 
 
 # --- numbers that are not finite ------------------------------------------------------------------
@@ -321,5 +320,4 @@ def test_numbers_that_are_not_finite(bench: Bench) -> None:
         return bench.finishes(rig)
 
     cases = list(product(DEEDS, ("float('nan')", "float('inf')", "-float('inf')")))
-    name = "NaN or infinity in a weight, a gradient, a batch"
-    bench.inject(12, name, trial, cases, quick=2)
+    bench.inject(trial, cases, quick=2)

@@ -79,7 +79,7 @@ def test_a_full_disk(bench: Bench, disk: SmallDisk) -> None:
         return trouble
 
     amounts = range(50_000, 850_000, 50_000)  # all of it takes a little more
-    bench.inject(5, "a full disk", trial, amounts, threads=len(os.sched_getaffinity(0)))
+    bench.inject(trial, amounts, threads=len(os.sched_getaffinity(0)))
 
 
 def test_a_directory_that_cannot_be_written(bench: Bench, disk: SmallDisk) -> None:
@@ -94,7 +94,7 @@ def test_a_directory_that_cannot_be_written(bench: Bench, disk: SmallDisk) -> No
         return done.fails(1, "Read-only file system") or again.fails() or differs
 
     place = str(disk.bench.directory)
-    bench.inject(5, "a directory that cannot be written", trial, [place])
+    bench.inject(trial, [place])
 
 
 def test_a_limit_on_the_size_of_files(bench: Bench) -> None:
@@ -106,7 +106,7 @@ def test_a_limit_on_the_size_of_files(bench: Bench) -> None:
         return done.fails(1, "File too large") or bench.finishes(rig)
 
     sizes = [6_000, 10_000, 20_000, 30_000, 40_000, 50_000, 70_000, 80_000]
-    bench.inject(5, "a limit on the size of files", trial, sizes, quick=1)
+    bench.inject(trial, sizes, quick=1)
 
 
 def test_a_directory_that_vanishes(bench: Bench) -> None:
@@ -120,7 +120,7 @@ def test_a_directory_that_vanishes(bench: Bench) -> None:
             shutil.rmtree(rig.run)
         return trouble or bench.finishes(rig)
 
-    bench.inject(5, "a directory that vanishes", trial, ["checkpoints", ""])
+    bench.inject(trial, ["checkpoints", ""])
 
 
 # --- workers and memory ---------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def test_a_signal_while_processes_tokenize(bench: Bench, request: pytest.Fixture
         return done.fails(EXIT_INTERRUPTED) or rig.finish().fails()
 
     cases = list(product(("killed", "Ctrl-C"), range(4)))
-    bench.inject(14, "a worker of the preparation killed, or all stopped", trial, cases, threads=2)
+    bench.inject(trial, cases, threads=2)
 
 
 def test_out_of_memory(bench: Bench) -> None:
@@ -190,4 +190,4 @@ def test_out_of_memory(bench: Bench) -> None:
         "raise MemoryError",
         "torch.empty(1 << 50)",
     ]
-    bench.inject(14, "out of memory", trial, deeds, quick=1)
+    bench.inject(trial, deeds, quick=1)

@@ -84,19 +84,7 @@ def test_killed_at_random_instants(bench: Bench, way: str) -> None:
         return rig.finish().fails() or rig.differs_from(other)
 
     instants = [random.Random(seed).uniform(0, seconds) for seed in range(full)]
-    name = f"kill -9 at a random instant: {way}"
-    bench.inject(1, name, trial, instants, quick=quick, threads=2 if "two" in way else 1)
-
-
-def test_killed_five_times(bench: Bench) -> None:
-    def trial(seed: int) -> str:
-        rig, instants = bench.rig(), random.Random(seed)
-        _, seconds = undisturbed(bench.config)
-        for _ in range(5):
-            end_after(rig.start(), instants.uniform(0.3, 1) * seconds, signal.SIGKILL)
-        return bench.finishes(rig)
-
-    bench.inject(1, "kill -9 five times in a run", trial, range(10))
+    bench.inject(trial, instants, quick=quick, threads=2 if "two" in way else 1)
 
 
 # Counts the places of one save where the disk changes or something is read back, and kills the
@@ -158,7 +146,7 @@ def test_killed_at_every_point_of_a_save(bench: Bench) -> None:
             return f"the newest is {newest}"
         return bench.finishes(rig, steps)
 
-    bench.inject(2, "kill -9 at every point of a save", trial, preludes)
+    bench.inject(trial, preludes)
 
 
 # --- stopped ----------------------------------------------------------------------------------
@@ -176,7 +164,7 @@ def test_stopped_at_random_instants(bench: Bench) -> None:
         return bench.finishes(rig)
 
     cases = [(how, random.Random(seed).random()) for seed in range(10) for how in CODES]
-    bench.inject(3, "signal or time limit at a random instant", trial, cases)
+    bench.inject(trial, cases)
 
 
 # Asks the process to stop while it is in one of its phases, once or twice.
@@ -200,7 +188,7 @@ def asked(*arguments, **options):
 setattr(owner, name, asked)
 """
 PHASES = {
-    "loading": ("prepare, 'scan'", 2),
+    "loading": ("prepare.readers, 'scan'", 2),
     "a step": ("learner.Learner, '_accumulate'", 33),
     "validation": ("validation.Validation, 'evaluate'", 2),
     "a save": ("checkpoint, 'save'", 4),
@@ -223,7 +211,7 @@ def test_stopped_in_every_phase(bench: Bench) -> None:
         return bench.finishes(rig)
 
     cases = [case for case in product(CODES, PHASES, (1, 2)) if case[::2] != ("time", 2)]
-    bench.inject(3, "signal or time limit in a chosen phase", trial, cases, quick=1)
+    bench.inject(trial, cases, quick=1)
 
 
 # --- started more than once ---------------------------------------------------------------------
@@ -248,4 +236,4 @@ def test_started_at_once(bench: Bench) -> None:
             return f"trained by {trained}, {json.dumps(found)}"
         return bench.finishes(rig)
 
-    bench.inject(13, "two to eight starts at once", trial, range(2, 9))
+    bench.inject(trial, range(2, 9))

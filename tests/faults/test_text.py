@@ -19,8 +19,6 @@ import pytest
 from conftest import LEXICON, made_up_pairs, render
 
 from faults.rig import Bench
-from mtrain.data.store import open_store
-from mtrain.data.tokenizer import Tokenizer
 from mtrain.runtime.errors import EXIT_INTERRUPTED
 
 PAIRS = 60
@@ -64,29 +62,6 @@ def joined(lines: list[str], *, windows: bool = False) -> bytes:
     return b"\xef\xbb\xbf" * windows + data
 
 
-def train_odd_lines(bench: Bench, odd: str) -> str:
-    """Train on a corpus that has it in two places; the pairs must be those between newlines."""
-    src, tgt = sides()
-    rig = bench.rig(
-        f"data.train=[{{src: {bench.directory}/odd.src, tgt: {bench.directory}/odd.tgt}}]"
-    )
-    src, tgt = with_odd(src, 5, odd), with_odd(tgt, 40, odd)
-    (bench.directory / "odd.src").write_bytes(joined(src, windows=True))
-    (bench.directory / "odd.tgt").write_bytes(joined(tgt))
-    pairs = list(zip(src, tgt, strict=True))
-    if len(odd) > 1:  # too long to be trained on
-        pairs = [pair for pair in pairs if max(map(len, pair)) < 1000]
-    done = bench.train(rig)
-    words = f"{len(pairs)} of {PAIRS} pairs", f"carriage returns removed: {PAIRS}"
-    if trouble := done.fails(0, *words):
-        return trouble
-    (path,) = (file.parent for file in rig.cache.glob("*/store.json"))
-    store, tokenizer = open_store(path), Tokenizer.load(rig.run / "tokenizer.model")
-    assert store is not None
-    stored = [tokenizer.decode([ids.tolist() for ids in store.pair(i)]) for i in range(len(store))]
-    return "" if list(map(tuple, stored)) == pairs else "pairs have moved"
-
-
 def translate_odd_lines(bench: Bench, model: Path, odd: str) -> str:
     """Lines next to an odd one must be translated as they are without it."""
     src, _ = sides()
@@ -128,14 +103,12 @@ def test_odd_characters(bench: Bench, trained_run: Path) -> None:
         own.directory.mkdir()
         odd = SEPARATORS[name]
         troubles = {
-            "train": train_odd_lines(own, odd),
             "translate": translate_odd_lines(own, trained_run, odd),
             "eval": score_odd_lines(own, odd),
         }
         return "\n".join(f"{key}: {text}" for key, text in troubles.items() if text)
 
-    name = "odd characters in train, translate and eval"
-    bench.inject(6, name, trial, list(SEPARATORS), quick=2)
+    bench.inject(trial, list(SEPARATORS), quick=2)
 
 
 # --- fuzz ---------------------------------------------------------------------------------------
@@ -187,9 +160,8 @@ def test_fuzzed_lines(bench: Bench, trained_run: Path) -> None:
         return "\n".join(differing_lines(bench, trained_run, own, lines, ways))
 
     cases = list(product((1, 7, 64), (5, 1)))  # the slowest first
-    name = f"{len(lines):,} fuzzed lines"
-    bench.inject(8, f"{name}, six ways", trial, cases, quick=len(cases))
-    bench.inject(8, f"{name}: each way alike", compare, [1, 5], quick=2)
+    bench.inject(trial, cases, quick=len(cases))
+    bench.inject(compare, [1, 5], quick=2)
 
 
 def differing_lines(
@@ -233,4 +205,4 @@ def test_ctrl_c_to_a_pipe(bench: Bench, request: pytest.FixtureRequest) -> None:
         ended = job.wait(60) == EXIT_INTERRUPTED and reader.wait(60) == -signal.SIGINT
         return "" if ended and not err else f"{job.returncode}, {err}"
 
-    bench.inject(16, "Ctrl-C to a pipe", trial, [0.5, 0.8, 1.1, 1.4, 4.0])
+    bench.inject(trial, [0.5, 0.8, 1.1, 1.4, 4.0])

@@ -184,25 +184,11 @@ def test_sinusoids_equal_a_table_worked_out_by_hand() -> None:
     assert_close(sinusoids(4, 4), expected, 1e-6)
 
 
-def frequencies(width: int) -> Array:
-    return 10000.0 ** (-np.arange(0, width, 2) / width)
-
-
 def test_sinusoids_are_exact_at_far_positions() -> None:
-    angles = np.arange(2000)[:, None] * frequencies(64)
+    angles = np.arange(2000)[:, None] * 10000.0 ** (-np.arange(0, 64, 2) / 64)
     table = array(sinusoids(2000, 64))
     assert_close(table[:, 0::2], np.sin(angles))
     assert_close(table[:, 1::2], np.cos(angles))
-
-
-@pytest.mark.parametrize("k", [1, 7, 100])
-def test_a_shifted_position_is_a_fixed_rotation_of_the_position(k: int) -> None:
-    rotation = np.zeros((32, 32))
-    for i, frequency in enumerate(frequencies(32)):
-        sin, cos = math.sin(k * frequency), math.cos(k * frequency)
-        rotation[2 * i : 2 * i + 2, 2 * i : 2 * i + 2] = [[cos, sin], [-sin, cos]]
-    table = array(sinusoids(400, 32))
-    assert_close(table[k:], table[:-k] @ rotation.T)
 
 
 @torch.no_grad()

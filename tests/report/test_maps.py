@@ -6,28 +6,20 @@ import html
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import Page, check_that_nothing_is_loaded, random_model, run_here
+from conftest import check_that_nothing_is_loaded, random_model, run_here
 
 from mtrain.report import maps
-from mtrain.report.heatmap import HeatMap, Sentence, choices, label, opacity, visible
+from mtrain.report.heatmap import HeatMap, Sentence, choices, opacity, visible
 from mtrain.report.maps import Choice
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.translator import Translator
 
 LINE = "bavo celu minek"
-
-
-def drawn(
-    rows: list[str], columns: list[str], weights: list[list[float]], causal: bool = False
-) -> HeatMap:
-    return HeatMap("cross", 1, 2, rows, columns, np.array(weights, np.float32), causal)
 
 
 def path_cells(path: str) -> set[tuple[int, int]]:
@@ -67,7 +59,6 @@ def test_maps_are_the_weights_of_the_model_for_its_own_translation(
         np.testing.assert_allclose(each.weights, wanted, atol=1e-6)
         np.testing.assert_allclose(each.weights.sum(1), 1, atol=1e-5)
         assert each.weights.shape == (len(each.rows), len(each.columns))
-        assert each.is_causal == (each.kind == "decoder")
 
 
 def test_axes_hold_the_tokens_that_ask_and_those_that_are_seen(loaded_model: LoadedModel) -> None:
@@ -81,28 +72,17 @@ def test_axes_hold_the_tokens_that_ask_and_those_that_are_seen(loaded_model: Loa
     assert by_kind["decoder"].columns == ["<s>", *target]
     assert read[-1] == "</s>"
     assert sentence.is_forced
+    (sentence,) = maps.watch(loaded_model, [(LINE, "")], Choice(("decoder",), heads=(0,)))
+    assert sentence.maps[0].weights.tolist() == [[1.0]]
 
 
-def test_an_empty_target_has_the_end_alone(loaded_model: LoadedModel) -> None:
-    (sentence,) = maps.watch(loaded_model, [(LINE, "")], Choice(kinds=("decoder",), heads=(0,)))
-    (found,) = sentence.maps
-    assert (found.rows, found.columns, found.weights.tolist()) == (["</s>"], ["<s>"], [[1.0]])
-
-
-def test_a_choice_leaves_the_rest_out(loaded_model: LoadedModel) -> None:
-    choice = maps.choose(["cross", "encoder"], [2], ["mean", "3"])
-    (sentence,) = maps.watch(loaded_model, [(LINE, None)], choice)
-    assert [(m.kind, m.layer, m.head) for m in sentence.maps] == [
-        ("encoder", 2, 0),
-        ("encoder", 2, 3),
-    ]
-
-
-def test_blank_lines_are_left_out_with_a_word(
+def test_a_choice_and_blank_lines_are_left_out(
     loaded_model: LoadedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = maps.watch(loaded_model, [("", None), (LINE, None), ("\u3000", None)], Choice())
-    assert [each.source for each in found] == [LINE]
+    choice = maps.choose(["cross", "encoder"], [2], ["mean", "3"])
+    (found,) = maps.watch(loaded_model, [("", None), (LINE, None), ("\u3000", None)], choice)
+    assert found.source == LINE
+    assert [(m.kind, m.layer, m.head) for m in found.maps] == [("encoder", 2, 0), ("encoder", 2, 3)]
     assert "blank lines, left out: 2" in caplog.text
     with pytest.raises(UserError, match="all lines are blank"):
         maps.watch(loaded_model, [(" ", None)], Choice())
@@ -111,66 +91,43 @@ def test_blank_lines_are_left_out_with_a_word(
 def test_what_is_too_long_to_be_read_is_refused(loaded_model: LoadedModel) -> None:
     with pytest.raises(UserError, match=r"line 2: \d+ source .* can be shown for at most 200:"):
         maps.watch(loaded_model, [(LINE, None), (" ".join([LINE] * 70), "zwent")], Choice())
-
-
-def test_learned_positions_bound_a_given_target(loaded_model: LoadedModel) -> None:
     shape = {"positions": "learned", "max_positions": 8}
     model = random_model(vocab_size=loaded_model.tokenizer.vocab_size, **shape)
-    small = replace(loaded_model, model=model)
     with pytest.raises(UserError, match=r"line 1: .* at most 8: give a shorter"):
-        maps.watch(small, [("bavo", "zwent " * 9)], Choice())
+        maps.watch(replace(loaded_model, model=model), [("bavo", "zwent " * 9)], Choice())
 
 
 # --- drawings ---------------------------------------------------------------------------------
 
 
 def test_layers_and_heads_that_the_model_lacks_are_refused(loaded_model: LoadedModel) -> None:
-    shape = replace(loaded_model.model.shape, num_encoder_layers=3, num_decoder_layers=5)
-    model: Any = SimpleNamespace(model=SimpleNamespace(shape=shape))
-    for kinds, layer in ((), 5), (("encoder",), 3), (("encoder", "cross"), 5), (("decoder",), 5):
-        maps.check_choice(model, Choice(kinds, (1, layer)))
-        with pytest.raises(RefusedError, match=f"--layer {layer + 1}.*: this model has {layer} la"):
-            maps.check_choice(model, Choice(kinds, (1, layer + 1)))
-    with pytest.raises(RefusedError, match="--head 5: this model has 4 heads"):
-        maps.check_choice(model, Choice(heads=(5,)))
+    for choice, words in (
+        (Choice(layers=(1, 3)), "--layer 3: this model has 2 layers"),
+        (Choice(("decoder",), (2,)), "--layer 2: this model has 1 layers"),
+        (Choice(heads=(5,)), "--head 5: this model has 4 heads"),
+    ):
+        with pytest.raises(RefusedError, match=words):
+            maps.check_choice(loaded_model, choice)
+    maps.check_choice(loaded_model, Choice(("decoder", "encoder"), (2,), (4,)))
 
 
-def test_each_cell_has_the_shade_of_its_weight() -> None:
-    shades = dict(drawn(["a", "b"], ["c", "d"], [[0.0, 1.0], [0.55, 0.02]]).shades)
-    assert {shade: path_cells(path) for shade, path in shades.items()} == {
+def test_cells_have_the_shades_and_the_summary_the_words_of_the_weights() -> None:
+    weights = np.array([[0.0, 1.0], [0.55, 0.02]], np.float32)
+    found = HeatMap("cross", 1, 2, ["a", "\x0b"], ["c", "d"], weights)
+    assert {shade: path_cells(path) for shade, path in found.shades} == {
         opacity(11): {(1, 0)},
         opacity(20): {(0, 1)},
     }
-    assert opacity(20) == 1
     shown = [opacity(level) for level in range(1, 21)]
     assert shown == sorted(set(shown))
+    assert shown[-1] == 1
+    assert found.summary == "Largest weight of each row: a → d 1.00; <U+000B> → c 0.55"
 
 
-def test_the_ground_of_a_causal_map_is_what_may_be_seen() -> None:
-    rows = [[1.0, 0.0], [0.5, 0.5]]
-    assert drawn(["a", "b"], ["c", "d"], rows).ground == "M0 0h2v2h-2z"
-    assert drawn(["a", "b"], ["c", "d"], rows, causal=True).ground == "M0 0h1v1h1v1h-2z"
-
-
-def test_the_summary_names_the_largest_weight_of_each_row() -> None:
-    found = drawn(["▁x", "\x0b"], ["c", "d"], [[0.25, 0.75], [0.9, 0.1]]).summary
-    assert found == "Largest weight of each row: ▁x → d 0.75; <U+000B> → c 0.90"
-
-
-@pytest.mark.parametrize(
-    ("token", "shown"),
-    [
-        ("▁Hund", "▁Hund"),
-        ("学习", "学习"),
-        ("\u202e", "<U+202E>"),
-        ("a\x00\ud800", "a<U+0000><U+D800>"),
-        ("\ue000", "<U+E000>"),
-        ("\u0301", "\u25cc\u0301"),
-        ("ن\u200cم", "ن\u200cم"),
-    ],
-)
-def test_tokens_that_show_nothing_are_named(token: str, shown: str) -> None:
-    assert label(token) == shown
+def test_what_shows_nothing_is_named() -> None:
+    for text in ("a ▁b 学习 \u00a0\u0301", "ن\u200cم"):
+        assert visible(text) == text
+    assert visible("\u202e\ue000\u2028\x00\ud800") == "<U+202E><U+E000><U+2028><U+0000><U+D800>"
 
 
 HOSTILE = ["</text><script>alert(1)</script>", "\"'&", "\x0b\ufffe", "学", "ن", "x" * 60]
@@ -181,7 +138,7 @@ def hostile() -> Sentence:
     size = len(HOSTILE)
     weights = np.full((size, size), 1 / size, np.float32)
     found = [
-        HeatMap(kind, layer, head, HOSTILE, HOSTILE, weights, kind == "decoder")
+        HeatMap(kind, layer, head, HOSTILE, HOSTILE, weights)
         for kind in ("encoder", "decoder", "cross")
         for layer in (1, 2)
         for head in (0, 1, 2)
@@ -189,49 +146,23 @@ def hostile() -> Sentence:
     return Sentence("<b>\x01source</b>", "<script>alert(2)</script>\u202e", False, found)
 
 
-def test_labels_and_cells_stand_in_order(hostile: Sentence) -> None:
-    page = maps.draw_page([hostile], Path("a"))
-    labels = re.findall(r'<bdi title="([^"]*)">([^<]*)</bdi>', page)
-    assert {title == text for title, text in labels} == {True}
-    shown = [
-        html.escape(label(token)).replace("&#x27;", "&#39;").replace("&quot;", "&#34;")
-        for token in HOSTILE
-    ]
-    assert [text for _, text in labels] == 2 * len(hostile.maps) * shown
-    assert page.count('viewBox="0 0 6 6"') == len(hostile.maps)
-
-
 def test_a_page_stands_alone_and_chooses(hostile: Sentence) -> None:
     text = maps.draw_page([hostile], Path("runs/<i>"))
     page = check_that_nothing_is_loaded(text)
     assert page.text.count("<script>alert(2)</script>") == 1
     assert "Attention of <i>" in page.text
-    assert text.count('class="map ') == len(hostile.maps)
+    assert text.count('class="map ') == text.count('viewBox="0 0 6 6"') == len(hostile.maps)
+    labels = [html.unescape(label) for label in re.findall(r"<bdi [^>]*>([^<]*)</bdi>", text)]
+    assert labels == 2 * len(hostile.maps) * [visible(token) for token in HOSTILE]
     for key in ("kind-cross", "layer-2", "head-1"):
-        rule = f"main:has(#{key}:checked) .map:not(.{key}) {{ display: none; }}"
-        assert rule in text
-    checked = re.findall(r'id="([^"]+)" checked', text)
-    assert checked == ["kind-cross", "layer-all", "head-0"]
-
-
-def test_a_page_without_the_usual_choice_shows_all(hostile: Sentence) -> None:
+        assert f"main:has(#{key}:checked) .map:not(.{key}) {{ display: none; }}" in text
+    assert re.findall(r'id="([^"]+)" checked', text) == ["kind-cross", "layer-all", "head-0"]
     few = replace(hostile, maps=[m for m in hostile.maps if m.kind == "encoder" and m.head == 1])
-    kinds, layers, heads = choices([few])
-    assert [option.key for option in kinds if option.chosen] == ["all"]
-    assert [option.key for option in layers] == ["all", "1", "2"]
-    assert [option.key for option in heads if option.chosen] == ["all"]
+    assert [chosen for _, chosen, _ in choices([few])] == ["all", "all", "all"]
+    assert list(choices([few])[1][2]) == ["all", "1", "2"]
 
 
 # --- the command ------------------------------------------------------------------------------
-
-
-def test_the_command_writes_a_page(
-    trained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    output = tmp_path / "a.html"
-    assert run_here(monkeypatch, "attention", "-m", trained_run, "-o", output, LINE) == 0
-    check_that_nothing_is_loaded(output.read_text())
-    assert [item.name for item in tmp_path.iterdir()] == [output.name]
 
 
 def test_the_command_reads_files_line_for_line(
@@ -239,14 +170,14 @@ def test_the_command_reads_files_line_for_line(
 ) -> None:
     (tmp_path / "in").write_bytes(b"bavo\r\ncelu dimar\n")
     (tmp_path / "target").write_text("zwent\nquarb\n")
-    output = tmp_path / "a.html"
+    output = tmp_path / "out" / "a.html"
+    output.parent.mkdir()
     options = ["-i", tmp_path / "in", "-t", tmp_path / "target", "--head", "mean"]
     assert run_here(monkeypatch, "attention", "-m", trained_run, "-o", output, *options) == 0
-    page = Page(output.read_text())
+    page = check_that_nothing_is_loaded(output.read_text())
     assert page.text.count("Target given") == 2
     assert "celu dimar" in page.text
     assert "quarb" in page.text
-
-
-def test_visible_keeps_what_is_seen() -> None:
-    assert visible("a ▁b 学 \u00a0") == "a ▁b 学 \u00a0"
+    assert run_here(monkeypatch, "attention", "-m", trained_run, "-o", output, LINE) == 0
+    assert LINE in output.read_text()
+    assert list(output.parent.iterdir()) == [output]

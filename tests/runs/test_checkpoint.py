@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import edit, empty, folder, link
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mtrain.runs import checkpoint, layout, manifest
 from mtrain.runs.checkpoint import Snapshot, TrainerState
@@ -35,12 +37,11 @@ def weights(seed: int = 0) -> dict[str, torch.Tensor]:
     return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
 
-def save(directory: Path, step: int, *, trainer: bool = True, seed: int | None = None) -> Path:
-    """Save a small checkpoint of a step, with weights by the seed or else by the step."""
+def save(directory: Path, step: int, *, trainer: bool = True) -> Path:
+    """Save a small checkpoint of a step, with weights by the step."""
     path = directory / step_name(step)
     state = TrainerState({"bias.exp_avg": torch.arange(5.0)}, LOOP) if trainer else None
-    snapshot = Snapshot(weights(step if seed is None else seed), CONFIG, b"\x00p")
-    checkpoint.save(path, snapshot, state)
+    checkpoint.save(path, Snapshot(weights(step), CONFIG, b"\x00p"), state)
     return path
 
 
@@ -67,6 +68,10 @@ def test_a_checkpoint_is_laid_out_as_promised_and_read_back(tmp_path: Path) -> N
     path = save(tmp_path, 20)
     assert path.name == "step-00000020"
     assert files(path) == [*MODEL_FILES, *TRAINER_FILES]
+    listed = json.loads((path / "manifest.json").read_text())["files"]
+    for name in set(MODEL_FILES) - {"manifest.json"}:
+        data = (path / name).read_bytes()
+        assert listed[name] == {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     snapshot, state = checkpoint.load(path), checkpoint.load_trainer(path)
     assert snapshot.weights.keys() == weights().keys()
     assert all(torch.equal(snapshot.weights[name], w) for name, w in weights(20).items())
@@ -74,18 +79,6 @@ def test_a_checkpoint_is_laid_out_as_promised_and_read_back(tmp_path: Path) -> N
     assert state.loop == LOOP
     assert torch.equal(state.moments["bias.exp_avg"], torch.arange(5.0))
     assert files(save(tmp_path, 30, trainer=False)) == MODEL_FILES
-
-
-def test_the_manifest_lists_every_file_with_size_and_hash(tmp_path: Path) -> None:
-    path = save(tmp_path, 20)
-    for directory in (path, path / "trainer"):
-        content = json.loads((directory / "manifest.json").read_text())
-        data = {item.name: item.read_bytes() for item in directory.iterdir() if item.is_file()}
-        del data["manifest.json"]
-        assert content["files"] == {
-            name: {"size": len(text), "sha256": hashlib.sha256(text).hexdigest()}
-            for name, text in data.items()
-        }
 
 
 def test_weights_are_kept_in_fp32_and_whole(tmp_path: Path) -> None:
@@ -123,25 +116,7 @@ def truncate(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1])
 
 
-def lengthen(file: Path) -> None:
-    file.write_bytes(file.read_bytes() + b"\n")
-
-
-def empty(file: Path) -> None:
-    file.write_bytes(b"")
-
-
-def link(file: Path) -> None:
-    """Put a link to the very bytes in place of the file."""
-    file.symlink_to(file.rename(file.with_name("other")))
-
-
-def make_directory(file: Path) -> None:
-    file.unlink()
-    file.mkdir()
-
-
-@pytest.mark.parametrize("damage", [truncate, lengthen, empty, Path.unlink, link, make_directory])
+@pytest.mark.parametrize("damage", [truncate, empty, Path.unlink, link, folder])
 @pytest.mark.parametrize("name", [*MODEL_FILES, "trainer/state.json"])
 def test_damage_is_found_and_its_place_named(
     tmp_path: Path, name: str, damage: Callable[[Path], object]
@@ -152,50 +127,32 @@ def test_damage_is_found_and_its_place_named(
         load_part(path, name)
     assert caught.value.exit_code == EXIT_FAILED
     assert str((path / name).parent) in str(caught.value)
+    if name.startswith("trainer"):  # which does not hinder the use of the model
+        assert checkpoint.load(path).config == CONFIG
 
 
-def test_a_damaged_trainer_does_not_hinder_the_use_of_a_model(tmp_path: Path) -> None:
-    path = save(tmp_path, 20)
-    shutil.rmtree(path / "trainer")
-    assert checkpoint.load(path).config == CONFIG
-    with pytest.raises(DamagedError, match="trainer"):
-        checkpoint.load_trainer(path)
+CONFIG_ENTRIES = (3, {}, {"size": "1", "sha256": ""})
+NAMES = ("../x", "/etc/hostname", "sub/x", "..", "", "a\x00b")
 
 
-def rename_config(new: str) -> Callable[[dict[str, Any]], object]:
-    return lambda entries: entries.update({new: entries.pop("config.yaml")})
-
-
-def set_config(entry: Any) -> Callable[[dict[str, Any]], object]:
-    return lambda entries: entries.update({"config.yaml": entry})
-
-
-@pytest.mark.parametrize(
-    "forge",
-    [
-        *(rename_config(name) for name in ("../x", "/etc/hostname", "sub/x", "..", "", "a\x00b")),
-        *(set_config(entry) for entry in (3, {}, {"size": "1", "sha256": ""})),
-        lambda entries: entries.pop("model.safetensors"),
-    ],
-)
-def test_a_forged_manifest_is_damage(
-    tmp_path: Path, forge: Callable[[dict[str, Any]], object]
-) -> None:
+@pytest.mark.parametrize("forged", [*NAMES, *CONFIG_ENTRIES, None], ids=repr)
+def test_a_forged_manifest_is_damage(tmp_path: Path, forged: Any) -> None:
     """The hash of itself is right, as of a manifest written by a stranger."""
     (tmp_path / "x").write_text("outside")
     path = save(tmp_path, 20)
     entries = json.loads((path / "manifest.json").read_text())["files"]
-    forge(entries)
+    entry = entries.pop("config.yaml")
+    if forged is not None:
+        entries |= {forged: entry} if isinstance(forged, str) else {"config.yaml": forged}
     (path / "manifest.json").write_text(manifest._with_own_hash({"files": entries}))
     with pytest.raises(DamagedError):
         checkpoint.load(path)
 
 
 NESTED = '{"files": ' + '{"a": ' * 900 + "1" + "}" * 900 + ', "sha256": ""}'
-NO_MANIFESTS = ["", "[]", "3", '{"files": {}}', "[" * 100_000, "\xff", NESTED]
 
 
-@pytest.mark.parametrize("text", [*NO_MANIFESTS, '{"files": 1, "sha256": ""}'])
+@pytest.mark.parametrize("text", ["", "[]", '{"files": {}}', "[" * 100_000, "\xff", NESTED])
 def test_what_is_no_manifest_is_damage(tmp_path: Path, text: str) -> None:
     path = save(tmp_path, 20)
     (path / "manifest.json").write_bytes(text.encode("latin-1"))
@@ -217,20 +174,6 @@ def test_a_sealed_file_of_any_size_is_not_read(
         load_part(path, name)
 
 
-def test_a_checkpoint_that_cannot_be_written_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save(tmp_path, 10)
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(manifest, "seal", full)
-    with pytest.raises(UserError, match=r"step-00000020: cannot save .*No space left on device"):
-        save(tmp_path, 20)
-    assert [item.name for item in tmp_path.iterdir()] == ["step-00000010"]
-
-
 # --- a directory of checkpoints ---------------------------------------------------------------
 
 
@@ -249,15 +192,12 @@ def test_only_complete_steps_exist(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("saved", "keep", "best", "kept"),
     [
-        ([10, 20, 30], 2, None, [20, 30]),
         ([10, 20, 30], 5, None, [10, 20, 30]),
         ([10, 20, 30, 40], 2, 10, [10, 30, 40]),
-        ([10, 20, 30, 40], 2, 30, [30, 40]),
         ([10, 20, 27], 1, None, [20, 27]),
         ([10, 17, 20], 3, None, [10, 20]),
         ([10, 17, 20, 23], 1, None, [20, 23]),
         ([3, 7], 1, None, [3, 7]),
-        ([3, 7, 10], 1, None, [10]),
         ([], 1, None, []),
     ],
 )
@@ -303,19 +243,12 @@ def test_a_run_resolves_to_its_best_or_newest_and_a_checkpoint_to_itself(tmp_pat
     run = make_run(tmp_path / "run", 10, 20)
     first, last = layout.steps(run / "checkpoints")
     assert checkpoint.resolve(run) == last
-    content = History("bleu").as_json()  # none validated yet
+    content = History.begin("bleu").as_json()  # none validated yet
     for best, expected in ((None, last), ({"checkpoint": first.name, "step": 1}, first)):
         (run / "best.json").write_text(json.dumps({**content, "best": best}))
         assert checkpoint.resolve(run) == expected
     assert checkpoint.resolve(first) == first
-
-
-@pytest.mark.parametrize(
-    "best", ["{", "[]", "{}", '{"best": {"checkpoint": "../x"}}', '{"best": {"checkpoint": ".."}}']
-)
-def test_a_damaged_best_json_is_named(tmp_path: Path, best: str) -> None:
-    run = make_run(tmp_path / "run", 10)
-    (run / "best.json").write_text(best)
+    edit(run / "best.json", best={"checkpoint": "../x", "step": 1})
     with pytest.raises(UserError, match=r"best\.json: damaged: .*; name a checkpoint"):
         checkpoint.resolve(run)
 
@@ -361,22 +294,19 @@ def test_averaging_a_run_takes_its_newest(tmp_path: Path) -> None:
         checkpoint.average_run(run, 4, tmp_path / "other", *EVERY_10)
 
 
-@pytest.mark.parametrize("damage", [truncate, Path.unlink])
 @pytest.mark.parametrize("name", ["manifest.json", "model.safetensors"])
 def test_averaging_by_hand_takes_no_checkpoint_beyond_a_damaged_one(
-    tmp_path: Path, name: str, damage: Callable[[Path], object]
+    tmp_path: Path, name: str
 ) -> None:
     run = make_run(tmp_path / "run", 10, 20, 30, 40)
-    damage(run / "checkpoints" / step_name(20) / name)
+    truncate(run / "checkpoints" / step_name(20) / name)
     with pytest.raises(UserError, match=f"{step_name(20)}.*{name}"):
         checkpoint.average_run(run, 3, tmp_path / "mean", *EVERY_10)
     assert len(checkpoint.average_run(run, 2, tmp_path / "mean", *EVERY_10)) == 2
 
 
-@pytest.mark.parametrize(
-    ("newest", "count", "expected"),
-    [(40, 3, [20, 30, 40]), (45, 3, [30, 40, 45]), (10, 5, [10]), (7, 2, [7]), (30, 1, [30])],
-)
-def test_the_last_scheduled_checkpoints(newest: int, count: int, expected: list[int]) -> None:
+@given(st.integers(1, 99), st.integers(1, 9))
+def test_the_last_scheduled_checkpoints(newest: int, count: int) -> None:
     paths = checkpoint.last_scheduled(Path("c"), newest, 10, count)
+    expected = sorted({newest, *range(10, newest, 10)})[-count:]
     assert [layout.step_of(path) for path in paths] == expected

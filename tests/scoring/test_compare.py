@@ -17,8 +17,7 @@ from mtrain.runtime import log
 from mtrain.runtime.errors import RefusedError
 from mtrain.scoring import compare
 from mtrain.scoring.compare import Comparison, choose_metrics, read_systems
-from mtrain.scoring.metrics import METRICS, TESTS
-from mtrain.scoring.references import choose_tokenizer
+from mtrain.scoring.metrics import METRICS
 
 WORDS = ["The", "the", "old", "harbour", "boat", ",", ".", "tea", "!", "7", "sells", "He"]
 HAN = "红色的船停在旧港口她数了七只鸟，没有一飞走。"
@@ -53,18 +52,13 @@ def files(tmp_path: Path) -> dict[str, Path]:
 
 
 def of_sacrebleu(
-    references: list[Path], systems: list[Path], test: str, *options: str
+    references: list[Path], systems: list[Path], *options: str
 ) -> tuple[dict[str, list[str]], dict[str, str]]:
     """Run sacreBLEU's command; returns the columns of its table and its signatures."""
     arguments = [*map(str, references), "-i", *map(str, systems), "-m", "bleu", "chrf", "ter"]
-    arguments += ["-w", "6", "-f", "text", "--no-color", "-q", f"--paired-{test}", *options]
-    done = subprocess.run(
-        [sys.executable, "-m", "sacrebleu", *arguments],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=100,
-    )
+    arguments += ["-w", "6", "-f", "text", "--no-color", "-q", "--paired-bs", *options]
+    command = [sys.executable, "-m", "sacrebleu", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
     cells: dict[str, list[str]] = {"BLEU": [], "chrF2": [], "TER": []}
     for line in done.stdout.split("\n"):
         row = re.findall(r"(-?\d+\.\d{6}(?: \(.*?\))?|\(p = [\d.]+\)\*?)", line)
@@ -74,51 +68,35 @@ def of_sacrebleu(
     return cells, signatures
 
 
-def ours(result: dict[str, Any], metric: str, test: str) -> list[str]:
+def ours(result: dict[str, Any], metric: str) -> list[str]:
     """Return the same cells from our object."""
     cells = []
     for system in result["systems"]:
         found = system[metric]
         low, high = found["ci"]
-        shown = f"{found['score']:.6f}"
-        if test == "bs":
-            shown += f" ({found['mean']:.6f} ± {(high - low) / 2:.6f})"
-        cells.append(shown)
+        cells.append(f"{found['score']:.6f} ({found['mean']:.6f} ± {(high - low) / 2:.6f})")
         if "difference" in found:
-            p = found[TESTS[test]]
+            p = found["bootstrap"]
             cells.append(f"(p = {p['p']:.4f})" + ("*" if p["significant"] else ""))
     return cells
 
 
-@pytest.mark.parametrize(
-    ("options", "theirs", "seed"),
-    [
-        pytest.param([], [], None, marks=pytest.mark.slow),
-        (["-r", "ref2", "--lowercase"], ["--lowercase", "--chrf-lowercase"], "7"),
-    ],
-    ids=["as it is", "two references, no case, another seed"],
-)
 def test_all_numbers_are_those_of_sacrebleu_s_command(
-    files: dict[str, Path],
-    options: list[str],
-    theirs: list[str],
-    seed: str | None,
-    monkeypatch: pytest.MonkeyPatch,
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if seed is not None:
-        monkeypatch.setenv("SACREBLEU_SEED", seed)
+    """With two references, without case, and with a seed."""
+    monkeypatch.setenv("SACREBLEU_SEED", "7")
     systems = [files[name] for name in "abc"]
-    arguments = [str(files.get(option, option)) for option in options]
-    done = run_mtrain("compare", *systems, "-r", files["ref"], *arguments, "--json")
+    references = [files["ref"], files["ref2"]]
+    options = ["-r", references[0], "-r", references[1], "--lowercase", "--json"]
+    done = run_mtrain("compare", *systems, *options)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    references = [files["ref"]] + ([files["ref2"]] if "-r" in options else [])
-    for test, key in TESTS.items():
-        cells, signatures = of_sacrebleu(references, systems, test, *theirs)
-        for metric, name in METRICS.items():
-            assert ours(result, metric, test) == cells[name]
-            assert len(cells[name]) == 5
-            assert result["signatures"][metric][key] == signatures[name]
+    cells, signatures = of_sacrebleu(references, systems, "--lowercase", "--chrf-lowercase")
+    for metric, name in METRICS.items():
+        assert ours(result, metric) == cells[name]
+        assert len(cells[name]) == 5
+        assert result["signatures"][metric] == {"bootstrap": signatures[name]}
     found = [system["bleu"]["bootstrap"]["significant"] for system in result["systems"][1:]]
     assert found == [False, True]
 
@@ -130,24 +108,18 @@ def test_chinese_is_cut_as_by_eval(tmp_path: Path) -> None:
     plain = (paths["a"], paths["b"], "-r", paths["ref"], "--json")
     done = run_mtrain("compare", *plain, "--tgt-lang", "zh_CN")
     options = ["-tok", "zh", "--ter-asian-support", "--ter-normalized"]
-    cells, _ = of_sacrebleu([paths["ref"]], [paths["a"], paths["b"]], "bs", *options)
+    cells, _ = of_sacrebleu([paths["ref"]], [paths["a"], paths["b"]], *options)
     for metric, name in METRICS.items():
-        assert ours(json.loads(done.stdout), metric, "bs") == cells[name]
+        assert ours(json.loads(done.stdout), metric) == cells[name]
     assert "--tgt-lang" in run_mtrain("compare", *plain, "--metrics", "bleu").stderr
 
 
 def compared(
     texts: list[list[str]], reference: list[str], most: int = 2, sources: list[str] | None = None
 ) -> Comparison:
-    return compare.compare(
-        list(zip("abc", texts, strict=False)),
-        [reference],
-        sources or [],
-        metrics=["chrf"],
-        tokenize="13a",
-        lowercase=False,
-        most=most,
-    )
+    options = {"metrics": ["chrf"], "tokenize": "13a", "lowercase": False, "most": most}
+    systems = list(zip("abc", texts, strict=False))
+    return compare.compare(systems, [reference], sources or [], **options)
 
 
 def test_lines_that_differ_most_are_shown_in_either_direction() -> None:
@@ -160,15 +132,12 @@ def test_lines_that_differ_most_are_shown_in_either_direction() -> None:
     old, new = result.contrasts[1]["better"][0].scores
     assert old < 5
     assert new == pytest.approx(100)
-    text = str(result)
-    assert text.index("line 2: +") < text.index("line 3: +") < text.index("line 1: -")
-    shown = re.sub(" +", " ", text)
+    shown = re.sub(" +", " ", str(result))
+    assert shown.index("line 2: +") < shown.index("line 3: +") < shown.index("line 1: -")
     assert "source b\n reference the blue boat sails away\n a xx\n b the blue boat sails" in shown
     found = result.as_json()["systems"][1]["better"][0]
-    assert found["line"] == 2
-    assert found["source"] == "b"
+    assert (found["line"], found["source"], found["references"]) == (2, "b", [reference[1]])
     assert (found["baseline"], found["text"]) == ("xx", reference[1])
-    assert found["references"] == [reference[1]]
     assert "line 2" not in str(compared([first, second], reference, 0))
 
 
@@ -189,14 +158,15 @@ def test_equal_systems_and_few_lines_are_never_significant(
     assert "c: the same text as a reference, line for line" in caplog.messages
     caplog.clear()
     result = compared([["a boat"], ["the boat"]], ["the old boat"])
-    assert result.as_json()["systems"][1]["chrf"]["randomization"]["significant"] is False
+    assert result.as_json()["systems"][1]["chrf"]["bootstrap"]["significant"] is False
     assert "*" not in str(result).split("* p <=")[0]
-    assert any(text.startswith("1 line is too few") for text in caplog.messages)
+    assert any(text.startswith("too few lines") for text in caplog.messages)
 
 
 def test_lower_ter_is_better(files: dict[str, Path]) -> None:
-    done = run_mtrain("compare", files["a"], files["c"], "-r", files["ref"], "-n", "0")
-    rows = [line.split() for line in done.stdout.split("\n") if line.startswith("c ")]
+    odd = files["c"].rename(files["c"].with_name("c\udcff"))  # no UTF-8
+    done = run_mtrain("compare", files["a"], odd, "-r", files["ref"], "-n", "0")
+    rows = [line.split() for line in done.stdout.split("\n") if line.startswith("c\\udcff ")]
     assert [row[6] for row in rows] == ["better"] * 3
     assert [row[5][0] for row in rows] == ["+", "+", "-"]
     assert [row[7][-1] for row in rows] == ["*"] * 3
@@ -204,43 +174,10 @@ def test_lower_ter_is_better(files: dict[str, Path]) -> None:
     assert max(map(len, done.stdout.split("\n\n")[0].split("\n"))) <= 80
 
 
-@pytest.mark.parametrize("seed", ["abc", "-1", "1.5", ""])
-def test_a_seed_that_is_none_is_refused(seed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SACREBLEU_SEED", seed)
-    with pytest.raises(RefusedError, match="SACREBLEU_SEED"):
-        compared([["a"], ["b"]], ["a"])
-
-
-def test_names_that_are_not_utf_8_are_shown(tmp_path: Path) -> None:
-    first, second = write(tmp_path / "a", ["a boat"]), write(tmp_path / "b\udcff", ["the boat"])
-    done = run_mtrain("compare", "-r", str(first), str(first), str(second), "--metrics", "bleu")
-    assert done.returncode == 0
-    assert "\nb\\udcff  " in done.stdout
-
-
-def test_metrics_are_chosen_in_one_order() -> None:
+def test_metrics_are_chosen_in_one_order_and_systems_named_by_their_ends(tmp_path: Path) -> None:
     assert choose_metrics("ter, BLEU") == ["bleu", "ter"]
     with pytest.raises(RefusedError, match=r"--metrics bleu,: expected some of bleu,chrf,ter"):
         choose_metrics("bleu,")
-
-
-def test_systems_are_named_by_their_distinct_ends(tmp_path: Path) -> None:
-    names = ["one/out.txt", "two/out.txt", "other.txt"]
-    for name in names:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        write(tmp_path / name, ["a"])
-    found = read_systems([tmp_path / name for name in names], [["b"]])
-    assert [name for name, _ in found] == names
-
-
-def test_the_command_does_not_wait_for_torch(files: dict[str, Path]) -> None:
-    code = (
-        "import sys, atexit\n"
-        "atexit.register(lambda: print('torch' in sys.modules))\n"
-        "from mtrain.cli.app import main; main()"
-    )
-    arguments = ["compare", "a", "b", "-r", "ref", "--metrics", "bleu"]
-    command = [sys.executable, "-c", code, *(str(files.get(name, name)) for name in arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.endswith("False\n")
-    assert choose_tokenizer("char", None, [["a"]]) == "char"
+    (tmp_path / "one").mkdir()
+    paths = [write(tmp_path / name, ["a"]) for name in ("one/out.txt", "out.txt")]
+    assert [name for name, _ in read_systems(paths, [["b"]])] == ["one/out.txt", "out.txt"]

@@ -20,27 +20,25 @@ from mtrain.data.prepare import prepare
 from mtrain.runs.directory import RunDirectory
 from mtrain.runtime.device import seed_device
 from mtrain.runtime.stop import Stop
-from mtrain.training import graphs
-from mtrain.training.graphs import CudaGraphs, graph_width
+from mtrain.training import learner
+from mtrain.training.learner import CudaGraphs, graph_width
+from mtrain.training.resume import Session
 from mtrain.training.trainer import Trainer
 
 IDS = SpecialIds(pad=0, bos=2, eos=3)
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-@given(st.integers(1, 5000))
-def test_lengths_are_rounded_up_a_little(length: int) -> None:
+@given(st.integers(1, 5000), st.integers(1, 300))
+def test_lengths_are_rounded_up_a_little_but_not_beyond_the_longest(
+    length: int, longest: int
+) -> None:
     width = graph_width(length)
     assert length <= width < length + max(4, length / 8)
     assert graph_width(width) == width
     assert graph_width(length + 1) >= width
-
-
-@given(st.integers(1, 300), st.integers(1, 300))
-def test_no_width_is_beyond_the_longest(length: int, longest: int) -> None:
-    width = graphs.pad_to_graph(torch.ones(2, length), 0, longest).shape[1]
-    assert width == max(length, min(graph_width(length), longest))
-    assert len({graph_width(length) for length in range(1, 257)}) == 48
+    padded = learner.pad_to_graph(torch.ones(2, length), 0, longest).shape[1]
+    assert padded == max(length, min(width, longest))
 
 
 class FakeGraph:
@@ -64,24 +62,11 @@ def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
         yield
         FakeGraph.recording = None
 
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
-    monkeypatch.setattr(torch.cuda, "graph", record)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    fakes = {"graph_pool_handle": lambda: "pool", "CUDAGraph": FakeGraph, "graph": record}
+    for name, fake in {**fakes, "synchronize": lambda device: None}.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
     monkeypatch.setattr(Tensor, "pin_memory", lambda self: self)
     return torch.device("cpu")
-
-
-def recording(work: Callable[..., None]) -> Callable[..., None]:
-    """Have work be remembered and not done while it is recorded."""
-
-    def asked(*inputs: Tensor) -> None:
-        if FakeGraph.recording is None:
-            work(*inputs)
-        else:
-            FakeGraph.recording.work = lambda: work(*inputs)
-
-    return asked
 
 
 def batch(rows: int, src_length: int, tgt_length: int, first: int = 10) -> Batch:
@@ -91,12 +76,19 @@ def batch(rows: int, src_length: int, tgt_length: int, first: int = 10) -> Batch
 
 
 def test_each_shape_is_recorded_once_and_replayed_with_the_batch_at_hand(
-    device: torch.device,
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(learner, "MAX_GRAPHS", 2)
     seen: list[tuple[Tensor, ...]] = []
-    work = CudaGraphs(
-        recording(lambda *inputs: seen.append(tuple(map(Tensor.clone, inputs)))), device, IDS, 64
-    )
+
+    def see(*inputs: Tensor) -> None:
+        """See the inputs, but only remember to do so while that is recorded."""
+        if FakeGraph.recording is None:
+            seen.append(tuple(map(Tensor.clone, inputs)))
+        else:
+            FakeGraph.recording.work = lambda: see(*inputs)
+
+    work = CudaGraphs(see, device, IDS, 64)
     batches = [batch(2, 4, 6), batch(2, 4, 6, 500), batch(2, 5, 7), batch(3, 4, 6), batch(2, 4, 6)]
     for pairs in batches:
         work(pairs)
@@ -107,30 +99,17 @@ def test_each_shape_is_recorded_once_and_replayed_with_the_batch_at_hand(
             assert own.shape[1] == 8
             assert own[:, :width].equal(table)
             assert (own[:, width:] == IDS.pad).all()
+    work(batch(4, 4, 6))  # the oldest makes room
+    assert [shape[0] for shape in work.graphs] == [3, 4]
 
 
-def test_the_oldest_graph_makes_room(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "MAX_GRAPHS", 2)
-    work = CudaGraphs(recording(lambda *inputs: None), device, IDS, 64)
-    for rows in (1, 2, 3, 2):
-        work(batch(rows, 4, 4))
-    assert [shape[0] for shape in work.graphs] == [2, 3]
-
-
-def test_lack_of_memory_is_what_a_broken_recording_tells(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    @contextmanager
-    def record(graph: FakeGraph, pool: object) -> Iterator[None]:
+def test_lack_of_memory_is_what_a_broken_recording_tells(device: torch.device) -> None:
+    def lacking(*inputs: Tensor) -> None:
         try:
-            yield
-        finally:
+            raise torch.OutOfMemoryError("none left")
+        finally:  # as torch ends a broken recording
             raise RuntimeError("the recording is broken")
 
-    def lacking(*inputs: Tensor) -> None:
-        raise torch.OutOfMemoryError("none left")
-
-    monkeypatch.setattr(torch.cuda, "graph", record)
     with pytest.raises(torch.OutOfMemoryError, match="none left"):
         CudaGraphs(lacking, device, IDS, 64)(batch(2, 4, 4))
 
@@ -144,7 +123,7 @@ def trainer(tiny_config: TinyConfig, tmp_path: Path, request: pytest.FixtureRequ
     overrides: dict[str, Any] = {"model.dropout": 0.0, "train.precision": "fp32"}
     config = load_config(tiny_config(**overrides, **getattr(request, "param", {})))
     run = RunDirectory(tmp_path / "run")
-    return Trainer(config, prepare(config, run.tokenizer, Stop()), run, Stop())
+    return Trainer(Session(config, prepare(config, Stop()), run, Stop()))
 
 
 def taken(trainer: Trainer) -> list[Tensor]:
@@ -161,7 +140,7 @@ def test_work_by_tables_alone_adds_up_the_same(trainer: Trainer) -> None:
         trainer.learner._accumulate(pairs)
         expected = taken(trainer)
         tables = (pairs.src, pairs.tgt_in, pairs.tgt_out)
-        wider = [graphs.pad_to_graph(table, trainer.ids.pad, 32) for table in tables]
+        wider = [learner.pad_to_graph(table, trainer.ids.pad, 32) for table in tables]
         trainer.learner._accumulate_padded(*wider)
         torch.testing.assert_close(taken(trainer), expected, rtol=1e-4, atol=1e-5)
         assert number < 50

@@ -11,11 +11,9 @@ import torch
 from conftest import random_model
 from torch import Tensor, nn
 
-from mtrain.data.batches import Batch, SpecialIds, collate
-from mtrain.model.transformer import Transformer
+from mtrain.data.batches import SpecialIds, collate
 from mtrain.training.loss import projected_cross_entropy
-from mtrain.training.muon import orthogonalize
-from mtrain.training.optimizer import Optimizer
+from mtrain.training.optimizer import MovingAverage, Optimizer
 
 BETAS, EPS = (0.9, 0.98), 1e-9
 MUON = {"0.weight": 1, "2.weight": 1}
@@ -63,8 +61,9 @@ def test_updates_are_adams_with_clipping(clip: float) -> None:
     torch.testing.assert_close(values(ours), values(theirs), rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize(("clip", "muon"), [(0.0, {}), (1.0, {}), (1.0, MUON)])
+@pytest.mark.parametrize(
+    ("bad", "clip", "muon"), [(math.nan, 0.0, {}), (math.inf, 1.0, {}), (-math.inf, 1.0, MUON)]
+)
 def test_a_gradient_that_is_not_finite_changes_nothing(
     bad: float, clip: float, muon: dict[str, int]
 ) -> None:
@@ -88,22 +87,6 @@ def test_a_gradient_that_is_not_finite_changes_nothing(
         torch.equal(x, y)
         for x, y in zip(optimizer.moments().values(), other.moments().values(), strict=True)
     )
-
-
-@pytest.mark.parametrize("shape", [(6, 6), (4, 16), (16, 4)])
-def test_orthogonalized_matrices_keep_their_singular_vectors(
-    shape: tuple[int, int],
-) -> None:
-    """Singular values of 1 to 20 become values near 1."""
-    torch.manual_seed(0)
-    left, _, right = torch.linalg.svd(torch.randn(3, *shape), full_matrices=False)
-    sizes = torch.tensor([20.0, 10.0, 4.0, 2.0, 1.5, 1.0])[: min(shape)]
-
-    found = left.mT @ orthogonalize(left @ torch.diag(sizes) @ right) @ right.mT
-
-    assert float(found.diagonal(dim1=1, dim2=2).min()) > 0.65
-    assert float(found.diagonal(dim1=1, dim2=2).max()) < 1.25
-    assert float((found - torch.diag_embed(found.diagonal(dim1=1, dim2=2))).abs().max()) < 1e-4
 
 
 def test_muons_updates_are_those_of_torch() -> None:
@@ -141,21 +124,11 @@ def test_stacked_matrices_are_updated_each_by_itself() -> None:
 
 
 def test_muon_updates_the_layers_matrices_only() -> None:
+    """Q, K and V are stacked."""
     model = random_model(positions="learned", tie_embeddings="none")
-    parts = {
-        "self_attention.project_in": 3,
-        "self_attention.project_out": 1,
-        "feed_forward.inner": 1,
-        "feed_forward.outer": 1,
-    }
-    cross = {"cross_attention.project_in": 3, "cross_attention.project_out": 1}
-    expected = {
-        f"{side}.{layer}.{name}.weight": count
-        for side, names in (("encoder", parts), ("decoder", parts | cross))
-        for layer in range(2)
-        for name, count in names.items()
-    }
-    assert model.hidden_matrices == expected
+    layers = [name for name, p in model.named_parameters() if p.ndim == 2 and "coder." in name]
+    counts = {name: 3 if "project_in" in name else 1 for name in layers}
+    assert model.hidden_matrices == counts
 
 
 def test_fp32_masters_keep_updates_that_bf16_would_round_away() -> None:
@@ -186,50 +159,35 @@ def test_gradients_of_micro_batches_add_up_in_fp32() -> None:
     assert float(optimizer.update(0.0, 1, 0.0)) == pytest.approx(259 * number**0.5, rel=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("muon", [{}, MUON], ids=["adam", "muon"])
-def test_restored_weights_and_moments_go_on_bit_for_bit(
-    dtype: torch.dtype, muon: dict[str, int]
-) -> None:
-    first, second = small_model().to(dtype), small_model().to(dtype)
-    before, after = (Optimizer(m, BETAS, EPS, muon) for m in (first, second))
-    for step in (1, 2, 3):
-        take_step(before, first, step)
-    after.load_weights({name: w.clone() for name, w in before.weights().items()})
-    after.load_moments({name: m.clone() for name, m in before.moments().items()})
-    for step in (4, 5):
-        take_step(before, first, step)
-        take_step(after, second, step)
-    assert all(map(torch.equal, values(first), values(second)))
-    assert all(map(torch.equal, before.masters, after.masters))
-
-
-def batch_of(pairs: list[tuple[list[int], list[int]]]) -> Batch:
-    rows = [(np.array(src), np.array(tgt)) for src, tgt in pairs]
-    return collate(rows, SpecialIds(pad=0, bos=2, eos=3))
-
-
-def accumulate(optimizer: Optimizer, model: Transformer, batch: Batch) -> None:
-    hidden = model.hidden(batch.src, batch.tgt_in).flatten(0, 1)[batch.positions]
-    loss = projected_cross_entropy(hidden, model.output.weight, batch.targets, 0.1)
-    loss.loss_sum.backward()
-    optimizer.accumulate()
+def test_a_moving_average_begins_with_a_smaller_decay() -> None:
+    random = torch.Generator().manual_seed(1)
+    steps = [{"w": torch.randn(3, generator=random)} for _ in range(40)]
+    latest = {"w": torch.zeros(3)}
+    average, expected = MovingAverage(latest, 0.7), torch.zeros(3)
+    for number, weights in enumerate(steps, 1):
+        latest["w"].copy_(weights["w"])
+        average.update(number)
+        kept = min(0.7, (1 + number) / (10 + number))
+        expected = kept * expected + (1 - kept) * weights["w"]
+    torch.testing.assert_close(average.values, {"w": expected})
 
 
 def test_micro_batches_are_one_big_batch() -> None:
     """Of different numbers of tokens and rows: the mean is over the tokens of the whole step."""
     lengths = [(3, 9), (5, 2), (4, 4), (8, 1), (2, 6)]
     random = np.random.default_rng(5)
-    pairs = [
-        (random.integers(4, 23, s).tolist(), random.integers(4, 23, t).tolist()) for s, t in lengths
-    ]
+    pairs = [(random.integers(4, 23, s), random.integers(4, 23, t)) for s, t in lengths]
     tokens = sum(t + 1 for _, t in lengths)
     results = []
     for cuts in ([0, 5], [0, 1, 3, 5]):
         model = random_model()
         optimizer = Optimizer(model, BETAS, EPS, {})
         for start, stop in pairwise(cuts):
-            accumulate(optimizer, model, batch_of(pairs[start:stop]))
+            batch = collate(pairs[start:stop], SpecialIds(pad=0, bos=2, eos=3))
+            hidden = model.hidden(batch.src, batch.tgt_in).flatten(0, 1)[batch.positions]
+            loss = projected_cross_entropy(hidden, model.output.weight, batch.targets, 0.1)
+            loss.loss_sum.backward()
+            optimizer.accumulate()
         norm = optimizer.update(1e-3, tokens, 1.0)
         first_moments = [m for name, m in optimizer.moments().items() if name.endswith("exp_avg")]
         results.append([norm, *first_moments])

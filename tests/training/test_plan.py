@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from mtrain.model.transformer import Transformer
 from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import UserError
 from mtrain.training import plan
-from mtrain.training.plan import Forecast, clock, describe_run, forecast, lack_of_disk
+from mtrain.training.plan import clock, describe_run, forecast, lack_of_disk
 
 LENGTHS = np.random.default_rng(1).integers(2, 20, (500, 2))
 
@@ -29,58 +28,47 @@ def load(tiny_config: TinyConfig, **settings: Any) -> Config:
     return load_config(tiny_config(**settings))
 
 
-def untimed(config: Config, pairs: float = 1000.0) -> Forecast:
-    return forecast(config, 320, 1000, LENGTHS, pairs, timed=False)
-
-
 def test_a_forecast_by_hand(tiny_config: TinyConfig) -> None:
     config = load(tiny_config, **{"train.keep_checkpoints": 1, "train.max_steps": 60})
     found = describe_run(config, Ranks(size=2), 320, 500, micro_batches=40, tokens=200.0)
-    assert (found.steps_per_epoch, found.tokens_per_step, found.epochs) == (20, 400, 3.0)
-    assert (found.peak_lr, found.peak_step) == (0.005, 4)
     parameters = Transformer(shape_of(config, 320, 0)).num_parameters
-    assert found.parameters == parameters
-    assert found.checkpoint_bytes == 4 * parameters + 500
-    assert found.disk_bytes == found.checkpoint_bytes * (2 + 3) + 3 * 8 * parameters
-    text = "\n".join(found.summary())
+    one = 4 * parameters + 500
+    assert found.numbers == {
+        **{"device": "2 x cpu, fp32, threads: 1", "parameters": parameters, "vocab_size": 320},
+        **{"steps_per_epoch": 20, "tokens_per_step": 400, "max_steps": 60, "epochs": 3.0},
+        **{"schedule": config.train.schedule, "peak_lr": 0.005, "peak_step": 4},
+        **{"checkpoint_bytes": one, "disk_bytes": one * (2 + 3) + 3 * 8 * parameters},
+        "state_bytes": 16 * parameters,
+    }
+    text = "\n".join(found.lines)
     assert "20 steps an epoch, about 400 target tokens a step; 60 steps are 3 epochs" in text
 
 
 def test_an_epoch_grows_with_the_pairs(tiny_config: TinyConfig) -> None:
     config = load(tiny_config, **{"train.accum_steps": 2})
-    one, ten = untimed(config), untimed(config, 10_000.0)
-    assert ten.epochs == pytest.approx(one.epochs / 10)
-    assert ten.steps_per_epoch == pytest.approx(10 * one.steps_per_epoch, abs=10)
-    tokens = 2 * (LENGTHS[:, 1] + 1).sum()
-    assert one.tokens_per_step * config.train.max_steps / one.epochs == pytest.approx(
-        tokens, rel=0.01
-    )
-
-
-def test_pairs_that_are_too_long_do_not_count(tiny_config: TinyConfig) -> None:
-    config = load(tiny_config)
+    one, ten = (forecast(config, 320, 1000, LENGTHS, n, timed=False) for n in (1e3, 1e4))
+    assert "time: not measured: not asked for" in one.lines
+    one, ten = one.numbers, ten.numbers
+    assert ten["epochs"] == pytest.approx(one["epochs"] / 10, rel=0.01)
+    assert ten["steps_per_epoch"] == pytest.approx(10 * one["steps_per_epoch"], abs=10)
+    tokens = one["tokens_per_step"] * config.train.max_steps / one["epochs"]
+    assert tokens == pytest.approx(2 * (LENGTHS[:, 1] + 1).sum(), rel=0.01)
+    json.dumps(one)
     long = np.full((3, 2), config.data.max_length)
     with pytest.raises(UserError, match="no pair is left"):
         forecast(config, 320, 1000, long, 3.0, timed=False)
 
 
 @pytest.mark.parametrize("settings", [{}, {"train.optimizer": "muon", "model.norm": "pre"}])
-def test_steps_are_timed(tiny_config: TinyConfig, settings: dict[str, Any]) -> None:
-    config = load(tiny_config, **settings)
-    seconds, memory = plan._measure_steps(config, 320, 10_000, [LENGTHS[:8] + 1, LENGTHS[8:20] + 1])
-    assert 0 < seconds < 5
-    assert memory is not None
-    assert memory > 10_000 * 16
-
-
-def test_the_work_that_is_timed_is_bounded(
-    tiny_config: TinyConfig, monkeypatch: pytest.MonkeyPatch
+def test_a_step_is_timed_by_a_bounded_amount_of_work(
+    tiny_config: TinyConfig, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
-    rows, made_up = [], plan._made_up
-    monkeypatch.setattr(plan, "_made_up", lambda n, size: rows.append(len(n)) or made_up(n, size))
-    _, memory = plan._measure_steps(load(tiny_config), 320, 10**8, [LENGTHS[:50] + 1])
-    assert memory is None
-    assert rows == [8]
+    rows, collate, config = [], plan.collate, load(tiny_config, **settings)
+    monkeypatch.setattr(plan, "collate", lambda p, ids: rows.append(len(p)) or collate(p, ids))
+    for parameters in (10_000, 10**8):
+        seconds, memory = plan._measure_step(config, 320, parameters, LENGTHS[:50] + 1)
+        assert (0 < seconds < 5, memory) == (True, None)
+    assert rows == [50, 8]
 
 
 def _dying(*_: object) -> None:
@@ -90,22 +78,10 @@ def _dying(*_: object) -> None:
 def test_why_nothing_was_timed_is_reported(
     tiny_config: TinyConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan, "_measure_steps", _dying)
+    monkeypatch.setattr(plan, "_measure_step", _dying)
     found = forecast(load(tiny_config), 320, 1000, LENGTHS, 1000.0)
-    assert (found.not_measured, found.step_seconds) == (plan.DEATH, None)
-
-
-def test_a_forecast_for_people_and_for_scripts(tiny_config: TinyConfig) -> None:
-    found = untimed(load(tiny_config))
-    assert "time: not measured: not asked for" in list(found.lines())
-    timed = replace(found, step_seconds=2.0, peak_memory_bytes=5_000_000, disk_warning="no room")
-    text = "\n".join(timed.lines())
-    assert "at the peak of the measured steps 5.0 MB in all" in text
-    assert "about 2 s a step now, 0m16s for 8 steps without validation" in text
-    assert "disk: no room" in text
-    content = json.loads(json.dumps(timed.as_json()))
-    assert content["train_seconds"] == 16
-    assert content["steps_per_epoch"] == found.steps_per_epoch
+    assert found.lines[-1] == f"time: not measured: {plan.DEATH}"
+    assert found.numbers["step_seconds"] is None
 
 
 def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
@@ -126,7 +102,7 @@ def test_check_and_a_dry_run_say_the_same(tiny_config: TinyConfig) -> None:
     assert dry.returncode == 0, dry.stderr
     looked = run_mtrain("check", "-c", config, env={**os.environ, "COLUMNS": "200"})
     assert looked.returncode == 0, looked.stderr
-    for begin in ("model: ", "batches: ", "learning rate: ", "checkpoints: "):
+    for begin in ("model: ", "batches: ", "learning rate: ", "checkpoints: ", "memory: "):
         [told] = re.findall(rf"{begin}.*", dry.stderr)
         assert told in looked.stdout
     assert re.search(r"time: about \S+ s a step now", looked.stdout)

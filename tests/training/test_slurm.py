@@ -40,13 +40,9 @@ def job(place: Path, torchrun: str, *arguments: str) -> subprocess.Popen[str]:
     names["CPUS_PER_TASK"] = 2
     environment = {f"SLURM_{name}": str(value) for name, value in names.items()}
     path = os.pathsep.join([str(place), str(Path(sys.executable).parent), os.environ["PATH"]])
-    return subprocess.Popen(
-        [SCRIPT, place / "run", *arguments],
-        env={**os.environ, **environment, "PLACE": str(place), "PATH": path},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    env = {**os.environ, **environment, "PLACE": str(place), "PATH": path}
+    command, pipe = [SCRIPT, place / "run", *arguments], subprocess.PIPE
+    return subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True)
 
 
 def test_the_script_is_well_formed() -> None:
@@ -62,15 +58,14 @@ STOPPED, REFUSED = {"exit_code": 75, "pid": 1}, {"exit_code": 2, "time": "now"}
 @pytest.mark.parametrize(
     ("before", "left", "code"),
     [
-        (None, None, 1),
-        (None, {"exit_code": 75}, 75),
+        ({}, {}, 1),
+        ({}, {"exit_code": 75}, 75),
         (STOPPED, {"exit_code": 75, "pid": 2}, 75),
-        pytest.param(STOPPED, None, 1, id="came to nothing"),
-        pytest.param(STOPPED, {**STOPPED, "last_start": REFUSED}, 2, id="refused"),
-        pytest.param({"exit_code": 1}, {"exit_code": 1, "last_start": STOPPED}, 75, id="early"),
-        pytest.param(STOPPED, {"exit_code": None}, 1, id="killed"),
-        pytest.param(STOPPED, {"exit_code": 143}, 143, id="terminated"),
-        pytest.param(STOPPED, "{", 1, id="damaged"),
+        (STOPPED, {}, 1),  # this start came to nothing
+        (STOPPED, {**STOPPED, "last_start": REFUSED}, 2),
+        ({"exit_code": 1}, {"exit_code": 1, "last_start": STOPPED}, 75),  # before it began
+        (STOPPED, {"exit_code": 143}, 143),
+        (STOPPED, "damaged", 1),
     ],
 )
 def test_a_job_goes_back_to_the_queue_if_this_start_was_stopped(
@@ -78,8 +73,8 @@ def test_a_job_goes_back_to_the_queue_if_this_start_was_stopped(
 ) -> None:
     (tmp_path / "run").mkdir()
     for name, content in (("run/status.json", before), ("left", left)):
-        if content is not None:
-            (tmp_path / name).write_text(json.dumps(content) if content != "{" else "{")
+        if content:
+            (tmp_path / name).write_text("{" if content == "damaged" else json.dumps(content))
     with job(tmp_path, STATUS, "-c", "config.yaml") as process:
         out, _ = process.communicate()
     assert out.startswith("requeue ") == (code == 75)
