@@ -200,9 +200,7 @@ def _hold_out(
         )
     logger.info(
         "held out %s of %s pairs for validation; left out %s that share a side with one of them",
-        f"{len(held):,}",
-        f"{count:,}",
-        f"{dropped:,}",
+        *map("{:,}".format, (len(held), count, dropped)),
     )
     return left
 
@@ -242,10 +240,8 @@ def render(
         "invalid_utf8": "drop" if drops else "error",
         "max_length": 256,
     }
-    languages, config = (
-        f"{request.src_lang} to {request.tgt_lang}",
-        shlex.quote(str(request.output)),
-    )
+    languages = f"{request.src_lang} to {request.tgt_lang}"
+    config = shlex.quote(str(request.output))
     rows = [HEADER.format(size.pairs, printable(languages), origin, printable(config))]
     rows.append(dump_document({"run_dir": f"runs/{request.output.stem}", "seed": 1}))
     for name, settings in {"data": data, **recipe}.items():

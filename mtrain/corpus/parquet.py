@@ -8,6 +8,7 @@ Thrift's compact protocol.
 import mmap
 import os
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,17 @@ LARGEST_READ = 1 << 28  # bytes of a column that are read at a time, where rows 
 _DELTA_BYTE_ARRAY = 7  # an encoding of texts that begin as the one before does
 
 
-def _number(data: mmap.mmap) -> int:
-    """Read an unsigned number: 7 bits in each byte, the last byte is below 128."""
-    value = data.read_byte()
-    return value if value < 128 else value - 128 + 128 * _number(data)
+def read_number(data: mmap.mmap | BytesIO) -> int:
+    """Read an unsigned number: 7 bits in each byte, the last byte is below 128. Raises `IndexError`
+    at the end of the data, `RecursionError` for a number that is far too long.
+    """
+    value = data.read(1)[0]
+    return value if value < 128 else value - 128 + 128 * read_number(data)
 
 
 def _signed(data: mmap.mmap) -> int:
     """Read a signed number: 0, -1, 1, -2, ..."""
-    number = _number(data)
+    number = read_number(data)
     return number >> 1 ^ -(number & 1)
 
 
@@ -48,7 +51,7 @@ def _struct(data: mmap.mmap) -> dict[int, Any]:
         elif kind == 12:
             fields[field] = _struct(data)
         elif kind > 2:  # booleans have no bytes; page headers have no lists, sets and maps
-            data.seek({3: 1, 7: 8, 8: 0}[kind] or _number(data), os.SEEK_CUR)
+            data.seek({3: 1, 7: 8, 8: 0}[kind] or read_number(data), os.SEEK_CUR)
     return fields
 
 
@@ -114,6 +117,6 @@ def _pages(data: mmap.mmap, chunk: Any) -> Iterator[tuple[int, bool]]:
             if min(header[2], header[3]) < 0:
                 raise LookupError
             data.seek(header[3], os.SEEK_CUR)
-        except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        except (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError):
             raise ValueError("the header of a page is damaged") from None
         yield header[2], 7 in header or _DELTA_BYTE_ARRAY in encoding

@@ -13,7 +13,7 @@ from mtrain.corpus.lines import is_blank, read_lines, read_text_file
 from mtrain.report.heatmap import KINDS, MEAN, HeatMap, Sentence, choices, render
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import logger, progress_bar
-from mtrain.scoring.references import decode_lines, warn_of
+from mtrain.scoring.references import check_equal, decode_lines, warn_of
 from mtrain.translation.attention import attention_of
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.translator import Line, Translator
@@ -58,11 +58,7 @@ def read_pairs(source: Iterable[bytes], target: Path | None) -> Pairs:
     if target is None:
         return [(line, None) for line in sources]
     targets = read_text_file(target)
-    if len(targets) != len(sources):
-        raise UserError(
-            f"{target} has {len(targets)} lines but the input has {len(sources)}: they must match "
-            "line for line"
-        )
+    check_equal(target, targets, "the input", sources)
     return list(zip(sources, targets, strict=True))
 
 

@@ -151,20 +151,15 @@ def verify(directory: Path, *needed: str) -> None:
     for name, entry in entries.items():
         file = directory / name
         try:
-            _verify_file(file, entry)
+            if not _is_regular(file):
+                raise MissingError(f"{file}: missing")
+            if (size := file.stat().st_size) != entry.size:
+                raise DamagedError(f"{file}: {size} bytes instead of {entry.size} in the manifest")
+            if hash_file(file) != entry.sha256:
+                text = "its SHA-256 is not the manifest's; the file was changed or damaged"
+                raise DamagedError(f"{file}: {text}")
         except OSError as error:
             raise UserError(f"{file}: cannot be read: {error.strerror}") from None
-
-
-def _verify_file(file: Path, entry: Entry) -> None:
-    if not _is_regular(file):
-        raise MissingError(f"{file}: missing")
-    size = file.stat().st_size
-    if size != entry.size:
-        raise DamagedError(f"{file}: {size} bytes instead of {entry.size} in the manifest")
-    if hash_file(file) != entry.sha256:
-        text = "its SHA-256 is not the manifest's; the file was changed or damaged"
-        raise DamagedError(f"{file}: {text}")
 
 
 def is_complete(directory: Path) -> bool:

@@ -199,7 +199,7 @@ def test_a_lock_removed_while_it_is_waited_for_is_not_taken(tmp_path: Path) -> N
 
     def wait_for_it() -> None:
         with lock.exclusive(path, wait=lambda holder: waiting.set()) as held:
-            found.append(held.is_there())
+            found.append(files.is_at(held.descriptor, path))
 
     thread = threading.Thread(target=wait_for_it)
     with lock.exclusive(path):
