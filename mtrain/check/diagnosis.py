@@ -28,7 +28,7 @@ GUESSED_SIZE = 250_000  # bytes of a vocabulary file that is not there yet
 # How a vocabulary cuts the words of a side: tokens per word (a Han character is one), and fractions
 # of the tokens that are bytes or unknown.
 Fit = dict[str, float]
-SHOWN = "{tokens_per_word:.2f} tokens a word, {bytes:.2%} bytes, {unknown:.2%} unknown"
+SHOWN = "{tokens_per_word:.2f} tokens per word, {bytes:.2%} bytes, {unknown:.2%} unknown"
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Diagnosis:
             for line in (*self.forecast.lines, *([f"disk: {warning}"] if warning else ())):
                 yield from wrap(line, width, initial_indent="  ", subsequent_indent="    ")
         elif self.failure:
-            yield from wrap(f"forecast: none: {self.failure}", width, subsequent_indent="    ")
+            yield from wrap(f"no forecast: {self.failure}", width, subsequent_indent="    ")
         counts = {name: self.count(name) for name in (ERROR, WARNING, NOTE)}
         some = [f"{n} {name}{'s' * (n != 1)}" for name, n in counts.items() if n]
         yield ", ".join(some) or "nothing suspicious was found"

@@ -26,7 +26,7 @@ MOST_SENTENCES, MOST_TOKENS, MOST_LETTERS = 50, 200, 100  # letters of a token
 
 @dataclass(frozen=True)
 class Choice:
-    """Which heat maps of a sentence are wanted; an empty choice is all. Layers and heads count from
+    """Which heat maps of a sentence to draw; an empty field means all. Layers and heads count from
     1, head 0 is the mean of all.
     """
 
@@ -54,7 +54,7 @@ def read_pairs(source: Iterable[bytes], target: Path | None) -> Pairs:
     sources = list(islice(lines, MOST_SENTENCES + 1))
     warn_of(counts)
     if len(sources) > MOST_SENTENCES:
-        raise RefusedError(f"more than {MOST_SENTENCES} sentences; give fewer lines")
+        raise RefusedError(f"the input: more than {MOST_SENTENCES} sentences; give fewer lines")
     if target is None:
         return [(line, None) for line in sources]
     targets = read_text_file(target)
@@ -98,7 +98,7 @@ def check_choice(loaded: LoadedModel, choice: Choice) -> None:
         ("head", choice.heads, shape.num_heads),
     ):
         if max(chosen, default=0) > most:
-            raise RefusedError(f"--{option} {max(chosen)}: this model has {most} {option}s there")
+            raise RefusedError(f"--{option} {max(chosen)}: these maps have {most} {option}s")
 
 
 def _watch(

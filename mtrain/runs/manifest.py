@@ -83,7 +83,7 @@ def write_directory(
         make_room(path)
         os.replace(aside, path)
     finally:
-        _clear(aside)  # a full disk wants the room
+        _clear(aside)  # free the space: the disk may be full
     files.sync(path.parent)
 
 
@@ -93,8 +93,8 @@ def write_new_directory(path: Path, fill: Callable[[Path], None]) -> None:
     """
 
     def refuse(holder: str) -> None:
-        text = f"{path}: another process is writing it ({holder}); wait for it, or choose another"
-        raise RefusedError(text)
+        text = f"{path}: another process is writing it ({holder})"
+        raise RefusedError(f"{text}; wait for it, or choose another name")
 
     with lock.exclusive(path.with_name(f".{path.name}.lock"), wait=refuse) as held:
         try:
@@ -172,13 +172,13 @@ def is_complete(directory: Path) -> bool:
 
 
 def hash_file(path: Path) -> str:
-    """SHA-256 of a file in hexadecimal."""
+    """Return the SHA-256 of a file in hexadecimal."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def hash_text(text: str) -> str:
-    """SHA-256 of a text in hexadecimal."""
+    """Return the SHA-256 of a text in hexadecimal."""
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 

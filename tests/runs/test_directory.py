@@ -282,7 +282,7 @@ def test_a_run_whose_checkpoints_are_gone_is_not_trained_anew(
     before = {file: file.read_bytes() for file in run.glob("[bcmr]*.*")}
     for options in (["--dry-run"], []):
         assert train(config, "--set", "train.max_steps=4", *options) == 2
-        assert "of this run are gone, which came to step 2" in capsys.readouterr().err
+        assert "of this run are gone; it had reached step 2" in capsys.readouterr().err
         assert {file: file.read_bytes() for file in run.glob("[bcmr]*.*")} == before
     if missing == "best.json":
         edit(run / "status.json", step=1)  # nothing was saved then

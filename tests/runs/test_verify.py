@@ -302,7 +302,7 @@ def test_the_command_ends_with_1_where_something_is_bad(run: Path) -> None:
     done = run_mtrain("verify", run, "--json")
     content = json.loads(done.stdout)
     assert done.returncode == 1
-    assert f"error: {run}: 1 of {len(content['findings'])} findings are bad" in done.stderr
+    assert f"error: {run}: 1 of {len(content['findings'])} items are not intact" in done.stderr
     assert content["good"] is False
     (bad,) = [one for one in content["findings"] if one["state"] in BAD]
     assert bad["what"] == LAST
