@@ -31,8 +31,12 @@ def read_number(data: mmap.mmap | BytesIO) -> int:
 
 
 def _signed(data: mmap.mmap) -> int:
-    """Read a signed number: 0, -1, 1, -2, ..."""
+    """Read a signed number of 32 bits: 0, -1, 1, -2, ...; raises `LookupError` for a larger one, of
+    which other readers keep 32 bits.
+    """
     number = read_number(data)
+    if number >> 32:
+        raise LookupError
     return number >> 1 ^ -(number & 1)
 
 
@@ -43,9 +47,10 @@ def _struct(data: mmap.mmap) -> dict[int, Any]:
     fields, field = dict[int, Any](), 0
     while head := data.read_byte():
         field = field + (head >> 4) if head >> 4 else _signed(data)
-        if not 0 < field < 100 or field in fields:  # readers differ in what they make of these
+        kind = head & 15
+        if not kind or not 0 < field < 100 or field in fields:  # readers differ in these
             raise LookupError
-        kind, fields[field] = head & 15, None
+        fields[field] = None
         if kind in (4, 5, 6):
             fields[field] = _signed(data)
         elif kind == 12:

@@ -140,9 +140,10 @@ def seal(directory: Path) -> None:
     files.write_text(directory / NAME, _with_own_hash({"files": entries}))
 
 
-def verify(directory: Path, *needed: str) -> None:
-    """Raise `DamagedError` unless a directory matches its manifest, which must list the files
-    `needed`; `UserError` for a file that cannot be read, which may be intact.
+def verify(directory: Path, *needed: str) -> list[str]:
+    """Return the names of the files in a directory's manifest. Raises `DamagedError` unless these
+    are intact and include those `needed`; `UserError` for a file that cannot be read, which may be
+    intact.
     """
     entries = _read_manifest(directory)
     for name in needed:
@@ -160,6 +161,7 @@ def verify(directory: Path, *needed: str) -> None:
                 raise DamagedError(f"{file}: {text}")
         except OSError as error:
             raise UserError(f"{file}: cannot be read: {error.strerror}") from None
+    return list(entries)
 
 
 def is_complete(directory: Path) -> bool:

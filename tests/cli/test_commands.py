@@ -332,7 +332,7 @@ def paths() -> Iterator[str]:
     yield "attention -m x -o x.html -i x -t {}"
 
 
-@pytest.mark.parametrize("line", paths())
+@pytest.mark.parametrize("line", list(paths()))
 def test_every_path_of_the_command_line_is_expanded(
     command: Command, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
