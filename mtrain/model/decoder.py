@@ -137,7 +137,8 @@ class _Layer:
     def __init__(self, layer: DecoderLayer, model: Transformer) -> None:
         own, source, feed = layer.self_attention, layer.cross_attention, layer.feed_forward
         D, product = model.shape.d_model, model.parts.product
-        self.layer, self.attend = layer, model.parts.attend_step
+        self.residual, self.attend = layer.residual, model.parts.attend_step
+        self.norms = layer.self_norm, layer.cross_norm, layer.feed_norm  # slow to look up
         self.project = product(own.project_in.weight, own.project_in.bias)
         self.join = product(own.project_out.weight, own.project_out.bias)
         self.query = product(source.project_in.weight[:D], source.project_in.bias[:D])
@@ -149,10 +150,10 @@ class _Layer:
         self, x: Tensor, past: Tensor, source: Tensor, bias: Tensor | None, src_bias: Tensor
     ) -> Tensor:
         """Apply `DecoderLayer` to one position: (N, D) -> (N, D)."""
-        layer = self.layer
-        x = layer.residual(layer.self_norm, x, lambda x: self._over_past(x, past, bias))
-        x = layer.residual(layer.cross_norm, x, lambda x: self._over_source(x, source, src_bias))
-        return layer.residual(layer.feed_norm, x, lambda x: self.outer(self.inner(x).relu_()))
+        own, cross, feed = self.norms
+        x = self.residual(own, x, lambda x: self._over_past(x, past, bias))
+        x = self.residual(cross, x, lambda x: self._over_source(x, source, src_bias))
+        return self.residual(feed, x, lambda x: self.outer(self.inner(x).relu_()))
 
     def _over_past(self, x: Tensor, past: Tensor, bias: Tensor | None) -> Tensor:
         """Attend from the newest tokens to their own pasts: (N, D) -> (N, D). Their keys and values
