@@ -21,7 +21,7 @@ LEAST_RATIO, LEAST_GAIN = 3.0, 8.0  # times as often as chance has it; nats that
 BITS = 25  # slots of the hash table: 32 MB
 AT_ONCE = 1 << 22  # pairs of words in a chunk
 DOUBT = 4.0  # occurrences from which a word's own rates count as much as the mean
-APART = 37  # lines between sides that cannot be translations of each other
+APART = 37  # lines to shift a side by, so that no pair is a translation
 MOST_FOR, MOST_AGAINST = 4.0, 3.0  # most nats of one word
 COMMON = 0.125  # fraction of a side's lines from which on a word is uninformative
 
@@ -37,7 +37,7 @@ class Side(NamedTuple):
 
 
 class Vocabulary:
-    """The words of a side that come in several lines, but not in most."""
+    """The words of a side that occur in several lines, but are not common."""
 
     def __init__(self, words: Words) -> None:
         hashes, times = np.unique(words.first().hashes, return_counts=True)
@@ -113,7 +113,7 @@ def _associated(src: Side, tgt: Side, width: int) -> NDArray[np.uint64]:
 
 
 def numbered(known: NDArray[np.uint64], hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return the positions of hashes among the sorted known ones, from 1; 0 for all others."""
+    """Return the index of each hash in the sorted `known`, from 1; 0 if it is not known."""
     if not len(known):
         return np.zeros(len(hashes), np.int64)
     places = np.searchsorted(known, hashes)
@@ -132,12 +132,12 @@ def _rates(own: tuple[Types, Hits], apart: tuple[Types, Hits], size: int) -> NDA
         rates.append(np.clip(found / (np.bincount(types, minlength=size) + DOUBT), 1e-3, 0.95))
     present = np.clip(np.log(rates[0] / rates[1]), 0, MOST_FOR)
     absent = np.clip(np.log((1 - rates[0]) / (1 - rates[1])), -MOST_AGAINST, 0)
-    absent[0] = 0  # a list of names that nobody knows speaks against nothing
+    absent[0] = 0  # unknown words, such as names, are no evidence against a pair
     return np.stack((absent, present))
 
 
 def _crossed(src: Words, tgt: Words) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield the indices of each word of a pair's source with each of its target."""
+    """Yield, in chunks, the indices of all pairs of a source and a target word of one line."""
     work = np.cumsum(src.counts * tgt.counts)
     total = int(work[-1]) if len(work) else 0
     stops = np.searchsorted(work, np.arange(AT_ONCE, total + AT_ONCE, AT_ONCE)) + 1

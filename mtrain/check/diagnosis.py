@@ -9,7 +9,6 @@ from itertools import chain
 from textwrap import wrap
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mtrain.check.corpora import Checker
 from mtrain.check.findings import ERROR, NOTE, WARNING, Findings
@@ -29,6 +28,7 @@ GUESSED_SIZE = 250_000  # bytes of a vocabulary file that is not there yet
 # How a vocabulary cuts the words of a side: tokens per word (a Han character is one), and fractions
 # of the tokens that are bytes or unknown.
 Fit = dict[str, float]
+SHOWN = "{tokens_per_word:.2f} tokens per word, {bytes:.2%} bytes, {unknown:.2%} unknown"
 
 
 @dataclass
@@ -45,13 +45,6 @@ class Diagnosis:
         found = chain.from_iterable(each.found.values() for each in self.corpora)
         return sum(finding.severity == severity for finding in found)
 
-    @property
-    def summary(self) -> str:
-        """Return the numbers of findings in one line."""
-        counts = {name: self.count(name) for name in (ERROR, WARNING, NOTE)}
-        some = [f"{n} {name}{'s' * (n != 1)}" for name, n in counts.items() if n]
-        return ", ".join(some) or "nothing suspicious was found"
-
     def lines(self, width: int) -> Iterator[str]:
         """Yield the lines for people, at most `width` columns wide where possible."""
         for found in self.corpora:
@@ -60,15 +53,17 @@ class Diagnosis:
         if not self.fits:
             yield "  none yet: lengths in tokens are estimated"
         for name, fit in self.fits.items():
-            yield f"  {name}: {_shown(fit)}"
+            yield f"  {name}: {SHOWN.format(**fit)}"
         if self.forecast is not None:
             yield "forecast"
             warning = self.forecast.disk_warning
             for line in (*self.forecast.lines, *([f"disk: {warning}"] if warning else ())):
                 yield from wrap(line, width, initial_indent="  ", subsequent_indent="    ")
         elif self.failure:
-            yield from wrap(f"forecast: none: {self.failure}", width, subsequent_indent="    ")
-        yield self.summary
+            yield from wrap(f"no forecast: {self.failure}", width, subsequent_indent="    ")
+        counts = {name: self.count(name) for name in (ERROR, WARNING, NOTE)}
+        some = [f"{n} {name}{'s' * (n != 1)}" for name, n in counts.items() if n]
+        yield ", ".join(some) or "nothing suspicious was found"
 
     def as_json(self) -> dict[str, object]:
         """Return the object for scripts."""
@@ -108,10 +103,15 @@ def diagnose(
         diagnosis.fits[name] = fit = _fit(tokenizer, ids, int(words[some].sum()))
         bad = fit["bytes"] + fit["unknown"] > MOST_BYTES or fit["tokens_per_word"] > MOST_A_WORD
         if len(words) and bad:
-            checker.sets[0].add_message("pieces", f"{name}: {_shown(fit)}")
+            checker.sets[0].add_message("pieces", f"{name}: {SHOWN.format(**fit)}")
     if with_forecast:
+        sizes = [found.pairs for found in checker.train]
+        pairs = sum(n * w for n, w in zip(sizes, weights_of(config, sizes), strict=True))
+        size = tokenizer.vocab_size if tokenizer else config.tokenizer.vocab_size
+        vocabulary = len(tokenizer.proto) if tokenizer else GUESSED_SIZE
+        sample = np.stack(lengths, 1)  # (pairs, 2)
         try:
-            diagnosis.forecast = _forecast(config, checker, np.stack(lengths, 1), timed=timed)
+            diagnosis.forecast = forecast(config, size, vocabulary, sample, pairs, timed=timed)
         except UserError as error:
             stop.check()
             diagnosis.failure = str(error)
@@ -128,21 +128,3 @@ def _fit(tokenizer: Tokenizer, lines: list[list[int]], words: int) -> Fit:
         "bytes": round(some_bytes / tokens, 6),
         "unknown": round(counts[tokenizer.unk_id] / tokens, 6),
     }
-
-
-def _shown(fit: Fit) -> str:
-    return "{tokens_per_word:.2f} tokens a word, {bytes:.2%} bytes, {unknown:.2%} unknown".format(
-        **fit
-    )
-
-
-def _forecast(
-    config: Config, checker: Checker, lengths: NDArray[np.int64], *, timed: bool
-) -> Forecast:
-    """Forecast a run by the lengths of the sample in tokens, shape (pairs, 2)."""
-    sizes = [found.pairs for found in checker.train]
-    pairs = sum(n * w for n, w in zip(sizes, weights_of(config, sizes), strict=True))
-    tokenizer = checker.tokenizer
-    vocab_size = tokenizer.vocab_size if tokenizer else config.tokenizer.vocab_size
-    vocabulary = len(tokenizer.proto) if tokenizer else GUESSED_SIZE
-    return forecast(config, vocab_size, vocabulary, lengths, pairs, timed=timed)

@@ -78,7 +78,9 @@ def check_pairs(chunk: Chunk, profile: Profile) -> NDArray[np.float64]:
     if profile.has_scripts:
         known |= _find_other_scripts(chunk, profile, known)
     if profile.has_words:
-        _find_odd_lengths(chunk, profile, known)
+        far, spread = profile.ratio.distance(chunk.lengths)
+        odd = ~known & (far >= FAR_RATIO) & (spread >= FAR_SPREAD)
+        chunk.add("ratio", odd & (chunk.lengths.max(1) >= LEAST_CHARACTERS), ranks=-spread)
     if not profile.has_associations:
         return np.zeros(len(chunk))
     words = profile.associations.evidence(*chunk.words)
@@ -119,14 +121,6 @@ def _find_other_scripts(chunk: Chunk, profile: Profile, known: Rows) -> Rows:
             chunk.add("script", odd & (main == number), side, ranks=ranks, about=about)
         found |= odd
     return found
-
-
-def _find_odd_lengths(chunk: Chunk, profile: Profile, known: Rows) -> None:
-    """Find pairs with one side far longer, or shorter, than normal."""
-    far, spread = profile.ratio.distance(chunk.lengths)
-    odd = ~known & (far >= FAR_RATIO) & (spread >= FAR_SPREAD)
-    odd &= chunk.lengths.max(1) >= LEAST_CHARACTERS
-    chunk.add("ratio", odd, ranks=-spread)
 
 
 def find_long_pairs(chunk: Chunk, tokenizer: Tokenizer | None, max_length: int) -> None:

@@ -42,17 +42,10 @@ class ScoredSet:
             if before is None or (kind, -likeness) < (before[0], before[1].rank):
                 side, there = int(KINDS[kind] == "target_overlap"), other.numbers[place]
                 like = f"{likeness:.0%} of " if likeness < 1 else "= "
-                best[row] = (
-                    kind,
-                    self.found.example(
-                        self.rows.numbers[row],
-                        f"{like}{other.found.name_row(there, side)}  {self.rows.texts[side][row]}",
-                        side,
-                        rank=-likeness,
-                        other=other.found.row_as_json(there),
-                        likeness=round(likeness, 3),
-                    ),
-                )
+                text = f"{like}{other.found.name_row(there, side)}  {self.rows.texts[side][row]}"
+                more = {"other": other.found.row_as_json(there), "likeness": round(likeness, 3)}
+                number = self.rows.numbers[row]
+                best[row] = kind, self.found.example(number, text, side, rank=-likeness, **more)
 
     def report(self) -> None:
         """Add the overlap to the findings."""

@@ -1,4 +1,4 @@
-"""Settings for text of some size, by measured recipes."""
+"""Choose settings by the size of the text, from measured recipes."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -62,7 +62,7 @@ def recipe_for(size: Size, *, has_gpu: bool) -> tuple[str, dict[str, dict[str, A
             "peak_lr": rate,
             "valid_every": 5 * save_every,
             "save_every": save_every,
-            "patience": 0,  # the last steps, at low rates, bring much of the score
+            "patience": 0,  # no early stopping: the last steps, at low rates, gain much
             "average_last": 5,
         },
         "decode": {"beam_size": 5, "length_penalty": 1.0, "length_norm": "power"},
@@ -70,7 +70,7 @@ def recipe_for(size: Size, *, has_gpu: bool) -> tuple[str, dict[str, dict[str, A
 
 
 def _vocabulary(wanted: int, size: Size) -> int:
-    """Choose a number of pieces that the text can fill and that holds its characters."""
+    """Choose a vocabulary size that the text can fill and that covers its characters."""
     room = 260 + size.characters + int(0.7 * size.types)
     least = 260 + int(1.2 * size.characters) + 40
     return max(least, min(max(wanted, 2 * size.characters), room // 100 * 100))

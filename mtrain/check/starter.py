@@ -41,7 +41,7 @@ RARE = 0.0005  # fraction of characters that the vocabulary need not cover
 MOST_HELD_OUT = 0.1  # fraction of the pairs
 
 HEADER = """\
-# {0:,} pairs, {1}. Sizes and rates follow
+# {0:,} pairs, {1}. Sizes and rates are taken from
 # {2}.
 # Nothing was tuned to this text. configs/multi30k-en-de.yaml explains every setting there is.
 # Check the text first:   mtrain check -c {3}
@@ -93,7 +93,7 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> None:
     if request.hold_out > MOST_HELD_OUT * pairs:
         raise RefusedError(
             f"--hold-out {request.hold_out}: more than a tenth of the {pairs:,} pairs; give a "
-            "smaller number, or a validation set of its own by --valid-src and --valid-tgt"
+            "smaller number, or a separate validation set with --valid-src, --valid-tgt"
         )
     size = _measure(corpus, pairs, reading)
     with ending(str(request.output)):
@@ -115,7 +115,7 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> None:
 
 
 def _check_names(request: Request) -> None:
-    """Refuse names that no config can hold, and a config that is not named like one."""
+    """Refuse names that no config can hold, and a config that is not named .yaml or .yml."""
     named = (request.src, request.tgt, request.output, *(request.valid or ()))
     for name in map(str, named):
         is_utf8 = not any("\ud800" <= char <= "\udfff" for char in name)
@@ -200,9 +200,7 @@ def _hold_out(
         )
     logger.info(
         "held out %s of %s pairs for validation; left out %s that share a side with one of them",
-        f"{len(held):,}",
-        f"{count:,}",
-        f"{dropped:,}",
+        *map("{:,}".format, (len(held), count, dropped)),
     )
     return left
 
@@ -214,7 +212,7 @@ def _sides(src: str, tgt: str) -> set[tuple[int, str]]:
 def choose(
     corpus: TextCorpus, pairs: int, count: int, reading: Reading
 ) -> dict[int, tuple[str, str]]:
-    """Draw at most `count` pairs that are not blank and share no side, by their line numbers."""
+    """Draw at most `count` pairs, none blank and no two with a side in common, by line number."""
     drawn = dict.fromkeys(random.Random(1).sample(range(1, pairs + 1), 2 * count))
     found: dict[int, tuple[str, str]] = {}
     seen = set[tuple[int, str]]()
@@ -242,10 +240,8 @@ def render(
         "invalid_utf8": "drop" if drops else "error",
         "max_length": 256,
     }
-    languages, config = (
-        f"{request.src_lang} to {request.tgt_lang}",
-        shlex.quote(str(request.output)),
-    )
+    languages = f"{request.src_lang} to {request.tgt_lang}"
+    config = shlex.quote(str(request.output))
     rows = [HEADER.format(size.pairs, printable(languages), origin, printable(config))]
     rows.append(dump_document({"run_dir": f"runs/{request.output.stem}", "seed": 1}))
     for name, settings in {"data": data, **recipe}.items():

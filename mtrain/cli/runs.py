@@ -20,7 +20,7 @@ def report(
     output: Annotated[Path, file("HTML page to write, such as report.html.", "--output", "-o")],
     text: Annotated[
         list[str] | None,
-        value("TEXT", "Sentence to draw attention for; default: of the validation set."),
+        value("TEXT", "Sentence to draw attention for; default: some of the validation set."),
     ] = None,
     check: Annotated[
         bool, flag("Include the findings of `mtrain check`.", "--check/--no-check")
@@ -61,7 +61,7 @@ def verify(
         listed = [asdict(finding) for finding in findings]
         print_json({"run": str(run), "good": not bad, "findings": listed})
     if bad:
-        raise UserError(f"{run}: {len(bad)} of {len(findings)} findings are bad")
+        raise UserError(f"{run}: {len(bad)} of {len(findings)} items are not intact")
 
 
 def average(

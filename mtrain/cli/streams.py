@@ -56,8 +56,8 @@ def print_path(path: Path) -> None:
 
 
 def check_output(path: Path) -> None:
-    """Raise `UserError`, before any work is done, if no file of that name can be written, and
-    `RefusedError` if a run or checkpoint owns it.
+    """Raise `UserError`, before any work is done, if the file cannot be written, and
+    `RefusedError` if it belongs to a run or checkpoint.
     """
     from mtrain.runs.layout import refuse_kept  # not needed by --help
 
@@ -73,7 +73,7 @@ def check_page(path: Path) -> None:
         raise RefusedError("--output -: name a file, such as /dev/stdout")
     check_output(path)
     if path.suffix not in ("", ".html", ".htm"):
-        raise RefusedError(f"--output {path}: is a page; give a name that ends in .html")
+        raise RefusedError(f"--output {path}: the output is HTML; give a name that ends in .html")
 
 
 def write_page(path: Path, page: str) -> None:

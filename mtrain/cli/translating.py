@@ -93,7 +93,7 @@ def attention(
         str | None, typer.Argument(help="Sentence to translate.", metavar="TEXT")
     ] = None,
     input_: Annotated[
-        str | None, stream("Sentences to translate instead; `-` is stdin.", "--input", "-i")
+        str | None, stream("File of sentences, instead of TEXT; `-` is stdin.", "--input", "-i")
     ] = None,
     target: Annotated[
         str | None,

@@ -24,7 +24,7 @@ from mtrain.config.yaml_reader import Document, parse_document, read_text, set_v
 from mtrain.runtime.errors import RefusedError
 from mtrain.runtime.log import logger
 
-# Keys of earlier versions, with the value that changes nothing now that they are gone.
+# Keys that were removed, with the value at which they had no effect.
 REMOVED_KEYS: dict[tuple[str, str], object] = {("train", "shard_optimizer"): False}
 
 
@@ -37,7 +37,7 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Config:
 
 
 def load_stored_config(path: Path) -> Config:
-    """Read the config that a run or a checkpoint keeps, whose paths are written out; raises
+    """Read the config that a run or a checkpoint keeps, whose paths are already expanded; raises
     `RefusedError`, also for a link or a pipe.
     """
     return parse_stored_config(read_text(path, is_stored=True), str(path))
@@ -78,7 +78,7 @@ def parse_config(document: Document, *, is_stored: bool = False) -> Config:
 
 
 def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield key and text of violations between settings that are each valid."""
+    """Yield key and message of each conflict between settings that are valid by themselves."""
     model, train, data = config.model, config.train, config.data
     if model.d_model % model.num_heads:
         yield "model.num_heads", f"{model.num_heads} does not divide d_model {model.d_model}"
@@ -122,7 +122,7 @@ def _corpus_conflicts(data: DataConfig) -> Iterator[tuple[str, str]]:
         elif any(numbers) and corpus.kind != "tsv":
             yield f"{key}.file", f"fields of a .{corpus.kind} file have names, not numbers"
         elif numbers[0] != numbers[1]:
-            yield f"{key}.file", "src and tgt are both numbers of columns, or both names"
+            yield f"{key}.file", "src and tgt must both be column numbers, or both names"
 
 
 def _learning_rate_conflicts(train: TrainConfig) -> Iterator[tuple[str, str]]:
@@ -154,7 +154,7 @@ def _explain(document: Document, errors: list[Any]) -> list[str]:
         if error["type"] == "missing":
             found[key] = f"required, but missing{purpose}"
             continue
-        while key and key not in document.lines:  # it ends in the name of a union's branch
+        while key and key not in document.lines:  # drop the name of a union's branch
             key = key.rpartition(".")[0]
         text = expectation(error)
         if text.startswith("should"):
@@ -192,7 +192,7 @@ def _section_of(location: tuple[str | int, ...]) -> type[Section]:
 def _shown(value: object, raw: str | None) -> str:
     """Show a value as it was written, with advice for YAML's boolean words."""
     if isinstance(value, bool) and raw is not None:
-        read = "" if raw.lower() in ("true", "false") else ", which YAML reads as a truth value"
+        read = "" if raw.lower() in ("true", "false") else ", which YAML reads as a boolean"
         return f'{raw}{read}: write "{raw}" in quotes if the word is meant'
     if isinstance(value, dict):
         return "a mapping"

@@ -8,6 +8,7 @@ Thrift's compact protocol.
 import mmap
 import os
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,21 @@ LARGEST_READ = 1 << 28  # bytes of a column that are read at a time, where rows 
 _DELTA_BYTE_ARRAY = 7  # an encoding of texts that begin as the one before does
 
 
-def _number(data: mmap.mmap) -> int:
-    """Read an unsigned number: 7 bits in each byte, the last byte is below 128."""
-    value = data.read_byte()
-    return value if value < 128 else value - 128 + 128 * _number(data)
+def read_number(data: mmap.mmap | BytesIO) -> int:
+    """Read an unsigned number: 7 bits in each byte, the last byte is below 128. Raises `IndexError`
+    at the end of the data, `RecursionError` for a number that is far too long.
+    """
+    value = data.read(1)[0]
+    return value if value < 128 else value - 128 + 128 * read_number(data)
 
 
 def _signed(data: mmap.mmap) -> int:
-    """Read a signed number: 0, -1, 1, -2, ..."""
-    number = _number(data)
+    """Read a signed number of 32 bits: 0, -1, 1, -2, ...; raises `LookupError` for a larger one, of
+    which other readers keep 32 bits.
+    """
+    number = read_number(data)
+    if number >> 32:
+        raise LookupError
     return number >> 1 ^ -(number & 1)
 
 
@@ -40,15 +47,16 @@ def _struct(data: mmap.mmap) -> dict[int, Any]:
     fields, field = dict[int, Any](), 0
     while head := data.read_byte():
         field = field + (head >> 4) if head >> 4 else _signed(data)
-        if not 0 < field < 100 or field in fields:  # readers differ in what they make of these
+        kind = head & 15
+        if not kind or not 0 < field < 100 or field in fields:  # readers differ in these
             raise LookupError
-        kind, fields[field] = head & 15, None
+        fields[field] = None
         if kind in (4, 5, 6):
             fields[field] = _signed(data)
         elif kind == 12:
             fields[field] = _struct(data)
         elif kind > 2:  # booleans have no bytes; page headers have no lists, sets and maps
-            data.seek({3: 1, 7: 8, 8: 0}[kind] or _number(data), os.SEEK_CUR)
+            data.seek({3: 1, 7: 8, 8: 0}[kind] or read_number(data), os.SEEK_CUR)
     return fields
 
 
@@ -114,6 +122,6 @@ def _pages(data: mmap.mmap, chunk: Any) -> Iterator[tuple[int, bool]]:
             if min(header[2], header[3]) < 0:
                 raise LookupError
             data.seek(header[3], os.SEEK_CUR)
-        except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        except (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError):
             raise ValueError("the header of a page is damaged") from None
         yield header[2], 7 in header or _DELTA_BYTE_ARRAY in encoding

@@ -18,7 +18,7 @@ from pathlib import Path
 from xml.parsers import expat
 
 from mtrain.config.schema import FileCorpus
-from mtrain.corpus.lines import DROPPED, LONGEST_LINE, Reading, open_bytes, reading_from
+from mtrain.corpus.lines import DROPPED, LONGEST_LINE, Reading, listed, open_bytes, reading_from
 from mtrain.runtime.errors import UserError
 
 CODES = {"bpt", "ept", "it", "ph", "ut"}
@@ -51,7 +51,7 @@ def read_tmx(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[tuple
             if len(languages) < MOST_LANGUAGES:
                 languages.update(dict.fromkeys(language for language, _ in unit))
     if not found:
-        known = ", ".join(languages) or "none"
+        known = listed(languages)
         raise UserError(f"{path}: no unit has both {src} and {tgt}; its languages are {known}")
 
 

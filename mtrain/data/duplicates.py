@@ -98,10 +98,10 @@ def open_repeats(path: Path) -> list[NDArray[np.uint8]] | None:
     damaged.
     """
     try:
-        manifest.verify(path)
+        names = sorted(manifest.verify(path))
     except manifest.DamagedError:
         return None
-    return [np.load(file, "r", allow_pickle=False) for file in sorted(path.glob("*.npy"))]
+    return [np.load(path / name, "r", allow_pickle=False) for name in names]
 
 
 def without_repeats(pairs: Iterable[Pair], is_repeat: NDArray[np.uint8]) -> Iterator[Pair]:

@@ -60,7 +60,7 @@ class Description:
     counts: dict[str, int]
 
 
-DESCRIPTION, WHOLE = TypeAdapter(Description), TypeAdapter(None)
+DESCRIPTION, WHOLE = TypeAdapter(Description), TypeAdapter(list[str])
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def open_store(path: Path) -> Store | None:
     """Open a store; None if it is missing or damaged."""
     try:
         paths = sorted(path.iterdir()) if path.is_dir() else []
-        remembered(paths, "whole", partial(manifest.verify, path, STORE), WHOLE)
+        remembered(paths, "whole", partial(manifest.verify, path, STORE, IDS, OFFSETS), WHOLE)
         found = read_json_file(path / STORE, DESCRIPTION)
         has_ids = (path / IDS).stat().st_size
         ids = np.memmap(path / IDS, found.dtype, "r") if has_ids else np.zeros(0, found.dtype)

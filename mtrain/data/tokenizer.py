@@ -9,6 +9,7 @@ from typing import Any
 
 import sentencepiece
 
+from mtrain.corpus.parquet import read_number
 from mtrain.runtime.errors import UserError
 
 # A vocabulary is trained on a sample of this many sentences, which bounds memory.
@@ -36,7 +37,7 @@ class Tokenizer:
             known: list[str] = self.pieces.id_to_piece(numbers)
             unknown: str = self.pieces.decode([self.pieces.unk_id()])
             longest_of_map = _longest_replacement(proto)
-        except (RuntimeError, ValueError, IndexError):  # pieces that are not UTF-8, too
+        except (RuntimeError, ValueError, LookupError):  # pieces that are not UTF-8, too
             raise UserError(f"{name}: not a SentencePiece model") from None
         if max(longest_of_map, len(unknown), *map(len, known)) > LONGEST_PIECE:
             raise UserError(
@@ -129,8 +130,8 @@ class Tokenizer:
 
 
 def _longest_replacement(proto: bytes) -> int:
-    """Return the most bytes that normalization makes of a character; raises `IndexError` or
-    `ValueError` if a model is truncated or malformed.
+    """Return the most bytes that normalization makes of a character; raises `LookupError` or
+    `RecursionError` if a model is truncated or malformed.
     """
     longest = 0
     for number, normalizer in _fields(proto):
@@ -143,31 +144,15 @@ def _longest_replacement(proto: bytes) -> int:
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield the numbers and values of a message's fields that hold bytes."""
-    at, end = 0, len(message)
-    while at < end:
-        key, at = _varint(message, at)
-        number, kind = key >> 3, key & 7
-        if kind == _VARINT:
-            _, at = _varint(message, at)
-        elif kind == _BYTES:
-            size, at = _varint(message, at)
-            yield number, message[at : at + size]
-            at += size
-        elif kind in _FIXED:
-            at += _FIXED[kind]
+    stream = io.BytesIO(message)
+    while stream.tell() < len(message):
+        number, kind = divmod(read_number(stream), 8)
+        if kind == _BYTES:
+            yield number, stream.read(min(read_number(stream), len(message)))
+        elif kind == _VARINT:
+            read_number(stream)
         else:
-            raise ValueError("not Protocol Buffers")
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """Return the number of seven bits a byte at an index, and the index after it."""
-    value = shift = 0
-    while (byte := message[at]) > 127:
-        value |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
-        if shift > 63:
-            raise ValueError("a number of more than 64 bits")
-    return value | byte << shift, at + 1
+            stream.seek(_FIXED[kind], io.SEEK_CUR)
 
 
 def train_tokenizer(

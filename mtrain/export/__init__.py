@@ -1,1 +1,1 @@
-"""Beside the line: a model in the form of another engine, proved to translate alike."""
+"""A model in the form of another engine, proved to translate alike."""

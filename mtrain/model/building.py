@@ -12,7 +12,7 @@ from mtrain.runtime.errors import UserError
 
 
 def shape_of(config: Config, vocab_size: int, pad_id: int) -> Shape:
-    """Return the shape of a model by its settings and vocabulary."""
+    """Return the shape of a model from its settings and vocabulary size."""
     rates = {"dropout", "attention_dropout", "activation_dropout"}
     settings = config.model.model_dump(exclude=rates)
     return Shape(vocab_size, pad_id, max_positions=config.data.max_length, **settings)
@@ -27,15 +27,15 @@ def model_dropout(config: Config) -> Dropout:
 def build(
     shape: Shape, device: torch.device, rates: Dropout | None = None, *, compiled: bool = False
 ) -> Transformer:
-    """Return a new model, still on the default device, that is fastest on `device`; torch compiles
-    only the plain one.
+    """Return a new model of the class that is fastest on `device`, not yet moved there; only the
+    plain `Transformer` can be compiled.
     """
     kind = RowTransformer if device.type == "cpu" and not compiled else Transformer
     return kind(shape, rates)
 
 
 def check_weights(parameters: dict[str, Tensor], weights: dict[str, Tensor], name: Path) -> None:
-    """Raise `UserError` where names, shapes or values of the weights of `name` do not fit."""
+    """Raise `UserError` if names, types, shapes or values of the weights in `name` do not fit."""
     if parameters.keys() != weights.keys():
         unmatched = sorted(parameters.keys() ^ weights.keys())
         raise UserError(f"{name}: its weights do not fit this model: {', '.join(unmatched[:3])}")

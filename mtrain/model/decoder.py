@@ -32,8 +32,8 @@ class DecoderState:
     src_bias: Tensor
 
     def select(self, rows: Tensor, sentences: Tensor | None = None) -> "DecoderState":
-        """Keep hypotheses `rows` of the N, in their order and equally many of each sentence, and of
-        the B sentences only `sentences` (None: all).
+        """Select hypotheses by index: `rows` of the N, in that order and equally many per sentence,
+        and `sentences` of the B (None: all).
         """
         past, source, src_bias = self.past, self.source, self.src_bias
         if sentences is not None:
@@ -60,7 +60,7 @@ class DecoderState:
 
 
 class Decoder:
-    """The step function of a model. It uses the weights that the model has now, partly copied."""
+    """The step function of a model. Build it after the weights are final: some are copied."""
 
     def __init__(self, model: Transformer) -> None:
         self.model = model
@@ -82,9 +82,9 @@ class Decoder:
         return DecoderState(past, 0, source.new_empty(B, 1, 0, 1), source, bias)
 
     def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
-        """Log-probabilities of the next token in fp32: (N,), state -> (N, V), next state.
+        """Return log-probabilities of the next token in fp32: (N,), state -> (N, V), next state.
 
-        The cache of the given state is written to: continue with the returned one only.
+        This overwrites the cache of the given state: continue with the returned state only.
         """
         time, H = state.time, self.model.shape.num_heads
         state = state.longer()
@@ -120,7 +120,7 @@ class Ensemble:
         return EnsembleState(member.begin(src) for member in self.members)
 
     def step(self, tokens: Tensor, state: EnsembleState) -> tuple[Tensor, EnsembleState]:
-        """Log-probabilities of the next token: (N,), state -> (N, V), next state."""
+        """Return log-probabilities of the next token: (N,), state -> (N, V), next state."""
         pairs = zip(self.members, state, strict=True)
         log_probs, states = zip(*(member.step(tokens, own) for member, own in pairs), strict=True)
         return mean_log_probs(log_probs), EnsembleState(states)
@@ -137,7 +137,8 @@ class _Layer:
     def __init__(self, layer: DecoderLayer, model: Transformer) -> None:
         own, source, feed = layer.self_attention, layer.cross_attention, layer.feed_forward
         D, product = model.shape.d_model, model.parts.product
-        self.layer, self.attend = layer, model.parts.attend_step
+        self.residual, self.attend = layer.residual, model.parts.attend_step
+        self.norms = layer.self_norm, layer.cross_norm, layer.feed_norm  # slow to look up
         self.project = product(own.project_in.weight, own.project_in.bias)
         self.join = product(own.project_out.weight, own.project_out.bias)
         self.query = product(source.project_in.weight[:D], source.project_in.bias[:D])
@@ -149,10 +150,10 @@ class _Layer:
         self, x: Tensor, past: Tensor, source: Tensor, bias: Tensor | None, src_bias: Tensor
     ) -> Tensor:
         """Apply `DecoderLayer` to one position: (N, D) -> (N, D)."""
-        layer = self.layer
-        x = layer.residual(layer.self_norm, x, lambda x: self._over_past(x, past, bias))
-        x = layer.residual(layer.cross_norm, x, lambda x: self._over_source(x, source, src_bias))
-        return layer.residual(layer.feed_norm, x, lambda x: self.outer(self.inner(x).relu_()))
+        own, cross, feed = self.norms
+        x = self.residual(own, x, lambda x: self._over_past(x, past, bias))
+        x = self.residual(cross, x, lambda x: self._over_source(x, source, src_bias))
+        return self.residual(feed, x, lambda x: self.outer(self.inner(x).relu_()))
 
     def _over_past(self, x: Tensor, past: Tensor, bias: Tensor | None) -> Tensor:
         """Attend from the newest tokens to their own pasts: (N, D) -> (N, D). Their keys and values
@@ -174,7 +175,7 @@ class _Layer:
     def _attend(
         self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, dtype: torch.dtype
     ) -> Tensor:
-        """(B, H, W, K) and two of (B * H, T or S, K) -> (N, D)."""
+        """Attend: query (B, H, W, K), key and value (B * H, T or S, K) -> (N, D)."""
         B, H, W, K = query.shape
         query = query.to(key.dtype).reshape(B * H, W, K)
         heads = self.attend(query, key, value, bias).view(B, H, W, K)

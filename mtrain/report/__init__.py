@@ -1,1 +1,1 @@
-"""Beside the line: one page of HTML about a run."""
+"""HTML pages: the report on a run, and the attention of a model."""

@@ -13,7 +13,7 @@ from mtrain.corpus.lines import is_blank, read_lines, read_text_file
 from mtrain.report.heatmap import KINDS, MEAN, HeatMap, Sentence, choices, render
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import logger, progress_bar
-from mtrain.scoring.references import decode_lines, warn_of
+from mtrain.scoring.references import check_equal, decode_lines, warn_of
 from mtrain.translation.attention import attention_of
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.translator import Line, Translator
@@ -26,7 +26,7 @@ MOST_SENTENCES, MOST_TOKENS, MOST_LETTERS = 50, 200, 100  # letters of a token
 
 @dataclass(frozen=True)
 class Choice:
-    """Which heat maps of a sentence are wanted; an empty choice is all. Layers and heads count from
+    """Which heat maps of a sentence to draw; an empty field means all. Layers and heads count from
     1, head 0 is the mean of all.
     """
 
@@ -54,15 +54,11 @@ def read_pairs(source: Iterable[bytes], target: Path | None) -> Pairs:
     sources = list(islice(lines, MOST_SENTENCES + 1))
     warn_of(counts)
     if len(sources) > MOST_SENTENCES:
-        raise RefusedError(f"more than {MOST_SENTENCES} sentences; give fewer lines")
+        raise RefusedError(f"the input: more than {MOST_SENTENCES} sentences; give fewer lines")
     if target is None:
         return [(line, None) for line in sources]
     targets = read_text_file(target)
-    if len(targets) != len(sources):
-        raise UserError(
-            f"{target} has {len(targets)} lines but the input has {len(sources)}: they must match "
-            "line for line"
-        )
+    check_equal(target, targets, "the input", sources)
     return list(zip(sources, targets, strict=True))
 
 
@@ -102,7 +98,7 @@ def check_choice(loaded: LoadedModel, choice: Choice) -> None:
         ("head", choice.heads, shape.num_heads),
     ):
         if max(chosen, default=0) > most:
-            raise RefusedError(f"--{option} {max(chosen)}: this model has {most} {option}s there")
+            raise RefusedError(f"--{option} {max(chosen)}: these maps have {most} {option}s")
 
 
 def _watch(

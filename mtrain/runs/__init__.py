@@ -1,1 +1,1 @@
-"""What a run leaves on disk: its directory, checkpoints, records, and who reads them."""
+"""What a run leaves on disk: its directory, checkpoints and records, and their readers."""

@@ -127,15 +127,6 @@ def whole_ones(paths: list[Path]) -> list[Path]:
     return list(takewhile(is_good, reversed(paths)))[::-1]
 
 
-def disk_needed(parameters: int, vocabulary: int, keep: int, moments: int = 2) -> tuple[int, int]:
-    """Return the bytes of one checkpoint, whose vocabulary takes some, and of all that a run keeps
-    at its fullest: the last `keep`, the best, the average and one being written, three of them with
-    `moments` values for each parameter.
-    """
-    one = 4 * parameters + vocabulary
-    return one, one * (keep + 3) + moments * 4 * parameters * 3
-
-
 def prune(
     directory: Path, *, is_scheduled: Callable[[int], bool], keep: int, best: str | None
 ) -> None:

@@ -94,8 +94,8 @@ class RunDirectory:
             self.held = None
 
     def check_held(self) -> None:
-        """Raise `ReplacedError` where this process held the directory, but it was removed or
-        replaced since: to be called before anything in it is written or removed.
+        """Raise `ReplacedError` if the directory was removed or replaced since it was locked; call
+        this before writing or removing anything in it.
         """
         if self.held is not None:
             self.held.check()
@@ -127,7 +127,7 @@ class RunDirectory:
         if begun is None:
             return False
         text, config = reader.read_settings(self.path)
-        # a kill between the two files leaves the hash of the other text
+        # a kill between writing `run.json` and `config.yaml` leaves a hash of the newer text
         return begun.config == manifest.hash_text(text) or dump_config(config) == text
 
     def check_not_lost(self, status: Status | None, save_every: int) -> None:
@@ -144,7 +144,7 @@ class RunDirectory:
             last = status.step if has_saved else 0
         if last := max(history.steps if history else [], default=last):
             raise RefusedError(
-                f"{self.checkpoints}: the checkpoints of this run are gone, which came to step "
+                f"{self.checkpoints}: the checkpoints of this run are gone; it had reached step "
                 f"{last}; bring them back, or choose another run_dir to train anew"
             )
 
@@ -154,8 +154,8 @@ class RunDirectory:
         return UserError(f"{place}: cannot use the run directory: {error.strerror or error}")
 
     def check_settings(self, config: Config, ranks: int) -> None:
-        """Refuse a config that differs from the run's in more than its free keys, or a number of
-        ranks that changes what a step learns from; log other changes.
+        """Refuse a config that changes keys that are fixed within a run, or a number of ranks
+        that changes the number of micro-batches per step; log other changes.
         """
         if not self._has(layout.CONFIG):
             return
@@ -186,13 +186,13 @@ class RunDirectory:
         was, now = was_accum * was_ranks, config.train.accum_steps * ranks
         if was == now:
             return
-        advice = "use another number of processes, by which it can be divided"
+        advice = f"use another number of processes, a divisor of {was}"
         if was % ranks == 0:
             advice = f"to resume, set train.accum_steps: {was // ranks}"
         raise RefusedError(
-            f"{self.path}: train.accum_steps: a step of this run is made of {was} micro-batches "
-            f"(train.accum_steps {was_accum}, processes {was_ranks}), and here of {now} "
-            f"({config.train.accum_steps} each, processes {ranks}); {advice}"
+            f"{self.path}: train.accum_steps: a step of this run has {was} micro-batches "
+            f"(train.accum_steps {was_accum}, processes {was_ranks}), but now would have {now} "
+            f"(train.accum_steps {config.train.accum_steps}, processes {ranks}); {advice}"
         )
 
     def check_data(self, fingerprints: dict[str, Any]) -> None:
@@ -205,8 +205,8 @@ class RunDirectory:
             if was not in (None, now):
                 detail = f" (weights were {was}, and are {now})" if key == "weights" else ""
                 raise RefusedError(
-                    f"{self.path}: {FIXED[key]} not the one that this run began with{detail}; "
-                    "go back to that one, or choose another run_dir"
+                    f"{self.path}: {FIXED[key]} not the same as when this run began{detail}; "
+                    "restore it, or choose another run_dir"
                 )
 
     def keep_tokenizer(self, model: bytes, pieces: str) -> None:

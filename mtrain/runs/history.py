@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, TypeAdapter
 
+from mtrain.config.schema import FileName
 from mtrain.runs.records import CheckpointName, Count, Metric, Score, with_fields_of
 
 
@@ -41,7 +42,7 @@ class History(BaseModel, populate_by_name=True):
     named: Named | None = Field(alias="best")  # none before the first validation
     entries: list[Entry] = Field(alias="history")
     average: Entry | None
-    tests: dict[str, Entry]
+    tests: dict[FileName, Entry]
 
     @classmethod
     def begin(cls, metric: Metric) -> "History":

@@ -55,20 +55,13 @@ def refuse_kept(path: Path) -> None:
     """Refuse to write to a name that a run or checkpoint directory owns: every name in a sealed
     directory, and the names of the files that a run writes.
     """
-    if owner := _owner_of(path):
-        raise RefusedError(f"{path}: belongs to {owner}; write to another path")
-
-
-def _owner_of(path: Path) -> Path | None:
     place = Path(os.path.realpath(path))
     for above in list(place.parents)[:MOST_ABOVE]:
         first, *rest = place.relative_to(above).parts
         is_run = any((above / name).is_file() for name in (LOCK, RUN))
-        if is_run and (first in DIRECTORIES or (first in FILES and not rest)):
-            return above
-        if _is_sealed(above):
-            return above
-    return None
+        is_name = first in DIRECTORIES or (first in FILES and not rest)
+        if (is_run and is_name) or _is_sealed(above):
+            raise RefusedError(f"{path}: belongs to {above}; write to another path")
 
 
 def _is_sealed(directory: Path) -> bool:

@@ -83,7 +83,7 @@ def write_directory(
         make_room(path)
         os.replace(aside, path)
     finally:
-        _clear(aside)  # a full disk wants the room
+        _clear(aside)  # free the space: the disk may be full
     files.sync(path.parent)
 
 
@@ -93,8 +93,8 @@ def write_new_directory(path: Path, fill: Callable[[Path], None]) -> None:
     """
 
     def refuse(holder: str) -> None:
-        text = f"{path}: another process is writing it ({holder}); wait for it, or choose another"
-        raise RefusedError(text)
+        text = f"{path}: another process is writing it ({holder})"
+        raise RefusedError(f"{text}; wait for it, or choose another name")
 
     with lock.exclusive(path.with_name(f".{path.name}.lock"), wait=refuse) as held:
         try:
@@ -140,9 +140,10 @@ def seal(directory: Path) -> None:
     files.write_text(directory / NAME, _with_own_hash({"files": entries}))
 
 
-def verify(directory: Path, *needed: str) -> None:
-    """Raise `DamagedError` unless a directory matches its manifest, which must list the files
-    `needed`; `UserError` for a file that cannot be read, which may be intact.
+def verify(directory: Path, *needed: str) -> list[str]:
+    """Return the names of the files in a directory's manifest. Raises `DamagedError` unless these
+    are intact and include those `needed`; `UserError` for a file that cannot be read, which may be
+    intact.
     """
     entries = _read_manifest(directory)
     for name in needed:
@@ -151,20 +152,16 @@ def verify(directory: Path, *needed: str) -> None:
     for name, entry in entries.items():
         file = directory / name
         try:
-            _verify_file(file, entry)
+            if not _is_regular(file):
+                raise MissingError(f"{file}: missing")
+            if (size := file.stat().st_size) != entry.size:
+                raise DamagedError(f"{file}: {size} bytes instead of {entry.size} in the manifest")
+            if hash_file(file) != entry.sha256:
+                text = "its SHA-256 is not the manifest's; the file was changed or damaged"
+                raise DamagedError(f"{file}: {text}")
         except OSError as error:
             raise UserError(f"{file}: cannot be read: {error.strerror}") from None
-
-
-def _verify_file(file: Path, entry: Entry) -> None:
-    if not _is_regular(file):
-        raise MissingError(f"{file}: missing")
-    size = file.stat().st_size
-    if size != entry.size:
-        raise DamagedError(f"{file}: {size} bytes instead of {entry.size} in the manifest")
-    if hash_file(file) != entry.sha256:
-        text = "its SHA-256 is not the manifest's; the file was changed or damaged"
-        raise DamagedError(f"{file}: {text}")
+    return list(entries)
 
 
 def is_complete(directory: Path) -> bool:
@@ -177,13 +174,13 @@ def is_complete(directory: Path) -> bool:
 
 
 def hash_file(path: Path) -> str:
-    """SHA-256 of a file in hexadecimal."""
+    """Return the SHA-256 of a file in hexadecimal."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def hash_text(text: str) -> str:
-    """SHA-256 of a text in hexadecimal."""
+    """Return the SHA-256 of a text in hexadecimal."""
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 

@@ -27,6 +27,7 @@ State = Literal["preparing", "running", "complete", "stopped", "failed", "refuse
 PACKAGES = ("torch", "numpy", "sentencepiece", "sacrebleu", "safetensors")  # with their versions
 LARGEST_TEXT = 256 << 20  # bytes of a `metrics.jsonl`, or of a file of translations
 MOST_RECORDS, MOST_BROKEN = 2_000_000, 10_000  # lines of it, and invalid lines
+LONGEST_RECORD = 1 << 16  # bytes
 
 
 def with_fields_of(form: type[BaseModel]) -> AfterValidator:
@@ -177,6 +178,8 @@ class MetricsFile:
         data = read_bytes(self.path, LARGEST_TEXT) or b""
         for number, line in enumerate(io.BytesIO(data), 1):
             try:
+                if len(line) > LONGEST_RECORD:
+                    raise ValueError("longer than any record")
                 records.append(read_json(line, RECORD))
             except ValueError:
                 if line.endswith(b"\n"):

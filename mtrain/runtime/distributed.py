@@ -32,7 +32,7 @@ from mtrain.runtime.errors import (
     as_user_error,
     first_line,
 )
-from mtrain.runtime.log import silence
+from mtrain.runtime.log import logger
 
 # Timeouts of the start, of later calls (rank 0 may prepare text for days), and of sums on GPUs.
 START, MEET, ADD = timedelta(minutes=5), timedelta(days=7), timedelta(minutes=5)
@@ -228,7 +228,7 @@ def joined() -> Iterator[Ranks]:
         yield ranks
         return
     if not ranks.is_first:
-        silence()
+        logger.setLevel("ERROR")  # rank 0 logs the rest
     _meet(ranks)
     try:
         yield ranks

@@ -10,10 +10,13 @@ from mtrain.runtime import files
 Content = TypeVar("Content")
 
 LARGEST = 64 << 20  # bytes
+MOST_PARTS = 500_000  # values: each takes far more memory than its text
 
 
 def read_json(data: bytes, form: TypeAdapter[Content]) -> Content:
     """Parse JSON; raises `ValueError` with the first violation of the form in one line."""
+    if sum(map(data.count, (b",", b"[", b"{"))) > MOST_PARTS:
+        raise ValueError(f"more than {MOST_PARTS:,} values")
     try:
         return form.validate_json(data, strict=True)
     except ValidationError as error:

@@ -39,13 +39,9 @@ class Held:
     path: Path
     descriptor: int
 
-    def is_there(self) -> bool:
-        """Whether the file still has its name: a lock on a removed file protects nothing."""
-        return files.is_at(self.descriptor, self.path)
-
     def check(self) -> None:
         """Raise `ReplacedError` if the file, and so its directory, was removed or replaced."""
-        if not self.is_there():
+        if not files.is_at(self.descriptor, self.path):
             raise ReplacedError(
                 f"{self.path.parent}: was removed or replaced while this process used it; nothing "
                 "more is written to it. Start again with a run_dir that nobody removes"
@@ -68,7 +64,7 @@ def exclusive(path: Path, *, wait: Callable[[str], None] | None = None) -> Itera
                     raise RefusedError(f"{path.parent}: in use by {holder}; wait for it or stop it")
                 wait(holder)
                 time.sleep(POLL)
-            if held.is_there():  # or another process has a new file
+            if files.is_at(held.descriptor, path):  # a lock on a removed file protects nothing
                 _write_name(held.descriptor)
                 yield held
                 return

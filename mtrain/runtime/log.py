@@ -80,11 +80,6 @@ def set_up_console(*, times: bool = False) -> None:
     logging.raiseExceptions = False  # report a full disk once, not for every line
 
 
-def silence() -> None:
-    """Log errors only: rank 0 of the job logs the rest."""
-    logger.setLevel(logging.ERROR)
-
-
 def add_log_file(path: Path) -> None:
     """Write the records to a file, too, instead of an earlier one; raises `OSError`."""
     close_log_files()

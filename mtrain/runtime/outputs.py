@@ -29,26 +29,9 @@ class _Output:
 
     path: Path  # as the user named it
     place: Path  # where that leads
+    partial: Path  # the temporary name
     descriptor: int  # of the temporary file; holds its lock
     sink: IO[bytes]
-
-    @property
-    def partial(self) -> Path:
-        """The temporary name."""
-        return _partial_of(self.place)
-
-    def check(self, *, is_new: bool) -> None:
-        """Raise `UserError` if the file cannot get its own name, which must be free if `is_new`."""
-        if not files.is_at(self.descriptor, self.partial):
-            raise UserError(f"{self.partial}: was removed or replaced while it was written")
-        if is_new and os.path.lexists(self.path):
-            raise RefusedError(f"{self.path}: exists already; remove it, or choose another name")
-
-    def publish(self) -> None:
-        """Rename the file to its own name."""
-        os.replace(self.partial, self.place)
-        with suppress(PermissionError):  # a directory that may be written to, but not read
-            files.sync(self.place.parent)
 
     def close(self, *, keeps_lines: bool) -> None:
         """Close the file. If it was not published, keep its complete lines and log where they are,
@@ -120,9 +103,14 @@ def _publish(outputs: list[_Output], *, is_new: bool) -> None:
     """Rename all files to their names, or, if a name of a new one is taken, none."""
     for each in outputs:
         os.fsync(each.descriptor)
-        each.check(is_new=is_new)
+        if not files.is_at(each.descriptor, each.partial):
+            raise UserError(f"{each.partial}: was removed or replaced while it was written")
+        if is_new and os.path.lexists(each.path):
+            raise RefusedError(f"{each.path}: exists already; remove it, or choose another name")
     for each in outputs:
-        each.publish()
+        os.replace(each.partial, each.place)
+        with suppress(PermissionError):  # a directory that may be written to, but not read
+            files.sync(each.place.parent)
 
 
 def _begin(name: str | Path) -> _Output | None:
@@ -137,15 +125,16 @@ def _begin(name: str | Path) -> _Output | None:
         old = os.stat(path)
     if old is not None and not _is_replaceable(old, place):
         return None
+    partial = _partial_of(place)
     try:
-        descriptor = _make_held(_partial_of(place))
+        descriptor = _make_held(partial)
     except OSError as error:
         if old is not None and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             return None
         raise
     if old is not None:
         os.fchmod(descriptor, old.st_mode & 0o777)
-    return _Output(path, place, descriptor, os.fdopen(descriptor, "wb", closefd=False))
+    return _Output(path, place, partial, descriptor, os.fdopen(descriptor, "wb", closefd=False))
 
 
 def _standard(name: str | Path) -> str | int:
@@ -212,25 +201,23 @@ def refuse_overwriting(output: str | Path | None, *inputs: str | Path | None) ->
     if output is None or str(output) == "-":
         return
     for name in (str(each) for each in inputs if each is not None):
-        if _written(str(output), stat.S_ISREG) & _files_of([0 if name == "-" else name]):
+        if _written(str(output)) & _files_of([0 if name == "-" else name], stat.S_ISREG):
             raise RefusedError(f"{output}: is an input, too; write to another file")
 
 
 def refuse_one_file(output: str, other: str, option: str) -> None:
     """Refuse to write two outputs to one file; `option` is that of the other one."""
-    if os.devnull not in (output, other) and _written(output, bool) & _written(other, bool):
+    if os.devnull not in (output, other) and _written(output) & _written(other):
         raise RefusedError(f"{option} {other}: is the output file, too; choose another file")
 
 
-def _written(output: str, is_meant: Callable[[int], bool]) -> set[object]:
+def _written(output: str) -> set[object]:
     """Return what is written to for an output, its temporary file included."""
     partial = str(_partial_of(Path(os.path.realpath(output))))
-    return _files_of([1] if output == "-" else [output, partial], is_meant)
+    return _files_of([1] if output == "-" else [output, partial], bool)
 
 
-def _files_of(
-    names: list[str | int], is_meant: Callable[[int], bool] = stat.S_ISREG
-) -> set[object]:
+def _files_of(names: list[str | int], is_meant: Callable[[int], bool]) -> set[object]:
     """Return what names or numbers of streams stand for: the number, the path with links resolved,
     and device and inode of a file that exists, if its mode `is_meant`.
     """

@@ -69,21 +69,14 @@ class Comparison:
 
     def as_json(self) -> dict[str, Any]:
         """Return the object of `--json`."""
-        return {
-            "lines": self.lines,
-            "baseline": self.systems[0],
-            "systems": [self._system_as_json(number) for number in range(len(self.systems))],
-            "signatures": {
-                metric: {"bootstrap": text} for metric, (text, _) in self.tested.items()
-            },
-        }
-
-    def _system_as_json(self, number: int) -> dict[str, Any]:
-        scores = {metric: rows[number].as_json() for metric, (_, rows) in self.tested.items()}
-        lines = {
-            key: [each.as_json() for each in found] for key, found in self.contrasts[number].items()
-        }
-        return {"system": self.systems[number], **scores, **lines}
+        systems = []
+        for number, (name, contrasts) in enumerate(zip(self.systems, self.contrasts, strict=True)):
+            scores = {metric: rows[number].as_json() for metric, (_, rows) in self.tested.items()}
+            lines = {word: [each.as_json() for each in found] for word, found in contrasts.items()}
+            systems.append({"system": name, **scores, **lines})
+        signatures = {metric: {"bootstrap": text} for metric, (text, _) in self.tested.items()}
+        named = {"lines": self.lines, "baseline": self.systems[0]}
+        return {**named, "systems": systems, "signatures": signatures}
 
     def __str__(self) -> str:
         signatures = (f"{METRICS[metric]} {text}" for metric, (text, _) in self.tested.items())

@@ -11,6 +11,7 @@ from typing import Any
 from mtrain.corpus.writing_systems import language_code, script_of, scripts_of
 from mtrain.runtime.errors import MissingExtraError, RefusedError, UserError
 from mtrain.runtime.log import logger, progress_bar
+from mtrain.scoring.references import check_equal
 
 METRICS = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}
 TOKENIZERS = {"zh": "zh", "zho": "zh", "cmn": "zh", "ja": "ja-mecab", "jpn": "ja-mecab"}
@@ -101,20 +102,14 @@ def score(
     if interval:
         check_seed()
     for reference in references:  # sacreBLEU cuts lists of unequal length without a word
-        if len(reference) != len(hypotheses):
-            raise UserError(
-                f"{len(hypotheses)} hypotheses but {len(reference)} references: "
-                "they must match line for line"
-            )
+        check_equal("the translation", hypotheses, "the reference", reference)
     if not hypotheses:
         raise UserError("there are no lines to score")
     scorer = _metric(metric, tokenize, lowercase)
     compute = scorer._compute_score_from_stats
 
     def compute_as_float(stats: Any) -> Any:
-        computed = compute(
-            stats
-        )  # in resamples without text, of a type that has no mean with others
+        computed = compute(stats)  # without text, its score is of a type that has no mean
         computed.score = float(computed.score)
         return computed
 
@@ -145,13 +140,6 @@ def score_all(
             scores[metric] = score(metric, hypotheses, references, **options)
             bar.update()
     return scores
-
-
-def bleu_of_run(hypotheses: list[str], references: list[str], language: str) -> Score:
-    """Return corpus BLEU as a run scores its target language; raises `UserError`."""
-    tokenize = tokenizer_for(language)
-    check_tokenizer(tokenize)
-    return score("bleu", hypotheses, [references], tokenize=tokenize)
 
 
 def sentence_chrf(

@@ -36,12 +36,16 @@ def _checked(
     path: Path, lines: list[str], counts: Counter[str], references: list[list[str]]
 ) -> list[str]:
     warn_of(counts)
-    if references and len(lines) != len(references[0]):
-        raise UserError(
-            f"{path} has {len(lines)} lines but the reference has {len(references[0])}: "
-            "they must match line for line"
-        )
+    for reference in references[:1]:
+        check_equal(path, lines, "the reference", reference)
     return lines
+
+
+def check_equal(name: object, lines: list[str], other: object, others: list[str]) -> None:
+    """Raise `UserError` unless two texts with these names have the same number of lines."""
+    if len(lines) != len(others):
+        counts = f"{name} has {len(lines)} lines but {other} has {len(others)}"
+        raise UserError(f"{counts}: they must match line for line")
 
 
 def decode_lines(lines: Iterable[bytes], counts: Counter[str]) -> Iterator[str]:

@@ -16,7 +16,6 @@ from mtrain.config.schema import Config
 from mtrain.data.batches import SpecialIds, batch_by_tokens, collate
 from mtrain.model.building import shape_of
 from mtrain.model.transformer import Transformer
-from mtrain.runs import checkpoint
 from mtrain.runtime.device import telling_lack_of_memory
 from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import UserError
@@ -56,8 +55,10 @@ def describe_run(
     with torch.device("meta"):
         parameters = Transformer(shape_of(config, vocab_size, IDS.pad)).num_parameters
     has_average = train.ema_decay is not None  # stored in addition to the latest weights
-    keep = max(train.keep_checkpoints, train.average_last)
-    one, all_ = checkpoint.disk_needed(parameters, vocabulary, keep, 2 + has_average)
+    one = 4 * parameters + vocabulary
+    # the best, the average and one being written are kept, too; three have the trainer's state
+    all_ = one * (max(train.keep_checkpoints, train.average_last) + 3)
+    all_ += 3 * 4 * parameters * (2 + has_average)
     state = (STATE_BYTES + 4 * has_average) * parameters
     step_batches, peak_step = train.accum_steps * ranks.size, max(1, train.warmup_steps)
     per_epoch, per_step = max(1, int(micro_batches // step_batches)), int(tokens * step_batches)

@@ -106,7 +106,8 @@ class Validation:
         mine = slice(self.ranks.rank, None, self.ranks.size)
         sources, references = text.sources[mine], text.references[mine]
         parts = self.ranks.gather(lambda: Scorer(model).nll(sources, references), NLL)
-        bleu = metrics.bleu_of_run(hypotheses, text.references, self.config.data.tgt_lang)
+        tokenize = metrics.tokenizer_for(self.config.data.tgt_lang)
+        bleu = metrics.score("bleu", hypotheses, [text.references], tokenize=tokenize)
         entry: Entry = {
             "bleu": bleu.score,
             "chrf": metrics.score("chrf", hypotheses, [text.references]).score,

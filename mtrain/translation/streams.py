@@ -23,7 +23,7 @@ from mtrain.data.tokenizer import Tokenizer
 from mtrain.runs import checkpoint, layout, manifest
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import Places, progress_bar
-from mtrain.scoring.references import decode_lines, warn_of
+from mtrain.scoring.references import check_equal, decode_lines, warn_of
 from mtrain.translation.attention import align
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
@@ -124,11 +124,7 @@ def score_files(loaded: LoadedModel, source: Path, target: Path, sink: IO[bytes]
     src, tgt = (
         list(_shortened(read_file(path, counts), counts, loaded)) for path in (source, target)
     )
-    if len(src) != len(tgt):
-        raise UserError(
-            f"{source} has {len(src)} lines but {target} has {len(tgt)}: "
-            "they must match line for line"
-        )
+    check_equal(source, src, target, tgt)
     window, scorer, cut = loaded.decode.window, Scorer(loaded), (Places(), Places())
     with progress_bar(len(src), "line", "scoring") as bar:
         for start in range(0, len(src), window):

@@ -274,10 +274,14 @@ MISTAKES = [
     ("average {tmp}/none -o {tmp}/mean", 1, ["none"]),
     # pages
     ("attention -m {run} -o {tmp}/a.html", 2, ["give either a sentence or -i/--input FILE"]),
-    ("attention -m {run} -o {tmp}/a.svg x", 2, ["a.svg: is a page; give a name that ends in"]),
+    (
+        "attention -m {run} -o {tmp}/a.svg x",
+        2,
+        ["a.svg: the output is HTML; give a name that ends in"],
+    ),
     ("attention -m {run} -o {tmp}/a.html --kind self x", 2, ["--kind self: expected encoder, dec"]),
     ("attention -m {run} -o {tmp}/a.html --head 0 x", 2, ["--head 0: expected a number from 1"]),
-    ("attention -m {run} -o {tmp}/a.html --head 9 x", 2, ["--head 9: this model has 2 heads"]),
+    ("attention -m {run} -o {tmp}/a.html --head 9 x", 2, ["--head 9: these maps have 2 heads"]),
     ("attention -m {run} -o {tmp}/a.html -i {src} -t {short}", 1, ["short has 2 lines but", "6"]),
     ("attention -m {run} -o {tmp}/a.html -i {many}", 2, ["more than 50 sentences"]),
     ("report {tmp}/data -o {tmp}/a.html", 1, ["not a run directory: it holds no config.yaml"]),
@@ -331,7 +335,7 @@ def paths() -> Iterator[str]:
     yield "attention -m x -o x.html -i x -t {}"
 
 
-@pytest.mark.parametrize("line", paths())
+@pytest.mark.parametrize("line", list(paths()))
 def test_every_path_of_the_command_line_is_expanded(
     command: Command, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:

@@ -151,7 +151,7 @@ TRAIN = "{src: a.en, tgt: a.de}"
 # What replaces the training corpus in line 5, and the message without `data.train.0.`.
 CORPORA_REFUSED = [
     ("{file: a.csv, src: 0, tgt: 1}", "file: form, got 'a.csv' a .tsv, .jsonl or .tmx"),
-    ("{file: a.tsv, src: 0, tgt: de}", "file: both numbers of columns"),
+    ("{file: a.tsv, src: 0, tgt: de}", "file: both be column numbers"),
     ("{file: a.jsonl, src: 0, tgt: 1}", "file: names, not numbers"),
     ("{file: a.tmx.gz, src: 0, tgt: de}", "file: codes such as en"),
     ("{file: a.tmx, src: en-us, tgt: en-US}", "tgt: en-US is the source's language"),

@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import logging
+import mmap
 import pkgutil
 import re
 import time
@@ -221,6 +222,15 @@ def test_the_header_of_a_page_is_read_or_refused(
     path.write_bytes(data[: 4 + at] + more + data[4 + at + len(more) :])
     with suppress(UserError):
         list(read_pairs(FileCorpus(file=str(path), src="a", tgt="b"), Reading()))
+
+
+@pytest.mark.parametrize("header", ["15 00 10 15 02 00", "15 8e 80 80 80 20 00"])
+def test_a_header_that_readers_understand_differently_is_refused(header: str) -> None:
+    """An end with a number beside it, and 2^32 + 7, of which others read 7."""
+    with mmap.mmap(-1, 16) as data:
+        data[: len(bytes.fromhex(header))] = bytes.fromhex(header)
+        with pytest.raises(LookupError):
+            parquet_reader._struct(data)
 
 
 def nested(folder: Path, rows: list[tuple[str, str]]) -> Corpus:

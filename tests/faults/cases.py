@@ -10,8 +10,10 @@ The kinds at the end of this module each make one kind of case.
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -69,7 +71,17 @@ READS: Commands = {
     "encode": (1, "tokenizer encode -m run"),
     "decode": (1, "tokenizer decode -m run"),
 }
-ONE_FOR_ONE = ("translate", "translate <", "translate < --line-buffered", "encode", "decode")
+# Lines of output for each line that is read.
+LINES_FOR_ONE = {
+    **dict.fromkeys(("translate", "translate <", "translate < --line-buffered"), 1),
+    **{"translate -o": 2, "encode": 1, "decode": 1},
+}
+# Uses of a run that give the same result as without damage, on stdout and in WRITTEN, or fail.
+SAME = USES.keys() - {"verify", "report", "train", "dry run", "other seed"}
+WRITTEN = (
+    *("out/old.txt", "out/new.html", "out/average/manifest.json", "out/export/manifest.json"),
+    "run/checkpoints/step-00000004/manifest.json",
+)
 
 PLANTS = [
     *(".config.yaml.partial", ".run.json.partial", ".status.json.partial", ".best.json.partial"),
@@ -96,6 +108,7 @@ class Case:
     is_own: bool = True  # the config is the user's: may read what it names, and ask the hub
     must_fail: bool = False
     lines: int | None = None  # so many must come out
+    keeps_result: bool = False  # success means the result of the undamaged run
 
     @property
     def box(self) -> Path:
@@ -219,12 +232,22 @@ def of_corpus(case: Case) -> None:
 
 
 def _read_texts(case: Case, form: str, names: list[str]) -> None:
-    data = (case.box / names[0]).read_bytes() if form == "plain" else b"bavo celu\n"
-    case.stdin = data
+    data = (case.box / names[0]).read_bytes()
+    case.stdin = data if form == "plain" else b"bavo celu\n"
     case.choose(READS, SRC=names[0], TGT=names[1])
-    is_plain = form == "plain" or "-i" not in case.arguments
-    if is_plain and case.command in ONE_FOR_ONE:
-        case.lines = data.count(b"\n") + (not data.endswith(b"\n") and data != b"")
+    if "-i" not in case.arguments:
+        data = case.stdin
+    elif form == "zst":  # without a checksum: the damage may not show
+        return
+    elif form == "gz":
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError, zlib.error):
+            case.must_fail = True
+            return
+    if case.command in LINES_FOR_ONE:
+        lines = data.count(b"\n") + (not data.endswith(b"\n") and data != b"")
+        case.lines = lines * LINES_FOR_ONE[case.command]
 
 
 def _model(case: Case) -> str:
@@ -243,6 +266,7 @@ def of_run(case: Case) -> None:
     file = _file_of_run(case)
     name, data = str(file.relative_to(case.box)), file.read_bytes()
     case.is_own = False
+    case.keeps_result = file.name != "best.json"
     case.choose(USES, MODEL=model)
     deed = rng.choice((*mutate.LEADS, "bytes", "bytes", "secrets"))
     if file.suffix in (".json", ".jsonl", ".yaml") and rng.random() < 0.5:
@@ -281,6 +305,7 @@ def of_plants(case: Case) -> None:
     mutate.lead(case.box / "run" / name, to, case.root / "outside")
     case.what = f"run/{name}: {to}"
     case.is_own = False
+    case.keeps_result = "best.json" not in name
     train = {name: USES[name] for name in ("go on", "tensorboard", "train", "other seed")}
     case.choose(train if case.rng.random() < 0.7 else USES, MODEL=model)
 

@@ -1,7 +1,7 @@
 """`make fuzz`: odd input for every command, from a seed; what must never happen, and a table.
 
 PYTHONPATH=tests python -m faults.fuzz --seconds 300 --seed 1
-PYTHONPATH=tests python -m faults.fuzz --seed 1 --case 17       # one case again, kept on disk
+PYTHONPATH=tests python -m faults.fuzz --seed 1 --case 17       # one case again
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from random import Random
 
 from faults import mutate
-from faults.cases import KINDS, SECRET, Case
+from faults.cases import KINDS, SAME, SECRET, WRITTEN, Case
 from faults.rig import Done, Processes, new_config
 
 MOST_SECONDS, MOST_MEMORY = 30.0, 2000
@@ -109,6 +109,19 @@ class Base:
         case = Case(Random(0), root, arguments=["train", "-c", "config.yaml"])
         done = self.run(case)
         assert done.code == 0, done.err
+        self._expected: dict[str, list[bytes]] = {}
+
+    def expected(self, case: Case) -> list[bytes]:
+        """Return the result of a case's command in an undamaged sandbox."""
+        key = shlex.join(case.arguments)
+        if key not in self._expected:
+            other = self.copy(Random(0), f"{case.root.name}-undamaged")
+            other.arguments, other.stdin = case.arguments, case.stdin
+            done = self.run(other)
+            assert done.code == 0, (key, done.err)
+            self._expected[key] = result(other, done)
+            shutil.rmtree(other.root)
+        return self._expected[key]
 
     def copy(self, rng: Random, name: str) -> Case:
         root = self.directory / name
@@ -145,6 +158,12 @@ class Base:
         )
 
 
+def result(case: Case, done: Done) -> list[bytes]:
+    """Return stdout and the files that must be the same whenever a command succeeds."""
+    written = [case.box / name for name in WRITTEN]
+    return [done.out, *(path.read_bytes() if path.is_file() else b"" for path in written)]
+
+
 def _crashes(case: Case, done: Done) -> Iterable[str]:
     if done.seconds >= MOST_SECONDS:
         yield "hangs"
@@ -165,7 +184,7 @@ def _texts(case: Case, done: Done) -> Iterable[str]:
     if re.search(r"[\0-\x08\x0b-\x1f\x7f-\x9f]", shown):
         yield f"prints a control character: {case.command}"
     log = case.box / "run/train.log"
-    if stat.S_ISREG(log.lstat().st_mode) if os.path.lexists(log) else False:
+    if log.is_file() and not log.is_symlink() and "train.log" not in case.what:
         shown += "\n" + log.read_text(errors="replace")
     if re.search(f"(?m)^{mutate.FORGED}", shown):
         yield "prints a forged line of a log"
@@ -201,11 +220,17 @@ def _changes(case: Case, done: Done, before: Files, after: Files) -> Iterable[st
             return  # one is enough to look at
 
 
-def _results(case: Case, done: Done) -> Iterable[str]:
+def _results(base: Base, case: Case, done: Done) -> Iterable[str]:
     if done.code == 0 and case.must_fail:
         yield f"accepts it: {case.command}"
-    if done.code == 0 and case.lines is not None and done.out.count(b"\n") != case.lines:
-        yield f"another number of lines: {case.command}"
+    if done.code == 0 and case.lines is not None:
+        written = case.box / "out/old.txt"
+        text = written.read_bytes() if "-o" in case.arguments else done.out
+        if text.count(b"\n") != case.lines:
+            yield f"another number of lines: {case.command}"
+    is_kept = done.code == 0 and case.keeps_result and case.command in SAME
+    if is_kept and result(case, done) != base.expected(case):
+        yield f"another result: {case.command}"
 
 
 def attempt(base: Base, seed: int, number: int) -> Outcome:
@@ -218,7 +243,7 @@ def attempt(base: Base, seed: int, number: int) -> Outcome:
         *_crashes(case, done),
         *_texts(case, done),
         *_changes(case, done, before, after),
-        *_results(case, done),
+        *_results(base, case, done),
     ]
     shutil.rmtree(case.root)
     return Outcome(kind, number, ascii(shlex.join(case.arguments))[1:-1], case.what, troubles, done)

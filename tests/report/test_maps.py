@@ -102,9 +102,9 @@ def test_what_is_too_long_to_be_read_is_refused(loaded_model: LoadedModel) -> No
 
 def test_layers_and_heads_that_the_model_lacks_are_refused(loaded_model: LoadedModel) -> None:
     for choice, words in (
-        (Choice(layers=(1, 3)), "--layer 3: this model has 2 layers"),
-        (Choice(("decoder",), (2,)), "--layer 2: this model has 1 layers"),
-        (Choice(heads=(5,)), "--head 5: this model has 4 heads"),
+        (Choice(layers=(1, 3)), "--layer 3: these maps have 2 layers"),
+        (Choice(("decoder",), (2,)), "--layer 2: these maps have 1 layers"),
+        (Choice(heads=(5,)), "--head 5: these maps have 4 heads"),
     ):
         with pytest.raises(RefusedError, match=words):
             maps.check_choice(loaded_model, choice)

@@ -199,7 +199,7 @@ def test_a_lock_removed_while_it_is_waited_for_is_not_taken(tmp_path: Path) -> N
 
     def wait_for_it() -> None:
         with lock.exclusive(path, wait=lambda holder: waiting.set()) as held:
-            found.append(held.is_there())
+            found.append(files.is_at(held.descriptor, path))
 
     thread = threading.Thread(target=wait_for_it)
     with lock.exclusive(path):
@@ -282,7 +282,7 @@ def test_a_run_whose_checkpoints_are_gone_is_not_trained_anew(
     before = {file: file.read_bytes() for file in run.glob("[bcmr]*.*")}
     for options in (["--dry-run"], []):
         assert train(config, "--set", "train.max_steps=4", *options) == 2
-        assert "of this run are gone, which came to step 2" in capsys.readouterr().err
+        assert "of this run are gone; it had reached step 2" in capsys.readouterr().err
         assert {file: file.read_bytes() for file in run.glob("[bcmr]*.*")} == before
     if missing == "best.json":
         edit(run / "status.json", step=1)  # nothing was saved then

@@ -165,7 +165,12 @@ def test_links_in_a_run_are_found_and_not_followed(run: Path, name: str) -> None
     assert {each.state for each in inside} <= {"damaged"}
 
 
-@pytest.mark.parametrize("harm", [pipe, folder, empty, huge])
+def many(path: Path) -> None:
+    """Write values that take hundreds of times the memory of their text."""
+    path.write_text("[" + "[]," * 500_000 + "[]]")
+
+
+@pytest.mark.parametrize("harm", [pipe, folder, empty, huge, many])
 def test_what_is_no_file_of_a_run_is_found(run: Path, harm: Harm) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     alone = {"run.json", "best.json", "config.yaml"}  # other checks need these
@@ -302,7 +307,7 @@ def test_the_command_ends_with_1_where_something_is_bad(run: Path) -> None:
     done = run_mtrain("verify", run, "--json")
     content = json.loads(done.stdout)
     assert done.returncode == 1
-    assert f"error: {run}: 1 of {len(content['findings'])} findings are bad" in done.stderr
+    assert f"error: {run}: 1 of {len(content['findings'])} items are not intact" in done.stderr
     assert content["good"] is False
     (bad,) = [one for one in content["findings"] if one["state"] in BAD]
     assert bad["what"] == LAST

@@ -155,7 +155,7 @@ def test_an_unknown_tokenizer_is_refused() -> None:
 @pytest.mark.parametrize("count", [5, 7, 0])
 def test_lists_of_other_lengths_are_refused_with_both_counts(metric: str, count: int) -> None:
     references = [REFERENCE, (SECOND + SECOND)[:count]]
-    with pytest.raises(UserError, match=f"6 hypotheses but {count} references"):
+    with pytest.raises(UserError, match=f"has 6 lines but the reference has {count}"):
         score(metric, HYPOTHESIS, references)
 
 
