@@ -36,6 +36,7 @@ from conftest import (
 
 from mtrain.config.loading import load_config
 from mtrain.data import batches
+from mtrain.data.tokenizer import train_tokenizer
 from mtrain.runs import checkpoint, layout, manifest
 from mtrain.runs.checkpoint import TrainerState
 from mtrain.runtime import log
@@ -419,6 +420,16 @@ def test_a_position_beyond_the_epoch_is_refused(run: Path) -> None:
     (inner / "state.json").write_text(json.dumps({**state, "pool": 10**15}))
     manifest.seal(inner)
     with pytest.raises(UserError, match="trainer: damaged: its position is no part of an epoch"):
+        start(run)
+
+
+def test_a_checkpoint_of_another_vocabulary_is_refused(run: Path) -> None:
+    stop(run, 5)
+    path = run / "checkpoints" / "step-00000005"
+    vocabulary = train_tokenizer(lambda: ["other words"] * 9, vocab_size=280)
+    (path / "tokenizer.model").write_bytes(vocabulary)
+    manifest.seal(path)
+    with pytest.raises(UserError, match="was made with another vocabulary than this run's"):
         start(run)
 
 
