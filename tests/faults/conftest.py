@@ -9,11 +9,20 @@ from typing import Any
 import pytest
 from processes import Processes
 
-from faults.rig import Bench, new_config
+from faults.rig import INJECTED, Bench, new_config
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all-faults", action="store_true", help="inject every fault in full number")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the table of the README in Markdown."""
+    if not terminalreporter.config.getoption("--all-faults", False):
+        return
+    terminalreporter.write_line("\n| test | injected | survived |\n| --- | --- | --- |")
+    for test, injected, survived in INJECTED:
+        terminalreporter.write_line(f"| `{test}` | {injected:,} | {survived:,} |")
 
 
 @pytest.fixture(scope="session")

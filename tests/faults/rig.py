@@ -96,6 +96,8 @@ def new_config(directory: Path, **overrides: Any) -> Path:
     return write_config(directory, **{**SETTINGS, **overrides})
 
 
+# Of each call of `Bench.inject`: name of the test, and numbers of faults injected and survived.
+INJECTED: list[tuple[str, int, int]] = []
 LEFT_ALONE: dict[tuple[object, ...], tuple[Rig, float]] = {}
 LOCK = threading.Lock()
 
@@ -187,5 +189,7 @@ class Bench:
             return trouble and f"{case}: {trouble}"
 
         failures = [text for text in in_parallel(named, some, threads) if text]
+        test = os.environ["PYTEST_CURRENT_TEST"].split("::")[1].split(" ")[0]
+        INJECTED.append((test, len(some), len(some) - len(failures)))
         if failures:
             pytest.fail("\n\n".join(failures[:10]), pytrace=False)
