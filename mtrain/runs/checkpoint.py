@@ -146,9 +146,12 @@ def prune(
 
 def average(paths: list[Path]) -> dict[str, Tensor]:
     """Return the mean of the weights of checkpoints of one shape, summed in float64."""
-    total = {name: weight.double() for name, weight in load(paths[0]).weights.items()}
-    for path in paths[1:]:
+    total: dict[str, Tensor] = {}
+    for path in paths:
         weights = load(path).weights
+        if odd := [name for name, weight in weights.items() if weight.dtype != torch.float32]:
+            raise UserError(f"{path}: {odd[0]} is {weights[odd[0]].dtype}, not fp32")
+        total = total or {name: weight.double() * 0 for name, weight in weights.items()}
         if {n: w.shape for n, w in weights.items()} != {n: w.shape for n, w in total.items()}:
             raise UserError(f"{path}: its model has another shape than {paths[0]}")
         for name, weight in weights.items():
