@@ -189,7 +189,7 @@ class Bench:
             return trouble and f"{case}: {trouble}"
 
         failures = [text for text in in_parallel(named, some, threads) if text]
-        test = os.environ["PYTEST_CURRENT_TEST"].split("::")[1].split(" ")[0]
+        test = os.environ["PYTEST_CURRENT_TEST"].split("::")[1].rsplit(" ", 1)[0]
         INJECTED.append((test, len(some), len(some) - len(failures)))
         if failures:
             pytest.fail("\n\n".join(failures[:10]), pytrace=False)
