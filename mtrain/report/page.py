@@ -222,7 +222,7 @@ def _samples(report: Report, valid: Text | None, places: list[int]) -> list[Samp
         step = layout.step_of(Path(name))
         title = "Average" if step is None else f"Step {step:,}"
         with report.part("samples", f"{title} is left out"):
-            _, lines = reader.read_translations(report.run.path, name)
+            lines = reader.read_translations(report.run.path, name)
             found[title] = {i: _cut(line) for i, line in enumerate(lines) if i in places}
     if not any(found.values()):
         scored = bool(report.history.entries)

@@ -97,8 +97,8 @@ def read_run(path: Path) -> Run:
     return Run(path, text, config, status, begun, read(layout.BEST, BEST), errors)
 
 
-def read_translations(run_dir: Path, name: str) -> tuple[int, Iterator[str]]:
-    """Read a file of `validation/`: the number of bytes, and the lines. Raises `UserError` for one
+def read_translations(run_dir: Path, name: str) -> Iterator[str]:
+    """Read the lines of a file of `validation/`. Raises `UserError` for one
     that is missing, has more lines or longer ones than a model writes, or is not UTF-8.
     """
     path = layout.translations(run_dir, name)
@@ -106,7 +106,7 @@ def read_translations(run_dir: Path, name: str) -> tuple[int, Iterator[str]]:
     data = records.read_bytes(path, LARGEST_TEXT)
     if data is None:
         raise MissingError(f"{path}: missing")
-    return len(data), _lines(path, data)
+    return _lines(path, data)
 
 
 def _lines(path: Path, data: bytes) -> Iterator[str]:

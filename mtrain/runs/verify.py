@@ -284,8 +284,7 @@ def _translations(run: Run, sizes: dict[str, int]) -> Iterator[Finding]:
 
 def _count(what: str, run_dir: Path, name: str, size: int | None) -> Iterator[Finding]:
     """Check translations of a set of `size` pairs, None if unknown."""
-    _, lines = reader.read_translations(run_dir, name)
-    count = sum(1 for _ in lines)
+    count = sum(1 for _ in reader.read_translations(run_dir, name))
     if size is not None and count != size:
         yield Finding(what, CHANGED, f"{count:,} lines, but {size:,} pairs in its set")
     else:
