@@ -37,6 +37,8 @@ def test_it_translates_as_the_command_does(model: mtrain.Model, trained_run: Pat
     assert [row[2] for row in rows] == [each.text for best in found for each in best]
     scores = [each.score for best in found for each in best]
     assert [float(row[1]) for row in rows] == pytest.approx(scores, rel=1e-4)
+    done = run_mtrain("translate", "-m", trained_run, "--sample", "--mbr", "4", input=text)
+    assert done.stdout.splitlines() == model.translate(LINES, sample=True, mbr=4)
 
 
 def test_a_text_gives_a_text_and_a_list_a_list(model: mtrain.Model) -> None:
@@ -79,6 +81,7 @@ def test_several_paths_are_an_ensemble(model: mtrain.Model, trained_run: Path) -
         (lambda model: mtrain.load("no/where"), "no/where"),
         (lambda model: model.translate(["a"], beam_size=0), "--beam-size 0"),
         (lambda model: model.translate(["a"], n_best=5, beam_size=2), "from 1 to beam_size 2"),
+        (lambda model: model.translate(["a"], n_best=2, mbr=4), "without n_best"),
         (lambda model: model.score(["a"], []), "1 sources but 0 targets"),
     ],
 )

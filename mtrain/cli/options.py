@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 
 from mtrain.runtime import log
-from mtrain.runtime.errors import printable
+from mtrain.runtime.errors import RefusedError, printable
 from mtrain.runtime.files import expand_path
 from mtrain.runtime.stop import Stop, parse_duration
 
@@ -102,6 +102,10 @@ SEARCH: dict[str, tuple[Any, Any]] = {
         int,
         value("N", "Largest batch, in padded source tokens x beam size.", min=1),
     ),
+    "mbr": (
+        int,
+        value("N", "Choose the most typical of N hypotheses (of N samples with --sample).", min=2),
+    ),
 }
 SAMPLING: dict[str, tuple[Any, Any]] = {
     "sample": (bool, flag("Sample at random instead of searching.", "--sample")),
@@ -111,7 +115,11 @@ SAMPLING: dict[str, tuple[Any, Any]] = {
         float,
         value("P", "Sample from the most likely tokens that together have probability P."),
     ),
+    "seed": (int, value("N", "Seed of sampling; default: the run's.")),
 }
+
+# Options that mean something only with --sample, and those only without it.
+OF_SAMPLING, OF_SEARCH = ["temperature", "top_k", "top_p", "seed"], ["beam_size"]
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -142,10 +150,13 @@ def open_translator(
     precision: str,
     *,
     seed: int | None = None,
-    samples: int = 1,
+    n_best: int | None = None,
+    mbr: int | None = None,
     **decode: Any,
 ) -> Iterator["Translator"]:
-    """Load models on every rank of the job; `decode` overrides their search settings."""
+    """Load models on every rank of the job; `decode` overrides their search settings. Raises
+    `RefusedError` for options that do not go together.
+    """
     from mtrain.runtime.distributed import joined
     from mtrain.translation.loading import load_on_ranks
     from mtrain.translation.translator import Translator
@@ -153,7 +164,29 @@ def open_translator(
     with joined() as ranks:
         ranks.check_same(ascii(sys.argv[1:]), "commands")
         loaded = load_on_ranks(models, ranks, device=device, precision=precision, **decode)
-        yield Translator(loaded, ranks, seed=seed, samples=samples)
+        given = {**decode, "seed": seed, "n_best": n_best, "mbr": mbr}
+        if refused := _mismatch(given, loaded.decode):
+            raise ranks.as_one(RefusedError(f"--{refused}"))
+        yield Translator(loaded, ranks, seed=seed, samples=n_best or 1, mbr=mbr)
+
+
+def _mismatch(given: dict[str, Any], decode: "schema.DecodeConfig") -> str | None:
+    """Name options of sampling without `--sample`, options of the search with it, more hypotheses
+    than the beam holds, and what does not go with `--mbr`.
+    """
+    n_best, mbr = given["n_best"], given["mbr"]
+    for name in ("beam_size", "n_best"):
+        if mbr is not None and given[name] is not None:
+            return f"{name.replace('_', '-')}: does not go with --mbr, which chooses one of its N"
+    names, advice = OF_SAMPLING, "needs --sample; add it"
+    if decode.sample:
+        names, advice = OF_SEARCH, "does not go with --sample; remove one of them"
+    elif n_best is not None and n_best > decode.beam_size:
+        return f"n-best {n_best} is more than the beam holds: add --beam-size {n_best} or more"
+    unused = (name for name in names if given.get(name) is not None)
+    if given.get("sample") or not decode.sample:
+        return next((f"{name.replace('_', '-')}: {advice}" for name in unused), None)
+    return None
 
 
 def begin_job(

@@ -13,7 +13,7 @@ from mtrain.runtime.errors import RefusedError
 from mtrain.runtime.outputs import refuse_overwriting, write_output
 
 
-@options.with_options(options.SEARCH)
+@options.with_options(options.SEARCH | options.SAMPLING)
 def evaluate(
     model: Annotated[
         list[Path] | None,

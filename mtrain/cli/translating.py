@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -13,12 +13,6 @@ from mtrain.cli.streams import as_text, check_output, check_page, reading, write
 from mtrain.runtime.console import loaded, writing
 from mtrain.runtime.errors import RefusedError
 from mtrain.runtime.outputs import opened, refuse_one_file, refuse_overwriting
-
-if TYPE_CHECKING:
-    from mtrain.translation.translator import Translator
-
-# Options that mean something only with --sample, and those only without it.
-OF_SAMPLING, OF_SEARCH = ["temperature", "top_k", "top_p", "seed"], ["beam_size"]
 
 
 @options.with_options(options.SEARCH | options.SAMPLING)
@@ -44,7 +38,6 @@ def translate(
         str | None,
         stream("File for word alignments: `0-1` links source word 0 to target word 1."),
     ] = None,
-    seed: Annotated[int | None, value("N", "Seed of sampling; default: the run's.")] = None,
     line_buffered: Annotated[
         bool, flag("Print each translation before reading the next line.", "--line-buffered")
     ] = False,
@@ -59,10 +52,7 @@ def translate(
     from mtrain.translation import streams
 
     _check_files(output, alignments, input_, target_prefix)
-    with options.open_translator(
-        model, device, precision, seed=seed, samples=n_best or 1, **decode
-    ) as translator:
-        _check_kind({**decode, "seed": seed}, n_best, translator)
+    with options.open_translator(model, device, precision, n_best=n_best, **decode) as translator:
         if not translator.ranks.is_first:
             input_ = output = os.devnull
             alignments = alignments and os.devnull
@@ -94,23 +84,6 @@ def _check_files(
             check_output(Path(name))
     if alignments is not None:
         refuse_one_file(output, alignments, "--alignments")
-
-
-def _check_kind(given: dict[str, object], n_best: int | None, translator: "Translator") -> None:
-    """Refuse options of sampling without `--sample`, options of the search with it, and more
-    hypotheses than the beam holds.
-    """
-    decode, refused = translator.decode, ""
-    names, advice = OF_SAMPLING, "needs --sample; add it"
-    if decode.sample:
-        names, advice = OF_SEARCH, "does not go with --sample; remove one of them"
-    elif n_best is not None and n_best > decode.beam_size:
-        refused = f"n-best {n_best} is more than the beam holds: add --beam-size {n_best} or more"
-    if given["sample"] or not decode.sample:
-        unused = (name for name in names if given[name] is not None)
-        refused = refused or next((f"{name.replace('_', '-')}: {advice}" for name in unused), "")
-    if refused:
-        raise translator.ranks.as_one(RefusedError(f"--{refused}"))
 
 
 def attention(

@@ -20,6 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+# Factors 0 or 1 of the token embeddings of src (B, S) and tgt_in (B, T).
+Kept = tuple[Tensor, Tensor]
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -293,27 +296,33 @@ class Transformer(nn.Module):
         """Logits of every next token: (B, S), (B, T) -> (B, T, V)."""
         return self.project(self.hidden(src, tgt_in))
 
-    def hidden(self, src: Tensor, tgt_in: Tensor) -> Tensor:
-        """Output of the decoder before projection: (B, S), (B, T) -> (B, T, D)."""
-        return self.decode(tgt_in, *self.encode(src))
+    def hidden(self, src: Tensor, tgt_in: Tensor, kept: Kept | None = None) -> Tensor:
+        """Output of the decoder before projection: (B, S), (B, T) -> (B, T, D). Token embeddings
+        count as zero where `kept` is 0.
+        """
+        src_kept, tgt_kept = kept or (None, None)
+        memory, src_mask = self.encode(src, src_kept)
+        return self.decode(tgt_in, memory, src_mask, tgt_kept)
 
     def project(self, hidden: Tensor) -> Tensor:
         """(..., D) -> logits (..., V)."""
         return F.linear(hidden, self.output.weight.to(hidden.dtype))
 
-    def encode(self, src: Tensor) -> tuple[Tensor, Tensor]:
+    def encode(self, src: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(B, S) -> memory (B, S, D) and src_mask (B, 1, 1, S), True at real tokens."""
         src_mask = (src != self.shape.pad_id)[:, None, None, :]
-        x = self._embed(src, self.src_embedding, self.src_positions)
+        x = self._embed(src, self.src_embedding, self.src_positions, kept)
         return self.run_encoder(x, src_mask), src_mask
 
-    def decode(self, tgt_in: Tensor, memory: Tensor, src_mask: Tensor) -> Tensor:
+    def decode(
+        self, tgt_in: Tensor, memory: Tensor, src_mask: Tensor, kept: Tensor | None = None
+    ) -> Tensor:
         """(B, T), (B, S, D), (B, 1, 1, S) -> (B, T, D). Padding follows the real tokens, so the
         causal mask hides it from them.
         """
         T = tgt_in.shape[1]
         causal = torch.ones(T, T, dtype=torch.bool, device=tgt_in.device).tril()
-        x = self._embed(tgt_in, self.tgt_embedding, self.tgt_positions)
+        x = self._embed(tgt_in, self.tgt_embedding, self.tgt_positions, kept)
         return self.run_decoder(x, causal, memory, src_mask)
 
     def run_encoder(self, x: Tensor, src_mask: Tensor) -> Tensor:
@@ -350,13 +359,21 @@ class Transformer(nn.Module):
                 module.watch = None
         return maps
 
-    def _embed(self, ids: Tensor, embedding: nn.Embedding, learned: nn.Embedding | None) -> Tensor:
+    def _embed(
+        self,
+        ids: Tensor,
+        embedding: nn.Embedding,
+        learned: nn.Embedding | None,
+        kept: Tensor | None,
+    ) -> Tensor:
         """Embeddings times sqrt(D) plus positions, with dropout (sections 3.4, 3.5, 5.4): (B, L) ->
-        (B, L, D).
+        (B, L, D). Where `kept` (B, L) is 0, the position alone remains.
 
         The matrix stays in fp32, so that the gradients of frequent tokens are summed in fp32.
         """
         x = embedding(ids) * self.shape.d_model**0.5
+        if kept is not None:
+            x = x * kept[..., None]
         x = x + self.positions(learned, 0, ids.shape[1])
         embedded: Tensor = self.dropout(x.to(self.dtype))
         return embedded

@@ -92,7 +92,7 @@ class Loop:
     epoch: Count
     pool: Count
     batch: Count
-    sums: Annotated[list[FiniteFloat], Field(min_length=2, max_length=2)]
+    sums: Annotated[list[FiniteFloat], Field(min_length=2, max_length=3)]
     sum_tokens: Count
     machine: dict[str, Count | str | bool | None]
 

@@ -1,6 +1,6 @@
 """A model in training: micro-batches in, gradients out, by the fastest way on its device."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from mtrain.model.transformer import set_compute_dtype
 from mtrain.runtime.device import available_threads, compute_dtype, set_up_cuda
 from mtrain.runtime.distributed import Ranks, device_of
 from mtrain.runtime.errors import UserError, first_line
+from mtrain.training.consistency import consistency_loss
 from mtrain.training.loss import projected_cross_entropy
 from mtrain.training.optimizer import MovingAverage, Optimizer
 
@@ -74,7 +75,8 @@ class Learner:
         self.model = model.train()
         betas, eps, decay = config.train.adam_betas, config.train.adam_eps, config.train.ema_decay
         muon = self.model.hidden_matrices if config.train.optimizer == "muon" else {}
-        self.optimizer = Optimizer(self.model, (betas[0], betas[1]), eps, muon)
+        num_losses = 2 if config.train.consistency is None else 3
+        self.optimizer = Optimizer(self.model, (betas[0], betas[1]), eps, muon, num_losses)
         self.average = MovingAverage(self.optimizer.weights(), decay) if decay else None
         self.hidden = self.model.hidden
         self.learn: Callable[[Batch], None] = self._accumulate
@@ -104,7 +106,7 @@ class Learner:
         self.hidden = torch.compile(self.model.hidden, dynamic=True)
         try:
             src, tgt = (torch.full((4, n), self.ids.eos, device=self.device) for n in (8, 9))
-            self.hidden(src, tgt).sum().backward()  # type: ignore[no-untyped-call]
+            torch.cat(self._views(self.hidden, src, tgt)).sum().backward()  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             raise UserError(
                 f"train.compile: torch cannot compile the model here: {first_line(error)}; "
@@ -118,22 +120,46 @@ class Learner:
         batch = batch.to(self.device)
         # torch would compile a graph of its own for a single row
         compute = self.hidden if len(batch.src) > 1 else self.model.hidden
-        hidden = compute(batch.src, batch.tgt_in).flatten(0, 1)[batch.positions]
-        self._add(hidden, batch.targets)
+        views = [view[batch.positions] for view in self._views(compute, batch.src, batch.tgt_in)]
+        self._add(views, batch.targets)
 
     def _accumulate_padded(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> None:
         """Do the same on tables (B, S), (B, T) and (B, T), by operations that depend on their sizes
         alone.
         """
-        hidden, targets = self.model.hidden(src, tgt_in).flatten(0, 1), tgt_out.flatten()
-        self._add(hidden, targets, targets != self.ids.pad)
+        views, targets = self._views(self.model.hidden, src, tgt_in), tgt_out.flatten()
+        self._add(views, targets, targets != self.ids.pad)
 
-    def _add(self, hidden: Tensor, targets: Tensor, real: Tensor | None = None) -> None:
-        smoothing, matrix = self.config.train.label_smoothing, self.model.output.weight
-        loss = projected_cross_entropy(hidden, matrix, targets, smoothing, real)
-        loss.loss_sum.backward()  # type: ignore[no-untyped-call]
+    def _views(
+        self, compute: Callable[..., Tensor], src: Tensor, tgt_in: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Return the hidden states (B * T, D) of the batch; with `train.consistency`, of a second
+        view of it, too, both from one pass over 2B rows.
+        """
+        if self.config.train.consistency is None:
+            return (compute(src, tgt_in).flatten(0, 1),)
+        kept = self._kept(src), self._kept(tgt_in)
+        both = compute(src.repeat(2, 1), tgt_in.repeat(2, 1), kept)
+        return both.flatten(0, 1).chunk(2)
+
+    def _kept(self, ids: Tensor) -> Tensor:
+        """Return 1 for the token embeddings (2B, L) that stay: all of the first view."""
+        stays = torch.rand(ids.shape, device=ids.device) >= self.config.train.cutoff
+        return torch.cat((torch.ones_like(stays), stays)).float()
+
+    def _add(self, views: Sequence[Tensor], targets: Tensor, real: Tensor | None = None) -> None:
+        """Add the gradients and losses of one or two views."""
+        train, matrix = self.config.train, self.model.output.weight
+        losses: tuple[Tensor, ...]
+        if train.consistency is None:
+            losses = projected_cross_entropy(views[0], matrix, targets, train.label_smoothing, real)
+        else:
+            smoothing, alpha = train.label_smoothing, train.consistency
+            both = views[0], views[1]
+            losses = consistency_loss(both, matrix, targets, smoothing, alpha, real)
+        losses[0].backward()  # type: ignore[no-untyped-call]
         self.optimizer.accumulate()
-        self.optimizer.losses += torch.stack((loss.loss_sum.detach(), loss.nll_sum))
+        self.optimizer.losses += torch.stack([loss.detach() for loss in losses])
 
 
 def graph_width(length: int) -> int:

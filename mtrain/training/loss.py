@@ -52,7 +52,7 @@ class _Projected(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         if real is not None:
             hidden = hidden * real[:, None]  # adds 0 to the matrix's gradient
-        rows = _chunk_rows(len(hidden), len(weight), weight.device.type)
+        rows = chunk_rows(len(hidden), len(weight), weight.device.type)
         matrix = weight.to(hidden.dtype)
         wide = torch.promote_types(hidden.dtype, torch.float32)
         mean_row = matrix.mean(0, dtype=wide)  # times a state: the mean of its logits
@@ -101,7 +101,7 @@ class _Projected(torch.autograd.Function):
         return hidden_grad, weight_grad, None, None, None
 
 
-def _chunk_rows(count: int, vocab_size: int, device: str) -> int:
+def chunk_rows(count: int, vocab_size: int, device: str) -> int:
     """Return the rows of a chunk of `count` rows of logits: chunks of one size, the last padded."""
     most = max(CHUNK_ROWS, CHUNK_VALUES.get(device, CHUNK_VALUES["cpu"]) // vocab_size)
     chunks = max(1, math.ceil(count / most))

@@ -144,11 +144,16 @@ class Optimizer:
     Gradients of micro-batches are summed in fp32; `update` divides them by the tokens of the whole
     step, clips their norm and updates the masters, then the model's parameters. The masters of an
     fp32 model are its parameters. `buffer` holds all sums of a step: the gradients, then `losses`
-    (2,), the step's loss and NLL.
+    (num_losses,): the step's loss, NLL and, with two views, divergence.
     """
 
     def __init__(
-        self, model: nn.Module, betas: tuple[float, float], eps: float, muon: dict[str, int]
+        self,
+        model: nn.Module,
+        betas: tuple[float, float],
+        eps: float,
+        muon: dict[str, int],
+        num_losses: int = 2,
     ) -> None:
         """`muon` maps the weights that Muon updates to the number of matrices stacked in each."""
         self.names = [name for name, _ in model.named_parameters()]
@@ -156,7 +161,7 @@ class Optimizer:
         self.masters = [
             p.detach() if p.dtype != torch.bfloat16 else p.detach().float() for p in self.parameters
         ]
-        self.buffer, self.grads, self.losses = _allocate(self.masters)
+        self.buffer, self.grads, self.losses = _allocate(self.masters, num_losses)
         pairs = zip(self.parameters, self.masters, strict=True)
         self._copies = [(p, master) for p, master in pairs if p.dtype != master.dtype]
         weights, grads = self.weights(), dict(zip(self.names, self.grads, strict=True))
@@ -226,12 +231,12 @@ def _copy(tensors: Weights, values: Weights) -> None:
         tensor.copy_(values[name])
 
 
-def _allocate(masters: list[Tensor]) -> tuple[Tensor, list[Tensor], Tensor]:
+def _allocate(masters: list[Tensor], num_losses: int) -> tuple[Tensor, list[Tensor], Tensor]:
     """Return one buffer, which a single all-reduce sums, views of it as the gradients of the
-    masters, and its last two values.
+    masters, and its last `num_losses` values.
     """
     starts = list(accumulate((-(-m.numel() // ALIGNED) * ALIGNED for m in masters), initial=0))
-    buffer = masters[0].new_zeros(starts[-1] + 2)
+    buffer = masters[0].new_zeros(starts[-1] + num_losses)
     grads = [
         buffer[start : start + master.numel()].view_as(master)
         for start, master in zip(starts, masters, strict=False)

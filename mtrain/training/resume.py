@@ -47,7 +47,7 @@ class Session:
 class Progress:
     """Steps done, the next micro-batch, and sums since the last record."""
 
-    sums: Tensor  # (2,): loss and NLL
+    sums: Tensor  # (2,) or (3,): loss, NLL and, with train.consistency, divergence
     step: int = 0
     epoch: int = 0
     pool: int = 0
@@ -131,6 +131,8 @@ class Checkpoints:
             raise UserError(f"{path}: was made with another vocabulary than this run's")
         if trainer.loop.pool >= pools:
             raise UserError(f"{inner}: damaged: its position is no part of an epoch of this text")
+        if len(trainer.loop.sums) != len(self.optimizer.losses):
+            raise UserError(f"{inner}: damaged: its sums are of another loss")
         check_weights(self.optimizer.weights(), weights, path)
         if self.average is not None:
             self.average.load(weights)

@@ -220,7 +220,7 @@ class Trainer:
     def _record(self, norm: Tensor, rate: float, bar: Any) -> None:
         """Write a record of the steps since the last one to metrics.jsonl, the log and the bar."""
         progress, last_step = self.progress, self.config.train.max_steps
-        loss, nll = (progress.sums / max(1, progress.sum_tokens)).tolist()
+        loss, nll, *divergence = (progress.sums / max(1, progress.sum_tokens)).tolist()
         now = time.monotonic()
         seconds = max(1e-9, now - self.recorded_at)
         record = {
@@ -229,6 +229,7 @@ class Trainer:
             "train/loss": loss,
             "train/nll": nll,
             "train/ppl": math.exp(min(nll, 700)),
+            **({"train/consistency": divergence[0]} if divergence else {}),
             "lr": rate,
             "grad_norm": float(norm),
             "tokens_per_second": self.recorded_tokens / seconds,

@@ -39,18 +39,28 @@ class Model:
         self.loaded = loaded
 
     @overload
-    def translate(self, text: str, *, n_best: None = None, **search: Any) -> str: ...
+    def translate(
+        self, text: str, *, n_best: None = None, mbr: int | None = None, **search: Any
+    ) -> str: ...
     @overload
-    def translate(self, text: list[str], *, n_best: None = None, **search: Any) -> list[str]: ...
+    def translate(
+        self, text: list[str], *, n_best: None = None, mbr: int | None = None, **search: Any
+    ) -> list[str]: ...
     @overload
     def translate(
         self, text: list[str], *, n_best: int, **search: Any
     ) -> list[list[Translation]]: ...
 
     def translate(
-        self, text: str | list[str], *, n_best: int | None = None, **search: Any
+        self,
+        text: str | list[str],
+        *,
+        n_best: int | None = None,
+        mbr: int | None = None,
+        **search: Any,
     ) -> str | list[str] | list[list[Translation]]:
-        """Translate lines, or one line; with `n_best`, return that many hypotheses of each line.
+        """Translate lines, or one line; with `n_best`, return that many hypotheses of each line;
+        with `mbr`, the most typical of that many.
 
         `search` overrides settings of the run's `decode` section: `beam_size`, `length_penalty`,
         `batch_tokens` and the others. Raises `UserError`.
@@ -61,7 +71,9 @@ class Model:
         if n_best is not None and not 1 <= n_best <= decode.beam_size:
             raise RefusedError(f"n_best {n_best}: must be from 1 to beam_size {decode.beam_size}")
         lines = [text] if isinstance(text, str) else text
-        found, _ = Translator(replace(self.loaded, decode=decode)).translate(lines)
+        if mbr is not None and (mbr < 2 or n_best is not None or "beam_size" in search):
+            raise RefusedError(f"mbr {mbr}: at least 2, and without n_best and beam_size")
+        found, _ = Translator(replace(self.loaded, decode=decode), mbr=mbr).translate(lines)
         if n_best is not None:
             return [hypotheses[:n_best] for hypotheses in found]
         best = [hypotheses[0].text for hypotheses in found]

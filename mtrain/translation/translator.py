@@ -19,10 +19,12 @@ import torch
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
+from mtrain.config.schema import override_decode
 from mtrain.corpus.lines import is_blank
 from mtrain.data.batches import batch_by_tokens, pad
 from mtrain.runtime.device import telling_lack_of_memory
 from mtrain.runtime.distributed import Ranks
+from mtrain.scoring.consensus import choose
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.sampling import Choice, Sampling
 from mtrain.translation.search import BeamSearch, Hypothesis, Rules, length_normalizer
@@ -70,11 +72,16 @@ class Translator:
         *,
         seed: int | None = None,
         samples: int = 1,
+        mbr: int | None = None,
     ) -> None:
-        """`seed` is that of sampling (None: the run's), `samples` the draws for each sentence."""
+        """`seed` is that of sampling (None: the run's), `samples` the draws for each sentence. With
+        `mbr`, the text most like the others of this many hypotheses or samples is the translation.
+        """
         self.loaded, self.decode, self.ranks = loaded, loaded.decode, ranks or Ranks()
         self.seed = loaded.config.seed if seed is None else seed
-        self.samples = samples
+        self.samples, self.mbr = mbr or samples, mbr
+        if mbr is not None:
+            self.decode = override_decode(loaded.decode, beam_size=mbr)
         self.normalize = length_normalizer(self.decode.length_norm, self.decode.length_penalty)
 
     def translate(
@@ -148,7 +155,8 @@ class Translator:
             found = self._sample(group) if self.decode.sample else self.search(group)
         self.loaded.check_stop()
         texts = iter(self.loaded.texts([h.ids for hypotheses in found for h in hypotheses]))
-        return [[Translation(next(texts), h.score) for h in hypotheses] for hypotheses in found]
+        lists = [[Translation(next(texts), h.score) for h in hypotheses] for hypotheses in found]
+        return lists if self.mbr is None else [[_most_alike(each[: self.mbr])] for each in lists]
 
     def _batches(self, rows: list[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
         """Return the indices of sources of similar length within the token budget, longest
@@ -193,6 +201,11 @@ class Translator:
             prefixes=[each.prefix for each in group] if any(s.prefix for s in group) else None,
             no_repeat_ngram=self.decode.no_repeat_ngram,
         )
+
+
+def _most_alike(found: list[Translation]) -> Translation:
+    """Return the translation that minimum Bayes risk chooses."""
+    return found[choose([each.text for each in found], [each.score for each in found])]
 
 
 def lack_of_memory(rows: int, longest: int) -> str:

@@ -36,13 +36,14 @@ from mtrain.translation import loading
 from mtrain.translation.scorer import Scorer
 
 # Every command with its options, pinned so that they grow on purpose.
-DECODE = "--beam-size --length-penalty --length-norm --no-repeat-ngram --batch-tokens"
+DECODE = "--beam-size --length-penalty --length-norm --no-repeat-ngram --batch-tokens --sample "
+DECODE += "--temperature --top-k --top-p --seed --mbr"
 MODEL = "-m --model --device --precision"
 OUT = "-o --output"
 OPTIONS = {
     "train": "-c --config --set --time-limit --dry-run",
     "translate": f"{MODEL} -i --input {OUT} --n-best --scores --line-buffered --target-prefix "
-    f"--alignments --sample --temperature --top-k --top-p --seed {DECODE}",
+    f"--alignments {DECODE}",
     "eval": f"{MODEL} -s --source -r --reference {OUT} --hypothesis --tgt-lang --tokenize "
     f"--lowercase --json {DECODE}",
     "compare": "systems -r --reference -s --source --tgt-lang --tokenize --lowercase --metrics -n "
@@ -222,6 +223,8 @@ MISTAKES = [
     ("score -m {broken} -s {src} -t {ref}", 1, ["model.safetensors", "is good"]),
     # decoding
     ("translate -m {run} --n-best 3", 2, ["--n-best 3", "--beam-size 3"]),
+    ("translate -m {run} --n-best 2 --mbr 4", 2, ["--n-best", "--mbr"]),
+    ("eval -m {run} -s {src} -r {ref} --beam-size 8 --mbr 4", 2, ["--beam-size", "--mbr"]),
     ("translate -m {run} --batch-tokens 1000000000000", 2, ["less than 2147483648"]),
     ("translate -m {run} --beam-size 0", 2, ["--beam-size"]),
     ("translate -m {run} --length-penalty nan", 2, ["--length-penalty"]),

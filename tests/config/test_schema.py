@@ -42,6 +42,7 @@ model: {d_model: 512, num_heads: 8, d_ff: 2048, num_encoder_layers: 6, num_decod
 train: {device: auto, threads: auto, max_steps: 100000, max_tokens: 4096, accum_steps: 1,
   optimizer: adam, init_from: null, subword_sampling: null, ema_decay: null, schedule: noam,
   warmup_steps: 4000, lr_factor: null, peak_lr: null, label_smoothing: 0.1,
+  consistency: null, cutoff: 0.05,
   adam_betas: [0.9, 0.98], adam_eps: 1.0e-9, clip_norm: 1.0, precision: auto, compile: auto,
   log_every: 50, tensorboard: false, valid_every: 1000, save_every: 1000, keep_checkpoints: 5,
   patience: 10, metric: bleu, average_last: 5}

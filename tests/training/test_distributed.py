@@ -83,7 +83,7 @@ def losses(run: Path) -> list[float]:
 
 def record_in_float64(config_file: Path, output: Path, accum_steps: int) -> None:
     """Take steps in float64 and write their losses to a file."""
-    overrides = [f"train.accum_steps={accum_steps}", "model.dropout=0.2"]
+    overrides = [f"train.accum_steps={accum_steps}", "model.dropout=0.2", "train.consistency=2"]
     config = load_config(config_file, overrides)
     learner.set_compute_dtype = lambda model, dtype: model.double()  # type: ignore[attr-defined]
     with joined() as ranks:

@@ -176,6 +176,7 @@ def steps(run: Path) -> list[int]:
         "train.optimizer=muon",
         "train.subword_sampling=0.2 train.accum_steps=2",
         "train.ema_decay=0.9",
+        "train.consistency=3 train.subword_sampling=0.2 train.ema_decay=0.9",
         pytest.param("train.compile=true", marks=pytest.mark.slow),
         pytest.param(
             "train.compile=true train.precision=bf16", marks=[needs_bf16, pytest.mark.slow]

@@ -17,6 +17,7 @@ from mtrain.config.schema import override_decode
 from mtrain.data.tokenizer import Tokenizer, train_tokenizer
 from mtrain.runs.checkpoint import Snapshot, load, resolve, save
 from mtrain.runtime.errors import EXIT_FAILED, EXIT_REFUSED
+from mtrain.scoring.consensus import choose
 from mtrain.translation.attention import align, word_numbers
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
@@ -44,6 +45,26 @@ def test_lines_are_sampled_by_their_number(translator: Translator) -> None:
     assert sampling(translator, seed=5, batch_tokens=8).best(LINES) == found
     assert sampling(translator, seed=6).best(LINES) != found
     assert translator.best(LINES) != found
+
+
+# --- Minimum Bayes risk ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_sampled", [False, True])
+def test_minimum_bayes_risk_chooses_among_the_hypotheses(
+    translator: Translator, is_sampled: bool
+) -> None:
+    decode = override_decode(translator.decode, sample=is_sampled, beam_size=6)
+    loaded = replace(translator.loaded, decode=decode)
+    lists, _ = Translator(loaded, samples=6).translate(["", *LINES])
+    chosen, _ = Translator(loaded, mbr=6).translate(["", *LINES])
+    assert [len(each) for each in chosen] == [1] * len(lists)
+    assert chosen[0] == lists[0]
+    for (own,), found in zip(chosen[1:], lists[1:], strict=True):
+        texts, scores = zip(*((h.text, h.score) for h in found[:6]), strict=True)
+        assert len(texts) == 6
+        assert own == found[choose(texts, scores)]
+    assert [own for (own,) in chosen] != [found[0] for found in lists]
 
 
 # --- Ensembles ----------------------------------------------------------------------------------
