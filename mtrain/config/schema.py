@@ -70,17 +70,30 @@ class Section(BaseModel):
     )
 
 
-class TextCorpus(Section):
+class Entry(Section):
+    """Settings of a corpus of any kind."""
+
+    weight: Weight = 1.0
+    swap: bool = False
+    """exchange source and target, to learn the other direction"""
+    tag: Word | None = None
+    """token to put before each source, such as <bt>"""
+    src_lang: Word | None = None
+    """language code of src; null: data.src_lang"""
+    tgt_lang: Word | None = None
+    """language code of tgt; null: data.tgt_lang"""
+
+
+class TextCorpus(Entry):
     """Two files aligned by line, plain text, .gz or .zst."""
 
     src: PathText
     """file of source text, one sentence per line"""
     tgt: PathText
     """file of its translation, line by line"""
-    weight: Weight = 1.0
 
 
-class GeneratedCorpus(Section):
+class GeneratedCorpus(Entry):
     """Pairs of a built-in generator; its splits never overlap."""
 
     generated: Literal["phrasebook"]
@@ -89,10 +102,9 @@ class GeneratedCorpus(Section):
     """train, valid or test"""
     pairs: Positive
     """number of pairs to generate"""
-    weight: Weight = 1.0
 
 
-class FileCorpus(Section):
+class FileCorpus(Entry):
     """A table with a column for each side, or a translation memory: .tsv, .jsonl or .tmx, plain,
     .gz or .zst, or .parquet.
     """
@@ -103,7 +115,6 @@ class FileCorpus(Section):
     """column of the source text: a name, or a number from 0 in a .tsv; in a .tmx its language"""
     tgt: NotNegative | Word
     """column of the target text: a name, or a number from 0 in a .tsv; in a .tmx its language"""
-    weight: Weight = 1.0
 
     @property
     def kind(self) -> str:
@@ -111,7 +122,7 @@ class FileCorpus(Section):
         return self.file.removesuffix(".gz").removesuffix(".zst").rpartition(".")[2]
 
 
-class HubCorpus(Section):
+class HubCorpus(Entry):
     """A dataset of the Hugging Face hub, or a local folder of Parquet, JSON lines or CSV files."""
 
     dataset: DatasetName
@@ -126,7 +137,6 @@ class HubCorpus(Section):
     """column of the target text; dots reach into nested fields"""
     streaming: bool = False
     """read the dataset over the network at each start, without a copy on disk"""
-    weight: Weight = 1.0
 
 
 KINDS: dict[str, type[Section]] = {
