@@ -191,6 +191,8 @@ def test_ctrl_c_to_a_pipe(bench: Bench, request: pytest.FixtureRequest) -> None:
     text.write_text("bavo celu\n" * 100_000)
     model = request.getfixturevalue("trained_run")
     command = [sys.executable, "-m", "mtrain", "translate", "-m", model, "-i", text]
+    # in the background, shells have it ignored, which children inherit
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def trial(seconds: float) -> str:
         job = subprocess.Popen(command, stdout=-1, stderr=-1, process_group=0)
