@@ -49,7 +49,8 @@ class Checker:
     def __init__(self, config: Config, stop: Stop, most: int = 10) -> None:
         self.config, self.stop, self.characters = config, stop, Characters()
         data, root = config.data, reading_of(config).root
-        named = {f"{TRAIN}[{number}]": corpus for number, corpus in enumerate(data.train)}
+        train = {f"{TRAIN}[{number}]": corpus for number, corpus in enumerate(data.train)}
+        named = {key: corpus for key, corpus in train.items() if corpus.fill is None}
         named["data.valid"] = data.valid
         named |= {f"data.test.{name}": corpus for name, corpus in data.test.items()}
         self.sets = [Findings(name, corpus, root, most) for name, corpus in named.items()]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mtrain.config.schema import Corpus, FileCorpus, TextCorpus
+from mtrain.config.corpora import Corpus, FileCorpus, TextCorpus
 from mtrain.corpus.readers import describe
 from mtrain.runtime.errors import RowError, printable
 

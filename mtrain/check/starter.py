@@ -17,8 +17,9 @@ from mtrain.check.chunks import chunks
 from mtrain.check.findings import Findings
 from mtrain.check.recipe import Size, recipe_for
 from mtrain.check.words import Characters
+from mtrain.config.corpora import TextCorpus
 from mtrain.config.loading import parse_config
-from mtrain.config.schema import Config, TextCorpus
+from mtrain.config.schema import Config
 from mtrain.config.yaml_reader import dump_document, parse_document
 from mtrain.corpus.lines import NOT_UTF8, Reading, is_blank
 from mtrain.corpus.readers import read_rows, scan

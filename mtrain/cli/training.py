@@ -99,9 +99,13 @@ def check(
     settings, stop = options.begin_job(config, set_)
     from mtrain.check.diagnosis import diagnose
     from mtrain.check.findings import ERROR
+    from mtrain.runs.made import resolve
     from mtrain.scoring.metrics import warn_of_missing_tokenizer
+    from mtrain.training.filling import report_missing
 
     warn_of_missing_tokenizer(settings.data.tgt_lang)
+    report_missing(settings, stop, timed=timing)
+    settings = resolve(settings)
     found = diagnose(settings, stop, examples=examples, with_forecast=forecast, timed=timing)
     width = shutil.get_terminal_size((100, 0)).columns
     if json_:
@@ -120,9 +124,9 @@ def data_build(
     Example: `mtrain data build -c en-de.yaml`
     """
     settings, stop = options.begin_job(config, set_, time_limit)
-    from mtrain.data.prepare import prepare
+    from mtrain.training.job import build_data
 
-    prepare(settings, stop)
+    build_data(settings, stop, config)
 
 
 def tokenizer_train(config: options.Config, set_: options.Set = None) -> None:

@@ -9,17 +9,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mtrain.config.schema import (
-    KINDS,
-    SECTIONS,
-    Config,
-    Corpus,
-    DataConfig,
-    FileCorpus,
-    Section,
-    TrainConfig,
-    expectation,
-)
+from mtrain.config.corpora import KINDS, Corpus, FileCorpus, Fill, GeneratedCorpus
+from mtrain.config.schema import SECTIONS, Config, DataConfig, TrainConfig, expectation
+from mtrain.config.section import Section
 from mtrain.config.yaml_reader import Document, parse_document, read_text, set_value
 from mtrain.runtime.errors import RefusedError
 from mtrain.runtime.log import logger
@@ -112,6 +104,8 @@ def _corpus_conflicts(data: DataConfig) -> Iterator[tuple[str, str]]:
     for key, corpus in corpora.items():
         if corpus.weight != 1 and not key.startswith("data.train."):
             yield f"{key}.weight", "works in data.train only; scored sets keep every line"
+        if corpus.fill is not None:
+            yield from _fill_conflicts(key, corpus, corpus.fill)
         if not isinstance(corpus, FileCorpus):
             continue
         numbers = [isinstance(column, int) for column in (corpus.src, corpus.tgt)]
@@ -123,6 +117,21 @@ def _corpus_conflicts(data: DataConfig) -> Iterator[tuple[str, str]]:
             yield f"{key}.file", f"fields of a .{corpus.kind} file have names, not numbers"
         elif numbers[0] != numbers[1]:
             yield f"{key}.file", "src and tgt must both be column numbers, or both names"
+
+
+def _fill_conflicts(key: str, corpus: Corpus, fill: Fill) -> Iterator[tuple[str, str]]:
+    if not key.startswith("data.train.") or isinstance(corpus, GeneratedCorpus):
+        yield f"{key}.model", "makes text for data.train only, of files or datasets"
+    elif isinstance(corpus, FileCorpus) and corpus.kind == "tmx":
+        yield f"{key}.file", "a .tmx file has both sides; name a .tsv, .jsonl or .parquet file"
+    elif corpus.src == corpus.tgt and fill.keep is not None:
+        yield f"{key}.keep", "compares hypotheses with a reference; give src and tgt"
+    elif corpus.src != corpus.tgt and fill.keep is None:
+        yield f"{key}.model", "makes the other side, but src and tgt are given; set keep: best"
+    elif fill.sample and fill.keep is not None:
+        yield f"{key}.keep", "chooses among the hypotheses of a beam; remove sample"
+    if fill.top_k and not fill.sample:
+        yield f"{key}.top_k", "is for sampling; set sample: true"
 
 
 def _learning_rate_conflicts(train: TrainConfig) -> Iterator[tuple[str, str]]:
@@ -143,7 +152,7 @@ def _explain(document: Document, errors: list[Any]) -> list[str]:
     """Describe pydantic's errors, one line per key; the branches of a union give one error each."""
     found: dict[str, str] = {}
     for error in errors:
-        key = ".".join(str(part) for part in error["loc"] if part not in KINDS)
+        key = ".".join(str(part) for part in error["loc"] if part not in (*KINDS, "fill"))
         section = _section_of(error["loc"])
         if error["type"] == "extra_forbidden":
             found[key] = f"unknown key; {_advice(key, section)}"
@@ -168,9 +177,9 @@ def _explain(document: Document, errors: list[Any]) -> list[str]:
 def _advice(key: str, section: type[Section]) -> str:
     """Name the known key that is most like an unknown one."""
     around, _, name = key.rpartition(".")
-    known = list(section.model_fields)
-    corpora = KINDS.values() if section in KINDS.values() else []
-    candidates = [*known, *(field for kind in corpora for field in kind.model_fields)]
+    known = [name for name in section.model_fields if name != "fill"]
+    kinds: list[type[Section]] = [*KINDS.values(), Fill] if section in KINDS.values() else []
+    candidates = [*known, *(field for kind in kinds for field in kind.model_fields)]
     near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
     elsewhere = [f"{s}.{name}" for s, other in SECTIONS.items() if name in other.model_fields]
     elsewhere += [name] if name in Config.model_fields else []
@@ -183,6 +192,8 @@ def _advice(key: str, section: type[Section]) -> str:
 
 def _section_of(location: tuple[str | int, ...]) -> type[Section]:
     """Return the section that holds the key of an error."""
+    if "fill" in location:
+        return Fill
     kinds = [KINDS[str(part)] for part in location if part in KINDS]
     if kinds:
         return kinds[-1]

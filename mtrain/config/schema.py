@@ -4,167 +4,28 @@
 """
 
 import re
-from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    ValidationError,
-    ValidationInfo,
+from pydantic import Field, ValidationError
+
+from mtrain.config.corpora import Corpus
+from mtrain.config.section import (
+    MAX_WIDTH,
+    Auto,
+    DeviceName,
+    FileName,
+    Fraction,
+    Layers,
+    NotNegative,
+    PathText,
+    Positive,
+    PositiveNumber,
+    Section,
+    Width,
+    Word,
 )
-
 from mtrain.config.yaml_reader import dump_document
-from mtrain.runtime import files
 from mtrain.runtime.errors import RefusedError
-
-MAX_WHOLE = 2**31  # libraries overflow beyond 32 bits
-
-Fraction = Annotated[float, Field(ge=0, lt=1)]
-Positive = Annotated[int, Field(ge=1, lt=MAX_WHOLE)]
-NotNegative = Annotated[int, Field(ge=0, lt=MAX_WHOLE)]
-# Larger than any model: a forged config must not exhaust the machine before it is refused.
-MAX_WIDTH = 1 << 17
-Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
-Layers = Annotated[int, Field(ge=1, le=1000)]
-PositiveNumber = Annotated[float, Field(gt=0)]
-Word = Annotated[str, Field(min_length=1)]
-
-
-def _expanded(expand: Callable[[str], str]) -> Callable[[str, ValidationInfo], str]:
-    """Return a validator that expands a path, unless the config is a stored one."""
-    return lambda text, info: text if info.context else expand(text)
-
-
-PathText = Annotated[str, Field(min_length=1), AfterValidator(_expanded(files.expand_path))]
-DatasetName = Annotated[str, Field(min_length=1), AfterValidator(_expanded(files.expand_dataset))]
-FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$")]
-DeviceName = Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:[0-9]+)?)$")]
-TableName = Annotated[
-    str,
-    Field(pattern=r"^.+\.((tsv|jsonl|tmx)(\.(gz|zst))?|parquet)$"),
-    AfterValidator(_expanded(files.expand_path)),
-]
-Weight = Annotated[
-    float, Field(gt=0, le=1000, description="how often an epoch uses each pair, on average")
-]
-Auto = Literal["auto"]
-
-
-class Section(BaseModel):
-    """A group of settings: frozen, without unknown keys, without silent conversions.
-
-    The text below a setting is its description, for error messages and the manual.
-    """
-
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-    )
-
-
-class Entry(Section):
-    """Settings of a corpus of any kind."""
-
-    weight: Weight = 1.0
-    swap: bool = False
-    """exchange source and target, to learn the other direction"""
-    tag: Word | None = None
-    """token to put before each source, such as <bt>"""
-    src_lang: Word | None = None
-    """language code of src; null: data.src_lang"""
-    tgt_lang: Word | None = None
-    """language code of tgt; null: data.tgt_lang"""
-
-
-class TextCorpus(Entry):
-    """Two files aligned by line, plain text, .gz or .zst."""
-
-    src: PathText
-    """file of source text, one sentence per line"""
-    tgt: PathText
-    """file of its translation, line by line"""
-
-
-class GeneratedCorpus(Entry):
-    """Pairs of a built-in generator; its splits never overlap."""
-
-    generated: Literal["phrasebook"]
-    """generator: phrasebook (English-German)"""
-    split: Literal["train", "valid", "test"]
-    """train, valid or test"""
-    pairs: Positive
-    """number of pairs to generate"""
-
-
-class FileCorpus(Entry):
-    """A table with a column for each side, or a translation memory: .tsv, .jsonl or .tmx, plain,
-    .gz or .zst, or .parquet.
-    """
-
-    file: TableName
-    """a .tsv, .jsonl or .tmx file, also with .gz or .zst, or a .parquet file"""
-    src: NotNegative | Word
-    """column of the source text: a name, or a number from 0 in a .tsv; in a .tmx its language"""
-    tgt: NotNegative | Word
-    """column of the target text: a name, or a number from 0 in a .tsv; in a .tmx its language"""
-
-    @property
-    def kind(self) -> str:
-        """Format of the file: tsv, jsonl, tmx or parquet."""
-        return self.file.removesuffix(".gz").removesuffix(".zst").rpartition(".")[2]
-
-
-class HubCorpus(Entry):
-    """A dataset of the Hugging Face hub, or a local folder of Parquet, JSON lines or CSV files."""
-
-    dataset: DatasetName
-    """name on the Hugging Face hub, or a local folder"""
-    name: Word | None = None
-    """configuration of the dataset, such as de-en"""
-    split: Word
-    """split to read, such as train or train[:1%]"""
-    src: Word
-    """column of the source text; dots reach into nested fields"""
-    tgt: Word
-    """column of the target text; dots reach into nested fields"""
-    streaming: bool = False
-    """read the dataset over the network at each start, without a copy on disk"""
-
-
-KINDS: dict[str, type[Section]] = {
-    "<text>": TextCorpus,
-    "<generated>": GeneratedCorpus,
-    "<file>": FileCorpus,
-    "<dataset>": HubCorpus,
-}
-
-
-def corpus_kind(value: object) -> str | None:
-    """Return the kind of a corpus entry, which is named by its characteristic key; angle brackets
-    mark it in error paths.
-    """
-    if isinstance(value, Section):
-        return next(kind for kind, section in KINDS.items() if section is type(value))
-    if not isinstance(value, Mapping):
-        return None
-    return next((kind for kind in KINDS if kind[1:-1] in value), "<text>")
-
-
-Corpus = Annotated[
-    Annotated[TextCorpus, Tag("<text>")]
-    | Annotated[GeneratedCorpus, Tag("<generated>")]
-    | Annotated[FileCorpus, Tag("<file>")]
-    | Annotated[HubCorpus, Tag("<dataset>")],
-    Discriminator(corpus_kind),
-]
 
 
 class DataConfig(Section):
@@ -190,6 +51,11 @@ class DataConfig(Section):
     """what to do with pairs that are not UTF-8: error or drop"""
     workers: Auto | Annotated[int, Field(ge=1, le=1024)] = "auto"
     """processes that tokenize large corpora"""
+
+    @property
+    def texts(self) -> list[Corpus]:
+        """The corpora of `train`, but those of which models have yet to make a side."""
+        return [corpus for corpus in self.train if corpus.fill is None]
 
 
 class FilterConfig(Section):

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.config.schema import Config, Corpus, FileCorpus, GeneratedCorpus, HubCorpus, TextCorpus
+from mtrain.config.corpora import Corpus, FileCorpus, GeneratedCorpus, HubCorpus, TextCorpus
+from mtrain.config.schema import Config
 from mtrain.corpus import phrasebook
 from mtrain.corpus.lines import (
     DROPPED,

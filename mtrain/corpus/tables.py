@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from mtrain.config.schema import FileCorpus, HubCorpus
+from mtrain.config.corpora import FileCorpus, HubCorpus
 from mtrain.corpus.lines import (
     LONGEST_LINE,
     NOT_UTF8,

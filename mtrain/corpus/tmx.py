@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from xml.parsers import expat
 
-from mtrain.config.schema import FileCorpus
+from mtrain.config.corpora import FileCorpus
 from mtrain.corpus.lines import DROPPED, LONGEST_LINE, Reading, listed, open_bytes, reading_from
 from mtrain.runtime.errors import UserError
 

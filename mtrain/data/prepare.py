@@ -12,14 +12,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.metadata import version
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter
 
-from mtrain.config.schema import Config, Corpus, TokenizerConfig
+from mtrain.config.corpora import Corpus, MadeCorpus
+from mtrain.config.schema import Config, TokenizerConfig
 from mtrain.corpus import readers
 from mtrain.corpus.lines import DROPPED
 from mtrain.corpus.readers import Pair, Scan, Text, describe, reading_of
@@ -74,7 +75,7 @@ def weights_of(config: Config, sizes: list[int]) -> list[float]:
     power, largest = 1 / config.data.temperature - 1, max(1, *sizes)
     return [
         corpus.weight * min(MOST_OFTEN, (max(1, size) / largest) ** power)
-        for corpus, size in zip(config.data.train, sizes, strict=True)
+        for corpus, size in zip(config.data.texts, sizes, strict=True)
     ]
 
 
@@ -117,7 +118,7 @@ class Preparation:
         self.selection.text_checks()
         return {
             "train": [found.sha256 for found in self.scans],
-            "weights": [corpus.weight for corpus in self.config.data.train],
+            "weights": [corpus.weight for corpus in self.config.data.texts],
             "valid": self.sets["valid"].sha256,
             "test": {name: self.sets[f"test {name}"].sha256 for name in self.config.data.test},
         }
@@ -125,7 +126,7 @@ class Preparation:
     @cached_property
     def scans(self) -> list[Scan]:
         """The scans of the training corpora."""
-        return [scan_corpus(self.config, corpus, self.stop) for corpus in self.config.data.train]
+        return [scan_corpus(self.config, corpus, self.stop) for corpus in self.config.data.texts]
 
     @cached_property
     def sets(self) -> dict[str, Text]:
@@ -194,7 +195,9 @@ class Preparation:
         """The cache's name for the vocabulary: by the text and the settings that it is made of."""
         hashes, config = [found.sha256 for found in self.scans], self.config
         text_filter = config.filter.model_dump(exclude={"min_length", "max_ratio"})
-        settings = (text_filter, MAX_SENTENCES, config.tokenizer.model_dump())
+        settings = [text_filter, MAX_SENTENCES, config.tokenizer.model_dump()]
+        made = [each.given for each in config.data.texts if isinstance(each, MadeCorpus)]
+        settings += [made] if made else []
         made_by = version("sentencepiece")
         return cache_key("tokenizer", hashes, config.data.invalid_utf8, *settings, made_by)
 
@@ -211,18 +214,24 @@ class Preparation:
         manifest.write_directory(path, fill)
 
     def _sentences(self) -> Iterator[str]:
-        """Read both sides of all training text that passes the filters of text."""
-        for number in range(len(self.scans)):
-            pairs = self._read_once(number, Counter())
+        """Read the training text that passes the filters of text: both sides, but not those that
+        models made.
+        """
+        for number, corpus in enumerate(self.config.data.texts):
+            pairs, sides = self._read_once(number, Counter()), slice(None)
+            if isinstance(corpus, MadeCorpus):
+                side = (corpus.given == "tgt") != corpus.swap
+                sides = slice(side, side + 1)
             while chunk := list(islice(pairs, CHUNK)):
                 self.stop.check()
-                yield from chain.from_iterable(self.selection.by_text(chunk, Counter()))
+                for pair in self.selection.by_text(chunk, Counter()):
+                    yield from pair[sides]
 
     def _read(self, number: int, counts: Counter[str]) -> Iterator[Pair]:
         """Read a training corpus; raises `UserError` at its end if it differs from its scan:
         results would be kept under the name of another text.
         """
-        corpus, reading = self.config.data.train[number], reading_of(self.config)
+        corpus, reading = self.config.data.texts[number], reading_of(self.config)
         reading.counts = counts
         yield from readers.read_pairs(corpus, reading)
         if scan_corpus(self.config, corpus, self.stop) != self.scans[number]:
@@ -257,7 +266,7 @@ class Preparation:
 
     def _build_store(self, number: int, path: Path) -> None:
         workers, counts = self.config.data.workers, Counter[str]()
-        name = Path(describe(self.config.data.train[number])).name
+        name = Path(describe(self.config.data.texts[number])).name
         with progress_bar(self.scans[number].pairs, "pair", f"tokenizing {name}") as bar:
             build_store(
                 path,
@@ -279,7 +288,7 @@ class Preparation:
         read = sum(found.pairs for found in self.scans)
         logger.info("train: %s of %s pairs", f"{len(store):,}", f"{read:,}")
         if any(part.weight != 1 for part in store.parts):
-            for corpus, part in zip(self.config.data.train, store.parts, strict=True):
+            for corpus, part in zip(self.config.data.texts, store.parts, strict=True):
                 size = f"{part.stop - part.start:,}"
                 logger.info("train: %s: %s pairs x %.4g", describe(corpus), size, part.weight)
         for reason, count in store.counts.items():

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
 
-from mtrain.config.schema import Config, HubCorpus
+from mtrain.config.corpora import HubCorpus
+from mtrain.config.schema import Config
 from mtrain.corpus.lines import is_blank
 from mtrain.corpus.readers import describe, read_pairs, reading_of
 from mtrain.export import ctranslate2_format, marian_format

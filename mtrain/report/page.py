@@ -19,6 +19,7 @@ from mtrain.report.curves import Chart, charts_of, spaced
 from mtrain.report.heatmap import Sentence, choices, render
 from mtrain.runs import checkpoint, layout, manifest, reader, verify
 from mtrain.runs.history import Entry, History
+from mtrain.runs.made import resolve
 from mtrain.runs.reader import Run
 from mtrain.runs.records import MetricsFile
 from mtrain.runtime.errors import UserError, as_user_error, printable
@@ -157,7 +158,7 @@ def check_text(report: Report) -> list[Findings]:
         "tokenizer": config.tokenizer.model_copy(update=settings),
         "train": config.train.model_copy(update={"init_from": None}),
     }
-    config = config.model_copy(update=parts)
+    config = resolve(config, path).model_copy(update=parts)
     return diagnose(config, Stop(), examples=MOST_FOUND, with_forecast=False, timed=False).corpora
 
 

@@ -11,12 +11,14 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from mtrain.config.corpora import Corpus
 from mtrain.config.loading import parse_stored_config
-from mtrain.config.schema import Config, Corpus
+from mtrain.config.schema import Config
 from mtrain.config.yaml_reader import read_text
 from mtrain.corpus.lines import LONGEST_LINE, bounded_lines, read_lines
 from mtrain.runs import layout, records
 from mtrain.runs.history import BEST, History
+from mtrain.runs.made import resolve
 from mtrain.runs.manifest import MissingError
 from mtrain.runs.records import LARGEST_TEXT, PROVENANCE, STATUS, Provenance, Status
 from mtrain.runtime import files
@@ -65,13 +67,17 @@ class Run:
         """
         if self.config is None:
             return {}
-        data, begun = self.config.data, self.begun
+        data, begun = resolve(self.config, self.path).data, self.begun
         train = dict(enumerate(begun.train if begun else []))
         tests: dict[str, str | None] = dict(begun.test if begun else {})
         for name, scored in self.history.tests.items() if self.history else ():
             tests.setdefault(name, scored.get("sha256"))
         return {
-            **{f"data.train.{i}": (corpus, train.get(i)) for i, corpus in enumerate(data.train)},
+            **{
+                f"data.train.{number}": (corpus, train.get(number))
+                for number, corpus in enumerate(data.train)
+                if corpus.fill is None  # else its text is not there
+            },
             "data.valid": (data.valid, begun.valid if begun else None),
             **{f"data.test.{name}": (each, tests.get(name)) for name, each in data.test.items()},
         }

@@ -73,6 +73,7 @@ class Provenance(BaseModel):
     tokenizer: str
     config: str | None = None
     init_from: str | None = None
+    made: dict[str, dict[str, Any]] = {}
     seed: Count
     ranks: Annotated[Count, Field(ge=1)] = 1
     accum_steps: Annotated[Count, Field(ge=1)] | None = None

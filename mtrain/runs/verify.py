@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mtrain.config.changes import fixed_changes
+from mtrain.config.corpora import HubCorpus
 from mtrain.config.loading import load_stored_config
-from mtrain.config.schema import HubCorpus
 from mtrain.corpus.readers import describe, files_of, reading_of, scan
 from mtrain.runs import layout, manifest, reader
 from mtrain.runs.reader import Run

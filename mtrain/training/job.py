@@ -4,7 +4,7 @@ status says how it ended.
 
 import json
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from mtrain.data.prepare import Preparation, Prepared
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.runs import checkpoint, layout
 from mtrain.runs.directory import RunDirectory
+from mtrain.runs.made import resolve
 from mtrain.runs.records import STATUS, State, Status
 from mtrain.runs.tensorboard import board_of, check_board
 from mtrain.runtime.device import telling_lack_of_memory
@@ -25,6 +26,7 @@ from mtrain.runtime.errors import EXIT_OK, RefusedError, StoppedError, UserError
 from mtrain.runtime.lock import ReplacedError
 from mtrain.runtime.log import add_log_file, logger
 from mtrain.runtime.stop import Stop
+from mtrain.training.filling import fill, report_missing
 from mtrain.training.learner import Machine
 from mtrain.training.resume import Session
 from mtrain.training.trainer import Trainer
@@ -50,6 +52,19 @@ def dry_run(config: Config, stop: Stop, config_file: Path | None = None) -> None
         ranks.first(job.dry_run)
 
 
+def build_data(config: Config, stop: Stop, config_file: Path | None = None) -> None:
+    """Prepare the text of a config: what models fill in is kept in the run directory, all else in
+    the cache.
+    """
+    run = RunDirectory(Path(config.run_dir))
+    with joined() as ranks, ExitStack() as stack:
+        if len(config.data.texts) < len(config.data.train):
+            ranks.first(partial(run.check_place, config_file))
+            ranks.first(lambda: stack.enter_context(run.hold()))
+            fill(config, run, stop, ranks)
+        ranks.first(lambda: Preparation(resolve(config), stop).prepared)
+
+
 class Job:
     """The part of one rank in a job. Refuses ranks that do not fit together, before anything is
     written.
@@ -65,7 +80,6 @@ class Job:
         ranks.first(partial(check_board, config))
         self.config, self.stop, self.ranks, self.config_file = config, stop, ranks, config_file
         self.run = RunDirectory(Path(config.run_dir), board_of(config))
-        self.preparation = Preparation(config, stop)
         self.before: Status | None = None  # the status that this start found
         self.step, self.has_begun = 0, False
 
@@ -90,8 +104,10 @@ class Job:
         self.before = self.run.read(layout.STATUS, STATUS)
         self._check_settings()
         with telling_lack_of_memory(lambda: LACK_OF_MEMORY):
-            self.run.check_data(self.preparation.fingerprints)
-            prepared = self.preparation.prepared
+            report_missing(self.config, self.stop, timed=True)
+            preparation = Preparation(resolve(self.config), self.stop)
+            self.run.check_data(preparation.fingerprints)
+            prepared = preparation.prepared
             self.run.check_data(prepared.fingerprints)
             self._trainer(prepared).preview()
         logger.info("dry run: nothing was trained")
@@ -125,9 +141,10 @@ class Job:
 
     def _prepare(self) -> Prepared:
         """Prepare the text on rank 0, then on the others, whose machines may have a cache of their
-        own; all must read the same text.
+        own; all must read the same text. Models fill in what is missing first.
         """
-        ranks, preparation = self.ranks, self.preparation
+        ranks, made = self.ranks, fill(self.config, self.run, self.stop, self.ranks)
+        preparation = Preparation(resolve(self.config), self.stop)
 
         def lead() -> bytes:
             self.run.check_data(preparation.fingerprints)
@@ -140,7 +157,7 @@ class Job:
             preparation.tokenizer = Tokenizer(vocabulary)
         prepared = ranks.together(lambda: preparation.prepared)
         ranks.check_same(json.dumps(prepared.fingerprints), "text")
-        return prepared
+        return replace(prepared, fingerprints={**prepared.fingerprints, "made": made})
 
     def _trainer(self, prepared: Prepared) -> Trainer:
         return Trainer(Session(self.config, prepared, self.run, self.stop, self.ranks))

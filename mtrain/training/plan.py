@@ -16,6 +16,7 @@ from mtrain.config.schema import Config
 from mtrain.data.batches import SpecialIds, batch_by_tokens, collate
 from mtrain.model.building import shape_of
 from mtrain.model.transformer import Transformer
+from mtrain.runs import layout
 from mtrain.runtime.device import telling_lack_of_memory
 from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import UserError
@@ -59,6 +60,7 @@ def describe_run(
     # the best, the average and one being written are kept, too; three have the trainer's state
     all_ = one * (max(train.keep_checkpoints, train.average_last) + 3)
     all_ += 3 * 4 * parameters * (2 + has_average)
+    all_ += _size(Path(config.run_dir))[1]
     state = (STATE_BYTES + 4 * has_average) * parameters
     step_batches, peak_step = train.accum_steps * ranks.size, max(1, train.warmup_steps)
     per_epoch, per_step = max(1, int(micro_batches // step_batches)), int(tokens * step_batches)
@@ -97,7 +99,7 @@ def describe_run(
 def lack_of_disk(disk_bytes: int, directory: Path) -> str | None:
     """Return a warning if the disk cannot hold what a run in `directory` keeps."""
     directory = directory.absolute()
-    present = sum(file.lstat().st_size for file in directory.rglob("*.safetensors"))
+    present = sum(_size(directory))
     disk = next(path for path in (directory, *directory.parents) if path.is_dir())
     free = shutil.disk_usage(disk).free
     if disk_bytes <= free + present:
@@ -106,6 +108,13 @@ def lack_of_disk(disk_bytes: int, directory: Path) -> str | None:
         f"{disk}: {_megabytes(free)} are free on this disk, too little for the run's checkpoints; "
         "make room, or lower train.keep_checkpoints and train.average_last"
     )
+
+
+def _size(run_dir: Path) -> tuple[int, int]:
+    """Return the bytes of a run's tensors, and of the text that models made for it."""
+    found = run_dir.rglob("*.safetensors"), run_dir.glob(f"{layout.MADE}/*/*")
+    tensors, made = (sum(file.lstat().st_size for file in each) for each in found)
+    return tensors, made
 
 
 def forecast(

@@ -37,10 +37,11 @@ ROUND = 8
 
 @dataclass(frozen=True)
 class Translation:
-    """A translated line and the natural log-probability of its pieces with eos."""
+    """A translated line, the natural log-probability of its pieces with eos, and their number."""
 
     text: str
     score: float
+    tokens: int = 1
 
 
 @dataclass(frozen=True)
@@ -73,10 +74,13 @@ class Translator:
         seed: int | None = None,
         samples: int = 1,
         mbr: int | None = None,
+        threads: int | None = None,
     ) -> None:
         """`seed` is that of sampling (None: the run's), `samples` the draws for each sentence. With
         `mbr`, the text most like the others of this many hypotheses or samples is the translation.
+        `threads` is the number of CPU threads of a batch, which rounding depends on.
         """
+        self.threads = threads
         self.loaded, self.decode, self.ranks = loaded, loaded.decode, ranks or Ranks()
         self.seed = loaded.config.seed if seed is None else seed
         self.samples, self.mbr = mbr or samples, mbr
@@ -137,11 +141,11 @@ class Translator:
         _ = self.loaded.decoder  # made before several threads need it
         threads = torch.get_num_threads()
         at_once = min(threads, len(batches), MOST_AT_ONCE)
-        if self.loaded.device.type != "cpu" or at_once < 2:
+        if self.loaded.device.type != "cpu" or (at_once < 2 and self.threads in (None, threads)):
             yield from map(self.translate_batch, batches)
             return
-        each = (threads // at_once,)
-        pool = ThreadPoolExecutor(at_once, initializer=torch.set_num_threads, initargs=each)
+        each = (self.threads or threads // at_once,)
+        pool = ThreadPoolExecutor(max(1, at_once), initializer=torch.set_num_threads, initargs=each)
         try:
             yield from pool.map(self.translate_batch, batches)
         finally:
@@ -155,7 +159,10 @@ class Translator:
             found = self._sample(group) if self.decode.sample else self.search(group)
         self.loaded.check_stop()
         texts = iter(self.loaded.texts([h.ids for hypotheses in found for h in hypotheses]))
-        lists = [[Translation(next(texts), h.score) for h in hypotheses] for hypotheses in found]
+        lists = [
+            [Translation(next(texts), h.score, len(h.ids) + 1) for h in hypotheses]
+            for hypotheses in found
+        ]
         return lists if self.mbr is None else [[_most_alike(each[: self.mbr])] for each in lists]
 
     def _batches(self, rows: list[NDArray[np.int64]]) -> list[NDArray[np.int64]]:

@@ -29,8 +29,8 @@ from mtrain.check.diagnosis import Diagnosis, diagnose
 from mtrain.check.findings import KINDS, Findings, clipped
 from mtrain.check.profile import FREQUENT
 from mtrain.check.words import Characters
+from mtrain.config.corpora import TextCorpus
 from mtrain.config.loading import load_config
-from mtrain.config.schema import TextCorpus
 from mtrain.corpus.writing_systems import script_of, scripts_of
 from mtrain.runtime.errors import StoppedError
 from mtrain.runtime.stop import Stop

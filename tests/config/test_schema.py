@@ -13,14 +13,12 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from mtrain.config.changes import changed_keys, fixed_changes
+from mtrain.config.corpora import KINDS, HubCorpus, TextCorpus
 from mtrain.config.loading import load_config, load_stored_config
 from mtrain.config.schema import (
-    KINDS,
     SECTIONS,
     Config,
     DataConfig,
-    HubCorpus,
-    TextCorpus,
     TokenizerConfig,
     TrainConfig,
     dump_config,

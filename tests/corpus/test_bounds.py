@@ -29,7 +29,8 @@ from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2
 
 import mtrain
-from mtrain.config.schema import Corpus, FileCorpus, FilterConfig, HubCorpus, TextCorpus
+from mtrain.config.corpora import Corpus, FileCorpus, HubCorpus, TextCorpus
+from mtrain.config.schema import FilterConfig
 from mtrain.corpus import lines as text
 from mtrain.corpus import parquet as parquet_reader
 from mtrain.corpus.lines import LONGEST_LINE, TOO_LONG, Reading, bounded_lines

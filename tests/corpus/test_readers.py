@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mtrain.config.schema import Corpus, FileCorpus, GeneratedCorpus, HubCorpus, TextCorpus
+from mtrain.config.corpora import Corpus, FileCorpus, GeneratedCorpus, HubCorpus, TextCorpus
 from mtrain.corpus import phrasebook
 from mtrain.corpus.lines import Reading, read_file, read_text_file
 from mtrain.corpus.readers import Pair, read_pairs, scan

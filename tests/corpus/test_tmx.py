@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtrain.config.schema import FileCorpus
+from mtrain.config.corpora import FileCorpus
 from mtrain.corpus.lines import Reading
 from mtrain.corpus.readers import read_pairs, scan
 from mtrain.runtime.errors import UserError

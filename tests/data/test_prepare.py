@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from conftest import TinyConfig, run_here, write_corpus
 
+from mtrain.config.corpora import TextCorpus
 from mtrain.config.loading import load_config
-from mtrain.config.schema import Config, TextCorpus
+from mtrain.config.schema import Config
 from mtrain.corpus import readers
 from mtrain.corpus.readers import Pair
 from mtrain.data import cache, store

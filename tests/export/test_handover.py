@@ -15,7 +15,8 @@ import torch
 import transformers
 from conftest import made_up_pairs, random_model, run_mtrain
 
-from mtrain.config.schema import Config, Corpus, HubCorpus, TextCorpus, override_decode
+from mtrain.config.corpora import Corpus, HubCorpus, TextCorpus
+from mtrain.config.schema import Config, override_decode
 from mtrain.corpus import tables
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.export import ctranslate2_format, handover, marian_format

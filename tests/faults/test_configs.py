@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from faults.rig import Bench
-from mtrain.config.schema import HubCorpus
+from mtrain.config.corpora import HubCorpus
 from mtrain.corpus.lines import Reading
 from mtrain.corpus.readers import read_pairs
 

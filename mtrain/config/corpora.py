@@ -1,0 +1,184 @@
+"""Entries of the config that name corpora."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    SerializerFunctionWrapHandler,
+    Tag,
+    model_serializer,
+    model_validator,
+)
+
+from mtrain.config.section import (
+    DatasetName,
+    Fraction,
+    NotNegative,
+    PathText,
+    Positive,
+    Section,
+    TableName,
+    Weight,
+    Word,
+)
+
+
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+class Fill(Section):
+    """How models make the side of a corpus that its entry does not name."""
+
+    model: Annotated[list[PathText], BeforeValidator(_listed), Field(min_length=1)]
+    """run or checkpoint whose model translates the side that is there; a list is an ensemble"""
+    model_tag: Word | None = None
+    """tag by which a model of several directions knows which one is meant"""
+    sample: bool = False
+    """sample translations at random instead of searching"""
+    top_k: NotNegative = 0
+    """sample from this many most likely tokens; 0: from all"""
+    beam_size: Annotated[int, Field(ge=1, le=1000)] | None = None
+    """hypotheses kept per sentence; null: as in the model's run"""
+    keep: Literal["best"] | None = None
+    """best: replace tgt by the hypothesis that is most like it, by chrF"""
+    drop_worst: Fraction = 0.0
+    """fraction of pairs to leave out: the least probable, per token of the translation"""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """arithmetic of the translation"""
+    made: Literal["src", "tgt"] = "tgt"
+    """side that models make: the one that the entry does not name"""
+
+
+class Entry(Section):
+    """Settings of a corpus of any kind. Those of `fill` stand next to them in the file."""
+
+    weight: Weight = 1.0
+    swap: bool = False
+    """exchange source and target, to learn the other direction"""
+    tag: Word | None = None
+    """token to put before each source, such as <bt>"""
+    src_lang: Word | None = None
+    """language code of src; null: data.src_lang"""
+    tgt_lang: Word | None = None
+    """language code of tgt; null: data.tgt_lang"""
+    fill: Fill | None = None
+    """how models make the other side"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather(cls, value: Any) -> Any:
+        """Gather the settings of `fill`. Of a corpus with one side, both are that until a model has
+        made the other.
+        """
+        if not isinstance(value, dict) or "model" not in value:
+            return value
+        fill = {key: value[key] for key in value if key in Fill.model_fields}
+        own = {key: value[key] for key in value if key not in fill}
+        for side, other in (("src", "tgt"), ("tgt", "src")):
+            if own.get(side) is None and other in own:
+                own[side], fill["made"] = own[other], side
+        return {**own, "fill": fill}
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return what a config file holds, without what the entry does not use."""
+        values: dict[str, Any] = dump(self)
+        if fill := values.pop("fill", None):
+            made = fill.pop("made")
+            values |= fill
+            if values["keep"] is None:
+                del values[made]
+        return {key: each for key, each in values.items() if each is not None and each is not False}
+
+
+class TextCorpus(Entry):
+    """Two files aligned by line, plain text, .gz or .zst."""
+
+    src: PathText
+    """file of source text, one sentence per line"""
+    tgt: PathText
+    """file of its translation, line by line"""
+
+
+class GeneratedCorpus(Entry):
+    """Pairs of a built-in generator; its splits never overlap."""
+
+    generated: Literal["phrasebook"]
+    """generator: phrasebook (English-German)"""
+    split: Literal["train", "valid", "test"]
+    """train, valid or test"""
+    pairs: Positive
+    """number of pairs to generate"""
+
+
+class FileCorpus(Entry):
+    """A table with a column for each side, or a translation memory: .tsv, .jsonl or .tmx, plain,
+    .gz or .zst, or .parquet.
+    """
+
+    file: TableName
+    """a .tsv, .jsonl or .tmx file, also with .gz or .zst, or a .parquet file"""
+    src: NotNegative | Word
+    """column of the source text: a name, or a number from 0 in a .tsv; in a .tmx its language"""
+    tgt: NotNegative | Word
+    """column of the target text: a name, or a number from 0 in a .tsv; in a .tmx its language"""
+
+    @property
+    def kind(self) -> str:
+        """Format of the file: tsv, jsonl, tmx or parquet."""
+        return self.file.removesuffix(".gz").removesuffix(".zst").rpartition(".")[2]
+
+
+class HubCorpus(Entry):
+    """A dataset of the Hugging Face hub, or a local folder of Parquet, JSON lines or CSV files."""
+
+    dataset: DatasetName
+    """name on the Hugging Face hub, or a local folder"""
+    name: Word | None = None
+    """configuration of the dataset, such as de-en"""
+    split: Word
+    """split to read, such as train or train[:1%]"""
+    src: Word
+    """column of the source text; dots reach into nested fields"""
+    tgt: Word
+    """column of the target text; dots reach into nested fields"""
+    streaming: bool = False
+    """read the dataset over the network at each start, without a copy on disk"""
+
+
+class MadeCorpus(FileCorpus):
+    """The text of a run that models have filled in; people wrote the side `given` alone."""
+
+    given: Literal["src", "tgt"]
+
+
+KINDS: dict[str, type[Section]] = {
+    "<text>": TextCorpus,
+    "<generated>": GeneratedCorpus,
+    "<file>": FileCorpus,
+    "<dataset>": HubCorpus,
+}
+
+
+def corpus_kind(value: object) -> str | None:
+    """Return the kind of a corpus entry, which is named by its characteristic key; angle brackets
+    mark it in error paths.
+    """
+    if isinstance(value, Section):
+        return next((kind for kind, section in KINDS.items() if type(value) is section), None)
+    if not isinstance(value, Mapping):
+        return None
+    return next((kind for kind in KINDS if kind[1:-1] in value), "<text>")
+
+
+Corpus = Annotated[
+    Annotated[TextCorpus, Tag("<text>")]
+    | Annotated[GeneratedCorpus, Tag("<generated>")]
+    | Annotated[FileCorpus, Tag("<file>")]
+    | Annotated[HubCorpus, Tag("<dataset>")],
+    Discriminator(corpus_kind),
+]

@@ -1,0 +1,81 @@
+"""Text that models made for a run, sealed in it before training begins.
+
+made/1/   pairs.jsonl made.json manifest.json    of entry 1 of `data.train`
+"""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter
+
+from mtrain.config.corpora import Corpus, MadeCorpus
+from mtrain.config.schema import Config
+from mtrain.runs import layout, manifest
+from mtrain.runs.records import Count, read_record
+from mtrain.runtime.errors import RefusedError
+
+PAIRS, RECORD = "pairs.jsonl", "made.json"
+
+
+class Made(BaseModel):
+    """`made.json`: what a text was made of, and the pairs that were left out by reason."""
+
+    settings: dict[str, Any]
+    models: dict[str, str]  # SHA-256 of the model by its path
+    key: str  # of all that it depends on
+    lines: Count
+    pairs: Count
+    dropped: dict[str, Count]
+
+
+MADE = TypeAdapter(Made)
+MADE_OR_NONE: TypeAdapter[Made | None] = TypeAdapter(Made | None)
+
+
+def directory(run_dir: Path, number: int) -> Path:
+    """Return the place of the text made for entry `number` of `data.train`."""
+    return run_dir / layout.MADE / str(number)
+
+
+def settings_of(entry: Corpus) -> dict[str, Any]:
+    """Return the settings that the text depends on; files are compared by content."""
+    languages = {"src_lang": entry.src_lang, "tgt_lang": entry.tgt_lang}
+    return languages | (entry.fill.model_dump(exclude={"model"}) if entry.fill else {})
+
+
+def read(run_dir: Path, number: int) -> Made | None:
+    """Read what is known of the text of an entry, None if it is not there; raises `UserError` if it
+    is damaged.
+    """
+    path = directory(run_dir, number)
+    if not manifest.is_complete(path):
+        return None
+    return read_record(path / RECORD, MADE, f"remove {path} to have it made again")
+
+
+def check(run_dir: Path, number: int, entry: Corpus, made: Made) -> None:
+    """Refuse an entry whose settings differ from those that the text was made with."""
+    before, now = made.settings, settings_of(entry)
+    for key in sorted({*before, *now}):
+        if before.get(key) != now.get(key):
+            raise RefusedError(
+                f"data.train.{number}.{key}: the text in {directory(run_dir, number)} was made "
+                f"with {before.get(key)!r}, not {now.get(key)!r}; go back to that, or choose "
+                "another run_dir"
+            )
+
+
+def resolve(config: Config, run_dir: Path | None = None) -> Config:
+    """Return the config with the made text, where it is there, in place of the entries that
+    describe it.
+    """
+    run_dir = (run_dir or Path(config.run_dir)).absolute()
+    train = list(config.data.train)
+    for number, entry in enumerate(train):
+        path = directory(run_dir, number)
+        if entry.fill is not None and manifest.is_complete(path):
+            own = entry.model_dump(include={"weight", "swap", "tag", "src_lang", "tgt_lang"})
+            own["given"] = "tgt" if entry.fill.made == "src" else "src"
+            own |= {"file": str(path / PAIRS), "src": "src", "tgt": "tgt"}
+            train[number] = MadeCorpus.model_construct(**own)
+    return config.model_copy(update={"data": config.data.model_copy(update={"train": train})})

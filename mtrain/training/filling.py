@@ -1,0 +1,294 @@
+"""Text that models make for a run, before training: the other side of text in one language.
+
+1. given    the lines of the side that is there
+2. shards   of consecutive lines, each translated by one rank in batches that depend on the shard
+            alone, and kept in the cache: the same bytes however many processes made them
+3. sealed   the pairs that stay, in `made/` of the run, which reads them from then on
+"""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import islice
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+
+from mtrain.config.corpora import Corpus
+from mtrain.config.loading import load_stored_config
+from mtrain.config.schema import Config, override_decode
+from mtrain.corpus import readers
+from mtrain.corpus.lines import DROPPED, is_blank
+from mtrain.corpus.readers import Pair, describe, reading_of
+from mtrain.data.cache import cache_directory, cache_key, cached
+from mtrain.data.prepare import scan_corpus
+from mtrain.runs import checkpoint, layout, made, manifest
+from mtrain.runs.directory import RunDirectory
+from mtrain.runtime import files
+from mtrain.runtime.distributed import Ranks, device_of
+from mtrain.runtime.errors import RefusedError
+from mtrain.runtime.json_reader import read_json_file
+from mtrain.runtime.log import logger, progress_bar
+from mtrain.runtime.stop import Stop
+from mtrain.scoring.metrics import sentence_chrf
+from mtrain.training.learner import Machine
+from mtrain.training.plan import clock
+from mtrain.translation.loading import load
+from mtrain.translation.translator import Translator
+
+FORMAT = 1  # of a shard in the cache
+SHARD = 2000  # lines: a kill costs at most the work on these
+TIMED = 100  # lines that are translated to forecast the time
+LINES = "lines.json"  # the file of a shard
+LOWEST = -1e9  # of a score: JSON has no infinity
+PAUSE = 60  # seconds between lines of the log
+
+EMPTY = DROPPED + "empty translation"
+AT_LIMIT = DROPPED + "source or translation at its limit of length"
+WORST = DROPPED + "least probable translations"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A translation and its log-probability per token; `fault` is why its pair is dropped."""
+
+    text: str
+    score: float
+    fault: str = ""
+
+
+Shard = list[Line]
+SHARD_FORM, PATHS = TypeAdapter(Shard), TypeAdapter(list[Path])
+
+
+def fill(config: Config, run: RunDirectory, stop: Stop, ranks: Ranks) -> dict[str, Any]:
+    """Make the text that models fill in where it is not there yet; return what is known of all of
+    it, by the keys of its entries. Every rank takes part.
+    """
+    found = {}
+    for number, entry in enumerate(config.data.train):
+        if entry.fill is not None:
+            known = ranks.share(partial(_find, run, number, entry), made.MADE_OR_NONE)
+            known = known or Filler(config, number, stop, ranks).fill(run)
+            found[f"data.train.{number}"] = known.model_dump()
+    return found
+
+
+def _find(run: RunDirectory, number: int, entry: Corpus) -> made.Made | None:
+    """Read what is known of the text of an entry if the run has begun, which keeps its text
+    whatever becomes of the models; refuse other settings.
+    """
+    known = made.read(run.path, number) if (run.path / layout.RUN).exists() else None
+    if known is not None:
+        made.check(run.path, number, entry, known)
+    return known
+
+
+def report_missing(config: Config, stop: Stop, *, timed: bool) -> None:
+    """Warn of text that models have yet to make; `timed` translates some of it."""
+    for number, entry in enumerate(config.data.train):
+        if entry.fill is not None and not made.read(Path(config.run_dir), number):
+            logger.warning("%s", Filler(config, number, stop, Ranks()).message(timed))
+
+
+class Filler:
+    """Makes the text of one entry of `data.train`. Raises `UserError`."""
+
+    def __init__(self, config: Config, number: int, stop: Stop, ranks: Ranks) -> None:
+        entry = config.data.train[number]
+        assert entry.fill is not None
+        self.config, self.entry, self.how = config, entry, entry.fill
+        self.stop, self.ranks = stop, ranks
+        self.number, self.key = number, f"data.train.{number}"
+        # one that lacks a side has the other twice
+        self.text = entry.model_copy(update={"fill": None, "swap": False})
+        self.name = describe(self.text).split(" + ")[0]
+        self.device = device_of(config.train.device, ranks)
+        # rank 0 alone chooses: the best checkpoint of a run in training may change
+        paths = [Path(path) for path in self.how.model]
+        self.models = ranks.share(lambda: list(map(checkpoint.resolve, paths)), PATHS)
+        names = (layout.MODEL, layout.TOKENIZER)
+        self.hashes = [manifest.hash_file(path / name) for path in self.models for name in names]
+        search = self.how.model_dump(include={"sample", "top_k", "beam_size"})
+        self.search = {key: value for key, value in search.items() if value}
+        model = load_stored_config(self.models[0] / layout.CONFIG)
+        self._check_direction(model)
+        decode = override_decode(model.decode, **self.search).model_dump()
+        how = (self.how.model_tag, self.how.keep, self.how.precision)
+        seed = config.seed if self.how.sample else None
+        self.identity = (FORMAT, SHARD, self.hashes, decode, how, seed, self.device.type)
+
+    def _check_direction(self, model: Config) -> None:
+        """Refuse a model that translates in the other direction."""
+        data, entry = self.config.data, self.entry
+        wanted = (entry.src_lang or data.src_lang, entry.tgt_lang or data.tgt_lang)
+        wanted = wanted[::-1] if self.how.made == "src" else wanted
+        found = (model.data.src_lang, model.data.tgt_lang)
+        if found == wanted[::-1] != wanted and self.how.model_tag is None:
+            raise RefusedError(
+                f"{self.key}.model: {self.how.model[0]} translates {' to '.join(found)}; this "
+                f"entry needs a model from {wanted[0]} to {wanted[1]}"
+            )
+
+    def fill(self, run: RunDirectory) -> made.Made:
+        """Translate what is not in the cache, and seal the pairs in the run."""
+        scan = scan_corpus(self.config, self.text, self.stop)
+        key = cache_key(self.identity, scan.sha256, made.settings_of(self.entry))
+        known = self.ranks.share(lambda: made.read(run.path, self.number), made.MADE_OR_NONE)
+        if known is not None and known.key == key:
+            return known
+        counts, parts, then = Counter[str](), list[NDArray[np.float64]](), time.monotonic()
+        logger.info("%s: translating %s with %s", self.key, self.name, ", ".join(self.how.model))
+        shards = enumerate(self._shards(counts))
+        with progress_bar(scan.pairs, "line", f"translating {Path(self.name).name}") as bar:
+            while some := list(islice(shards, self.ranks.size)):
+                found = self.ranks.gather(partial(self._own_shard, some), SHARD_FORM)
+                for (number, pairs), shard in zip(some, found, strict=False):
+                    if self.ranks.is_first:  # another machine may have made it
+                        self._kept(number, pairs, partial(list, shard))
+                    parts.append(np.array([nan if each.fault else each.score for each in shard]))
+                    bar.update(len(pairs))
+                if time.monotonic() - then > PAUSE:
+                    then = time.monotonic()
+                    done = f"{sum(map(len, parts)):,}"
+                    logger.info("%s: %s of %s lines", self.key, done, f"{scan.pairs:,}")
+        keep = self._kept_lines(np.concatenate(parts or [np.zeros(0)]), counts)
+        return self.ranks.share(partial(self._seal, run, key, keep, counts), made.MADE)
+
+    def _shards(self, counts: Counter[str]) -> Iterator[list[Pair]]:
+        """Read the lines to translate, each with its reference, without blank ones."""
+        reading = reading_of(self.config)
+        reading.counts = counts
+        pairs = readers.read_pairs(self.text, reading)
+        return iter(lambda: list(islice(pairs, SHARD)), [])
+
+    def _own_shard(self, some: list[tuple[int, list[Pair]]]) -> Shard:
+        """Return this rank's one of a round of shards, if there is one for it."""
+        if self.ranks.rank >= len(some):
+            return []
+        number, pairs = some[self.ranks.rank]
+        return self._kept(number, pairs, partial(self._translate, number, pairs))
+
+    def _kept(self, number: int, pairs: list[Pair], make: Callable[[], Shard]) -> Shard:
+        """Return a shard from the cache, where it is made if needed."""
+
+        def write(path: Path) -> None:
+            body = SHARD_FORM.dump_json(make())
+            manifest.write_directory(path, lambda inner: files.write_bytes(inner / LINES, body))
+
+        return cached(self._name(number, pairs), _open_shard, write, self.stop)
+
+    def _name(self, number: int, pairs: list[Pair]) -> str:
+        place = number if self.how.sample else None  # what is drawn depends on it
+        return cache_key("shard", self.identity, place, pairs)
+
+    @cached_property
+    def _translator(self) -> Translator:
+        torch.set_num_threads(Machine.of(self.config, self.ranks).threads)
+        device, precision = str(self.device), self.how.precision
+        loaded = load(*self.models, device=device, precision=precision, **self.search)
+        loaded.check_stop = self.stop.check
+        return Translator(loaded, seed=self.config.seed, threads=1)
+
+    def _translate(self, number: int, pairs: list[Pair]) -> Shard:
+        translator = self._translator
+        sources = [source for source, _ in pairs]
+        found, cut = translator.translate(sources, first=number * SHARD)
+        lengths = map(len, translator.loaded.encode_sources(sources)[0])
+        limits = [0 if i in set(cut) else translator.loaded.limit(n) for i, n in enumerate(lengths)]
+        lines = []
+        for (_, reference), hypotheses, limit in zip(pairs, found, limits, strict=True):
+            best = hypotheses[0]
+            if self.how.keep == "best":
+                texts, same = [each.text for each in hypotheses], [reference] * len(hypotheses)
+                chrf = sentence_chrf(texts, [same], lowercase=False)
+                best = hypotheses[int(np.argmax(chrf))]
+            fault = EMPTY if is_blank(best.text) else AT_LIMIT if best.tokens >= limit else ""
+            lines.append(Line(best.text, max(best.score / best.tokens, LOWEST), fault))
+        return lines
+
+    def _kept_lines(self, scores: NDArray[np.float64], counts: Counter[str]) -> NDArray[np.bool_]:
+        """Return which lines stay, given the scores per token, not a number for faulty lines."""
+        keep: NDArray[np.bool_] = ~np.isnan(scores)
+        worst = int(self.how.drop_worst * keep.sum())
+        keep[np.argsort(scores, kind="stable")[:worst]] = False  # faulty ones are last
+        if worst:
+            counts[WORST] += worst
+        return keep
+
+    def _seal(
+        self, run: RunDirectory, key: str, keep: NDArray[np.bool_], counts: Counter[str]
+    ) -> made.Made:
+        """Write the pairs that stay into the run."""
+
+        def write(directory: Path) -> None:
+            kept = iter(keep.tolist())
+            with files.create(directory / made.PAIRS) as out:
+                for number, pairs in enumerate(self._shards(Counter())):
+                    shard = self._kept(number, pairs, partial(self._translate, number, pairs))
+                    for pair, line in zip(pairs, shard, strict=True):
+                        counts.update([line.fault] if line.fault else [])
+                        if next(kept):
+                            out.write(self._row(pair, line))
+            record = made.Made(
+                settings=made.settings_of(self.entry),
+                models=dict(zip(map(str, self.models), self.hashes[::2], strict=True)),
+                key=key,
+                lines=len(keep),
+                pairs=int(keep.sum()),
+                dropped=dict(counts),
+            )
+            files.write_text(directory / made.RECORD, record.model_dump_json(indent=1) + "\n")
+
+        run.check_held()
+        path = made.directory(run.path, self.number)
+        files.make_directory(path.parent)
+        manifest.write_directory(path, write)
+        found = made.read(run.path, self.number)
+        assert found is not None
+        logger.info(
+            "%s: %s pairs made of %s lines", self.key, f"{found.pairs:,}", f"{found.lines:,}"
+        )
+        for reason, count in found.dropped.items():
+            logger.info("%s: %s: %s", self.key, reason, f"{count:,}")
+        return found
+
+    def _row(self, pair: Pair, line: Line) -> bytes:
+        sides = {"src": pair[0], "tgt": pair[0], self.how.made: line.text}
+        return json.dumps(sides, ensure_ascii=False).encode() + b"\n"
+
+    def message(self, timed: bool) -> str:
+        """Return a message of what is missing and how long it takes to make it."""
+        left, some, size = 0, list[Pair](), 0
+        for number, pairs in enumerate(self._shards(Counter())):
+            self.stop.check()
+            if not (cache_directory() / self._name(number, pairs)).is_dir():
+                left, some = left + len(pairs), some or pairs[:TIMED]
+            size += 2 * sum(len(source.encode()) for source, _ in pairs)
+        text = (
+            f"{self.key}: its text is not made yet, and left out here: {left:,} lines of "
+            f"{self.name} are to be translated by {', '.join(self.how.model)}"
+        )
+        if timed and some:
+            _ = self._translator
+            started = time.perf_counter()
+            self._translate(0, some)
+            text += f", in about {clock((time.perf_counter() - started) / len(some) * left)}"
+        return f"{text}, to {size / 1e6:,.1f} MB"
+
+
+def _open_shard(path: Path) -> Shard | None:
+    """Open a shard of the cache; None if it is missing or damaged."""
+    try:
+        manifest.verify(path, LINES)
+        return read_json_file(path / LINES, SHARD_FORM)
+    except (manifest.DamagedError, FileNotFoundError, ValueError):
+        return None
