@@ -183,6 +183,8 @@ def _advice(key: str, section: type[Section]) -> str:
     near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
     elsewhere = [f"{s}.{name}" for s, other in SECTIONS.items() if name in other.model_fields]
     elsewhere += [name] if name in Config.model_fields else []
+    if name in Fill.model_fields and kinds:
+        return "works with model, which makes the side of the corpus that is not named"
     if near:
         return f"did you mean {'.'.join(filter(None, (around, near[0])))}?"
     if elsewhere:

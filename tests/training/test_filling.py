@@ -1,0 +1,348 @@
+"""Text that models make: the translations of the model, the same however they came about."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from conftest import Train, made_up_pairs, run_here, run_mtrain, write_config
+from ranks import train_by
+from sacrebleu.metrics.chrf import CHRF
+
+from mtrain.config.loading import load_config, parse_stored_config
+from mtrain.config.schema import dump_config
+from mtrain.data.prepare import Preparation
+from mtrain.runs import layout
+from mtrain.runs.made import resolve
+from mtrain.runtime.errors import (
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_REFUSED,
+    EXIT_STOPPED,
+    RefusedError,
+    StoppedError,
+)
+from mtrain.runtime.stop import Stop
+from mtrain.training import filling
+from mtrain.translation.loading import load
+from mtrain.translation.scorer import Scorer
+from mtrain.translation.translator import Translator
+
+Build = Callable[[Path], int]
+LINES = [src for src, _ in made_up_pairs(30, 11)]
+
+
+@pytest.fixture(autouse=True)
+def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filling, "SHARD", 8)
+
+
+def write(directory: Path, *entries: dict[str, Any], **settings: Any) -> Path:
+    """Write the config of a tiny run, with further entries of `data.train`."""
+    path: Path = write_config(
+        directory, **{"train.max_steps": 2, "train.valid_every": 2, **settings}
+    )
+    config = yaml.safe_load(path.read_text())
+    config["data"]["train"] += entries
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def text(directory: Path, lines: list[str] = LINES) -> str:
+    path = directory / "text"
+    path.write_text("".join(line + "\n" for line in lines))
+    return str(path)
+
+
+def pairs_of(run: Path, number: int = 1) -> list[tuple[str, str]]:
+    """Read the text that was made for an entry."""
+    lines = (run / "made" / str(number) / "pairs.jsonl").read_text().splitlines()
+    return [(row["src"], row["tgt"]) for row in map(json.loads, lines)]
+
+
+@pytest.fixture
+def build(monkeypatch: pytest.MonkeyPatch) -> Build:
+    """Run `mtrain data build` in this process and return its exit code."""
+    return lambda config: run_here(monkeypatch, "data", "build", "-c", config)
+
+
+# --- what is made -------------------------------------------------------------------------------
+
+
+def columns(directory: Path, kind: str) -> dict[str, Any]:
+    """Write `LINES` in a format and return what an entry says of it, but for the side."""
+    path = directory / f"given.{kind}"
+    if kind == "gz":
+        path.write_bytes(gzip.compress("".join(f"{line}\n" for line in LINES).encode()))
+        return {"column": str(path)}
+    if kind == "tsv":
+        path.write_text("".join(f"x\t{line}\n" for line in LINES))
+    elif kind == "jsonl":
+        path.write_text("".join(json.dumps({"x": {"y": line}}) + "\n" for line in LINES))
+    else:
+        pq.write_table(pa.table({"x.y": LINES}), path)
+    return {"file": str(path), "column": 1 if kind == "tsv" else "x.y"}
+
+
+@pytest.mark.parametrize("kind", ["gz", "tsv", "jsonl", "parquet"])
+@pytest.mark.parametrize("side", ["src", "tgt"])
+def test_the_other_side_is_translated(
+    kind: str, side: str, tmp_path: Path, trained_run: Path, build: Build
+) -> None:
+    given = columns(tmp_path, kind)
+    entry = {**given, side: given["column"], "model": str(trained_run)}
+    del entry["column"]
+    languages = {} if side == "src" else {"data.src_lang": "bb", "data.tgt_lang": "aa"}
+    assert build(write(tmp_path, entry, **languages)) == EXIT_OK
+    made = Translator(load(trained_run)).best(LINES)
+    pairs = zip(LINES, made, strict=True) if side == "src" else zip(made, LINES, strict=True)
+    assert pairs_of(tmp_path / "run") == list(pairs)
+
+
+def test_what_cannot_be_translated_is_dropped_and_counted(
+    tmp_path: Path,
+    trained_run: Path,
+    build: Build,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    long = " ".join(["bavo"] * 3000)
+    lines = [LINES[0], "", "\u2003", long, LINES[1]]
+    assert build(write(tmp_path, {"src": text(tmp_path, lines), "model": str(trained_run)})) == 0
+    assert [src for src, _ in pairs_of(tmp_path / "run")] == LINES[:2]
+    record = json.loads((tmp_path / "run" / "made" / "1" / "made.json").read_text())
+    assert record["dropped"] == {filling.AT_LIMIT: 1, "pairs dropped: blank on a side": 2}
+    assert (record["lines"], record["pairs"]) == (3, 2)
+
+
+def test_the_least_probable_are_dropped(tmp_path: Path, trained_run: Path, build: Build) -> None:
+    entry = {"src": text(tmp_path), "model": str(trained_run), "drop_worst": 0.21}
+    assert build(write(tmp_path, entry)) == EXIT_OK
+    loaded = load(trained_run)
+    made = Translator(loaded).best(LINES)
+    scores, _ = Scorer(loaded).score(LINES, made)
+    tokens = [len(ids) + 1 for ids in loaded.tokenizer.encode(made)]
+    each = sorted(zip([s / n for s, n in zip(scores, tokens, strict=True)], LINES, strict=True))
+    worst = {line for _, line in each[: int(0.21 * len(LINES))]}
+    kept = [line for line in LINES if line not in worst]
+    assert [src for src, _ in pairs_of(tmp_path / "run")] == kept
+    assert len(kept) == 24
+
+
+def test_the_hypothesis_most_like_the_reference_is_kept(
+    tmp_path: Path, trained_run: Path, build: Build
+) -> None:
+    references = [tgt + " urfan" for _, tgt in made_up_pairs(30, 12)]
+    (tmp_path / "refs").write_text("".join(line + "\n" for line in references))
+    entry = {"src": text(tmp_path), "tgt": str(tmp_path / "refs"), "model": str(trained_run)}
+    assert build(write(tmp_path, {**entry, "keep": "best", "beam_size": 5})) == EXIT_OK
+    lists, _ = Translator(load(trained_run, beam_size=5)).translate(LINES)
+    chrf = [
+        [CHRF().sentence_score(each.text, [reference]).score for each in found]
+        for found, reference in zip(lists, references, strict=True)
+    ]
+    best = [found[own.index(max(own))].text for found, own in zip(lists, chrf, strict=True)]
+    assert [tgt for _, tgt in pairs_of(tmp_path / "run")] == best
+    assert best != [found[0].text for found in lists]
+
+
+def test_the_vocabulary_is_made_of_human_text(
+    tmp_path: Path, trained_run: Path, build: Build
+) -> None:
+    path = write(tmp_path, {"src": text(tmp_path), "model": str(trained_run)})
+    assert build(path) == EXIT_OK
+    preparation = Preparation(resolve(load_config(path)), Stop())
+    human = [line for pair in made_up_pairs(120, 1) for line in pair]
+    assert list(preparation._sentences()) == human + LINES
+
+
+# --- the same, however it came about ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{}, {"sample": True, "top_k": 5}])
+def test_stopped_after_each_shard_it_is_the_same(
+    settings: dict[str, Any],
+    tmp_path: Path,
+    trained_run: Path,
+    build: Build,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entry = {"src": text(tmp_path), "model": [str(trained_run)] * 2, **settings}
+    path = write(tmp_path, entry)
+    assert build(path) == EXIT_OK
+    whole = (tmp_path / "run" / "made" / "1" / "pairs.jsonl").read_bytes()
+    shutil.rmtree(tmp_path / "run")
+    monkeypatch.setenv("MTRAIN_CACHE", str(tmp_path / "another"))
+    real = filling.Filler._translate
+    made = list[int]()
+
+    def stop_once(self: filling.Filler, number: int, pairs: Any) -> Any:
+        if number not in made:
+            made.append(number)
+            raise StoppedError("stopped", EXIT_STOPPED)
+        made.append(number)
+        return real(self, number, pairs)
+
+    monkeypatch.setattr(filling.Filler, "_translate", stop_once)
+    ends = [build(path) for _ in range(5)]
+    assert ends == [EXIT_STOPPED] * 4 + [EXIT_OK]
+    assert made == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert (tmp_path / "run" / "made" / "1" / "pairs.jsonl").read_bytes() == whole
+
+
+def small_shards() -> None:
+    filling.SHARD = 8
+
+
+def test_processes_and_threads_change_nothing(
+    tmp_path: Path, trained_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = {"src": text(tmp_path), "model": str(trained_run), "sample": True}
+    path, found = write(tmp_path, entry), list[bytes]()
+    for name, size, threads in (("one", 1, 1), ("two", 2, 1), ("threads", 1, 3)):
+        run, settings = (
+            tmp_path / name,
+            (f"train.threads={threads}", f"train.accum_steps={2 // size}"),
+        )
+        monkeypatch.setenv("MTRAIN_CACHE", str(tmp_path / f"cache-{name}"))
+        hooks = dict.fromkeys(range(size), small_shards)
+        done = train_by(size, path, run, *settings, hooks=hooks)
+        assert done.codes == [0] * size, done.told
+        found.append((run / "made" / "1" / "pairs.jsonl").read_bytes())
+    assert len(set(found)) == 1
+
+
+# --- kept with the run --------------------------------------------------------------------------
+
+
+def test_a_run_reads_its_own_text_from_then_on(
+    tmp_path: Path, trained_run: Path, train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, run = tmp_path / "model", tmp_path / "run"
+    shutil.copytree(trained_run / "checkpoints" / "step-00000400", model)
+    path = write(tmp_path, {"src": text(tmp_path), "model": str(model)})
+    assert train(path) == EXIT_OK
+    begun = json.loads((run / layout.RUN).read_text())
+    assert begun["made"]["data.train.1"]["pairs"] == 30
+    shutil.rmtree(model)
+    text(tmp_path, ["gutel"])
+    assert train(path, "--set", "train.max_steps=4") == EXIT_OK
+    assert run_mtrain("verify", run).returncode == EXIT_OK
+    assert "made/1" in run_mtrain("verify", run).stdout
+
+    other = yaml.safe_load(path.read_text())
+    other["data"]["train"][1]["drop_worst"] = 0.5
+    path.with_name("other.yaml").write_text(yaml.safe_dump(other))
+    assert train(path.with_name("other.yaml")) == EXIT_REFUSED
+    assert "data.train.1.drop_worst" in capsys.readouterr().err
+
+    with (run / "made" / "1" / "pairs.jsonl").open("ab") as out:
+        out.write(b'{"src": "bavo", "tgt": "x"}\n')
+    damaged = run_mtrain("verify", run)
+    assert damaged.returncode == EXIT_FAILED
+    assert "made/1" in damaged.stdout
+    assert train(path, "--set", "train.max_steps=6") == EXIT_REFUSED
+    assert "the content of data.train" in capsys.readouterr().err
+
+
+def test_text_that_is_gone_is_made_again(
+    tmp_path: Path, trained_run: Path, train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, {"src": text(tmp_path), "model": str(trained_run)})
+    assert train(path) == EXIT_OK
+    shutil.rmtree(tmp_path / "run" / "made")
+    assert train(path, "--set", "train.max_steps=4") == EXIT_OK
+    shutil.rmtree(tmp_path / "run" / "made")
+    text(tmp_path, LINES[:20])  # it is not the same
+    assert train(path, "--set", "train.max_steps=6") == EXIT_REFUSED
+    assert "the content of data.train" in capsys.readouterr().err
+
+
+def test_before_the_run_begins_other_models_make_it_anew(
+    tmp_path: Path, trained_run: Path, build: Build
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(trained_run / "checkpoints" / "step-00000200", model)
+    path = write(tmp_path, {"src": text(tmp_path), "model": str(model)})
+    assert build(path) == EXIT_OK
+    first = pairs_of(tmp_path / "run")
+    shutil.rmtree(model)
+    shutil.copytree(trained_run / "checkpoints" / "step-00000400", model)
+    assert build(path) == EXIT_OK
+    assert pairs_of(tmp_path / "run") != first
+
+
+@pytest.mark.parametrize("command", [["train", "--dry-run"], ["check"], ["check", "--no-timing"]])
+def test_looking_makes_no_text(command: list[str], tmp_path: Path, trained_run: Path) -> None:
+    path = write(tmp_path, {"src": text(tmp_path), "model": str(trained_run)})
+    done = run_mtrain(*command, "-c", path)
+    assert done.returncode == EXIT_OK, done.stderr
+    assert "data.train.1: its text is not made yet" in done.stderr
+    assert "30 lines" in done.stderr
+    assert ("in about 0m00s" in done.stderr) == ("--no-timing" not in command)
+    assert not (tmp_path / "run").exists()
+    assert run_mtrain("data", "build", "-c", path).returncode == EXIT_OK
+    done = run_mtrain(*command, "-c", path)
+    assert "not made" not in done.stderr
+
+
+def test_a_model_of_the_other_direction_is_refused(
+    tmp_path: Path,
+    trained_run: Path,
+    build: Build,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert (
+        build(write(tmp_path, {"tgt": text(tmp_path), "model": str(trained_run)})) == EXIT_REFUSED
+    )
+    assert "translates aa to bb; this entry needs a model from bb to aa" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("entry", "key"),
+    [
+        ({"model": "m"}, "data.train.1.src"),
+        ({"src": "a", "tgt": "b", "model": "m"}, "data.train.1.model"),
+        ({"src": "a", "model": "m", "keep": "best"}, "data.train.1.keep"),
+        (
+            {"src": "a", "tgt": "b", "model": "m", "keep": "best", "sample": True},
+            "data.train.1.keep",
+        ),
+        ({"src": "a", "model": "m", "top_k": 5}, "data.train.1.top_k"),
+        ({"src": "a", "model": []}, "data.train.1.model"),
+        ({"src": "a", "model": "m", "drop_worst": 1.0}, "data.train.1.drop_worst"),
+        ({"src": "a", "model": "m", "beam": 3}, "data.train.1.beam: unknown key; did you mean"),
+        ({"src": "a", "top_k": 5}, "data.train.1.top_k: unknown key; works with model"),
+        ({"file": "a.tmx", "src": "en", "model": "m"}, "data.train.1.file"),
+        (
+            {"generated": "phrasebook", "split": "train", "pairs": 5, "model": "m"},
+            "data.train.1.model",
+        ),
+    ],
+)
+def test_entries_that_make_no_sense_are_refused(
+    entry: dict[str, Any], key: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RefusedError, match=re.escape(key)):
+        load_config(write(tmp_path, entry))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"tgt": "a", "model": "m", "sample": True, "top_k": 3},
+        {"file": "a.tsv", "src": 0, "model": ["m", "n"], "drop_worst": 0.1},
+        {"src": "a", "tgt": "b", "model": "m", "keep": "best", "beam_size": 8},
+    ],
+)
+def test_a_stored_config_is_read_back(entry: dict[str, Any], tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, entry))
+    assert parse_stored_config(dump_config(config), "stored") == config
