@@ -34,7 +34,7 @@ from mtrain.runs import checkpoint, layout, made, manifest
 from mtrain.runs.directory import RunDirectory
 from mtrain.runtime import files
 from mtrain.runtime.distributed import Ranks, device_of
-from mtrain.runtime.errors import RefusedError
+from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.json_reader import read_json_file
 from mtrain.runtime.log import logger, progress_bar
 from mtrain.runtime.stop import Stop
@@ -95,8 +95,13 @@ def _find(run: RunDirectory, number: int, entry: Corpus) -> made.Made | None:
 def report_missing(config: Config, stop: Stop, *, timed: bool) -> None:
     """Warn of text that models have yet to make; `timed` translates some of it."""
     for number, entry in enumerate(config.data.train):
-        if entry.fill is not None and not made.read(Path(config.run_dir), number):
-            logger.warning("%s", Filler(config, number, stop, Ranks()).message(timed))
+        if entry.fill is None or made.read(Path(config.run_dir), number) is not None:
+            continue
+        try:
+            text = Filler(config, number, stop, Ranks()).missing(timed)
+        except UserError as error:  # a model is perhaps not trained yet
+            text = str(error)
+        logger.warning("data.train.%d: left out, its text is not made yet: %s", number, text)
 
 
 class Filler:
@@ -160,8 +165,8 @@ class Filler:
                     then = time.monotonic()
                     done = f"{sum(map(len, parts)):,}"
                     logger.info("%s: %s of %s lines", self.key, done, f"{scan.pairs:,}")
-        keep = self._kept_lines(np.concatenate(parts or [np.zeros(0)]), counts)
-        return self.ranks.share(partial(self._seal, run, key, keep, counts), made.MADE)
+        scores = np.concatenate(parts or [np.zeros(0)])
+        return self.ranks.share(partial(self._seal, run, key, scores, counts), made.MADE)
 
     def _shards(self, counts: Counter[str]) -> Iterator[list[Pair]]:
         """Read the lines to translate, each with its reference, without blank ones."""
@@ -215,32 +220,31 @@ class Filler:
             lines.append(Line(best.text, max(best.score / best.tokens, LOWEST), fault))
         return lines
 
-    def _kept_lines(self, scores: NDArray[np.float64], counts: Counter[str]) -> NDArray[np.bool_]:
-        """Return which lines stay, given the scores per token, not a number for faulty lines."""
-        keep: NDArray[np.bool_] = ~np.isnan(scores)
-        worst = int(self.how.drop_worst * keep.sum())
-        keep[np.argsort(scores, kind="stable")[:worst]] = False  # faulty ones are last
-        if worst:
-            counts[WORST] += worst
-        return keep
-
     def _seal(
-        self, run: RunDirectory, key: str, keep: NDArray[np.bool_], counts: Counter[str]
+        self, run: RunDirectory, key: str, scores: NDArray[np.float64], counts: Counter[str]
     ) -> made.Made:
-        """Write the pairs that stay into the run."""
+        """Write the pairs that stay into the run, given the scores of all, which are not a number
+        where a pair is at fault.
+        """
+        keep = ~np.isnan(scores)
+        if worst := int(self.how.drop_worst * keep.sum()):
+            counts[WORST] += worst
+            keep[np.argsort(scores, kind="stable")[:worst]] = False  # those at fault are last
 
         def write(directory: Path) -> None:
             kept = iter(keep.tolist())
             with files.create(directory / made.PAIRS) as out:
                 for number, pairs in enumerate(self._shards(Counter())):
                     shard = self._kept(number, pairs, partial(self._translate, number, pairs))
-                    for pair, line in zip(pairs, shard, strict=True):
+                    for (given, _), line in zip(pairs, shard, strict=True):
                         counts.update([line.fault] if line.fault else [])
                         if next(kept):
-                            out.write(self._row(pair, line))
+                            sides = {"src": given, "tgt": given, self.how.made: line.text}
+                            out.write(json.dumps(sides, ensure_ascii=False).encode() + b"\n")
+            models = dict(zip(map(str, self.models), self.hashes[::2], strict=True))
             record = made.Made(
                 settings=made.settings_of(self.entry),
-                models=dict(zip(map(str, self.models), self.hashes[::2], strict=True)),
+                models=models,
                 key=key,
                 lines=len(keep),
                 pairs=int(keep.sum()),
@@ -254,34 +258,25 @@ class Filler:
         manifest.write_directory(path, write)
         found = made.read(run.path, self.number)
         assert found is not None
-        logger.info(
-            "%s: %s pairs made of %s lines", self.key, f"{found.pairs:,}", f"{found.lines:,}"
-        )
+        logger.info("%s: %s pairs", self.key, f"{found.pairs:,}")
         for reason, count in found.dropped.items():
             logger.info("%s: %s: %s", self.key, reason, f"{count:,}")
         return found
 
-    def _row(self, pair: Pair, line: Line) -> bytes:
-        sides = {"src": pair[0], "tgt": pair[0], self.how.made: line.text}
-        return json.dumps(sides, ensure_ascii=False).encode() + b"\n"
-
-    def message(self, timed: bool) -> str:
-        """Return a message of what is missing and how long it takes to make it."""
+    def missing(self, timed: bool) -> str:
+        """Describe what is missing, and how long it takes to make it."""
         left, some, size = 0, list[Pair](), 0
         for number, pairs in enumerate(self._shards(Counter())):
             self.stop.check()
             if not (cache_directory() / self._name(number, pairs)).is_dir():
                 left, some = left + len(pairs), some or pairs[:TIMED]
-            size += 2 * sum(len(source.encode()) for source, _ in pairs)
-        text = (
-            f"{self.key}: its text is not made yet, and left out here: {left:,} lines of "
-            f"{self.name} are to be translated by {', '.join(self.how.model)}"
-        )
+            size += 2 * sum(len(given.encode()) for given, _ in pairs)
+        text = f"{left:,} lines of {self.name}, to be translated by {', '.join(self.how.model)}"
         if timed and some:
             _ = self._translator
             started = time.perf_counter()
             self._translate(0, some)
-            text += f", in about {clock((time.perf_counter() - started) / len(some) * left)}"
+            text += f" in about {clock((time.perf_counter() - started) / len(some) * left)}"
         return f"{text}, to {size / 1e6:,.1f} MB"
 
 
