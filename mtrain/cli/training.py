@@ -101,7 +101,10 @@ def check(
     from mtrain.check.findings import ERROR
     from mtrain.scoring.metrics import warn_of_missing_tokenizer
 
-    warn_of_missing_tokenizer(settings.data.tgt_lang)
+    data = settings.data
+    scored = (*data.valid_parts, *data.test.values())
+    for language in dict.fromkeys(data.languages(corpus)[1] for corpus in scored):
+        warn_of_missing_tokenizer(language)
     found = diagnose(settings, stop, examples=examples, with_forecast=forecast, timed=timing)
     width = shutil.get_terminal_size((100, 0)).columns
     if json_:

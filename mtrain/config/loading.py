@@ -3,6 +3,7 @@ expected, and the nearest known key for a misspelt one.
 """
 
 import difflib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ from pydantic import ValidationError
 
 from mtrain.config.schema import (
     KINDS,
+    LIST,
+    ONE,
     SECTIONS,
     Config,
-    Corpus,
     DataConfig,
     FileCorpus,
     Section,
@@ -24,6 +26,8 @@ from mtrain.config.yaml_reader import Document, parse_document, read_text, set_v
 from mtrain.runtime.errors import RefusedError
 from mtrain.runtime.log import logger
 
+SPECIAL_PIECES = ("<pad>", "<unk>", "<s>", "</s>")
+BRANCHES = {*KINDS, ONE, LIST}  # of unions, in the paths of pydantic's errors
 # Keys that were removed, with the value at which they had no effect.
 REMOVED_KEYS: dict[tuple[str, str], object] = {("train", "shard_optimizer"): False}
 
@@ -86,7 +90,7 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
         yield "model.d_model", f"sinusoidal positions need an even d_model, not {model.d_model}"
     symbols = config.tokenizer.user_symbols
     for symbol in symbols:
-        if symbol in ("<pad>", "<unk>", "<s>", "</s>"):
+        if symbol in SPECIAL_PIECES:
             yield "tokenizer.user_symbols", f"{symbol} is a special piece already"
         elif symbols.count(symbol) > 1:
             yield "tokenizer.user_symbols", f"{symbol} is listed twice"
@@ -104,12 +108,11 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _corpus_conflicts(data: DataConfig) -> Iterator[tuple[str, str]]:
-    corpora: dict[str, Corpus] = {
-        **{f"data.train.{number}": corpus for number, corpus in enumerate(data.train)},
-        "data.valid": data.valid,
-        **{f"data.test.{name}": corpus for name, corpus in data.test.items()},
-    }
-    for key, corpus in corpora.items():
+    for key, corpus in data.corpora.items():
+        if corpus.tag in SPECIAL_PIECES:
+            yield f"{key}.tag", f"{corpus.tag} is a special piece already"
+        elif re.search(r"[\s\u2581]", corpus.tag or ""):
+            yield f"{key}.tag", f"{corpus.tag!r} holds white space, which no single piece does"
         if corpus.weight != 1 and not key.startswith("data.train."):
             yield f"{key}.weight", "works in data.train only; scored sets keep every line"
         if not isinstance(corpus, FileCorpus):
@@ -143,7 +146,7 @@ def _explain(document: Document, errors: list[Any]) -> list[str]:
     """Describe pydantic's errors, one line per key; the branches of a union give one error each."""
     found: dict[str, str] = {}
     for error in errors:
-        key = ".".join(str(part) for part in error["loc"] if part not in KINDS)
+        key = ".".join(str(part) for part in error["loc"] if part not in BRANCHES)
         section = _section_of(error["loc"])
         if error["type"] == "extra_forbidden":
             found[key] = f"unknown key; {_advice(key, section)}"
