@@ -94,3 +94,13 @@ def test_mistakes_are_user_errors(model: mtrain.Model, call: object, words: str)
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         mtrain.nothing  # noqa: B018
+
+
+def test_a_tag_is_that_of_each_call(both_run: Path) -> None:
+    model = mtrain.load(both_run, device="cpu", precision="fp32")
+    found = model.attention(LINES[0], tag="<2bb>").source
+    assert found == ["<2bb>", *model.attention(LINES[0]).source]
+    scores = [model.score(LINES, LINES, tag=tag) for tag in ("<2bb>", "<2aa>", None)]
+    assert scores[0] != scores[1] != scores[2]
+    with pytest.raises(mtrain.UserError, match="choose one of <2bb>, <2aa>"):
+        model.translate(LINES, tag="<x>")

@@ -102,12 +102,13 @@ class Preparation:
     def prepared(self) -> Prepared:
         """All that training reads."""
         fingerprints = {**self.fingerprints, "tokenizer": self.tokenizer.fingerprint}
-        for name, text in self.sets.items():
-            self._warn_of_long_lines(name, text)
+        data = self.config.data
+        scored = (*data.valid_parts, *data.test.values())
+        for (name, text), corpus in zip(self.sets.items(), scored, strict=True):
+            self._warn_of_long_lines(name, text, corpus.tag)
         stores = [self._store(number) for number in range(len(self.scans))]
         store = Store.join(stores, weights_of(self.config, list(map(len, stores))))
         self._report(store)
-        data = self.config.data
         valid = list(zip(data.valid_parts, self.sets.values(), strict=False))
         tests = {name: (corpus, self.sets[f"test {name}"]) for name, corpus in data.test.items()}
         return Prepared(self.tokenizer, store, valid, tests, fingerprints)
@@ -153,13 +154,14 @@ class Preparation:
             logger.warning("data.%s: %s", name, sign)
         return text
 
-    def _warn_of_long_lines(self, name: str, text: Text) -> None:
+    def _warn_of_long_lines(self, name: str, text: Text, tag: str | None) -> None:
         """Warn of lines that every validation cuts."""
         limit = self.config.decode.max_source_length
         if self.config.model.positions == "learned":
             limit = min(limit, self.config.data.max_length)
         encoded, cut = self.tokenizer.encode(text.sources), Places()
-        cut.add(number for number, ids in enumerate(encoded, 1) if len(ids) >= limit)
+        most = limit - len(self.tokenizer.tag_ids(tag))
+        cut.add(number for number, ids in enumerate(encoded, 1) if len(ids) >= most)
         cut.warn(limit, f"data.{name}")
 
     @cached_property

@@ -69,8 +69,8 @@ class Report:
         """The best validation, the average's and those of the test sets, with their names."""
         best, average = self.history.best, self.history.average
         found = [best, None if average is best else average]
-        parts = enumerate((best or {}).get("parts", []))
-        more = [(f"data.valid.{number}", {**(best or {}), **part}) for number, part in parts]
+        name, parts = (best["checkpoint"], best.get("parts", [])) if best else ("", [])
+        more = [(f"data.valid.{i}", {**part, "checkpoint": name}) for i, part in enumerate(parts)]
         more += [(f"test {name}", entry) for name, entry in self.history.tests.items()]
         return [*(("validation", entry) for entry in found if entry is not None), *more]
 

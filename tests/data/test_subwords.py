@@ -120,6 +120,16 @@ def test_a_side_stays_within_its_longest(tokenizer: Tokenizer) -> None:
     assert any(drawn[place][0] is not src for place, (src, _) in enumerate(pairs))
 
 
+def test_a_tag_stays_whole() -> None:
+    tokenizer = train_pieces(user_symbols=["<2bb>"])
+    (tag,), pairs = tokenizer.tag_ids("<2bb>"), ids(tokenizer, *TEXTS[:100])
+    tagged = [(np.array([tag, *src], np.uint16), tgt) for src, tgt in pairs]
+    drawn = SubwordSampler(tokenizer, 0.5, 999).draw(tagged, 3)
+    assert {(src[0], tag in src[1:]) for src, _ in drawn} == {(tag, False)}
+    assert decoded(tokenizer, drawn) == decoded(tokenizer, tagged)
+    assert plain(drawn) != plain(tagged)
+
+
 # --- in the training stream -----------------------------------------------------------------
 
 

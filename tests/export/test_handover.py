@@ -23,6 +23,7 @@ from mtrain.export.proof import Agreement, Difference, Engine
 from mtrain.model.transformer import Shape
 from mtrain.runs import manifest
 from mtrain.runtime.errors import RefusedError, UserError
+from mtrain.translation import loading
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
 from mtrain.translation.translator import Translator
@@ -83,6 +84,24 @@ def test_rounding_leaves_the_model_itself_as_it_is(
     manifest.verify(tmp_path / "served", "model.bin", "config.json", "tokenizer.model")
     served = ctranslate2.Translator(str(tmp_path / "served"), device="cpu")
     assert served.compute_type.startswith("int8")
+
+
+@pytest.mark.parametrize("to", ["ctranslate2", "hf-marian"])
+def test_the_tag_of_the_validation_set_is_the_first_piece(
+    both_run: Path,
+    tmp_path: Path,
+    to: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(handover, "NEEDED", {1: 0.999})  # a beam has near-ties
+    loaded_model = loading.load(both_run, device="cpu", precision="fp32")
+    with caplog.at_level("INFO", "mtrain"):
+        shown = write(loaded_model, tmp_path / "served", to=to)
+    assert shown[0] == "float32, greedy: 12 of 12 lines equal (100.0%)"
+    assert not [line for line in shown if "other pieces" in line]
+    assert ", each after the piece <2bb>" in caplog.text
+    assert ("put the id of another, such as <2bb>" in caplog.text) == (to == "hf-marian")
 
 
 @pytest.fixture

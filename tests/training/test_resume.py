@@ -686,6 +686,27 @@ def test_free_settings_may_change_and_each_change_is_logged(
     assert (moved / final).read_bytes() == (expected / final).read_bytes()
 
 
+def test_several_validation_sets_decide_by_their_mean(run: Path) -> None:
+    one = entry(config_of_all().parent / "data" / "valid")[:-1]
+    parts = f"data.valid=[{one}, tag: <a>}}, {one}, tag: <b>, swap: true}}]"
+    changes = ["train.max_steps=16", "train.metric=chrf"]
+    stop(run, 10, parts, *changes)
+    other = refusal(run, parts.replace("<a>", "<b>"), *changes)
+    assert "the content of data.valid is not" in other
+    finish(run, parts, *changes)
+    best, records = best_of(run), (run / "metrics.jsonl").read_text().splitlines()
+    for scored in [*best["history"], best["average"]]:
+        assert (run / f"validation/{scored['checkpoint']}.txt").read_text().count("\n") == 24
+        prefix = "average" if scored is best["average"] else "valid"
+        found = [json.loads(line) for line in records if f'"{prefix}/2/ppl"' in line]
+        [record] = [each for each in found if each["step"] == scored["step"]]
+        for key in ("bleu", "chrf", "nll"):
+            one, two = (part[key] for part in scored["parts"])
+            names = [f"{prefix}/{key}", f"{prefix}/1/{key}", f"{prefix}/2/{key}"]
+            assert [record[name] for name in names] == [scored[key], one, two]
+            assert scored[key] == (one + two) / 2
+
+
 def test_other_content_is_refused(stopped: Path, tmp_path: Path) -> None:
     write_corpus(tmp_path / "other", made_up_pairs(40, seed=9))
     other = entry(tmp_path / "other")
