@@ -244,9 +244,7 @@ MISTAKES = [
     ("translate -m {run} -i {src} -o {tmp}/none/out", 1, ["none/out: cannot write", "No such"]),
     ("translate -m {run} -i {src} --tag <x>", 2, ["tag <x>: the model", "it has none"]),
     ("eval -m {both} -s {src} -r {ref} --tag <x>", 2, ["tag <x>", "choose one of <2bb>, <2aa>"]),
-    ("score -m {both} -s {src} -t {ref} --tag <x>", 2, ["tag <x>", "one of <2bb>, <2aa>"]),
     ("attention -m {both} -o {tmp}/a.html --tag <x> x", 2, ["tag <x>", "one of <2bb>, <2aa>"]),
-    ("eval -r {ref} --hypothesis {src} --tag <x>", 2, ["--hypothesis does not go with"]),
     # scores
     ("eval", 2, ["--reference"]),
     ("eval -r {ref}", 2, ["--hypothesis", "--model"]),

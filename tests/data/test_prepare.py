@@ -242,13 +242,12 @@ def test_a_tag_is_one_id_before_each_source_and_max_length_counts_it(tmp_path: P
 def test_a_vocabulary_without_a_tag_is_refused(
     trained_run: Path, tmp_path: Path, place: str
 ) -> None:
-    settings: dict[str, Any] = {"tokenizer.vocab_size": 350}
+    model, settings = trained_run / "tokenizer.model", {"tokenizer.vocab_size": 350}
     if place == "the run":
         (tmp_path / "run").mkdir()
-        shutil.copy(trained_run / "tokenizer.model", tmp_path / "run")
+        shutil.copy(model, tmp_path / "run")
     else:
-        name = "tokenizer.model" if place == "tokenizer.path" else ""
-        settings[place] = str(trained_run / name)
-    words = r"^data\.train\.0\.tag: <2bb> is not .*tokenizer\.model; .*tokenizer\.user_symbols$"
+        settings[place] = str(model if place == "tokenizer.path" else trained_run)
+    words = r"^data\.train\.0\.tag: <2bb> is not .*\.model; .*tokenizer\.user_symbols$"
     with pytest.raises(RefusedError, match=words):
         prepared(load_config(write_both_ways(tmp_path, **settings)))

@@ -88,18 +88,14 @@ def test_rounding_leaves_the_model_itself_as_it_is(
 
 @pytest.mark.parametrize("to", ["ctranslate2", "hf-marian"])
 def test_the_tag_of_the_validation_set_is_the_first_piece(
-    both_run: Path,
-    tmp_path: Path,
-    to: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    both_run: Path, tmp_path: Path, to: str, request: pytest.FixtureRequest
 ) -> None:
-    monkeypatch.setattr(handover, "NEEDED", {1: 0.999})  # a beam has near-ties
-    loaded_model = loading.load(both_run, device="cpu", precision="fp32")
+    caplog, patch = map(request.getfixturevalue, ("caplog", "monkeypatch"))
+    patch.setattr(handover, "NEEDED", {1: 0.999})  # a beam has near-ties
     with caplog.at_level("INFO", "mtrain"):
-        shown = write(loaded_model, tmp_path / "served", to=to)
+        shown = write(loading.load(both_run, device="cpu"), tmp_path / "served", to=to)
     assert shown[0] == "float32, greedy: 12 of 12 lines equal (100.0%)"
-    assert not [line for line in shown if "other pieces" in line]
+    assert not any("other pieces" in line for line in shown)
     assert ", each after the piece <2bb>" in caplog.text
     assert ("put the id of another, such as <2bb>" in caplog.text) == (to == "hf-marian")
 

@@ -306,12 +306,3 @@ def test_a_full_disk_is_an_error_of_the_place(
     with pytest.raises(UserError, match=r"/marian: cannot write: No space left on device"):
         handover.export(loaded_model, "hf-marian", tmp_path / "marian", "float32", None, print)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_tags_in_double_angle_brackets_are_understood(config: Config, tmp_path: Path) -> None:
-    symbols = {"vocab_size": 320, "user_symbols": [">>bb<<"]}
-    tokenizer = Tokenizer(train_tokenizer(lambda: SOURCES, **symbols))
-    loaded_model = LoadedModel(random_model(vocab_size=320), tokenizer, config.decode, config)
-    marian_format.write(tmp_path, loaded_model, "float32")
-    ids = tokenizer.tag_ids(">>bb<<") + tokenizer.encode(SOURCES[:1])[0]
-    assert marian_format.load(tmp_path, tokenizer).encode([f">>bb<<{SOURCES[0]}"]) == [ids]

@@ -244,36 +244,30 @@ def test_each_part_of_the_validation_set_has_its_tag(both: LoadedModel, both_run
     assert (there.tgt_lang, back.tgt_lang, both.tgt_lang) == ("bb", "aa", "bb")
 
 
-@pytest.mark.parametrize(("tagged", "level"), [(2, "WARNING"), (1, "INFO")])
-def test_tags_of_the_training_text_are_named_where_none_is_chosen(
-    both: LoadedModel,
-    tagged: int,
-    level: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize(("count", "level"), [(2, "WARNING"), (1, "INFO")])
+def test_tags_are_named_where_none_is_chosen(
+    both: LoadedModel, request: pytest.FixtureRequest, count: int, level: str
 ) -> None:
+    caplog, patch = map(request.getfixturevalue, ("caplog", "monkeypatch"))
     data = both.config.data
-    plain = [each.model_copy(update={"tag": None}) for each in data.train]
-    data = data.model_copy(update={"train": [*data.train[:tagged], *plain[tagged:]]})
+    plain = [each.model_copy(update={"tag": None}) for each in data.train[count:]]
+    data = data.model_copy(update={"train": data.train[:count] + plain})
     loaded = replace(both, config=both.config.model_copy(update={"data": data}))
-    monkeypatch.setattr(loading, "load", lambda *paths: loaded)
+    patch.setattr(loading, "load", lambda: loaded)
     with caplog.at_level(logging.INFO, "mtrain"):
         assert [loading.load_with_tag(tag=tag).tag for tag in ("<2aa>", None)] == ["<2aa>", None]
     [(name, text)] = [(record.levelname, record.getMessage()) for record in caplog.records]
-    assert (name, text.count("<2bb>"), text.count("<2aa>")) == (level, 1, tagged - 1)
+    assert (name, text.count("<2bb>"), text.count("<2aa>")) == (level, 1, count - 1)
 
 
 def test_a_model_of_one_direction_goes_on_from_both(
     both_run: Path, tmp_path: Path, tiny_config: TinyConfig
 ) -> None:
-    """All models of an ensemble must know the tag."""
     config = tiny_config(**{"train.init_from": str(both_run), "train.max_steps": 2})
     assert run_mtrain("train", "-c", config).returncode == 0
-    ensemble = loading.load(both_run, tmp_path / "run", device="cpu")
+    assert loading.load(both_run, both_run, device="cpu").tags == ["<2bb>", "<2aa>"]
     with pytest.raises(RefusedError, match=r"tag <2aa>: .*it has none"):
-        ensemble.tagged("<2aa>")
-    twice = loading.load(both_run, both_run, device="cpu").tagged("<2aa>")
-    assert Translator(twice).best(["", "zwent"])[0] == ""
+        loading.load(both_run, tmp_path / "run", device="cpu").tagged("<2aa>")
 
 
 # --- Limits ----------------------------------------------------------------------------------
