@@ -136,9 +136,10 @@ class Preparation:
     @cached_property
     def sets(self) -> dict[str, Text]:
         """The sets that are scored: `valid`, or `valid.0` and so on, and each `test NAME`."""
-        corpora, train = self.config.data.corpora.items(), len(self.config.data.train)
-        named = {key[5:].replace("test.", "test ", 1): corpus for key, corpus in corpora}
-        return {name: self._read_set(name, corpus) for name, corpus in [*named.items()][train:]}
+        data = self.config.data
+        scored = [*data.corpora.items()][len(data.train) :]
+        named = {k.removeprefix("data.").replace("test.", "test ", 1): c for k, c in scored}
+        return {name: self._read_set(name, corpus) for name, corpus in named.items()}
 
     def _read_set(self, name: str, corpus: Corpus) -> Text:
         """Read a set, including blank lines: its score must be that of its files."""

@@ -88,8 +88,7 @@ def write(directory: Path, loaded: LoadedModel, quantization: str) -> None:
         raise OSError(first_line(error)) from None
     _write_tokenizer(directory, loaded)
     if odd := [tag for tag in loaded.config.tags if not re.fullmatch(">>.+<<", tag)]:
-        advice = "put the id of another, such as %s, before those of a text yourself"
-        logger.warning(f"MarianTokenizer knows only tags like >>de<<: {advice}", odd[0])
+        logger.warning("MarianTokenizer does not read %s: put its id before the others", odd[0])
 
 
 def load(directory: Path, tokenizer: Tokenizer) -> Engine:

@@ -101,13 +101,13 @@ class Validation:
     def evaluate(
         self, model: LoadedModel, parts: list[ScoredText], name: str, step: int, prefix: str
     ) -> Entry:
-        """Translate a set and return its BLEU, chrF and NLL per token; of several parts, the mean
-        and those of each. Rank 0 writes the translations under `name` and a metrics record whose
+        """Translate a set and return its BLEU, chrF and NLL per token; of a list, the mean, and
+        those of each part. Rank 0 writes the translations under `name` and a metrics record whose
         keys begin with `prefix`.
         """
         found = [self._score(model, part, name) for part in parts]
         entry, values = found[0][1], dict[str, float | str]()
-        if len(found) > 1:
+        if parts is self.prepared.valid and isinstance(self.config.data.valid, list):
             entry = _mean([scores for _, scores in found])
             for number, each in enumerate(entry["parts"], 1):
                 logger.info("%s %d: %s", prefix.strip("/"), number, summary(each))

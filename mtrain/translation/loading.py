@@ -190,11 +190,12 @@ def _check_languages(config: Config, other: Config, path: Path, directory: Path)
     """Refuse an ensemble of opposite directions; warn of other differences between languages, as
     one language may have two codes.
     """
-    (ours, *_), (theirs, *_) = both = config.data.directions, other.data.directions
-    if set(both[0]) & set(both[1]):
+    ours, theirs = config.data.directions, other.data.directions
+    if set(ours) & set(theirs):
         return
-    directions = f"{directory}: translates {' to '.join(theirs)}, but {path} {' to '.join(ours)}"
-    if ours[0] == theirs[1] or ours[1] == theirs[0]:
+    (src, tgt), (other_src, other_tgt) = ours[0], theirs[0]
+    directions = f"{directory}: translates {other_src} to {other_tgt}, but {path} {src} to {tgt}"
+    if src == other_tgt or tgt == other_src:
         raise RefusedError(
             f"{directions}; the models of an ensemble must have one direction, so leave one out"
         )

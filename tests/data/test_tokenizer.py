@@ -57,7 +57,7 @@ def test_normalization_is_done_where_it_is_asked_for() -> None:
     assert found.decode(found.encode(["Ａｂｃ，ﬁ  ne"])) == ["Abc,fi ne"]
 
 
-def test_user_symbols_are_told_from_other_pieces(any_tokenizer: Tokenizer) -> None:
+def test_user_symbols_are_known_among_the_pieces(any_tokenizer: Tokenizer) -> None:
     found = train(user_symbols=["<2bb>", ">>b<<"], model_type="unigram")
     assert (found.user_symbols, any_tokenizer.user_symbols) == ({"<2bb>", ">>b<<"}, set())
     assert found.known[found.tag_ids(">>b<<")[0]] == ">>b<<"

@@ -97,7 +97,7 @@ def test_the_tag_of_the_validation_set_is_the_first_piece(
     assert shown[0] == "float32, greedy: 12 of 12 lines equal (100.0%)"
     assert not any("other pieces" in line for line in shown)
     assert ", each after the piece <2bb>" in caplog.text
-    assert ("put the id of another, such as <2bb>" in caplog.text) == (to == "hf-marian")
+    assert ("does not read <2bb>: put its id before" in caplog.text) == (to == "hf-marian")
 
 
 @pytest.fixture
