@@ -93,7 +93,7 @@ def search_rows(config: Config, run_dir: Path) -> list[str]:
     """Score greedy search and a beam of 4 with the unchanged run's averaged model."""
     average = run_dir / layout.CHECKPOINTS / layout.AVERAGE
     model = average if config.train.average_last else run_dir
-    valid = prepare(config, Stop()).valid
+    [(_, valid)] = prepare(config, Stop()).valid
     rows = []
     for name, width in (("greedy search", 1), ("beam 4", 4)):
         translator = Translator(loading.load(model, device=config.train.device, beam_size=width))

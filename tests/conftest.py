@@ -118,6 +118,17 @@ def write_config(directory: Path, pairs: int = 120, longest: int = 5, **override
     return path
 
 
+def write_both_ways(directory: Path, **overrides: Any) -> Path:
+    """Write the config of a tiny run that learns both directions, each with its tag and its part of
+    the validation set.
+    """
+    there, back = {"tag": "<2bb>"}, {"tag": "<2aa>", "swap": True}
+    for name in ("train", "valid"):
+        entry = {side: str(directory / "data" / f"{name}.{side}") for side in ("src", "tgt")}
+        overrides.setdefault(f"data.{name}", [entry | there, entry | back])
+    return write_config(directory, **overrides)
+
+
 @functools.cache
 def _processes() -> Processes:
     directory = Path(tempfile.mkdtemp(prefix="mtrain-tests-"))
@@ -364,6 +375,16 @@ def _train(directory: Path) -> None:
     environment = {**os.environ, "MTRAIN_CACHE": str(directory / "cache")}
     done = run_mtrain("train", "-c", write_config(directory, **overrides), env=environment)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="session")
+def both_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run of both directions that has learnt next to nothing. Do not write to it."""
+    directory = tmp_path_factory.mktemp("both")
+    environment = {**os.environ, "MTRAIN_CACHE": str(directory / "cache")}
+    done = run_mtrain("train", "-c", write_both_ways(directory), env=environment)
+    assert done.returncode == 0, done.stderr
+    return directory / "run"
 
 
 @pytest.fixture(scope="session")

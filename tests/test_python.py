@@ -94,3 +94,11 @@ def test_mistakes_are_user_errors(model: mtrain.Model, call: object, words: str)
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         mtrain.nothing  # noqa: B018
+
+
+def test_a_tag_is_that_of_each_call(both_run: Path) -> None:
+    model = mtrain.load(both_run, device="cpu", precision="fp32")
+    assert model.attention("a", "b", tag="<2bb>").source[0] == "<2bb>"
+    assert model.score(["a"], ["b"], tag="<2bb>") != model.score(["a"], ["b"], tag="<2aa>")
+    with pytest.raises(mtrain.UserError, match="choose one of <2bb>, <2aa>"):
+        model.translate(LINES, tag="<x>")

@@ -24,7 +24,8 @@ from mtrain.check.overlap import TRAIN, ScoredSet
 from mtrain.check.profile import Profile
 from mtrain.check.shifts import Shifts
 from mtrain.check.words import Characters
-from mtrain.config.schema import Config
+from mtrain.config.corpora import Corpus
+from mtrain.config.schema import Config, DataConfig
 from mtrain.corpus.lines import CARRIAGE_RETURNS, Reading, is_blank
 from mtrain.corpus.readers import Scan, read_rows, reading_of
 from mtrain.corpus.tables import TextRow
@@ -49,14 +50,13 @@ class Checker:
     def __init__(self, config: Config, stop: Stop, most: int = 10) -> None:
         self.config, self.stop, self.characters = config, stop, Characters()
         data, root = config.data, reading_of(config).root
-        train = {f"{TRAIN}[{number}]": corpus for number, corpus in enumerate(data.train)}
-        named = {key: corpus for key, corpus in train.items() if corpus.fill is None}
-        named["data.valid"] = data.valid
-        named |= {f"data.test.{name}": corpus for name, corpus in data.test.items()}
-        self.sets = [Findings(name, corpus, root, most) for name, corpus in named.items()]
+        corpora = {key: each for key, each in data.corpora.items() if each.fill is None}
+        self.entries = {_shown(key): corpus for key, corpus in corpora.items()}
+        one_way = {name: in_one_direction(data, corpus) for name, corpus in self.entries.items()}
+        self.sets = [Findings(name, corpus, root, most) for name, corpus in one_way.items()]
         self.train = [found for found in self.sets if found.is_train]
         self.scans: list[Scan] = []  # of the training text
-        self.expected = dict.fromkeys(named, 0)  # pairs
+        self.expected = dict.fromkeys(self.entries, 0)  # pairs
         self.sample: list[Chunk] = []
         self.tokenizer: Tokenizer | None = None
 
@@ -64,7 +64,7 @@ class Checker:
         """Count and hash all text; report what cannot be read."""
         for found in self.sets:
             try:
-                scan = scan_corpus(self.config, found.corpus, self.stop)
+                scan = scan_corpus(self.config, self.entries[found.name], self.stop)
             except UnequalError as error:
                 found.add_message("unequal", str(error))
                 self.expected[found.name] = error.pairs
@@ -89,13 +89,17 @@ class Checker:
                 for chunk in chunks(found, map(itemgetter(1), own), self.characters)
             ]
             profile = Profile(self.sample)
-            profile.compare(self.config.data, self.sets[0])
+            for languages in dict.fromkeys(map(self._languages, self.sample)):
+                own = [chunk for chunk in self.sample if self._languages(chunk) == languages]
+                one = profile if len(own) == len(self.sample) else Profile(own)
+                one.compare(languages, own[0].found)
             scored: list[ScoredSet] = []
             for found in self.sets:
                 if not found.is_train:
                     whole = Chunk.join(found, list(self._checked(found, profile, bar)))
                     for before in scored:
-                        before.compare(whole, found.name)
+                        if self._is_turned(before.found) == self._is_turned(found):
+                            before.compare(whole, found.name)
                     scored.append(ScoredSet(whole))
             self._check_train(profile, scored, Duplicates(Path(folder), train), bar)
         for each in scored:
@@ -103,6 +107,13 @@ class Checker:
         for found in self.sets:
             for kind in ("unrelated", "misfit") if found.has("slip") else ():  # more exact
                 found.found.pop((kind, ""), None)
+
+    def _is_turned(self, found: Findings) -> bool:
+        """Whether a corpus is learned or scored in the other direction than it is checked in."""
+        return self.entries[found.name].swap != found.corpus.swap
+
+    def _languages(self, chunk: Chunk) -> tuple[str, str]:
+        return self.config.data.languages(chunk.found.corpus)
 
     def _rows(self, found: Findings, reading: Reading) -> Iterator[TextRow]:
         """Yield the rows of a corpus as far as it is readable."""
@@ -156,12 +167,25 @@ class Checker:
                     each.compare(chunk, TRAIN)
                 filled = ~chunk.blank.any(0)
                 rows = np.array(chunk.numbers, np.uint64) | np.uint64(number << ROW_BITS)
-                duplicates.add(chunk.hashes[0][filled], rows[filled])
+                hashes = chunk.hashes[0] ^ np.uint64(self._is_turned(found))
+                duplicates.add(hashes[filled], rows[filled])
                 is_filled |= bool(filled.any())
         if not is_filled and all(found.pairs for found in self.train):
             self.train[0].add_message("empty", "no pair of data.train has text on both sides")
         for later, first in duplicates.groups():
             _report_duplicates(self.train, later, first)
+
+
+def _shown(key: str) -> str:
+    """Return the key of a corpus with the number of a training corpus in brackets."""
+    above, _, number = key.rpartition(".")
+    return f"{above}[{number}]" if above == TRAIN else key
+
+
+def in_one_direction(data: DataConfig, corpus: Corpus) -> Corpus:
+    """Exchange the sides of a corpus that leads from `data.tgt_lang` to `data.src_lang`."""
+    is_other = data.languages(corpus) == (data.tgt_lang, data.src_lang) != (data.src_lang,) * 2
+    return corpus.model_copy(update={"swap": corpus.swap != is_other})
 
 
 def thinned(rows: Iterable[Owned]) -> list[Owned]:

@@ -99,7 +99,7 @@ class Findings:
         self.unit = "row"  # of the numbers that name pairs
         self.names = [self.what]  # of the files, as in the config; two if each side has its own
         if isinstance(corpus, TextCorpus):
-            self.unit, self.names = "line", [corpus.src, corpus.tgt]
+            self.unit, self.names = "line", [corpus.src, corpus.tgt][:: -1 if corpus.swap else 1]
         elif isinstance(corpus, FileCorpus):
             self.unit = {"parquet": "row", "tmx": "unit"}.get(corpus.kind, "line")
         in_files = isinstance(corpus, TextCorpus | FileCorpus)

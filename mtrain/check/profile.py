@@ -11,7 +11,6 @@ from mtrain.check.associations import Associations
 from mtrain.check.chunks import Chunk
 from mtrain.check.findings import Findings
 from mtrain.check.words import Words
-from mtrain.config.schema import DataConfig
 from mtrain.corpus.slips import UNRELATED, are_unrelated
 from mtrain.corpus.writing_systems import language_code, name_of, scripts_of
 
@@ -146,28 +145,28 @@ class Profile:
         # words are associated enough to judge pairs by them
         self.has_associations = self.has_words and self.mean >= LEAST_EVIDENCE
 
-    def compare(self, data: DataConfig, found: Findings) -> None:
-        """Report sides of the sample that are unrelated, or not in the languages of the config."""
+    def compare(self, languages: tuple[str, str], found: Findings) -> None:
+        """Report sides of the sample that are unrelated, or not in these languages."""
         for corpus, parts in groupby(self.sample, attrgetter("found")):
             if are_unrelated(np.concatenate([part.lengths for part in parts])):
                 corpus.add_message("unrelated", UNRELATED)
-        for side, name in enumerate(("src_lang", "tgt_lang")):
-            language, letters = getattr(data, name), self.letters[side]
+        src_lang, tgt_lang = languages
+        for side, (language, letters) in enumerate(zip(languages, self.letters, strict=True)):
             own = scripts_of(language)
             if own and letters and sum(letters[each] for each in own) < 0.5 * letters.total():
                 [(main, count)] = letters.most_common(1)
                 found.add_message(
                     "language",
-                    f"data.{name} is {language}, but {count / letters.total():.0%} of the "
-                    f"{('source', 'target')[side]}'s letters are {name_of(main)}: are the sides "
-                    "swapped?",
+                    f"data.{('src', 'tgt')[side]}_lang is {language}, but "
+                    f"{count / letters.total():.0%} of the {('source', 'target')[side]}'s letters "
+                    f"are {name_of(main)}: are the sides swapped?",
                 )
         src, tgt = ([text for part in self.sample for text in part.texts[side]] for side in (0, 1))
-        if seem_swapped(src, tgt, data.src_lang, data.tgt_lang):
+        if seem_swapped(src, tgt, src_lang, tgt_lang):
             found.add_message(
                 "language",
-                f"most sources look like data.tgt_lang ({data.tgt_lang}) and most targets like "
-                f"data.src_lang ({data.src_lang}): swap src and tgt, or the languages",
+                f"most sources look like data.tgt_lang ({tgt_lang}) and most targets like "
+                f"data.src_lang ({src_lang}): swap src and tgt, or the languages",
             )
 
 

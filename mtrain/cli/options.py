@@ -102,6 +102,7 @@ SEARCH: dict[str, tuple[Any, Any]] = {
         int,
         value("N", "Largest batch, in padded source tokens x beam size.", min=1),
     ),
+    "tag": (str, value("TEXT", "Tag to put before each source: one that the model knows.")),
     "mbr": (
         int,
         value("N", "Choose the most typical of N hypotheses (of N samples with --sample).", min=2),

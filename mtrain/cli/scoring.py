@@ -53,7 +53,7 @@ def evaluate(
         if output is not None:
             check_output(output)
         with options.open_translator(model, device, precision, **decode) as translator:
-            tgt_lang = tgt_lang or translator.loaded.config.data.tgt_lang
+            tgt_lang = tgt_lang or translator.loaded.tgt_lang
             check_tokenizer(tokenize or tokenizer_for(tgt_lang))
             from mtrain.translation.streams import translate_all
 
@@ -100,7 +100,7 @@ def _check_eval_inputs(
         )
 
 
-@options.with_options({"batch_tokens": options.SEARCH["batch_tokens"]})
+@options.with_options({name: options.SEARCH[name] for name in ("batch_tokens", "tag")})
 def score(
     model: options.Model,
     source: Annotated[Path, file("Source text.", "--source", "-s")],
@@ -115,7 +115,7 @@ def score(
     """
     from mtrain.translation import loading, streams
 
-    model_ = loading.load(model, device=device, precision=precision, **decode)
+    model_ = loading.load_with_tag(model, device=device, precision=precision, **decode)
     with writing("-") as sink:
         streams.score_files(model_, source, target, sink)
 

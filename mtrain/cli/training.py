@@ -99,13 +99,14 @@ def check(
     settings, stop = options.begin_job(config, set_)
     from mtrain.check.diagnosis import diagnose
     from mtrain.check.findings import ERROR
-    from mtrain.runs.made import resolve
     from mtrain.scoring.metrics import warn_of_missing_tokenizer
-    from mtrain.training.filling import report_missing
+    from mtrain.training.filling import without_missing
 
-    warn_of_missing_tokenizer(settings.data.tgt_lang)
-    report_missing(settings, stop, timed=timing)
-    settings = resolve(settings)
+    data = settings.data
+    scored = (*data.valid_parts, *data.test.values())
+    for language in dict.fromkeys(data.languages(corpus)[1] for corpus in scored):
+        warn_of_missing_tokenizer(language)
+    settings = without_missing(settings, stop, timed=timing)
     found = diagnose(settings, stop, examples=examples, with_forecast=forecast, timed=timing)
     width = shutil.get_terminal_size((100, 0)).columns
     if json_:

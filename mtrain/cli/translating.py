@@ -86,6 +86,7 @@ def _check_files(
         refuse_one_file(output, alignments, "--alignments")
 
 
+@options.with_options({"tag": options.SEARCH["tag"]})
 def attention(
     model: options.Model,
     output: Annotated[Path, file("HTML page to write, such as attention.html.", "--output", "-o")],
@@ -111,6 +112,7 @@ def attention(
     ] = None,
     device: options.Device = "auto",
     precision: options.Precision = "auto",
+    **decode: Any,
 ) -> None:
     """Draw the attention of a model as heat maps on an HTML page.
 
@@ -131,7 +133,7 @@ def attention(
     else:
         with reading(input_) as source:
             pairs = maps.read_pairs(source, Path(target) if target else None)
-    model_ = loading.load(model, device=device, precision=precision)
+    model_ = loading.load_with_tag(model, device=device, precision=precision, **decode)
     loaded()
     write_page(output, maps.draw_page(maps.watch(model_, pairs, choice), model))
 

@@ -182,3 +182,6 @@ Corpus = Annotated[
     | Annotated[HubCorpus, Tag("<dataset>")],
     Discriminator(corpus_kind),
 ]
+ONE, LIST = "<one>", "<list>"  # branches of `data.valid` in error paths
+Several = Annotated[list[Corpus], Field(min_length=1), Tag(LIST)]
+BY_TYPE = Discriminator(lambda value: LIST if isinstance(value, list) else ONE)

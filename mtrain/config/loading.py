@@ -3,19 +3,22 @@ expected, and the nearest known key for a misspelt one.
 """
 
 import difflib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from mtrain.config.corpora import KINDS, Corpus, FileCorpus, Fill, GeneratedCorpus
+from mtrain.config.corpora import KINDS, LIST, ONE, Corpus, FileCorpus, Fill, GeneratedCorpus
 from mtrain.config.schema import SECTIONS, Config, DataConfig, TrainConfig, expectation
 from mtrain.config.section import Section
 from mtrain.config.yaml_reader import Document, parse_document, read_text, set_value
 from mtrain.runtime.errors import RefusedError
 from mtrain.runtime.log import logger
 
+SPECIAL_PIECES = ("<pad>", "<unk>", "<s>", "</s>")
+BRANCHES = {*KINDS, ONE, LIST, "fill"}  # of unions, in the paths of pydantic's errors
 # Keys that were removed, with the value at which they had no effect.
 REMOVED_KEYS: dict[tuple[str, str], object] = {("train", "shard_optimizer"): False}
 
@@ -78,7 +81,7 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
         yield "model.d_model", f"sinusoidal positions need an even d_model, not {model.d_model}"
     symbols = config.tokenizer.user_symbols
     for symbol in symbols:
-        if symbol in ("<pad>", "<unk>", "<s>", "</s>"):
+        if symbol in SPECIAL_PIECES:
             yield "tokenizer.user_symbols", f"{symbol} is a special piece already"
         elif symbols.count(symbol) > 1:
             yield "tokenizer.user_symbols", f"{symbol} is listed twice"
@@ -96,12 +99,11 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _corpus_conflicts(data: DataConfig) -> Iterator[tuple[str, str]]:
-    corpora: dict[str, Corpus] = {
-        **{f"data.train.{number}": corpus for number, corpus in enumerate(data.train)},
-        "data.valid": data.valid,
-        **{f"data.test.{name}": corpus for name, corpus in data.test.items()},
-    }
-    for key, corpus in corpora.items():
+    for key, corpus in data.corpora.items():
+        if corpus.tag in SPECIAL_PIECES:
+            yield f"{key}.tag", f"{corpus.tag} is a special piece already"
+        elif re.search(r"[\s\u2581]", corpus.tag or ""):
+            yield f"{key}.tag", f"{corpus.tag!r} holds white space, which no single piece does"
         if corpus.weight != 1 and not key.startswith("data.train."):
             yield f"{key}.weight", "works in data.train only; scored sets keep every line"
         if corpus.fill is not None:
@@ -152,7 +154,7 @@ def _explain(document: Document, errors: list[Any]) -> list[str]:
     """Describe pydantic's errors, one line per key; the branches of a union give one error each."""
     found: dict[str, str] = {}
     for error in errors:
-        key = ".".join(str(part) for part in error["loc"] if part not in (*KINDS, "fill"))
+        key = ".".join(str(part) for part in error["loc"] if part not in BRANCHES)
         section = _section_of(error["loc"])
         if error["type"] == "extra_forbidden":
             found[key] = f"unknown key; {_advice(key, section)}"

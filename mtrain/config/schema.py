@@ -6,9 +6,9 @@
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, Tag, ValidationError
 
-from mtrain.config.corpora import Corpus
+from mtrain.config.corpora import BY_TYPE, ONE, Corpus, Entry, Several
 from mtrain.config.section import (
     MAX_WIDTH,
     Auto,
@@ -41,8 +41,8 @@ class DataConfig(Section):
     """corpora to learn from, concatenated"""
     temperature: Annotated[float, Field(ge=1, le=1000)] = 1.0
     """above 1: use small corpora more often, as if of size ** (1 / temperature)"""
-    valid: Corpus
-    """corpus that is translated and scored during training"""
+    valid: Annotated[Annotated[Corpus, Tag(ONE)] | Several, BY_TYPE]
+    """corpus that is translated and scored during training, or a list: the mean score decides"""
     test: dict[FileName, Corpus] = {}
     """named corpora that are scored at the end of training"""
     max_length: Annotated[int, Field(ge=2, le=1 << 16)] = 256
@@ -56,6 +56,29 @@ class DataConfig(Section):
     def texts(self) -> list[Corpus]:
         """The corpora of `train`, but those of which models have yet to make a side."""
         return [corpus for corpus in self.train if corpus.fill is None]
+
+    @property
+    def valid_parts(self) -> list[Corpus]:
+        """The validation corpora, also where there is one."""
+        return self.valid if isinstance(self.valid, list) else [self.valid]
+
+    @property
+    def corpora(self) -> dict[str, Corpus]:
+        """Every corpus by its key in the config."""
+        found = {f"data.train.{number}": corpus for number, corpus in enumerate(self.train)}
+        for number, part in enumerate(self.valid_parts):
+            found[f"data.valid.{number}" if isinstance(self.valid, list) else "data.valid"] = part
+        return found | {f"data.test.{name}": corpus for name, corpus in self.test.items()}
+
+    def languages(self, corpus: Entry) -> tuple[str, str]:
+        """Return the source and the target language of the direction that is learnt."""
+        src, tgt = corpus.src_lang or self.src_lang, corpus.tgt_lang or self.tgt_lang
+        return (tgt, src) if corpus.swap else (src, tgt)
+
+    @property
+    def directions(self) -> list[tuple[str, str]]:
+        """Source and target language of each direction that is learnt."""
+        return list(dict.fromkeys(map(self.languages, self.train)))
 
 
 class FilterConfig(Section):
@@ -240,6 +263,16 @@ class Config(Section):
     model: ModelConfig = ModelConfig()
     train: TrainConfig = TrainConfig()
     decode: DecodeConfig = DecodeConfig()
+
+    @property
+    def tags(self) -> list[str]:
+        """Tags of all corpora, in the order of their first use."""
+        return list(dict.fromkeys(each.tag for each in self.data.corpora.values() if each.tag))
+
+    @property
+    def user_symbols(self) -> list[str]:
+        """Texts that the vocabulary keeps whole: `tokenizer.user_symbols` and the tags."""
+        return list(dict.fromkeys([*self.tokenizer.user_symbols, *self.tags]))
 
 
 SECTIONS: dict[str, type[Section]] = {

@@ -1,6 +1,7 @@
 """Corpora as pairs of strings that stay aligned: their names, a first scan, their rows."""
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -67,6 +68,9 @@ class Text:
         return np.array([src == tgt for src, tgt in pairs])
 
 
+ScoredText = tuple[Corpus, Text]
+
+
 def reading_of(config: Config, *, keep_blank: bool = False) -> Reading:
     """Return the options for reading the corpora of a config."""
     root = Path(config.data.root) if config.data.root else Path()
@@ -94,14 +98,27 @@ def files_of(corpus: Corpus, root: Path) -> list[Path]:
 
 
 def columns_of(corpus: Corpus) -> list[object]:
-    """Return the columns that are read from the files of a corpus."""
-    if isinstance(corpus, TextCorpus):
-        return []
-    return list(corpus.model_dump(exclude={"file", "weight"}).values())
+    """Return the columns that are read from the files of a corpus, and how they are changed."""
+    is_text = isinstance(corpus, TextCorpus)
+    own = {} if is_text else corpus.model_dump(exclude={"file", "weight"})
+    return [*own.values(), *_changes(corpus).items()]
+
+
+def _changes(corpus: Corpus) -> dict[str, object]:
+    """Return what makes a corpus differ from its files."""
+    return corpus.model_dump(include={"swap", "tag"}, exclude_defaults=True)
 
 
 def scan(corpus: Corpus, reading: Reading) -> Scan:
-    """Count the pairs of a corpus and hash its text; raises `UnequalError` for unequal sides."""
+    """Count the pairs of a corpus and hash its text, with swap and tag; raises `UnequalError` for
+    unequal sides.
+    """
+    found, changes = _scan(corpus, reading), _changes(corpus)
+    text = json.dumps([found.sha256, changes]).encode()
+    return Scan(found.pairs, hashlib.sha256(text).hexdigest()) if changes else found
+
+
+def _scan(corpus: Corpus, reading: Reading) -> Scan:
     if isinstance(corpus, TextCorpus):
         src, tgt = reading.root / corpus.src, reading.root / corpus.tgt
         return _scan_files(src, tgt, reading.check)
@@ -137,6 +154,11 @@ def read_text(corpus: Corpus, reading: Reading, sha256: str) -> Text:
 
 def read_rows(corpus: Corpus, reading: Reading) -> Iterator[TextRow]:
     """Yield the pairs of a corpus in order, including blank ones, numbered from 1."""
+    rows = _read_rows(corpus, reading)
+    return ((number, tgt, src) for number, src, tgt in rows) if corpus.swap else rows
+
+
+def _read_rows(corpus: Corpus, reading: Reading) -> Iterator[TextRow]:
     if not isinstance(corpus, HubCorpus):
         for path in files_of(corpus, reading.root):
             require_regular(path)  # opening a pipe without a writer would wait for ever

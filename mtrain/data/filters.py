@@ -21,10 +21,13 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\uf8ff\ufffd-\uffff]"
 
 @dataclass(frozen=True)
 class Selection:
-    """Which pairs to train on: `max_length` and `min_length` are in tokens with eos."""
+    """Which pairs to train on, and the tag of their sources: `max_length` and `min_length` are in
+    tokens with eos and tag.
+    """
 
     max_length: int
     filter: FilterConfig
+    tag: str | None = None
 
     def by_text(self, pairs: list[Pair], dropped: Counter[str]) -> list[Pair]:
         """Keep the pairs whose text passes."""

@@ -9,7 +9,7 @@ text.
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib.metadata import version
 from itertools import islice
@@ -23,7 +23,7 @@ from mtrain.config.corpora import Corpus, MadeCorpus
 from mtrain.config.schema import Config, TokenizerConfig
 from mtrain.corpus import readers
 from mtrain.corpus.lines import DROPPED
-from mtrain.corpus.readers import Pair, Scan, Text, describe, reading_of
+from mtrain.corpus.readers import Pair, Scan, ScoredText, Text, describe, reading_of
 from mtrain.corpus.slips import suspicions
 from mtrain.data import duplicates
 from mtrain.data.cache import cache_directory, cache_key, cached, remembered
@@ -50,8 +50,8 @@ class Prepared:
 
     tokenizer: Tokenizer
     store: Store
-    valid: Text
-    tests: dict[str, Text]
+    valid: list[ScoredText]  # one, or each of the list
+    tests: dict[str, ScoredText]
     fingerprints: dict[str, Any]
 
 
@@ -103,23 +103,29 @@ class Preparation:
     def prepared(self) -> Prepared:
         """All that training reads."""
         fingerprints = {**self.fingerprints, "tokenizer": self.tokenizer.fingerprint}
-        for name, text in self.sets.items():
-            self._warn_of_long_lines(name, text)
+        data = self.config.data
+        scored = (*data.valid_parts, *data.test.values())
+        for (name, text), corpus in zip(self.sets.items(), scored, strict=True):
+            self._warn_of_long_lines(name, text, corpus.tag)
         stores = [self._store(number) for number in range(len(self.scans))]
         store = Store.join(stores, weights_of(self.config, list(map(len, stores))))
         self._report(store)
-        tests = {name: self.sets[f"test {name}"] for name in self.config.data.test}
-        return Prepared(self.tokenizer, store, self.sets["valid"], tests, fingerprints)
+        valid = list(zip(data.valid_parts, self.sets.values(), strict=False))
+        tests = {name: (corpus, self.sets[f"test {name}"]) for name, corpus in data.test.items()}
+        return Prepared(self.tokenizer, store, valid, tests, fingerprints)
 
     @cached_property
     def fingerprints(self) -> dict[str, Any]:
         """Hashes of all text, for which it is read, and the weights of the corpora."""
-        check_tokenizer(tokenizer_for(self.config.data.tgt_lang))
+        data = self.config.data
+        for corpus in (*data.valid_parts, *data.test.values()):
+            check_tokenizer(tokenizer_for(data.languages(corpus)[1]))
         self.selection.text_checks()
+        valid = [text.sha256 for text in self.sets.values()][: len(data.valid_parts)]
         return {
             "train": [found.sha256 for found in self.scans],
-            "weights": [corpus.weight for corpus in self.config.data.texts],
-            "valid": self.sets["valid"].sha256,
+            "weights": [corpus.weight for corpus in data.texts],
+            "valid": valid if isinstance(data.valid, list) else valid[0],
             "test": {name: self.sets[f"test {name}"].sha256 for name in self.config.data.test},
         }
 
@@ -130,11 +136,11 @@ class Preparation:
 
     @cached_property
     def sets(self) -> dict[str, Text]:
-        """The sets that are scored: `valid` and each `test NAME`."""
+        """The sets that are scored: `valid`, or `valid.0` and so on, and each `test NAME`."""
         data = self.config.data
-        tests = {f"test {name}": corpus for name, corpus in data.test.items()}
-        corpora = {"valid": data.valid, **tests}.items()
-        return {name: self._read_set(name, corpus) for name, corpus in corpora}
+        scored = [*data.corpora.items()][len(data.train) :]
+        named = {k.removeprefix("data.").replace("test.", "test ", 1): c for k, c in scored}
+        return {name: self._read_set(name, corpus) for name, corpus in named.items()}
 
     def _read_set(self, name: str, corpus: Corpus) -> Text:
         """Read a set, including blank lines: its score must be that of its files."""
@@ -150,13 +156,14 @@ class Preparation:
             logger.warning("data.%s: %s", name, sign)
         return text
 
-    def _warn_of_long_lines(self, name: str, text: Text) -> None:
+    def _warn_of_long_lines(self, name: str, text: Text, tag: str | None) -> None:
         """Warn of lines that every validation cuts."""
         limit = self.config.decode.max_source_length
         if self.config.model.positions == "learned":
             limit = min(limit, self.config.data.max_length)
         encoded, cut = self.tokenizer.encode(text.sources), Places()
-        cut.add(number for number, ids in enumerate(encoded, 1) if len(ids) >= limit)
+        most = limit - len(self.tokenizer.tag_ids(tag))
+        cut.add(number for number, ids in enumerate(encoded, 1) if len(ids) >= most)
         cut.warn(limit, f"data.{name}")
 
     @cached_property
@@ -173,7 +180,7 @@ class Preparation:
 
     def _ready_tokenizer(self) -> Tokenizer | None:
         """Load an existing vocabulary: the run's, that of `train.init_from`, or the one that the
-        config names.
+        config names. Each tag must be a piece that stays whole.
         """
         settings, init_from = self.config.tokenizer, self.config.train.init_from
         if self.run_tokenizer.exists():
@@ -188,6 +195,12 @@ class Preparation:
         tokenizer = Tokenizer.load(file)
         if not is_given:
             _check_tokenizer(tokenizer, settings, file)
+        for key, corpus in self.config.data.corpora.items():
+            if corpus.tag is not None and corpus.tag not in tokenizer.user_symbols:
+                raise RefusedError(
+                    f"{key}.tag: {corpus.tag} is not among the user symbols of {file}; use one "
+                    "that is, or a vocabulary trained with it in tokenizer.user_symbols"
+                )
         return tokenizer
 
     @property
@@ -195,7 +208,8 @@ class Preparation:
         """The cache's name for the vocabulary: by the text and the settings that it is made of."""
         hashes, config = [found.sha256 for found in self.scans], self.config
         text_filter = config.filter.model_dump(exclude={"min_length", "max_ratio"})
-        settings = [text_filter, MAX_SENTENCES, config.tokenizer.model_dump()]
+        own = {**config.tokenizer.model_dump(), "user_symbols": config.user_symbols}
+        settings = [text_filter, MAX_SENTENCES, own]
         made = [each.given for each in config.data.texts if isinstance(each, MadeCorpus)]
         settings += [made] if made else []
         made_by = version("sentencepiece")
@@ -206,7 +220,8 @@ class Preparation:
         settings = self.config.tokenizer
         size = f"{settings.vocab_size:,}"
         logger.info("training a %s vocabulary of %s pieces", settings.model_type, size)
-        proto = train_tokenizer(self._sentences, **settings.model_dump(exclude={"path"}))
+        own = {**settings.model_dump(exclude={"path"}), "user_symbols": self.config.user_symbols}
+        proto = train_tokenizer(self._sentences, **own)
 
         def fill(directory: Path) -> None:
             (directory / layout.TOKENIZER).write_bytes(proto)
@@ -266,13 +281,14 @@ class Preparation:
 
     def _build_store(self, number: int, path: Path) -> None:
         workers, counts = self.config.data.workers, Counter[str]()
-        name = Path(describe(self.config.data.texts[number])).name
+        corpus = self.config.data.texts[number]
+        name = Path(describe(corpus)).name
         with progress_bar(self.scans[number].pairs, "pair", f"tokenizing {name}") as bar:
             build_store(
                 path,
                 self._read_once(number, counts),
                 self.tokenizer,
-                selection=self.selection,
+                selection=replace(self.selection, tag=corpus.tag),
                 counts=counts,
                 workers=available_threads() if workers == "auto" else workers,
                 progress=partial(self._advance, bar),

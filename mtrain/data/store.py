@@ -203,6 +203,8 @@ def _encode_chunk(chunk: list[Pair], tokenizer: Tokenizer, selection: Selection)
     pairs = selection.by_text(chunk, dropped)
     pairs = selection.by_characters(pairs, tokenizer.longest_piece, dropped)
     lines = tokenizer.encode([text for pair in pairs for text in pair])
+    if tag := tokenizer.tag_ids(selection.tag):
+        lines[::2] = [tag + line for line in lines[::2]]
     lengths = np.fromiter(map(len, lines), np.int64, len(lines))
     passed = np.repeat(selection.by_length(lengths.reshape(-1, 2), dropped), 2)
     kept, lengths = compress(lines, passed.tolist()), lengths[passed]

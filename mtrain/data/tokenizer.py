@@ -4,6 +4,7 @@ import hashlib
 import io
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ LONGEST_PIECE = 1000  # characters of a piece, bytes of a character's normalizat
 
 # Protocol Buffers: field numbers of SentencePiece's model, and kinds of values.
 _NORMALIZERS, _CHARACTER_MAP = (3, 5), 2
+_PIECES, _USER_DEFINED = 1, b"\x18\x04"  # a piece ends with its type, unless that is the usual one
 _VARINT, _BYTES, _FIXED = 0, 2, {1: 8, 5: 4}
 
 
@@ -105,6 +107,17 @@ class Tokenizer:
         numbers = [i for i in range(len(self.known)) if not any(is_so(i) for is_so in special)]
         first = max((i for i in numbers if sp.get_score(i) == 0), default=0)
         return {i: self.known[i] for i in numbers if sp.get_score(i) != 0 or i == first}
+
+    @cached_property
+    def user_symbols(self) -> set[str]:
+        """Pieces that always stay whole, and no other text becomes."""
+        pieces = (message for number, message in _fields(self.proto) if number == _PIECES)
+        both = zip(self.known, pieces, strict=True)
+        return {piece for piece, message in both if message.endswith(_USER_DEFINED)}
+
+    def tag_ids(self, tag: str | None) -> list[int]:
+        """Return the id to put before a source: none without a tag."""
+        return [] if tag is None else [self.pieces.piece_to_id(tag)]
 
     @property
     def is_bpe(self) -> bool:

@@ -42,6 +42,7 @@ def export(
     form.check(loaded.model.shape, quantization)
     manifest.check_new(directory)
     lines = _read_sample(loaded.config, sample)
+    loaded = loaded.tagged(loaded.config.data.valid_parts[0].tag)
 
     def fill(aside: Path) -> None:
         for kind in dict.fromkeys(("float32", quantization)):  # the layout first, then its rounding
@@ -57,8 +58,10 @@ def export(
 
 
 def _read_sample(config: Config, sample: Path | None) -> dict[int, str]:
-    """Read lines that are not blank, by their numbers: a file's, or the validation set's."""
-    valid = config.data.valid
+    """Read lines that are not blank, by their numbers: a file's, or those of the first validation
+    corpus.
+    """
+    valid = config.data.valid_parts[0]
     name = describe(valid) if sample is None else str(sample)
     if sample is None and isinstance(valid, HubCorpus):
         raise UserError(
@@ -77,7 +80,8 @@ def _read_sample(config: Config, sample: Path | None) -> dict[int, str]:
         raise UserError(f"{error}; or name other lines with --sample") from None
     if not lines:
         raise UserError(f"{name}: holds no lines to translate; name others with --sample")
-    logger.info("comparing on %s lines of %s", f"{len(lines):,}", name)
+    with_tag = f", each after the piece {valid.tag}" if valid.tag else ""
+    logger.info("comparing on %s lines of %s%s", f"{len(lines):,}", name, with_tag)
     return lines
 
 

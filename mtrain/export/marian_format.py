@@ -7,6 +7,7 @@ matrix that reads or writes them.
 """
 
 import json
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from mtrain.data.tokenizer import Tokenizer
 from mtrain.export.proof import Engine
 from mtrain.model.transformer import Shape, Transformer
 from mtrain.runtime.errors import MissingExtraError, RefusedError, first_line
+from mtrain.runtime.log import logger
 from mtrain.translation.loading import LoadedModel
 
 BATCH_SIZE = 64  # sentences
@@ -85,6 +87,8 @@ def write(directory: Path, loaded: LoadedModel, quantization: str) -> None:
     except SafetensorError as error:  # a full disk
         raise OSError(first_line(error)) from None
     _write_tokenizer(directory, loaded)
+    if odd := [tag for tag in loaded.config.tags if not re.fullmatch(">>.+<<", tag)]:
+        logger.warning("MarianTokenizer does not read %s: put its id before the others", odd[0])
 
 
 def load(directory: Path, tokenizer: Tokenizer) -> Engine:
@@ -200,8 +204,8 @@ def _write_tokenizer(directory: Path, loaded: LoadedModel) -> None:
     vocabulary.write_text(json.dumps({piece: i for i, piece in enumerate(pieces)}, indent=2))
     MarianTokenizer(
         *map(str, (source, target, vocabulary)),
-        source_lang=data.src_lang,
-        target_lang=data.tgt_lang,
+        source_lang=data.directions[0][0],
+        target_lang=data.directions[0][1],
         unk_token=pieces[tokenizer.unk_id],
         pad_token=pieces[tokenizer.pad_id],
         bos_token=pieces[tokenizer.bos_id],

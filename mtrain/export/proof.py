@@ -90,7 +90,8 @@ def compare(
     best = [found[0] for found in Translator(ours).translate(texts, progress)[0]]
     rows = ours.encode_sources(texts)[0]
     limits = [ours.limit(len(row)) for row in rows]
-    theirs = [ids[: ours.max_source_length - 1] for ids in engine.encode(texts)]
+    most, tag = ours.max_source_length - 1, ours.tag_ids
+    theirs = [(tag + ids)[:most] for ids in engine.encode(texts)]
     found = engine.search(theirs, limits, beam_size, decode.length_penalty)
     progress(len(lines))
     shown = [text.replace("\n", " ") for text in engine.decode(found)]

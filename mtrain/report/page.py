@@ -5,14 +5,14 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mtrain.check.diagnosis import diagnose
 from mtrain.check.findings import Findings
 from mtrain.config.schema import Config
 from mtrain.corpus.lines import is_blank
-from mtrain.corpus.readers import Text, read_text, reading_of
+from mtrain.corpus.readers import read_text, reading_of
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.report import maps
 from mtrain.report.curves import Chart, charts_of, spaced
@@ -36,7 +36,7 @@ MOST_LETTERS = 4000  # of a line of text
 # A line of the log about the data, or a warning. Anchored at the start: searching anywhere takes
 # far longer on a hostile line.
 _LOGGED = re.compile(
-    r"\S{10} \S{8} (?:(INFO) (?=(?:train|valid|test [^:]*): (?!BLEU ))|WARNING |ERROR )(.*)"
+    r"\S{10} \S{8} (?:(INFO) (?=(?:train|valid[^:]*|test [^:]*): (?!BLEU ))|WARNING |ERROR )(.*)"
 )
 
 
@@ -46,6 +46,8 @@ class Sample:
 
     number: int
     texts: list[tuple[str, str, str]]
+    part: str = ""  # of a list of validation corpora
+    tag: str | None = None
 
 
 @dataclass
@@ -68,8 +70,10 @@ class Report:
         """The best validation, the average's and those of the test sets, with their names."""
         best, average = self.history.best, self.history.average
         found = [best, None if average is best else average]
-        tests = [(f"test {name}", entry) for name, entry in self.history.tests.items()]
-        return [*(("validation", entry) for entry in found if entry is not None), *tests]
+        name, parts = (best["checkpoint"], best.get("parts", [])) if best else ("", [])
+        more = [(f"data.valid.{i}", {**part, "checkpoint": name}) for i, part in enumerate(parts)]
+        more += [(f"test {name}", entry) for name, entry in self.history.tests.items()]
+        return [*(("validation", entry) for entry in found if entry is not None), *more]
 
     def note(self, section: str, text: str) -> None:
         """Add a note to a section, once."""
@@ -133,12 +137,12 @@ def gather(run_dir: Path, texts: list[str]) -> Report:
         report.charts = list(_charts(report))
     with report.part("log", "Left out"):
         _read_log(report)
-    valid = _read_own(report, "data.valid", "samples", "Sources and references are left out")
-    places = moderate(valid.sources) if valid is not None else list(range(SAMPLES))
-    report.samples = _samples(report, valid, places)
-    if not texts and valid is not None:
-        texts = [valid.sources[place] for place in places[:ATTENDED]]
-    _watch(report, texts)
+    lines, data = _valid_lines(report), report.config.data
+    sources = [line.texts[0][2] for line in lines]
+    places = moderate(sources) if lines else list(range(SAMPLES))
+    report.samples = _samples(report, lines, places)
+    own = [(lines[i].tag, sources[i]) for i in places[:ATTENDED] if lines]
+    _watch(report, [(data.valid_parts[0].tag, text) for text in texts] or own)
     return report
 
 
@@ -176,13 +180,21 @@ def check_known(run: Run, key: str) -> None:
     raise UserError(f"{key}: {state}, and so not known to be the text of the run")
 
 
-def _read_own(report: Report, key: str, section: str, otherwise: str) -> Text | None:
-    """Read a scored set; without it, or if it is not what the run scored, add a note."""
-    corpus, sha256 = report.run.corpora[key]
-    with report.part(section, otherwise):
-        check_known(report.run, key)
-        return read_text(corpus, reading_of(report.config, keep_blank=True), sha256 or "")
-    return None
+def _valid_lines(report: Report) -> list[Sample]:
+    """Read the validation text, in the order of its translations; without it, or if it is not what
+    the run scored, add a note.
+    """
+    lines, data, keys = list[Sample](), report.config.data, report.run.valid_keys
+    with report.part("samples", "Sources and references are left out"):
+        for key, corpus in zip(keys, data.valid_parts, strict=True):
+            check_known(report.run, key)
+            text = read_text(corpus, reading_of(report.config, keep_blank=True), "")
+            part, (src, tgt) = key.removeprefix("data.valid"), data.languages(corpus)
+            for number, pair in enumerate(zip(text.sources, text.references, strict=True), 1):
+                texts = [("Source", src, _cut(pair[0])), ("Reference", tgt, _cut(pair[1]))]
+                lines.append(Sample(number, texts, part, corpus.tag))
+        return lines
+    return []
 
 
 def _charts(report: Report) -> Iterator[Chart]:
@@ -212,7 +224,7 @@ def moderate(lines: list[str]) -> list[int]:
     return spaced(sorted(i for _, i in middle), SAMPLES)
 
 
-def _samples(report: Report, valid: Text | None, places: list[int]) -> list[Sample]:
+def _samples(report: Report, lines: list[Sample], places: list[int]) -> list[Sample]:
     """Return the same lines of validations at different steps."""
     there = _translations(report.run)
     steps = sorted(step for name in there if (step := layout.step_of(Path(name))) is not None)
@@ -223,22 +235,19 @@ def _samples(report: Report, valid: Text | None, places: list[int]) -> list[Samp
         step = layout.step_of(Path(name))
         title = "Average" if step is None else f"Step {step:,}"
         with report.part("samples", f"{title} is left out"):
-            lines = reader.read_translations(report.run.path, name)
-            found[title] = {i: _cut(line) for i, line in enumerate(lines) if i in places}
+            translated = reader.read_translations(report.run.path, name)
+            found[title] = {i: _cut(line) for i, line in enumerate(translated) if i in places}
     if not any(found.values()):
         scored = bool(report.history.entries)
         note = "Left out: the translations are missing" if scored else "There is no validation yet"
         report.note("samples", note)
     data, samples = report.config.data, []
     for place in places:
-        texts = [
-            (each, data.tgt_lang, found[each][place]) for each in found if place in found[each]
-        ]
-        if texts and valid is not None:
-            texts.insert(0, ("Source", data.src_lang, _cut(valid.sources[place])))
-            texts.insert(1, ("Reference", data.tgt_lang, _cut(valid.references[place])))
+        line = lines[place] if lines else Sample(place + 1, [])
+        tgt = line.texts[1][1] if lines else data.languages(data.valid_parts[0])[1]
+        texts = [(each, tgt, found[each][place]) for each in found if place in found[each]]
         if texts:
-            samples.append(Sample(place + 1, texts))
+            samples.append(replace(line, texts=line.texts + texts))
     return samples
 
 
@@ -252,8 +261,8 @@ def _cut(text: str) -> str:
     return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]} ..."
 
 
-def _watch(report: Report, texts: list[str]) -> None:
-    """Add attention maps of sentences by the run's best model."""
+def _watch(report: Report, texts: list[tuple[str | None, str]]) -> None:
+    """Add attention maps of sentences, with their tags, by the run's best model."""
     if not texts:
         report.note("attention", "Left out without the validation set: name sentences with --text")
         return
@@ -261,4 +270,6 @@ def _watch(report: Report, texts: list[str]) -> None:
         directory = checkpoint.resolve(report.run.path)
         reader.refuse_link(directory)
         loaded = loading.load(directory, device="cpu", precision="fp32")
-        report.sentences = maps.watch(loaded, [(text, None) for text in texts], maps.Choice())
+        for tag in dict.fromkeys(tag for tag, _ in texts):
+            pairs: maps.Pairs = [(text, None) for own, text in texts if own == tag]
+            report.sentences += maps.watch(loaded.tagged(tag), pairs, maps.Choice())

@@ -9,15 +9,21 @@ from mtrain.config.section import FileName
 from mtrain.runs.records import CheckpointName, Count, Metric, Score, with_fields_of
 
 
-class Validation(BaseModel):
-    """Fields that every entry of `best.json` has."""
+class Scores(BaseModel):
+    """Scores of a set."""
 
-    step: Count
-    checkpoint: CheckpointName
     bleu: Score
     chrf: Score
     nll: float  # NaN where training went wrong
     signature: str
+
+
+class Validation(Scores):
+    """Fields that every entry of `best.json` has."""
+
+    step: Count
+    checkpoint: CheckpointName
+    parts: list[Scores] = []  # of the list of `data.valid`
     lost: bool = False
     of: list[CheckpointName] = []
     sha256: str | None = None

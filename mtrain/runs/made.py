@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
-from mtrain.config.corpora import Corpus, MadeCorpus
+from mtrain.config.corpora import Corpus, Entry, MadeCorpus
 from mtrain.config.schema import Config
 from mtrain.runs import layout, manifest
 from mtrain.runs.records import Count, read_record
@@ -74,7 +74,7 @@ def resolve(config: Config, run_dir: Path | None = None) -> Config:
     for number, entry in enumerate(train):
         path = directory(run_dir, number)
         if entry.fill is not None and manifest.is_complete(path):
-            own = entry.model_dump(include={"weight", "swap", "tag", "src_lang", "tgt_lang"})
+            own = entry.model_dump(include={*Entry.model_fields} - {"fill"})
             own["given"] = "tgt" if entry.fill.made == "src" else "src"
             own |= {"file": str(path / PAIRS), "src": "src", "tgt": "tgt"}
             train[number] = MadeCorpus.model_construct(**own)

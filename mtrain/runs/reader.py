@@ -67,20 +67,23 @@ class Run:
         """
         if self.config is None:
             return {}
-        data, begun = resolve(self.config, self.path).data, self.begun
-        train = dict(enumerate(begun.train if begun else []))
-        tests: dict[str, str | None] = dict(begun.test if begun else {})
-        for name, scored in self.history.tests.items() if self.history else ():
-            tests.setdefault(name, scored.get("sha256"))
-        return {
-            **{
-                f"data.train.{number}": (corpus, train.get(number))
-                for number, corpus in enumerate(data.train)
-                if corpus.fill is None  # else its text is not there
-            },
-            "data.valid": (data.valid, begun.valid if begun else None),
-            **{f"data.test.{name}": (each, tests.get(name)) for name, each in data.test.items()},
+        tests = self.history.tests.items() if self.history else ()
+        known = {f"data.test.{name}": scored.get("sha256") for name, scored in tests}
+        if begun := self.begun:
+            valid = begun.valid if isinstance(begun.valid, list) else []
+            known["data.valid"] = begun.valid if isinstance(begun.valid, str) else None
+            for kind, hashes in (("train", begun.train), ("valid", valid)):
+                known |= {f"data.{kind}.{number}": each for number, each in enumerate(hashes)}
+            known |= {f"data.test.{name}": each for name, each in begun.test.items()}
+        corpora = resolve(self.config, self.path).data.corpora
+        return {  # less text that models have yet to make
+            key: (corpus, known.get(key)) for key, corpus in corpora.items() if corpus.fill is None
         }
+
+    @property
+    def valid_keys(self) -> list[str]:
+        """Keys of the validation corpora, whose translations stand in one file in this order."""
+        return [key for key in self.corpora if key.startswith("data.valid")]
 
 
 def read_run(path: Path) -> Run:

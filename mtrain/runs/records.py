@@ -68,7 +68,7 @@ class Provenance(BaseModel):
 
     train: list[str]
     weights: list[Number] | None = None
-    valid: str
+    valid: str | list[str]
     test: dict[str, str] = {}
     tokenizer: str
     config: str | None = None

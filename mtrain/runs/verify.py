@@ -275,11 +275,13 @@ def _translations(run: Run, sizes: dict[str, int]) -> Iterator[Finding]:
     if run.history is None:
         return
     entries = [*run.history.entries, *filter(None, [run.history.average])]
-    sets = [(entry["checkpoint"], "data.valid") for entry in entries]
-    sets += [(f"test-{name}", f"data.test.{name}") for name in run.history.tests]
-    for name, key in sets:
+    sets = [(entry["checkpoint"], run.valid_keys) for entry in entries]
+    sets += [(f"test-{name}", [f"data.test.{name}"]) for name in run.history.tests]
+    for name, keys in sets:
         what = _name(run, layout.translations(run.path, name))
-        yield from _guarded(what, _count(what, run.path, name, sizes.get(key)))
+        known = [sizes[key] for key in keys if key in sizes]
+        size = sum(known) if known and len(known) == len(keys) else None
+        yield from _guarded(what, _count(what, run.path, name, size))
 
 
 def _count(what: str, run_dir: Path, name: str, size: int | None) -> Iterator[Finding]:

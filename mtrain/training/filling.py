@@ -41,7 +41,7 @@ from mtrain.runtime.stop import Stop
 from mtrain.scoring.metrics import sentence_chrf
 from mtrain.training.learner import Machine
 from mtrain.training.plan import clock
-from mtrain.translation.loading import load
+from mtrain.translation.loading import load_with_tag
 from mtrain.translation.translator import Translator
 
 FORMAT = 1  # of a shard in the cache
@@ -92,8 +92,10 @@ def _find(run: RunDirectory, number: int, entry: Corpus) -> made.Made | None:
     return known
 
 
-def report_missing(config: Config, stop: Stop, *, timed: bool) -> None:
-    """Warn of text that models have yet to make; `timed` translates some of it."""
+def without_missing(config: Config, stop: Stop, *, timed: bool) -> Config:
+    """Return the config with the text that is there; warn of what models have yet to make, of which
+    `timed` translates some. Raises `UserError` if there is no training text at all.
+    """
     for number, entry in enumerate(config.data.train):
         if entry.fill is None or made.read(Path(config.run_dir), number) is not None:
             continue
@@ -102,6 +104,10 @@ def report_missing(config: Config, stop: Stop, *, timed: bool) -> None:
         except UserError as error:  # a model is perhaps not trained yet
             text = str(error)
         logger.warning("data.train.%d: left out, its text is not made yet: %s", number, text)
+    resolved = made.resolve(config)
+    if not resolved.data.texts:
+        raise UserError("data.train: no text is there yet; `mtrain data build` makes it")
+    return resolved
 
 
 class Filler:
@@ -133,14 +139,13 @@ class Filler:
 
     def _check_direction(self, model: Config) -> None:
         """Refuse a model that translates in the other direction."""
-        data, entry = self.config.data, self.entry
-        wanted = (entry.src_lang or data.src_lang, entry.tgt_lang or data.tgt_lang)
-        wanted = wanted[::-1] if self.how.made == "src" else wanted
-        found = (model.data.src_lang, model.data.tgt_lang)
-        if found == wanted[::-1] != wanted and self.how.model_tag is None:
+        src, tgt = self.config.data.languages(self.text)
+        src, tgt = (tgt, src) if self.how.made == "src" else (src, tgt)
+        found = model.data.directions
+        if (tgt, src) in found and (src, tgt) not in found:
             raise RefusedError(
-                f"{self.key}.model: {self.how.model[0]} translates {' to '.join(found)}; this "
-                f"entry needs a model from {wanted[0]} to {wanted[1]}"
+                f"{self.key}.model: {self.how.model[0]} translates {tgt} to {src}; this entry "
+                f"needs a model from {src} to {tgt}"
             )
 
     def fill(self, run: RunDirectory) -> made.Made:
@@ -198,8 +203,13 @@ class Filler:
     @cached_property
     def _translator(self) -> Translator:
         torch.set_num_threads(Machine.of(self.config, self.ranks).threads)
-        device, precision = str(self.device), self.how.precision
-        loaded = load(*self.models, device=device, precision=precision, **self.search)
+        loaded = load_with_tag(
+            *self.models,
+            tag=self.how.model_tag,
+            device=str(self.device),
+            precision=self.how.precision,
+            **self.search,
+        )
         loaded.check_stop = self.stop.check
         return Translator(loaded, seed=self.config.seed, threads=1)
 

@@ -26,7 +26,7 @@ from mtrain.runtime.errors import EXIT_OK, RefusedError, StoppedError, UserError
 from mtrain.runtime.lock import ReplacedError
 from mtrain.runtime.log import add_log_file, logger
 from mtrain.runtime.stop import Stop
-from mtrain.training.filling import fill, report_missing
+from mtrain.training.filling import fill, without_missing
 from mtrain.training.learner import Machine
 from mtrain.training.resume import Session
 from mtrain.training.trainer import Trainer
@@ -104,8 +104,8 @@ class Job:
         self.before = self.run.read(layout.STATUS, STATUS)
         self._check_settings()
         with telling_lack_of_memory(lambda: LACK_OF_MEMORY):
-            report_missing(self.config, self.stop, timed=True)
-            preparation = Preparation(resolve(self.config), self.stop)
+            known = without_missing(self.config, self.stop, timed=True)
+            preparation = Preparation(known, self.stop)
             self.run.check_data(preparation.fingerprints)
             prepared = preparation.prepared
             self.run.check_data(prepared.fingerprints)

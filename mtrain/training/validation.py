@@ -7,13 +7,14 @@ on the test sets. What an earlier start has finished is not repeated.
 import math
 import time
 from functools import partial
+from statistics import fmean
 
 import torch
 from pydantic import TypeAdapter
 from safetensors.torch import load, save
 
 from mtrain.config.schema import dump_config
-from mtrain.corpus.readers import Text
+from mtrain.corpus.readers import ScoredText
 from mtrain.model.building import build
 from mtrain.model.transformer import set_compute_dtype
 from mtrain.runs import checkpoint, layout
@@ -97,33 +98,47 @@ class Validation:
         tokenizer, config, check = self.prepared.tokenizer, self.config, self.stop.check
         return LoadedModel(model, tokenizer, config.decode, config, check_stop=check)
 
-    def evaluate(self, model: LoadedModel, text: Text, name: str, step: int, prefix: str) -> Entry:
-        """Translate a set and return its BLEU, chrF and NLL per token. Rank 0 writes the
-        translations under `name` and a metrics record whose keys begin with `prefix`.
+    def evaluate(
+        self, model: LoadedModel, parts: list[ScoredText], name: str, step: int, prefix: str
+    ) -> Entry:
+        """Translate a set and return its BLEU, chrF and NLL per token; of a list, the mean, and
+        those of each part. Rank 0 writes the translations under `name` and a metrics record whose
+        keys begin with `prefix`.
         """
-        with progress_bar(len(text), "line", f"translating {name}") as bar:
-            hypotheses = Translator(model, self.ranks).best(text.sources, bar.update)
-        mine = slice(self.ranks.rank, None, self.ranks.size)
-        sources, references = text.sources[mine], text.references[mine]
-        parts = self.ranks.gather(lambda: Scorer(model).nll(sources, references), NLL)
-        tokenize = metrics.tokenizer_for(self.config.data.tgt_lang)
-        bleu = metrics.score("bleu", hypotheses, [text.references], tokenize=tokenize)
-        entry: Entry = {
-            "bleu": bleu.score,
-            "chrf": metrics.score("chrf", hypotheses, [text.references]).score,
-            "nll": sum(nll for nll, _ in parts) / sum(tokens for _, tokens in parts),
-            "signature": bleu.signature,
-        }
+        found = [self._score(model, part, name) for part in parts]
+        entry, values = found[0][1], dict[str, float | str]()
+        if parts is self.prepared.valid and isinstance(self.config.data.valid, list):
+            entry = _mean([scores for _, scores in found])
+            for number, each in enumerate(entry["parts"], 1):
+                logger.info("%s %d: %s", prefix.strip("/"), number, summary(each))
+                values |= _record(each, f"{prefix}{number}/")
         if self.ranks.is_first:
             self.run.check_held()
             path = layout.translations(self.run.path, name)
             files.make_directory(path.parent)
-            files.write_text(path, "".join(line + "\n" for line in hypotheses))
-            values = {f"{prefix}{key}": value for key, value in entry.items()}
-            values[f"{prefix}ppl"] = math.exp(min(entry["nll"], 700))
+            files.write_text(path, "".join(line + "\n" for lines, _ in found for line in lines))
+            values = _record(entry, prefix) | values
             # replaces the record of an interrupted attempt
             self.run.metrics.replace({"step": step, "time": time.time(), **values}, prefix)
         return entry
+
+    def _score(self, model: LoadedModel, part: ScoredText, name: str) -> tuple[list[str], Entry]:
+        """Translate a corpus with its tag; return the translations and their scores."""
+        corpus, text = part
+        model = model.tagged(corpus.tag)
+        with progress_bar(len(text), "line", f"translating {name}") as bar:
+            hypotheses = Translator(model, self.ranks).best(text.sources, bar.update)
+        mine = slice(self.ranks.rank, None, self.ranks.size)
+        sources, references = text.sources[mine], text.references[mine]
+        sums = self.ranks.gather(lambda: Scorer(model).nll(sources, references), NLL)
+        tokenize = metrics.tokenizer_for(self.config.data.languages(corpus)[1])
+        bleu = metrics.score("bleu", hypotheses, [text.references], tokenize=tokenize)
+        return hypotheses, {
+            "bleu": bleu.score,
+            "chrf": metrics.score("chrf", hypotheses, [text.references]).score,
+            "nll": sum(nll for nll, _ in sums) / sum(tokens for _, tokens in sums),
+            "signature": bleu.signature,
+        }
 
     def finish(self, step: int) -> None:
         """Average and test a run whose last step is `step`."""
@@ -139,8 +154,8 @@ class Validation:
         best, tests = self.history.best, self.prepared.tests
         if best is None:
             return
-        for name, text in tests.items():
-            self._test(name, text, best["checkpoint"], step)
+        for name, part in tests.items():
+            self._test(name, part, best["checkpoint"], step)
         logger.info("best: %s  %s", best["checkpoint"], summary(best))
         for name in tests:
             entry = self.history.tests[name]
@@ -181,13 +196,15 @@ class Validation:
             self.write_history()
         return self.history
 
-    def _test(self, name: str, text: Text, best: str, step: int) -> None:
+    def _test(self, name: str, part: ScoredText, best: str, step: int) -> None:
         """Score a test set, unless its scores are those of the same model, text and search."""
-        decode = self.config.decode.model_dump()
+        (corpus, text), decode = part, self.config.decode.model_dump()
         identity = {"checkpoint": best, "step": step, "sha256": text.sha256, "decode": decode}
-        if identity.items() <= self.history.tests.get(name, {}).items():
+        known = self.history.tests.get(name, {})
+        tokenize = metrics.tokenizer_for(self.config.data.languages(corpus)[1])
+        if identity.items() <= known.items() and f"|tok:{tokenize}" in known["signature"]:
             return
-        entry = self.evaluate(self._load(best), text, f"test-{name}", step, f"test/{name}/")
+        entry = self.evaluate(self._load(best), [part], f"test-{name}", step, f"test/{name}/")
         self.history.tests[name] = {**identity, **entry}
         self.write_history()
 
@@ -205,6 +222,19 @@ class Validation:
             device=str(self.learner.device),
             check_stop=self.stop.check,
         )
+
+
+def _mean(parts: list[Entry]) -> Entry:
+    """Return the mean scores of the parts of a set, and those of each."""
+    entry: Entry = {key: fmean(part[key] for part in parts) for key in ("bleu", "chrf", "nll")}
+    signatures = dict.fromkeys(part["signature"] for part in parts)
+    return {**entry, "signature": " / ".join(signatures), "parts": parts}
+
+
+def _record(entry: Entry, prefix: str) -> dict[str, float | str]:
+    """Return scores for `metrics.jsonl`, by keys that begin with `prefix`."""
+    values = {f"{prefix}{key}": value for key, value in entry.items() if key != "parts"}
+    return {**values, f"{prefix}ppl": math.exp(min(entry["nll"], 700))}
 
 
 def summary(entry: Entry) -> str:

@@ -49,29 +49,35 @@ def align(loaded: LoadedModel, sources: list[str], targets: list[str]) -> list[s
     links = [""] * len(sources)
     lines = enumerate(zip(sources, targets, strict=True))
     places = [place for place, pair in lines if not any(map(is_blank, pair))]
-    pairs = [(_encode(loaded, sources[i]), _encode(loaded, targets[i])) for i in places]
+    tag = loaded.tag_ids
+    pairs = [(_encode(loaded, sources[i], tag), _encode(loaded, targets[i], [])) for i in places]
     lengths = np.array([(len(src) + 1, len(tgt) + 1) for (src, _), (tgt, _) in pairs])
     budget = max(1, loaded.decode.batch_tokens // loaded.decode.beam_size)
     for batch in batch_by_tokens(lengths.reshape(-1, 2), budget):
         loaded.check_stop()
         with telling_lack_of_memory(lambda: "out of memory on alignments; lower --batch-tokens"):
             maps = attention_maps(loaded, [(pairs[i][0][0], pairs[i][1][0]) for i in batch])
-            tables = torch.stack(maps["cross"][-LAYERS:]).float().mean((0, 2))  # (B, T, S)
+            # (B, T, S), of words of the line alone
+            tables = torch.stack(maps["cross"][-LAYERS:]).float().mean((0, 2))[:, :, len(tag) :]
         for i, table in zip(batch, tables.cpu().numpy(), strict=True):
             links[places[i]] = _link(table, *pairs[i])
     return links
 
 
-def _encode(loaded: LoadedModel, text: str) -> Side:
-    """Encode a line as far as the model reads it."""
+def _encode(loaded: LoadedModel, text: str, begin: list[int]) -> Side:
+    """Encode a line as far as the model reads it after these ids, which are of no word."""
     ids = loaded.tokenizer.encode([text])[0]
     words = word_numbers(list(map(loaded.tokenizer.pieces.id_to_piece, ids)))
-    most = loaded.max_source_length - 1
-    return np.array(ids[:most]), np.array(words[:most])
+    most = loaded.max_source_length - 1 - len(begin)
+    return np.array(begin + ids[:most]), np.array(words[:most])
 
 
 def _link(table: NDArray[np.float32], src: Side, tgt: Side) -> str:
-    """Link each target word to the source word that its pieces, rows of (T, S), attend to most."""
+    """Link each target word to the source word that its pieces, rows of (T, S), attend to most;
+    none if the source is cut before its first word.
+    """
+    if not src[1].size:
+        return ""
     rows, columns = tgt[1][:, None], src[1][None, :]
     by_word = np.zeros((int(rows.max()) + 1, int(columns.max()) + 1))
     np.add.at(by_word, (rows, columns), table[: rows.size, : columns.size])

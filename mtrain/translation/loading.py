@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,13 +48,35 @@ class LoadedModel:
     config: Config
     others: tuple[Transformer, ...] = ()  # of the same vocabulary
     check_stop: Callable[[], None] = lambda: None
+    tag: str | None = None  # put before each source
+    tags: list[str] | None = None  # that the model knows; None: those of its config
 
     def __post_init__(self) -> None:
         self.device = self.model.output.weight.device
         self.ids = SpecialIds.of(self.tokenizer)
+        self.tag_ids = self.tokenizer.tag_ids(self.tag)
+        self.tags = self.config.tags if self.tags is None else self.tags
         self.members = (self.model, *self.others)
         for model in self.members:
             model.eval()
+
+    def tagged(self, tag: str | None) -> "LoadedModel":
+        """Return the same model with a tag before each source; raises `RefusedError` for a tag that
+        it, or a model of an ensemble, does not know.
+        """
+        tags = self.tags or []
+        if tag is not None and tag not in tags:
+            known = f"choose one of {', '.join(tags)}" if tags else "it has none"
+            raise RefusedError(f"tag {tag}: the model does not know this tag; {known}")
+        return self if tag == self.tag else replace(self, tag=tag)
+
+    @property
+    def tgt_lang(self) -> str:
+        """Target language of the text with the tag, if all corpora with it agree."""
+        data = self.config.data
+        same = [corpus for corpus in data.corpora.values() if corpus.tag == self.tag]
+        languages = {data.languages(corpus)[1] for corpus in same}
+        return languages.pop() if len(languages) == 1 else data.tgt_lang
 
     @cached_property
     def decoder(self) -> Decoder | Ensemble:
@@ -92,22 +115,22 @@ class LoadedModel:
         return min(self.max_source_length * longest, LONGEST_TEXT)
 
     def encode_sources(self, lines: list[str]) -> Encoded:
-        """Encode sources, cut to their limit."""
-        return self._encode(lines, self.max_source_length - 1)
+        """Encode sources with the tag, cut to their limit."""
+        return self._encode(lines, self.max_source_length - 1, self.tag_ids)
 
     def encode_targets(self, lines: list[str]) -> Encoded:
         """Encode targets, cut to their limit."""
-        return self._encode(lines, self.max_target_length - 1)
+        return self._encode(lines, self.max_target_length - 1, [])
 
-    def _encode(self, lines: list[str], most: int) -> Encoded:
-        characters = self.most_characters
+    def _encode(self, lines: list[str], most: int, begin: list[int]) -> Encoded:
+        characters, most = self.most_characters, most - len(begin)
         encoded = self.tokenizer.encode([shorten_text(line, characters) for line in lines])
         cut = [
             index
             for index, (ids, line) in enumerate(zip(encoded, lines, strict=True))
             if len(ids) > most or len(line) > characters
         ]
-        return [np.array(ids[:most], np.int64) for ids in encoded], cut
+        return [np.array(begin + ids[:most], np.int64) for ids in encoded], cut
 
     def texts(self, ids: list[list[int]]) -> list[str]:
         """Return a line of text for each list of ids; a generated newline becomes a space."""
@@ -117,8 +140,8 @@ class LoadedModel:
 def load(
     *paths: Path, device: str = "auto", precision: str = "auto", **decode: object
 ) -> LoadedModel:
-    """Load a run's best model or a checkpoint, or several as an ensemble; `decode` overrides the
-    search settings of the first. Raises `UserError`.
+    """Load a run's best model or a checkpoint, or several as an ensemble, which knows the tags that
+    all do; `decode` overrides the search settings of the first. Raises `UserError`.
     """
     found: list[LoadedModel] = []
     for directory in map(checkpoint.resolve, paths):
@@ -131,11 +154,24 @@ def load(
         own = {} if found else decode
         found.append(unpack(snapshot, directory, own, device=device, precision=precision))
         _check_languages(found[0].config, found[-1].config, paths[0], directory)
-    return replace(found[0], others=tuple(other.model for other in found[1:]))
+    tags = [tag for tag in found[0].config.tags if all(tag in each.config.tags for each in found)]
+    return replace(found[0], others=tuple(other.model for other in found[1:]), tags=tags)
+
+
+def load_with_tag(*paths: Path, tag: str | None = None, **options: Any) -> LoadedModel:
+    """Load models as `load` does and choose a tag; without one, name those of the training text."""
+    loaded = load(*paths, **options).tagged(tag)
+    tags = [corpus.tag for corpus in loaded.config.data.train]
+    named = ", ".join(dict.fromkeys(filter(None, tags)))
+    if tag is None and all(tags):
+        logger.warning("all training text of this model has tags: choose one of %s", named)
+    elif tag is None and named:
+        logger.info("some training text of this model has tags: %s", named)
+    return loaded
 
 
 def load_on_ranks(
-    paths: list[Path], ranks: Ranks, *, device: str, precision: str, **decode: object
+    paths: list[Path], ranks: Ranks, *, device: str, precision: str, **options: Any
 ) -> LoadedModel:
     """Load the same models on every rank, each on its own device."""
     # rank 0 alone chooses: the best checkpoint of a run in training may change
@@ -145,7 +181,7 @@ def load_on_ranks(
         if ranks.size > 1:
             torch.set_num_threads(max(1, available_threads() // ranks.local_size))
         name = str(device_of(device, ranks))
-        return load(*chosen, device=name, precision=precision, **decode)
+        return load_with_tag(*chosen, device=name, precision=precision, **options)
 
     return ranks.together(load_here)
 
@@ -154,11 +190,12 @@ def _check_languages(config: Config, other: Config, path: Path, directory: Path)
     """Refuse an ensemble of opposite directions; warn of other differences between languages, as
     one language may have two codes.
     """
-    ours, theirs = ((c.data.src_lang, c.data.tgt_lang) for c in (config, other))
-    if ours == theirs:
+    ours, theirs = config.data.directions, other.data.directions
+    if set(ours) & set(theirs):
         return
-    directions = f"{directory}: translates {' to '.join(theirs)}, but {path} {' to '.join(ours)}"
-    if ours[0] == theirs[1] or ours[1] == theirs[0]:
+    (src, tgt), (other_src, other_tgt) = ours[0], theirs[0]
+    directions = f"{directory}: translates {other_src} to {other_tgt}, but {path} {src} to {tgt}"
+    if src == other_tgt or tgt == other_src:
         raise RefusedError(
             f"{directions}; the models of an ensemble must have one direction, so leave one out"
         )

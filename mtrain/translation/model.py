@@ -57,10 +57,11 @@ class Model:
         *,
         n_best: int | None = None,
         mbr: int | None = None,
+        tag: str | None = None,
         **search: Any,
     ) -> str | list[str] | list[list[Translation]]:
         """Translate lines, or one line; with `n_best`, return that many hypotheses of each line;
-        with `mbr`, the most typical of that many.
+        with `mbr`, the most typical of that many. `tag` is put before each line.
 
         `search` overrides settings of the run's `decode` section: `beam_size`, `length_penalty`,
         `batch_tokens` and the others. Raises `UserError`.
@@ -73,26 +74,31 @@ class Model:
         lines = [text] if isinstance(text, str) else text
         if mbr is not None and (mbr < 2 or n_best is not None or "beam_size" in search):
             raise RefusedError(f"mbr {mbr}: at least 2, and without n_best and beam_size")
-        found, _ = Translator(replace(self.loaded, decode=decode), mbr=mbr).translate(lines)
+        loaded = replace(self.loaded.tagged(tag), decode=decode)
+        found, _ = Translator(loaded, mbr=mbr).translate(lines)
         if n_best is not None:
             return [hypotheses[:n_best] for hypotheses in found]
         best = [hypotheses[0].text for hypotheses in found]
         return best[0] if isinstance(text, str) else best
 
-    def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[float]:
+    def score(
+        self, sources: Sequence[str], targets: Sequence[str], *, tag: str | None = None
+    ) -> list[float]:
         """Return the natural log-probability of each target with eos, given its source."""
         if len(sources) != len(targets):
             raise UserError(
                 f"{len(sources)} sources but {len(targets)} targets: they must match one to one"
             )
-        return Scorer(self.loaded).score(list(sources), list(targets))[0]
+        return Scorer(self.loaded.tagged(tag)).score(list(sources), list(targets))[0]
 
-    def attention(self, source: str, target: str | None = None) -> Attention:
+    def attention(
+        self, source: str, target: str | None = None, *, tag: str | None = None
+    ) -> Attention:
         """Return the attention weights for a pair; `target` is by default the translation. Of an
         ensemble, those of the first model.
         """
-        loaded = self.loaded
-        text = self.translate(source) if target is None else target
+        loaded = self.loaded.tagged(tag)
+        text = self.translate(source, tag=tag) if target is None else target
         (src,), _ = loaded.encode_sources([source])
         (tgt,), _ = loaded.encode_targets([text])
         bos, eos, pieces = loaded.ids.bos, loaded.ids.eos, loaded.tokenizer.all_pieces

@@ -405,6 +405,21 @@ def test_a_corpus_whose_sides_are_swapped(folder: Folder) -> None:
     assert ("data.train[0]", "language") not in kinds(folder.look())
 
 
+def test_both_directions_are_checked_in_one(folder: Folder) -> None:
+    """Whether swapped or written the other way round, files are named as they are."""
+    for name in ("train", "valid"):
+        folder.data[name] = [folder.entry(name), {**folder.entry(name), "swap": True}]
+    turned = {"src": "test.xb", "tgt": "test.xa", "src_lang": "xb", "tgt_lang": "xa"}
+    folder.data["test"]["held"] = turned
+    assert kinds(folder.look()) == []
+    folder.bytes["test.xb"][6] = folder.bytes["train.xa"][9] = b"lo\0st"
+    folder.data["train"][1]["src_lang"] = "ru"
+    report = folder.look()
+    assert places(report, "control", "data.test.held") == [("test.xb", 7)]
+    assert places(report, "control", "data.train[1]") == [("train.xa", 10)]
+    assert ("data.train[1]", "language") in kinds(report)
+
+
 def test_examples_are_bounded_and_the_worst_first(folder: Folder) -> None:
     for row in range(100, 160):
         plant(folder, "same", row)

@@ -37,7 +37,7 @@ from mtrain.translation.scorer import Scorer
 
 # Every command with its options, pinned so that they grow on purpose.
 DECODE = "--beam-size --length-penalty --length-norm --no-repeat-ngram --batch-tokens --sample "
-DECODE += "--temperature --top-k --top-p --seed --mbr"
+DECODE += "--temperature --top-k --top-p --seed --mbr --tag"
 MODEL = "-m --model --device --precision"
 OUT = "-o --output"
 OPTIONS = {
@@ -49,10 +49,10 @@ OPTIONS = {
     "compare": "systems -r --reference -s --source --tgt-lang --tokenize --lowercase --metrics -n "
     "--lines --json",
     "verify": "run --json",
-    "attention": f"text {MODEL} -i --input {OUT} -t --target --kind --layer --head",
+    "attention": f"text {MODEL} -i --input {OUT} -t --target --kind --layer --head --tag",
     "average": f"run --last {OUT}",
     "report": f"run {OUT} --text --check",
-    "score": f"{MODEL} -s --source -t --target --batch-tokens",
+    "score": f"{MODEL} -s --source -t --target --batch-tokens --tag",
     "export": f"-m --model {OUT} --to --quantization --sample",
     "check": "-c --config --set --json --examples --forecast --timing",
     "init": f"src tgt {OUT} --src-lang --tgt-lang --valid-src --valid-tgt --hold-out",
@@ -109,7 +109,9 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def places(run_dir: Path, tmp_path: Path, tiny_config: TinyConfig) -> dict[str, Path]:
+def places(
+    run_dir: Path, both_run: Path, tmp_path: Path, tiny_config: TinyConfig
+) -> dict[str, Path]:
     """Things that arguments name in braces."""
     pairs = made_up_pairs(6, 4)
     texts = {
@@ -124,6 +126,7 @@ def places(run_dir: Path, tmp_path: Path, tiny_config: TinyConfig) -> dict[str, 
     }
     broken = tmp_path / "broken"
     found = {"tmp": tmp_path, "run": run_dir, "config": tiny_config(), "broken": broken}
+    found["both"] = both_run
     for name, content in texts.items():
         found[name.replace(".", "_")] = tmp_path / name
         (tmp_path / name).write_bytes(content)
@@ -239,6 +242,9 @@ MISTAKES = [
     ("translate -m {run} -i {cut_gz}", 1, ["cut.gz", "ended before"]),
     ("translate -m {run} -i {src} -o {src}", 2, ["is an input, too"]),
     ("translate -m {run} -i {src} -o {tmp}/none/out", 1, ["none/out: cannot write", "No such"]),
+    ("translate -m {run} -i {src} --tag <x>", 2, ["tag <x>: the model", "it has none"]),
+    ("eval -m {both} -s {src} -r {ref} --tag <x>", 2, ["tag <x>", "choose one of <2bb>, <2aa>"]),
+    ("attention -m {both} -o {tmp}/a.html --tag <x> x", 2, ["tag <x>", "one of <2bb>, <2aa>"]),
     # scores
     ("eval", 2, ["--reference"]),
     ("eval -r {ref}", 2, ["--hypothesis", "--model"]),

@@ -127,6 +127,22 @@ def test_each_setting_has_a_description(section: type[BaseModel]) -> None:
     assert all(field.description for field in section.model_fields.values())
 
 
+def test_corpora_have_keys_directions_and_tags(tmp_path: Path) -> None:
+    entries = "{src: a, tgt: b, tag: <x>}", "{src: a, tgt: b, tag: <y>, swap: true, tgt_lang: fr}"
+    several = f"[{', '.join(entries)}]"
+    changes = [f"data.{key}={several}" for key in ("train", "valid")]
+    changes += ["data.test={t: {src: a, tgt: b, tag: <z>}}", "tokenizer.user_symbols=[<y>, <u>]"]
+    config = load(tmp_path, DATA, *changes)
+    names = ["train.0", "train.1", "valid.0", "valid.1", "test.t"]
+    assert list(config.data.corpora) == [f"data.{name}" for name in names]
+    assert config.data.directions == [("en", "de"), ("fr", "en")]
+    assert (config.tags, config.user_symbols) == (
+        ["<x>", "<y>", "<z>"],
+        ["<y>", "<u>", "<x>", "<z>"],
+    )
+    assert load(tmp_path, dump_config(config)) == config
+
+
 @pytest.mark.parametrize("text", ["1e-4", "5E-4", "0.0005", ".0005", "1", "1.0e-3", "+2e-3"])
 def test_numbers_are_numbers(tmp_path: Path, text: str) -> None:
     assert load(tmp_path, DATA, f"train.peak_lr={text}").train.peak_lr == float(text)
@@ -159,6 +175,7 @@ CORPORA_REFUSED = [
     ("{file: a.tsv, src: 0}", "tgt: required, but missing (column of the target text"),
     ("{src: a.en}", "tgt: required, but missing (file of its translation"),
     ("{src: a.en, tgd: a.de}", "tgd: unknown key; did you mean data.train.0.tgt?"),
+    ("{src: a.en, tgt: a.de, tag: <a b>}", "tag: '<a b>' holds white space"),
     ("{generatd: phrasebook}", "generatd: unknown key; did you mean data.train.0.generated?"),
     ("{src: 5, tgt: a.de}", "src: should be a valid string, got 5"),
     ("{src: '', tgt: a.de}", "src: should have at least 1 character, got ''"),
@@ -176,6 +193,9 @@ CHANGED = [
     (f"[{TRAIN}]", "a.en", "5: data.train: should be a valid list, got 'a.en'"),
     ("{src: v.en, tgt: v.de}", "v.en", "6: data.valid: should be a mapping got 'v.en'"),
     ("tgt: v.de}", "tgt: v.de, weight: 2}", "6: data.valid.weight: works in data.train only"),
+    ("{src: v.en, tgt: v.de}", "[]", "6: data.valid: at least 1 item got a list of 0"),
+    ("{src: v.en, tgt: v.de}", "[{src: a, tgt: b}, {tgt: c}]", "6: data.valid.1.src: required"),
+    ("tgt: v.de}", "tgt: v.de, tag: <s>}", "6: data.valid.tag: <s> is a special piece"),
     ("src_lang: en", "src_lang: no", '3: data.src_lang: write "no" in quotes'),
     ("tgt_lang: de", "tgt_lang: Yes", '4: data.tgt_lang: write "Yes" in quotes'),
     ("src_lang: en", "src_lang: True", '3: data.src_lang: write "True" in quotes'),

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from mtrain.config.corpora import Corpus, FileCorpus, GeneratedCorpus, HubCorpus, TextCorpus
 from mtrain.corpus import phrasebook
 from mtrain.corpus.lines import Reading, read_file, read_text_file
-from mtrain.corpus.readers import Pair, read_pairs, scan
+from mtrain.corpus.readers import Pair, read_pairs, read_text, scan
 from mtrain.runtime.errors import EXIT_FAILED, UserError
 
 # Characters that `str.splitlines` splits on, NUL, and a carriage return that ends no line.
@@ -229,6 +229,28 @@ def test_the_scan_s_hash_is_of_the_text_on_both_sides(tmp_path: Path) -> None:
 
 
 # --- the built-in corpus ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["text", "table", "generated"])
+def test_swap_exchanges_the_sides(tmp_path: Path, kind: str) -> None:
+    """The hash knows it, and the tag, which changes no text. Errors name files as written."""
+    (tmp_path / "a.tsv").write_text("a\tb\n\tc\nd\te\n")
+    corpus: Corpus = {
+        "text": write(tmp_path, b"a\n\nd\n", b"b\nc\ne\n"),
+        "table": FileCorpus(file=str(tmp_path / "a.tsv"), src=0, tgt=1),
+        "generated": GeneratedCorpus(generated="phrasebook", split="valid", pairs=3),
+    }[kind]
+    swapped = corpus.model_copy(update={"swap": True})
+    pairs, counts = read(corpus)
+    assert read(swapped) == ([pair[::-1] for pair in pairs], counts)
+    text = read_text(swapped, Reading(keep_blank=True), "")
+    assert text.references == read_text(corpus, Reading(keep_blank=True), "").sources
+    tagged = corpus.model_copy(update={"tag": "<x>"})
+    assert read(tagged) == (pairs, counts)
+    scans = [scan(each, Reading()) for each in (corpus, swapped, tagged)]
+    assert (len({each.sha256 for each in scans}), len({each.pairs for each in scans})) == (3, 1)
+    (tmp_path / "a.src").write_bytes(b"a\n\xff\nb\n")
+    assert kind != "text" or "a.src:2: " in error_of(swapped)
 
 
 def test_the_phrasebook_is_read_by_split_and_size() -> None:

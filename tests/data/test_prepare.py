@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TinyConfig, run_here, write_corpus
+from conftest import TinyConfig, made_up_pairs, run_here, write_both_ways, write_corpus
 
 from mtrain.config.corpora import TextCorpus
 from mtrain.config.loading import load_config
@@ -23,7 +23,7 @@ from mtrain.data.cache import cache_directory
 from mtrain.data.prepare import Prepared, prepare
 from mtrain.runs import manifest
 from mtrain.runtime import lock, log
-from mtrain.runtime.errors import UserError
+from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.stop import Stop
 
 
@@ -220,3 +220,35 @@ def test_a_link_to_a_store_is_not_followed(config: Config, tmp_path: Path) -> No
     assert ids_of(prepared(config)) == first
     assert not path.is_symlink()
     assert sorted(file.read_bytes() for file in (tmp_path / "elsewhere").iterdir()) == before
+
+
+# --- tags -------------------------------------------------------------------------------------
+
+
+def test_a_tag_is_one_id_before_each_source_and_max_length_counts_it(tmp_path: Path) -> None:
+    found = prepared(load_config(write_both_ways(tmp_path, **{"data.max_length": 200})))
+    pairs = [found.tokenizer.encode(list(pair)) for pair in made_up_pairs(120, 1)]
+    for tag, start, way in (("<2bb>", 0, 1), ("<2aa>", 120, -1)):
+        (number,) = found.tokenizer.tag_ids(tag)
+        src, tgt = pairs[7][::way]
+        assert [row.tolist() for row in found.store.pair(start + 7)] == [[number, *src], tgt]
+    sizes = [(len(src), len(tgt)) for a, b in pairs for src, tgt in ((a, b), (b, a))]
+    limit = max(map(max, sizes)) + 1  # without a tag, all would be short enough
+    shorter = prepared(load_config(write_both_ways(tmp_path, **{"data.max_length": limit})))
+    kept = sum(max(src + 2, tgt + 1) <= limit for src, tgt in sizes)
+    assert len(shorter.store) == kept < len(found.store) == 240
+
+
+@pytest.mark.parametrize("place", ["tokenizer.path", "train.init_from", "the run"])
+def test_a_vocabulary_without_a_tag_is_refused(
+    trained_run: Path, tmp_path: Path, place: str
+) -> None:
+    model, settings = trained_run / "tokenizer.model", {"tokenizer.vocab_size": 350}
+    if place == "the run":
+        (tmp_path / "run").mkdir()
+        shutil.copy(model, tmp_path / "run")
+    else:
+        settings[place] = str(model if place == "tokenizer.path" else trained_run)
+    words = r"^data\.train\.0\.tag: <2bb> is not .*\.model; .*tokenizer\.user_symbols$"
+    with pytest.raises(RefusedError, match=words):
+        prepared(load_config(write_both_ways(tmp_path, **settings)))

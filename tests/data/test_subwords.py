@@ -120,6 +120,15 @@ def test_a_side_stays_within_its_longest(tokenizer: Tokenizer) -> None:
     assert any(drawn[place][0] is not src for place, (src, _) in enumerate(pairs))
 
 
+def test_a_tag_stays_whole() -> None:
+    tokenizer = train_pieces(user_symbols=["<2bb>"])
+    tag = tokenizer.tag_ids("<2bb>")
+    pairs = [(np.array(tag + src.tolist()), tgt) for src, tgt in ids(tokenizer, *TEXTS[:100])]
+    drawn = SubwordSampler(tokenizer, 0.5, 999).draw(pairs, 3)
+    assert {(src[0], tag[0] in src[1:]) for src, _ in drawn} == {(tag[0], False)}
+    assert plain(drawn) != plain(pairs)
+
+
 # --- in the training stream -----------------------------------------------------------------
 
 

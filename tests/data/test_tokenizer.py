@@ -57,6 +57,12 @@ def test_normalization_is_done_where_it_is_asked_for() -> None:
     assert found.decode(found.encode(["Ａｂｃ，ﬁ  ne"])) == ["Abc,fi ne"]
 
 
+def test_user_symbols_are_known_among_the_pieces(any_tokenizer: Tokenizer) -> None:
+    found = train(user_symbols=["<2bb>", ">>b<<"], model_type="unigram")
+    assert (found.user_symbols, any_tokenizer.user_symbols) == ({"<2bb>", ">>b<<"}, set())
+    assert found.known[found.tag_ids(">>b<<")[0]] == ">>b<<"
+
+
 def test_user_symbols_stay_whole_and_without_bytes_other_characters_are_unknown() -> None:
     found = train(user_symbols=("<2de>", "@@name@@"), vocab_size=60, byte_fallback=False)
     (ids,) = found.encode(["<2de> bavo @@name@@celu"])

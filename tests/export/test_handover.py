@@ -24,6 +24,7 @@ from mtrain.export.proof import Agreement, Difference, Engine
 from mtrain.model.transformer import Shape
 from mtrain.runs import manifest
 from mtrain.runtime.errors import RefusedError, UserError
+from mtrain.translation import loading
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
 from mtrain.translation.translator import Translator
@@ -84,6 +85,20 @@ def test_rounding_leaves_the_model_itself_as_it_is(
     manifest.verify(tmp_path / "served", "model.bin", "config.json", "tokenizer.model")
     served = ctranslate2.Translator(str(tmp_path / "served"), device="cpu")
     assert served.compute_type.startswith("int8")
+
+
+@pytest.mark.parametrize("to", ["ctranslate2", "hf-marian"])
+def test_the_tag_of_the_validation_set_is_the_first_piece(
+    both_run: Path, tmp_path: Path, to: str, request: pytest.FixtureRequest
+) -> None:
+    caplog, patch = map(request.getfixturevalue, ("caplog", "monkeypatch"))
+    patch.setattr(handover, "NEEDED", {1: 0.999})  # a beam has near-ties
+    with caplog.at_level("INFO", "mtrain"):
+        shown = write(loading.load(both_run, device="cpu"), tmp_path / "served", to=to)
+    assert shown[0] == "float32, greedy: 12 of 12 lines equal (100.0%)"
+    assert not any("other pieces" in line for line in shown)
+    assert ", each after the piece <2bb>" in caplog.text
+    assert ("does not read <2bb>: put its id before" in caplog.text) == (to == "hf-marian")
 
 
 @pytest.fixture

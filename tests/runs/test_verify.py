@@ -217,6 +217,14 @@ def test_json_of_any_content_ends_in_findings_and_a_page(run: Path, name: str) -
             page.make_page(run, ["bavo"], check=False)
 
 
+def test_parts_of_the_validation_set_have_one_file(both_run: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(both_run, tmp_path / "run"))
+    assert bad_ones(run) == []
+    file = next((run / "validation").glob("step-*.txt"))
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:12]))
+    assert [each.detail for each in bad_ones(run)] == ["12 lines, but 24 pairs in its set"]
+
+
 def test_a_checkpoint_of_another_run_is_found(run: Path) -> None:
     """It is intact, but has another vocabulary or other settings than those that may change."""
     directory = run / LAST

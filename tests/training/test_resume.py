@@ -686,6 +686,24 @@ def test_free_settings_may_change_and_each_change_is_logged(
     assert (moved / final).read_bytes() == (expected / final).read_bytes()
 
 
+def test_several_validation_sets_decide_by_their_mean(run: Path) -> None:
+    one = entry(config_of_all().parent / "data" / "valid")[:-1]
+    parts = f"data.valid=[{one}, tag: <a>}}, {one}, tag: <b>, swap: true}}]"
+    changes = ["train.max_steps=16", "train.metric=chrf"]
+    stop(run, 10, parts, *changes)
+    other = refusal(run, parts.replace("<a>", "<b>"), *changes)
+    assert "the content of data.valid is not" in other
+    finish(run, parts, *changes)
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines if '"valid/2/ppl"' in line]
+    for scored, record in zip(best_of(run)["history"], records, strict=True):
+        assert (run / f"validation/{scored['checkpoint']}.txt").read_text().count("\n") == 24
+        for key in ("bleu", "chrf", "nll"):
+            one, two = (part[key] for part in scored["parts"])
+            names = [f"valid/{key}", f"valid/1/{key}", f"valid/2/{key}"]
+            assert [record[name] for name in names] == [(one + two) / 2, one, two]
+
+
 def test_other_content_is_refused(stopped: Path, tmp_path: Path) -> None:
     write_corpus(tmp_path / "other", made_up_pairs(40, seed=9))
     other = entry(tmp_path / "other")

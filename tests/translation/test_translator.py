@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -21,8 +22,9 @@ from torch import Tensor
 from mtrain.config.schema import Config
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.model.decoder import DecoderState
-from mtrain.runtime.errors import UserError
+from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.translation import loading
+from mtrain.translation.attention import align, attention_of, word_numbers
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
 from mtrain.translation.search import Hypothesis
@@ -202,6 +204,70 @@ def test_n_best_lines_carry_the_number_of_their_input(translator: Translator) ->
     assert [line.split("\t")[1] for line in scored[:-1]] == [first[0].text, ""]
     assert float(scored[0].split("\t")[0]) == pytest.approx(first[0].score, abs=1e-4)
     assert len({text for _, text in rows[:3]}) == 3
+
+
+# --- Tags ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def both(both_run: Path) -> LoadedModel:
+    return loading.load(both_run, device="cpu", precision="fp32")
+
+
+def test_a_tag_is_before_each_source_within_the_limit(both: LoadedModel) -> None:
+    (ids,), (tag,) = both.tokenizer.encode(["bavo celu"]), both.tokenizer.tag_ids("<2aa>")
+    tagged = both.tagged("<2aa>")
+    for room, kept, cut in ((2, ids, []), (1, ids[:-1], [0])):
+        small = with_decode(Translator(tagged), max_source_length=len(ids) + room).loaded
+        (source,), found = small.encode_sources(["bavo celu"])
+        assert (source.tolist(), found) == ([tag, *kept], cut)
+    assert tagged.encode_targets(["bavo celu"])[0][0].tolist() == ids
+
+
+def test_words_are_linked_to_words_of_the_line(both: LoadedModel) -> None:
+    tagged, line = both.tagged("<2aa>"), "zwent yalch quarb"
+    (source,), (target,) = tagged.encode_sources([line])[0], tagged.encode_targets(["bavo"])[0]
+    table = attention_of(tagged, source, target)["cross"][0].mean(0)[:-1, 1:-1].sum(0)
+    words = word_numbers([tagged.tokenizer.known[number] for number in source[1:]])
+    best = np.bincount(words, table).argmax()
+    assert align(tagged, [line, ""], ["bavo", "bavo"]) == [f"{best}-0", ""]
+    least = with_decode(Translator(tagged), max_source_length=2).loaded
+    assert align(least, [line], ["bavo"]) == [""]
+
+
+def test_each_part_of_the_validation_set_has_its_tag(both: LoadedModel, both_run: Path) -> None:
+    best = json.loads((both_run / "best.json").read_text())["best"]["checkpoint"]
+    written = (both_run / "validation" / f"{best}.txt").read_text().split("\n")
+    sources, targets = zip(*made_up_pairs(12, 2), strict=True)
+    there, back = both.tagged("<2bb>"), both.tagged("<2aa>")
+    assert Translator(there).best([*sources]) + Translator(back).best([*targets, ""]) == written
+    assert (there.tgt_lang, back.tgt_lang, both.tgt_lang) == ("bb", "aa", "bb")
+
+
+@pytest.mark.parametrize(("count", "level"), [(2, "WARNING"), (1, "INFO")])
+def test_tags_are_named_where_none_is_chosen(
+    both: LoadedModel, request: pytest.FixtureRequest, count: int, level: str
+) -> None:
+    caplog, patch = map(request.getfixturevalue, ("caplog", "monkeypatch"))
+    data = both.config.data
+    plain = [each.model_copy(update={"tag": None}) for each in data.train[count:]]
+    data = data.model_copy(update={"train": data.train[:count] + plain})
+    loaded = replace(both, config=both.config.model_copy(update={"data": data}))
+    patch.setattr(loading, "load", lambda: loaded)
+    with caplog.at_level(logging.INFO, "mtrain"):
+        assert [loading.load_with_tag(tag=tag).tag for tag in ("<2aa>", None)] == ["<2aa>", None]
+    [(name, text)] = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert (name, text.count("<2bb>"), text.count("<2aa>")) == (level, 1, count - 1)
+
+
+def test_a_model_of_one_direction_goes_on_from_both(
+    both_run: Path, tmp_path: Path, tiny_config: TinyConfig
+) -> None:
+    config = tiny_config(**{"train.init_from": str(both_run), "train.max_steps": 2})
+    assert run_mtrain("train", "-c", config).returncode == 0
+    assert loading.load(both_run, both_run, device="cpu").tags == ["<2bb>", "<2aa>"]
+    with pytest.raises(RefusedError, match=r"tag <2aa>: .*it has none"):
+        loading.load(both_run, tmp_path / "run", device="cpu").tagged("<2aa>")
 
 
 # --- Limits ----------------------------------------------------------------------------------
