@@ -17,6 +17,7 @@ from mtrain.config.loading import load_config
 
 PACKAGE = Path(mtrain.__file__).parent
 ROOT = PACKAGE.parent
+CONFIGS = ROOT / "configs"
 
 
 class Row(NamedTuple):
@@ -214,9 +215,10 @@ def test_errors_are_named_and_libraries_do_not_exit(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem
+    "path", sorted(CONFIGS.rglob("*.yaml")), ids=lambda path: str(path.relative_to(CONFIGS))
 )
 def test_shipped_configs_load(path: Path) -> None:
     config = load_config(path)
-    assert config.run_dir == f"runs/{path.stem}"
-    assert {file.suffix for file in (ROOT / "configs").glob("*")} == {".yaml", ".md"}
+    assert config.run_dir.startswith(f"runs/{path.relative_to(CONFIGS).with_suffix('')}")
+    files = [file for file in CONFIGS.rglob("*") if file.is_file()]
+    assert {file.suffix for file in files} == {".yaml", ".md", ".sh"}
