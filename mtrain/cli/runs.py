@@ -1,16 +1,16 @@
 """Commands about a finished run, or one in progress."""
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
 from mtrain.cli import options
 from mtrain.cli.options import file, flag, path, value
-from mtrain.cli.streams import as_text, check_page, print_json, print_text, write_page
+from mtrain.cli.streams import as_text, check_page, print_json, print_text
 from mtrain.runtime import log
 from mtrain.runtime.console import loaded, stopped_by_signals
 from mtrain.runtime.errors import UserError
+from mtrain.runtime.outputs import write_output
 
 Run = Annotated[Path, path("RUN", "Run directory.")]
 
@@ -35,7 +35,7 @@ def report(
     check_page(output)
     page = reporting.make_page(run, [as_text(each) for each in text or []], check=check)
     loaded()
-    write_page(output, page)
+    write_output(output, page.encode("utf-8", "replace"))
 
 
 def verify(
@@ -49,13 +49,10 @@ def verify(
     from mtrain.runs import verify as verifying
 
     findings = []
-    is_shown = json_ or not sys.stdout.isatty()
-    with log.progress_bar(None, "item", "verifying", shown=is_shown) as bar:
-        for finding in verifying.verify(run):
-            findings.append(finding)
-            bar.update()
-            if not json_:
-                print_text(str(finding))
+    for finding in verifying.verify(run):
+        findings.append(finding)
+        if not json_:
+            print_text(str(finding))
     bad = [finding for finding in findings if finding.state in verifying.BAD]
     if json_:
         listed = [asdict(finding) for finding in findings]
@@ -81,8 +78,6 @@ def average(
 
     loaded()
     refuse_kept(output)
-    if not (run / "config.yaml").exists():
-        raise UserError(f"{run}: not a run directory: it holds no config.yaml")
     train = load_stored_config(run / "config.yaml").train
     with stopped_by_signals():
         paths = checkpoint.average_run(run, last, output, train.is_scheduled, train.save_every)

@@ -1,7 +1,6 @@
 """Input and output of commands: files and standard streams."""
 
 import json
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -46,15 +45,6 @@ def print_json(content: object) -> None:
     print_text(json.dumps(content))
 
 
-def print_path(path: Path) -> None:
-    """Write a path to stdout: its bytes, for scripts, but printable on a terminal."""
-    if os.isatty(1):
-        print_text(str(path))
-        return
-    with writing("-") as sink:
-        sink.write(os.fsencode(path) + b"\n")
-
-
 def check_output(path: Path) -> None:
     """Raise `UserError`, before any work is done, if the file cannot be written, and
     `RefusedError` if it belongs to a run or checkpoint.
@@ -74,8 +64,3 @@ def check_page(path: Path) -> None:
     check_output(path)
     if path.suffix not in ("", ".html", ".htm"):
         raise RefusedError(f"--output {path}: the output is HTML; give a name that ends in .html")
-
-
-def write_page(path: Path, page: str) -> None:
-    """Write a page of HTML."""
-    outputs.write_output(path, page.encode("utf-8", "replace"))

@@ -8,7 +8,7 @@ import typer
 
 from mtrain.cli import options
 from mtrain.cli.options import file, flag, path, value
-from mtrain.cli.streams import print_json, print_path, print_text
+from mtrain.cli.streams import print_json, print_text
 from mtrain.runtime.console import loaded
 from mtrain.runtime.errors import EXIT_FAILED, RefusedError
 from mtrain.runtime.stop import Stop
@@ -75,7 +75,7 @@ def init(
     valid = (valid_src, valid_tgt) if valid_src is not None and valid_tgt is not None else None
     request = starter.Request(src, tgt, output, *languages, valid, hold_out or 0)
     starter.write_config(request, stop, has_gpu=pick_device("auto").type == "cuda")
-    print_path(output)
+    print_text(str(output))
 
 
 def check(
@@ -140,4 +140,4 @@ def tokenizer_train(config: options.Config, set_: options.Set = None) -> None:
     from mtrain.data.prepare import train_run_tokenizer
 
     loaded()
-    print_path(train_run_tokenizer(settings, Stop(), config))
+    print_text(str(train_run_tokenizer(settings, Stop(), config)))

@@ -44,29 +44,19 @@ class LogFile(logging.StreamHandler[TextIOWrapper]):
 
 
 class ConsoleHandler(logging.Handler):
-    """A handler for stderr that does not tear a progress bar apart; warnings and errors are
-    coloured.
-    """
+    """A handler for stderr that does not tear a progress bar apart."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one record; on a terminal the bar shows training records."""
         if getattr(record, "shown_on_bar", False) and sys.stderr.isatty():
             return
-        label = _LABELS.get(record.levelno)
-        record.label = paint(*label) + " " if label else ""
+        record.label = _LABELS.get(record.levelno, "")
         with suppress(OSError):  # a reader that went away, or a full disk, ends no run
             tqdm.write(self.format(record), file=sys.stderr)
 
 
-# The beginning of messages on the console, and its colour on a terminal.
-_LABELS = {logging.WARNING: ("warning:", "33"), logging.ERROR: ("error:", "31")}
-
-
-def paint(text: str, code: str) -> str:
-    """Colour text for a terminal, unless NO_COLOR asks for none."""
-    if os.environ.get("NO_COLOR") or not sys.stderr.isatty():
-        return text
-    return f"\x1b[1;{code}m{text}\x1b[0m"
+# The beginning of messages on the console.
+_LABELS = {logging.WARNING: "warning: ", logging.ERROR: "error: "}
 
 
 def set_up_console(*, times: bool = False) -> None:

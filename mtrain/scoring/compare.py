@@ -11,14 +11,7 @@ from typing import Any
 
 from mtrain.runtime.errors import RefusedError, printable
 from mtrain.runtime.log import logger
-from mtrain.scoring.metrics import (
-    FEWEST,
-    METRICS,
-    SIGNIFICANT,
-    Paired,
-    paired_tests,
-    sentence_chrf,
-)
+from mtrain.scoring.metrics import FEWEST, METRICS, SIGNIFICANT, Paired, paired_tests, sentence_chrf
 from mtrain.scoring.references import read_aligned
 
 System = tuple[str, list[str]]  # its name, and its translations
@@ -147,25 +140,13 @@ def compare(
     """Compare systems with the first one, and find the `most` lines in either direction whose chrF2
     differs most from the baseline's.
     """
-    _warn_of_oddities(systems, references)
+    if len(references[0]) < FEWEST:
+        logger.warning("too few lines for a test: no difference is called significant")
     logger.info("comparing %d systems on %s lines", len(systems), f"{len(references[0]):,}")
     tested = paired_tests(metrics, systems, references, tokenize, lowercase)
     contrasts = _contrasts(systems, references, sources, lowercase, most)
     names = [name for name, _ in systems]
     return Comparison(len(references[0]), names, tested, contrasts)
-
-
-def _warn_of_oddities(systems: list[System], references: list[list[str]]) -> None:
-    """Warn of systems and sizes that make the test meaningless, or large."""
-    baseline, first = systems[0]
-    for name, lines in systems[1:]:
-        if lines == first:
-            logger.warning("%s: the same text as %s, line for line", name, baseline)
-    for name, lines in systems:
-        if lines in references:
-            logger.warning("%s: the same text as a reference, line for line", name)
-    if len(first) < FEWEST:
-        logger.warning("too few lines for a test: no difference is called significant")
 
 
 def _contrasts(

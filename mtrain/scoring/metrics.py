@@ -10,7 +10,7 @@ from typing import Any
 
 from mtrain.corpus.writing_systems import language_code, script_of, scripts_of
 from mtrain.runtime.errors import MissingExtraError, RefusedError, UserError
-from mtrain.runtime.log import logger, progress_bar
+from mtrain.runtime.log import logger
 from mtrain.scoring.references import check_equal
 
 METRICS = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}
@@ -129,17 +129,9 @@ def score_all(
     lowercase: bool,
 ) -> dict[str, Score]:
     """Score with each of `METRICS`, tokenized for the target language."""
-    options: dict[str, Any] = {
-        "tokenize": choose_tokenizer(tokenize, tgt_lang, references),
-        "lowercase": lowercase,
-        "interval": True,
-    }
-    scores = {}
-    with progress_bar(len(METRICS), "metric", "scoring") as bar:
-        for metric in METRICS:
-            scores[metric] = score(metric, hypotheses, references, **options)
-            bar.update()
-    return scores
+    tokenize = choose_tokenizer(tokenize, tgt_lang, references)
+    options: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase, "interval": True}
+    return {metric: score(metric, hypotheses, references, **options) for metric in METRICS}
 
 
 def sentence_chrf(

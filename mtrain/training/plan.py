@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from mtrain.config.schema import Config
 from mtrain.data.batches import SpecialIds, batch_by_tokens, collate
 from mtrain.model.building import shape_of
 from mtrain.model.transformer import Transformer
-from mtrain.runs import layout
 from mtrain.runtime.device import telling_lack_of_memory
 from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import UserError
@@ -28,6 +28,7 @@ Lengths = NDArray[np.int64]  # (N, 2): source and target tokens of pairs
 IDS = SpecialIds(pad=0, bos=2, eos=3)
 MAX_OPERATIONS = 1e11  # of a timed micro-batch on a CPU: about a second
 STATE_BYTES = 16  # a parameter in training: weight, gradient, two moments
+_bytes = partial(tqdm.format_sizeof, suffix="B")
 DEATH = "the process that tried was killed, perhaps for lack of memory"
 
 
@@ -60,7 +61,6 @@ def describe_run(
     # the best, the average and one being written are kept, too; three have the trainer's state
     all_ = one * (max(train.keep_checkpoints, train.average_last) + 3)
     all_ += 3 * 4 * parameters * (2 + has_average)
-    all_ += _size(Path(config.run_dir))[1]
     state = (STATE_BYTES + 4 * has_average) * parameters
     step_batches, peak_step = train.accum_steps * ranks.size, max(1, train.warmup_steps)
     per_epoch, per_step = max(1, int(micro_batches // step_batches)), int(tokens * step_batches)
@@ -81,7 +81,7 @@ def describe_run(
         "peak_lr": peak_lr,
         "peak_step": peak_step,
         "checkpoint_bytes": one,
-        "disk_bytes": all_,  # of all that is kept at its fullest
+        "disk_bytes": all_,  # of all checkpoints at their fullest
         "state_bytes": state,
     }
     lines = [
@@ -90,8 +90,8 @@ def describe_run(
         f"batches: about {per_epoch:,} steps an epoch, about {per_step:,} target tokens a step; "
         f"{train.max_steps:,} steps are {epochs:{',.0f' if epochs >= 10 else '.2g'}} epochs",
         f"learning rate: {train.schedule}, peak {peak_lr:.3e} at step {peak_step:,}",
-        f"checkpoints: {_megabytes(one)} each, up to {_megabytes(all_)} in all",
-        f"memory: {_megabytes(state)} of weights, gradients and moments",
+        f"checkpoints: {_bytes(one)} each, up to {_bytes(all_)} in all",
+        f"memory: {_bytes(state)} of weights, gradients and moments",
     ]
     return Forecast(numbers, lines, lack_of_disk(all_, Path(config.run_dir)))
 
@@ -99,22 +99,15 @@ def describe_run(
 def lack_of_disk(disk_bytes: int, directory: Path) -> str | None:
     """Return a warning if the disk cannot hold what a run in `directory` keeps."""
     directory = directory.absolute()
-    present = sum(_size(directory))
+    present = sum(file.lstat().st_size for file in directory.rglob("*.safetensors"))
     disk = next(path for path in (directory, *directory.parents) if path.is_dir())
     free = shutil.disk_usage(disk).free
     if disk_bytes <= free + present:
         return None
     return (
-        f"{disk}: {_megabytes(free)} are free on this disk, too little for the run's checkpoints; "
+        f"{disk}: {_bytes(free)} are free on this disk, too little for the run's checkpoints; "
         "make room, or lower train.keep_checkpoints and train.average_last"
     )
-
-
-def _size(run_dir: Path) -> tuple[int, int]:
-    """Return the bytes of a run's tensors, and of the text that models made for it."""
-    found = run_dir.rglob("*.safetensors"), run_dir.glob(f"{layout.MADE}/*/*")
-    tensors, made = (sum(file.lstat().st_size for file in each) for each in found)
-    return tensors, made
 
 
 def forecast(
@@ -150,16 +143,16 @@ def forecast(
             reason = str(error)
     found.numbers |= {"step_seconds": seconds, "peak_memory_bytes": memory}
     if memory is not None:
-        found.lines.append(f"peak memory of the GPU in a step: {_megabytes(memory)}")
+        found.lines.append(f"peak memory of the GPU in a step: {_bytes(memory)}")
     if seconds is None:
         found.lines.append(f"time: not measured: {reason}")
     else:
         steps = config.train.max_steps
+        whole = found.numbers["train_seconds"] = steps * seconds
         found.lines.append(
-            f"time: about {seconds:.3g} s a step now, {clock(steps * seconds)} for {steps:,} steps "
-            "without validation"
+            f"time: about {seconds:.3g} s a step now, {tqdm.format_interval(whole)} for {steps:,} "
+            "steps without validation"
         )
-        found.numbers["train_seconds"] = steps * seconds
     return found
 
 
@@ -197,13 +190,3 @@ def _seconds(learner: Learner, work: Callable[[], object]) -> float:
         if learner.device.type == "cuda":
             torch.cuda.synchronize(learner.device)
     return time.perf_counter() - started
-
-
-def _megabytes(size: float) -> str:
-    return f"{size / 1e6:,.1f} MB"
-
-
-def clock(seconds: float) -> str:
-    """Format a duration: `3h05m`, `12m30s`."""
-    minutes, hours = int(seconds / 60) % 60, int(seconds / 3600)
-    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{int(seconds) % 60:02d}s"

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
+from tqdm import tqdm
 
 from mtrain.data.batches import Batch, MicroBatch, SpecialIds, TokenBatches
 from mtrain.data.subwords import SubwordSampler
@@ -24,7 +25,7 @@ from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import logger, progress_bar
 from mtrain.runtime.stop import stopped
 from mtrain.training.learner import Learner
-from mtrain.training.plan import clock, describe_run
+from mtrain.training.plan import describe_run
 from mtrain.training.resume import Checkpoints, Progress, Session
 from mtrain.training.schedule import make_schedule
 from mtrain.training.validation import Validation
@@ -241,9 +242,9 @@ class Trainer:
             f"{record['tokens_per_second']:,.0f} tok/s  lr {rate:.2e}"
         )
         bar.set_postfix_str(summary)
-        left = clock(seconds / max(1, self.recorded_steps) * (last_step - progress.step))
+        left = seconds / max(1, self.recorded_steps) * (last_step - progress.step)
         text = f"step {progress.step:,}/{last_step:,}  epoch {progress.epoch + 1}  {summary}"
-        text += f"  grad {record['grad_norm']:.2f}  left {left}"
+        text += f"  grad {record['grad_norm']:.2f}  left {tqdm.format_interval(left)}"
         logger.info("%s", text, extra={"shown_on_bar": True})
         progress.sums.zero_()
         progress.sum_tokens = 0
@@ -255,7 +256,7 @@ class Trainer:
 
     def _save(self) -> None:
         """Save a checkpoint of this step."""
-        for name, weight in self.optimizer.weights().items():
+        for name, weight in self.optimizer.weights.items():
             if not bool(weight.isfinite().all()):
                 raise self._not_finite(f"{name} is not finite")
         best = self.validation.history.best_step

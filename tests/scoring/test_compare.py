@@ -154,9 +154,6 @@ def test_equal_systems_and_few_lines_are_never_significant(
     assert same["chrf"]["bootstrap"]["significant"] is False
     assert same["better"] == same["worse"] == []
     assert better["chrf"]["bootstrap"]["significant"] is True
-    assert "b: the same text as a, line for line" in caplog.messages
-    assert "c: the same text as a reference, line for line" in caplog.messages
-    caplog.clear()
     result = compared([["a boat"], ["the boat"]], ["the old boat"])
     assert result.as_json()["systems"][1]["chrf"]["bootstrap"]["significant"] is False
     assert "*" not in str(result).split("* p <=")[0]

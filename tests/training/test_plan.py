@@ -19,7 +19,7 @@ from mtrain.model.transformer import Transformer
 from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import UserError
 from mtrain.training import plan
-from mtrain.training.plan import clock, describe_run, forecast, lack_of_disk
+from mtrain.training.plan import describe_run, forecast, lack_of_disk
 
 LENGTHS = np.random.default_rng(1).integers(2, 20, (500, 2))
 
@@ -90,10 +90,6 @@ def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
     text = lack_of_disk(1 << 62, directory)
     assert text is not None
     assert text.startswith(f"{tmp_path}: ")
-
-
-def test_clocks() -> None:
-    assert [clock(s) for s in (5, 61, 3600, 90_000)] == ["0m05s", "1m01s", "1h00m", "25h00m"]
 
 
 def test_check_and_a_dry_run_say_the_same(tiny_config: TinyConfig) -> None:
