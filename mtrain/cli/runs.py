@@ -80,7 +80,7 @@ def average(
     refuse_kept(output)
     train = load_stored_config(run / "config.yaml").train
     with stopped_by_signals():
-        paths = checkpoint.average_run(run, last, output, train.is_scheduled, train.save_every)
+        paths = checkpoint.average_run(run, last, output, train)
     log.logger.info("averaged %s into %s", ", ".join(path.name for path in paths), output)
 
 

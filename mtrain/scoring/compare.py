@@ -113,14 +113,10 @@ def choose_metrics(names: str) -> list[str]:
 
 def read_systems(paths: list[Path], references: list[list[str]]) -> list[System]:
     """Read each system's translations, named by its path from the directory that all share. Raises
-    `RefusedError` for fewer than two, or the same file twice.
+    `RefusedError` for fewer than two.
     """
     if len(paths) < 2:
         raise RefusedError("mtrain compare: needs two files of translations or more")
-    places = [path.resolve() for path in paths]
-    for path, place in zip(paths, places, strict=True):
-        if places.count(place) > 1:
-            raise RefusedError(f"{path}: given twice; name different files")
     above = os.path.commonpath([path.absolute().parent for path in paths])
     return [
         (os.path.relpath(path.absolute(), above), read_aligned(path, references)) for path in paths

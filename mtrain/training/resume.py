@@ -96,9 +96,7 @@ class Checkpoints:
         if not self.ranks.is_first:
             return
         self.run.check_held()
-        train, directory = self.config.train, self.run.checkpoints
-        keep = max(train.keep_checkpoints, train.average_last)
-        checkpoint.prune(directory, is_scheduled=train.is_scheduled, keep=keep, best=best)
+        checkpoint.prune(self.run.checkpoints, self.config.train, best)
 
     def restore(self, pools: int) -> Progress:
         """Restore all ranks from the newest intact checkpoint and return its progress. Without
