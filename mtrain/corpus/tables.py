@@ -118,7 +118,7 @@ def _is_unicode(text: str) -> bool:
         return False
 
 
-# --- TSV and JSON lines -------------------------------------------------------------------------
+# --- TSV, JSON lines and Parquet ----------------------------------------------------------------
 
 
 def _decoded_lines(path: Path, reading: Reading) -> Iterator[tuple[int, str]]:
@@ -206,9 +206,6 @@ def _field(row: Any, name: str) -> Any:
             raise LookupError(f"no field {name}; it has {listed(row)}")
         row = row[part]
     return row
-
-
-# --- Parquet -------------------------------------------------------------------------------------
 
 
 def _rows_of_batches(
@@ -305,9 +302,6 @@ def _loading(name: str) -> Iterator[None]:
         yield
     except (*of_cards, OSError, RuntimeError, ImportError, DatasetsError) as error:
         raise UserError(f"{name}: cannot load: {first_line(error)}") from None
-
-
-# --- The formats of files -----------------------------------------------------------------------
 
 
 FORMATS = {

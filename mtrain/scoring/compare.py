@@ -156,22 +156,15 @@ def _contrasts(
     texts = [lines for _, lines in systems]
     chrf = [sentence_chrf(lines, references, lowercase) for lines in texts if most]
 
+    def contrast(number: int, i: int) -> Contrast:
+        old, new = chrf[0][i], chrf[number][i]
+        source, others = sources[i] if sources else None, [lines[i] for lines in references]
+        return Contrast(i + 1, new - old, [old, new], source, others, texts[0][i], texts[number][i])
+
     def contrasts_of(number: int, sign: int) -> list[Contrast]:
-        old, new = chrf[0], chrf[number]
-        found = nlargest(most, range(len(old)), lambda i: sign * (new[i] - old[i]))
-        return [
-            Contrast(
-                i + 1,
-                new[i] - old[i],
-                [old[i], new[i]],
-                sources[i] if sources else None,
-                [lines[i] for lines in references],
-                texts[0][i],
-                texts[number][i],
-            )
-            for i in found
-            if sign * (new[i] - old[i]) > 0
-        ]
+        gains = [sign * (new - old) for old, new in zip(chrf[0], chrf[number], strict=True)]
+        found = nlargest(most, range(len(gains)), gains.__getitem__)
+        return [contrast(number, i) for i in found if gains[i] > 0]
 
     words = {"better": 1, "worse": -1} if most else {}
     others = range(1, len(systems))

@@ -47,9 +47,8 @@ def pairwise_chrf(texts: Sequence[str]) -> NDArray[np.float64]:
 
 def _ngrams(texts: list[str]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Yield, for each order, the numbers of the n-grams of all texts and the texts they are in."""
-    characters = np.frombuffer(
-        "".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32
-    ).astype(np.int64)
+    data = "".join(texts).encode("utf-32-le", "surrogatepass")
+    characters = np.frombuffer(data, np.uint32).astype(np.int64)
     lengths = np.array([len(text) for text in texts])
     owners = np.repeat(np.arange(len(texts)), lengths)
     left = np.repeat(lengths.cumsum(), lengths) - np.arange(len(characters))  # to the text's end

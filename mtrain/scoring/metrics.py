@@ -191,14 +191,13 @@ def paired_tests(
     check_seed()
     scorers = {name: _metric(name, tokenize, lowercase, references) for name in metrics}
     signatures, results = PairedTest(list(systems), scorers, None, "bs")()
-    tested = {}
+    tested, is_short = {}, len(references[0]) < FEWEST
     for metric in metrics:
         key, rows = METRICS[metric], list[Paired]()
         found: list[Any] = list(results[key])
         for each in found:
             difference = float(each.score - found[0].score)
-            is_clear = difference != 0 and len(references[0]) >= FEWEST
-            is_clear = is_clear and each.p_value <= SIGNIFICANT
+            is_clear = difference != 0 and each.p_value <= SIGNIFICANT and not is_short
             score, mean, ci = map(float, (each.score, each.mean, each.ci))
             rows.append(Paired(score, mean, ci, difference, each.p_value, is_clear))
         tested[metric] = signatures[key].format(), rows

@@ -151,13 +151,12 @@ class Learner:
     def _add(self, views: Sequence[Tensor], targets: Tensor, real: Tensor | None = None) -> None:
         """Add the gradients and losses of one or two views."""
         train, matrix = self.config.train, self.model.output.weight
+        smoothing, alpha = train.label_smoothing, train.consistency
         losses: tuple[Tensor, ...]
-        if train.consistency is None:
-            losses = projected_cross_entropy(views[0], matrix, targets, train.label_smoothing, real)
+        if alpha is None:
+            losses = projected_cross_entropy(views[0], matrix, targets, smoothing, real)
         else:
-            smoothing, alpha = train.label_smoothing, train.consistency
-            both = views[0], views[1]
-            losses = consistency_loss(both, matrix, targets, smoothing, alpha, real)
+            losses = consistency_loss((views[0], views[1]), matrix, targets, smoothing, alpha, real)
         losses[0].backward()  # type: ignore[no-untyped-call]
         self.optimizer.accumulate()
         self.optimizer.losses += torch.stack([loss.detach() for loss in losses])

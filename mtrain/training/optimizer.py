@@ -135,8 +135,8 @@ class Optimizer:
 
     Gradients of micro-batches are summed in fp32; `update` divides them by the tokens of the whole
     step, clips their norm and updates the masters, then the model's parameters. The masters of an
-    fp32 model are its parameters. `buffer` holds all sums of a step: the gradients, then `losses`
-    (num_losses,): the step's loss, NLL and, with two views, divergence.
+    fp32 model are its parameters. `buffer`, which a single all-reduce sums, holds all sums of a
+    step: the gradients, then `losses` (num_losses,): loss, NLL and, with two views, divergence.
     """
 
     def __init__(
@@ -154,7 +154,13 @@ class Optimizer:
             for name, p in model.named_parameters()
         }
         masters = list(self.weights.values())
-        self.buffer, self.grads, self.losses = _allocate(masters, num_losses)
+        starts = list(accumulate((-(-m.numel() // ALIGNED) * ALIGNED for m in masters), initial=0))
+        self.buffer = masters[0].new_zeros(starts[-1] + num_losses)
+        self.losses = self.buffer[starts[-1] :]
+        self.grads = [
+            self.buffer[start : start + master.numel()].view_as(master)
+            for start, master in zip(starts, masters, strict=False)
+        ]
         pairs = zip(self.parameters, masters, strict=True)
         self._copies = [(p, master) for p, master in pairs if p.dtype != master.dtype]
         grads = dict(zip(self.weights, self.grads, strict=True))
@@ -215,16 +221,3 @@ def copy_values(tensors: Weights, values: Weights) -> None:
     """Replace the values of tensors by those of the same names and shapes."""
     for name, tensor in tensors.items():
         tensor.copy_(values[name])
-
-
-def _allocate(masters: list[Tensor], num_losses: int) -> tuple[Tensor, list[Tensor], Tensor]:
-    """Return one buffer, which a single all-reduce sums, views of it as the gradients of the
-    masters, and its last `num_losses` values.
-    """
-    starts = list(accumulate((-(-m.numel() // ALIGNED) * ALIGNED for m in masters), initial=0))
-    buffer = masters[0].new_zeros(starts[-1] + num_losses)
-    grads = [
-        buffer[start : start + master.numel()].view_as(master)
-        for start, master in zip(starts, masters, strict=False)
-    ]
-    return buffer, grads, buffer[starts[-1] :]

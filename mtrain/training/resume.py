@@ -88,15 +88,13 @@ class Checkpoints:
 
     def snapshot(self, weights: dict[str, Tensor] | None = None) -> Snapshot:
         """Return the model as a checkpoint stores it, with other weights if they are given."""
-        weights = weights or self.learner.weights
-        return Snapshot(weights, dump_config(self.config), self.vocabulary)
+        return Snapshot(weights or self.learner.weights, dump_config(self.config), self.vocabulary)
 
     def prune(self, best: str | None) -> None:
         """Remove the checkpoints that are no longer needed, on rank 0."""
-        if not self.ranks.is_first:
-            return
-        self.run.check_held()
-        checkpoint.prune(self.run.checkpoints, self.config.train, best)
+        if self.ranks.is_first:
+            self.run.check_held()
+            checkpoint.prune(self.run.checkpoints, self.config.train, best)
 
     def restore(self, pools: int) -> Progress:
         """Restore all ranks from the newest intact checkpoint and return its progress. Without
