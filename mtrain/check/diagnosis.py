@@ -23,6 +23,7 @@ from mtrain.training.plan import Forecast, forecast
 MOST_ENCODED = 20_000  # pairs of the sample
 MOST_BYTES = 0.02  # fraction of tokens that are bytes or unknown
 MOST_A_WORD = 3.0  # tokens
+SEVERITIES = (ERROR, WARNING, NOTE)
 GUESSED_SIZE = 250_000  # bytes of a vocabulary file that is not there yet
 
 # How a vocabulary cuts the words of a side: tokens per word (a Han character is one), and fractions
@@ -61,7 +62,7 @@ class Diagnosis:
                 yield from wrap(line, width, initial_indent="  ", subsequent_indent="    ")
         elif self.failure:
             yield from wrap(f"no forecast: {self.failure}", width, subsequent_indent="    ")
-        counts = {name: self.count(name) for name in (ERROR, WARNING, NOTE)}
+        counts = {name: self.count(name) for name in SEVERITIES}
         some = [f"{n} {name}{'s' * (n != 1)}" for name, n in counts.items() if n]
         yield ", ".join(some) or "nothing suspicious was found"
 
@@ -71,9 +72,7 @@ class Diagnosis:
             "corpora": [found.as_json() for found in self.corpora],
             "vocabulary": self.fits or None,
             "forecast": self.forecast.numbers if self.forecast else None,
-            "errors": self.count(ERROR),
-            "warnings": self.count(WARNING),
-            "notes": self.count(NOTE),
+            **{f"{name}s": self.count(name) for name in SEVERITIES},
         }
 
 

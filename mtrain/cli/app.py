@@ -32,18 +32,6 @@ COMMANDS: dict[str, dict[str, Command]] = {
         "export": runs.export,
     },
 }
-# Groups of commands with their help, in the panel "Train".
-GROUPS: dict[str, tuple[str, dict[str, Command]]] = {
-    "data": ("Prepare text ahead of training.", {"build": training.data_build}),
-    "tokenizer": (
-        "Train the vocabulary alone, or use it.",
-        {
-            "train": training.tokenizer_train,
-            "encode": translating.tokenizer_encode,
-            "decode": translating.tokenizer_decode,
-        },
-    ),
-}
 
 app = typer.Typer(
     name="mtrain",
@@ -56,11 +44,14 @@ app = typer.Typer(
 for panel, commands in COMMANDS.items():
     for name, command in commands.items():
         app.command(name, rich_help_panel=panel)(command)
-for group_name, (text, members) in GROUPS.items():
-    group = typer.Typer(no_args_is_help=True, help=text)
-    for name, command in members.items():
-        group.command(name)(command)
-    app.add_typer(group, name=group_name, rich_help_panel="Train")
+data = typer.Typer(no_args_is_help=True, help="Prepare text ahead of training.")
+data.command("build")(training.data_build)
+tokenizer = typer.Typer(no_args_is_help=True, help="Train the vocabulary alone, or use it.")
+tokenizer.command("train")(training.tokenizer_train)
+tokenizer.command("encode")(translating.tokenizer_encode)
+tokenizer.command("decode")(translating.tokenizer_decode)
+app.add_typer(data, name="data", rich_help_panel="Train")
+app.add_typer(tokenizer, name="tokenizer", rich_help_panel="Train")
 
 _debug = False
 

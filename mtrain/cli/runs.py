@@ -7,10 +7,11 @@ from typing import Annotated, Literal
 
 from mtrain.cli import options
 from mtrain.cli.options import file, flag, path, value
-from mtrain.cli.streams import as_text, check_page, print_json, print_text, write_page
+from mtrain.cli.streams import as_text, check_page, print_json, print_text
 from mtrain.runtime import log
 from mtrain.runtime.console import loaded, stopped_by_signals
 from mtrain.runtime.errors import UserError
+from mtrain.runtime.outputs import write_output
 
 Run = Annotated[Path, path("RUN", "Run directory.")]
 
@@ -35,7 +36,7 @@ def report(
     check_page(output)
     page = reporting.make_page(run, [as_text(each) for each in text or []], check=check)
     loaded()
-    write_page(output, page)
+    write_output(output, page.encode("utf-8", "replace"))
 
 
 def verify(
@@ -81,11 +82,9 @@ def average(
 
     loaded()
     refuse_kept(output)
-    if not (run / "config.yaml").exists():
-        raise UserError(f"{run}: not a run directory: it holds no config.yaml")
     train = load_stored_config(run / "config.yaml").train
     with stopped_by_signals():
-        paths = checkpoint.average_run(run, last, output, train.is_scheduled, train.save_every)
+        paths = checkpoint.average_run(run, last, output, train)
     log.logger.info("averaged %s into %s", ", ".join(path.name for path in paths), output)
 
 

@@ -67,15 +67,8 @@ def check_output(path: Path) -> None:
 
 def check_page(path: Path) -> None:
     """Raise `RefusedError` unless the path can name a page, `UserError` if it cannot be written."""
-    if path.is_dir():
-        raise RefusedError(f"--output {path}: is a directory; name a file")
-    if str(path) == "-":  # stdout in other commands; here it would become a file of that name
-        raise RefusedError("--output -: name a file, such as /dev/stdout")
+    if path.is_dir() or str(path) == "-":  # it would become a file of that name
+        raise RefusedError(f"--output {path}: name a file, such as report.html or /dev/stdout")
     check_output(path)
     if path.suffix not in ("", ".html", ".htm"):
         raise RefusedError(f"--output {path}: the output is HTML; give a name that ends in .html")
-
-
-def write_page(path: Path, page: str) -> None:
-    """Write a page of HTML."""
-    outputs.write_output(path, page.encode("utf-8", "replace"))

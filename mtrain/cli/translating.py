@@ -9,10 +9,10 @@ import typer
 
 from mtrain.cli import options
 from mtrain.cli.options import file, flag, stream, value
-from mtrain.cli.streams import as_text, check_output, check_page, reading, write_page
+from mtrain.cli.streams import as_text, check_output, check_page, reading
 from mtrain.runtime.console import loaded, writing
 from mtrain.runtime.errors import RefusedError
-from mtrain.runtime.outputs import opened, refuse_one_file, refuse_overwriting
+from mtrain.runtime.outputs import opened, refuse_one_file, refuse_overwriting, write_output
 
 
 @options.with_options(options.SEARCH | options.SAMPLING)
@@ -135,7 +135,8 @@ def attention(
             pairs = maps.read_pairs(source, Path(target) if target else None)
     model_ = loading.load_with_tag(model, device=device, precision=precision, **decode)
     loaded()
-    write_page(output, maps.draw_page(maps.watch(model_, pairs, choice), model))
+    page = maps.draw_page(maps.watch(model_, pairs, choice), model)
+    write_output(output, page.encode("utf-8", "replace"))
 
 
 def tokenizer_encode(model: options.Model) -> None:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -33,7 +33,7 @@ from mtrain.corpus.tables import (
     read_table,
     scan_table,
 )
-from mtrain.runtime.errors import UnequalError, UserError
+from mtrain.runtime.errors import UnequalError
 
 Pair = tuple[str, str]
 
@@ -120,8 +120,13 @@ def scan(corpus: Corpus, reading: Reading) -> Scan:
 
 def _scan(corpus: Corpus, reading: Reading) -> Scan:
     if isinstance(corpus, TextCorpus):
-        src, tgt = reading.root / corpus.src, reading.root / corpus.tgt
-        return _scan_files(src, tgt, reading.check)
+        files = files_of(corpus, reading.root)
+        (src_lines, src), (tgt_lines, tgt) = (scan_file(file, reading.check) for file in files)
+        if src_lines != tgt_lines:
+            counts = f"{files[0]} has {src_lines} lines but {files[1]} has {tgt_lines}"
+            text = f"{counts}: the sides of a corpus must match line for line"
+            raise UnequalError(text, min(src_lines, tgt_lines))
+        return Scan(src_lines, hashlib.sha256(src + tgt).hexdigest())
     if isinstance(corpus, FileCorpus):
         return Scan(*scan_table(corpus, reading))
     digest, count = hashlib.sha256(), 0
@@ -165,21 +170,11 @@ def _read_rows(corpus: Corpus, reading: Reading) -> Iterator[TextRow]:
     if isinstance(corpus, TextCorpus):
         return _read_files(reading.root / corpus.src, reading.root / corpus.tgt, reading)
     if isinstance(corpus, GeneratedCorpus):
-        return ((number, *pair) for number, pair in enumerate(_generate(corpus), 1))
+        pairs = phrasebook.pairs(corpus.split, corpus.pairs)
+        return ((number, *pair) for number, pair in enumerate(pairs, 1))
     if isinstance(corpus, FileCorpus):
         return read_table(corpus, reading)
     return read_dataset(corpus, reading)
-
-
-def _scan_files(src: Path, tgt: Path, check: Callable[[], None]) -> Scan:
-    (src_lines, src_hash), (tgt_lines, tgt_hash) = scan_file(src, check), scan_file(tgt, check)
-    if src_lines != tgt_lines:
-        text = "the sides of a corpus must match line for line"
-        raise UnequalError(
-            f"{src} has {src_lines} lines but {tgt} has {tgt_lines}: {text}",
-            min(src_lines, tgt_lines),
-        )
-    return Scan(src_lines, hashlib.sha256(src_hash + tgt_hash).hexdigest())
 
 
 def _read_files(src: Path, tgt: Path, reading: Reading) -> Iterator[TextRow]:
@@ -199,10 +194,3 @@ def _read_files(src: Path, tgt: Path, reading: Reading) -> Iterator[TextRow]:
             reading.counts[NOT_UTF8] += 1
         else:
             yield number, src_text, tgt_text
-
-
-def _generate(corpus: GeneratedCorpus) -> Iterator[Pair]:
-    try:
-        return phrasebook.pairs(corpus.split, corpus.pairs)
-    except ValueError as error:
-        raise UserError(f"{describe(corpus)}: {error}") from None

@@ -44,13 +44,11 @@ TextRow = tuple[int, str, str]
 @dataclass(frozen=True)
 class Format:
     """How files of a format are read: `read` yields the rows, `count` returns their number, given
-    that of the lines.
+    that of the lines, if it is another.
     """
 
     read: Callable[[FileCorpus, Path, Reading], Iterator[Row]]
-    count: Callable[[FileCorpus, Path, Reading, int], int] = lambda corpus, path, reading, lines: (
-        lines
-    )
+    count: Callable[[FileCorpus, Path, Reading, int], int] | None = None
     unit: str = "row"  # name of a row in messages
 
 
@@ -59,7 +57,8 @@ def scan_table(corpus: FileCorpus, reading: Reading) -> tuple[int, str]:
     path = reading.root / corpus.file
     lines, content = scan_file(path, reading.check)
     columns = json.dumps([corpus.src, corpus.tgt]).encode()
-    rows = FORMATS[corpus.kind].count(corpus, path, reading, lines)
+    count = FORMATS[corpus.kind].count
+    rows = count(corpus, path, reading, lines) if count else lines
     return rows, hashlib.sha256(content + columns).hexdigest()
 
 
@@ -119,7 +118,7 @@ def _is_unicode(text: str) -> bool:
         return False
 
 
-# --- TSV and JSON lines -------------------------------------------------------------------------
+# --- TSV, JSON lines and Parquet ----------------------------------------------------------------
 
 
 def _decoded_lines(path: Path, reading: Reading) -> Iterator[tuple[int, str]]:
@@ -207,9 +206,6 @@ def _field(row: Any, name: str) -> Any:
             raise LookupError(f"no field {name}; it has {listed(row)}")
         row = row[part]
     return row
-
-
-# --- Parquet -------------------------------------------------------------------------------------
 
 
 def _rows_of_batches(
@@ -306,9 +302,6 @@ def _loading(name: str) -> Iterator[None]:
         yield
     except (*of_cards, OSError, RuntimeError, ImportError, DatasetsError) as error:
         raise UserError(f"{name}: cannot load: {first_line(error)}") from None
-
-
-# --- The formats of files -----------------------------------------------------------------------
 
 
 FORMATS = {

@@ -10,18 +10,13 @@ from mtrain.model.cpu import RowTransformer
 from mtrain.model.transformer import Dropout, Shape, Transformer
 from mtrain.runtime.errors import UserError
 
+RATES = ("dropout", "attention_dropout", "activation_dropout")  # settings, as in `Dropout`
+
 
 def shape_of(config: Config, vocab_size: int, pad_id: int) -> Shape:
     """Return the shape of a model from its settings and vocabulary size."""
-    rates = {"dropout", "attention_dropout", "activation_dropout"}
-    settings = config.model.model_dump(exclude=rates)
+    settings = config.model.model_dump(exclude={*RATES})
     return Shape(vocab_size, pad_id, max_positions=config.data.max_length, **settings)
-
-
-def model_dropout(config: Config) -> Dropout:
-    """Return a model's dropout rates by its settings."""
-    settings = config.model
-    return Dropout(settings.dropout, settings.attention_dropout, settings.activation_dropout)
 
 
 def build(

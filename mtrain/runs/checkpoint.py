@@ -9,7 +9,7 @@ A checkpoint at a multiple of `save_every` is scheduled; any other is a resume p
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from mtrain.config.schema import TrainConfig
 from mtrain.runs import layout, manifest
 from mtrain.runs.history import BEST
 from mtrain.runs.layout import CONFIG, MODEL, TOKENIZER, step_of, steps
@@ -109,9 +110,9 @@ def load_trainer(path: Path) -> TrainerState:
         raise manifest.DamagedError(f"{inner}: cannot be read: {error}") from None
 
 
-def scheduled_steps(directory: Path, is_scheduled: Callable[[int], bool]) -> list[Path]:
+def scheduled_steps(directory: Path, train: TrainConfig) -> list[Path]:
     """List the complete scheduled checkpoints, oldest first."""
-    return [path for path in steps(directory) if is_scheduled(step_of(path) or 0)]
+    return [path for path in steps(directory) if train.is_scheduled(step_of(path) or 0)]
 
 
 def last_scheduled(directory: Path, newest: int, save_every: int, count: int) -> list[Path]:
@@ -127,14 +128,13 @@ def whole_ones(paths: list[Path]) -> list[Path]:
     return list(takewhile(is_good, reversed(paths)))[::-1]
 
 
-def prune(
-    directory: Path, *, is_scheduled: Callable[[int], bool], keep: int, best: str | None
-) -> None:
-    """Remove checkpoints that are no longer needed. The last `keep` scheduled ones, the best,
-    resume points newer than every scheduled one, and the trainer's state of the newest two stay.
+def prune(directory: Path, train: TrainConfig, best: str | None) -> None:
+    """Remove checkpoints that are no longer needed. The last scheduled ones, the best, resume
+    points newer than every scheduled one, and the trainer's state of the newest two stay.
     """
-    scheduled = scheduled_steps(directory, is_scheduled)
+    scheduled = scheduled_steps(directory, train)
     newest = layout.last_step(scheduled)
+    keep = max(train.keep_checkpoints, train.average_last)
     kept = {path.name for path in scheduled[-keep:]} | {best}
     for path in steps(directory):
         is_resume_point = path not in scheduled and (step_of(path) or 0) > newest
@@ -159,14 +159,12 @@ def average(paths: list[Path]) -> dict[str, Tensor]:
     return {name: (weight / len(paths)).float() for name, weight in total.items()}
 
 
-def average_run(
-    run_dir: Path, last: int, output: Path, is_scheduled: Callable[[int], bool], save_every: int
-) -> list[Path]:
+def average_run(run_dir: Path, last: int, output: Path, train: TrainConfig) -> list[Path]:
     """Average the newest `last` scheduled checkpoints of a run into a new checkpoint directory."""
     directory = run_dir / layout.CHECKPOINTS
     manifest.check_new(output)
-    newest = layout.last_step(scheduled_steps(directory, is_scheduled))
-    wanted = last_scheduled(directory, newest, save_every, last)
+    newest = layout.last_step(scheduled_steps(directory, train))
+    wanted = last_scheduled(directory, newest, train.save_every, last)
     paths = whole_ones(wanted)
     if len(paths) < last:
         for path in filter(Path.exists, wanted):

@@ -64,9 +64,7 @@ def remove_directory(path: Path) -> None:
 
 
 def write_directory(
-    path: Path,
-    fill: Callable[[Path], None],
-    make_room: Callable[[Path], None] = remove_directory,
+    path: Path, fill: Callable[[Path], None], make_room: Callable[[Path], None] = remove_directory
 ) -> None:
     """Let `fill` write files into a temporary directory, seal it, and rename it to `path`, after
     `make_room` has removed what is there.

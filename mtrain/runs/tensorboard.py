@@ -10,18 +10,14 @@ from mtrain.runtime.errors import MissingExtraError
 
 
 def board_of(config: Config) -> "TensorBoard | None":
-    """Make the board that a config asks for."""
-    return TensorBoard(Path(config.run_dir) / "tensorboard") if config.train.tensorboard else None
-
-
-def check_board(config: Config) -> None:
-    """Raise `RefusedError` where a config asks for a board and its library is missing."""
+    """Make the board that a config asks for; raises `RefusedError` if its library is missing."""
     if not config.train.tensorboard:
-        return
+        return None
     try:
         import tensorboard  # noqa: F401
     except ImportError as error:
         raise MissingExtraError("train.tensorboard: true", "tensorboard", error) from None
+    return TensorBoard(Path(config.run_dir) / "tensorboard")
 
 
 class TensorBoard:

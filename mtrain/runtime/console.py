@@ -8,17 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedIOBase
 from types import FrameType
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, Any, cast
 
-from mtrain.runtime.errors import (
-    EXIT_BROKEN_PIPE,
-    EXIT_INTERRUPTED,
-    EXIT_TERMINATED,
-    UserError,
-)
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
+from mtrain.runtime.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_TERMINATED, UserError
 
 # Control characters of terminals: C0 except tabs and line breaks, DEL, C1.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -113,7 +105,7 @@ class _Screen(BufferedIOBase):
     def __init__(self, sink: IO[bytes]) -> None:
         self.sink = sink
 
-    def write(self, data: "ReadableBuffer") -> int:
+    def write(self, data: Any) -> int:
         """Write bytes; those that are not UTF-8 are spelled out, too."""
         text = bytes(data).decode("utf-8", "backslashreplace")
         self.sink.write(_CONTROL.sub(lambda c: ascii(c[0])[1:-1], text).encode())

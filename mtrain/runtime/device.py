@@ -16,14 +16,10 @@ def pick_device(name: str) -> torch.device:
         if torch.cuda.is_available():
             return torch.device("cuda", 0)
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    if "," in name:
-        number = name.count(",") + 1
-        raise RefusedError(
-            f"device {name}: a process has one device; for {number} of them start "
-            f"torchrun --nproc-per-node {number} -m mtrain ..."
-        )
     if not re.fullmatch(r"cpu|mps|cuda(:[0-9]+)?", name):
-        raise RefusedError(f"device {name}: unknown; use auto, cpu, cuda, cuda:N or mps")
+        raise RefusedError(
+            f"device {name}: unknown; use auto, cpu, cuda, cuda:N or mps, and torchrun for several"
+        )
     kind, _, index = name.partition(":")
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
         raise RefusedError(

@@ -40,21 +40,17 @@ class _Output:
         with suppress(OSError):  # of a full disk
             self.sink.close()
         if files.is_at(self.descriptor, self.partial):
-            lines = _cut_to_lines(self.descriptor) if keeps_lines else 0
-            if lines:
-                self._warn(lines)
+            if lines := _cut_to_lines(self.descriptor) if keeps_lines else 0:
+                logger.warning(
+                    "%s holds the first %s of the output; %s was %s",
+                    self.partial if self.path.is_symlink() else _partial_of(self.path),
+                    "line" if lines == 1 else f"{lines:,} lines",
+                    self.path,
+                    "left as it was" if self.place.exists() else "not written",
+                )
             else:
                 self.partial.unlink()
         os.close(self.descriptor)
-
-    def _warn(self, lines: int) -> None:
-        logger.warning(
-            "%s holds the first %s of the output; %s was %s",
-            self.partial if self.path.is_symlink() else _partial_of(self.path),
-            "line" if lines == 1 else f"{lines:,} lines",
-            self.path,
-            "left as it was" if self.place.exists() else "not written",
-        )
 
 
 def _partial_of(place: Path) -> Path:

@@ -11,14 +11,7 @@ from typing import Any
 
 from mtrain.runtime.errors import RefusedError, printable
 from mtrain.runtime.log import logger
-from mtrain.scoring.metrics import (
-    FEWEST,
-    METRICS,
-    SIGNIFICANT,
-    Paired,
-    paired_tests,
-    sentence_chrf,
-)
+from mtrain.scoring.metrics import FEWEST, METRICS, SIGNIFICANT, Paired, paired_tests, sentence_chrf
 from mtrain.scoring.references import read_aligned
 
 System = tuple[str, list[str]]  # its name, and its translations
@@ -120,14 +113,10 @@ def choose_metrics(names: str) -> list[str]:
 
 def read_systems(paths: list[Path], references: list[list[str]]) -> list[System]:
     """Read each system's translations, named by its path from the directory that all share. Raises
-    `RefusedError` for fewer than two, or the same file twice.
+    `RefusedError` for fewer than two.
     """
     if len(paths) < 2:
         raise RefusedError("mtrain compare: needs two files of translations or more")
-    places = [path.resolve() for path in paths]
-    for path, place in zip(paths, places, strict=True):
-        if places.count(place) > 1:
-            raise RefusedError(f"{path}: given twice; name different files")
     above = os.path.commonpath([path.absolute().parent for path in paths])
     return [
         (os.path.relpath(path.absolute(), above), read_aligned(path, references)) for path in paths
@@ -179,22 +168,15 @@ def _contrasts(
     texts = [lines for _, lines in systems]
     chrf = [sentence_chrf(lines, references, lowercase) for lines in texts if most]
 
+    def contrast(number: int, i: int) -> Contrast:
+        old, new = chrf[0][i], chrf[number][i]
+        source, others = sources[i] if sources else None, [lines[i] for lines in references]
+        return Contrast(i + 1, new - old, [old, new], source, others, texts[0][i], texts[number][i])
+
     def contrasts_of(number: int, sign: int) -> list[Contrast]:
-        old, new = chrf[0], chrf[number]
-        found = nlargest(most, range(len(old)), lambda i: sign * (new[i] - old[i]))
-        return [
-            Contrast(
-                i + 1,
-                new[i] - old[i],
-                [old[i], new[i]],
-                sources[i] if sources else None,
-                [lines[i] for lines in references],
-                texts[0][i],
-                texts[number][i],
-            )
-            for i in found
-            if sign * (new[i] - old[i]) > 0
-        ]
+        gains = [sign * (new - old) for old, new in zip(chrf[0], chrf[number], strict=True)]
+        found = nlargest(most, range(len(gains)), gains.__getitem__)
+        return [contrast(number, i) for i in found if gains[i] > 0]
 
     words = {"better": 1, "worse": -1} if most else {}
     others = range(1, len(systems))

@@ -47,9 +47,8 @@ def pairwise_chrf(texts: Sequence[str]) -> NDArray[np.float64]:
 
 def _ngrams(texts: list[str]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Yield, for each order, the numbers of the n-grams of all texts and the texts they are in."""
-    characters = np.frombuffer(
-        "".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32
-    ).astype(np.int64)
+    data = "".join(texts).encode("utf-32-le", "surrogatepass")
+    characters = np.frombuffer(data, np.uint32).astype(np.int64)
     lengths = np.array([len(text) for text in texts])
     owners = np.repeat(np.arange(len(texts)), lengths)
     left = np.repeat(lengths.cumsum(), lengths) - np.arange(len(characters))  # to the text's end
@@ -63,12 +62,9 @@ def _ngrams(texts: list[str]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.in
 
 def _matches(grams: NDArray[np.int64], owners: NDArray[np.int64], N: int) -> NDArray[np.float64]:
     """Count the n-grams that each two texts share, as often as both have them: (N, N)."""
-    order = np.lexsort((owners, grams))
-    grams, owners = grams[order], owners[order]
-    is_new = np.ones(len(grams), bool)
-    is_new[1:] = (grams[1:] != grams[:-1]) | (owners[1:] != owners[:-1])
-    first = np.flatnonzero(is_new)
-    times = np.arange(len(grams)) - np.repeat(first, np.diff([*first, len(grams)]))
+    both, counts = np.unique(grams * N + owners, return_counts=True)
+    grams, owners = np.repeat(both // N, counts), np.repeat(both % N, counts)
+    times = np.arange(len(grams)) - np.repeat(counts.cumsum() - counts, counts)
     # the second occurrence of an n-gram in a text counts as another n-gram, and so on
     columns = np.unique(grams * (len(grams) + 1) + times, return_inverse=True)[1]
     G = int(columns.max(initial=-1)) + 1

@@ -129,13 +129,10 @@ def score_all(
     lowercase: bool,
 ) -> dict[str, Score]:
     """Score with each of `METRICS`, tokenized for the target language."""
-    options: dict[str, Any] = {
-        "tokenize": choose_tokenizer(tokenize, tgt_lang, references),
-        "lowercase": lowercase,
-        "interval": True,
-    }
-    scores = {}
+    tokenize = choose_tokenizer(tokenize, tgt_lang, references)
+    options: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase, "interval": True}
     with progress_bar(len(METRICS), "metric", "scoring") as bar:
+        scores = {}
         for metric in METRICS:
             scores[metric] = score(metric, hypotheses, references, **options)
             bar.update()
@@ -199,14 +196,13 @@ def paired_tests(
     check_seed()
     scorers = {name: _metric(name, tokenize, lowercase, references) for name in metrics}
     signatures, results = PairedTest(list(systems), scorers, None, "bs")()
-    tested = {}
+    tested, is_short = {}, len(references[0]) < FEWEST
     for metric in metrics:
         key, rows = METRICS[metric], list[Paired]()
         found: list[Any] = list(results[key])
         for each in found:
             difference = float(each.score - found[0].score)
-            is_clear = difference != 0 and len(references[0]) >= FEWEST
-            is_clear = is_clear and each.p_value <= SIGNIFICANT
+            is_clear = difference != 0 and each.p_value <= SIGNIFICANT and not is_short
             score, mean, ci = map(float, (each.score, each.mean, each.ci))
             rows.append(Paired(score, mean, ci, difference, each.p_value, is_clear))
         tested[metric] = signatures[key].format(), rows

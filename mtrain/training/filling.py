@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
+from tqdm import tqdm
 
 from mtrain.config.corpora import Corpus
 from mtrain.config.loading import load_stored_config
@@ -40,7 +41,6 @@ from mtrain.runtime.log import logger, progress_bar
 from mtrain.runtime.stop import Stop
 from mtrain.scoring.metrics import sentence_chrf
 from mtrain.training.learner import Machine
-from mtrain.training.plan import clock
 from mtrain.translation.loading import load_with_tag
 from mtrain.translation.translator import Translator
 
@@ -286,7 +286,8 @@ class Filler:
             _ = self._translator
             started = time.perf_counter()
             self._translate(0, some)
-            text += f" in about {clock((time.perf_counter() - started) / len(some) * left)}"
+            seconds = (time.perf_counter() - started) / len(some) * left
+            text += f" in about {tqdm.format_interval(seconds)}"
         return f"{text}, to {size / 1e6:,.1f} MB"
 
 

@@ -19,7 +19,7 @@ from mtrain.runs import checkpoint, layout
 from mtrain.runs.directory import RunDirectory
 from mtrain.runs.made import resolve
 from mtrain.runs.records import STATUS, State, Status
-from mtrain.runs.tensorboard import board_of, check_board
+from mtrain.runs.tensorboard import board_of
 from mtrain.runtime.device import telling_lack_of_memory
 from mtrain.runtime.distributed import BYTES, Ranks, joined
 from mtrain.runtime.errors import EXIT_OK, RefusedError, StoppedError, UserError
@@ -77,9 +77,8 @@ class Job:
         self, config: Config, stop: Stop, ranks: Ranks, config_file: Path | None = None
     ) -> None:
         _check_alike(config, ranks)
-        ranks.first(partial(check_board, config))
         self.config, self.stop, self.ranks, self.config_file = config, stop, ranks, config_file
-        self.run = RunDirectory(Path(config.run_dir), board_of(config))
+        self.run = RunDirectory(Path(config.run_dir), ranks.first(partial(board_of, config)))
         self.before: Status | None = None  # the status that this start found
         self.step, self.has_begun = 0, False
 

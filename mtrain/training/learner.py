@@ -10,9 +10,9 @@ from torch import Tensor
 
 from mtrain.config.schema import Config
 from mtrain.data.batches import Batch, SpecialIds
-from mtrain.model.building import build, model_dropout, shape_of
+from mtrain.model.building import RATES, build, shape_of
 from mtrain.model.cpu import keep_freed_memory
-from mtrain.model.transformer import set_compute_dtype
+from mtrain.model.transformer import Dropout, set_compute_dtype
 from mtrain.runtime.device import available_threads, compute_dtype, set_up_cuda
 from mtrain.runtime.distributed import Ranks, device_of
 from mtrain.runtime.errors import UserError, first_line
@@ -68,7 +68,8 @@ class Learner:
         if self.device.type == "cpu":
             keep_freed_memory()
         torch.manual_seed(config.seed)  # weights are drawn on the CPU, whatever the device
-        shape, rates = shape_of(config, vocab_size, ids.pad), model_dropout(config)
+        shape = shape_of(config, vocab_size, ids.pad)
+        rates = Dropout(*(getattr(config.model, name) for name in RATES))
         model = build(shape, self.device, rates, compiled=self.machine.compile).to(self.device)
         is_bf16 = self.machine.precision == "bf16"
         set_compute_dtype(model, torch.bfloat16 if is_bf16 else torch.float32)
@@ -77,14 +78,14 @@ class Learner:
         muon = self.model.hidden_matrices if config.train.optimizer == "muon" else {}
         num_losses = 2 if config.train.consistency is None else 3
         self.optimizer = Optimizer(self.model, (betas[0], betas[1]), eps, muon, num_losses)
-        self.average = MovingAverage(self.optimizer.weights(), decay) if decay else None
+        self.average = MovingAverage(self.optimizer.weights, decay) if decay else None
         self.hidden = self.model.hidden
         self.learn: Callable[[Batch], None] = self._accumulate
 
     @property
     def weights(self) -> dict[str, Tensor]:
         """The weights to validate and publish: the latest, or their moving average."""
-        return self.optimizer.weights() if self.average is None else self.average.values
+        return self.optimizer.weights if self.average is None else self.average.values
 
     def warm_up(self) -> None:
         """Compile the model, or prepare CUDA graphs; raises `UserError`."""
@@ -94,7 +95,7 @@ class Learner:
             longest = self.config.data.max_length
             graphs = CudaGraphs(self._accumulate_padded, self.device, self.ids, longest)
             graphs.warm_up()
-            self.optimizer.clear()
+            self.optimizer.buffer.zero_()
             self.learn = graphs
 
     def _compile(self) -> None:
@@ -150,13 +151,12 @@ class Learner:
     def _add(self, views: Sequence[Tensor], targets: Tensor, real: Tensor | None = None) -> None:
         """Add the gradients and losses of one or two views."""
         train, matrix = self.config.train, self.model.output.weight
+        smoothing, alpha = train.label_smoothing, train.consistency
         losses: tuple[Tensor, ...]
-        if train.consistency is None:
-            losses = projected_cross_entropy(views[0], matrix, targets, train.label_smoothing, real)
+        if alpha is None:
+            losses = projected_cross_entropy(views[0], matrix, targets, smoothing, real)
         else:
-            smoothing, alpha = train.label_smoothing, train.consistency
-            both = views[0], views[1]
-            losses = consistency_loss(both, matrix, targets, smoothing, alpha, real)
+            losses = consistency_loss((views[0], views[1]), matrix, targets, smoothing, alpha, real)
         losses[0].backward()  # type: ignore[no-untyped-call]
         self.optimizer.accumulate()
         self.optimizer.losses += torch.stack([loss.detach() for loss in losses])

@@ -84,11 +84,7 @@ class Muon:
     """
 
     def __init__(
-        self,
-        weights: Weights,
-        grads: Weights,
-        stacked: dict[str, int],
-        dtype: torch.dtype,
+        self, weights: Weights, grads: Weights, stacked: dict[str, int], dtype: torch.dtype
     ) -> None:
         """`stacked` maps the weights to update to the number of matrices stacked in each along its
         rows; `dtype` is that of the Newton-Schulz iterations.
@@ -132,10 +128,6 @@ class MovingAverage:
         decay = min(self.decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(list(self.values.values()), self.latest, 1 - decay)
 
-    def load(self, values: Weights) -> None:
-        """Replace the averages by values of the same names and shapes."""
-        _copy(self.values, values)
-
 
 class Optimizer:
     """Adam with fp32 master weights and gradients for a model that may compute in bf16; Muon for
@@ -143,8 +135,8 @@ class Optimizer:
 
     Gradients of micro-batches are summed in fp32; `update` divides them by the tokens of the whole
     step, clips their norm and updates the masters, then the model's parameters. The masters of an
-    fp32 model are its parameters. `buffer` holds all sums of a step: the gradients, then `losses`
-    (num_losses,): the step's loss, NLL and, with two views, divergence.
+    fp32 model are its parameters. `buffer`, which a single all-reduce sums, holds all sums of a
+    step: the gradients, then `losses` (num_losses,): loss, NLL and, with two views, divergence.
     """
 
     def __init__(
@@ -156,21 +148,28 @@ class Optimizer:
         num_losses: int = 2,
     ) -> None:
         """`muon` maps the weights that Muon updates to the number of matrices stacked in each."""
-        self.names = [name for name, _ in model.named_parameters()]
         self.parameters = list(model.parameters())
-        self.masters = [
-            p.detach() if p.dtype != torch.bfloat16 else p.detach().float() for p in self.parameters
+        self.weights: Weights = {  # the masters
+            name: p.detach() if p.dtype != torch.bfloat16 else p.detach().float()
+            for name, p in model.named_parameters()
+        }
+        masters = list(self.weights.values())
+        starts = list(accumulate((-(-m.numel() // ALIGNED) * ALIGNED for m in masters), initial=0))
+        self.buffer = masters[0].new_zeros(starts[-1] + num_losses)
+        self.losses = self.buffer[starts[-1] :]
+        self.grads = [
+            self.buffer[start : start + master.numel()].view_as(master)
+            for start, master in zip(starts, masters, strict=False)
         ]
-        self.buffer, self.grads, self.losses = _allocate(self.masters, num_losses)
-        pairs = zip(self.parameters, self.masters, strict=True)
+        pairs = zip(self.parameters, masters, strict=True)
         self._copies = [(p, master) for p, master in pairs if p.dtype != master.dtype]
-        weights, grads = self.weights(), dict(zip(self.names, self.grads, strict=True))
-        rest = {name: weight for name, weight in weights.items() if name not in muon}
+        grads = dict(zip(self.weights, self.grads, strict=True))
+        rest = {name: weight for name, weight in self.weights.items() if name not in muon}
         self.rules: list[Adam | Muon] = [Adam(rest, [grads[n] for n in rest], betas, eps)]
         if muon:
-            stacked = {name: muon[name] for name in self.names if name in muon}
+            stacked = {name: muon[name] for name in self.weights if name in muon}
             dtype = model.get_parameter(next(iter(stacked))).dtype
-            self.rules.append(Muon(weights, grads, stacked, dtype))
+            self.rules.append(Muon(self.weights, grads, stacked, dtype))
 
     def accumulate(self) -> None:
         """Add the model's gradients to the step's sum and clear them."""
@@ -193,13 +192,9 @@ class Optimizer:
         found_inf = (~norm.isfinite()).float()
         for rule in self.rules:
             rule.step(rate, found_inf)
-        self.clear()
+        self.buffer.zero_()
         self.publish()
         return norm
-
-    def clear(self) -> None:
-        """Set the gradients and losses of the step to 0."""
-        self.buffer.zero_()
 
     @torch.no_grad()
     def publish(self) -> None:
@@ -208,13 +203,9 @@ class Optimizer:
             parameters, masters = zip(*self._copies, strict=True)
             torch._foreach_copy_(parameters, masters)
 
-    def weights(self) -> Weights:
-        """Return the fp32 weights by name."""
-        return dict(zip(self.names, self.masters, strict=True))
-
     def load_weights(self, weights: Weights) -> None:
         """Replace the weights by fp32 ones of the same names and shapes."""
-        _copy(self.weights(), weights)
+        copy_values(self.weights, weights)
         self.publish()
 
     def moments(self) -> Weights:
@@ -223,22 +214,10 @@ class Optimizer:
 
     def load_moments(self, moments: Weights) -> None:
         """Replace the state by tensors of the same names and shapes."""
-        _copy(self.moments(), moments)
+        copy_values(self.moments(), moments)
 
 
-def _copy(tensors: Weights, values: Weights) -> None:
+def copy_values(tensors: Weights, values: Weights) -> None:
+    """Replace the values of tensors by those of the same names and shapes."""
     for name, tensor in tensors.items():
         tensor.copy_(values[name])
-
-
-def _allocate(masters: list[Tensor], num_losses: int) -> tuple[Tensor, list[Tensor], Tensor]:
-    """Return one buffer, which a single all-reduce sums, views of it as the gradients of the
-    masters, and its last `num_losses` values.
-    """
-    starts = list(accumulate((-(-m.numel() // ALIGNED) * ALIGNED for m in masters), initial=0))
-    buffer = masters[0].new_zeros(starts[-1] + num_losses)
-    grads = [
-        buffer[start : start + master.numel()].view_as(master)
-        for start, master in zip(starts, masters, strict=False)
-    ]
-    return buffer, grads, buffer[starts[-1] :]

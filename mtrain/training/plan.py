@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from mtrain.config.schema import Config
 from mtrain.data.batches import SpecialIds, batch_by_tokens, collate
@@ -28,6 +29,7 @@ Lengths = NDArray[np.int64]  # (N, 2): source and target tokens of pairs
 IDS = SpecialIds(pad=0, bos=2, eos=3)
 MAX_OPERATIONS = 1e11  # of a timed micro-batch on a CPU: about a second
 STATE_BYTES = 16  # a parameter in training: weight, gradient, two moments
+_bytes = partial(tqdm.format_sizeof, suffix="B")
 DEATH = "the process that tried was killed, perhaps for lack of memory"
 
 
@@ -38,6 +40,31 @@ class Forecast:
     numbers: dict[str, Any]  # for scripts; sizes in bytes, times in seconds
     lines: list[str]  # for people
     disk_warning: str | None
+
+    def add_time(self, config: Config, lengths: Lengths | None, steps: int) -> None:
+        """Add the time that these steps take, measured on a micro-batch with these lengths, which
+        count eos; None: not measured.
+        """
+        seconds, memory, reason = None, None, "not asked for"
+        if lengths is not None:
+            sizes = self.numbers["vocab_size"], self.numbers["parameters"]
+            # another process measures: it may be killed for lack of memory
+            measure = partial(partial, _measure_step, config, *sizes)
+            try:
+                [(seconds, memory)] = map_tasks(measure, [lengths], 1, DEATH)
+            except UserError as error:
+                reason = str(error)
+        self.numbers |= {"step_seconds": seconds, "peak_memory_bytes": memory}
+        if memory is not None:
+            self.lines.append(f"peak memory of the GPU in a step: {_bytes(memory)}")
+        if seconds is None:
+            self.lines.append(f"time: not measured: {reason}")
+            return
+        whole = self.numbers["train_seconds"] = steps * seconds
+        self.lines.append(
+            f"time: about {seconds:.3g} s a step now, {tqdm.format_interval(whole)} for {steps:,} "
+            "steps without validation"
+        )
 
 
 def describe_run(
@@ -90,8 +117,8 @@ def describe_run(
         f"batches: about {per_epoch:,} steps an epoch, about {per_step:,} target tokens a step; "
         f"{train.max_steps:,} steps are {epochs:{',.0f' if epochs >= 10 else '.2g'}} epochs",
         f"learning rate: {train.schedule}, peak {peak_lr:.3e} at step {peak_step:,}",
-        f"checkpoints: {_megabytes(one)} each, up to {_megabytes(all_)} in all",
-        f"memory: {_megabytes(state)} of weights, gradients and moments",
+        f"checkpoints: {_bytes(one)} each, up to {_bytes(all_)} in all",
+        f"memory: {_bytes(state)} of weights, gradients and moments",
     ]
     return Forecast(numbers, lines, lack_of_disk(all_, Path(config.run_dir)))
 
@@ -105,7 +132,7 @@ def lack_of_disk(disk_bytes: int, directory: Path) -> str | None:
     if disk_bytes <= free + present:
         return None
     return (
-        f"{disk}: {_megabytes(free)} are free on this disk, too little for the run's checkpoints; "
+        f"{disk}: {_bytes(free)} are free on this disk, too little for the run's checkpoints; "
         "make room, or lower train.keep_checkpoints and train.average_last"
     )
 
@@ -139,27 +166,8 @@ def forecast(
     found = describe_run(
         config, Ranks(), vocab_size, vocabulary, micro_batches=micro_batches, tokens=tokens
     )
-    seconds, memory, reason = None, None, "not asked for"
-    if timed:
-        largest = max(batches, key=lambda lengths: int(lengths.max()) * len(lengths))
-        # another process measures: it may be killed for lack of memory
-        measure = partial(partial, _measure_step, config, vocab_size, found.numbers["parameters"])
-        try:
-            [(seconds, memory)] = map_tasks(measure, [largest], 1, DEATH)
-        except UserError as error:
-            reason = str(error)
-    found.numbers |= {"step_seconds": seconds, "peak_memory_bytes": memory}
-    if memory is not None:
-        found.lines.append(f"peak memory of the GPU in a step: {_megabytes(memory)}")
-    if seconds is None:
-        found.lines.append(f"time: not measured: {reason}")
-    else:
-        steps = config.train.max_steps
-        found.lines.append(
-            f"time: about {seconds:.3g} s a step now, {clock(steps * seconds)} for {steps:,} steps "
-            "without validation"
-        )
-        found.numbers["train_seconds"] = steps * seconds
+    largest = max(batches, key=lambda lengths: int(lengths.max()) * len(lengths))
+    found.add_time(config, largest if timed else None, config.train.max_steps)
     return found
 
 
@@ -197,13 +205,3 @@ def _seconds(learner: Learner, work: Callable[[], object]) -> float:
         if learner.device.type == "cuda":
             torch.cuda.synchronize(learner.device)
     return time.perf_counter() - started
-
-
-def _megabytes(size: float) -> str:
-    return f"{size / 1e6:,.1f} MB"
-
-
-def clock(seconds: float) -> str:
-    """Format a duration: `3h05m`, `12m30s`."""
-    minutes, hours = int(seconds / 60) % 60, int(seconds / 3600)
-    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{int(seconds) % 60:02d}s"

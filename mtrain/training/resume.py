@@ -26,6 +26,7 @@ from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import logger
 from mtrain.runtime.stop import Stop
 from mtrain.training.learner import Learner, Machine
+from mtrain.training.optimizer import copy_values
 
 # Suffix of a weight's name: its latest value, where the checkpoint's model is a moving average.
 LATEST = ".latest"
@@ -74,7 +75,7 @@ class Checkpoints:
         path = self.run.checkpoints / layout.step_name(progress.step)
         moments = self.optimizer.moments()
         if self.average is not None:
-            moments |= {name + LATEST: weight for name, weight in self.optimizer.weights().items()}
+            moments |= {name + LATEST: weight for name, weight in self.optimizer.weights.items()}
         others = {"sums": progress.sums.tolist(), "machine": asdict(self.learner.machine)}
         loop = Loop(**{**vars(progress), **others})
         checkpoint.save(path, self.snapshot(), TrainerState(moments, loop))
@@ -87,17 +88,13 @@ class Checkpoints:
 
     def snapshot(self, weights: dict[str, Tensor] | None = None) -> Snapshot:
         """Return the model as a checkpoint stores it, with other weights if they are given."""
-        weights = weights or self.learner.weights
-        return Snapshot(weights, dump_config(self.config), self.vocabulary)
+        return Snapshot(weights or self.learner.weights, dump_config(self.config), self.vocabulary)
 
     def prune(self, best: str | None) -> None:
         """Remove the checkpoints that are no longer needed, on rank 0."""
-        if not self.ranks.is_first:
-            return
-        self.run.check_held()
-        train, directory = self.config.train, self.run.checkpoints
-        keep = max(train.keep_checkpoints, train.average_last)
-        checkpoint.prune(directory, is_scheduled=train.is_scheduled, keep=keep, best=best)
+        if self.ranks.is_first:
+            self.run.check_held()
+            checkpoint.prune(self.run.checkpoints, self.config.train, best)
 
     def restore(self, pools: int) -> Progress:
         """Restore all ranks from the newest intact checkpoint and return its progress. Without
@@ -105,7 +102,7 @@ class Checkpoints:
         pools.
         """
         loop = self.ranks.share(partial(self._load, pools), LOOP)
-        tensors = list(self.optimizer.weights().values())
+        tensors = list(self.optimizer.weights.values())
         if self.average is not None:
             tensors += self.average.values.values()
         if loop is not None:
@@ -133,12 +130,12 @@ class Checkpoints:
             raise UserError(f"{inner}: damaged: its position is no part of an epoch of this text")
         if len(trainer.loop.sums) != len(self.optimizer.losses):
             raise UserError(f"{inner}: damaged: its sums are of another loss")
-        check_weights(self.optimizer.weights(), weights, path)
+        check_weights(self.optimizer.weights, weights, path)
         if self.average is not None:
-            self.average.load(weights)
+            copy_values(self.average.values, weights)
             keys = {name: name + LATEST for name in weights}
             weights = {name: moments.pop(key) for name, key in keys.items() if key in moments}
-            check_weights(self.optimizer.weights(), weights, inner)
+            check_weights(self.optimizer.weights, weights, inner)
         check_weights(self.optimizer.moments(), moments, inner)
         self.optimizer.load_weights(weights)
         self.optimizer.load_moments(moments)
@@ -152,12 +149,12 @@ class Checkpoints:
             return
         directory = checkpoint.resolve(Path(self.config.train.init_from))
         snapshot = checkpoint.load_or_name_good(directory)
-        check_weights(self.optimizer.weights(), snapshot.weights, directory)
+        check_weights(self.optimizer.weights, snapshot.weights, directory)
         self.init_hash = manifest.hash_file(directory / layout.MODEL)
         self.run.check_data({"init_from": self.init_hash})
         self.optimizer.load_weights(snapshot.weights)
         if self.average is not None:
-            self.average.load(snapshot.weights)
+            copy_values(self.average.values, snapshot.weights)
         logger.info("starting from the weights of %s", directory)
 
     def find_newest(self) -> tuple[Path, Snapshot, TrainerState] | None:

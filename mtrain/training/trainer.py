@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
+from tqdm import tqdm
 
 from mtrain.data.batches import Batch, MicroBatch, SpecialIds, TokenBatches
 from mtrain.data.subwords import SubwordSampler
@@ -24,7 +25,7 @@ from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import logger, progress_bar
 from mtrain.runtime.stop import stopped
 from mtrain.training.learner import Learner
-from mtrain.training.plan import clock, describe_run
+from mtrain.training.plan import describe_run
 from mtrain.training.resume import Checkpoints, Progress, Session
 from mtrain.training.schedule import make_schedule
 from mtrain.training.validation import Validation
@@ -87,10 +88,10 @@ class Trainer:
         if found := self.checkpoints.find_newest():
             self.progress.step = found[2].loop.step
             self.validation.load_history(self.progress.step)
-        self._announce()
+        self._announce(timed=True)
 
-    def _announce(self) -> None:
-        """Log what remains to be done."""
+    def _announce(self, *, timed: bool = False) -> None:
+        """Log what remains to be done, and the time of that if `timed`."""
         step, tokenizer = self.progress.step, self.prepared.tokenizer
         if self._is_finished():
             key = "max_steps" if step >= self.config.train.max_steps else "patience"
@@ -106,6 +107,13 @@ class Trainer:
             micro_batches=len(planned) * self.batches.pools,
             tokens=sum(each.num_tokens for each in planned) / max(1, len(planned)),
         )
+        if timed:
+            largest = max(planned, key=lambda each: len(each.rows))
+            lengths = [
+                self.prepared.store.lengths_of(row, row + 1) for row in largest.rows.tolist()
+            ]
+            left = self.config.train.max_steps - step
+            forecast.add_time(self.config, np.concatenate(lengths) + 1, left)
         for line in forecast.lines:
             logger.info("%s", line)
         if forecast.disk_warning:
@@ -241,9 +249,9 @@ class Trainer:
             f"{record['tokens_per_second']:,.0f} tok/s  lr {rate:.2e}"
         )
         bar.set_postfix_str(summary)
-        left = clock(seconds / max(1, self.recorded_steps) * (last_step - progress.step))
+        left = seconds / max(1, self.recorded_steps) * (last_step - progress.step)
         text = f"step {progress.step:,}/{last_step:,}  epoch {progress.epoch + 1}  {summary}"
-        text += f"  grad {record['grad_norm']:.2f}  left {left}"
+        text += f"  grad {record['grad_norm']:.2f}  left {tqdm.format_interval(left)}"
         logger.info("%s", text, extra={"shown_on_bar": True})
         progress.sums.zero_()
         progress.sum_tokens = 0
@@ -255,7 +263,7 @@ class Trainer:
 
     def _save(self) -> None:
         """Save a checkpoint of this step."""
-        for name, weight in self.optimizer.weights().items():
+        for name, weight in self.optimizer.weights.items():
             if not bool(weight.isfinite().all()):
                 raise self._not_finite(f"{name} is not finite")
         best = self.validation.history.best_step

@@ -235,7 +235,7 @@ MISTAKES = [
     ("translate -m {run} --length-norm mean", 2, ["'mean' is not one of 'gnmt'"]),
     ("translate -m {run} --device tpu", 2, ["device tpu"]),
     ("translate -m {run} --device cuda:63", 2, ["device cuda:63"]),
-    ("translate -m {run} --device cpu,cpu", 2, ["torchrun --nproc-per-node 2 -m mtrain"]),
+    ("translate -m {run} --device cpu,cpu", 2, ["torchrun for several"]),
     ("translate -m {run} -i {tmp}/none", 1, ["none", "No such file"]),
     ("translate -m {run} -i {tmp}", 1, ["Is a directory"]),
     ("translate -m {run} -i {plain_gz}", 1, ["plain.gz", "Not a gzipped file"]),
@@ -264,7 +264,6 @@ MISTAKES = [
     ("compare -r {ref}", 2, ["Missing argument"]),
     ("compare {ref} {src}", 2, ["--reference"]),
     ("compare {src} -r {ref}", 2, ["two files of translations"]),
-    ("compare {src} {tmp}/broken/../src -r {ref}", 2, ["src: given twice"]),
     ("compare {src} {short} -r {ref}", 1, ["short has 2 lines", "reference has 6"]),
     ("compare {src} {tmp}/none -r {ref}", 1, ["none: cannot read: No such file"]),
     ("compare {src} {ref} -r {ref} --tokenize moses", 2, ["--tokenize moses", "13a"]),
@@ -277,7 +276,7 @@ MISTAKES = [
     ("tokenizer decode -m {src}", 1, ["src: not a SentencePiece model"]),
     ("average {run} --last 99 -o {tmp}/mean", 1, ["not the 99", "--last"]),
     ("average {run} --last 1 -o {src}", 2, ["src: exists already"]),
-    ("average {tmp}/none -o {tmp}/mean", 1, ["none"]),
+    ("average {tmp}/none -o {tmp}/mean", 2, ["none/config.yaml: cannot read the config"]),
     # pages
     ("attention -m {run} -o {tmp}/a.html", 2, ["give either a sentence or -i/--input FILE"]),
     (
@@ -292,8 +291,8 @@ MISTAKES = [
     ("attention -m {run} -o {tmp}/a.html -i {many}", 2, ["more than 50 sentences"]),
     ("report {tmp}/data -o {tmp}/a.html", 1, ["not a run directory: it holds no config.yaml"]),
     ("report {run} -o {tmp}/none/a.html", 1, ["none/a.html: cannot write: No such file"]),
-    ("report {run} -o {tmp}", 2, ["is a directory; name a file"]),
-    ("report {run} -o -", 2, ["--output -: name a file, such as /dev/stdout"]),
+    ("report {run} -o {tmp}", 2, ["name a file, such as report.html"]),
+    ("report {run} -o -", 2, ["--output -: name a file, such as report.html"]),
     ("report {run} -o {broken}/best.json", 2, ["broken; write to another path"]),
     ("report {run} -o {broken}/validation/new.html", 2, ["belongs to "]),
     ("report {run} -o {link}", 2, ["belongs to "]),
@@ -620,21 +619,6 @@ def test_a_dry_run_of_a_complete_run_says_so(command: Command, run_dir: Path) ->
     assert sorted(path.stat().st_mtime_ns for path in run_dir.rglob("*")) == before
 
 
-# --- colours ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("terminal", "no_color", "painted"),
-    [(True, "", True), (True, "1", False), (False, "", False)],
-)
-def test_colours_are_for_terminals_that_want_them(
-    monkeypatch: pytest.MonkeyPatch, terminal: bool, no_color: str, painted: bool
-) -> None:
-    monkeypatch.setenv("NO_COLOR", no_color)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
-    assert (log.paint("error:", "31") == "error:") != painted
-
-
 # --- streams that are closed, full or gone ----------------------------------------------------
 
 
@@ -736,7 +720,7 @@ def test_closed_streams_are_no_surprise(trained_run: Path) -> None:
     assert (stdin.returncode, stdin.stdout, stdin.stderr) == (0, "", "")
     assert (stdout.returncode, stdout.stderr.count("\n")) == (1, 1)
     assert "stdout: cannot write" in stdout.stderr
-    assert (stderr.returncode, stderr.stdout) == (1, "")
+    assert (stderr.returncode, stderr.stdout) == (2, "")
 
 
 def test_an_output_file_that_is_read_as_stdin_is_refused(trained_run: Path, tmp_path: Path) -> None:
@@ -753,3 +737,18 @@ def test_a_log_that_nobody_reads_ends_no_run(tiny_config: TinyConfig, tmp_path: 
     done = shell(f"set -o pipefail; $MTRAIN train -c {config} 2>&1 | true")
     assert done.returncode == 0
     assert status(tmp_path / "run")["state"] == "complete"
+
+
+# --- colours ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("terminal", "no_color", "painted"),
+    [(True, "", True), (True, "1", False), (False, "", False)],
+)
+def test_colours_are_for_terminals_that_want_them(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool, no_color: str, painted: bool
+) -> None:
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    assert (log.paint("error:", "31") == "error:") != painted

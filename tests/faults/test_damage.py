@@ -298,7 +298,7 @@ def test_parts_of_another_model(bench: Bench, use: Callable[[Path], list[Done]])
 
 # Puts a number in a place before step 2.
 DEEDS = {
-    "weight": "self.optimizer.masters[0].view(-1)[0] = {value}; self.optimizer.publish()",
+    "weight": "o = self.optimizer; [*o.weights.values()][0].view(-1)[0] = {value}; o.publish()",
     "gradient": "self.optimizer.grads[-1].view(-1)[0] = {value}",
     "batch": "l = self.learner; was = l.hidden; l.hidden = lambda s, t: was(s, t) * {value}",
 }

@@ -15,6 +15,7 @@ from conftest import edit, empty, folder, link
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mtrain.config.schema import TrainConfig
 from mtrain.runs import checkpoint, layout, manifest
 from mtrain.runs.checkpoint import Snapshot, TrainerState
 from mtrain.runs.history import History
@@ -28,7 +29,7 @@ CONFIG = "run_dir: somewhere\n"
 LOOP = Loop(
     step=20, epoch=1, pool=0, batch=3, sums=[1.5, 0.1], sum_tokens=9, machine={"threads": 1}
 )
-EVERY_10 = (lambda step: step % 10 == 0, 10)
+EVERY_10 = TrainConfig(save_every=10, valid_every=10)
 
 
 def weights(seed: int = 0) -> dict[str, torch.Tensor]:
@@ -209,7 +210,8 @@ def test_retention(
         save(tmp_path, step)
     (tmp_path / "average").mkdir()
     best_name = None if best is None else step_name(best)
-    checkpoint.prune(tmp_path, is_scheduled=EVERY_10[0], keep=keep, best=best_name)
+    train = EVERY_10.model_copy(update={"keep_checkpoints": keep, "average_last": 0})
+    checkpoint.prune(tmp_path, train, best_name)
     assert names(tmp_path) == [step_name(step) for step in kept]
     trainers = [path.name for path in layout.steps(tmp_path) if (path / "trainer").is_dir()]
     assert trainers == [step_name(step) for step in kept[-2:]]
@@ -283,15 +285,15 @@ def test_a_damaged_checkpoint_names_the_newest_good_one(tmp_path: Path) -> None:
 
 def test_averaging_a_run_takes_its_newest(tmp_path: Path) -> None:
     run, output = make_run(tmp_path / "run", 10, 20, 30), tmp_path / "mean"
-    paths = checkpoint.average_run(run, 2, output, *EVERY_10)
+    paths = checkpoint.average_run(run, 2, output, EVERY_10)
     assert [path.name for path in paths] == ["step-00000020", "step-00000030"]
     read, expected = checkpoint.load(output), checkpoint.average(paths)
     assert all(torch.equal(read.weights[name], w) for name, w in expected.items())
     assert read.config == CONFIG
     with pytest.raises(UserError, match="mean: exists already"):
-        checkpoint.average_run(run, 2, output, *EVERY_10)
+        checkpoint.average_run(run, 2, output, EVERY_10)
     with pytest.raises(UserError, match=r"has 3 scheduled checkpoints.*--last"):
-        checkpoint.average_run(run, 4, tmp_path / "other", *EVERY_10)
+        checkpoint.average_run(run, 4, tmp_path / "other", EVERY_10)
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "model.safetensors"])
@@ -301,8 +303,8 @@ def test_averaging_by_hand_takes_no_checkpoint_beyond_a_damaged_one(
     run = make_run(tmp_path / "run", 10, 20, 30, 40)
     truncate(run / "checkpoints" / step_name(20) / name)
     with pytest.raises(UserError, match=f"{step_name(20)}.*{name}"):
-        checkpoint.average_run(run, 3, tmp_path / "mean", *EVERY_10)
-    assert len(checkpoint.average_run(run, 2, tmp_path / "mean", *EVERY_10)) == 2
+        checkpoint.average_run(run, 3, tmp_path / "mean", EVERY_10)
+    assert len(checkpoint.average_run(run, 2, tmp_path / "mean", EVERY_10)) == 2
 
 
 @given(st.integers(1, 99), st.integers(1, 9))

@@ -130,7 +130,7 @@ def taken(trainer: Trainer) -> list[Tensor]:
     """What was added up since the last time: losses and gradients."""
     optimizer = trainer.optimizer
     found = [optimizer.losses.clone(), *(grad.clone() for grad in optimizer.grads)]
-    optimizer.clear()
+    optimizer.buffer.zero_()
     return found
 
 

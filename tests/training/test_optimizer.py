@@ -134,17 +134,17 @@ def test_muon_updates_the_layers_matrices_only() -> None:
 def test_fp32_masters_keep_updates_that_bf16_would_round_away() -> None:
     model = small_model().bfloat16()
     optimizer = Optimizer(model, BETAS, EPS, {})
-    start = optimizer.weights()["0.weight"].clone()
+    start = optimizer.weights["0.weight"].clone()
     for _ in range(40):
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
         optimizer.accumulate()
         optimizer.update(1e-4, 1, 0.0)
-    moved = start - optimizer.weights()["0.weight"]
+    moved = start - optimizer.weights["0.weight"]
     torch.testing.assert_close(moved, torch.full_like(moved, 40e-4), rtol=0.01, atol=0)
     assert model[0].weight.dtype == torch.bfloat16
     for name, parameter in model.named_parameters():
-        assert torch.equal(parameter, optimizer.weights()[name].bfloat16())
+        assert torch.equal(parameter, optimizer.weights[name].bfloat16())
 
 
 def test_gradients_of_micro_batches_add_up_in_fp32() -> None:

@@ -12,6 +12,7 @@ from hashlib import blake2b
 from random import Random
 
 from mtrain.corpus.phrasebook.grammar import Drawing
+from mtrain.runtime.errors import UserError
 
 LIMITS = {"train": 5_000_000, "valid": 100_000, "test": 100_000}  # the most pairs of a call
 # Hashes, in percent, of the German sides of a split; that separates the English sides, too, which
@@ -19,7 +20,13 @@ LIMITS = {"train": 5_000_000, "valid": 100_000, "test": 100_000}  # the most pai
 SPLITS = {"train": range(90), "valid": range(90, 95), "test": range(95, 100)}
 
 
-def _stream(split: str, count: int, seed: int) -> Iterator[tuple[str, str]]:
+def pairs(split: str, count: int, seed: int = 1) -> Iterator[tuple[str, str]]:
+    """Yield `count` distinct (English, German) pairs of a split, which depend on the split and the
+    seed only: fewer pairs are a prefix of more. No sentence of one split is in another, whatever
+    their seeds. Raises `UserError` for too many.
+    """
+    if count > LIMITS[split]:
+        raise UserError(f"phrasebook: {split} has at most {LIMITS[split]} pairs, not {count}")
     drawing, shown = Drawing(Random(f"{split} {seed}").random), set[bytes]()
     while len(shown) < count:
         pair = drawing.sentence()
@@ -27,15 +34,3 @@ def _stream(split: str, count: int, seed: int) -> Iterator[tuple[str, str]]:
         if mark not in shown and zlib.crc32(pair[1].encode()) % 100 in SPLITS[split]:
             shown.add(mark)
             yield pair
-
-
-def pairs(split: str, count: int, seed: int = 1) -> Iterator[tuple[str, str]]:
-    """Return `count` distinct (English, German) pairs of a split, which depend on the split and the
-    seed only: fewer pairs are a prefix of more. No sentence of one split is in another, whatever
-    their seeds. Raises `ValueError`.
-    """
-    if split not in LIMITS:
-        raise ValueError(f"unknown split {split!r}: must be one of {', '.join(LIMITS)}")
-    if not 0 <= count <= LIMITS[split]:
-        raise ValueError(f"the {split} split has 0 to {LIMITS[split]} pairs, not {count}")
-    return _stream(split, count, seed)
