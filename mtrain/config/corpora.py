@@ -74,9 +74,11 @@ class Entry(Section):
         """Gather the settings of `fill`. Of a corpus with one side, both are that until a model has
         made the other.
         """
+        if isinstance(value, dict) and "fill" in value:
+            raise ValueError("has no key fill: its settings stand next to src and tgt")
         if not isinstance(value, dict) or "model" not in value:
             return value
-        fill = {key: value[key] for key in value if key in Fill.model_fields}
+        fill = {key: value[key] for key in value if key in Fill.model_fields and key != "made"}
         own = {key: value[key] for key in value if key not in fill}
         for side, other in (("src", "tgt"), ("tgt", "src")):
             if own.get(side) is None and other in own:
