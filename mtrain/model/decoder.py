@@ -1,62 +1,141 @@
 """The decoder as translation runs it: one position at a time, with cached keys and values.
 
+A step for one line is short: calls of torch, views among them, would take longer than the
+arithmetic. So a step cuts all layers' caches at once, and works on buffers whose views are made
+when the number of hypotheses changes.
+
 Shapes: `B` sentences, `W` hypotheses of each, `N` of all (B x W), `S` source length, `T` positions
 of the cache, `D` d_model, `H` heads, `K` head width, `V` vocabulary.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from mtrain.model.transformer import DecoderLayer, Transformer
+
+# Of one layer, for `attend_step`: keys (B * H, K, L) and values (B * H, L, K).
+KeyValue = tuple[Tensor, Tensor]
+Norm = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class DecoderState:
     """The cache of `N` hypotheses of `B` sentences, `W` each.
 
-    Each layer's `past` (2, B, H, T, W', K) holds keys and values of `time` positions, with W' >= W
-    slots per sentence. They stay in the slot where they were written: `lineage` (B, W, T, W') is 0
-    at the slots of a hypothesis's own past, elsewhere minus infinity. `source` (layers, 2, B, H, S,
-    K) holds keys and values of the source, `src_bias` (B, H, 1, S) is 0 at its real tokens.
+    `past` (layers, 2, B, H, T, W', K) holds keys and values of `time` positions, with W' >= W slots
+    per sentence. They stay in the slot where they were written: `lineage` (N, time * W') is 0 at
+    the slots of a hypothesis's own past, elsewhere minus infinity (None: there is one slot).
     """
 
-    past: tuple[Tensor, ...]
+    past: Tensor
     time: int
-    lineage: Tensor
-    source: Tensor
-    src_bias: Tensor
+    lineage: Tensor | None
+    newest: "Newest"
 
     def select(self, rows: Tensor, sentences: Tensor | None = None) -> "DecoderState":
         """Select hypotheses by index: `rows` of the N, in that order and equally many per sentence,
         and `sentences` of the B (None: all).
         """
-        past, source, src_bias = self.past, self.source, self.src_bias
+        past, newest, lineage = self.past, self.newest, self.lineage
+        source, src_bias, slots = newest.source, newest.src_bias, past.shape[5]
         if sentences is not None:
-            past = tuple(layer.index_select(1, sentences) for layer in past)
-            source = source.index_select(2, sentences)
+            past, source = past.index_select(2, sentences), source.index_select(2, sentences)
             src_bias = src_bias.index_select(0, sentences)
-        B, slots = len(src_bias), self.lineage.shape[3]
-        lineage = self.lineage.flatten(0, 1).index_select(0, rows)
-        lineage = lineage.view(B, len(rows) // max(1, B), *lineage.shape[1:])
-        if (missing := lineage.shape[1] - slots) > 0:
-            lineage = F.pad(lineage, (0, missing), value=float("-inf"))
-            past = tuple(F.pad(layer, (0, 0, 0, missing)) for layer in past)
-        return DecoderState(past, self.time, lineage, source, src_bias)
+        if lineage is not None:
+            lineage = lineage.index_select(0, rows)
+        W = len(rows) // max(1, len(src_bias))
+        if sentences is None and W == newest.W:
+            return DecoderState(past, self.time, lineage, newest)
+        if (missing := W - slots) > 0:
+            past = F.pad(past, (0, 0, 0, missing))
+            if lineage is None:
+                lineage = src_bias.new_zeros(len(rows), self.time)
+            lineage = lineage.view(len(rows), self.time, slots)
+            lineage = F.pad(lineage, (0, missing), value=float("-inf")).flatten(1)
+        newest = Newest(source, src_bias, W, past.shape[5], newest.projected.dtype)
+        return DecoderState(past, self.time, lineage, newest)
 
     def longer(self) -> "DecoderState":
         """Make room for one more position, where each hypothesis sees its own slot."""
         past, lineage = self.past, self.lineage
-        if self.time == lineage.shape[2]:
-            room = max(16, self.time)
-            past = tuple(F.pad(layer, (0, 0, 0, 0, 0, room)) for layer in past)
-            lineage = F.pad(lineage, (0, 0, 0, room), value=float("-inf"))
-        lineage[:, :, self.time].diagonal(dim1=1, dim2=2).zero_()
-        return replace(self, past=past, time=self.time + 1, lineage=lineage)
+        if self.time == past.shape[4]:
+            past = F.pad(past, (0, 0, 0, 0, 0, max(16, self.time)))
+        if lineage is not None:
+            lineage = torch.cat((lineage, self.newest.own), 1)
+        return DecoderState(past, self.time + 1, lineage, self.newest)
+
+    def cut(self) -> Iterator[tuple[Tensor, KeyValue, KeyValue]]:
+        """Return for each layer where to write the newest keys and values (2, B, H, W, K), those of
+        the past, the newest included, and those of the source.
+        """
+        now = self.past[:, :, :, :, self.time - 1, : self.newest.W]
+        seen = _by_layer(self.past[:, :, :, :, : self.time].flatten(4, 5))
+        return zip(now.unbind(0), seen, self.newest.sources, strict=True)
+
+    def bias(self) -> Tensor:
+        """Return 0 where a hypothesis sees a slot, elsewhere minus infinity: (B * H, W, time * W'),
+        or of size 1 where all are alike.
+        """
+        if self.lineage is None:
+            return self.newest.unbiased
+        B, H = self.past.shape[2:4]
+        if B == 1:
+            return self.lineage[None]
+        by_head = self.lineage.view(B, 1, self.newest.W, -1).expand(-1, H, -1, -1)
+        return by_head.flatten(0, 1)
+
+
+class Newest:
+    """Buffers of one layer for the newest tokens of `B` sentences, `W` hypotheses each, and what
+    does not change while these stay: `source` (layers, 2, B, H, S, K) holds keys and values of the
+    source, `src_bias` (B, H, 1, S) is 0 at its real tokens, and `own` (N, W') at a hypothesis's own
+    slot.
+    """
+
+    def __init__(
+        self, source: Tensor, src_bias: Tensor, W: int, slots: int, dtype: torch.dtype
+    ) -> None:
+        _, _, B, H, _, K = source.shape
+        self.W, self.source, self.src_bias = W, source, src_bias
+        self.sources, self.bias = list(_by_layer(source)), src_bias.flatten(0, 1)
+        self.unbiased = src_bias.new_zeros(1, 1, 1)
+        own = src_bias.new_full((W, slots), float("-inf")).fill_diagonal_(0.0)
+        self.own = own.repeat(B, 1)
+        # (N, 3 * D): query, key and value of the newest tokens; queries alone for the source
+        self.projected = source.new_empty(B * W, 3 * H * K, dtype=dtype)
+        self.queries = self.projected[:, : H * K]
+        heads = self.projected.view(B, W, 3, H, K).permute(2, 0, 3, 1, 4)
+        self.key_value = heads[1:]
+        self.query = _Reordered(heads[0], (B * H, W, K), source.dtype)
+        self.attended = source.new_empty(B * H, W, K)
+        joined = self.attended.view(B, H, W, K).transpose(1, 2)
+        self.joined = _Reordered(joined, (B * W, H * K), dtype)
+
+
+class _Reordered:
+    """A buffer in the order of a shape, and in a type; itself where a view gives both."""
+
+    def __init__(self, source: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.source, self.target = source, source.to(dtype).reshape(shape)
+        self.is_view = self.target.data_ptr() == source.data_ptr()
+        self.written = self.target.view(source.shape)
+
+    def __call__(self) -> Tensor:
+        """Return the buffer's present values."""
+        if not self.is_view:
+            self.written.copy_(self.source)
+        return self.target
+
+
+def _by_layer(heads: Tensor) -> Iterator[KeyValue]:
+    """Split (layers, 2, B, H, L, K) into each layer's keys and values."""
+    keys, values = heads.flatten(2, 3).unbind(1)
+    return zip(keys.mT.unbind(0), values.unbind(0), strict=True)
 
 
 class Decoder:
@@ -65,7 +144,9 @@ class Decoder:
     def __init__(self, model: Transformer) -> None:
         self.model = model
         self.scale = model.shape.d_model**0.5
+        self.embedding = model.tgt_embedding.weight
         self.layers = [_Layer(layer, model) for layer in model.decoder_layers]
+        self.norm = _norm(model.decoder_norm)
         self.project = model.parts.product(model.output.weight.to(model.dtype), None)
 
     def begin(self, src: Tensor) -> DecoderState:
@@ -78,27 +159,23 @@ class Decoder:
         source = source.to(self.model.attention_dtype)
         layers, _, B, H, S, K = source.shape
         bias = source.new_zeros(B, H, 1, S).masked_fill(~src_mask, float("-inf"))
-        past = tuple(source.new_empty(2, B, H, 0, 1, K) for _ in range(layers))
-        return DecoderState(past, 0, source.new_empty(B, 1, 0, 1), source, bias)
+        past = source.new_empty(layers, 2, B, H, 0, 1, K)
+        return DecoderState(past, 0, None, Newest(source, bias, 1, 1, memory.dtype))
 
     def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """Return log-probabilities of the next token in fp32: (N,), state -> (N, V), next state.
 
         This overwrites the cache of the given state: continue with the returned state only.
         """
-        time, H = state.time, self.model.shape.num_heads
-        state = state.longer()
-        bias = None
-        if state.lineage.shape[3] > 1:  # a single hypothesis sees the whole past
-            bias = state.lineage[:, None, :, : time + 1].expand(-1, H, -1, -1, -1)
-            bias = bias.flatten(3).flatten(0, 1)
-        src_bias = state.src_bias.flatten(0, 1)
-        x = F.embedding(tokens, self.model.tgt_embedding.weight)
-        x = torch.add(self.model.positions(self.model.tgt_positions, time, 1), x, alpha=self.scale)
+        positions = self.model.positions(self.model.tgt_positions, state.time, 1)
+        x = torch.add(positions, self.embedding.index_select(0, tokens), alpha=self.scale)
         x = x.to(self.model.dtype)
-        for layer, past, source in zip(self.layers, state.past, state.source, strict=True):
-            x = layer.step(x, past[:, :, :, : time + 1], source, bias, src_bias)
-        return self.project(self.model.decoder_norm(x)).float().log_softmax(-1), state
+        state = state.longer()
+        bias = state.bias()
+        for layer, (now, past, source) in zip(self.layers, state.cut(), strict=True):
+            x = layer.step(x, state.newest, now, past, source, bias)
+        logits = self.project(self.norm(x))
+        return logits.log_softmax(-1, dtype=torch.float32), state
 
 
 class EnsembleState(tuple[DecoderState, ...]):
@@ -137,8 +214,8 @@ class _Layer:
     def __init__(self, layer: DecoderLayer, model: Transformer) -> None:
         own, source, feed = layer.self_attention, layer.cross_attention, layer.feed_forward
         D, product = model.shape.d_model, model.parts.product
-        self.residual, self.attend = layer.residual, model.parts.attend_step
-        self.norms = layer.self_norm, layer.cross_norm, layer.feed_norm  # slow to look up
+        self.pre_norm, self.attend = layer.pre_norm, model.parts.attend_step
+        self.norms = _norm(layer.self_norm), _norm(layer.cross_norm), _norm(layer.feed_norm)
         self.project = product(own.project_in.weight, own.project_in.bias)
         self.join = product(own.project_out.weight, own.project_out.bias)
         self.query = product(source.project_in.weight[:D], source.project_in.bias[:D])
@@ -147,36 +224,55 @@ class _Layer:
         self.outer = product(feed.outer.weight, feed.outer.bias)
 
     def step(
-        self, x: Tensor, past: Tensor, source: Tensor, bias: Tensor | None, src_bias: Tensor
+        self,
+        x: Tensor,
+        newest: Newest,
+        now: Tensor,
+        past: KeyValue,
+        source: KeyValue,
+        bias: Tensor,
     ) -> Tensor:
         """Apply `DecoderLayer` to one position: (N, D) -> (N, D)."""
         own, cross, feed = self.norms
-        x = self.residual(own, x, lambda x: self._over_past(x, past, bias))
-        x = self.residual(cross, x, lambda x: self._over_source(x, source, src_bias))
-        return self.residual(feed, x, lambda x: self.outer(self.inner(x).relu_()))
+        x = self._residual(own, x, self._over_past, newest, now, past, bias)
+        x = self._residual(cross, x, self._over_source, newest, source)
+        return self._residual(feed, x, self._feed)
 
-    def _over_past(self, x: Tensor, past: Tensor, bias: Tensor | None) -> Tensor:
-        """Attend from the newest tokens to their own pasts: (N, D) -> (N, D). Their keys and values
-        are written to the last position of `past` (2, B, H, T, W', K).
-        """
-        _, B, H, _, _, K = past.shape
-        projected = self.project(x).view(B, -1, 3, H, K).permute(2, 0, 3, 1, 4)
-        past[:, :, :, -1, : projected.shape[3]] = projected[1:]
-        key, value = past.view(2, B * H, -1, K)
-        return self.join(self._attend(projected[0], key, value, bias, x.dtype))
-
-    def _over_source(self, x: Tensor, source: Tensor, bias: Tensor) -> Tensor:
-        """Attend from the newest tokens to their sources (2, B, H, S, K): (N, D) -> (N, D)."""
-        _, B, H, S, K = source.shape
-        query = self.query(x).view(B, -1, H, K).transpose(1, 2)
-        key, value = source.view(2, B * H, S, K)
-        return self.join_source(self._attend(query, key, value, bias, x.dtype))
-
-    def _attend(
-        self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, dtype: torch.dtype
+    def _residual(
+        self, norm: Norm, x: Tensor, sublayer: Callable[..., Tensor], *given: object
     ) -> Tensor:
-        """Attend: query (B, H, W, K), key and value (B * H, T or S, K) -> (N, D)."""
-        B, H, W, K = query.shape
-        query = query.to(key.dtype).reshape(B * H, W, K)
-        heads = self.attend(query, key, value, bias).view(B, H, W, K)
-        return heads.transpose(1, 2).reshape(B * W, H * K).to(dtype)
+        """Apply `Layer.residual`."""
+        if self.pre_norm:
+            return sublayer(norm(x), *given).add_(x)
+        return norm(sublayer(x, *given).add_(x))
+
+    def _over_past(
+        self, x: Tensor, newest: Newest, now: Tensor, past: KeyValue, bias: Tensor
+    ) -> Tensor:
+        """Attend from the newest tokens to their own pasts: (N, D) -> (N, D). Their keys and values
+        are written to `now`, a part of `past`.
+        """
+        self.project(x, out=newest.projected)
+        now.copy_(newest.key_value)
+        self.attend(newest.query(), *past, bias, newest.attended)
+        return self.join(newest.joined())
+
+    def _over_source(self, x: Tensor, newest: Newest, source: KeyValue) -> Tensor:
+        """Attend from the newest tokens to their sources: (N, D) -> (N, D)."""
+        self.query(x, out=newest.queries)
+        self.attend(newest.query(), *source, newest.bias, newest.attended)
+        return self.join_source(newest.joined())
+
+    def _feed(self, x: Tensor) -> Tensor:
+        """Apply `FeedForward`: (N, D) -> (N, D)."""
+        return self.outer(self.inner(x).relu_())
+
+
+def _norm(module: nn.Module) -> Norm:
+    """Return the function of a layer norm, or of none: calling a module takes several times as long
+    as its arithmetic.
+    """
+    if not isinstance(module, nn.LayerNorm):
+        return lambda x: x
+    shape, weight, bias, eps = module.normalized_shape, module.weight, module.bias, module.eps
+    return lambda x: torch.layer_norm(x, shape, weight, bias, eps)
