@@ -14,7 +14,7 @@ from torch import Tensor
 Normalize = Callable[[int], float]  # the divisor of a score for a length counted with eos
 # Natural log-probability; 1 is enough to give the texts of a search without this limit.
 FAR = 1.0
-# With fewer columns, sorting all is as fast: see `_best`.
+# With fewer blocks, sorting all is as fast: see `_best`.
 MANY = 32
 
 
@@ -39,20 +39,23 @@ class Rules:
     prefixes: list[list[int]] | None = None
     no_repeat_ngram: int = 0
 
-    def apply(self, log_probs: Tensor, hypotheses: Tensor, sentences: list[int]) -> Tensor:
+    def apply(
+        self, log_probs: Tensor, hypotheses: Tensor, sentences: list[int], banned: Tensor
+    ) -> Tensor:
         """Set log-probabilities (B, W, V) to minus infinity where a token may not follow, given the
-        hypotheses (B, W, time) of the sentences with these indices.
+        hypotheses (N, time) of the sentences with these indices, and `self.banned` as a tensor.
         """
-        time = hypotheses.shape[2]
+        time = hypotheses.shape[1]
         forced = self._forced(sentences, time)
         if forced:
             places, tokens = list(forced), list(forced.values())
             log_probs = log_probs.clone()
             kept = log_probs[places, :, tokens]
         if self.banned:
-            log_probs[:, :, list(self.banned)] = float("-inf")
+            log_probs.index_fill_(2, banned, float("-inf"))
         if 0 < self.no_repeat_ngram <= time:
-            _ban_repeats(log_probs, hypotheses, self.no_repeat_ngram)
+            by_sentence = hypotheses.view(*log_probs.shape[:2], time)
+            _ban_repeats(log_probs, by_sentence, self.no_repeat_ngram)
         if forced:
             log_probs[places] = float("-inf")
             log_probs[places, :, tokens] = kept
@@ -105,9 +108,10 @@ class BeamSearch:
         self.found: list[list[Hypothesis]] = [[] for _ in range(B)]
         self.sentences = list(range(B))
         self.scores = torch.zeros(B, 1, device=self.device)  # (B, W)
-        self.hypotheses = torch.zeros(B, 1, 0, dtype=torch.int64, device=self.device)  # (.., time)
+        self.hypotheses = torch.zeros(B, 0, dtype=torch.int64, device=self.device)  # (N, time)
+        self.banned = torch.tensor(rules.banned, dtype=torch.int64, device=self.device)
 
-    @torch.no_grad()
+    @torch.inference_mode()  # each call of torch takes less time than with no_grad
     def run(
         self, step: Callable[[Tensor, Any], tuple[Tensor, Any]], state: Any, bos_id: int
     ) -> list[list[Hypothesis]]:
@@ -132,40 +136,50 @@ class BeamSearch:
         all, unchanged), the sentences of B that stay (None: all), and the new tokens, one per row.
         """
         B, W = self.scores.shape
-        log_probs = self.rules.apply(log_probs.view(B, W, -1), self.hypotheses, self.sentences)
-        scores, parents, tokens = self._candidates(log_probs)
-        ends = tokens == self.rules.eos_id
-        some_end = bool(ends.any())  # at most steps none does, and the best live on as they are
-        live = scores
-        if some_end:
-            self._collect(scores, parents, ends & scores.isfinite())
+        log_probs = log_probs.view(B, W, -1)
+        log_probs = self.rules.apply(log_probs, self.hypotheses, self.sentences, self.banned)
+        scores, places = self._candidates(log_probs)
+        V = log_probs.shape[2]
+        rows, tokens = places // V, places % V
+        if B > 1:
+            rows += torch.arange(0, B * W, W, device=self.device)[:, None]
+        live, ends = scores, None
+        if any(self.rules.eos_id in row for row in tokens.tolist()):  # at most steps none ends
+            ends = tokens == self.rules.eos_id
+            self._collect(scores, rows, ends & scores.isfinite())
             live = scores.masked_fill(ends, float("-inf"))
         kept = self._drop_done(live)
+        if not self.sentences:
+            return None, None, tokens
         if kept is not None:
-            live, parents, tokens, ends = live[kept], parents[kept], tokens[kept], ends[kept]
-        parents, tokens = self._extend(live, parents, tokens, ends if some_end else None)
-        if kept is None and W == parents.shape[1] == 1:
-            return None, None, tokens.flatten()
-        places = torch.arange(len(parents), device=self.device) if kept is None else kept
-        return (parents + W * places[:, None]).flatten(), kept, tokens.flatten()
+            live, rows, tokens = live[kept], rows[kept], tokens[kept]
+            ends = None if ends is None else ends[kept]
+        rows, tokens = self._best_unended(live, rows, tokens, ends)
+        unchanged = kept is None and len(rows) == len(self.hypotheses) == B
+        if not unchanged:
+            self.hypotheses = self.hypotheses.index_select(0, rows)
+        self.hypotheses = torch.cat((self.hypotheses, tokens[:, None]), 1)
+        return None if unchanged else rows, kept, tokens
 
-    def _candidates(self, log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Choose C extensions of each sentence, given (B, W, V): scores, parents among W, tokens;
-        each (B, C), best first.
+    def _candidates(self, log_probs: Tensor) -> tuple[Tensor, Tensor]:
+        """Choose C extensions of each sentence, given (B, W, V), best first: scores and indices
+        among W * V, both (B, C).
         """
         _, W, V = log_probs.shape
-        scores, flat = _best(self.scores, log_probs, min(2 * self.beam_size, W * V))
-        return scores, flat // V, flat % V
+        if self.beam_size == 1:  # greedy search ends with its first eos: no second is needed
+            best, tokens = _likeliest(log_probs[:, 0])
+            return self.scores + best, tokens
+        return _best(self.scores, log_probs, min(2 * self.beam_size, W * V))
 
-    def _collect(self, scores: Tensor, parents: Tensor, ended: Tensor) -> None:
+    def _collect(self, scores: Tensor, rows: Tensor, ended: Tensor) -> None:
         """Keep the candidates that ended among the best `beam_size`."""
-        rows, ranks = ended[:, : self.beam_size].nonzero(as_tuple=True)
-        if not len(rows):
+        places, ranks = ended[:, : self.beam_size].nonzero(as_tuple=True)
+        if not len(places):
             return
-        ids = self.hypotheses[rows, parents[rows, ranks]].tolist()
-        ended_scores = scores[rows, ranks].tolist()
-        for row, own, score in zip(rows.tolist(), ids, ended_scores, strict=True):
-            self.found[self.sentences[row]].append(Hypothesis(own, score))
+        ids = self.hypotheses[rows[places, ranks]].tolist()
+        ended_scores = scores[places, ranks].tolist()
+        for place, own, score in zip(places.tolist(), ids, ended_scores, strict=True):
+            self.found[self.sentences[place]].append(Hypothesis(own, score))
 
     def _drop_done(self, live: Tensor) -> Tensor | None:
         """Remove the sentences that are done, given the scores (B, C) of unended candidates. Return
@@ -180,17 +194,15 @@ class BeamSearch:
                 self.found[sentence].append(self._unended(place))
         if len(kept) == len(self.sentences):
             return None
-        places = torch.tensor(kept, dtype=torch.int64, device=self.device)
         self.sentences = [self.sentences[place] for place in kept]
-        self.scores, self.hypotheses = self.scores[places], self.hypotheses[places]
-        return places
+        return torch.tensor(kept, dtype=torch.int64, device=self.device)
 
     def _is_done(self, sentence: int, best_live: float) -> bool:
         """Whether a sentence is at its limit, or has enough hypotheses and no live one that is
         `FAR` likelier, since a model that is sure of its words lets unlikely endings into the beam.
         A beam of 1 is greedy search, which ends with its first eos.
         """
-        found, length = self.found[sentence], self.hypotheses.shape[2] + 1
+        found, length = self.found[sentence], self.hypotheses.shape[1] + 1
         if length >= self.rules.max_lens[sentence]:
             return True
         if len(found) < self.beam_size:
@@ -200,26 +212,24 @@ class BeamSearch:
     def _unended(self, place: int) -> Hypothesis:
         """Return the best hypothesis of a sentence at its limit, where eos has no probability."""
         best = int(self.scores[place].argmax())
-        return Hypothesis(self.hypotheses[place, best].tolist(), float(self.scores[place, best]))
+        row = place * self.scores.shape[1] + best
+        return Hypothesis(self.hypotheses[row].tolist(), float(self.scores[place, best]))
 
-    def _extend(
-        self, scores: Tensor, parents: Tensor, tokens: Tensor, ends: Tensor | None
+    def _best_unended(
+        self, scores: Tensor, rows: Tensor, tokens: Tensor, ends: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Keep the best candidates that have not ended (None: none has); return their parents among
-        W and tokens, both (B, W').
+        """Keep the best candidates that have not ended (None: none has), W' of each sentence, and
+        their scores; return their rows among N and tokens, both (B * W',).
         """
         C = scores.shape[1]
         W = min(self.beam_size, C)
         if ends is None:
-            parents, tokens, self.scores = (x[:, :W] for x in (parents, tokens, scores))
+            rows, tokens, self.scores = rows[:, :W], tokens[:, :W], scores[:, :W]
         else:
             unended_first = (torch.arange(C, device=self.device) + C * ends).argsort(1)
             best = unended_first[:, :W]
-            parents, tokens, self.scores = (x.gather(1, best) for x in (parents, tokens, scores))
-        time = self.hypotheses.shape[2]
-        before = self.hypotheses.gather(1, parents[:, :, None].expand(-1, -1, time))
-        self.hypotheses = torch.cat((before, tokens[:, :, None]), 2)
-        return parents, tokens
+            rows, tokens, self.scores = (x.gather(1, best) for x in (rows, tokens, scores))
+        return rows.flatten(), tokens.flatten()
 
 
 def _best(scores: Tensor, log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -227,19 +237,38 @@ def _best(scores: Tensor, log_probs: Tensor, count: int) -> tuple[Tensor, Tensor
     scores of hypotheses, (B, W, V) of next tokens -> two of (B, count).
 
     On the CPU a partial sort of all takes longer than to compute them. The best ones are in the
-    columns with the best maxima: only these are sorted, in a tenth of the time.
+    blocks with the best maxima: only these are sorted, in a tenth of the time.
     """
     B, W, V = log_probs.shape
-    height = next((n for n in range(128, 15, -1) if V % n == 0), V)
-    columns = V // height
-    if log_probs.device.type != "cpu" or W * columns < max(count, MANY):
+    size = _block_size(V)
+    each = V // size  # blocks of a hypothesis
+    if log_probs.device.type != "cpu" or W * each < max(count, MANY):
         return (scores[:, :, None] + log_probs).view(B, W * V).topk(count)
-    tops = log_probs.view(B, W, height, columns).amax(2) + scores[:, :, None]
-    found = tops.view(B, W * columns).topk(count).indices
-    parents, first = found // columns, found // columns * V + found % columns
-    steps = torch.arange(0, V, columns)
-    places = (first[:, :, None] + steps).view(B, count * height)
-    values = log_probs.view(B, W * V).gather(1, places).view(B, count, height)
-    values += scores.gather(1, parents)[:, :, None]
-    best, where = values.view(B, count * height).topk(count)
-    return best, places.gather(1, where)
+    tops = log_probs.view(B, W, each, size).amax(3) + scores[:, :, None]
+    found = tops.view(B, W * each).topk(count).indices
+    rows = found + torch.arange(0, B * W * each, W * each)[:, None] if B > 1 else found
+    blocks = log_probs.view(-1, size).index_select(0, rows.flatten())
+    values = blocks.view(B, count, size) + scores.gather(1, found // each)[:, :, None]
+    best, where = values.view(B, count * size).topk(count)
+    return best, torch.add(where % size, found.gather(1, where // size), alpha=size)
+
+
+def _likeliest(log_probs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the best token's log-probability and index, the first of equals: (B, V) -> two of (B,
+    1). For many sentences on the CPU, search it as `_best` does.
+    """
+    B, V = log_probs.shape
+    size = _block_size(V)
+    if log_probs.device.type != "cpu" or B == 1 or size == V:
+        return torch.max(log_probs, 1, keepdim=True)
+    blocks = log_probs.view(-1, size)
+    found = blocks.amax(1).view(B, -1).argmax(1, keepdim=True)
+    first = torch.arange(0, len(blocks), V // size)[:, None]
+    best, where = blocks.index_select(0, (found + first).flatten()).max(1, keepdim=True)
+    return best, found * size + where
+
+
+def _block_size(V: int) -> int:
+    """Return a divisor of V: the maximum of a block is computed fast by whole vectors, of 32."""
+    sizes = (n for n in range(16, 129) if V % n == 0)
+    return min(sizes, key=lambda n: (n % 32, -n), default=V)
