@@ -1,8 +1,7 @@
 """The decoder as translation runs it: one position at a time, with cached keys and values.
 
-A step for one line is short: calls of torch, views among them, would take longer than the
-arithmetic. So a step cuts all layers' caches at once, and works on buffers whose views are made
-when the number of hypotheses changes.
+For one line, calls of torch, views among them, take as long as the arithmetic. So a step cuts all
+layers' caches at once, and works on buffers whose views are made only when B or W changes.
 
 Shapes: `B` sentences, `W` hypotheses of each, `N` of all (B x W), `S` source length, `T` positions
 of the cache, `D` d_model, `H` heads, `K` head width, `V` vocabulary.
@@ -18,9 +17,11 @@ from torch import Tensor, nn
 
 from mtrain.model.transformer import DecoderLayer, Transformer
 
-# Of one layer, for `attend_step`: keys (B * H, K, L) and values (B * H, L, K).
+# Of one layer: keys (B * H, K, L) and values (B * H, L, K), as `attend_step` takes them.
 KeyValue = tuple[Tensor, Tensor]
-Norm = Callable[[Tensor], Tensor]
+# Of one layer: where the newest keys and values belong (2, B, H, W, K), the past with these, and
+# the source.
+Caches = tuple[Tensor, KeyValue, KeyValue]
 
 
 @dataclass(frozen=True)
@@ -69,10 +70,8 @@ class DecoderState:
             lineage = torch.cat((lineage, self.newest.own), 1)
         return DecoderState(past, self.time + 1, lineage, self.newest)
 
-    def cut(self) -> Iterator[tuple[Tensor, KeyValue, KeyValue]]:
-        """Return for each layer where to write the newest keys and values (2, B, H, W, K), those of
-        the past, the newest included, and those of the source.
-        """
+    def by_layer(self) -> Iterator[Caches]:
+        """Cut all layers' caches at once."""
         now = self.past[:, :, :, :, self.time - 1, : self.newest.W]
         seen = _by_layer(self.past[:, :, :, :, : self.time].flatten(4, 5))
         return zip(now.unbind(0), seen, self.newest.sources, strict=True)
@@ -86,8 +85,7 @@ class DecoderState:
         B, H = self.past.shape[2:4]
         if B == 1:
             return self.lineage[None]
-        by_head = self.lineage.view(B, 1, self.newest.W, -1).expand(-1, H, -1, -1)
-        return by_head.flatten(0, 1)
+        return self.lineage.view(B, 1, self.newest.W, -1).expand(-1, H, -1, -1).flatten(0, 1)
 
 
 class Newest:
@@ -172,10 +170,9 @@ class Decoder:
         x = x.to(self.model.dtype)
         state = state.longer()
         bias = state.bias()
-        for layer, (now, past, source) in zip(self.layers, state.cut(), strict=True):
-            x = layer.step(x, state.newest, now, past, source, bias)
-        logits = self.project(self.norm(x))
-        return logits.log_softmax(-1, dtype=torch.float32), state
+        for layer, caches in zip(self.layers, state.by_layer(), strict=True):
+            x = layer.step(x, state.newest, caches, bias)
+        return self.project(self.norm(x)).log_softmax(-1, dtype=torch.float32), state
 
 
 class EnsembleState(tuple[DecoderState, ...]):
@@ -214,8 +211,10 @@ class _Layer:
     def __init__(self, layer: DecoderLayer, model: Transformer) -> None:
         own, source, feed = layer.self_attention, layer.cross_attention, layer.feed_forward
         D, product = model.shape.d_model, model.parts.product
-        self.pre_norm, self.attend = layer.pre_norm, model.parts.attend_step
-        self.norms = _norm(layer.self_norm), _norm(layer.cross_norm), _norm(layer.feed_norm)
+        self.attend = model.parts.attend_step
+        norms = [_norm(norm) for norm in (layer.self_norm, layer.cross_norm, layer.feed_norm)]
+        none = [_norm(nn.Identity())] * 3
+        self.before, self.after = (norms, none) if layer.pre_norm else (none, norms)
         self.project = product(own.project_in.weight, own.project_in.bias)
         self.join = product(own.project_out.weight, own.project_out.bias)
         self.query = product(source.project_in.weight[:D], source.project_in.bias[:D])
@@ -223,54 +222,22 @@ class _Layer:
         self.inner = product(feed.inner.weight, feed.inner.bias)
         self.outer = product(feed.outer.weight, feed.outer.bias)
 
-    def step(
-        self,
-        x: Tensor,
-        newest: Newest,
-        now: Tensor,
-        past: KeyValue,
-        source: KeyValue,
-        bias: Tensor,
-    ) -> Tensor:
-        """Apply `DecoderLayer` to one position: (N, D) -> (N, D)."""
-        own, cross, feed = self.norms
-        x = self._residual(own, x, self._over_past, newest, now, past, bias)
-        x = self._residual(cross, x, self._over_source, newest, source)
-        return self._residual(feed, x, self._feed)
-
-    def _residual(
-        self, norm: Norm, x: Tensor, sublayer: Callable[..., Tensor], *given: object
-    ) -> Tensor:
-        """Apply `Layer.residual`."""
-        if self.pre_norm:
-            return sublayer(norm(x), *given).add_(x)
-        return norm(sublayer(x, *given).add_(x))
-
-    def _over_past(
-        self, x: Tensor, newest: Newest, now: Tensor, past: KeyValue, bias: Tensor
-    ) -> Tensor:
-        """Attend from the newest tokens to their own pasts: (N, D) -> (N, D). Their keys and values
-        are written to `now`, a part of `past`.
-        """
-        self.project(x, out=newest.projected)
+    def step(self, x: Tensor, newest: Newest, caches: Caches, bias: Tensor) -> Tensor:
+        """Apply `DecoderLayer` to one position: (N, D) -> (N, D); the bias hides other pasts."""
+        now, past, source = caches
+        self.project(self.before[0](x), out=newest.projected)
         now.copy_(newest.key_value)
         self.attend(newest.query(), *past, bias, newest.attended)
-        return self.join(newest.joined())
-
-    def _over_source(self, x: Tensor, newest: Newest, source: KeyValue) -> Tensor:
-        """Attend from the newest tokens to their sources: (N, D) -> (N, D)."""
-        self.query(x, out=newest.queries)
+        x = self.after[0](self.join(newest.joined()).add_(x))
+        self.query(self.before[1](x), out=newest.queries)
         self.attend(newest.query(), *source, newest.bias, newest.attended)
-        return self.join_source(newest.joined())
-
-    def _feed(self, x: Tensor) -> Tensor:
-        """Apply `FeedForward`: (N, D) -> (N, D)."""
-        return self.outer(self.inner(x).relu_())
+        x = self.after[1](self.join_source(newest.joined()).add_(x))
+        return self.after[2](self.outer(self.inner(self.before[2](x)).relu_()).add_(x))
 
 
-def _norm(module: nn.Module) -> Norm:
-    """Return the function of a layer norm, or of none: calling a module takes several times as long
-    as its arithmetic.
+def _norm(module: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Return a layer norm, or none, as a function: calling a module takes longer than to compute
+    it.
     """
     if not isinstance(module, nn.LayerNorm):
         return lambda x: x

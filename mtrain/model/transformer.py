@@ -400,7 +400,8 @@ class Transformer(nn.Module):
             return rows
         encodings = self.sinusoids
         if end > len(encodings):  # several threads may do this: each uses its own
-            encodings = sinusoids(2 * end, self.shape.d_model).to(encodings.device)
+            with torch.inference_mode(False):  # training may use them after a translation
+                encodings = sinusoids(2 * end, self.shape.d_model).to(encodings.device)
             self.sinusoids = encodings
         return encodings[start:end]
 
