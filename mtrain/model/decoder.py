@@ -17,11 +17,7 @@ from torch import Tensor, nn
 
 from mtrain.model.transformer import DecoderLayer, Transformer
 
-# Of one layer: keys (B * H, K, L) and values (B * H, L, K), as `attend_step` takes them.
-KeyValue = tuple[Tensor, Tensor]
-# Of one layer: where the newest keys and values belong (2, B, H, W, K), the past with these, and
-# the source.
-Caches = tuple[Tensor, KeyValue, KeyValue]
+Heads = tuple[Tensor, Tensor, Tensor]  # keys, values and bias, as `attend_step` takes them
 
 
 @dataclass(frozen=True)
@@ -40,12 +36,12 @@ class DecoderState:
 
     def select(self, rows: Tensor, sentences: Tensor | None = None) -> "DecoderState":
         """Select hypotheses by index: `rows` of the N, in that order and equally many per sentence,
-        and `sentences` of the B (None: all).
+        and `sentences` of the B (None: all). This overwrites the cache of the given state.
         """
         past, newest, lineage = self.past, self.newest, self.lineage
         source, src_bias, slots = newest.source, newest.src_bias, past.shape[5]
         if sentences is not None:
-            past, source = past.index_select(2, sentences), source.index_select(2, sentences)
+            past, source = _keep(past, sentences), _keep(source, sentences)
             src_bias = src_bias.index_select(0, sentences)
         if lineage is not None:
             lineage = lineage.index_select(0, rows)
@@ -70,29 +66,24 @@ class DecoderState:
             lineage = torch.cat((lineage, self.newest.own), 1)
         return DecoderState(past, self.time + 1, lineage, self.newest)
 
-    def by_layer(self) -> Iterator[Caches]:
-        """Cut all layers' caches at once."""
-        now = self.past[:, :, :, :, self.time - 1, : self.newest.W]
-        seen = _by_layer(self.past[:, :, :, :, : self.time].flatten(4, 5))
-        return zip(now.unbind(0), seen, self.newest.sources, strict=True)
-
-    def bias(self) -> Tensor:
-        """Return 0 where a hypothesis sees a slot, elsewhere minus infinity: (B * H, W, time * W'),
-        or of size 1 where all are alike.
+    def by_layer(self) -> Iterator[tuple[Tensor, Heads, Heads]]:
+        """Return for each layer where to write the newest keys and values, the past with these, and
+        the source.
         """
-        if self.lineage is None:
-            return self.newest.unbiased
-        B, H = self.past.shape[2:4]
-        if B == 1:
-            return self.lineage[None]
-        return self.lineage.view(B, 1, self.newest.W, -1).expand(-1, H, -1, -1).flatten(0, 1)
+        B, H, W = *self.past.shape[2:4], self.newest.W
+        bias = self.newest.unbiased
+        if self.lineage is not None:  # all heads are alike
+            bias = self.lineage.view(B, 1, W, -1)
+            bias = bias[0] if B == 1 else bias.expand(-1, H, -1, -1).flatten(0, 1)
+        now = self.past[:, :, :, :, self.time - 1, :W].unbind(0)
+        past = _by_layer(self.past[:, :, :, :, : self.time].flatten(4, 5), bias)
+        return zip(now, past, self.newest.sources, strict=True)
 
 
 class Newest:
-    """Buffers of one layer for the newest tokens of `B` sentences, `W` hypotheses each, and what
-    does not change while these stay: `source` (layers, 2, B, H, S, K) holds keys and values of the
-    source, `src_bias` (B, H, 1, S) is 0 at its real tokens, and `own` (N, W') at a hypothesis's own
-    slot.
+    """Buffers for the newest tokens, and what stays as long as B and W: keys and values of the
+    `source` (layers, 2, B, H, S, K), `src_bias` (B, H, 1, S), which is 0 at its real tokens, and
+    `own` (N, W'), 0 at a hypothesis's own slot.
     """
 
     def __init__(
@@ -100,40 +91,40 @@ class Newest:
     ) -> None:
         _, _, B, H, _, K = source.shape
         self.W, self.source, self.src_bias = W, source, src_bias
-        self.sources, self.bias = list(_by_layer(source)), src_bias.flatten(0, 1)
+        self.sources = list(_by_layer(source, src_bias.flatten(0, 1)))
         self.unbiased = src_bias.new_zeros(1, 1, 1)
-        own = src_bias.new_full((W, slots), float("-inf")).fill_diagonal_(0.0)
-        self.own = own.repeat(B, 1)
-        # (N, 3 * D): query, key and value of the newest tokens; queries alone for the source
-        self.projected = source.new_empty(B * W, 3 * H * K, dtype=dtype)
+        self.own = src_bias.new_full((W, slots), float("-inf")).fill_diagonal_(0.0).repeat(B, 1)
+        self.projected = source.new_empty(B * W, 3 * H * K, dtype=dtype)  # query, key and value
         self.queries = self.projected[:, : H * K]
         heads = self.projected.view(B, W, 3, H, K).permute(2, 0, 3, 1, 4)
         self.key_value = heads[1:]
-        self.query = _Reordered(heads[0], (B * H, W, K), source.dtype)
+        self.query = _reordered(heads[0], (B * H, W, K), source.dtype)
         self.attended = source.new_empty(B * H, W, K)
         joined = self.attended.view(B, H, W, K).transpose(1, 2)
-        self.joined = _Reordered(joined, (B * W, H * K), dtype)
+        self.joined = _reordered(joined, (B * W, H * K), dtype)
 
 
-class _Reordered:
-    """A buffer in the order of a shape, and in a type; itself where a view gives both."""
-
-    def __init__(self, source: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        self.source, self.target = source, source.to(dtype).reshape(shape)
-        self.is_view = self.target.data_ptr() == source.data_ptr()
-        self.written = self.target.view(source.shape)
-
-    def __call__(self) -> Tensor:
-        """Return the buffer's present values."""
-        if not self.is_view:
-            self.written.copy_(self.source)
-        return self.target
+def _reordered(buffer: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], Tensor]:
+    """Return a function that returns the buffer's values in another shape and type."""
+    target = buffer.to(dtype).reshape(shape)
+    if target.data_ptr() == buffer.data_ptr():  # a view
+        return lambda: target
+    written = target.view(buffer.shape)
+    return lambda: (written.copy_(buffer), target)[1]
 
 
-def _by_layer(heads: Tensor) -> Iterator[KeyValue]:
-    """Split (layers, 2, B, H, L, K) into each layer's keys and values."""
+def _keep(cache: Tensor, sentences: Tensor) -> Tensor:
+    """Keep some sentences of (layers, 2, B, ...), in place: a copy takes as long as a step."""
+    kept = len(sentences)
+    moved = (sentences != torch.arange(kept, device=sentences.device)).nonzero()[:, 0]
+    cache[:, :, moved] = cache.index_select(2, sentences[moved])
+    return cache[:, :, :kept]
+
+
+def _by_layer(heads: Tensor, bias: Tensor) -> Iterator[Heads]:
+    """Split (layers, 2, B, H, L, K): keys (B * H, K, L), values (B * H, L, K) of each layer."""
     keys, values = heads.flatten(2, 3).unbind(1)
-    return zip(keys.mT.unbind(0), values.unbind(0), strict=True)
+    return zip(keys.mT.unbind(0), values.unbind(0), [bias] * len(keys), strict=True)
 
 
 class Decoder:
@@ -169,9 +160,8 @@ class Decoder:
         x = torch.add(positions, self.embedding.index_select(0, tokens), alpha=self.scale)
         x = x.to(self.model.dtype)
         state = state.longer()
-        bias = state.bias()
         for layer, caches in zip(self.layers, state.by_layer(), strict=True):
-            x = layer.step(x, state.newest, caches, bias)
+            x = layer.step(x, state.newest, *caches)
         return self.project(self.norm(x)).log_softmax(-1, dtype=torch.float32), state
 
 
@@ -222,23 +212,20 @@ class _Layer:
         self.inner = product(feed.inner.weight, feed.inner.bias)
         self.outer = product(feed.outer.weight, feed.outer.bias)
 
-    def step(self, x: Tensor, newest: Newest, caches: Caches, bias: Tensor) -> Tensor:
-        """Apply `DecoderLayer` to one position: (N, D) -> (N, D); the bias hides other pasts."""
-        now, past, source = caches
+    def step(self, x: Tensor, newest: Newest, now: Tensor, past: Heads, source: Heads) -> Tensor:
+        """Apply `DecoderLayer` to one position: (N, D) -> (N, D)."""
         self.project(self.before[0](x), out=newest.projected)
         now.copy_(newest.key_value)
-        self.attend(newest.query(), *past, bias, newest.attended)
+        self.attend(newest.query(), *past, newest.attended)
         x = self.after[0](self.join(newest.joined()).add_(x))
         self.query(self.before[1](x), out=newest.queries)
-        self.attend(newest.query(), *source, newest.bias, newest.attended)
+        self.attend(newest.query(), *source, newest.attended)
         x = self.after[1](self.join_source(newest.joined()).add_(x))
         return self.after[2](self.outer(self.inner(self.before[2](x)).relu_()).add_(x))
 
 
 def _norm(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Return a layer norm, or none, as a function: calling a module takes longer than to compute
-    it.
-    """
+    """Return a layer norm, or none, as a function: calling a module takes longer than it."""
     if not isinstance(module, nn.LayerNorm):
         return lambda x: x
     shape, weight, bias, eps = module.normalized_shape, module.weight, module.bias, module.eps

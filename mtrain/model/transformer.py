@@ -114,16 +114,12 @@ class Attention(nn.Module):
 
 
 def attend_step(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, out: Tensor) -> Tensor:
-    """Equation 1 for few queries, into `out`: (G, W, K), keys (G, K, S), values (G, S, K) -> (G, W,
-    K). The bias, of these sizes or 1, is added to scores (G, W, S).
-    """
+    """Equation 1 with a bias, of size 1 where alike: (G, W, K), (G, K, S), (G, S, K), (G, W, S)."""
     return out.copy_(F.scaled_dot_product_attention(query, key.mT, value, bias))
 
 
 def fixed_product(weight: Tensor, bias: Tensor | None) -> Callable[..., Tensor]:
-    """Return the function that maps rows (N, in) to (N, out), a new tensor or `out`, by a fixed
-    matrix (out, in).
-    """
+    """Return the function that maps (N, in) to (N, out), or into `out`, by a fixed matrix."""
     weight = weight.detach().t()
     if bias is None:
         return partial(torch.mm, mat2=weight)

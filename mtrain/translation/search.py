@@ -39,11 +39,9 @@ class Rules:
     prefixes: list[list[int]] | None = None
     no_repeat_ngram: int = 0
 
-    def apply(
-        self, log_probs: Tensor, hypotheses: Tensor, sentences: list[int], banned: Tensor
-    ) -> Tensor:
+    def apply(self, log_probs: Tensor, hypotheses: Tensor, sentences: list[int]) -> Tensor:
         """Set log-probabilities (B, W, V) to minus infinity where a token may not follow, given the
-        hypotheses (N, time) of the sentences with these indices, and `self.banned` as a tensor.
+        hypotheses (N, time) of the sentences with these indices.
         """
         time = hypotheses.shape[1]
         forced = self._forced(sentences, time)
@@ -52,10 +50,10 @@ class Rules:
             log_probs = log_probs.clone()
             kept = log_probs[places, :, tokens]
         if self.banned:
+            banned = torch.tensor(self.banned, device=log_probs.device)
             log_probs.index_fill_(2, banned, float("-inf"))
         if 0 < self.no_repeat_ngram <= time:
-            by_sentence = hypotheses.view(*log_probs.shape[:2], time)
-            _ban_repeats(log_probs, by_sentence, self.no_repeat_ngram)
+            _ban_repeats(log_probs.flatten(0, 1), hypotheses, self.no_repeat_ngram)
         if forced:
             log_probs[places] = float("-inf")
             log_probs[places, :, tokens] = kept
@@ -73,12 +71,12 @@ class Rules:
 
 
 def _ban_repeats(log_probs: Tensor, hypotheses: Tensor, length: int) -> None:
-    """Ban tokens that would repeat an n-gram of `length` tokens: (B, W, V), (B, W, time)."""
-    ngrams = hypotheses.unfold(2, length, 1)  # (B, W, n-grams, length)
-    last = hypotheses[:, :, hypotheses.shape[2] - length + 1 :]
-    same = (ngrams[..., :-1] == last[:, :, None]).all(-1)
-    b, w, n = same.nonzero(as_tuple=True)
-    log_probs[b, w, ngrams[b, w, n, -1]] = float("-inf")
+    """Ban tokens that would repeat an n-gram of `length` tokens: (N, V), (N, time)."""
+    ngrams = hypotheses.unfold(1, length, 1)  # (N, n-grams, length)
+    last = hypotheses[:, hypotheses.shape[1] - length + 1 :]
+    same = (ngrams[..., :-1] == last[:, None]).all(-1)
+    rows, n = same.nonzero(as_tuple=True)
+    log_probs[rows, ngrams[rows, n, -1]] = float("-inf")
 
 
 def length_normalizer(norm: str, alpha: float) -> Normalize:
@@ -109,7 +107,6 @@ class BeamSearch:
         self.sentences = list(range(B))
         self.scores = torch.zeros(B, 1, device=self.device)  # (B, W)
         self.hypotheses = torch.zeros(B, 0, dtype=torch.int64, device=self.device)  # (N, time)
-        self.banned = torch.tensor(rules.banned, dtype=torch.int64, device=self.device)
 
     @torch.inference_mode()  # each call of torch takes less time than with no_grad
     def run(
@@ -123,7 +120,7 @@ class BeamSearch:
         while self.sentences:
             log_probs, state = step(tokens, state)
             rows, kept, tokens = self._advance(log_probs)
-            if rows is not None:
+            if self.sentences:
                 state = state.select(rows, kept)
         return [self.ranked(found) for found in self.found]
 
@@ -131,45 +128,38 @@ class BeamSearch:
         """Sort hypotheses by their scores normalized by length, best first."""
         return sorted(found, key=lambda h: -h.score / self.normalize(len(h.ids) + 1))
 
-    def _advance(self, log_probs: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        """Extend every hypothesis by a token, given (N, V). Return the rows of N that stay (None:
-        all, unchanged), the sentences of B that stay (None: all), and the new tokens, one per row.
+    def _advance(self, log_probs: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Extend every hypothesis by a token, given (N, V). Return the rows of N and the sentences
+        of B (None: all) that go on, and the new tokens, one per row.
         """
         B, W = self.scores.shape
-        log_probs = log_probs.view(B, W, -1)
-        log_probs = self.rules.apply(log_probs, self.hypotheses, self.sentences, self.banned)
+        log_probs = self.rules.apply(log_probs.view(B, W, -1), self.hypotheses, self.sentences)
         scores, places = self._candidates(log_probs)
         V = log_probs.shape[2]
         rows, tokens = places // V, places % V
         if B > 1:
             rows += torch.arange(0, B * W, W, device=self.device)[:, None]
-        live, ends = scores, None
-        if any(self.rules.eos_id in row for row in tokens.tolist()):  # at most steps none ends
-            ends = tokens == self.rules.eos_id
+        live, ends = scores, tokens == self.rules.eos_id
+        if some_end := any(self.rules.eos_id in row for row in tokens.tolist()):  # at few steps
             self._collect(scores, rows, ends & scores.isfinite())
             live = scores.masked_fill(ends, float("-inf"))
         kept = self._drop_done(live)
         if not self.sentences:
-            return None, None, tokens
+            return rows, kept, tokens
         if kept is not None:
-            live, rows, tokens = live[kept], rows[kept], tokens[kept]
-            ends = None if ends is None else ends[kept]
-        rows, tokens = self._best_unended(live, rows, tokens, ends)
-        unchanged = kept is None and len(rows) == len(self.hypotheses) == B
-        if not unchanged:
-            self.hypotheses = self.hypotheses.index_select(0, rows)
-        self.hypotheses = torch.cat((self.hypotheses, tokens[:, None]), 1)
-        return None if unchanged else rows, kept, tokens
+            live, rows, tokens, ends = live[kept], rows[kept], tokens[kept], ends[kept]
+        rows, tokens = self._best_unended(live, rows, tokens, ends if some_end else None)
+        self.hypotheses = torch.cat((self.hypotheses.index_select(0, rows), tokens[:, None]), 1)
+        return rows, kept, tokens
 
     def _candidates(self, log_probs: Tensor) -> tuple[Tensor, Tensor]:
         """Choose C extensions of each sentence, given (B, W, V), best first: scores and indices
         among W * V, both (B, C).
         """
         _, W, V = log_probs.shape
-        if self.beam_size == 1:  # greedy search ends with its first eos: no second is needed
-            best, tokens = _likeliest(log_probs[:, 0])
-            return self.scores + best, tokens
-        return _best(self.scores, log_probs, min(2 * self.beam_size, W * V))
+        # as many may be eos as hypotheses are live; greedy search ends with its first one
+        count = 2 * self.beam_size if self.beam_size > 1 else 1
+        return _best(self.scores, log_probs, min(count, W * V))
 
     def _collect(self, scores: Tensor, rows: Tensor, ended: Tensor) -> None:
         """Keep the candidates that ended among the best `beam_size`."""
@@ -183,7 +173,7 @@ class BeamSearch:
 
     def _drop_done(self, live: Tensor) -> Tensor | None:
         """Remove the sentences that are done, given the scores (B, C) of unended candidates. Return
-        the indices of the others, or None if none is done.
+        the indices of the others, of which the last take the places left, or None if none is done.
         """
         best_live = live.amax(1).tolist()
         kept = []
@@ -194,6 +184,8 @@ class BeamSearch:
                 self.found[sentence].append(self._unended(place))
         if len(kept) == len(self.sentences):
             return None
+        alive, last = set(kept), [place for place in kept if place >= len(kept)]
+        kept = [place if place in alive else last.pop() for place in range(len(kept))]
         self.sentences = [self.sentences[place] for place in kept]
         return torch.tensor(kept, dtype=torch.int64, device=self.device)
 
@@ -211,9 +203,8 @@ class BeamSearch:
 
     def _unended(self, place: int) -> Hypothesis:
         """Return the best hypothesis of a sentence at its limit, where eos has no probability."""
-        best = int(self.scores[place].argmax())
-        row = place * self.scores.shape[1] + best
-        return Hypothesis(self.hypotheses[row].tolist(), float(self.scores[place, best]))
+        row = place * self.scores.shape[1] + int(self.scores[place].argmax())
+        return Hypothesis(self.hypotheses[row].tolist(), float(self.scores.flatten()[row]))
 
     def _best_unended(
         self, scores: Tensor, rows: Tensor, tokens: Tensor, ends: Tensor | None
@@ -240,7 +231,11 @@ def _best(scores: Tensor, log_probs: Tensor, count: int) -> tuple[Tensor, Tensor
     blocks with the best maxima: only these are sorted, in a tenth of the time.
     """
     B, W, V = log_probs.shape
-    size = _block_size(V)
+    if B == W == count == 1:
+        best, where = log_probs.view(1, V).max(1, keepdim=True)
+        return scores + best, where
+    # maxima are fast where whole vectors, of 32 values, fill a block
+    size = next((n for n in (128, 96, 64, 32, *range(127, 15, -1)) if V % n == 0), V)
     each = V // size  # blocks of a hypothesis
     if log_probs.device.type != "cpu" or W * each < max(count, MANY):
         return (scores[:, :, None] + log_probs).view(B, W * V).topk(count)
@@ -251,24 +246,3 @@ def _best(scores: Tensor, log_probs: Tensor, count: int) -> tuple[Tensor, Tensor
     values = blocks.view(B, count, size) + scores.gather(1, found // each)[:, :, None]
     best, where = values.view(B, count * size).topk(count)
     return best, torch.add(where % size, found.gather(1, where // size), alpha=size)
-
-
-def _likeliest(log_probs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the best token's log-probability and index, the first of equals: (B, V) -> two of (B,
-    1). For many sentences on the CPU, search it as `_best` does.
-    """
-    B, V = log_probs.shape
-    size = _block_size(V)
-    if log_probs.device.type != "cpu" or B == 1 or size == V:
-        return torch.max(log_probs, 1, keepdim=True)
-    blocks = log_probs.view(-1, size)
-    found = blocks.amax(1).view(B, -1).argmax(1, keepdim=True)
-    first = torch.arange(0, len(blocks), V // size)[:, None]
-    best, where = blocks.index_select(0, (found + first).flatten()).max(1, keepdim=True)
-    return best, found * size + where
-
-
-def _block_size(V: int) -> int:
-    """Return a divisor of V: the maximum of a block is computed fast by whole vectors, of 32."""
-    sizes = (n for n in range(16, 129) if V % n == 0)
-    return min(sizes, key=lambda n: (n % 32, -n), default=V)
