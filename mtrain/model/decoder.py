@@ -1,62 +1,130 @@
 """The decoder as translation runs it: one position at a time, with cached keys and values.
 
+For one line, calls of torch, views among them, take as long as the arithmetic. So a step cuts all
+layers' caches at once, and works on buffers whose views are made only when B or W changes.
+
 Shapes: `B` sentences, `W` hypotheses of each, `N` of all (B x W), `S` source length, `T` positions
 of the cache, `D` d_model, `H` heads, `K` head width, `V` vocabulary.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from mtrain.model.transformer import DecoderLayer, Transformer
+
+Heads = tuple[Tensor, Tensor, Tensor]  # keys, values and bias, as `attend_step` takes them
 
 
 @dataclass(frozen=True)
 class DecoderState:
     """The cache of `N` hypotheses of `B` sentences, `W` each.
 
-    Each layer's `past` (2, B, H, T, W', K) holds keys and values of `time` positions, with W' >= W
-    slots per sentence. They stay in the slot where they were written: `lineage` (B, W, T, W') is 0
-    at the slots of a hypothesis's own past, elsewhere minus infinity. `source` (layers, 2, B, H, S,
-    K) holds keys and values of the source, `src_bias` (B, H, 1, S) is 0 at its real tokens.
+    `past` (layers, 2, B, H, T, W', K) holds keys and values of `time` positions, with W' >= W slots
+    per sentence. They stay in the slot where they were written: `lineage` (N, time * W') is 0 at
+    the slots of a hypothesis's own past, elsewhere minus infinity (None: there is one slot).
     """
 
-    past: tuple[Tensor, ...]
+    past: Tensor
     time: int
-    lineage: Tensor
-    source: Tensor
-    src_bias: Tensor
+    lineage: Tensor | None
+    newest: "Newest"
 
     def select(self, rows: Tensor, sentences: Tensor | None = None) -> "DecoderState":
         """Select hypotheses by index: `rows` of the N, in that order and equally many per sentence,
-        and `sentences` of the B (None: all).
+        and `sentences` of the B (None: all). This overwrites the cache of the given state.
         """
-        past, source, src_bias = self.past, self.source, self.src_bias
+        past, newest, lineage = self.past, self.newest, self.lineage
+        source, src_bias, slots = newest.source, newest.src_bias, past.shape[5]
         if sentences is not None:
-            past = tuple(layer.index_select(1, sentences) for layer in past)
-            source = source.index_select(2, sentences)
+            past, source = _keep(past, sentences), _keep(source, sentences)
             src_bias = src_bias.index_select(0, sentences)
-        B, slots = len(src_bias), self.lineage.shape[3]
-        lineage = self.lineage.flatten(0, 1).index_select(0, rows)
-        lineage = lineage.view(B, len(rows) // max(1, B), *lineage.shape[1:])
-        if (missing := lineage.shape[1] - slots) > 0:
-            lineage = F.pad(lineage, (0, missing), value=float("-inf"))
-            past = tuple(F.pad(layer, (0, 0, 0, missing)) for layer in past)
-        return DecoderState(past, self.time, lineage, source, src_bias)
+        if lineage is not None:
+            lineage = lineage.index_select(0, rows)
+        W = len(rows) // max(1, len(src_bias))
+        if sentences is None and W == newest.W:
+            return DecoderState(past, self.time, lineage, newest)
+        if (missing := W - slots) > 0:
+            past = F.pad(past, (0, 0, 0, missing))
+            if lineage is None:
+                lineage = src_bias.new_zeros(len(rows), self.time)
+            lineage = lineage.view(len(rows), self.time, slots)
+            lineage = F.pad(lineage, (0, missing), value=float("-inf")).flatten(1)
+        newest = Newest(source, src_bias, W, past.shape[5], newest.projected.dtype)
+        return DecoderState(past, self.time, lineage, newest)
 
     def longer(self) -> "DecoderState":
         """Make room for one more position, where each hypothesis sees its own slot."""
         past, lineage = self.past, self.lineage
-        if self.time == lineage.shape[2]:
-            room = max(16, self.time)
-            past = tuple(F.pad(layer, (0, 0, 0, 0, 0, room)) for layer in past)
-            lineage = F.pad(lineage, (0, 0, 0, room), value=float("-inf"))
-        lineage[:, :, self.time].diagonal(dim1=1, dim2=2).zero_()
-        return replace(self, past=past, time=self.time + 1, lineage=lineage)
+        if self.time == past.shape[4]:
+            past = F.pad(past, (0, 0, 0, 0, 0, max(16, self.time)))
+        if lineage is not None:
+            lineage = torch.cat((lineage, self.newest.own), 1)
+        return DecoderState(past, self.time + 1, lineage, self.newest)
+
+    def by_layer(self) -> Iterator[tuple[Tensor, Heads, Heads]]:
+        """Return for each layer where to write the newest keys and values, the past with these, and
+        the source.
+        """
+        B, H, W = *self.past.shape[2:4], self.newest.W
+        bias = self.newest.unbiased
+        if self.lineage is not None:  # all heads are alike
+            bias = self.lineage.view(B, 1, W, -1)
+            bias = bias[0] if B == 1 else bias.expand(-1, H, -1, -1).flatten(0, 1)
+        now = self.past[:, :, :, :, self.time - 1, :W].unbind(0)
+        past = _by_layer(self.past[:, :, :, :, : self.time].flatten(4, 5), bias)
+        return zip(now, past, self.newest.sources, strict=True)
+
+
+class Newest:
+    """Buffers for the newest tokens, and what stays as long as B and W: keys and values of the
+    `source` (layers, 2, B, H, S, K), `src_bias` (B, H, 1, S), which is 0 at its real tokens, and
+    `own` (N, W'), 0 at a hypothesis's own slot.
+    """
+
+    def __init__(
+        self, source: Tensor, src_bias: Tensor, W: int, slots: int, dtype: torch.dtype
+    ) -> None:
+        _, _, B, H, _, K = source.shape
+        self.W, self.source, self.src_bias = W, source, src_bias
+        self.sources = list(_by_layer(source, src_bias.flatten(0, 1)))
+        self.unbiased = src_bias.new_zeros(1, 1, 1)
+        self.own = src_bias.new_full((W, slots), float("-inf")).fill_diagonal_(0.0).repeat(B, 1)
+        self.projected = source.new_empty(B * W, 3 * H * K, dtype=dtype)  # query, key and value
+        self.queries = self.projected[:, : H * K]
+        heads = self.projected.view(B, W, 3, H, K).permute(2, 0, 3, 1, 4)
+        self.key_value = heads[1:]
+        self.query = _reordered(heads[0], (B * H, W, K), source.dtype)
+        self.attended = source.new_empty(B * H, W, K)
+        joined = self.attended.view(B, H, W, K).transpose(1, 2)
+        self.joined = _reordered(joined, (B * W, H * K), dtype)
+
+
+def _reordered(buffer: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], Tensor]:
+    """Return a function that returns the buffer's values in another shape and type."""
+    target = buffer.to(dtype).reshape(shape)
+    if target.data_ptr() == buffer.data_ptr():  # a view
+        return lambda: target
+    written = target.view(buffer.shape)
+    return lambda: (written.copy_(buffer), target)[1]
+
+
+def _keep(cache: Tensor, sentences: Tensor) -> Tensor:
+    """Keep some sentences of (layers, 2, B, ...), in place: a copy takes as long as a step."""
+    kept = len(sentences)
+    moved = (sentences != torch.arange(kept, device=sentences.device)).nonzero()[:, 0]
+    cache[:, :, moved] = cache.index_select(2, sentences[moved])
+    return cache[:, :, :kept]
+
+
+def _by_layer(heads: Tensor, bias: Tensor) -> Iterator[Heads]:
+    """Split (layers, 2, B, H, L, K): keys (B * H, K, L), values (B * H, L, K) of each layer."""
+    keys, values = heads.flatten(2, 3).unbind(1)
+    return zip(keys.mT.unbind(0), values.unbind(0), [bias] * len(keys), strict=True)
 
 
 class Decoder:
@@ -65,7 +133,9 @@ class Decoder:
     def __init__(self, model: Transformer) -> None:
         self.model = model
         self.scale = model.shape.d_model**0.5
+        self.embedding = model.tgt_embedding.weight
         self.layers = [_Layer(layer, model) for layer in model.decoder_layers]
+        self.norm = _norm(model.decoder_norm)
         self.project = model.parts.product(model.output.weight.to(model.dtype), None)
 
     def begin(self, src: Tensor) -> DecoderState:
@@ -78,27 +148,21 @@ class Decoder:
         source = source.to(self.model.attention_dtype)
         layers, _, B, H, S, K = source.shape
         bias = source.new_zeros(B, H, 1, S).masked_fill(~src_mask, float("-inf"))
-        past = tuple(source.new_empty(2, B, H, 0, 1, K) for _ in range(layers))
-        return DecoderState(past, 0, source.new_empty(B, 1, 0, 1), source, bias)
+        past = source.new_empty(layers, 2, B, H, 0, 1, K)
+        return DecoderState(past, 0, None, Newest(source, bias, 1, 1, memory.dtype))
 
     def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """Return log-probabilities of the next token in fp32: (N,), state -> (N, V), next state.
 
         This overwrites the cache of the given state: continue with the returned state only.
         """
-        time, H = state.time, self.model.shape.num_heads
-        state = state.longer()
-        bias = None
-        if state.lineage.shape[3] > 1:  # a single hypothesis sees the whole past
-            bias = state.lineage[:, None, :, : time + 1].expand(-1, H, -1, -1, -1)
-            bias = bias.flatten(3).flatten(0, 1)
-        src_bias = state.src_bias.flatten(0, 1)
-        x = F.embedding(tokens, self.model.tgt_embedding.weight)
-        x = torch.add(self.model.positions(self.model.tgt_positions, time, 1), x, alpha=self.scale)
+        positions = self.model.positions(self.model.tgt_positions, state.time, 1)
+        x = torch.add(positions, self.embedding.index_select(0, tokens), alpha=self.scale)
         x = x.to(self.model.dtype)
-        for layer, past, source in zip(self.layers, state.past, state.source, strict=True):
-            x = layer.step(x, past[:, :, :, : time + 1], source, bias, src_bias)
-        return self.project(self.model.decoder_norm(x)).float().log_softmax(-1), state
+        state = state.longer()
+        for layer, caches in zip(self.layers, state.by_layer(), strict=True):
+            x = layer.step(x, state.newest, *caches)
+        return self.project(self.norm(x)).log_softmax(-1, dtype=torch.float32), state
 
 
 class EnsembleState(tuple[DecoderState, ...]):
@@ -137,8 +201,10 @@ class _Layer:
     def __init__(self, layer: DecoderLayer, model: Transformer) -> None:
         own, source, feed = layer.self_attention, layer.cross_attention, layer.feed_forward
         D, product = model.shape.d_model, model.parts.product
-        self.residual, self.attend = layer.residual, model.parts.attend_step
-        self.norms = layer.self_norm, layer.cross_norm, layer.feed_norm  # slow to look up
+        self.attend = model.parts.attend_step
+        norms = [_norm(norm) for norm in (layer.self_norm, layer.cross_norm, layer.feed_norm)]
+        none = [_norm(nn.Identity())] * 3
+        self.before, self.after = (norms, none) if layer.pre_norm else (none, norms)
         self.project = product(own.project_in.weight, own.project_in.bias)
         self.join = product(own.project_out.weight, own.project_out.bias)
         self.query = product(source.project_in.weight[:D], source.project_in.bias[:D])
@@ -146,37 +212,21 @@ class _Layer:
         self.inner = product(feed.inner.weight, feed.inner.bias)
         self.outer = product(feed.outer.weight, feed.outer.bias)
 
-    def step(
-        self, x: Tensor, past: Tensor, source: Tensor, bias: Tensor | None, src_bias: Tensor
-    ) -> Tensor:
+    def step(self, x: Tensor, newest: Newest, now: Tensor, past: Heads, source: Heads) -> Tensor:
         """Apply `DecoderLayer` to one position: (N, D) -> (N, D)."""
-        own, cross, feed = self.norms
-        x = self.residual(own, x, lambda x: self._over_past(x, past, bias))
-        x = self.residual(cross, x, lambda x: self._over_source(x, source, src_bias))
-        return self.residual(feed, x, lambda x: self.outer(self.inner(x).relu_()))
+        self.project(self.before[0](x), out=newest.projected)
+        now.copy_(newest.key_value)
+        self.attend(newest.query(), *past, newest.attended)
+        x = self.after[0](self.join(newest.joined()).add_(x))
+        self.query(self.before[1](x), out=newest.queries)
+        self.attend(newest.query(), *source, newest.attended)
+        x = self.after[1](self.join_source(newest.joined()).add_(x))
+        return self.after[2](self.outer(self.inner(self.before[2](x)).relu_()).add_(x))
 
-    def _over_past(self, x: Tensor, past: Tensor, bias: Tensor | None) -> Tensor:
-        """Attend from the newest tokens to their own pasts: (N, D) -> (N, D). Their keys and values
-        are written to the last position of `past` (2, B, H, T, W', K).
-        """
-        _, B, H, _, _, K = past.shape
-        projected = self.project(x).view(B, -1, 3, H, K).permute(2, 0, 3, 1, 4)
-        past[:, :, :, -1, : projected.shape[3]] = projected[1:]
-        key, value = past.view(2, B * H, -1, K)
-        return self.join(self._attend(projected[0], key, value, bias, x.dtype))
 
-    def _over_source(self, x: Tensor, source: Tensor, bias: Tensor) -> Tensor:
-        """Attend from the newest tokens to their sources (2, B, H, S, K): (N, D) -> (N, D)."""
-        _, B, H, S, K = source.shape
-        query = self.query(x).view(B, -1, H, K).transpose(1, 2)
-        key, value = source.view(2, B * H, S, K)
-        return self.join_source(self._attend(query, key, value, bias, x.dtype))
-
-    def _attend(
-        self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, dtype: torch.dtype
-    ) -> Tensor:
-        """Attend: query (B, H, W, K), key and value (B * H, T or S, K) -> (N, D)."""
-        B, H, W, K = query.shape
-        query = query.to(key.dtype).reshape(B * H, W, K)
-        heads = self.attend(query, key, value, bias).view(B, H, W, K)
-        return heads.transpose(1, 2).reshape(B * W, H * K).to(dtype)
+def _norm(module: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Return a layer norm, or none, as a function: calling a module takes longer than it."""
+    if not isinstance(module, nn.LayerNorm):
+        return lambda x: x
+    shape, weight, bias, eps = module.normalized_shape, module.weight, module.bias, module.eps
+    return lambda x: torch.layer_norm(x, shape, weight, bias, eps)

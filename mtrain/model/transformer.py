@@ -113,9 +113,17 @@ class Attention(nn.Module):
         return tuple(part.transpose(1, 2) for part in parts.unbind(2))
 
 
-def fixed_product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """Return the function that maps (N, in) to (N, out) by a fixed matrix (out, in)."""
-    return partial(F.linear, weight=weight.detach(), bias=bias)
+def attend_step(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, out: Tensor) -> Tensor:
+    """Equation 1 with a bias, of size 1 where alike: (G, W, K), (G, K, S), (G, S, K), (G, W, S)."""
+    return out.copy_(F.scaled_dot_product_attention(query, key.mT, value, bias))
+
+
+def fixed_product(weight: Tensor, bias: Tensor | None) -> Callable[..., Tensor]:
+    """Return the function that maps (N, in) to (N, out), or into `out`, by a fixed matrix."""
+    weight = weight.detach().t()
+    if bias is None:
+        return partial(torch.mm, mat2=weight)
+    return partial(torch.addmm, bias.detach(), mat2=weight)
 
 
 class Parts(NamedTuple):
@@ -123,9 +131,9 @@ class Parts(NamedTuple):
 
     attention: type[Attention] = Attention
     dropout: type[nn.Dropout] = nn.Dropout
-    # of decoding: products with fixed matrices, and attention (G, W, K), (G, S, K) -> (G, W, K)
-    product: Callable[[Tensor, Tensor | None], Callable[[Tensor], Tensor]] = fixed_product
-    attend_step: Callable[..., Tensor] = F.scaled_dot_product_attention
+    # of decoding: products with fixed matrices, and attention
+    product: Callable[[Tensor, Tensor | None], Callable[..., Tensor]] = fixed_product
+    attend_step: Callable[..., Tensor] = attend_step
 
 
 class FeedForward(nn.Module):
@@ -155,9 +163,7 @@ class Layer(nn.Module):
         self, norm: nn.LayerNorm, x: Tensor, sublayer: Callable[[Tensor], Tensor]
     ) -> Tensor:
         """LayerNorm(x + Sublayer(x)), or x + Sublayer(LayerNorm(x)) with pre-norm."""
-        out = sublayer(norm(x) if self.pre_norm else x)
-        if self.training:  # decoding calls this for every token, and so saves calling a module
-            out = self.dropout(out)
+        out = self.dropout(sublayer(norm(x) if self.pre_norm else x))
         added: Tensor = out.add_(x)
         return added if self.pre_norm else norm(added)
 
@@ -390,7 +396,8 @@ class Transformer(nn.Module):
             return rows
         encodings = self.sinusoids
         if end > len(encodings):  # several threads may do this: each uses its own
-            encodings = sinusoids(2 * end, self.shape.d_model).to(encodings.device)
+            with torch.inference_mode(False):  # training may use them after a translation
+                encodings = sinusoids(2 * end, self.shape.d_model).to(encodings.device)
             self.sinusoids = encodings
         return encodings[start:end]
 

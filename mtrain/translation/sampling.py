@@ -51,9 +51,9 @@ class Sampling(BeamSearch):
         self.scores = self.scores.double()
         self.choice, self.generators = choice, [np.random.default_rng(seed) for seed in seeds]
 
-    def _candidates(self, log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _candidates(self, log_probs: Tensor) -> tuple[Tensor, Tensor]:
         log_probs = log_probs[:, 0]
         numbers = [self.generators[sentence].random() for sentence in self.sentences]
         drawn = torch.tensor(numbers, device=self.device, dtype=torch.float64)
         tokens = self.choice.draw(log_probs, drawn)[:, None]
-        return self.scores + log_probs.gather(1, tokens), torch.zeros_like(tokens), tokens
+        return self.scores + log_probs.gather(1, tokens), tokens

@@ -14,7 +14,7 @@ from torch import Tensor
 Normalize = Callable[[int], float]  # the divisor of a score for a length counted with eos
 # Natural log-probability; 1 is enough to give the texts of a search without this limit.
 FAR = 1.0
-# With fewer columns, sorting all is as fast: see `_best`.
+# With fewer blocks, sorting all is as fast: see `_best`.
 MANY = 32
 
 
@@ -41,18 +41,19 @@ class Rules:
 
     def apply(self, log_probs: Tensor, hypotheses: Tensor, sentences: list[int]) -> Tensor:
         """Set log-probabilities (B, W, V) to minus infinity where a token may not follow, given the
-        hypotheses (B, W, time) of the sentences with these indices.
+        hypotheses (N, time) of the sentences with these indices.
         """
-        time = hypotheses.shape[2]
+        time = hypotheses.shape[1]
         forced = self._forced(sentences, time)
         if forced:
             places, tokens = list(forced), list(forced.values())
             log_probs = log_probs.clone()
             kept = log_probs[places, :, tokens]
         if self.banned:
-            log_probs[:, :, list(self.banned)] = float("-inf")
+            banned = torch.tensor(self.banned, device=log_probs.device)
+            log_probs.index_fill_(2, banned, float("-inf"))
         if 0 < self.no_repeat_ngram <= time:
-            _ban_repeats(log_probs, hypotheses, self.no_repeat_ngram)
+            _ban_repeats(log_probs.flatten(0, 1), hypotheses, self.no_repeat_ngram)
         if forced:
             log_probs[places] = float("-inf")
             log_probs[places, :, tokens] = kept
@@ -70,12 +71,12 @@ class Rules:
 
 
 def _ban_repeats(log_probs: Tensor, hypotheses: Tensor, length: int) -> None:
-    """Ban tokens that would repeat an n-gram of `length` tokens: (B, W, V), (B, W, time)."""
-    ngrams = hypotheses.unfold(2, length, 1)  # (B, W, n-grams, length)
-    last = hypotheses[:, :, hypotheses.shape[2] - length + 1 :]
-    same = (ngrams[..., :-1] == last[:, :, None]).all(-1)
-    b, w, n = same.nonzero(as_tuple=True)
-    log_probs[b, w, ngrams[b, w, n, -1]] = float("-inf")
+    """Ban tokens that would repeat an n-gram of `length` tokens: (N, V), (N, time)."""
+    ngrams = hypotheses.unfold(1, length, 1)  # (N, n-grams, length)
+    last = hypotheses[:, hypotheses.shape[1] - length + 1 :]
+    same = (ngrams[..., :-1] == last[:, None]).all(-1)
+    rows, n = same.nonzero(as_tuple=True)
+    log_probs[rows, ngrams[rows, n, -1]] = float("-inf")
 
 
 def length_normalizer(norm: str, alpha: float) -> Normalize:
@@ -105,9 +106,9 @@ class BeamSearch:
         self.found: list[list[Hypothesis]] = [[] for _ in range(B)]
         self.sentences = list(range(B))
         self.scores = torch.zeros(B, 1, device=self.device)  # (B, W)
-        self.hypotheses = torch.zeros(B, 1, 0, dtype=torch.int64, device=self.device)  # (.., time)
+        self.hypotheses = torch.zeros(B, 0, dtype=torch.int64, device=self.device)  # (N, time)
 
-    @torch.no_grad()
+    @torch.inference_mode()  # each call of torch takes less time than with no_grad
     def run(
         self, step: Callable[[Tensor, Any], tuple[Tensor, Any]], state: Any, bos_id: int
     ) -> list[list[Hypothesis]]:
@@ -119,7 +120,7 @@ class BeamSearch:
         while self.sentences:
             log_probs, state = step(tokens, state)
             rows, kept, tokens = self._advance(log_probs)
-            if rows is not None:
+            if self.sentences:
                 state = state.select(rows, kept)
         return [self.ranked(found) for found in self.found]
 
@@ -127,49 +128,52 @@ class BeamSearch:
         """Sort hypotheses by their scores normalized by length, best first."""
         return sorted(found, key=lambda h: -h.score / self.normalize(len(h.ids) + 1))
 
-    def _advance(self, log_probs: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        """Extend every hypothesis by a token, given (N, V). Return the rows of N that stay (None:
-        all, unchanged), the sentences of B that stay (None: all), and the new tokens, one per row.
+    def _advance(self, log_probs: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Extend every hypothesis by a token, given (N, V). Return the rows of N and the sentences
+        of B (None: all) that go on, and the new tokens, one per row.
         """
         B, W = self.scores.shape
         log_probs = self.rules.apply(log_probs.view(B, W, -1), self.hypotheses, self.sentences)
-        scores, parents, tokens = self._candidates(log_probs)
-        ends = tokens == self.rules.eos_id
-        some_end = bool(ends.any())  # at most steps none does, and the best live on as they are
-        live = scores
-        if some_end:
-            self._collect(scores, parents, ends & scores.isfinite())
+        scores, places = self._candidates(log_probs)
+        V = log_probs.shape[2]
+        rows, tokens = places // V, places % V
+        if B > 1:
+            rows += torch.arange(0, B * W, W, device=self.device)[:, None]
+        live, ends = scores, tokens == self.rules.eos_id
+        if some_end := any(self.rules.eos_id in row for row in tokens.tolist()):  # at few steps
+            self._collect(scores, rows, ends & scores.isfinite())
             live = scores.masked_fill(ends, float("-inf"))
         kept = self._drop_done(live)
+        if not self.sentences:
+            return rows, kept, tokens
         if kept is not None:
-            live, parents, tokens, ends = live[kept], parents[kept], tokens[kept], ends[kept]
-        parents, tokens = self._extend(live, parents, tokens, ends if some_end else None)
-        if kept is None and W == parents.shape[1] == 1:
-            return None, None, tokens.flatten()
-        places = torch.arange(len(parents), device=self.device) if kept is None else kept
-        return (parents + W * places[:, None]).flatten(), kept, tokens.flatten()
+            live, rows, tokens, ends = live[kept], rows[kept], tokens[kept], ends[kept]
+        rows, tokens = self._best_unended(live, rows, tokens, ends if some_end else None)
+        self.hypotheses = torch.cat((self.hypotheses.index_select(0, rows), tokens[:, None]), 1)
+        return rows, kept, tokens
 
-    def _candidates(self, log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Choose C extensions of each sentence, given (B, W, V): scores, parents among W, tokens;
-        each (B, C), best first.
+    def _candidates(self, log_probs: Tensor) -> tuple[Tensor, Tensor]:
+        """Choose C extensions of each sentence, given (B, W, V), best first: scores and indices
+        among W * V, both (B, C).
         """
         _, W, V = log_probs.shape
-        scores, flat = _best(self.scores, log_probs, min(2 * self.beam_size, W * V))
-        return scores, flat // V, flat % V
+        # as many may be eos as hypotheses are live; greedy search ends with its first one
+        count = 2 * self.beam_size if self.beam_size > 1 else 1
+        return _best(self.scores, log_probs, min(count, W * V))
 
-    def _collect(self, scores: Tensor, parents: Tensor, ended: Tensor) -> None:
+    def _collect(self, scores: Tensor, rows: Tensor, ended: Tensor) -> None:
         """Keep the candidates that ended among the best `beam_size`."""
-        rows, ranks = ended[:, : self.beam_size].nonzero(as_tuple=True)
-        if not len(rows):
+        places, ranks = ended[:, : self.beam_size].nonzero(as_tuple=True)
+        if not len(places):
             return
-        ids = self.hypotheses[rows, parents[rows, ranks]].tolist()
-        ended_scores = scores[rows, ranks].tolist()
-        for row, own, score in zip(rows.tolist(), ids, ended_scores, strict=True):
-            self.found[self.sentences[row]].append(Hypothesis(own, score))
+        ids = self.hypotheses[rows[places, ranks]].tolist()
+        ended_scores = scores[places, ranks].tolist()
+        for place, own, score in zip(places.tolist(), ids, ended_scores, strict=True):
+            self.found[self.sentences[place]].append(Hypothesis(own, score))
 
     def _drop_done(self, live: Tensor) -> Tensor | None:
         """Remove the sentences that are done, given the scores (B, C) of unended candidates. Return
-        the indices of the others, or None if none is done.
+        the indices of the others, of which the last take the places left, or None if none is done.
         """
         best_live = live.amax(1).tolist()
         kept = []
@@ -180,17 +184,17 @@ class BeamSearch:
                 self.found[sentence].append(self._unended(place))
         if len(kept) == len(self.sentences):
             return None
-        places = torch.tensor(kept, dtype=torch.int64, device=self.device)
+        alive, last = set(kept), [place for place in kept if place >= len(kept)]
+        kept = [place if place in alive else last.pop() for place in range(len(kept))]
         self.sentences = [self.sentences[place] for place in kept]
-        self.scores, self.hypotheses = self.scores[places], self.hypotheses[places]
-        return places
+        return torch.tensor(kept, dtype=torch.int64, device=self.device)
 
     def _is_done(self, sentence: int, best_live: float) -> bool:
         """Whether a sentence is at its limit, or has enough hypotheses and no live one that is
         `FAR` likelier, since a model that is sure of its words lets unlikely endings into the beam.
         A beam of 1 is greedy search, which ends with its first eos.
         """
-        found, length = self.found[sentence], self.hypotheses.shape[2] + 1
+        found, length = self.found[sentence], self.hypotheses.shape[1] + 1
         if length >= self.rules.max_lens[sentence]:
             return True
         if len(found) < self.beam_size:
@@ -199,27 +203,24 @@ class BeamSearch:
 
     def _unended(self, place: int) -> Hypothesis:
         """Return the best hypothesis of a sentence at its limit, where eos has no probability."""
-        best = int(self.scores[place].argmax())
-        return Hypothesis(self.hypotheses[place, best].tolist(), float(self.scores[place, best]))
+        row = place * self.scores.shape[1] + int(self.scores[place].argmax())
+        return Hypothesis(self.hypotheses[row].tolist(), float(self.scores.flatten()[row]))
 
-    def _extend(
-        self, scores: Tensor, parents: Tensor, tokens: Tensor, ends: Tensor | None
+    def _best_unended(
+        self, scores: Tensor, rows: Tensor, tokens: Tensor, ends: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Keep the best candidates that have not ended (None: none has); return their parents among
-        W and tokens, both (B, W').
+        """Keep the best candidates that have not ended (None: none has), W' of each sentence, and
+        their scores; return their rows among N and tokens, both (B * W',).
         """
         C = scores.shape[1]
         W = min(self.beam_size, C)
         if ends is None:
-            parents, tokens, self.scores = (x[:, :W] for x in (parents, tokens, scores))
+            rows, tokens, self.scores = rows[:, :W], tokens[:, :W], scores[:, :W]
         else:
             unended_first = (torch.arange(C, device=self.device) + C * ends).argsort(1)
             best = unended_first[:, :W]
-            parents, tokens, self.scores = (x.gather(1, best) for x in (parents, tokens, scores))
-        time = self.hypotheses.shape[2]
-        before = self.hypotheses.gather(1, parents[:, :, None].expand(-1, -1, time))
-        self.hypotheses = torch.cat((before, tokens[:, :, None]), 2)
-        return parents, tokens
+            rows, tokens, self.scores = (x.gather(1, best) for x in (rows, tokens, scores))
+        return rows.flatten(), tokens.flatten()
 
 
 def _best(scores: Tensor, log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -227,19 +228,21 @@ def _best(scores: Tensor, log_probs: Tensor, count: int) -> tuple[Tensor, Tensor
     scores of hypotheses, (B, W, V) of next tokens -> two of (B, count).
 
     On the CPU a partial sort of all takes longer than to compute them. The best ones are in the
-    columns with the best maxima: only these are sorted, in a tenth of the time.
+    blocks with the best maxima: only these are sorted, in a tenth of the time.
     """
     B, W, V = log_probs.shape
-    height = next((n for n in range(128, 15, -1) if V % n == 0), V)
-    columns = V // height
-    if log_probs.device.type != "cpu" or W * columns < max(count, MANY):
+    if B == W == count == 1:
+        best, where = log_probs.view(1, V).max(1, keepdim=True)
+        return scores + best, where
+    # maxima are fast where whole vectors, of 32 values, fill a block
+    size = next((n for n in (128, 96, 64, 32, *range(127, 15, -1)) if V % n == 0), V)
+    each = V // size  # blocks of a hypothesis
+    if log_probs.device.type != "cpu" or W * each < max(count, MANY):
         return (scores[:, :, None] + log_probs).view(B, W * V).topk(count)
-    tops = log_probs.view(B, W, height, columns).amax(2) + scores[:, :, None]
-    found = tops.view(B, W * columns).topk(count).indices
-    parents, first = found // columns, found // columns * V + found % columns
-    steps = torch.arange(0, V, columns)
-    places = (first[:, :, None] + steps).view(B, count * height)
-    values = log_probs.view(B, W * V).gather(1, places).view(B, count, height)
-    values += scores.gather(1, parents)[:, :, None]
-    best, where = values.view(B, count * height).topk(count)
-    return best, places.gather(1, where)
+    tops = log_probs.view(B, W, each, size).amax(3) + scores[:, :, None]
+    found = tops.view(B, W * each).topk(count).indices
+    rows = found + torch.arange(0, B * W * each, W * each)[:, None] if B > 1 else found
+    blocks = log_probs.view(-1, size).index_select(0, rows.flatten())
+    values = blocks.view(B, count, size) + scores.gather(1, found // each)[:, :, None]
+    best, where = values.view(B, count * size).topk(count)
+    return best, torch.add(where % size, found.gather(1, where // size), alpha=size)

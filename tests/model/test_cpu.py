@@ -108,9 +108,12 @@ def test_a_packed_matrix_gives_the_same_product(
     multiply = packed_product(weight, bias)
     assert not isinstance(multiply, partial) or platform.machine() not in ("x86_64", "AMD64")
     tolerance = 1e-5 if dtype == torch.float32 else 0.02
-    torch.testing.assert_close(
-        multiply(x), nn.functional.linear(x, weight, bias), rtol=tolerance, atol=tolerance
-    )
+    expected = nn.functional.linear(x, weight, bias)
+    torch.testing.assert_close(multiply(x), expected, rtol=tolerance, atol=tolerance)
+    wide = torch.zeros(rows, 2 * 2000, dtype=dtype)
+    multiply(x, out=wide[:, :2000])
+    torch.testing.assert_close(wide[:, :2000], expected, rtol=tolerance, atol=tolerance)
+    assert not wide[:, 2000:].any()
 
 
 def test_other_processors_and_small_matrices_multiply_as_they_are(

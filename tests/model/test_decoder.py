@@ -39,7 +39,10 @@ def test_cached_steps_equal_the_full_forward(
 def test_cached_steps_cross_the_end_of_the_position_table() -> None:
     model = random_model(num_encoder_layers=1, num_decoder_layers=1)
     src, tgt_in = random_ids(1, 5), random_ids(1, 530, seed=2)
-    assert_close(stepwise(model, src, tgt_in), model(src, tgt_in).log_softmax(-1))
+    with torch.inference_mode():
+        found = stepwise(model, src, tgt_in)
+    assert not model.sinusoids.is_inference()  # training may go on with them
+    assert_close(found, model(src, tgt_in).log_softmax(-1))
 
 
 @NORMS
@@ -86,6 +89,23 @@ def test_selected_hypotheses_go_on_with_their_own_past_and_source() -> None:
     for turn in range(12):  # beyond the room at the start
         extend([turn % 4, 3, 0, 2], None, [4 + turn, 5, 6, 7])
     assert owners.tolist() == [1, 1, 1, 1]
+
+
+@torch.no_grad()
+def test_sentences_may_change_places_when_others_leave() -> None:
+    model = random_model()
+    src, tgt_in = random_ids(5, 6), random_ids(5, 9, seed=2)
+    src[3, 2:] = model.shape.pad_id
+    expected = model(src, tgt_in).log_softmax(-1)
+    decoder, owners = Decoder(model), torch.arange(5)
+    state = decoder.begin(src)
+    for time, column in enumerate(tgt_in.unbind(1)):
+        log_probs, state = decoder.step(column[owners], state)
+        assert_close(log_probs, expected[owners, time])
+        if time in (2, 5):
+            kept = torch.tensor([4, 1, 3] if time == 2 else [1, 0])
+            state, owners = state.select(kept, kept), owners[kept]
+    assert owners.tolist() == [1, 4]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -215,6 +215,10 @@ def test_the_best_extensions_are_those_of_a_whole_sort(
     assert torch.equal(total.gather(1, places), best)
     assert all(len(set(row)) == count for row in places.tolist())
 
+    alone, place = _best(scores[:1], log_probs[:1], count)
+    assert torch.equal(alone, best[:1])
+    assert torch.equal(total[:1].gather(1, place), alone)
+
 
 # --- Rules --------------------------------------------------------------------------------------
 
