@@ -3,10 +3,11 @@
 made/1/   pairs.jsonl made.json manifest.json    of entry 1 of `data.train`
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 
 from mtrain.config.corpora import Corpus, Entry, MadeCorpus
 from mtrain.config.schema import Config
@@ -17,7 +18,8 @@ from mtrain.runtime.errors import RefusedError
 PAIRS, RECORD = "pairs.jsonl", "made.json"
 
 
-class Made(BaseModel):
+@dataclass(frozen=True)
+class Made:
     """`made.json`: what a text was made of, and the pairs that were left out by reason."""
 
     settings: dict[str, Any]

@@ -10,7 +10,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from itertools import islice
 from math import nan
@@ -78,7 +78,7 @@ def fill(config: Config, run: RunDirectory, stop: Stop, ranks: Ranks) -> dict[st
         if entry.fill is not None:
             known = ranks.share(partial(_find, run, number, entry), made.MADE_OR_NONE)
             known = known or Filler(config, number, stop, ranks).fill(run)
-            found[f"data.train.{number}"] = known.model_dump()
+            found[f"data.train.{number}"] = asdict(known)
     return found
 
 
@@ -128,8 +128,7 @@ class Filler:
         self.models = ranks.share(lambda: list(map(checkpoint.resolve, paths)), PATHS)
         names = (layout.MODEL, layout.TOKENIZER)
         self.hashes = [manifest.hash_file(path / name) for path in self.models for name in names]
-        search = self.how.model_dump(include={"sample", "top_k", "beam_size"})
-        self.search = {key: value for key, value in search.items() if value}
+        self.search = self.how.model_dump(include={"sample", "top_k", "beam_size"})
         model = load_stored_config(self.models[0] / layout.CONFIG)
         self._check_direction(model)
         decode = override_decode(model.decode, **self.search).model_dump()
@@ -217,8 +216,10 @@ class Filler:
         translator = self._translator
         sources = [source for source, _ in pairs]
         found, cut = translator.translate(sources, first=number * SHARD)
-        lengths = map(len, translator.loaded.encode_sources(sources)[0])
-        limits = [0 if i in set(cut) else translator.loaded.limit(n) for i, n in enumerate(lengths)]
+        encoded, _ = translator.loaded.encode_sources(sources)
+        limits = [translator.loaded.limit(len(ids)) for ids in encoded]
+        for index in cut:  # of a part there is no translation
+            limits[index] = 0
         lines = []
         for (_, reference), hypotheses, limit in zip(pairs, found, limits, strict=True):
             best = hypotheses[0]
@@ -252,15 +253,9 @@ class Filler:
                             sides = {"src": given, "tgt": given, self.how.made: line.text}
                             out.write(json.dumps(sides, ensure_ascii=False).encode() + b"\n")
             models = dict(zip(map(str, self.models), self.hashes[::2], strict=True))
-            record = made.Made(
-                settings=made.settings_of(self.entry),
-                models=models,
-                key=key,
-                lines=len(keep),
-                pairs=int(keep.sum()),
-                dropped=dict(counts),
-            )
-            files.write_text(directory / made.RECORD, record.model_dump_json(indent=1) + "\n")
+            settings, sizes = made.settings_of(self.entry), (len(keep), int(keep.sum()))
+            record = made.Made(settings, models, key, *sizes, dict(counts))
+            files.write_bytes(directory / made.RECORD, made.MADE.dump_json(record, indent=1))
 
         run.check_held()
         path = made.directory(run.path, self.number)
