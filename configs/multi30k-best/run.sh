@@ -1,7 +1,7 @@
 #!/bin/sh
 # From the 29,000 pairs of Multi30k to the best model of this size. It may be started again at any time:
 # each command goes on where it was, or says that its run is complete.
-# What follows is given to each command:  --dry-run, or  --set data.root=PATH/TO/multi30k
+# Arguments are passed to each command:  --dry-run, or  --set data.root=PATH/TO/multi30k
 set -eu
 configs=$(dirname "$0")
 case " $* " in *" --dry-run "*) set +e ;; esac  # later steps want what earlier ones have yet to make

@@ -105,7 +105,7 @@ SEARCH: dict[str, tuple[Any, Any]] = {
     "tag": (str, value("TEXT", "Tag to put before each source: one that the model knows.")),
     "mbr": (
         int,
-        value("N", "Choose the most typical of N hypotheses (of N samples with --sample).", min=2),
+        value("N", "Choose the best of N hypotheses (samples, with --sample).", min=2, max=1000),
     ),
 }
 SAMPLING: dict[str, tuple[Any, Any]] = {

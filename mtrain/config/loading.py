@@ -108,6 +108,7 @@ def _corpus_conflicts(data: DataConfig) -> Iterator[tuple[str, str]]:
             yield f"{key}.weight", "works in data.train only; scored sets keep every line"
         if corpus.fill is not None:
             yield from _fill_conflicts(key, corpus, corpus.fill)
+            continue
         if not isinstance(corpus, FileCorpus):
             continue
         numbers = [isinstance(column, int) for column in (corpus.src, corpus.tgt)]

@@ -71,13 +71,13 @@ class DataConfig(Section):
         return found | {f"data.test.{name}": corpus for name, corpus in self.test.items()}
 
     def languages(self, corpus: Entry) -> tuple[str, str]:
-        """Return the source and the target language of the direction that is learnt."""
+        """Return the source and the target language of the direction that is learned."""
         src, tgt = corpus.src_lang or self.src_lang, corpus.tgt_lang or self.tgt_lang
         return (tgt, src) if corpus.swap else (src, tgt)
 
     @property
     def directions(self) -> list[tuple[str, str]]:
-        """Source and target language of each direction that is learnt."""
+        """Source and target language of each direction that is learned."""
         return list(dict.fromkeys(map(self.languages, self.train)))
 
 

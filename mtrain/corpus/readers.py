@@ -106,7 +106,7 @@ def columns_of(corpus: Corpus) -> list[object]:
 
 def _changes(corpus: Corpus) -> dict[str, object]:
     """Return what makes a corpus differ from its files."""
-    return corpus.model_dump(include={"swap", "tag"}, exclude_defaults=True)
+    return corpus.model_dump(include={"swap", "tag", "src_lang", "tgt_lang"}, exclude_defaults=True)
 
 
 def scan(corpus: Corpus, reading: Reading) -> Scan:

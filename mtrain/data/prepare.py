@@ -32,6 +32,7 @@ from mtrain.data.store import CHUNK, Store, build_store, open_store, store_key
 from mtrain.data.tokenizer import MAX_SENTENCES, Tokenizer, train_tokenizer
 from mtrain.runs import checkpoint, layout, manifest
 from mtrain.runs.directory import RunDirectory
+from mtrain.runs.made import resolve
 from mtrain.runtime.device import available_threads
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import Places, logger, progress_bar
@@ -81,8 +82,10 @@ def weights_of(config: Config, sizes: list[int]) -> list[float]:
 
 def train_run_tokenizer(config: Config, stop: Stop, config_file: Path | None = None) -> Path:
     """Put the vocabulary of a config into its run directory, where `mtrain train` will find it."""
-    run = RunDirectory(Path(config.run_dir))
+    run, config = RunDirectory(Path(config.run_dir)), resolve(config)
     run.check_place(config_file)
+    if len(config.data.texts) < len(config.data.train):
+        raise RefusedError("data.train: text that models make is missing; run mtrain data build")
     with run.hold():
         if run.tokenizer.exists():
             raise RefusedError(f"{run.tokenizer}: exists already; choose another run_dir")

@@ -3,6 +3,7 @@
 made/1/   pairs.jsonl made.json manifest.json    of entry 1 of `data.train`
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ class Made:
 
     settings: dict[str, Any]
     models: dict[str, str]  # SHA-256 of the model by its path
-    key: str  # of all that it depends on
+    given: str  # SHA-256 of the text that they read
+    key: str  # of all that the pairs depend on
     lines: Count
     pairs: Count
     dropped: dict[str, Count]
@@ -46,36 +48,36 @@ def settings_of(entry: Corpus) -> dict[str, Any]:
 
 
 def read(run_dir: Path, number: int) -> Made | None:
-    """Read what is known of the text of an entry, None if it is not there; raises `UserError` if it
-    is damaged.
+    """Read what is known of the text of an entry, None if it is not there; raises `DamagedError`
+    unless all of it is intact.
     """
     path = directory(run_dir, number)
-    if not manifest.is_complete(path):
+    if not path.exists():
         return None
-    return read_record(path / RECORD, MADE, f"remove {path} to have it made again")
+    manifest.verify(path, PAIRS, RECORD)
+    return read_record(path / RECORD, MADE)
 
 
-def check(run_dir: Path, number: int, entry: Corpus, made: Made) -> None:
-    """Refuse an entry whose settings differ from those that the text was made with."""
-    before, now = made.settings, settings_of(entry)
-    for key in sorted({*before, *now}):
-        if before.get(key) != now.get(key):
+def check(key: str, entry: Corpus, before: dict[str, Any]) -> None:
+    """Refuse an entry whose settings differ from those that its text was made with."""
+    now = settings_of(entry)
+    for name in sorted({*before, *now}):
+        if before.get(name) != now.get(name):
             raise RefusedError(
-                f"data.train.{number}.{key}: the text in {directory(run_dir, number)} was made "
-                f"with {before.get(key)!r}, not {now.get(key)!r}; go back to that, or choose "
-                "another run_dir"
+                f"{key}.{name}: the text of this run was made with {before.get(name)!r}, not "
+                f"{now.get(name)!r}; go back to that, or choose another run_dir"
             )
 
 
-def resolve(config: Config, run_dir: Path | None = None) -> Config:
+def resolve(config: Config, run_dir: Path | None = None, but: Collection[int] = ()) -> Config:
     """Return the config with the made text, where it is there, in place of the entries that
-    describe it.
+    describe it, `but` those of these numbers.
     """
     run_dir = (run_dir or Path(config.run_dir)).absolute()
     train = list(config.data.train)
     for number, entry in enumerate(train):
         path = directory(run_dir, number)
-        if entry.fill is not None and manifest.is_complete(path):
+        if entry.fill is not None and number not in but and manifest.is_complete(path):
             own = entry.model_dump(include={*Entry.model_fields} - {"fill"})
             own["given"] = "tgt" if entry.fill.made == "src" else "src"
             own |= {"file": str(path / PAIRS), "src": "src", "tgt": "tgt"}

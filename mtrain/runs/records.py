@@ -61,6 +61,13 @@ class Status(BaseModel):
     last_start: LastStart | None = None
 
 
+class MadeText(BaseModel):
+    """What `run.json` keeps of a text that models made: `made.Made`."""
+
+    settings: dict[str, Any]
+    pairs: Count
+
+
 class Provenance(BaseModel):
     """`run.json`: what a run is made of, with SHA-256 of its corpora, settings, vocabulary and
     initial weights. Earlier versions wrote fewer fields.
@@ -73,7 +80,7 @@ class Provenance(BaseModel):
     tokenizer: str
     config: str | None = None
     init_from: str | None = None
-    made: dict[str, dict[str, Any]] = {}
+    made: dict[Annotated[str, Field(pattern=r"^data\.train\.\d{1,9}\z")], MadeText] = {}
     seed: Count
     ranks: Annotated[Count, Field(ge=1)] = 1
     accum_steps: Annotated[Count, Field(ge=1)] | None = None

@@ -23,16 +23,16 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 from tqdm import tqdm
 
-from mtrain.config.corpora import Corpus
 from mtrain.config.loading import load_stored_config
 from mtrain.config.schema import Config, override_decode
 from mtrain.corpus import readers
 from mtrain.corpus.lines import DROPPED, is_blank
-from mtrain.corpus.readers import Pair, describe, reading_of
+from mtrain.corpus.readers import Pair, Scan, describe, reading_of
 from mtrain.data.cache import cache_directory, cache_key, cached
 from mtrain.data.prepare import scan_corpus
 from mtrain.runs import checkpoint, layout, made, manifest
 from mtrain.runs.directory import RunDirectory
+from mtrain.runs.records import PROVENANCE
 from mtrain.runtime import files
 from mtrain.runtime.distributed import Ranks, device_of
 from mtrain.runtime.errors import RefusedError, UserError
@@ -51,6 +51,8 @@ LINES = "lines.json"  # the file of a shard
 LOWEST = -1e9  # of a score: JSON has no infinity
 PAUSE = 60  # seconds between lines of the log
 
+# Of an entry that names one side, both are that: what models read, without an exchange of sides.
+AS_GIVEN = {"fill": None, "swap": False}
 EMPTY = DROPPED + "empty translation"
 AT_LIMIT = DROPPED + "source or translation at its limit of length"
 WORST = DROPPED + "least probable translations"
@@ -69,6 +71,10 @@ Shard = list[Line]
 SHARD_FORM, PATHS = TypeAdapter(Shard), TypeAdapter(list[Path])
 
 
+class MissingModelError(UserError):
+    """A model is not there."""
+
+
 def fill(config: Config, run: RunDirectory, stop: Stop, ranks: Ranks) -> dict[str, Any]:
     """Make the text that models fill in where it is not there yet; return what is known of all of
     it, by the keys of its entries. Every rank takes part.
@@ -76,35 +82,60 @@ def fill(config: Config, run: RunDirectory, stop: Stop, ranks: Ranks) -> dict[st
     found = {}
     for number, entry in enumerate(config.data.train):
         if entry.fill is not None:
-            known = ranks.share(partial(_find, run, number, entry), made.MADE_OR_NONE)
+            known = ranks.share(partial(_find, config, run, number, stop), made.MADE_OR_NONE)
             known = known or Filler(config, number, stop, ranks).fill(run)
             found[f"data.train.{number}"] = asdict(known)
     return found
 
 
-def _find(run: RunDirectory, number: int, entry: Corpus) -> made.Made | None:
-    """Read what is known of the text of an entry if the run has begun, which keeps its text
-    whatever becomes of the models; refuse other settings.
+def _find(config: Config, run: RunDirectory, number: int, stop: Stop) -> made.Made | None:
+    """Read what is known of the text of an entry, if it is the one to train on. A run that has
+    begun keeps its text whatever becomes of the models, and refuses other settings; before, the
+    text must be what the models make now, if they are there.
     """
-    known = made.read(run.path, number) if (run.path / layout.RUN).exists() else None
-    if known is not None:
-        made.check(run.path, number, entry, known)
-    return known
+    key, entry = f"data.train.{number}", config.data.train[number]
+    begun = run.read(layout.RUN, PROVENANCE)
+    if begun is not None:
+        if key not in begun.made:
+            raise RefusedError(f"{run.path}: this run began without {key}; choose another run_dir")
+        made.check(key, entry, begun.made[key].settings)
+    try:
+        known = made.read(run.path, number)
+    except manifest.DamagedError as error:
+        if begun is not None:
+            place = made.directory(run.path, number)
+            text = f"bring it back, or remove {place} to have it made again"
+            raise UserError(f"{error}; {text}") from None
+        logger.warning("%s; it is made again", error)
+        return None
+    if known is None or begun is not None:
+        return known
+    try:
+        is_same = known.key == Filler(config, number, stop, Ranks()).made_key
+    except MissingModelError as error:
+        scan = scan_corpus(config, entry.model_copy(update=AS_GIVEN), stop)
+        is_same = known.given == scan.sha256
+        is_same = is_same and known.settings == made.settings_of(entry)
+        if is_same:
+            logger.warning("%s; the text that it made is there", error)
+    return known if is_same else None
 
 
 def without_missing(config: Config, stop: Stop, *, timed: bool) -> Config:
     """Return the config with the text that is there; warn of what models have yet to make, of which
     `timed` translates some. Raises `UserError` if there is no training text at all.
     """
+    run, missing = RunDirectory(Path(config.run_dir)), set[int]()
     for number, entry in enumerate(config.data.train):
-        if entry.fill is None or made.read(Path(config.run_dir), number) is not None:
+        if entry.fill is None or _find(config, run, number, stop) is not None:
             continue
+        missing.add(number)
         try:
             text = Filler(config, number, stop, Ranks()).missing(timed)
-        except UserError as error:  # a model is perhaps not trained yet
+        except MissingModelError as error:  # it is perhaps not trained yet
             text = str(error)
         logger.warning("data.train.%d: left out, its text is not made yet: %s", number, text)
-    resolved = made.resolve(config)
+    resolved = made.resolve(config, but=missing)
     if not resolved.data.texts:
         raise UserError("data.train: no text is there yet; `mtrain data build` makes it")
     return resolved
@@ -119,15 +150,13 @@ class Filler:
         self.config, self.entry, self.how = config, entry, entry.fill
         self.stop, self.ranks = stop, ranks
         self.number, self.key = number, f"data.train.{number}"
-        # one that lacks a side has the other twice
-        self.text = entry.model_copy(update={"fill": None, "swap": False})
+        self.text = entry.model_copy(update=AS_GIVEN)
         self.name = describe(self.text).split(" + ")[0]
         self.device = device_of(config.train.device, ranks)
         # rank 0 alone chooses: the best checkpoint of a run in training may change
-        paths = [Path(path) for path in self.how.model]
-        self.models = ranks.share(lambda: list(map(checkpoint.resolve, paths)), PATHS)
-        names = (layout.MODEL, layout.TOKENIZER)
-        self.hashes = [manifest.hash_file(path / name) for path in self.models for name in names]
+        self.models = ranks.share(self._resolve, PATHS)
+        self.hashes = self._hash()
+        ranks.check_same(json.dumps(self.hashes), f"models of {self.key}")
         self.search = self.how.model_dump(include={"sample", "top_k", "beam_size"})
         model = load_stored_config(self.models[0] / layout.CONFIG)
         self._check_direction(model)
@@ -136,28 +165,46 @@ class Filler:
         seed = config.seed if self.how.sample else None
         self.identity = (FORMAT, SHARD, self.hashes, decode, how, seed, self.device.type)
 
+    def _resolve(self) -> list[Path]:
+        """Find the models; raises `MissingModelError`."""
+        try:
+            return [checkpoint.resolve(Path(path)) for path in self.how.model]
+        except UserError as error:
+            raise MissingModelError(f"{self.key}.model: {error}") from None
+
+    def _hash(self) -> list[str]:
+        """Hash the weights and the vocabulary of each model."""
+        names = (layout.MODEL, layout.TOKENIZER)
+        return [manifest.hash_file(path / name) for path in self.models for name in names]
+
     def _check_direction(self, model: Config) -> None:
         """Refuse a model that translates in the other direction."""
         src, tgt = self.config.data.languages(self.text)
         src, tgt = (tgt, src) if self.how.made == "src" else (src, tgt)
-        found = model.data.directions
+        data, tag = model.data, self.how.model_tag
+        found = [data.languages(each) for each in data.train if tag in (None, each.tag)]
         if (tgt, src) in found and (src, tgt) not in found:
             raise RefusedError(
                 f"{self.key}.model: {self.how.model[0]} translates {tgt} to {src}; this entry "
                 f"needs a model from {src} to {tgt}"
             )
 
+    @cached_property
+    def scan(self) -> Scan:
+        """The scan of the text that is there."""
+        return scan_corpus(self.config, self.text, self.stop)
+
+    @property
+    def made_key(self) -> str:
+        """A hash of all that the pairs depend on."""
+        return cache_key(self.identity, self.scan.sha256, made.settings_of(self.entry))
+
     def fill(self, run: RunDirectory) -> made.Made:
         """Translate what is not in the cache, and seal the pairs in the run."""
-        scan = scan_corpus(self.config, self.text, self.stop)
-        key = cache_key(self.identity, scan.sha256, made.settings_of(self.entry))
-        known = self.ranks.share(lambda: made.read(run.path, self.number), made.MADE_OR_NONE)
-        if known is not None and known.key == key:
-            return known
         counts, parts, then = Counter[str](), list[NDArray[np.float64]](), time.monotonic()
         logger.info("%s: translating %s with %s", self.key, self.name, ", ".join(self.how.model))
-        shards = enumerate(self._shards(counts))
-        with progress_bar(scan.pairs, "line", f"translating {Path(self.name).name}") as bar:
+        shards, lines = enumerate(self._shards(counts)), self.scan.pairs
+        with progress_bar(lines, "line", f"translating {Path(self.name).name}") as bar:
             while some := list(islice(shards, self.ranks.size)):
                 found = self.ranks.gather(partial(self._own_shard, some), SHARD_FORM)
                 for (number, pairs), shard in zip(some, found, strict=False):
@@ -166,11 +213,10 @@ class Filler:
                     parts.append(np.array([nan if each.fault else each.score for each in shard]))
                     bar.update(len(pairs))
                 if time.monotonic() - then > PAUSE:
-                    then = time.monotonic()
-                    done = f"{sum(map(len, parts)):,}"
-                    logger.info("%s: %s of %s lines", self.key, done, f"{scan.pairs:,}")
+                    then, done = time.monotonic(), sum(map(len, parts))
+                    logger.info("%s: %s of %s lines", self.key, f"{done:,}", f"{lines:,}")
         scores = np.concatenate(parts or [np.zeros(0)])
-        return self.ranks.share(partial(self._seal, run, key, scores, counts), made.MADE)
+        return self.ranks.share(partial(self._seal, run, scores, counts), made.MADE)
 
     def _shards(self, counts: Counter[str]) -> Iterator[list[Pair]]:
         """Read the lines to translate, each with its reference, without blank ones."""
@@ -180,7 +226,7 @@ class Filler:
         return iter(lambda: list(islice(pairs, SHARD)), [])
 
     def _own_shard(self, some: list[tuple[int, list[Pair]]]) -> Shard:
-        """Return this rank's one of a round of shards, if there is one for it."""
+        """Return this rank's shard of a round; none if there are fewer."""
         if self.ranks.rank >= len(some):
             return []
         number, pairs = some[self.ranks.rank]
@@ -209,6 +255,8 @@ class Filler:
             precision=self.how.precision,
             **self.search,
         )
+        if self._hash() != self.hashes:
+            raise UserError(f"{self.key}.model: it changed while it was loaded; run this again")
         loaded.check_stop = self.stop.check
         return Translator(loaded, seed=self.config.seed, threads=1)
 
@@ -232,10 +280,10 @@ class Filler:
         return lines
 
     def _seal(
-        self, run: RunDirectory, key: str, scores: NDArray[np.float64], counts: Counter[str]
+        self, run: RunDirectory, scores: NDArray[np.float64], counts: Counter[str]
     ) -> made.Made:
         """Write the pairs that stay into the run, given the scores of all, which are not a number
-        where a pair is at fault.
+        where a pair is at fault. Raises `UserError` if the text is not the one that was scanned.
         """
         keep = ~np.isnan(scores)
         if worst := int(self.how.drop_worst * keep.sum()):
@@ -249,12 +297,16 @@ class Filler:
                     shard = self._kept(number, pairs, partial(self._translate, number, pairs))
                     for (given, _), line in zip(pairs, shard, strict=True):
                         counts.update([line.fault] if line.fault else [])
-                        if next(kept):
+                        if next(kept, False):
                             sides = {"src": given, "tgt": given, self.how.made: line.text}
                             out.write(json.dumps(sides, ensure_ascii=False).encode() + b"\n")
+            if scan_corpus(self.config, self.text, self.stop) != self.scan:
+                text = "it changed while it was translated; run the same command again"
+                raise UserError(f"{self.key}: {self.name}: {text}")
             models = dict(zip(map(str, self.models), self.hashes[::2], strict=True))
             settings, sizes = made.settings_of(self.entry), (len(keep), int(keep.sum()))
-            record = made.Made(settings, models, key, *sizes, dict(counts))
+            prints = self.scan.sha256, self.made_key
+            record = made.Made(settings, models, *prints, *sizes, dict(counts))
             files.write_bytes(directory / made.RECORD, made.MADE.dump_json(record, indent=1))
 
         run.check_held()

@@ -61,6 +61,7 @@ def build_data(config: Config, stop: Stop, config_file: Path | None = None) -> N
         if len(config.data.texts) < len(config.data.train):
             ranks.first(partial(run.check_place, config_file))
             ranks.first(lambda: stack.enter_context(run.hold()))
+            ranks.first(partial(run.check_settings, config, ranks.size))
             fill(config, run, stop, ranks)
         ranks.first(lambda: Preparation(resolve(config), stop).prepared)
 
@@ -101,6 +102,11 @@ class Job:
         """Log what training would do, on rank 0."""
         self.run.check_place(self.config_file)
         self.before = self.run.read(layout.STATUS, STATUS)
+        init_from = self.config.train.init_from
+        if init_from and not Path(init_from).exists() and not (self.run.path / layout.RUN).exists():
+            logger.warning("train.init_from: %s: not there yet, and left out here", init_from)
+            train = self.config.train.model_copy(update={"init_from": None})
+            self.config = self.config.model_copy(update={"train": train})
         self._check_settings()
         with telling_lack_of_memory(lambda: LACK_OF_MEMORY):
             known = without_missing(self.config, self.stop, timed=True)
@@ -142,7 +148,10 @@ class Job:
         """Prepare the text on rank 0, then on the others, whose machines may have a cache of their
         own; all must read the same text. Models fill in what is missing first.
         """
-        ranks, made = self.ranks, fill(self.config, self.run, self.stop, self.ranks)
+        ranks = self.ranks
+        if not (self.run.path / layout.RUN).exists():
+            ranks.first(self._begin)  # models may take long
+        made = fill(self.config, self.run, self.stop, ranks)
         preparation = Preparation(resolve(self.config), self.stop)
 
         def lead() -> bytes:

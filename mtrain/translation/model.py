@@ -72,8 +72,10 @@ class Model:
         if n_best is not None and not 1 <= n_best <= decode.beam_size:
             raise RefusedError(f"n_best {n_best}: must be from 1 to beam_size {decode.beam_size}")
         lines = [text] if isinstance(text, str) else text
-        if mbr is not None and (mbr < 2 or n_best is not None or "beam_size" in search):
-            raise RefusedError(f"mbr {mbr}: at least 2, and without n_best and beam_size")
+        if mbr is not None and (n_best is not None or "beam_size" in search):
+            raise RefusedError("mbr: does not go with n_best and beam_size")
+        if mbr is not None and not 2 <= mbr <= 1000:
+            raise RefusedError(f"mbr {mbr}: must be from 2 to 1000")
         loaded = replace(self.loaded.tagged(tag), decode=decode)
         found, _ = Translator(loaded, mbr=mbr).translate(lines)
         if n_best is not None:

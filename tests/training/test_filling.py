@@ -249,8 +249,8 @@ def test_a_run_reads_its_own_text_from_then_on(
     damaged = run_mtrain("verify", run)
     assert damaged.returncode == EXIT_FAILED
     assert "made/1" in damaged.stdout
-    assert train(path, "--set", "train.max_steps=6") == EXIT_REFUSED
-    assert "the content of data.train" in capsys.readouterr().err
+    assert train(path, "--set", "train.max_steps=6") == EXIT_FAILED
+    assert "1/pairs.jsonl: 1598 bytes instead of 1570" in capsys.readouterr().err
 
 
 def test_text_that_is_gone_is_made_again(
@@ -259,6 +259,9 @@ def test_text_that_is_gone_is_made_again(
     path = write(tmp_path, {"src": text(tmp_path), "model": str(trained_run)})
     assert train(path) == EXIT_OK
     shutil.rmtree(tmp_path / "run" / "made")
+    missing = run_mtrain("verify", tmp_path / "run")
+    assert missing.returncode == EXIT_FAILED
+    assert "missing      made/1" in missing.stdout
     assert train(path, "--set", "train.max_steps=4") == EXIT_OK
     shutil.rmtree(tmp_path / "run" / "made")
     text(tmp_path, LINES[:20])  # it is not the same
@@ -278,6 +281,83 @@ def test_before_the_run_begins_other_models_make_it_anew(
     shutil.copytree(trained_run / "checkpoints" / "step-00000400", model)
     assert build(path) == EXIT_OK
     assert pairs_of(tmp_path / "run") != first
+
+
+def test_before_the_run_begins_damaged_text_is_made_again(
+    tmp_path: Path, trained_run: Path, build: Build
+) -> None:
+    path = write(tmp_path, {"src": text(tmp_path), "model": str(trained_run)})
+    assert build(path) == EXIT_OK
+    file = tmp_path / "run" / "made" / "1" / "pairs.jsonl"
+    whole = file.read_bytes()
+    file.write_bytes(whole.replace(b"a", b"e"))
+    assert build(path) == EXIT_OK
+    assert file.read_bytes() == whole
+
+
+def test_before_the_run_begins_the_model_may_go(
+    tmp_path: Path, trained_run: Path, build: Build, train: Train
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(trained_run / "checkpoints" / "step-00000400", model)
+    path = write(tmp_path, {"src": text(tmp_path), "model": str(model)})
+    assert build(path) == EXIT_OK
+    shutil.rmtree(model)
+    lines = text(tmp_path, LINES[:5])
+    assert build(path) == EXIT_FAILED  # it is the text of other lines
+    assert text(tmp_path) == lines
+    assert train(path) == EXIT_OK
+
+
+def test_text_that_changes_meanwhile_is_not_kept(
+    tmp_path: Path,
+    trained_run: Path,
+    build: Build,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = write(tmp_path, {"src": text(tmp_path), "model": str(trained_run)})
+    real = filling.Filler._translate
+
+    def change(self: filling.Filler, number: int, pairs: Any) -> Any:
+        text(tmp_path, [*LINES, *LINES])
+        return real(self, number, pairs)
+
+    monkeypatch.setattr(filling.Filler, "_translate", change)
+    assert build(path) == EXIT_FAILED
+    assert "it changed while it was translated" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "made" / "1").exists()
+
+
+def test_a_begun_run_gets_no_other_text(
+    tmp_path: Path,
+    trained_run: Path,
+    build: Build,
+    train: Train,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    entry = {"src": text(tmp_path), "model": str(trained_run)}
+    assert train(write(tmp_path, entry)) == EXIT_OK
+    monkeypatch.setattr(filling.Filler, "fill", None)
+    path = write(tmp_path, entry, entry)
+    for start in (build, train):
+        assert start(path) == EXIT_REFUSED
+        assert "began without data.train.2" in capsys.readouterr().err
+
+
+def test_the_vocabulary_alone_needs_the_made_text(
+    tmp_path: Path, trained_run: Path, build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, {"src": text(tmp_path), "model": str(trained_run)})
+    command = ("tokenizer", "train", "-c", path)
+    assert run_here(monkeypatch, *command) == EXIT_REFUSED
+    assert build(path) == EXIT_OK
+    assert run_here(monkeypatch, *command) == EXIT_OK
+    vocabulary = (tmp_path / "run" / "tokenizer.model").read_bytes()
+    config = resolve(load_config(path))
+    other = config.model_copy(update={"run_dir": str(tmp_path / "other")})
+    assert Preparation(other, Stop()).tokenizer.proto == vocabulary
 
 
 @pytest.mark.parametrize("command", [["train", "--dry-run"], ["check"], ["check", "--no-timing"]])
@@ -304,6 +384,14 @@ def test_a_model_of_the_other_direction_is_refused(
         build(write(tmp_path, {"tgt": text(tmp_path), "model": str(trained_run)})) == EXIT_REFUSED
     )
     assert "translates aa to bb; this entry needs a model from bb to aa" in capsys.readouterr().err
+
+
+def test_a_tag_of_the_other_direction_is_refused(
+    tmp_path: Path, both_run: Path, build: Build, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = {"src": text(tmp_path), "model": str(both_run), "model_tag": "<2aa>"}
+    assert build(write(tmp_path, entry)) == EXIT_REFUSED
+    assert "translates bb to aa; this entry needs a model from aa to bb" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
