@@ -41,7 +41,7 @@ from mtrain.runtime.log import logger, progress_bar
 from mtrain.runtime.stop import Stop
 from mtrain.scoring.metrics import sentence_chrf
 from mtrain.training.learner import Machine
-from mtrain.translation.loading import load_with_tag
+from mtrain.translation.loading import PATHS, load_with_tag
 from mtrain.translation.translator import Translator
 
 FORMAT = 1  # of a shard in the cache
@@ -68,7 +68,7 @@ class Line:
 
 
 Shard = list[Line]
-SHARD_FORM, PATHS = TypeAdapter(Shard), TypeAdapter(list[Path])
+SHARD_FORM = TypeAdapter(Shard)
 
 
 class MissingModelError(UserError):

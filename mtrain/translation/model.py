@@ -39,13 +39,9 @@ class Model:
         self.loaded = loaded
 
     @overload
-    def translate(
-        self, text: str, *, n_best: None = None, mbr: int | None = None, **search: Any
-    ) -> str: ...
+    def translate(self, text: str, *, n_best: None = None, **search: Any) -> str: ...
     @overload
-    def translate(
-        self, text: list[str], *, n_best: None = None, mbr: int | None = None, **search: Any
-    ) -> list[str]: ...
+    def translate(self, text: list[str], *, n_best: None = None, **search: Any) -> list[str]: ...
     @overload
     def translate(
         self, text: list[str], *, n_best: int, **search: Any
