@@ -50,8 +50,7 @@ class Checker:
     def __init__(self, config: Config, stop: Stop, most: int = 10) -> None:
         self.config, self.stop, self.characters = config, stop, Characters()
         data, root = config.data, reading_of(config).root
-        corpora = {key: each for key, each in data.corpora.items() if each.fill is None}
-        self.entries = {_shown(key): corpus for key, corpus in corpora.items()}
+        self.entries = {key: each for key, each in data.corpora.items() if each.fill is None}
         one_way = {name: in_one_direction(data, corpus) for name, corpus in self.entries.items()}
         self.sets = [Findings(name, corpus, root, most) for name, corpus in one_way.items()]
         self.train = [found for found in self.sets if found.is_train]
@@ -174,12 +173,6 @@ class Checker:
             self.train[0].add_message("empty", "no pair of data.train has text on both sides")
         for later, first in duplicates.groups():
             _report_duplicates(self.train, later, first)
-
-
-def _shown(key: str) -> str:
-    """Return the key of a corpus with the number of a training corpus in brackets."""
-    above, _, number = key.rpartition(".")
-    return f"{above}[{number}]" if above == TRAIN else key
 
 
 def in_one_direction(data: DataConfig, corpus: Corpus) -> Corpus:

@@ -128,7 +128,7 @@ def kinds(report: dict[str, Any]) -> list[tuple[str, str]]:
     return [(name, kind) for name, kind, _ in found(report)]
 
 
-def places(report: dict[str, Any], kind: str, name: str = "data.train[0]") -> list[Any]:
+def places(report: dict[str, Any], kind: str, name: str = "data.train.0") -> list[Any]:
     return [
         (Path(example["files"][0]).name, example.get("line"))
         for where, what, finding in found(report)
@@ -275,7 +275,7 @@ def test_shuffled_sides_are_noticed(folder: Folder, pairs: int) -> None:
     for name in ("train.xa", "train.xb"):
         del folder.bytes[name][pairs:]
     random.Random(5).shuffle(folder.bytes["train.xb"])
-    assert ("data.train[0]", "unrelated") in kinds(folder.look())
+    assert ("data.train.0", "unrelated") in kinds(folder.look())
 
 
 def test_sets_that_overlap_are_named_on_both_sides(folder: Folder) -> None:
@@ -328,8 +328,8 @@ def test_all_that_is_broken_is_told_in_one_run(folder: Folder) -> None:
         (name, kind) for name, kind, each in found(folder.look()) if each["severity"] == "error"
     }
     assert errors == {
-        ("data.train[0]", "unequal"),
-        ("data.train[1]", "unreadable"),
+        ("data.train.0", "unequal"),
+        ("data.train.1", "unreadable"),
         ("data.valid", "encoding"),
         ("data.test.held", "empty"),
         ("data.test.lost", "unreadable"),
@@ -356,11 +356,11 @@ def test_tables_are_named_by_row(folder: Folder, sound: dict[str, Sides]) -> Non
     ]
     report = folder.look()
     shown = {(name, kind): finding for name, kind, finding in found(report)}
-    assert shown["data.train[0]", "control"]["examples"][0]["row"] == 7
-    assert shown["data.train[0]", "blank"]["examples"][0]["row"] == 9
-    assert [each["line"] for each in shown["data.train[1]", "row"]["examples"]] == [4, 5, 6]
-    assert [each["line"] for each in shown["data.train[2]", "row"]["examples"]] == [PAIRS + 2]
-    first = shown["data.train[2]", "duplicate"]["examples"][0]
+    assert shown["data.train.0", "control"]["examples"][0]["row"] == 7
+    assert shown["data.train.0", "blank"]["examples"][0]["row"] == 9
+    assert [each["line"] for each in shown["data.train.1", "row"]["examples"]] == [4, 5, 6]
+    assert [each["line"] for each in shown["data.train.2", "row"]["examples"]] == [PAIRS + 2]
+    first = shown["data.train.2", "duplicate"]["examples"][0]
     assert (first["line"], first["first"]["row"]) == (2, 1)
 
 
@@ -376,7 +376,7 @@ def test_generated_text_is_sound(folder: Folder) -> None:
 def test_little_text_is_looked_at_too(tmp_path: Path, pairs: int) -> None:
     sets = {"train": corpus(pairs, 1), "valid": corpus(3, 2), "test": corpus(3, 3)}
     folder = Folder(tmp_path, sets)
-    empty = [("data.train[0]", "empty")]
+    empty = [("data.train.0", "empty")]
     assert kinds(folder.look(forecast=True)) == ([] if pairs else empty)
     folder.bytes["train.xb"] = [b" "] * pairs
     report = folder.look()
@@ -400,9 +400,9 @@ def test_a_corpus_whose_sides_are_swapped(folder: Folder) -> None:
         lines = folder.bytes[name]
         lines[:] = [line + b" " + own[n % 8].encode() for n, line in enumerate(lines)]
     folder.data |= {"src_lang": "en", "tgt_lang": "de"}
-    assert ("data.train[0]", "language") in kinds(folder.look())
+    assert ("data.train.0", "language") in kinds(folder.look())
     folder.data |= {"src_lang": "de", "tgt_lang": "en"}
-    assert ("data.train[0]", "language") not in kinds(folder.look())
+    assert ("data.train.0", "language") not in kinds(folder.look())
 
 
 def test_both_directions_are_checked_in_one(folder: Folder) -> None:
@@ -416,8 +416,8 @@ def test_both_directions_are_checked_in_one(folder: Folder) -> None:
     folder.data["train"][1]["src_lang"] = "ru"
     report = folder.look()
     assert places(report, "control", "data.test.held") == [("test.xb", 7)]
-    assert places(report, "control", "data.train[1]") == [("train.xa", 10)]
-    assert ("data.train[1]", "language") in kinds(report)
+    assert places(report, "control", "data.train.1") == [("train.xa", 10)]
+    assert ("data.train.1", "language") in kinds(report)
 
 
 def test_examples_are_bounded_and_the_worst_first(folder: Folder) -> None:
