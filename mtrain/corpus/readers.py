@@ -99,9 +99,8 @@ def files_of(corpus: Corpus, root: Path) -> list[Path]:
 
 def columns_of(corpus: Corpus) -> list[object]:
     """Return the columns that are read from the files of a corpus, and how they are changed."""
-    is_text = isinstance(corpus, TextCorpus)
-    own = {} if is_text else corpus.model_dump(exclude={"file", "weight"})
-    return [*own.values(), *_changes(corpus).items()]
+    files = {"src", "tgt"} if isinstance(corpus, TextCorpus) else {"file"}
+    return list(corpus.model_dump(exclude={"weight", *files}).items())
 
 
 def _changes(corpus: Corpus) -> dict[str, object]:

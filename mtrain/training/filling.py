@@ -207,8 +207,8 @@ class Filler:
         with progress_bar(lines, "line", f"translating {Path(self.name).name}") as bar:
             while some := list(islice(shards, self.ranks.size)):
                 found = self.ranks.gather(partial(self._own_shard, some), SHARD_FORM)
-                for (number, pairs), shard in zip(some, found, strict=False):
-                    if self.ranks.is_first:  # another machine may have made it
+                for rank, ((number, pairs), shard) in enumerate(zip(some, found, strict=False)):
+                    if self.ranks.is_first and rank > 0:  # another machine may have made it
                         self._kept(number, pairs, partial(list, shard))
                     parts.append(np.array([nan if each.fault else each.score for each in shard]))
                     bar.update(len(pairs))
