@@ -1,29 +1,59 @@
-"""Entries of the config that name corpora."""
+"""Entries of the config that name corpora, and the values that all sections are made of."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
+    BaseModel,
     BeforeValidator,
+    ConfigDict,
     Discriminator,
     Field,
     SerializerFunctionWrapHandler,
     Tag,
+    ValidationInfo,
     model_serializer,
     model_validator,
 )
 
-from mtrain.config.section import (
-    DatasetName,
-    Fraction,
-    NotNegative,
-    PathText,
-    Positive,
-    Section,
-    TableName,
-    Weight,
-    Word,
-)
+from mtrain.runtime import files
+
+MAX_WHOLE = 2**31  # libraries overflow beyond 32 bits
+
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[int, Field(ge=1, lt=MAX_WHOLE)]
+NotNegative = Annotated[int, Field(ge=0, lt=MAX_WHOLE)]
+Word = Annotated[str, Field(min_length=1)]
+
+
+def _expanded(expand: Callable[[str], str]) -> Callable[[str, ValidationInfo], str]:
+    """Return a validator that expands a path, unless the config is a stored one."""
+    return lambda text, info: text if info.context else expand(text)
+
+
+PathText = Annotated[Word, AfterValidator(_expanded(files.expand_path))]
+DatasetName = Annotated[Word, AfterValidator(_expanded(files.expand_dataset))]
+TableName = Annotated[
+    str,
+    Field(pattern=r"^.+\.((tsv|jsonl|tmx)(\.(gz|zst))?|parquet)$"),
+    AfterValidator(_expanded(files.expand_path)),
+]
+
+
+class Section(BaseModel):
+    """A group of settings: frozen, without unknown keys, without silent conversions.
+
+    The text below a setting is its description, for error messages and the manual.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
 
 
 def _listed(value: object) -> object:
@@ -56,7 +86,8 @@ class Fill(Section):
 class Entry(Section):
     """Settings of a corpus of any kind. Those of `fill` stand next to them in the file."""
 
-    weight: Weight = 1.0
+    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    """how often an epoch uses each pair, on average"""
     swap: bool = False
     """exchange source and target, to learn the other direction"""
     tag: Word | None = None
@@ -184,6 +215,7 @@ Corpus = Annotated[
     | Annotated[HubCorpus, Tag("<dataset>")],
     Discriminator(corpus_kind),
 ]
-ONE, LIST = "<one>", "<list>"  # branches of `data.valid` in error paths
+ONE, LIST = "<one>", "<list>"  # branches of `data.valid`
+BRANCHES = {*KINDS, ONE, LIST, "fill"}  # in the paths of pydantic's errors
 Several = Annotated[list[Corpus], Field(min_length=1), Tag(LIST)]
 BY_TYPE = Discriminator(lambda value: LIST if isinstance(value, list) else ONE)

@@ -8,17 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from mtrain.config.corpora import KINDS, LIST, ONE, Corpus, FileCorpus, Fill, GeneratedCorpus
+from mtrain.config.corpora import BRANCHES, KINDS, Corpus, FileCorpus, Fill, GeneratedCorpus
 from mtrain.config.schema import SECTIONS, Config, DataConfig, TrainConfig, expectation
-from mtrain.config.section import Section
 from mtrain.config.yaml_reader import Document, parse_document, read_text, set_value
 from mtrain.runtime.errors import RefusedError
 from mtrain.runtime.log import logger
 
-SPECIAL_PIECES = ("<pad>", "<unk>", "<s>", "</s>")
-BRANCHES = {*KINDS, ONE, LIST, "fill"}  # of unions, in the paths of pydantic's errors
+SPECIAL = re.compile("<pad>|<unk>|</?s>|<0x[0-9A-F]{2}>")  # pieces of every vocabulary
 # Keys that were removed, with the value at which they had no effect.
 REMOVED_KEYS: dict[tuple[str, str], object] = {("train", "shard_optimizer"): False}
 
@@ -81,7 +79,7 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
         yield "model.d_model", f"sinusoidal positions need an even d_model, not {model.d_model}"
     symbols = config.tokenizer.user_symbols
     for symbol in symbols:
-        if symbol in SPECIAL_PIECES:
+        if SPECIAL.fullmatch(symbol):
             yield "tokenizer.user_symbols", f"{symbol} is a special piece already"
         elif symbols.count(symbol) > 1:
             yield "tokenizer.user_symbols", f"{symbol} is listed twice"
@@ -100,7 +98,7 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
 
 def _corpus_conflicts(data: DataConfig) -> Iterator[tuple[str, str]]:
     for key, corpus in data.corpora.items():
-        if corpus.tag in SPECIAL_PIECES:
+        if SPECIAL.fullmatch(corpus.tag or ""):
             yield f"{key}.tag", f"{corpus.tag} is a special piece already"
         elif re.search(r"[\s\u2581]", corpus.tag or ""):
             yield f"{key}.tag", f"{corpus.tag!r} holds white space, which no single piece does"
@@ -177,11 +175,11 @@ def _explain(document: Document, errors: list[Any]) -> list[str]:
     return [f"{document.where(key)}: {key or 'config'}: {text}" for key, text in found.items()]
 
 
-def _advice(key: str, section: type[Section]) -> str:
+def _advice(key: str, section: type[BaseModel]) -> str:
     """Name the known key that is most like an unknown one."""
     around, _, name = key.rpartition(".")
     known = [name for name in section.model_fields if name != "fill"]
-    kinds: list[type[Section]] = [*KINDS.values(), Fill] if section in KINDS.values() else []
+    kinds: list[type[BaseModel]] = [*KINDS.values(), Fill] if section in KINDS.values() else []
     candidates = [*known, *(field for kind in kinds for field in kind.model_fields)]
     near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
     elsewhere = [f"{s}.{name}" for s, other in SECTIONS.items() if name in other.model_fields]
@@ -195,7 +193,7 @@ def _advice(key: str, section: type[Section]) -> str:
     return f"known here: {', '.join(known)}"
 
 
-def _section_of(location: tuple[str | int, ...]) -> type[Section]:
+def _section_of(location: tuple[str | int, ...]) -> type[BaseModel]:
     """Return the section that holds the key of an error."""
     if "fill" in location:
         return Fill

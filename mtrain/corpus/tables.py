@@ -107,7 +107,7 @@ def _texts(
             if reading.invalid_utf8 == "error":
                 reason = "holds half of a surrogate pair; fix the row, or set data.invalid_utf8: "
                 reason += "drop to leave such pairs out"
-                reading.refuse(RowError(f"{unit} {number}", number, reason, is_encoding=True))
+                reading.refuse(RowError(f"{unit} {number}", number, reason, "encoding"))
 
 
 def _is_unicode(text: str) -> bool:

@@ -26,9 +26,9 @@ from mtrain.corpus.lines import DROPPED
 from mtrain.corpus.readers import Pair, Scan, ScoredText, Text, describe, reading_of
 from mtrain.corpus.slips import suspicions
 from mtrain.data import duplicates
-from mtrain.data.cache import cache_directory, cache_key, cached, remembered
+from mtrain.data.cache import cache_key, cached, kept, remembered
 from mtrain.data.filters import Selection
-from mtrain.data.store import CHUNK, Store, build_store, open_store, store_key
+from mtrain.data.store import CHUNK, Shard, Store, open_shard, store_key, write_shard
 from mtrain.data.tokenizer import MAX_SENTENCES, Tokenizer, train_tokenizer
 from mtrain.runs import checkpoint, layout, manifest
 from mtrain.runs.directory import RunDirectory
@@ -110,8 +110,8 @@ class Preparation:
         scored = (*data.valid_parts, *data.test.values())
         for (name, text), corpus in zip(self.sets.items(), scored, strict=True):
             self._warn_of_long_lines(name, text, corpus.tag)
-        stores = [self._store(number) for number in range(len(self.scans))]
-        store = Store.join(stores, weights_of(self.config, list(map(len, stores))))
+        shards = [self._shard(number) for number in range(len(self.scans))]
+        store = Store(shards, weights_of(self.config, list(map(len, shards))))
         self._report(store)
         valid = list(zip(data.valid_parts, self.sets.values(), strict=False))
         tests = {name: (corpus, self.sets[f"test {name}"]) for name, corpus in data.test.items()}
@@ -179,7 +179,7 @@ class Preparation:
 
     def find_tokenizer(self) -> Tokenizer | None:
         """Load the vocabulary from any of its places; None if there is none yet."""
-        return self._ready_tokenizer() or _open_tokenizer(cache_directory() / self._tokenizer_key)
+        return self._ready_tokenizer() or kept(self._tokenizer_key, _open_tokenizer)
 
     def _ready_tokenizer(self) -> Tokenizer | None:
         """Load an existing vocabulary: the run's, that of `train.init_from`, or the one that the
@@ -218,18 +218,13 @@ class Preparation:
         made_by = version("sentencepiece")
         return cache_key("tokenizer", hashes, config.data.invalid_utf8, *settings, made_by)
 
-    def _train_tokenizer(self, path: Path) -> None:
-        """Train a vocabulary on both sides together and keep it."""
+    def _train_tokenizer(self, directory: Path) -> None:
+        """Train a vocabulary on both sides together and write it."""
         settings = self.config.tokenizer
         size = f"{settings.vocab_size:,}"
         logger.info("training a %s vocabulary of %s pieces", settings.model_type, size)
         own = {**settings.model_dump(exclude={"path"}), "user_symbols": self.config.user_symbols}
-        proto = train_tokenizer(self._sentences, **own)
-
-        def fill(directory: Path) -> None:
-            (directory / layout.TOKENIZER).write_bytes(proto)
-
-        manifest.write_directory(path, fill)
+        (directory / layout.TOKENIZER).write_bytes(train_tokenizer(self._sentences, **own))
 
     def _sentences(self) -> Iterator[str]:
         """Read the training text that passes the filters of text: both sides, but not those that
@@ -267,28 +262,28 @@ class Preparation:
             counts[f"{DROPPED}seen before"] += found
         return duplicates.without_repeats(pairs, is_repeat)
 
-    def _find_repeats(self, path: Path) -> None:
+    def _find_repeats(self, directory: Path) -> None:
         """Read all training text for the pairs that come more than once."""
         pairs = sum(found.pairs for found in self.scans)
         corpora = (self._read(number, Counter()) for number in range(len(self.scans)))
         with progress_bar(pairs, "pair", "finding duplicates") as bar:
-            duplicates.write_repeats(path, corpora, pairs, partial(self._advance, bar))
+            duplicates.write_repeats(directory, corpora, pairs, partial(self._advance, bar))
 
-    def _store(self, number: int) -> Store:
+    def _shard(self, number: int) -> Shard:
         """Open a tokenized corpus in the cache, where it is built if needed."""
         first = 0 if self.config.filter.duplicates else number  # of those that it depends on
         hashes = [found.sha256 for found in self.scans[first : number + 1]]
         invalid_utf8 = self.config.data.invalid_utf8
         key = store_key(hashes, self.tokenizer.fingerprint, self.selection, invalid_utf8)
-        return cached(key, open_store, partial(self._build_store, number), self.stop)
+        return cached(key, open_shard, partial(self._write_shard, number), self.stop)
 
-    def _build_store(self, number: int, path: Path) -> None:
+    def _write_shard(self, number: int, directory: Path) -> None:
         workers, counts = self.config.data.workers, Counter[str]()
         corpus = self.config.data.texts[number]
         name = Path(describe(corpus)).name
         with progress_bar(self.scans[number].pairs, "pair", f"tokenizing {name}") as bar:
-            build_store(
-                path,
+            write_shard(
+                directory,
                 self._read_once(number, counts),
                 self.tokenizer,
                 selection=replace(self.selection, tag=corpus.tag),
@@ -318,12 +313,9 @@ class Preparation:
             logger.warning("data.train: %s", sign)
 
 
-def _open_tokenizer(path: Path) -> Tokenizer | None:
-    """Open a vocabulary of the cache; None if it is missing or damaged."""
-    try:
-        manifest.verify(path, layout.TOKENIZER)
-    except manifest.DamagedError:
-        return None
+def _open_tokenizer(path: Path) -> Tokenizer:
+    """Open a vocabulary of the cache; raises `DamagedError`."""
+    manifest.verify(path, layout.TOKENIZER)
     return Tokenizer.load(path / layout.TOKENIZER)
 
 

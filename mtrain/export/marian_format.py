@@ -47,11 +47,8 @@ def check(shape: Shape, quantization: str) -> None:
             f"--quantization {quantization}: hf-marian keeps float32, and from_pretrained("
             "..., dtype=...) rounds as it loads"
         )
-    for setting, value, known in (
-        ("norm", shape.norm, "post"),
-        ("positions", shape.positions, "sinusoidal"),
-    ):
-        if value != known:
+    for setting, known in (("norm", "post"), ("positions", "sinusoidal")):
+        if (value := getattr(shape, setting)) != known:
             raise RefusedError(
                 f"model.{setting}: {value}: Marian supports only {known}; use --to ctranslate2"
             )

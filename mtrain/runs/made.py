@@ -4,36 +4,16 @@ made/1/   pairs.jsonl made.json manifest.json    of entry 1 of `data.train`
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from pydantic import TypeAdapter
 
 from mtrain.config.corpora import Corpus, Entry, MadeCorpus
 from mtrain.config.schema import Config
 from mtrain.runs import layout, manifest
-from mtrain.runs.records import Count, read_record
+from mtrain.runs.records import MADE, Made, read_record
 from mtrain.runtime.errors import RefusedError
 
 PAIRS, RECORD = "pairs.jsonl", "made.json"
-
-
-@dataclass(frozen=True)
-class Made:
-    """`made.json`: what a text was made of, and the pairs that were left out by reason."""
-
-    settings: dict[str, Any]
-    models: dict[str, str]  # SHA-256 of the model by its path
-    given: str  # SHA-256 of the text that they read
-    key: str  # of all that the pairs depend on
-    lines: Count
-    pairs: Count
-    dropped: dict[str, Count]
-
-
-MADE = TypeAdapter(Made)
-MADE_OR_NONE: TypeAdapter[Made | None] = TypeAdapter(Made | None)
 
 
 def directory(run_dir: Path, number: int) -> Path:

@@ -9,7 +9,7 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from itertools import islice
@@ -32,7 +32,7 @@ from mtrain.data.cache import cache_directory, cache_key, cached
 from mtrain.data.prepare import scan_corpus
 from mtrain.runs import checkpoint, layout, made, manifest
 from mtrain.runs.directory import RunDirectory
-from mtrain.runs.records import PROVENANCE
+from mtrain.runs.records import MADE, PROVENANCE, Made
 from mtrain.runtime import files
 from mtrain.runtime.distributed import Ranks, device_of
 from mtrain.runtime.errors import RefusedError, UserError
@@ -69,6 +69,7 @@ class Line:
 
 Shard = list[Line]
 SHARD_FORM = TypeAdapter(Shard)
+MADE_OR_NONE: TypeAdapter[Made | None] = TypeAdapter(Made | None)
 
 
 class MissingModelError(UserError):
@@ -82,13 +83,13 @@ def fill(config: Config, run: RunDirectory, stop: Stop, ranks: Ranks) -> dict[st
     found = {}
     for number, entry in enumerate(config.data.train):
         if entry.fill is not None:
-            known = ranks.share(partial(_find, config, run, number, stop), made.MADE_OR_NONE)
+            known = ranks.share(partial(_find, config, run, number, stop), MADE_OR_NONE)
             known = known or Filler(config, number, stop, ranks).fill(run)
             found[f"data.train.{number}"] = asdict(known)
     return found
 
 
-def _find(config: Config, run: RunDirectory, number: int, stop: Stop) -> made.Made | None:
+def _find(config: Config, run: RunDirectory, number: int, stop: Stop) -> Made | None:
     """Read what is known of the text of an entry, if it is the one to train on. A run that has
     begun keeps its text whatever becomes of the models, and refuses other settings; before, the
     text must be what the models make now, if they are there.
@@ -114,8 +115,7 @@ def _find(config: Config, run: RunDirectory, number: int, stop: Stop) -> made.Ma
         is_same = known.key == Filler(config, number, stop, Ranks()).made_key
     except MissingModelError as error:
         scan = scan_corpus(config, entry.model_copy(update=AS_GIVEN), stop)
-        is_same = known.given == scan.sha256
-        is_same = is_same and known.settings == made.settings_of(entry)
+        is_same = (known.given, known.settings) == (scan.sha256, made.settings_of(entry))
         if is_same:
             logger.warning("%s; the text that it made is there", error)
     return known if is_same else None
@@ -199,7 +199,7 @@ class Filler:
         """A hash of all that the pairs depend on."""
         return cache_key(self.identity, self.scan.sha256, made.settings_of(self.entry))
 
-    def fill(self, run: RunDirectory) -> made.Made:
+    def fill(self, run: RunDirectory) -> Made:
         """Translate what is not in the cache, and seal the pairs in the run."""
         counts, parts, then = Counter[str](), list[NDArray[np.float64]](), time.monotonic()
         logger.info("%s: translating %s with %s", self.key, self.name, ", ".join(self.how.model))
@@ -209,14 +209,14 @@ class Filler:
                 found = self.ranks.gather(partial(self._own_shard, some), SHARD_FORM)
                 for rank, ((number, pairs), shard) in enumerate(zip(some, found, strict=False)):
                     if self.ranks.is_first and rank > 0:  # another machine may have made it
-                        self._kept(number, pairs, partial(list, shard))
+                        self._shard(number, pairs, shard)
                     parts.append(np.array([nan if each.fault else each.score for each in shard]))
                     bar.update(len(pairs))
                 if time.monotonic() - then > PAUSE:
                     then, done = time.monotonic(), sum(map(len, parts))
                     logger.info("%s: %s of %s lines", self.key, f"{done:,}", f"{lines:,}")
         scores = np.concatenate(parts or [np.zeros(0)])
-        return self.ranks.share(partial(self._seal, run, scores, counts), made.MADE)
+        return self.ranks.share(partial(self._seal, run, scores, counts), MADE)
 
     def _shards(self, counts: Counter[str]) -> Iterator[list[Pair]]:
         """Read the lines to translate, each with its reference, without blank ones."""
@@ -229,15 +229,14 @@ class Filler:
         """Return this rank's shard of a round; none if there are fewer."""
         if self.ranks.rank >= len(some):
             return []
-        number, pairs = some[self.ranks.rank]
-        return self._kept(number, pairs, partial(self._translate, number, pairs))
+        return self._shard(*some[self.ranks.rank])
 
-    def _kept(self, number: int, pairs: list[Pair], make: Callable[[], Shard]) -> Shard:
-        """Return a shard from the cache, where it is made if needed."""
+    def _shard(self, number: int, pairs: list[Pair], known: Shard | None = None) -> Shard:
+        """Return a shard from the cache, where it is made if it is not `known`."""
 
-        def write(path: Path) -> None:
-            body = SHARD_FORM.dump_json(make())
-            manifest.write_directory(path, lambda inner: files.write_bytes(inner / LINES, body))
+        def write(directory: Path) -> None:
+            shard = known or self._translate(number, pairs)
+            files.write_bytes(directory / LINES, SHARD_FORM.dump_json(shard))
 
         return cached(self._name(number, pairs), _open_shard, write, self.stop)
 
@@ -279,9 +278,7 @@ class Filler:
             lines.append(Line(best.text, max(best.score / best.tokens, LOWEST), fault))
         return lines
 
-    def _seal(
-        self, run: RunDirectory, scores: NDArray[np.float64], counts: Counter[str]
-    ) -> made.Made:
+    def _seal(self, run: RunDirectory, scores: NDArray[np.float64], counts: Counter[str]) -> Made:
         """Write the pairs that stay into the run, given the scores of all, which are not a number
         where a pair is at fault. Raises `UserError` if the text is not the one that was scanned.
         """
@@ -294,8 +291,7 @@ class Filler:
             kept = iter(keep.tolist())
             with files.create(directory / made.PAIRS) as out:
                 for number, pairs in enumerate(self._shards(Counter())):
-                    shard = self._kept(number, pairs, partial(self._translate, number, pairs))
-                    for (given, _), line in zip(pairs, shard, strict=True):
+                    for (given, _), line in zip(pairs, self._shard(number, pairs), strict=True):
                         counts.update([line.fault] if line.fault else [])
                         if next(kept, False):
                             sides = {"src": given, "tgt": given, self.how.made: line.text}
@@ -306,8 +302,8 @@ class Filler:
             models = dict(zip(map(str, self.models), self.hashes[::2], strict=True))
             settings, sizes = made.settings_of(self.entry), (len(keep), int(keep.sum()))
             prints = self.scan.sha256, self.made_key
-            record = made.Made(settings, models, *prints, *sizes, dict(counts))
-            files.write_bytes(directory / made.RECORD, made.MADE.dump_json(record, indent=1))
+            record = Made(settings, models, *prints, *sizes, dict(counts))
+            files.write_bytes(directory / made.RECORD, MADE.dump_json(record, indent=1))
 
         run.check_held()
         path = made.directory(run.path, self.number)
@@ -338,10 +334,7 @@ class Filler:
         return f"{text}, to {size / 1e6:,.1f} MB"
 
 
-def _open_shard(path: Path) -> Shard | None:
-    """Open a shard of the cache; None if it is missing or damaged."""
-    try:
-        manifest.verify(path, LINES)
-        return read_json_file(path / LINES, SHARD_FORM)
-    except (manifest.DamagedError, FileNotFoundError, ValueError):
-        return None
+def _open_shard(path: Path) -> Shard:
+    """Open a shard of the cache; raises `DamagedError`, or `ValueError` for one of another form."""
+    manifest.verify(path, LINES)
+    return read_json_file(path / LINES, SHARD_FORM)
