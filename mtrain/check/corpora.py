@@ -49,7 +49,7 @@ class Checker:
     def __init__(self, config: Config, stop: Stop, most: int = 10) -> None:
         self.config, self.stop, self.characters = config, stop, Characters()
         data, root = config.data, reading_of(config).root
-        self.entries = {key: each for key, each in data.corpora.items() if each.fill is None}
+        self.entries = {key: each for key, each in data.corpora.items() if not each.model}
         back = (data.tgt_lang, data.src_lang)
         self.sets, self.turned = list[Findings](), set[str]()  # learned in the other direction
         for name, corpus in self.entries.items():

@@ -104,9 +104,12 @@ def _corpus_conflicts(data: DataConfig) -> Iterator[tuple[str, str]]:
             yield f"{key}.tag", f"{corpus.tag!r} holds white space, which no single piece does"
         if corpus.weight != 1 and not key.startswith("data.train."):
             yield f"{key}.weight", "works in data.train only; scored sets keep every line"
-        if corpus.fill is not None:
-            yield from _fill_conflicts(key, corpus, corpus.fill)
+        if corpus.model:
+            yield from _fill_conflicts(key, corpus)
             continue
+        for name in sorted(corpus.model_fields_set & {*Fill.model_fields}):
+            text = "works with model, which makes the side of the corpus that is not named"
+            yield f"{key}.{name}", f"unknown key; {text}"
         if not isinstance(corpus, FileCorpus):
             continue
         numbers = [isinstance(column, int) for column in (corpus.src, corpus.tgt)]
@@ -120,18 +123,18 @@ def _corpus_conflicts(data: DataConfig) -> Iterator[tuple[str, str]]:
             yield f"{key}.file", "src and tgt must both be column numbers, or both names"
 
 
-def _fill_conflicts(key: str, corpus: Corpus, fill: Fill) -> Iterator[tuple[str, str]]:
+def _fill_conflicts(key: str, corpus: Corpus) -> Iterator[tuple[str, str]]:
     if not key.startswith("data.train.") or isinstance(corpus, GeneratedCorpus):
         yield f"{key}.model", "makes text for data.train only, of files or datasets"
     elif isinstance(corpus, FileCorpus) and corpus.kind == "tmx":
         yield f"{key}.file", "a .tmx file has both sides; name a .tsv, .jsonl or .parquet file"
-    elif corpus.src == corpus.tgt and fill.keep is not None:
+    elif corpus.src == corpus.tgt and corpus.keep is not None:
         yield f"{key}.keep", "compares hypotheses with a reference; give src and tgt"
-    elif corpus.src != corpus.tgt and fill.keep is None:
+    elif corpus.src != corpus.tgt and corpus.keep is None:
         yield f"{key}.model", "makes the other side, but src and tgt are given; set keep: best"
-    elif fill.sample and fill.keep is not None:
+    elif corpus.sample and corpus.keep is not None:
         yield f"{key}.keep", "chooses among the hypotheses of a beam; remove sample"
-    if fill.top_k and not fill.sample:
+    if corpus.top_k and not corpus.sample:
         yield f"{key}.top_k", "is for sampling; set sample: true"
 
 
@@ -159,8 +162,7 @@ def _explain(document: Document, errors: list[Any]) -> list[str]:
             found[key] = f"unknown key; {_advice(key, section)}"
             continue
         name = next((part for part in reversed(error["loc"]) if part in section.model_fields), "")
-        purpose = section.model_fields[name].description if name else None
-        purpose = f" ({purpose})" if purpose else ""
+        purpose = f" ({section.model_fields[name].description})" if name else ""
         if error["type"] == "missing":
             found[key] = f"required, but missing{purpose}"
             continue
@@ -178,14 +180,12 @@ def _explain(document: Document, errors: list[Any]) -> list[str]:
 def _advice(key: str, section: type[BaseModel]) -> str:
     """Name the known key that is most like an unknown one."""
     around, _, name = key.rpartition(".")
-    known = [name for name in section.model_fields if name != "fill"]
-    kinds: list[type[BaseModel]] = [*KINDS.values(), Fill] if section in KINDS.values() else []
+    known = [name for name in section.model_fields if name != "made"]
+    kinds = KINDS.values() if section in KINDS.values() else []
     candidates = [*known, *(field for kind in kinds for field in kind.model_fields)]
     near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
     elsewhere = [f"{s}.{name}" for s, other in SECTIONS.items() if name in other.model_fields]
     elsewhere += [name] if name in Config.model_fields else []
-    if name in Fill.model_fields and kinds:
-        return "works with model, which makes the side of the corpus that is not named"
     if near:
         return f"did you mean {'.'.join(filter(None, (around, near[0])))}?"
     if elsewhere:
@@ -195,8 +195,6 @@ def _advice(key: str, section: type[BaseModel]) -> str:
 
 def _section_of(location: tuple[str | int, ...]) -> type[BaseModel]:
     """Return the section that holds the key of an error."""
-    if "fill" in location:
-        return Fill
     kinds = [KINDS[str(part)] for part in location if part in KINDS]
     if kinds:
         return kinds[-1]

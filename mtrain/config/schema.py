@@ -60,7 +60,7 @@ class DataConfig(Section):
     @property
     def texts(self) -> list[Corpus]:
         """The corpora of `train`, but those of which models have yet to make a side."""
-        return [corpus for corpus in self.train if corpus.fill is None]
+        return [corpus for corpus in self.train if not corpus.model]
 
     @property
     def valid_parts(self) -> list[Corpus]:
@@ -281,12 +281,9 @@ class Config(Section):
 
 
 SECTIONS: dict[str, type[Section]] = {
-    "data": DataConfig,
-    "filter": FilterConfig,
-    "tokenizer": TokenizerConfig,
-    "model": ModelConfig,
-    "train": TrainConfig,
-    "decode": DecodeConfig,
+    name: field.annotation
+    for name, field in Config.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
 }
 
 

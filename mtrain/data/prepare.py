@@ -106,15 +106,13 @@ class Preparation:
     def prepared(self) -> Prepared:
         """All that training reads."""
         fingerprints = {**self.fingerprints, "tokenizer": self.tokenizer.fingerprint}
-        data = self.config.data
-        scored = (*data.valid_parts, *data.test.values())
-        for (name, text), corpus in zip(self.sets.items(), scored, strict=True):
+        for name, (corpus, text) in self.sets.items():
             self._warn_of_long_lines(name, text, corpus.tag)
         shards = [self._shard(number) for number in range(len(self.scans))]
         store = Store(shards, weights_of(self.config, list(map(len, shards))))
         self._report(store)
-        valid = list(zip(data.valid_parts, self.sets.values(), strict=False))
-        tests = {name: (corpus, self.sets[f"test {name}"]) for name, corpus in data.test.items()}
+        tests = {name: self.sets[f"test {name}"] for name in self.config.data.test}
+        valid = list(self.sets.values())[: len(self.config.data.valid_parts)]
         return Prepared(self.tokenizer, store, valid, tests, fingerprints)
 
     @cached_property
@@ -124,12 +122,12 @@ class Preparation:
         for corpus in (*data.valid_parts, *data.test.values()):
             check_tokenizer(tokenizer_for(data.languages(corpus)[1]))
         self.selection.text_checks()
-        valid = [text.sha256 for text in self.sets.values()][: len(data.valid_parts)]
+        valid = [text.sha256 for _, text in self.sets.values()][: len(data.valid_parts)]
         return {
             "train": [found.sha256 for found in self.scans],
             "weights": [corpus.weight for corpus in data.texts],
             "valid": valid if isinstance(data.valid, list) else valid[0],
-            "test": {name: self.sets[f"test {name}"].sha256 for name in self.config.data.test},
+            "test": {name: self.sets[f"test {name}"][1].sha256 for name in data.test},
         }
 
     @cached_property
@@ -138,12 +136,12 @@ class Preparation:
         return [scan_corpus(self.config, corpus, self.stop) for corpus in self.config.data.texts]
 
     @cached_property
-    def sets(self) -> dict[str, Text]:
+    def sets(self) -> dict[str, ScoredText]:
         """The sets that are scored: `valid`, or `valid.0` and so on, and each `test NAME`."""
         data = self.config.data
         scored = [*data.corpora.items()][len(data.train) :]
         named = {k.removeprefix("data.").replace("test.", "test ", 1): c for k, c in scored}
-        return {name: self._read_set(name, corpus) for name, corpus in named.items()}
+        return {name: (corpus, self._read_set(name, corpus)) for name, corpus in named.items()}
 
     def _read_set(self, name: str, corpus: Corpus) -> Text:
         """Read a set, including blank lines: its score must be that of its files."""
@@ -212,9 +210,8 @@ class Preparation:
         hashes, config = [found.sha256 for found in self.scans], self.config
         text_filter = config.filter.model_dump(exclude={"min_length", "max_ratio"})
         own = {**config.tokenizer.model_dump(), "user_symbols": config.user_symbols}
-        settings = [text_filter, MAX_SENTENCES, own]
-        made = [each.given for each in config.data.texts if isinstance(each, MadeCorpus)]
-        settings += [made] if made else []
+        made = [each.made for each in config.data.texts if isinstance(each, MadeCorpus)]
+        settings = [text_filter, MAX_SENTENCES, own, made]
         made_by = version("sentencepiece")
         return cache_key("tokenizer", hashes, config.data.invalid_utf8, *settings, made_by)
 
@@ -233,7 +230,7 @@ class Preparation:
         for number, corpus in enumerate(self.config.data.texts):
             pairs, sides = self._read_once(number, Counter()), slice(None)
             if isinstance(corpus, MadeCorpus):
-                side = (corpus.given == "tgt") != corpus.swap
+                side = (corpus.made == "src") != corpus.swap
                 sides = slice(side, side + 1)
             while chunk := list(islice(pairs, CHUNK)):
                 self.stop.check()

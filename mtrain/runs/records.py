@@ -133,8 +133,6 @@ def read_bytes(path: Path, most: int) -> bytes | None:
     link or no regular file, or larger than `most` bytes.
     """
     try:
-        if path.lstat().st_size > most:
-            raise ValueError(f"larger than {most:,} bytes")
         return files.read_whole(path, most)
     except FileNotFoundError:
         return None

@@ -8,6 +8,7 @@
 
 import json
 import time
+from array import array
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -52,7 +53,7 @@ LOWEST = -1e9  # of a score: JSON has no infinity
 PAUSE = 60  # seconds between lines of the log
 
 # Of an entry that names one side, both are that: what models read, without an exchange of sides.
-AS_GIVEN = {"fill": None, "swap": False}
+AS_GIVEN = {"model": [], "swap": False}
 EMPTY = DROPPED + "empty translation"
 AT_LIMIT = DROPPED + "source or translation at its limit of length"
 WORST = DROPPED + "least probable translations"
@@ -82,7 +83,7 @@ def fill(config: Config, run: RunDirectory, stop: Stop, ranks: Ranks) -> dict[st
     """
     found = {}
     for number, entry in enumerate(config.data.train):
-        if entry.fill is not None:
+        if entry.model:
             known = ranks.share(partial(_find, config, run, number, stop), MADE_OR_NONE)
             known = known or Filler(config, number, stop, ranks).fill(run)
             found[f"data.train.{number}"] = asdict(known)
@@ -127,7 +128,7 @@ def without_missing(config: Config, stop: Stop, *, timed: bool) -> Config:
     """
     run, missing = RunDirectory(Path(config.run_dir)), set[int]()
     for number, entry in enumerate(config.data.train):
-        if entry.fill is None or _find(config, run, number, stop) is not None:
+        if not entry.model or _find(config, run, number, stop) is not None:
             continue
         missing.add(number)
         try:
@@ -146,8 +147,7 @@ class Filler:
 
     def __init__(self, config: Config, number: int, stop: Stop, ranks: Ranks) -> None:
         entry = config.data.train[number]
-        assert entry.fill is not None
-        self.config, self.entry, self.how = config, entry, entry.fill
+        self.config, self.entry = config, entry
         self.stop, self.ranks = stop, ranks
         self.number, self.key = number, f"data.train.{number}"
         self.text = entry.model_copy(update=AS_GIVEN)
@@ -157,18 +157,18 @@ class Filler:
         self.models = ranks.share(self._resolve, PATHS)
         self.hashes = self._hash()
         ranks.check_same(json.dumps(self.hashes), f"models of {self.key}")
-        self.search = self.how.model_dump(include={"sample", "top_k", "beam_size"})
+        self.search = {name: getattr(entry, name) for name in ("sample", "top_k", "beam_size")}
         model = load_stored_config(self.models[0] / layout.CONFIG)
         self._check_direction(model)
         decode = override_decode(model.decode, **self.search).model_dump()
-        how = (self.how.model_tag, self.how.keep, self.how.precision)
-        seed = config.seed if self.how.sample else None
+        how = (self.entry.model_tag, self.entry.keep, self.entry.precision)
+        seed = config.seed if self.entry.sample else None
         self.identity = (FORMAT, SHARD, self.hashes, decode, how, seed, self.device.type)
 
     def _resolve(self) -> list[Path]:
         """Find the models; raises `MissingModelError`."""
         try:
-            return [checkpoint.resolve(Path(path)) for path in self.how.model]
+            return [checkpoint.resolve(Path(path)) for path in self.entry.model]
         except UserError as error:
             raise MissingModelError(f"{self.key}.model: {error}") from None
 
@@ -180,12 +180,12 @@ class Filler:
     def _check_direction(self, model: Config) -> None:
         """Refuse a model that translates in the other direction."""
         src, tgt = self.config.data.languages(self.text)
-        src, tgt = (tgt, src) if self.how.made == "src" else (src, tgt)
-        data, tag = model.data, self.how.model_tag
+        src, tgt = (tgt, src) if self.entry.made == "src" else (src, tgt)
+        data, tag = model.data, self.entry.model_tag
         found = [data.languages(each) for each in data.train if tag in (None, each.tag)]
         if (tgt, src) in found and (src, tgt) not in found:
             raise RefusedError(
-                f"{self.key}.model: {self.how.model[0]} translates {tgt} to {src}; this entry "
+                f"{self.key}.model: {self.entry.model[0]} translates {tgt} to {src}; this entry "
                 f"needs a model from {src} to {tgt}"
             )
 
@@ -201,8 +201,8 @@ class Filler:
 
     def fill(self, run: RunDirectory) -> Made:
         """Translate what is not in the cache, and seal the pairs in the run."""
-        counts, parts, then = Counter[str](), list[NDArray[np.float64]](), time.monotonic()
-        logger.info("%s: translating %s with %s", self.key, self.name, ", ".join(self.how.model))
+        counts, scores, then = Counter[str](), array("d"), time.monotonic()
+        logger.info("%s: translating %s with %s", self.key, self.name, ", ".join(self.entry.model))
         shards, lines = enumerate(self._shards(counts)), self.scan.pairs
         with progress_bar(lines, "line", f"translating {Path(self.name).name}") as bar:
             while some := list(islice(shards, self.ranks.size)):
@@ -210,13 +210,12 @@ class Filler:
                 for rank, ((number, pairs), shard) in enumerate(zip(some, found, strict=False)):
                     if self.ranks.is_first and rank > 0:  # another machine may have made it
                         self._shard(number, pairs, shard)
-                    parts.append(np.array([nan if each.fault else each.score for each in shard]))
+                    scores.extend(nan if each.fault else each.score for each in shard)
                     bar.update(len(pairs))
                 if time.monotonic() - then > PAUSE:
-                    then, done = time.monotonic(), sum(map(len, parts))
-                    logger.info("%s: %s of %s lines", self.key, f"{done:,}", f"{lines:,}")
-        scores = np.concatenate(parts or [np.zeros(0)])
-        return self.ranks.share(partial(self._seal, run, scores, counts), MADE)
+                    then, done = time.monotonic(), f"{len(scores):,}"
+                    logger.info("%s: %s of %s lines", self.key, done, f"{lines:,}")
+        return self.ranks.share(partial(self._seal, run, np.array(scores), counts), MADE)
 
     def _shards(self, counts: Counter[str]) -> Iterator[list[Pair]]:
         """Read the lines to translate, each with its reference, without blank ones."""
@@ -241,7 +240,7 @@ class Filler:
         return cached(self._name(number, pairs), _open_shard, write, self.stop)
 
     def _name(self, number: int, pairs: list[Pair]) -> str:
-        place = number if self.how.sample else None  # what is drawn depends on it
+        place = number if self.entry.sample else None  # what is drawn depends on it
         return cache_key("shard", self.identity, place, pairs)
 
     @cached_property
@@ -249,9 +248,9 @@ class Filler:
         torch.set_num_threads(Machine.of(self.config, self.ranks).threads)
         loaded = load_with_tag(
             *self.models,
-            tag=self.how.model_tag,
+            tag=self.entry.model_tag,
             device=str(self.device),
-            precision=self.how.precision,
+            precision=self.entry.precision,
             **self.search,
         )
         if self._hash() != self.hashes:
@@ -270,7 +269,7 @@ class Filler:
         lines = []
         for (_, reference), hypotheses, limit in zip(pairs, found, limits, strict=True):
             best = hypotheses[0]
-            if self.how.keep == "best":
+            if self.entry.keep == "best":
                 texts, same = [each.text for each in hypotheses], [reference] * len(hypotheses)
                 chrf = sentence_chrf(texts, [same], lowercase=False)
                 best = hypotheses[int(np.argmax(chrf))]
@@ -283,7 +282,7 @@ class Filler:
         where a pair is at fault. Raises `UserError` if the text is not the one that was scanned.
         """
         keep = ~np.isnan(scores)
-        if worst := int(self.how.drop_worst * keep.sum()):
+        if worst := int(self.entry.drop_worst * keep.sum()):
             counts[WORST] += worst
             keep[np.argsort(scores, kind="stable")[:worst]] = False  # those at fault are last
 
@@ -294,7 +293,7 @@ class Filler:
                     for (given, _), line in zip(pairs, self._shard(number, pairs), strict=True):
                         counts.update([line.fault] if line.fault else [])
                         if next(kept, False):
-                            sides = {"src": given, "tgt": given, self.how.made: line.text}
+                            sides = {"src": given, "tgt": given, self.entry.made: line.text}
                             out.write(json.dumps(sides, ensure_ascii=False).encode() + b"\n")
             if scan_corpus(self.config, self.text, self.stop) != self.scan:
                 text = "it changed while it was translated; run the same command again"
@@ -324,7 +323,7 @@ class Filler:
             if not (cache_directory() / self._name(number, pairs)).is_dir():
                 left, some = left + len(pairs), some or pairs[:TIMED]
             size += 2 * sum(len(given.encode()) for given, _ in pairs)
-        text = f"{left:,} lines of {self.name}, to be translated by {', '.join(self.how.model)}"
+        text = f"{left:,} lines of {self.name}, to be translated by {', '.join(self.entry.model)}"
         if timed and some:
             _ = self._translator
             started = time.perf_counter()
