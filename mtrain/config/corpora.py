@@ -101,11 +101,12 @@ class Entry(Fill):
     @classmethod
     def _complete(cls, value: Any) -> Any:
         """Of a corpus with one side, let both be that until a model has made the other."""
-        if isinstance(value, dict) and "made" in value:
+        given = sorted(Fill.model_fields.keys() & value) if isinstance(value, dict) else []
+        if "made" in given:
             raise ValueError("has no key made: it is the side that is not named")
-        if not isinstance(value, dict) or "model" not in value:
-            return value
-        for side, other in (("src", "tgt"), ("tgt", "src")):
+        if given and "model" not in given:
+            raise ValueError(f"{given[0]} works with model, which makes the side that is not named")
+        for side, other in (("src", "tgt"), ("tgt", "src")) if given else ():
             if value.get(side) is None and other in value:
                 value = {**value, side: value[other], "made": side}
         return value

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from mtrain.config.corpora import BRANCHES, KINDS, Corpus, FileCorpus, Fill, GeneratedCorpus
+from mtrain.config.corpora import BRANCHES, KINDS, Corpus, FileCorpus, GeneratedCorpus
 from mtrain.config.schema import SECTIONS, Config, DataConfig, TrainConfig, expectation
 from mtrain.config.yaml_reader import Document, parse_document, read_text, set_value
 from mtrain.runtime.errors import RefusedError
@@ -107,9 +107,6 @@ def _corpus_conflicts(data: DataConfig) -> Iterator[tuple[str, str]]:
         if corpus.model:
             yield from _fill_conflicts(key, corpus)
             continue
-        for name in sorted(corpus.model_fields_set & {*Fill.model_fields}):
-            text = "works with model, which makes the side of the corpus that is not named"
-            yield f"{key}.{name}", f"unknown key; {text}"
         if not isinstance(corpus, FileCorpus):
             continue
         numbers = [isinstance(column, int) for column in (corpus.src, corpus.tgt)]

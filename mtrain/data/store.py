@@ -43,9 +43,7 @@ Encoded = tuple[NDArray[np.uint32], NDArray[np.int64], Counter[str]]
 
 @dataclass(frozen=True)
 class Shard:
-    """Memory-mapped ids of the lines of a corpus, their offsets, and the pairs left out, by
-    reason.
-    """
+    """Memory-mapped ids of a corpus's lines, their offsets, and the pairs left out, by reason."""
 
     ids: NDArray[Any]
     offsets: NDArray[np.int64]

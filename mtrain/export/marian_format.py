@@ -214,9 +214,7 @@ def _write_tokenizer(directory: Path, loaded: LoadedModel) -> None:
 
 
 def _weights(model: Transformer) -> dict[str, Tensor]:
-    """Return a model's weights under the library's names, with hidden states in Marian's order
-    (D,).
-    """
+    """Return weights under the library's names, with hidden states in Marian's order (D,)."""
     places = torch.arange(model.shape.d_model)
     order = torch.cat((places[0::2], places[1::2]))
     found = {

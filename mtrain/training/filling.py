@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
-from itertools import islice
+from itertools import chain, compress, islice
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -211,6 +211,7 @@ class Filler:
                     if self.ranks.is_first and rank > 0:  # another machine may have made it
                         self._shard(number, pairs, shard)
                     scores.extend(nan if each.fault else each.score for each in shard)
+                    counts.update(each.fault for each in shard if each.fault)
                     bar.update(len(pairs))
                 if time.monotonic() - then > PAUSE:
                     then, done = time.monotonic(), f"{len(scores):,}"
@@ -285,35 +286,32 @@ class Filler:
         if worst := int(self.entry.drop_worst * keep.sum()):
             counts[WORST] += worst
             keep[np.argsort(scores, kind="stable")[:worst]] = False  # those at fault are last
+        models = dict(zip(map(str, self.models), self.hashes[::2], strict=True))
+        prints, sizes = (self.scan.sha256, self.made_key), (len(keep), int(keep.sum()))
+        dropped = dict(sorted(counts.items()))
+        record = Made(made.settings_of(self.entry), models, *prints, *sizes, dropped)
 
         def write(directory: Path) -> None:
-            kept = iter(keep.tolist())
+            shards = enumerate(self._shards(Counter()))
+            lines = chain.from_iterable(zip(p, self._shard(n, p), strict=True) for n, p in shards)
             with files.create(directory / made.PAIRS) as out:
-                for number, pairs in enumerate(self._shards(Counter())):
-                    for (given, _), line in zip(pairs, self._shard(number, pairs), strict=True):
-                        counts.update([line.fault] if line.fault else [])
-                        if next(kept, False):
-                            sides = {"src": given, "tgt": given, self.entry.made: line.text}
-                            out.write(json.dumps(sides, ensure_ascii=False).encode() + b"\n")
+                for (given, _), line in compress(lines, keep.tolist()):
+                    sides = {"src": given, "tgt": given, self.entry.made: line.text}
+                    out.write(json.dumps(sides, ensure_ascii=False).encode() + b"\n")
             if scan_corpus(self.config, self.text, self.stop) != self.scan:
                 text = "it changed while it was translated; run the same command again"
                 raise UserError(f"{self.key}: {self.name}: {text}")
-            models = dict(zip(map(str, self.models), self.hashes[::2], strict=True))
-            settings, sizes = made.settings_of(self.entry), (len(keep), int(keep.sum()))
-            prints = self.scan.sha256, self.made_key
-            record = Made(settings, models, *prints, *sizes, dict(counts))
             files.write_bytes(directory / made.RECORD, MADE.dump_json(record, indent=1))
 
         run.check_held()
         path = made.directory(run.path, self.number)
         files.make_directory(path.parent)
         manifest.write_directory(path, write)
-        found = made.read(run.path, self.number)
-        assert found is not None
-        logger.info("%s: %s pairs", self.key, f"{found.pairs:,}")
-        for reason, count in found.dropped.items():
+        manifest.verify(path, made.PAIRS, made.RECORD)
+        logger.info("%s: %s pairs", self.key, f"{record.pairs:,}")
+        for reason, count in record.dropped.items():
             logger.info("%s: %s: %s", self.key, reason, f"{count:,}")
-        return found
+        return record
 
     def missing(self, timed: bool) -> str:
         """Describe what is missing, and how long it takes to make it."""
