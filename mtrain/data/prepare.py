@@ -210,8 +210,9 @@ class Preparation:
         hashes, config = [found.sha256 for found in self.scans], self.config
         text_filter = config.filter.model_dump(exclude={"min_length", "max_ratio"})
         own = {**config.tokenizer.model_dump(), "user_symbols": config.user_symbols}
+        settings = [text_filter, MAX_SENTENCES, own]
         made = [each.made for each in config.data.texts if isinstance(each, MadeCorpus)]
-        settings = [text_filter, MAX_SENTENCES, own, made]
+        settings += [made] if made else []
         made_by = version("sentencepiece")
         return cache_key("tokenizer", hashes, config.data.invalid_utf8, *settings, made_by)
 
