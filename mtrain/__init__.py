@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mtrain.runtime.errors import UserError as UserError
-    from mtrain.translation.model import Attention as Attention
+    from mtrain.translation.attention import Attention as Attention
     from mtrain.translation.model import Model as Model
     from mtrain.translation.translator import Translation as Translation
 
@@ -23,7 +23,7 @@ __version__ = "0.1.0"
 __all__ = ["Attention", "Model", "Translation", "UserError", "__version__", "load"]
 
 _HOMES = {
-    "Attention": "mtrain.translation.model",
+    "Attention": "mtrain.translation.attention",
     "Model": "mtrain.translation.model",
     "Translation": "mtrain.translation.translator",
     "UserError": "mtrain.runtime.errors",

@@ -22,9 +22,7 @@ Rows = NDArray[np.bool_]  # whether a row is meant
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows of a corpus: numbers, texts, words, and the numbers of letters by script, of both
-    sides.
-    """
+    """Rows of a corpus: numbers, texts, words, and the counts of letters by script, by side."""
 
     found: Findings  # of the corpus
     numbers: Sequence[int]

@@ -24,8 +24,7 @@ from mtrain.check.overlap import TRAIN, ScoredSet
 from mtrain.check.profile import Profile
 from mtrain.check.shifts import Shifts
 from mtrain.check.words import Characters
-from mtrain.config.corpora import Corpus
-from mtrain.config.schema import Config, DataConfig
+from mtrain.config.schema import Config
 from mtrain.corpus.lines import CARRIAGE_RETURNS, Reading, is_blank
 from mtrain.corpus.readers import Scan, read_rows, reading_of
 from mtrain.corpus.tables import TextRow
@@ -50,9 +49,14 @@ class Checker:
     def __init__(self, config: Config, stop: Stop, most: int = 10) -> None:
         self.config, self.stop, self.characters = config, stop, Characters()
         data, root = config.data, reading_of(config).root
-        self.entries = {key: each for key, each in data.corpora.items() if each.fill is None}
-        one_way = {name: in_one_direction(data, corpus) for name, corpus in self.entries.items()}
-        self.sets = [Findings(name, corpus, root, most) for name, corpus in one_way.items()]
+        self.entries = {key: each for key, each in data.corpora.items() if not each.model}
+        back = (data.tgt_lang, data.src_lang)
+        self.sets, self.turned = list[Findings](), set[str]()  # learned in the other direction
+        for name, corpus in self.entries.items():
+            if data.languages(corpus) == back != back[::-1]:
+                corpus = corpus.model_copy(update={"swap": not corpus.swap})
+                self.turned.add(name)
+            self.sets.append(Findings(name, corpus, root, most))
         self.train = [found for found in self.sets if found.is_train]
         self.scans: list[Scan] = []  # of the training text
         self.expected = dict.fromkeys(self.entries, 0)  # pairs
@@ -97,7 +101,7 @@ class Checker:
                 if not found.is_train:
                     whole = Chunk.join(found, list(self._checked(found, profile, bar)))
                     for before in scored:
-                        if self._is_turned(before.found) == self._is_turned(found):
+                        if (before.found.name in self.turned) == (found.name in self.turned):
                             before.compare(whole, found.name)
                     scored.append(ScoredSet(whole))
             self._check_train(profile, scored, Duplicates(Path(folder), train), bar)
@@ -106,10 +110,6 @@ class Checker:
         for found in self.sets:
             for kind in ("unrelated", "misfit") if found.has("slip") else ():  # more exact
                 found.found.pop((kind, ""), None)
-
-    def _is_turned(self, found: Findings) -> bool:
-        """Whether a corpus is learned or scored in the other direction than it is checked in."""
-        return self.entries[found.name].swap != found.corpus.swap
 
     def _languages(self, chunk: Chunk) -> tuple[str, str]:
         return self.config.data.languages(chunk.found.corpus)
@@ -166,19 +166,13 @@ class Checker:
                     each.compare(chunk, TRAIN)
                 filled = ~chunk.blank.any(0)
                 rows = np.array(chunk.numbers, np.uint64) | np.uint64(number << ROW_BITS)
-                hashes = chunk.hashes[0] ^ np.uint64(self._is_turned(found))
+                hashes = chunk.hashes[0] ^ np.uint64(found.name in self.turned)
                 duplicates.add(hashes[filled], rows[filled])
                 is_filled |= bool(filled.any())
         if not is_filled and all(found.pairs for found in self.train):
             self.train[0].add_message("empty", "no pair of data.train has text on both sides")
         for later, first in duplicates.groups():
             _report_duplicates(self.train, later, first)
-
-
-def in_one_direction(data: DataConfig, corpus: Corpus) -> Corpus:
-    """Exchange the sides of a corpus that leads from `data.tgt_lang` to `data.src_lang`."""
-    is_other = data.languages(corpus) == (data.tgt_lang, data.src_lang) != (data.src_lang,) * 2
-    return corpus.model_copy(update={"swap": corpus.swap != is_other})
 
 
 def thinned(rows: Iterable[Owned]) -> list[Owned]:

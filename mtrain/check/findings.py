@@ -150,9 +150,9 @@ class Findings:
 
     def add_error(self, error: RowError, *, is_dropped: bool) -> None:
         """Add a row that cannot be read, or is dropped as `data.invalid_utf8` asks."""
-        kind = ("dropped" if is_dropped else "encoding") if error.is_encoding else "row"
-        if error.is_long and self.is_train:
-            kind = "long"  # training drops such a pair
+        kind = "dropped" if is_dropped and error.kind == "encoding" else error.kind
+        if kind == "long" and not self.is_train:
+            kind = "row"  # only training drops such a pair
         sides = [n for n, file in enumerate(self.files) if error.place.startswith(f"{file}:")]
         self.add(kind, 1, [self.example(error.number, error.reason, sides[0] if sides else 0)])
 

@@ -29,9 +29,7 @@ _POWERS = np.cumprod(np.full(256, 0x100000001B3 * 2 + 1, np.uint64))
 
 @dataclass(frozen=True)
 class Words:
-    """Words of lines by their hashes, in order: those of line `i` from `starts[i]` to
-    `starts[i + 1]`.
-    """
+    """Words of lines by their hashes, in order: line `i` has `starts[i]` to `starts[i + 1] - 1`."""
 
     hashes: NDArray[np.uint64]
     starts: NDArray[np.int64]

@@ -1,6 +1,6 @@
 """What differs between two configs, and which settings may differ between the starts of a run."""
 
-from mtrain.config.schema import Config
+from mtrain.config.schema import SECTIONS, Config
 
 # Settings that may differ between the starts of one run; corpora are compared by content instead.
 FREE_KEYS = (
@@ -32,17 +32,11 @@ def changed_keys(old: Config, new: Config) -> list[tuple[str, object, object]]:
 
 def fixed_changes(old: Config, new: Config) -> list[tuple[str, object, object]]:
     """List the settings that differ and may not change within a run, as `changed_keys` does."""
-    free = (*FREE_KEYS, *MACHINE_KEYS, "train.accum_steps")
-    below = tuple(f"{key}." for key in free)
-    changes = changed_keys(old, new)
-    return [each for each in changes if each[0] not in free and not each[0].startswith(below)]
+    free = tuple(f"{key}." for key in (*FREE_KEYS, *MACHINE_KEYS, "train.accum_steps"))
+    return [each for each in changed_keys(old, new) if not f"{each[0]}.".startswith(free)]
 
 
 def _flatten(config: Config) -> dict[str, object]:
-    flat: dict[str, object] = {}
-    for name, value in config.model_dump().items():
-        if isinstance(value, dict):
-            flat.update({f"{name}.{key}": item for key, item in value.items()})
-        else:
-            flat[name] = value
-    return flat
+    values = config.model_dump()
+    flat = {f"{name}.{key}": item for name in SECTIONS for key, item in values.pop(name).items()}
+    return {**values, **flat}

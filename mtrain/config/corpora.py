@@ -1,29 +1,59 @@
-"""Entries of the config that name corpora."""
+"""Entries of the config that name corpora, and the values that all sections are made of."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
+    BaseModel,
     BeforeValidator,
+    ConfigDict,
     Discriminator,
     Field,
     SerializerFunctionWrapHandler,
     Tag,
+    ValidationInfo,
     model_serializer,
     model_validator,
 )
 
-from mtrain.config.section import (
-    DatasetName,
-    Fraction,
-    NotNegative,
-    PathText,
-    Positive,
-    Section,
-    TableName,
-    Weight,
-    Word,
-)
+from mtrain.runtime import files
+
+MAX_WHOLE = 2**31  # libraries overflow beyond 32 bits
+
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[int, Field(ge=1, lt=MAX_WHOLE)]
+NotNegative = Annotated[int, Field(ge=0, lt=MAX_WHOLE)]
+Word = Annotated[str, Field(min_length=1)]
+
+
+def _expanded(expand: Callable[[str], str]) -> Callable[[str, ValidationInfo], str]:
+    """Return a validator that expands a path, unless the config is a stored one."""
+    return lambda text, info: text if info.context else expand(text)
+
+
+PathText = Annotated[Word, AfterValidator(_expanded(files.expand_path))]
+DatasetName = Annotated[Word, AfterValidator(_expanded(files.expand_dataset))]
+TableName = Annotated[
+    str,
+    Field(pattern=r"^.+\.((tsv|jsonl|tmx)(\.(gz|zst))?|parquet)$"),
+    AfterValidator(_expanded(files.expand_path)),
+]
+
+
+class Section(BaseModel):
+    """A group of settings: frozen, without unknown keys, without silent conversions.
+
+    The text below a setting is its description, for error messages and the manual.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
 
 
 def _listed(value: object) -> object:
@@ -31,9 +61,9 @@ def _listed(value: object) -> object:
 
 
 class Fill(Section):
-    """How models make the side of a corpus that its entry does not name."""
+    """How models make the side that an entry of a corpus does not name; unused without `model`."""
 
-    model: Annotated[list[PathText], BeforeValidator(_listed), Field(min_length=1)]
+    model: Annotated[list[PathText], BeforeValidator(_listed), Field(min_length=1)] = []
     """run or checkpoint whose model translates the side that is there; a list is an ensemble"""
     model_tag: Word | None = None
     """tag by which a model of several directions knows which one is meant"""
@@ -53,10 +83,11 @@ class Fill(Section):
     """side that models make: the one that the entry does not name"""
 
 
-class Entry(Section):
-    """Settings of a corpus of any kind. Those of `fill` stand next to them in the file."""
+class Entry(Fill):
+    """Settings of a corpus of any kind."""
 
-    weight: Weight = 1.0
+    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    """how often an epoch uses each pair, on average"""
     swap: bool = False
     """exchange source and target, to learn the other direction"""
     tag: Word | None = None
@@ -65,35 +96,28 @@ class Entry(Section):
     """language code of src; null: data.src_lang"""
     tgt_lang: Word | None = None
     """language code of tgt; null: data.tgt_lang"""
-    fill: Fill | None = None
-    """how models make the other side"""
 
     @model_validator(mode="before")
     @classmethod
-    def _gather(cls, value: Any) -> Any:
-        """Gather the settings of `fill`. Of a corpus with one side, both are that until a model has
-        made the other.
-        """
-        if isinstance(value, dict) and "fill" in value:
-            raise ValueError("has no key fill: its settings stand next to src and tgt")
-        if not isinstance(value, dict) or "model" not in value:
-            return value
-        fill = {key: value[key] for key in value if key in Fill.model_fields and key != "made"}
-        own = {key: value[key] for key in value if key not in fill}
-        for side, other in (("src", "tgt"), ("tgt", "src")):
-            if own.get(side) is None and other in own:
-                own[side], fill["made"] = own[other], side
-        return {**own, "fill": fill}
+    def _complete(cls, value: Any) -> Any:
+        """Of a corpus with one side, let both be that until a model has made the other."""
+        given = sorted(Fill.model_fields.keys() & value) if isinstance(value, dict) else []
+        if "made" in given:
+            raise ValueError("has no key made: it is the side that is not named")
+        if given and "model" not in given:
+            raise ValueError(f"{given[0]} works with model, which makes the side that is not named")
+        for side, other in (("src", "tgt"), ("tgt", "src")) if given else ():
+            if value.get(side) is None and other in value:
+                value = {**value, side: value[other], "made": side}
+        return value
 
     @model_serializer(mode="wrap")
     def _as_written(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Return what a config file holds, without what the entry does not use."""
-        values: dict[str, Any] = dump(self)
-        if fill := values.pop("fill", None):
-            made = fill.pop("made")
-            values |= fill
-            if values["keep"] is None:
-                del values[made]
+        unused = {"made"} if self.model else {*Fill.model_fields}
+        if self.model and self.keep is None:
+            unused.add(self.made)
+        values = {key: each for key, each in dump(self).items() if key not in unused}
         return {key: each for key, each in values.items() if each is not None and each is not False}
 
 
@@ -153,9 +177,7 @@ class HubCorpus(Entry):
 
 
 class MadeCorpus(FileCorpus):
-    """The text of a run that models have filled in; people wrote the side `given` alone."""
-
-    given: Literal["src", "tgt"]
+    """The text of a run in which models have filled in the side `made`."""
 
 
 KINDS: dict[str, type[Section]] = {
@@ -184,6 +206,7 @@ Corpus = Annotated[
     | Annotated[HubCorpus, Tag("<dataset>")],
     Discriminator(corpus_kind),
 ]
-ONE, LIST = "<one>", "<list>"  # branches of `data.valid` in error paths
+ONE, LIST = "<one>", "<list>"  # branches of `data.valid`
+BRANCHES = {*KINDS, ONE, LIST}  # in the paths of pydantic's errors
 Several = Annotated[list[Corpus], Field(min_length=1), Tag(LIST)]
 BY_TYPE = Discriminator(lambda value: LIST if isinstance(value, list) else ONE)

@@ -8,17 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from mtrain.config.corpora import KINDS, LIST, ONE, Corpus, FileCorpus, Fill, GeneratedCorpus
+from mtrain.config.corpora import BRANCHES, KINDS, Corpus, FileCorpus, GeneratedCorpus
 from mtrain.config.schema import SECTIONS, Config, DataConfig, TrainConfig, expectation
-from mtrain.config.section import Section
 from mtrain.config.yaml_reader import Document, parse_document, read_text, set_value
 from mtrain.runtime.errors import RefusedError
 from mtrain.runtime.log import logger
 
-SPECIAL_PIECES = ("<pad>", "<unk>", "<s>", "</s>")
-BRANCHES = {*KINDS, ONE, LIST, "fill"}  # of unions, in the paths of pydantic's errors
+SPECIAL = re.compile("<pad>|<unk>|</?s>|<0x[0-9A-F]{2}>")  # pieces of every vocabulary
 # Keys that were removed, with the value at which they had no effect.
 REMOVED_KEYS: dict[tuple[str, str], object] = {("train", "shard_optimizer"): False}
 
@@ -81,7 +79,7 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
         yield "model.d_model", f"sinusoidal positions need an even d_model, not {model.d_model}"
     symbols = config.tokenizer.user_symbols
     for symbol in symbols:
-        if symbol in SPECIAL_PIECES:
+        if SPECIAL.fullmatch(symbol):
             yield "tokenizer.user_symbols", f"{symbol} is a special piece already"
         elif symbols.count(symbol) > 1:
             yield "tokenizer.user_symbols", f"{symbol} is listed twice"
@@ -100,14 +98,14 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
 
 def _corpus_conflicts(data: DataConfig) -> Iterator[tuple[str, str]]:
     for key, corpus in data.corpora.items():
-        if corpus.tag in SPECIAL_PIECES:
+        if SPECIAL.fullmatch(corpus.tag or ""):
             yield f"{key}.tag", f"{corpus.tag} is a special piece already"
         elif re.search(r"[\s\u2581]", corpus.tag or ""):
             yield f"{key}.tag", f"{corpus.tag!r} holds white space, which no single piece does"
         if corpus.weight != 1 and not key.startswith("data.train."):
             yield f"{key}.weight", "works in data.train only; scored sets keep every line"
-        if corpus.fill is not None:
-            yield from _fill_conflicts(key, corpus, corpus.fill)
+        if corpus.model:
+            yield from _fill_conflicts(key, corpus)
             continue
         if not isinstance(corpus, FileCorpus):
             continue
@@ -122,18 +120,18 @@ def _corpus_conflicts(data: DataConfig) -> Iterator[tuple[str, str]]:
             yield f"{key}.file", "src and tgt must both be column numbers, or both names"
 
 
-def _fill_conflicts(key: str, corpus: Corpus, fill: Fill) -> Iterator[tuple[str, str]]:
+def _fill_conflicts(key: str, corpus: Corpus) -> Iterator[tuple[str, str]]:
     if not key.startswith("data.train.") or isinstance(corpus, GeneratedCorpus):
         yield f"{key}.model", "makes text for data.train only, of files or datasets"
     elif isinstance(corpus, FileCorpus) and corpus.kind == "tmx":
         yield f"{key}.file", "a .tmx file has both sides; name a .tsv, .jsonl or .parquet file"
-    elif corpus.src == corpus.tgt and fill.keep is not None:
+    elif corpus.src == corpus.tgt and corpus.keep is not None:
         yield f"{key}.keep", "compares hypotheses with a reference; give src and tgt"
-    elif corpus.src != corpus.tgt and fill.keep is None:
+    elif corpus.src != corpus.tgt and corpus.keep is None:
         yield f"{key}.model", "makes the other side, but src and tgt are given; set keep: best"
-    elif fill.sample and fill.keep is not None:
+    elif corpus.sample and corpus.keep is not None:
         yield f"{key}.keep", "chooses among the hypotheses of a beam; remove sample"
-    if fill.top_k and not fill.sample:
+    if corpus.top_k and not corpus.sample:
         yield f"{key}.top_k", "is for sampling; set sample: true"
 
 
@@ -161,8 +159,7 @@ def _explain(document: Document, errors: list[Any]) -> list[str]:
             found[key] = f"unknown key; {_advice(key, section)}"
             continue
         name = next((part for part in reversed(error["loc"]) if part in section.model_fields), "")
-        purpose = section.model_fields[name].description if name else None
-        purpose = f" ({purpose})" if purpose else ""
+        purpose = f" ({section.model_fields[name].description})" if name else ""
         if error["type"] == "missing":
             found[key] = f"required, but missing{purpose}"
             continue
@@ -177,17 +174,15 @@ def _explain(document: Document, errors: list[Any]) -> list[str]:
     return [f"{document.where(key)}: {key or 'config'}: {text}" for key, text in found.items()]
 
 
-def _advice(key: str, section: type[Section]) -> str:
+def _advice(key: str, section: type[BaseModel]) -> str:
     """Name the known key that is most like an unknown one."""
     around, _, name = key.rpartition(".")
-    known = [name for name in section.model_fields if name != "fill"]
-    kinds: list[type[Section]] = [*KINDS.values(), Fill] if section in KINDS.values() else []
+    known = [name for name in section.model_fields if name != "made"]
+    kinds = KINDS.values() if section in KINDS.values() else []
     candidates = [*known, *(field for kind in kinds for field in kind.model_fields)]
     near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
     elsewhere = [f"{s}.{name}" for s, other in SECTIONS.items() if name in other.model_fields]
     elsewhere += [name] if name in Config.model_fields else []
-    if name in Fill.model_fields and kinds:
-        return "works with model, which makes the side of the corpus that is not named"
     if near:
         return f"did you mean {'.'.join(filter(None, (around, near[0])))}?"
     if elsewhere:
@@ -195,10 +190,8 @@ def _advice(key: str, section: type[Section]) -> str:
     return f"known here: {', '.join(known)}"
 
 
-def _section_of(location: tuple[str | int, ...]) -> type[Section]:
+def _section_of(location: tuple[str | int, ...]) -> type[BaseModel]:
     """Return the section that holds the key of an error."""
-    if "fill" in location:
-        return Fill
     kinds = [KINDS[str(part)] for part in location if part in KINDS]
     if kinds:
         return kinds[-1]

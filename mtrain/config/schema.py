@@ -8,24 +8,29 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag, ValidationError
 
-from mtrain.config.corpora import BY_TYPE, ONE, Corpus, Entry, Several
-from mtrain.config.section import (
-    MAX_WIDTH,
-    Auto,
-    DeviceName,
-    FileName,
+from mtrain.config.corpora import (
+    BY_TYPE,
+    ONE,
+    Corpus,
+    Entry,
     Fraction,
-    Layers,
     NotNegative,
     PathText,
     Positive,
-    PositiveNumber,
     Section,
-    Width,
+    Several,
     Word,
 )
 from mtrain.config.yaml_reader import dump_document
 from mtrain.runtime.errors import RefusedError
+
+Auto = Literal["auto"]
+# Larger than any model: a forged config must not exhaust the machine before it is refused.
+MAX_WIDTH = 1 << 17
+Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
+Layers = Annotated[int, Field(ge=1, le=1000)]
+PositiveNumber = Annotated[float, Field(gt=0)]
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$")]
 
 
 class DataConfig(Section):
@@ -55,7 +60,7 @@ class DataConfig(Section):
     @property
     def texts(self) -> list[Corpus]:
         """The corpora of `train`, but those of which models have yet to make a side."""
-        return [corpus for corpus in self.train if corpus.fill is None]
+        return [corpus for corpus in self.train if not corpus.model]
 
     @property
     def valid_parts(self) -> list[Corpus]:
@@ -151,7 +156,7 @@ class ModelConfig(Section):
 class TrainConfig(Section):
     """How the model is trained, saved and judged."""
 
-    device: DeviceName = "auto"
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:[0-9]+)?)$")] = "auto"
     """cpu, cuda, cuda:N, mps or auto: cuda if there is one, else mps, else cpu"""
     threads: Auto | Annotated[int, Field(ge=1, le=4096)] = "auto"
     """CPU threads; auto: one per core"""
@@ -276,12 +281,9 @@ class Config(Section):
 
 
 SECTIONS: dict[str, type[Section]] = {
-    "data": DataConfig,
-    "filter": FilterConfig,
-    "tokenizer": TokenizerConfig,
-    "model": ModelConfig,
-    "train": TrainConfig,
-    "decode": DecodeConfig,
+    name: field.annotation
+    for name, field in Config.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
 }
 
 

@@ -61,7 +61,7 @@ class Reading:
         """Count a line or text longer than `LONGEST_LINE`, which is dropped, or refuse it."""
         if self.keep_blank:
             text = f"{TOO_LONG}; a set that is scored loses no line, so cut or remove it"
-            self.refuse(RowError(place, number, text, is_long=True))
+            self.refuse(RowError(place, number, text, "long"))
         else:
             self.counts[DROPPED + TOO_LONG] += 1
 
@@ -224,5 +224,5 @@ def decode(path: Path, number: int, line: bytes, reading: Reading) -> str | None
                 "fix the line, or set data.invalid_utf8: drop to leave such pairs out",
             )
             reason = f"invalid UTF-8 (byte {error.start + 1} of the line); {advice}"
-            reading.refuse(RowError(f"{path}:{number}", number, reason, is_encoding=True))
+            reading.refuse(RowError(f"{path}:{number}", number, reason, "encoding"))
         return None

@@ -103,16 +103,12 @@ def columns_of(corpus: Corpus) -> list[object]:
     return list(corpus.model_dump(exclude={"weight", *files}).items())
 
 
-def _changes(corpus: Corpus) -> dict[str, object]:
-    """Return what makes a corpus differ from its files."""
-    return corpus.model_dump(include={"swap", "tag", "src_lang", "tgt_lang"}, exclude_defaults=True)
-
-
 def scan(corpus: Corpus, reading: Reading) -> Scan:
     """Count the pairs of a corpus and hash its text, with swap and tag; raises `UnequalError` for
     unequal sides.
     """
-    found, changes = _scan(corpus, reading), _changes(corpus)
+    found, options = _scan(corpus, reading), {"swap", "tag", "src_lang", "tgt_lang"}
+    changes = corpus.model_dump(include=options, exclude_defaults=True)
     text = json.dumps([found.sha256, changes]).encode()
     return Scan(found.pairs, hashlib.sha256(text).hexdigest()) if changes else found
 

@@ -1,7 +1,7 @@
 """Pairs from files with a column for each side, and from datasets of Hugging Face.
 
 `FORMATS` has an entry for each format of files; a new one needs its reader, and its suffix in
-`config.schema`. Rows are counted from 1, as the lines of their file where it has lines.
+`config.corpora`. Rows are counted from 1, as the lines of their file where it has lines.
 """
 
 import hashlib
@@ -69,9 +69,7 @@ def read_table(corpus: FileCorpus, reading: Reading) -> Iterator[TextRow]:
 
 
 def read_dataset(corpus: HubCorpus, reading: Reading) -> Iterator[TextRow]:
-    """Yield the numbered pairs of a Hugging Face dataset, local folders included; raises
-    `UserError`.
-    """
+    """Yield the numbered pairs of a Hugging Face dataset or a local folder; raises `UserError`."""
     name = f"dataset {dataset_name(corpus)}"
     rows = _rows_of_batches(_dataset_batches(corpus, reading.root, name), corpus, name)
     return _texts(rows, corpus, f"{name}: row", reading)
@@ -107,7 +105,7 @@ def _texts(
             if reading.invalid_utf8 == "error":
                 reason = "holds half of a surrogate pair; fix the row, or set data.invalid_utf8: "
                 reason += "drop to leave such pairs out"
-                reading.refuse(RowError(f"{unit} {number}", number, reason, is_encoding=True))
+                reading.refuse(RowError(f"{unit} {number}", number, reason, "encoding"))
 
 
 def _is_unicode(text: str) -> bool:

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter
 
+from mtrain.runs import manifest
 from mtrain.runtime import files, lock
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.json_reader import LARGEST, Content, read_json
@@ -45,28 +46,34 @@ def cache_key(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
+def kept(key: str, read: Callable[[Path], Item]) -> Item | None:
+    """Read an item, which is a sealed directory; None if it is missing or damaged."""
+    path = cache_directory() / key
+    try:
+        return None if path.is_symlink() else read(path)
+    except (manifest.DamagedError, FileNotFoundError, ValueError):
+        return None
+
+
 def cached(
-    key: str, find: Callable[[Path], Item | None], make: Callable[[Path], None], stop: Stop
+    key: str, read: Callable[[Path], Item], fill: Callable[[Path], None], stop: Stop
 ) -> Item:
-    """Find an item, or make it and find it then; while another process makes it, wait. Raises
-    `UserError` where it cannot be kept.
+    """Read an item, or let `fill` write its files and read it then; while another process makes it,
+    wait. Raises `UserError` where it cannot be kept.
     """
     path, announce = cache_directory() / key, cache(partial(logger.info, WAITING))
-
-    def find_item() -> Item | None:
-        return None if path.is_symlink() else find(path)
 
     def wait(holder: str) -> None:
         stop.check()
         announce(holder)
 
-    if (found := find_item()) is not None:
+    if (found := kept(key, read)) is not None:
         return found  # complete and never changed again: the lock is not needed
     try:
         with lock.exclusive(path.with_name(f".{key}.lock"), wait=wait):
-            if (found := find_item()) is None:
-                make(path)
-                found = find_item()
+            if (found := kept(key, read)) is None:
+                manifest.write_directory(path, fill)
+                found = kept(key, read)
     except OSError as error:
         raise UserError(
             f"{error.filename or path}: cannot keep the prepared text: {error.strerror or error}; "

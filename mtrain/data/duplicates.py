@@ -24,32 +24,28 @@ BLOCK = 1 << 13  # bytes of the result read at a time, each for eight pairs
 
 
 def write_repeats(
-    path: Path, corpora: Iterable[Iterable[Pair]], about: int, progress: Callable[[int], None]
+    directory: Path, corpora: Iterable[Iterable[Pair]], about: int, progress: Callable[[int], None]
 ) -> None:
     """Write a bit for each pair of `corpora` that occurred before, in the same corpus or an earlier
     one; `about` is their approximate number, and `progress` gets the numbers of pairs read. Raises
     `OSError` if the disk is full.
     """
-
-    def fill(directory: Path) -> None:
-        duplicates, starts = Duplicates(directory, about), [0]
-        for pairs in corpora:
-            iterator, end = iter(pairs), starts[-1]
-            while chunk := list(islice(iterator, CHUNK)):
-                hashes = text_hashes(f"{len(src)} {src}{tgt}" for src, tgt in chunk)
-                duplicates.add(hashes, np.arange(end, end + len(chunk), dtype=np.uint64))
-                end += len(chunk)
-                progress(len(chunk))
-            starts.append(-(-end // 8) * 8)  # so that its bits start with a byte
-        is_repeat = np.zeros(starts[-1] // 8, np.uint8)
-        for later, _ in duplicates.groups():
-            numbers = later.astype(np.int64)
-            np.bitwise_or.at(is_repeat, numbers >> 3, (128 >> (numbers & 7)).astype(np.uint8))
-        for number, (start, stop) in enumerate(pairwise(starts)):
-            bits = is_repeat[start // 8 : stop // 8]
-            np.save(directory / f"{number:05d}.npy", bits, allow_pickle=False)
-
-    manifest.write_directory(path, fill)
+    duplicates, starts = Duplicates(directory, about), [0]
+    for pairs in corpora:
+        iterator, end = iter(pairs), starts[-1]
+        while chunk := list(islice(iterator, CHUNK)):
+            hashes = text_hashes(f"{len(src)} {src}{tgt}" for src, tgt in chunk)
+            duplicates.add(hashes, np.arange(end, end + len(chunk), dtype=np.uint64))
+            end += len(chunk)
+            progress(len(chunk))
+        starts.append(-(-end // 8) * 8)  # so that its bits start with a byte
+    is_repeat = np.zeros(starts[-1] // 8, np.uint8)
+    for later, _ in duplicates.groups():
+        numbers = later.astype(np.int64)
+        np.bitwise_or.at(is_repeat, numbers >> 3, (128 >> (numbers & 7)).astype(np.uint8))
+    for number, (start, stop) in enumerate(pairwise(starts)):
+        bits = is_repeat[start // 8 : stop // 8]
+        np.save(directory / f"{number:05d}.npy", bits, allow_pickle=False)
 
 
 def text_hashes(texts: Iterable[str]) -> NDArray[np.uint64]:
@@ -93,14 +89,9 @@ class Duplicates:
             yield numbers[order[again]], numbers[order[first]]
 
 
-def open_repeats(path: Path) -> list[NDArray[np.uint8]] | None:
-    """Open the bits that `write_repeats` wrote, for each corpus; None if they are missing or
-    damaged.
-    """
-    try:
-        names = sorted(manifest.verify(path))
-    except manifest.DamagedError:
-        return None
+def open_repeats(path: Path) -> list[NDArray[np.uint8]]:
+    """Open the bits that `write_repeats` wrote, for each corpus; raises `DamagedError`."""
+    names = sorted(manifest.verify(path))
     return [np.load(path / name, "r", allow_pickle=False) for name in names]
 
 

@@ -75,7 +75,7 @@ class Selection:
         if settings.identical:
             checks["the same text on both sides"] = is_identical
         if settings.control:
-            checks["control or invalid characters"] = _has_control
+            checks["control or invalid characters"] = lambda pair: any(map(_CONTROL.search, pair))
         for side, name in enumerate(("src_script", "tgt_script")):
             if scripts := getattr(settings, name):
                 others = _other_scripts(name, scripts)
@@ -101,10 +101,6 @@ def _other_scripts(name: str, scripts: Iterable[str]) -> "regex.Pattern[str]":
 def is_identical(pair: Pair) -> bool:
     """Whether both sides are the same text, except for white space around it."""
     return pair[0].strip() == pair[1].strip()
-
-
-def _has_control(pair: Pair) -> bool:
-    return any(_CONTROL.search(text) for text in pair)
 
 
 def _is_mostly_other(side: int, others: "regex.Pattern[str]", fraction: float, pair: Pair) -> bool:

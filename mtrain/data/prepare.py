@@ -26,9 +26,9 @@ from mtrain.corpus.lines import DROPPED
 from mtrain.corpus.readers import Pair, Scan, ScoredText, Text, describe, reading_of
 from mtrain.corpus.slips import suspicions
 from mtrain.data import duplicates
-from mtrain.data.cache import cache_directory, cache_key, cached, remembered
+from mtrain.data.cache import cache_key, cached, kept, remembered
 from mtrain.data.filters import Selection
-from mtrain.data.store import CHUNK, Store, build_store, open_store, store_key
+from mtrain.data.store import CHUNK, Shard, Store, open_shard, store_key, write_shard
 from mtrain.data.tokenizer import MAX_SENTENCES, Tokenizer, train_tokenizer
 from mtrain.runs import checkpoint, layout, manifest
 from mtrain.runs.directory import RunDirectory
@@ -106,15 +106,13 @@ class Preparation:
     def prepared(self) -> Prepared:
         """All that training reads."""
         fingerprints = {**self.fingerprints, "tokenizer": self.tokenizer.fingerprint}
-        data = self.config.data
-        scored = (*data.valid_parts, *data.test.values())
-        for (name, text), corpus in zip(self.sets.items(), scored, strict=True):
+        for name, (corpus, text) in self.sets.items():
             self._warn_of_long_lines(name, text, corpus.tag)
-        stores = [self._store(number) for number in range(len(self.scans))]
-        store = Store.join(stores, weights_of(self.config, list(map(len, stores))))
+        shards = [self._shard(number) for number in range(len(self.scans))]
+        store = Store(shards, weights_of(self.config, list(map(len, shards))))
         self._report(store)
-        valid = list(zip(data.valid_parts, self.sets.values(), strict=False))
-        tests = {name: (corpus, self.sets[f"test {name}"]) for name, corpus in data.test.items()}
+        tests = {name: self.sets[f"test {name}"] for name in self.config.data.test}
+        valid = list(self.sets.values())[: len(self.config.data.valid_parts)]
         return Prepared(self.tokenizer, store, valid, tests, fingerprints)
 
     @cached_property
@@ -124,12 +122,12 @@ class Preparation:
         for corpus in (*data.valid_parts, *data.test.values()):
             check_tokenizer(tokenizer_for(data.languages(corpus)[1]))
         self.selection.text_checks()
-        valid = [text.sha256 for text in self.sets.values()][: len(data.valid_parts)]
+        valid = [text.sha256 for _, text in self.sets.values()][: len(data.valid_parts)]
         return {
             "train": [found.sha256 for found in self.scans],
             "weights": [corpus.weight for corpus in data.texts],
             "valid": valid if isinstance(data.valid, list) else valid[0],
-            "test": {name: self.sets[f"test {name}"].sha256 for name in self.config.data.test},
+            "test": {name: self.sets[f"test {name}"][1].sha256 for name in data.test},
         }
 
     @cached_property
@@ -138,12 +136,12 @@ class Preparation:
         return [scan_corpus(self.config, corpus, self.stop) for corpus in self.config.data.texts]
 
     @cached_property
-    def sets(self) -> dict[str, Text]:
+    def sets(self) -> dict[str, ScoredText]:
         """The sets that are scored: `valid`, or `valid.0` and so on, and each `test NAME`."""
         data = self.config.data
         scored = [*data.corpora.items()][len(data.train) :]
         named = {k.removeprefix("data.").replace("test.", "test ", 1): c for k, c in scored}
-        return {name: self._read_set(name, corpus) for name, corpus in named.items()}
+        return {name: (corpus, self._read_set(name, corpus)) for name, corpus in named.items()}
 
     def _read_set(self, name: str, corpus: Corpus) -> Text:
         """Read a set, including blank lines: its score must be that of its files."""
@@ -179,7 +177,7 @@ class Preparation:
 
     def find_tokenizer(self) -> Tokenizer | None:
         """Load the vocabulary from any of its places; None if there is none yet."""
-        return self._ready_tokenizer() or _open_tokenizer(cache_directory() / self._tokenizer_key)
+        return self._ready_tokenizer() or kept(self._tokenizer_key, _open_tokenizer)
 
     def _ready_tokenizer(self) -> Tokenizer | None:
         """Load an existing vocabulary: the run's, that of `train.init_from`, or the one that the
@@ -213,23 +211,18 @@ class Preparation:
         text_filter = config.filter.model_dump(exclude={"min_length", "max_ratio"})
         own = {**config.tokenizer.model_dump(), "user_symbols": config.user_symbols}
         settings = [text_filter, MAX_SENTENCES, own]
-        made = [each.given for each in config.data.texts if isinstance(each, MadeCorpus)]
+        made = [each.made for each in config.data.texts if isinstance(each, MadeCorpus)]
         settings += [made] if made else []
         made_by = version("sentencepiece")
         return cache_key("tokenizer", hashes, config.data.invalid_utf8, *settings, made_by)
 
-    def _train_tokenizer(self, path: Path) -> None:
-        """Train a vocabulary on both sides together and keep it."""
+    def _train_tokenizer(self, directory: Path) -> None:
+        """Train a vocabulary on both sides together and write it."""
         settings = self.config.tokenizer
         size = f"{settings.vocab_size:,}"
         logger.info("training a %s vocabulary of %s pieces", settings.model_type, size)
         own = {**settings.model_dump(exclude={"path"}), "user_symbols": self.config.user_symbols}
-        proto = train_tokenizer(self._sentences, **own)
-
-        def fill(directory: Path) -> None:
-            (directory / layout.TOKENIZER).write_bytes(proto)
-
-        manifest.write_directory(path, fill)
+        (directory / layout.TOKENIZER).write_bytes(train_tokenizer(self._sentences, **own))
 
     def _sentences(self) -> Iterator[str]:
         """Read the training text that passes the filters of text: both sides, but not those that
@@ -238,7 +231,7 @@ class Preparation:
         for number, corpus in enumerate(self.config.data.texts):
             pairs, sides = self._read_once(number, Counter()), slice(None)
             if isinstance(corpus, MadeCorpus):
-                side = (corpus.given == "tgt") != corpus.swap
+                side = (corpus.made == "src") != corpus.swap
                 sides = slice(side, side + 1)
             while chunk := list(islice(pairs, CHUNK)):
                 self.stop.check()
@@ -267,28 +260,28 @@ class Preparation:
             counts[f"{DROPPED}seen before"] += found
         return duplicates.without_repeats(pairs, is_repeat)
 
-    def _find_repeats(self, path: Path) -> None:
+    def _find_repeats(self, directory: Path) -> None:
         """Read all training text for the pairs that come more than once."""
         pairs = sum(found.pairs for found in self.scans)
         corpora = (self._read(number, Counter()) for number in range(len(self.scans)))
         with progress_bar(pairs, "pair", "finding duplicates") as bar:
-            duplicates.write_repeats(path, corpora, pairs, partial(self._advance, bar))
+            duplicates.write_repeats(directory, corpora, pairs, partial(self._advance, bar))
 
-    def _store(self, number: int) -> Store:
+    def _shard(self, number: int) -> Shard:
         """Open a tokenized corpus in the cache, where it is built if needed."""
         first = 0 if self.config.filter.duplicates else number  # of those that it depends on
         hashes = [found.sha256 for found in self.scans[first : number + 1]]
         invalid_utf8 = self.config.data.invalid_utf8
         key = store_key(hashes, self.tokenizer.fingerprint, self.selection, invalid_utf8)
-        return cached(key, open_store, partial(self._build_store, number), self.stop)
+        return cached(key, open_shard, partial(self._write_shard, number), self.stop)
 
-    def _build_store(self, number: int, path: Path) -> None:
+    def _write_shard(self, number: int, directory: Path) -> None:
         workers, counts = self.config.data.workers, Counter[str]()
         corpus = self.config.data.texts[number]
         name = Path(describe(corpus)).name
         with progress_bar(self.scans[number].pairs, "pair", f"tokenizing {name}") as bar:
-            build_store(
-                path,
+            write_shard(
+                directory,
                 self._read_once(number, counts),
                 self.tokenizer,
                 selection=replace(self.selection, tag=corpus.tag),
@@ -318,12 +311,9 @@ class Preparation:
             logger.warning("data.train: %s", sign)
 
 
-def _open_tokenizer(path: Path) -> Tokenizer | None:
-    """Open a vocabulary of the cache; None if it is missing or damaged."""
-    try:
-        manifest.verify(path, layout.TOKENIZER)
-    except manifest.DamagedError:
-        return None
+def _open_tokenizer(path: Path) -> Tokenizer:
+    """Open a vocabulary of the cache; raises `DamagedError`."""
+    manifest.verify(path, layout.TOKENIZER)
     return Tokenizer.load(path / layout.TOKENIZER)
 
 

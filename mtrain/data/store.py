@@ -43,10 +43,11 @@ Encoded = tuple[NDArray[np.uint32], NDArray[np.int64], Counter[str]]
 
 @dataclass(frozen=True)
 class Shard:
-    """Memory-mapped ids of consecutive lines, and their offsets."""
+    """Memory-mapped ids of a corpus's lines, their offsets, and the pairs left out, by reason."""
 
     ids: NDArray[Any]
     offsets: NDArray[np.int64]
+    counts: dict[str, int]
 
     def __len__(self) -> int:
         return (len(self.offsets) - 1) // 2
@@ -73,22 +74,13 @@ class Part:
 
 
 class Store:
-    """Pairs of id sequences; opening takes no longer for large stores."""
+    """Pairs of id sequences of weighted corpora; opening takes no longer for large ones."""
 
-    def __init__(
-        self, shards: list[Shard], counts: dict[str, int], parts: list[Part] | None = None
-    ) -> None:
-        self.shards, self.counts = shards, counts
-        self.starts = list(accumulate(map(len, shards), initial=0))
-        self.parts = parts or [Part(0, len(self), 1.0)]
-
-    @classmethod
-    def join(cls, stores: list["Store"], weights: list[float]) -> "Store":
-        """Concatenate stores."""
-        starts = list(accumulate(map(len, stores), initial=0))
-        parts = [Part(*each) for each in zip(starts, starts[1:], weights, strict=False)]
-        counts = sum((Counter(store.counts) for store in stores), Counter[str]())
-        return cls([shard for store in stores for shard in store.shards], dict(counts), parts)
+    def __init__(self, shards: list[Shard], weights: list[float]) -> None:
+        self.shards = shards
+        self.starts = starts = list(accumulate(map(len, shards), initial=0))
+        self.parts = [Part(*each) for each in zip(starts, starts[1:], weights, strict=False)]
+        self.counts = sum((Counter(shard.counts) for shard in shards), Counter[str]())
 
     def __len__(self) -> int:
         return self.starts[-1]
@@ -125,23 +117,20 @@ def store_key(corpora: list[str], tokenizer: str, selection: Selection, invalid_
     return cache_key("store", FORMAT, corpora, tokenizer, *kept, invalid_utf8)
 
 
-def open_store(path: Path) -> Store | None:
-    """Open a store; None if it is missing or damaged."""
-    try:
-        paths = sorted(path.iterdir()) if path.is_dir() else []
-        remembered(paths, "whole", partial(manifest.verify, path, STORE, IDS, OFFSETS), WHOLE)
-        found = read_json_file(path / STORE, DESCRIPTION)
-        has_ids = (path / IDS).stat().st_size
-        ids = np.memmap(path / IDS, found.dtype, "r") if has_ids else np.zeros(0, found.dtype)
-        offsets = np.memmap(path / OFFSETS, "<i8", "r")
-    except (manifest.DamagedError, FileNotFoundError, ValueError):
-        return None
+def open_shard(path: Path) -> Shard:
+    """Open a tokenized corpus; raises `DamagedError`, or `ValueError` for one of another form."""
+    paths = sorted(path.iterdir()) if path.is_dir() else []
+    remembered(paths, "whole", partial(manifest.verify, path, STORE, IDS, OFFSETS), WHOLE)
+    found = read_json_file(path / STORE, DESCRIPTION)
+    has_ids = (path / IDS).stat().st_size
+    ids = np.memmap(path / IDS, found.dtype, "r") if has_ids else np.zeros(0, found.dtype)
+    offsets = np.memmap(path / OFFSETS, "<i8", "r")
     # still on disk: slices of plain arrays are made faster
-    return Store([Shard(np.asarray(ids), np.asarray(offsets))], found.counts)
+    return Shard(np.asarray(ids), np.asarray(offsets), found.counts)
 
 
-def build_store(
-    path: Path,
+def write_shard(
+    directory: Path,
     pairs: Iterable[Pair],
     tokenizer: Tokenizer,
     *,
@@ -156,26 +145,22 @@ def build_store(
     and `OSError` if the disk is full.
     """
     dtype: Literal["uint16", "uint32"] = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
-
-    def fill(directory: Path) -> None:
-        iterator, end = iter(pairs), 0
-        chunks = iter(lambda: list(islice(iterator, CHUNK)), [])
-        with (
-            closing(_encode_all(chunks, tokenizer, selection, workers)) as encoded,
-            files.create(directory / IDS) as ids_out,
-            files.create(directory / OFFSETS) as offsets_out,
-        ):
-            offsets_out.write(bytes(8))
-            for ids, lengths, dropped in encoded:
-                ids_out.write(ids.astype(dtype).tobytes())
-                offsets_out.write((end + lengths.cumsum()).astype("<i8").tobytes())
-                end += len(ids)
-                counts.update(dropped)
-                progress(len(lengths) // 2 + dropped.total())
-        body = DESCRIPTION.dump_json(Description(dtype, dict(counts)))
-        files.write_bytes(directory / STORE, body)
-
-    manifest.write_directory(path, fill)
+    iterator, end = iter(pairs), 0
+    chunks = iter(lambda: list(islice(iterator, CHUNK)), [])
+    with (
+        closing(_encode_all(chunks, tokenizer, selection, workers)) as encoded,
+        files.create(directory / IDS) as ids_out,
+        files.create(directory / OFFSETS) as offsets_out,
+    ):
+        offsets_out.write(bytes(8))
+        for ids, lengths, dropped in encoded:
+            ids_out.write(ids.astype(dtype).tobytes())
+            offsets_out.write((end + lengths.cumsum()).astype("<i8").tobytes())
+            end += len(ids)
+            counts.update(dropped)
+            progress(len(lengths) // 2 + dropped.total())
+    body = DESCRIPTION.dump_json(Description(dtype, dict(counts)))
+    files.write_bytes(directory / STORE, body)
 
 
 def _encode_all(

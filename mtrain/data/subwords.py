@@ -96,9 +96,7 @@ class SubwordSampler:
         return [part.astype(row.dtype) for part, row in zip(parts, rows, strict=True)]
 
     def _look_up(self, symbols: Ids, words: Ids) -> Ids:
-        """Return what each symbol and the next of its word merge to, `none` if they do not:
-        (N,).
-        """
+        """Return what each symbol and the next of its word merge to, or else `none`: (N,)."""
         found = np.full(len(symbols), self.none)
         keys = symbols[:-1] * self.none + symbols[1:]
         at = np.searchsorted(self.keys, keys).clip(max=len(self.keys) - 1)

@@ -47,11 +47,8 @@ def check(shape: Shape, quantization: str) -> None:
             f"--quantization {quantization}: hf-marian keeps float32, and from_pretrained("
             "..., dtype=...) rounds as it loads"
         )
-    for setting, value, known in (
-        ("norm", shape.norm, "post"),
-        ("positions", shape.positions, "sinusoidal"),
-    ):
-        if value != known:
+    for setting, known in (("norm", "post"), ("positions", "sinusoidal")):
+        if (value := getattr(shape, setting)) != known:
             raise RefusedError(
                 f"model.{setting}: {value}: Marian supports only {known}; use --to ctranslate2"
             )
@@ -217,9 +214,7 @@ def _write_tokenizer(directory: Path, loaded: LoadedModel) -> None:
 
 
 def _weights(model: Transformer) -> dict[str, Tensor]:
-    """Return a model's weights under the library's names, with hidden states in Marian's order
-    (D,).
-    """
+    """Return weights under the library's names, with hidden states in Marian's order (D,)."""
     places = torch.arange(model.shape.d_model)
     order = torch.cat((places[0::2], places[1::2]))
     found = {

@@ -125,11 +125,11 @@ def _maps(
     loaded: LoadedModel, src: NDArray[np.int64], tgt: NDArray[np.int64], choice: Choice
 ) -> Iterator[HeatMap]:
     """Draw the chosen maps of a pair of ids without eos."""
-    ids, pieces = loaded.ids, loaded.tokenizer.all_pieces
-    sides = ((*src, ids.eos), (ids.bos, *tgt), (*tgt, ids.eos))
-    read, seen, produced = ([pieces[i][:MOST_LETTERS] for i in side] for side in sides)
+    found = attention_of(loaded, src, tgt)
+    sides = (found.source, found.target, found.target_in)
+    read, produced, seen = ([piece[:MOST_LETTERS] for piece in side] for side in sides)
     axes = {"encoder": (read, read), "decoder": (produced, seen), "cross": (produced, read)}
-    for kind, layers in attention_of(loaded, src, tgt).items():
+    for kind, layers in zip(KINDS, (found.encoder, found.decoder, found.cross), strict=True):
         for layer, weights in enumerate(layers, 1):
             if kind in (choice.kinds or KINDS) and layer in (choice.layers or [layer]):
                 for head in choice.heads or range(len(weights) + 1):

@@ -241,17 +241,13 @@ class RunDirectory:
         self.write(layout.STATUS, {**content, "pid": os.getpid(), "host": socket.gethostname()})
 
     def keep_start(self, status: Status, state: State, failure: UserError) -> None:
-        """Restore the status from before a failed start, with the end of that start as
-        `last_start`.
-        """
+        """Restore the status from before a failed start, whose end becomes its `last_start`."""
         end = {"state": state, "exit_code": failure.exit_code, "reason": str(failure)}
         last = {**end, "time": time.strftime(TIME)}
         self.write(layout.STATUS, {**status.model_dump(), "last_start": last})
 
     def read(self, name: str, form: TypeAdapter[Content]) -> Content | None:
-        """Read one of the small JSON files; None if it is missing. Raises `UserError` if it is
-        damaged.
-        """
+        """Read a small JSON file; None if it is missing. Raises `UserError` if it is damaged."""
         return read_record(self.path / name, form, "bring it back, or choose another run_dir")
 
     def write(self, name: str, content: dict[str, Any]) -> None:

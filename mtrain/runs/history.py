@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, TypeAdapter
 
-from mtrain.config.section import FileName
+from mtrain.config.schema import FileName
 from mtrain.runs.records import CheckpointName, Count, Metric, Score, with_fields_of
 
 

@@ -4,36 +4,16 @@ made/1/   pairs.jsonl made.json manifest.json    of entry 1 of `data.train`
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
-from mtrain.config.corpora import Corpus, Entry, MadeCorpus
+from mtrain.config.corpora import Corpus, Entry, Fill, MadeCorpus
 from mtrain.config.schema import Config
 from mtrain.runs import layout, manifest
-from mtrain.runs.records import Count, read_record
+from mtrain.runs.records import MADE, Made, read_record
 from mtrain.runtime.errors import RefusedError
 
 PAIRS, RECORD = "pairs.jsonl", "made.json"
-
-
-@dataclass(frozen=True)
-class Made:
-    """`made.json`: what a text was made of, and the pairs that were left out by reason."""
-
-    settings: dict[str, Any]
-    models: dict[str, str]  # SHA-256 of the model by its path
-    given: str  # SHA-256 of the text that they read
-    key: str  # of all that the pairs depend on
-    lines: Count
-    pairs: Count
-    dropped: dict[str, Count]
-
-
-MADE = TypeAdapter(Made)
-MADE_OR_NONE: TypeAdapter[Made | None] = TypeAdapter(Made | None)
 
 
 def directory(run_dir: Path, number: int) -> Path:
@@ -43,8 +23,8 @@ def directory(run_dir: Path, number: int) -> Path:
 
 def settings_of(entry: Corpus) -> dict[str, Any]:
     """Return the settings that the text depends on; files are compared by content."""
-    languages = {"src_lang": entry.src_lang, "tgt_lang": entry.tgt_lang}
-    return languages | (entry.fill.model_dump(exclude={"model"}) if entry.fill else {})
+    names = ["src_lang", "tgt_lang", *Fill.model_fields]
+    return {name: getattr(entry, name) for name in names if name != "model"}
 
 
 def read(run_dir: Path, number: int) -> Made | None:
@@ -77,9 +57,8 @@ def resolve(config: Config, run_dir: Path | None = None, but: Collection[int] = 
     train = list(config.data.train)
     for number, entry in enumerate(train):
         path = directory(run_dir, number)
-        if entry.fill is not None and number not in but and manifest.is_complete(path):
-            own = entry.model_dump(include={*Entry.model_fields} - {"fill"})
-            own["given"] = "tgt" if entry.fill.made == "src" else "src"
-            own |= {"file": str(path / PAIRS), "src": "src", "tgt": "tgt"}
+        if entry.model and number not in but and manifest.is_complete(path):
+            own = entry.model_dump(include={*Entry.model_fields} - {*Fill.model_fields})
+            own |= {"file": str(path / PAIRS), "src": "src", "tgt": "tgt", "made": entry.made}
             train[number] = MadeCorpus.model_construct(**own)
     return config.model_copy(update={"data": config.data.model_copy(update={"train": train})})

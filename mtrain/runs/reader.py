@@ -77,7 +77,7 @@ class Run:
             known |= {f"data.test.{name}": each for name, each in begun.test.items()}
         corpora = resolve(self.config, self.path).data.corpora
         return {  # less text that models have yet to make
-            key: (corpus, known.get(key)) for key, corpus in corpora.items() if corpus.fill is None
+            key: (corpus, known.get(key)) for key, corpus in corpora.items() if not corpus.model
         }
 
     @property

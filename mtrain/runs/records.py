@@ -61,11 +61,19 @@ class Status(BaseModel):
     last_start: LastStart | None = None
 
 
-class MadeText(BaseModel):
-    """What `run.json` keeps of a text that models made: `made.Made`."""
+@dataclass(frozen=True)
+class Made:
+    """`made.json`, which `run.json` keeps, too: what a text was made of by models, and the pairs
+    that were left out by reason.
+    """
 
     settings: dict[str, Any]
+    models: dict[str, str]  # SHA-256 of the model by its path
+    given: str  # SHA-256 of the text that they read
+    key: str  # of all that the pairs depend on
+    lines: Count
     pairs: Count
+    dropped: dict[str, Count]
 
 
 class Provenance(BaseModel):
@@ -80,7 +88,7 @@ class Provenance(BaseModel):
     tokenizer: str
     config: str | None = None
     init_from: str | None = None
-    made: dict[Annotated[str, Field(pattern=r"^data\.train\.\d{1,9}\z")], MadeText] = {}
+    made: dict[Annotated[str, Field(pattern=r"^data\.train\.\d{1,9}\z")], Made] = {}
     seed: Count
     ranks: Annotated[Count, Field(ge=1)] = 1
     accum_steps: Annotated[Count, Field(ge=1)] | None = None
@@ -117,6 +125,7 @@ Record = Annotated[dict[str, Number | str | bool | None], with_fields_of(Step)]
 
 STATUS, PROVENANCE = TypeAdapter(Status), TypeAdapter(Provenance)
 LOOP, RECORD = TypeAdapter(Loop), TypeAdapter[dict[str, Any]](Record)
+MADE = TypeAdapter(Made)
 
 
 def read_bytes(path: Path, most: int) -> bytes | None:
@@ -124,8 +133,6 @@ def read_bytes(path: Path, most: int) -> bytes | None:
     link or no regular file, or larger than `most` bytes.
     """
     try:
-        if path.lstat().st_size > most:
-            raise ValueError(f"larger than {most:,} bytes")
         return files.read_whole(path, most)
     except FileNotFoundError:
         return None

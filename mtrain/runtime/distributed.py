@@ -81,9 +81,7 @@ class Ranks:
         return [_decode(found, form) for found in self._gather(head + (body or b""))]
 
     def together(self, work: Callable[[], T]) -> T:
-        """Call `work` on each rank and return this rank's result; all ranks raise the exception of
-        any.
-        """
+        """Call `work` on each rank and return its result there; all ranks raise an error of any."""
         if self.size == 1:
             return work()
         result, head = _attempt(work)

@@ -49,21 +49,13 @@ def as_user_error(error: UserError | OSError | MemoryError) -> UserError:
 
 
 class RowError(UserError):
-    """A line or row of a corpus that is not text on both sides."""
+    """A line or row of a corpus that is not text on both sides. Its `kind` is "encoding" for bytes
+    that are not UTF-8 or half a surrogate pair, "long" for more than is read, and else "row".
+    """
 
-    def __init__(
-        self,
-        place: str,
-        number: int,
-        reason: str,
-        *,
-        is_encoding: bool = False,
-        is_long: bool = False,
-    ) -> None:
+    def __init__(self, place: str, number: int, reason: str, kind: str = "row") -> None:
         super().__init__(f"{place}: {reason}")
-        self.place, self.number, self.reason = place, number, reason
-        self.is_encoding = is_encoding  # bytes that are not UTF-8, or half a surrogate pair
-        self.is_long = is_long  # longer than any text that is read
+        self.place, self.number, self.reason, self.kind = place, number, reason, kind
 
 
 class UnequalError(UserError):

@@ -73,10 +73,9 @@ def read_whole(path: Path, most: int) -> bytes:
     larger than `most` bytes.
     """
     with read(path) as stream:
-        data = stream.read(most + 1)
-    if len(data) > most:
-        raise ValueError(f"larger than {most:,} bytes")
-    return data
+        if os.fstat(stream.fileno()).st_size > most:
+            raise ValueError(f"larger than {most:,} bytes")
+        return stream.read(most)
 
 
 def make_directory(path: Path) -> None:

@@ -44,9 +44,7 @@ class LogFile(logging.StreamHandler[TextIOWrapper]):
 
 
 class ConsoleHandler(logging.Handler):
-    """A handler for stderr that does not tear a progress bar apart; warnings and errors are
-    coloured.
-    """
+    """A handler for stderr that keeps a progress bar whole; warnings and errors are coloured."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one record; on a terminal the bar shows training records."""

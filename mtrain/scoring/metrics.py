@@ -45,9 +45,7 @@ def tokenizer_for(language: str | None) -> str:
 
 
 def check_tokenizer(name: str) -> None:
-    """Raise `RefusedError` unless sacreBLEU has this tokenizer and its dependencies are
-    installed.
-    """
+    """Raise `RefusedError` unless sacreBLEU has this tokenizer and what it needs is installed."""
     from sacrebleu.metrics.bleu import BLEU
 
     if name not in BLEU.TOKENIZERS:

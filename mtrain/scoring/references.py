@@ -18,9 +18,7 @@ def read_references(paths: list[Path]) -> list[list[str]]:
 
 
 def read_aligned(path: Path, references: list[list[str]]) -> list[str]:
-    """Read a file that must match the references line for line; raises `UserError` with both
-    counts.
-    """
+    """Read a file that must match references line for line; raises `UserError` with both counts."""
     counts: Counter[str] = Counter()
     return _checked(path, read_text_file(path, counts), counts, references)
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mtrain.training.loss import chunk_rows
+from mtrain.training.loss import FusedLoss, chunk_rows
 
 
 class ConsistencyLoss(NamedTuple):
@@ -42,7 +42,7 @@ def consistency_loss(
     return ConsistencyLoss(*sums)
 
 
-class _Consistency(torch.autograd.Function):
+class _Consistency(FusedLoss):
     @staticmethod
     def forward(
         ctx: Any,
@@ -79,13 +79,6 @@ class _Consistency(torch.autograd.Function):
         loss, nll, divergence = sums.unbind()
         ctx.mark_non_differentiable(nll, divergence)
         return loss, nll, divergence
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        first, second, weight = ctx.saved_tensors
-        scale = grads[0].to(first.dtype)
-        weight_grad = (weight * grads[0]).to(ctx.weight_dtype)
-        return first * scale, second * scale, weight_grad, None, None, None, None
 
 
 def _padded(values: Tensor, rows: int) -> Tensor:

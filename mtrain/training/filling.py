@@ -8,11 +8,12 @@
 
 import json
 import time
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
-from itertools import islice
+from itertools import chain, compress, islice
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from mtrain.data.cache import cache_directory, cache_key, cached
 from mtrain.data.prepare import scan_corpus
 from mtrain.runs import checkpoint, layout, made, manifest
 from mtrain.runs.directory import RunDirectory
-from mtrain.runs.records import PROVENANCE
+from mtrain.runs.records import MADE, PROVENANCE, Made
 from mtrain.runtime import files
 from mtrain.runtime.distributed import Ranks, device_of
 from mtrain.runtime.errors import RefusedError, UserError
@@ -52,7 +53,7 @@ LOWEST = -1e9  # of a score: JSON has no infinity
 PAUSE = 60  # seconds between lines of the log
 
 # Of an entry that names one side, both are that: what models read, without an exchange of sides.
-AS_GIVEN = {"fill": None, "swap": False}
+AS_GIVEN = {"model": [], "swap": False}
 EMPTY = DROPPED + "empty translation"
 AT_LIMIT = DROPPED + "source or translation at its limit of length"
 WORST = DROPPED + "least probable translations"
@@ -69,6 +70,7 @@ class Line:
 
 Shard = list[Line]
 SHARD_FORM = TypeAdapter(Shard)
+MADE_OR_NONE: TypeAdapter[Made | None] = TypeAdapter(Made | None)
 
 
 class MissingModelError(UserError):
@@ -81,14 +83,14 @@ def fill(config: Config, run: RunDirectory, stop: Stop, ranks: Ranks) -> dict[st
     """
     found = {}
     for number, entry in enumerate(config.data.train):
-        if entry.fill is not None:
-            known = ranks.share(partial(_find, config, run, number, stop), made.MADE_OR_NONE)
+        if entry.model:
+            known = ranks.share(partial(_find, config, run, number, stop), MADE_OR_NONE)
             known = known or Filler(config, number, stop, ranks).fill(run)
             found[f"data.train.{number}"] = asdict(known)
     return found
 
 
-def _find(config: Config, run: RunDirectory, number: int, stop: Stop) -> made.Made | None:
+def _find(config: Config, run: RunDirectory, number: int, stop: Stop) -> Made | None:
     """Read what is known of the text of an entry, if it is the one to train on. A run that has
     begun keeps its text whatever becomes of the models, and refuses other settings; before, the
     text must be what the models make now, if they are there.
@@ -114,8 +116,7 @@ def _find(config: Config, run: RunDirectory, number: int, stop: Stop) -> made.Ma
         is_same = known.key == Filler(config, number, stop, Ranks()).made_key
     except MissingModelError as error:
         scan = scan_corpus(config, entry.model_copy(update=AS_GIVEN), stop)
-        is_same = known.given == scan.sha256
-        is_same = is_same and known.settings == made.settings_of(entry)
+        is_same = (known.given, known.settings) == (scan.sha256, made.settings_of(entry))
         if is_same:
             logger.warning("%s; the text that it made is there", error)
     return known if is_same else None
@@ -127,7 +128,7 @@ def without_missing(config: Config, stop: Stop, *, timed: bool) -> Config:
     """
     run, missing = RunDirectory(Path(config.run_dir)), set[int]()
     for number, entry in enumerate(config.data.train):
-        if entry.fill is None or _find(config, run, number, stop) is not None:
+        if not entry.model or _find(config, run, number, stop) is not None:
             continue
         missing.add(number)
         try:
@@ -146,8 +147,7 @@ class Filler:
 
     def __init__(self, config: Config, number: int, stop: Stop, ranks: Ranks) -> None:
         entry = config.data.train[number]
-        assert entry.fill is not None
-        self.config, self.entry, self.how = config, entry, entry.fill
+        self.config, self.entry = config, entry
         self.stop, self.ranks = stop, ranks
         self.number, self.key = number, f"data.train.{number}"
         self.text = entry.model_copy(update=AS_GIVEN)
@@ -157,18 +157,18 @@ class Filler:
         self.models = ranks.share(self._resolve, PATHS)
         self.hashes = self._hash()
         ranks.check_same(json.dumps(self.hashes), f"models of {self.key}")
-        self.search = self.how.model_dump(include={"sample", "top_k", "beam_size"})
+        self.search = {name: getattr(entry, name) for name in ("sample", "top_k", "beam_size")}
         model = load_stored_config(self.models[0] / layout.CONFIG)
         self._check_direction(model)
         decode = override_decode(model.decode, **self.search).model_dump()
-        how = (self.how.model_tag, self.how.keep, self.how.precision)
-        seed = config.seed if self.how.sample else None
+        how = (self.entry.model_tag, self.entry.keep, self.entry.precision)
+        seed = config.seed if self.entry.sample else None
         self.identity = (FORMAT, SHARD, self.hashes, decode, how, seed, self.device.type)
 
     def _resolve(self) -> list[Path]:
         """Find the models; raises `MissingModelError`."""
         try:
-            return [checkpoint.resolve(Path(path)) for path in self.how.model]
+            return [checkpoint.resolve(Path(path)) for path in self.entry.model]
         except UserError as error:
             raise MissingModelError(f"{self.key}.model: {error}") from None
 
@@ -180,12 +180,12 @@ class Filler:
     def _check_direction(self, model: Config) -> None:
         """Refuse a model that translates in the other direction."""
         src, tgt = self.config.data.languages(self.text)
-        src, tgt = (tgt, src) if self.how.made == "src" else (src, tgt)
-        data, tag = model.data, self.how.model_tag
+        src, tgt = (tgt, src) if self.entry.made == "src" else (src, tgt)
+        data, tag = model.data, self.entry.model_tag
         found = [data.languages(each) for each in data.train if tag in (None, each.tag)]
         if (tgt, src) in found and (src, tgt) not in found:
             raise RefusedError(
-                f"{self.key}.model: {self.how.model[0]} translates {tgt} to {src}; this entry "
+                f"{self.key}.model: {self.entry.model[0]} translates {tgt} to {src}; this entry "
                 f"needs a model from {src} to {tgt}"
             )
 
@@ -199,24 +199,24 @@ class Filler:
         """A hash of all that the pairs depend on."""
         return cache_key(self.identity, self.scan.sha256, made.settings_of(self.entry))
 
-    def fill(self, run: RunDirectory) -> made.Made:
+    def fill(self, run: RunDirectory) -> Made:
         """Translate what is not in the cache, and seal the pairs in the run."""
-        counts, parts, then = Counter[str](), list[NDArray[np.float64]](), time.monotonic()
-        logger.info("%s: translating %s with %s", self.key, self.name, ", ".join(self.how.model))
+        counts, scores, then = Counter[str](), array("d"), time.monotonic()
+        logger.info("%s: translating %s with %s", self.key, self.name, ", ".join(self.entry.model))
         shards, lines = enumerate(self._shards(counts)), self.scan.pairs
         with progress_bar(lines, "line", f"translating {Path(self.name).name}") as bar:
             while some := list(islice(shards, self.ranks.size)):
                 found = self.ranks.gather(partial(self._own_shard, some), SHARD_FORM)
                 for rank, ((number, pairs), shard) in enumerate(zip(some, found, strict=False)):
                     if self.ranks.is_first and rank > 0:  # another machine may have made it
-                        self._kept(number, pairs, partial(list, shard))
-                    parts.append(np.array([nan if each.fault else each.score for each in shard]))
+                        self._shard(number, pairs, shard)
+                    scores.extend(nan if each.fault else each.score for each in shard)
+                    counts.update(each.fault for each in shard if each.fault)
                     bar.update(len(pairs))
                 if time.monotonic() - then > PAUSE:
-                    then, done = time.monotonic(), sum(map(len, parts))
-                    logger.info("%s: %s of %s lines", self.key, f"{done:,}", f"{lines:,}")
-        scores = np.concatenate(parts or [np.zeros(0)])
-        return self.ranks.share(partial(self._seal, run, scores, counts), made.MADE)
+                    then, done = time.monotonic(), f"{len(scores):,}"
+                    logger.info("%s: %s of %s lines", self.key, done, f"{lines:,}")
+        return self.ranks.share(partial(self._seal, run, np.array(scores), counts), MADE)
 
     def _shards(self, counts: Counter[str]) -> Iterator[list[Pair]]:
         """Read the lines to translate, each with its reference, without blank ones."""
@@ -229,20 +229,19 @@ class Filler:
         """Return this rank's shard of a round; none if there are fewer."""
         if self.ranks.rank >= len(some):
             return []
-        number, pairs = some[self.ranks.rank]
-        return self._kept(number, pairs, partial(self._translate, number, pairs))
+        return self._shard(*some[self.ranks.rank])
 
-    def _kept(self, number: int, pairs: list[Pair], make: Callable[[], Shard]) -> Shard:
-        """Return a shard from the cache, where it is made if needed."""
+    def _shard(self, number: int, pairs: list[Pair], known: Shard | None = None) -> Shard:
+        """Return a shard from the cache, where it is made if it is not `known`."""
 
-        def write(path: Path) -> None:
-            body = SHARD_FORM.dump_json(make())
-            manifest.write_directory(path, lambda inner: files.write_bytes(inner / LINES, body))
+        def write(directory: Path) -> None:
+            shard = known or self._translate(number, pairs)
+            files.write_bytes(directory / LINES, SHARD_FORM.dump_json(shard))
 
         return cached(self._name(number, pairs), _open_shard, write, self.stop)
 
     def _name(self, number: int, pairs: list[Pair]) -> str:
-        place = number if self.how.sample else None  # what is drawn depends on it
+        place = number if self.entry.sample else None  # what is drawn depends on it
         return cache_key("shard", self.identity, place, pairs)
 
     @cached_property
@@ -250,9 +249,9 @@ class Filler:
         torch.set_num_threads(Machine.of(self.config, self.ranks).threads)
         loaded = load_with_tag(
             *self.models,
-            tag=self.how.model_tag,
+            tag=self.entry.model_tag,
             device=str(self.device),
-            precision=self.how.precision,
+            precision=self.entry.precision,
             **self.search,
         )
         if self._hash() != self.hashes:
@@ -271,7 +270,7 @@ class Filler:
         lines = []
         for (_, reference), hypotheses, limit in zip(pairs, found, limits, strict=True):
             best = hypotheses[0]
-            if self.how.keep == "best":
+            if self.entry.keep == "best":
                 texts, same = [each.text for each in hypotheses], [reference] * len(hypotheses)
                 chrf = sentence_chrf(texts, [same], lowercase=False)
                 best = hypotheses[int(np.argmax(chrf))]
@@ -279,46 +278,40 @@ class Filler:
             lines.append(Line(best.text, max(best.score / best.tokens, LOWEST), fault))
         return lines
 
-    def _seal(
-        self, run: RunDirectory, scores: NDArray[np.float64], counts: Counter[str]
-    ) -> made.Made:
+    def _seal(self, run: RunDirectory, scores: NDArray[np.float64], counts: Counter[str]) -> Made:
         """Write the pairs that stay into the run, given the scores of all, which are not a number
         where a pair is at fault. Raises `UserError` if the text is not the one that was scanned.
         """
         keep = ~np.isnan(scores)
-        if worst := int(self.how.drop_worst * keep.sum()):
+        if worst := int(self.entry.drop_worst * keep.sum()):
             counts[WORST] += worst
             keep[np.argsort(scores, kind="stable")[:worst]] = False  # those at fault are last
+        models = dict(zip(map(str, self.models), self.hashes[::2], strict=True))
+        prints, sizes = (self.scan.sha256, self.made_key), (len(keep), int(keep.sum()))
+        dropped = dict(sorted(counts.items()))
+        record = Made(made.settings_of(self.entry), models, *prints, *sizes, dropped)
 
         def write(directory: Path) -> None:
-            kept = iter(keep.tolist())
+            shards = enumerate(self._shards(Counter()))
+            lines = chain.from_iterable(zip(p, self._shard(n, p), strict=True) for n, p in shards)
             with files.create(directory / made.PAIRS) as out:
-                for number, pairs in enumerate(self._shards(Counter())):
-                    shard = self._kept(number, pairs, partial(self._translate, number, pairs))
-                    for (given, _), line in zip(pairs, shard, strict=True):
-                        counts.update([line.fault] if line.fault else [])
-                        if next(kept, False):
-                            sides = {"src": given, "tgt": given, self.how.made: line.text}
-                            out.write(json.dumps(sides, ensure_ascii=False).encode() + b"\n")
+                for (given, _), line in compress(lines, keep.tolist()):
+                    sides = {"src": given, "tgt": given, self.entry.made: line.text}
+                    out.write(json.dumps(sides, ensure_ascii=False).encode() + b"\n")
             if scan_corpus(self.config, self.text, self.stop) != self.scan:
                 text = "it changed while it was translated; run the same command again"
                 raise UserError(f"{self.key}: {self.name}: {text}")
-            models = dict(zip(map(str, self.models), self.hashes[::2], strict=True))
-            settings, sizes = made.settings_of(self.entry), (len(keep), int(keep.sum()))
-            prints = self.scan.sha256, self.made_key
-            record = made.Made(settings, models, *prints, *sizes, dict(counts))
-            files.write_bytes(directory / made.RECORD, made.MADE.dump_json(record, indent=1))
+            files.write_bytes(directory / made.RECORD, MADE.dump_json(record, indent=1))
 
         run.check_held()
         path = made.directory(run.path, self.number)
         files.make_directory(path.parent)
         manifest.write_directory(path, write)
-        found = made.read(run.path, self.number)
-        assert found is not None
-        logger.info("%s: %s pairs", self.key, f"{found.pairs:,}")
-        for reason, count in found.dropped.items():
+        manifest.verify(path, made.PAIRS, made.RECORD)
+        logger.info("%s: %s pairs", self.key, f"{record.pairs:,}")
+        for reason, count in record.dropped.items():
             logger.info("%s: %s: %s", self.key, reason, f"{count:,}")
-        return found
+        return record
 
     def missing(self, timed: bool) -> str:
         """Describe what is missing, and how long it takes to make it."""
@@ -328,7 +321,7 @@ class Filler:
             if not (cache_directory() / self._name(number, pairs)).is_dir():
                 left, some = left + len(pairs), some or pairs[:TIMED]
             size += 2 * sum(len(given.encode()) for given, _ in pairs)
-        text = f"{left:,} lines of {self.name}, to be translated by {', '.join(self.how.model)}"
+        text = f"{left:,} lines of {self.name}, to be translated by {', '.join(self.entry.model)}"
         if timed and some:
             _ = self._translator
             started = time.perf_counter()
@@ -338,10 +331,7 @@ class Filler:
         return f"{text}, to {size / 1e6:,.1f} MB"
 
 
-def _open_shard(path: Path) -> Shard | None:
-    """Open a shard of the cache; None if it is missing or damaged."""
-    try:
-        manifest.verify(path, LINES)
-        return read_json_file(path / LINES, SHARD_FORM)
-    except (manifest.DamagedError, FileNotFoundError, ValueError):
-        return None
+def _open_shard(path: Path) -> Shard:
+    """Open a shard of the cache; raises `DamagedError`, or `ValueError` for one of another form."""
+    manifest.verify(path, LINES)
+    return read_json_file(path / LINES, SHARD_FORM)

@@ -40,7 +40,19 @@ def projected_cross_entropy(
     return Loss(*sums)
 
 
-class _Projected(torch.autograd.Function):
+class FusedLoss(torch.autograd.Function):
+    """A loss whose `forward` saves its gradients: of hidden states, then of the output matrix."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Return these gradients of the first arguments, scaled."""
+        *states, weight = ctx.saved_tensors
+        found = [state * grads[0].to(state.dtype) for state in states]
+        others = len(ctx.needs_input_grad) - len(found) - 1
+        return *found, (weight * grads[0]).to(ctx.weight_dtype), *[None] * others
+
+
+class _Projected(FusedLoss):
     @staticmethod
     def forward(
         ctx: Any,
@@ -92,13 +104,6 @@ class _Projected(torch.autograd.Function):
         ctx.weight_dtype = weight.dtype
         ctx.mark_non_differentiable(nll_sum)
         return loss_sum, nll_sum
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_grad, weight_grad = ctx.saved_tensors
-        hidden_grad = hidden_grad * grads[0].to(hidden_grad.dtype)
-        weight_grad = (weight_grad * grads[0]).to(ctx.weight_dtype)
-        return hidden_grad, weight_grad, None, None, None
 
 
 def chunk_rows(count: int, vocab_size: int, device: str) -> int:

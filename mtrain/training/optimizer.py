@@ -79,9 +79,7 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 
 
 class Muon:
-    """Muon over the matrices of a model's layers, batched by shape; `moments` is its state by
-    name.
-    """
+    """Muon over the matrices of the layers, batched by shape; `moments` is its state by name."""
 
     def __init__(
         self, weights: Weights, grads: Weights, stacked: dict[str, int], dtype: torch.dtype

@@ -6,6 +6,7 @@ single layer is best depends on their number.
 """
 
 import re
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -23,6 +24,23 @@ BYTE = re.compile("<0x([0-9A-F]{2})>")
 Ids = NDArray[np.int64]
 
 
+@dataclass(frozen=True)
+class Attention:
+    """Attention weights of a sentence pair; each row of a table sums to 1.
+
+    `source` (S) and `target` (T) are pieces, both ending with `</s>`; `target_in` (T) is the input
+    of the decoder, beginning with `<s>`. For each layer there is an array: `encoder` (H, S, S),
+    `decoder` (H, T, T) over `target_in`, `cross` (H, T, S).
+    """
+
+    source: list[str]
+    target: list[str]
+    target_in: list[str]
+    encoder: list[NDArray[np.float32]]
+    decoder: list[NDArray[np.float32]]
+    cross: list[NDArray[np.float32]]
+
+
 @torch.no_grad()
 def attention_maps(loaded: LoadedModel, pairs: list[tuple[Ids, Ids]]) -> dict[str, list[Tensor]]:
     """Return the attention weights of pairs of ids without eos: by kind (`encoder`, `decoder`,
@@ -32,12 +50,14 @@ def attention_maps(loaded: LoadedModel, pairs: list[tuple[Ids, Ids]]) -> dict[st
     return loaded.model.attention_maps(batch.src, batch.tgt_in)
 
 
-def attention_of(loaded: LoadedModel, src: Ids, tgt: Ids) -> dict[str, list[NDArray[np.float32]]]:
-    """Return the attention weights of one pair as arrays, (H, queries, keys)."""
-    maps = attention_maps(loaded, [(src, tgt)])
-    return {
-        kind: [layer[0].float().cpu().numpy() for layer in layers] for kind, layers in maps.items()
-    }
+def attention_of(loaded: LoadedModel, src: Ids, tgt: Ids) -> Attention:
+    """Return the attention weights of a pair of ids without eos."""
+    bos, eos, pieces = loaded.ids.bos, loaded.ids.eos, loaded.tokenizer.all_pieces
+    sides = ((*src, eos), (*tgt, eos), (bos, *tgt))
+    read, produced, seen = ([pieces[number] for number in side] for side in sides)
+    maps = attention_maps(loaded, [(src, tgt)]).items()
+    tables = {kind: [layer[0].float().cpu().numpy() for layer in layers] for kind, layers in maps}
+    return Attention(read, produced, seen, **tables)
 
 
 # The ids of a line, and the index of the word that each belongs to.

@@ -46,17 +46,17 @@ class LoadedModel:
     tokenizer: Tokenizer
     decode: DecodeConfig
     config: Config
-    others: tuple[Transformer, ...] = ()  # of the same vocabulary
+    others: tuple["LoadedModel", ...] = ()  # of an ensemble, with the same vocabulary
     check_stop: Callable[[], None] = lambda: None
     tag: str | None = None  # put before each source
-    tags: list[str] | None = None  # that the model knows; None: those of its config
 
     def __post_init__(self) -> None:
         self.device = self.model.output.weight.device
         self.ids = SpecialIds.of(self.tokenizer)
         self.tag_ids = self.tokenizer.tag_ids(self.tag)
-        self.tags = self.config.tags if self.tags is None else self.tags
-        self.members = (self.model, *self.others)
+        others = [other.config.tags for other in self.others]
+        self.tags = [tag for tag in self.config.tags if all(tag in known for known in others)]
+        self.members = (self.model, *(other.model for other in self.others))
         for model in self.members:
             model.eval()
 
@@ -64,9 +64,8 @@ class LoadedModel:
         """Return the same model with a tag before each source; raises `RefusedError` for a tag that
         it, or a model of an ensemble, does not know.
         """
-        tags = self.tags or []
-        if tag is not None and tag not in tags:
-            known = f"choose one of {', '.join(tags)}" if tags else "it has none"
+        if tag is not None and tag not in self.tags:
+            known = f"choose one of {', '.join(self.tags)}" if self.tags else "it has none"
             raise RefusedError(f"tag {tag}: the model does not know this tag; {known}")
         return self if tag == self.tag else replace(self, tag=tag)
 
@@ -154,8 +153,7 @@ def load(
         own = {} if found else decode
         found.append(unpack(snapshot, directory, own, device=device, precision=precision))
         _check_languages(found[0].config, found[-1].config, paths[0], directory)
-    tags = [tag for tag in found[0].config.tags if all(tag in each.config.tags for each in found)]
-    return replace(found[0], others=tuple(other.model for other in found[1:]), tags=tags)
+    return replace(found[0], others=tuple(found[1:]))
 
 
 def load_with_tag(*paths: Path, tag: str | None = None, **options: Any) -> LoadedModel:

@@ -1,35 +1,15 @@
 """The Python interface of a trained model: `mtrain.load` returns a `Model`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, overload
-
-import numpy as np
-from numpy.typing import NDArray
 
 from mtrain.config.schema import override_decode
 from mtrain.runtime.errors import RefusedError, UserError
-from mtrain.translation.attention import attention_of
+from mtrain.translation.attention import Attention, attention_of
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
 from mtrain.translation.translator import Translation, Translator
-
-
-@dataclass(frozen=True)
-class Attention:
-    """Attention weights of a sentence pair; each row of a table sums to 1.
-
-    `source` (S) and `target` (T) are pieces, both ending with `</s>`; `target_in` (T) is the input
-    of the decoder, beginning with `<s>`. For each layer there is an array: `encoder` (H, S, S),
-    `decoder` (H, T, T) over `target_in`, `cross` (H, T, S).
-    """
-
-    source: list[str]
-    target: list[str]
-    target_in: list[str]
-    encoder: list[NDArray[np.float32]]
-    decoder: list[NDArray[np.float32]]
-    cross: list[NDArray[np.float32]]
 
 
 class Model:
@@ -99,8 +79,4 @@ class Model:
         text = self.translate(source, tag=tag) if target is None else target
         (src,), _ = loaded.encode_sources([source])
         (tgt,), _ = loaded.encode_targets([text])
-        bos, eos, pieces = loaded.ids.bos, loaded.ids.eos, loaded.tokenizer.all_pieces
-        sides = ((*src, eos), (*tgt, eos), (bos, *tgt))
-        read, produced, seen = ([pieces[number] for number in side] for side in sides)
-        maps = attention_of(loaded, src, tgt)
-        return Attention(read, produced, seen, maps["encoder"], maps["decoder"], maps["cross"])
+        return attention_of(loaded, src, tgt)

@@ -196,6 +196,7 @@ CHANGED = [
     ("{src: v.en, tgt: v.de}", "[]", "6: data.valid: at least 1 item got a list of 0"),
     ("{src: v.en, tgt: v.de}", "[{src: a, tgt: b}, {tgt: c}]", "6: data.valid.1.src: required"),
     ("tgt: v.de}", "tgt: v.de, tag: <s>}", "6: data.valid.tag: <s> is a special piece"),
+    ("tgt: v.de}", "tgt: v.de, tag: <0x41>}", "6: data.valid.tag: <0x41> is a special piece"),
     ("src_lang: en", "src_lang: no", '3: data.src_lang: write "no" in quotes'),
     ("tgt_lang: de", "tgt_lang: Yes", '4: data.tgt_lang: write "Yes" in quotes'),
     ("src_lang: en", "src_lang: True", '3: data.src_lang: write "True" in quotes'),

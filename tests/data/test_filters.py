@@ -6,6 +6,7 @@ import logging
 import random
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from mtrain.data import duplicates
 from mtrain.data.cache import cache_directory
 from mtrain.data.filters import Selection
 from mtrain.data.prepare import Prepared, prepare, weights_of
+from mtrain.runs import manifest
 from mtrain.runtime import log
 from mtrain.runtime.errors import RefusedError
 from mtrain.runtime.stop import Stop
@@ -104,6 +106,12 @@ def test_lengths_with_eos_decide() -> None:
 # --- repeats ------------------------------------------------------------------------------------
 
 
+def repeats(path: Path, *arguments: Any) -> list[np.ndarray]:
+    """What a sealed directory with the repeats holds."""
+    manifest.write_directory(path, lambda inner: duplicates.write_repeats(inner, *arguments))
+    return duplicates.open_repeats(path)
+
+
 @pytest.mark.parametrize("at_once", [7, 100, 1 << 22])
 def test_repeats_are_found_within_and_across_corpora(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
@@ -117,9 +125,7 @@ def test_repeats_are_found_within_and_across_corpora(
     ]
     corpora.append([("1", "23"), ("12", "3"), ("12", "3")])
     told: list[int] = []
-    duplicates.write_repeats(tmp_path / "r", corpora, 166, told.append)
-    found = duplicates.open_repeats(tmp_path / "r")
-    assert found is not None
+    found = repeats(tmp_path / "r", corpora, 166, told.append)
     assert sum(told) == 169
     seen: set[Pair] = set()
     for pairs, is_repeat in zip(corpora, found, strict=True):
@@ -133,14 +139,13 @@ def test_repeats_are_found_within_and_across_corpora(
 
 def test_repeats_are_of_one_text(tmp_path: Path) -> None:
     """Text that grew is read to its end, or nobody would see that it is another."""
-    duplicates.write_repeats(tmp_path / "r", [[("a", "b")] * 8], 8, lambda _: None)
-    found = duplicates.open_repeats(tmp_path / "r")
-    assert found is not None
+    found = repeats(tmp_path / "r", [[("a", "b")] * 8], 8, lambda _: None)
     grown = [("a", "b")] * 8 + [("c", "d")] * 20
     assert list(duplicates.without_repeats(grown, found[0])) == [("a", "b"), *grown[8:]]
     file = tmp_path / "r" / "00000.npy"
     file.write_bytes(file.read_bytes()[:-1] + b"\x00")
-    assert duplicates.open_repeats(tmp_path / "r") is None
+    with pytest.raises(manifest.DamagedError):
+        duplicates.open_repeats(tmp_path / "r")
 
 
 # --- from a config ------------------------------------------------------------------------------

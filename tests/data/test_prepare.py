@@ -149,7 +149,7 @@ def test_a_whole_cache_need_not_be_writable(
         prepared(config)
 
 
-@pytest.mark.parametrize(("maker", "kept"), [("train_tokenizer", 0), ("build_store", 1)])
+@pytest.mark.parametrize(("maker", "kept"), [("train_tokenizer", 0), ("write_shard", 1)])
 def test_what_is_made_of_a_corpus_that_changes_is_not_kept(
     config: Config, monkeypatch: pytest.MonkeyPatch, maker: str, kept: int
 ) -> None:

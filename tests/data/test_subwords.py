@@ -18,9 +18,10 @@ from mtrain.config.schema import FilterConfig
 from mtrain.data import batches as data
 from mtrain.data.batches import SpecialIds, TokenBatches
 from mtrain.data.filters import Selection
-from mtrain.data.store import Store, build_store, open_store
+from mtrain.data.store import Store, open_shard, write_shard
 from mtrain.data.subwords import SubwordSampler
 from mtrain.data.tokenizer import Tokenizer, train_tokenizer
+from mtrain.runs import manifest
 from mtrain.runtime.errors import RefusedError
 
 Pairs = list[tuple[np.ndarray, np.ndarray]]
@@ -136,10 +137,10 @@ def test_a_tag_stays_whole() -> None:
 def store(tokenizer: Tokenizer, tmp_path: Path) -> Store:
     selection = Selection(64, FilterConfig())
     options = {"counts": Counter(), "workers": 1, "progress": lambda _: None}
-    build_store(tmp_path / "s", iter(PAIRS), tokenizer, selection=selection, **options)
-    found = open_store(tmp_path / "s")
-    assert found is not None
-    return found
+    (tmp_path / "s").mkdir()
+    write_shard(tmp_path / "s", iter(PAIRS), tokenizer, selection=selection, **options)
+    manifest.seal(tmp_path / "s")
+    return Store([open_shard(tmp_path / "s")], [1.0])
 
 
 def stream(store: Store, tokenizer: Tokenizer, rate: float | None = 0.2) -> TokenBatches:

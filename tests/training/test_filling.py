@@ -408,9 +408,9 @@ def test_a_tag_of_the_other_direction_is_refused(
         ({"src": "a", "model": []}, "data.train.1.model"),
         ({"src": "a", "model": "m", "drop_worst": 1.0}, "data.train.1.drop_worst"),
         ({"src": "a", "model": "m", "beam": 3}, "data.train.1.beam: unknown key; did you mean"),
-        ({"src": "a", "model": "m", "made": "src"}, "data.train.1.made: unknown key"),
-        ({"src": "a", "tgt": "b", "fill": {"model": "m"}}, "data.train.1: has no key fill"),
-        ({"src": "a", "top_k": 5}, "data.train.1.top_k: unknown key; works with model"),
+        ({"src": "a", "model": "m", "made": "src"}, "data.train.1: has no key made"),
+        ({"src": "a", "tgt": "b", "fill": {"model": "m"}}, "data.train.1.fill: unknown key"),
+        ({"src": "a", "top_k": 5}, "data.train.1: top_k works with model"),
         ({"file": "a.tmx", "src": "en", "model": "m"}, "data.train.1.file"),
         (
             {"generated": "phrasebook", "split": "train", "pairs": 5, "model": "m"},

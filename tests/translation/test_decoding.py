@@ -74,7 +74,7 @@ def test_minimum_bayes_risk_chooses_among_the_hypotheses(
 def ensemble(loaded_model: LoadedModel) -> Translator:
     """A trained model, and a smaller one of random weights."""
     smaller = random_model(vocab_size=loaded_model.tokenizer.vocab_size, d_model=8)
-    return Translator(replace(loaded_model, others=(smaller,)))
+    return Translator(replace(loaded_model, others=(replace(loaded_model, model=smaller),)))
 
 
 @torch.no_grad()

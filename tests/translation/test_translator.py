@@ -227,7 +227,7 @@ def test_a_tag_is_before_each_source_within_the_limit(both: LoadedModel) -> None
 def test_words_are_linked_to_words_of_the_line(both: LoadedModel) -> None:
     tagged, line = both.tagged("<2aa>"), "zwent yalch quarb"
     (source,), (target,) = tagged.encode_sources([line])[0], tagged.encode_targets(["bavo"])[0]
-    table = attention_of(tagged, source, target)["cross"][0].mean(0)[:-1, 1:-1].sum(0)
+    table = attention_of(tagged, source, target).cross[0].mean(0)[:-1, 1:-1].sum(0)
     words = word_numbers([tagged.tokenizer.known[number] for number in source[1:]])
     best = np.bincount(words, table).argmax()
     assert align(tagged, [line, ""], ["bavo", "bavo"]) == [f"{best}-0", ""]
