@@ -78,9 +78,10 @@ def language_of(path: Path, option: str) -> str:
     return code
 
 
-def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> None:
-    """Write a config for two files. Raises `RefusedError` for names that no config can hold, and
-    where the config or the held-out text would replace a file.
+def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> int:
+    """Write a config for two files; return the number of pairs to learn from. Raises `RefusedError`
+    for names that no config can hold, and where the config or the held-out text would replace a
+    file.
     """
     _check_names(request)
     parts = _held_out_files(request) if request.hold_out else []
@@ -113,6 +114,7 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> None:
     warn_of(reading.counts)
     logger.info("%s pairs to learn from", f"{size.pairs:,}")
     warn_of_missing_tokenizer(request.tgt_lang)
+    return size.pairs
 
 
 def _check_names(request: Request) -> None:

@@ -12,12 +12,11 @@ from mtrain.check.diagnosis import diagnose
 from mtrain.check.findings import Findings
 from mtrain.config.schema import Config
 from mtrain.corpus.lines import is_blank
-from mtrain.corpus.readers import read_text, reading_of
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.report import maps
 from mtrain.report.curves import Chart, charts_of, spaced
 from mtrain.report.heatmap import Sentence, choices, render
-from mtrain.runs import checkpoint, layout, manifest, reader, verify
+from mtrain.runs import checkpoint, layout, manifest, reader, sets
 from mtrain.runs.history import Entry, History
 from mtrain.runs.made import resolve
 from mtrain.runs.reader import Run
@@ -151,7 +150,7 @@ def check_text(report: Report) -> list[Findings]:
     be the run's.
     """
     for key in report.run.corpora:
-        check_known(report.run, key)
+        sets.check_known(report.run, key)
     # with the run's own vocabulary alone, wherever the run took it from
     config, path = report.config, report.run.path
     settings: dict[str, object] = {"path": None}
@@ -166,20 +165,6 @@ def check_text(report: Report) -> list[Findings]:
     return diagnose(config, Stop(), examples=MOST_FOUND, with_forecast=False, timed=False).corpora
 
 
-def check_known(run: Run, key: str) -> None:
-    """Raise `UserError` unless a corpus is, by its hash, the text of the run: another person's
-    config may name any file of this machine, which no page may show. Why a file cannot be read may
-    quote it, so that is only logged.
-    """
-    state = "without a hash"  # and not even read
-    if run.corpora[key][1] is not None:
-        finding, _ = verify.check_corpus(run, key)
-        if (state := finding.state) == verify.OK:
-            return
-        logger.warning("report: %s", finding)
-    raise UserError(f"{key}: {state}, and so not known to be the text of the run")
-
-
 def _valid_lines(report: Report) -> list[Sample]:
     """Read the validation text, in the order of its translations; without it, or if it is not what
     the run scored, add a note.
@@ -187,8 +172,7 @@ def _valid_lines(report: Report) -> list[Sample]:
     lines, data, keys = list[Sample](), report.config.data, report.run.valid_keys
     with report.part("samples", "Sources and references are left out"):
         for key, corpus in zip(keys, data.valid_parts, strict=True):
-            check_known(report.run, key)
-            text = read_text(corpus, reading_of(report.config, keep_blank=True), "")
+            _, text = sets.read_set(report.run, key)
             part, (src, tgt) = key.removeprefix("data.valid"), data.languages(corpus)
             for number, pair in enumerate(zip(text.sources, text.references, strict=True), 1):
                 texts = [("Source", src, _cut(pair[0])), ("Reference", tgt, _cut(pair[1]))]
