@@ -18,6 +18,7 @@ from mtrain.check.findings import Findings
 from mtrain.check.recipe import Size, recipe_for
 from mtrain.check.words import Characters
 from mtrain.config.corpora import TextCorpus
+from mtrain.config.keys import SCHEMA
 from mtrain.config.loading import parse_config
 from mtrain.config.schema import Config
 from mtrain.config.yaml_reader import dump_document, parse_document
@@ -42,9 +43,10 @@ RARE = 0.0005  # fraction of characters that the vocabulary need not cover
 MOST_HELD_OUT = 0.1  # fraction of the pairs
 
 HEADER = """\
+# yaml-language-server: $schema={4}
 # {0:,} pairs, {1}. Sizes and rates are taken from
 # {2}.
-# Nothing was tuned to this text. configs/multi30k-en-de.yaml explains every setting there is.
+# Nothing was tuned to this text. `mtrain config keys` explains every setting there is.
 # Check the text first:   mtrain check -c {3}
 # Train:                  mtrain train -c {3}
 
@@ -245,7 +247,8 @@ def render(
     }
     languages = f"{request.src_lang} to {request.tgt_lang}"
     config = shlex.quote(str(request.output))
-    rows = [HEADER.format(size.pairs, printable(languages), origin, printable(config))]
+    places = printable(config), SCHEMA.as_uri()
+    rows = [HEADER.format(size.pairs, printable(languages), origin, *places)]
     rows.append(dump_document({"run_dir": f"runs/{request.output.stem}", "seed": 1}))
     for name, settings in {"data": data, **recipe}.items():
         section: Any = Config.model_fields[name].annotation

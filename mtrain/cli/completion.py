@@ -11,9 +11,6 @@ import typer
 
 from mtrain.runtime.errors import UserError
 
-DEVICES = ("auto", "cpu", "cuda", "mps")
-METRICS = ("bleu", "chrf", "ter")
-
 
 def runs(incomplete: str) -> list[str]:
     """Complete a run or checkpoint directory, up to two folders down; other names are files."""
@@ -48,13 +45,13 @@ def sets(context: typer.Context) -> list[str]:
 
 def devices() -> tuple[str, ...]:
     """Complete a device."""
-    return DEVICES
+    return "auto", "cpu", "cuda", "mps"
 
 
 def metrics(incomplete: str) -> Iterator[str]:
     """Complete a list of metrics, separated by commas."""
     before = incomplete[: incomplete.rfind(",") + 1]
-    return (before + each for each in METRICS if each not in before)
+    return (before + each for each in ("bleu", "chrf", "ter") if each not in before)
 
 
 def tokenizers() -> list[str]:

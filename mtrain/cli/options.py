@@ -36,9 +36,11 @@ def as_path(text: str) -> Path:
     return Path(as_name(text))
 
 
-def value(metavar: str, text: str, *names: str, **more: Any) -> Any:
-    """Return an option with the help `text`, which shows the value as `metavar`."""
-    return typer.Option(*names, help=text, metavar=metavar, **more)
+def value(metavar: str, text: str, *names: str, complete: Any = None, **more: Any) -> Any:
+    """Return an option with the help `text`, which shows the value as `metavar`; the shell gets
+    what `complete` returns.
+    """
+    return typer.Option(*names, help=text, metavar=metavar, autocompletion=complete, **more)
 
 
 def flag(text: str, *names: str) -> Any:
@@ -46,20 +48,19 @@ def flag(text: str, *names: str) -> Any:
     return value("", text, *names)
 
 
-def file(text: str, *names: str, metavar: str = "FILE") -> Any:
+def file(text: str, *names: str, metavar: str = "FILE", complete: Any = None) -> Any:
     """Return an option for a path."""
-    return value(metavar, text, *names, parser=as_path)
+    return value(metavar, text, *names, parser=as_path, complete=complete)
+
+
+def model(text: str) -> Any:
+    """Return the option for a run or checkpoint directory."""
+    return file(text, "--model", "-m", metavar="DIR", complete=completion.runs)
 
 
 def stream(text: str, *names: str) -> Any:
     """Return an option for a file, or `-` for a standard stream."""
     return value("FILE", text, *names, parser=as_name)
-
-
-def folder(text: str, *names: str) -> Any:
-    """Return an option for a run or checkpoint directory."""
-    more = {"parser": as_path, "autocompletion": completion.runs}
-    return value("DIR", text, *names, **more)
 
 
 def path(metavar: str, text: str, **more: Any) -> Any:
@@ -92,18 +93,15 @@ Set = Annotated[
         "Override a setting, such as `train.max_steps=9`. Repeatable.",
         "--set",
         parser=as_setting,
-        autocompletion=completion.settings,
+        complete=completion.settings,
     ),
 ]
 TimeLimit = Annotated[
     str | None, value("TIME", "Save and stop after this time, such as `3h30m` (exit code 75).")
 ]
 Run = Annotated[Path | None, path("RUN", MODEL, autocompletion=completion.runs)]
-Model = Annotated[Path | None, folder("The same as RUN.", "--model", "-m")]
-Models = Annotated[
-    list[Path] | None,
-    folder("The same as RUN. Repeat it for an ensemble.", "--model", "-m"),
-]
+Model = Annotated[Path | None, model("The same as RUN.")]
+Models = Annotated[list[Path] | None, model("The same as RUN. Repeat it for an ensemble.")]
 RunAndTexts = Annotated[
     list[str] | None,
     typer.Argument(
@@ -119,9 +117,7 @@ Reference = Annotated[
 OwnSet = Annotated[
     str | None,
     value(
-        "SET",
-        "Set of the run, instead of files: valid, or the name of a test set.",
-        autocompletion=completion.sets,
+        "SET", "Set of the run, not files: valid, or a test set's name.", complete=completion.sets
     ),
 ]
 Language = Annotated[
@@ -130,16 +126,13 @@ Language = Annotated[
 Tokenize = Annotated[
     str | None,
     value(
-        "NAME",
-        "sacreBLEU tokenizer, instead of the target language's: 13a, intl, zh, ja-mecab, ...",
-        autocompletion=completion.tokenizers,
+        "NAME", "sacreBLEU tokenizer: 13a, intl, zh, ja-mecab, ...", complete=completion.tokenizers
     ),
 ]
 Lowercase = Annotated[bool, flag("Ignore case.", "--lowercase")]
 Json = Annotated[bool, flag("Print one JSON object.", "--json")]
 Device = Annotated[
-    str,
-    value("NAME", "Device: auto, cpu, cuda, cuda:N or mps.", autocompletion=completion.devices),
+    str, value("NAME", "Device: auto, cpu, cuda, cuda:N or mps.", complete=completion.devices)
 ]
 Precision = Annotated[
     Literal["auto", "fp32", "bf16"], choice("Number format; auto: bf16 on CUDA, else fp32.")
@@ -174,11 +167,6 @@ SAMPLING: dict[str, tuple[Any, Any]] = {
         value("P", "Sample from the most likely tokens that together have probability P."),
     ),
     "seed": (int, value("N", "Seed of sampling; default: the run's.")),
-}
-
-VERBOSITY = {
-    "quiet": flag("Show warnings and errors only.", "--quiet", "-q"),
-    "verbose": flag("Show details, and every record of training.", "--verbose", "-v"),
 }
 
 # Options that mean something only with --sample, and those only without it.
@@ -218,10 +206,13 @@ def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
     """Add `-q` and `-v` to a command."""
     signature = inspect.signature(command, eval_str=True)
     kind = inspect.Parameter.KEYWORD_ONLY
-    quiet, verbose = (
+    added = [
         inspect.Parameter(name, kind, default=False, annotation=Annotated[bool, option])
-        for name, option in VERBOSITY.items()
-    )
+        for name, option in (
+            ("quiet", flag("Show warnings and errors only.", "--quiet", "-q")),
+            ("verbose", flag("Show details, and every record of training.", "--verbose", "-v")),
+        )
+    ]
 
     @wraps(command)
     def run(*, quiet: bool, verbose: bool, **values: Any) -> None:
@@ -232,7 +223,7 @@ def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
         command(**values)
 
     own = [each.replace(kind=kind) for each in signature.parameters.values()]
-    run.__signature__ = signature.replace(parameters=[*own, quiet, verbose])  # type: ignore[attr-defined]
+    run.__signature__ = signature.replace(parameters=own + added)  # type: ignore[attr-defined]
     return run
 
 

@@ -138,8 +138,8 @@ def export(
     model_ = loading.load(model, device="cpu", precision="fp32")
     loaded()
     with stopped_by_signals():
-        proofs = exporting.export(
-            model_, to, output, quantization, sample, (lambda text: None) if json_ else print_text
-        )
+        shown = list[str]()
+        show = shown.append if json_ else print_text
+        exporting.export(model_, to, output, quantization, sample, show)
     if json_:
-        print_json({"directory": str(output), "to": to, "comparisons": proofs})
+        print_json({"directory": str(output), "to": to, "comparison": shown})

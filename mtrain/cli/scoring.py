@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 from mtrain.cli import completion, options
 from mtrain.cli.options import file, path, value
@@ -44,16 +44,16 @@ def evaluate(
     _check_eval_inputs(model, source, reference, hypothesis, output, on, decode)
     from mtrain.scoring.metrics import check_seed, check_tokenizer, score_all, tokenizer_for
     from mtrain.scoring.notes import explain
-    from mtrain.scoring.references import read_aligned
+    from mtrain.scoring.references import read_aligned, read_references, read_source
 
     check_seed()
     check_tokenizer(tokenize or tokenizer_for(tgt_lang))
     if model is not None and on is not None:
-        text = _own_set(model[0], on)
-        tgt_lang, decode["tag"] = tgt_lang or text.tgt_lang, decode["tag"] or text.tag
+        sources, references, language, tag = _own_set(model[0], on)
+        tgt_lang, decode["tag"] = tgt_lang or language, decode["tag"] or tag
     else:
-        text = _read_files(source, reference or [])
-    sources, references = text.sources, text.references
+        references = read_references(reference or [])
+        sources = read_source(source, references) if source else []
     if hypothesis is not None:
         hypotheses = read_aligned(hypothesis, references)
     else:
@@ -75,32 +75,16 @@ def evaluate(
         log.logger.warning("%s", note)
 
 
-class _Text(NamedTuple):
-    """What is scored: sources (maybe none), references, target language and tag, if known."""
-
-    sources: list[str]
-    references: list[list[str]]
-    tgt_lang: str | None = None
-    tag: str | None = None
-
-
-def _read_files(source: Path | None, reference: list[Path]) -> _Text:
-    """Read text that the command line names; raises `UserError`."""
-    from mtrain.scoring.references import read_references, read_source
-
-    references = read_references(reference)
-    return _Text(read_source(source, references) if source else [], references)
-
-
-def _own_set(model: Path, name: str) -> _Text:
-    """Read a set of a model's run; raises `UserError`."""
+def _own_set(model: Path, name: str) -> tuple[list[str], list[list[str]], str, str | None]:
+    """Return sources and references of a set of a model's run, its target language and its tag;
+    raises `UserError`.
+    """
     from mtrain.runs import sets
 
     run = sets.read_run_of(model)
     corpus, text = sets.read_set(run, sets.key_of(run, name))
     assert run.config is not None
-    language = run.config.data.languages(corpus)[1]
-    return _Text(text.sources, [text.references], language, corpus.tag)
+    return text.sources, [text.references], run.config.data.languages(corpus)[1], corpus.tag
 
 
 def _translate(translator: "Translator", sources: list[str], output: Path | None) -> list[str]:
@@ -183,11 +167,7 @@ def compare(
     lowercase: options.Lowercase = False,
     metrics: Annotated[
         str,
-        value(
-            "NAMES",
-            "Metrics, separated by commas: bleu, chrf, ter.",
-            autocompletion=completion.metrics,
-        ),
+        value("NAMES", "Of bleu, chrf, ter; separated by commas.", complete=completion.metrics),
     ] = "bleu,chrf,ter",
     lines: Annotated[
         int, value("N", "Lines to show for each kind of difference.", "--lines", "-n", min=0)

@@ -4,6 +4,7 @@ import difflib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from mtrain.config.corpora import KINDS, Fill, GeneratedCorpus
@@ -11,6 +12,7 @@ from mtrain.config.schema import SECTIONS, Config
 from mtrain.config.section import MAX_WHOLE
 from mtrain.runtime.errors import RefusedError
 
+SCHEMA = Path(__file__).absolute().with_name("schema.json")  # `mtrain config schema`, for editors
 ENTRY = "data.train.N"  # a corpus of the list, in the names of keys
 BOUNDS = (
     ("minimum", "from"),
@@ -43,7 +45,8 @@ def make_schema() -> dict[str, Any]:
     definitions = schema["$defs"]
     fill = definitions.pop(Fill.__name__)["properties"]
     del fill["made"]  # follows from the sides that an entry names
-    fill["model"] = {"anyOf": [fill["model"]["items"], fill["model"]], **_about(fill["model"])}
+    model = fill["model"]
+    fill["model"] = {"description": model.pop("description"), "anyOf": [model["items"], model]}
     for kind in KINDS.values():
         entry = definitions[kind.__name__]
         del entry["properties"]["fill"]
@@ -54,10 +57,6 @@ def make_schema() -> dict[str, Any]:
     for name in SECTIONS:
         schema["properties"][name].pop("default", None)  # stands with each setting
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
-
-
-def _about(setting: dict[str, Any]) -> dict[str, Any]:
-    return {key: setting[key] for key in ("title", "description")}
 
 
 def list_keys(prefix: str = "") -> list[Key]:

@@ -1,9 +1,8 @@
 """`mtrain export`: a model in another engine's form, published once both translate alike."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from mtrain.config.corpora import HubCorpus
 from mtrain.config.schema import Config
@@ -35,22 +34,20 @@ def export(
     quantization: str,
     sample: Path | None,
     show: Show,
-) -> list[dict[str, Any]]:
+) -> None:
     """Write a model in one of `FORMS` into a new directory; `show` gets lines that compare both
-    engines on a sample. Return the figures of each comparison. Raises `UserError`, and writes
-    nothing, if they do not agree.
+    engines on a sample. Raises `UserError`, and writes nothing, if they do not agree.
     """
     form = FORMS[to]
     form.check(loaded.model.shape, quantization)
     manifest.check_new(directory)
     lines = _read_sample(loaded.config, sample)
     loaded = loaded.tagged(loaded.config.data.valid_parts[0].tag)
-    proofs = list[dict[str, Any]]()
 
     def fill(aside: Path) -> None:
         for kind in dict.fromkeys(("float32", quantization)):  # the layout first, then its rounding
             form.write(aside, loaded, kind)
-            proofs.extend(_prove(loaded, form.load(aside, loaded.tokenizer), kind, lines, show))
+            _prove(loaded, form.load(aside, loaded.tokenizer), kind, lines, show)
 
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +55,6 @@ def export(
     except OSError as error:
         raise UserError(f"{directory}: cannot write: {error.strerror or error}") from None
     logger.info("written to %s", directory)
-    return proofs
 
 
 def _read_sample(config: Config, sample: Path | None) -> dict[int, str]:
@@ -91,9 +87,9 @@ def _read_sample(config: Config, sample: Path | None) -> dict[int, str]:
 
 def _prove(
     loaded: LoadedModel, engine: Engine, kind: str, lines: dict[int, str], show: Show
-) -> Iterator[dict[str, Any]]:
-    """Compare the engines, show the result and yield its figures; raises `UserError` if unrounded
-    weights do not translate alike.
+) -> None:
+    """Compare the engines and show the result; raises `UserError` if unrounded weights do not
+    translate alike.
     """
     for beam_size in NEEDED:
         with progress_bar(2 * len(lines), "line", "comparing") as bar:
@@ -108,13 +104,6 @@ def _prove(
         if found.lost > MUCH_LOST:
             lost = f"the others lose {found.lost:.3f} natural log-probability a token"
             logger.warning("%s, %s: %s", kind, found, lost)
-        yield {
-            "quantization": kind,
-            "beam_size": beam_size,
-            "lines": found.lines,
-            "different": len(found.differences),
-            "lost": found.lost,  # natural log-probability per token
-        }
 
 
 def _show(found: Agreement, name: str, kind: str, show: Show) -> None:

@@ -8,9 +8,7 @@ import os
 import re
 import resource
 import shutil
-import tomllib
 from collections.abc import Callable
-from fnmatch import fnmatch
 from itertools import pairwise
 from pathlib import Path
 
@@ -449,13 +447,6 @@ def test_texts_curves_and_shades_stand_out_in_light_and_dark() -> None:
             assert contrast(colours[name], colours["page"]) >= 4.5, name
         assert contrast(colours["text"], colours["panel"]) >= 4.5
         assert contrast(ground, ink) > 7
-
-
-def test_a_wheel_holds_every_template() -> None:
-    project = tomllib.loads((TEMPLATES.parents[2] / "pyproject.toml").read_text())
-    patterns = project["tool"]["setuptools"]["package-data"]["mtrain.report.templates"]
-    for file in TEMPLATES.iterdir():
-        assert any(fnmatch(file.name, pattern) for pattern in patterns)
 
 
 # --- the command ------------------------------------------------------------------------------
