@@ -10,6 +10,8 @@ from mtrain.runs.reader import Run
 from mtrain.runs.records import LOOP, read_record
 from mtrain.scoring.notes import Note
 
+MANY = 10  # one wrong line in this many is no longer a few
+
 
 def machine_of(run: Run) -> str | None:
     """Describe the device that the newest checkpoint was trained on; None if it is not known.
@@ -36,18 +38,17 @@ def verdict(history: History, notes: list[Note] | None) -> list[str]:
     the best model (`notes`; None: not known), and whether training still helped at the end.
     """
     best, steps = history.best, history.steps
+    found = list[str]()
     if best is None:
-        return ["Nothing has been scored yet."]
-    found = []
+        return found
     if notes:
         first = next((note for note in notes if note.kind == "same"), notes[0])
-        found.append(f"Something looks wrong: {first}.")
+        what = "Something looks" if MANY * first.lines >= first.of else "A few lines look"
+        found.append(f"{what} wrong: {first}.")
     elif notes is not None:
         found.append("Nothing looks wrong with the translations of the validation set.")
     if len(steps) > 1 and (name := history.best_step) is not None:
-        if name == layout.step_name(steps[-1]):
-            found.append("The last validation is the best of all: more steps may help.")
-        else:
-            later = sum(step > int(name.removeprefix("step-")) for step in steps)
-            found.append(f"The last {later} of {len(steps)} validations were no better.")
+        later = [step for step in steps if layout.step_name(step) > name]
+        text = f"The best step is {name}: {len(later)} later validations were no better."
+        found.append(text if later else "The last validation is the best: more steps may help.")
     return found
