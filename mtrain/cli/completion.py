@@ -43,11 +43,6 @@ def sets(context: typer.Context) -> list[str]:
     return []
 
 
-def devices() -> tuple[str, ...]:
-    """Complete a device."""
-    return "auto", "cpu", "cuda", "mps"
-
-
 def metrics(incomplete: str) -> Iterator[str]:
     """Complete a list of metrics, separated by commas."""
     before = incomplete[: incomplete.rfind(",") + 1]

@@ -132,7 +132,12 @@ Tokenize = Annotated[
 Lowercase = Annotated[bool, flag("Ignore case.", "--lowercase")]
 Json = Annotated[bool, flag("Print one JSON object.", "--json")]
 Device = Annotated[
-    str, value("NAME", "Device: auto, cpu, cuda, cuda:N or mps.", complete=completion.devices)
+    str,
+    value(
+        "NAME",
+        "Device: auto, cpu, cuda, cuda:N or mps.",
+        complete=lambda: ["auto", "cpu", "cuda", "mps"],
+    ),
 ]
 Precision = Annotated[
     Literal["auto", "fp32", "bf16"], choice("Number format; auto: bf16 on CUDA, else fp32.")

@@ -30,9 +30,7 @@ def keys(
 
 
 def show(
-    config_file: options.ConfigFile = None,
-    config: options.Config = None,
-    set_: options.Set = None,
+    config_file: options.ConfigFile = None, config: options.Config = None, set_: options.Set = None
 ) -> None:
     """Print every setting that a run of a config would use, as a config.
 

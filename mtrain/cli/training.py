@@ -148,9 +148,7 @@ def data_build(
 
 
 def tokenizer_train(
-    config_file: options.ConfigFile = None,
-    config: options.Config = None,
-    set_: options.Set = None,
+    config_file: options.ConfigFile = None, config: options.Config = None, set_: options.Set = None
 ) -> None:
     """Train the vocabulary of a config and write it to the run directory.
 

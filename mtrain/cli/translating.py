@@ -13,13 +13,7 @@ from mtrain.runtime.console import loaded, writing
 from mtrain.runtime.errors import RefusedError
 from mtrain.runtime.outputs import opened, refuse_one_file, refuse_overwriting, write_output
 
-
-class Kind(StrEnum):
-    """Kinds of attention."""
-
-    ENCODER = "encoder"
-    DECODER = "decoder"
-    CROSS = "cross"
+Kind = StrEnum("Kind", {"ENCODER": "encoder", "DECODER": "decoder", "CROSS": "cross"})
 
 
 @options.with_options(options.SEARCH | options.SAMPLING)

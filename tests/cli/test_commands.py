@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import typer
@@ -28,8 +28,12 @@ from conftest import TinyConfig, made_up_pairs, run_here, run_mtrain, status, wr
 
 import mtrain
 from mtrain.cli import app as cli
+from mtrain.cli.runs import Quantization
+from mtrain.cli.translating import Kind
 from mtrain.config.keys import make_schema
 from mtrain.config.loading import load_config
+from mtrain.export.handover import FORMS
+from mtrain.report.heatmap import KINDS
 from mtrain.runs import checkpoint
 from mtrain.runs.records import MetricsFile
 from mtrain.runtime import log
@@ -621,6 +625,48 @@ def test_an_average_translates(command: Command, run_dir: Path, tmp_path: Path) 
     assert json.loads(result.out) == {"checkpoint": str(again), "averaged": names}
     assert result.err == ""
     assert command("translate", "-m", tmp_path / "mean", stdin=b"lapo\n").code == 0
+
+
+def test_a_page_has_a_default_name_and_replaces_no_other_file(
+    command: Command, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = tmp_path / "attention.html"
+    assert command("attention", run_dir, "bavo").code == 0
+    first = page.read_text()
+    assert command("attention", "-m", run_dir, "celu").code == 0
+    assert page.read_text() != first
+    page.write_text("mine")
+    result = command("attention", run_dir, "bavo")
+    assert (result.code, page.read_text()) == (2, "mine")
+    assert "attention.html: exists, and is no page of mtrain; name one with -o" in result.err
+    assert command("attention", run_dir, "bavo", "-o", page).code == 0
+    (tmp_path / "report.html").write_text("mine")
+    assert command("report", run_dir, "--no-check").code == 2
+
+
+def test_init_and_export_print_json(
+    command: Command, trained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pairs = made_up_pairs(300, 1)
+    for side, name in enumerate(("a.en", "a.de")):
+        (tmp_path / name).write_text("".join(pair[side] + "\n" for pair in pairs))
+    found = json.loads(command("init", "a.en", "a.de", "--hold-out", "9", "--json").out)
+    left = len((tmp_path / "en-de" / "train.en").read_text().splitlines())
+    assert found == {"config": "en-de.yaml", "pairs": left, "held_out": 9}
+    pytest.importorskip("ctranslate2")
+    result = command("export", trained_run, "-o", "served", "--json", "-q")
+    found = json.loads(result.out)
+    assert (result.code, found["directory"], found["to"]) == (0, "served", "ctranslate2")
+    assert len(found["comparison"]) >= 2
+    assert FORMS["hf"] is FORMS["hf-marian"]
+
+
+def test_choices_are_those_of_the_parts() -> None:
+    assert [kind.value for kind in Kind] == list(KINDS)
+    engine = pytest.importorskip("ctranslate2.specs.model_spec")
+    assert set(get_args(Quantization)) == set(engine.ACCEPTED_MODEL_TYPES)
 
 
 def test_pieces_and_back(command: Command, run_dir: Path) -> None:
