@@ -144,7 +144,7 @@ def test_every_package_is_installed() -> None:
     folders = {file.parent.relative_to(ROOT) for file in PACKAGE.rglob("*.py")}
     templates = Path("mtrain/report/templates")
     listed = {Path(*name.split(".")) for name in project["tool"]["setuptools"]["packages"]}
-    assert listed == folders | {templates}
+    assert listed == folders | {templates, Path("mtrain/configs")}
 
 
 def test_no_modules_import_each_other() -> None:

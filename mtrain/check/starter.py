@@ -18,6 +18,7 @@ from mtrain.check.findings import Findings
 from mtrain.check.recipe import Size, recipe_for
 from mtrain.check.words import Characters
 from mtrain.config.corpora import TextCorpus
+from mtrain.config.keys import SCHEMA
 from mtrain.config.loading import parse_config
 from mtrain.config.schema import Config
 from mtrain.config.yaml_reader import dump_document, parse_document
@@ -42,9 +43,10 @@ RARE = 0.0005  # fraction of characters that the vocabulary need not cover
 MOST_HELD_OUT = 0.1  # fraction of the pairs
 
 HEADER = """\
+# yaml-language-server: $schema={4}
 # {0:,} pairs, {1}. Sizes and rates are taken from
 # {2}.
-# Nothing was tuned to this text. configs/multi30k-en-de.yaml explains every setting there is.
+# Nothing was tuned to this text. `mtrain config keys` explains every setting there is.
 # Check the text first:   mtrain check -c {3}
 # Train:                  mtrain train -c {3}
 
@@ -78,9 +80,10 @@ def language_of(path: Path, option: str) -> str:
     return code
 
 
-def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> None:
-    """Write a config for two files. Raises `RefusedError` for names that no config can hold, and
-    where the config or the held-out text would replace a file.
+def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> int:
+    """Write a config for two files; return the number of pairs to learn from. Raises `RefusedError`
+    for names that no config can hold, and where the config or the held-out text would replace a
+    file.
     """
     _check_names(request)
     parts = _held_out_files(request) if request.hold_out else []
@@ -113,6 +116,7 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> None:
     warn_of(reading.counts)
     logger.info("%s pairs to learn from", f"{size.pairs:,}")
     warn_of_missing_tokenizer(request.tgt_lang)
+    return size.pairs
 
 
 def _check_names(request: Request) -> None:
@@ -243,7 +247,8 @@ def render(
     }
     languages = f"{request.src_lang} to {request.tgt_lang}"
     config = shlex.quote(str(request.output))
-    rows = [HEADER.format(size.pairs, printable(languages), origin, printable(config))]
+    places = printable(config), SCHEMA.as_uri()
+    rows = [HEADER.format(size.pairs, printable(languages), origin, *places)]
     rows.append(dump_document({"run_dir": f"runs/{request.output.stem}", "seed": 1}))
     for name, settings in {"data": data, **recipe}.items():
         section: Any = Config.model_fields[name].annotation

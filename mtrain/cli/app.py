@@ -13,7 +13,8 @@ from typing import Annotated
 import typer
 
 import mtrain
-from mtrain.cli import runs, scoring, training, translating
+from mtrain.cli import runs, scoring, settings, training, translating
+from mtrain.cli.options import with_verbosity
 from mtrain.runtime import log
 from mtrain.runtime.console import leave_at_once, open_closed_streams
 from mtrain.runtime.errors import StoppedError, UserError, as_user_error
@@ -43,13 +44,17 @@ app = typer.Typer(
 )
 for panel, commands in COMMANDS.items():
     for name, command in commands.items():
-        app.command(name, rich_help_panel=panel)(command)
+        app.command(name, rich_help_panel=panel)(with_verbosity(command))
 data = typer.Typer(no_args_is_help=True, help="Prepare text ahead of training.")
-data.command("build")(training.data_build)
+data.command("build")(with_verbosity(training.data_build))
 tokenizer = typer.Typer(no_args_is_help=True, help="Train the vocabulary alone, or use it.")
-tokenizer.command("train")(training.tokenizer_train)
-tokenizer.command("encode")(translating.tokenizer_encode)
-tokenizer.command("decode")(translating.tokenizer_decode)
+tokenizer.command("train")(with_verbosity(training.tokenizer_train))
+tokenizer.command("encode")(with_verbosity(translating.tokenizer_encode))
+tokenizer.command("decode")(with_verbosity(translating.tokenizer_decode))
+config = typer.Typer(no_args_is_help=True, help="Show what can be set, and what a config sets.")
+for command in (settings.keys, settings.show, settings.schema):
+    config.command()(with_verbosity(command))
+app.add_typer(config, name="config", rich_help_panel="Train")
 app.add_typer(data, name="data", rich_help_panel="Train")
 app.add_typer(tokenizer, name="tokenizer", rich_help_panel="Train")
 
@@ -62,11 +67,11 @@ def main() -> None:
     os.environ["PYTHONSAFEPATH"] = "1"
     open_closed_streams()
     leave_at_once()
-    log.set_up_console()
+    log.set_up_console(level=logging.INFO)
     try:
         app()
     except (UserError, OSError, MemoryError) as error:
-        if _debug:
+        if _debug or log.logger.isEnabledFor(logging.DEBUG):
             traceback.print_exc()
         shown = as_user_error(error)
         if not shown.is_silent:

@@ -1,14 +1,18 @@
 """Options that several commands share, and loading what they name."""
 
 import inspect
+import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
+from mtrain.cli import completion
+from mtrain.cli.streams import as_text
 from mtrain.runtime import log
 from mtrain.runtime.errors import RefusedError, printable
 from mtrain.runtime.files import expand_path
@@ -32,9 +36,11 @@ def as_path(text: str) -> Path:
     return Path(as_name(text))
 
 
-def value(metavar: str, text: str, *names: str, **more: Any) -> Any:
-    """Return an option with the help `text`, which shows the value as `metavar`."""
-    return typer.Option(*names, help=text, metavar=metavar, **more)
+def value(metavar: str, text: str, *names: str, complete: Any = None, **more: Any) -> Any:
+    """Return an option with the help `text`, which shows the value as `metavar`; the shell gets
+    what `complete` returns.
+    """
+    return typer.Option(*names, help=text, metavar=metavar, autocompletion=complete, **more)
 
 
 def flag(text: str, *names: str) -> Any:
@@ -42,9 +48,14 @@ def flag(text: str, *names: str) -> Any:
     return value("", text, *names)
 
 
-def file(text: str, *names: str, metavar: str = "FILE") -> Any:
+def file(text: str, *names: str, metavar: str = "FILE", complete: Any = None) -> Any:
     """Return an option for a path."""
-    return value(metavar, text, *names, parser=as_path)
+    return value(metavar, text, *names, parser=as_path, complete=complete)
+
+
+def model(text: str) -> Any:
+    """Return the option for a run or checkpoint directory."""
+    return file(text, "--model", "-m", metavar="DIR", complete=completion.runs)
 
 
 def stream(text: str, *names: str) -> Any:
@@ -52,40 +63,84 @@ def stream(text: str, *names: str) -> Any:
     return value("FILE", text, *names, parser=as_name)
 
 
-def path(metavar: str, text: str) -> Any:
+def path(metavar: str, text: str, **more: Any) -> Any:
     """Return a positional argument for a path."""
-    return typer.Argument(help=text, metavar=metavar, parser=as_path)
+    return typer.Argument(help=text, metavar=metavar, parser=as_path, **more)
 
 
+def choice(text: str, *names: str, **more: Any) -> Any:
+    """Return an option with a fixed set of values, which the help and the shell show."""
+    return typer.Option(*names, help=text, **more)
+
+
+def as_setting(text: str) -> str:
+    """Refuse a `--set` without a value at once: its value would be read as something else."""
+    if "=" not in text:
+        raise typer.BadParameter(f"{printable(text)}: write {printable(text)}=VALUE")
+    return text
+
+
+CONFIG, RUN = "-c/--config", "-m/--model"  # what may be given as an argument, too
 MODEL = "Run directory (its best model is used) or checkpoint directory."
-Config = Annotated[Path, file("Config of the run, in YAML.", "--config", "-c")]
+ConfigFile = Annotated[Path | None, path("FILE", "Config of the run, in YAML.")]
+Config = Annotated[
+    Path | None, file("Config of the run, instead of the argument.", "--config", "-c")
+]
 Set = Annotated[
     list[str] | None,
-    value("KEY=VALUE", "Override a setting, such as `train.max_steps=9`. Repeatable.", "--set"),
+    value(
+        "KEY=VALUE",
+        "Override a setting, such as `train.max_steps=9`. Repeatable.",
+        "--set",
+        parser=as_setting,
+        complete=completion.settings,
+    ),
 ]
 TimeLimit = Annotated[
     str | None, value("TIME", "Save and stop after this time, such as `3h30m` (exit code 75).")
 ]
-Model = Annotated[Path, file(MODEL, "--model", "-m", metavar="DIR")]
-Models = Annotated[
-    list[Path], file(f"{MODEL} Repeat it for an ensemble.", "--model", "-m", metavar="DIR")
+Run = Annotated[Path | None, path("RUN", MODEL, autocompletion=completion.runs)]
+Model = Annotated[Path | None, model("The same as RUN.")]
+Models = Annotated[list[Path] | None, model("The same as RUN. Repeat it for an ensemble.")]
+RunAndTexts = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="The model, unless -m names it; then sentences, each in quotes.",
+        metavar="RUN TEXT",
+        autocompletion=completion.runs,
+    ),
 ]
 Source = Annotated[Path | None, file("Source text.", "--source", "-s")]
 Reference = Annotated[
     list[Path] | None, file("Reference translation. Repeat it for several.", "--reference", "-r")
 ]
+OwnSet = Annotated[
+    str | None,
+    value(
+        "SET", "Set of the run, not files: valid, or a test set's name.", complete=completion.sets
+    ),
+]
 Language = Annotated[
     str | None, value("CODE", "Target language, which chooses the tokenizer of BLEU and TER.")
 ]
 Tokenize = Annotated[
-    str | None, value("NAME", "sacreBLEU tokenizer, instead of the target language's.")
+    str | None,
+    value(
+        "NAME", "sacreBLEU tokenizer: 13a, intl, zh, ja-mecab, ...", complete=completion.tokenizers
+    ),
 ]
 Lowercase = Annotated[bool, flag("Ignore case.", "--lowercase")]
 Json = Annotated[bool, flag("Print one JSON object.", "--json")]
-Device = Annotated[str, value("NAME", "Device: auto, cpu, cuda, cuda:N or mps.")]
+Device = Annotated[
+    str,
+    value(
+        "NAME",
+        "Device: auto, cpu, cuda, cuda:N or mps.",
+        complete=lambda: ["auto", "cpu", "cuda", "mps"],
+    ),
+]
 Precision = Annotated[
-    Literal["auto", "fp32", "bf16"],
-    value("NAME", "Number format: fp32, bf16 or auto (bf16 on CUDA, else fp32)."),
+    Literal["auto", "fp32", "bf16"], choice("Number format; auto: bf16 on CUDA, else fp32.")
 ]
 
 # Options of the search, for commands that translate; each overrides a setting of `decode`. The type
@@ -95,7 +150,7 @@ SEARCH: dict[str, tuple[Any, Any]] = {
     "length_penalty": (float, value("ALPHA", "Larger values prefer longer translations.", min=0)),
     "length_norm": (
         Literal["gnmt", "power"],
-        value("NAME", "Divide scores by ((5+length)/6)^ALPHA (gnmt) or length^ALPHA (power)."),
+        choice("Divide scores by ((5+length)/6)^ALPHA (gnmt) or length^ALPHA (power)."),
     ),
     "no_repeat_ngram": (int, value("N", "Never repeat an n-gram of N tokens; 0: off.", min=0)),
     "batch_tokens": (
@@ -123,6 +178,58 @@ SAMPLING: dict[str, tuple[Any, Any]] = {
 OF_SAMPLING, OF_SEARCH = ["temperature", "top_k", "top_p", "seed"], ["beam_size"]
 
 Command = TypeVar("Command", bound=Callable[..., None])
+
+
+def either(argument: Path | None, option: Path | None, name: str) -> Path:
+    """Return what is given as an argument or by the option `name`; raises `RefusedError` unless it
+    is given once.
+    """
+    if argument is not None and option is not None:
+        raise RefusedError(f"{name}: given twice, as {argument} and {option}; give it once")
+    if (found := argument or option) is None:
+        raise RefusedError(f"{name}: missing; give it, or its value as the first argument")
+    return found
+
+
+def run_and_texts(
+    words: list[str] | None, models: list[Path] | None
+) -> tuple[list[Path], list[str]]:
+    """Return models and sentences of the command line: without `-m` the first word is the run;
+    raises `RefusedError` if there is none. A sentence that is the name of a file stays a sentence.
+    """
+    words = words or []
+    if not models:
+        models, words = [either(as_path(words[0]) if words else None, None, RUN)], words[1:]
+    for word in words:
+        with suppress(OSError, ValueError):  # a sentence may be longer than any name
+            if Path(word).is_file():
+                log.logger.warning("%s: is a file, too; did you mean -i %s?", word, word)
+    return models, [as_text(word) for word in words]
+
+
+def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
+    """Add `-q` and `-v` to a command."""
+    signature = inspect.signature(command, eval_str=True)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    added = [
+        inspect.Parameter(name, kind, default=False, annotation=Annotated[bool, option])
+        for name, option in (
+            ("quiet", flag("Show warnings and errors only.", "--quiet", "-q")),
+            ("verbose", flag("Show details, and every record of training.", "--verbose", "-v")),
+        )
+    ]
+
+    @wraps(command)
+    def run(*, quiet: bool, verbose: bool, **values: Any) -> None:
+        if quiet and verbose:
+            raise RefusedError("-q/--quiet: does not go with -v/--verbose; remove one of them")
+        if quiet or verbose:
+            log.set_up_console(level=logging.WARNING if quiet else logging.DEBUG)
+        command(**values)
+
+    own = [each.replace(kind=kind) for each in signature.parameters.values()]
+    run.__signature__ = signature.replace(parameters=own + added)  # type: ignore[attr-defined]
+    return run
 
 
 def with_options(options: Mapping[str, tuple[Any, Any]]) -> Callable[[Command], Command]:

@@ -6,19 +6,31 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from mtrain.cli import options
-from mtrain.cli.options import file, flag, path, value
+from mtrain.cli.options import choice, file, flag, value
 from mtrain.cli.streams import as_text, check_page, print_json, print_text
 from mtrain.runtime import log
 from mtrain.runtime.console import loaded, stopped_by_signals
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.outputs import write_output
 
-Run = Annotated[Path, path("RUN", "Run directory.")]
+Quantization = Literal[
+    "float32",
+    "float16",
+    "bfloat16",
+    "int16",
+    "int8",
+    "int8_float32",
+    "int8_float16",
+    "int8_bfloat16",
+]
 
 
 def report(
-    run: Run,
-    output: Annotated[Path, file("HTML page to write, such as report.html.", "--output", "-o")],
+    run: options.Run = None,
+    model: options.Model = None,
+    output: Annotated[
+        Path | None, file("HTML page to write; default: report.html.", "--output", "-o")
+    ] = None,
     text: Annotated[
         list[str] | None,
         value("TEXT", "Sentence to draw attention for; default: some of the validation set."),
@@ -31,22 +43,25 @@ def report(
 
     Example: `mtrain report runs/NAME -o report.html`
     """
+    run = options.either(run, model, options.RUN)
     from mtrain.report import page as reporting
 
-    check_page(output)
+    output = check_page(output, "report.html")
     page = reporting.make_page(run, [as_text(each) for each in text or []], check=check)
     loaded()
     write_output(output, page.encode("utf-8", "replace"))
 
 
 def verify(
-    run: Annotated[Path, path("RUN", "Run directory or checkpoint directory.")],
+    run: options.Run = None,
+    model: options.Model = None,
     json_: options.Json = False,
 ) -> None:
     """Check that every file of a run is as the run wrote it (exit code 1 if not).
 
     Example: `mtrain verify runs/NAME`
     """
+    run = options.either(run, model, options.RUN)
     from mtrain.runs import verify as verifying
 
     findings = []
@@ -66,16 +81,19 @@ def verify(
 
 
 def average(
-    run: Run,
     output: Annotated[
         Path, file("Checkpoint directory to write.", "--output", "-o", metavar="DIR")
     ],
+    run: options.Run = None,
+    model: options.Model = None,
     last: Annotated[int, value("N", "Average the N newest checkpoints.", min=1)] = 5,
+    json_: options.Json = False,
 ) -> None:
     """Average the weights of a run's newest checkpoints.
 
     Example: `mtrain average runs/NAME --last 5 -o averaged`
     """
+    run = options.either(run, model, options.RUN)
     from mtrain.config.loading import load_stored_config
     from mtrain.runs import checkpoint
     from mtrain.runs.layout import refuse_kept
@@ -85,27 +103,33 @@ def average(
     train = load_stored_config(run / "config.yaml").train
     with stopped_by_signals():
         paths = checkpoint.average_run(run, last, output, train)
-    log.logger.info("averaged %s into %s", ", ".join(path.name for path in paths), output)
+    names = [path.name for path in paths]
+    log.logger.info("averaged %s into %s", ", ".join(names), output)
+    if json_:
+        print_json({"checkpoint": str(output), "averaged": names})
 
 
 def export(
-    model: options.Model,
     output: Annotated[Path, file("Directory to write.", "--output", "-o", metavar="DIR")],
+    run: options.Run = None,
+    model: options.Model = None,
     to: Annotated[
-        Literal["ctranslate2", "hf-marian"],
-        value("NAME", "Engine: ctranslate2, or hf-marian (Hugging Face's transformers)."),
+        Literal["ctranslate2", "hf-marian", "hf"],
+        choice("Engine; hf is hf-marian, for Hugging Face's transformers."),
     ] = "ctranslate2",
     quantization: Annotated[
-        str, value("TYPE", "Weight type: float32; ctranslate2 also has int8, float16, ...")
+        Quantization, choice("Weight type; hf-marian has float32 only.")
     ] = "float32",
     sample: Annotated[
         Path | None, file("Text to compare the engines on; default: the validation set.")
     ] = None,
+    json_: options.Json = False,
 ) -> None:
     """Convert a model for another engine, after comparing the translations of both.
 
-    Example: `mtrain export -m runs/NAME --to ctranslate2 -o served`
+    Example: `mtrain export runs/NAME --to ctranslate2 -o served`
     """
+    model = options.either(run, model, options.RUN)
     from mtrain.export import handover as exporting
     from mtrain.runs.layout import refuse_kept
     from mtrain.translation import loading
@@ -114,4 +138,8 @@ def export(
     model_ = loading.load(model, device="cpu", precision="fp32")
     loaded()
     with stopped_by_signals():
-        exporting.export(model_, to, output, quantization, sample, print_text)
+        shown = list[str]()
+        show = shown.append if json_ else print_text
+        exporting.export(model_, to, output, quantization, sample, show)
+    if json_:
+        print_json({"directory": str(output), "to": to, "comparison": shown})

@@ -2,9 +2,9 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from mtrain.cli import options
+from mtrain.cli import completion, options
 from mtrain.cli.options import file, path, value
 from mtrain.cli.streams import check_output, print_json, print_text
 from mtrain.runtime import log
@@ -12,15 +12,17 @@ from mtrain.runtime.console import writing
 from mtrain.runtime.errors import RefusedError
 from mtrain.runtime.outputs import refuse_overwriting, write_output
 
+if TYPE_CHECKING:
+    from mtrain.translation.translator import Translator
+
 
 @options.with_options(options.SEARCH | options.SAMPLING)
 def evaluate(
-    model: Annotated[
-        list[Path] | None,
-        file("Model to score. Repeat it for an ensemble.", "--model", "-m", metavar="DIR"),
-    ] = None,
+    run: options.Run = None,
+    model: options.Models = None,
     source: options.Source = None,
     reference: options.Reference = None,
+    on: options.OwnSet = None,
     hypothesis: Annotated[Path | None, file("Translation to score, without a model.")] = None,
     output: Annotated[
         Path | None, file("File for the model's translations.", "--output", "-o")
@@ -37,29 +39,28 @@ def evaluate(
 
     Example: `mtrain eval -m runs/NAME -s test.en -r test.de`
     """
-    _check_eval_inputs(model, source, reference, hypothesis, output, decode)
+    if run is not None:
+        model = [options.either(run, model[0] if model else None, options.RUN)]
+    _check_eval_inputs(model, source, reference, hypothesis, output, on, decode)
     from mtrain.scoring.metrics import check_seed, check_tokenizer, score_all, tokenizer_for
     from mtrain.scoring.notes import explain
     from mtrain.scoring.references import read_aligned, read_references, read_source
 
     check_seed()
     check_tokenizer(tokenize or tokenizer_for(tgt_lang))
-    references = read_references(reference or [])
-    sources = read_source(source, references) if source else []
+    if model is not None and on is not None:
+        sources, references, language, tag = _own_set(model[0], on)
+        tgt_lang, decode["tag"] = tgt_lang or language, decode["tag"] or tag
+    else:
+        references = read_references(reference or [])
+        sources = read_source(source, references) if source else []
     if hypothesis is not None:
         hypotheses = read_aligned(hypothesis, references)
     else:
-        assert model is not None
-        if output is not None:
-            check_output(output)
-        with options.open_translator(model, device, precision, **decode) as translator:
+        with options.open_translator(model or [], device, precision, **decode) as translator:
             tgt_lang = tgt_lang or translator.loaded.tgt_lang
             check_tokenizer(tokenize or tokenizer_for(tgt_lang))
-            from mtrain.translation.streams import translate_all
-
-            hypotheses = translate_all(translator, sources)
-            if output is not None and translator.ranks.is_first:
-                write_output(output, "".join(line + "\n" for line in hypotheses).encode("utf-8"))
+            hypotheses = _translate(translator, sources, output)
         if not translator.ranks.is_first:
             return
     scores = score_all(hypotheses, references, tgt_lang, tokenize, lowercase)
@@ -74,26 +75,54 @@ def evaluate(
         log.logger.warning("%s", note)
 
 
+def _own_set(model: Path, name: str) -> tuple[list[str], list[list[str]], str, str | None]:
+    """Return sources and references of a set of a model's run, its target language and its tag;
+    raises `UserError`.
+    """
+    from mtrain.runs import sets
+
+    run = sets.read_run_of(model)
+    corpus, text = sets.read_set(run, sets.key_of(run, name))
+    assert run.config is not None
+    return text.sources, [text.references], run.config.data.languages(corpus)[1], corpus.tag
+
+
+def _translate(translator: "Translator", sources: list[str], output: Path | None) -> list[str]:
+    """Translate sources, and write the translations to a file, if there is one."""
+    from mtrain.translation.streams import translate_all
+
+    hypotheses = translate_all(translator, sources)
+    if output is not None and translator.ranks.is_first:
+        write_output(output, "".join(line + "\n" for line in hypotheses).encode("utf-8"))
+    return hypotheses
+
+
 def _check_eval_inputs(
     model: list[Path] | None,
     source: Path | None,
     reference: list[Path] | None,
     hypothesis: Path | None,
     output: Path | None,
+    on: str | None,
     decode: dict[str, object],
 ) -> None:
     """Refuse options that do not go together."""
-    if not reference:
-        raise RefusedError("mtrain eval: needs -r/--reference FILE")
+    if on is not None:
+        if model is None or any((source, reference, hypothesis)):
+            raise RefusedError("--on: needs -m/--model, and takes the place of -s and -r")
+    elif not reference:
+        raise RefusedError("mtrain eval: needs -r/--reference FILE, or --on SET")
     if (model is None) == (hypothesis is None):
         raise RefusedError(
             "mtrain eval: give either -m/--model with -s/--source, or --hypothesis FILE"
         )
-    if model is not None and source is None:
+    if model is not None and source is None and on is None:
         raise RefusedError("mtrain eval: -m/--model needs the text to translate: -s/--source FILE")
     if str(output) == "-":
         raise RefusedError("--output -: scores go to stdout; name a file for the translations")
-    refuse_overwriting(output, source, hypothesis, *reference)
+    refuse_overwriting(output, source, hypothesis, *(reference or []))
+    if output is not None:
+        check_output(output)
     if hypothesis is not None and any(option is not None for option in (output, *decode.values())):
         raise RefusedError(
             "mtrain eval: --hypothesis does not go with -o or options of the search; remove them"
@@ -102,9 +131,11 @@ def _check_eval_inputs(
 
 @options.with_options({name: options.SEARCH[name] for name in ("batch_tokens", "tag")})
 def score(
-    model: options.Model,
     source: Annotated[Path, file("Source text.", "--source", "-s")],
     target: Annotated[Path, file("Its translation, line by line.", "--target", "-t")],
+    run: options.Run = None,
+    model: options.Model = None,
+    json_: options.Json = False,
     device: options.Device = "auto",
     precision: options.Precision = "auto",
     **decode: Any,
@@ -113,11 +144,16 @@ def score(
 
     Example: `mtrain score -m runs/NAME -s src.txt -t tgt.txt`
     """
+    model = options.either(run, model, options.RUN)
     from mtrain.translation import loading, streams
 
     model_ = loading.load_with_tag(model, device=device, precision=precision, **decode)
+    scores = streams.score_files(model_, source, target)
+    if json_:
+        print_json({"scores": [round(score, 6) for score in scores]})
+        return
     with writing("-") as sink:
-        streams.score_files(model_, source, target, sink)
+        sink.writelines(f"{score:.6f}\n".encode() for score in scores)
 
 
 def compare(
@@ -129,7 +165,10 @@ def compare(
     tgt_lang: options.Language = None,
     tokenize: options.Tokenize = None,
     lowercase: options.Lowercase = False,
-    metrics: Annotated[str, value("NAMES", "Metrics, separated by commas.")] = "bleu,chrf,ter",
+    metrics: Annotated[
+        str,
+        value("NAMES", "Of bleu, chrf, ter; separated by commas.", complete=completion.metrics),
+    ] = "bleu,chrf,ter",
     lines: Annotated[
         int, value("N", "Lines to show for each kind of difference.", "--lines", "-n", min=0)
     ] = 3,

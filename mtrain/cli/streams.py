@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO
 
@@ -65,10 +65,19 @@ def check_output(path: Path) -> None:
     outputs.check_writable(path)
 
 
-def check_page(path: Path) -> None:
-    """Raise `RefusedError` unless the path can name a page, `UserError` if it cannot be written."""
+def check_page(path: Path | None, default: str) -> Path:
+    """Return where to write a page: to `default`, if no path is given. Raises `RefusedError` unless
+    the path can name a page, or if a file of the default name is no page of mtrain, and `UserError`
+    if it cannot be written.
+    """
+    if path is None:
+        path = Path(default)
+        with suppress(FileNotFoundError), path.open("rb") as stream:
+            if b'content="mtrain ' not in stream.read(4096):
+                raise RefusedError(f"{path}: exists, and is no page of mtrain; name one with -o")
     if path.is_dir() or str(path) == "-":  # it would become a file of that name
         raise RefusedError(f"--output {path}: name a file, such as report.html or /dev/stdout")
     check_output(path)
     if path.suffix not in ("", ".html", ".htm"):
         raise RefusedError(f"--output {path}: the output is HTML; give a name that ends in .html")
+    return path

@@ -15,24 +15,31 @@ from mtrain.runtime.stop import Stop
 
 
 def train(
-    config: options.Config,
+    config_file: options.ConfigFile = None,
+    config: options.Config = None,
     set_: options.Set = None,
     time_limit: options.TimeLimit = None,
     dry_run: Annotated[
         bool, flag("Read all text, show what would be trained, and stop.", "--dry-run")
     ] = False,
+    json_: Annotated[bool, flag("With --dry-run: print one JSON object.", "--json")] = False,
 ) -> None:
     """Train a model; the same command starts, resumes and extends a run.
 
-    Example: `mtrain train -c en-de.yaml`
+    Example: `mtrain train en-de.yaml`
     """
+    config = options.either(config_file, config, options.CONFIG)
+    if json_ and not dry_run:
+        raise RefusedError("--json: goes with --dry-run; a run keeps its records in metrics.jsonl")
     settings, stop = options.begin_job(config, set_, time_limit)
     from mtrain.training import job  # imports torch, which takes seconds
 
-    if dry_run:
-        job.dry_run(settings, stop, config)
-    else:
+    if not dry_run:
         job.train(settings, stop, config)
+        return
+    found = job.dry_run(settings, stop, config)
+    if json_ and found is not None:  # on rank 0
+        print_json(found)
 
 
 def init(
@@ -52,6 +59,7 @@ def init(
     hold_out: Annotated[
         int | None, value("N", "Split off N pairs for validation, into new files.", min=1)
     ] = None,
+    json_: options.Json = False,
 ) -> None:
     """Write a config for two files of text, sized to them and to this machine.
 
@@ -74,12 +82,16 @@ def init(
     output = output or Path("-".join(languages) + ".yaml")
     valid = (valid_src, valid_tgt) if valid_src is not None and valid_tgt is not None else None
     request = starter.Request(src, tgt, output, *languages, valid, hold_out or 0)
-    starter.write_config(request, stop, has_gpu=pick_device("auto").type == "cuda")
-    print_path(output)
+    pairs = starter.write_config(request, stop, has_gpu=pick_device("auto").type == "cuda")
+    if json_:
+        print_json({"config": str(output), "pairs": pairs, "held_out": hold_out or 0})
+    else:
+        print_path(output)
 
 
 def check(
-    config: options.Config,
+    config_file: options.ConfigFile = None,
+    config: options.Config = None,
     set_: options.Set = None,
     json_: options.Json = False,
     examples: Annotated[
@@ -94,8 +106,9 @@ def check(
 ) -> None:
     """Find problems in the text of a config (exit code 1 for errors), and forecast its training.
 
-    Example: `mtrain check -c en-de.yaml`
+    Example: `mtrain check en-de.yaml`
     """
+    config = options.either(config_file, config, options.CONFIG)
     settings, stop = options.begin_job(config, set_)
     from mtrain.check.diagnosis import diagnose
     from mtrain.check.findings import ERROR
@@ -118,23 +131,30 @@ def check(
 
 
 def data_build(
-    config: options.Config, set_: options.Set = None, time_limit: options.TimeLimit = None
+    config_file: options.ConfigFile = None,
+    config: options.Config = None,
+    set_: options.Set = None,
+    time_limit: options.TimeLimit = None,
 ) -> None:
     """Build the vocabulary and tokenize the text of a config, for example without a GPU.
 
-    Example: `mtrain data build -c en-de.yaml`
+    Example: `mtrain data build en-de.yaml`
     """
+    config = options.either(config_file, config, options.CONFIG)
     settings, stop = options.begin_job(config, set_, time_limit)
     from mtrain.training.job import build_data
 
     build_data(settings, stop, config)
 
 
-def tokenizer_train(config: options.Config, set_: options.Set = None) -> None:
+def tokenizer_train(
+    config_file: options.ConfigFile = None, config: options.Config = None, set_: options.Set = None
+) -> None:
     """Train the vocabulary of a config and write it to the run directory.
 
-    Example: `mtrain tokenizer train -c en-de.yaml`
+    Example: `mtrain tokenizer train en-de.yaml`
     """
+    config = options.either(config_file, config, options.CONFIG)
     from mtrain.config.loading import load_config
 
     settings = load_config(config, set_)

@@ -2,25 +2,28 @@
 
 import os
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from mtrain.cli import options
-from mtrain.cli.options import file, flag, stream, value
+from mtrain.cli.options import choice, file, flag, stream, value
 from mtrain.cli.streams import as_text, check_output, check_page, reading
 from mtrain.runtime.console import loaded, writing
 from mtrain.runtime.errors import RefusedError
 from mtrain.runtime.outputs import opened, refuse_one_file, refuse_overwriting, write_output
 
+Kind = StrEnum("Kind", {"ENCODER": "encoder", "DECODER": "decoder", "CROSS": "cross"})
+
 
 @options.with_options(options.SEARCH | options.SAMPLING)
 def translate(
-    model: options.Models,
+    words: options.RunAndTexts = None,
+    model: options.Models = None,
     input_: Annotated[
-        str, stream("Text to translate, one sentence per line; `-` is stdin.", "--input", "-i")
-    ] = "-",
+        str | None,
+        stream("Text to translate, one sentence per line; `-` is stdin.", "--input", "-i"),
+    ] = None,
     output: Annotated[
         str, stream("File for the translations; `-` is stdout.", "--output", "-o")
     ] = "-",
@@ -45,26 +48,28 @@ def translate(
     precision: options.Precision = "auto",
     **decode: Any,
 ) -> None:
-    """Translate text, line by line.
+    """Translate text, line by line, or the sentences of the command line.
 
     Example: `mtrain translate -m runs/NAME < in.txt > out.txt`
     """
+    model, texts = options.run_and_texts(words, model)
+    input_ = _input_of(texts, input_)
+    _check_files(output, alignments, input_, target_prefix)
     from mtrain.translation import streams
 
-    _check_files(output, alignments, input_, target_prefix)
     with options.open_translator(model, device, precision, n_best=n_best, **decode) as translator:
         if not translator.ranks.is_first:
             input_ = output = os.devnull
             alignments = alignments and os.devnull
         is_at_once = line_buffered or (input_ == "-" and sys.stdin.isatty())
-        names = [output, alignments] if alignments else [output]
+        names = filter(None, [output, alignments])
         with (
             reading(input_) as source,
             opened(*names, as_it_goes=is_at_once, keeps_lines=True) as (sink, *links),
         ):
             streams.translate_stream(
                 translator,
-                source,
+                [line.encode() + b"\n" for line in texts] or source,
                 sink,
                 n_best=n_best,
                 scores=scores,
@@ -72,6 +77,13 @@ def translate(
                 alignments=links[0] if links else None,
                 line_buffered=is_at_once,
             )
+
+
+def _input_of(texts: list[str], input_: str | None) -> str:
+    """Return the file to translate: none in addition to sentences, else stdin by default."""
+    if texts and input_ is not None:
+        raise RefusedError("mtrain translate: give either sentences or -i/--input FILE")
+    return os.devnull if texts else input_ or "-"
 
 
 def _check_files(
@@ -88,10 +100,10 @@ def _check_files(
 
 @options.with_options({"tag": options.SEARCH["tag"]})
 def attention(
-    model: options.Model,
-    output: Annotated[Path, file("HTML page to write, such as attention.html.", "--output", "-o")],
-    text: Annotated[
-        str | None, typer.Argument(help="Sentence to translate.", metavar="TEXT")
+    words: options.RunAndTexts = None,
+    model: options.Models = None,
+    output: Annotated[
+        Path | None, file("HTML page to write; default: attention.html.", "--output", "-o")
     ] = None,
     input_: Annotated[
         str | None, stream("File of sentences, instead of TEXT; `-` is stdin.", "--input", "-i")
@@ -101,8 +113,8 @@ def attention(
         value("TEXT", "Show this translation instead (with `--input`: a file).", "--target", "-t"),
     ] = None,
     kind: Annotated[
-        list[str] | None,
-        value("KIND", "Attention to draw: encoder, decoder or cross; default: all. Repeatable."),
+        list[Kind] | None,
+        choice("Attention to draw; default: all. Repeatable."),
     ] = None,
     layer: Annotated[
         list[int] | None, value("N", "Layer to draw, from 1; default: all. Repeatable.", min=1)
@@ -118,32 +130,33 @@ def attention(
 
     Example: `mtrain attention -m runs/NAME -o attention.html "A small test."`
     """
-    if (text is None) == (input_ is None):
+    models, texts = options.run_and_texts(words, model)
+    if len(models) > 1 or (len(texts) == 1) != (input_ is None) or len(texts) > 1:
         raise RefusedError("mtrain attention: give either a sentence or -i/--input FILE")
     target = target and (as_text(target) if input_ is None else options.as_name(target))
     refuse_overwriting(output, input_, target if input_ else None)
-    check_page(output)
+    output = check_page(output, "attention.html")
     from mtrain.report import maps
     from mtrain.translation import loading
 
-    choice = maps.choose(kind, layer, head)
+    chosen = maps.choose(kind, layer, head)
     if input_ is None:
-        assert text is not None
-        pairs: maps.Pairs = [(as_text(text), target)]
+        pairs: maps.Pairs = [(texts[0], target)]
     else:
         with reading(input_) as source:
             pairs = maps.read_pairs(source, Path(target) if target else None)
-    model_ = loading.load_with_tag(model, device=device, precision=precision, **decode)
+    model_ = loading.load_with_tag(models[0], device=device, precision=precision, **decode)
     loaded()
-    page = maps.draw_page(maps.watch(model_, pairs, choice), model)
+    page = maps.draw_page(maps.watch(model_, pairs, chosen), models[0])
     write_output(output, page.encode("utf-8", "replace"))
 
 
-def tokenizer_encode(model: options.Model) -> None:
+def tokenizer_encode(run: options.Run = None, model: options.Model = None) -> None:
     """Split lines of stdin into subword pieces.
 
     Example: `mtrain tokenizer encode -m runs/NAME < in.txt`
     """
+    model = options.either(run, model, options.RUN)
     from mtrain.translation import streams
 
     tokenizer = streams.load_tokenizer(model)
@@ -151,11 +164,12 @@ def tokenizer_encode(model: options.Model) -> None:
         streams.encode_stream(tokenizer, source, sink)
 
 
-def tokenizer_decode(model: options.Model) -> None:
+def tokenizer_decode(run: options.Run = None, model: options.Model = None) -> None:
     """Join subword pieces of stdin into lines.
 
     Example: `mtrain tokenizer decode -m runs/NAME < pieces.txt`
     """
+    model = options.either(run, model, options.RUN)
     from mtrain.translation import streams
 
     tokenizer = streams.load_tokenizer(model)

@@ -22,7 +22,13 @@ REMOVED_KEYS: dict[tuple[str, str], object] = {("train", "shard_optimizer"): Fal
 
 
 def load_config(path: Path, overrides: list[str] | None = None) -> Config:
-    """Read, override (`a.b=value`) and check a config; raises `RefusedError`."""
+    """Read, override (`a.b=value`) and check a config, or the shipped one if a path `configs/...`
+    is not there; raises `RefusedError`.
+    """
+    shipped = Path(__file__).parents[1] / path
+    if path.parts[:1] == ("configs",) and shipped.exists() and not path.exists():
+        logger.info("%s: the one that mtrain ships: %s", path, shipped)
+        path = shipped
     document = parse_document(read_text(path), str(path))
     for override in overrides or []:
         set_value(document, override)

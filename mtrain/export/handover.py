@@ -22,7 +22,7 @@ MOST_LINES, MOST_SHOWN = 1000, 20
 MUCH_LOST = 0.05
 # Each module has `check`, which refuses a shape or quantization; `write`, which writes a model into
 # an existing directory; and `load`, which makes an `Engine` of what was written.
-FORMS = {"ctranslate2": ctranslate2_format, "hf-marian": marian_format}
+FORMS = {"ctranslate2": ctranslate2_format, "hf-marian": marian_format, "hf": marian_format}
 
 Show = Callable[[str], object]
 

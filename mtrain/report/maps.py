@@ -1,7 +1,7 @@
 """`mtrain attention`: the attention of each token of a sentence and of its translation."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -35,11 +35,10 @@ class Choice:
     heads: tuple[int, ...] = ()
 
 
-def choose(kinds: list[str] | None, layers: list[int] | None, heads: list[str] | None) -> Choice:
-    """Check the choice of the command line; raises `RefusedError`."""
-    for kind in kinds or []:
-        if kind not in KINDS:
-            raise RefusedError(f"--kind {kind}: expected {', '.join(KINDS)}")
+def choose(
+    kinds: Sequence[str] | None, layers: list[int] | None, heads: list[str] | None
+) -> Choice:
+    """Check the choice of the command line, whose kinds are of `KINDS`; raises `RefusedError`."""
     for head in heads or []:
         if head != "mean" and not (head.isascii() and head.isdigit() and int(head) > 0):
             raise RefusedError(f"--head {head}: expected a number from 1, or mean")

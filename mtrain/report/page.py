@@ -12,12 +12,12 @@ from mtrain.check.diagnosis import diagnose
 from mtrain.check.findings import Findings
 from mtrain.config.schema import Config
 from mtrain.corpus.lines import is_blank
-from mtrain.corpus.readers import read_text, reading_of
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.report import maps
 from mtrain.report.curves import Chart, charts_of, spaced
 from mtrain.report.heatmap import Sentence, choices, render
-from mtrain.runs import checkpoint, layout, manifest, reader, verify
+from mtrain.report.summary import duration, machine_of, verdict
+from mtrain.runs import checkpoint, layout, manifest, reader, sets
 from mtrain.runs.history import Entry, History
 from mtrain.runs.made import resolve
 from mtrain.runs.reader import Run
@@ -25,6 +25,7 @@ from mtrain.runs.records import MetricsFile
 from mtrain.runtime.errors import UserError, as_user_error, printable
 from mtrain.runtime.log import logger, shorten
 from mtrain.runtime.stop import Stop
+from mtrain.scoring.notes import Note, explain
 from mtrain.translation import loading
 
 SAMPLES, MOST_TRANSLATIONS, ATTENDED = 6, 6, 3
@@ -63,6 +64,8 @@ class Report:
     findings: list[Findings] = field(default_factory=list)
     data: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    facts: dict[str, str] = field(default_factory=dict)  # of the summary
+    looks: list[Note] | None = None  # at the best translations of the validation set
     notes: dict[str, list[str]] = field(default_factory=dict)
 
     @property
@@ -74,6 +77,11 @@ class Report:
         more = [(f"data.valid.{i}", {**part, "checkpoint": name}) for i, part in enumerate(parts)]
         more += [(f"test {name}", entry) for name, entry in self.history.tests.items()]
         return [*(("validation", entry) for entry in found if entry is not None), *more]
+
+    @property
+    def verdict(self) -> list[str]:
+        """What the scores say, in sentences."""
+        return verdict(self.history, self.looks)
 
     def note(self, section: str, text: str) -> None:
         """Add a note to a section, once."""
@@ -133,11 +141,15 @@ def gather(run_dir: Path, texts: list[str]) -> Report:
             raise error
     if run.history is None and "scores" not in report.notes and any(_translations(run)):
         report.note("scores", "Left out: best.json is missing, though there are validations")
+    with report.part("run", "The device is not known"):
+        if (machine := machine_of(run)) is not None:
+            report.facts["Device"] = machine
     with report.part("curves", "There are no curves"):
         report.charts = list(_charts(report))
     with report.part("log", "Left out"):
         _read_log(report)
     lines, data = _valid_lines(report), report.config.data
+    _judge(report, lines)
     sources = [line.texts[0][2] for line in lines]
     places = moderate(sources) if lines else list(range(SAMPLES))
     report.samples = _samples(report, lines, places)
@@ -151,7 +163,7 @@ def check_text(report: Report) -> list[Findings]:
     be the run's.
     """
     for key in report.run.corpora:
-        check_known(report.run, key)
+        sets.check_known(report.run, key)
     # with the run's own vocabulary alone, wherever the run took it from
     config, path = report.config, report.run.path
     settings: dict[str, object] = {"path": None}
@@ -166,20 +178,6 @@ def check_text(report: Report) -> list[Findings]:
     return diagnose(config, Stop(), examples=MOST_FOUND, with_forecast=False, timed=False).corpora
 
 
-def check_known(run: Run, key: str) -> None:
-    """Raise `UserError` unless a corpus is, by its hash, the text of the run: another person's
-    config may name any file of this machine, which no page may show. Why a file cannot be read may
-    quote it, so that is only logged.
-    """
-    state = "without a hash"  # and not even read
-    if run.corpora[key][1] is not None:
-        finding, _ = verify.check_corpus(run, key)
-        if (state := finding.state) == verify.OK:
-            return
-        logger.warning("report: %s", finding)
-    raise UserError(f"{key}: {state}, and so not known to be the text of the run")
-
-
 def _valid_lines(report: Report) -> list[Sample]:
     """Read the validation text, in the order of its translations; without it, or if it is not what
     the run scored, add a note.
@@ -187,8 +185,7 @@ def _valid_lines(report: Report) -> list[Sample]:
     lines, data, keys = list[Sample](), report.config.data, report.run.valid_keys
     with report.part("samples", "Sources and references are left out"):
         for key, corpus in zip(keys, data.valid_parts, strict=True):
-            check_known(report.run, key)
-            text = read_text(corpus, reading_of(report.config, keep_blank=True), "")
+            _, text = sets.read_set(report.run, key)
             part, (src, tgt) = key.removeprefix("data.valid"), data.languages(corpus)
             for number, pair in enumerate(zip(text.sources, text.references, strict=True), 1):
                 texts = [("Source", src, _cut(pair[0])), ("Reference", tgt, _cut(pair[1]))]
@@ -202,6 +199,8 @@ def _charts(report: Report) -> Iterator[Chart]:
     records, broken = MetricsFile(report.run.path / layout.METRICS).parse()
     if broken:
         report.note("curves", f"Lines of metrics.jsonl that are no records: {shorten(broken)}")
+    if (time := duration(records)) is not None:
+        report.facts["Time, first to last record"] = time
     if not records and report.history.entries:
         report.note("curves", "Left out: metrics.jsonl holds no records")
     yield from charts_of(records)
@@ -215,6 +214,18 @@ def _read_log(report: Report) -> None:
         [text for level, text in newest if level == kind][:MOST_LOGGED][::-1]
         for kind in ("INFO", None)
     )
+
+
+def _judge(report: Report, lines: list[Sample]) -> None:
+    """Look for what is wrong with the best model's translations of the validation set."""
+    best = report.history.best
+    if best is None or not lines:
+        return
+    with report.part("scores", "The translations were not looked at"):
+        hypotheses = list(reader.read_translations(report.run.path, best["checkpoint"]))
+        if len(hypotheses) == len(lines):
+            sources, references = ([line.texts[i][2] for line in lines] for i in (0, 1))
+            report.looks = explain(hypotheses, [references], sources)
 
 
 def moderate(lines: list[str]) -> list[int]:
@@ -270,6 +281,8 @@ def _watch(report: Report, texts: list[tuple[str | None, str]]) -> None:
         directory = checkpoint.resolve(report.run.path)
         reader.refuse_link(directory)
         loaded = loading.load(directory, device="cpu", precision="fp32")
+        report.facts["Parameters"] = f"{loaded.model.num_parameters:,}"
+        report.facts["Vocabulary"] = f"{loaded.tokenizer.vocab_size:,} pieces"
         for tag in dict.fromkeys(tag for tag, _ in texts):
             pairs: maps.Pairs = [(text, None) for own, text in texts if own == tag]
             report.sentences += maps.watch(loaded.tagged(tag), pairs, maps.Choice())

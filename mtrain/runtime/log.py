@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
-
-from tqdm import tqdm
+from typing import TYPE_CHECKING, Any
 
 from mtrain.runtime import files
 from mtrain.runtime.errors import UserError, printable
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 logger = logging.getLogger("mtrain")
 
@@ -47,8 +48,11 @@ class ConsoleHandler(logging.Handler):
     """A handler for stderr that keeps a progress bar whole; warnings and errors are coloured."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one record; on a terminal the bar shows training records."""
-        if getattr(record, "shown_on_bar", False) and sys.stderr.isatty():
+        """Write one record; on a terminal the bar shows training records, unless all are wanted."""
+        from tqdm import tqdm  # not needed by --help
+
+        on_bar = getattr(record, "shown_on_bar", False) and self.level >= logging.INFO
+        if on_bar and sys.stderr.isatty():
             return
         label = _LABELS.get(record.levelno)
         record.label = paint(*label) + " " if label else ""
@@ -67,21 +71,29 @@ def paint(text: str, code: str) -> str:
     return f"\x1b[1;{code}m{text}\x1b[0m"
 
 
-def set_up_console(*, times: bool = False) -> None:
-    """Log to stderr; `times` puts the time before each record, unless that is a terminal."""
-    handler = ConsoleHandler()
+def set_up_console(*, times: bool = False, level: int | None = None) -> None:
+    """Log to stderr from a level on, by default the present one; `times` puts the time before each
+    record, unless that is a terminal.
+    """
+    handler = ConsoleHandler(_console_level() if level is None else level)
     stamp = "%(asctime)s " if times and not sys.stderr.isatty() else ""
     handler.setFormatter(logging.Formatter(stamp + "%(label)s%(message)s", _TIME))
     logger.handlers[:] = [handler]
-    logger.setLevel(logging.INFO)
+    logger.setLevel(min(handler.level, logging.INFO))  # a run's log has all that it had
     logger.propagate = False
     logging.raiseExceptions = False  # report a full disk once, not for every line
+
+
+def _console_level() -> int:
+    levels = (each.level for each in logger.handlers if isinstance(each, ConsoleHandler))
+    return next(levels, logging.INFO)
 
 
 def add_log_file(path: Path) -> None:
     """Write the records to a file, too, instead of an earlier one; raises `OSError`."""
     close_log_files()
     handler = LogFile(TextIOWrapper(files.append(path), encoding="utf-8"))
+    handler.setLevel(logging.INFO)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", _TIME))
     logger.addHandler(handler)
 
@@ -96,10 +108,13 @@ def close_log_files() -> None:
 def progress_bar(
     total: int | None, unit: str, description: str, initial: int = 0, *, shown: bool = True
 ) -> "tqdm[Any]":
-    """Return a bar on stderr if that is a terminal, else a silent one; `update`, `set_postfix_str`
-    and `close` work on both. A narrow terminal shows the figures only.
+    """Return a bar on stderr if that is a terminal that shows all messages, else a silent one;
+    `update`, `set_postfix_str` and `close` work on both. A narrow terminal shows the figures only.
     """
-    shown = shown and sys.stderr.isatty() and logger.isEnabledFor(logging.INFO)
+    from tqdm import tqdm  # not needed by --help
+
+    is_loud = logger.isEnabledFor(logging.INFO) and _console_level() <= logging.INFO
+    shown = shown and sys.stderr.isatty() and is_loud
     is_narrow = shown and os.get_terminal_size(sys.stderr.fileno()).columns < WIDE
     return tqdm(
         total=total,

@@ -7,6 +7,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -43,13 +44,13 @@ def train(config: Config, stop: Stop, config_file: Path | None = None) -> None:
         Job(config, stop, ranks, config_file).train()
 
 
-def dry_run(config: Config, stop: Stop, config_file: Path | None = None) -> None:
+def dry_run(config: Config, stop: Stop, config_file: Path | None = None) -> dict[str, Any] | None:
     """Load everything and log what training would do; nothing is written but the cache of tokenized
-    text.
+    text. Return the same as figures, on rank 0.
     """
     with joined() as ranks:
         job = Job(config, stop, ranks, config_file)
-        ranks.first(job.dry_run)
+        return ranks.first(job.dry_run)
 
 
 def build_data(config: Config, stop: Stop, config_file: Path | None = None) -> None:
@@ -98,8 +99,8 @@ class Job:
             if self.ranks.is_first:
                 self.run.set_status("complete", trainer.progress.step, exit_code=EXIT_OK)
 
-    def dry_run(self) -> None:
-        """Log what training would do, on rank 0."""
+    def dry_run(self) -> dict[str, Any]:
+        """Log what training would do, on rank 0, and return it as figures."""
         self.run.check_place(self.config_file)
         self.before = self.run.read(layout.STATUS, STATUS)
         init_from = self.config.train.init_from
@@ -114,8 +115,9 @@ class Job:
             self.run.check_data(preparation.fingerprints)
             prepared = preparation.prepared
             self.run.check_data(prepared.fingerprints)
-            self._trainer(prepared).preview()
+            found = self._trainer(prepared).preview()
         logger.info("dry run: nothing was trained")
+        return found
 
     def _hold(self, stack: ExitStack) -> None:
         """Lock the run directory until `stack` closes, and log to it."""

@@ -83,21 +83,24 @@ class Trainer:
         run.describe(self.config, prints, self.ranks.size, init_hash)
         run.set_status("running", self.progress.step)
 
-    def preview(self) -> None:
-        """Log what `run` would do, without restoring or writing anything."""
+    def preview(self) -> dict[str, Any]:
+        """Log what `run` would do, and return it as figures, without restoring or writing
+        anything.
+        """
         if found := self.checkpoints.find_newest():
             self.progress.step = found[2].loop.step
             self.validation.load_history(self.progress.step)
-        self._announce(timed=True)
+        figures = self._announce(timed=True)
+        return {"step": self.progress.step, "is_complete": self._is_finished(), **figures}
 
-    def _announce(self, *, timed: bool = False) -> None:
-        """Log what remains to be done, and the time of that if `timed`."""
+    def _announce(self, *, timed: bool = False) -> dict[str, Any]:
+        """Log what remains to be done, and the time of that if `timed`; return the forecast."""
         step, tokenizer = self.progress.step, self.prepared.tokenizer
         if self._is_finished():
             key = "max_steps" if step >= self.config.train.max_steps else "patience"
             text = "training is complete at step %s; a larger train.%s goes on"
             logger.info(text, f"{step:,}", key)
-            return
+            return {}
         planned = self.batches.plan(self.progress.epoch, self.progress.pool)  # all pools are alike
         forecast = describe_run(
             self.config,
@@ -118,6 +121,7 @@ class Trainer:
             logger.info("%s", line)
         if forecast.disk_warning:
             logger.warning("%s", forecast.disk_warning)
+        return forecast.numbers
 
     def _is_finished(self) -> bool:
         train = self.config.train

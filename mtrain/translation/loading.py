@@ -224,4 +224,6 @@ def unpack(
         set_compute_dtype(model, compute_dtype(precision, target, training=False))
         model.to(target)
     settings = override_decode(config.decode, **decode)
+    text = "%s: %d parameters, on %s, precision %s; %s"
+    logger.debug(text, directory, model.num_parameters, target, precision, settings)
     return LoadedModel(model, tokenizer, settings, config, check_stop=check_stop)

@@ -118,8 +118,8 @@ def _format(
         yield f"{number}{score}{each.text}\n".encode()
 
 
-def score_files(loaded: LoadedModel, source: Path, target: Path, sink: IO[bytes]) -> None:
-    """Write the log-probability of each target line given its source line."""
+def score_files(loaded: LoadedModel, source: Path, target: Path) -> Iterator[float]:
+    """Yield the natural log-probability of each target line given its source line."""
     counts: Counter[str] = Counter()
     src, tgt = (
         list(_shortened(read_file(path, counts), counts, loaded)) for path in (source, target)
@@ -132,7 +132,7 @@ def score_files(loaded: LoadedModel, source: Path, target: Path, sink: IO[bytes]
             values, places = scorer.score(src[part], tgt[part])
             for side in (0, 1):
                 cut[side].add(start + place + 1 for place in places[side])
-            sink.writelines(f"{value:.6f}\n".encode() for value in values)
+            yield from values
             bar.update(len(values))
     warn_of(counts)
     cut[0].warn(loaded.max_source_length, str(source))

@@ -19,6 +19,7 @@ from mtrain.check import chunks, starter
 from mtrain.check.recipe import Size, recipe_for
 from mtrain.check.starter import Request, language_of, write_config
 from mtrain.config.corpora import TextCorpus
+from mtrain.config.keys import SCHEMA
 from mtrain.config.loading import load_config
 from mtrain.corpus.lines import Reading
 from mtrain.runtime.errors import RefusedError, StoppedError, UserError
@@ -92,6 +93,8 @@ def test_every_size_has_a_recipe_that_loads(tmp_path: Path, pairs: int, has_gpu:
     asked = Request(Path("a.en"), Path("b c.no"), Path("x.yaml"), "en", "no", None, 0)
     train, valid = (Path("a.en"), Path("b c.no")), (Path("v.en"), Path("v.no"))
     text = starter.render(asked, size, train, valid, has_gpu=has_gpu)
+    editor, text = text.split("\n", 1)
+    assert editor == f"# yaml-language-server: $schema={SCHEMA.as_uri()}"
     assert text.startswith(f"# {pairs:,} pairs, en to no. Sizes and rates")
     assert "None" not in text
     assert max(map(len, text.splitlines())) <= 100
@@ -277,7 +280,7 @@ def test_pairs_that_are_not_utf8_are_left_out_and_told(
     write_config(Request(*sides, output, "en", "de", valid, 0), Stop(), has_gpu=False)
     told = "pairs dropped: invalid UTF-8: 1"
     assert caplog.messages.count(told) == 1
-    assert output.read_text().startswith("# 40 pairs")
+    assert "\n# 40 pairs" in output.read_text()
     assert load_config(output).data.invalid_utf8 == "drop"
     output = tmp_path / "n.yaml"
     write_config(request(sides, output, 4), Stop(), has_gpu=False)

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import typer
@@ -28,7 +28,12 @@ from conftest import TinyConfig, made_up_pairs, run_here, run_mtrain, status, wr
 
 import mtrain
 from mtrain.cli import app as cli
+from mtrain.cli.runs import Quantization
+from mtrain.cli.translating import Kind
+from mtrain.config.keys import make_schema
 from mtrain.config.loading import load_config
+from mtrain.export.handover import FORMS
+from mtrain.report.heatmap import KINDS
 from mtrain.runs import checkpoint
 from mtrain.runs.records import MetricsFile
 from mtrain.runtime import log
@@ -41,26 +46,30 @@ DECODE += "--temperature --top-k --top-p --seed --mbr --tag"
 MODEL = "-m --model --device --precision"
 OUT = "-o --output"
 OPTIONS = {
-    "train": "-c --config --set --time-limit --dry-run",
-    "translate": f"{MODEL} -i --input {OUT} --n-best --scores --line-buffered --target-prefix "
-    f"--alignments {DECODE}",
-    "eval": f"{MODEL} -s --source -r --reference {OUT} --hypothesis --tgt-lang --tokenize "
+    "train": "config_file -c --config --set --time-limit --dry-run --json",
+    "translate": f"words {MODEL} -i --input {OUT} --n-best --scores --line-buffered "
+    f"--target-prefix --alignments {DECODE}",
+    "eval": f"run {MODEL} -s --source -r --reference --on {OUT} --hypothesis --tgt-lang --tokenize "
     f"--lowercase --json {DECODE}",
     "compare": "systems -r --reference -s --source --tgt-lang --tokenize --lowercase --metrics -n "
     "--lines --json",
-    "verify": "run --json",
-    "attention": f"text {MODEL} -i --input {OUT} -t --target --kind --layer --head --tag",
-    "average": f"run --last {OUT}",
-    "report": f"run {OUT} --text --check",
-    "score": f"{MODEL} -s --source -t --target --batch-tokens --tag",
-    "export": f"-m --model {OUT} --to --quantization --sample",
-    "check": "-c --config --set --json --examples --forecast --timing",
-    "init": f"src tgt {OUT} --src-lang --tgt-lang --valid-src --valid-tgt --hold-out",
-    "data build": "-c --config --set --time-limit",
-    "tokenizer train": "-c --config --set",
-    "tokenizer encode": "-m --model",
-    "tokenizer decode": "-m --model",
+    "verify": "run -m --model --json",
+    "attention": f"words {MODEL} -i --input {OUT} -t --target --kind --layer --head --tag",
+    "average": f"run -m --model --last {OUT} --json",
+    "report": f"run -m --model {OUT} --text --check",
+    "score": f"run {MODEL} -s --source -t --target --batch-tokens --tag --json",
+    "export": f"run -m --model {OUT} --to --quantization --sample --json",
+    "check": "config_file -c --config --set --json --examples --forecast --timing",
+    "init": f"src tgt {OUT} --src-lang --tgt-lang --valid-src --valid-tgt --hold-out --json",
+    "config keys": "prefix",
+    "config show": "config_file -c --config --set",
+    "config schema": "",
+    "data build": "config_file -c --config --set --time-limit",
+    "tokenizer train": "config_file -c --config --set",
+    "tokenizer encode": "run -m --model",
+    "tokenizer decode": "run -m --model",
 }
+EVERY = {"-q", "--quiet", "-v", "--verbose"}
 LINES = ["bavo celu", "", "lapo", "minek norva pilus", " \t ", "hanp"]
 
 
@@ -153,7 +162,7 @@ def commands(group: Any, path: str = "") -> dict[str, Any]:
 def test_every_command_has_the_options_of_the_contract() -> None:
     tree = commands(typer.main.get_command(cli.app))
     found = {name: {o for p in one.params for o in p.opts} for name, one in tree.items()}
-    assert found == {name: set(options.split()) for name, options in OPTIONS.items()}
+    assert found == {name: set(options.split()) | EVERY for name, options in OPTIONS.items()}
 
 
 @pytest.mark.parametrize("name", ["", *OPTIONS])
@@ -192,6 +201,60 @@ def test_the_shell_completes_commands() -> None:
     assert done.stdout.strip() == "_files"
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("translate -m ", ["runs/one", "runs/two"]),
+        ("verify runs/one/checkpoints/a", ["runs/one/checkpoints/average"]),
+        ("report runs/o", ["runs/one"]),
+        ("eval -m runs/one --on ", ["held_out", "valid"]),
+        ("eval runs/one --on v", ["valid"]),
+        ("train --set train.max_", ["train.max_steps", "train.max_tokens"]),
+        ("train --set nowhere", []),
+        ("translate --precision ", ["auto", "bf16", "fp32"]),
+        ("translate --length-norm g", ["gnmt"]),
+        ("translate --device ", ["auto", "cpu", "cuda", "mps"]),
+        ("attention --kind ", ["cross", "decoder", "encoder"]),
+        ("compare --metrics bleu,", ["bleu,chrf", "bleu,ter"]),
+        ("eval --tokenize ja", ["ja-mecab"]),
+        ("export --to hf", ["hf", "hf-marian"]),
+    ],
+)
+def test_the_shell_completes_values(
+    run_dir: Path, tmp_path: Path, line: str, expected: list[str]
+) -> None:
+    (tmp_path / "runs").mkdir()
+    for name in ("one", "two"):
+        (tmp_path / "runs" / name).symlink_to(run_dir)
+    script = Path(sys.executable).with_name("mtrain")
+    words = f"mtrain {line}"
+    asked = {"_MTRAIN_COMPLETE": "complete_bash", "COMP_WORDS": words}
+    asked["COMP_CWORD"] = str(words.count(" "))
+    done = subprocess.run(
+        [script], env={**os.environ, **asked}, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (sorted(done.stdout.split()), done.stderr) == (expected, "")
+
+
+@pytest.mark.parametrize(
+    ("line", "choices"),
+    [
+        ("translate", ["auto|fp32|bf16", "gnmt|power", "cuda:N or mps"]),
+        ("export", ["ctranslate2|hf-marian|hf", "float32|float16|bfloat16"]),
+        ("attention", ["encoder|decoder|cross"]),
+        ("compare", ["bleu, chrf, ter"]),
+        ("eval", ["valid, or a test set's name", "13a, intl, zh, ja-mecab"]),
+    ],
+)
+def test_help_shows_the_choices(
+    command: Command, monkeypatch: pytest.MonkeyPatch, line: str, choices: list[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("TERMINAL_WIDTH", "200")
+    shown = command(line, "--help").out
+    assert [each for each in choices if each not in shown] == []
+
+
 # --- errors -----------------------------------------------------------------------------------
 
 EMPTY = '{{"src":"{empty}","tgt":"{empty}"}}'
@@ -202,6 +265,16 @@ MISTAKES = [
     ("frobnicate", 2, ["No such command"]),
     ("train", 2, ["--config"]),
     ("train --frobnicate", 2, ["--frobnicate"]),
+    ("train {config} -c {config}", 2, ["-c/--config: given twice", "give it once"]),
+    ("train {config} --set train.max_steps 10", 2, ["write train.max_steps=VALUE"]),
+    ("train {config} --json", 2, ["--json: goes with --dry-run"]),
+    ("check", 2, ["-c/--config: missing", "as the first argument"]),
+    ("train -q -v {config}", 2, ["-q/--quiet: does not go with -v/--verbose"]),
+    ("verify {run} -m {run}", 2, ["-m/--model: given twice"]),
+    ("average -o {tmp}/mean", 2, ["-m/--model: missing"]),
+    ("config keys trian", 2, ["trian: no setting begins like this", "did you mean"]),
+    ("config keys patience", 2, ["did you mean train.patience?"]),
+    ("config show {tmp}/absent.yaml", 2, ["absent.yaml", "cannot read the config"]),
     ("train -c {tmp}/absent.yaml", 2, ["absent.yaml", "cannot read the config"]),
     ("train -c {config} --set train.max_steps=x", 2, ["--set train.max_steps", "a valid integer"]),
     ("train -c {config} --time-limit soon", 2, ["--time-limit soon", "3h30m"]),
@@ -220,6 +293,7 @@ MISTAKES = [
     ("train -c {config} --set run_dir={src}/run", 1, ["src", "cannot use the run directory"]),
     # models
     ("translate", 2, ["--model"]),
+    ("translate -m {run} -i {src} bavo", 2, ["give either sentences or -i/--input FILE"]),
     ("translate -m {tmp}/absent", 1, ["absent: no such directory"]),
     ("translate -m {tmp}", 1, ["neither a run directory nor a checkpoint"]),
     ("translate -m {broken}", 1, ["model.safetensors", "bytes instead of", "is good"]),
@@ -251,6 +325,10 @@ MISTAKES = [
     ("eval -r {ref} --hypothesis {src} -m {run}", 2, ["--hypothesis", "--model"]),
     ("eval -r {ref} -m {run}", 2, ["--source"]),
     ("eval -m {run} -r {ref} -s {src} -o {src}", 2, ["is an input, too"]),
+    ("eval -m {run} --on valid -r {ref}", 2, ["--on: needs -m/--model", "takes the place of -s"]),
+    ("eval --hypothesis {src} --on valid", 2, ["--on: needs -m/--model"]),
+    ("eval {run} --on Valid", 2, ["--on Valid: the run has no such", "one of valid, held_out"]),
+    ("eval -m {tmp}/data --on valid", 1, ["data: belongs to no run directory"]),
     ("eval -r {ref} --hypothesis {src} -o {tmp}/out", 2, ["--hypothesis does not go with"]),
     ("eval -r {ref} --hypothesis {src} --beam-size 4", 2, ["--hypothesis does not go with"]),
     ("eval -r {ref} --hypothesis {short}", 1, ["short has 2 lines", "reference has 6"]),
@@ -278,13 +356,14 @@ MISTAKES = [
     ("average {run} --last 1 -o {src}", 2, ["src: exists already"]),
     ("average {tmp}/none -o {tmp}/mean", 2, ["none/config.yaml: cannot read the config"]),
     # pages
+    ("attention -m {run} -o {tmp}/a.html a b", 2, ["give either a sentence or -i"]),
     ("attention -m {run} -o {tmp}/a.html", 2, ["give either a sentence or -i/--input FILE"]),
     (
         "attention -m {run} -o {tmp}/a.svg x",
         2,
         ["a.svg: the output is HTML; give a name that ends in"],
     ),
-    ("attention -m {run} -o {tmp}/a.html --kind self x", 2, ["--kind self: expected encoder, dec"]),
+    ("attention -m {run} -o {tmp}/a.html --kind self x", 2, ["'self' is not one of 'encoder'"]),
     ("attention -m {run} -o {tmp}/a.html --head 0 x", 2, ["--head 0: expected a number from 1"]),
     ("attention -m {run} -o {tmp}/a.html --head 9 x", 2, ["--head 9: these maps have 2 heads"]),
     ("attention -m {run} -o {tmp}/a.html -i {src} -t {short}", 1, ["short has 2 lines but", "6"]),
@@ -302,7 +381,7 @@ MISTAKES = [
     ("translate -m {run} --sample --beam-size 3", 2, ["--beam-size: does not go with"]),
     ("translate -m {run} -o {tmp}/x --alignments {tmp}/x", 2, ["x: is the output file"]),
     # exports
-    ("export -m {run} -o {tmp}/new --quantization int3", 2, ["int3: expected one of int8, "]),
+    ("export -m {run} -o {tmp}/new --quantization int3", 2, ["'int3' is not one of 'float32'"]),
     ("export -m {run} -o {tmp}", 2, ["exists already; remove it, or choose another name"]),
     ("export -m {run} -o {tmp}/new --to hf-marian --quantization int8", 2, ["keeps float32"]),
 ]
@@ -336,7 +415,9 @@ def paths() -> Iterator[str]:
         for option in options:
             if option.metavar in ("FILE", "DIR"):
                 yield f"{name} {option.opts[0]} {{}}"
-    yield from ("init {}", "init x {}", "compare {}", "report {}", "verify {}", "average {}")
+        if any(each.opts[0] in ("run", "words", "config_file") for each in one.params):
+            yield f"{name} {{}}"
+    yield from ("init {}", "init x {}", "compare {}")
     yield "attention -m x -o x.html -i x -t {}"
 
 
@@ -386,6 +467,24 @@ def test_translate_reads_and_writes_files(
         assert command(*translate, "-i", source, "-o", output) == Result(0, "", "")
         assert output.read_text() == piped.out
     assert command(*translate) == Result(0, "", "")
+
+
+def test_sentences_of_the_command_line_are_translated(
+    command: Command, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Always as text; where a file has that name, a warning names the option for files."""
+    monkeypatch.chdir(tmp_path)
+    piped = command("translate", "-m", run_dir, stdin=b"bavo celu\nlapo\n")
+    assert command("translate", "-m", run_dir, "bavo celu", "lapo") == piped
+    assert command("translate", run_dir, "bavo celu", "lapo") == piped
+    assert command("translate", run_dir, stdin=b"bavo celu\nlapo\n") == piped
+    assert command("translate", run_dir, "lapo " * 2000).code == 0  # longer than any name
+    (tmp_path / "lapo").write_text("bavo\n")
+    result = command("translate", "-m", run_dir, "bavo celu", "lapo")
+    assert result.out == piped.out
+    assert result.err == "warning: lapo: is a file, too; did you mean -i lapo?\n"
+    odd = command("translate", run_dir, "caf\udce9")
+    assert (odd.code, odd.out.count("\n")) == (0, 1)
 
 
 def start(*arguments: str | Path) -> subprocess.Popen[str]:
@@ -483,6 +582,34 @@ def test_score_prints_a_log_probability_a_line(
     lines = [places[name].read_text().splitlines() for name in ("src", "ref")]
     assert values == pytest.approx(Scorer(model).score(*lines)[0], rel=1e-4)
     assert max(values) < 0
+    result = command("score", run_dir, *options[2:], "--json")
+    assert json.loads(result.out) == {"scores": values}
+
+
+def test_eval_scores_the_run_s_own_sets(
+    command: Command, run_dir: Path, both_run: Path, tmp_path: Path
+) -> None:
+    config = load_config(run_dir / "config.yaml")
+    files = ["-s", config.data.test["held_out"].src, "-r", config.data.test["held_out"].tgt]
+    named = command("eval", "-m", run_dir, *files, "--tgt-lang", "bb", "--json")
+    assert named.code == 0
+    for model in (run_dir, checkpoint.resolve(run_dir)):
+        assert command("eval", model, "--on", "held_out", "--json") == named
+    assert command("eval", "-m", both_run, "--on", "valid", "--json").code == 2
+    scores = []
+    for number in (0, 1):
+        found = command("eval", both_run, "--on", f"valid.{number}", "--json")
+        scores.append(json.loads(found.out)["bleu"]["score"])
+    stored = json.loads((both_run / "best.json").read_text())
+    entries = [*stored["history"], stored["average"]]
+    (best,) = [e for e in entries if e["checkpoint"] == stored["best"]["checkpoint"]]
+    assert scores == pytest.approx([part["bleu"] for part in best["parts"]])
+    shutil.copytree(run_dir, tmp_path / "copy")
+    changed = tmp_path / "copy" / "run.json"
+    content = json.loads(changed.read_text())
+    changed.write_text(json.dumps({**content, "test": {"held_out": "0" * 64}}))
+    refused = command("eval", tmp_path / "copy", "--on", "held_out")
+    assert (refused.code, refused.out) == (1, "")
 
 
 def test_an_average_translates(command: Command, run_dir: Path, tmp_path: Path) -> None:
@@ -492,7 +619,54 @@ def test_an_average_translates(command: Command, run_dir: Path, tmp_path: Path) 
     average = checkpoint.load(run_dir / "checkpoints" / "average").weights
     mean = checkpoint.load(tmp_path / "mean").weights
     assert all((average[name] == mean[name]).all() for name in average)
+    again = tmp_path / "again"
+    result = command("average", "-m", run_dir, "--last", "2", "-o", again, "--json", "-q")
+    names = ["step-00000006", "step-00000008"]
+    assert json.loads(result.out) == {"checkpoint": str(again), "averaged": names}
+    assert result.err == ""
     assert command("translate", "-m", tmp_path / "mean", stdin=b"lapo\n").code == 0
+
+
+def test_a_page_has_a_default_name_and_replaces_no_other_file(
+    command: Command, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = tmp_path / "attention.html"
+    assert command("attention", run_dir, "bavo").code == 0
+    first = page.read_text()
+    assert command("attention", "-m", run_dir, "celu").code == 0
+    assert page.read_text() != first
+    page.write_text("mine")
+    result = command("attention", run_dir, "bavo")
+    assert (result.code, page.read_text()) == (2, "mine")
+    assert "attention.html: exists, and is no page of mtrain; name one with -o" in result.err
+    assert command("attention", run_dir, "bavo", "-o", page).code == 0
+    (tmp_path / "report.html").write_text("mine")
+    assert command("report", run_dir, "--no-check").code == 2
+
+
+def test_init_and_export_print_json(
+    command: Command, trained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pairs = made_up_pairs(300, 1)
+    for side, name in enumerate(("a.en", "a.de")):
+        (tmp_path / name).write_text("".join(pair[side] + "\n" for pair in pairs))
+    found = json.loads(command("init", "a.en", "a.de", "--hold-out", "9", "--json").out)
+    left = len((tmp_path / "en-de" / "train.en").read_text().splitlines())
+    assert found == {"config": "en-de.yaml", "pairs": left, "held_out": 9}
+    pytest.importorskip("ctranslate2")
+    result = command("export", trained_run, "-o", "served", "--json", "-q")
+    found = json.loads(result.out)
+    assert (result.code, found["directory"], found["to"]) == (0, "served", "ctranslate2")
+    assert len(found["comparison"]) >= 2
+    assert FORMS["hf"] is FORMS["hf-marian"]
+
+
+def test_choices_are_those_of_the_parts() -> None:
+    assert [kind.value for kind in Kind] == list(KINDS)
+    engine = pytest.importorskip("ctranslate2.specs.model_spec")
+    assert set(get_args(Quantization)) == set(engine.ACCEPTED_MODEL_TYPES)
 
 
 def test_pieces_and_back(command: Command, run_dir: Path) -> None:
@@ -597,6 +771,19 @@ def test_a_dry_run_says_what_would_happen_and_writes_no_run(
     assert not (config.parent / "run").exists()
 
 
+def test_a_dry_run_as_json_holds_the_forecast(
+    command: Command, tiny_config: TinyConfig, run_dir: Path
+) -> None:
+    result = command("train", tiny_config(), "--dry-run", "--json", "-q")
+    assert (result.code, result.err) == (0, "")
+    found = json.loads(result.out)
+    assert (found["step"], found["is_complete"], found["max_steps"]) == (0, False, 8)
+    assert found["step_seconds"] > 0
+    assert found["parameters"] > 0
+    done = command("train", run_dir / "config.yaml", "--dry-run", "--json")
+    assert json.loads(done.out) == {"step": 8, "is_complete": True}
+
+
 def test_text_is_prepared_ahead_of_training(
     command: Command, tiny_config: TinyConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -617,6 +804,53 @@ def test_a_dry_run_of_a_complete_run_says_so(command: Command, run_dir: Path) ->
     assert "training is complete at step" in result.err
     assert "parameters" not in result.err
     assert sorted(path.stat().st_mtime_ns for path in run_dir.rglob("*")) == before
+
+
+def test_quiet_and_verbose_are_about_the_console(
+    command: Command, tiny_config: TinyConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run's own log holds the same."""
+    logs, shown = [], []
+    for number, options in enumerate(([], ["-q"], ["-v"])):
+        run = tmp_path / f"run{number}"
+        monkeypatch.setenv("MTRAIN_CACHE", str(tmp_path / f"cache{number}"))
+        sets = ["--set", f"run_dir={run}", "--set", "train.max_steps=2"]
+        shown.append(command("train", tiny_config(), *sets, *options).err)
+        text = (run / "train.log").read_text()
+        logs.append([line.split()[2:4] for line in text.splitlines()])
+    assert logs[0] == logs[1] == logs[2]
+    assert shown[1] == ""
+    assert " parameters, on cpu, precision auto" in shown[2]
+    assert " parameters, on cpu, precision auto" not in shown[0]
+    assert "step 2/2" in shown[0]
+    assert "Traceback" in command("train", "absent.yaml", "-v").err
+
+
+# --- config -----------------------------------------------------------------------------------
+
+
+def test_config_lists_the_settings(command: Command) -> None:
+    result = command("config", "keys", "train.max_")
+    assert result.code == 0
+    lines = result.out.splitlines()
+    assert lines[0] == "train.max_steps: 100000  # integer from 1"
+    assert lines[1] == "    optimizer updates; a larger number continues a complete run"
+    assert [line.split(":")[0] for line in lines[::2]] == ["train.max_steps", "train.max_tokens"]
+
+
+def test_config_shows_what_a_run_would_use(
+    command: Command, tiny_config: TinyConfig, tmp_path: Path
+) -> None:
+    config = tiny_config()
+    result = command("config", "show", config, "--set", "train.max_steps=3")
+    assert (result.code, result.err) == (0, "")
+    (tmp_path / "shown.yaml").write_text(result.out)
+    expected = load_config(config, ["train.max_steps=3"])
+    assert load_config(tmp_path / "shown.yaml") == expected
+
+
+def test_config_prints_the_schema(command: Command) -> None:
+    assert json.loads(command("config", "schema").out) == make_schema()
 
 
 # --- streams that are closed, full or gone ----------------------------------------------------

@@ -8,9 +8,7 @@ import os
 import re
 import resource
 import shutil
-import tomllib
 from collections.abc import Callable
-from fnmatch import fnmatch
 from itertools import pairwise
 from pathlib import Path
 
@@ -37,8 +35,11 @@ from mtrain.corpus import tables
 from mtrain.corpus.readers import reading_of, scan
 from mtrain.report import page as report
 from mtrain.report.curves import BUCKETS, MOST_ROWS, Chart, Series, charts_of, spaced, thinned
+from mtrain.report.summary import verdict
 from mtrain.runs import checkpoint, reader
+from mtrain.runs.history import History
 from mtrain.runtime.errors import UserError
+from mtrain.scoring.notes import Note
 
 TEMPLATES = Path(mtrain.__file__).parent / "report" / "templates"
 VALID = made_up_pairs(12, 2)
@@ -100,6 +101,80 @@ def test_scores_are_the_run_s(trained_run: Path, whole: report.Report, page: str
     assert (last, test) == ("test held_out", stored["tests"]["held_out"])
     assert f"<td>{test['bleu']:.2f}</td><td>{test['chrf']:.2f}</td>" in page
     assert page.count(f"<code>{best['signature']}</code>") == len(whole.scores)
+
+
+def test_the_page_begins_with_a_summary(trained_run: Path, whole: report.Report, page: str) -> None:
+    text = Page(page).text.partition("Skip to the content")[2].partition("Curves")[0]
+    lines = (trained_run / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    seconds = records[-1]["time"] - records[0]["time"]
+    minutes, rest = divmod(int(seconds), 60)
+    weights = checkpoint.load(checkpoint.resolve(trained_run)).weights
+    parameters = sum(tensor.numel() for tensor in weights.values())
+    assert whole.facts == {
+        "Device": "cpu, fp32, threads: 1",
+        "Time, first to last record": f"{minutes:02d}:{rest:02d}",
+        "Parameters": f"{parameters:,}",
+        "Vocabulary": "350 pieces",
+    }
+    for words in (*whole.facts.values(), *whole.verdict, f"{whole.scores[0][1]['bleu']:.2f}"):
+        assert words in text
+    assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d (UTC|[+-]\d{4})", text)
+    assert re.search(r"complete\s+at step 400 of 400", text)
+
+
+NOTE = Note("loops", "a phrase repeated over and over", 3, 100, [1, 2, 3], "train for longer")
+SAME = Note("same", "the same translation", 90, 100, [1], "the model has hardly learned")
+
+
+@pytest.mark.parametrize(
+    ("bleu", "looks", "expected"),
+    [
+        ([], None, []),
+        ([9.0], None, []),
+        ([9.0], [], ["Nothing looks wrong with the translations of the validation set."]),
+        ([9.0], [NOTE], [f"A few lines look wrong: {NOTE}."]),
+        ([9.0], [NOTE, SAME], [f"Something looks wrong: {SAME}."]),
+        ([1.0, 9.0], None, ["The last validation is the best: more steps may help."]),
+        (
+            [1.0, 9.0, 8.0, 7.0],
+            None,
+            ["The best step is step-00000020: 2 later validations were no better."],
+        ),
+    ],
+)
+def test_the_verdict_follows_the_scores_and_the_look_at_the_lines(
+    bleu: list[float], looks: list[Note] | None, expected: list[str]
+) -> None:
+    entries = [
+        {"step": step, "checkpoint": f"step-{step:08d}", "bleu": value, "chrf": 1.0, "nll": 1.0}
+        for step, value in zip(range(10, 100, 10), bleu, strict=False)
+    ]
+    history = History.begin("bleu").model_copy(update={"entries": entries})
+    assert verdict(history, looks) == expected
+
+
+def test_what_looks_wrong_with_translations_is_shown(copy: Path) -> None:
+    best = json.loads((copy / "best.json").read_text())["best"]["checkpoint"]
+    (copy / "validation" / f"{best}.txt").write_text("zwent zwent zwent\n" * 12)
+    text = report.make_page(copy, ["bavo"], check=False)
+    assert "Something looks wrong: the same translation of different sources" in text
+    assert "<li>the same translation of different sources (most often: zwent" in text
+    (copy / "validation" / f"{best}.txt").unlink()
+    found = notes(report.make_page(copy, ["bavo"], check=False))
+    assert any(each.startswith("The translations were not looked at") for each in found)
+
+
+def test_nothing_long_is_cut_off_at_the_side(page: str) -> None:
+    """Signatures and hashes are folded away and wrap, as the config does; tables of scores fit."""
+    folded = re.findall(r"<details>.*?</details>", page, re.DOTALL)
+    (signatures,) = (each for each in folded if "nrefs:" in each)
+    (made,) = (each for each in folded if "&#34;tokenizer&#34;" in each)
+    assert page.count("nrefs:") == signatures.count("nrefs:")
+    assert "<pre>" in made
+    css = (TEMPLATES / "page.css").read_text()
+    assert re.search(r"pre \{[^}]*white-space: pre-wrap", css)
+    assert not re.search(r'<div class="scroll"[^>]*>\s*<pre>', page)
 
 
 def test_translations_and_attention_are_shown_for_the_same_sentences(
@@ -199,7 +274,9 @@ def test_what_the_check_finds_is_shown(copy: Path, tmp_path: Path) -> None:
     edit(copy / "run.json", valid=scan(settings.data.valid, reading_of(settings)).sha256)
     text = report.make_page(copy, [])
     assert "warning: HTML tags or entities: 1" in text
-    assert "other.src:4: " in text
+    sides = re.search(r'other.src:4<p class="side" dir="auto">(.*?)</p>', text)
+    assert sides
+    assert sides[1].startswith("&lt;b&gt;bavo")
     assert "U+FFFD, private-use or undefined characters: 1" in text
     assert SCRIPT not in text
     assert "other.src:4" not in report.make_page(copy, [], check=False)
@@ -449,13 +526,6 @@ def test_texts_curves_and_shades_stand_out_in_light_and_dark() -> None:
             assert contrast(colours[name], colours["page"]) >= 4.5, name
         assert contrast(colours["text"], colours["panel"]) >= 4.5
         assert contrast(ground, ink) > 7
-
-
-def test_a_wheel_holds_every_template() -> None:
-    project = tomllib.loads((TEMPLATES.parents[2] / "pyproject.toml").read_text())
-    patterns = project["tool"]["setuptools"]["package-data"]["mtrain.report.templates"]
-    for file in TEMPLATES.iterdir():
-        assert any(fnmatch(file.name, pattern) for pattern in patterns)
 
 
 # --- the command ------------------------------------------------------------------------------

@@ -1,0 +1,54 @@
+"""`mtrain config`: what can be set, and what a config sets."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from mtrain.cli import completion, options
+from mtrain.cli.streams import print_text
+from mtrain.runtime.console import writing
+
+
+def keys(
+    prefix: Annotated[
+        str,
+        typer.Argument(
+            help="Show the settings that begin like this, such as `train`.",
+            metavar="[PREFIX]",
+            autocompletion=completion.settings,
+        ),
+    ] = "",
+) -> None:
+    """List settings: name, default, type and meaning.
+
+    Example: `mtrain config keys train.max`
+    """
+    from mtrain.config.keys import list_keys
+
+    print_text(*(line for key in list_keys(prefix) for line in key.lines()))
+
+
+def show(
+    config_file: options.ConfigFile = None, config: options.Config = None, set_: options.Set = None
+) -> None:
+    """Print every setting that a run of a config would use, as a config.
+
+    Example: `mtrain config show en-de.yaml --set train.max_steps=9`
+    """
+    config = options.either(config_file, config, options.CONFIG)
+    from mtrain.config.loading import load_config
+    from mtrain.config.schema import dump_config
+
+    with writing("-") as sink:
+        sink.write(dump_config(load_config(config, set_)).encode())
+
+
+def schema() -> None:
+    """Print a JSON schema of configs, by which editors complete and check them.
+
+    Example: `mtrain config schema > schema.json`
+    """
+    from mtrain.config.keys import make_schema
+
+    print_text(*json.dumps(make_schema(), indent=1).split("\n"))

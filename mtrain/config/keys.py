@@ -1,0 +1,116 @@
+"""The settings as documentation: a JSON schema for editors, and a list of all keys."""
+
+import difflib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mtrain.config.corpora import KINDS, Fill, GeneratedCorpus
+from mtrain.config.schema import SECTIONS, Config
+from mtrain.config.section import MAX_WHOLE
+from mtrain.runtime.errors import RefusedError
+
+SCHEMA = Path(__file__).absolute().with_name("schema.json")  # `mtrain config schema`, for editors
+ENTRY = "data.train.N"  # a corpus of the list, in the names of keys
+BOUNDS = (
+    ("minimum", "from"),
+    ("exclusiveMinimum", "above"),
+    ("maximum", "to"),
+    ("exclusiveMaximum", "below"),
+)
+WORDS = {"string": "text", "boolean": "true | false"}
+
+
+@dataclass(frozen=True)
+class Key:
+    """A setting: its dotted name, default, type in words and description."""
+
+    name: str
+    default: str
+    type: str
+    text: str
+
+    def lines(self) -> tuple[str, str]:
+        """Return two lines for people: the setting with its default as in a config, and more."""
+        return f"{self.name}: {self.default}  # {self.type}", f"    {self.text}"
+
+
+def make_schema() -> dict[str, Any]:
+    """Return the JSON schema of a config file, in which the settings of `Fill` stand next to those
+    of a corpus, as they do in the file.
+    """
+    schema = Config.model_json_schema()
+    definitions = schema["$defs"]
+    fill = definitions.pop(Fill.__name__)["properties"]
+    del fill["made"]  # follows from the sides that an entry names
+    model = fill["model"]
+    fill["model"] = {"description": model.pop("description"), "anyOf": [model["items"], model]}
+    for kind in KINDS.values():
+        entry = definitions[kind.__name__]
+        del entry["properties"]["fill"]
+        if kind is not GeneratedCorpus:  # a model makes one side of any other
+            entry["properties"] |= fill
+            entry["required"] = [key for key in entry["required"] if key not in ("src", "tgt")]
+            entry["anyOf"] = [{"required": ["src", "tgt"]}, {"required": ["model"]}]
+    for name in SECTIONS:
+        schema["properties"][name].pop("default", None)  # stands with each setting
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def list_keys(prefix: str = "") -> list[Key]:
+    """Return the settings whose names begin with `prefix`, in the order of the manual; raises
+    `RefusedError` if there are none.
+    """
+    schema = make_schema()
+    keys = list(dict.fromkeys(_keys(schema, schema["$defs"])))
+    found = [key for key in keys if key.name.startswith(prefix)]
+    if not found:
+        names = [key.name for key in keys]
+        near = [name for name in names if prefix in name]
+        near = near or difflib.get_close_matches(prefix, names, n=1, cutoff=0.0)
+        raise RefusedError(f"{prefix}: no setting begins like this; did you mean {near[0]}?")
+    return found
+
+
+def _keys(schema: dict[str, Any], definitions: dict[str, Any]) -> Iterator[Key]:
+    for name, setting in schema["properties"].items():
+        if "$ref" not in setting:
+            yield _key(name, setting, schema)
+            continue
+        section = definitions[setting["$ref"].rpartition("/")[2]]
+        for key, inner in section["properties"].items():
+            yield _key(f"{name}.{key}", inner, section)
+            if f"{name}.{key}.N" == ENTRY:
+                for kind in KINDS.values():
+                    entry = definitions[kind.__name__]
+                    for own, setting in entry["properties"].items():
+                        yield _key(f"{ENTRY}.{own}", setting, entry)
+
+
+def _key(name: str, setting: dict[str, Any], section: dict[str, Any]) -> Key:
+    is_required = name.rpartition(".")[2] in section.get("required", ())
+    default = setting.get("default", "")
+    shown = default if isinstance(default, str) else json.dumps(default)
+    type_ = _type(setting) + ", required" * is_required
+    return Key(name, shown, type_, setting["description"])
+
+
+def _type(setting: dict[str, Any]) -> str:
+    """Describe the type of a setting, by its part of the schema, in words."""
+    if "$ref" in setting:
+        return "corpus"
+    if "const" in setting or "enum" in setting:
+        return " | ".join(setting.get("enum", [setting.get("const")]))
+    for several in ("anyOf", "oneOf"):
+        if several in setting:
+            return " | ".join(dict.fromkeys(map(_type, setting[several])))
+    if setting["type"] == "array":
+        return f"list of {_type(setting['items'])}"
+    if setting["type"] == "object":
+        return "corpora by name"
+    limits = [
+        f"{word} {setting[key]}" for key, word in BOUNDS if setting.get(key, MAX_WHOLE) != MAX_WHOLE
+    ]
+    return " ".join([WORDS.get(setting["type"], setting["type"]), *limits])
