@@ -117,6 +117,8 @@ class TokenizerConfig(Section):
     """fraction of all characters that get a piece; rarer ones are spelled as bytes"""
     byte_fallback: bool = True
     """spell unknown characters as bytes, so that none is lost"""
+    split_digits: bool = False
+    """make every digit a piece of its own, as SentencePiece's option does"""
     user_symbols: list[Word] = []
     """texts that always stay one piece, such as tags and placeholders"""
 

@@ -33,7 +33,8 @@ data: {root: null, src_lang: required, tgt_lang: required, train: required, temp
 filter: {min_length: 0, max_ratio: null, identical: false, duplicates: false, control: false,
   src_script: [], tgt_script: [], script_share: 0.5}
 tokenizer: {path: null, vocab_size: 8000, model_type: bpe, normalization: identity,
-  character_coverage: 0.9995, byte_fallback: true, user_symbols: []}
+  character_coverage: 0.9995, byte_fallback: true, split_digits: false,
+  user_symbols: []}
 model: {d_model: 512, num_heads: 8, d_ff: 2048, num_encoder_layers: 6, num_decoder_layers: 6,
   dropout: 0.1, attention_dropout: 0.0, activation_dropout: 0.0, norm: post,
   positions: sinusoidal, tie_embeddings: all}

@@ -71,6 +71,18 @@ def test_user_symbols_stay_whole_and_without_bytes_other_characters_are_unknown(
     assert found.unk_id in found.encode(["bavo 漢"])[0]
 
 
+@MODEL_TYPES
+def test_digits_are_split_where_it_is_asked_for(model_type: str) -> None:
+    lines = [f"{line} {number} celu{number % 100}" for number, line in enumerate(LINES, 1900)]
+    joined, split = (
+        train(304, lines, model_type=model_type, split_digits=each) for each in (False, True)
+    )
+    assert any(re.search("[0-9]{2}", piece) for piece in joined.plain_pieces.values())
+    pieces = split.pieces.encode("bavo 1984x 7", out_type=str)
+    assert [piece for piece in pieces if re.search("[0-9]", piece)] == [*"19847"]
+    assert split.decode(split.encode(["bavo 1984x 7"])) == ["bavo 1984x 7"]
+
+
 # --- Ids and sizes ---------------------------------------------------------------------------
 
 

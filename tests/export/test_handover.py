@@ -18,7 +18,7 @@ from conftest import made_up_pairs, random_model, run_mtrain
 from mtrain.config.corpora import Corpus, HubCorpus, TextCorpus
 from mtrain.config.schema import Config, override_decode
 from mtrain.corpus import tables
-from mtrain.data.tokenizer import Tokenizer
+from mtrain.data.tokenizer import Tokenizer, train_tokenizer
 from mtrain.export import ctranslate2_format, handover, marian_format
 from mtrain.export.proof import Agreement, Difference, Engine
 from mtrain.model.transformer import Shape
@@ -99,6 +99,16 @@ def test_the_tag_of_the_validation_set_is_the_first_piece(
     assert not any("other pieces" in line for line in shown)
     assert ", each after the piece <2bb>" in caplog.text
     assert ("does not read <2bb>: put its id before" in caplog.text) == (to == "hf-marian")
+
+
+@pytest.mark.parametrize("form", handover.FORMS.values())
+def test_split_digits_are_kept(config: Config, tmp_path: Path, form: Any) -> None:
+    texts = [f"{source} {number}" for number, source in enumerate(SOURCES, 1900)]
+    split = Tokenizer(train_tokenizer(lambda: texts, vocab_size=320, split_digits=True))
+    model = random_model(vocab_size=split.vocab_size)
+    form.write(tmp_path, LoadedModel(model, split, config.decode, config), "float32")
+    found = form.load(tmp_path, split).encode(["bavo 1984"])
+    assert [split.all_pieces[i] for i in found[0]][-4:] == [*"1984"]
 
 
 @pytest.fixture
