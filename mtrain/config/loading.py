@@ -94,6 +94,8 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
     if train.valid_every % train.save_every:
         text = f"{train.valid_every} is not a multiple of train.save_every {train.save_every}"
         yield "train.valid_every", text
+    if train.init_vocabulary == "own" and train.init_from is None:
+        yield "train.init_vocabulary", "own is for a model that starts from another; set init_from"
     yield from _corpus_conflicts(data)
     yield from _learning_rate_conflicts(train)
 

@@ -167,6 +167,8 @@ class TrainConfig(Section):
     """adam, or muon for the matrices of the layers, which learns in fewer steps"""
     init_from: PathText | None = None
     """run or checkpoint directory whose weights and vocabulary training starts from"""
+    init_vocabulary: Literal["theirs", "own"] = "theirs"
+    """vocabulary with init_from: theirs, or own, whose new pieces begin as means of their pieces"""
     subword_sampling: Annotated[float, Field(gt=0, lt=1)] | None = None
     """BPE-dropout: fraction of merges to skip at random, such as 0.05; null: off"""
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None

@@ -39,9 +39,9 @@ model: {d_model: 512, num_heads: 8, d_ff: 2048, num_encoder_layers: 6, num_decod
   dropout: 0.1, attention_dropout: 0.0, activation_dropout: 0.0, norm: post,
   positions: sinusoidal, tie_embeddings: all}
 train: {device: auto, threads: auto, max_steps: 100000, max_tokens: 4096, accum_steps: 1,
-  optimizer: adam, init_from: null, subword_sampling: null, ema_decay: null, schedule: noam,
-  warmup_steps: 4000, lr_factor: null, peak_lr: null, label_smoothing: 0.1,
-  consistency: null, cutoff: 0.05,
+  optimizer: adam, init_from: null, init_vocabulary: theirs, subword_sampling: null,
+  ema_decay: null, schedule: noam, warmup_steps: 4000, lr_factor: null, peak_lr: null,
+  label_smoothing: 0.1, consistency: null, cutoff: 0.05,
   adam_betas: [0.9, 0.98], adam_eps: 1.0e-9, clip_norm: 1.0, precision: auto, compile: auto,
   log_every: 50, tensorboard: false, valid_every: 1000, save_every: 1000, keep_checkpoints: 5,
   patience: 10, metric: bleu, average_last: 5}
@@ -237,6 +237,7 @@ ADDED = [
     ("model: {num_heads: 7}", "7: model.num_heads: 7 does not divide d_model 512"),
     ("model: {d_model: 7, num_heads: 1}", "7: model.d_model: need an even d_model"),
     ("train:\n  max_tokens: 255", "8: train.max_tokens: 255 is below data.max_length 256"),
+    ("train: {init_vocabulary: own}", "7: train.init_vocabulary: set init_from"),
     ("train: {valid_every: 1500}", "7: train.valid_every: not a multiple of train.save_every"),
     ("train:\n  lr_factor: 1.0\n  peak_lr: 1e-3", "9: train.peak_lr: give either"),
     ("train: {schedule: cosine}", "7: train.schedule: cosine needs train.peak_lr"),
