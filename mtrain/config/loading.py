@@ -11,7 +11,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from mtrain.config.corpora import KINDS, LIST, ONE, Corpus, FileCorpus, Fill, GeneratedCorpus
-from mtrain.config.schema import SECTIONS, Config, DataConfig, TrainConfig, expectation
+from mtrain.config.schema import (
+    SECTIONS,
+    AugmentConfig,
+    Config,
+    DataConfig,
+    TrainConfig,
+    expectation,
+)
 from mtrain.config.section import Section
 from mtrain.config.yaml_reader import Document, parse_document, read_text, set_value
 from mtrain.runtime.errors import RefusedError
@@ -96,6 +103,8 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
         yield "train.valid_every", text
     if train.init_vocabulary == "own" and train.init_from is None:
         yield "train.init_vocabulary", "own is for a model that starts from another; set init_from"
+    if (total := sum(train.augment.model_dump().values())) > 1 + 1e-9:
+        yield "train.augment", f"its fractions add up to {total:.4g}, but a pair is changed once"
     yield from _corpus_conflicts(data)
     yield from _learning_rate_conflicts(train)
 
@@ -201,6 +210,8 @@ def _section_of(location: tuple[str | int, ...]) -> type[Section]:
     """Return the section that holds the key of an error."""
     if "fill" in location:
         return Fill
+    if "augment" in location[:-1]:
+        return AugmentConfig
     kinds = [KINDS[str(part)] for part in location if part in KINDS]
     if kinds:
         return kinds[-1]

@@ -21,6 +21,7 @@ from mtrain.config.section import (
     Positive,
     PositiveNumber,
     Section,
+    Share,
     Width,
     Word,
 )
@@ -150,6 +151,21 @@ class ModelConfig(Section):
     """embeddings that share a matrix: all, output (target and output layer) or none"""
 
 
+class AugmentConfig(Section):
+    """Fractions of the training pairs that are changed in each epoch, each pair in one way."""
+
+    upper: Share = 0.0
+    """put both sides in capitals"""
+    title: Share = 0.0
+    """begin each word of both sides with a capital"""
+    no_final: Share = 0.0
+    """remove the final punctuation of the source"""
+    typos: Share = 0.0
+    """make typing errors in the source"""
+    numbers: Share = 0.0
+    """replace numbers that both sides have, alike on both"""
+
+
 class TrainConfig(Section):
     """How the model is trained, saved and judged."""
 
@@ -171,6 +187,8 @@ class TrainConfig(Section):
     """vocabulary with init_from: theirs, or own, whose new pieces begin as means of their pieces"""
     subword_sampling: Annotated[float, Field(gt=0, lt=1)] | None = None
     """BPE-dropout: fraction of merges to skip at random, such as 0.05; null: off"""
+    augment: AugmentConfig = AugmentConfig()
+    """fractions of pairs to change in each epoch, so that such text is learned, too"""
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
     """validate and save a moving average of the weights, with this decay per step; null: off"""
     schedule: Literal["noam", "inverse_sqrt", "linear", "cosine", "constant"] = "noam"

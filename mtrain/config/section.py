@@ -10,6 +10,7 @@ from mtrain.runtime import files
 MAX_WHOLE = 2**31  # libraries overflow beyond 32 bits
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(ge=1, lt=MAX_WHOLE)]
 NotNegative = Annotated[int, Field(ge=0, lt=MAX_WHOLE)]
 # Larger than any model: a forged config must not exhaust the machine before it is refused.

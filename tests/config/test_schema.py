@@ -40,6 +40,7 @@ model: {d_model: 512, num_heads: 8, d_ff: 2048, num_encoder_layers: 6, num_decod
   positions: sinusoidal, tie_embeddings: all}
 train: {device: auto, threads: auto, max_steps: 100000, max_tokens: 4096, accum_steps: 1,
   optimizer: adam, init_from: null, init_vocabulary: theirs, subword_sampling: null,
+  augment: {upper: 0.0, title: 0.0, no_final: 0.0, typos: 0.0, numbers: 0.0},
   ema_decay: null, schedule: noam, warmup_steps: 4000, lr_factor: null, peak_lr: null,
   label_smoothing: 0.1, consistency: null, cutoff: 0.05,
   adam_betas: [0.9, 0.98], adam_eps: 1.0e-9, clip_norm: 1.0, precision: auto, compile: auto,
@@ -237,6 +238,10 @@ ADDED = [
     ("model: {num_heads: 7}", "7: model.num_heads: 7 does not divide d_model 512"),
     ("model: {d_model: 7, num_heads: 1}", "7: model.d_model: need an even d_model"),
     ("train:\n  max_tokens: 255", "8: train.max_tokens: 255 is below data.max_length 256"),
+    ("train: {augment: {typo: 0.1}}", "7: train.augment.typo: did you mean train.augment.typos?"),
+    ("train: {augment: {upper: 1.5}}", "7: train.augment.upper: less than or equal to 1 capitals"),
+    ("train: {augment: 0.1}", "7: train.augment: should be a mapping of settings"),
+    ("train: {augment: {upper: 0.6, title: 0.5}}", "7: train.augment: add up to 1.1"),
     ("train: {init_vocabulary: own}", "7: train.init_vocabulary: set init_from"),
     ("train: {valid_every: 1500}", "7: train.valid_every: not a multiple of train.save_every"),
     ("train:\n  lr_factor: 1.0\n  peak_lr: 1e-3", "9: train.peak_lr: give either"),

@@ -175,6 +175,7 @@ def steps(run: Path) -> list[int]:
         "train.schedule=cosine train.max_steps=18 train.metric=nll",  # the last is not scheduled
         "train.optimizer=muon",
         "train.subword_sampling=0.2 train.accum_steps=2",
+        "train.augment.upper=0.2 train.augment.typos=0.3 train.subword_sampling=0.2",
         "train.ema_decay=0.9",
         "train.consistency=3 train.subword_sampling=0.2 train.ema_decay=0.9",
         pytest.param("train.compile=true", marks=pytest.mark.slow),
