@@ -12,6 +12,7 @@ from mtrain.cli.streams import print_json, print_path, print_text
 from mtrain.runtime.console import loaded
 from mtrain.runtime.errors import EXIT_FAILED, RefusedError
 from mtrain.runtime.stop import Stop
+from mtrain.scoring.external import ExternalMetric
 
 
 def train(
@@ -21,18 +22,23 @@ def train(
     dry_run: Annotated[
         bool, flag("Read all text, show what would be trained, and stop.", "--dry-run")
     ] = False,
+    metric_command: Annotated[
+        str | None, value("COMMAND", "Program that scores translations, for `metric: command`.")
+    ] = None,
+    metric_timeout: Annotated[
+        int, value("SECONDS", "Longest time that this program may take.", min=1)
+    ] = 600,
 ) -> None:
     """Train a model; the same command starts, resumes and extends a run.
 
     Example: `mtrain train -c en-de.yaml`
     """
     settings, stop = options.begin_job(config, set_, time_limit)
+    metric = None if metric_command is None else ExternalMetric(metric_command, metric_timeout)
     from mtrain.training import job  # imports torch, which takes seconds
 
-    if dry_run:
-        job.dry_run(settings, stop, config)
-    else:
-        job.train(settings, stop, config)
+    start = job.dry_run if dry_run else job.train
+    start(settings, stop, config, metric)
 
 
 def init(

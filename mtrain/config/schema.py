@@ -227,8 +227,8 @@ class TrainConfig(Section):
     """number of newest checkpoints to keep, in addition to the best"""
     patience: NotNegative = 10
     """stop after this many validations without a better score; 0: off"""
-    metric: Literal["bleu", "chrf", "nll"] = "bleu"
-    """score that chooses the best model: bleu, chrf or nll"""
+    metric: Literal["bleu", "chrf", "nll", "command"] = "bleu"
+    """score that chooses the best model: bleu, chrf, nll, or command, for train --metric-command"""
     average_last: NotNegative = 5
     """number of newest checkpoints that are averaged at the end; 0: off"""
 

@@ -29,6 +29,7 @@ from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import logger
 from mtrain.runtime.stop import Stop
+from mtrain.scoring.external import ExternalMetric
 from mtrain.training.learner import Learner, Machine
 from mtrain.training.optimizer import copy_values
 
@@ -46,6 +47,7 @@ class Session:
     run: RunDirectory
     stop: Stop
     ranks: Ranks = field(default_factory=Ranks)
+    metric: ExternalMetric | None = None  # of `train.metric: command`
 
 
 @dataclass
