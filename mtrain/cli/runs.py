@@ -90,14 +90,18 @@ def average(
 
 def export(
     model: options.Model,
-    output: Annotated[Path, file("Directory to write.", "--output", "-o", metavar="DIR")],
+    output: Annotated[
+        Path,
+        file("Directory to write; for argos a file.argosmodel.", "--output", "-o", metavar="DIR"),
+    ],
     to: Annotated[
-        Literal["ctranslate2", "hf-marian"],
-        value("NAME", "Engine: ctranslate2, or hf-marian (Hugging Face's transformers)."),
+        Literal["ctranslate2", "hf-marian", "argos"],
+        value("NAME", "Engine: ctranslate2, hf-marian (Hugging Face's transformers) or argos."),
     ] = "ctranslate2",
     quantization: Annotated[
-        str, value("TYPE", "Weight type: float32; ctranslate2 also has int8, float16, ...")
-    ] = "float32",
+        str | None,
+        value("TYPE", "Weights: float32, int8, float16, ...; default: float32, for argos int8."),
+    ] = None,
     sample: Annotated[
         Path | None, file("Text to compare the engines on; default: the validation set.")
     ] = None,
@@ -114,4 +118,5 @@ def export(
     model_ = loading.load(model, device="cpu", precision="fp32")
     loaded()
     with stopped_by_signals():
-        exporting.export(model_, to, output, quantization, sample, print_text)
+        kind = quantization or ("int8" if to == "argos" else "float32")
+        exporting.export(model_, to, output, kind, sample, print_text)

@@ -41,7 +41,7 @@ DECODE += "--temperature --top-k --top-p --seed --mbr --tag"
 MODEL = "-m --model --device --precision"
 OUT = "-o --output"
 OPTIONS = {
-    "train": "-c --config --set --time-limit --dry-run",
+    "train": "-c --config --set --time-limit --dry-run --metric-command --metric-timeout",
     "translate": f"{MODEL} -i --input {OUT} --n-best --scores --line-buffered --target-prefix "
     f"--alignments {DECODE}",
     "eval": f"{MODEL} -s --source -r --reference {OUT} --hypothesis --tgt-lang --tokenize "
@@ -304,6 +304,7 @@ MISTAKES = [
     # exports
     ("export -m {run} -o {tmp}/new --quantization int3", 2, ["int3: expected one of int8, "]),
     ("export -m {run} -o {tmp}", 2, ["exists already; remove it, or choose another name"]),
+    ("export -m {run} -o {tmp}/new --to argos", 2, ["new: give a name that ends in .argosmodel"]),
     ("export -m {run} -o {tmp}/new --to hf-marian --quantization int8", 2, ["keeps float32"]),
 ]
 
