@@ -110,16 +110,20 @@ def average(
 
 
 def export(
-    output: Annotated[Path, file("Directory to write.", "--output", "-o", metavar="DIR")],
+    output: Annotated[
+        Path,
+        file("Directory to write; for argos a file.argosmodel.", "--output", "-o", metavar="DIR"),
+    ],
     run: options.Run = None,
     model: options.Model = None,
     to: Annotated[
-        Literal["ctranslate2", "hf-marian", "hf"],
+        Literal["ctranslate2", "hf-marian", "hf", "argos"],
         choice("Engine; hf is hf-marian, for Hugging Face's transformers."),
     ] = "ctranslate2",
     quantization: Annotated[
-        Quantization, choice("Weight type; hf-marian has float32 only.")
-    ] = "float32",
+        Quantization | None,
+        choice("Weight type; default: float32, for argos int8; hf-marian has float32 only."),
+    ] = None,
     sample: Annotated[
         Path | None, file("Text to compare the engines on; default: the validation set.")
     ] = None,
@@ -140,6 +144,7 @@ def export(
     with stopped_by_signals():
         shown = list[str]()
         show = shown.append if json_ else print_text
-        exporting.export(model_, to, output, quantization, sample, show)
+        kind = quantization or ("int8" if to == "argos" else "float32")
+        exporting.export(model_, to, output, kind, sample, show)
     if json_:
         print_json({"directory": str(output), "to": to, "comparison": shown})

@@ -12,6 +12,7 @@ from mtrain.cli.streams import print_json, print_path, print_text
 from mtrain.runtime.console import loaded
 from mtrain.runtime.errors import EXIT_FAILED, RefusedError
 from mtrain.runtime.stop import Stop
+from mtrain.scoring.external import ExternalMetric
 
 
 def train(
@@ -23,6 +24,12 @@ def train(
         bool, flag("Read all text, show what would be trained, and stop.", "--dry-run")
     ] = False,
     json_: Annotated[bool, flag("With --dry-run: print one JSON object.", "--json")] = False,
+    metric_command: Annotated[
+        str | None, value("COMMAND", "Program that scores translations, for `metric: command`.")
+    ] = None,
+    metric_timeout: Annotated[
+        int, value("SECONDS", "Longest time that this program may take.", min=1)
+    ] = 600,
 ) -> None:
     """Train a model; the same command starts, resumes and extends a run.
 
@@ -32,12 +39,13 @@ def train(
     if json_ and not dry_run:
         raise RefusedError("--json: goes with --dry-run; a run keeps its records in metrics.jsonl")
     settings, stop = options.begin_job(config, set_, time_limit)
+    metric = None if metric_command is None else ExternalMetric(metric_command, metric_timeout)
     from mtrain.training import job  # imports torch, which takes seconds
 
     if not dry_run:
-        job.train(settings, stop, config)
+        job.train(settings, stop, config, metric)
         return
-    found = job.dry_run(settings, stop, config)
+    found = job.dry_run(settings, stop, config, metric)
     if json_ and found is not None:  # on rank 0
         print_json(found)
 

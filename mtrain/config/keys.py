@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mtrain.config.corpora import KINDS, Fill, GeneratedCorpus
+from mtrain.config.corpora import KINDS, MAX_WHOLE, Fill, GeneratedCorpus
 from mtrain.config.schema import SECTIONS, Config
-from mtrain.config.section import MAX_WHOLE
 from mtrain.runtime.errors import RefusedError
 
 SCHEMA = Path(__file__).absolute().with_name("schema.json")  # `mtrain config schema`, for editors
@@ -38,22 +37,22 @@ class Key:
 
 
 def make_schema() -> dict[str, Any]:
-    """Return the JSON schema of a config file, in which the settings of `Fill` stand next to those
-    of a corpus, as they do in the file.
-    """
+    """Return the JSON schema of a config file, which takes entries of corpora with one side."""
     schema = Config.model_json_schema()
-    definitions = schema["$defs"]
-    fill = definitions.pop(Fill.__name__)["properties"]
-    del fill["made"]  # follows from the sides that an entry names
-    model = fill["model"]
-    fill["model"] = {"description": model.pop("description"), "anyOf": [model["items"], model]}
     for kind in KINDS.values():
-        entry = definitions[kind.__name__]
-        del entry["properties"]["fill"]
-        if kind is not GeneratedCorpus:  # a model makes one side of any other
-            entry["properties"] |= fill
-            entry["required"] = [key for key in entry["required"] if key not in ("src", "tgt")]
-            entry["anyOf"] = [{"required": ["src", "tgt"]}, {"required": ["model"]}]
+        entry = schema["$defs"][kind.__name__]
+        settings = entry["properties"]
+        del settings["made"]  # follows from the sides that an entry names
+        if kind is GeneratedCorpus:  # a model makes one side of any other
+            entry["properties"] = {k: v for k, v in settings.items() if k not in Fill.model_fields}
+            continue
+        model = settings["model"]
+        settings["model"] = {
+            "description": model.pop("description"),
+            "anyOf": [model["items"], model],
+        }
+        entry["required"] = [key for key in entry["required"] if key not in ("src", "tgt")]
+        entry["anyOf"] = [{"required": ["src", "tgt"]}, {"required": ["model"]}]
     for name in SECTIONS:
         schema["properties"][name].pop("default", None)  # stands with each setting
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
@@ -74,19 +73,17 @@ def list_keys(prefix: str = "") -> list[Key]:
     return found
 
 
-def _keys(schema: dict[str, Any], definitions: dict[str, Any]) -> Iterator[Key]:
+def _keys(schema: dict[str, Any], definitions: dict[str, Any], prefix: str = "") -> Iterator[Key]:
+    """Yield the settings of a section, and those of the sections in it."""
     for name, setting in schema["properties"].items():
-        if "$ref" not in setting:
-            yield _key(name, setting, schema)
+        if "$ref" in setting:
+            section = definitions[setting["$ref"].rpartition("/")[2]]
+            yield from _keys(section, definitions, f"{prefix}{name}.")
             continue
-        section = definitions[setting["$ref"].rpartition("/")[2]]
-        for key, inner in section["properties"].items():
-            yield _key(f"{name}.{key}", inner, section)
-            if f"{name}.{key}.N" == ENTRY:
-                for kind in KINDS.values():
-                    entry = definitions[kind.__name__]
-                    for own, setting in entry["properties"].items():
-                        yield _key(f"{ENTRY}.{own}", setting, entry)
+        yield _key(prefix + name, setting, schema)
+        if f"{prefix}{name}.N" == ENTRY:
+            for kind in KINDS.values():
+                yield from _keys(definitions[kind.__name__], definitions, f"{ENTRY}.")
 
 
 def _key(name: str, setting: dict[str, Any], section: dict[str, Any]) -> Key:

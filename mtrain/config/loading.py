@@ -11,7 +11,14 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from mtrain.config.corpora import BRANCHES, KINDS, Corpus, FileCorpus, GeneratedCorpus
-from mtrain.config.schema import SECTIONS, Config, DataConfig, TrainConfig, expectation
+from mtrain.config.schema import (
+    SECTIONS,
+    AugmentConfig,
+    Config,
+    DataConfig,
+    TrainConfig,
+    expectation,
+)
 from mtrain.config.yaml_reader import Document, parse_document, read_text, set_value
 from mtrain.runtime.errors import RefusedError
 from mtrain.runtime.log import logger
@@ -98,6 +105,10 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
     if train.valid_every % train.save_every:
         text = f"{train.valid_every} is not a multiple of train.save_every {train.save_every}"
         yield "train.valid_every", text
+    if train.init_vocabulary == "own" and train.init_from is None:
+        yield "train.init_vocabulary", "own is for a model that starts from another; set init_from"
+    if (total := sum(train.augment.model_dump().values())) > 1 + 1e-9:
+        yield "train.augment", f"its fractions add up to {total:.4g}, but a pair is changed once"
     yield from _corpus_conflicts(data)
     yield from _learning_rate_conflicts(train)
 
@@ -198,6 +209,8 @@ def _advice(key: str, section: type[BaseModel]) -> str:
 
 def _section_of(location: tuple[str | int, ...]) -> type[BaseModel]:
     """Return the section that holds the key of an error."""
+    if "augment" in location[:-1]:
+        return AugmentConfig
     kinds = [KINDS[str(part)] for part in location if part in KINDS]
     if kinds:
         return kinds[-1]

@@ -27,6 +27,7 @@ from mtrain.runtime.errors import RefusedError
 Auto = Literal["auto"]
 # Larger than any model: a forged config must not exhaust the machine before it is refused.
 MAX_WIDTH = 1 << 17
+Share = Annotated[float, Field(ge=0, le=1)]
 Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
 Layers = Annotated[int, Field(ge=1, le=1000)]
 PositiveNumber = Annotated[float, Field(gt=0)]
@@ -122,6 +123,8 @@ class TokenizerConfig(Section):
     """fraction of all characters that get a piece; rarer ones are spelled as bytes"""
     byte_fallback: bool = True
     """spell unknown characters as bytes, so that none is lost"""
+    split_digits: bool = False
+    """make every digit a piece of its own, as SentencePiece's option does"""
     user_symbols: list[Word] = []
     """texts that always stay one piece, such as tags and placeholders"""
 
@@ -153,6 +156,21 @@ class ModelConfig(Section):
     """embeddings that share a matrix: all, output (target and output layer) or none"""
 
 
+class AugmentConfig(Section):
+    """Fractions of the training pairs that are changed in each epoch, each pair in one way."""
+
+    upper: Share = 0.0
+    """put both sides in capitals"""
+    title: Share = 0.0
+    """begin each word of both sides with a capital"""
+    no_final: Share = 0.0
+    """remove the final punctuation of the source"""
+    typos: Share = 0.0
+    """make typing errors in the source"""
+    numbers: Share = 0.0
+    """replace numbers that both sides have, alike on both"""
+
+
 class TrainConfig(Section):
     """How the model is trained, saved and judged."""
 
@@ -170,8 +188,12 @@ class TrainConfig(Section):
     """adam, or muon for the matrices of the layers, which learns in fewer steps"""
     init_from: PathText | None = None
     """run or checkpoint directory whose weights and vocabulary training starts from"""
+    init_vocabulary: Literal["theirs", "own"] = "theirs"
+    """vocabulary with init_from: theirs, or own, whose new pieces begin as means of their pieces"""
     subword_sampling: Annotated[float, Field(gt=0, lt=1)] | None = None
     """BPE-dropout: fraction of merges to skip at random, such as 0.05; null: off"""
+    augment: AugmentConfig = AugmentConfig()
+    """fractions of pairs to change in each epoch, so that such text is learned, too"""
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
     """validate and save a moving average of the weights, with this decay per step; null: off"""
     schedule: Literal["noam", "inverse_sqrt", "linear", "cosine", "constant"] = "noam"
@@ -210,8 +232,8 @@ class TrainConfig(Section):
     """number of newest checkpoints to keep, in addition to the best"""
     patience: NotNegative = 10
     """stop after this many validations without a better score; 0: off"""
-    metric: Literal["bleu", "chrf", "nll"] = "bleu"
-    """score that chooses the best model: bleu, chrf or nll"""
+    metric: Literal["bleu", "chrf", "nll", "command"] = "bleu"
+    """score that chooses the best model: bleu, chrf, nll, or command, for train --metric-command"""
     average_last: NotNegative = 5
     """number of newest checkpoints that are averaged at the end; 0: off"""
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mtrain.data.augment import Augmenter
 from mtrain.data.store import Part, Store
 from mtrain.data.subwords import Pairs, SubwordSampler
 from mtrain.data.tokenizer import Tokenizer
@@ -131,7 +132,7 @@ def _cut(
 @dataclass(frozen=True)
 class MicroBatch:
     """Indices of a micro-batch's pairs, its number of target tokens with eos, and the pairs
-    themselves if their subwords were sampled.
+    themselves if their subwords were sampled or their text was changed.
     """
 
     rows: NDArray[np.int64]
@@ -152,7 +153,8 @@ class TokenBatches:
     lengths, so that a micro-batch has little padding and a step has short and long sentences
     (except at the end of a pool). Steps of one length learn far more slowly.
 
-    A `sampler` draws the subwords of a pool anew each time, while the previous pool is trained on.
+    An `augmenter` changes text, and a `sampler` draws the subwords of a pool, anew each time, while
+    the previous pool is trained on.
     """
 
     def __init__(
@@ -163,9 +165,10 @@ class TokenBatches:
         ids: SpecialIds,
         step_batches: int,
         sampler: SubwordSampler | None = None,
+        augmenter: Augmenter | None = None,
     ) -> None:
         self.store, self.max_tokens, self.seed, self.ids = store, max_tokens, seed, ids
-        self.step_batches, self.sampler = step_batches, sampler
+        self.step_batches, self.sampler, self.augmenter = step_batches, sampler, augmenter
         self.executor = ThreadPoolExecutor(1)
         self.sampled: dict[tuple[int, int], Future[list[MicroBatch]]] = {}
         self.visits = np.concatenate([_visits(part) for part in store.parts])
@@ -180,8 +183,8 @@ class TokenBatches:
         return [self.store.pair(int(row)) for row in rows]
 
     def plan(self, epoch: int, pool: int) -> list[MicroBatch]:
-        """Return the micro-batches of a pool; reads only lengths if no subwords are sampled."""
-        if self.sampler is None:
+        """Return the micro-batches of a pool; reads only lengths if nothing is drawn anew."""
+        if self.sampler is None and self.augmenter is None:
             return self._plan(epoch, pool)
         following = (epoch, pool + 1) if pool + 1 < self.pools else (epoch + 1, 0)
         self.sampled = {
@@ -198,8 +201,11 @@ class TokenBatches:
         rows = np.concatenate([rows for rows, _ in seen])
         lengths = np.concatenate([lengths for _, lengths in seen]) + 1
         pairs: Pairs | None = None
+        if self.augmenter is not None:
+            pairs = self.augmenter.change(self._pairs(rows), rows, epoch)
         if self.sampler is not None:
-            pairs = self.sampler.draw(self._pairs(rows), int(random.integers(1 << 32)))
+            pairs = self.sampler.draw(pairs or self._pairs(rows), int(random.integers(1 << 32)))
+        if pairs is not None:
             lengths = np.array([(len(src) + 1, len(tgt) + 1) for src, tgt in pairs])
         shuffle = random.permutation(len(rows))
         batches = batch_by_tokens(lengths[shuffle], self.max_tokens)

@@ -3,7 +3,7 @@ text.
 
 1. scan       every corpus: its number of pairs and the SHA-256 of its text
 2. sets       validation and test text, line for line
-3. vocabulary that of the run, of the config or of `train.init_from`, else trained on the text
+3. vocabulary that of the run, of `train.init_from` or of the config, else trained on the text
 4. stores     each training corpus, filtered and tokenized, in the cache
 """
 
@@ -180,10 +180,11 @@ class Preparation:
         return self._ready_tokenizer() or kept(self._tokenizer_key, _open_tokenizer)
 
     def _ready_tokenizer(self) -> Tokenizer | None:
-        """Load an existing vocabulary: the run's, that of `train.init_from`, or the one that the
-        config names. Each tag must be a piece that stays whole.
+        """Load an existing vocabulary: the run's, that of `train.init_from` unless the config asks
+        for an own one, or the one that the config names. Each tag must be a piece that stays whole.
         """
-        settings, init_from = self.config.tokenizer, self.config.train.init_from
+        settings, train = self.config.tokenizer, self.config.train
+        init_from = train.init_from if train.init_vocabulary == "theirs" else None
         if self.run_tokenizer.exists():
             file, is_given = self.run_tokenizer, init_from is not None
         elif init_from is not None:

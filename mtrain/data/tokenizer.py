@@ -23,6 +23,8 @@ LONGEST_PIECE = 1000  # characters of a piece, bytes of a character's normalizat
 # Protocol Buffers: field numbers of SentencePiece's model, and kinds of values.
 _NORMALIZERS, _CHARACTER_MAP = (3, 5), 2
 _PIECES, _USER_DEFINED = 1, b"\x18\x04"  # a piece ends with its type, unless that is the usual one
+# Appended to a model: text is cut as it is, without a space before it.
+_AS_IT_IS = b"\x1a\x04\x18\x00\x20\x00"
 _VARINT, _BYTES, _FIXED = 0, 2, {1: 8, 5: 4}
 
 
@@ -131,6 +133,22 @@ class Tokenizer:
             return [self.pieces.encode(text) for text in texts]
         ids: list[list[int]] = self.pieces.encode(texts, num_threads=1)
         return ids
+
+    def spell(self, other: "Tokenizer") -> list[list[int]]:
+        """Spell each id of another vocabulary in ids of this one: a piece of both by itself, other
+        text by the pieces that it is cut into, what has no text by `unk`.
+        """
+        own = {piece: number for number, piece in enumerate(self.all_pieces)}
+        cut, sp = Tokenizer(self.proto + _AS_IT_IS).pieces.encode, other.pieces
+        spelled = []
+        for number, piece in enumerate(other.known):
+            has_text = not (sp.is_control(number) or sp.is_byte(number) or sp.is_unused(number))
+            known = [own[piece]] if piece in own else []
+            spelled.append(known or (has_text and cut(piece)) or [self.unk_id])
+        spelled += [[self.unk_id] for _ in range(other.vocab_size - len(spelled))]
+        for name in ("pad_id", "unk_id", "bos_id", "eos_id"):
+            spelled[getattr(other, name)] = [getattr(self, name)]
+        return spelled
 
     def decode(self, ids: list[list[int]]) -> list[str]:
         """Decode ids to texts, without special ids."""

@@ -34,24 +34,39 @@ def check(shape: Shape, quantization: str) -> None:
 
 
 def write(directory: Path, loaded: LoadedModel, quantization: str) -> None:
-    """Write a model into a directory that `ctranslate2.Translator` loads; raises `OSError`."""
-    model, tokenizer = loaded.model, loaded.tokenizer
-    (directory / layout.TOKENIZER).write_bytes(tokenizer.proto)
+    """Write a model into a directory that `ctranslate2.Translator` loads, and its vocabulary;
+    raises `OSError`.
+    """
+    (directory / layout.TOKENIZER).write_bytes(loaded.tokenizer.proto)
+    write_model(directory, loaded, quantization)
+
+
+def write_model(
+    directory: Path, loaded: LoadedModel, quantization: str, positions: int = 0
+) -> None:
+    """Write a model without its vocabulary, with sinusoidal positions for this many tokens or
+    more; raises `OSError`.
+    """
     longest = loaded.max_source_length
-    positions = loaded.positions_limit or max(longest, loaded.limit(longest))
-    spec = _spec(model, tokenizer, positions)
+    positions = loaded.positions_limit or max(positions, longest, loaded.limit(longest))
+    spec = _spec(loaded.model, loaded.tokenizer, positions)
     spec.validate()
     spec.optimize(quantization=None if quantization == "float32" else quantization)
     spec.save(str(directory))
 
 
 def load(directory: Path, tokenizer: Tokenizer) -> Engine:
+    """Load a written model."""
+    return load_model(directory, directory / layout.TOKENIZER, tokenizer)
+
+
+def load_model(directory: Path, vocabulary: Path, tokenizer: Tokenizer) -> Engine:
     """Load a written model; text is cut and joined with SentencePiece, as its users do."""
     import ctranslate2
 
     ctranslate2.set_log_level(logging.ERROR)  # it warns of types that this processor lacks
     translator = ctranslate2.Translator(str(directory), device="cpu")
-    own = Tokenizer.load(directory / layout.TOKENIZER)
+    own = Tokenizer.load(vocabulary)
     pieces = tokenizer.all_pieces
     numbers = {piece: number for number, piece in enumerate(pieces)}
 
@@ -62,7 +77,7 @@ def load(directory: Path, tokenizer: Tokenizer) -> Engine:
         for limit in sorted(set(limits) - {1}):  # it has one limit per call, at least 1
             places = [place for place, own_limit in enumerate(limits) if own_limit == limit]
             results = translator.translate_batch(
-                [[pieces[i] for i in (*rows[place], tokenizer.eos_id)] for place in places],
+                [[pieces[i] for i in rows[place]] for place in places],
                 beam_size=beam_size,
                 length_penalty=alpha,
                 max_batch_size=MAX_BATCH_SIZE,
@@ -107,7 +122,7 @@ def _spec(model: Transformer, tokenizer: Tokenizer, positions: int) -> Any:
     spec.config.unk_token = pieces[tokenizer.unk_id]
     spec.config.bos_token = spec.config.decoder_start_token = pieces[tokenizer.bos_id]
     spec.config.eos_token = pieces[tokenizer.eos_id]
-    spec.config.add_source_eos = False  # callers add it, as they do for most such models
+    spec.config.add_source_eos = True  # many callers do not add it, such as Argos Translate
     return spec
 
 

@@ -3,16 +3,18 @@
 from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from mtrain.config.corpora import HubCorpus
 from mtrain.config.schema import Config
 from mtrain.corpus.lines import is_blank
 from mtrain.corpus.readers import describe, read_pairs, reading_of
-from mtrain.export import ctranslate2_format, marian_format
+from mtrain.export import argos_format, ctranslate2_format, marian_format
 from mtrain.export.proof import NEEDED, Agreement, Engine, compare
 from mtrain.runs import manifest
-from mtrain.runtime.errors import UserError
+from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import logger, progress_bar, shorten
+from mtrain.runtime.outputs import opened
 from mtrain.scoring.references import read_source
 from mtrain.translation.loading import LoadedModel
 
@@ -22,7 +24,12 @@ MOST_LINES, MOST_SHOWN = 1000, 20
 MUCH_LOST = 0.05
 # Each module has `check`, which refuses a shape or quantization; `write`, which writes a model into
 # an existing directory; and `load`, which makes an `Engine` of what was written.
-FORMS = {"ctranslate2": ctranslate2_format, "hf-marian": marian_format, "hf": marian_format}
+FORMS = {
+    "ctranslate2": ctranslate2_format,
+    "hf-marian": marian_format,
+    "hf": marian_format,
+    "argos": argos_format,
+}
 
 Show = Callable[[str], object]
 
@@ -35,12 +42,15 @@ def export(
     sample: Path | None,
     show: Show,
 ) -> None:
-    """Write a model in one of `FORMS` into a new directory; `show` gets lines that compare both
-    engines on a sample. Raises `UserError`, and writes nothing, if they do not agree.
+    """Write a model in one of `FORMS` into a new directory, for `argos` a new file; `show` gets
+    lines that compare both engines on a sample. Raises `UserError`, and writes nothing, if they
+    do not agree.
     """
     form = FORMS[to]
     form.check(loaded.model.shape, quantization)
     manifest.check_new(directory)
+    if to == "argos" and directory.suffix != argos_format.SUFFIX:
+        raise RefusedError(f"--output {directory}: give a name that ends in {argos_format.SUFFIX}")
     lines = _read_sample(loaded.config, sample)
     loaded = loaded.tagged(loaded.config.data.valid_parts[0].tag)
 
@@ -51,7 +61,12 @@ def export(
 
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        manifest.write_new_directory(directory, fill)
+        if to == "argos":
+            with TemporaryDirectory() as aside, opened(directory, is_new=True) as (sink,):
+                fill(Path(aside))
+                argos_format.pack(Path(aside), loaded, sink)
+        else:
+            manifest.write_new_directory(directory, fill)
     except OSError as error:
         raise UserError(f"{directory}: cannot write: {error.strerror or error}") from None
     logger.info("written to %s", directory)

@@ -22,6 +22,8 @@ from torch import Tensor, nn
 
 # Factors 0 or 1 of the token embeddings of src (B, S) and tgt_in (B, T).
 Kept = tuple[Tensor, Tensor]
+# Weights (V, D) by name; matrices that share values have the first name.
+VOCABULARY_MATRICES = ("tgt_embedding.weight", "src_embedding.weight", "output.weight")
 
 
 @dataclass(frozen=True)

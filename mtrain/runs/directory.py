@@ -39,6 +39,7 @@ FIXED = {
     "valid": "the content of data.valid is",
     "tokenizer": "the content of tokenizer is",
     "init_from": "the model of train.init_from is",
+    "metric_command": "--metric-command is",
 }
 
 # Files of job scripts and desktops that a new run directory may hold, next to the config itself.
@@ -196,7 +197,8 @@ class RunDirectory:
             if key == "weights":
                 was = was or [1.0] * len(now)
             if was not in (None, now):
-                detail = f" (weights were {was}, and are {now})" if key == "weights" else ""
+                is_short = key in ("weights", "metric_command")
+                detail = f" (it was {was!r}, and is {now!r})" if is_short else ""
                 raise RefusedError(
                     f"{self.path}: {FIXED[key]} not the same as when this run began{detail}; "
                     "restore it, or choose another run_dir"

@@ -1,9 +1,10 @@
 """Validations of a run, the best of them, and patience: the content of `best.json`."""
 
+import math
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, TypeAdapter
+from pydantic import BaseModel, Field, FiniteFloat, TypeAdapter
 
 from mtrain.config.schema import FileName
 from mtrain.runs.records import CheckpointName, Count, Metric, Score, with_fields_of
@@ -16,6 +17,7 @@ class Scores(BaseModel):
     chrf: Score
     nll: float  # NaN where training went wrong
     signature: str
+    command: FiniteFloat = 0.0  # of `--metric-command`, if it is the metric
 
 
 class Validation(Scores):
@@ -59,7 +61,7 @@ class History(BaseModel, populate_by_name=True):
     def summary(self) -> dict[str, Any] | None:
         """The best validation as `best.json` names it."""
         best = self.best
-        return best and {key: best[key] for key in ("checkpoint", "step", self.metric)}
+        return best and {key: best.get(key) for key in ("checkpoint", "step", self.metric)}
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of `best.json`."""
@@ -104,7 +106,7 @@ class History(BaseModel, populate_by_name=True):
         return max(there, key=self._quality, default=None)
 
     def _quality(self, entry: Entry) -> float:
-        value = float(entry[self.metric])
+        value = float(entry.get(self.metric, -math.inf))
         return -value if self.metric == "nll" else value
 
 

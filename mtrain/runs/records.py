@@ -21,7 +21,7 @@ Number = Annotated[int, Field(ge=-(1 << 53), le=1 << 53)] | float
 Score = Annotated[FiniteFloat, Field(ge=0, le=101)]  # at most 100, and some rounding
 CheckpointName = Annotated[str, Field(pattern=rf"^({AVERAGE}|{STEP.pattern})\z")]
 ExitCode = Annotated[int, Field(ge=0, le=255)]
-Metric = Literal["bleu", "chrf", "nll"]
+Metric = Literal["bleu", "chrf", "nll", "command"]
 State = Literal["preparing", "running", "complete", "stopped", "failed", "refused"]
 
 PACKAGES = ("torch", "numpy", "sentencepiece", "sacrebleu", "safetensors")  # with their versions
@@ -88,6 +88,7 @@ class Provenance(BaseModel):
     tokenizer: str
     config: str | None = None
     init_from: str | None = None
+    metric_command: str | None = None
     made: dict[Annotated[str, Field(pattern=r"^data\.train\.\d{1,9}\z")], Made] = {}
     seed: Count
     ranks: Annotated[Count, Field(ge=1)] = 1

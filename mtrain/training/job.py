@@ -27,6 +27,7 @@ from mtrain.runtime.errors import EXIT_OK, RefusedError, StoppedError, UserError
 from mtrain.runtime.lock import ReplacedError
 from mtrain.runtime.log import add_log_file, logger
 from mtrain.runtime.stop import Stop
+from mtrain.scoring.external import OPTION, ExternalMetric
 from mtrain.training.filling import fill, without_missing
 from mtrain.training.learner import Machine
 from mtrain.training.resume import Session
@@ -36,20 +37,31 @@ MACHINE = TypeAdapter(Machine)
 LACK_OF_MEMORY = "out of memory; free some, or start a smaller run"
 
 
-def train(config: Config, stop: Stop, config_file: Path | None = None) -> None:
+def train(
+    config: Config,
+    stop: Stop,
+    config_file: Path | None = None,
+    metric: ExternalMetric | None = None,
+) -> None:
     """Start, resume or confirm a run, on all ranks of the job; raises `StoppedError` once a stop is
-    saved, `UserError` on failure. `config_file` is the user's own file of this config.
+    saved, `UserError` on failure. `config_file` is the user's own file of this config, `metric`
+    that of `train.metric: command`.
     """
     with joined() as ranks:
-        Job(config, stop, ranks, config_file).train()
+        Job(config, stop, ranks, config_file, metric).train()
 
 
-def dry_run(config: Config, stop: Stop, config_file: Path | None = None) -> dict[str, Any] | None:
+def dry_run(
+    config: Config,
+    stop: Stop,
+    config_file: Path | None = None,
+    metric: ExternalMetric | None = None,
+) -> dict[str, Any] | None:
     """Load everything and log what training would do; nothing is written but the cache of tokenized
     text. Return the same as figures, on rank 0.
     """
     with joined() as ranks:
-        job = Job(config, stop, ranks, config_file)
+        job = Job(config, stop, ranks, config_file, metric)
         return ranks.first(job.dry_run)
 
 
@@ -76,9 +88,18 @@ class Job:
     """
 
     def __init__(
-        self, config: Config, stop: Stop, ranks: Ranks, config_file: Path | None = None
+        self,
+        config: Config,
+        stop: Stop,
+        ranks: Ranks,
+        config_file: Path | None = None,
+        metric: ExternalMetric | None = None,
     ) -> None:
         _check_alike(config, ranks)
+        self.metric, self.command = metric, metric.command if metric else None
+        ranks.check_same(json.dumps(self.command), OPTION)
+        if refused := _metric_mismatch(config, self.command, config_file):
+            raise ranks.as_one(RefusedError(refused))
         self.config, self.stop, self.ranks, self.config_file = config, stop, ranks, config_file
         self.run = RunDirectory(Path(config.run_dir), ranks.first(partial(board_of, config)))
         self.before: Status | None = None  # the status that this start found
@@ -137,6 +158,7 @@ class Job:
     def _check_settings(self) -> None:
         self.step = layout.last_step(layout.steps(self.run.checkpoints))
         self.run.check_settings(self.config, self.ranks.size)
+        self.run.check_data({"metric_command": self.command})
         self.run.check_not_lost(self.before, self.config.train.save_every)
         if not self.step and self.config.train.init_from is not None:
             _check_shape(self.config, checkpoint.resolve(Path(self.config.train.init_from)))
@@ -167,10 +189,12 @@ class Job:
             preparation.tokenizer = Tokenizer(vocabulary)
         prepared = ranks.together(lambda: preparation.prepared)
         ranks.check_same(json.dumps(prepared.fingerprints), "text")
-        return replace(prepared, fingerprints={**prepared.fingerprints, "made": made})
+        others = {"made": made} | ({"metric_command": self.command} if self.command else {})
+        return replace(prepared, fingerprints={**prepared.fingerprints, **others})
 
     def _trainer(self, prepared: Prepared) -> Trainer:
-        return Trainer(Session(self.config, prepared, self.run, self.stop, self.ranks))
+        session = Session(self.config, prepared, self.run, self.stop, self.ranks, self.metric)
+        return Trainer(session)
 
     def _end(self, error: UserError | OSError, step: int) -> UserError:
         """Record an early end after a step in the status; return it as an error for the user."""
@@ -189,6 +213,21 @@ class Job:
             self.run.keep_start(self.before, state, failure)
         elif self.has_begun:
             self.run.set_status(state, step, str(failure), failure.exit_code)
+
+
+def _metric_mismatch(config: Config, command: str | None, config_file: Path | None) -> str | None:
+    """Return why the metric does not go with `--metric-command`."""
+    metric = config.train.metric
+    if metric == "command" and command is None:
+        usage = f"mtrain train -c {config_file or 'FILE'} {OPTION} 'PROGRAM ARGUMENTS'"
+        return (
+            "train.metric: command: the program is named on the command line, never in a config; "
+            f"type {usage}"
+        )
+    if metric != "command" and command is not None:
+        text = f"{OPTION}: the metric of this config is {metric}"
+        return f"{text}; add --set train.metric=command, or remove the option"
+    return None
 
 
 def _check_shape(config: Config, directory: Path) -> None:

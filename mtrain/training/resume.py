@@ -4,18 +4,22 @@ checkpoint/           model weights; with train.ema_decay, their moving average
 checkpoint/trainer/   optimizer moments; with train.ema_decay, the latest weights too; progress
 """
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from pydantic import TypeAdapter
 from torch import Tensor
 
 from mtrain.config.schema import Config, dump_config
 from mtrain.data.prepare import Prepared
+from mtrain.data.tokenizer import Tokenizer
 from mtrain.model.building import check_weights
+from mtrain.model.transformer import VOCABULARY_MATRICES, Transformer
 from mtrain.runs import checkpoint, layout, manifest
 from mtrain.runs.checkpoint import Snapshot, TrainerState
 from mtrain.runs.directory import RunDirectory
@@ -25,6 +29,7 @@ from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import logger
 from mtrain.runtime.stop import Stop
+from mtrain.scoring.external import ExternalMetric
 from mtrain.training.learner import Learner, Machine
 from mtrain.training.optimizer import copy_values
 
@@ -42,6 +47,7 @@ class Session:
     run: RunDirectory
     stop: Stop
     ranks: Ranks = field(default_factory=Ranks)
+    metric: ExternalMetric | None = None  # of `train.metric: command`
 
 
 @dataclass
@@ -149,13 +155,38 @@ class Checkpoints:
             return
         directory = checkpoint.resolve(Path(self.config.train.init_from))
         snapshot = checkpoint.load_or_name_good(directory)
-        check_weights(self.optimizer.weights, snapshot.weights, directory)
+        weights = snapshot.weights
+        if self.config.train.init_vocabulary == "own":
+            weights = self._with_own_vocabulary(snapshot, directory)
+        check_weights(self.optimizer.weights, weights, directory)
         self.init_hash = manifest.hash_file(directory / layout.MODEL)
         self.run.check_data({"init_from": self.init_hash})
-        self.optimizer.load_weights(snapshot.weights)
+        self.optimizer.load_weights(weights)
         if self.average is not None:
-            copy_values(self.average.values, snapshot.weights)
+            copy_values(self.average.values, weights)
         logger.info("starting from the weights of %s", directory)
+
+    def _with_own_vocabulary(self, snapshot: Snapshot, directory: Path) -> dict[str, Tensor]:
+        """Return the weights of a model of another vocabulary for this run's: a piece that both
+        have keeps its row, another begins with the mean of the pieces that the old one cuts it to.
+        """
+        old, new = Tokenizer(snapshot.tokenizer), Tokenizer(self.vocabulary)
+        with torch.device("meta"):
+            shape = replace(self.learner.model.shape, vocab_size=old.vocab_size)
+            check_weights(dict(Transformer(shape).named_parameters()), snapshot.weights, directory)
+        spelled = old.spell(new)
+        ids = torch.tensor(list(chain.from_iterable(spelled)))
+        starts = torch.tensor(list(accumulate(map(len, spelled[:-1]), initial=0)))
+        both = len({*old.all_pieces} & {*new.all_pieces})
+        logger.info(
+            "train.init_vocabulary: %s of %s pieces are in both vocabularies, %s begin as means",
+            *(f"{count:,}" for count in (both, new.vocab_size, new.vocab_size - both)),
+        )
+        return {
+            # (V_old, D) -> (V, D)
+            name: F.embedding_bag(ids, weight, starts) if name in VOCABULARY_MATRICES else weight
+            for name, weight in snapshot.weights.items()
+        }
 
     def find_newest(self) -> tuple[Path, Snapshot, TrainerState] | None:
         """Load the newest checkpoint that this machine can resume from, with a warning for each

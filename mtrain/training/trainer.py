@@ -16,6 +16,7 @@ import numpy as np
 from torch import Tensor
 from tqdm import tqdm
 
+from mtrain.data.augment import Augmenter
 from mtrain.data.batches import Batch, MicroBatch, SpecialIds, TokenBatches
 from mtrain.data.subwords import SubwordSampler
 from mtrain.runtime import files
@@ -51,11 +52,15 @@ class Trainer:
         self.device = self.learner.device
         self.checkpoints = Checkpoints(session, self.learner)
         self.validation = Validation(session, self.checkpoints)
-        sampler, store, seed = None, self.prepared.store, config.seed
+        sampler, augmenter, store, seed = None, None, self.prepared.store, config.seed
+        if any(train.augment.model_dump().values()):
+            augmenter = Augmenter(tokenizer, train.augment, seed, config.data.max_length)
         if train.subword_sampling is not None:
             sampler = SubwordSampler(tokenizer, train.subword_sampling, config.data.max_length)
         step_batches = train.accum_steps * self.ranks.size
-        self.batches = TokenBatches(store, train.max_tokens, seed, self.ids, step_batches, sampler)
+        self.batches = TokenBatches(
+            store, train.max_tokens, seed, self.ids, step_batches, sampler, augmenter
+        )
         self.rate = make_schedule(train, config.model.d_model)
         self.progress = Progress(self.optimizer.losses.clone())
         self.request: Request | None = None  # to stop, agreed by all ranks

@@ -32,6 +32,7 @@ from mtrain.translation.scorer import Scorer
 from mtrain.translation.translator import Translator
 
 NLL = TypeAdapter(tuple[float, int])
+NUMBER = TypeAdapter(float)
 NAMES = TypeAdapter(list[str])
 
 
@@ -42,7 +43,7 @@ class Validation:
 
     def __init__(self, session: Session, checkpoints: Checkpoints) -> None:
         self.config, self.prepared, self.run = session.config, session.prepared, session.run
-        self.stop, self.ranks = session.stop, session.ranks
+        self.stop, self.ranks, self.metric = session.stop, session.ranks, session.metric
         self.checkpoints, self.learner = checkpoints, checkpoints.learner
         self.history = History.begin(session.config.train.metric)
 
@@ -133,12 +134,17 @@ class Validation:
         sums = self.ranks.gather(lambda: Scorer(model).nll(sources, references), NLL)
         tokenize = metrics.tokenizer_for(self.config.data.languages(corpus)[1])
         bleu = metrics.score("bleu", hypotheses, [text.references], tokenize=tokenize)
-        return hypotheses, {
+        entry: Entry = {
             "bleu": bleu.score,
             "chrf": metrics.score("chrf", hypotheses, [text.references]).score,
             "nll": sum(nll for nll, _ in sums) / sum(tokens for _, tokens in sums),
             "signature": bleu.signature,
         }
+        if self.metric is not None:
+            rows = zip(text.sources, hypotheses, text.references, strict=True)
+            run = partial(self.metric.score, rows, self.stop.check)
+            entry["command"] = self.ranks.share(run, NUMBER)
+        return hypotheses, entry
 
     def finish(self, step: int) -> None:
         """Average and test a run whose last step is `step`."""
@@ -226,7 +232,8 @@ class Validation:
 
 def _mean(parts: list[Entry]) -> Entry:
     """Return the mean scores of the parts of a set, and those of each."""
-    entry: Entry = {key: fmean(part[key] for part in parts) for key in ("bleu", "chrf", "nll")}
+    keys = [key for key in ("bleu", "chrf", "nll", "command") if key in parts[0]]
+    entry: Entry = {key: fmean(part[key] for part in parts) for key in keys}
     signatures = dict.fromkeys(part["signature"] for part in parts)
     return {**entry, "signature": " / ".join(signatures), "parts": parts}
 
@@ -239,7 +246,8 @@ def _record(entry: Entry, prefix: str) -> dict[str, float | str]:
 
 def summary(entry: Entry) -> str:
     """Return the scores in one line."""
+    command = f"command {entry['command']:.6g}  " if "command" in entry else ""
     return (
-        f"BLEU {entry['bleu']:.2f}  chrF {entry['chrf']:.2f}  "
+        f"{command}BLEU {entry['bleu']:.2f}  chrF {entry['chrf']:.2f}  "
         f"nll {entry['nll']:.4f}  ppl {math.exp(min(entry['nll'], 700)):.2f}"
     )

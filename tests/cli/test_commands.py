@@ -46,7 +46,8 @@ DECODE += "--temperature --top-k --top-p --seed --mbr --tag"
 MODEL = "-m --model --device --precision"
 OUT = "-o --output"
 OPTIONS = {
-    "train": "config_file -c --config --set --time-limit --dry-run --json",
+    "train": "config_file -c --config --set --time-limit --dry-run --json --metric-command "
+    "--metric-timeout",
     "translate": f"words {MODEL} -i --input {OUT} --n-best --scores --line-buffered "
     f"--target-prefix --alignments {DECODE}",
     "eval": f"run {MODEL} -s --source -r --reference --on {OUT} --hypothesis --tgt-lang --tokenize "
@@ -383,6 +384,7 @@ MISTAKES = [
     # exports
     ("export -m {run} -o {tmp}/new --quantization int3", 2, ["'int3' is not one of 'float32'"]),
     ("export -m {run} -o {tmp}", 2, ["exists already; remove it, or choose another name"]),
+    ("export -m {run} -o {tmp}/new --to argos", 2, ["new: give a name that ends in .argosmodel"]),
     ("export -m {run} -o {tmp}/new --to hf-marian --quantization int8", 2, ["keeps float32"]),
 ]
 

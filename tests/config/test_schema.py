@@ -33,14 +33,16 @@ data: {root: null, src_lang: required, tgt_lang: required, train: required, temp
 filter: {min_length: 0, max_ratio: null, identical: false, duplicates: false, control: false,
   src_script: [], tgt_script: [], script_share: 0.5}
 tokenizer: {path: null, vocab_size: 8000, model_type: bpe, normalization: identity,
-  character_coverage: 0.9995, byte_fallback: true, user_symbols: []}
+  character_coverage: 0.9995, byte_fallback: true, split_digits: false,
+  user_symbols: []}
 model: {d_model: 512, num_heads: 8, d_ff: 2048, num_encoder_layers: 6, num_decoder_layers: 6,
   dropout: 0.1, attention_dropout: 0.0, activation_dropout: 0.0, norm: post,
   positions: sinusoidal, tie_embeddings: all}
 train: {device: auto, threads: auto, max_steps: 100000, max_tokens: 4096, accum_steps: 1,
-  optimizer: adam, init_from: null, subword_sampling: null, ema_decay: null, schedule: noam,
-  warmup_steps: 4000, lr_factor: null, peak_lr: null, label_smoothing: 0.1,
-  consistency: null, cutoff: 0.05,
+  optimizer: adam, init_from: null, init_vocabulary: theirs, subword_sampling: null,
+  augment: {upper: 0.0, title: 0.0, no_final: 0.0, typos: 0.0, numbers: 0.0},
+  ema_decay: null, schedule: noam, warmup_steps: 4000, lr_factor: null, peak_lr: null,
+  label_smoothing: 0.1, consistency: null, cutoff: 0.05,
   adam_betas: [0.9, 0.98], adam_eps: 1.0e-9, clip_norm: 1.0, precision: auto, compile: auto,
   log_every: 50, tensorboard: false, valid_every: 1000, save_every: 1000, keep_checkpoints: 5,
   patience: 10, metric: bleu, average_last: 5}
@@ -237,6 +239,11 @@ ADDED = [
     ("model: {num_heads: 7}", "7: model.num_heads: 7 does not divide d_model 512"),
     ("model: {d_model: 7, num_heads: 1}", "7: model.d_model: need an even d_model"),
     ("train:\n  max_tokens: 255", "8: train.max_tokens: 255 is below data.max_length 256"),
+    ("train: {augment: {typo: 0.1}}", "7: train.augment.typo: did you mean train.augment.typos?"),
+    ("train: {augment: {upper: 1.5}}", "7: train.augment.upper: less than or equal to 1 capitals"),
+    ("train: {augment: 0.1}", "7: train.augment: should be a mapping of settings"),
+    ("train: {augment: {upper: 0.6, title: 0.5}}", "7: train.augment: add up to 1.1"),
+    ("train: {init_vocabulary: own}", "7: train.init_vocabulary: set init_from"),
     ("train: {valid_every: 1500}", "7: train.valid_every: not a multiple of train.save_every"),
     ("train:\n  lr_factor: 1.0\n  peak_lr: 1e-3", "9: train.peak_lr: give either"),
     ("train: {schedule: cosine}", "7: train.schedule: cosine needs train.peak_lr"),

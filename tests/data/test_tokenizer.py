@@ -71,6 +71,18 @@ def test_user_symbols_stay_whole_and_without_bytes_other_characters_are_unknown(
     assert found.unk_id in found.encode(["bavo 漢"])[0]
 
 
+@MODEL_TYPES
+def test_digits_are_split_where_it_is_asked_for(model_type: str) -> None:
+    lines = [f"{line} {number} celu{number % 100}" for number, line in enumerate(LINES, 1900)]
+    joined, split = (
+        train(304, lines, model_type=model_type, split_digits=each) for each in (False, True)
+    )
+    assert any(re.search("[0-9]{2}", piece) for piece in joined.plain_pieces.values())
+    pieces = split.pieces.encode("bavo 1984x 7", out_type=str)
+    assert [piece for piece in pieces if re.search("[0-9]", piece)] == [*"19847"]
+    assert split.decode(split.encode(["bavo 1984x 7"])) == ["bavo 1984x 7"]
+
+
 # --- Ids and sizes ---------------------------------------------------------------------------
 
 
@@ -104,6 +116,43 @@ def test_training_again_gives_the_same_bytes(model_type: str) -> None:
     assert first.proto == second.proto
     assert first.fingerprint == second.fingerprint == hashlib.sha256(first.proto).hexdigest()
     assert first.fingerprint != train(299, model_type=model_type).fingerprint
+
+
+# --- Pieces of another vocabulary ------------------------------------------------------------
+
+
+def test_a_vocabulary_spells_the_pieces_of_another(any_tokenizer: Tokenizer) -> None:
+    lines = [*LINES, *(f"Kernel {line} drivers" for line in LINES)]
+    new = train(320, lines, user_symbols=["<2de>", "@bavo@"])
+    spelled = any_tokenizer.spell(new)
+    own = any_tokenizer.all_pieces
+    assert len(spelled) == new.vocab_size
+    for piece, ids in zip(new.all_pieces, spelled, strict=True):
+        if piece in own:
+            assert ids == [own.index(piece)]
+        else:
+            assert any_tokenizer.unk_id not in ids
+            assert any_tokenizer.pieces.decode([own.index("\u2581"), *ids])[-len(piece) :].replace(
+                " ", "\u2581"
+            ) in (piece, piece[1:])
+    word = new.all_pieces.index("\u2581Kernel")
+    assert spelled[word][0] == any_tokenizer.encode(["Kernel"])[0][0]  # with its space
+    assert len(spelled[word]) > 1
+
+
+def test_pieces_without_text_are_spelled_by_their_part() -> None:
+    old, new = foreign(pad_id=3, bos_id=-1), train()
+    spelled = old.spell(new)
+    special = ("pad_id", "unk_id", "bos_id", "eos_id")
+    for name in special:
+        assert spelled[getattr(new, name)] == [getattr(old, name)]
+    assert spelled[new.all_pieces.index("<0x0A>")] == [old.unk_id]
+    assert max(map(max, spelled)) < old.vocab_size
+    back = new.spell(old)
+    assert len(back) == old.vocab_size
+    assert [back[getattr(old, name)] for name in special] == [
+        [getattr(new, name)] for name in special
+    ]
 
 
 # --- Models from elsewhere -------------------------------------------------------------------

@@ -18,8 +18,8 @@ from conftest import made_up_pairs, random_model, run_mtrain
 from mtrain.config.corpora import Corpus, HubCorpus, TextCorpus
 from mtrain.config.schema import Config, override_decode
 from mtrain.corpus import tables
-from mtrain.data.tokenizer import Tokenizer
-from mtrain.export import ctranslate2_format, handover, marian_format
+from mtrain.data.tokenizer import Tokenizer, train_tokenizer
+from mtrain.export import argos_format, ctranslate2_format, handover, marian_format
 from mtrain.export.proof import Agreement, Difference, Engine
 from mtrain.model.transformer import Shape
 from mtrain.runs import manifest
@@ -61,7 +61,7 @@ def test_the_library_scores_random_weights_as_the_model_does(
     source_ids, target_ids = (tokenizer.encode(texts) for texts in (sources, targets))
     served = ctranslate2.Translator(str(tmp_path), device="cpu")
     scored = served.score_batch(
-        [[pieces[i] for i in (*row, tokenizer.eos_id)] for row in source_ids],
+        [[pieces[i] for i in row] for row in source_ids],
         [[pieces[i] for i in row] for row in target_ids],
     )
     found = [sum(result.log_probs) for result in scored]
@@ -99,6 +99,17 @@ def test_the_tag_of_the_validation_set_is_the_first_piece(
     assert not any("other pieces" in line for line in shown)
     assert ", each after the piece <2bb>" in caplog.text
     assert ("does not read <2bb>: put its id before" in caplog.text) == (to == "hf-marian")
+
+
+@pytest.mark.parametrize("form", handover.FORMS.values())
+def test_split_digits_are_kept(config: Config, tmp_path: Path, form: Any) -> None:
+    texts = [f"{source} {number}" for number, source in enumerate(SOURCES, 1900)]
+    split = Tokenizer(train_tokenizer(lambda: texts, vocab_size=320, split_digits=True))
+    model = random_model(vocab_size=split.vocab_size)
+    form.check(Shape(100, 0), "float32")
+    form.write(tmp_path, LoadedModel(model, split, config.decode, config), "float32")
+    found = form.load(tmp_path, split).encode(["bavo 1984"])
+    assert [split.all_pieces[i] for i in found[0]][-4:] == [*"1984"]
 
 
 @pytest.fixture
@@ -185,7 +196,7 @@ def by_ctranslate2(directory: Path) -> list[str]:
     manifest.verify(directory, "model.bin", "config.json", "tokenizer.model")
     pieces = Tokenizer.load(directory / "tokenizer.model").pieces
     results = ctranslate2.Translator(str(directory), device="cpu").translate_batch(
-        [[*row, "</s>"] for row in pieces.encode(SOURCES, out_type=str)], beam_size=4
+        pieces.encode(SOURCES, out_type=str), beam_size=4
     )
     return [pieces.decode(result.hypotheses[0]) for result in results]
 
@@ -237,7 +248,7 @@ def test_a_place_that_cannot_be_written_is_named(loaded_model: LoadedModel, tmp_
         write(loaded_model, tmp_path / "file" / "served")
 
 
-@pytest.mark.parametrize("form", handover.FORMS)
+@pytest.mark.parametrize("form", ["ctranslate2", "hf-marian"])
 def test_a_limit_of_one_token_leaves_empty_translations_on_both_sides(
     loaded_model: LoadedModel, tmp_path: Path, form: str
 ) -> None:
@@ -250,6 +261,7 @@ def test_a_limit_of_one_token_leaves_empty_translations_on_both_sides(
     ("module", "form", "extra"),
     [
         ("ctranslate2.specs.model_spec", ctranslate2_format, "ctranslate2"),
+        ("ctranslate2.specs.model_spec", argos_format, "ctranslate2"),
         ("transformers", marian_format, "hf"),
     ],
 )

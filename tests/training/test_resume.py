@@ -36,7 +36,7 @@ from conftest import (
 
 from mtrain.config.loading import load_config
 from mtrain.data import batches
-from mtrain.data.tokenizer import train_tokenizer
+from mtrain.data.tokenizer import Tokenizer, train_tokenizer
 from mtrain.runs import checkpoint, layout, manifest
 from mtrain.runs.checkpoint import TrainerState
 from mtrain.runtime import log
@@ -175,6 +175,7 @@ def steps(run: Path) -> list[int]:
         "train.schedule=cosine train.max_steps=18 train.metric=nll",  # the last is not scheduled
         "train.optimizer=muon",
         "train.subword_sampling=0.2 train.accum_steps=2",
+        "train.augment.upper=0.2 train.augment.typos=0.3 train.subword_sampling=0.2",
         "train.ema_decay=0.9",
         "train.consistency=3 train.subword_sampling=0.2 train.ema_decay=0.9",
         pytest.param("train.compile=true", marks=pytest.mark.slow),
@@ -225,6 +226,52 @@ def test_a_run_starts_again_from_the_same_weights_only(tmp_path: Path) -> None:
     shutil.copytree(layout.steps(first / "checkpoints")[-1], average)
     with pytest.raises(RefusedError, match="not the same as when this run began"):
         start(run, *given)
+
+
+@pytest.mark.parametrize("given", ["trained", "tokenizer.path"])
+def test_a_run_with_its_own_vocabulary_takes_the_rows_that_it_knows(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    given: str,
+) -> None:
+    caplog.set_level("INFO", "mtrain")
+    first, settings = uninterrupted(), ["train.init_vocabulary=own", "train.ema_decay=0.9"]
+    settings += ["train.max_steps=4", f"train.init_from={first}"]
+    if given == "trained":
+        settings += ["tokenizer.model_type=unigram", "tokenizer.vocab_size=300"]
+    else:
+        lines = [line + " kernel" for pair in made_up_pairs(60, 8) for line in pair]
+        (tmp_path / "own.model").write_bytes(train_tokenizer(lambda: lines, vocab_size=305))
+        settings += [f"tokenizer.path={tmp_path / 'own.model'}"]
+    runs, began = [tmp_path / name for name in ("alone", "stopped")], []
+    load = Optimizer.load_weights
+    monkeypatch.setattr(
+        Optimizer,
+        "load_weights",
+        lambda self, weights: began.append(weights) or load(self, weights),
+    )
+    start(runs[0], *settings)
+    old, new = (Tokenizer.load(run / "tokenizer.model") for run in (first, runs[0]))
+    best = json.loads((first / "best.json").read_text())["best"]["checkpoint"]
+    before = checkpoint.load(first / "checkpoints" / best).weights["tgt_embedding.weight"]
+    found, spelled = began[0]["tgt_embedding.weight"], old.spell(new)
+    both = {*old.all_pieces} & {*new.all_pieces}
+    assert 260 < len(both) < new.vocab_size == len(found)
+    for piece, row, ids in zip(new.all_pieces, found, spelled, strict=True):
+        assert (len(ids) == 1) or piece not in both
+        torch.testing.assert_close(
+            row, before[ids].mean(0), rtol=0, atol=0 if len(ids) == 1 else 1e-6
+        )
+    counts = f"{len(both)} of {new.vocab_size} pieces are in both vocabularies"
+    assert counts in caplog.text
+    stop(runs[1], 3, *settings)
+    start(runs[1], *settings)
+    assert differences(*runs) == []
+    with pytest.raises(
+        RefusedError, match=r"train\.init_vocabulary: 'own' in the run, 'theirs' now"
+    ):
+        start(runs[0], *settings, "train.init_vocabulary=theirs")
 
 
 def test_initial_weights_of_another_shape_are_refused(run: Path) -> None:

@@ -1,0 +1,93 @@
+"""Argos Translate's form of a model: a package for it and LibreTranslate.
+
+A package (https://github.com/argosopentech/argos-translate) is a zip file of one directory:
+
+    metadata.json         languages and versions
+    README.md
+    sentencepiece.model   the vocabulary
+    model/                the weights, in CTranslate2's form
+"""
+
+import json
+import re
+import zipfile
+from pathlib import Path
+from typing import IO
+
+import mtrain
+from mtrain.data.tokenizer import Tokenizer
+from mtrain.export import ctranslate2_format
+from mtrain.export.proof import Engine
+from mtrain.model.transformer import Shape
+from mtrain.runtime.errors import RefusedError
+from mtrain.translation.loading import LoadedModel
+
+SUFFIX = ".argosmodel"
+VOCABULARY, MODEL = "sentencepiece.model", "model"
+VERSION = "1.0"  # of the package and of the oldest Argos Translate that reads it
+MOST_TOKENS = 1024  # of a sentence: where CTranslate2 cuts it for Argos Translate
+# Names that Argos Translate shows; a code that is not here is its own name.
+LANGUAGES = """
+ar:Arabic az:Azerbaijani bg:Bulgarian bn:Bengali ca:Catalan cs:Czech da:Danish de:German el:Greek
+en:English eo:Esperanto es:Spanish et:Estonian eu:Basque fa:Persian fi:Finnish fr:French ga:Irish
+gl:Galician he:Hebrew hi:Hindi hr:Croatian hu:Hungarian id:Indonesian it:Italian ja:Japanese
+ko:Korean lt:Lithuanian lv:Latvian ms:Malay nb:Norwegian nl:Dutch pl:Polish pt:Portuguese
+ro:Romanian ru:Russian sk:Slovak sl:Slovenian sq:Albanian sr:Serbian sv:Swedish th:Thai tl:Tagalog
+tr:Turkish uk:Ukrainian ur:Urdu vi:Vietnamese zh:Chinese
+"""
+NAMES = dict(each.split(":") for each in LANGUAGES.split())
+
+
+def check(shape: Shape, quantization: str) -> None:
+    """Raise `RefusedError` where CTranslate2 or a quantization of that name is missing, or where
+    sentences may be longer than the model's positions.
+    """
+    ctranslate2_format.check(shape, quantization)
+    if shape.positions == "learned" and shape.max_positions < MOST_TOKENS:
+        raise RefusedError(
+            f"data.max_length: {shape.max_positions} learned positions are too few: Argos "
+            f"Translate cuts sentences at {MOST_TOKENS:,} tokens; use --to ctranslate2"
+        )
+
+
+def write(directory: Path, loaded: LoadedModel, quantization: str) -> None:
+    """Write the content of a package; raises `RefusedError` for a model that needs a tag before
+    each source or has no languages, and `OSError`.
+    """
+    if loaded.tag is not None:
+        raise RefusedError(f"--to argos: puts no tag before a source, and needs {loaded.tag}")
+    (src, src_name), (tgt, tgt_name) = _languages(loaded)
+    metadata = {"package_version": VERSION, "argos_version": VERSION}
+    metadata |= {"from_code": src, "from_name": src_name, "to_code": tgt, "to_name": tgt_name}
+    (directory / "metadata.json").write_text(json.dumps(metadata, indent=1) + "\n", "utf-8")
+    text = f"# {src_name} to {tgt_name}\n\nTrained with mtrain {mtrain.__version__}.\n"
+    (directory / "README.md").write_text(text, "utf-8")
+    (directory / VOCABULARY).write_bytes(loaded.tokenizer.proto)
+    (directory / MODEL).mkdir(exist_ok=True)
+    ctranslate2_format.write_model(directory / MODEL, loaded, quantization, MOST_TOKENS + 1)
+
+
+def load(directory: Path, tokenizer: Tokenizer) -> Engine:
+    """Load the content of a package."""
+    return ctranslate2_format.load_model(directory / MODEL, directory / VOCABULARY, tokenizer)
+
+
+def pack(directory: Path, loaded: LoadedModel, sink: IO[bytes]) -> None:
+    """Write the content of a package as a zip file; raises `OSError`."""
+    codes = "_".join(code for code, _ in _languages(loaded))
+    name = f"translate-{codes}-{VERSION.replace('.', '_')}"
+    with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as package:
+        for path in sorted(path for path in directory.rglob("*") if path.is_file()):
+            package.write(path, f"{name}/{path.relative_to(directory)}")
+
+
+def _languages(loaded: LoadedModel) -> list[tuple[str, str]]:
+    """Return the codes and names of the source and the target language of the validation set."""
+    data = loaded.config.data
+    codes = data.languages(data.valid_parts[0])
+    for code in codes:
+        if not re.fullmatch("[A-Za-z][A-Za-z0-9-]*", code):
+            raise RefusedError(
+                f"--to argos: {code!r} is not a language code, which names the package"
+            )
+    return [(code, NAMES.get(code, code)) for code in codes]
