@@ -64,6 +64,8 @@ SIZES = {  # encoder and decoder layers, d_model, d_ff, heads
 INSTRUCTIONS = {"avx2": "AVX2", "avx512_f": "AVX512", "avx512_bf16": "AVX512-BF16"}
 INSTRUCTIONS |= {"amx_bf16": "AMX", "neon": "NEON", "bf16": "BF16", "sve": "SVE"}
 LINES_ALONE = 50
+# Seconds between programs: threads of OpenMP that wait for work keep cores busy for 0.2.
+SETTLE = 0.5
 
 Result = TypeVar("Result")
 # Translates lines and returns the tokens of the translations, with eos.
@@ -107,12 +109,12 @@ def describe_machine(device: torch.device) -> str:
     return f"{versions}, {gpu}{cpu}, threads: {torch.get_num_threads()}"
 
 
-def make_up_text(folder: Path, lines: int = 10000) -> dict[str, str]:
+def make_up_text(folder: Path, lines: int = 20000) -> dict[str, str]:
     """Write two sides of random words with lines as long as captions; return their paths."""
     draw, paths = random.Random(1), {"src": str(folder / "src"), "tgt": str(folder / "tgt")}
-    lengths = [max(3, round(draw.gauss(11, 4))) for _ in range(lines)]
+    lengths = [max(3, round(draw.gauss(11, 3.5))) for _ in range(lines)]
     for path in paths.values():
-        words = ["".join(draw.choices(ascii_lowercase, k=draw.randint(2, 9))) for _ in range(6000)]
+        words = ["".join(draw.choices(ascii_lowercase, k=draw.randint(2, 7))) for _ in range(5000)]
         frequencies = [1 / (rank + 10) for rank in range(len(words))]
         text = [" ".join(draw.choices(words, frequencies, k=n)) + "\n" for n in lengths]
         Path(path).write_text("".join(text))
@@ -361,6 +363,7 @@ def in_turn(
     tokens = {}
     for turn in range(turns + 1):
         for name, translate in programs.items():
+            time.sleep(SETTLE if len(programs) > 1 else 0)
             for group in groups:
                 started = time.perf_counter()
                 tokens[name] = translate(group)

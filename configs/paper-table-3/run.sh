@@ -15,8 +15,10 @@ while :; do
   esac
 done
 
+found=
 while read -r name settings; do
   [ "${only:-$name}" = "$name" ] || continue
+  found=yes
   # shellcheck disable=SC2086  # settings are words
   mtrain train -c "$configs/$size.yaml" "$@" --set "run_dir=runs/paper-table-3/$size/$name" $settings </dev/null
 done <<ROWS
@@ -39,4 +41,5 @@ smoothing-0.2  --set train.label_smoothing=0.2
 learned        --set model.positions=learned
 big            --set model.d_model=$((1024 / scale)) --set model.d_ff=$((4096 / scale)) --set model.num_heads=$h16 --set model.dropout=0.3
 ROWS
+[ -n "$found" ] || { echo "run.sh: --row $only: no such row" >&2; exit 2; }
 [ -n "$only" ] || python3 "$configs/../../scripts/paper_table.py" "runs/paper-table-3/$size"

@@ -80,6 +80,8 @@ def test_one_row(tmp_path: Path) -> None:
     [words] = commands(tmp_path, "--small", "--row", "big", "--dry-run")
     assert "--dry-run" in words
     assert "run_dir=runs/paper-table-3/small/big" in words
+    with pytest.raises(subprocess.CalledProcessError):
+        commands(tmp_path, "--row", "huge")
 
 
 def test_the_table_has_the_complete_rows(
