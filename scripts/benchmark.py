@@ -1,70 +1,141 @@
-"""Measure training and translation speed on this machine, on the phrasebook or on your own text.
+"""Measure how fast this machine trains and translates.
 
-    scripts/benchmark.py [--src FILE --tgt FILE] [--sizes tiny,small] [--steps 40] [--turns 3]
-    scripts/benchmark.py --model RUN_DIR [--src FILE] [--beam-size 4]
+    python scripts/benchmark.py                              two small models
+    python scripts/benchmark.py --sizes base --lines 200     the paper's base model
+    python scripts/benchmark.py --busy                       training beside a busy core, too
+    python scripts/benchmark.py --model runs/NAME --peer     a trained model and CTranslate2
 
-Training: target tokens a second without padding, for models of the given sizes, and the share of
-the machine's limit: what matrix products with the weights take of the speed at which it multiplies
-large matrices, measured before and after. With --model: sentences a second that a trained model
-translates, and how long it takes over one alone. Warm-up is left out; figures are medians of
-several turns. Rows of a Markdown table, or with --json one object a row.
+Without --model, weights are random. Training is measured on made-up text with lines as long as
+captions, or on --src and --tgt, in target tokens without padding. Translations are made as long as
+their sources: of all lines together, and of one line alone.
+
+"of limit" compares the products with weights, the bulk of the arithmetic, with the speed at which
+this machine multiplies large matrices in the same precision, measured before and after. Figures are
+medians of several turns after a warm-up; programs to compare take turns. The output is a Markdown
+table, or with --json one object a row, which has padding and memory, too.
 """
 
 import argparse
 import json
+import os
+import random
 import resource
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from string import ascii_lowercase
+from typing import Any, TypeVar
 
 import torch
 
+import mtrain
 from mtrain.config.schema import Config
 from mtrain.corpus.lines import read_text_file
 from mtrain.corpus.phrasebook import pairs
 from mtrain.data.batches import Batch
-from mtrain.data.prepare import Prepared, prepare
+from mtrain.data.prepare import prepare
+from mtrain.export import ctranslate2_format
 from mtrain.model.transformer import Shape
 from mtrain.runs.directory import RunDirectory
+from mtrain.runtime.device import pick_device
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.stop import Stop
 from mtrain.training.resume import Session
 from mtrain.training.trainer import Trainer
 from mtrain.translation import loading
+from mtrain.translation.loading import LoadedModel
 from mtrain.translation.translator import Translator
 
-SIZES = {
-    "tiny": (4, 128, 256, 4),
-    "small": (3, 256, 1024, 4),
-    "base": (6, 512, 2048, 8),
-    "big": (6, 1024, 4096, 16),
+SIZES = {  # encoder and decoder layers, d_model, d_ff, heads
+    "tiny": (4, 4, 128, 256, 4),
+    "fast": (6, 2, 128, 256, 4),
+    "small": (3, 3, 256, 1024, 4),
+    "base": (6, 6, 512, 2048, 8),
+    "big": (6, 6, 1024, 4096, 16),
 }
+# torch's names of what a processor can do, weakest first
+INSTRUCTIONS = {"avx2": "AVX2", "avx512_f": "AVX512", "avx512_bf16": "AVX512-BF16"}
+INSTRUCTIONS |= {"amx_bf16": "AMX", "neon": "NEON", "bf16": "BF16", "sve": "SVE"}
+LINES_ALONE = 50
+# Seconds between programs: threads of OpenMP that wait for work keep cores busy for 0.2.
+SETTLE = 0.5
+
+Result = TypeVar("Result")
+# Translates lines and returns the tokens of the translations, with eos.
+Translate = Callable[[list[str]], int]
 
 
-def make_config(args: argparse.Namespace, size: str, run_dir: Path) -> Config:
-    """Build the settings of one size: dropout 0.3, batches of 4,096 padded tokens."""
-    layers, d_model, d_ff, heads = SIZES[size]
-    if args.src:
-        train: dict[str, Any] = {"src": args.src, "tgt": args.tgt}
-    else:
-        train = {"generated": "phrasebook", "split": "train", "pairs": 30000}
-    settings = {
-        "run_dir": str(run_dir),
+@dataclass
+class Row:
+    """A measured speed; `operations` are those of products with weights, per second."""
+
+    what: str
+    precision: str
+    speed: float
+    unit: str
+    operations: float | None = None
+    limit: float | None = None
+    ratio: float | None = None  # to the speed without a busy core
+    padding: float | None = None
+    peak_megabytes: float | None = None
+
+    @property
+    def of_limit(self) -> str:
+        """Part of the limit that is used."""
+        return f"{self.operations / self.limit:.1%}" if self.operations and self.limit else ""
+
+    def __str__(self) -> str:
+        speed = f"{self.speed:,.0f}" if self.speed >= 100 else f"{self.speed:.3g}"
+        ratio = f", {self.ratio:.0%} of quiet" if self.ratio else ""
+        return f"| {self.what} | {self.precision} | {speed} {self.unit}{ratio} | {self.of_limit} |"
+
+
+def describe_machine(device: torch.device) -> str:
+    """Name versions, processor, its instructions and threads."""
+    has = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    names = ", ".join(name for key, name in INSTRUCTIONS.items() if has.get(key))
+    held = os.environ.get("ONEDNN_MAX_CPU_ISA")
+    names += f", held to {held}" if held else ""
+    cpu = f"{has.get('cpu_name', 'CPU')} ({names or torch.backends.cpu.get_cpu_capability()})"
+    gpu = f"{torch.cuda.get_device_name(device)}, " if device.type == "cuda" else ""
+    versions = f"mtrain {mtrain.__version__}, torch {torch.__version__}"
+    return f"{versions}, {gpu}{cpu}, threads: {torch.get_num_threads()}"
+
+
+def make_up_text(folder: Path, lines: int = 20000) -> dict[str, str]:
+    """Write two sides of random words with lines as long as captions; return their paths."""
+    draw, paths = random.Random(1), {"src": str(folder / "src"), "tgt": str(folder / "tgt")}
+    lengths = [max(3, round(draw.gauss(11, 3.5))) for _ in range(lines)]
+    for path in paths.values():
+        words = ["".join(draw.choices(ascii_lowercase, k=draw.randint(2, 7))) for _ in range(5000)]
+        frequencies = [1 / (rank + 10) for rank in range(len(words))]
+        text = [" ".join(draw.choices(words, frequencies, k=n)) + "\n" for n in lengths]
+        Path(path).write_text("".join(text))
+    return paths
+
+
+def make_config(args: argparse.Namespace, size: str, run_dir: str, text: dict[str, str]) -> Config:
+    """Return the settings of one size, with dropout 0.3."""
+    encoder_layers, decoder_layers, d_model, d_ff, heads = SIZES[size]
+    settings: dict[str, Any] = {
+        "run_dir": run_dir,
         "data": {
             "src_lang": "en",
             "tgt_lang": "de",
-            "train": [train],
+            "train": [text],
             "valid": {"generated": "phrasebook", "split": "valid", "pairs": 100},
         },
         "tokenizer": {"path": args.tokenizer, "vocab_size": args.vocab_size},
         "model": {
-            "num_encoder_layers": layers,
-            "num_decoder_layers": layers,
+            "num_encoder_layers": encoder_layers,
+            "num_decoder_layers": decoder_layers,
             "d_model": d_model,
             "d_ff": d_ff,
             "num_heads": heads,
@@ -78,6 +149,12 @@ def make_config(args: argparse.Namespace, size: str, run_dir: Path) -> Config:
         },
     }
     return Config.model_validate(settings)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the work queued on an accelerator."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def matmul_speed(device: torch.device, dtype: torch.dtype) -> float:
@@ -94,57 +171,23 @@ def matmul_speed(device: torch.device, dtype: torch.dtype) -> float:
     return statistics.median(speeds[3:])
 
 
-def operations(shape: Shape, src_tokens: int, tgt_tokens: int) -> float:
-    """What products with the weights take in training: forward once, backward twice."""
+def around(
+    device: torch.device, dtype: torch.dtype, measure: Callable[[], Result]
+) -> tuple[Result, float]:
+    """Measure, and return the limit in operations per second, too: its mean before and after."""
+    before, found = matmul_speed(device, dtype), measure()
+    return found, (before + matmul_speed(device, dtype)) / 2
+
+
+def operations(shape: Shape, src_tokens: float, tgt_tokens: float) -> float:
+    """Return what products with the weights take in a forward pass; a step takes three times as
+    much, as each product has two gradients.
+    """
     D, F = shape.d_model, shape.d_ff
     encoder = shape.num_encoder_layers * (4 * D * D + 2 * D * F)
     keys_and_values = shape.num_decoder_layers * 2 * D * D
     decoder = shape.num_decoder_layers * (6 * D * D + 2 * D * F) + D * shape.vocab_size
-    return 6.0 * (src_tokens * (encoder + keys_and_values) + tgt_tokens * decoder)
-
-
-@dataclass
-class Tokens:
-    """Tokens of the batches that pass, and places that they and their padding take."""
-
-    src: int = 0
-    tgt: int = 0
-    places: int = 0
-
-    def counting(self, learn: Callable[[Batch], None], pad: int) -> Callable[[Batch], None]:
-        """Count the batches that are learned from."""
-
-        def learn_and_count(batch: Batch) -> None:
-            self.src += int((batch.src != pad).sum())
-            self.tgt += batch.num_tokens
-            self.places += batch.src.numel() + batch.tgt_in.numel()
-            learn(batch)
-
-        return learn_and_count
-
-
-def training_speed(trainer: Trainer, steps: int, turns: int) -> dict[str, float]:
-    """Medians over turns of `steps` steps, after a warm-up."""
-    learner = trainer.learner
-    learner.warm_up()
-    tokens = Tokens()
-    learner.learn = tokens.counting(learner.learn, trainer.ids.pad)
-    stream = trainer.micro_batches()
-    rates, speeds = [], []
-    for turn in range(turns + 1):
-        before, started = replace(tokens), time.perf_counter()
-        for _ in range(steps if turn else max(3, steps // 4)):
-            trainer.take_step(stream)
-        synchronize(trainer.device)
-        seconds = time.perf_counter() - started
-        src, tgt = tokens.src - before.src, tokens.tgt - before.tgt
-        rates.append(tgt / seconds)
-        speeds.append(operations(trainer.model.shape, src, tgt) / seconds)
-    return {
-        "target tokens/s": statistics.median(rates[1:]),
-        "GFLOP/s": statistics.median(speeds[1:]) / 1e9,
-        "padding %": 100 * (1 - (tokens.src + tokens.tgt) / tokens.places),
-    }
+    return 2.0 * (src_tokens * (encoder + keys_and_values) + tgt_tokens * decoder)
 
 
 def peak_memory(device: torch.device) -> float:
@@ -155,117 +198,227 @@ def peak_memory(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
 
-def translation_speed(translator: Translator, lines: list[str], turns: int) -> float:
-    """Median sentences a second over whole passes, after one to warm up."""
-    rates = []
-    for _ in range(turns + 1):
-        started = time.perf_counter()
-        translator.best(lines)
-        rates.append(len(lines) / (time.perf_counter() - started))
-    return statistics.median(rates[1:])
+@contextmanager
+def busy_core() -> Iterator[None]:
+    """Keep one core busy with a program of its own, pinned there where the system can do that."""
+    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(child.pid, {max(os.sched_getaffinity(0))})
+        yield
+    finally:
+        child.kill()
+        child.wait()
 
 
-def latencies(translator: Translator, lines: list[str]) -> dict[str, float]:
-    """Milliseconds that sentences take one by one: the middle, and what 9 and 99 in 100 keep to."""
-    times = []
-    for line in [*lines[:10], *lines]:
-        started = time.perf_counter()
-        translator.best([line])
-        times.append(1000 * (time.perf_counter() - started))
-    cuts = statistics.quantiles(times[10:], n=100)
-    return {"ms alone, median": cuts[49], "90 %": cuts[89], "99 %": cuts[98]}
+class Training:
+    """Steps of a trainer, timed, and the tokens of their batches."""
+
+    def __init__(self, trainer: Trainer, name: str) -> None:
+        self.trainer, self.name = trainer, name
+        self.src = self.tgt = self.places = 0  # places are those of tokens and of padding
+        trainer.learner.warm_up()
+        self.learn, trainer.learner.learn = trainer.learner.learn, self._learn_and_count
+        self.stream = trainer.micro_batches()
+
+    def _learn_and_count(self, batch: Batch) -> None:
+        self.src += int((batch.src != self.trainer.ids.pad).sum())
+        self.tgt += batch.num_tokens
+        self.places += batch.src.numel() + batch.tgt_in.numel()
+        self.learn(batch)
+
+    def turn(self, steps: int) -> tuple[float, float]:
+        """Take steps; return target tokens and operations per second."""
+        src, tgt, started = self.src, self.tgt, time.perf_counter()
+        for _ in range(steps):
+            self.trainer.take_step(self.stream)
+        synchronize(self.trainer.device)
+        seconds = time.perf_counter() - started
+        src, tgt = self.src - src, self.tgt - tgt
+        return tgt / seconds, 3 * operations(self.trainer.model.shape, src, tgt) / seconds
+
+    def measure(self, steps: int, turns: int) -> Row:
+        """Return medians over turns, after a warm-up."""
+        self.turn(max(3, steps // 4))
+        speeds, used = zip(*(self.turn(steps) for _ in range(turns)), strict=True)
+        padding = 1 - (self.src + self.tgt) / self.places
+        return replace(self._row("", speeds), operations=statistics.median(used), padding=padding)
+
+    def measure_busy(self, steps: int, turns: int) -> Row:
+        """Take turns with and without a busy core."""
+        quiet, busy = [], []
+        for _ in range(turns):
+            quiet.append(self.turn(steps)[0])
+            with busy_core():
+                busy.append(self.turn(steps)[0])
+        row = self._row(", one core busy", busy)
+        return replace(row, ratio=row.speed / statistics.median(quiet))
+
+    def _row(self, what: str, speeds: Sequence[float]) -> Row:
+        precision = self.trainer.learner.machine.precision
+        return Row(self.name + what, precision, statistics.median(speeds), "target tokens/s")
 
 
-def synchronize(device: torch.device) -> None:
-    """Wait for the work queued on an accelerator."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def measure_training(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield one row a size."""
+def measure_sizes(args: argparse.Namespace) -> Iterator[Row]:
+    """Yield the rows of each size."""
     for size in args.sizes.split(","):
         with tempfile.TemporaryDirectory() as folder:
-            config = make_config(args, size, Path(folder))
-            run = RunDirectory(Path(folder))
-            prepared: Prepared = prepare(config, Stop())
-            trainer = Trainer(Session(config, prepared, run, Stop()))
-            device, dtype = trainer.device, trainer.model.dtype
-            before = matmul_speed(device, dtype)
-            speed = training_speed(trainer, args.steps, args.turns)
-            limit = (before + matmul_speed(device, dtype)) / 2e9
-            yield {
-                "size": size,
-                "parameters": trainer.model.num_parameters,
-                "device": str(device),
-                "precision": trainer.learner.machine.precision,
-                "threads": trainer.learner.machine.threads,
-                **speed,
-                "limit": limit,
-                "share %": 100 * speed["GFLOP/s"] / limit,
-                "peak MB": peak_memory(device),
-            }
+            given = {"src": args.src, "tgt": args.tgt}
+            text = given if args.src else make_up_text(Path(folder))
+            config, run = make_config(args, size, folder, text), RunDirectory(Path(folder))
+            trainer = Trainer(Session(config, prepare(config, Stop()), run, Stop()))
+            lines = read_text_file(Path(text["src"]))[: args.lines]
+        weights = {name: each.clone() for name, each in trainer.learner.weights.items()}
+        random_model = trainer.checkpoints.snapshot(weights)
+        training = Training(trainer, f"training {size}, {args.max_tokens:,} padded tokens")
+        device, dtype = trainer.device, trainer.model.dtype
+        row, limit = around(device, dtype, partial(training.measure, args.steps, args.turns))
+        yield replace(row, limit=limit, peak_megabytes=peak_memory(device))
+        if args.busy:
+            yield training.measure_busy(args.steps, args.turns)
+        for beam in (1, args.beam_size):
+            decode = {"beam_size": beam, "max_len_a": 1.0, "max_len_b": 0}
+            options = {"device": args.device, "precision": args.precision}
+            loaded = loading.unpack(random_model, Path(size), decode, **options)
+            yield from measure_translation(args, size, loaded, lines)
 
 
-def measure_translation(args: argparse.Namespace) -> dict[str, Any]:
+def measure_model(args: argparse.Namespace) -> Iterator[Row]:
     """Translate a file, or the phrasebook's test set, with a trained model."""
-    model, beam = Path(args.model), args.beam_size
-    translator = Translator(
-        loading.load(model, device=args.device, precision=args.precision, beam_size=beam)
-    )
     lines = read_text_file(Path(args.src)) if args.src else [src for src, _ in pairs("test", 1000)]
-    return {
-        "model": args.model,
-        "device": str(translator.loaded.device),
-        "threads": torch.get_num_threads(),
-        "lines": len(lines),
-        "beam": translator.decode.beam_size,
-        "sentences/s": translation_speed(translator, lines, args.turns),
-        **latencies(translator, lines[:200]),
-        "peak MB": peak_memory(translator.loaded.device),
-    }
+    for beam in (1, args.beam_size):
+        loaded = loading.load(
+            Path(args.model), device=args.device, precision=args.precision, beam_size=beam
+        )
+        yield from measure_translation(args, Path(args.model).name, loaded, lines[: args.lines])
 
 
-def main() -> None:
-    """Parse, measure, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--sizes", default="tiny,small", help=f"of {', '.join(SIZES)}")
-    parser.add_argument("--model", help="a run directory: measure translation with it")
-    parser.add_argument("--beam-size", type=int)
-    parser.add_argument("--src", help="source text (default: the phrasebook)")
-    parser.add_argument("--tgt", help="target text")
-    parser.add_argument("--tokenizer", help="an existing SentencePiece model")
-    parser.add_argument("--vocab-size", type=int, default=2000)
-    parser.add_argument("--max-tokens", type=int, default=4096)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--precision", default="auto", choices=["auto", "fp32", "bf16"])
-    parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--json", action="store_true", help="one JSON object a row")
-    args = parser.parse_args()
-    if bool(args.src) != bool(args.tgt) and not args.model:
+def measure_translation(
+    args: argparse.Namespace, name: str, loaded: LoadedModel, lines: list[str]
+) -> Iterator[Row]:
+    """Yield the rows of many lines and of one line, of each program."""
+    device, dtype, beam = loaded.device, loaded.model.dtype, loaded.decode.beam_size
+    precision = "bf16" if dtype == torch.bfloat16 else "fp32"
+    search = "greedy" if beam == 1 else f"beam {beam}"
+    many, alone = {"": own_translate(loaded)}, {"": own_translate(loaded)}
+    if args.peer:
+        many["CTranslate2: "], alone["CTranslate2: "] = peer_translate(loaded)
+    turns, limit = around(device, dtype, partial(in_turn, many, [lines], args.turns))
+    times = in_turn(alone, [[line] for line in lines[:LINES_ALONE]], args.turns)
+    src = sum(len(ids) + 1 for ids in loaded.encode_sources(lines)[0])
+    for program, (seconds, tokens) in turns.items():
+        what, speed = f"{program}translating {name}, {search}", len(lines) / seconds
+        row = Row(what, precision, speed, "lines/s")
+        used = operations(loaded.model.shape, src, beam * tokens) / seconds
+        yield replace(row, operations=used, limit=limit, peak_megabytes=peak_memory(device))
+    for program, (seconds, _) in times.items():
+        yield Row(f"{program}one line, {name}, {search}", precision, 1000 * seconds, "ms")
+
+
+def own_translate(loaded: LoadedModel) -> Translate:
+    """Return mtrain's translation with a loaded model."""
+    translator = Translator(loaded)
+    return lambda lines: sum(found[0].tokens for found in translator.translate(lines)[0])
+
+
+def peer_translate(loaded: LoadedModel) -> tuple[Translate, Translate]:
+    """Return CTranslate2's translation of many lines, and of one: several batches at a time, or all
+    threads for one.
+    """
+    ctranslate2_format.check(loaded.model.shape, "float32")  # says how to install it
+    import ctranslate2
+
+    decode, own, threads = loaded.decode, loaded.tokenizer, torch.get_num_threads()
+    pieces = own.all_pieces
+    numbers = {piece: number for number, piece in enumerate(pieces)}
+    with tempfile.TemporaryDirectory() as folder:
+        ctranslate2_format.write(Path(folder), loaded, "float32")
+        many, one = (
+            ctranslate2.Translator(folder, inter_threads=inter, intra_threads=threads // inter)
+            for inter in (threads, 1)
+        )
+
+    def translate(translator: Any, lines: list[str]) -> int:
+        found = translator.translate_batch(
+            [[pieces[i] for i in (*ids, own.eos_id)] for ids in own.encode(lines)],
+            beam_size=decode.beam_size,
+            length_penalty=decode.length_penalty,
+            max_batch_size=decode.batch_tokens,
+            batch_type="tokens",
+        )
+        ids = [[numbers[piece] for piece in each.hypotheses[0]] for each in found]
+        own.decode(ids)
+        return sum(len(each) + 1 for each in ids)
+
+    return partial(translate, many), partial(translate, one)
+
+
+def in_turn(
+    programs: dict[str, Translate], groups: list[list[str]], turns: int
+) -> dict[str, tuple[float, int]]:
+    """Return the median seconds that each program takes for a group, after a turn to warm up, and
+    the tokens of the last group.
+    """
+    times: dict[str, list[float]] = {name: [] for name in programs}
+    tokens = {}
+    for turn in range(turns + 1):
+        for name, translate in programs.items():
+            time.sleep(SETTLE if len(programs) > 1 else 0)
+            for group in groups:
+                started = time.perf_counter()
+                tokens[name] = translate(group)
+                times[name] += [time.perf_counter() - started] if turn else []
+    return {name: (statistics.median(each), tokens[name]) for name, each in times.items()}
+
+
+def parse(words: list[str] | None) -> argparse.Namespace:
+    """Read the options."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    option = parser.add_argument
+    option("--sizes", default="tiny,small", help=f"of {', '.join(SIZES)} (default: tiny,small)")
+    option("--model", help="a run directory: measure translation with its model instead")
+    option("--peer", action="store_true", help="with --model: CTranslate2, too; on the CPU in fp32")
+    option("--busy", action="store_true", help="train beside a busy core, too")
+    option("--beam-size", type=int, default=5, help="(default: 5)")
+    option("--lines", type=int, default=1000, help="lines to translate (default: 1000)")
+    option("--src", help="source text (default: made-up text; with --model, the phrasebook)")
+    option("--tgt", help="target text, to train on")
+    option("--tokenizer", help="an existing SentencePiece model")
+    option("--vocab-size", type=int, default=8000, help="(default: 8000)")
+    option("--max-tokens", type=int, default=4096, help="a step's padded tokens (default: 4096)")
+    option("--steps", type=int, default=20, help="steps of a turn (default: 20)")
+    option("--turns", type=int, default=3, help="(default: 3)")
+    option("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps (default: auto)")
+    option("--precision", default="auto", choices=["auto", "fp32", "bf16"])
+    option("--compile", action="store_true", help="train with torch.compile")
+    option("--json", action="store_true", help="one JSON object a row")
+    args = parser.parse_args(words)
+    if not args.model and bool(args.src) != bool(args.tgt):
         parser.error("--src and --tgt go together")
-    rows = iter([measure_translation(args)]) if args.model else measure_training(args)
+    if args.peer and not args.model:
+        parser.error("--peer needs --model")
+    if args.peer:
+        args.device, args.precision = "cpu", "fp32"
+    if unknown := set(args.sizes.split(",")) - set(SIZES):
+        parser.error(f"--sizes: {', '.join(sorted(unknown))}: choose from {', '.join(SIZES)}")
+    return args
+
+
+def main(words: list[str] | None = None) -> None:
+    """Measure and print each row as soon as it is there."""
+    args = parse(words)
+    device = pick_device(args.device)
+    rows = measure_model(args) if args.model else measure_sizes(args)
     for number, row in enumerate(rows):
         if args.json:
-            print(json.dumps(row), flush=True)
+            print(json.dumps({"machine": describe_machine(device), **asdict(row)}), flush=True)
             continue
         if number == 0:
-            print(as_row(row), as_row("---" for _ in row), sep="\n", flush=True)
-        print(as_row(as_text(value) for value in row.values()), flush=True)
-
-
-def as_row(cells: Iterable[str]) -> str:
-    """Write a row of a Markdown table."""
-    return f"| {' | '.join(cells)} |"
-
-
-def as_text(value: object) -> str:
-    """Write a figure with three digits or more."""
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+            print(f"{describe_machine(device)}\n")
+            print("| what | precision | speed | of limit |\n| --- | --- | --- | --- |")
+        print(row, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,83 @@
+"""Print the complete rows of configs/paper-table-3/run.sh as a Markdown table.
+
+    python scripts/paper_table.py runs/paper-table-3/small
+
+Order counts from the lowest perplexity or NLL, among the rows that are complete. NLL is per token,
+of the validation set, without label smoothing. Seconds are those of all steps, without validation,
+at the median speed.
+"""
+
+import json
+import statistics
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+from mtrain.config.changes import changed_keys
+from mtrain.config.loading import load_stored_config
+from mtrain.runs import checkpoint, layout
+
+# perplexity and BLEU on the development set, newstest2013, by run.sh's names of the rows
+PAPER = {
+    "base": (4.92, 25.8),
+    "heads-1": (5.29, 24.9),
+    "heads-4": (5.00, 25.5),
+    "heads-16": (4.91, 25.8),
+    "heads-32": (5.01, 25.4),
+    "layers-2": (6.11, 23.7),
+    "layers-4": (5.19, 25.3),
+    "layers-8": (4.88, 25.5),
+    "d_model-256": (5.75, 24.5),
+    "d_model-1024": (4.66, 26.0),
+    "d_ff-1024": (5.12, 25.4),
+    "d_ff-4096": (4.75, 26.2),
+    "dropout-0.0": (5.77, 24.6),
+    "dropout-0.2": (4.95, 25.5),
+    "smoothing-0.0": (4.67, 25.3),
+    "smoothing-0.2": (5.47, 25.7),
+    "learned": (4.92, 25.7),
+    "big": (4.33, 26.4),
+}
+HEAD = """\
+| paper | here | PPL, paper | BLEU, paper | order | NLL | BLEU | order | parameters | seconds |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"""
+
+
+def is_complete(run: Path) -> bool:
+    """Whether a row is trained to its end."""
+    status = run / layout.STATUS
+    return status.exists() and json.loads(status.read_text())["state"] == "complete"
+
+
+def measure(run: Path, base: Path) -> tuple[str, float, float, int, float]:
+    """Return what a row changes of the base, its NLL and BLEU, parameters, and seconds."""
+    config = load_stored_config(run / layout.CONFIG)
+    changes = changed_keys(load_stored_config(base / layout.CONFIG), config)
+    text = ", ".join(f"{key.split('.')[1]} {new}" for key, _, new in changes if "." in key)
+    last = json.loads((run / layout.BEST).read_text())["history"][-1]
+    weights = checkpoint.load(checkpoint.resolve(run)).weights
+    records = map(json.loads, (run / layout.METRICS).read_text().splitlines())
+    times = [record["time"] for record in records if "train/loss" in record]
+    between = statistics.median(late - early for early, late in pairwise(times))
+    seconds = between / config.train.log_every * last["step"]
+    return text, last["nll"], last["bleu"], sum(w.numel() for w in weights.values()), seconds
+
+
+def main() -> None:
+    """Print the table."""
+    folder = Path(sys.argv[1])
+    names = [name for name in PAPER if is_complete(folder / name)]
+    rows = {name: measure(folder / name, folder / "base") for name in names}
+    perplexities, losses = sorted(PAPER[n][0] for n in names), sorted(r[1] for r in rows.values())
+    print(HEAD)
+    for name, (text, nll, bleu, parameters, seconds) in rows.items():
+        ppl, paper_bleu = PAPER[name]
+        orders = perplexities.index(ppl) + 1, losses.index(nll) + 1
+        print(
+            f"| {name.replace('-', ' ')} | {text} | {ppl:.2f} | {paper_bleu} | {orders[0]} "
+            f"| {nll:.3f} | {bleu:.2f} | {orders[1]} | {parameters / 1e6:.1f} M | {seconds:,.0f} |"
+        )
+
+
+if __name__ == "__main__":
+    main()
