@@ -168,7 +168,8 @@ def open_translator(
         given = {**decode, "seed": seed, "n_best": n_best, "mbr": mbr}
         if refused := _mismatch(given, loaded.decode):
             raise ranks.as_one(RefusedError(f"--{refused}"))
-        yield Translator(loaded, ranks, seed=seed, samples=n_best or 1, mbr=mbr)
+        is_cpu = loaded.device.type == "cpu"
+        yield Translator(loaded, ranks, seed=seed, samples=n_best or 1, mbr=mbr, processes=is_cpu)
 
 
 def _mismatch(given: dict[str, Any], decode: "schema.DecodeConfig") -> str | None:

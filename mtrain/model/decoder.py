@@ -156,13 +156,18 @@ class Decoder:
 
         This overwrites the cache of the given state: continue with the returned state only.
         """
+        logits, state = self.rank(tokens, state)
+        return logits.log_softmax(-1, dtype=torch.float32), state
+
+    def rank(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
+        """Return logits, which rank tokens as their probabilities do, otherwise as `step`."""
         positions = self.model.positions(self.model.tgt_positions, state.time, 1)
         x = torch.add(positions, self.embedding.index_select(0, tokens), alpha=self.scale)
         x = x.to(self.model.dtype)
         state = state.longer()
         for layer, caches in zip(self.layers, state.by_layer(), strict=True):
             x = layer.step(x, state.newest, *caches)
-        return self.project(self.norm(x)).log_softmax(-1, dtype=torch.float32), state
+        return self.project(self.norm(x)), state
 
 
 class EnsembleState(tuple[DecoderState, ...]):
@@ -188,6 +193,8 @@ class Ensemble:
         pairs = zip(self.members, state, strict=True)
         log_probs, states = zip(*(member.step(tokens, own) for member, own in pairs), strict=True)
         return mean_log_probs(log_probs), EnsembleState(states)
+
+    rank = step
 
 
 def mean_log_probs(members: Sequence[Tensor]) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -91,6 +92,14 @@ def test_batch_size_changes_no_text_and_scores_only_by_rounding(translator: Tran
         assert [h.score for row in found for h in row] == pytest.approx(scores, rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.parametrize("beam_size", [1, 2])
+def test_texts_are_the_same_without_scores(translator: Translator, beam_size: int) -> None:
+    small = with_decode(translator, beam_size=beam_size, batch_tokens=200)
+    lines = [*SENTENCES, "", "bavo " * 30]
+    expected, _ = small.translate(lines)
+    assert small.best(lines) == [found[0].text for found in expected]
+
+
 @pytest.fixture
 def threads() -> Iterator[int]:
     torch.set_num_threads(3)
@@ -109,6 +118,21 @@ def test_batches_side_by_side_give_the_same_texts_in_the_same_order(
     assert (found, cut) == small.translate(lines)
 
 
+def test_processes_give_the_same_translations_in_the_same_order(
+    translator: Translator, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mtrain.translation.translator.MANY_LINES", 2)
+    ensemble = replace(translator.loaded, others=(translator.loaded.model,))
+    for sample in (False, True):
+        decode = ensemble.decode.model_copy(update={"sample": sample, "batch_tokens": 60})
+        loaded = replace(ensemble, decode=decode)
+        found = Translator(loaded, seed=3, samples=2, processes=True).translate(["", *SENTENCES])
+        assert multiprocessing.active_children() == []
+        torch.set_num_threads(1)
+        assert found == Translator(loaded, seed=3, samples=2).translate(["", *SENTENCES])
+        torch.set_num_threads(threads)
+
+
 def test_a_stop_leaves_the_batches_that_wait(translator: Translator, threads: int) -> None:
     small = with_decode(translator, batch_tokens=1)
     searched, stopped = [], threading.Event()
@@ -116,7 +140,7 @@ def test_a_stop_leaves_the_batches_that_wait(translator: Translator, threads: in
     class StoppedError(Exception):
         pass
 
-    def search(sources: list[Any]) -> list[list[Hypothesis]]:
+    def search(sources: list[Any], scored: bool) -> list[list[Hypothesis]]:
         searched.append(sources)
         if len(searched) > threads:  # those behind the first wait for the stop
             stopped.wait(10)
