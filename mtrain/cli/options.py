@@ -168,8 +168,7 @@ def open_translator(
         given = {**decode, "seed": seed, "n_best": n_best, "mbr": mbr}
         if refused := _mismatch(given, loaded.decode):
             raise ranks.as_one(RefusedError(f"--{refused}"))
-        is_cpu = loaded.device.type == "cpu"
-        yield Translator(loaded, ranks, seed=seed, samples=n_best or 1, mbr=mbr, processes=is_cpu)
+        yield Translator(loaded, ranks, seed=seed, samples=n_best or 1, mbr=mbr)
 
 
 def _mismatch(given: dict[str, Any], decode: "schema.DecodeConfig") -> str | None:

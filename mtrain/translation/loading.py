@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
 
 from mtrain.config.loading import parse_stored_config
 from mtrain.config.schema import Config, DecodeConfig, override_decode
@@ -21,7 +19,7 @@ from mtrain.data.tokenizer import Tokenizer
 from mtrain.model.building import build, check_weights, shape_of
 from mtrain.model.cpu import keep_freed_memory
 from mtrain.model.decoder import Decoder, Ensemble
-from mtrain.model.transformer import Shape, Transformer, set_compute_dtype
+from mtrain.model.transformer import Transformer, set_compute_dtype
 from mtrain.runs import checkpoint, layout
 from mtrain.runs.checkpoint import Snapshot
 from mtrain.runtime.device import (
@@ -189,40 +187,6 @@ def load_on_ranks(
         return load_with_tag(*chosen, device=name, precision=precision, **options)
 
     return ranks.together(load_here)
-
-
-def copier(loaded: LoadedModel) -> Callable[[], LoadedModel]:
-    """Return a function that makes a copy of models on a CPU, with one thread, in the process that
-    it is sent to.
-    """
-    members = []
-    for model in loaded.members:
-        weights = {name: each.detach().float() for name, each in model.named_parameters()}
-        members.append((model.shape, save_tensors(weights)))
-    fixed = loaded.decode, loaded.config, loaded.tag, loaded.tags
-    return partial(_copy, members, loaded.model.dtype, loaded.tokenizer.proto, *fixed)
-
-
-def _copy(
-    members: list[tuple[Shape, bytes]],
-    dtype: torch.dtype,
-    proto: bytes,
-    decode: DecodeConfig,
-    config: Config,
-    tag: str | None,
-    tags: list[str] | None,
-) -> LoadedModel:
-    torch.set_num_threads(1)
-    keep_freed_memory()
-    models = []
-    for shape, weights in members:
-        with torch.device("meta"):
-            model = build(shape, torch.device("cpu"))
-        model.take_weights(load_tensors(weights))
-        set_compute_dtype(model, dtype)
-        models.append(model)
-    others = tuple(models[1:])
-    return LoadedModel(models[0], Tokenizer(proto), decode, config, others, tag=tag, tags=tags)
 
 
 def _check_languages(config: Config, other: Config, path: Path, directory: Path) -> None:

@@ -235,7 +235,7 @@ class BeamSearch:
 
 
 class GreedySearch(BeamSearch):
-    """A beam of 1 without scores, which are 0: any values serve as log-probabilities that rank
+    """A beam of 1 without scores, which are 0: any values serve as log-probabilities that order
     tokens as these do.
     """
 

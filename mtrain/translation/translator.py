@@ -24,18 +24,13 @@ from mtrain.corpus.lines import is_blank
 from mtrain.data.batches import batch_by_tokens, pad
 from mtrain.runtime.device import telling_lack_of_memory
 from mtrain.runtime.distributed import Ranks
-from mtrain.runtime.workers import map_tasks
 from mtrain.scoring.consensus import choose
-from mtrain.translation.loading import LoadedModel, copier
+from mtrain.translation.loading import LoadedModel
 from mtrain.translation.sampling import Choice, Sampling
 from mtrain.translation.search import BeamSearch, GreedySearch, Hypothesis, Rules, length_normalizer
 
 # Batches searched at a time on a CPU; more would wait for Python's lock.
 MOST_AT_ONCE = 4
-# Lines from which processes pay, which take seconds to start. They have no lock in common.
-MANY_LINES = 4000
-MOST_PROCESSES = 8
-DEATH = "a process that translates died, perhaps for lack of memory; lower decode.batch_tokens"
 # Batches of each rank between two exchanges of translations.
 ROUND = 8
 
@@ -80,14 +75,12 @@ class Translator:
         samples: int = 1,
         mbr: int | None = None,
         threads: int | None = None,
-        processes: bool = False,
     ) -> None:
         """`seed` is that of sampling (None: the run's), `samples` the draws for each sentence. With
         `mbr`, the text most like the others of this many hypotheses or samples is the translation.
-        `threads` is the number of CPU threads of a batch, which rounding depends on. With
-        `processes`, a CPU translates many lines in several processes.
+        `threads` is the number of CPU threads of a batch, which rounding depends on.
         """
-        self.threads, self.processes = threads, processes
+        self.threads = threads
         self.loaded, self.decode, self.ranks = loaded, loaded.decode, ranks or Ranks()
         self.seed = loaded.config.seed if seed is None else seed
         self.samples, self.mbr = mbr or samples, mbr
@@ -117,11 +110,7 @@ class Translator:
         work = list(map(Line, sources, starts, [first + index for index in indices]))
         batches = [[work[i] for i in batch] for batch in self._batches(sources)]
         progress(len(lines) - len(indices))
-        translate = self._translate_batches
-        if self.ranks.size > 1:
-            translate = self._translate_on_ranks
-        elif self.processes and len(indices) >= MANY_LINES and torch.get_num_threads() > 1:
-            translate = self._translate_in_processes
+        translate = self._translate_on_ranks if self.ranks.size > 1 else self._translate_batches
         with closing(translate(batches, scored)) as translated:
             for batch, found in zip(batches, translated, strict=True):
                 for line, translations in zip(batch, found, strict=True):
@@ -165,12 +154,6 @@ class Translator:
         finally:
             pool.shutdown(cancel_futures=True)
             torch.set_num_threads(threads)
-
-    def _translate_in_processes(self, batches: list[Group], scored: bool) -> Generator[Translated]:
-        """Translate batches in one process for each core."""
-        setup = partial(_worker, copier(self.loaded), scored, self.seed, self.samples, self.mbr)
-        number = min(torch.get_num_threads(), MOST_PROCESSES, len(batches))
-        yield from map_tasks(setup, batches, number, DEATH)
 
     def translate_batch(self, group: Group, scored: bool) -> Translated:
         """Translate sentences that are searched together."""
@@ -218,7 +201,7 @@ class Translator:
         sources = [sentence.source for sentence in group]
         src = pad(sources, loaded.ids, bos=False, eos=True).to(loaded.device)
         decoder: Any = loaded.decoder  # one model's, or an ensemble's, with their kinds of state
-        step = decoder.rank if isinstance(search, GreedySearch) else decoder.step
+        step = decoder.logits if isinstance(search, GreedySearch) else decoder.step
         with torch.inference_mode():
             return search.run(step, decoder.begin(src), loaded.ids.bos)
 
@@ -231,14 +214,6 @@ class Translator:
             prefixes=[each.prefix for each in group] if any(s.prefix for s in group) else None,
             no_repeat_ngram=self.decode.no_repeat_ngram,
         )
-
-
-def _worker(
-    copy: Callable[[], LoadedModel], scored: bool, seed: int, samples: int, mbr: int | None
-) -> Callable[[Group], Translated]:
-    """Return the function of a worker process."""
-    translator = Translator(copy(), seed=seed, samples=samples, mbr=mbr)
-    return partial(translator.translate_batch, scored=scored)
 
 
 def _most_alike(found: list[Translation]) -> Translation:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -116,21 +115,6 @@ def test_batches_side_by_side_give_the_same_texts_in_the_same_order(
     assert torch.get_num_threads() == threads
     torch.set_num_threads(1)
     assert (found, cut) == small.translate(lines)
-
-
-def test_processes_give_the_same_translations_in_the_same_order(
-    translator: Translator, threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mtrain.translation.translator.MANY_LINES", 2)
-    ensemble = replace(translator.loaded, others=(translator.loaded.model,))
-    for sample in (False, True):
-        decode = ensemble.decode.model_copy(update={"sample": sample, "batch_tokens": 60})
-        loaded = replace(ensemble, decode=decode)
-        found = Translator(loaded, seed=3, samples=2, processes=True).translate(["", *SENTENCES])
-        assert multiprocessing.active_children() == []
-        torch.set_num_threads(1)
-        assert found == Translator(loaded, seed=3, samples=2).translate(["", *SENTENCES])
-        torch.set_num_threads(threads)
 
 
 def test_a_stop_leaves_the_batches_that_wait(translator: Translator, threads: int) -> None:
