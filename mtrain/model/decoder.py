@@ -144,11 +144,13 @@ class Decoder:
         """
         memory, src_mask = self.model.encode(src)
         attentions = [layer.cross_attention for layer in self.model.decoder_layers]
-        source = torch.stack([torch.stack(a.heads(a.project(memory, 1, 3))) for a in attentions])
-        source = source.to(self.model.attention_dtype)
-        layers, _, B, H, S, K = source.shape
+        layers, (B, S, D), H = len(attentions), memory.shape, self.model.shape.num_heads
+        sizes = layers, 2, B, H, S, D // H
+        source = memory.new_empty(sizes, dtype=self.model.attention_dtype)
+        for own, attention in zip(source, attentions, strict=True):
+            own[0], own[1] = attention.heads(attention.project(memory, 1, 3))
         bias = source.new_zeros(B, H, 1, S).masked_fill(~src_mask, float("-inf"))
-        past = source.new_empty(layers, 2, B, H, 0, 1, K)
+        past = source.new_empty(layers, 2, B, H, 0, 1, D // H)
         return DecoderState(past, 0, None, Newest(source, bias, 1, 1, memory.dtype))
 
     def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
@@ -156,13 +158,18 @@ class Decoder:
 
         This overwrites the cache of the given state: continue with the returned state only.
         """
+        logits, state = self.logits(tokens, state)
+        return logits.log_softmax(-1, dtype=torch.float32), state
+
+    def logits(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
+        """Return logits, which order tokens as their probabilities do, otherwise as `step`."""
         positions = self.model.positions(self.model.tgt_positions, state.time, 1)
         x = torch.add(positions, self.embedding.index_select(0, tokens), alpha=self.scale)
         x = x.to(self.model.dtype)
         state = state.longer()
         for layer, caches in zip(self.layers, state.by_layer(), strict=True):
             x = layer.step(x, state.newest, *caches)
-        return self.project(self.norm(x)).log_softmax(-1, dtype=torch.float32), state
+        return self.project(self.norm(x)), state
 
 
 class EnsembleState(tuple[DecoderState, ...]):
@@ -188,6 +195,8 @@ class Ensemble:
         pairs = zip(self.members, state, strict=True)
         log_probs, states = zip(*(member.step(tokens, own) for member, own in pairs), strict=True)
         return mean_log_probs(log_probs), EnsembleState(states)
+
+    logits = step  # as good for a choice of tokens
 
 
 def mean_log_probs(members: Sequence[Tensor]) -> Tensor:

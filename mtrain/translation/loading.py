@@ -17,6 +17,7 @@ from mtrain.corpus.lines import CHARACTERS_A_TOKEN, LONGEST_TEXT, shorten_text
 from mtrain.data.batches import SpecialIds
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.model.building import build, check_weights, shape_of
+from mtrain.model.cpu import keep_freed_memory
 from mtrain.model.decoder import Decoder, Ensemble
 from mtrain.model.transformer import Transformer, set_compute_dtype
 from mtrain.runs import checkpoint, layout
@@ -179,6 +180,8 @@ def load_on_ranks(
         if ranks.size > 1:
             torch.set_num_threads(max(1, available_threads() // ranks.local_size))
         name = str(device_of(device, ranks))
+        if pick_device(name).type == "cpu":
+            keep_freed_memory()
         return load_with_tag(*chosen, device=name, precision=precision, **options)
 
     return ranks.together(load_here)

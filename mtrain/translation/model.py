@@ -53,7 +53,7 @@ class Model:
         if mbr is not None and not 2 <= mbr <= 1000:
             raise RefusedError(f"mbr {mbr}: must be from 2 to 1000")
         loaded = replace(self.loaded.tagged(tag), decode=decode)
-        found, _ = Translator(loaded, mbr=mbr).translate(lines)
+        found, _ = Translator(loaded, mbr=mbr).translate(lines, scored=n_best is not None)
         if n_best is not None:
             return [hypotheses[:n_best] for hypotheses in found]
         best = [hypotheses[0].text for hypotheses in found]

@@ -6,6 +6,7 @@ vocabulary, `C` candidates per sentence.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -50,14 +51,17 @@ class Rules:
             log_probs = log_probs.clone()
             kept = log_probs[places, :, tokens]
         if self.banned:
-            banned = torch.tensor(self.banned, device=log_probs.device)
-            log_probs.index_fill_(2, banned, float("-inf"))
+            log_probs.index_fill_(2, self._banned.to(log_probs.device), float("-inf"))
         if 0 < self.no_repeat_ngram <= time:
             _ban_repeats(log_probs.flatten(0, 1), hypotheses, self.no_repeat_ngram)
         if forced:
             log_probs[places] = float("-inf")
             log_probs[places, :, tokens] = kept
         return log_probs
+
+    @cached_property
+    def _banned(self) -> Tensor:
+        return torch.tensor(self.banned)
 
     def _forced(self, sentences: list[int], time: int) -> dict[int, int]:
         """Return the only token that may follow, by the index of the sentence."""
@@ -120,7 +124,7 @@ class BeamSearch:
         while self.sentences:
             log_probs, state = step(tokens, state)
             rows, kept, tokens = self._advance(log_probs)
-            if self.sentences:
+            if self.sentences and rows is not None:
                 state = state.select(rows, kept)
         return [self.ranked(found) for found in self.found]
 
@@ -128,7 +132,7 @@ class BeamSearch:
         """Sort hypotheses by their scores normalized by length, best first."""
         return sorted(found, key=lambda h: -h.score / self.normalize(len(h.ids) + 1))
 
-    def _advance(self, log_probs: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+    def _advance(self, log_probs: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
         """Extend every hypothesis by a token, given (N, V). Return the rows of N and the sentences
         of B (None: all) that go on, and the new tokens, one per row.
         """
@@ -139,16 +143,18 @@ class BeamSearch:
         rows, tokens = places // V, places % V
         if B > 1:
             rows += torch.arange(0, B * W, W, device=self.device)[:, None]
-        live, ends = scores, tokens == self.rules.eos_id
-        if some_end := any(self.rules.eos_id in row for row in tokens.tolist()):  # at few steps
+        live, ends = scores, None
+        if any(self.rules.eos_id in row for row in tokens.tolist()):  # at few steps
+            ends = tokens == self.rules.eos_id
             self._collect(scores, rows, ends & scores.isfinite())
             live = scores.masked_fill(ends, float("-inf"))
-        kept = self._drop_done(live)
+        kept = self._drop(self._done(live))
         if not self.sentences:
             return rows, kept, tokens
         if kept is not None:
-            live, rows, tokens, ends = live[kept], rows[kept], tokens[kept], ends[kept]
-        rows, tokens = self._best_unended(live, rows, tokens, ends if some_end else None)
+            live, rows, tokens = live[kept], rows[kept], tokens[kept]
+            ends = None if ends is None else ends[kept]
+        rows, tokens = self._best_unended(live, rows, tokens, ends)
         self.hypotheses = torch.cat((self.hypotheses.index_select(0, rows), tokens[:, None]), 1)
         return rows, kept, tokens
 
@@ -171,19 +177,24 @@ class BeamSearch:
         for place, own, score in zip(places.tolist(), ids, ended_scores, strict=True):
             self.found[self.sentences[place]].append(Hypothesis(own, score))
 
-    def _drop_done(self, live: Tensor) -> Tensor | None:
-        """Remove the sentences that are done, given the scores (B, C) of unended candidates. Return
-        the indices of the others, of which the last take the places left, or None if none is done.
+    def _done(self, live: Tensor) -> set[int]:
+        """Return the places of the sentences that are done, given the scores (B, C) of unended
+        candidates.
         """
-        best_live = live.amax(1).tolist()
-        kept = []
-        for place, sentence in enumerate(self.sentences):
-            if not self._is_done(sentence, best_live[place]):
-                kept.append(place)
-            elif not self.found[sentence]:
-                self.found[sentence].append(self._unended(place))
-        if len(kept) == len(self.sentences):
+        places = zip(self.sentences, live.amax(1).tolist(), strict=True)
+        done = {place for place, each in enumerate(places) if self._is_done(*each)}
+        for place in done:
+            if not self.found[self.sentences[place]]:
+                self.found[self.sentences[place]].append(self._unended(place))
+        return done
+
+    def _drop(self, done: set[int]) -> Tensor | None:
+        """Remove the sentences at these places. Return the places of the others, of which the last
+        take the places left, or None if all stay.
+        """
+        if not done:
             return None
+        kept = [place for place in range(len(self.sentences)) if place not in done]
         alive, last = set(kept), [place for place in kept if place >= len(kept)]
         kept = [place if place in alive else last.pop() for place in range(len(kept))]
         self.sentences = [self.sentences[place] for place in kept]
@@ -221,6 +232,31 @@ class BeamSearch:
             best = unended_first[:, :W]
             rows, tokens, self.scores = (x.gather(1, best) for x in (rows, tokens, scores))
         return rows.flatten(), tokens.flatten()
+
+
+class GreedySearch(BeamSearch):
+    """A beam of 1 without scores, which are 0: any values serve as log-probabilities that order
+    tokens as these do.
+    """
+
+    def __init__(self, rules: Rules, device: torch.device | None = None) -> None:
+        super().__init__(rules, 1, float, device)
+
+    def _advance(self, log_probs: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        log_probs = self.rules.apply(log_probs[:, None], self.hypotheses, self.sentences)
+        _, tokens = _best(self.scores, log_probs, 1)
+        length, done = self.hypotheses.shape[1] + 1, set()
+        for place, (token,) in enumerate(tokens.tolist()):
+            sentence = self.sentences[place]
+            if token == self.rules.eos_id or length >= self.rules.max_lens[sentence]:
+                self.found[sentence].append(Hypothesis(self.hypotheses[place].tolist(), 0.0))
+                done.add(place)
+        kept = self._drop(done)
+        if kept is not None:
+            self.scores, tokens = self.scores[kept], tokens[kept]
+            self.hypotheses = self.hypotheses[kept]
+        self.hypotheses = torch.cat((self.hypotheses, tokens), 1)
+        return kept, kept, tokens[:, 0]
 
 
 def _best(scores: Tensor, log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -59,7 +59,11 @@ def translate_stream(
         while rows := ranks.share(lambda: list(islice(pairs, window)), WINDOW):
             lines, begun = [line for line, _ in rows], [prefix for _, prefix in rows]
             results, places = translator.translate(
-                lines, bar.update, prefixes=begun if prefixes else None, first=done
+                lines,
+                bar.update,
+                prefixes=begun if prefixes else None,
+                first=done,
+                scored=scores or n_best is not None,
             )
             cut.add(done + place + 1 for place in places)
             if ranks.is_first:
@@ -79,7 +83,7 @@ def translate_all(translator: Translator, lines: list[str]) -> list[str]:
     """Return the best translation of each line."""
     cut = Places()
     with progress_bar(len(lines), "line", "translating") as bar:
-        results, places = translator.translate(lines, bar.update)
+        results, places = translator.translate(lines, bar.update, scored=False)
     cut.add(place + 1 for place in places)
     cut.warn(translator.loaded.max_source_length)
     return [found[0].text for found in results]

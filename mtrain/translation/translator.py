@@ -27,7 +27,7 @@ from mtrain.runtime.distributed import Ranks
 from mtrain.scoring.consensus import choose
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.sampling import Choice, Sampling
-from mtrain.translation.search import BeamSearch, Hypothesis, Rules, length_normalizer
+from mtrain.translation.search import BeamSearch, GreedySearch, Hypothesis, Rules, length_normalizer
 
 # Batches searched at a time on a CPU; more would wait for Python's lock.
 MOST_AT_ONCE = 4
@@ -95,11 +95,12 @@ class Translator:
         *,
         prefixes: list[str] | None = None,
         first: int = 0,
+        scored: bool = True,
     ) -> tuple[list[list[Translation]], list[int]]:
         """Return the hypotheses of each line, best first, and the indices of lines that were cut.
 
         Each translation starts with the line's prefix, if there are prefixes; `first` is the number
-        of the first line.
+        of the first line. Scores may be 0 unless they are `scored`, which takes longer.
         """
         results: list[list[Translation]] = [[Translation("", 0.0)] for _ in lines]
         indices = [index for index, line in enumerate(lines) if not is_blank(line)]
@@ -110,7 +111,7 @@ class Translator:
         batches = [[work[i] for i in batch] for batch in self._batches(sources)]
         progress(len(lines) - len(indices))
         translate = self._translate_on_ranks if self.ranks.size > 1 else self._translate_batches
-        with closing(translate(batches)) as translated:
+        with closing(translate(batches, scored)) as translated:
             for batch, found in zip(batches, translated, strict=True):
                 for line, translations in zip(batch, found, strict=True):
                     results[line.number - first] = translations
@@ -121,42 +122,44 @@ class Translator:
         self, lines: list[str], progress: Callable[[int], object] = lambda lines: None
     ) -> list[str]:
         """Return the text of each line's best translation."""
-        return [hypotheses[0].text for hypotheses in self.translate(lines, progress)[0]]
+        found, _ = self.translate(lines, progress, scored=False)
+        return [hypotheses[0].text for hypotheses in found]
 
-    def _translate_on_ranks(self, batches: list[Group]) -> Generator[Translated]:
+    def _translate_on_ranks(self, batches: list[Group], scored: bool) -> Generator[Translated]:
         """Translate this rank's batches and gather the rest."""
         ranks = self.ranks
         step = ROUND * ranks.size
         for start in range(0, len(batches), step):
             some = batches[start : start + step]
-            mine = self._translate_batches(some[ranks.rank :: ranks.size])
+            mine = self._translate_batches(some[ranks.rank :: ranks.size], scored)
             parts = [iter(found) for found in ranks.gather(partial(list, mine), BATCHES)]
             for index in range(len(some)):
                 yield next(parts[index % ranks.size])
 
-    def _translate_batches(self, batches: list[Group]) -> Generator[Translated]:
+    def _translate_batches(self, batches: list[Group], scored: bool) -> Generator[Translated]:
         """Translate batch by batch, on a CPU several at a time: the matrices of decoding are so
         small that two cores compute two of them sooner than one together.
         """
         _ = self.loaded.decoder  # made before several threads need it
+        translate = partial(self.translate_batch, scored=scored)
         threads = torch.get_num_threads()
         at_once = min(threads, len(batches), MOST_AT_ONCE)
         if self.loaded.device.type != "cpu" or (at_once < 2 and self.threads in (None, threads)):
-            yield from map(self.translate_batch, batches)
+            yield from map(translate, batches)
             return
         each = (self.threads or threads // at_once,)
         pool = ThreadPoolExecutor(max(1, at_once), initializer=torch.set_num_threads, initargs=each)
         try:
-            yield from pool.map(self.translate_batch, batches)
+            yield from pool.map(translate, batches)
         finally:
             pool.shutdown(cancel_futures=True)
             torch.set_num_threads(threads)
 
-    def translate_batch(self, group: Group) -> Translated:
+    def translate_batch(self, group: Group, scored: bool) -> Translated:
         """Translate sentences that are searched together."""
         longest = max(len(sentence.source) for sentence in group)
         with telling_lack_of_memory(partial(lack_of_memory, len(group), longest)):
-            found = self._sample(group) if self.decode.sample else self.search(group)
+            found = self._sample(group) if self.decode.sample else self.search(group, scored)
         self.loaded.check_stop()
         texts = iter(self.loaded.texts([h.ids for hypotheses in found for h in hypotheses]))
         lists = [
@@ -174,9 +177,11 @@ class Translator:
         budget = max(1, self.decode.batch_tokens // width)
         return batch_by_tokens(np.stack((lengths, lengths), 1), budget)[::-1]
 
-    def search(self, group: Group) -> list[list[Hypothesis]]:
+    def search(self, group: Group, scored: bool = True) -> list[list[Hypothesis]]:
         """Return the hypotheses of each sentence by beam search, best first."""
         rules, device = self._rules(group), self.loaded.device
+        if self.decode.beam_size == 1 and not scored:
+            return self._run(GreedySearch(rules, device), group)
         search = BeamSearch(rules, self.decode.beam_size, self.normalize, device)
         return self._run(search, group)
 
@@ -196,8 +201,9 @@ class Translator:
         sources = [sentence.source for sentence in group]
         src = pad(sources, loaded.ids, bos=False, eos=True).to(loaded.device)
         decoder: Any = loaded.decoder  # one model's, or an ensemble's, with their kinds of state
-        with torch.no_grad():
-            return search.run(decoder.step, decoder.begin(src), loaded.ids.bos)
+        step = decoder.logits if isinstance(search, GreedySearch) else decoder.step
+        with torch.inference_mode():
+            return search.run(step, decoder.begin(src), loaded.ids.bos)
 
     def _rules(self, group: Group) -> Rules:
         ids = self.loaded.ids

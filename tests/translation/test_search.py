@@ -13,7 +13,15 @@ import torch
 from torch import Tensor
 
 from mtrain.translation.sampling import Choice, Sampling
-from mtrain.translation.search import FAR, BeamSearch, Hypothesis, Rules, _best, length_normalizer
+from mtrain.translation.search import (
+    FAR,
+    BeamSearch,
+    GreedySearch,
+    Hypothesis,
+    Rules,
+    _best,
+    length_normalizer,
+)
 
 BOS, EOS = 1, 0
 Normalize = Callable[[int], float]
@@ -162,6 +170,27 @@ def test_narrow_beams_of_many_sentences_equal_a_plain_loop_over_each(
     found = beam(table, limits, beam_size, normalize)
     for sentence, limit in enumerate(limits):
         check(found[sentence], naive_beam(table, sentence, limit, 7, beam_size), normalize)
+
+
+@SEEDS
+@pytest.mark.parametrize("no_repeat_ngram", [0, 2])
+@pytest.mark.parametrize("has_eos", [True, False])
+def test_greedy_search_by_logits_finds_what_a_beam_of_1_finds(
+    seed: int, no_repeat_ngram: int, has_eos: bool
+) -> None:
+    endings, prefixes = random_table(seed, 40), [[], [5, 5, 7], [], [], []]
+    rules = Rules([9, 6, 2, 1, 12], EOS, (3,), prefixes, no_repeat_ngram)
+
+    def table(sentence: int, prefix: tuple[int, ...]) -> list[float]:
+        log_probs = endings(sentence, prefix)
+        return log_probs if has_eos else [-math.inf, *log_probs[1:]]
+
+    def logits(sentence: int, prefix: tuple[int, ...]) -> list[float]:
+        return [value + 3.0 + len(prefix) for value in table(sentence, prefix)]
+
+    expected = run(BeamSearch(rules, 1, POWER), table)
+    found = run(GreedySearch(rules), logits)
+    assert [[h.ids for h in each] for each in found] == [[h.ids for h in each] for each in expected]
 
 
 @pytest.mark.parametrize("beam_size", [1, 2, 9])

@@ -91,6 +91,14 @@ def test_batch_size_changes_no_text_and_scores_only_by_rounding(translator: Tran
         assert [h.score for row in found for h in row] == pytest.approx(scores, rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.parametrize("beam_size", [1, 2])
+def test_texts_are_the_same_without_scores(translator: Translator, beam_size: int) -> None:
+    small = with_decode(translator, beam_size=beam_size, batch_tokens=200)
+    lines = [*SENTENCES, "", "bavo " * 30]
+    expected, _ = small.translate(lines)
+    assert small.best(lines) == [found[0].text for found in expected]
+
+
 @pytest.fixture
 def threads() -> Iterator[int]:
     torch.set_num_threads(3)
@@ -116,7 +124,7 @@ def test_a_stop_leaves_the_batches_that_wait(translator: Translator, threads: in
     class StoppedError(Exception):
         pass
 
-    def search(sources: list[Any]) -> list[list[Hypothesis]]:
+    def search(sources: list[Any], scored: bool) -> list[list[Hypothesis]]:
         searched.append(sources)
         if len(searched) > threads:  # those behind the first wait for the stop
             stopped.wait(10)
