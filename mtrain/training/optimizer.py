@@ -6,14 +6,11 @@ before it updates the weights. torch's own takes no stacked Q/K/V and no `found_
 Shapes: `G` matrices of one shape, `R` rows, `C` columns.
 """
 
-from itertools import accumulate
-
 import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam  # the class of that name would load torch's compiler, a second
 
-# Gradients start at multiples of this many values (64 bytes of fp32), for vector instructions.
-ALIGNED = 16
+from mtrain.training.gradients import Sums
 
 MOMENTUM = 0.95
 # Five iterations of this quintic move singular values in (0, 1] to about 1.
@@ -133,10 +130,10 @@ class Optimizer:
     """Adam with fp32 master weights and gradients for a model that may compute in bf16; Muon for
     the matrices that `muon` names.
 
-    Gradients of micro-batches are summed in fp32; `update` divides them by the tokens of the whole
-    step, clips their norm and updates the masters, then the model's parameters. The masters of an
-    fp32 model are its parameters. `buffer`, which a single all-reduce sums, holds all sums of a
-    step: the gradients, then `losses` (num_losses,): loss, NLL and, with two views, divergence.
+    `sums` holds those of a step, in fp32: gradients and losses (loss, NLL and, with two views,
+    divergence). `update` divides the gradients by the tokens of the whole step, clips their norm
+    and updates the masters, then the model's parameters. The masters of an fp32 model are its
+    parameters.
     """
 
     def __init__(
@@ -154,13 +151,8 @@ class Optimizer:
             for name, p in model.named_parameters()
         }
         masters = list(self.weights.values())
-        starts = list(accumulate((-(-m.numel() // ALIGNED) * ALIGNED for m in masters), initial=0))
-        self.buffer = masters[0].new_zeros(starts[-1] + num_losses)
-        self.losses = self.buffer[starts[-1] :]
-        self.grads = [
-            self.buffer[start : start + master.numel()].view_as(master)
-            for start, master in zip(starts, masters, strict=False)
-        ]
+        self.sums = Sums(masters, num_losses)
+        self.losses, self.grads = self.sums.losses, self.sums.grads
         pairs = zip(self.parameters, masters, strict=True)
         self._copies = [(p, master) for p, master in pairs if p.dtype != master.dtype]
         grads = dict(zip(self.weights, self.grads, strict=True))
@@ -170,14 +162,6 @@ class Optimizer:
             stacked = {name: muon[name] for name in self.weights if name in muon}
             dtype = model.get_parameter(next(iter(stacked))).dtype
             self.rules.append(Muon(self.weights, grads, stacked, dtype))
-
-    def accumulate(self) -> None:
-        """Add the model's gradients to the step's sum and clear them."""
-        both = zip(self.grads, self.parameters, strict=True)
-        pairs = [(total, p.grad) for total, p in both if p.grad is not None]
-        torch._foreach_add_([total for total, _ in pairs], [grad for _, grad in pairs])
-        for parameter in self.parameters:
-            parameter.grad = None
 
     def update(self, rate: float, num_tokens: int, clip_norm: float) -> Tensor:
         """Take one step and return the norm of the gradient of the mean loss, before clipping. If
@@ -192,7 +176,6 @@ class Optimizer:
         found_inf = (~norm.isfinite()).float()
         for rule in self.rules:
             rule.step(rate, found_inf)
-        self.buffer.zero_()
         self.publish()
         return norm
 

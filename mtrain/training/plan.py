@@ -22,6 +22,7 @@ from mtrain.runtime.device import telling_lack_of_memory
 from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.workers import map_tasks
+from mtrain.training.gradients import Seeded
 from mtrain.training.learner import Learner, Machine
 from mtrain.training.schedule import make_schedule
 
@@ -190,11 +191,12 @@ def _measure_step(
         ids = np.random.default_rng(1).integers(IDS.pad + 1, vocab_size, lengths.max())
         some = lengths[:rows].tolist()
         batch = collate([(ids[: src - 1], ids[: tgt - 1]) for src, tgt in some], IDS)
-        seconds = _seconds(learner, partial(learner.learn, batch)) * len(lengths) / rows
+        step = [Seeded(batch, int)] * config.train.accum_steps
+        seconds = _seconds(learner, partial(learner.learn, step, len(step))) * len(lengths) / rows
         update = _seconds(learner, partial(learner.optimizer.update, 0.0, 1, 1.0))
     # includes the memory of CUDA graphs
     memory = torch.cuda.max_memory_reserved(learner.device) if has_gpu else None
-    return config.train.accum_steps * seconds + update, memory
+    return seconds + update, memory
 
 
 def _seconds(learner: Learner, work: Callable[[], object]) -> float:
