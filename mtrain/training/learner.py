@@ -100,7 +100,9 @@ class Learner:
         else:
             computes.append(partial(self._compute, self.model, torch.default_generator))
         held = most_sums(train.accum_steps, train.max_tokens, len(computes))
-        return Workers(computes, self.optimizer.sums, held - 1, threads // len(computes))
+        workers = Workers(computes, self.optimizer.sums, held - 1, threads // len(computes))
+        self.optimizer.each = workers.pool.map
+        return workers
 
     def learn(self, batches: Iterable[Seeded], count: int) -> None:
         """Replace the optimizer's sums by those over `count` micro-batches."""
