@@ -13,7 +13,6 @@ from functools import partial
 from itertools import accumulate
 from queue import LifoQueue
 from threading import Lock
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,13 +52,8 @@ class Sums:
         self.losses += losses
 
 
-class Seeded(NamedTuple):
-    """A micro-batch, and the function from the number of a piece to the seed of its randomness."""
-
-    batch: Batch
-    seed: Callable[[int], int]
-
-
+# A micro-batch, and the function from the number of a piece of it to the seed of its randomness.
+Seeded = tuple[Batch, Callable[[int], int]]
 # Computes a piece with a seed and puts its gradients and losses into the sums.
 Compute = Callable[[Batch, int, Sums], None]
 Give = Callable[[Sums], object]
@@ -119,39 +113,33 @@ def most_sums(micro_batches: int, max_tokens: int, threads: int) -> int:
 class Workers:
     """Threads that compute the pieces of a step, one for each `Compute`."""
 
-    def __init__(self, computes: Sequence[Compute], total: Sums, spare: int, threads: int) -> None:
-        """The sums of a step end in `total`; `spare` more are held. Each thread uses `threads`
-        threads of OpenMP.
+    def __init__(self, computes: Sequence[Compute], total: Sums, held: int, threads: int) -> None:
+        """Hold this number of `Sums`, of which `total` gets those of a step; each thread uses
+        `threads` threads of OpenMP.
         """
-        self.computes, self.total = computes, total
-        self.spare = [Sums(total.grads, len(total.losses)) for _ in range(spare)]
-        self.pool = ThreadPoolExecutor(
-            len(computes), initializer=torch.set_num_threads, initargs=(threads,)
-        )
+        self.computes = computes
+        self.sums = [total, *(Sums(total.grads, len(total.losses)) for _ in range(held - 1))]
+        self.pool = ThreadPoolExecutor(len(computes), "piece", torch.set_num_threads, (threads,))
+        self.lock = Lock()
 
     def learn(self, batches: Iterable[Seeded], count: int) -> None:
-        """Replace `total` by the sums over `count` micro-batches; raises the error of a thread."""
-        step = _Step(batches, count, [self.total, *self.spare])
-        futures = [self.pool.submit(step.work, compute) for compute in self.computes]
+        """Replace the total by the sums over `count` micro-batches; raises the error of a thread,
+        once no thread computes any more.
+        """
+        self.free: LifoQueue[Sums | None] = LifoQueue()
+        for sums in reversed(self.sums):  # the first piece gets the total, which ends as the whole
+            self.free.put(sums)
+        self.pieces, self.has_ended = self._pieces(batches, count), False
+        futures = [self.pool.submit(self._work, compute) for compute in self.computes]
         try:
             for future in futures:
                 future.result()
-        finally:  # no thread computes on, whatever ended this one
-            step.end()
+        finally:
+            self._end()
             wait(futures)
 
-
-class _Step:
-    """The pieces of a step that are not taken yet, and the sums that are free for them."""
-
-    def __init__(self, batches: Iterable[Seeded], count: int, sums: Sequence[Sums]) -> None:
-        self.pieces, self.lock, self.has_ended = self._pieces(batches, count), Lock(), False
-        self.free: LifoQueue[Sums | None] = LifoQueue()
-        for each in reversed(sums):  # the first piece gets the first, which ends as the whole
-            self.free.put(each)
-
     def _pieces(self, batches: Iterable[Seeded], count: int) -> Iterator[tuple[Batch, int, Give]]:
-        """Yield the pieces in order, each with its seed and where to give its sums."""
+        """Yield the pieces in order, each with its seed and where its sums go."""
         whole = Tree(count, self.free.put, lambda sums: None)
         for index, (batch, seed) in enumerate(batches):
             pieces = pieces_of(batch)
@@ -159,7 +147,7 @@ class _Step:
             for number, piece in enumerate(pieces):
                 yield piece, seed(number), partial(tree.add, number)
 
-    def work(self, compute: Compute) -> None:
+    def _work(self, compute: Compute) -> None:
         """Compute pieces until none is left."""
         try:
             while taken := self._take():
@@ -167,7 +155,7 @@ class _Step:
                 compute(piece, seed, sums)
                 give(sums)
         finally:
-            self.end()
+            self._end()
 
     def _take(self) -> tuple[tuple[Batch, int, Give], Sums] | None:
         """Return the next piece and sums for it, once some are free, or None at the end."""
@@ -176,7 +164,7 @@ class _Step:
             sums = None if piece is None else self.free.get()
             return None if piece is None or sums is None else (piece, sums)
 
-    def end(self) -> None:
+    def _end(self) -> None:
         """Let no thread take another piece: all are taken, or one failed."""
         self.has_ended = True
         self.free.put(None)  # wakes a thread that waits for sums

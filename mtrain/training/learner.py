@@ -37,6 +37,7 @@ class Machine:
     precision: str
     compile: bool
     ranks: int = 1
+    openmp: int = 1  # threads of an operation on a CPU, which rounding depends on
 
     @classmethod
     def of(cls, config: Config, ranks: Ranks) -> "Machine":
@@ -45,13 +46,27 @@ class Machine:
         device = device_of(train.device, ranks)
         dtype = compute_dtype(train.precision, device, training=True)
         threads = max(1, available_threads() // ranks.local_size)
+        threads = threads if train.threads == "auto" else train.threads
+        compiled = False if train.compile == "auto" else train.compile
         return cls(
             device=device.type,
-            threads=threads if train.threads == "auto" else train.threads,
+            threads=threads,
             precision="bf16" if dtype == torch.bfloat16 else "fp32",
-            compile=False if train.compile == "auto" else train.compile,
+            compile=compiled,
             ranks=ranks.size,
+            openmp=threads if compiled else max(1, threads // pieces_of_step(config)),
         )
+
+    def workers(self, config: Config) -> int:
+        """Threads that compute pieces on a CPU; a compiled model draws its randomness from torch's
+        default generator, and so has one.
+        """
+        return 1 if self.compile else min(self.threads, pieces_of_step(config))
+
+
+def pieces_of_step(config: Config) -> int:
+    """Pieces that a rank computes in a step, at most."""
+    return config.train.accum_steps * most_pieces(config.train.max_tokens)
 
 
 class Learner:
@@ -86,21 +101,17 @@ class Learner:
         self.workers = self._start_workers() if self.device.type == "cpu" else None
 
     def _start_workers(self) -> Workers:
-        """Start a thread for each piece of a step, at most `machine.threads`, or one if the model
-        is compiled: its randomness is that of torch's default generator.
-        """
-        train, threads = self.config.train, self.machine.threads
+        """Start threads that compute pieces and update weights."""
         computes: list[Compute] = []
-        if isinstance(self.model, RowTransformer):
-            pieces = train.accum_steps * most_pieces(train.max_tokens)
-            for _ in range(min(threads, pieces)):
+        count, train = self.machine.workers(self.config), self.config.train
+        for _ in range(count):
+            model, generator = self.model, torch.default_generator
+            if isinstance(model, RowTransformer):
                 generator = torch.Generator()
-                model = self.model.drawing_from(generator)
-                computes.append(partial(self._compute, model, generator))
-        else:
-            computes.append(partial(self._compute, self.model, torch.default_generator))
-        held = most_sums(train.accum_steps, train.max_tokens, len(computes))
-        workers = Workers(computes, self.optimizer.sums, held - 1, threads // len(computes))
+                model = model.drawing_from(generator)
+            computes.append(partial(self._compute, model, generator))
+        held = most_sums(train.accum_steps, train.max_tokens, count)
+        workers = Workers(computes, self.optimizer.sums, held, self.machine.openmp)
         self.optimizer.each = workers.pool.map
         return workers
 
@@ -138,14 +149,13 @@ class Learner:
         self.hidden = torch.compile(self.model.hidden, dynamic=True)
         try:
             src, tgt = (torch.full((4, n), self.ids.eos, device=self.device) for n in (8, 9))
-            torch.cat(self._views(self.hidden, src, tgt)).sum().backward()  # type: ignore[no-untyped-call]
+            states = torch.cat(self._views(self.hidden, src, tgt))
+            torch.autograd.grad(states.sum(), self.optimizer.parameters, allow_unused=True)
         except RuntimeError as error:
             raise UserError(
                 f"train.compile: torch cannot compile the model here: {first_line(error)}; "
                 "set train.compile: false"
             ) from None
-        for parameter in self.model.parameters():
-            parameter.grad = None
 
     def _compute(
         self, model: Transformer, generator: torch.Generator, batch: Batch, seed: int, sums: Sums

@@ -24,7 +24,6 @@ from mtrain.runtime.distributed import Request
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import logger, progress_bar
 from mtrain.runtime.stop import stopped
-from mtrain.training.gradients import Seeded
 from mtrain.training.learner import Learner
 from mtrain.training.plan import describe_run
 from mtrain.training.resume import Checkpoints, Progress, Session
@@ -175,15 +174,10 @@ class Trainer:
     def _learn(self, planned: list[MicroBatch], step: int) -> None:
         """Add up the gradients of this rank's micro-batches of a step."""
         mine = range(self.ranks.rank, len(planned), self.ranks.size)
-        batches = (
-            Seeded(
-                self.batches.read(planned[index]),
-                partial(piece_seed, self.config.seed, step, index),
-            )
-            for index in mine
-        )
+        seeds = [partial(piece_seed, self.config.seed, step, index) for index in mine]
+        batches = map(self.batches.read, planned[self.ranks.rank :: self.ranks.size])
         with telling_lack_of_memory(partial(self._lack_of_memory, planned)):
-            self.learner.learn(batches, len(mine))
+            self.learner.learn(zip(batches, seeds, strict=True), len(mine))
 
     def _lack_of_memory(self, planned: list[MicroBatch]) -> str:
         rows, tokens = max(len(each.rows) for each in planned), self.config.train.max_tokens

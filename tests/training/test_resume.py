@@ -535,7 +535,7 @@ def forget(kind: str = "none", **values: Any) -> tuple[Any, str, Any]:
         forget(".exp_avg"),
         forget(".exp_avg_sq"),
         forget(".step"),
-        (training, "micro_batch_seed", lambda seed, step, number: seed + step + number),
+        (training, "piece_seed", lambda *numbers: sum(numbers)),
         (Optimizer, "load_weights", lambda *_: None),
         (Optimizer, "load_moments", lambda *_: None),
         (resume, "Progress", lambda sums, step=0, *_: Progress(sums, step)),
