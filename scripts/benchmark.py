@@ -27,7 +27,7 @@ import torch
 from mtrain.config.schema import Config
 from mtrain.corpus.lines import read_text_file
 from mtrain.corpus.phrasebook import pairs
-from mtrain.data.batches import Batch
+from mtrain.data.batches import Batch, MicroBatch
 from mtrain.data.prepare import Prepared, prepare
 from mtrain.model.transformer import Shape
 from mtrain.runs.directory import RunDirectory
@@ -111,16 +111,19 @@ class Tokens:
     tgt: int = 0
     places: int = 0
 
-    def counting(self, learn: Callable[[Batch], None], pad: int) -> Callable[[Batch], None]:
-        """Count the batches that are learned from."""
+    def counting(
+        self, read: Callable[[MicroBatch], Batch], pad: int
+    ) -> Callable[[MicroBatch], Batch]:
+        """Count the batches that are read."""
 
-        def learn_and_count(batch: Batch) -> None:
+        def read_and_count(planned: MicroBatch) -> Batch:
+            batch = read(planned)
             self.src += int((batch.src != pad).sum())
             self.tgt += batch.num_tokens
             self.places += batch.src.numel() + batch.tgt_in.numel()
-            learn(batch)
+            return batch
 
-        return learn_and_count
+        return read_and_count
 
 
 def training_speed(trainer: Trainer, steps: int, turns: int) -> dict[str, float]:
@@ -128,7 +131,7 @@ def training_speed(trainer: Trainer, steps: int, turns: int) -> dict[str, float]
     learner = trainer.learner
     learner.warm_up()
     tokens = Tokens()
-    learner.learn = tokens.counting(learner.learn, trainer.ids.pad)
+    trainer.batches.read = tokens.counting(trainer.batches.read, trainer.ids.pad)  # type: ignore[method-assign]
     stream = trainer.micro_batches()
     rates, speeds = [], []
     for turn in range(turns + 1):

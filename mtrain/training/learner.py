@@ -48,25 +48,21 @@ class Machine:
         threads = max(1, available_threads() // ranks.local_size)
         threads = threads if train.threads == "auto" else train.threads
         compiled = False if train.compile == "auto" else train.compile
+        pieces = train.accum_steps * most_pieces(train.max_tokens)
         return cls(
             device=device.type,
             threads=threads,
             precision="bf16" if dtype == torch.bfloat16 else "fp32",
             compile=compiled,
             ranks=ranks.size,
-            openmp=threads if compiled else max(1, threads // pieces_of_step(config)),
+            # the randomness of a compiled model is that of the process: it has one worker
+            openmp=threads if compiled else max(1, threads // pieces),
         )
 
-    def workers(self, config: Config) -> int:
-        """Threads that compute pieces on a CPU; a compiled model draws its randomness from torch's
-        default generator, and so has one.
-        """
-        return 1 if self.compile else min(self.threads, pieces_of_step(config))
-
-
-def pieces_of_step(config: Config) -> int:
-    """Pieces that a rank computes in a step, at most."""
-    return config.train.accum_steps * most_pieces(config.train.max_tokens)
+    @property
+    def workers(self) -> int:
+        """Threads that compute pieces on a CPU."""
+        return self.threads // self.openmp
 
 
 class Learner:
@@ -103,15 +99,15 @@ class Learner:
     def _start_workers(self) -> Workers:
         """Start threads that compute pieces and update weights."""
         computes: list[Compute] = []
-        count, train = self.machine.workers(self.config), self.config.train
-        for _ in range(count):
+        machine, train = self.machine, self.config.train
+        for _ in range(machine.workers):
             model, generator = self.model, torch.default_generator
             if isinstance(model, RowTransformer):
                 generator = torch.Generator()
                 model = model.drawing_from(generator)
             computes.append(partial(self._compute, model, generator))
-        held = most_sums(train.accum_steps, train.max_tokens, count)
-        workers = Workers(computes, self.optimizer.sums, held, self.machine.openmp)
+        held = most_sums(train.accum_steps, train.max_tokens, machine.workers)
+        workers = Workers(computes, self.optimizer.sums, held, machine.openmp)
         self.optimizer.each = workers.pool.map
         return workers
 

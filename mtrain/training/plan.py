@@ -89,8 +89,8 @@ def describe_run(
     all_ = one * (max(train.keep_checkpoints, train.average_last) + 3)
     all_ += 3 * 4 * parameters * (2 + has_average)
     all_ += _size(Path(config.run_dir))[1]
-    workers = machine.workers(config)
-    sums = most_sums(train.accum_steps, train.max_tokens, workers) if machine.device == "cpu" else 1
+    on_cpu, step = machine.device == "cpu", (train.accum_steps, train.max_tokens)
+    sums = most_sums(*step, machine.workers) if on_cpu else 1
     state = (STATE_BYTES + 4 * has_average + 4 * sums) * parameters
     step_batches, peak_step = train.accum_steps * ranks.size, max(1, train.warmup_steps)
     per_epoch, per_step = max(1, int(micro_batches // step_batches)), int(tokens * step_batches)
@@ -193,8 +193,7 @@ def _measure_step(
         ids = np.random.default_rng(1).integers(IDS.pad + 1, vocab_size, lengths.max())
         some = lengths[:rows].tolist()
         batch = collate([(ids[: src - 1], ids[: tgt - 1]) for src, tgt in some], IDS)
-        # as many copies as there are threads, each of which computes one
-        copies = 1 if has_gpu else learner.machine.workers(config)
+        copies = 1 if has_gpu else learner.machine.workers  # one for each
         seconds = _seconds(learner, partial(learner.learn, [(batch, int)] * copies, copies))
         seconds *= len(lengths) / rows / copies
         update = _seconds(learner, partial(learner.optimizer.update, 0.0, 1, 1.0))
