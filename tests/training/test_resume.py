@@ -734,6 +734,23 @@ def test_auto_that_comes_to_something_else_is_refused(
     assert f"set train.{name}: {advice}" in refusal(run, f"train.{name}=auto")
 
 
+def test_a_run_of_sums_in_another_order_resumes_and_the_log_tells_once(
+    stopped: Path, warnings: Callable[[], str]
+) -> None:
+    """It was begun before steps were cut into pieces, with other threads."""
+    inner = stopped / "checkpoints" / "step-00000005" / "trainer"
+    state = json.loads((inner / "state.json").read_text())
+    del state["machine"]["openmp"]
+    state["machine"]["threads"] = 2
+    (inner / "state.json").write_text(json.dumps(state))
+    manifest.seal(inner)
+    stop(stopped, 7)
+    told = "gradients: from here on added up in a tree of pieces, not in order: bit for bit"
+    assert warnings().count(told) == 1
+    stop(stopped, 9)
+    assert warnings().count(told) == 1
+
+
 @needs_bf16
 def test_precision_may_be_changed_by_naming_it(stopped: Path, warnings: Callable[[], str]) -> None:
     stop(stopped, 7, "train.precision=bf16")
