@@ -39,7 +39,7 @@ import mtrain
 from mtrain.config.schema import Config
 from mtrain.corpus.lines import read_text_file
 from mtrain.corpus.phrasebook import pairs
-from mtrain.data.batches import Batch
+from mtrain.data.batches import Batch, MicroBatch
 from mtrain.data.prepare import prepare
 from mtrain.export import ctranslate2_format
 from mtrain.model.transformer import Shape
@@ -218,14 +218,16 @@ class Training:
         self.trainer, self.name = trainer, name
         self.src = self.tgt = self.places = 0  # places are those of tokens and of padding
         trainer.learner.warm_up()
-        self.learn, trainer.learner.learn = trainer.learner.learn, self._learn_and_count
+        self.read = trainer.batches.read
+        trainer.batches.read = self._read_and_count  # type: ignore[method-assign]
         self.stream = trainer.micro_batches()
 
-    def _learn_and_count(self, batch: Batch) -> None:
+    def _read_and_count(self, planned: MicroBatch) -> Batch:
+        batch = self.read(planned)
         self.src += int((batch.src != self.trainer.ids.pad).sum())
         self.tgt += batch.num_tokens
         self.places += batch.src.numel() + batch.tgt_in.numel()
-        self.learn(batch)
+        return batch
 
     def turn(self, steps: int) -> tuple[float, float]:
         """Take steps; return target tokens and operations per second."""

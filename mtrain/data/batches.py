@@ -53,6 +53,13 @@ class Batch(NamedTuple):
         """Target tokens with eos, without padding."""
         return self.targets.numel()
 
+    def part(self, start: int, stop: int) -> "Batch":
+        """Return the pairs from `start` to `stop` - 1, padded as they are."""
+        first, end = start * self.tgt_out.shape[1], stop * self.tgt_out.shape[1]
+        inside = slice(*torch.searchsorted(self.positions, torch.tensor([first, end])).tolist())
+        src, tgt_in, tgt_out = (table[start:stop] for table in self[:3])
+        return Batch(src, tgt_in, tgt_out, self.positions[inside] - first, self.targets[inside])
+
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on a device."""
         if device.type == "cpu":

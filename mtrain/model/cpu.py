@@ -14,6 +14,8 @@ rows for queries, `M` rows for keys.
 import ctypes
 import platform
 from collections.abc import Callable
+from copy import deepcopy
+from itertools import chain
 from typing import Any
 
 import torch
@@ -33,35 +35,38 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD = -1, -3, 32 << 20
 class BitDropout(nn.Dropout):
     """Dropout by a mask of bits, several times faster on a CPU than torch's own."""
 
+    generator: torch.Generator | None = None  # torch's default one
+
     def forward(self, x: Tensor) -> Tensor:
         """Set a fraction `p` of x to zero and scale the rest, while training."""
         if not self.training or self.p == 0.0:
             return x
-        return drop(x, self.p)
+        return drop(x, self.p, self.generator)
 
 
 class _Dropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, p: float, generator: torch.Generator | None) -> Tensor:
         ctx.p = p
-        mask = _dropout_mask(x, p)
+        mask = _dropout_mask(x, p, generator)
         ctx.save_for_backward(mask)
         return _masked(x, mask, p)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _masked(grads[0], ctx.saved_tensors[0], ctx.p), None
+        return _masked(grads[0], ctx.saved_tensors[0], ctx.p), None, None
 
 
-drop: Callable[[Tensor, float], Tensor] = _Dropout.apply
+drop: Callable[[Tensor, float, torch.Generator | None], Tensor] = _Dropout.apply
 
 
-def _dropout_mask(x: Tensor, p: float) -> Tensor:
+def _dropout_mask(x: Tensor, p: float, generator: torch.Generator | None) -> Tensor:
     """Return integers as wide as the values of x, with all bits set where a value is kept.
 
     They are cut from 64-bit random integers read as 16-bit ones, so `p` is met to 2**-16.
     """
-    words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+    words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64)
+    words.random_(-(2**63), None, generator=generator)
     kept = words.view(torch.int16)[: x.numel()].view(x.shape)
     kept.ge_(min(round(p * 65536) - 32768, 32767))
     return kept.neg_().to({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
@@ -81,6 +86,8 @@ class RowAttention(Attention):
     which also gives the sizes.
     """
 
+    generator: torch.Generator | None = None  # torch's default one
+
     def forward(self, x: Tensor, memory: Tensor | None, bias: Tensor) -> Tensor:
         """Attend from x to `memory`, or to x itself if that is None: (R, D), (M, D) -> (R, D)."""
         if self.watch is not None:  # as other devices compute, where weights are a tensor
@@ -90,7 +97,8 @@ class RowAttention(Attention):
         query = self.project(x, 0, 3 if memory is None else 1)
         source = None if memory is None else self.project(memory, 1, 3)
         p = self.rate if self.training else 0.0
-        out: Tensor = self.project_out(attend_rows(query, source, bias, self.num_heads, p))
+        heads = attend_rows(query, source, bias, self.num_heads, p, self.generator)
+        out: Tensor = self.project_out(heads)
         return out
 
 
@@ -105,7 +113,13 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, source: Tensor | None, bias: Tensor, H: int, p: float
+        ctx: Any,
+        query: Tensor,
+        source: Tensor | None,
+        bias: Tensor,
+        H: int,
+        p: float,
+        generator: torch.Generator | None,
     ) -> Tensor:
         B, _, T, S = bias.shape
         q, *rest = _cut_heads(query, B, T, H, 3 if source is None else 1)
@@ -115,7 +129,7 @@ class _Attend(torch.autograd.Function):
         scores.view(B, H, T, S).add_(bias)
         weights = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
         weights /= weights.sum(-1, keepdim=True)
-        mask = _dropout_mask(weights, p) if p > 0 else None
+        mask = _dropout_mask(weights, p, generator) if p > 0 else None
         ctx.save_for_backward(q, k, v, weights, mask)
         ctx.sizes, ctx.scale, ctx.p = (B, T, S, H), scale, p
         ctx.rows = len(query), None if source is None else len(source)
@@ -133,10 +147,10 @@ class _Attend(torch.autograd.Function):
         query_grad, key_grad = scores_grad.bmm(k), scores_grad.transpose(1, 2).bmm(q)
         if source_rows is None:
             own = _join_heads(out_grad, rows, B, T, H, query_grad, key_grad, value_grad)
-            return own, None, None, None, None
+            return own, None, None, None, None, None
         own = _join_heads(out_grad, rows, B, T, H, query_grad)
         other = _join_heads(out_grad, source_rows, B, S, H, key_grad, value_grad)
-        return own, other, None, None, None
+        return own, other, None, None, None, None
 
 
 attend_rows: Callable[..., Tensor] = _Attend.apply
@@ -216,6 +230,15 @@ class RowTransformer(Transformer):
         biases = self._bias(causal).expand(B, 1, T, T), self._bias(src_mask).expand(B, 1, T, S)
         rows = super().run_decoder(_as_rows(x), biases[0], _as_rows(memory), biases[1])
         return _as_batch(rows, B, T)
+
+    def drawing_from(self, generator: torch.Generator) -> "RowTransformer":
+        """Return a model of the same weights with dropout from `generator`, for another thread."""
+        shared = {id(tensor): tensor for tensor in chain(self.parameters(), self.buffers())}
+        other = deepcopy(self, shared)
+        for module in other.modules():
+            if isinstance(module, BitDropout | RowAttention):
+                module.generator = generator
+        return other
 
     def _bias(self, mask: Tensor) -> Tensor:
         bias = torch.zeros(mask.shape, dtype=self.attention_dtype)

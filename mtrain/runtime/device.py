@@ -65,12 +65,10 @@ def set_up_cuda(device: torch.device) -> None:
 
 
 def seed_device(device: torch.device, seed: int) -> None:
-    """Seed the randomness of a device, without `torch.manual_seed` on the CPU and CUDA: it takes a
-    millisecond or two to visit all kinds of devices.
+    """Seed the randomness of a GPU, without `torch.manual_seed` on CUDA: it takes a millisecond or
+    two to visit all kinds of devices.
     """
-    if device.type == "cpu":
-        torch.default_generator.manual_seed(seed)
-    elif device.type == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if device.type == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.default_generators[device.index or 0].manual_seed(seed)
     else:
         torch.manual_seed(seed)

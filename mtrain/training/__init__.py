@@ -1,7 +1,7 @@
 """Batches in, weights out.
 
 `job.train` starts, resumes or confirms a run: it checks the run directory, prepares the text and
-runs a `Trainer`. Each step of the trainer adds up gradients (`learner`, `loss`)
-and updates the weights (`optimizer`, at the rate of `schedule`). Checkpoints (`resume`) and
-scores (`validation`) follow where they are due. `plan` forecasts.
+runs a `Trainer`. Each step of the trainer adds up gradients (`learner`, `loss`,
+`gradients`) and updates the weights (`optimizer`, at the rate of `schedule`). Checkpoints
+(`resume`) and scores (`validation`) follow where they are due. `plan` forecasts.
 """

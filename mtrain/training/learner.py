@@ -1,7 +1,8 @@
 """A model in training: micro-batches in, gradients out, by the fastest way on its device."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.fx.experimental._config as shapes
@@ -11,12 +12,13 @@ from torch import Tensor
 from mtrain.config.schema import Config
 from mtrain.data.batches import Batch, SpecialIds
 from mtrain.model.building import RATES, build, shape_of
-from mtrain.model.cpu import keep_freed_memory
-from mtrain.model.transformer import Dropout, set_compute_dtype
-from mtrain.runtime.device import available_threads, compute_dtype, set_up_cuda
+from mtrain.model.cpu import RowTransformer, keep_freed_memory
+from mtrain.model.transformer import Dropout, Transformer, set_compute_dtype
+from mtrain.runtime.device import available_threads, compute_dtype, seed_device, set_up_cuda
 from mtrain.runtime.distributed import Ranks, device_of
 from mtrain.runtime.errors import UserError, first_line
 from mtrain.training.consistency import consistency_loss
+from mtrain.training.gradients import Compute, Grads, Seeded, Sums, Workers, most_pieces, most_sums
 from mtrain.training.loss import projected_cross_entropy
 from mtrain.training.optimizer import MovingAverage, Optimizer
 
@@ -35,6 +37,7 @@ class Machine:
     precision: str
     compile: bool
     ranks: int = 1
+    openmp: int = 1  # threads of an operation on a CPU, which rounding depends on
 
     @classmethod
     def of(cls, config: Config, ranks: Ranks) -> "Machine":
@@ -43,19 +46,29 @@ class Machine:
         device = device_of(train.device, ranks)
         dtype = compute_dtype(train.precision, device, training=True)
         threads = max(1, available_threads() // ranks.local_size)
+        threads = threads if train.threads == "auto" else train.threads
+        compiled = False if train.compile == "auto" else train.compile
+        pieces = train.accum_steps * most_pieces(train.max_tokens)
         return cls(
             device=device.type,
-            threads=threads if train.threads == "auto" else train.threads,
+            threads=threads,
             precision="bf16" if dtype == torch.bfloat16 else "fp32",
-            compile=False if train.compile == "auto" else train.compile,
+            compile=compiled,
             ranks=ranks.size,
+            # the randomness of a compiled model is that of the process: it has one worker
+            openmp=threads if compiled else max(1, threads // pieces),
         )
+
+    @property
+    def workers(self) -> int:
+        """Threads that compute pieces on a CPU."""
+        return self.threads // self.openmp
 
 
 class Learner:
     """A new model, its optimizer and its moving average on the device of a rank.
 
-    `learn` turns a micro-batch into gradients and losses and adds them to the optimizer's sums.
+    `learn` turns the micro-batches of a step into gradients and losses, the optimizer's sums.
     """
 
     def __init__(self, config: Config, vocab_size: int, ids: SpecialIds, ranks: Ranks) -> None:
@@ -80,7 +93,33 @@ class Learner:
         self.optimizer = Optimizer(self.model, (betas[0], betas[1]), eps, muon, num_losses)
         self.average = MovingAverage(self.optimizer.weights, decay) if decay else None
         self.hidden = self.model.hidden
-        self.learn: Callable[[Batch], None] = self._accumulate
+        self.work: Callable[[Batch], None] = self._accumulate
+        self.workers = self._start_workers() if self.device.type == "cpu" else None
+
+    def _start_workers(self) -> Workers:
+        """Start threads that compute pieces and update weights."""
+        computes: list[Compute] = []
+        machine, train = self.machine, self.config.train
+        for _ in range(machine.workers):
+            model, generator = self.model, torch.default_generator
+            if isinstance(model, RowTransformer):
+                generator = torch.Generator()
+                model = model.drawing_from(generator)
+            computes.append(partial(self._compute, model, generator))
+        held = most_sums(train.accum_steps, train.max_tokens, machine.workers)
+        workers = Workers(computes, self.optimizer.sums, held, machine.openmp)
+        self.optimizer.each = workers.pool.map
+        return workers
+
+    def learn(self, batches: Iterable[Seeded], count: int) -> None:
+        """Replace the optimizer's sums by those over `count` micro-batches."""
+        if self.workers is not None:
+            self.workers.learn(batches, count)
+            return
+        self.optimizer.sums.buffer.zero_()
+        for batch, seed in batches:
+            seed_device(self.device, seed(0))
+            self.work(batch)
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -95,8 +134,7 @@ class Learner:
             longest = self.config.data.max_length
             graphs = CudaGraphs(self._accumulate_padded, self.device, self.ids, longest)
             graphs.warm_up()
-            self.optimizer.buffer.zero_()
-            self.learn = graphs
+            self.work = graphs
 
     def _compile(self) -> None:
         """Compile for all shapes on a made-up batch, so that a resumed run computes with the same
@@ -107,49 +145,69 @@ class Learner:
         self.hidden = torch.compile(self.model.hidden, dynamic=True)
         try:
             src, tgt = (torch.full((4, n), self.ids.eos, device=self.device) for n in (8, 9))
-            torch.cat(self._views(self.hidden, src, tgt)).sum().backward()  # type: ignore[no-untyped-call]
+            states = torch.cat(self._views(self.hidden, src, tgt))
+            torch.autograd.grad(states.sum(), self.optimizer.parameters, allow_unused=True)
         except RuntimeError as error:
             raise UserError(
                 f"train.compile: torch cannot compile the model here: {first_line(error)}; "
                 "set train.compile: false"
             ) from None
-        for parameter in self.model.parameters():
-            parameter.grad = None
+
+    def _compute(
+        self, model: Transformer, generator: torch.Generator, batch: Batch, seed: int, sums: Sums
+    ) -> None:
+        """Put the gradients and losses of a piece into `sums`."""
+        generator.manual_seed(seed)
+        sums.put(*self._differentiate(model, batch, generator))
 
     def _accumulate(self, batch: Batch) -> None:
-        """Add the gradients and losses of a micro-batch, computed without its padding."""
-        batch = batch.to(self.device)
+        """Add the gradients and losses of a micro-batch."""
+        found = self._differentiate(self.model, batch.to(self.device))
+        self.optimizer.sums.add(*found)
+
+    def _differentiate(
+        self, model: Transformer, batch: Batch, generator: torch.Generator | None = None
+    ) -> tuple[Grads, Tensor]:
+        """Return the gradients and losses of a batch, computed without its padding."""
         # torch would compile a graph of its own for a single row
-        compute = self.hidden if len(batch.src) > 1 else self.model.hidden
-        views = [view[batch.positions] for view in self._views(compute, batch.src, batch.tgt_in)]
-        self._add(views, batch.targets)
+        is_own = model is self.model and len(batch.src) > 1
+        hidden = self.hidden if is_own else model.hidden
+        views = self._views(hidden, batch.src, batch.tgt_in, generator)
+        return self._gradients([view[batch.positions] for view in views], batch.targets)
 
     def _accumulate_padded(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> None:
         """Do the same on tables (B, S), (B, T) and (B, T), by operations that depend on their sizes
         alone.
         """
         views, targets = self._views(self.model.hidden, src, tgt_in), tgt_out.flatten()
-        self._add(views, targets, targets != self.ids.pad)
+        self.optimizer.sums.add(*self._gradients(views, targets, targets != self.ids.pad))
 
     def _views(
-        self, compute: Callable[..., Tensor], src: Tensor, tgt_in: Tensor
+        self,
+        compute: Callable[..., Tensor],
+        src: Tensor,
+        tgt_in: Tensor,
+        generator: torch.Generator | None = None,
     ) -> tuple[Tensor, ...]:
         """Return the hidden states (B * T, D) of the batch; with `train.consistency`, of a second
         view of it, too, both from one pass over 2B rows.
         """
         if self.config.train.consistency is None:
             return (compute(src, tgt_in).flatten(0, 1),)
-        kept = self._kept(src), self._kept(tgt_in)
+        kept = self._kept(src, generator), self._kept(tgt_in, generator)
         both = compute(src.repeat(2, 1), tgt_in.repeat(2, 1), kept)
         return both.flatten(0, 1).chunk(2)
 
-    def _kept(self, ids: Tensor) -> Tensor:
+    def _kept(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
         """Return 1 for the token embeddings (2B, L) that stay: all of the first view."""
-        stays = torch.rand(ids.shape, device=ids.device) >= self.config.train.cutoff
+        random = torch.rand(ids.shape, device=ids.device, generator=generator)
+        stays = random >= self.config.train.cutoff
         return torch.cat((torch.ones_like(stays), stays)).float()
 
-    def _add(self, views: Sequence[Tensor], targets: Tensor, real: Tensor | None = None) -> None:
-        """Add the gradients and losses of one or two views."""
+    def _gradients(
+        self, views: Sequence[Tensor], targets: Tensor, real: Tensor | None = None
+    ) -> tuple[Grads, Tensor]:
+        """Return the gradients and losses of one or two views."""
         train, matrix = self.config.train, self.model.output.weight
         smoothing, alpha = train.label_smoothing, train.consistency
         losses: tuple[Tensor, ...]
@@ -157,9 +215,8 @@ class Learner:
             losses = projected_cross_entropy(views[0], matrix, targets, smoothing, real)
         else:
             losses = consistency_loss((views[0], views[1]), matrix, targets, smoothing, alpha, real)
-        losses[0].backward()  # type: ignore[no-untyped-call]
-        self.optimizer.accumulate()
-        self.optimizer.losses += torch.stack([loss.detach() for loss in losses])
+        grads = torch.autograd.grad(losses[0], self.optimizer.parameters)
+        return grads, torch.stack([loss.detach() for loss in losses])
 
 
 def graph_width(length: int) -> int:

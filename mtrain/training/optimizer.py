@@ -6,14 +6,15 @@ before it updates the weights. torch's own takes no stacked Q/K/V and no `found_
 Shapes: `G` matrices of one shape, `R` rows, `C` columns.
 """
 
-from itertools import accumulate
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam  # the class of that name would load torch's compiler, a second
 
-# Gradients start at multiples of this many values (64 bytes of fp32), for vector instructions.
-ALIGNED = 16
+from mtrain.training.gradients import Sums
 
 MOMENTUM = 0.95
 # Five iterations of this quintic move singular values in (0, 1] to about 1.
@@ -22,6 +23,9 @@ ITERATIONS = 5
 # Root mean square of an update at a rate of 1: about Adam's, so that one rate fits both (Liu et al.
 # 2025, "Muon is Scalable for LLM Training", section 2.2).
 RMS = 0.2
+
+# Values of the weights that a thread of a CPU updates at a time; a larger weight goes alone.
+GROUP_VALUES = 1 << 17
 
 Weights = dict[str, Tensor]
 
@@ -44,8 +48,9 @@ class Adam:
         }
 
     @torch.no_grad()
-    def step(self, rate: float, found_inf: Tensor) -> None:
-        """Take a step, or leave everything as it is where `found_inf` is 1."""
+    def step(self, rate: float, scale: Tensor, found_inf: Tensor) -> None:
+        """Scale the gradients and take a step, or change no weight where `found_inf` is 1."""
+        torch._foreach_mul_(self.grads, scale)
         adam(
             self.weights,
             self.grads,
@@ -84,26 +89,26 @@ class Muon:
     def __init__(
         self, weights: Weights, grads: Weights, stacked: dict[str, int], dtype: torch.dtype
     ) -> None:
-        """`stacked` maps the weights to update to the number of matrices stacked in each along its
-        rows; `dtype` is that of the Newton-Schulz iterations.
+        """`stacked` maps names to the number of matrices stacked in each weight along its rows;
+        `dtype` is that of the Newton-Schulz iterations.
         """
         self.dtype = dtype
-        momenta = {name: torch.zeros_like(weights[name]) for name in stacked}
+        momenta = {name: torch.zeros_like(weight) for name, weight in weights.items()}
         self.moments = {f"{name}.momentum": momentum for name, momentum in momenta.items()}
         # by shape: views of weights, gradients and momenta
         self.groups: dict[torch.Size, tuple[list[Tensor], list[Tensor], list[Tensor]]] = {}
-        for name, count in stacked.items():
-            parts = [x[name].chunk(count) for x in (weights, grads, momenta)]
+        for name in weights:
+            parts = [x[name].chunk(stacked[name]) for x in (weights, grads, momenta)]
             group = self.groups.setdefault(parts[0][0].shape, ([], [], []))
             for views, part in zip(group, parts, strict=True):
                 views.extend(part)
 
     @torch.no_grad()
-    def step(self, rate: float, found_inf: Tensor) -> None:
-        """Take a step, or leave everything as it is where `found_inf` is 1."""
+    def step(self, rate: float, scale: Tensor, found_inf: Tensor) -> None:
+        """Scale the gradients and take a step, or change no weight where `found_inf` is 1."""
         is_finite = found_inf == 0
         for (rows, columns), (weights, grads, momenta) in self.groups.items():
-            grad, before = torch.stack(grads), torch.stack(momenta)
+            grad, before = torch.stack(grads) * scale, torch.stack(momenta)
             after = before * MOMENTUM + grad
             torch._foreach_copy_(momenta, torch.where(is_finite, after, before).unbind())
             update = orthogonalize((grad + after * MOMENTUM).to(self.dtype)).float()
@@ -127,14 +132,41 @@ class MovingAverage:
         torch._foreach_lerp_(list(self.values.values()), self.latest, 1 - decay)
 
 
+def grouped(weights: Weights, most: float) -> list[Weights]:
+    """Cut weights into groups of up to `most` values; a larger weight is a group of its own."""
+    groups: list[Weights] = []
+    size = 0
+    for name, weight in weights.items():
+        if not groups or size + weight.numel() > most:
+            groups.append({})
+            size = 0
+        groups[-1][name] = weight
+        size += weight.numel()
+    return groups
+
+
+@torch.no_grad()
+def copy_all(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    """Replace the values of the first tensor of each pair by those of the second."""
+    targets, values = zip(*pairs, strict=True)
+    torch._foreach_copy_(targets, values)
+
+
+def norm_of(tensors: list[Tensor]) -> Tensor:
+    """Return the norm of all values."""
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
+    return norm
+
+
 class Optimizer:
     """Adam with fp32 master weights and gradients for a model that may compute in bf16; Muon for
     the matrices that `muon` names.
 
-    Gradients of micro-batches are summed in fp32; `update` divides them by the tokens of the whole
-    step, clips their norm and updates the masters, then the model's parameters. The masters of an
-    fp32 model are its parameters. `buffer`, which a single all-reduce sums, holds all sums of a
-    step: the gradients, then `losses` (num_losses,): loss, NLL and, with two views, divergence.
+    `sums` holds those of a step, in fp32: gradients and losses (loss, NLL and, with two views,
+    divergence). `update` divides the gradients by the tokens of the whole step, clips their norm
+    and updates the masters, then the model's parameters. The masters of an fp32 model are its
+    parameters. `each` maps a function over groups of weights, perhaps in threads; on a CPU there
+    are many groups, always the same.
     """
 
     def __init__(
@@ -146,60 +178,46 @@ class Optimizer:
         num_losses: int = 2,
     ) -> None:
         """`muon` maps the weights that Muon updates to the number of matrices stacked in each."""
-        self.parameters = list(model.parameters())
+        named = dict(model.named_parameters())
+        self.parameters = list(named.values())
         self.weights: Weights = {  # the masters
             name: p.detach() if p.dtype != torch.bfloat16 else p.detach().float()
-            for name, p in model.named_parameters()
+            for name, p in named.items()
         }
-        masters = list(self.weights.values())
-        starts = list(accumulate((-(-m.numel() // ALIGNED) * ALIGNED for m in masters), initial=0))
-        self.buffer = masters[0].new_zeros(starts[-1] + num_losses)
-        self.losses = self.buffer[starts[-1] :]
-        self.grads = [
-            self.buffer[start : start + master.numel()].view_as(master)
-            for start, master in zip(starts, masters, strict=False)
-        ]
-        pairs = zip(self.parameters, masters, strict=True)
-        self._copies = [(p, master) for p, master in pairs if p.dtype != master.dtype]
+        self.sums = Sums(list(self.weights.values()), num_losses)
+        self.losses, self.grads = self.sums.losses, self.sums.grads
+        self.each: Callable[..., Iterable[Any]] = map
+        most = GROUP_VALUES if self.losses.device.type == "cpu" else math.inf
+        copied = {n: w for n, w in self.weights.items() if w.dtype != named[n].dtype}
+        self._copies = [[(named[n], g[n]) for n in g] for g in grouped(copied, most)]
         grads = dict(zip(self.weights, self.grads, strict=True))
         rest = {name: weight for name, weight in self.weights.items() if name not in muon}
-        self.rules: list[Adam | Muon] = [Adam(rest, [grads[n] for n in rest], betas, eps)]
-        if muon:
-            stacked = {name: muon[name] for name in self.weights if name in muon}
-            dtype = model.get_parameter(next(iter(stacked))).dtype
-            self.rules.append(Muon(self.weights, grads, stacked, dtype))
-
-    def accumulate(self) -> None:
-        """Add the model's gradients to the step's sum and clear them."""
-        both = zip(self.grads, self.parameters, strict=True)
-        pairs = [(total, p.grad) for total, p in both if p.grad is not None]
-        torch._foreach_add_([total for total, _ in pairs], [grad for _, grad in pairs])
-        for parameter in self.parameters:
-            parameter.grad = None
+        self.rules: list[Adam | Muon] = [
+            Adam(group, [grads[name] for name in group], betas, eps)
+            for group in grouped(rest, most)
+        ]
+        # matrices of one shape are updated together
+        matrices = {n: w for n, w in self.weights.items() if n in muon}
+        by_shape = sorted(matrices, key=lambda n: (len(matrices[n]) // muon[n], *matrices[n].shape))
+        for group in grouped({name: matrices[name] for name in by_shape}, most):
+            self.rules.append(Muon(group, grads, muon, named[by_shape[0]].dtype))
 
     def update(self, rate: float, num_tokens: int, clip_norm: float) -> Tensor:
         """Take one step and return the norm of the gradient of the mean loss, before clipping. If
         the norm is not finite, no weight changes.
         """
-        norms = torch.stack(torch._foreach_norm(self.grads))
-        norm: Tensor = torch.linalg.vector_norm(norms) / num_tokens
+        norm: Tensor = next(iter(self.each(norm_of, [self.grads]))) / num_tokens
         scale = torch.full_like(norm, 1 / num_tokens)
         if clip_norm > 0:
             scale = scale * (clip_norm / (norm + 1e-6)).clamp(max=1.0)
-        torch._foreach_mul_(self.grads, scale)
         found_inf = (~norm.isfinite()).float()
-        for rule in self.rules:
-            rule.step(rate, found_inf)
-        self.buffer.zero_()
+        list(self.each(lambda rule: rule.step(rate, scale, found_inf), self.rules))
         self.publish()
         return norm
 
-    @torch.no_grad()
     def publish(self) -> None:
         """Copy the masters into parameters of another type."""
-        if self._copies:
-            parameters, masters = zip(*self._copies, strict=True)
-            torch._foreach_copy_(parameters, masters)
+        list(self.each(copy_all, self._copies))
 
     def load_weights(self, weights: Weights) -> None:
         """Replace the weights by fp32 ones of the same names and shapes."""

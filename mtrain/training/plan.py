@@ -22,13 +22,14 @@ from mtrain.runtime.device import telling_lack_of_memory
 from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.workers import map_tasks
+from mtrain.training.gradients import most_sums
 from mtrain.training.learner import Learner, Machine
 from mtrain.training.schedule import make_schedule
 
 Lengths = NDArray[np.int64]  # (N, 2): source and target tokens of pairs
 IDS = SpecialIds(pad=0, bos=2, eos=3)
 MAX_OPERATIONS = 1e11  # of a timed micro-batch on a CPU: about a second
-STATE_BYTES = 16  # a parameter in training: weight, gradient, two moments
+STATE_BYTES = 12  # a parameter in training: weight and two moments
 _bytes = partial(tqdm.format_sizeof, suffix="B")
 DEATH = "the process that tried was killed, perhaps for lack of memory"
 
@@ -88,7 +89,9 @@ def describe_run(
     all_ = one * (max(train.keep_checkpoints, train.average_last) + 3)
     all_ += 3 * 4 * parameters * (2 + has_average)
     all_ += _size(Path(config.run_dir))[1]
-    state = (STATE_BYTES + 4 * has_average) * parameters
+    on_cpu, step = machine.device == "cpu", (train.accum_steps, train.max_tokens)
+    sums = most_sums(*step, machine.workers) if on_cpu else 1
+    state = (STATE_BYTES + 4 * has_average + 4 * sums) * parameters
     step_batches, peak_step = train.accum_steps * ranks.size, max(1, train.warmup_steps)
     per_epoch, per_step = max(1, int(micro_batches // step_batches)), int(tokens * step_batches)
     epochs = train.max_steps * step_batches / max(1, micro_batches)
@@ -118,7 +121,7 @@ def describe_run(
         f"{train.max_steps:,} steps are {epochs:{',.0f' if epochs >= 10 else '.2g'}} epochs",
         f"learning rate: {train.schedule}, peak {peak_lr:.3e} at step {peak_step:,}",
         f"checkpoints: {_bytes(one)} each, up to {_bytes(all_)} in all",
-        f"memory: {_bytes(state)} of weights, gradients and moments",
+        f"memory: {_bytes(state)} of weights, moments and sums of gradients",
     ]
     return Forecast(numbers, lines, lack_of_disk(all_, Path(config.run_dir)))
 
@@ -190,7 +193,9 @@ def _measure_step(
         ids = np.random.default_rng(1).integers(IDS.pad + 1, vocab_size, lengths.max())
         some = lengths[:rows].tolist()
         batch = collate([(ids[: src - 1], ids[: tgt - 1]) for src, tgt in some], IDS)
-        seconds = _seconds(learner, partial(learner.learn, batch)) * len(lengths) / rows
+        copies = 1 if has_gpu else learner.machine.workers  # one for each
+        seconds = _seconds(learner, partial(learner.learn, [(batch, int)] * copies, copies))
+        seconds *= len(lengths) / rows / copies
         update = _seconds(learner, partial(learner.optimizer.update, 0.0, 1, 1.0))
     # includes the memory of CUDA graphs
     memory = torch.cuda.max_memory_reserved(learner.device) if has_gpu else None

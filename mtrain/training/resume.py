@@ -215,13 +215,18 @@ class Checkpoints:
 
 def check_machine(machine: Machine, before: dict[str, Any], config: Config) -> None:
     """Refuse to resume where an `auto` setting resolves to another value than `before`. `precision`
-    and `compile` may be changed by naming them, and the number of ranks.
+    and `compile` may be changed by naming them, and the number of ranks; that of threads, if an
+    operation uses as many as before.
     """
     before = {"ranks": 1, **before}
-    # elsewhere they affect speed only
-    threads_matter = before["ranks"] == machine.ranks and machine.device == "cpu"
-    for key, now in asdict(machine).items():
-        was = before.get(key)
+    text = "%s: from here on %s, not %s: bit for bit the same weights are no longer promised"
+    on_cpu = machine.device == "cpu"
+    if on_cpu and "openmp" not in before:
+        logger.warning(text, "gradients", "added up in a tree of pieces", "in order")
+    is_openmp_same = before.get("openmp") in (None, machine.openmp)
+    threads_matter = before["ranks"] == machine.ranks and on_cpu and not is_openmp_same
+    for key in ("device", "threads", "precision", "compile", "ranks"):
+        was, now = before.get(key), getattr(machine, key)
         if was in (None, now) or (key == "threads" and not threads_matter):
             continue
         is_named = key in ("precision", "compile") and getattr(config.train, key) != "auto"
@@ -230,5 +235,4 @@ def check_machine(machine: Machine, before: dict[str, Any], config: Config) -> N
                 f"train.{key}: this run was trained with {was}, and here it resolves to {now}; "
                 f"to go on, set train.{key}: {str(was).lower()}"
             )
-        text = "%s: from here on %s, not %s: bit for bit the same weights are no longer promised"
         logger.warning(text, f"train.{key}" if is_named else "processes", now, was)

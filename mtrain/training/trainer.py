@@ -17,10 +17,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mtrain.data.augment import Augmenter
-from mtrain.data.batches import Batch, MicroBatch, SpecialIds, TokenBatches
+from mtrain.data.batches import MicroBatch, SpecialIds, TokenBatches
 from mtrain.data.subwords import SubwordSampler
 from mtrain.runtime import files
-from mtrain.runtime.device import seed_device, telling_lack_of_memory
+from mtrain.runtime.device import telling_lack_of_memory
 from mtrain.runtime.distributed import Request
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import logger, progress_bar
@@ -32,9 +32,12 @@ from mtrain.training.schedule import make_schedule
 from mtrain.training.validation import Validation
 
 
-def micro_batch_seed(seed: int, step: int, index: int) -> int:
-    """Return the seed of all randomness in a micro-batch of a step, on whichever rank it runs."""
-    return int(np.random.SeedSequence([seed, step, index]).generate_state(1, np.uint64)[0] >> 1)
+def piece_seed(seed: int, step: int, index: int, piece: int) -> int:
+    """Return the seed of all randomness in a piece of a micro-batch of a step, whichever thread of
+    whichever rank computes it.
+    """
+    sequence = np.random.SeedSequence([seed, step, index, piece])
+    return int(sequence.generate_state(1, np.uint64)[0] >> 1)
 
 
 class Trainer:
@@ -158,7 +161,7 @@ class Trainer:
         progress.sums += self.optimizer.losses
         norm = self.optimizer.update(rate, num_tokens, self.config.train.clip_norm)
         if self.learner.average is not None:
-            self.learner.average.update(step)
+            list(self.optimizer.each(self.learner.average.update, [step]))
         progress.sums += norm * 0  # NaN in the norm must reach `_check_finite`
         progress.step, progress.sum_tokens = step, progress.sum_tokens + num_tokens
         self.recorded_tokens += num_tokens
@@ -175,21 +178,21 @@ class Trainer:
         except UserError as error:
             failure = error
         self.request = self.ranks.agree(self.stop.request, failure, num_tokens)
-        self.ranks.sum_(self.optimizer.buffer)
+        self.ranks.sum_(self.optimizer.sums.buffer)
 
     def _learn(self, planned: list[MicroBatch], step: int) -> None:
         """Add up the gradients of this rank's micro-batches of a step."""
-        for index in range(self.ranks.rank, len(planned), self.ranks.size):
-            seed_device(self.device, micro_batch_seed(self.config.seed, step, index))
-            batch = self.batches.read(planned[index])
-            with telling_lack_of_memory(partial(self._lack_of_memory, batch)):
-                self.learner.learn(batch)
+        mine = range(self.ranks.rank, len(planned), self.ranks.size)
+        seeds = [partial(piece_seed, self.config.seed, step, index) for index in mine]
+        batches = map(self.batches.read, planned[self.ranks.rank :: self.ranks.size])
+        with telling_lack_of_memory(partial(self._lack_of_memory, planned)):
+            self.learner.learn(zip(batches, seeds, strict=True), len(mine))
 
-    def _lack_of_memory(self, batch: Batch) -> str:
-        (rows, longest), (_, target) = batch.src.shape, batch.tgt_in.shape
+    def _lack_of_memory(self, planned: list[MicroBatch]) -> str:
+        rows, tokens = max(len(each.rows) for each in planned), self.config.train.max_tokens
         return (
-            f"step {self.progress.step + 1}: out of memory on a micro-batch of {rows} pairs, "
-            f"{longest} source and {target} target tokens long ({self.progress}); free memory and "
+            f"step {self.progress.step + 1}: out of memory on micro-batches of up to {rows} pairs, "
+            f"in up to {tokens} tokens with padding ({self.progress}); free memory and "
             "run the same command again, or start another run_dir with a lower train.max_tokens or "
             "data.max_length"
         )

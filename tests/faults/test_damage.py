@@ -299,8 +299,10 @@ def test_parts_of_another_model(bench: Bench, use: Callable[[Path], list[Done]])
 # Puts a number in a place before step 2.
 DEEDS = {
     "weight": "o = self.optimizer; [*o.weights.values()][0].view(-1)[0] = {value}; o.publish()",
-    "gradient": "self.optimizer.grads[-1].view(-1)[0] = {value}",
-    "batch": "l = self.learner; was = l.hidden; l.hidden = lambda s, t: was(s, t) * {value}",
+    "gradient": "l = self.learner; was = l._gradients; l._gradients = "
+    "lambda *a: (lambda g, n: ((*g[:-1], g[-1] + {value}), n))(*was(*a))",
+    "batch": "l = self.learner; was = l._views; l._views = "
+    "lambda *a: tuple(v * {value} for v in was(*a))",
 }
 
 

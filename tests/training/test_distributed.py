@@ -38,7 +38,7 @@ from mtrain.runtime.errors import (
     UserError,
 )
 from mtrain.runtime.stop import Stop
-from mtrain.training import learner, optimizer
+from mtrain.training import gradients, learner
 from mtrain.training.resume import Session
 from mtrain.training.trainer import Trainer
 from mtrain.training.validation import Validation
@@ -89,7 +89,7 @@ def record_in_float64(config_file: Path, output: Path, accum_steps: int) -> None
     with joined() as ranks:
         run = RunDirectory(output.parent / "run")
         trainer = Trainer(Session(config, prepare(config, Stop()), run, Stop(), ranks))
-        assert trainer.optimizer.buffer.dtype == torch.float64
+        assert trainer.optimizer.sums.buffer.dtype == torch.float64
         stream, found = trainer.micro_batches(), []
         for _ in range(8):
             before = trainer.progress.sums[0].item()
@@ -184,7 +184,7 @@ def fail_for_memory() -> None:
 
 
 def spoil_gradient() -> None:
-    optimizer.Optimizer.accumulate = lambda self: self.grads[0].fill_(float("nan"))  # type: ignore
+    gradients.Sums.put = lambda self, *_: self.buffer.fill_(float("nan"))  # type: ignore
 
 
 @pytest.mark.parametrize(

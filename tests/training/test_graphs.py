@@ -130,7 +130,7 @@ def taken(trainer: Trainer) -> list[Tensor]:
     """What was added up since the last time: losses and gradients."""
     optimizer = trainer.optimizer
     found = [optimizer.losses.clone(), *(grad.clone() for grad in optimizer.grads)]
-    optimizer.buffer.zero_()
+    optimizer.sums.buffer.zero_()
     return found
 
 
@@ -156,7 +156,7 @@ def test_a_gpu_replays_the_work_and_the_seed_decides_on_dropout(trainer: Trainer
         expected.append(taken(trainer))
     trainer.learner.warm_up()
     for pairs, sums in [*zip(batches, expected, strict=True)] * 2:
-        trainer.learner.learn(pairs)
+        trainer.learner.work(pairs)
         torch.testing.assert_close(taken(trainer), sums, rtol=1e-4, atol=1e-4)
 
     for module in trainer.model.modules():
@@ -166,7 +166,7 @@ def test_a_gpu_replays_the_work_and_the_seed_decides_on_dropout(trainer: Trainer
     found = []
     for seed in (1, 2, 1):
         seed_device(trainer.device, seed)
-        trainer.learner.learn(batches[0])
+        trainer.learner.work(batches[0])
         found.append(taken(trainer))
     assert all(map(torch.equal, found[0], found[2]))
     assert not torch.equal(found[0][0], found[1][0])

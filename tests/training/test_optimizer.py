@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import numpy as np
@@ -12,8 +13,9 @@ from conftest import random_model
 from torch import Tensor, nn
 
 from mtrain.data.batches import SpecialIds, collate
+from mtrain.training import optimizer as optimizer_module
 from mtrain.training.loss import projected_cross_entropy
-from mtrain.training.optimizer import MovingAverage, Optimizer
+from mtrain.training.optimizer import MovingAverage, Optimizer, grouped
 
 BETAS, EPS = (0.9, 0.98), 1e-9
 MUON = {"0.weight": 1, "2.weight": 1}
@@ -32,12 +34,20 @@ def put_gradients(model: nn.Module, step: int, scale: float = 1.0) -> None:
         parameter.grad = values.to(parameter.dtype)
 
 
+def gradients(model: nn.Module) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Take the gradients of the parameters from them; the losses are 0."""
+    grads = tuple(p.grad for p in model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = None
+    return grads, torch.zeros(2)
+
+
 def take_step(
     optimizer: Optimizer, model: nn.Module, step: int, scale: float = 1.0, clip: float = 0.0
 ) -> Tensor:
     """Take a step on 7 tokens, at a rate that changes from step to step."""
     put_gradients(model, step, scale)
-    optimizer.accumulate()
+    optimizer.sums.put(*gradients(model))
     return optimizer.update(0.01 / step, 7, clip)
 
 
@@ -76,7 +86,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(
 
     put_gradients(model, 3)
     model[2].bias.grad[1] = bad
-    optimizer.accumulate()
+    optimizer.sums.put(*gradients(model))
     assert not optimizer.update(0.01, 7, clip).isfinite()
     assert all(map(torch.equal, values(model), values(untouched)))
 
@@ -118,7 +128,7 @@ def test_stacked_matrices_are_updated_each_by_itself() -> None:
     several = nn.ModuleList(parts)
     for model, stacked in ((whole, {"weight": 3}), (several, {f"{i}.weight": 1 for i in range(3)})):
         optimizer = Optimizer(model, BETAS, EPS, stacked)
-        optimizer.accumulate()
+        optimizer.sums.put(*gradients(model))
         optimizer.update(0.1, 1, 0.0)
     torch.testing.assert_close(whole.weight, torch.cat([part.weight for part in parts]))
 
@@ -138,7 +148,7 @@ def test_fp32_masters_keep_updates_that_bf16_would_round_away() -> None:
     for _ in range(40):
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
-        optimizer.accumulate()
+        optimizer.sums.put(*gradients(model))
         optimizer.update(1e-4, 1, 0.0)
     moved = start - optimizer.weights["0.weight"]
     torch.testing.assert_close(moved, torch.full_like(moved, 40e-4), rtol=0.01, atol=0)
@@ -153,10 +163,37 @@ def test_gradients_of_micro_batches_add_up_in_fp32() -> None:
     for value in (256.0, 1.0, 1.0, 1.0):  # bf16 would stay at 256
         for parameter in model.parameters():
             parameter.grad = torch.full_like(parameter, value)
-        optimizer.accumulate()
-    assert all(p.grad is None for p in model.parameters())
+        optimizer.sums.add(*gradients(model))
     number = sum(p.numel() for p in model.parameters())
     assert float(optimizer.update(0.0, 1, 0.0)) == pytest.approx(259 * number**0.5, rel=1e-5)
+
+
+@pytest.mark.parametrize("most", [1, 20, 29, math.inf])
+def test_groups_are_what_fits_in_the_order_given(most: float) -> None:
+    weights = {name: torch.zeros(len(name)) for name in ("a", "b" * 9, "c" * 30, "d" * 4, "e" * 25)}
+    groups = grouped(weights, most)
+    assert [name for group in groups for name in group] == list(weights)
+    sizes = [sum(map(len, group)) for group in groups]
+    assert all(len(group) == 1 or size <= most for group, size in zip(groups, sizes, strict=True))
+    assert all(size + len(next(iter(b))) > most for size, b in zip(sizes, groups[1:], strict=False))
+
+
+@pytest.mark.parametrize("muon", [{}, MUON])
+def test_weights_are_updated_the_same_in_groups_of_any_size(
+    monkeypatch: pytest.MonkeyPatch, muon: dict[str, int]
+) -> None:
+    found = []
+    for most in (1, 1 << 17):
+        monkeypatch.setattr(optimizer_module, "GROUP_VALUES", most)
+        model = small_model()
+        optimizer = Optimizer(model, BETAS, EPS, muon)
+        assert len(optimizer.rules) == (4 if most == 1 else 1 + bool(muon))
+        with ThreadPoolExecutor(2) as pool:
+            optimizer.each = pool.map
+            norms = [take_step(optimizer, model, step, clip=0.4) for step in range(1, 4)]
+        moments = sorted(optimizer.moments().items())
+        found.append([*norms, *values(model), *(moment for _, moment in moments)])
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-7)
 
 
 def test_a_moving_average_begins_with_a_smaller_decay() -> None:
@@ -187,7 +224,7 @@ def test_micro_batches_are_one_big_batch() -> None:
             hidden = model.hidden(batch.src, batch.tgt_in).flatten(0, 1)[batch.positions]
             loss = projected_cross_entropy(hidden, model.output.weight, batch.targets, 0.1)
             loss.loss_sum.backward()
-            optimizer.accumulate()
+            optimizer.sums.add(*gradients(model))
         norm = optimizer.update(1e-3, tokens, 1.0)
         first_moments = [m for name, m in optimizer.moments().items() if name.endswith("exp_avg")]
         results.append([norm, *first_moments])

@@ -582,7 +582,7 @@ def forget(kind: str = "none", **values: Any) -> tuple[Any, str, Any]:
         forget(".exp_avg"),
         forget(".exp_avg_sq"),
         forget(".step"),
-        (training, "micro_batch_seed", lambda seed, step, number: seed + step + number),
+        (training, "piece_seed", lambda *numbers: sum(numbers)),
         (Optimizer, "load_weights", lambda *_: None),
         (Optimizer, "load_moments", lambda *_: None),
         (resume, "Progress", lambda sums, step=0, *_: Progress(sums, step)),
@@ -779,6 +779,23 @@ def test_auto_that_comes_to_something_else_is_refused(
     assert f"{name}: auto\n" in (run / "config.yaml").read_text()
     monkeypatch.setattr(learner, function, lambda *_, **__: second)
     assert f"set train.{name}: {advice}" in refusal(run, f"train.{name}=auto")
+
+
+def test_a_run_of_sums_in_another_order_resumes_and_the_log_tells_once(
+    stopped: Path, warnings: Callable[[], str]
+) -> None:
+    """It was begun before steps were cut into pieces, with other threads."""
+    inner = stopped / "checkpoints" / "step-00000005" / "trainer"
+    state = json.loads((inner / "state.json").read_text())
+    del state["machine"]["openmp"]
+    state["machine"]["threads"] = 2
+    (inner / "state.json").write_text(json.dumps(state))
+    manifest.seal(inner)
+    stop(stopped, 7)
+    told = "gradients: from here on added up in a tree of pieces, not in order: bit for bit"
+    assert warnings().count(told) == 1
+    stop(stopped, 9)
+    assert warnings().count(told) == 1
 
 
 @needs_bf16

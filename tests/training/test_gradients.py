@@ -1,0 +1,313 @@
+"""The gradient of a step: pieces, and the tree in which whoever computes them adds them up."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from pathlib import Path
+from threading import Barrier, Lock
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import differences, write_config
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mtrain.config.loading import load_config
+from mtrain.data.batches import Batch, SpecialIds, collate
+from mtrain.data.prepare import prepare
+from mtrain.runs.directory import RunDirectory
+from mtrain.runtime.device import has_fast_bf16
+from mtrain.runtime.errors import UserError
+from mtrain.runtime.stop import Stop
+from mtrain.training import gradients, job, learner
+from mtrain.training.gradients import PIECE_TOKENS, Sums, Tree, Workers, most_sums, pieces_of
+from mtrain.training.resume import Session
+from mtrain.training.trainer import Trainer
+
+IDS = SpecialIds(pad=0, bos=2, eos=3)
+needs_bf16 = pytest.mark.skipif(
+    not has_fast_bf16(torch.device("cpu")), reason="this CPU does not compute in bf16"
+)
+
+
+def batch_of(rows: int, longest: int, seed: int = 1) -> Batch:
+    """Make a batch whose longest source has `longest` tokens with eos."""
+    draw = np.random.default_rng(seed)
+    lengths = draw.integers(1, max(2, longest), (rows, 2))
+    lengths[0, 0] = longest - 1
+    return collate([(draw.integers(4, 99, s), draw.integers(4, 99, t)) for s, t in lengths], IDS)
+
+
+# --- pieces -----------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 150), st.integers(2, 64))
+def test_pieces_are_equal_and_together_the_batch(rows: int, longest: int) -> None:
+    batch = batch_of(rows, longest)
+    pieces = pieces_of(batch)
+    width = max(batch.src.shape[1], batch.tgt_in.shape[1])
+    sizes = [len(piece.src) for piece in pieces]
+    assert max(sizes) - min(sizes) <= 1
+    assert len(pieces) == min(rows, -(-rows * width // PIECE_TOKENS))
+    for name in ("src", "tgt_in", "tgt_out", "targets"):
+        assert torch.cat([getattr(piece, name) for piece in pieces]).equal(getattr(batch, name))
+    for piece in pieces:
+        assert piece.targets.equal(piece.tgt_out.flatten()[piece.positions])
+        assert piece.num_tokens == int((piece.tgt_out != IDS.pad).sum())
+
+
+@pytest.mark.parametrize(("rows", "longest", "number"), [(1, 3000, 1), (3, 2000, 3), (128, 32, 4)])
+def test_long_rows_are_not_cut(rows: int, longest: int, number: int) -> None:
+    assert len(pieces_of(batch_of(rows, longest))) == number
+
+
+# --- the tree ---------------------------------------------------------------------------------
+
+
+def leaf(values: Tensor) -> Sums:
+    """Sums whose buffer begins with these values."""
+    sums = Sums([values], 2)
+    sums.put((values,), torch.ones(2))
+    return sums
+
+
+def added(parts: list[Any], add: Callable[[Any, Any], Any]) -> Any:
+    """The definition: neighbours, then neighbouring sums; the last one alone moves up."""
+    while len(parts) > 1:
+        pairs = [parts[i : i + 2] for i in range(0, len(parts), 2)]
+        parts = [add(*pair) if len(pair) == 2 else pair[0] for pair in pairs]
+    return parts[0]
+
+
+@given(st.integers(1, 40), st.randoms(use_true_random=False))
+def test_sums_are_those_of_the_tree_in_whatever_order_parts_come(
+    size: int, order: random.Random
+) -> None:
+    """Values of very different sizes: another order of additions gives other bits."""
+    draw = torch.Generator().manual_seed(size)
+    values = torch.randn(size, 64, generator=draw)
+    values *= 10.0 ** torch.randint(-4, 5, (size, 64), generator=draw)
+    leaves, released, whole = [leaf(each) for each in values], list[Sums](), list[Sums]()
+    tree = Tree(size, released.append, whole.append)
+    for number in order.sample(range(size), size):
+        assert whole == []
+        tree.add(number, leaves[number])
+    [found] = whole
+    assert found is leaves[0]
+    assert sorted(map(id, released)) == sorted(map(id, leaves[1:]))
+    assert found.grads[0].equal(added(list(values), torch.add))
+    assert float(found.losses[0]) == size
+    exact, magnitude = values.double().sum(0), values.double().abs().sum(0)
+    assert bool(((found.grads[0] - exact).abs() <= 6 * 2**-24 * magnitude).all())
+    if size >= 8:
+        assert not found.grads[0].equal(sum(values, torch.zeros(64)))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("sizes", [[1], [1, 1, 1, 1], [4], [3, 1, 5], [2] * 12])
+def test_a_step_is_a_tree_of_micro_batches_and_of_their_pieces(
+    threads: int, sizes: list[int]
+) -> None:
+    """Pieces take times of their own; no more sums are held than are announced."""
+    held, most, lock = 0, 0, Lock()
+    put, delays = Sums.put, np.random.default_rng(threads)
+
+    def compute(piece: Batch, seed: int, sums: Sums) -> None:
+        nonlocal held, most
+        with lock:
+            held += 1
+            most = max(most, held)
+        time.sleep(delays.random() / 200)
+        values = torch.randn(8, generator=torch.Generator().manual_seed(seed)) * 10.0 ** (seed % 9)
+        put(sums, (values,), torch.tensor([piece.num_tokens, 1.0]))
+        with lock:
+            held -= 1
+
+    total = Sums([torch.zeros(8)], 2)
+    number = most_sums(len(sizes), max(sizes) * PIECE_TOKENS, threads)
+    workers = Workers([compute] * threads, total, number, 1)
+    batches = [batch_of(32 * size, 32, seed=size) for size in sizes]
+    seeds = count()
+    leaves = [[next(seeds) for _ in range(size)] for size in sizes]
+    seeded = ((batch, own.__getitem__) for batch, own in zip(batches, leaves, strict=True))
+    workers.learn(seeded, len(sizes))
+    values = [
+        [
+            torch.randn(8, generator=torch.Generator().manual_seed(seed)) * 10.0 ** (seed % 9)
+            for seed in own
+        ]
+        for own in leaves
+    ]
+    assert total.grads[0].equal(added([added(own, torch.add) for own in values], torch.add))
+    tokens = sum(batch.num_tokens for batch in batches)
+    assert total.losses.tolist() == [tokens, sum(sizes)]
+    assert most <= threads
+    assert len(workers.sums) == number
+
+
+@pytest.mark.parametrize(
+    ("micro_batches", "max_tokens", "threads", "number"),
+    [(1, 1024, 8, 1), (1, 4096, 2, 4), (4, 1024, 2, 4), (16, 1024, 2, 6), (12, 8192, 3, 10)],
+)
+def test_few_sums_are_held(micro_batches: int, max_tokens: int, threads: int, number: int) -> None:
+    assert most_sums(micro_batches, max_tokens, threads) == number
+
+
+def test_one_slow_piece_does_not_make_the_others_hold_more() -> None:
+    """The first is done last: the others wait for room, and go on."""
+    started: list[int] = []
+
+    def compute(piece: Batch, seed: int, sums: Sums) -> None:
+        started.append(seed)
+        if seed == 0:
+            time.sleep(0.3)
+            assert len(started) < 64
+        sums.put((torch.full((3,), float(seed)),), torch.ones(2))
+
+    total = Sums([torch.zeros(3)], 2)
+    workers = Workers([compute] * 2, total, most_sums(1, 64 * PIECE_TOKENS, 2), 1)
+    workers.sums = workers.sums[:4]  # fewer than the longest wait needs
+    workers.sums += [Sums([torch.zeros(3)], 2) for _ in range(3)]
+    workers.learn([(batch_of(64 * 32, 32), int)], 1)
+    assert total.losses.tolist() == [64, 64]
+    assert total.grads[0].tolist() == [64 * 63 / 2] * 3
+
+
+@pytest.mark.parametrize("error", [MemoryError, UserError, RuntimeError])
+def test_the_error_of_a_thread_is_raised_and_the_others_end(error: type[Exception]) -> None:
+    """Also a thread that waits for sums; a step after it is computed as if nothing had been."""
+    computed, barrier = list[int](), Barrier(2)
+
+    def compute(piece: Batch, seed: int, sums: Sums) -> None:
+        if seed < 2 and error not in seen:
+            barrier.wait()
+        if seed == 1 and error not in seen:
+            seen.append(error)
+            raise error("there is none")
+        computed.append(seed)
+        sums.put((torch.ones(3),), torch.ones(2))
+
+    seen: list[type[Exception]] = []
+    total = Sums([torch.zeros(3)], 2)
+    workers = Workers([compute] * 2, total, most_sums(1, 64 * PIECE_TOKENS, 2), 1)
+    with pytest.raises(error, match="there is none"):
+        workers.learn([(batch_of(64 * 32, 32), int)], 1)
+    assert len(computed) < 64
+    workers.learn([(batch_of(8 * 32, 32), int)], 1)
+    assert total.losses.tolist() == [8, 8]
+
+
+def test_what_cannot_be_read_ends_the_step() -> None:
+    def unreadable() -> Any:
+        yield batch_of(4, 8), int
+        raise OSError("gone")
+
+    compute = lambda piece, seed, sums: sums.put((torch.ones(3),), torch.ones(2))  # noqa: E731
+    workers = Workers([compute] * 2, Sums([torch.zeros(3)], 2), 3, 1)
+    with pytest.raises(OSError, match="gone"):
+        workers.learn(unreadable(), 2)
+
+
+# --- training ---------------------------------------------------------------------------------
+
+ALL = "model.dropout=0.2 model.attention_dropout=0.1 model.activation_dropout=0.1"
+ALL += " train.subword_sampling=0.2 train.ema_decay=0.9 train.consistency=2"
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    settings = {"train.max_tokens": 96, "train.accum_steps": 3, "train.max_steps": 6}
+    settings |= {"train.save_every": 3, "train.valid_every": 6, "decode.max_len_b": 2}
+    return write_config(tmp_path_factory.mktemp("threads"), pairs=60, **settings)
+
+
+def train(config: Path, run: Path, *overrides: str) -> Path:
+    job.train(load_config(config, [f"run_dir={run}", *overrides]), Stop())
+    return run
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ALL,
+        f"{ALL} train.optimizer=muon model.norm=pre",
+        pytest.param("train.precision=bf16 train.optimizer=muon", marks=needs_bf16),
+        pytest.param(f"{ALL} train.precision=bf16", marks=needs_bf16),
+    ],
+)
+def test_threads_change_nothing(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str
+) -> None:
+    monkeypatch.setattr(gradients, "PIECE_TOKENS", 32)  # up to 9 pieces a step
+    runs = [
+        train(config, tmp_path / str(threads), f"train.threads={threads}", *settings.split())
+        for threads in (1, 2, 3)
+    ]
+    for run in runs[1:]:  # the state names the threads
+        assert {Path(name).name for name in differences(runs[0], run)} == {"state.json"}
+    monkeypatch.setattr(gradients, "PIECE_TOKENS", 1024)  # the comparison can fail
+    other = train(config, tmp_path / "other", *settings.split())
+    assert "checkpoints/step-00000006/model.safetensors" in differences(runs[0], other)
+
+
+def test_a_run_is_resumed_with_other_threads(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gradients, "PIECE_TOKENS", 32)
+    run, other = tmp_path / "run", tmp_path / "other"
+    train(config, run, *ALL.split(), "train.threads=3", "train.max_steps=3")
+    train(config, run, *ALL.split(), "train.threads=2")
+    train(config, other, *ALL.split(), "train.threads=1")
+    weights = "checkpoints/step-00000006"
+    for name in ("model.safetensors", "trainer/optimizer.safetensors"):
+        assert (run / weights / name).read_bytes() == (other / weights / name).read_bytes()
+
+
+def test_pieces_are_one_batch(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float64, without randomness."""
+    monkeypatch.setattr(learner, "set_compute_dtype", lambda model, dtype: model.double())
+    found = []
+    for tokens in (1024, 16, 1):
+        monkeypatch.setattr(gradients, "PIECE_TOKENS", tokens)
+        plain = load_config(config, ["model.dropout=0.0", "train.threads=2"])
+        run = RunDirectory(tmp_path / str(tokens))
+        trainer = Trainer(Session(plain, prepare(plain, Stop()), run, Stop()))
+        trainer._learn(trainer.batches.plan(0, 0)[:3], 1)
+        assert len(trainer.learner.workers.sums) == {1024: 3, 16: 7, 1: 11}[tokens]
+        found.append(trainer.optimizer.sums.buffer.clone())
+    assert found[0].dtype == torch.float64
+    torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(found[0], found[2], rtol=1e-10, atol=1e-12)
+    assert float(found[0].abs().max()) > 1
+
+
+def test_each_piece_has_randomness_of_its_own(config: Path, tmp_path: Path) -> None:
+    """It follows the seed alone, whichever thread draws it and whatever torch has drawn."""
+    plain = load_config(config, ["model.dropout=0.5", "train.threads=2"])
+    trainer = Trainer(
+        Session(plain, prepare(plain, Stop()), RunDirectory(tmp_path / "run"), Stop())
+    )
+    pairs = trainer.batches.read(trainer.batches.plan(0, 0)[0])
+    sums = [Sums(trainer.optimizer.grads, 2) for _ in range(4)]
+    state = torch.get_rng_state()
+    for each, seed, compute in zip(
+        sums, (1, 1, 2, 1), [*trainer.learner.workers.computes] * 2, strict=True
+    ):
+        compute(pairs, seed, each)
+    assert torch.get_rng_state().equal(state)
+    assert sums[0].buffer.equal(sums[1].buffer)
+    assert sums[0].buffer.equal(sums[3].buffer)
+    assert not sums[0].losses.equal(sums[2].losses)
+    assert all(p.grad is None for p in trainer.model.parameters())
+    assert partial(trainer.model.drawing_from, torch.Generator())().output.weight is (
+        trainer.model.output.weight
+    )
