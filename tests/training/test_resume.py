@@ -757,7 +757,9 @@ def test_other_content_is_refused(stopped: Path, tmp_path: Path) -> None:
     assert "the content of data.valid is not" in refusal(stopped, f"data.valid={other}")
     assert "the content of data.train is not" in refusal(stopped, f"data.train=[{other}]")
     same = entry(config_of_all().parent / "data" / "train").replace("}", ", weight: 2}")
-    assert "weights were [1.0], and are [2.0]" in refusal(stopped, f"data.train=[{same}]")
+    text = refusal(stopped, f"data.train=[{same}]")
+    assert "the list of weights of data.train is not the same" in text
+    assert "(it was [1.0], and is [2.0])" in text
     vocabulary = uninterrupted("tokenizer.vocab_size=310") / "tokenizer.model"
     shutil.copy(vocabulary, stopped / "tokenizer.model")
     assert "tokenizer" in refusal(stopped)
