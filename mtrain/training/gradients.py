@@ -97,7 +97,7 @@ def pieces_of(batch: Batch) -> list[Batch]:
 
 
 def most_pieces(tokens: int) -> int:
-    """Return the number of pieces of a micro-batch of so many padded tokens, at most."""
+    """Return the largest number of pieces of a micro-batch of `tokens` padded tokens."""
     return -(-tokens // PIECE_TOKENS)
 
 

@@ -206,6 +206,7 @@ class Optimizer:
         """Take one step and return the norm of the gradient of the mean loss, before clipping. If
         the norm is not finite, no weight changes.
         """
+        # computed in a worker: its number of OpenMP threads is fixed, and rounding depends on it
         norm: Tensor = next(iter(self.each(norm_of, [self.grads]))) / num_tokens
         scale = torch.full_like(norm, 1 / num_tokens)
         if clip_norm > 0:
