@@ -20,6 +20,8 @@ FREE_KEYS = (
 )
 # Compared by what they resolve to on a machine, not as written.
 MACHINE_KEYS = ("train.device", "train.threads", "train.precision", "train.compile")
+# Compared with the number of micro-batches per step that `run.json` has.
+STEP_KEYS = ("train.accum_steps", "train.step_batches")
 
 
 def changed_keys(old: Config, new: Config) -> list[tuple[str, object, object]]:
@@ -32,7 +34,7 @@ def changed_keys(old: Config, new: Config) -> list[tuple[str, object, object]]:
 
 def fixed_changes(old: Config, new: Config) -> list[tuple[str, object, object]]:
     """List the settings that differ and may not change within a run, as `changed_keys` does."""
-    free = tuple(f"{key}." for key in (*FREE_KEYS, *MACHINE_KEYS, "train.accum_steps"))
+    free = tuple(f"{key}." for key in (*FREE_KEYS, *MACHINE_KEYS, *STEP_KEYS))
     return [each for each in changed_keys(old, new) if not f"{each[0]}.".startswith(free)]
 
 

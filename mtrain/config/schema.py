@@ -183,7 +183,9 @@ class TrainConfig(Section):
     max_tokens: Positive = 4096
     """largest micro-batch on each process, in padded tokens per side: rows x longest side"""
     accum_steps: Positive = 1
-    """micro-batches per step on each process, each from another range of lengths"""
+    """micro-batches per step on each process, if step_batches is not given"""
+    step_batches: Positive | None = None
+    """micro-batches per step over all processes, each from another range of lengths; never changes"""
     optimizer: Literal["adam", "muon"] = "adam"
     """adam, or muon for the matrices of the layers, which learns in fewer steps"""
     init_from: PathText | None = None
@@ -236,6 +238,10 @@ class TrainConfig(Section):
     """score that chooses the best model: bleu, chrf, nll, or command, for train --metric-command"""
     average_last: NotNegative = 5
     """number of newest checkpoints that are averaged at the end; 0: off"""
+
+    def micro_batches(self, ranks: int) -> int:
+        """Return the number of micro-batches of a step in a run that a job of `ranks` begins."""
+        return self.step_batches or self.accum_steps * ranks
 
     def is_validated(self, step: int) -> bool:
         """Whether a validation is due at a step."""

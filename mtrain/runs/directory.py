@@ -148,10 +148,11 @@ class RunDirectory:
         return UserError(f"{place}: cannot use the run directory: {error.strerror or error}")
 
     def check_settings(self, config: Config, ranks: int) -> None:
-        """Refuse a config that changes keys that are fixed within a run, or a number of ranks
-        that changes the number of micro-batches per step; log other changes.
+        """Refuse a config that changes keys that are fixed within a run, or the number of
+        micro-batches per step; log other changes.
         """
         if not self._has(layout.CONFIG):
+            self._check_step(None, config, ranks)
             return
         before = load_stored_config(self.path / layout.CONFIG)
         self._check_step(before, config, ranks)
@@ -172,21 +173,35 @@ class RunDirectory:
             raise RefusedError(f"{self.path}: holds checkpoints but no {name}; use another run_dir")
         return False
 
-    def _check_step(self, before: Config, config: Config, ranks: int) -> None:
-        """Refuse a number of micro-batches per step that differs from the run's."""
+    def step_batches(self, config: Config, ranks: int) -> int:
+        """Return the number of micro-batches per step: that of the run, once it has begun."""
         begun = self.read(layout.RUN, PROVENANCE)
-        was_ranks = begun.ranks if begun else 1
-        was_accum = (begun and begun.accum_steps) or before.train.accum_steps
-        was, now = was_accum * was_ranks, config.train.accum_steps * ranks
-        if was == now:
+        if begun is None:
+            return config.train.micro_batches(ranks)
+        before = begun.accum_steps
+        if before is None:
+            before = load_stored_config(self.path / layout.CONFIG).train.accum_steps
+        return begun.step_batches or begun.ranks * before
+
+    def _check_step(self, before: Config | None, config: Config, ranks: int) -> None:
+        """Refuse keys that name another number of micro-batches per step than the run's, or, at
+        its first start, than each other.
+        """
+        train, was = config.train, self.step_batches(config, ranks)
+        old = 1 if before is None else before.train.accum_steps
+        if train.step_batches not in (None, was):
+            key = "train.step_batches"
+        elif train.accum_steps != old and train.accum_steps * ranks != was:
+            key = "train.accum_steps"
+        else:
             return
-        advice = f"use another number of processes, a divisor of {was}"
-        if was % ranks == 0:
-            advice = f"to resume, set train.accum_steps: {was // ranks}"
+        advice = "remove train.accum_steps" if before is None else f"set {key}: {old}"
+        if key == "train.step_batches":
+            advice = f"set {key}: {was}"
         raise RefusedError(
-            f"{self.path}: train.accum_steps: a step of this run has {was} micro-batches "
-            f"(train.accum_steps {was_accum}, processes {was_ranks}), but now would have {now} "
-            f"(train.accum_steps {config.train.accum_steps}, processes {ranks}); {advice}"
+            f"{self.path}: {key}: a step of this run has {was} micro-batches, but now would have "
+            f"{train.step_batches or train.accum_steps * ranks} "
+            f"(train.accum_steps {train.accum_steps}, processes {ranks}); {advice}"
         )
 
     def check_data(self, fingerprints: dict[str, Any]) -> None:
@@ -225,6 +240,7 @@ class RunDirectory:
             "seed": config.seed,
             "ranks": ranks,
             "accum_steps": config.train.accum_steps,
+            "step_batches": self.step_batches(config, ranks),
             "command": shlex.join(sys.argv),
             "versions": {**own, **{name: version(name) for name in PACKAGES}},
             "host": socket.gethostname(),

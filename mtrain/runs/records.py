@@ -93,6 +93,7 @@ class Provenance(BaseModel):
     seed: Count
     ranks: Annotated[Count, Field(ge=1)] = 1
     accum_steps: Annotated[Count, Field(ge=1)] | None = None
+    step_batches: Annotated[Count, Field(ge=1)] | None = None
     command: str
     versions: dict[str, str]
     host: str | None = None

@@ -4,6 +4,9 @@ Tensors are summed by NCCL on GPUs and by gloo on CPUs; everything else is bytes
 failure or a stop of one rank reaches all at their next collective call, so that all end in the same
 way. If a rank is killed, its connections break: the others fail at their next call, or torchrun
 ends them.
+
+torchrun with --max-restarts starts the ranks anew after any end. A death is mended by that; what
+ends by its own decision is not: the job's store keeps its exit code, and restarted ranks end, too.
 """
 
 import json
@@ -11,11 +14,14 @@ import os
 import shlex
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import TypeVar, cast
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -25,7 +31,14 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from mtrain.runtime.device import pick_device
-from mtrain.runtime.errors import RefusedError, StoppedError, UserError, as_user_error, first_line
+from mtrain.runtime.errors import (
+    EXIT_TERMINATED,
+    RefusedError,
+    StoppedError,
+    UserError,
+    as_user_error,
+    first_line,
+)
 from mtrain.runtime.log import logger
 
 # Timeouts of the start, of later calls (rank 0 may prepare text for days), and of sums on GPUs.
@@ -37,6 +50,14 @@ T = TypeVar("T")
 BYTES = TypeAdapter(bytes)  # sent as they are; all else is sent as JSON
 TEXT = TypeAdapter(str)
 REQUEST: TypeAdapter[Request | None] = TypeAdapter(Request | None)
+SECONDS = TypeAdapter(float)
+
+# Keys of the job's store, which lasts over restarts: when it began, and how it ended.
+BEGAN, ENDED = "mtrain/began", "mtrain/ended"
+
+
+class DisconnectedError(UserError):
+    """Another rank has died, or cannot be reached."""
 
 
 @dataclass
@@ -47,6 +68,7 @@ class Ranks:
     size: int = 1
     local_rank: int = 0
     local_size: int = 1  # ranks on this machine
+    elapsed: float = 0.0  # seconds since the first start of the job
     _nccl: dist.ProcessGroup | None = field(default=None, repr=False)
 
     @property
@@ -131,6 +153,18 @@ class Ranks:
             with self._connected():
                 dist.all_reduce(tensor, group=self._group(tensor.device))
 
+    def exchange(
+        self, tensor: Tensor, receivers: list[int], received: Tensor, sender: int | None
+    ) -> None:
+        """Send a tensor to these ranks, and receive that of another rank, if there is a sender."""
+        group = self._group(tensor.device)
+        work = [dist.P2POp(dist.isend, tensor, rank, group) for rank in receivers]
+        if sender is not None:
+            work.append(dist.P2POp(dist.irecv, received, sender, group))
+        with self._connected():
+            for each in dist.batch_isend_irecv(work) if work else ():
+                each.wait()
+
     def broadcast(self, *tensors: Tensor) -> None:
         """Replace the values of tensors on all ranks by those of rank 0."""
         for tensor in tensors if self.size > 1 else ():
@@ -139,8 +173,9 @@ class Ranks:
 
     def leave(self) -> None:
         """Wait for the other ranks and disconnect."""
-        self.together(lambda: None)
-        dist.destroy_process_group()
+        if self.size > 1:
+            self.together(lambda: None)
+            dist.destroy_process_group()
 
     def _group(self, device: torch.device) -> dist.ProcessGroup | None:
         if device.type != "cuda":
@@ -168,7 +203,7 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            raise UserError(
+            raise DisconnectedError(
                 f"rank {self.rank}: another process of the job has ended, and its own message says "
                 f"why, or cannot be reached ({first_line(error)}); run the same command again"
             ) from None
@@ -216,19 +251,39 @@ def joined() -> Iterator[Ranks]:
     have done their work. Raises `UserError`.
     """
     ranks = find_ranks(os.environ)
-    if ranks.size == 1:
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT")
+    if ranks.size == 1 and restarts is None:
         yield ranks
         return
     if not ranks.is_first:
         logger.setLevel("ERROR")  # rank 0 logs the rest
-    _meet(ranks)
+    store = _meet(ranks)
     try:
+        ranks.elapsed = ranks.share(partial(_begin, store, int(restarts or 0)), SECONDS)
         yield ranks
     except UserError as error:
+        # torchrun ends the living ranks by a signal when another has died
+        if error.is_shared or not isinstance(error, (DisconnectedError, StoppedError)):
+            with suppress(RuntimeError):
+                store.set(ENDED, f"{error.exit_code} {restarts or 0}")
         if error.is_shared:
             ranks.leave()
         raise
     ranks.leave()
+
+
+def _begin(store: dist.Store, restarts: int) -> float:
+    """Return the seconds since the first start of the job; raises `StoppedError` if it has ended by
+    its own decision. A SIGTERM without a failed start is from torchrun, when machines join.
+    """
+    if store.check([ENDED]):
+        code, before = map(int, store.get(ENDED).split())
+        if code != EXIT_TERMINATED or restarts > before:
+            error = StoppedError(f"this job has ended with exit code {code}: not restarted", code)
+            error.is_silent = restarts > before + 1  # shown once
+            raise error
+        store.delete_key(ENDED)
+    return time.time() - float(store.compare_set(BEGAN, "", str(time.time())))
 
 
 def find_ranks(environ: Mapping[str, str]) -> Ranks:
@@ -265,19 +320,39 @@ def _refuse_tasks(environ: Mapping[str, str]) -> None:
     raise error
 
 
-def _meet(ranks: Ranks) -> None:
-    """Wait until all processes are there."""
+def _meet(ranks: Ranks) -> dist.Store:
+    """Wait until all processes are there; return the job's store."""
     try:
         store, rank, size = next(rendezvous("env://", timeout=START))
-        # hides addresses of an earlier start: torchrun restarts processes with the same store
-        store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=MEET)
+        if size > 1:
+            # hides addresses of an earlier start: torchrun restarts processes with the same store
+            own = PrefixStore(_round(store, rank, size), store)
+            dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=MEET)
     except (RuntimeError, ValueError) as error:
-        raise UserError(
+        raise DisconnectedError(
             f"rank {ranks.rank} of {ranks.size}: the processes of the job did not meet: "
             f"{first_line(error)}; start them by torchrun, and see that each machine can reach the "
             "others (see README)"
         ) from None
+    return cast(dist.Store, store)
+
+
+def _round(store: dist.Store, rank: int, size: int) -> str:
+    """Return a name of this start of the ranks that all of them know, and none of an earlier one:
+    rank 0 chooses it, the others answer with names of their own, and rank 0 confirms these.
+    """
+    own = uuid4().hex
+    if rank == 0:
+        store.set("mtrain/round", own)
+        names = [own, *(store.get(f"mtrain/{own}/{other}").decode() for other in range(1, size))]
+        store.set(f"mtrain/{own}", " ".join(names))
+        return own
+    while True:
+        found = store.get("mtrain/round").decode()
+        store.set(f"mtrain/{found}/{rank}", own)
+        if store.check([f"mtrain/{found}"]) and own in store.get(f"mtrain/{found}").decode():
+            return found
+        time.sleep(0.02)
 
 
 def device_of(name: str, ranks: Ranks) -> torch.device:

@@ -41,7 +41,7 @@ from mtrain.runtime.json_reader import read_json_file
 from mtrain.runtime.log import logger, progress_bar
 from mtrain.runtime.stop import Stop
 from mtrain.scoring.metrics import sentence_chrf
-from mtrain.training.learner import Machine
+from mtrain.training.learner import threads_of
 from mtrain.translation.loading import PATHS, load_with_tag
 from mtrain.translation.translator import Translator
 
@@ -246,7 +246,7 @@ class Filler:
 
     @cached_property
     def _translator(self) -> Translator:
-        torch.set_num_threads(Machine.of(self.config, self.ranks).threads)
+        torch.set_num_threads(threads_of(self.config, self.ranks))
         loaded = load_with_tag(
             *self.models,
             tag=self.entry.model_tag,

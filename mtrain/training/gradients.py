@@ -1,14 +1,17 @@
 """The gradient of a step: a binary tree over its micro-batches, and over the pieces of each.
 
-1. pieces_of  cut a micro-batch by rows, by its size alone
-2. Workers    compute pieces in threads, as they come free, each into sums of its own
-3. Tree       add these pairwise by the numbers of the pieces, whichever thread computed them
+1. Blocks          give each rank a subtree: a block of micro-batches
+2. pieces_of       cut a micro-batch by rows, by its size alone
+3. Workers         compute pieces in threads, as they come free, each into sums of its own
+4. Tree            add these pairwise by the numbers of the pieces, whichever thread computed them
+5. sum_over_ranks  add the blocks pairwise, up to the root of the same tree
 
-So the bits of a step do not depend on the number of threads.
+So the bits of a step depend neither on the number of threads nor on that of ranks.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from queue import LifoQueue
@@ -18,6 +21,7 @@ import torch
 from torch import Tensor
 
 from mtrain.data.batches import Batch
+from mtrain.runtime.distributed import Ranks
 
 # Padded tokens of a piece, at most, where rows are not longer.
 PIECE_TOKENS = 1024
@@ -46,11 +50,6 @@ class Sums:
         torch._foreach_copy_(self.grads, grads)
         self.losses.copy_(losses)
 
-    def add(self, grads: Grads, losses: Tensor) -> None:
-        """Add gradients of any floating-point type, and losses."""
-        torch._foreach_add_(self.grads, grads)
-        self.losses += losses
-
 
 # A micro-batch, and the function from the number of a piece of it to the seed of its randomness.
 Seeded = tuple[Batch, Callable[[int], int]]
@@ -62,11 +61,18 @@ Give = Callable[[Sums], object]
 class Tree:
     """Adds the sums of `size` parts pairwise by their numbers, in whatever order they come: 0 + 1,
     2 + 3, then these sums, up to the whole, which `deliver` gets. Parts without a neighbour move
-    up. The left one of two holds their sum, and `release` gets the right one.
+    up. The left one of two holds their sum, and `release` gets the right one. `keep` returns the
+    sums of a part that waits for its neighbour.
     """
 
-    def __init__(self, size: int, release: Give, deliver: Give) -> None:
-        self.size, self.release, self.deliver = size, release, deliver
+    def __init__(
+        self,
+        size: int,
+        release: Give,
+        deliver: Give,
+        keep: Callable[[Sums], Sums] = lambda sums: sums,
+    ) -> None:
+        self.size, self.release, self.deliver, self.keep = size, release, deliver, keep
         self.waiting: dict[tuple[int, int], Sums] = {}  # by level and number
         self.lock = Lock()
 
@@ -78,7 +84,7 @@ class Tree:
                 with self.lock:
                     other = self.waiting.pop((level, number ^ 1), None)
                     if other is None:
-                        self.waiting[level, number] = sums
+                        self.waiting[level, number] = self.keep(sums)
                         return
                 left, right = (other, sums) if number % 2 else (sums, other)
                 left.buffer += right.buffer
@@ -86,6 +92,62 @@ class Tree:
                 sums = left
             level, number, size = level + 1, number // 2, (size + 1) // 2
         self.deliver(sums)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The micro-batches of a step, divided among the ranks of a job: each rank computes a subtree
+    of the step's tree. The last block may be smaller, and further ranks have none.
+    """
+
+    micro_batches: int
+    ranks: int = 1
+
+    @property
+    def width(self) -> int:
+        """Micro-batches of a block: the lowest power of two for which the ranks suffice."""
+        return 1 << (-(-self.micro_batches // self.ranks) - 1).bit_length()
+
+    @property
+    def largest(self) -> int:
+        """Micro-batches of the first block."""
+        return min(self.width, self.micro_batches)
+
+    def of(self, rank: int) -> range:
+        """Return the micro-batches that a rank computes."""
+        start, stop = (min(self.micro_batches, n * self.width) for n in (rank, rank + 1))
+        return range(start, stop)
+
+    @property
+    def sizes(self) -> list[int]:
+        """The number of micro-batches of each rank."""
+        return [len(self.of(rank)) for rank in range(self.ranks)]
+
+
+def sum_over_ranks(total: Tensor, blocks: Blocks, ranks: Ranks, spare: Tensor) -> None:
+    """Replace the sums of this rank's block by those of the step: recursive doubling, which adds
+    the blocks as the tree does. In round i, ranks r and r ^ 2^i exchange the sums of neighbours;
+    both add them, and a + b = b + a. `spare` receives, and is overwritten.
+    """
+    nodes, span = -(-blocks.micro_batches // blocks.width), 1  # `span` ranks share each node
+    while span < ranks.size:
+        own, other = ranks.rank // span, ranks.rank // span ^ 1
+        there = range(other * span, min((other + 1) * span, ranks.size))
+        receivers = [rank for rank in there if _sender(rank, span, ranks.size) == ranks.rank]
+        sender = _sender(ranks.rank, span, ranks.size) if other < nodes else None
+        ranks.exchange(total, receivers if own < nodes else [], spare, sender)
+        if own < nodes and other < nodes:
+            total += spare
+        elif other < nodes:
+            total.copy_(spare)
+        nodes, span = -(-nodes // 2), 2 * span
+
+
+def _sender(rank: int, span: int, size: int) -> int:
+    """Return the rank that sends the neighbouring node to a rank: where the number of ranks is no
+    power of two, the last rank may stand for missing ones.
+    """
+    return min(rank ^ span, size - 1)
 
 
 def pieces_of(batch: Batch) -> list[Batch]:
@@ -101,13 +163,52 @@ def most_pieces(tokens: int) -> int:
     return -(-tokens // PIECE_TOKENS)
 
 
-def most_sums(micro_batches: int, max_tokens: int, threads: int) -> int:
+def most_sums(micro_batches: int, max_tokens: int, threads: int | None) -> int:
     """Return how many `Sums` are held at a time: the complete ones that wait in both trees, and
-    one for each thread.
+    one for each thread; without threads, of whole micro-batches.
     """
+    if threads is None:
+        return 1 + (micro_batches - 1).bit_length()
     pieces = most_pieces(max_tokens)
     waiting = (micro_batches - 1).bit_length() + (pieces - 1).bit_length()
     return min(waiting + threads, micro_batches * pieces)
+
+
+class Adder:
+    """Adds the sums of micro-batches that come in order, on a device that computes one at a time.
+    `latest` is filled anew for each; the total ends as the sums of all.
+    """
+
+    def __init__(self, total: Sums, largest: int) -> None:
+        """Make room for steps of up to `largest` micro-batches."""
+        self.total = total
+        new = [Sums(total.grads, len(total.losses)) for _ in range((largest - 1).bit_length())]
+        self.latest, *kept = [*new, total]
+        self.kept = kept or [total]
+
+    def begin(self, count: int) -> None:
+        """Expect this number of micro-batches."""
+        self.free = self.kept.copy()  # the first gets the total, which ends as the whole
+        self.tree = Tree(count, self._release, self._deliver, self._keep)
+
+    def add(self, number: int) -> None:
+        """Add the latest sums, those of this micro-batch."""
+        self.tree.add(number, self.latest)
+
+    def _keep(self, sums: Sums) -> Sums:
+        if sums is not self.latest:
+            return sums
+        kept = self.free.pop()
+        kept.buffer.copy_(sums.buffer)
+        return kept
+
+    def _release(self, sums: Sums) -> None:
+        if sums is not self.latest:
+            self.free.append(sums)
+
+    def _deliver(self, sums: Sums) -> None:
+        if sums is not self.total:  # a single micro-batch
+            self.total.buffer.copy_(sums.buffer)
 
 
 class Workers:

@@ -3,6 +3,7 @@ status says how it ended.
 """
 
 import json
+import time
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -29,11 +30,13 @@ from mtrain.runtime.log import add_log_file, logger
 from mtrain.runtime.stop import Stop
 from mtrain.scoring.external import OPTION, ExternalMetric
 from mtrain.training.filling import fill, without_missing
+from mtrain.training.gradients import Blocks
 from mtrain.training.learner import Machine
 from mtrain.training.resume import Session
 from mtrain.training.trainer import Trainer
 
 MACHINE = TypeAdapter(Machine)
+NUMBER = TypeAdapter(int)
 LACK_OF_MEMORY = "out of memory; free some, or start a smaller run"
 
 
@@ -95,13 +98,17 @@ class Job:
         config_file: Path | None = None,
         metric: ExternalMetric | None = None,
     ) -> None:
-        _check_alike(config, ranks)
+        ranks.check_same(dump_config(config), "settings")
         self.metric, self.command = metric, metric.command if metric else None
         ranks.check_same(json.dumps(self.command), OPTION)
         if refused := _metric_mismatch(config, self.command, config_file):
             raise ranks.as_one(RefusedError(refused))
         self.config, self.stop, self.ranks, self.config_file = config, stop, ranks, config_file
+        stop.started = min(stop.started, time.monotonic() - ranks.elapsed)
         self.run = RunDirectory(Path(config.run_dir), ranks.first(partial(board_of, config)))
+        find = partial(self.run.step_batches, config, ranks.size)
+        self.step_batches = ranks.share(find, NUMBER)
+        _check_alike(config, ranks, Blocks(self.step_batches, ranks.size))
         self.before: Status | None = None  # the status that this start found
         self.step, self.has_begun = 0, False
 
@@ -193,8 +200,8 @@ class Job:
         return replace(prepared, fingerprints={**prepared.fingerprints, **others})
 
     def _trainer(self, prepared: Prepared) -> Trainer:
-        session = Session(self.config, prepared, self.run, self.stop, self.ranks, self.metric)
-        return Trainer(session)
+        others = self.stop, self.ranks, self.metric, self.step_batches
+        return Trainer(Session(self.config, prepared, self.run, *others))
 
     def _end(self, error: UserError | OSError, step: int) -> UserError:
         """Record an early end after a step in the status; return it as an error for the user."""
@@ -243,16 +250,16 @@ def _check_shape(config: Config, directory: Path) -> None:
         raise RefusedError(f"{text}: {', '.join(different)}")
 
 
-def _check_alike(config: Config, ranks: Ranks) -> None:
+def _check_alike(config: Config, ranks: Ranks, blocks: Blocks) -> None:
     """Refuse devices that do not exist, and ranks that would compute differently."""
-    ranks.check_same(dump_config(config), "settings")
-    machines = [asdict(each) for each in ranks.gather(partial(Machine.of, config, ranks), MACHINE)]
+    own = partial(Machine.of, config, ranks, blocks)
+    machines = [asdict(each) for each in ranks.gather(own, MACHINE)]
     for rank, machine in enumerate(machines):
         for key, value in machine.items():
-            first = machines[0][key]
+            first, named = machines[0][key], "threads" if key == "openmp" else key
             if value != first and key != "threads":
                 text = (
-                    f"train.{key}: resolves to {first} on rank 0 and to {value} on rank {rank}; "
-                    "set it to a value that all of them support"
+                    f"train.{named}: resolves to {machines[0][named]} on rank 0 and to "
+                    f"{machine[named]} on rank {rank}; set it to a value that all of them support"
                 )
                 raise ranks.as_one(RefusedError(text))

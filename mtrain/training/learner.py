@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import torch
 import torch.fx.experimental._config as shapes
@@ -18,7 +19,18 @@ from mtrain.runtime.device import available_threads, compute_dtype, seed_device,
 from mtrain.runtime.distributed import Ranks, device_of
 from mtrain.runtime.errors import UserError, first_line
 from mtrain.training.consistency import consistency_loss
-from mtrain.training.gradients import Compute, Grads, Seeded, Sums, Workers, most_pieces, most_sums
+from mtrain.training.gradients import (
+    Adder,
+    Blocks,
+    Compute,
+    Grads,
+    Seeded,
+    Sums,
+    Workers,
+    most_pieces,
+    most_sums,
+    sum_over_ranks,
+)
 from mtrain.training.loss import projected_cross_entropy
 from mtrain.training.optimizer import MovingAverage, Optimizer
 
@@ -36,25 +48,24 @@ class Machine:
     threads: int
     precision: str
     compile: bool
-    ranks: int = 1
     openmp: int = 1  # threads of an operation on a CPU, which rounding depends on
 
     @classmethod
-    def of(cls, config: Config, ranks: Ranks) -> "Machine":
-        """Resolve `auto`; raises `RefusedError` for a device that does not exist."""
+    def of(cls, config: Config, ranks: Ranks, blocks: Blocks) -> "Machine":
+        """Resolve `auto` for ranks that compute these blocks of a step; raises `RefusedError` for
+        a device that does not exist.
+        """
         train = config.train
         device = device_of(train.device, ranks)
         dtype = compute_dtype(train.precision, device, training=True)
-        threads = max(1, available_threads() // ranks.local_size)
-        threads = threads if train.threads == "auto" else train.threads
+        threads = threads_of(config, ranks)
         compiled = False if train.compile == "auto" else train.compile
-        pieces = train.accum_steps * most_pieces(train.max_tokens)
+        pieces = blocks.largest * most_pieces(train.max_tokens)
         return cls(
             device=device.type,
             threads=threads,
             precision="bf16" if dtype == torch.bfloat16 else "fp32",
             compile=compiled,
-            ranks=ranks.size,
             # the randomness of a compiled model is that of the process: it has one worker
             openmp=threads if compiled else max(1, threads // pieces),
         )
@@ -65,15 +76,24 @@ class Machine:
         return self.threads // self.openmp
 
 
+def threads_of(config: Config, ranks: Ranks) -> int:
+    """Return the number of threads of this rank."""
+    threads = config.train.threads
+    return max(1, available_threads() // ranks.local_size) if threads == "auto" else threads
+
+
 class Learner:
     """A new model, its optimizer and its moving average on the device of a rank.
 
-    `learn` turns the micro-batches of a step into gradients and losses, the optimizer's sums.
+    `learn` turns this rank's micro-batches of a step into gradients and losses, the optimizer's
+    sums; `sum_over_ranks` adds those of all ranks.
     """
 
-    def __init__(self, config: Config, vocab_size: int, ids: SpecialIds, ranks: Ranks) -> None:
-        self.config, self.ids = config, ids
-        self.machine = Machine.of(config, ranks)
+    def __init__(
+        self, config: Config, vocab_size: int, ids: SpecialIds, ranks: Ranks, blocks: Blocks
+    ) -> None:
+        self.config, self.ids, self.ranks, self.blocks = config, ids, ranks, blocks
+        self.machine = Machine.of(config, ranks, blocks)
         self.device = device_of(config.train.device, ranks)
         torch.set_num_threads(self.machine.threads)
         if self.device.type == "cuda":
@@ -93,20 +113,24 @@ class Learner:
         self.optimizer = Optimizer(self.model, (betas[0], betas[1]), eps, muon, num_losses)
         self.average = MovingAverage(self.optimizer.weights, decay) if decay else None
         self.hidden = self.model.hidden
-        self.work: Callable[[Batch], None] = self._accumulate
-        self.workers = self._start_workers() if self.device.type == "cpu" else None
+        sums, self.work = self.optimizer.sums, cast(Callable[[Batch], None], self._fill)
+        on_cpu = self.device.type == "cpu"
+        self.workers = self._start_workers() if on_cpu else None
+        self.adder = Adder(sums, 1 if on_cpu else blocks.largest)
+        self.spare = torch.empty_like(sums.buffer) if ranks.size > 1 else sums.buffer
 
     def _start_workers(self) -> Workers:
         """Start threads that compute pieces and update weights."""
         computes: list[Compute] = []
-        machine, train = self.machine, self.config.train
+        machine = self.machine
         for _ in range(machine.workers):
             model, generator = self.model, torch.default_generator
             if isinstance(model, RowTransformer):
                 generator = torch.Generator()
                 model = model.drawing_from(generator)
             computes.append(partial(self._compute, model, generator))
-        held = most_sums(train.accum_steps, train.max_tokens, machine.workers)
+        max_tokens = self.config.train.max_tokens
+        held = most_sums(self.blocks.largest, max_tokens, machine.workers)
         workers = Workers(computes, self.optimizer.sums, held, machine.openmp)
         self.optimizer.each = workers.pool.map
         return workers
@@ -116,10 +140,15 @@ class Learner:
         if self.workers is not None:
             self.workers.learn(batches, count)
             return
-        self.optimizer.sums.buffer.zero_()
-        for batch, seed in batches:
+        self.adder.begin(count)
+        for number, (batch, seed) in enumerate(batches):
             seed_device(self.device, seed(0))
             self.work(batch)
+            self.adder.add(number)
+
+    def sum_over_ranks(self) -> None:
+        """Replace the optimizer's sums by those of all ranks."""
+        sum_over_ranks(self.optimizer.sums.buffer, self.blocks, self.ranks, self.spare)
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -132,7 +161,7 @@ class Learner:
             self._compile()
         elif self.device.type == "cuda":
             longest = self.config.data.max_length
-            graphs = CudaGraphs(self._accumulate_padded, self.device, self.ids, longest)
+            graphs = CudaGraphs(self._fill_padded, self.device, self.ids, longest)
             graphs.warm_up()
             self.work = graphs
 
@@ -160,10 +189,10 @@ class Learner:
         generator.manual_seed(seed)
         sums.put(*self._differentiate(model, batch, generator))
 
-    def _accumulate(self, batch: Batch) -> None:
-        """Add the gradients and losses of a micro-batch."""
+    def _fill(self, batch: Batch) -> None:
+        """Put the gradients and losses of a micro-batch into the latest sums."""
         found = self._differentiate(self.model, batch.to(self.device))
-        self.optimizer.sums.add(*found)
+        self.adder.latest.put(*found)
 
     def _differentiate(
         self, model: Transformer, batch: Batch, generator: torch.Generator | None = None
@@ -175,12 +204,12 @@ class Learner:
         views = self._views(hidden, batch.src, batch.tgt_in, generator)
         return self._gradients([view[batch.positions] for view in views], batch.targets)
 
-    def _accumulate_padded(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> None:
+    def _fill_padded(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> None:
         """Do the same on tables (B, S), (B, T) and (B, T), by operations that depend on their sizes
         alone.
         """
         views, targets = self._views(self.model.hidden, src, tgt_in), tgt_out.flatten()
-        self.optimizer.sums.add(*self._gradients(views, targets, targets != self.ids.pad))
+        self.adder.latest.put(*self._gradients(views, targets, targets != self.ids.pad))
 
     def _views(
         self,

@@ -22,7 +22,7 @@ from mtrain.runtime.device import telling_lack_of_memory
 from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.workers import map_tasks
-from mtrain.training.gradients import most_sums
+from mtrain.training.gradients import Blocks, most_sums
 from mtrain.training.learner import Learner, Machine
 from mtrain.training.schedule import make_schedule
 
@@ -42,7 +42,7 @@ class Forecast:
     lines: list[str]  # for people
     disk_warning: str | None
 
-    def add_time(self, config: Config, lengths: Lengths | None, steps: int) -> None:
+    def add_time(self, config: Config, blocks: Blocks, lengths: Lengths | None, steps: int) -> None:
         """Add the time that these steps take, measured on a micro-batch with these lengths, which
         count eos; None: not measured.
         """
@@ -50,7 +50,7 @@ class Forecast:
         if lengths is not None:
             sizes = self.numbers["vocab_size"], self.numbers["parameters"]
             # another process measures: it may be killed for lack of memory
-            measure = partial(partial, _measure_step, config, *sizes)
+            measure = partial(partial, _measure_step, config, blocks, *sizes)
             try:
                 [(seconds, memory)] = map_tasks(measure, [lengths], 1, DEATH)
             except UserError as error:
@@ -71,6 +71,7 @@ class Forecast:
 def describe_run(
     config: Config,
     ranks: Ranks,
+    blocks: Blocks,
     vocab_size: int,
     vocabulary: int,
     *,
@@ -80,7 +81,7 @@ def describe_run(
     """Forecast a run without trying steps, from the bytes of its vocabulary's file, the number of
     micro-batches in an epoch over all ranks, and their mean number of target tokens.
     """
-    train, machine = config.train, Machine.of(config, ranks)
+    train, machine = config.train, Machine.of(config, ranks, blocks)
     with torch.device("meta"):
         parameters = Transformer(shape_of(config, vocab_size, IDS.pad)).num_parameters
     has_average = train.ema_decay is not None  # stored in addition to the latest weights
@@ -89,10 +90,11 @@ def describe_run(
     all_ = one * (max(train.keep_checkpoints, train.average_last) + 3)
     all_ += 3 * 4 * parameters * (2 + has_average)
     all_ += _size(Path(config.run_dir))[1]
-    on_cpu, step = machine.device == "cpu", (train.accum_steps, train.max_tokens)
-    sums = most_sums(*step, machine.workers) if on_cpu else 1
+    on_cpu = machine.device == "cpu"
+    sums = most_sums(blocks.largest, train.max_tokens, machine.workers if on_cpu else None)
+    sums += ranks.size > 1  # receives those of other ranks
     state = (STATE_BYTES + 4 * has_average + 4 * sums) * parameters
-    step_batches, peak_step = train.accum_steps * ranks.size, max(1, train.warmup_steps)
+    step_batches, peak_step = blocks.micro_batches, max(1, train.warmup_steps)
     per_epoch, per_step = max(1, int(micro_batches // step_batches)), int(tokens * step_batches)
     epochs = train.max_steps * step_batches / max(1, micro_batches)
     peak_lr = make_schedule(train, config.model.d_model)(peak_step)
@@ -105,6 +107,7 @@ def describe_run(
         "vocab_size": vocab_size,
         "steps_per_epoch": per_epoch,
         "tokens_per_step": per_step,  # of the target, with eos
+        "step_batches": step_batches,
         "max_steps": train.max_steps,
         "epochs": round(epochs, 3),
         "schedule": train.schedule,
@@ -119,11 +122,23 @@ def describe_run(
         f"device: {device}",
         f"batches: about {per_epoch:,} steps an epoch, about {per_step:,} target tokens a step; "
         f"{train.max_steps:,} steps are {epochs:{',.0f' if epochs >= 10 else '.2g'}} epochs",
+        _division(blocks),
         f"learning rate: {train.schedule}, peak {peak_lr:.3e} at step {peak_step:,}",
         f"checkpoints: {_bytes(one)} each, up to {_bytes(all_)} in all",
         f"memory: {_bytes(state)} of weights, moments and sums of gradients",
     ]
     return Forecast(numbers, lines, lack_of_disk(all_, Path(config.run_dir)))
+
+
+def _division(blocks: Blocks) -> str:
+    """Return how many processes the micro-batches of a step keep busy."""
+    most, sizes = blocks.micro_batches, [size for size in blocks.sizes if size]
+    text = f"processes: a step has {most} micro-batches, which keep up to {most} processes busy"
+    if blocks.ranks > 1:
+        text += f"; of {blocks.ranks}, {len(sizes)} compute {', '.join(map(str, sizes))}"
+        idle = blocks.ranks - len(sizes)
+        text += f" and {idle} {'is' if idle == 1 else 'are'} idle" if idle else ""
+    return text
 
 
 def lack_of_disk(disk_bytes: int, directory: Path) -> str | None:
@@ -166,16 +181,23 @@ def forecast(
     batches = [lengths[rows] for rows in batch_by_tokens(lengths, config.train.max_tokens)]
     micro_batches = len(batches) * pairs / len(lengths)
     tokens = float(lengths[:, 1].sum()) / len(batches)
+    blocks = Blocks(config.train.micro_batches(1))
     found = describe_run(
-        config, Ranks(), vocab_size, vocabulary, micro_batches=micro_batches, tokens=tokens
+        config,
+        Ranks(),
+        blocks,
+        vocab_size,
+        vocabulary,
+        micro_batches=micro_batches,
+        tokens=tokens,
     )
     largest = max(batches, key=lambda lengths: int(lengths.max()) * len(lengths))
-    found.add_time(config, largest if timed else None, config.train.max_steps)
+    found.add_time(config, blocks, largest if timed else None, config.train.max_steps)
     return found
 
 
 def _measure_step(
-    config: Config, vocab_size: int, parameters: int, lengths: Lengths
+    config: Config, blocks: Blocks, vocab_size: int, parameters: int, lengths: Lengths
 ) -> tuple[float, int | None]:
     """Return the seconds of a step and a GPU's peak memory in bytes, on a made-up micro-batch with
     these lengths, which count eos. Of a large one a CPU computes some of the rows. Nothing is
@@ -184,7 +206,9 @@ def _measure_step(
     rows = len(lengths)
     with telling_lack_of_memory(lambda: "out of memory"):
         plain = config.train.model_copy(update={"compile": False})
-        learner = Learner(config.model_copy(update={"train": plain}), vocab_size, IDS, Ranks())
+        alone = Blocks(blocks.largest)
+        config = config.model_copy(update={"train": plain})
+        learner = Learner(config, vocab_size, IDS, Ranks(), alone)
         learner.warm_up()
         has_gpu = learner.device.type == "cuda"
         if not has_gpu:
@@ -199,7 +223,7 @@ def _measure_step(
         update = _seconds(learner, partial(learner.optimizer.update, 0.0, 1, 1.0))
     # includes the memory of CUDA graphs
     memory = torch.cuda.max_memory_reserved(learner.device) if has_gpu else None
-    return config.train.accum_steps * seconds + update, memory
+    return blocks.largest * seconds + update, memory
 
 
 def _seconds(learner: Learner, work: Callable[[], object]) -> float:

@@ -30,6 +30,7 @@ from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import logger
 from mtrain.runtime.stop import Stop
 from mtrain.scoring.external import ExternalMetric
+from mtrain.training.gradients import Blocks
 from mtrain.training.learner import Learner, Machine
 from mtrain.training.optimizer import copy_values
 
@@ -48,6 +49,13 @@ class Session:
     stop: Stop
     ranks: Ranks = field(default_factory=Ranks)
     metric: ExternalMetric | None = None  # of `train.metric: command`
+    step_batches: int | None = None  # of the run; None: those of the config
+
+    @property
+    def blocks(self) -> Blocks:
+        """The micro-batches of each rank."""
+        size = self.ranks.size
+        return Blocks(self.step_batches or self.config.train.micro_batches(size), size)
 
 
 @dataclass
@@ -215,24 +223,23 @@ class Checkpoints:
 
 def check_machine(machine: Machine, before: dict[str, Any], config: Config) -> None:
     """Refuse to resume where an `auto` setting resolves to another value than `before`. `precision`
-    and `compile` may be changed by naming them, and the number of ranks; that of threads, if an
-    operation uses as many as before.
+    and `compile` may be changed by naming them; the number of threads, if an operation uses as many
+    as before.
     """
-    before = {"ranks": 1, **before}
     text = "%s: from here on %s, not %s: bit for bit the same weights are no longer promised"
     on_cpu = machine.device == "cpu"
-    if on_cpu and "openmp" not in before:
-        logger.warning(text, "gradients", "added up in a tree of pieces", "in order")
-    is_openmp_same = before.get("openmp") in (None, machine.openmp)
-    threads_matter = before["ranks"] == machine.ranks and on_cpu and not is_openmp_same
-    for key in ("device", "threads", "precision", "compile", "ranks"):
+    # earlier versions stored the number of ranks, and added up gradients in another order, except
+    # for those of threads on a CPU in the latest ones
+    if "openmp" not in before or before.get("ranks", 0) > on_cpu:
+        logger.warning(text, "gradients", "added up in a tree", "in order")
+    threads_matter = on_cpu and before.get("openmp") not in (None, machine.openmp)
+    for key in ("device", "threads", "precision", "compile"):
         was, now = before.get(key), getattr(machine, key)
         if was in (None, now) or (key == "threads" and not threads_matter):
             continue
-        is_named = key in ("precision", "compile") and getattr(config.train, key) != "auto"
-        if not is_named and key != "ranks":
+        if key not in ("precision", "compile") or getattr(config.train, key) == "auto":
             raise RefusedError(
                 f"train.{key}: this run was trained with {was}, and here it resolves to {now}; "
                 f"to go on, set train.{key}: {str(was).lower()}"
             )
-        logger.warning(text, f"train.{key}" if is_named else "processes", now, was)
+        logger.warning(text, f"train.{key}", now, was)

@@ -2,7 +2,7 @@
 
 1. micro_batches  plan the micro-batches of a step, the same on every rank
 2. _learn         turn this rank's micro-batches into gradients, added up by the learner
-3. take_step      sum them over the ranks, then update the weights
+3. take_step      add those of the other ranks, then update the weights
 4. _after_step    record, save, validate and stop where each is due
 """
 
@@ -50,7 +50,8 @@ class Trainer:
         self.stop, self.ranks = session.stop, session.ranks
         config, train, tokenizer = session.config, session.config.train, session.prepared.tokenizer
         self.ids = SpecialIds.of(tokenizer)
-        self.learner = Learner(config, tokenizer.vocab_size, self.ids, self.ranks)
+        self.blocks = session.blocks
+        self.learner = Learner(config, tokenizer.vocab_size, self.ids, self.ranks, self.blocks)
         self.model, self.optimizer = self.learner.model, self.learner.optimizer
         self.device = self.learner.device
         self.checkpoints = Checkpoints(session, self.learner)
@@ -60,7 +61,7 @@ class Trainer:
             augmenter = Augmenter(tokenizer, train.augment, seed, config.data.max_length)
         if train.subword_sampling is not None:
             sampler = SubwordSampler(tokenizer, train.subword_sampling, config.data.max_length)
-        step_batches = train.accum_steps * self.ranks.size
+        step_batches = self.blocks.micro_batches
         self.batches = TokenBatches(
             store, train.max_tokens, seed, self.ids, step_batches, sampler, augmenter
         )
@@ -113,6 +114,7 @@ class Trainer:
         forecast = describe_run(
             self.config,
             self.ranks,
+            self.blocks,
             tokenizer.vocab_size,
             len(tokenizer.proto),
             micro_batches=len(planned) * self.batches.pools,
@@ -124,7 +126,7 @@ class Trainer:
                 self.prepared.store.lengths_of(row, row + 1) for row in largest.rows.tolist()
             ]
             left = self.config.train.max_steps - step
-            forecast.add_time(self.config, np.concatenate(lengths) + 1, left)
+            forecast.add_time(self.config, self.blocks, np.concatenate(lengths) + 1, left)
         for line in forecast.lines:
             logger.info("%s", line)
         if forecast.disk_warning:
@@ -151,9 +153,7 @@ class Trainer:
                 self._after_step(norm, rate, bar)
 
     def take_step(self, stream: Iterator[MicroBatch]) -> tuple[Tensor, float]:
-        """Take one optimizer step over `accum_steps` micro-batches of each rank; return the
-        gradient's norm and the learning rate.
-        """
+        """Take one optimizer step; return the gradient's norm and the learning rate."""
         progress, step = self.progress, self.progress.step + 1
         planned = [next(stream) for _ in range(self.batches.step_batches)]
         num_tokens, rate = sum(each.num_tokens for each in planned), self.rate(step)
@@ -178,13 +178,13 @@ class Trainer:
         except UserError as error:
             failure = error
         self.request = self.ranks.agree(self.stop.request, failure, num_tokens)
-        self.ranks.sum_(self.optimizer.sums.buffer)
+        self.learner.sum_over_ranks()
 
     def _learn(self, planned: list[MicroBatch], step: int) -> None:
         """Add up the gradients of this rank's micro-batches of a step."""
-        mine = range(self.ranks.rank, len(planned), self.ranks.size)
+        mine = self.blocks.of(self.ranks.rank)
         seeds = [partial(piece_seed, self.config.seed, step, index) for index in mine]
-        batches = map(self.batches.read, planned[self.ranks.rank :: self.ranks.size])
+        batches = map(self.batches.read, planned[mine.start : mine.stop])
         with telling_lack_of_memory(partial(self._lack_of_memory, planned)):
             self.learner.learn(zip(batches, seeds, strict=True), len(mine))
 

@@ -31,7 +31,6 @@ from mtrain.translation.loading import LoadedModel, unpack
 from mtrain.translation.scorer import Scorer
 from mtrain.translation.translator import Translator
 
-NLL = TypeAdapter(tuple[float, int])
 NUMBER = TypeAdapter(float)
 NAMES = TypeAdapter(list[str])
 
@@ -129,15 +128,13 @@ class Validation:
         model = model.tagged(corpus.tag)
         with progress_bar(len(text), "line", f"translating {name}") as bar:
             hypotheses = Translator(model, self.ranks).best(text.sources, bar.update)
-        mine = slice(self.ranks.rank, None, self.ranks.size)
-        sources, references = text.sources[mine], text.references[mine]
-        sums = self.ranks.gather(lambda: Scorer(model).nll(sources, references), NLL)
+        nll = Scorer(model).nll(text.sources, text.references, self.ranks)
         tokenize = metrics.tokenizer_for(self.config.data.languages(corpus)[1])
         bleu = metrics.score("bleu", hypotheses, [text.references], tokenize=tokenize)
         entry: Entry = {
             "bleu": bleu.score,
             "chrf": metrics.score("chrf", hypotheses, [text.references]).score,
-            "nll": sum(nll for nll, _ in sums) / sum(tokens for _, tokens in sums),
+            "nll": nll,
             "signature": bleu.signature,
         }
         if self.metric is not None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from mtrain.data.batches import batch_by_tokens, collate
 from mtrain.model.decoder import mean_log_probs
 from mtrain.runtime.device import telling_lack_of_memory
+from mtrain.runtime.distributed import Ranks
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.translator import lack_of_memory
 
@@ -32,18 +33,26 @@ class Scorer:
         tgt, cut_targets = self.loaded.encode_targets(targets)
         return (-self.pair_nll(src, tgt)).tolist(), (cut_sources, cut_targets)
 
-    def nll(self, sources: list[str], targets: list[str]) -> tuple[float, int]:
-        """Return the negative log-likelihood over all target tokens with eos, and their number."""
+    def nll(self, sources: list[str], targets: list[str], ranks: Ranks) -> float:
+        """Return the negative log-likelihood per target token with eos. Each rank scores some of
+        the batches, which are the same for any number of ranks.
+        """
         src, _ = self.loaded.encode_sources(sources)
         tgt, _ = self.loaded.encode_targets(targets)
-        return float(self.pair_nll(src, tgt).sum()), sum(len(ids) + 1 for ids in tgt)
+        nll = ranks.together(lambda: self.pair_nll(src, tgt, ranks.rank, ranks.size))
+        ranks.sum_(nll)
+        return float(nll.sum()) / sum(len(ids) + 1 for ids in tgt)
 
     @torch.no_grad()
-    def pair_nll(self, src: Rows, tgt: Rows) -> Tensor:
-        """Return the negative log-likelihood of pairs of ids without eos: (pairs,), fp64, CPU."""
+    def pair_nll(self, src: Rows, tgt: Rows, first: int = 0, every: int = 1) -> Tensor:
+        """Return the negative log-likelihood of pairs of ids without eos: (pairs,), fp64, CPU; of
+        batches number `first`, `first` + `every` and so on; 0 for the others.
+        """
         lengths = np.array([(len(s) + 1, len(t) + 1) for s, t in zip(src, tgt, strict=True)])
         result = torch.zeros(len(src), dtype=torch.float64)
-        for rows in batch_by_tokens(lengths.reshape(-1, 2), self.loaded.decode.batch_tokens):
+        self.loaded.check_stop()  # this rank may have no batch
+        batches = batch_by_tokens(lengths.reshape(-1, 2), self.loaded.decode.batch_tokens)
+        for rows in batches[first::every]:
             self.loaded.check_stop()
             message = partial(lack_of_memory, len(rows), int(lengths[rows].max()))
             with telling_lack_of_memory(message):

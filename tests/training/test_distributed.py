@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import signal
@@ -16,15 +17,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from conftest import contents, differences, run_mtrain, status, write_config
+from conftest import differences, run_mtrain, status, write_config
 from ranks import Hook, at_step, command, start, train_by
+from torch import Tensor
 
-from mtrain.config.loading import load_config
-from mtrain.data.prepare import prepare
 from mtrain.runs import layout
-from mtrain.runs.directory import RunDirectory
 from mtrain.runs.history import BEST, History
 from mtrain.runtime import distributed
 from mtrain.runtime.distributed import BYTES, TEXT, Ranks, find_ranks, joined
@@ -37,10 +37,8 @@ from mtrain.runtime.errors import (
     StoppedError,
     UserError,
 )
-from mtrain.runtime.stop import Stop
-from mtrain.training import gradients, learner
-from mtrain.training.resume import Session
-from mtrain.training.trainer import Trainer
+from mtrain.training import gradients
+from mtrain.training.gradients import Blocks
 from mtrain.training.validation import Validation
 
 # Dropout is on; records, checkpoints and epochs fall on different steps.
@@ -76,39 +74,87 @@ def undisturbed(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- the same steps -----------------------------------------------------------------------------
 
 
-def losses(run: Path) -> list[float]:
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [record["train/loss"] for record in records if "train/loss" in record]
+# All that draws random numbers, weighs or averages; a step of 5 micro-batches.
+EVERYTHING = (
+    "train.step_batches=5",
+    "model.dropout=0.2",
+    "train.consistency=2",
+    "train.subword_sampling=0.2",
+    "train.ema_decay=0.9",
+)
 
 
-def record_in_float64(config_file: Path, output: Path, accum_steps: int) -> None:
-    """Take steps in float64 and write their losses to a file."""
-    overrides = [f"train.accum_steps={accum_steps}", "model.dropout=0.2", "train.consistency=2"]
-    config = load_config(config_file, overrides)
-    learner.set_compute_dtype = lambda model, dtype: model.double()  # type: ignore[attr-defined]
-    with joined() as ranks:
-        run = RunDirectory(output.parent / "run")
-        trainer = Trainer(Session(config, prepare(config, Stop()), run, Stop(), ranks))
-        assert trainer.optimizer.sums.buffer.dtype == torch.float64
-        stream, found = trainer.micro_batches(), []
-        for _ in range(8):
-            before = trainer.progress.sums[0].item()
-            trainer.take_step(stream)
-            found.append(trainer.progress.sums[0].item() - before)
-        if ranks.is_first:
-            output.write_text(json.dumps(found))
+def train_with_everything(size: int, config: Path, run: Path, *others: str, **hooks: Any) -> Path:
+    """Train by this number of ranks, on two corpora with weights."""
+    parts = [
+        {"generated": "phrasebook", "split": "train", "pairs": n, "weight": w}
+        for n, w in ((40, 1.5), (20, 2))
+    ]
+    both = f"data.train={json.dumps(parts)}"
+    done = train_by(size, config, run, both, *EVERYTHING, *others, **hooks)
+    assert done.codes == [0] * size, done.told
+    return run
 
 
-def test_two_ranks_train_like_one_with_twice_the_accumulation(config: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "others",
+    [
+        (),
+        pytest.param(("train.optimizer=muon", "model.norm=pre"), marks=pytest.mark.slow),
+        pytest.param(("train.precision=bf16",), marks=pytest.mark.slow),
+    ],
+    ids=["adam", "muon", "bf16"],
+)
+def test_any_number_of_ranks_trains_the_same_weights(
+    config: Path, tmp_path: Path, others: tuple[str, ...]
+) -> None:
+    alone = train_with_everything(1, config, tmp_path / "1", *others)
+    for size in (2, 3, 4, 8) if others else (2, 3, 7):  # 7 leaves two of them idle
+        run = train_with_everything(size, config, tmp_path / str(size), *others)
+        assert differences(run, alone) == [], size
+
+
+def add_up(output: Path) -> None:
+    """Add numbers over ranks for several sizes of a step, and write what this rank gets."""
     found = []
-    for size, accum_steps in ((2, 2), (1, 4)):
-        output = tmp_path / f"{size}.json"
-        done = start(tmp_path, [partial(record_in_float64, config, output, accum_steps)] * size)
-        assert done.codes == [0] * size, done.told
-        found.append(json.loads(output.read_text()))
-    assert len(found[0]) == 8
-    assert found[0] == pytest.approx(found[1], rel=1e-9)
-    assert found[0] != pytest.approx(found[1][::-1], rel=1e-3)
+    with joined() as ranks:
+        for count in range(1, 12):
+            blocks = Blocks(count, ranks.size)
+            values = np.random.default_rng(count).normal(size=(count, 3)).astype(np.float32)
+            mine = [torch.from_numpy(values[index]) for index in blocks.of(ranks.rank)]
+            total = as_a_tree(mine) if mine else torch.full((3,), math.nan)
+            gradients.sum_over_ranks(total, blocks, ranks, torch.empty(3))
+            found.append(bool((total == as_a_tree(list(map(torch.from_numpy, values)))).all()))
+    (output / f"{ranks.rank}.json").write_text(json.dumps(found))
+
+
+def as_a_tree(values: list[Tensor]) -> Tensor:
+    """Add values pairwise by their numbers."""
+    while len(values) > 1:
+        pairs = [values[number : number + 2] for number in range(0, len(values), 2)]
+        values = [pair[0] + pair[1] if len(pair) == 2 else pair[0] for pair in pairs]
+    return values[0].clone()
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, pytest.param(8, marks=pytest.mark.slow)])
+def test_ranks_add_as_one_tree(tmp_path: Path, size: int) -> None:
+    done = start(tmp_path, [partial(add_up, tmp_path)] * size)
+    assert done.codes == [0] * size, done.told
+    for rank in range(size):
+        assert json.loads((tmp_path / f"{rank}.json").read_text()) == [True] * 11, rank
+
+
+@pytest.mark.parametrize(
+    ("count", "ranks", "sizes"),
+    [(12, 2, [8, 4]), (12, 3, [4, 4, 4]), (12, 8, [2] * 6 + [0] * 2), (5, 3, [2, 2, 1])],
+)
+def test_each_rank_computes_a_subtree(count: int, ranks: int, sizes: list[int]) -> None:
+    blocks = Blocks(count, ranks)
+    assert blocks.sizes == sizes
+    assert [index for rank in range(ranks) for index in blocks.of(rank)] == list(range(count))
+    assert all(
+        blocks.of(rank).start % blocks.width == 0 for rank in range(len(sizes)) if sizes[rank]
+    )
 
 
 @pytest.mark.parametrize("pairs", [3, pytest.param(12, marks=pytest.mark.slow)])
@@ -220,24 +266,35 @@ def test_processes_with_other_settings_are_refused(config: Path, tmp_path: Path)
 # --- resumed by another number of ranks ---------------------------------------------------------
 
 
-def test_another_number_of_ranks_goes_on_with_the_same_steps(
+def test_a_run_goes_on_with_any_number_of_ranks(
     config: Path, tmp_path: Path, undisturbed: Path
 ) -> None:
     run = tmp_path / "run"
     done = train_by(2, config, run, hooks={0: at_step_7("SIGTERM")})
     assert done.codes == [EXIT_TERMINATED] * 2
-    refused = train_by(1, config, run)
-    assert refused.codes == [EXIT_REFUSED]
-    assert "set train.accum_steps: 2" in refused.told[0]
-    refused = train_by(3, config, run)
-    assert refused.codes == [EXIT_REFUSED] * 3
-    assert "another number of processes" in refused.told[0]
-    assert refused.told[1:] == ["", ""]
-    alone = train_by(1, config, run, "train.accum_steps=2")
+    assert json.loads((run / "run.json").read_text())["step_batches"] == 2
+    for key in ("accum_steps", "step_batches"):
+        refused = train_by(1, config, run, f"train.{key}=3")
+        assert refused.codes == [EXIT_REFUSED]
+        assert f"train.{key}: a step of this run has 2 micro-batches" in refused.told[0]
+    three = train_by(3, config, run, hooks={2: partial(at_step, 10, kill_self)})
+    assert three.codes[2] == -signal.SIGKILL
+    assert "of 3, 2 compute 1, 1 and 1 is idle" in three.told[0]
+    alone = train_by(1, config, run, "train.step_batches=2")
     assert alone.codes == [0], alone.told
-    assert "processes: from here on 1, not 2" in alone.told[0]
-    assert losses(run) == pytest.approx(losses(undisturbed), rel=1e-4)
-    assert contents(run)["status"] == contents(undisturbed)["status"]
+    assert differences(run, undisturbed) == []
+
+
+def kill_self() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_keys_that_contradict_each_other_are_refused_at_the_first_start(
+    config: Path, tmp_path: Path
+) -> None:
+    done = train_by(2, config, tmp_path / "run", "train.step_batches=8", "train.accum_steps=3")
+    assert done.codes == [EXIT_REFUSED] * 2
+    assert "(train.accum_steps 3, processes 2); remove train.accum_steps" in done.told[0]
 
 
 # --- torchrun's variables -----------------------------------------------------------------------

@@ -19,6 +19,7 @@ from mtrain.model.transformer import Transformer
 from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import UserError
 from mtrain.training import plan
+from mtrain.training.gradients import Blocks
 from mtrain.training.plan import describe_run, forecast, lack_of_disk
 
 LENGTHS = np.random.default_rng(1).integers(2, 20, (500, 2))
@@ -30,15 +31,18 @@ def load(tiny_config: TinyConfig, **settings: Any) -> Config:
 
 def test_a_forecast_by_hand(tiny_config: TinyConfig) -> None:
     config = load(tiny_config, **{"train.keep_checkpoints": 1, "train.max_steps": 60})
-    found = describe_run(config, Ranks(size=2), 320, 500, micro_batches=40, tokens=200.0)
+    found = describe_run(
+        config, Ranks(size=2), Blocks(2, 2), 320, 500, micro_batches=40, tokens=200.0
+    )
     parameters = Transformer(shape_of(config, 320, 0)).num_parameters
     one = 4 * parameters + 500
     assert found.numbers == {
         **{"device": "2 x cpu, fp32, threads: 1", "parameters": parameters, "vocab_size": 320},
         **{"steps_per_epoch": 20, "tokens_per_step": 400, "max_steps": 60, "epochs": 3.0},
+        "step_batches": 2,
         **{"schedule": config.train.schedule, "peak_lr": 0.005, "peak_step": 4},
         **{"checkpoint_bytes": one, "disk_bytes": one * (2 + 3) + 3 * 8 * parameters},
-        "state_bytes": 16 * parameters,
+        "state_bytes": 20 * parameters,
     }
     text = "\n".join(found.lines)
     assert "20 steps an epoch, about 400 target tokens a step; 60 steps are 3 epochs" in text
@@ -66,7 +70,7 @@ def test_a_step_is_timed_by_a_bounded_amount_of_work(
     rows, collate, config = [], plan.collate, load(tiny_config, **settings)
     monkeypatch.setattr(plan, "collate", lambda p, ids: rows.append(len(p)) or collate(p, ids))
     for parameters in (10_000, 10**8):
-        seconds, memory = plan._measure_step(config, 320, parameters, LENGTHS[:50] + 1)
+        seconds, memory = plan._measure_step(config, Blocks(1), 320, parameters, LENGTHS[:50] + 1)
         assert (0 < seconds < 5, memory) == (True, None)
     assert rows == [50, 8]
 

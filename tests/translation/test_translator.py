@@ -22,6 +22,7 @@ from torch import Tensor
 from mtrain.config.schema import Config
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.model.decoder import DecoderState
+from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.translation import loading
 from mtrain.translation.attention import align, attention_of, word_numbers
@@ -327,7 +328,7 @@ def test_learned_positions_limit_both_sides(
     results, cut = found.translate(["bavo", line])
     assert cut == [1]
     assert all(hypothesis.score < 0 for row in results for hypothesis in row)
-    assert Scorer(found.loaded).nll([line], [line])[1] == 12
+    assert [len(ids) + 1 for ids in found.loaded.encode_targets([line])[0]] == [12]
     assert found.loaded.max_target_length == 12
     assert Scorer(found.loaded).score(["bavo", "bavo"], ["bavo", line])[1] == ([], [1])
 
@@ -364,9 +365,9 @@ def test_scores_do_not_depend_on_batches_and_sum_up_to_the_nll(translator: Trans
     scores, _ = Scorer(translator.loaded).score(sources, targets)
     alone = Scorer(with_decode(translator, batch_tokens=1).loaded).score(sources, targets)[0]
     assert alone == pytest.approx(scores, rel=1e-4, abs=1e-4)
-    nll, tokens = Scorer(translator.loaded).nll(sources, targets)
-    assert nll == pytest.approx(-sum(scores), rel=1e-5)
-    assert tokens == sum(len(ids) + 1 for ids in translator.loaded.tokenizer.encode(targets))
+    nll = Scorer(translator.loaded).nll(sources, targets, Ranks())
+    tokens = sum(len(ids) + 1 for ids in translator.loaded.tokenizer.encode(targets))
+    assert nll == pytest.approx(-sum(scores) / tokens, rel=1e-5)
     assert Scorer(translator.loaded).score([], []) == ([], ([], []))
 
 
