@@ -185,7 +185,7 @@ class TrainConfig(Section):
     accum_steps: Positive = 1
     """micro-batches per step on each process, if step_batches is not given"""
     step_batches: Positive | None = None
-    """micro-batches per step over all processes, each from another range of lengths; never changes"""
+    """micro-batches per step over all processes, each from another range of lengths; fixed"""
     optimizer: Literal["adam", "muon"] = "adam"
     """adam, or muon for the matrices of the layers, which learns in fewer steps"""
     init_from: PathText | None = None

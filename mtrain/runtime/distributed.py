@@ -50,7 +50,7 @@ T = TypeVar("T")
 BYTES = TypeAdapter(bytes)  # sent as they are; all else is sent as JSON
 TEXT = TypeAdapter(str)
 REQUEST: TypeAdapter[Request | None] = TypeAdapter(Request | None)
-SECONDS = TypeAdapter(float)
+BEGUN = TypeAdapter(tuple[float, int, int])
 
 # Keys of the job's store, which lasts over restarts: when it began, and how it ended.
 BEGAN, ENDED = "mtrain/began", "mtrain/ended"
@@ -259,31 +259,37 @@ def joined() -> Iterator[Ranks]:
         logger.setLevel("ERROR")  # rank 0 logs the rest
     store = _meet(ranks)
     try:
-        ranks.elapsed = ranks.share(partial(_begin, store, int(restarts or 0)), SECONDS)
+        begin = partial(_begin, store, int(restarts or 0))
+        ranks.elapsed, code, repeats = ranks.share(begin, BEGUN)
+        if code:
+            text = f"this job has ended with exit code {code}: not restarted"
+            ended = ranks.as_one(StoppedError(text, code))
+            ended.is_silent |= repeats > 1  # shown once
+            raise ended
         yield ranks
     except UserError as error:
         # torchrun ends the living ranks by a signal when another has died
         if error.is_shared or not isinstance(error, (DisconnectedError, StoppedError)):
             with suppress(RuntimeError):
-                store.set(ENDED, f"{error.exit_code} {restarts or 0}")
+                store.compare_set(ENDED, "", f"{error.exit_code} {restarts or 0}")
         if error.is_shared:
             ranks.leave()
         raise
     ranks.leave()
 
 
-def _begin(store: dist.Store, restarts: int) -> float:
-    """Return the seconds since the first start of the job; raises `StoppedError` if it has ended by
-    its own decision. A SIGTERM without a failed start is from torchrun, when machines join.
+def _begin(store: dist.Store, restarts: int) -> tuple[float, int, int]:
+    """Return the seconds since the first start of the job; if it has ended by its own decision, the
+    exit code, else 0; and the number of restarts since then.
     """
-    if store.check([ENDED]):
-        code, before = map(int, store.get(ENDED).split())
-        if code != EXIT_TERMINATED or restarts > before:
-            error = StoppedError(f"this job has ended with exit code {code}: not restarted", code)
-            error.is_silent = restarts > before + 1  # shown once
-            raise error
-        store.delete_key(ENDED)
-    return time.time() - float(store.compare_set(BEGAN, "", str(time.time())))
+    elapsed = time.time() - float(store.compare_set(BEGAN, "", str(time.time())))
+    if not store.check([ENDED]):
+        return elapsed, 0, 0
+    code, before = map(int, store.get(ENDED).split())
+    if code == EXIT_TERMINATED and restarts == before:
+        store.delete_key(ENDED)  # SIGTERM was from torchrun, since machines have joined
+        code = 0
+    return elapsed, code, restarts - before
 
 
 def find_ranks(environ: Mapping[str, str]) -> Ranks:

@@ -11,6 +11,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from itertools import product
@@ -365,20 +368,90 @@ def wait_for_step(run: Path, step: int) -> None:
         time.sleep(0.01)
 
 
+@dataclass
+class Job:
+    """A job that torchrun has ended."""
+
+    code: int
+    told: str
+
+
+@contextmanager
+def torchrun(size: int, arguments: list[str], program: list[str] | None = None) -> Iterator[Any]:
+    """Start a job that may be restarted three times; yield a function that waits for its end."""
+    launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
+    command = [sys.executable, "-m", *launcher, "--max-restarts=3"]
+    command += [*(program or ["-m", "mtrain"]), *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as job:
+
+        def end() -> Job:
+            _, told = job.communicate(timeout=200)
+            return Job(job.returncode, told)
+
+        yield end
+
+
 @pytest.mark.slow
 def test_torchrun_starts_again_after_a_kill(
     config: Path, tmp_path: Path, undisturbed_long: Path
 ) -> None:
     run = tmp_path / "run"
-    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
-    command = [sys.executable, "-m", *launcher, "-m", "mtrain", *long_run(config, run)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as job:
-        wait_for_step(run, 50)
-        os.kill(status(run)["pid"], signal.SIGKILL)
-        _, told = job.communicate(timeout=120)
-    assert job.returncode == 0, told
-    assert "resuming at step" in told
+    with torchrun(2, long_run(config, run)) as end:
+        for step in (50, 150):
+            wait_for_step(run, step)
+            os.kill(status(run)["pid"], signal.SIGKILL)
+        done = end()
+    assert done.code == 0, done.told
+    assert done.told.count("resuming at step") == 2
     assert differences(run, undisturbed_long) == []
+
+
+# Spoils the gradient of step 7.
+SPOILING = """
+import sys; sys.path.insert(0, {tests!r})
+from functools import partial
+from mtrain.cli import app
+import ranks, training.test_distributed as own
+ranks.at_step(7, own.spoil_gradient)
+app.main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("size", "options", "spoiled", "ends", "code", "reason"),
+    [
+        (2, ["--time-limit", "12s"], False, "stopped", EXIT_STOPPED, "time limit"),
+        (1, ["--time-limit", "12s"], False, "stopped", EXIT_STOPPED, "time limit"),
+        (2, [], True, "failed", EXIT_FAILED, "not finite"),
+        (2, ["--set", "data.valid={src: /gone, tgt: /gone}"], False, "failed", EXIT_FAILED, "gone"),
+    ],
+    ids=["time limit", "time limit of one", "numbers", "data"],
+)
+def test_torchrun_does_not_start_again_what_ended_by_itself(
+    config: Path,
+    tmp_path: Path,
+    size: int,
+    options: list[str],
+    spoiled: bool,
+    ends: str,
+    code: int,
+    reason: str,
+) -> None:
+    run, program = tmp_path / "run", None
+    if spoiled:
+        program = [str(tmp_path / "spoiling.py")]
+        Path(program[0]).write_text(SPOILING.format(tests=str(Path(__file__).parents[1])))
+    longer = ["--set", "train.max_steps=100000"]
+    with torchrun(size, [*long_run(config, run), *longer, *options], program) as end:
+        done = end()
+    assert done.code == 1
+    assert done.told.count("training a bpe vocabulary") <= 1, done.told
+    assert done.told.count(f"this job has ended with exit code {code}: not restarted") == 1
+    found = status(run)
+    assert (found["state"], found["exit_code"]) == (ends, code)
+    assert reason in found["reason"]
+    assert "last_start" not in found or found["last_start"] is None
 
 
 def wait_in_vain(output: Path) -> None:
