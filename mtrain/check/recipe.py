@@ -56,7 +56,7 @@ def recipe_for(size: Size, *, has_gpu: bool) -> tuple[str, dict[str, dict[str, A
             "threads": "auto",
             "max_steps": steps,
             "max_tokens": batch,
-            "accum_steps": 4,
+            "step_batches": 4,
             "schedule": schedule,
             "warmup_steps": min(warmup, steps // 10),
             "peak_lr": rate,

@@ -191,7 +191,9 @@ class RunDirectory:
         old = 1 if before is None else before.train.accum_steps
         if train.step_batches not in (None, was):
             key = "train.step_batches"
-        elif train.accum_steps != old and train.accum_steps * ranks != was:
+        elif train.accum_steps not in (old, 1 if train.step_batches else old) and (
+            train.accum_steps * ranks != was
+        ):
             key = "train.accum_steps"
         else:
             return

@@ -5,16 +5,19 @@ same bytes.
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import signal
 import subprocess
+from functools import partial
 from itertools import product
 from socket import gethostname
 
 import pytest
 import torch
 from conftest import status
+from ranks import at_step, train_by
 
 from faults.rig import Bench, Rig, strike, undisturbed
 from mtrain.runs import checkpoint, layout
@@ -62,7 +65,7 @@ WAYS = {
     "fp32": (1, 100, []),
     "bf16": (0, 10, ["train.precision=bf16"]),
     "compiled": (0, 10, ["train.compile=true"]),
-    "two threads, two micro-batches a step": (0, 10, ["train.threads=2", "train.accum_steps=2"]),
+    "two threads, two micro-batches a step": (0, 10, ["train.threads=2", "train.step_batches=2"]),
 }
 
 
@@ -85,6 +88,29 @@ def test_killed_at_random_instants(bench: Bench, way: str) -> None:
 
     instants = [random.Random(seed).uniform(0, seconds) for seed in range(full)]
     bench.inject(trial, instants, quick=quick, threads=2 if "two" in way else 1)
+
+
+def kill_self() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_killed_and_gone_on_by_another_number_of_ranks(bench: Bench) -> None:
+    bench.quick_or_full(0, 20)  # test_distributed has another case
+    settings = ("train.step_batches=6", "train.subword_sampling=0.1", "train.ema_decay=0.9")
+    other, _ = undisturbed(bench.config, *settings)
+
+    def trial(seed: int) -> str:
+        draw, rig = random.Random(seed), bench.rig(*settings)
+        rig.directory.mkdir()
+        for size, step in zip((4, 2, 1), sorted(draw.sample(range(2, 110), 3)), strict=True):
+            hooks = {draw.randrange(size): partial(at_step, step, kill_self)}
+            codes = train_by(size, bench.config, rig.run, *settings, hooks=hooks).codes
+            if -signal.SIGKILL not in codes:
+                return f"{size} ranks, killed at step {step}: {codes}"
+        done = train_by(4, bench.config, rig.run, *settings)
+        return rig.differs_from(other) if done.codes == [0] * 4 else str(done)
+
+    bench.inject(trial, range(20), threads=2)
 
 
 # Counts the places of one save where the disk changes or something is read back, and kills the
@@ -189,7 +215,7 @@ setattr(owner, name, asked)
 """
 PHASES = {
     "loading": ("prepare.readers, 'scan'", 2),
-    "a step": ("learner.Learner, '_accumulate'", 33),
+    "a step": ("learner.Learner, 'learn'", 33),
     "validation": ("validation.Validation, 'evaluate'", 2),
     "a save": ("checkpoint, 'save'", 4),
     "averaging": ("checkpoint, 'average'", 1),
