@@ -5,7 +5,8 @@
 #   sbatch --nodes=2 scripts/slurm/train.sh runs/NAME -c config.yaml
 #
 # The first argument is the run directory, the others are those of `mtrain train`. SLURM starts one
-# torchrun on each machine, and torchrun one process for each GPU. Two minutes before the time limit
+# torchrun on each machine, and torchrun one process for each GPU. If processes or a machine die, torchrun
+# starts again with those that are left, to the same weights. Two minutes before the time limit
 # SLURM sends SIGUSR1: mtrain saves, and the job goes back to the queue, where the same command goes on.
 # Fit the figures to your machines; --cpus-per-task are the cores of one machine.
 #SBATCH --job-name=mtrain
@@ -17,6 +18,7 @@
 #SBATCH --time=4:00:00
 #SBATCH --signal=USR1@120
 #SBATCH --requeue
+#SBATCH --no-kill
 #SBATCH --open-mode=append
 
 # gloo uses the network that a machine's name stands for. Name another one if machines do not meet.
@@ -28,8 +30,8 @@ first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 before=$(cat "$run/status.json" 2>/dev/null)
 
 # torchrun passes signals on, and waits for the processes to save
-srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=0 --wait=60 \
-  torchrun --nnodes="$SLURM_JOB_NUM_NODES" --nproc-per-node="$SLURM_GPUS_ON_NODE" \
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --no-kill --kill-on-bad-exit=0 --wait=60 \
+  torchrun --nnodes="1:$SLURM_JOB_NUM_NODES" --max-restarts=3 --nproc-per-node="$SLURM_GPUS_ON_NODE" \
   --rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d \
   --rdzv-endpoint="$first:$((20000 + SLURM_JOB_ID % 10000))" \
   --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 --shutdown-timeout=100 \

@@ -30,6 +30,7 @@ from torch import Tensor
 from mtrain.runs import layout
 from mtrain.runs.history import BEST, History
 from mtrain.runtime import distributed
+from mtrain.runtime.device import has_fast_bf16
 from mtrain.runtime.distributed import BYTES, TEXT, Ranks, find_ranks, joined
 from mtrain.runtime.errors import (
     EXIT_FAILED,
@@ -77,6 +78,12 @@ def undisturbed(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- the same steps -----------------------------------------------------------------------------
 
 
+SIXTY, BF16 = "train.max_steps=60", "train.precision=bf16"
+MUON = ("train.optimizer=muon", "model.norm=pre")
+needs_bf16 = pytest.mark.skipif(
+    not has_fast_bf16(torch.device("cpu")), reason="this CPU does not compute in bf16"
+)
+
 # All that draws random numbers, weighs or averages; a step of 5 micro-batches.
 EVERYTHING = (
     "train.step_batches=5",
@@ -103,10 +110,12 @@ def train_with_everything(size: int, config: Path, run: Path, *others: str, **ho
     "others",
     [
         (),
-        pytest.param(("train.optimizer=muon", "model.norm=pre"), marks=pytest.mark.slow),
-        pytest.param(("train.precision=bf16",), marks=pytest.mark.slow),
+        pytest.param((SIXTY,), marks=pytest.mark.slow),
+        pytest.param((SIXTY, *MUON), marks=pytest.mark.slow),
+        pytest.param((SIXTY, BF16), marks=(pytest.mark.slow, needs_bf16)),
+        pytest.param((SIXTY, BF16, *MUON), marks=(pytest.mark.slow, needs_bf16)),
     ],
-    ids=["adam", "muon", "bf16"],
+    ids=["few steps", "adam", "muon", "bf16", "muon in bf16"],
 )
 def test_any_number_of_ranks_trains_the_same_weights(
     config: Path, tmp_path: Path, others: tuple[str, ...]
