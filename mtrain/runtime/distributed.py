@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from pydantic import TypeAdapter
 from torch import Tensor
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from mtrain.runtime.device import pick_device
@@ -278,7 +278,7 @@ def joined() -> Iterator[Ranks]:
     ranks.leave()
 
 
-def _begin(store: dist.Store, restarts: int) -> tuple[float, int, int]:
+def _begin(store: Store, restarts: int) -> tuple[float, int, int]:
     """Return the seconds since the first start of the job; if it has ended by its own decision, the
     exit code, else 0; and the number of restarts since then.
     """
@@ -326,7 +326,7 @@ def _refuse_tasks(environ: Mapping[str, str]) -> None:
     raise error
 
 
-def _meet(ranks: Ranks) -> dist.Store:
+def _meet(ranks: Ranks) -> Store:
     """Wait until all processes are there; return the job's store."""
     try:
         store, rank, size = next(rendezvous("env://", timeout=START))
@@ -340,10 +340,10 @@ def _meet(ranks: Ranks) -> dist.Store:
             f"{first_line(error)}; start them by torchrun, and see that each machine can reach the "
             "others (see README)"
         ) from None
-    return cast(dist.Store, store)
+    return cast(Store, store)
 
 
-def _round(store: dist.Store, rank: int, size: int) -> str:
+def _round(store: Store, rank: int, size: int) -> str:
     """Return a name of this start of the ranks that all of them know, and none of an earlier one:
     rank 0 chooses it, the others answer with names of their own, and rank 0 confirms these.
     """
@@ -353,12 +353,14 @@ def _round(store: dist.Store, rank: int, size: int) -> str:
         names = [own, *(store.get(f"mtrain/{own}/{other}").decode() for other in range(1, size))]
         store.set(f"mtrain/{own}", " ".join(names))
         return own
-    while True:
+    end = time.monotonic() + START.total_seconds()
+    while time.monotonic() < end:
         found = store.get("mtrain/round").decode()
         store.set(f"mtrain/{found}/{rank}", own)
         if store.check([f"mtrain/{found}"]) and own in store.get(f"mtrain/{found}").decode():
             return found
         time.sleep(0.02)
+    raise RuntimeError("timed out")
 
 
 def device_of(name: str, ranks: Ranks) -> torch.device:

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import differences, run_mtrain, status, write_config
-from ranks import Hook, at_step, command, start, train_by
+from ranks import Hook, at_step, command, free_port, start, train_by
 from torch import Tensor
 
 from mtrain.runs import layout
@@ -413,6 +413,48 @@ def test_torchrun_starts_again_after_a_kill(
     assert done.code == 0, done.told
     assert done.told.count("resuming at step") == 2
     assert differences(run, undisturbed_long) == []
+
+
+@pytest.mark.slow
+def test_machines_join_and_leave(config: Path, tmp_path: Path, undisturbed_long: Path) -> None:
+    """Two agents of torchrun stand for two machines."""
+    run, port = tmp_path / "run", free_port()
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1"]
+    command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}", "--max-restarts=3"]
+    command += ["--rdzv-conf=last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=2"]
+    sets = ["--set", "train.step_batches=2", "--set", "train.max_steps=400"]
+    command += ["-m", "mtrain", *long_run(config, run), *sets]
+    machine = partial(subprocess.Popen, command, stderr=subprocess.PIPE, start_new_session=True)
+    with machine(text=True) as first:
+        wait_for_step(run, 30)
+        with machine(text=True) as second:
+            wait_until(lambda: json.loads((run / "run.json").read_text())["ranks"] == 2)
+            wait_until(lambda: status(run)["state"] == "running" and newest(run) > 100)
+            for child in children(second.pid):
+                os.kill(child, signal.SIGKILL)
+            second.kill()
+            second.communicate()
+        _, told = first.communicate(timeout=200)
+    assert first.returncode == 0, told
+    assert "stopped by SIGTERM" in told
+    assert "another process of the job has ended" in told
+    assert differences(run, undisturbed_long) == []
+
+
+def children(process: int) -> list[int]:
+    found = subprocess.run(["pgrep", "-P", str(process)], capture_output=True, text=True)
+    return [int(line) for line in found.stdout.split()]
+
+
+def newest(run: Path) -> int:
+    return layout.last_step(layout.steps(run / "checkpoints"))
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 200
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 # Spoils the gradient of step 7.
