@@ -23,7 +23,15 @@ from mtrain.config.loading import load_stored_config
 from mtrain.config.schema import Config, dump_config
 from mtrain.runs import layout, manifest, reader
 from mtrain.runs.history import BEST
-from mtrain.runs.records import PACKAGES, PROVENANCE, MetricsFile, State, Status, read_record
+from mtrain.runs.records import (
+    PACKAGES,
+    PROVENANCE,
+    Launch,
+    MetricsFile,
+    State,
+    Status,
+    read_record,
+)
 from mtrain.runs.tensorboard import TensorBoard
 from mtrain.runtime import files, lock
 from mtrain.runtime.errors import RefusedError, UserError
@@ -52,6 +60,7 @@ class RunDirectory:
 
     path: Path
     board: TensorBoard | None = None  # receives the records of `metrics.jsonl`, too
+    launch: Launch | None = None  # is kept with the status
     held: lock.Held | None = field(default=None, init=False)
 
     @property
@@ -258,12 +267,17 @@ class RunDirectory:
     ) -> None:
         """Write `status.json`."""
         content = {"state": state, "exit_code": exit_code, "reason": reason, "step": step}
-        self.write(layout.STATUS, {**content, "pid": os.getpid(), "host": socket.gethostname()})
+        own = {"pid": os.getpid(), "host": socket.gethostname(), **self._launch}
+        self.write(layout.STATUS, {**content, **own})
+
+    @property
+    def _launch(self) -> dict[str, Any]:
+        return {} if self.launch is None else {"launch": self.launch.model_dump()}
 
     def keep_start(self, status: Status, state: State, failure: UserError) -> None:
         """Restore the status from before a failed start, whose end becomes its `last_start`."""
         end = {"state": state, "exit_code": failure.exit_code, "reason": str(failure)}
-        last = {**end, "time": time.strftime(TIME)}
+        last = {**end, "time": time.strftime(TIME), **self._launch}
         self.write(layout.STATUS, {**status.model_dump(), "last_start": last})
 
     def read(self, name: str, form: TypeAdapter[Content]) -> Content | None:

@@ -40,6 +40,15 @@ def with_fields_of(form: type[BaseModel]) -> AfterValidator:
     return AfterValidator(check)
 
 
+class Launch(BaseModel):
+    """A start by torchrun, which starts all processes of a job again after any end."""
+
+    job: str  # the same for all starts of a job
+    restarts: Count
+    began: FiniteFloat  # first start of the job, in seconds since 1970
+    is_over: bool = False  # ended by its own decision: not to be started again
+
+
 class LastStart(BaseModel):
     """How a start ended that did not change the run."""
 
@@ -47,6 +56,7 @@ class LastStart(BaseModel):
     exit_code: ExitCode
     reason: str
     time: str
+    launch: Launch | None = None
 
 
 class Status(BaseModel):
@@ -58,6 +68,7 @@ class Status(BaseModel):
     step: Count
     pid: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     host: str | None = None
+    launch: Launch | None = None
     last_start: LastStart | None = None
 
 

@@ -4,9 +4,6 @@ Tensors are summed by NCCL on GPUs and by gloo on CPUs; everything else is bytes
 failure or a stop of one rank reaches all at their next collective call, so that all end in the same
 way. If a rank is killed, its connections break: the others fail at their next call, or torchrun
 ends them.
-
-torchrun with --max-restarts starts the ranks anew after any end. A death is mended by that; what
-ends by its own decision is not: the job's store keeps its exit code, and restarted ranks end, too.
 """
 
 import json
@@ -16,10 +13,9 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
 from typing import TypeVar, cast
 from uuid import uuid4
 
@@ -32,7 +28,6 @@ from torch.distributed.rendezvous import rendezvous
 
 from mtrain.runtime.device import pick_device
 from mtrain.runtime.errors import (
-    EXIT_TERMINATED,
     RefusedError,
     StoppedError,
     UserError,
@@ -50,10 +45,6 @@ T = TypeVar("T")
 BYTES = TypeAdapter(bytes)  # sent as they are; all else is sent as JSON
 TEXT = TypeAdapter(str)
 REQUEST: TypeAdapter[Request | None] = TypeAdapter(Request | None)
-BEGUN = TypeAdapter(tuple[float, int, int])
-
-# Keys of the job's store, which lasts over restarts: when it began, and how it ended.
-BEGAN, ENDED = "mtrain/began", "mtrain/ended"
 
 
 class DisconnectedError(UserError):
@@ -68,7 +59,6 @@ class Ranks:
     size: int = 1
     local_rank: int = 0
     local_size: int = 1  # ranks on this machine
-    elapsed: float = 0.0  # seconds since the first start of the job
     _nccl: dist.ProcessGroup | None = field(default=None, repr=False)
 
     @property
@@ -173,9 +163,8 @@ class Ranks:
 
     def leave(self) -> None:
         """Wait for the other ranks and disconnect."""
-        if self.size > 1:
-            self.together(lambda: None)
-            dist.destroy_process_group()
+        self.together(lambda: None)
+        dist.destroy_process_group()
 
     def _group(self, device: torch.device) -> dist.ProcessGroup | None:
         if device.type != "cuda":
@@ -251,45 +240,19 @@ def joined() -> Iterator[Ranks]:
     have done their work. Raises `UserError`.
     """
     ranks = find_ranks(os.environ)
-    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT")
-    if ranks.size == 1 and restarts is None:
+    if ranks.size == 1:
         yield ranks
         return
     if not ranks.is_first:
         logger.setLevel("ERROR")  # rank 0 logs the rest
-    store = _meet(ranks)
+    _meet(ranks)
     try:
-        begin = partial(_begin, store, int(restarts or 0))
-        ranks.elapsed, code, repeats = ranks.share(begin, BEGUN)
-        if code:
-            text = f"this job has ended with exit code {code}: not restarted"
-            ended = ranks.as_one(StoppedError(text, code))
-            ended.is_silent |= repeats > 1  # shown once
-            raise ended
         yield ranks
     except UserError as error:
-        # torchrun ends the living ranks by a signal when another has died
-        if error.is_shared or not isinstance(error, (DisconnectedError, StoppedError)):
-            with suppress(RuntimeError):
-                store.compare_set(ENDED, "", f"{error.exit_code} {restarts or 0}")
         if error.is_shared:
             ranks.leave()
         raise
     ranks.leave()
-
-
-def _begin(store: Store, restarts: int) -> tuple[float, int, int]:
-    """Return the seconds since the first start of the job; if it has ended by its own decision, the
-    exit code, else 0; and the number of restarts since then.
-    """
-    elapsed = time.time() - float(store.compare_set(BEGAN, "", str(time.time())))
-    if not store.check([ENDED]):
-        return elapsed, 0, 0
-    code, before = map(int, store.get(ENDED).split())
-    if code == EXIT_TERMINATED and restarts == before:
-        store.delete_key(ENDED)  # SIGTERM was from torchrun, since machines have joined
-        code = 0
-    return elapsed, code, restarts - before
 
 
 def find_ranks(environ: Mapping[str, str]) -> Ranks:
@@ -326,21 +289,19 @@ def _refuse_tasks(environ: Mapping[str, str]) -> None:
     raise error
 
 
-def _meet(ranks: Ranks) -> Store:
-    """Wait until all processes are there; return the job's store."""
+def _meet(ranks: Ranks) -> None:
+    """Wait until all processes are there."""
     try:
         store, rank, size = next(rendezvous("env://", timeout=START))
-        if size > 1:
-            # hides addresses of an earlier start: torchrun restarts processes with the same store
-            own = PrefixStore(_round(store, rank, size), store)
-            dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=MEET)
+        # hides addresses of an earlier start: torchrun restarts processes with the same store
+        store = PrefixStore(_round(store, rank, size), store)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=MEET)
     except (RuntimeError, ValueError) as error:
         raise DisconnectedError(
             f"rank {ranks.rank} of {ranks.size}: the processes of the job did not meet: "
             f"{first_line(error)}; start them by torchrun, and see that each machine can reach the "
             "others (see README)"
         ) from None
-    return cast(Store, store)
 
 
 def _round(store: Store, rank: int, size: int) -> str:

@@ -3,6 +3,8 @@ status says how it ended.
 """
 
 import json
+import os
+import socket
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
@@ -20,11 +22,18 @@ from mtrain.data.tokenizer import Tokenizer
 from mtrain.runs import checkpoint, layout
 from mtrain.runs.directory import RunDirectory
 from mtrain.runs.made import resolve
-from mtrain.runs.records import STATUS, State, Status
+from mtrain.runs.records import STATUS, Launch, State, Status
 from mtrain.runs.tensorboard import board_of
 from mtrain.runtime.device import telling_lack_of_memory
-from mtrain.runtime.distributed import BYTES, Ranks, joined
-from mtrain.runtime.errors import EXIT_OK, RefusedError, StoppedError, UserError
+from mtrain.runtime.distributed import BYTES, DisconnectedError, Ranks, joined
+from mtrain.runtime.errors import (
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_TERMINATED,
+    RefusedError,
+    StoppedError,
+    UserError,
+)
 from mtrain.runtime.lock import ReplacedError
 from mtrain.runtime.log import add_log_file, logger
 from mtrain.runtime.stop import Stop
@@ -103,14 +112,35 @@ class Job:
         ranks.check_same(json.dumps(self.command), OPTION)
         if refused := _metric_mismatch(config, self.command, config_file):
             raise ranks.as_one(RefusedError(refused))
+        self.before: Status | None = None  # the status that this start found
         self.config, self.stop, self.ranks, self.config_file = config, stop, ranks, config_file
-        stop.started = min(stop.started, time.monotonic() - ranks.elapsed)
         self.run = RunDirectory(Path(config.run_dir), ranks.first(partial(board_of, config)))
+        ranks.first(self._launch)
         find = partial(self.run.step_batches, config, ranks.size)
         self.step_batches = ranks.share(find, NUMBER)
         _check_alike(config, ranks, Blocks(self.step_batches, ranks.size))
-        self.before: Status | None = None  # the status that this start found
         self.step, self.has_begun = 0, False
+
+    def _launch(self) -> None:
+        """Find out which start of torchrun this is; raises `StoppedError` if the job is over. The
+        time limit counts from its first start.
+        """
+        restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+        if not restarts.isdecimal():
+            return
+        job = f"{os.environ.get('TORCHELASTIC_RUN_ID')} {socket.gethostname()} {os.getppid()}"
+        self.run.launch = Launch(job=job, restarts=int(restarts), began=time.time())
+        with suppress(UserError):
+            self.before = self.run.read(layout.STATUS, STATUS)
+        ends = [self.before.last_start, self.before] if self.before else []
+        for end in ends:
+            if end is None or end.launch is None or end.launch.job != job:
+                continue
+            self.run.launch.began = end.launch.began
+            if end.launch.is_over and end.launch.restarts < int(restarts):
+                code = end.exit_code or EXIT_FAILED
+                raise StoppedError(f"not restarted: this job has ended with exit code {code}", code)
+        self.stop.started -= time.time() - self.run.launch.began
 
     def train(self) -> None:
         """Train to the end; the status says how it ended."""
@@ -213,6 +243,11 @@ class Job:
         return failure
 
     def _record_end(self, failure: UserError, step: int) -> None:
+        if self.run.launch:
+            # torchrun sends SIGTERM to those that are left after a death
+            is_torn = isinstance(failure, StoppedError) and failure.exit_code == EXIT_TERMINATED
+            is_torn |= isinstance(failure, DisconnectedError)
+            self.run.launch.is_over = failure.is_shared or not is_torn
         state: State = "stopped" if isinstance(failure, StoppedError) else "failed"
         if isinstance(failure, RefusedError):
             state = "refused"

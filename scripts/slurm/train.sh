@@ -24,6 +24,9 @@
 # gloo uses the network that a machine's name stands for. Name another one if machines do not meet.
 # export GLOO_SOCKET_IFNAME=ib0 NCCL_SOCKET_IFNAME=ib0
 
+# torch 2.13 leaves machines that join a running job waiting otherwise
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+
 run=${1:?the run directory}
 shift
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
