@@ -197,23 +197,15 @@ class RunDirectory:
         its first start, than each other.
         """
         train, was = config.train, self.step_batches(config, ranks)
-        old = 1 if before is None else before.train.accum_steps
-        if train.step_batches not in (None, was):
-            key = "train.step_batches"
-        elif train.accum_steps not in (old, 1 if train.step_batches else old) and (
-            train.accum_steps * ranks != was
-        ):
-            key = "train.accum_steps"
-        else:
-            return
-        advice = "remove train.accum_steps" if before is None else f"set {key}: {old}"
-        if key == "train.step_batches":
-            advice = f"set {key}: {was}"
-        raise RefusedError(
-            f"{self.path}: {key}: a step of this run has {was} micro-batches, but now would have "
-            f"{train.step_batches or train.accum_steps * ranks} "
-            f"(train.accum_steps {train.accum_steps}, processes {ranks}); {advice}"
-        )
+        accum, old = train.accum_steps, before.train.accum_steps if before else 1
+        is_counted = accum not in (old, 1 if train.step_batches else old)
+        for now in (train.step_batches or was, accum * ranks if is_counted else was):
+            if now != was:
+                raise RefusedError(
+                    f"{self.path}: train.step_batches: a step of this run has {was} micro-batches, "
+                    f"not {now} (train.accum_steps {accum}, processes {ranks}); set "
+                    f"train.step_batches: {was} and remove train.accum_steps"
+                )
 
     def check_data(self, fingerprints: dict[str, Any]) -> None:
         """Refuse text, a vocabulary or initial weights that differ from those in `run.json`."""
@@ -267,17 +259,16 @@ class RunDirectory:
     ) -> None:
         """Write `status.json`."""
         content = {"state": state, "exit_code": exit_code, "reason": reason, "step": step}
-        own = {"pid": os.getpid(), "host": socket.gethostname(), **self._launch}
+        own = {"pid": os.getpid(), "host": socket.gethostname(), "launch": self._launch()}
         self.write(layout.STATUS, {**content, **own})
 
-    @property
-    def _launch(self) -> dict[str, Any]:
-        return {} if self.launch is None else {"launch": self.launch.model_dump()}
+    def _launch(self) -> dict[str, Any] | None:
+        return self.launch.model_dump() if self.launch else None
 
     def keep_start(self, status: Status, state: State, failure: UserError) -> None:
         """Restore the status from before a failed start, whose end becomes its `last_start`."""
         end = {"state": state, "exit_code": failure.exit_code, "reason": str(failure)}
-        last = {**end, "time": time.strftime(TIME), **self._launch}
+        last = {**end, "time": time.strftime(TIME), "launch": self._launch()}
         self.write(layout.STATUS, {**status.model_dump(), "last_start": last})
 
     def read(self, name: str, form: TypeAdapter[Content]) -> Content | None:

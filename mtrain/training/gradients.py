@@ -111,17 +111,12 @@ class Blocks:
     @property
     def largest(self) -> int:
         """Micro-batches of the first block."""
-        return min(self.width, self.micro_batches)
+        return len(self.of(0))
 
     def of(self, rank: int) -> range:
         """Return the micro-batches that a rank computes."""
         start, stop = (min(self.micro_batches, n * self.width) for n in (rank, rank + 1))
         return range(start, stop)
-
-    @property
-    def sizes(self) -> list[int]:
-        """The number of micro-batches of each rank."""
-        return [len(self.of(rank)) for rank in range(self.ranks)]
 
 
 def sum_over_ranks(total: Tensor, blocks: Blocks, ranks: Ranks, spare: Tensor) -> None:
@@ -163,12 +158,10 @@ def most_pieces(tokens: int) -> int:
     return -(-tokens // PIECE_TOKENS)
 
 
-def most_sums(micro_batches: int, max_tokens: int, threads: int | None) -> int:
+def most_sums(micro_batches: int, max_tokens: int, threads: int) -> int:
     """Return how many `Sums` are held at a time: the complete ones that wait in both trees, and
-    one for each thread; without threads, of whole micro-batches.
+    one for each thread.
     """
-    if threads is None:
-        return 1 + (micro_batches - 1).bit_length()
     pieces = most_pieces(max_tokens)
     waiting = (micro_batches - 1).bit_length() + (pieces - 1).bit_length()
     return min(waiting + threads, micro_batches * pieces)
@@ -181,19 +174,21 @@ class Adder:
 
     def __init__(self, total: Sums, largest: int) -> None:
         """Make room for steps of up to `largest` micro-batches."""
-        self.total = total
         new = [Sums(total.grads, len(total.losses)) for _ in range((largest - 1).bit_length())]
-        self.latest, *kept = [*new, total]
-        self.kept = kept or [total]
+        self.latest, *self.kept = [*new, total, total][: max(2, len(new) + 1)]
 
     def begin(self, count: int) -> None:
         """Expect this number of micro-batches."""
         self.free = self.kept.copy()  # the first gets the total, which ends as the whole
-        self.tree = Tree(count, self._release, self._deliver, self._keep)
+        self.tree = Tree(count, self._release, self._keep, self._keep)
 
     def add(self, number: int) -> None:
         """Add the latest sums, those of this micro-batch."""
         self.tree.add(number, self.latest)
+
+    def _release(self, sums: Sums) -> None:
+        if sums is not self.latest:
+            self.free.append(sums)
 
     def _keep(self, sums: Sums) -> Sums:
         if sums is not self.latest:
@@ -201,14 +196,6 @@ class Adder:
         kept = self.free.pop()
         kept.buffer.copy_(sums.buffer)
         return kept
-
-    def _release(self, sums: Sums) -> None:
-        if sums is not self.latest:
-            self.free.append(sums)
-
-    def _deliver(self, sums: Sums) -> None:
-        if sums is not self.total:  # a single micro-batch
-            self.total.buffer.copy_(sums.buffer)
 
 
 class Workers:

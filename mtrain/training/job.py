@@ -116,8 +116,7 @@ class Job:
         self.config, self.stop, self.ranks, self.config_file = config, stop, ranks, config_file
         self.run = RunDirectory(Path(config.run_dir), ranks.first(partial(board_of, config)))
         ranks.first(self._launch)
-        find = partial(self.run.step_batches, config, ranks.size)
-        self.step_batches = ranks.share(find, NUMBER)
+        self.step_batches = ranks.share(self._find_step_batches, NUMBER)
         _check_alike(config, ranks, Blocks(self.step_batches, ranks.size))
         self.step, self.has_begun = 0, False
 
@@ -141,6 +140,12 @@ class Job:
                 code = end.exit_code or EXIT_FAILED
                 raise StoppedError(f"not restarted: this job has ended with exit code {code}", code)
         self.stop.started -= time.time() - self.run.launch.began
+
+    def _find_step_batches(self) -> int:
+        try:
+            return self.run.step_batches(self.config, self.ranks.size)
+        except UserError:  # is raised again once the directory is locked
+            return self.config.train.micro_batches(self.ranks.size)
 
     def train(self) -> None:
         """Train to the end; the status says how it ended."""

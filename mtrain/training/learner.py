@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
 
 import torch
 import torch.fx.experimental._config as shapes
@@ -29,7 +28,6 @@ from mtrain.training.gradients import (
     Workers,
     most_pieces,
     most_sums,
-    sum_over_ranks,
 )
 from mtrain.training.loss import projected_cross_entropy
 from mtrain.training.optimizer import MovingAverage, Optimizer
@@ -86,13 +84,13 @@ class Learner:
     """A new model, its optimizer and its moving average on the device of a rank.
 
     `learn` turns this rank's micro-batches of a step into gradients and losses, the optimizer's
-    sums; `sum_over_ranks` adds those of all ranks.
+    sums.
     """
 
     def __init__(
         self, config: Config, vocab_size: int, ids: SpecialIds, ranks: Ranks, blocks: Blocks
     ) -> None:
-        self.config, self.ids, self.ranks, self.blocks = config, ids, ranks, blocks
+        self.config, self.ids, self.blocks = config, ids, blocks
         self.machine = Machine.of(config, ranks, blocks)
         self.device = device_of(config.train.device, ranks)
         torch.set_num_threads(self.machine.threads)
@@ -113,24 +111,22 @@ class Learner:
         self.optimizer = Optimizer(self.model, (betas[0], betas[1]), eps, muon, num_losses)
         self.average = MovingAverage(self.optimizer.weights, decay) if decay else None
         self.hidden = self.model.hidden
-        sums, self.work = self.optimizer.sums, cast(Callable[[Batch], None], self._fill)
+        self.work: Callable[[Batch], None] = self._fill
         on_cpu = self.device.type == "cpu"
         self.workers = self._start_workers() if on_cpu else None
-        self.adder = Adder(sums, 1 if on_cpu else blocks.largest)
-        self.spare = torch.empty_like(sums.buffer) if ranks.size > 1 else sums.buffer
+        self.adder = Adder(self.optimizer.sums, 1 if on_cpu else blocks.largest)
 
     def _start_workers(self) -> Workers:
         """Start threads that compute pieces and update weights."""
         computes: list[Compute] = []
-        machine = self.machine
+        machine, largest = self.machine, self.blocks.largest
         for _ in range(machine.workers):
             model, generator = self.model, torch.default_generator
             if isinstance(model, RowTransformer):
                 generator = torch.Generator()
                 model = model.drawing_from(generator)
             computes.append(partial(self._compute, model, generator))
-        max_tokens = self.config.train.max_tokens
-        held = most_sums(self.blocks.largest, max_tokens, machine.workers)
+        held = most_sums(largest, self.config.train.max_tokens, machine.workers)
         workers = Workers(computes, self.optimizer.sums, held, machine.openmp)
         self.optimizer.each = workers.pool.map
         return workers
@@ -145,10 +141,6 @@ class Learner:
             seed_device(self.device, seed(0))
             self.work(batch)
             self.adder.add(number)
-
-    def sum_over_ranks(self) -> None:
-        """Replace the optimizer's sums by those of all ranks."""
-        sum_over_ranks(self.optimizer.sums.buffer, self.blocks, self.ranks, self.spare)
 
     @property
     def weights(self) -> dict[str, Tensor]:

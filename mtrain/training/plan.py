@@ -90,14 +90,16 @@ def describe_run(
     all_ = one * (max(train.keep_checkpoints, train.average_last) + 3)
     all_ += 3 * 4 * parameters * (2 + has_average)
     all_ += _size(Path(config.run_dir))[1]
-    on_cpu = machine.device == "cpu"
-    sums = most_sums(blocks.largest, train.max_tokens, machine.workers if on_cpu else None)
+    largest, on_cpu = blocks.largest, machine.device == "cpu"
+    sums = 1 + (largest - 1).bit_length()
+    sums = most_sums(largest, train.max_tokens, machine.workers) if on_cpu else sums
     sums += ranks.size > 1  # receives those of other ranks
     state = (STATE_BYTES + 4 * has_average + 4 * sums) * parameters
     step_batches, peak_step = blocks.micro_batches, max(1, train.warmup_steps)
     per_epoch, per_step = max(1, int(micro_batches // step_batches)), int(tokens * step_batches)
     epochs = train.max_steps * step_batches / max(1, micro_batches)
     peak_lr = make_schedule(train, config.model.d_model)(peak_step)
+    sizes = ", ".join(str(len(blocks.of(rank))) for rank in range(ranks.size))
     device = f"{machine.device}, {machine.precision}, threads: {machine.threads}"
     device = f"{ranks.size} x {device}" if ranks.size > 1 else device
     device += ", compiled" if machine.compile else ""
@@ -122,23 +124,12 @@ def describe_run(
         f"device: {device}",
         f"batches: about {per_epoch:,} steps an epoch, about {per_step:,} target tokens a step; "
         f"{train.max_steps:,} steps are {epochs:{',.0f' if epochs >= 10 else '.2g'}} epochs",
-        _division(blocks),
+        f"micro-batches of a step by process: {sizes}; more than {step_batches} would idle",
         f"learning rate: {train.schedule}, peak {peak_lr:.3e} at step {peak_step:,}",
         f"checkpoints: {_bytes(one)} each, up to {_bytes(all_)} in all",
         f"memory: {_bytes(state)} of weights, moments and sums of gradients",
     ]
     return Forecast(numbers, lines, lack_of_disk(all_, Path(config.run_dir)))
-
-
-def _division(blocks: Blocks) -> str:
-    """Return how many processes the micro-batches of a step keep busy."""
-    most, sizes = blocks.micro_batches, [size for size in blocks.sizes if size]
-    text = f"processes: a step has {most} micro-batches, which keep up to {most} processes busy"
-    if blocks.ranks > 1:
-        text += f"; of {blocks.ranks}, {len(sizes)} compute {', '.join(map(str, sizes))}"
-        idle = blocks.ranks - len(sizes)
-        text += f" and {idle} {'is' if idle == 1 else 'are'} idle" if idle else ""
-    return text
 
 
 def lack_of_disk(disk_bytes: int, directory: Path) -> str | None:
@@ -182,15 +173,8 @@ def forecast(
     micro_batches = len(batches) * pairs / len(lengths)
     tokens = float(lengths[:, 1].sum()) / len(batches)
     blocks = Blocks(config.train.micro_batches(1))
-    found = describe_run(
-        config,
-        Ranks(),
-        blocks,
-        vocab_size,
-        vocabulary,
-        micro_batches=micro_batches,
-        tokens=tokens,
-    )
+    size = vocab_size, vocabulary
+    found = describe_run(config, Ranks(), blocks, *size, micro_batches=micro_batches, tokens=tokens)
     largest = max(batches, key=lambda lengths: int(lengths.max()) * len(lengths))
     found.add_time(config, blocks, largest if timed else None, config.train.max_steps)
     return found
@@ -206,9 +190,8 @@ def _measure_step(
     rows = len(lengths)
     with telling_lack_of_memory(lambda: "out of memory"):
         plain = config.train.model_copy(update={"compile": False})
-        alone = Blocks(blocks.largest)
         config = config.model_copy(update={"train": plain})
-        learner = Learner(config, vocab_size, IDS, Ranks(), alone)
+        learner = Learner(config, vocab_size, IDS, Ranks(), Blocks(blocks.largest))
         learner.warm_up()
         has_gpu = learner.device.type == "cuda"
         if not has_gpu:

@@ -25,6 +25,7 @@ from mtrain.runtime.distributed import Request
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import logger, progress_bar
 from mtrain.runtime.stop import stopped
+from mtrain.training.gradients import sum_over_ranks
 from mtrain.training.learner import Learner
 from mtrain.training.plan import describe_run
 from mtrain.training.resume import Checkpoints, Progress, Session
@@ -53,7 +54,8 @@ class Trainer:
         self.blocks = session.blocks
         self.learner = Learner(config, tokenizer.vocab_size, self.ids, self.ranks, self.blocks)
         self.model, self.optimizer = self.learner.model, self.learner.optimizer
-        self.device = self.learner.device
+        self.device, sums = self.learner.device, self.optimizer.sums.buffer
+        self.spare = sums.new_empty(sums.shape if self.ranks.size > 1 else 0)
         self.checkpoints = Checkpoints(session, self.learner)
         self.validation = Validation(session, self.checkpoints)
         sampler, augmenter, store, seed = None, None, self.prepared.store, config.seed
@@ -178,7 +180,7 @@ class Trainer:
         except UserError as error:
             failure = error
         self.request = self.ranks.agree(self.stop.request, failure, num_tokens)
-        self.learner.sum_over_ranks()
+        sum_over_ranks(self.optimizer.sums.buffer, self.blocks, self.ranks, self.spare)
 
     def _learn(self, planned: list[MicroBatch], step: int) -> None:
         """Add up the gradients of this rank's micro-batches of a step."""

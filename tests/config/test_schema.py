@@ -39,6 +39,7 @@ model: {d_model: 512, num_heads: 8, d_ff: 2048, num_encoder_layers: 6, num_decod
   dropout: 0.1, attention_dropout: 0.0, activation_dropout: 0.0, norm: post,
   positions: sinusoidal, tie_embeddings: all}
 train: {device: auto, threads: auto, max_steps: 100000, max_tokens: 4096, accum_steps: 1,
+  step_batches: null,
   optimizer: adam, init_from: null, init_vocabulary: theirs, subword_sampling: null,
   augment: {upper: 0.0, title: 0.0, no_final: 0.0, typos: 0.0, numbers: 0.0},
   ema_decay: null, schedule: noam, warmup_steps: 4000, lr_factor: null, peak_lr: null,

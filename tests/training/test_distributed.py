@@ -162,7 +162,7 @@ def test_ranks_add_as_one_tree(tmp_path: Path, size: int) -> None:
 )
 def test_each_rank_computes_a_subtree(count: int, ranks: int, sizes: list[int]) -> None:
     blocks = Blocks(count, ranks)
-    assert blocks.sizes == sizes
+    assert [len(blocks.of(rank)) for rank in range(ranks)] == sizes
     assert [index for rank in range(ranks) for index in blocks.of(rank)] == list(range(count))
     assert all(
         blocks.of(rank).start % blocks.width == 0 for rank in range(len(sizes)) if sizes[rank]
@@ -288,10 +288,12 @@ def test_a_run_goes_on_with_any_number_of_ranks(
     for key in ("accum_steps", "step_batches"):
         refused = train_by(1, config, run, f"train.{key}=3")
         assert refused.codes == [EXIT_REFUSED]
-        assert f"train.{key}: a step of this run has 2 micro-batches" in refused.told[0]
+        assert (
+            "train.step_batches: a step of this run has 2 micro-batches, not 3" in refused.told[0]
+        )
     three = train_by(3, config, run, hooks={2: partial(at_step, 10, kill_self)})
     assert three.codes[2] == -signal.SIGKILL
-    assert "of 3, 2 compute 1, 1 and 1 is idle" in three.told[0]
+    assert "by process: 1, 1, 0; more than 2 would idle" in three.told[0]
     alone = train_by(1, config, run, "train.step_batches=2")
     assert alone.codes == [0], alone.told
     assert differences(run, undisturbed) == []
@@ -306,7 +308,7 @@ def test_keys_that_contradict_each_other_are_refused_at_the_first_start(
 ) -> None:
     done = train_by(2, config, tmp_path / "run", "train.step_batches=8", "train.accum_steps=3")
     assert done.codes == [EXIT_REFUSED] * 2
-    assert "(train.accum_steps 3, processes 2); remove train.accum_steps" in done.told[0]
+    assert "has 8 micro-batches, not 6 (train.accum_steps 3, processes 2)" in done.told[0]
 
 
 # --- torchrun's variables -----------------------------------------------------------------------

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from mtrain.data.batches import SpecialIds, collate
 from mtrain.training import optimizer as optimizer_module
+from mtrain.training.gradients import Sums
 from mtrain.training.loss import projected_cross_entropy
 from mtrain.training.optimizer import MovingAverage, Optimizer, grouped
 
@@ -157,13 +158,20 @@ def test_fp32_masters_keep_updates_that_bf16_would_round_away() -> None:
         assert torch.equal(parameter, optimizer.weights[name].bfloat16())
 
 
+def add(optimizer: Optimizer, model: nn.Module) -> None:
+    """Add the model's gradients to the optimizer's sums."""
+    sums = Sums(optimizer.grads, len(optimizer.losses))
+    sums.put(*gradients(model))
+    optimizer.sums.buffer += sums.buffer
+
+
 def test_gradients_of_micro_batches_add_up_in_fp32() -> None:
     model = small_model().bfloat16()
     optimizer = Optimizer(model, BETAS, EPS, {})
     for value in (256.0, 1.0, 1.0, 1.0):  # bf16 would stay at 256
         for parameter in model.parameters():
             parameter.grad = torch.full_like(parameter, value)
-        optimizer.sums.add(*gradients(model))
+        add(optimizer, model)
     number = sum(p.numel() for p in model.parameters())
     assert float(optimizer.update(0.0, 1, 0.0)) == pytest.approx(259 * number**0.5, rel=1e-5)
 
@@ -224,7 +232,7 @@ def test_micro_batches_are_one_big_batch() -> None:
             hidden = model.hidden(batch.src, batch.tgt_in).flatten(0, 1)[batch.positions]
             loss = projected_cross_entropy(hidden, model.output.weight, batch.targets, 0.1)
             loss.loss_sum.backward()
-            optimizer.sums.add(*gradients(model))
+            add(optimizer, model)
         norm = optimizer.update(1e-3, tokens, 1.0)
         first_moments = [m for name, m in optimizer.moments().items() if name.endswith("exp_avg")]
         results.append([norm, *first_moments])

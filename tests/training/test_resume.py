@@ -794,7 +794,7 @@ def test_a_run_of_sums_in_another_order_resumes_and_the_log_tells_once(
     (inner / "state.json").write_text(json.dumps(state))
     manifest.seal(inner)
     stop(stopped, 7)
-    told = "gradients: from here on added up in a tree of pieces, not in order: bit for bit"
+    told = "gradients: from here on added up in a tree, not in order: bit for bit"
     assert warnings().count(told) == 1
     stop(stopped, 9)
     assert warnings().count(told) == 1
