@@ -18,8 +18,8 @@ FREE_KEYS = (
     "train.keep_checkpoints",
     "train.average_last",
 )
-# Compared by what they resolve to on a machine, not as written.
-MACHINE_KEYS = ("train.device", "train.threads", "train.precision", "train.compile")
+# Settings of `train` that are compared by what they resolve to on a machine, not as written.
+MACHINE_KEYS = ("device", "threads", "precision", "compile", "packing")
 
 
 def changed_keys(old: Config, new: Config) -> list[tuple[str, object, object]]:
@@ -32,7 +32,8 @@ def changed_keys(old: Config, new: Config) -> list[tuple[str, object, object]]:
 
 def fixed_changes(old: Config, new: Config) -> list[tuple[str, object, object]]:
     """List the settings that differ and may not change within a run, as `changed_keys` does."""
-    free = tuple(f"{key}." for key in (*FREE_KEYS, *MACHINE_KEYS, "train.accum_steps"))
+    resolved = (f"train.{key}" for key in MACHINE_KEYS)
+    free = tuple(f"{key}." for key in (*FREE_KEYS, *resolved, "train.accum_steps"))
     return [each for each in changed_keys(old, new) if not f"{each[0]}.".startswith(free)]
 
 

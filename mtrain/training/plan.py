@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from mtrain.config.schema import Config
-from mtrain.data.batches import SpecialIds, batch_by_tokens, collate
+from mtrain.data.batches import SpecialIds, collate, pack_by_tokens
 from mtrain.model.building import shape_of
 from mtrain.model.transformer import Transformer
 from mtrain.runs import layout
@@ -98,7 +98,7 @@ def describe_run(
     peak_lr = make_schedule(train, config.model.d_model)(peak_step)
     device = f"{machine.device}, {machine.precision}, threads: {machine.threads}"
     device = f"{ranks.size} x {device}" if ranks.size > 1 else device
-    device += ", compiled" if machine.compile else ""
+    device += ", compiled" * machine.compile + ", packed" * machine.packing
     numbers = {
         "device": device,
         "parameters": parameters,
@@ -163,7 +163,8 @@ def forecast(
     lengths = lengths[(lengths.max(1) < config.data.max_length) & (lengths.min(1) > 0)] + 1
     if not len(lengths):
         raise UserError("data.train: no pair is left to train on")
-    batches = [lengths[rows] for rows in batch_by_tokens(lengths, config.train.max_tokens)]
+    width = Machine.of(config, Ranks()).row_width(config.data.max_length)
+    batches = [lengths[rows] for rows in pack_by_tokens(lengths, config.train.max_tokens, width)]
     micro_batches = len(batches) * pairs / len(lengths)
     tokens = float(lengths[:, 1].sum()) / len(batches)
     found = describe_run(
@@ -181,21 +182,20 @@ def _measure_step(
     these lengths, which count eos. Of a large one a CPU computes some of the rows. Nothing is
     compiled, which would take minutes.
     """
-    rows = len(lengths)
     with telling_lack_of_memory(lambda: "out of memory"):
         plain = config.train.model_copy(update={"compile": False})
         learner = Learner(config.model_copy(update={"train": plain}), vocab_size, IDS, Ranks())
         learner.warm_up()
         has_gpu = learner.device.type == "cuda"
-        if not has_gpu:
-            most = int(MAX_OPERATIONS / (6 * parameters * lengths.max()))
-            rows = max(1, min(rows, most))
-        ids = np.random.default_rng(1).integers(IDS.pad + 1, vocab_size, lengths.max())
-        some = lengths[:rows].tolist()
-        batch = collate([(ids[: src - 1], ids[: tgt - 1]) for src, tgt in some], IDS)
+        ids = np.random.default_rng(1).integers(IDS.eos + 1, vocab_size, lengths.max())
+        pairs = [(ids[: src - 1], ids[: tgt - 1]) for src, tgt in lengths.tolist()]
+        batch = collate(pairs, IDS, learner.machine.row_width(config.data.max_length))
+        rows, width = len(batch.src), max(batch.src.shape[1], batch.tgt_in.shape[1])
+        most = rows if has_gpu else max(1, int(MAX_OPERATIONS / (6 * parameters * width)))
+        batch = batch.part(0, min(rows, most))
         copies = 1 if has_gpu else learner.machine.workers  # one for each
         seconds = _seconds(learner, partial(learner.learn, [(batch, int)] * copies, copies))
-        seconds *= len(lengths) / rows / copies
+        seconds *= rows / len(batch.src) / copies
         update = _seconds(learner, partial(learner.optimizer.update, 0.0, 1, 1.0))
     # includes the memory of CUDA graphs
     memory = torch.cuda.max_memory_reserved(learner.device) if has_gpu else None

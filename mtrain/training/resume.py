@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from pydantic import TypeAdapter
 from torch import Tensor
 
+from mtrain.config.changes import MACHINE_KEYS
 from mtrain.config.schema import Config, dump_config
 from mtrain.data.prepare import Prepared
 from mtrain.data.tokenizer import Tokenizer
@@ -218,14 +219,14 @@ def check_machine(machine: Machine, before: dict[str, Any], config: Config) -> N
     and `compile` may be changed by naming them, and the number of ranks; that of threads, if an
     operation uses as many as before.
     """
-    before = {"ranks": 1, **before}
+    before = {"ranks": 1, "packing": False, **before}
     text = "%s: from here on %s, not %s: bit for bit the same weights are no longer promised"
     on_cpu = machine.device == "cpu"
     if on_cpu and "openmp" not in before:
         logger.warning(text, "gradients", "added up in a tree of pieces", "in order")
     is_openmp_same = before.get("openmp") in (None, machine.openmp)
     threads_matter = before["ranks"] == machine.ranks and on_cpu and not is_openmp_same
-    for key in ("device", "threads", "precision", "compile", "ranks"):
+    for key in (*MACHINE_KEYS, "ranks"):
         was, now = before.get(key), getattr(machine, key)
         if was in (None, now) or (key == "threads" and not threads_matter):
             continue

@@ -61,8 +61,9 @@ class Trainer:
         if train.subword_sampling is not None:
             sampler = SubwordSampler(tokenizer, train.subword_sampling, config.data.max_length)
         step_batches = train.accum_steps * self.ranks.size
+        width = self.learner.machine.row_width(config.data.max_length)
         self.batches = TokenBatches(
-            store, train.max_tokens, seed, self.ids, step_batches, sampler, augmenter
+            store, train.max_tokens, seed, self.ids, step_batches, sampler, augmenter, width
         )
         self.rate = make_schedule(train, config.model.d_model)
         self.progress = Progress(self.optimizer.losses.clone())
