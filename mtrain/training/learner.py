@@ -13,7 +13,7 @@ from mtrain.config.schema import Config
 from mtrain.data.batches import Batch, SpecialIds
 from mtrain.model.building import RATES, build, shape_of
 from mtrain.model.cpu import RowTransformer, keep_freed_memory
-from mtrain.model.transformer import Sides, Dropout, Transformer, set_compute_dtype
+from mtrain.model.transformer import Dropout, Sides, Transformer, set_compute_dtype
 from mtrain.runtime.device import available_threads, compute_dtype, seed_device, set_up_cuda
 from mtrain.runtime.distributed import Ranks, device_of
 from mtrain.runtime.errors import UserError, first_line

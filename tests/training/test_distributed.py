@@ -81,9 +81,10 @@ def losses(run: Path) -> list[float]:
     return [record["train/loss"] for record in records if "train/loss" in record]
 
 
-def record_in_float64(config_file: Path, output: Path, accum_steps: int) -> None:
+def record_in_float64(config_file: Path, output: Path, accum_steps: int, packing: str) -> None:
     """Take steps in float64 and write their losses to a file."""
     overrides = [f"train.accum_steps={accum_steps}", "model.dropout=0.2", "train.consistency=2"]
+    overrides.append(f"train.packing={packing}")
     config = load_config(config_file, overrides)
     learner.set_compute_dtype = lambda model, dtype: model.double()  # type: ignore[attr-defined]
     with joined() as ranks:
@@ -99,11 +100,16 @@ def record_in_float64(config_file: Path, output: Path, accum_steps: int) -> None
             output.write_text(json.dumps(found))
 
 
-def test_two_ranks_train_like_one_with_twice_the_accumulation(config: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("packing", ["false", "true"])
+def test_two_ranks_train_like_one_with_twice_the_accumulation(
+    config: Path, tmp_path: Path, packing: str
+) -> None:
     found = []
     for size, accum_steps in ((2, 2), (1, 4)):
         output = tmp_path / f"{size}.json"
-        done = start(tmp_path, [partial(record_in_float64, config, output, accum_steps)] * size)
+        done = start(
+            tmp_path, [partial(record_in_float64, config, output, accum_steps, packing)] * size
+        )
         assert done.codes == [0] * size, done.told
         found.append(json.loads(output.read_text()))
     assert len(found[0]) == 8
