@@ -92,7 +92,8 @@ def collate(pairs: Pairs, ids: SpecialIds, width: int = 0) -> Batch:
     pairs = _joined(pairs, width, ids.eos) if width else pairs
     targets = [tgt for _, tgt in pairs]
     tgt_in = pad(targets, ids, bos=True, eos=False, width=width)
-    tgt_in[tgt_in == ids.eos] = ids.bos  # between packed sentences; text contains no eos
+    if width:  # between sentences; text contains no eos
+        tgt_in[tgt_in == ids.eos] = ids.bos
     tgt_out = pad(targets, ids, bos=False, eos=True, width=width)
     lengths = torch.tensor([len(tgt) + 1 for tgt in targets])
     real = torch.arange(tgt_out.shape[1]) < lengths[:, None]
