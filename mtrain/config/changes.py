@@ -18,10 +18,10 @@ FREE_KEYS = (
     "train.keep_checkpoints",
     "train.average_last",
 )
-# Compared by what they resolve to on a machine, not as written.
-MACHINE_KEYS = ("train.device", "train.threads", "train.precision", "train.compile")
-# Compared with the number of micro-batches per step that `run.json` has.
-STEP_KEYS = ("train.accum_steps", "train.step_batches")
+# Settings of `train` that are compared by what they resolve to on a machine, not as written.
+MACHINE_KEYS = ("device", "threads", "precision", "compile", "packing")
+# Settings of `train` that are compared with the number of micro-batches per step in `run.json`.
+STEP_KEYS = ("accum_steps", "step_batches")
 
 
 def changed_keys(old: Config, new: Config) -> list[tuple[str, object, object]]:
@@ -34,7 +34,8 @@ def changed_keys(old: Config, new: Config) -> list[tuple[str, object, object]]:
 
 def fixed_changes(old: Config, new: Config) -> list[tuple[str, object, object]]:
     """List the settings that differ and may not change within a run, as `changed_keys` does."""
-    free = tuple(f"{key}." for key in (*FREE_KEYS, *MACHINE_KEYS, *STEP_KEYS))
+    resolved = (f"train.{key}" for key in (*MACHINE_KEYS, *STEP_KEYS))
+    free = tuple(f"{key}." for key in (*FREE_KEYS, *resolved))
     return [each for each in changed_keys(old, new) if not f"{each[0]}.".startswith(free)]
 
 

@@ -222,6 +222,8 @@ class TrainConfig(Section):
     """fp32, bf16 or auto: bf16 where the hardware has it, else fp32"""
     compile: Auto | bool = "auto"
     """use torch.compile; auto: no"""
+    packing: Auto | bool = "auto"
+    """pack pairs into rows of 128 tokens per side, for GPUs; auto: no"""
     log_every: Positive = 50
     """steps between records in metrics.jsonl"""
     tensorboard: bool = False

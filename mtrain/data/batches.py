@@ -20,6 +20,7 @@ from mtrain.data.tokenizer import Tokenizer
 
 POOL = 1 << 17  # pairs that are shuffled together and cut into batches at a time
 BLOCK = 1 << 10  # neighbouring pairs that always come into the same pool
+OPEN_ROWS = 16  # that a pair may be packed into
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,10 @@ class SpecialIds:
 
 
 class Batch(NamedTuple):
-    """A padded micro-batch of `B` pairs. `src` (B, S) ends in eos, `tgt_in` (B, T) starts with bos,
-    `tgt_out` (B, T) ends in eos; `positions` (N,) are the indices of tokens that are no padding in
-    the flattened (B * T,) targets, `targets` (N,) these tokens.
+    """A padded micro-batch of `B` rows of one pair each, or several if packed. Sentences of `src`
+    (B, S) end in eos, those of `tgt_in` (B, T) start with bos, those of `tgt_out` (B, T) end in
+    eos; `positions` (N,) are the indices of tokens that are no padding in the flattened (B * T,)
+    targets, `targets` (N,) these tokens.
     """
 
     src: torch.Tensor
@@ -54,7 +56,7 @@ class Batch(NamedTuple):
         return self.targets.numel()
 
     def part(self, start: int, stop: int) -> "Batch":
-        """Return the pairs from `start` to `stop` - 1, padded as they are."""
+        """Return the rows from `start` to `stop` - 1, padded as they are."""
         first, end = start * self.tgt_out.shape[1], stop * self.tgt_out.shape[1]
         inside = slice(*torch.searchsorted(self.positions, torch.tensor([first, end])).tolist())
         src, tgt_in, tgt_out = (table[start:stop] for table in self[:3])
@@ -69,10 +71,12 @@ class Batch(NamedTuple):
         return Batch(*(part.to(device, non_blocking=True) for part in parts))
 
 
-def pad(rows: list[NDArray[Any]], ids: SpecialIds, *, bos: bool, eos: bool) -> torch.Tensor:
-    """Add bos and eos and pad sequences to one (B, L) tensor; padding happens nowhere else."""
+def pad(
+    rows: list[NDArray[Any]], ids: SpecialIds, *, bos: bool, eos: bool, width: int = 0
+) -> torch.Tensor:
+    """Add bos and eos and pad sequences to one (B, L) tensor, L >= width; nothing else pads."""
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-    width = int(lengths.max(initial=0)) + bos + eos
+    width = max(width, int(lengths.max(initial=0)) + bos + eos)
     table = np.full((len(rows), width), ids.pad, np.int64)
     columns = np.arange(width)
     table[(columns >= bos) & (columns < (lengths + bos)[:, None])] = np.concatenate(rows)
@@ -83,20 +87,52 @@ def pad(rows: list[NDArray[Any]], ids: SpecialIds, *, bos: bool, eos: bool) -> t
     return torch.from_numpy(table)
 
 
-def collate(pairs: list[tuple[NDArray[Any], NDArray[Any]]], ids: SpecialIds) -> Batch:
-    """Make a batch of pairs of id sequences."""
+def collate(pairs: Pairs, ids: SpecialIds, width: int = 0) -> Batch:
+    """Make a batch of pairs of id sequences, packed into rows of `width` tokens if it is not 0."""
+    pairs = _joined(pairs, width, ids.eos) if width else pairs
     targets = [tgt for _, tgt in pairs]
-    tgt_out = pad(targets, ids, bos=False, eos=True)
+    tgt_in = pad(targets, ids, bos=True, eos=False, width=width)
+    if width:  # between sentences; text contains no eos
+        tgt_in[tgt_in == ids.eos] = ids.bos
+    tgt_out = pad(targets, ids, bos=False, eos=True, width=width)
     lengths = torch.tensor([len(tgt) + 1 for tgt in targets])
     real = torch.arange(tgt_out.shape[1]) < lengths[:, None]
     positions = real.flatten().nonzero().squeeze(1)
     return Batch(
-        src=pad([src for src, _ in pairs], ids, bos=False, eos=True),
-        tgt_in=pad(targets, ids, bos=True, eos=False),
+        src=pad([src for src, _ in pairs], ids, bos=False, eos=True, width=width),
+        tgt_in=tgt_in,
         tgt_out=tgt_out,
         positions=positions,
         targets=tgt_out.flatten()[positions],
     )
+
+
+def _joined(pairs: Pairs, width: int, eos: int) -> Pairs:
+    """Concatenate the pairs of each row, with eos between them."""
+    rows = _pack([(len(src) + 1, len(tgt) + 1) for src, tgt in pairs], width, 1)
+    between = np.array([eos])
+    sides = [
+        [np.concatenate([x for i in row for x in (between, pairs[i][side])][1:]) for row in rows]
+        for side in (0, 1)
+    ]
+    return list(zip(*sides, strict=True))
+
+
+def _pack(lengths: list[tuple[int, int]], width: int, num_open: int) -> list[list[int]]:
+    """Put each pair into the first of the `num_open` last rows with room for it on both sides, or
+    into a new row, and return the indices in each row.
+    """
+    rows: list[list[int]] = []
+    room: list[tuple[int, int]] = []
+    for pair, (src, tgt) in enumerate(lengths):
+        last = range(max(0, len(rows) - num_open), len(rows))
+        row = next((n for n in last if room[n][0] >= src and room[n][1] >= tgt), len(rows))
+        if row == len(rows):
+            rows.append([])
+            room.append((width, width))
+        rows[row].append(pair)
+        room[row] = room[row][0] - src, room[row][1] - tgt
+    return rows
 
 
 def batch_by_tokens(lengths: NDArray[np.int64], max_tokens: int) -> list[NDArray[np.int64]]:
@@ -119,6 +155,22 @@ def batch_by_tokens(lengths: NDArray[np.int64], max_tokens: int) -> list[NDArray
     direction = np.where(group % 2, -1, 1)
     order = by_target[np.lexsort((lengths[by_target, 0] * direction, group))]
     return _cut(order, longest[order], max_tokens)
+
+
+def pack_by_tokens(
+    lengths: NDArray[np.int64], max_tokens: int, width: int
+) -> list[NDArray[np.int64]]:
+    """Pack pairs into rows of `width` tokens, cut these into batches with rows x width <=
+    max_tokens, and return the indices of the pairs. Longer pairs, or all if `width` is 0, come
+    last, as `batch_by_tokens` cuts them.
+
+    The first pair of a row does not fit into the row before it, so `collate` finds the same rows.
+    """
+    fits = lengths.max(1) <= width
+    short, long = np.flatnonzero(fits), np.flatnonzero(~fits)
+    rows, count = _pack(lengths[short].tolist(), width, OPEN_ROWS), max_tokens // max(1, width)
+    packed = [short[np.concatenate(rows[n : n + count])] for n in range(0, len(rows), count)]
+    return packed + [long[batch] for batch in batch_by_tokens(lengths[long], max_tokens)]
 
 
 def _cut(
@@ -160,8 +212,8 @@ class TokenBatches:
     lengths, so that a micro-batch has little padding and a step has short and long sentences
     (except at the end of a pool). Steps of one length learn far more slowly.
 
-    An `augmenter` changes text, and a `sampler` draws the subwords of a pool, anew each time, while
-    the previous pool is trained on.
+    An `augmenter` changes text, and a `sampler` draws the subwords of a pool, anew each time, and a
+    `row_width` packs pairs into rows of short and long ones, while the previous pool is trained on.
     """
 
     def __init__(
@@ -173,10 +225,11 @@ class TokenBatches:
         step_batches: int,
         sampler: SubwordSampler | None = None,
         augmenter: Augmenter | None = None,
+        row_width: int = 0,
     ) -> None:
         self.store, self.max_tokens, self.seed, self.ids = store, max_tokens, seed, ids
         self.step_batches, self.sampler, self.augmenter = step_batches, sampler, augmenter
-        self.executor = ThreadPoolExecutor(1)
+        self.executor, self.row_width = ThreadPoolExecutor(1), row_width
         self.sampled: dict[tuple[int, int], Future[list[MicroBatch]]] = {}
         self.visits = np.concatenate([_visits(part) for part in store.parts])
         pairs = ((self.visits[:, 1] - self.visits[:, 0]) * self.visits[:, 2]).sum()
@@ -184,14 +237,14 @@ class TokenBatches:
 
     def read(self, planned: MicroBatch) -> Batch:
         """Read the pairs of a micro-batch."""
-        return collate(planned.pairs or self._pairs(planned.rows), self.ids)
+        return collate(planned.pairs or self._pairs(planned.rows), self.ids, self.row_width)
 
     def _pairs(self, rows: NDArray[np.int64]) -> Pairs:
         return [self.store.pair(int(row)) for row in rows]
 
     def plan(self, epoch: int, pool: int) -> list[MicroBatch]:
         """Return the micro-batches of a pool; reads only lengths if nothing is drawn anew."""
-        if self.sampler is None and self.augmenter is None:
+        if self.sampler is None and self.augmenter is None and not self.row_width:
             return self._plan(epoch, pool)
         following = (epoch, pool + 1) if pool + 1 < self.pools else (epoch + 1, 0)
         self.sampled = {
@@ -213,9 +266,9 @@ class TokenBatches:
         if self.sampler is not None:
             pairs = self.sampler.draw(pairs or self._pairs(rows), int(random.integers(1 << 32)))
         if pairs is not None:
-            lengths = np.array([(len(src) + 1, len(tgt) + 1) for src, tgt in pairs])
+            lengths = np.array([(len(src) + 1, len(tgt) + 1) for src, tgt in pairs]).reshape(-1, 2)
         shuffle = random.permutation(len(rows))
-        batches = batch_by_tokens(lengths[shuffle], self.max_tokens)
+        batches = pack_by_tokens(lengths[shuffle], self.max_tokens, self.row_width)
         planned = []
         for number in _deal(len(batches), self.step_batches, random):
             chosen = shuffle[batches[number]]

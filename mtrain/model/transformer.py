@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Factors 0 or 1 of the token embeddings of src (B, S) and tgt_in (B, T).
-Kept = tuple[Tensor, Tensor]
+# Values for the tokens of src (B, S) and of tgt_in (B, T).
+Sides = tuple[Tensor, Tensor]
 # Weights (V, D) by name; matrices that share values have the first name.
 VOCABULARY_MATRICES = ("tgt_embedding.weight", "src_embedding.weight", "output.weight")
 
@@ -86,7 +86,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, memory: Tensor | None, mask: Tensor) -> Tensor:
         """Attend from x to `memory`, or to x itself if that is None: (B, T, D), (B, S, D) -> (B, T,
-        D). `mask`, (B, 1, 1, S) or (T, S), is True where attention is allowed.
+        D). `mask`, (B, 1, 1 or T, S) or (T, S), is True where attention is allowed.
         """
         if memory is None:
             q, k, v = self.heads(self.project(x, 0, 3))
@@ -304,13 +304,23 @@ class Transformer(nn.Module):
         """Logits of every next token: (B, S), (B, T) -> (B, T, V)."""
         return self.project(self.hidden(src, tgt_in))
 
-    def hidden(self, src: Tensor, tgt_in: Tensor, kept: Kept | None = None) -> Tensor:
+    def hidden(
+        self, src: Tensor, tgt_in: Tensor, kept: Sides | None = None, segments: Sides | None = None
+    ) -> Tensor:
         """Output of the decoder before projection: (B, S), (B, T) -> (B, T, D). Token embeddings
-        count as zero where `kept` is 0.
+        count as zero where `kept` is 0. Tokens with one number in `segments` are a sentence, which
+        is computed as if alone; padding of tgt_in must be of a sentence, to have keys to attend to.
         """
         src_kept, tgt_kept = kept or (None, None)
-        memory, src_mask = self.encode(src, src_kept)
-        return self.decode(tgt_in, memory, src_mask, tgt_kept)
+        if segments is None:
+            memory, src_mask = self.encode(src, src_kept)
+            return self.decode(tgt_in, memory, src_mask, tgt_kept)
+        s, t = (numbers[:, None, :, None] for numbers in segments)  # (B, 1, S, 1), (B, 1, T, 1)
+        own, causal, cross = s == s.mT, (t == t.mT).tril(), t == s.mT
+        x = self._embed(src, self.src_embedding, self.src_positions, src_kept, own.tril())
+        memory = self.run_encoder(x, own)
+        x = self._embed(tgt_in, self.tgt_embedding, self.tgt_positions, tgt_kept, causal)
+        return self.run_decoder(x, causal, memory, cross)
 
     def project(self, hidden: Tensor) -> Tensor:
         """(..., D) -> logits (..., V)."""
@@ -334,14 +344,14 @@ class Transformer(nn.Module):
         return self.run_decoder(x, causal, memory, src_mask)
 
     def run_encoder(self, x: Tensor, src_mask: Tensor) -> Tensor:
-        """Apply the encoder's layers: (B, S, D), (B, 1, 1, S) -> (B, S, D)."""
+        """Apply the encoder's layers, with a mask as in `Attention`: (B, S, D) -> (B, S, D)."""
         for layer in self.encoder_layers:
             x = layer(x, src_mask)
         out: Tensor = self.encoder_norm(x)
         return out
 
     def run_decoder(self, x: Tensor, causal: Tensor, memory: Tensor, src_mask: Tensor) -> Tensor:
-        """Apply the decoder's layers: (B, T, D), (T, T), (B, S, D), (B, 1, 1, S) -> (B, T, D)."""
+        """Apply the decoder's layers, with masks as in `Attention`: (B, T, D) -> (B, T, D)."""
         for layer in self.decoder_layers:
             x = layer(x, causal, memory, src_mask)
         out: Tensor = self.decoder_norm(x)
@@ -373,16 +383,21 @@ class Transformer(nn.Module):
         embedding: nn.Embedding,
         learned: nn.Embedding | None,
         kept: Tensor | None,
+        causal: Tensor | None = None,
     ) -> Tensor:
         """Embeddings times sqrt(D) plus positions, with dropout (sections 3.4, 3.5, 5.4): (B, L) ->
-        (B, L, D). Where `kept` (B, L) is 0, the position alone remains.
+        (B, L, D). Where `kept` (B, L) is 0, the position alone remains. With the mask `causal` (B,
+        1, L, L) of packed rows, positions begin anew in each sentence.
 
         The matrix stays in fp32, so that the gradients of frequent tokens are summed in fp32.
         """
         x = embedding(ids) * self.shape.d_model**0.5
         if kept is not None:
             x = x * kept[..., None]
-        x = x + self.positions(learned, 0, ids.shape[1])
+        positions = self.positions(learned, 0, ids.shape[1])
+        if causal is not None:
+            positions = F.embedding(causal.sum(-1)[:, 0] - 1, positions)  # (B, L, D)
+        x = x + positions
         embedded: Tensor = self.dropout(x.to(self.dtype))
         return embedded
 

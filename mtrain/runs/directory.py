@@ -259,16 +259,15 @@ class RunDirectory:
     ) -> None:
         """Write `status.json`."""
         content = {"state": state, "exit_code": exit_code, "reason": reason, "step": step}
-        own = {"pid": os.getpid(), "host": socket.gethostname(), "launch": self._launch()}
+        launch = self.launch and dict(self.launch)
+        own = {"pid": os.getpid(), "host": socket.gethostname(), "launch": launch}
         self.write(layout.STATUS, {**content, **own})
-
-    def _launch(self) -> dict[str, Any] | None:
-        return self.launch.model_dump() if self.launch else None
 
     def keep_start(self, status: Status, state: State, failure: UserError) -> None:
         """Restore the status from before a failed start, whose end becomes its `last_start`."""
         end = {"state": state, "exit_code": failure.exit_code, "reason": str(failure)}
-        last = {**end, "time": time.strftime(TIME), "launch": self._launch()}
+        launch = self.launch and dict(self.launch)
+        last = {**end, "time": time.strftime(TIME), "launch": launch}
         self.write(layout.STATUS, {**status.model_dump(), "last_start": last})
 
     def read(self, name: str, form: TypeAdapter[Content]) -> Content | None:

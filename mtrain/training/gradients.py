@@ -113,6 +113,10 @@ class Blocks:
         """Micro-batches of the first block."""
         return len(self.of(0))
 
+    def __str__(self) -> str:
+        sizes = ", ".join(str(len(self.of(rank))) for rank in range(self.ranks))
+        return f"{sizes}; more than {self.micro_batches} would idle"
+
     def of(self, rank: int) -> range:
         """Return the micro-batches that a rank computes."""
         start, stop = (min(self.micro_batches, n * self.width) for n in (rank, rank + 1))

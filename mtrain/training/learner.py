@@ -13,7 +13,7 @@ from mtrain.config.schema import Config
 from mtrain.data.batches import Batch, SpecialIds
 from mtrain.model.building import RATES, build, shape_of
 from mtrain.model.cpu import RowTransformer, keep_freed_memory
-from mtrain.model.transformer import Dropout, Transformer, set_compute_dtype
+from mtrain.model.transformer import Dropout, Sides, Transformer, set_compute_dtype
 from mtrain.runtime.device import available_threads, compute_dtype, seed_device, set_up_cuda
 from mtrain.runtime.distributed import Ranks, device_of
 from mtrain.runtime.errors import UserError, first_line
@@ -34,6 +34,7 @@ from mtrain.training.optimizer import MovingAverage, Optimizer
 
 Work = Callable[[Tensor, Tensor, Tensor], None]
 
+ROW_TOKENS = 128  # of a packed row
 # Graphs kept. Each holds some megabytes of GPU memory of its own.
 MAX_GRAPHS = 512
 
@@ -47,6 +48,7 @@ class Machine:
     precision: str
     compile: bool
     openmp: int = 1  # threads of an operation on a CPU, which rounding depends on
+    packing: bool = False
 
     @classmethod
     def of(cls, config: Config, ranks: Ranks, blocks: Blocks) -> "Machine":
@@ -66,12 +68,17 @@ class Machine:
             compile=compiled,
             # the randomness of a compiled model is that of the process: it has one worker
             openmp=threads if compiled else max(1, threads // pieces),
+            packing=train.packing is True,
         )
 
     @property
     def workers(self) -> int:
         """Threads that compute pieces on a CPU."""
         return self.threads // self.openmp
+
+    def row_width(self, max_length: int) -> int:
+        """Return the tokens a side of a packed row; 0: rows are not packed."""
+        return min(ROW_TOKENS, max_length) if self.packing else 0
 
 
 def threads_of(config: Config, ranks: Ranks) -> int:
@@ -165,8 +172,9 @@ class Learner:
         torch._dynamo.config.specialize_float = True  # or torch compiles twice for dropout rates
         self.hidden = torch.compile(self.model.hidden, dynamic=True)
         try:
-            src, tgt = (torch.full((4, n), self.ids.eos, device=self.device) for n in (8, 9))
-            states = torch.cat(self._views(self.hidden, src, tgt))
+            src = torch.full((4, 9), self.ids.eos, device=self.device)
+            tgt_in = torch.full((4, 8), self.ids.bos, device=self.device)
+            states = torch.cat(self._views(self.hidden, src, tgt_in))
             torch.autograd.grad(states.sum(), self.optimizer.parameters, allow_unused=True)
         except RuntimeError as error:
             raise UserError(
@@ -183,8 +191,7 @@ class Learner:
 
     def _fill(self, batch: Batch) -> None:
         """Put the gradients and losses of a micro-batch into the latest sums."""
-        found = self._differentiate(self.model, batch.to(self.device))
-        self.adder.latest.put(*found)
+        self.adder.latest.put(*self._differentiate(self.model, batch.to(self.device)))
 
     def _differentiate(
         self, model: Transformer, batch: Batch, generator: torch.Generator | None = None
@@ -214,10 +221,18 @@ class Learner:
         view of it, too, both from one pass over 2B rows.
         """
         if self.config.train.consistency is None:
-            return (compute(src, tgt_in).flatten(0, 1),)
+            return (compute(src, tgt_in, None, self._segments(src, tgt_in)).flatten(0, 1),)
         kept = self._kept(src, generator), self._kept(tgt_in, generator)
-        both = compute(src.repeat(2, 1), tgt_in.repeat(2, 1), kept)
+        src, tgt_in = src.repeat(2, 1), tgt_in.repeat(2, 1)
+        both = compute(src, tgt_in, kept, self._segments(src, tgt_in))
         return both.flatten(0, 1).chunk(2)
+
+    def _segments(self, src: Tensor, tgt_in: Tensor) -> Sides | None:
+        """Number the sentences of packed rows by their eos and bos, which no text contains."""
+        if not self.machine.packing:
+            return None
+        ends = src == self.ids.eos
+        return ends.cumsum(1) - ends.long(), (tgt_in == self.ids.bos).cumsum(1) - 1
 
     def _kept(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
         """Return 1 for the token embeddings (2B, L) that stay: all of the first view."""
@@ -289,8 +304,8 @@ class CudaGraphs:
         side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
-            table = torch.full((4, 8), self.ids.eos, device=self.device)
-            self.work(table, table, table)
+            tgt_out = torch.full((4, 8), self.ids.eos, device=self.device)
+            self.work(tgt_out, torch.full_like(tgt_out, self.ids.bos), tgt_out)
         torch.cuda.synchronize(self.device)
 
     def _record(self, tables: list[Tensor]) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from mtrain.config.schema import Config
-from mtrain.data.batches import SpecialIds, batch_by_tokens, collate
+from mtrain.data.batches import SpecialIds, collate, pack_by_tokens
 from mtrain.model.building import shape_of
 from mtrain.model.transformer import Transformer
 from mtrain.runs import layout
@@ -90,19 +90,18 @@ def describe_run(
     all_ = one * (max(train.keep_checkpoints, train.average_last) + 3)
     all_ += 3 * 4 * parameters * (2 + has_average)
     all_ += _size(Path(config.run_dir))[1]
-    largest, on_cpu = blocks.largest, machine.device == "cpu"
-    sums = 1 + (largest - 1).bit_length()
-    sums = most_sums(largest, train.max_tokens, machine.workers) if on_cpu else sums
+    sums = 1 + (blocks.largest - 1).bit_length()
+    if machine.device == "cpu":
+        sums = most_sums(blocks.largest, train.max_tokens, machine.workers)
     sums += ranks.size > 1  # receives those of other ranks
     state = (STATE_BYTES + 4 * has_average + 4 * sums) * parameters
     step_batches, peak_step = blocks.micro_batches, max(1, train.warmup_steps)
     per_epoch, per_step = max(1, int(micro_batches // step_batches)), int(tokens * step_batches)
     epochs = train.max_steps * step_batches / max(1, micro_batches)
     peak_lr = make_schedule(train, config.model.d_model)(peak_step)
-    sizes = ", ".join(str(len(blocks.of(rank))) for rank in range(ranks.size))
-    device = f"{machine.device}, {machine.precision}, threads: {machine.threads}"
-    device = f"{ranks.size} x {device}" if ranks.size > 1 else device
-    device += ", compiled" if machine.compile else ""
+    device = f"{ranks.size} x " * (ranks.size > 1)
+    device += f"{machine.device}, {machine.precision}, threads: {machine.threads}"
+    device += ", compiled" * machine.compile + ", packed" * machine.packing
     numbers = {
         "device": device,
         "parameters": parameters,
@@ -124,7 +123,7 @@ def describe_run(
         f"device: {device}",
         f"batches: about {per_epoch:,} steps an epoch, about {per_step:,} target tokens a step; "
         f"{train.max_steps:,} steps are {epochs:{',.0f' if epochs >= 10 else '.2g'}} epochs",
-        f"micro-batches of a step by process: {sizes}; more than {step_batches} would idle",
+        f"micro-batches of a step by process: {blocks}",
         f"learning rate: {train.schedule}, peak {peak_lr:.3e} at step {peak_step:,}",
         f"checkpoints: {_bytes(one)} each, up to {_bytes(all_)} in all",
         f"memory: {_bytes(state)} of weights, moments and sums of gradients",
@@ -169,10 +168,11 @@ def forecast(
     lengths = lengths[(lengths.max(1) < config.data.max_length) & (lengths.min(1) > 0)] + 1
     if not len(lengths):
         raise UserError("data.train: no pair is left to train on")
-    batches = [lengths[rows] for rows in batch_by_tokens(lengths, config.train.max_tokens)]
+    blocks = Blocks(config.train.micro_batches(1))
+    width = Machine.of(config, Ranks(), blocks).row_width(config.data.max_length)
+    batches = [lengths[rows] for rows in pack_by_tokens(lengths, config.train.max_tokens, width)]
     micro_batches = len(batches) * pairs / len(lengths)
     tokens = float(lengths[:, 1].sum()) / len(batches)
-    blocks = Blocks(config.train.micro_batches(1))
     size = vocab_size, vocabulary
     found = describe_run(config, Ranks(), blocks, *size, micro_batches=micro_batches, tokens=tokens)
     largest = max(batches, key=lambda lengths: int(lengths.max()) * len(lengths))
@@ -187,22 +187,21 @@ def _measure_step(
     these lengths, which count eos. Of a large one a CPU computes some of the rows. Nothing is
     compiled, which would take minutes.
     """
-    rows = len(lengths)
     with telling_lack_of_memory(lambda: "out of memory"):
         plain = config.train.model_copy(update={"compile": False})
         config = config.model_copy(update={"train": plain})
         learner = Learner(config, vocab_size, IDS, Ranks(), Blocks(blocks.largest))
         learner.warm_up()
         has_gpu = learner.device.type == "cuda"
-        if not has_gpu:
-            most = int(MAX_OPERATIONS / (6 * parameters * lengths.max()))
-            rows = max(1, min(rows, most))
-        ids = np.random.default_rng(1).integers(IDS.pad + 1, vocab_size, lengths.max())
-        some = lengths[:rows].tolist()
-        batch = collate([(ids[: src - 1], ids[: tgt - 1]) for src, tgt in some], IDS)
+        ids = np.random.default_rng(1).integers(IDS.eos + 1, vocab_size, lengths.max())
+        pairs = [(ids[: src - 1], ids[: tgt - 1]) for src, tgt in lengths.tolist()]
+        batch = collate(pairs, IDS, learner.machine.row_width(config.data.max_length))
+        rows, width = len(batch.src), max(batch.src.shape[1], batch.tgt_in.shape[1])
+        most = rows if has_gpu else max(1, int(MAX_OPERATIONS / (6 * parameters * width)))
+        batch = batch.part(0, min(rows, most))
         copies = 1 if has_gpu else learner.machine.workers  # one for each
         seconds = _seconds(learner, partial(learner.learn, [(batch, int)] * copies, copies))
-        seconds *= len(lengths) / rows / copies
+        seconds *= rows / len(batch.src) / copies
         update = _seconds(learner, partial(learner.optimizer.update, 0.0, 1, 1.0))
     # includes the memory of CUDA graphs
     memory = torch.cuda.max_memory_reserved(learner.device) if has_gpu else None

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from pydantic import TypeAdapter
 from torch import Tensor
 
+from mtrain.config.changes import MACHINE_KEYS
 from mtrain.config.schema import Config, dump_config
 from mtrain.data.prepare import Prepared
 from mtrain.data.tokenizer import Tokenizer
@@ -226,6 +227,7 @@ def check_machine(machine: Machine, before: dict[str, Any], config: Config) -> N
     and `compile` may be changed by naming them; the number of threads, if an operation uses as many
     as before.
     """
+    before = {"packing": False, **before}
     text = "%s: from here on %s, not %s: bit for bit the same weights are no longer promised"
     on_cpu = machine.device == "cpu"
     # earlier versions stored the number of ranks, and added up gradients in another order, except
@@ -233,7 +235,7 @@ def check_machine(machine: Machine, before: dict[str, Any], config: Config) -> N
     if "openmp" not in before or before.get("ranks", 0) > on_cpu:
         logger.warning(text, "gradients", "added up in a tree", "in order")
     threads_matter = on_cpu and before.get("openmp") not in (None, machine.openmp)
-    for key in ("device", "threads", "precision", "compile"):
+    for key in MACHINE_KEYS:
         was, now = before.get(key), getattr(machine, key)
         if was in (None, now) or (key == "threads" and not threads_matter):
             continue

@@ -45,8 +45,8 @@ train: {device: auto, threads: auto, max_steps: 100000, max_tokens: 4096, accum_
   ema_decay: null, schedule: noam, warmup_steps: 4000, lr_factor: null, peak_lr: null,
   label_smoothing: 0.1, consistency: null, cutoff: 0.05,
   adam_betas: [0.9, 0.98], adam_eps: 1.0e-9, clip_norm: 1.0, precision: auto, compile: auto,
-  log_every: 50, tensorboard: false, valid_every: 1000, save_every: 1000, keep_checkpoints: 5,
-  patience: 10, metric: bleu, average_last: 5}
+  packing: auto, log_every: 50, tensorboard: false, valid_every: 1000, save_every: 1000,
+  keep_checkpoints: 5, patience: 10, metric: bleu, average_last: 5}
 decode: {beam_size: 4, length_penalty: 0.6, length_norm: gnmt, sample: false, temperature: 1.0,
   top_k: 0, top_p: 1.0, no_repeat_ngram: 0, max_len_a: 1.0, max_len_b: 50,
   max_source_length: 1024, batch_tokens: 4096, window: 20000}

@@ -244,6 +244,46 @@ def test_batch_mates_and_their_order_change_nothing() -> None:
     assert_close(model(src[2:3, :3], tgt_in[2:3]), logits[2:3])
 
 
+@KINDS
+@VARIANTS
+def test_packed_sentences_are_computed_as_if_alone(
+    kind: type[Transformer], norm: str, positions: str, tie: str
+) -> None:
+    """Values and gradients, in rows with and without padding on either side."""
+    model = random_model(
+        kind=kind, norm=norm, positions=positions, tie_embeddings=tie, max_positions=9
+    ).double()
+    sizes = [[(3, 2), (6, 3)], [(2, 6), (1, 1), (4, 1)], [(8, 9)]]
+    tables = torch.zeros(4, 3, 9, dtype=torch.int64)  # src, tgt_in and their segments
+    alone, places = [], []
+    for row, lengths in enumerate(sizes):
+        starts = [0, 0]
+        tables[2, row] = len(
+            lengths
+        )  # padding of src is of no sentence, that of tgt_in of the last
+        tables[3, row] = len(lengths) - 1
+        for number, pair in enumerate(lengths):
+            for side, length in enumerate(pair):
+                place = slice(starts[side], starts[side] + length)
+                tables[side, row, place] = random_ids(length, seed=10 * row + number)
+                tables[2 + side, row, place] = number
+                starts[side] += length
+            src = tables[0, row, None, starts[0] - pair[0] : starts[0]].clone()
+            alone.append(model.hidden(src, tables[1, row, None, place].clone())[0])
+            places.append((row, place))
+    src, tgt_in, *segments = tables
+    hidden = model.hidden(src, tgt_in, None, (segments[0], segments[1]))
+    together = [hidden[place] for place in places]
+    kept = [name for name, _ in model.named_parameters() if not name.startswith("output")]
+    parameters = [dict(model.named_parameters())[name] for name in kept]
+    grads = [
+        torch.autograd.grad(sum(x.cos().sum() for x in states), parameters)
+        for states in (alone, together)
+    ]
+    for first, second in (*zip(alone, together, strict=True), *zip(*grads, strict=True)):
+        torch.testing.assert_close(second, first, rtol=1e-9, atol=1e-11)
+
+
 # --- Attention maps --------------------------------------------------------------------------
 
 

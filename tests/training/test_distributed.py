@@ -110,12 +110,13 @@ def train_with_everything(size: int, config: Path, run: Path, *others: str, **ho
     "others",
     [
         (),
+        pytest.param(("train.packing=true",), marks=pytest.mark.slow),
         pytest.param((SIXTY,), marks=pytest.mark.slow),
         pytest.param((SIXTY, *MUON), marks=pytest.mark.slow),
         pytest.param((SIXTY, BF16), marks=(pytest.mark.slow, needs_bf16)),
         pytest.param((SIXTY, BF16, *MUON), marks=(pytest.mark.slow, needs_bf16)),
     ],
-    ids=["few steps", "adam", "muon", "bf16", "muon in bf16"],
+    ids=["few steps", "packed", "adam", "muon", "bf16", "muon in bf16"],
 )
 def test_any_number_of_ranks_trains_the_same_weights(
     config: Path, tmp_path: Path, others: tuple[str, ...]

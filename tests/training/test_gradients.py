@@ -259,6 +259,7 @@ def train(config: Path, run: Path, *overrides: str) -> Path:
     [
         ALL,
         f"{ALL} train.optimizer=muon model.norm=pre",
+        f"{ALL} train.packing=true",
         pytest.param("train.precision=bf16 train.optimizer=muon", marks=needs_bf16),
         pytest.param(f"{ALL} train.precision=bf16", marks=needs_bf16),
     ],

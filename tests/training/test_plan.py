@@ -14,12 +14,14 @@ from conftest import TinyConfig, run_mtrain
 
 from mtrain.config.loading import load_config
 from mtrain.config.schema import Config
+from mtrain.data.batches import pack_by_tokens
 from mtrain.model.building import shape_of
 from mtrain.model.transformer import Transformer
 from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import UserError
 from mtrain.training import plan
 from mtrain.training.gradients import Blocks
+from mtrain.training.learner import Learner
 from mtrain.training.plan import describe_run, forecast, lack_of_disk
 
 LENGTHS = np.random.default_rng(1).integers(2, 20, (500, 2))
@@ -48,6 +50,14 @@ def test_a_forecast_by_hand(tiny_config: TinyConfig) -> None:
     assert "20 steps an epoch, about 400 target tokens a step; 60 steps are 3 epochs" in text
 
 
+def test_packing_is_part_of_the_forecast(tiny_config: TinyConfig) -> None:
+    config = load(tiny_config, **{"train.packing": True})
+    found = forecast(config, 320, 1000, LENGTHS, 500.0, timed=False).numbers
+    assert found["device"] == "cpu, fp32, threads: 1, packed"
+    batches = pack_by_tokens(LENGTHS + 1, 256, 32)
+    assert found["tokens_per_step"] == (LENGTHS[:, 1] + 1).sum() // len(batches)
+
+
 def test_an_epoch_grows_with_the_pairs(tiny_config: TinyConfig) -> None:
     config = load(tiny_config, **{"train.accum_steps": 2})
     one, ten = (forecast(config, 320, 1000, LENGTHS, n, timed=False) for n in (1e3, 1e4))
@@ -63,16 +73,28 @@ def test_an_epoch_grows_with_the_pairs(tiny_config: TinyConfig) -> None:
         forecast(config, 320, 1000, long, 3.0, timed=False)
 
 
-@pytest.mark.parametrize("settings", [{}, {"train.optimizer": "muon", "model.norm": "pre"}])
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, [50, 8]),
+        ({"train.optimizer": "muon", "model.norm": "pre"}, [50, 8]),
+        ({"train.packing": True}, [27, 5]),  # 32 tokens wide instead of 20
+    ],
+)
 def test_a_step_is_timed_by_a_bounded_amount_of_work(
-    tiny_config: TinyConfig, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+    tiny_config: TinyConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+    expected: list[int],
 ) -> None:
-    rows, collate, config = [], plan.collate, load(tiny_config, **settings)
-    monkeypatch.setattr(plan, "collate", lambda p, ids: rows.append(len(p)) or collate(p, ids))
+    rows, learn, config = list[int](), Learner.learn, load(tiny_config, **settings)
+    monkeypatch.setattr(
+        Learner, "learn", lambda *args: rows.append(len(args[1][0][0].src)) or learn(*args)
+    )
     for parameters in (10_000, 10**8):
         seconds, memory = plan._measure_step(config, Blocks(1), 320, parameters, LENGTHS[:50] + 1)
         assert (0 < seconds < 5, memory) == (True, None)
-    assert rows == [50, 8]
+    assert rows[::2] == rows[1::2] == expected
 
 
 def _dying(*_: object) -> None:

@@ -178,7 +178,9 @@ def steps(run: Path) -> list[int]:
         "train.augment.upper=0.2 train.augment.typos=0.3 train.subword_sampling=0.2",
         "train.ema_decay=0.9",
         "train.consistency=3 train.subword_sampling=0.2 train.ema_decay=0.9",
+        "train.packing=true train.consistency=3 train.subword_sampling=0.2 train.optimizer=muon",
         pytest.param("train.compile=true", marks=pytest.mark.slow),
+        pytest.param("train.compile=true train.packing=true", marks=pytest.mark.slow),
         pytest.param(
             "train.compile=true train.precision=bf16", marks=[needs_bf16, pytest.mark.slow]
         ),
@@ -781,6 +783,21 @@ def test_auto_that_comes_to_something_else_is_refused(
     assert f"{name}: auto\n" in (run / "config.yaml").read_text()
     monkeypatch.setattr(learner, function, lambda *_, **__: second)
     assert f"set train.{name}: {advice}" in refusal(run, f"train.{name}=auto")
+
+
+@pytest.mark.parametrize("was", [True, False, None], ids=["packed", "unpacked", "older"])
+def test_packing_stays_as_it_was(run: Path, was: bool | None) -> None:
+    """Also if it is named; a run of an earlier version has no packed rows."""
+    stop(run, 5, f"train.packing={str(was or 'auto').lower()}")
+    inner = run / "checkpoints" / "step-00000005" / "trainer"
+    state = json.loads((inner / "state.json").read_text())
+    assert state["machine"].pop("packing") is bool(was)
+    if was is None:
+        (inner / "state.json").write_text(json.dumps(state))
+        manifest.seal(inner)
+    advice, other = ("true", "false") if was else ("false", "true")
+    assert f"set train.packing: {advice}" in refusal(run, f"train.packing={other}")
+    stop(run, 7, f"train.packing={advice}")
 
 
 def test_a_run_of_sums_in_another_order_resumes_and_the_log_tells_once(

@@ -1,0 +1,131 @@
+"""Rows packed with whole pairs: they train as pairs in rows of their own do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import write_both_ways, write_config
+from torch import Tensor
+
+from mtrain.config.loading import load_config
+from mtrain.data.prepare import prepare
+from mtrain.model.transformer import Transformer
+from mtrain.runs.directory import RunDirectory
+from mtrain.runtime.stop import Stop
+from mtrain.training import gradients, learner
+from mtrain.training.learner import Learner
+from mtrain.training.resume import Session
+from mtrain.training.trainer import Trainer
+
+LEARNED = "model.positions=learned model.norm=pre"
+
+
+@pytest.fixture(scope="module")
+def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A config whose corpus is one micro-batch, and one of both directions with tags."""
+    settings: dict[str, Any] = {"pairs": 60, "train.max_tokens": 4096, "model.dropout": 0.0}
+    folders = [tmp_path_factory.mktemp(name) for name in ("plain", "tags")]
+    return {
+        "plain": write_config(folders[0], **settings),
+        "tags": write_both_ways(folders[1], **settings),
+    }
+
+
+@pytest.fixture(autouse=True)
+def _exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute in float64; what the second view of a consistency loss lacks follows from the ids."""
+
+    def kept(self: Learner, ids: Tensor, generator: object) -> Tensor:
+        return torch.cat((torch.ones_like(ids), ids % 5 > 0)).double()
+
+    monkeypatch.setattr(learner, "set_compute_dtype", lambda model, dtype: model.double())
+    monkeypatch.setattr(Learner, "_kept", kept)
+
+
+def start(config: Path, run: Path, *overrides: str) -> Trainer:
+    settings = load_config(config, [f"run_dir={run}", *overrides])
+    prepared = prepare(settings, Stop())
+    return Trainer(Session(settings, prepared, RunDirectory(run), Stop()))
+
+
+def start_both(config: Path, directory: Path, *overrides: str) -> list[Trainer]:
+    """A trainer without packing and one with it, each of which takes an epoch a step."""
+    found = []
+    for packing in ("false", "true"):
+        settings = [*overrides, f"train.packing={packing}"]
+        planned = start(config, directory / "planned", *settings).batches.plan(0, 0)
+        settings.append(f"train.step_batches={len(planned)}")
+        found.append(start(config, directory / packing, *settings))
+    return found
+
+
+@pytest.mark.parametrize("row_tokens", [128, 12])
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("plain", "train.ema_decay=0.9"),
+        ("plain", f"train.consistency=2 train.subword_sampling=0.3 {LEARNED}"),
+        ("plain", "train.optimizer=muon train.augment.upper=0.5"),
+        ("tags", f"train.consistency=2 {LEARNED} model.tie_embeddings=none"),
+        ("plain", "data.temperature=3"),
+    ],
+)
+def test_packed_steps_are_steps(
+    configs: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    row_tokens: int,
+    name: str,
+    settings: str,
+) -> None:
+    """Also where many pairs are longer than a row, and are batched apart."""
+    monkeypatch.setattr(learner, "ROW_TOKENS", row_tokens)
+    monkeypatch.setattr(gradients, "PIECE_TOKENS", 64)
+    overrides = [*settings.split(), "train.threads=2"]
+    if "temperature" in settings:  # of weights 1 and 1.8 or so
+        data = configs[name].parent / "data"
+        corpora = [
+            f"{{src: {data}/{each}.src, tgt: {data}/{each}.tgt}}" for each in ("train", "test")
+        ]
+        overrides.append(f"data.train=[{', '.join(corpora)}]")
+    trainers = start_both(configs[name], tmp_path, *overrides)
+    for trainer in trainers:
+        stream = trainer.micro_batches()
+        for _ in range(3):
+            trainer.take_step(stream)
+    plain, packed = trainers
+    assert [each.batches.step_batches for each in trainers] == [1, 1 + (row_tokens < 32)]
+    widths = [each.batches.read(each.batches.plan(0, 0)[0]).src.shape[1] for each in trainers]
+    assert packed.batches.row_width == min(row_tokens, 32)
+    assert row_tokens < 32 or widths[1] == 32
+    for first, second in (
+        (plain.progress.sums, packed.progress.sums),
+        *zip(plain.optimizer.weights.values(), packed.optimizer.weights.values(), strict=True),
+        *zip(plain.learner.weights.values(), packed.learner.weights.values(), strict=True),
+    ):
+        assert first.dtype == torch.float64
+        torch.testing.assert_close(second, first, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("settings", ["", f"train.consistency=2 {LEARNED}"])
+def test_the_plain_model_and_work_by_tables_add_up_the_same(
+    configs: dict[str, Path], tmp_path: Path, settings: str
+) -> None:
+    """As other devices compute, and CUDA graphs."""
+    overrides = [*settings.split(), "train.compile=true"]  # which begins with the warm-up
+    found = []
+    for trainer in start_both(configs["plain"], tmp_path, *overrides):
+        assert type(trainer.model) is Transformer
+        pairs, sums = trainer.batches.read(trainer.batches.plan(0, 0)[0]), trainer.optimizer.sums
+        sums.buffer.zero_()
+        trainer.learner._fill(pairs)
+        found.append(sums.buffer.clone())
+        sums.buffer.zero_()
+        trainer.learner._fill_padded(pairs.src, pairs.tgt_in, pairs.tgt_out)
+        found.append(sums.buffer.clone())
+    assert float(found[0].abs().max()) > 1
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-9, atol=1e-11)
