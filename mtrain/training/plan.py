@@ -88,13 +88,12 @@ def describe_run(
     one = 4 * parameters + vocabulary
     # the best, the average and one being written are kept, too; three have the trainer's state
     all_ = one * (max(train.keep_checkpoints, train.average_last) + 3)
-    all_ += 3 * 4 * parameters * (2 + has_average)
-    all_ += _size(Path(config.run_dir))[1]
+    all_ += 3 * 4 * parameters * (2 + has_average) + _size(Path(config.run_dir))[1]
     sums = 1 + (blocks.largest - 1).bit_length()
     if machine.device == "cpu":
         sums = most_sums(blocks.largest, train.max_tokens, machine.workers)
-    sums += ranks.size > 1  # receives those of other ranks
-    state = (STATE_BYTES + 4 * has_average + 4 * sums) * parameters
+    # with other ranks, one receives theirs
+    state = (STATE_BYTES + 4 * (has_average + sums + (ranks.size > 1))) * parameters
     step_batches, peak_step = blocks.micro_batches, max(1, train.warmup_steps)
     per_epoch, per_step = max(1, int(micro_batches // step_batches)), int(tokens * step_batches)
     epochs = train.max_steps * step_batches / max(1, micro_batches)
