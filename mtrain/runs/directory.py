@@ -23,14 +23,20 @@ from mtrain.config.loading import load_stored_config
 from mtrain.config.schema import Config, dump_config
 from mtrain.runs import layout, manifest, reader
 from mtrain.runs.history import BEST
-from mtrain.runs.records import PACKAGES, PROVENANCE, MetricsFile, State, Status, read_record
+from mtrain.runs.records import (
+    PACKAGES,
+    PROVENANCE,
+    TIME,
+    MetricsFile,
+    State,
+    Status,
+    read_record,
+)
 from mtrain.runs.tensorboard import TensorBoard
 from mtrain.runtime import files, lock
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.json_reader import Content
 from mtrain.runtime.log import logger
-
-TIME = "%Y-%m-%dT%H:%M:%S%z"
 
 # Contents that may not change within a run, by their keys in `run.json`.
 FIXED = {

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import sys
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedIOBase
@@ -14,6 +15,17 @@ from mtrain.runtime.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_TERMI
 
 # Control characters of terminals: C0 except tabs and line breaks, DEL, C1.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def clipped(text: str, width: int) -> str:
+    """Cut a text to a number of terminal columns."""
+    columns = 0
+    for place, char in enumerate(text):
+        if not unicodedata.combining(char):
+            columns += 2 if unicodedata.east_asian_width(char) in "WF" else 1
+        if columns > width:
+            return text[: max(0, place - 3)] + "..."
+    return text
 
 
 def leave_at_once() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtrain.runtime import files
+from mtrain.runtime.console import clipped
 from mtrain.runtime.errors import UserError, printable
 
 if TYPE_CHECKING:
@@ -48,7 +49,9 @@ class ConsoleHandler(logging.Handler):
     """A handler for stderr that keeps a progress bar whole; warnings and errors are coloured."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one record; on a terminal the bar shows training records, unless all are wanted."""
+        """Write one record; on a terminal the bar shows training records, unless all are wanted,
+        and one that `is_cut` is cut to the width.
+        """
         from tqdm import tqdm  # not needed by --help
 
         on_bar = getattr(record, "shown_on_bar", False) and self.level >= logging.INFO
@@ -57,7 +60,10 @@ class ConsoleHandler(logging.Handler):
         label = _LABELS.get(record.levelno)
         record.label = paint(*label) + " " if label else ""
         with suppress(OSError):  # a reader that went away, or a full disk, ends no run
-            tqdm.write(self.format(record), file=sys.stderr)
+            text = self.format(record)
+            if getattr(record, "is_cut", False) and sys.stderr.isatty():
+                text = clipped(text, os.get_terminal_size(sys.stderr.fileno()).columns)
+            tqdm.write(text, file=sys.stderr)
 
 
 # The beginning of messages on the console, and its colour on a terminal.

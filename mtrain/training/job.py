@@ -116,9 +116,13 @@ class Job:
                     trainer = self._trainer(self._prepare())
                     trainer.run()
             except (UserError, OSError) as error:
-                raise self._end(error, trainer.progress.step if trainer else 0) from None
+                step = trainer.progress.step if trainer else 0
+                if trainer and step and isinstance(error, StoppedError) and self.ranks.is_first:
+                    trainer.validation.conclude("saved and stopped", step)
+                raise self._end(error, step) from None
             if self.ranks.is_first:
                 self.run.set_status("complete", trainer.progress.step, exit_code=EXIT_OK)
+                trainer.validation.conclude("complete", trainer.progress.step)
 
     def dry_run(self) -> dict[str, Any]:
         """Log what training would do, on rank 0, and return it as figures."""

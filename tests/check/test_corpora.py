@@ -26,12 +26,13 @@ from mtrain.check import chunks, corpora, faults
 from mtrain.check.chunks import Chunk
 from mtrain.check.corpora import Checker
 from mtrain.check.diagnosis import Diagnosis, diagnose
-from mtrain.check.findings import KINDS, Findings, clipped
+from mtrain.check.findings import KINDS, Findings
 from mtrain.check.profile import FREQUENT
 from mtrain.check.words import Characters
 from mtrain.config.corpora import TextCorpus
 from mtrain.config.loading import load_config
 from mtrain.corpus.writing_systems import script_of, scripts_of
+from mtrain.runtime.console import clipped
 from mtrain.runtime.errors import StoppedError
 from mtrain.runtime.stop import Stop
 

@@ -11,6 +11,7 @@ import functools
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -387,6 +388,8 @@ def test_real_processes_stop_and_resume(run: Path, deed: str, code: int, reason:
     assert (found["state"], found["exit_code"], found["step"]) == ended
     assert reason in found["reason"]
     assert reason in done.stderr
+    where = r"saved and stopped at step 11 of \d+, [\d:]+ after its start: "
+    assert bool(re.search(where + re.escape(str(run)), done.stderr)) == bool(reason)
     finish(run)
 
 
