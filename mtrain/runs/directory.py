@@ -163,8 +163,8 @@ class RunDirectory:
         self._check_step(before, config, ranks)
         if refused := fixed_changes(before, config):
             raise RefusedError(
-                f"{self.path}: this run was made with other settings; go back to them or choose "
-                "another run_dir",
+                f"{self.path}: this run was made with other settings; go back to them (mtrain "
+                f"train {shlex.quote(str(self.path / layout.CONFIG))}) or choose another run_dir",
                 *(f"  {key}: {old!r} in the run, {new!r} now" for key, old, new in refused),
             )
         for key, old, new in changed_keys(before, config):

@@ -265,7 +265,7 @@ def test_a_lost_line_is_found_where_it_was(folder: Folder) -> None:
     del folder.bytes["train.xa"][1499]
     report = folder.look()
     [(_, _, unequal)] = [each for each in found(report) if each[1] == "unequal"]
-    assert "has 2999 lines but" in unequal["examples"][0]["text"]
+    assert "has 2,999 lines but" in unequal["examples"][0]["text"]
     [(_, line)] = places(report, "slip")
     assert abs(line - 1500) <= 1
     assert report["errors"] == 1

@@ -314,12 +314,18 @@ def test_parquet_with_nested_columns_in_more_than_one_batch(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "data", "src", "tgt", "words"),
     [
-        ("a.tsv", "a\tb\nc\n", 0, 1, "a.tsv:2: no column 1, counted from 0, among 1"),
+        (
+            "a.tsv",
+            "a\tb\nc\n",
+            0,
+            1,
+            "a.tsv:2: has 1 column, and no tab, but src: 0, tgt: 1 needs 2 (columns are",
+        ),
         ("a.tsv", "en\tda\na\tb\n", "en", "de", "a.tsv:1: no column de; it has en, da"),
         ("a.tsv", "", "en", "de", "a.tsv:1: no column en"),
         ("a.tsv", "x" * 999, "en", "de", f"it has {'x' * 200} ..."),
         ("a.tsv", b"a\tb\n\xff\tb\n", 0, 1, "a.tsv:2: invalid UTF-8 (byte 1 of the line)"),
-        ("a.tsv.gz", TSV.encode() * 9, 7, 1, "a.tsv.gz:1: no column 7"),
+        ("a.tsv.gz", TSV.encode() * 9, 7, 1, "a.tsv.gz:1: has 3 columns, but src: 7"),
         ("a.jsonl", '{"a": "b"}\n{"a": \n', "a", "a", "a.jsonl:2: not JSON: "),
         ("a.jsonl", "[" * 100_000, "a", "a", "a.jsonl:1: not JSON: nested too deep"),
         ("a.jsonl", '{"a": "b"}\n\n', "a", "a", "a.jsonl:2: not JSON: "),

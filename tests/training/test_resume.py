@@ -711,6 +711,8 @@ def test_other_settings_are_refused_by_name(
     message = refusal(stopped, *overrides)
     assert [key for key in keys if key not in message] == []
     assert str(stopped) in message or "train.threads" in message
+    way_back = f"go back to them (mtrain train {stopped / 'config.yaml'}) or choose another"
+    assert (way_back in message) == (len(overrides) > 1)
     assert "train.patience" not in message
 
 
