@@ -170,30 +170,36 @@ class Validation:
                 self._test(name, part, best["checkpoint"], step)
 
     def conclude(self, state: str, step: int) -> None:
-        """Log how a run ends that is complete or stopped: time and place, scores and what they say,
-        and what to type next.
+        """Log how a run ends that is complete or stopped: time, place and best scores, and if it is
+        complete, what they say and what to type next.
         """
         path, history, last = self.run.path, self.history, self.config.train.max_steps
         time = duration(self.run.read(layout.RUN, PROVENANCE), self.run.metrics.parse()[0])
         after = f", {time} after its start" if time else ""
         logger.info("%s at step %s%s: %s", state, f"{step:,} of {last:,}", after, path)
         if best := history.best:
-            name, of_tests = best["checkpoint"], history.tests.items()
-            logger.info("best by %s: %s  %s", history.metric, name, summary(best))
-            for test, entry in of_tests:
-                logger.info("test %s: %s", test, summary(entry))
-            signatures = (entry["signature"] for entry in (best, *dict(of_tests).values()))
-            for signature in dict.fromkeys(signatures):
-                logger.info("signature of BLEU: %s", signature)
-            with suppress(UserError):  # the file may be gone
-                sources, references, hypotheses = self._translated(name)
-                for note in explain(hypotheses, [references], sources)[:1]:
-                    logger.warning("%s", note)
-        if state == "complete":
-            if history.outlook:
-                logger.info("%s", history.outlook)
-            logger.info("next: mtrain translate -m %s", shlex.quote(str(path)))
-            logger.info("      mtrain report %s", shlex.quote(str(path)))
+            shown = best["checkpoint"], summary(best)
+            logger.info("best by %s: %s  %s", history.metric, *shown)
+        if state != "complete":
+            return
+        for name, entry in history.tests.items():
+            logger.info("test %s: %s", name, summary(entry))
+        if best:
+            self._judge(best)
+        logger.info("next: mtrain translate -m %s", shlex.quote(str(path)))
+        logger.info("      mtrain report %s", shlex.quote(str(path)))
+
+    def _judge(self, best: Entry) -> None:
+        """Log the signatures of the scores, and what looks wrong with the best translations."""
+        scored = (best, *self.history.tests.values())
+        for signature in dict.fromkeys(entry["signature"] for entry in scored):
+            logger.info("signature of BLEU: %s", signature)
+        with suppress(UserError):  # the file may be gone
+            sources, references, hypotheses = self._translated(best["checkpoint"])
+            for note in explain(hypotheses, [references], sources)[:1]:
+                logger.warning("%s", note)
+        if self.history.outlook:
+            logger.info("%s", self.history.outlook)
 
     def _translated(self, name: str) -> tuple[list[str], list[str], list[str]]:
         """Return sources, references and translations of the validation set by the checkpoint of
