@@ -30,7 +30,7 @@ def pick_device(name: str) -> torch.device:
 
 def _lack_of_cuda(devices: int) -> str:
     """Return why a CUDA device is missing, and what to do."""
-    if not torch.backends.cuda.is_built():
+    if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         return (
             f"torch {torch.__version__} is a build for CPUs, which cannot use a GPU; install one "
             "with CUDA (pytorch.org has the command), or use cpu"

@@ -182,8 +182,8 @@ class Validation:
             logger.info("best by %s: %s  %s", history.metric, *shown)
         if state != "complete":
             return
-        for name, entry in history.tests.items():
-            logger.info("test %s: %s", name, summary(entry))
+        for name in filter(history.tests.get, self.prepared.tests):
+            logger.info("test %s: %s", name, summary(history.tests[name]))
         if best:
             self._judge(best)
         logger.info("next: mtrain translate -m %s", shlex.quote(str(path)))
