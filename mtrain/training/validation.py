@@ -93,7 +93,9 @@ class Validation:
         best = self.history.best
         mark = "  best so far" if best is not None and best["step"] == step else ""
         logger.info("step %s  %s%s", f"{step:,}", summary(entry), mark)
-        self.ranks.first(partial(self._show_samples, name))
+        if self.ranks.is_first:
+            with suppress(UserError):  # no reason to end a run
+                self._show_samples(name)
 
     def _current_model(self) -> LoadedModel:
         """Return the current weights, ready to translate as `mtrain translate` does by default."""
