@@ -1,6 +1,5 @@
 """Findings about a corpus: kinds, counts, and examples by file and line."""
 
-import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 from mtrain.config.corpora import Corpus, FileCorpus, TextCorpus
 from mtrain.corpus.readers import describe
+from mtrain.runtime.console import clipped
 from mtrain.runtime.errors import RowError, printable
 
 ERROR, WARNING, NOTE = "error", "warning", "note"
@@ -183,14 +183,3 @@ def _shown(example: Example, width: int) -> str:
     if not example.shown:
         return start + printable(example.text)
     return f"{start}  {clipped(printable(example.text), width - len(start) - 2)}".rstrip()
-
-
-def clipped(text: str, width: int) -> str:
-    """Cut a text to a number of terminal columns."""
-    columns = 0
-    for place, char in enumerate(text):
-        if not unicodedata.combining(char):
-            columns += 2 if unicodedata.east_asian_width(char) in "WF" else 1
-        if columns > width:
-            return text[: max(0, place - 3)] + "..."
-    return text

@@ -5,7 +5,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from textwrap import indent
@@ -41,6 +41,9 @@ LANGUAGES = {code for codes in SCRIPTS.values() for code in codes.split()}
 SAMPLE = 20_000  # pairs by which words and characters are counted
 RARE = 0.0005  # fraction of characters that the vocabulary need not cover
 MOST_HELD_OUT = 0.1  # fraction of the pairs
+FEWEST_HELD_OUT, USUALLY_HELD_OUT = 200, 1000  # pairs, unless a number is given
+# Names of sets in the folder of the text, without language and compression.
+VALID, TEST = ("valid", "validation", "dev", "val"), r"test(?:[0-9_.+-][A-Za-z0-9_.+-]*)?"
 
 HEADER = """\
 # yaml-language-server: $schema={4}
@@ -65,14 +68,14 @@ class Request:
     src_lang: str
     tgt_lang: str
     valid: Sides | None
-    hold_out: int
+    hold_out: int  # 0: a usual number, unless there is a validation set
+    tests: dict[str, Sides] = field(default_factory=dict)
 
 
 def language_of(path: Path, option: str) -> str:
     """Return the language that the end of a file's name gives; raises `RefusedError`."""
-    stem = path.name.removesuffix(".gz").removesuffix(".zst")
-    code = stem.rpartition(".")[2]
-    if "." not in stem or language_code(code) not in LANGUAGES:
+    code = _end_of(path)
+    if language_code(code) not in LANGUAGES:
         raise RefusedError(
             f"{path}: its name does not end in a known language code, such as .en or .de.gz; "
             f"give {option}"
@@ -80,25 +83,53 @@ def language_of(path: Path, option: str) -> str:
     return code
 
 
-def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> int:
-    """Write a config for two files; return the number of pairs to learn from. Raises `RefusedError`
-    for names that no config can hold, and where the config or the held-out text would replace a
-    file.
+def _end_of(path: Path) -> str:
+    """Return the end of a file's name behind the last dot, compression aside; empty without any."""
+    stem = path.name.removesuffix(".gz").removesuffix(".zst")
+    return stem.rpartition(".")[2] if "." in stem else ""
+
+
+def with_sets_beside(request: Request) -> Request:
+    """Add the sets in the folders of the text whose two sides end as the text's: a validation set,
+    unless one is named or to be split off, and all test sets.
+    """
+    if _end_of(request.src) == _end_of(request.tgt):
+        return request
+    src, tgt = (_sets_beside(path) for path in (request.src, request.tgt))
+    found = {name: (src[name], tgt[name]) for name in src if name in tgt}
+    valid = request.valid
+    if valid is None and not request.hold_out:
+        valid = next((found[name] for name in VALID if name in found), None)
+    tests = {name: sides for name, sides in found.items() if name not in VALID}
+    for name, sides in {**({"validation": valid} if valid else {}), **tests}.items():
+        logger.info("%s set: %s and %s", name, *sides)
+    return replace(request, valid=valid, tests=tests)
+
+
+def _sets_beside(path: Path) -> dict[str, Path]:
+    """Return one side of each set in the folder of a text, by name."""
+    ends = rf"\.{re.escape(_end_of(path))}(\.gz|\.zst)?"
+    pattern = re.compile(rf"({'|'.join((*VALID, TEST))}){ends}")
+    found = ((pattern.fullmatch(file.name), file) for file in sorted(path.parent.iterdir()))
+    others = ((match[1], file) for match, file in found if match and file.is_file())
+    return {name: file for name, file in others if not file.samefile(path)}
+
+
+def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, Any]:
+    """Write a config for two files; return its figures. Raises `RefusedError` for names that no
+    config can hold, and where the config or the held-out text would replace a file.
     """
     _check_names(request)
-    parts = _held_out_files(request) if request.hold_out else []
+    corpus = TextCorpus(src=str(request.src), tgt=str(request.tgt))
+    reading = Reading(invalid_utf8="drop", check=stop.check)
+    pairs, held = scan(corpus, reading).pairs, 0
+    request = with_sets_beside(request)
+    parts = [] if request.valid else _held_out_files(request)
     outputs = [*parts, request.output]
     for path in outputs[::-1]:
         manifest.check_new(path)
         refuse_kept(path)
-    corpus = TextCorpus(src=str(request.src), tgt=str(request.tgt))
-    reading = Reading(invalid_utf8="drop", check=stop.check)
-    pairs = scan(corpus, reading).pairs
-    if request.hold_out > MOST_HELD_OUT * pairs:
-        raise RefusedError(
-            f"--hold-out {request.hold_out}: more than a tenth of the {pairs:,} pairs; give a "
-            "smaller number, or a separate validation set with --valid-src, --valid-tgt"
-        )
+    count = _count_to_hold_out(request, pairs)
     size = _measure(corpus, pairs, reading)
     with ending(str(request.output)):
         for path in outputs:
@@ -106,7 +137,7 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> int:
     with opened(*outputs, is_new=True) as (*sinks, sink):
         train, valid = (request.src, request.tgt), request.valid
         if valid is None:
-            left = _hold_out(corpus, pairs, request.hold_out, sinks, reading)
+            held, left = _hold_out(corpus, pairs, count, sinks, reading)
             size = replace(size, pairs=left)
             train, valid = (parts[0], parts[1]), (parts[2], parts[3])
         drops = bool(reading.counts[NOT_UTF8]) and not parts  # a split leaves such pairs out
@@ -116,7 +147,20 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> int:
     warn_of(reading.counts)
     logger.info("%s pairs to learn from", f"{size.pairs:,}")
     warn_of_missing_tokenizer(request.tgt_lang)
-    return size.pairs
+    logger.info("next: mtrain check %s", shlex.quote(str(request.output)))
+    logger.info("      mtrain train %s", shlex.quote(str(request.output)))
+    return {"pairs": size.pairs, "held_out": held, "tests": list(request.tests)}
+
+
+def _count_to_hold_out(request: Request, pairs: int) -> int:
+    """Return the number of pairs to split off; raises `RefusedError` if they are too many."""
+    most = int(MOST_HELD_OUT * pairs)
+    if request.hold_out > most:
+        raise RefusedError(
+            f"--hold-out {request.hold_out}: more than a tenth of the {pairs:,} pairs; give a "
+            "smaller number, or a separate validation set with --valid-src, --valid-tgt"
+        )
+    return request.hold_out or min(USUALLY_HELD_OUT, max(FEWEST_HELD_OUT, pairs // 50), most)
 
 
 def _check_names(request: Request) -> None:
@@ -177,24 +221,17 @@ def _measure(corpus: TextCorpus, pairs: int, reading: Reading) -> Size:
 
 def _hold_out(
     corpus: TextCorpus, pairs: int, count: int, sinks: list[IO[bytes]], reading: Reading
-) -> int:
+) -> tuple[int, int]:
     """Split off pairs as a validation set, drawn from all over the text, and write to four open
-    files: train and valid, source and target.
-
-    Pairs with the same text on a side as a held-out pair are in neither. Return the number of pairs
-    left for training; raises `UserError` if no pair can be held out, or none is left.
+    files: train and valid, source and target. Return the numbers of pairs held out and left to
+    learn from; raises `UserError` if one of them is 0.
     """
-    reading = replace(reading, counts=Counter())
+    reading, left = replace(reading, counts=Counter()), 0
     held = choose(corpus, pairs, count, reading)
-    known = {side for src, tgt in held.values() for side in _sides(src, tgt)}
-    left = dropped = 0
     with progress_bar(pairs, "pair", "splitting") as bar:
         for number, src, tgt in _rows(corpus, reading):
             bar.update()
             is_held = number in held
-            if not is_held and _sides(src, tgt) & known:
-                dropped += 1
-                continue
             left += not (is_held or is_blank(src) or is_blank(tgt))
             for side, text in enumerate((src, tgt)):
                 sinks[side + 2 * is_held].write(text.encode("utf-8") + b"\n")
@@ -203,11 +240,11 @@ def _hold_out(
             f"{corpus.src}: no pairs are left to {'learn from' if held else 'validate on'}: the "
             "others are blank on a side, invalid UTF-8, or share a side; see mtrain check"
         )
-    logger.info(
-        "held out %s of %s pairs for validation; left out %s that share a side with one of them",
-        *map("{:,}".format, (len(held), count, dropped)),
-    )
-    return left
+    text = "held out %s of %s pairs for validation; no other pair shares a side"
+    logger.info(text, f"{len(held):,}", f"{pairs:,}")
+    if len(held) < count:
+        logger.warning("%s pairs were to be held out: too few have sides of their own", count)
+    return len(held), left
 
 
 def _sides(src: str, tgt: str) -> set[tuple[int, str]]:
@@ -217,20 +254,29 @@ def _sides(src: str, tgt: str) -> set[tuple[int, str]]:
 def choose(
     corpus: TextCorpus, pairs: int, count: int, reading: Reading
 ) -> dict[int, tuple[str, str]]:
-    """Draw at most `count` pairs, none blank and no two with a side in common, by line number."""
-    drawn = dict.fromkeys(random.Random(1).sample(range(1, pairs + 1), 2 * count))
-    found: dict[int, tuple[str, str]] = {}
-    seen = set[tuple[int, str]]()
-    for number, src, tgt in _rows(corpus, reading):
-        if number in drawn and not (is_blank(src) or is_blank(tgt)):
-            if not _sides(src, tgt) & seen:
-                found[number] = src, tgt
-            seen |= _sides(src, tgt)
-    return {number: found[number] for number in islice(filter(found.get, drawn), count)}
+    """Draw at most `count` pairs, none blank or with a side that another pair has, too, by line
+    number; what is drawn depends on the text alone.
+    """
+    drawn = dict.fromkeys(random.Random(1).sample(range(1, pairs + 1), min(pairs, 4 * count)))
+    found = {number: (src, tgt) for number, src, tgt in _rows(corpus, reading) if number in drawn}
+    known = {side for pair in found.values() for side in _sides(*pair)}
+    times = Counter(side for _, *pair in _rows(corpus, reading) for side in _sides(*pair) & known)
+    own = {
+        number: pair
+        for number, pair in found.items()
+        if not any(map(is_blank, pair)) and all(times[side] == 1 for side in _sides(*pair))
+    }
+    return {number: own[number] for number in islice(filter(own.get, drawn), count)}
 
 
 def render(
-    request: Request, size: Size, train: Sides, valid: Sides, *, has_gpu: bool, drops: bool = False
+    request: Request,
+    size: Size,
+    train: Sides,
+    valid: Sides,
+    *,
+    has_gpu: bool,
+    drops: bool = False,
 ) -> str:
     """Return the config, each setting below its description; `drops` has it leave out pairs that
     are invalid UTF-8.
@@ -239,9 +285,9 @@ def render(
     data = {
         "src_lang": request.src_lang,
         "tgt_lang": request.tgt_lang,
-        "train": [{"src": str(train[0]), "tgt": str(train[1])}],
-        "valid": {"src": str(valid[0]), "tgt": str(valid[1])},
-        "test": {},
+        "train": [_entry(train)],
+        "valid": _entry(valid),
+        "test": {name: _entry(sides) for name, sides in request.tests.items()},
         "invalid_utf8": "drop" if drops else "error",
         "max_length": 256,
     }
@@ -257,3 +303,8 @@ def render(
             rows.append(f"  # {section.model_fields[key].description}\n")
             rows.append(indent(dump_document({key: value}), "  "))
     return "".join(rows)
+
+
+def _entry(sides: Sides) -> dict[str, str]:
+    """Return the config entry of a corpus."""
+    return {"src": str(sides[0]), "tgt": str(sides[1])}

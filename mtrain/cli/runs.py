@@ -1,6 +1,7 @@
 """Commands about a finished run, or one in progress."""
 
 import sys
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,7 +12,7 @@ from mtrain.cli.streams import as_text, check_page, print_json, print_text
 from mtrain.runtime import log
 from mtrain.runtime.console import loaded, stopped_by_signals
 from mtrain.runtime.errors import UserError
-from mtrain.runtime.outputs import write_output
+from mtrain.runtime.outputs import size_of, write_output
 
 Quantization = Literal[
     "float32",
@@ -73,7 +74,10 @@ def verify(
             if not json_:
                 print_text(str(finding))
     bad = [finding for finding in findings if finding.state in verifying.BAD]
-    if json_:
+    counts = Counter(finding.state for finding in findings)
+    if not json_:
+        print_text(f"total: {', '.join(f'{n} {state}' for state, n in counts.items())}")
+    else:
         listed = [asdict(finding) for finding in findings]
         print_json({"run": str(run), "good": not bad, "findings": listed})
     if bad:
@@ -104,7 +108,7 @@ def average(
     with stopped_by_signals():
         paths = checkpoint.average_run(run, last, output, train)
     names = [path.name for path in paths]
-    log.logger.info("averaged %s into %s", ", ".join(names), output)
+    log.logger.info("averaged %s into %s (%s)", ", ".join(names), output, size_of(output))
     if json_:
         print_json({"checkpoint": str(output), "averaged": names})
 

@@ -22,6 +22,19 @@ def reading(name: str) -> Iterator[Iterator[bytes]]:
         yield _guarded(stream, "stdin" if is_stdin else name)
 
 
+def prompting(lines: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield the lines of a terminal, with a prompt on stderr before each."""
+    try:
+        while True:
+            sys.stderr.write("> ")
+            sys.stderr.flush()
+            yield next(lines)
+    except StopIteration:
+        return
+    finally:  # Ctrl-D and Ctrl-C leave the cursor behind a prompt
+        sys.stderr.write("\n")
+
+
 def _guarded(stream: IO[bytes], name: str) -> Iterator[bytes]:
     """Yield lines; raises `UserError` for an error of the input."""
     with reading_from(name):
@@ -37,7 +50,7 @@ def print_text(*lines: str) -> None:
     """Write lines for people to stdout, each made printable: names and text from outside may hold
     line breaks and terminal escapes.
     """
-    with writing("-") as sink:
+    with writing("-", has_severities=True) as sink:
         sink.writelines(printable(line).encode() + b"\n" for line in lines)
 
 

@@ -1,5 +1,6 @@
 """Commands before and during training."""
 
+import os
 import shutil
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,7 @@ import typer
 from mtrain.cli import options
 from mtrain.cli.options import file, flag, path, value
 from mtrain.cli.streams import print_json, print_path, print_text
+from mtrain.runtime import log
 from mtrain.runtime.console import loaded
 from mtrain.runtime.errors import EXIT_FAILED, RefusedError
 from mtrain.runtime.stop import Stop
@@ -65,21 +67,25 @@ def init(
     valid_src: Annotated[Path | None, file("Source text of the validation set.")] = None,
     valid_tgt: Annotated[Path | None, file("Target text of the validation set.")] = None,
     hold_out: Annotated[
-        int | None, value("N", "Split off N pairs for validation, into new files.", min=1)
+        int | None,
+        value("N", "Split off N pairs for validation; default: if there is no valid.en.", min=1),
     ] = None,
     json_: options.Json = False,
 ) -> None:
     """Write a config for two files of text, sized to them and to this machine.
 
-    Example: `mtrain init train.en train.de --hold-out 1000`
+    Validation and test sets in the same folder, such as valid.en and test2016.de, are taken.
+
+    Example: `mtrain init train.en train.de`
     """
-    if (valid_src is None) != (valid_tgt is None) or (valid_src is None) == (hold_out is None):
+    if (valid_src is None) != (valid_tgt is None) or (valid_src is not None and hold_out):
         raise RefusedError(
-            "mtrain init: needs a validation set: give --valid-src and --valid-tgt, or "
-            "--hold-out 1000 to split off 1,000 pairs"
+            "mtrain init: give --valid-src and --valid-tgt for a validation set, or --hold-out N, "
+            "or none of them to have some pairs split off"
         )
     stop = Stop()
     stop.install()
+    log.logger.info("reading %s and %s", src, tgt)
     from mtrain.check import starter
     from mtrain.runtime.device import pick_device
 
@@ -90,10 +96,10 @@ def init(
     output = output or Path("-".join(languages) + ".yaml")
     valid = (valid_src, valid_tgt) if valid_src is not None and valid_tgt is not None else None
     request = starter.Request(src, tgt, output, *languages, valid, hold_out or 0)
-    pairs = starter.write_config(request, stop, has_gpu=pick_device("auto").type == "cuda")
+    found = starter.write_config(request, stop, has_gpu=pick_device("auto").type == "cuda")
     if json_:
-        print_json({"config": str(output), "pairs": pairs, "held_out": hold_out or 0})
-    else:
+        print_json({"config": str(output), **found})
+    elif not (os.isatty(1) and log.is_on_terminal()):  # which told of the file
         print_path(output)
 
 

@@ -2,16 +2,21 @@
 
 import os
 import sys
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from mtrain.cli import options
 from mtrain.cli.options import choice, file, flag, stream, value
-from mtrain.cli.streams import as_text, check_output, check_page, reading
+from mtrain.cli.streams import as_text, check_output, check_page, prompting, reading
+from mtrain.runtime import log
 from mtrain.runtime.console import loaded, writing
 from mtrain.runtime.errors import RefusedError
 from mtrain.runtime.outputs import opened, refuse_one_file, refuse_overwriting, write_output
+
+if TYPE_CHECKING:
+    from mtrain.translation.translator import Translator
 
 Kind = StrEnum("Kind", {"ENCODER": "encoder", "DECODER": "decoder", "CROSS": "cross"})
 
@@ -55,12 +60,12 @@ def translate(
     model, texts = options.run_and_texts(words, model)
     input_ = _input_of(texts, input_)
     _check_files(output, alignments, input_, target_prefix)
+    guided = _guided(input_, model)
     from mtrain.translation import streams
 
     with options.open_translator(model, device, precision, n_best=n_best, **decode) as translator:
         if not translator.ranks.is_first:
-            input_ = output = os.devnull
-            alignments = alignments and os.devnull
+            input_, output, alignments = os.devnull, os.devnull, alignments and os.devnull
         is_at_once = line_buffered or (input_ == "-" and sys.stdin.isatty())
         names = filter(None, [output, alignments])
         with (
@@ -69,7 +74,7 @@ def translate(
         ):
             streams.translate_stream(
                 translator,
-                [line.encode() + b"\n" for line in texts] or source,
+                _lines(texts, source, translator, guided),
                 sink,
                 n_best=n_best,
                 scores=scores,
@@ -77,6 +82,31 @@ def translate(
                 alignments=links[0] if links else None,
                 line_buffered=is_at_once,
             )
+
+
+def _guided(input_: str, models: list[Path]) -> list[Path]:
+    """Return the models if a person types the text, and show that they are being loaded."""
+    if input_ != "-" or not sys.stdin.isatty() or not log.is_on_terminal():
+        return []
+    log.logger.info("loading %s", ", ".join(map(str, models)))
+    return models
+
+
+def _lines(
+    texts: list[str], source: Iterator[bytes], translator: "Translator", guided: list[Path]
+) -> Iterable[bytes]:
+    """Return the lines to translate; a person who types them for the models `guided` is shown what
+    translates and how to end, and gets a prompt for each line.
+    """
+    if guided and translator.ranks.is_first:
+        from mtrain.runs import checkpoint
+
+        directions = ", ".join(f"{src} -> {tgt}" for src, tgt in translator.loaded.directions)
+        chosen = ", ".join(str(checkpoint.resolve(path)) for path in guided)
+        log.logger.info("%s, by %s", directions, chosen)
+        log.logger.info("One sentence per line; Ctrl-D ends.")
+        source = prompting(source)
+    return [line.encode() + b"\n" for line in texts] or source
 
 
 def _input_of(texts: list[str], input_: str | None) -> str:

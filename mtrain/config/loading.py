@@ -188,7 +188,9 @@ def _explain(document: Document, errors: list[Any]) -> list[str]:
             earlier = found[key].removesuffix(got) + " or " if key in found else ""
             text = earlier + (text.removeprefix("should be ") if earlier else text) + got
         found[key] = text
-    return [f"{document.where(key)}: {key or 'config'}: {text}" for key, text in found.items()]
+    places = [*document.lines.values(), document.name]  # from the first line to the last
+    ordered = sorted(found, key=lambda key: places.index(document.where(key)))
+    return [f"{document.where(key)}: {key or 'config'}: {found[key]}" for key in ordered]
 
 
 def _advice(key: str, section: type[BaseModel]) -> str:

@@ -71,6 +71,20 @@ def is_blank(text: str) -> bool:
     return not text or text.isspace()
 
 
+def spaced(items: list[int], most: int) -> list[int]:
+    """Return at most `most` items of a list, evenly spaced, including the first and the last."""
+    if len(items) <= most:
+        return items
+    return [items[i * (len(items) - 1) // (most - 1)] for i in range(most)]
+
+
+def moderate(lines: list[str], most: int) -> list[int]:
+    """Choose indices of lines of moderate length, evenly spaced: of the middle half by length."""
+    order = sorted((len(line), i) for i, line in enumerate(lines) if not is_blank(line))
+    middle = order[len(order) // 4 : max(1, 3 * len(order) // 4)]
+    return spaced(sorted(i for _, i in middle), most)
+
+
 def listed(names: Iterable[str]) -> str:
     """Return a short list of existing names."""
     text = ", ".join(names)

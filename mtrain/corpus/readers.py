@@ -118,7 +118,7 @@ def _scan(corpus: Corpus, reading: Reading) -> Scan:
         files = files_of(corpus, reading.root)
         (src_lines, src), (tgt_lines, tgt) = (scan_file(file, reading.check) for file in files)
         if src_lines != tgt_lines:
-            counts = f"{files[0]} has {src_lines} lines but {files[1]} has {tgt_lines}"
+            counts = f"{files[0]} has {src_lines:,} lines but {files[1]} has {tgt_lines:,}"
             text = f"{counts}: the sides of a corpus must match line for line"
             raise UnequalError(text, min(src_lines, tgt_lines))
         return Scan(src_lines, hashlib.sha256(src + tgt).hexdigest())

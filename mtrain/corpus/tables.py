@@ -144,7 +144,9 @@ def _read_tsv(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]
         if len(cells) >= least:
             yield number, cells[src], cells[tgt]
             continue
-        reason = f"no column {least - 1}, counted from 0, among {len(cells)}"
+        has = f"has {len(cells)} columns" if len(cells) > 1 else "has 1 column, and no tab"
+        columns = f"src: {corpus.src}, tgt: {corpus.tgt}"
+        reason = f"{has}, but {columns} needs {least} (columns are numbered from 0)"
         reading.refuse(RowError(f"{path}:{number}", number, reason))
 
 

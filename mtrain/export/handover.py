@@ -14,7 +14,7 @@ from mtrain.export.proof import NEEDED, Agreement, Engine, compare
 from mtrain.runs import manifest
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import logger, progress_bar, shorten
-from mtrain.runtime.outputs import opened
+from mtrain.runtime.outputs import opened, size_of
 from mtrain.scoring.references import read_source
 from mtrain.translation.loading import LoadedModel
 
@@ -67,9 +67,9 @@ def export(
                 argos_format.pack(Path(aside), loaded, sink)
         else:
             manifest.write_new_directory(directory, fill)
+            logger.info("wrote %s (%s)", directory, size_of(directory))
     except OSError as error:
         raise UserError(f"{directory}: cannot write: {error.strerror or error}") from None
-    logger.info("written to %s", directory)
 
 
 def _read_sample(config: Config, sample: Path | None) -> dict[int, str]:

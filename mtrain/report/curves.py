@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
+from mtrain.corpus.lines import spaced
+
 Point = tuple[int, float]
 
 WIDTH, HEIGHT = 420, 250  # pixels, with the margins
@@ -136,13 +138,6 @@ def thinned(points: list[Point]) -> list[Point]:
     parts = [points[i : i + size] for i in range(0, len(points), size)]
     kept = {choose(part, key=itemgetter(1)) for part in parts for choose in (min, max)}
     return sorted(kept | {points[0], points[-1]})
-
-
-def spaced(items: list[int], most: int) -> list[int]:
-    """Return at most `most` items of a list, evenly spaced, including the first and the last."""
-    if len(items) <= most:
-        return items
-    return [items[i * (len(items) - 1) // (most - 1)] for i in range(most)]
 
 
 def tick_distance(low: float, high: float) -> float:

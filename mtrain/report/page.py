@@ -11,17 +11,17 @@ from pathlib import Path
 from mtrain.check.diagnosis import diagnose
 from mtrain.check.findings import Findings
 from mtrain.config.schema import Config
-from mtrain.corpus.lines import is_blank
+from mtrain.corpus.lines import moderate, spaced
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.report import maps
-from mtrain.report.curves import Chart, charts_of, spaced
+from mtrain.report.curves import Chart, charts_of
 from mtrain.report.heatmap import Sentence, choices, render
-from mtrain.report.summary import duration, machine_of, verdict
+from mtrain.report.summary import machine_of, verdict
 from mtrain.runs import checkpoint, layout, manifest, reader, sets
 from mtrain.runs.history import Entry, History
 from mtrain.runs.made import resolve
 from mtrain.runs.reader import Run
-from mtrain.runs.records import MetricsFile
+from mtrain.runs.records import MetricsFile, duration
 from mtrain.runtime.errors import UserError, as_user_error, printable
 from mtrain.runtime.log import logger, shorten
 from mtrain.runtime.stop import Stop
@@ -151,7 +151,7 @@ def gather(run_dir: Path, texts: list[str]) -> Report:
     lines, data = _valid_lines(report), report.config.data
     _judge(report, lines)
     sources = [line.texts[0][2] for line in lines]
-    places = moderate(sources) if lines else list(range(SAMPLES))
+    places = moderate(sources, SAMPLES) if lines else list(range(SAMPLES))
     report.samples = _samples(report, lines, places)
     own = [(lines[i].tag, sources[i]) for i in places[:ATTENDED] if lines]
     _watch(report, [(data.valid_parts[0].tag, text) for text in texts] or own)
@@ -199,8 +199,8 @@ def _charts(report: Report) -> Iterator[Chart]:
     records, broken = MetricsFile(report.run.path / layout.METRICS).parse()
     if broken:
         report.note("curves", f"Lines of metrics.jsonl that are no records: {shorten(broken)}")
-    if (time := duration(records)) is not None:
-        report.facts["Time, first to last record"] = time
+    if (time := duration(report.run.begun, records)) is not None:
+        report.facts["Time, pauses included"] = time
     if not records and report.history.entries:
         report.note("curves", "Left out: metrics.jsonl holds no records")
     yield from charts_of(records)
@@ -226,13 +226,6 @@ def _judge(report: Report, lines: list[Sample]) -> None:
         if len(hypotheses) == len(lines):
             sources, references = ([line.texts[i][2] for line in lines] for i in (0, 1))
             report.looks = explain(hypotheses, [references], sources)
-
-
-def moderate(lines: list[str]) -> list[int]:
-    """Choose indices of lines of moderate length, evenly spaced: of the middle half by length."""
-    order = sorted((len(line), i) for i, line in enumerate(lines) if not is_blank(line))
-    middle = order[len(order) // 4 : max(1, 3 * len(order) // 4)]
-    return spaced(sorted(i for _, i in middle), SAMPLES)
 
 
 def _samples(report: Report, lines: list[Sample], places: list[int]) -> list[Sample]:

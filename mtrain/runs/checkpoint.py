@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mtrain.config.schema import TrainConfig
+from mtrain.corpus.lines import listed
 from mtrain.runs import layout, manifest
 from mtrain.runs.history import BEST
 from mtrain.runs.layout import CONFIG, MODEL, TOKENIZER, step_of, steps
@@ -29,6 +30,8 @@ from mtrain.runs.records import LOOP, Loop, read_record
 from mtrain.runtime import files
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.json_reader import LARGEST, read_json_file
+
+NO_CHECKPOINT = "this run has no complete checkpoint yet; train it first"
 
 
 @dataclass(frozen=True)
@@ -190,13 +193,23 @@ def resolve(path: Path) -> Path:
     if directory.is_symlink():
         raise UserError(f"{directory}: is a link, which is not followed; name its target")
     if not directory.is_dir():
-        raise UserError(f"{path}: neither a run directory nor a checkpoint directory")
+        raise UserError(f"{path}: {_lack_of_checkpoints(path)}")
     stored = read_record(path / layout.BEST, BEST, "name a checkpoint directory instead")
     if stored is not None and stored.named is not None:
         return directory / stored.named.checkpoint
     if not (present := steps(directory)):
-        raise UserError(f"{path}: this run has no complete checkpoint yet")
+        raise UserError(f"{path}: {NO_CHECKPOINT}")
     return present[-1]
+
+
+def _lack_of_checkpoints(path: Path) -> str:
+    """Return what a directory is that has no checkpoints, and what to do."""
+    if (path / layout.LOCK).exists() or (path / TOKENIZER).exists():
+        return NO_CHECKPOINT
+    runs = sorted(above.parent for above in path.glob(f"*/{layout.CHECKPOINTS}"))
+    if runs:
+        return f"is no run itself, but holds runs; name one: {listed(map(str, runs))}"
+    return "neither a run directory nor a checkpoint directory; name one that mtrain train made"
 
 
 def load_or_name_good(path: Path) -> Snapshot:

@@ -26,6 +26,7 @@ from mtrain.runs.history import BEST
 from mtrain.runs.records import (
     PACKAGES,
     PROVENANCE,
+    TIME,
     Launch,
     MetricsFile,
     State,
@@ -37,8 +38,6 @@ from mtrain.runtime import files, lock
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.json_reader import Content
 from mtrain.runtime.log import logger
-
-TIME = "%Y-%m-%dT%H:%M:%S%z"
 
 # Contents that may not change within a run, by their keys in `run.json`.
 FIXED = {
@@ -167,8 +166,8 @@ class RunDirectory:
         self._check_step(before, config, ranks)
         if refused := fixed_changes(before, config):
             raise RefusedError(
-                f"{self.path}: this run was made with other settings; go back to them or choose "
-                "another run_dir",
+                f"{self.path}: this run was made with other settings; go back to them (mtrain "
+                f"train {shlex.quote(str(self.path / layout.CONFIG))}) or choose another run_dir",
                 *(f"  {key}: {old!r} in the run, {new!r} now" for key, old, new in refused),
             )
         for key, old, new in changed_keys(before, config):

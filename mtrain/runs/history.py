@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, FiniteFloat, TypeAdapter
 
 from mtrain.config.schema import FileName
+from mtrain.runs import layout
 from mtrain.runs.records import CheckpointName, Count, Metric, Score, with_fields_of
 
 
@@ -92,6 +93,17 @@ class History(BaseModel, populate_by_name=True):
         """Name of the best checkpoint of a step, whether or not the average is better."""
         best = self._best_of(self.entries)
         return best["checkpoint"] if best else None
+
+    @property
+    def outlook(self) -> str | None:
+        """A sentence on whether training still helped at the end."""
+        steps, name = self.steps, self.best_step
+        if len(steps) < 2 or name is None:
+            return None
+        if later := sum(layout.step_name(step) > name for step in steps):
+            what = "1 later validation was" if later == 1 else f"{later} later validations were"
+            return f"The best step is {name}: {what} no better."
+        return "The last validation is the best: more steps may help."
 
     def is_out_of_patience(self, patience: int) -> bool:
         """Whether none of the last `patience` validations improved on the ones before."""

@@ -4,10 +4,12 @@ import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, FiniteFloat, TypeAdapter
+from tqdm import tqdm
 
 from mtrain.runs.layout import AVERAGE, STEP
 from mtrain.runs.tensorboard import TensorBoard
@@ -24,6 +26,7 @@ ExitCode = Annotated[int, Field(ge=0, le=255)]
 Metric = Literal["bleu", "chrf", "nll", "command"]
 State = Literal["preparing", "running", "complete", "stopped", "failed", "refused"]
 
+TIME = "%Y-%m-%dT%H:%M:%S%z"
 PACKAGES = ("torch", "numpy", "sentencepiece", "sacrebleu", "safetensors")  # with their versions
 LARGEST_TEXT = 256 << 20  # bytes of a `metrics.jsonl`, or of a file of translations
 MOST_RECORDS, MOST_BROKEN = 2_000_000, 10_000  # lines of it, and invalid lines
@@ -168,6 +171,18 @@ def read_record(
         return None
     except ValueError as error:
         raise UserError(f"{path}: damaged: {error}; {advice}") from None
+
+
+def duration(begun: Provenance | None, records: list[dict[str, Any]]) -> str | None:
+    """Return the time from the start of a run to its last record, pauses included; None if it is
+    not known.
+    """
+    try:
+        start = datetime.strptime(begun.created if begun else "", TIME).timestamp()
+    except ValueError:
+        return None
+    seconds = max((record.get("time") or 0 for record in records), default=0) - start
+    return tqdm.format_interval(seconds) if seconds > 0 else None
 
 
 @dataclass

@@ -4,16 +4,42 @@ import os
 import re
 import signal
 import sys
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedIOBase
 from types import FrameType
-from typing import IO, Any, cast
+from typing import IO, Any, TextIO, cast
 
 from mtrain.runtime.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_TERMINATED, UserError
 
 # Control characters of terminals: C0 except tabs and line breaks, DEL, C1.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+RED, GREEN, YELLOW = "31", "32", "33"
+# Words of severity that begin a line, and those behind a difference of scores, with their colours.
+_SEVERITY = re.compile(
+    r"^ {0,2}(?:error|damaged|missing|changed|warning)(?= )|(?<=\.\d\d )(?:better|worse)\b"
+)
+_COLOURS = {"warning": YELLOW, "better": GREEN}
+
+
+def paint(text: str, colour: str, stream: TextIO | None) -> str:
+    """Colour text for a stream that is a terminal, unless NO_COLOR or TERM=dumb asks for none."""
+    wants_none = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    if wants_none or stream is None or not stream.isatty():
+        return text
+    return f"\x1b[1;{colour}m{text}\x1b[0m"
+
+
+def clipped(text: str, width: int) -> str:
+    """Cut a text to a number of terminal columns."""
+    columns = 0
+    for place, char in enumerate(text):
+        if not unicodedata.combining(char):
+            columns += 2 if unicodedata.east_asian_width(char) in "WF" else 1
+        if columns > width:
+            return text[: max(0, place - 3)] + "..."
+    return text
 
 
 def leave_at_once() -> None:
@@ -45,16 +71,16 @@ def open_closed_streams() -> None:
 
 
 @contextmanager
-def writing(name: str | int) -> Iterator[IO[bytes]]:
+def writing(name: str | int, *, has_severities: bool = False) -> Iterator[IO[bytes]]:
     """Open a file, stdout (`-`), or the standard stream of a number, for bytes; a terminal gets
-    control characters spelled out.
+    control characters spelled out, and words of severity in colour if the text has them.
     """
     loaded()
     place = 1 if name == "-" else name
     shown = ("stdin", "stdout", "stderr")[place] if isinstance(place, int) else place
     # not `sys.stdout`, which may write only a part of a line under PYTHONUNBUFFERED
     with ending(shown), open(place, "wb", closefd=not isinstance(place, int)) as sink:
-        yield cast(IO[bytes], _Screen(sink)) if sink.isatty() else sink
+        yield cast(IO[bytes], _Screen(sink, has_severities)) if sink.isatty() else sink
 
 
 @contextmanager
@@ -99,16 +125,23 @@ def _stop(number: int, frame: FrameType | None) -> None:
     sys.exit(EXIT_TERMINATED)
 
 
+def _coloured(line: str) -> str:
+    return _SEVERITY.sub(
+        lambda word: paint(word[0], _COLOURS.get(word[0].strip(), RED), sys.stdout), line
+    )
+
+
 class _Screen(BufferedIOBase):
     """A stream to a terminal, with control characters spelled out."""
 
-    def __init__(self, sink: IO[bytes]) -> None:
-        self.sink = sink
+    def __init__(self, sink: IO[bytes], has_severities: bool) -> None:
+        self.sink, self.has_severities = sink, has_severities
 
     def write(self, data: Any) -> int:
         """Write bytes; those that are not UTF-8 are spelled out, too."""
         text = bytes(data).decode("utf-8", "backslashreplace")
-        self.sink.write(_CONTROL.sub(lambda c: ascii(c[0])[1:-1], text).encode())
+        shown = _CONTROL.sub(lambda c: ascii(c[0])[1:-1], text)
+        self.sink.write((_coloured(shown) if self.has_severities else shown).encode())
         return len(bytes(data))
 
     def flush(self) -> None:

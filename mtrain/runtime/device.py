@@ -22,12 +22,22 @@ def pick_device(name: str) -> torch.device:
         )
     kind, _, index = name.partition(":")
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
-        raise RefusedError(
-            f"device {name}: this machine has {torch.cuda.device_count()} CUDA devices"
-        )
+        raise RefusedError(f"device {name}: {_lack_of_cuda(torch.cuda.device_count())}")
     if kind == "mps" and not torch.backends.mps.is_available():
         raise RefusedError("device mps: not available on this machine")
     return torch.device(kind, int(index or 0)) if kind == "cuda" else torch.device(kind)
+
+
+def _lack_of_cuda(devices: int) -> str:
+    """Return why a CUDA device is missing, and what to do."""
+    if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+        return (
+            f"torch {torch.__version__} is a build for CPUs, which cannot use a GPU; install one "
+            "with CUDA (pytorch.org has the command), or use cpu"
+        )
+    if devices:
+        return f"this machine has {devices} CUDA devices, numbered from 0; use a lower number"
+    return "torch finds no CUDA device; see whether nvidia-smi lists one, or use cpu"
 
 
 def has_fast_bf16(device: torch.device) -> bool:

@@ -76,10 +76,9 @@ class MissingExtraError(RefusedError):
     """A library is not installed; the message names the extra of mtrain that installs it."""
 
     def __init__(self, what: str, extra: str, more: object) -> None:
-        super().__init__(
-            f"{what} needs an extra: pip install 'mtrain[{extra}]' (in a clone: '.[{extra}]'); "
-            f"{more}"
-        )
+        install = f"pip install 'mtrain[{extra}]' (in a clone: '.[{extra}]')"
+        reason = "" if isinstance(more, ModuleNotFoundError) else f"; {more}"  # it says no more
+        super().__init__(f"{what} needs an extra: {install}{reason}")
 
 
 class StoppedError(UserError):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtrain.runtime import files
+from mtrain.runtime.console import RED, YELLOW, clipped, paint
 from mtrain.runtime.errors import UserError, printable
 
 if TYPE_CHECKING:
@@ -48,27 +49,25 @@ class ConsoleHandler(logging.Handler):
     """A handler for stderr that keeps a progress bar whole; warnings and errors are coloured."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one record; on a terminal the bar shows training records, unless all are wanted."""
+        """Write one record; on a terminal the bar shows training records, unless all are wanted,
+        and one that `is_cut` is cut to the width.
+        """
         from tqdm import tqdm  # not needed by --help
 
         on_bar = getattr(record, "shown_on_bar", False) and self.level >= logging.INFO
         if on_bar and sys.stderr.isatty():
             return
         label = _LABELS.get(record.levelno)
-        record.label = paint(*label) + " " if label else ""
+        record.label = paint(*label, sys.stderr) + " " if label else ""
         with suppress(OSError):  # a reader that went away, or a full disk, ends no run
-            tqdm.write(self.format(record), file=sys.stderr)
+            text = self.format(record)
+            if getattr(record, "is_cut", False) and sys.stderr.isatty():
+                text = clipped(text, os.get_terminal_size(sys.stderr.fileno()).columns)
+            tqdm.write(text, file=sys.stderr)
 
 
 # The beginning of messages on the console, and its colour on a terminal.
-_LABELS = {logging.WARNING: ("warning:", "33"), logging.ERROR: ("error:", "31")}
-
-
-def paint(text: str, code: str) -> str:
-    """Colour text for a terminal, unless NO_COLOR asks for none."""
-    if os.environ.get("NO_COLOR") or not sys.stderr.isatty():
-        return text
-    return f"\x1b[1;{code}m{text}\x1b[0m"
+_LABELS = {logging.WARNING: ("warning:", YELLOW), logging.ERROR: ("error:", RED)}
 
 
 def set_up_console(*, times: bool = False, level: int | None = None) -> None:
@@ -87,6 +86,12 @@ def set_up_console(*, times: bool = False, level: int | None = None) -> None:
 def _console_level() -> int:
     levels = (each.level for each in logger.handlers if isinstance(each, ConsoleHandler))
     return next(levels, logging.INFO)
+
+
+def is_on_terminal() -> bool:
+    """Whether stderr is a terminal that shows all messages."""
+    is_loud = logger.isEnabledFor(logging.INFO) and _console_level() <= logging.INFO
+    return sys.stderr.isatty() and is_loud
 
 
 def add_log_file(path: Path) -> None:
@@ -113,8 +118,7 @@ def progress_bar(
     """
     from tqdm import tqdm  # not needed by --help
 
-    is_loud = logger.isEnabledFor(logging.INFO) and _console_level() <= logging.INFO
-    shown = shown and sys.stderr.isatty() and is_loud
+    shown = shown and is_on_terminal()
     is_narrow = shown and os.get_terminal_size(sys.stderr.fileno()).columns < WIDE
     return tqdm(
         total=total,

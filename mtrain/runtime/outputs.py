@@ -18,7 +18,7 @@ from typing import IO
 from mtrain.runtime import files
 from mtrain.runtime.console import ending, loaded, stopped_by_signals, writing
 from mtrain.runtime.errors import RefusedError, UserError
-from mtrain.runtime.log import logger
+from mtrain.runtime.log import is_on_terminal, logger
 
 _BLOCK = 1 << 20
 
@@ -107,6 +107,16 @@ def _publish(outputs: list[_Output], *, is_new: bool) -> None:
         os.replace(each.partial, each.place)
         with suppress(PermissionError):  # a directory that may be written to, but not read
             files.sync(each.place.parent)
+        if is_on_terminal():
+            logger.info("wrote %s (%s)", each.path, size_of(each.place))
+
+
+def size_of(path: Path) -> str:
+    """Return the size of a file, or of a directory and all in it, for people."""
+    size = sum(each.stat().st_size for each in (path, *path.rglob("*")) if each.is_file())
+    if size < 1e4:
+        return "1 byte" if size == 1 else f"{size:,} bytes"
+    return f"{size / 1e3:,.0f} kB" if size < 1e7 else f"{size / 1e6:,.0f} MB"
 
 
 def _begin(name: str | Path) -> _Output | None:

@@ -20,6 +20,7 @@ FEWEST = 10  # lines or letters; with fewer, nothing counts as normal
 NEARLY = 0.9  # similarity of a copy
 SHARED, SAME = 4, 0.02  # sources that may have one translation, and fraction of lines
 SHORT, LONG = 0.8, 1.25  # length of all translations, relative to all references
+MANY = 10  # one wrong line in this many is no longer a few
 FOREIGN = 0.1  # fraction of a reference's letters below which a script is foreign
 LONGEST = 2000  # characters that are searched for loops
 
@@ -117,15 +118,26 @@ CHECKS: tuple[tuple[str, str, str, Callable[[Line], bool], float], ...] = (
 def explain(
     hypotheses: list[str], references: list[list[str]], sources: list[str], lowercase: bool = False
 ) -> list[Note]:
-    """Return what looks wrong about translations; for those of a good system, nothing."""
+    """Return what looks wrong about translations; for those of a good system, nothing. One
+    translation of many sources is reported alone: other faults follow from it.
+    """
     by_line = list(zip(*references, strict=True))
     lines = list(map(Line, hypotheses, by_line, sources or repeat(None)))
-    notes = []
+    if notes := list(_same(lines)):
+        return notes
     for kind, what, advice, has_fault, fraction in CHECKS[:-1] if lowercase else CHECKS:
         places = [i for i, line in enumerate(lines) if has_fault(line)]
         if len(places) > fraction * len(lines):
             notes.append(_note(lines, kind, what, places, advice))
-    return [*notes, *_same(lines), *_length(lines)]
+    return [*notes, *_length(lines)]
+
+
+def judge(notes: list[Note]) -> str:
+    """Return a sentence on the notes about translations of a validation set."""
+    if not notes:
+        return "Nothing looks wrong with the translations of the validation set."
+    what = "Something looks" if MANY * notes[0].lines >= notes[0].of else "A few lines look"
+    return f"{what} wrong: {notes[0]}."
 
 
 def _note(lines: list[Line], kind: str, what: str, places: list[int], advice: str) -> Note:

@@ -158,9 +158,12 @@ class Job:
                     trainer = self._trainer(self._prepare())
                     trainer.run()
             except (UserError, OSError) as error:
+                if trainer and trainer.progress.step and isinstance(error, StoppedError):
+                    self._conclude(trainer, "saved and stopped")
                 raise self._end(error, trainer.progress.step if trainer else 0) from None
             if self.ranks.is_first:
                 self.run.set_status("complete", trainer.progress.step, exit_code=EXIT_OK)
+            self._conclude(trainer, "complete")
 
     def dry_run(self) -> dict[str, Any]:
         """Log what training would do, on rank 0, and return it as figures."""
@@ -237,6 +240,12 @@ class Job:
     def _trainer(self, prepared: Prepared) -> Trainer:
         others = self.stop, self.ranks, self.metric, self.step_batches
         return Trainer(Session(self.config, prepared, self.run, *others))
+
+    def _conclude(self, trainer: Trainer, state: str) -> None:
+        """Log how the run ends, on rank 0, as far as its files can be read."""
+        if self.ranks.is_first:
+            with suppress(UserError, OSError):
+                trainer.validation.conclude(state, trainer.progress.step)
 
     def _end(self, error: UserError | OSError, step: int) -> UserError:
         """Record an early end after a step in the status; return it as an error for the user."""

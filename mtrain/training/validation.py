@@ -5,7 +5,9 @@ on the test sets. What an earlier start has finished is not repeated.
 """
 
 import math
+import shlex
 import time
+from contextlib import suppress
 from functools import partial
 from statistics import fmean
 
@@ -14,18 +16,22 @@ from pydantic import TypeAdapter
 from safetensors.torch import load, save
 
 from mtrain.config.schema import dump_config
+from mtrain.corpus.lines import moderate
 from mtrain.corpus.readers import ScoredText
 from mtrain.model.building import build
 from mtrain.model.transformer import set_compute_dtype
-from mtrain.runs import checkpoint, layout
+from mtrain.runs import checkpoint, layout, reader
 from mtrain.runs.checkpoint import Snapshot
 from mtrain.runs.history import BEST, Entry, History
+from mtrain.runs.records import PROVENANCE, duration
 from mtrain.runtime import files
+from mtrain.runtime.console import clipped
 from mtrain.runtime.device import compute_dtype
 from mtrain.runtime.distributed import BYTES
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import logger, progress_bar
 from mtrain.scoring import metrics
+from mtrain.scoring.notes import explain
 from mtrain.training.resume import Checkpoints, Session
 from mtrain.translation.loading import LoadedModel, unpack
 from mtrain.translation.scorer import Scorer
@@ -33,6 +39,7 @@ from mtrain.translation.translator import Translator
 
 NUMBER = TypeAdapter(float)
 NAMES = TypeAdapter(list[str])
+SAMPLES, LONGEST_SAMPLE = 3, 300  # translations that each validation shows, and their columns
 
 
 class Validation:
@@ -85,6 +92,9 @@ class Validation:
         best = self.history.best
         mark = "  best so far" if best is not None and best["step"] == step else ""
         logger.info("step %s  %s%s", f"{step:,}", summary(entry), mark)
+        if self.ranks.is_first:
+            with suppress(UserError):  # no reason to end a run
+                self._show_samples(name)
 
     def _current_model(self) -> LoadedModel:
         """Return the current weights, ready to translate as `mtrain translate` does by default."""
@@ -154,15 +164,60 @@ class Validation:
             self.write_history()
             logger.info("average of %d  %s", len(names), summary(entry))
         self.history = self.ranks.share(self._mark_lost, BEST)
-        best, tests = self.history.best, self.prepared.tests
-        if best is None:
+        if best := self.history.best:
+            for name, part in self.prepared.tests.items():
+                self._test(name, part, best["checkpoint"], step)
+
+    def conclude(self, state: str, step: int) -> None:
+        """Log how a run ends that is complete or stopped: time, place and best scores, and if it is
+        complete, what they say and what to type next.
+        """
+        path, history, last = self.run.path, self.history, self.config.train.max_steps
+        time = duration(self.run.read(layout.RUN, PROVENANCE), self.run.metrics.parse()[0])
+        after = f", {time} after its start" if time else ""
+        logger.info("%s at step %s%s: %s", state, f"{step:,} of {last:,}", after, path)
+        if best := history.best:
+            shown = best["checkpoint"], summary(best)
+            logger.info("best by %s: %s  %s", history.metric, *shown)
+        if state != "complete":
             return
-        for name, part in tests.items():
-            self._test(name, part, best["checkpoint"], step)
-        logger.info("best: %s  %s", best["checkpoint"], summary(best))
-        for name in tests:
-            entry = self.history.tests[name]
-            logger.info("test %s: %s  %s", name, summary(entry), entry["signature"])
+        for name in filter(history.tests.get, self.prepared.tests):
+            logger.info("test %s: %s", name, summary(history.tests[name]))
+        if best:
+            self._judge(best)
+        logger.info("next: mtrain translate -m %s", shlex.quote(str(path)))
+        logger.info("      mtrain report %s", shlex.quote(str(path)))
+
+    def _judge(self, best: Entry) -> None:
+        """Log the signatures of the scores, and what looks wrong with the best translations."""
+        scored = (best, *self.history.tests.values())
+        for signature in dict.fromkeys(entry["signature"] for entry in scored):
+            logger.info("signature of BLEU: %s", signature)
+        with suppress(UserError):  # the file may be gone
+            sources, references, hypotheses = self._translated(best["checkpoint"])
+            for note in explain(hypotheses, [references], sources)[:1]:
+                logger.warning("%s", note)
+        if self.history.outlook:
+            logger.info("%s", self.history.outlook)
+
+    def _translated(self, name: str) -> tuple[list[str], list[str], list[str]]:
+        """Return sources, references and translations of the validation set by the checkpoint of
+        this name; raises `UserError`.
+        """
+        texts = [text for _, text in self.prepared.valid]
+        sources = [line for text in texts for line in text.sources]
+        references = [line for text in texts for line in text.references]
+        return sources, references, list(reader.read_translations(self.run.path, name))
+
+    def _show_samples(self, name: str) -> None:
+        """Log the same few lines of the validation set each time, with their translations."""
+        texts = self._translated(name)
+        for place in moderate(texts[0], SAMPLES):
+            number = str(place + 1)
+            for title, lines in zip(("source", "reference", "translation"), texts, strict=True):
+                shown = title, clipped(lines[place], LONGEST_SAMPLE)
+                logger.info("%6s  %-11s  %s", number, *shown, extra={"is_cut": True})
+                number = ""
 
     def _average(self, step: int) -> list[str]:
         """Average the last scheduled checkpoints and return their names; none if there is nothing

@@ -71,12 +71,17 @@ class LoadedModel:
         return self if tag == self.tag else replace(self, tag=tag)
 
     @property
-    def tgt_lang(self) -> str:
-        """Target language of the text with the tag, if all corpora with it agree."""
+    def directions(self) -> list[tuple[str, str]]:
+        """Source and target language of each direction of the text with the tag."""
         data = self.config.data
         same = [corpus for corpus in data.corpora.values() if corpus.tag == self.tag]
-        languages = {data.languages(corpus)[1] for corpus in same}
-        return languages.pop() if len(languages) == 1 else data.tgt_lang
+        return list(dict.fromkeys(map(data.languages, same))) or data.directions
+
+    @property
+    def tgt_lang(self) -> str:
+        """Target language of the text with the tag, if all corpora with it agree."""
+        languages = {tgt for _, tgt in self.directions}
+        return languages.pop() if len(languages) == 1 else self.config.data.tgt_lang
 
     @cached_property
     def decoder(self) -> Decoder | Ensemble:

@@ -26,12 +26,13 @@ from mtrain.check import chunks, corpora, faults
 from mtrain.check.chunks import Chunk
 from mtrain.check.corpora import Checker
 from mtrain.check.diagnosis import Diagnosis, diagnose
-from mtrain.check.findings import KINDS, Findings, clipped
+from mtrain.check.findings import KINDS, Findings
 from mtrain.check.profile import FREQUENT
 from mtrain.check.words import Characters
 from mtrain.config.corpora import TextCorpus
 from mtrain.config.loading import load_config
 from mtrain.corpus.writing_systems import script_of, scripts_of
+from mtrain.runtime.console import clipped
 from mtrain.runtime.errors import StoppedError
 from mtrain.runtime.stop import Stop
 
@@ -264,7 +265,7 @@ def test_a_lost_line_is_found_where_it_was(folder: Folder) -> None:
     del folder.bytes["train.xa"][1499]
     report = folder.look()
     [(_, _, unequal)] = [each for each in found(report) if each[1] == "unequal"]
-    assert "has 2999 lines but" in unequal["examples"][0]["text"]
+    assert "has 2,999 lines but" in unequal["examples"][0]["text"]
     [(_, line)] = places(report, "slip")
     assert abs(line - 1500) <= 1
     assert report["errors"] == 1

@@ -40,7 +40,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     return src, write(tmp_path / "text.de.gz", [tgt for _, tgt in pairs])
 
 
-def request(files: tuple[Path, Path], output: Path, hold_out: int = 50) -> Request:
+def request(files: tuple[Path, Path], output: Path, hold_out: int = 30) -> Request:
     return Request(*files, output, "en", "de", None, hold_out)
 
 
@@ -113,19 +113,65 @@ def test_every_size_has_a_recipe_that_loads(tmp_path: Path, pairs: int, has_gpu:
 
 def test_what_is_held_out_is_nowhere_in_train(tmp_path: Path, files: tuple[Path, Path]) -> None:
     output = tmp_path / "new" / "mine.yaml"
-    write_config(request(files, output), Stop(), has_gpu=False)
+    found = write_config(request(files, output), Stop(), has_gpu=False)
+    assert found == {"pairs": 570, "held_out": 30, "tests": []}
     config = load_config(output)
     train, valid = (
         [Path(path).read_text().splitlines() for path in (corpus.src, corpus.tgt)]
         for corpus in (config.data.train[0], config.data.valid)
     )
-    assert len(valid[0]) == len(valid[1]) == 50
-    assert len(train[0]) == len(train[1])
+    assert len(valid[0]) == len(valid[1]) == 30
+    assert len(train[0]) == len(train[1]) == 570  # nothing is lost
     for learned, held in zip(train, valid, strict=True):
         assert not set(learned) & set(held)
     original = set(made_up_pairs(600, 1, longest=9))
-    assert set(zip(*train, strict=True)) | set(zip(*valid, strict=True)) <= original
+    assert set(zip(*train, strict=True)) | set(zip(*valid, strict=True)) == original
     assert not list(tmp_path.rglob(".*"))
+    again = tmp_path / "again" / "mine.yaml"
+    write_config(request(files, again), Stop(), has_gpu=False)
+    for name in ("train.en", "valid.de"):
+        assert (again.parent / "mine" / name).read_bytes() == (
+            output.parent / "mine" / name
+        ).read_bytes()
+
+
+@pytest.mark.parametrize(("pairs", "count"), [(40, 4), (1500, 150), (5000, 200), (90_000, 1000)])
+def test_a_usual_number_is_held_out_without_a_validation_set(
+    tmp_path: Path, files: tuple[Path, Path], pairs: int, count: int
+) -> None:
+    asked = request(files, tmp_path / "m.yaml", 0)
+    assert starter._count_to_hold_out(asked, pairs) == count
+
+
+def test_sets_in_the_same_folder_are_taken(
+    tmp_path: Path, files: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "mtrain")
+    both = ["valid", "test", "test_2016_flickr", "testimony", "latest"]
+    for name in [f"{name}.{side}" for name in both for side in ("en", "de.gz")] + ["test2.en"]:
+        write(tmp_path / name, ["one"])
+    (tmp_path / "test3.en").mkdir()
+    write(tmp_path / "test3.de", ["one"])
+    output = tmp_path / "m.yaml"
+    found = write_config(request(files, output, 0), Stop(), has_gpu=False)
+    assert found == {"pairs": 600, "held_out": 0, "tests": ["test", "test_2016_flickr"]}
+    data = load_config(output).data
+    sets = {"valid": data.valid, **data.test}
+    for name, corpus in sets.items():
+        assert isinstance(corpus, TextCorpus)
+        sides = (str(tmp_path / f"{name}.en"), str(tmp_path / f"{name}.de.gz"))
+        assert (corpus.src, corpus.tgt) == sides
+    assert f"validation set: {tmp_path / 'valid.en'} and {tmp_path / 'valid.de.gz'}" in caplog.text
+    assert [line.strip() for line in caplog.messages[-2:]] == [
+        f"next: mtrain check {output}",
+        f"mtrain train {output}",
+    ]
+    # what is asked for comes first, and the text itself is no set
+    output = tmp_path / "n.yaml"
+    assert write_config(request(files, output, 9), Stop(), has_gpu=False)["held_out"] == 9
+    sides = tmp_path / "test.en", tmp_path / "test.de.gz"
+    asked = starter.with_sets_beside(request(sides, output, 0))
+    assert list(asked.tests) == ["test_2016_flickr"]
 
 
 @pytest.mark.parametrize("taken", ["mine/valid.de", "mine.yaml"])
@@ -246,14 +292,18 @@ def test_equal_languages_get_files_of_their_own(
     ("targets", "count", "message"),
     [
         ([" "] * 30, 3, "no pairs are left to validate on"),
-        (["ja"] * 30, 3, "no pairs are left to learn from"),
+        (["ja"] * 30, 3, "no pairs are left to validate on"),
+        (["ja", *[" "] * 9], 1, "no pairs are left to learn from"),
         ([], 0, "holds no text to learn from"),
     ],
 )
 def test_text_that_cannot_be_split_is_told(
     tmp_path: Path, targets: list[str], count: int, message: str
 ) -> None:
-    sides = write(tmp_path / "a.en", ["yes"] * len(targets)), write(tmp_path / "a.de", targets)
+    sides = (
+        write(tmp_path / "a.en", ["yes", *["no"] * len(targets)][: len(targets)]),
+        write(tmp_path / "a.de", targets),
+    )
     with pytest.raises(UserError, match=rf"a\.en: {message}"):
         write_config(request(sides, tmp_path / "m.yaml", count), Stop(), has_gpu=False)
     assert found_files(tmp_path) == sorted(sides)
@@ -266,7 +316,12 @@ def test_fewer_held_out_than_asked_for_is_told(
     lines = ["the same"] * 100 + [f"word{number}" for number in range(20)]
     sides = write(tmp_path / "a.en", lines), write(tmp_path / "a.de", lines)
     write_config(request(sides, tmp_path / "m.yaml", 12), Stop(), has_gpu=False)
-    assert any("of 12 pairs for validation; left out 99 that" in each for each in caplog.messages)
+    assert (
+        caplog.messages.count("12 pairs were to be held out: too few have sides of their own") == 1
+    )
+    valid = (tmp_path / "m" / "valid.en").read_text().split()
+    assert 0 < len(valid) < 12
+    assert all(line.startswith("word") for line in valid)
 
 
 def test_pairs_that_are_not_utf8_are_left_out_and_told(
@@ -305,12 +360,19 @@ def test_the_command_makes_what_training_takes(tmp_path: Path, files: tuple[Path
     done = run_mtrain("init", *files, "--hold-out", "50", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "en-de.yaml\n"
-    assert "held out 50 of 50 pairs" in done.stderr
+    assert "held out 50 of 600 pairs for validation" in done.stderr
+    assert done.stderr.splitlines()[-2:] == [
+        "next: mtrain check en-de.yaml",
+        "      mtrain train en-de.yaml",
+    ]
     dry = run_mtrain("train", "-c", "en-de.yaml", "--dry-run", cwd=tmp_path)
     assert dry.returncode == 0, dry.stderr
     assert "nothing was trained" in dry.stderr
     sides = ["--valid-src", files[0], "--valid-tgt", files[1]]
-    for wrong in ([], sides[:2], [*sides, "--hold-out", "5"]):
+    for wrong in (sides[:2], [*sides, "--hold-out", "5"]):
         refused = run_mtrain("init", *files, *wrong)
         assert refused.returncode == 2
-        assert "needs a validation set" in refused.stderr
+        assert "give --valid-src and --valid-tgt for a validation set, or" in refused.stderr
+    alone = run_mtrain("init", *files, "-o", "alone.yaml", cwd=tmp_path)
+    assert alone.returncode == 0, alone.stderr
+    assert "held out 60 of 600 pairs for validation" in alone.stderr

@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -36,7 +37,7 @@ from mtrain.export.handover import FORMS
 from mtrain.report.heatmap import KINDS
 from mtrain.runs import checkpoint
 from mtrain.runs.records import MetricsFile
-from mtrain.runtime import log
+from mtrain.runtime.console import RED, paint
 from mtrain.translation import loading
 from mtrain.translation.scorer import Scorer
 
@@ -279,7 +280,7 @@ MISTAKES = [
     ("train -c {tmp}/absent.yaml", 2, ["absent.yaml", "cannot read the config"]),
     ("train -c {config} --set train.max_steps=x", 2, ["--set train.max_steps", "a valid integer"]),
     ("train -c {config} --time-limit soon", 2, ["--time-limit soon", "3h30m"]),
-    ("train -c {config} --set train.device=cuda:63", 2, ["cuda:63", "CUDA devices"]),
+    ("train -c {config} --set train.device=cuda:63", 2, ["device cuda:63: ", "CUDA", "; "]),
     # data
     ("train -c {config} --set data.valid.src={tmp}/none", 1, ["none", "No such file"]),
     ("train -c {config} --set data.valid.src={short}", 1, ["short has 2 lines", "has 12"]),
@@ -296,7 +297,7 @@ MISTAKES = [
     ("translate", 2, ["--model"]),
     ("translate -m {run} -i {src} bavo", 2, ["give either sentences or -i/--input FILE"]),
     ("translate -m {tmp}/absent", 1, ["absent: no such directory"]),
-    ("translate -m {tmp}", 1, ["neither a run directory nor a checkpoint"]),
+    ("translate -m {tmp}", 1, ["is no run itself, but holds runs; name one", "/broken"]),
     ("translate -m {broken}", 1, ["model.safetensors", "bytes instead of", "is good"]),
     ("score -m {broken} -s {src} -t {ref}", 1, ["model.safetensors", "is good"]),
     # decoding
@@ -656,7 +657,7 @@ def test_init_and_export_print_json(
         (tmp_path / name).write_text("".join(pair[side] + "\n" for pair in pairs))
     found = json.loads(command("init", "a.en", "a.de", "--hold-out", "9", "--json").out)
     left = len((tmp_path / "en-de" / "train.en").read_text().splitlines())
-    assert found == {"config": "en-de.yaml", "pairs": left, "held_out": 9}
+    assert found == {"config": "en-de.yaml", "pairs": left, "held_out": 9, "tests": []}
     pytest.importorskip("ctranslate2")
     result = command("export", trained_run, "-o", "served", "--json", "-q")
     found = json.loads(result.out)
@@ -821,7 +822,7 @@ def test_quiet_and_verbose_are_about_the_console(
         text = (run / "train.log").read_text()
         logs.append([line.split()[2:4] for line in text.splitlines()])
     assert logs[0] == logs[1] == logs[2]
-    assert shown[1] == ""
+    assert all(" warning: " in line for line in shown[1].splitlines())
     assert " parameters, on cpu, precision auto" in shown[2]
     assert " parameters, on cpu, precision auto" not in shown[0]
     assert "step 2/2" in shown[0]
@@ -885,11 +886,15 @@ def test_no_output_is_lost_without_a_message(
     assert "Traceback" not in done.stderr
 
 
-def on_a_terminal(*arguments: str | Path, stdin: bytes, cwd: Path | None = None) -> bytes:
+def on_a_terminal(
+    *arguments: str | Path, stdin: bytes, cwd: Path | None = None, code: int = 0, **variables: str
+) -> bytes:
     """Run `mtrain` with a terminal as its stdout, and return what that gets."""
     here, there = pty.openpty()
     command = [sys.executable, "-m", "mtrain", *map(str, arguments)]
-    subprocess.run(command, input=stdin, stdout=there, cwd=cwd, timeout=300, check=True)
+    env = {**os.environ, "TERM": "xterm", **variables}
+    options = {"input": stdin, "stdout": there, "cwd": cwd, "env": env, "timeout": 300}
+    assert subprocess.run(command, check=False, **options).returncode == code
     os.close(there)
     shown = b""
     with suppress(OSError):  # which is how Linux tells the end
@@ -978,13 +983,101 @@ def test_a_log_that_nobody_reads_ends_no_run(tiny_config: TinyConfig, tmp_path: 
 # --- colours ----------------------------------------------------------------------------------
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 @pytest.mark.parametrize(
-    ("terminal", "no_color", "painted"),
-    [(True, "", True), (True, "1", False), (False, "", False)],
+    ("stream", "no_color", "term", "painted"),
+    [
+        (Terminal(), "", "xterm", True),
+        (Terminal(), "1", "xterm", False),
+        (Terminal(), "", "dumb", False),
+        (io.StringIO(), "", "xterm", False),
+        (None, "", "xterm", False),
+    ],
 )
 def test_colours_are_for_terminals_that_want_them(
-    monkeypatch: pytest.MonkeyPatch, terminal: bool, no_color: str, painted: bool
+    monkeypatch: pytest.MonkeyPatch,
+    stream: io.StringIO | None,
+    no_color: str,
+    term: str,
+    painted: bool,
 ) -> None:
     monkeypatch.setenv("NO_COLOR", no_color)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
-    assert (log.paint("error:", "31") == "error:") != painted
+    monkeypatch.setenv("TERM", term)
+    assert (paint("error:", RED, stream) == "error:") != painted
+
+
+def test_severities_have_colours_on_a_terminal(tmp_path: Path) -> None:
+    """Also, text that is only quoted gets none, and can send none."""
+    texts = {"ref": "a b c d\n", "old": "a b c\x1b[31m\n", "new": "a b c d\n"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text * 12)
+    arguments = ["compare", "old", "new", "-r", "ref", "--metrics", "bleu"]
+    shown = on_a_terminal(*arguments, stdin=b"", cwd=tmp_path).decode()
+    assert re.search(r"\+\d+\.\d\d \x1b\[1;32mbetter\x1b\[0m", shown)
+    assert shown.count("\x1b") == 2
+    (tmp_path / "old").rename(tmp_path / "s.en")
+    (tmp_path / "new").rename(tmp_path / "s.de")
+    (tmp_path / "c.yaml").write_text(
+        "run_dir: r\ndata: {src_lang: en, tgt_lang: de, train: [{src: s.en, tgt: s.de}], "
+        "valid: {src: s.en, tgt: absent}}"
+    )
+    command = ["check", "c.yaml", "--no-forecast"]
+    shown = on_a_terminal(*command, stdin=b"", cwd=tmp_path, code=1).decode()
+    assert "\x1b[1;31m  error\x1b[0m " in shown
+    assert "\x1b[1;33m  warning\x1b[0m " in shown
+    monochrome = on_a_terminal(*command, stdin=b"", cwd=tmp_path, code=1, NO_COLOR="1")
+    assert b"\x1b" not in monochrome
+
+
+# --- what a person at a terminal is told --------------------------------------------------------
+
+
+def typed(text: bytes, *arguments: str | Path, stdout: int | None = None, cwd: Path) -> str:
+    """Run `mtrain` for a person who types a text, and return what the terminal shows, by a
+    terminal that echoes nothing. `stdout` may be redirected.
+    """
+    here, there = pty.openpty()
+    settings = termios.tcgetattr(there)
+    settings[3] &= ~termios.ECHO
+    termios.tcsetattr(there, termios.TCSANOW, settings)
+    command = [sys.executable, "-m", "mtrain", *map(str, arguments)]
+    out = there if stdout is None else stdout
+    with subprocess.Popen(command, stdin=there, stdout=out, stderr=there, cwd=cwd) as process:
+        os.close(there)
+        os.write(here, text)
+        shown = b""
+        with suppress(OSError):
+            while some := os.read(here, 1 << 16):
+                shown += some
+    os.close(here)
+    assert process.returncode == 0, shown
+    return shown.replace(b"\r\n", b"\n").decode()
+
+
+def test_translate_guides_who_types(trained_run: Path, tmp_path: Path) -> None:
+    model = ("-m", trained_run)
+    out = tmp_path / "out"
+    with out.open("wb") as sink:
+        shown = typed(b"bavo\nlapo\n\x04", "translate", *model, stdout=sink.fileno(), cwd=tmp_path)
+    best = checkpoint.resolve(trained_run)
+    assert shown == (
+        f"loading {trained_run}\naa -> bb, by {best}\nOne sentence per line; Ctrl-D ends.\n> > > \n"
+    )
+    assert out.read_text() == "zwent\nsteib\n"
+    quiet = typed(b"bavo\n\x04", "translate", "-q", *model, cwd=tmp_path)
+    assert quiet == "zwent\n"
+    piped = run_mtrain("translate", *model, input="bavo\n")
+    assert (piped.stdout, piped.stderr) == ("zwent\n", "")
+
+
+def test_a_terminal_is_told_what_was_written(trained_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("bavo\n")
+    model = ("-m", trained_run)
+    shown = typed(b"", "translate", *model, "-i", "in", "-o", "out.txt", cwd=tmp_path)
+    assert shown.splitlines()[-1].endswith("wrote out.txt (6 bytes)")
+    done = run_mtrain("translate", *model, "-i", "in", "-o", "out.txt", cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("", "")

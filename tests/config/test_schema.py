@@ -80,6 +80,13 @@ def refusal(directory: Path, text: str | bytes, *overrides: str) -> str:
     return str(caught.value)
 
 
+def test_violations_are_listed_from_the_first_line_to_the_last(tmp_path: Path) -> None:
+    text = DATA + "model: {d_model: x}\ntrain:\n" + "\n" * 90 + "  max_steps: y\n  seed: 1\n"
+    message = refusal(tmp_path, f"sed: 1\n{text}", "train.warmup_steps=z")
+    keys = [line.split(": ")[1] for line in message.splitlines()]
+    assert keys == ["sed", "model.d_model", "train.max_steps", "train.seed", "train.warmup_steps"]
+
+
 # --- defaults ---------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mtrain.config.corpora import Corpus, FileCorpus, GeneratedCorpus, HubCorpus, TextCorpus
 from mtrain.corpus import phrasebook
-from mtrain.corpus.lines import Reading, read_file, read_text_file
+from mtrain.corpus.lines import Reading, moderate, read_file, read_text_file, spaced
 from mtrain.corpus.readers import Pair, read_pairs, read_text, scan
 from mtrain.runtime.errors import EXIT_FAILED, UserError
 
@@ -314,12 +314,18 @@ def test_parquet_with_nested_columns_in_more_than_one_batch(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "data", "src", "tgt", "words"),
     [
-        ("a.tsv", "a\tb\nc\n", 0, 1, "a.tsv:2: no column 1, counted from 0, among 1"),
+        (
+            "a.tsv",
+            "a\tb\nc\n",
+            0,
+            1,
+            "a.tsv:2: has 1 column, and no tab, but src: 0, tgt: 1 needs 2 (columns are",
+        ),
         ("a.tsv", "en\tda\na\tb\n", "en", "de", "a.tsv:1: no column de; it has en, da"),
         ("a.tsv", "", "en", "de", "a.tsv:1: no column en"),
         ("a.tsv", "x" * 999, "en", "de", f"it has {'x' * 200} ..."),
         ("a.tsv", b"a\tb\n\xff\tb\n", 0, 1, "a.tsv:2: invalid UTF-8 (byte 1 of the line)"),
-        ("a.tsv.gz", TSV.encode() * 9, 7, 1, "a.tsv.gz:1: no column 7"),
+        ("a.tsv.gz", TSV.encode() * 9, 7, 1, "a.tsv.gz:1: has 3 columns, but src: 7"),
         ("a.jsonl", '{"a": "b"}\n{"a": \n', "a", "a", "a.jsonl:2: not JSON: "),
         ("a.jsonl", "[" * 100_000, "a", "a", "a.jsonl:1: not JSON: nested too deep"),
         ("a.jsonl", '{"a": "b"}\n\n', "a", "a", "a.jsonl:2: not JSON: "),
@@ -482,3 +488,12 @@ def test_a_row_that_is_not_text_and_a_damaged_dataset_are_named(tmp_path: Path) 
     assert "row 4: en is not text" in error_of(corpus, root=tmp_path)
     (tmp_path / "lines" / "train.jsonl").write_text('{"de": "a", "en": ', encoding="utf-8")
     assert "dataset lines train: cannot load: " in error_of(corpus, root=tmp_path)
+
+
+def test_samples_are_spaced_and_of_middle_length() -> None:
+    assert spaced(list(range(10)), 4) == [0, 3, 6, 9]
+    assert spaced([5, 6], 4) == [5, 6]
+    lines = ["", "x" * 100, "ab", "abc", " ", "abcd", "abcde", "y"]
+    assert moderate(lines, 6) == [2, 3, 5]
+    assert moderate([" ", ""], 6) == []
+    assert moderate(["one"], 6) == [0]

@@ -9,6 +9,7 @@ import re
 import resource
 import shutil
 from collections.abc import Callable
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
@@ -34,10 +35,11 @@ from mtrain.config.loading import load_config
 from mtrain.corpus import tables
 from mtrain.corpus.readers import reading_of, scan
 from mtrain.report import page as report
-from mtrain.report.curves import BUCKETS, MOST_ROWS, Chart, Series, charts_of, spaced, thinned
+from mtrain.report.curves import BUCKETS, MOST_ROWS, Chart, Series, charts_of, thinned
 from mtrain.report.summary import verdict
 from mtrain.runs import checkpoint, reader
 from mtrain.runs.history import History
+from mtrain.runs.records import TIME
 from mtrain.runtime.errors import UserError
 from mtrain.scoring.notes import Note
 
@@ -106,14 +108,14 @@ def test_scores_are_the_run_s(trained_run: Path, whole: report.Report, page: str
 def test_the_page_begins_with_a_summary(trained_run: Path, whole: report.Report, page: str) -> None:
     text = Page(page).text.partition("Skip to the content")[2].partition("Curves")[0]
     lines = (trained_run / "metrics.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
-    seconds = records[-1]["time"] - records[0]["time"]
+    begun = json.loads((trained_run / "run.json").read_text())["created"]
+    seconds = json.loads(lines[-1])["time"] - datetime.strptime(begun, TIME).timestamp()
     minutes, rest = divmod(int(seconds), 60)
     weights = checkpoint.load(checkpoint.resolve(trained_run)).weights
     parameters = sum(tensor.numel() for tensor in weights.values())
     assert whole.facts == {
         "Device": "cpu, fp32, threads: 1",
-        "Time, first to last record": f"{minutes:02d}:{rest:02d}",
+        "Time, pauses included": f"{minutes:02d}:{rest:02d}",
         "Parameters": f"{parameters:,}",
         "Vocabulary": "350 pieces",
     }
@@ -134,7 +136,7 @@ SAME = Note("same", "the same translation", 90, 100, [1], "the model has hardly 
         ([9.0], None, []),
         ([9.0], [], ["Nothing looks wrong with the translations of the validation set."]),
         ([9.0], [NOTE], [f"A few lines look wrong: {NOTE}."]),
-        ([9.0], [NOTE, SAME], [f"Something looks wrong: {SAME}."]),
+        ([9.0], [SAME, NOTE], [f"Something looks wrong: {SAME}."]),
         ([1.0, 9.0], None, ["The last validation is the best: more steps may help."]),
         (
             [1.0, 9.0, 8.0, 7.0],
@@ -492,15 +494,6 @@ def test_long_curves_keep_their_extremes_and_tables_their_ends() -> None:
     assert found == sorted(found)
     rows = Chart("key", "title", [Series("name", points)], 20_000).rows
     assert (len(rows), rows[0][0], rows[-1][0]) == (MOST_ROWS, 0, 19_999)
-
-
-def test_samples_are_spaced_and_of_middle_length() -> None:
-    assert spaced(list(range(10)), 4) == [0, 3, 6, 9]
-    assert spaced([5, 6], 4) == [5, 6]
-    lines = ["", "x" * 100, "ab", "abc", " ", "abcd", "abcde", "y"]
-    assert report.moderate(lines) == [2, 3, 5]
-    assert report.moderate([" ", ""]) == []
-    assert report.moderate(["one"]) == [0]
 
 
 # --- style ------------------------------------------------------------------------------------

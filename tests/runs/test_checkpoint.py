@@ -258,12 +258,21 @@ def test_a_run_resolves_to_its_best_or_newest_and_a_checkpoint_to_itself(tmp_pat
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     make_run(tmp_path / "new")
     make_run(tmp_path / "elsewhere", 1)
+    for name in ("b", "a"):
+        make_run(tmp_path / "several" / name)
+    (tmp_path / "several" / "file").touch()
+    (tmp_path / "prepared").mkdir()
+    (tmp_path / "prepared" / "tokenizer.model").touch()
     (tmp_path / "linked").mkdir()
+    (tmp_path / "nothing").mkdir()
     (tmp_path / "linked" / "checkpoints").symlink_to(tmp_path / "elsewhere" / "checkpoints")
     for name, words in (
         ("absent", "absent: no such directory"),
-        ("", "neither a run directory nor a checkpoint"),
+        ("linked/..", "holds runs; name one"),
+        ("nothing", "neither a run directory nor a checkpoint"),
         ("new", "no complete checkpoint yet"),
+        ("prepared", "prepared: this run has no complete checkpoint yet; train it first"),
+        ("several", f"name one: {tmp_path / 'several' / 'a'}, {tmp_path / 'several' / 'b'}"),
         ("linked", "checkpoints: is a link, which is not followed"),
     ):
         with pytest.raises(UserError, match=words):

@@ -310,7 +310,9 @@ def test_the_command_ends_with_1_where_something_is_bad(run: Path) -> None:
     done = run_mtrain("verify", run)
     assert (done.returncode, done.stderr) == (0, "")
     assert {path: path.stat().st_mtime_ns for path in (run, *run.rglob("*"))} == before
-    assert {line.split()[0] for line in done.stdout.splitlines()} == {"ok"}
+    *lines, total = done.stdout.splitlines()
+    assert {line.split()[0] for line in lines} == {"ok"}
+    assert total == f"total: {len(lines)} ok"
     flip(run / LAST / "model.safetensors")
     done = run_mtrain("verify", run, "--json")
     content = json.loads(done.stdout)

@@ -94,6 +94,9 @@ def test_one_translation_of_many_sources() -> None:
         note = notes(hypotheses, sources=sources)["same"]
         assert (note.lines, note.first[0]) == (20, 20)
         assert "most often: 1 boat sails away." in note.what
+    looping = with_lines(hypotheses, lambda line: line + " so on" * 9, *range(60, 90))
+    assert list(notes(looping)) == ["same"]  # the cause alone
+    assert "loops" in notes(looping[40:], REFERENCE[40:])
     lines = with_lines(REFERENCE, lambda line: "NAME", *range(1, 60))
     assert notes(lines, lines, with_lines(SOURCE, lambda line: "ΟΝΟΜΑ", *range(1, 60))) == {}
 

@@ -11,6 +11,7 @@ import functools
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -389,6 +390,8 @@ def test_real_processes_stop_and_resume(run: Path, deed: str, code: int, reason:
     assert (found["state"], found["exit_code"], found["step"]) == ended
     assert reason in found["reason"]
     assert reason in done.stderr
+    where = r"saved and stopped at step 11 of \d+, [\d:]+ after its start: "
+    assert bool(re.search(where + re.escape(str(run)), done.stderr)) == bool(reason)
     finish(run)
 
 
@@ -710,6 +713,8 @@ def test_other_settings_are_refused_by_name(
     message = refusal(stopped, *overrides)
     assert [key for key in keys if key not in message] == []
     assert str(stopped) in message or "train.threads" in message
+    way_back = f"go back to them (mtrain train {stopped / 'config.yaml'}) or choose another"
+    assert (way_back in message) == (len(overrides) > 1)
     assert "train.patience" not in message
 
 

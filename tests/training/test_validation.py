@@ -1,8 +1,9 @@
-"""A run whose best model a program chooses: resumed, refused, failed and never named by a file."""
+"""What a run shows of its translations, how it ends, and a program that chooses its best model."""
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from conftest import TinyConfig, Train, differences, edit, run_mtrain, status
 
 from mtrain.runs.history import BEST
+from mtrain.runtime.console import clipped
+from mtrain.runtime.errors import printable
 
 # Prints a number that depends on the hypotheses; fails where the file that it is given exists.
 SCORER = """
@@ -27,6 +30,61 @@ print(-(sum(map(ord, "".join(line.split("\\t")[1] for line in lines))) % 97))
 def command(tmp_path: Path) -> str:
     (tmp_path / "scorer.py").write_text(SCORER)
     return shlex.join([sys.executable, str(tmp_path / "scorer.py"), str(tmp_path / "broken")])
+
+
+def logged(run: Path) -> list[str]:
+    """Return the messages of a run's log, with their levels."""
+    return [line.split(" ", 2)[2] for line in (run / "train.log").read_text("utf-8").splitlines()]
+
+
+def test_each_validation_shows_the_same_lines(
+    tiny_config: TinyConfig, tmp_path: Path, train: Train
+) -> None:
+    config, run = tiny_config(), tmp_path / "run"
+    files = [tmp_path / "data" / f"valid.{side}" for side in ("src", "tgt")]
+    odd = [f"\x1b[2J{line}{'+' * 300}" for line in files[0].read_text().splitlines()]
+    files[0].write_text("".join(line + "\n" for line in odd))
+    assert train(config) == 0
+    lines, shown = logged(run), []
+    for step in (4, 8):
+        start = 1 + next(i for i, line in enumerate(lines) if f"INFO step {step}  BLEU" in line)
+        shown.append([line.removeprefix("INFO ") for line in lines[start : start + 9]])
+        name = run / "validation" / f"step-{step:08}.txt"
+        texts = [path.read_text().splitlines() for path in (*files, name)]
+        for place in (0, 3, 6):
+            number, of_line = int(shown[-1][place].split()[0]), shown[-1][place : place + 3]
+            titles = ("source", "reference", "translation")
+            for line, title, text in zip(of_line, titles, texts, strict=True):
+                expected = f"{title:<11}  {printable(clipped(text[number - 1], 300))}"
+                assert line[6:].lstrip().rstrip() == expected.rstrip()
+            assert f"{number:>6}  source       \\x1b[2J" in of_line[0]
+    assert [shown[0][i] for i in (0, 1, 3, 4, 6, 7)] == [shown[1][i] for i in (0, 1, 3, 4, 6, 7)]
+
+
+def test_the_end_of_a_run_says_what_became_of_it(
+    tiny_config: TinyConfig, tmp_path: Path, train: Train
+) -> None:
+    config, run = tiny_config(run_dir=str(tmp_path / "a run")), tmp_path / "a run"
+    assert train(config) == 0
+    best = json.loads((run / "best.json").read_text())
+    name, signature = best["best"]["checkpoint"], best["history"][0]["signature"]
+    lines = logged(run)
+    place = next(i for i, line in enumerate(lines) if line.startswith("INFO complete at step 8 "))
+    assert re.fullmatch(
+        rf"INFO complete at step 8 of 8, [\d:]+ after its start: {run}", lines[place]
+    )
+    assert lines[place + 1].startswith(f"INFO best by bleu: {name}  BLEU ")
+    assert lines[place + 2].startswith("INFO test held_out: BLEU ")
+    assert lines[place + 3] == f"INFO signature of BLEU: {signature}"
+    assert sum(line.startswith("WARNING ") for line in lines[place:]) == 1
+    assert lines[-3].startswith(("INFO The best step is step-", "INFO The last validation is the"))
+    assert lines[-2:] == [
+        f"INFO next: mtrain translate -m '{run}'",
+        f"INFO       mtrain report '{run}'",
+    ]
+    # the same command again: the same end
+    assert train(config) == 0
+    assert logged(run)[-len(lines[place:]) :] == lines[place:]
 
 
 def test_best_patience_and_records_follow_the_program(
