@@ -26,6 +26,7 @@ from mtrain.runtime.log import logger
 SPECIAL = re.compile("<pad>|<unk>|</?s>|<0x[0-9A-F]{2}>")  # pieces of every vocabulary
 # Keys that were removed, with the value at which they had no effect.
 REMOVED_KEYS: dict[tuple[str, str], object] = {("train", "shard_optimizer"): False}
+PATHS = ("run_dir", "data.root", "tokenizer.path", "train.init_from")
 
 
 def load_config(path: Path, overrides: list[str] | None = None) -> Config:
@@ -73,6 +74,9 @@ def parse_config(document: Document, *, is_stored: bool = False) -> Config:
     config are not expanded: it may be somebody else's, and this machine's environment must not get
     into its text.
     """
+    if not is_stored and (homes := [key for key in PATHS if document.raw.get(key) == "~"]):
+        text = "YAML reads ~ as null; write ~/ for the home directory"
+        raise RefusedError(*(f"{document.where(key)}: {key}: {text}" for key in homes))
     try:
         config = Config.model_validate(document.value, context=is_stored)
     except ValidationError as error:

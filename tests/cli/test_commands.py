@@ -208,6 +208,10 @@ def test_the_shell_completes_commands() -> None:
         ("translate -m ", ["runs/one", "runs/two"]),
         ("verify runs/one/checkpoints/a", ["runs/one/checkpoints/average"]),
         ("report runs/o", ["runs/one"]),
+        ("report ./runs/o", ["./runs/one"]),
+        ("report ~/runs/o", ["~/runs/one"]),
+        ("report $PLACE/runs/o", ["$PLACE/runs/one"]),
+        ("report $NOWHERE/runs/o", []),
         ("eval -m runs/one --on ", ["held_out", "valid"]),
         ("eval runs/one --on v", ["valid"]),
         ("train --set train.max_", ["train.max_steps", "train.max_tokens"]),
@@ -231,6 +235,7 @@ def test_the_shell_completes_values(
     words = f"mtrain {line}"
     asked = {"_MTRAIN_COMPLETE": "complete_bash", "COMP_WORDS": words}
     asked["COMP_CWORD"] = str(words.count(" "))
+    asked["HOME"] = asked["PLACE"] = str(tmp_path)
     done = subprocess.run(
         [script], env={**os.environ, **asked}, cwd=tmp_path, capture_output=True, text=True
     )

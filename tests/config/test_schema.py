@@ -189,6 +189,8 @@ CHANGED = [
     *((TRAIN, entry, f"5: data.train.0.{message}") for entry, message in CORPORA_REFUSED),
     ("run_dir: runs/x\n", "", "1: run_dir: required, but missing"),
     ("runs/x", "$NO_X/x", "1: run_dir: $NO_X is not set; set it or write the path out"),
+    ("runs/x", "~", "1: run_dir: YAML reads ~ as null; write ~/ for the home directory"),
+    ("src_lang: en", "root: ~\n  src_lang: en", "3: data.root: YAML reads ~ as null; write ~/"),
     ("  valid: {src: v.en, tgt: v.de}\n", "", "2: data.valid: required, but missing"),
     ("  src_lang: en\n", "", "2: data.src_lang: required, but missing (source language code"),
     (f"[{TRAIN}]", "[]", "5: data.train: at least 1 list of 0"),
