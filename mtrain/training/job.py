@@ -62,6 +62,7 @@ def dry_run(
     """
     with joined() as ranks:
         job = Job(config, stop, ranks, config_file, metric)
+        job.check_start()
         return ranks.first(job.dry_run)
 
 
@@ -80,8 +81,7 @@ def build_data(config: Config, stop: Stop, config_file: Path | None = None) -> N
 
 
 class Job:
-    """The part of one rank in a job. Refuses ranks that do not fit together, before anything is
-    written.
+    """The part of one rank in a job.
 
     A start that is refused, or ends before settings and text are checked, leaves the status of an
     earlier one as it was.
@@ -95,11 +95,7 @@ class Job:
         config_file: Path | None = None,
         metric: ExternalMetric | None = None,
     ) -> None:
-        _check_alike(config, ranks)
         self.metric, self.command = metric, metric.command if metric else None
-        ranks.check_same(json.dumps(self.command), OPTION)
-        if refused := _metric_mismatch(config, self.command, config_file):
-            raise ranks.as_one(RefusedError(refused))
         self.config, self.stop, self.ranks, self.config_file = config, stop, ranks, config_file
         self.run = RunDirectory(Path(config.run_dir), ranks.first(partial(board_of, config)))
         self.before: Status | None = None  # the status that this start found
@@ -108,7 +104,12 @@ class Job:
     def train(self) -> None:
         """Train to the end; the status says how it ended."""
         with ExitStack() as stack:
-            self.ranks.first(partial(self._hold, stack))
+            try:
+                self.check_start()
+                self.ranks.first(partial(self._hold, stack))
+            except RefusedError as error:
+                self._keep_refusal(error)
+                raise
             trainer: Trainer | None = None
             try:
                 self.ranks.first(self._check)
@@ -139,6 +140,22 @@ class Job:
             found = self._trainer(prepared).preview()
         logger.info("dry run: nothing was trained")
         return found
+
+    def check_start(self) -> None:
+        """Refuse ranks that do not fit together, and a metric without its command."""
+        _check_alike(self.config, self.ranks)
+        self.ranks.check_same(json.dumps(self.command), OPTION)
+        if refused := _metric_mismatch(self.config, self.command, self.config_file):
+            raise self.ranks.as_one(RefusedError(refused))
+
+    def _keep_refusal(self, error: RefusedError) -> None:
+        """Keep a refusal from before the directory was locked, where a run is that nobody holds."""
+        if not self.ranks.is_first or not (self.run.path / layout.RUN).exists():
+            return
+        with suppress(UserError, OSError), self.run.hold():
+            if (status := self.run.read(layout.STATUS, STATUS)) is not None:
+                add_log_file(self.run.path / layout.LOG)
+                self.run.keep_start(status, "refused", error)
 
     def _hold(self, stack: ExitStack) -> None:
         """Lock the run directory until `stack` closes, and log to it."""
