@@ -11,8 +11,9 @@ from mtrain.check.associations import Associations
 from mtrain.check.chunks import Chunk
 from mtrain.check.findings import Findings
 from mtrain.check.words import Words
+from mtrain.config.languages import language_code
 from mtrain.corpus.slips import UNRELATED, are_unrelated
-from mtrain.corpus.writing_systems import language_code, name_of, scripts_of
+from mtrain.corpus.writing_systems import name_of, scripts_of
 
 BITS = 18  # of the hash tables of words
 ROUNDS = 4  # of finding pairs that are swapped and counting again

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from mtrain.config.corpora import BRANCHES, KINDS, Corpus, FileCorpus, GeneratedCorpus
+from mtrain.config.languages import doubt
 from mtrain.config.schema import (
     SECTIONS,
     AugmentConfig,
@@ -81,7 +82,10 @@ def parse_config(document: Document, *, is_stored: bool = False) -> Config:
         config = Config.model_validate(document.value, context=is_stored)
     except ValidationError as error:
         raise RefusedError(*_explain(document, error.errors(include_url=False))) from None
-    problems = [f"{document.where(key)}: {key}: {text}" for key, text in _conflicts(config)]
+    conflicts = list(_conflicts(config))
+    if not is_stored:  # a run that began with such a code goes on
+        conflicts += _language_conflicts(config.data)
+    problems = [f"{document.where(key)}: {key}: {text}" for key, text in conflicts]
     if problems:
         raise RefusedError(*problems)
     return config
@@ -139,6 +143,27 @@ def _corpus_conflicts(data: DataConfig) -> Iterator[tuple[str, str]]:
             yield f"{key}.file", f"fields of a .{corpus.kind} file have names, not numbers"
         elif numbers[0] != numbers[1]:
             yield f"{key}.file", "src and tgt must both be column numbers, or both names"
+
+
+def _language_conflicts(data: DataConfig) -> Iterator[tuple[str, str]]:
+    """Yield what is no code of a target language, on which BLEU depends, unless its tokenizer is
+    named; warn of such source languages.
+    """
+    scored = [corpus for key, corpus in data.corpora.items() if not key.startswith("data.train")]
+    targets = {data.tgt_lang, *(data.languages(corpus)[1] for corpus in scored)}
+    named: dict[str, str | None] = {"data.src_lang": data.src_lang, "data.tgt_lang": data.tgt_lang}
+    for key, corpus in data.corpora.items():
+        named |= {f"{key}.src_lang": corpus.src_lang, f"{key}.tgt_lang": corpus.tgt_lang}
+    for key, code in named.items():
+        if code is None or (text := doubt(code)) is None:
+            continue
+        if code in targets and data.bleu_tokenize is None:
+            yield (
+                key,
+                f"{text} (BLEU depends on it; to keep it, set data.bleu_tokenize: 13a)",
+            )
+        else:
+            logger.warning("%s: %s", key, text)
 
 
 def _fill_conflicts(key: str, corpus: Corpus) -> Iterator[tuple[str, str]]:

@@ -21,6 +21,7 @@ from mtrain.config.corpora import (
     Several,
     Word,
 )
+from mtrain.config.languages import Tokenizer, tokenizer_for
 from mtrain.config.yaml_reader import dump_document
 from mtrain.runtime.errors import RefusedError
 
@@ -43,6 +44,8 @@ class DataConfig(Section):
     """source language code"""
     tgt_lang: Word
     """target language code; BLEU is tokenized for it"""
+    bleu_tokenize: Tokenizer | None = None
+    """sacreBLEU's tokenizer for BLEU; null: that of the target language"""
     train: Annotated[list[Corpus], Field(min_length=1)]
     """corpora to learn from, concatenated"""
     temperature: Annotated[float, Field(ge=1, le=1000)] = 1.0
@@ -80,6 +83,16 @@ class DataConfig(Section):
         """Return the source and the target language of the direction that is learned."""
         src, tgt = corpus.src_lang or self.src_lang, corpus.tgt_lang or self.tgt_lang
         return (tgt, src) if corpus.swap else (src, tgt)
+
+    def tokenizer_of(self, corpus: Entry) -> str:
+        """Return sacreBLEU's tokenizer for translations of a scored corpus."""
+        return self.bleu_tokenize or tokenizer_for(self.languages(corpus)[1])
+
+    @property
+    def tokenizers(self) -> list[str]:
+        """Tokenizers of the scored corpora."""
+        scored = (*self.valid_parts, *self.test.values())
+        return list(dict.fromkeys(map(self.tokenizer_of, scored)))
 
     @property
     def directions(self) -> list[tuple[str, str]]:

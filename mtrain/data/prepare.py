@@ -37,7 +37,7 @@ from mtrain.runtime.device import available_threads
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import Places, logger, progress_bar
 from mtrain.runtime.stop import Stop
-from mtrain.scoring.metrics import check_tokenizer, tokenizer_for
+from mtrain.scoring.metrics import check_tokenizer
 
 SCAN = TypeAdapter(Scan)
 
@@ -119,8 +119,8 @@ class Preparation:
     def fingerprints(self) -> dict[str, Any]:
         """Hashes of all text, for which it is read, and the weights of the corpora."""
         data = self.config.data
-        for corpus in (*data.valid_parts, *data.test.values()):
-            check_tokenizer(tokenizer_for(data.languages(corpus)[1]))
+        for name in data.tokenizers:
+            check_tokenizer(name)
         self.selection.text_checks()
         valid = [text.sha256 for _, text in self.sets.values()][: len(data.valid_parts)]
         return {

@@ -132,7 +132,7 @@ class Validation:
         mine = slice(self.ranks.rank, None, self.ranks.size)
         sources, references = text.sources[mine], text.references[mine]
         sums = self.ranks.gather(lambda: Scorer(model).nll(sources, references), NLL)
-        tokenize = metrics.tokenizer_for(self.config.data.languages(corpus)[1])
+        tokenize = self.config.data.tokenizer_of(corpus)
         bleu = metrics.score("bleu", hypotheses, [text.references], tokenize=tokenize)
         entry: Entry = {
             "bleu": bleu.score,
@@ -207,7 +207,7 @@ class Validation:
         (corpus, text), decode = part, self.config.decode.model_dump()
         identity = {"checkpoint": best, "step": step, "sha256": text.sha256, "decode": decode}
         known = self.history.tests.get(name, {})
-        tokenize = metrics.tokenizer_for(self.config.data.languages(corpus)[1])
+        tokenize = self.config.data.tokenizer_of(corpus)
         if identity.items() <= known.items() and f"|tok:{tokenize}" in known["signature"]:
             return
         entry = self.evaluate(self._load(best), [part], f"test-{name}", step, f"test/{name}/")

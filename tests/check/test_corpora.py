@@ -78,8 +78,8 @@ class Folder:
         }
         self.data: dict[str, Any] = {
             "root": str(path),
-            "src_lang": "xa",
-            "tgt_lang": "xb",
+            "src_lang": "aa",
+            "tgt_lang": "ba",
             "train": [self.entry("train")],
             "valid": self.entry("valid"),
             "test": {"held": self.entry("test")},
@@ -409,7 +409,7 @@ def test_both_directions_are_checked_in_one(folder: Folder) -> None:
     """Whether swapped or written the other way round, files are named as they are."""
     for name in ("train", "valid"):
         folder.data[name] = [folder.entry(name), {**folder.entry(name), "swap": True}]
-    turned = {"src": "test.xb", "tgt": "test.xa", "src_lang": "xb", "tgt_lang": "xa"}
+    turned = {"src": "test.xb", "tgt": "test.xa", "src_lang": "ba", "tgt_lang": "aa"}
     folder.data["test"]["held"] = turned
     assert kinds(folder.look()) == []
     folder.bytes["test.xb"][6] = folder.bytes["train.xa"][9] = b"lo\0st"

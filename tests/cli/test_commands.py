@@ -598,7 +598,7 @@ def test_eval_scores_the_run_s_own_sets(
 ) -> None:
     config = load_config(run_dir / "config.yaml")
     files = ["-s", config.data.test["held_out"].src, "-r", config.data.test["held_out"].tgt]
-    named = command("eval", "-m", run_dir, *files, "--tgt-lang", "bb", "--json")
+    named = command("eval", "-m", run_dir, *files, "--tgt-lang", "ba", "--json")
     assert named.code == 0
     for model in (run_dir, checkpoint.resolve(run_dir)):
         assert command("eval", model, "--on", "held_out", "--json") == named
