@@ -8,6 +8,7 @@ from typing import Any
 
 from mtrain.config.corpora import Corpus, FileCorpus, TextCorpus
 from mtrain.corpus.readers import describe
+from mtrain.data.mixups import Mixup
 from mtrain.runtime.errors import RowError, printable
 
 ERROR, WARNING, NOTE = "error", "warning", "note"
@@ -20,6 +21,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "encoding": (ERROR, "invalid UTF-8"),
     "dropped": (WARNING, "invalid UTF-8, left out"),
     "empty": (ERROR, "nothing to learn from or to score"),
+    "turned": (ERROR, "source and target swapped"),
     "contained": (ERROR, "nearly all of it is in train"),
     "language": (WARNING, "a side is not in its language"),
     "slip": (WARNING, "sides out of step"),
@@ -70,11 +72,12 @@ class Finding:
     about: str = ""
     count: int = 0
     examples: list[Example] = field(default_factory=list)
+    is_allowed: bool = False  # by the config, so that it is no error
 
     @property
     def severity(self) -> str:
         """Return error, warning or note."""
-        return KINDS[self.kind][0]
+        return WARNING if self.is_allowed else KINDS[self.kind][0]
 
     @property
     def title(self) -> str:
@@ -147,6 +150,11 @@ class Findings:
     def add_message(self, kind: str, text: str) -> None:
         """Add a finding that is not about a row."""
         self.add(kind, 1, [Example(0, 0, "", text, {})])
+
+    def add_mixup(self, mixup: Mixup) -> None:
+        """Add what the start of a training refuses, unless the config allows it."""
+        self.add_message(mixup.kind, mixup.text)
+        self.found[mixup.kind, ""].is_allowed = mixup.is_allowed
 
     def add_error(self, error: RowError, *, is_dropped: bool) -> None:
         """Add a row that cannot be read, or is dropped as `data.invalid_utf8` asks."""

@@ -10,6 +10,8 @@ FREE_KEYS = (
     "data.valid",
     "data.test",
     "data.workers",
+    "data.allow_swapped",
+    "data.allow_overlap",
     "decode",
     "train.max_steps",
     "train.patience",

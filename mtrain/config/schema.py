@@ -58,6 +58,10 @@ class DataConfig(Section):
     """most tokens per side, with eos; longer training pairs are dropped"""
     invalid_utf8: Literal["error", "drop"] = "error"
     """what to do with pairs that are not UTF-8: error or drop"""
+    allow_swapped: bool = False
+    """train even if the sides of train seem to be swapped"""
+    allow_overlap: bool = False
+    """train even if nine in ten pairs of a scored set are in train"""
     workers: Auto | Annotated[int, Field(ge=1, le=1024)] = "auto"
     """processes that tokenize large corpora"""
 
@@ -83,6 +87,17 @@ class DataConfig(Section):
         """Return the source and the target language of the direction that is learned."""
         src, tgt = corpus.src_lang or self.src_lang, corpus.tgt_lang or self.tgt_lang
         return (tgt, src) if corpus.swap else (src, tgt)
+
+    def is_backward(self, corpus: Entry) -> bool:
+        """Whether a corpus is learned from the target to the source language."""
+        back = (self.tgt_lang, self.src_lang)
+        return self.languages(corpus) == back != back[::-1]
+
+    def forward(self, corpus: Corpus) -> Corpus:
+        """Return a corpus, without or with an exchange of its sides if it is learned backward."""
+        if not self.is_backward(corpus):
+            return corpus
+        return corpus.model_copy(update={"swap": not corpus.swap})
 
     def tokenizer_of(self, corpus: Entry) -> str:
         """Return sacreBLEU's tokenizer for translations of a scored corpus."""

@@ -25,7 +25,7 @@ from mtrain.corpus import readers
 from mtrain.corpus.lines import DROPPED
 from mtrain.corpus.readers import Pair, Scan, ScoredText, Text, describe, reading_of
 from mtrain.corpus.slips import suspicions
-from mtrain.data import duplicates
+from mtrain.data import duplicates, mixups
 from mtrain.data.cache import cache_key, cached, kept, remembered
 from mtrain.data.filters import Selection
 from mtrain.data.store import CHUNK, Shard, Store, open_shard, store_key, write_shard
@@ -310,6 +310,22 @@ class Preparation:
             raise UserError("data.train: no pair is left to train on")
         for sign in suspicions(store):
             logger.warning("data.train: %s", sign)
+
+
+def refuse_mixups(preparation: Preparation) -> None:
+    """Refuse text with mix-ups, unless the config allows them."""
+    data, reading = preparation.config.data, reading_of(preparation.config, keep_blank=True)
+    reading.check = preparation.stop.check
+    names = {name: f"data.{name.replace(' ', '.', 1)}" for name in preparation.sets}
+    sets = {names[name]: each for name, each in preparation.sets.items()}
+    texts = {key: each for key, each in data.corpora.items() if key not in sets and not each.model}
+    pairs = sum(found.pairs for found in preparation.scans)
+    found = list(mixups.find(data, texts, reading, pairs, sets))
+    for each in found:
+        if each.is_allowed:
+            logger.warning("%s", each)
+    if refused := [str(each) for each in found if not each.is_allowed]:
+        raise RefusedError(*refused)
 
 
 def _open_tokenizer(path: Path) -> Tokenizer:

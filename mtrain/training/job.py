@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from mtrain.config.changes import changed_keys
 from mtrain.config.loading import load_stored_config
 from mtrain.config.schema import Config, dump_config
-from mtrain.data.prepare import Preparation, Prepared
+from mtrain.data.prepare import Preparation, Prepared, refuse_mixups
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.runs import checkpoint, layout
 from mtrain.runs.directory import RunDirectory
@@ -134,7 +134,7 @@ class Job:
         with telling_lack_of_memory(lambda: LACK_OF_MEMORY):
             known = without_missing(self.config, self.stop, timed=True)
             preparation = Preparation(known, self.stop)
-            self.run.check_data(preparation.fingerprints)
+            self._check_text(preparation)
             prepared = preparation.prepared
             self.run.check_data(prepared.fingerprints)
             found = self._trainer(prepared).preview()
@@ -185,15 +185,27 @@ class Job:
         self.has_begun = True
         self.run.set_status("preparing", self.step)
 
+    def _begin_run(self, preparation: Preparation) -> None:
+        """Begin a new run and check its text, before models make more, which may take long."""
+        if not (self.run.path / layout.RUN).exists():
+            self._begin()
+            self._check_text(preparation)
+
+    def _check_text(self, preparation: Preparation) -> None:
+        """Refuse text that is not the run's, and, for a new run, swapped sides and the like."""
+        self.run.check_data(preparation.fingerprints)
+        if not (self.run.path / layout.RUN).exists():
+            refuse_mixups(preparation)
+
     def _prepare(self) -> Prepared:
         """Prepare the text on rank 0, then on the others, whose machines may have a cache of their
         own; all must read the same text. Models fill in what is missing first.
         """
         ranks = self.ranks
-        if not (self.run.path / layout.RUN).exists():
-            ranks.first(self._begin)  # models may take long
-        made = fill(self.config, self.run, self.stop, ranks)
         preparation = Preparation(resolve(self.config), self.stop)
+        ranks.first(partial(self._begin_run, preparation))
+        if made := fill(self.config, self.run, self.stop, ranks):
+            preparation = Preparation(resolve(self.config), self.stop)
 
         def lead() -> bytes:
             self.run.check_data(preparation.fingerprints)

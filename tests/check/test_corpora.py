@@ -22,16 +22,17 @@ from conftest import run_mtrain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrain.check import chunks, corpora, faults
+from mtrain.check import chunks, faults
 from mtrain.check.chunks import Chunk
 from mtrain.check.corpora import Checker
 from mtrain.check.diagnosis import Diagnosis, diagnose
 from mtrain.check.findings import KINDS, Findings, clipped
-from mtrain.check.profile import FREQUENT
 from mtrain.check.words import Characters
 from mtrain.config.corpora import TextCorpus
 from mtrain.config.loading import load_config
+from mtrain.corpus.slips import FREQUENT
 from mtrain.corpus.writing_systems import script_of, scripts_of
+from mtrain.data import mixups
 from mtrain.runtime.errors import StoppedError
 from mtrain.runtime.stop import Stop
 
@@ -400,9 +401,11 @@ def test_a_corpus_whose_sides_are_swapped(folder: Folder) -> None:
         lines = folder.bytes[name]
         lines[:] = [line + b" " + own[n % 8].encode() for n, line in enumerate(lines)]
     folder.data |= {"src_lang": "en", "tgt_lang": "de"}
-    assert ("data.train.0", "language") in kinds(folder.look())
+    report = folder.look()
+    assert ("data.train.0", "turned") in kinds(report)
+    assert report["errors"] == 1
     folder.data |= {"src_lang": "de", "tgt_lang": "en"}
-    assert ("data.train.0", "language") not in kinds(folder.look())
+    assert ("data.train.0", "turned") not in kinds(folder.look())
 
 
 def test_both_directions_are_checked_in_one(folder: Folder) -> None:
@@ -539,7 +542,7 @@ def test_the_sample_is_thinned_evenly_where_lines_are_long(
     lines = folder.bytes["train.xb"]
     lines[3] = b" ".join(lines[:100])  # pushes no others out of the sample
     looked = Checker(load_config(folder.write()), Stop())
-    monkeypatch.setattr(corpora, "SAMPLE_CHARACTERS", 100_000)
+    monkeypatch.setattr(mixups, "SAMPLE_CHARACTERS", 100_000)
     looked.scan()
     looked.check()
     numbers = [number for chunk in looked.sample for number in chunk.numbers]

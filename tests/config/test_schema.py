@@ -29,8 +29,8 @@ from mtrain.runtime.files import VARIABLE
 # The contract's settings with their defaults; `required` for those without one.
 DEFAULTS = """
 data: {root: null, src_lang: required, tgt_lang: required, bleu_tokenize: null, train: required,
-  temperature: 1.0,
-  valid: required, test: {}, max_length: 256, invalid_utf8: error, workers: auto}
+  temperature: 1.0, valid: required, test: {}, max_length: 256, invalid_utf8: error,
+  allow_swapped: false, allow_overlap: false, workers: auto}
 filter: {min_length: 0, max_ratio: null, identical: false, duplicates: false, control: false,
   src_script: [], tgt_script: [], script_share: 0.5}
 tokenizer: {path: null, vocab_size: 8000, model_type: bpe, normalization: identity,

@@ -1,0 +1,127 @@
+"""Mix-ups of text that make a training worthless: swapped sides, and a scored set that is part of
+the training text. The start of a training and `mtrain check` decide here what is one.
+
+1. sample     pairs of the training text at equal distances
+2. swapped    whether its sources look like the target language, and the other way round
+3. contained  whether the training text holds nearly all pairs of a scored set
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from mtrain.config.corpora import Corpus
+from mtrain.config.schema import DataConfig
+from mtrain.corpus.lines import Reading, is_blank
+from mtrain.corpus.readers import Pair, ScoredText, skim
+from mtrain.corpus.slips import seem_swapped
+from mtrain.corpus.tables import TextRow
+from mtrain.data.filters import is_identical
+
+# Pairs of all training text in the sample, and the most characters of them.
+SAMPLE, SAMPLE_CHARACTERS = 40_000, 1 << 25
+MOST_CONTAINED = 0.9  # fraction of a scored set that may be in the training text
+
+Owner = TypeVar("Owner")  # of a row: its corpus
+
+
+@dataclass(frozen=True)
+class Mixup:
+    """A mix-up of a corpus, and whether the config allows it."""
+
+    key: str
+    kind: Literal["turned", "contained"]
+    text: str
+    is_allowed: bool
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.text}"
+
+
+def find(
+    data: DataConfig,
+    texts: dict[str, Corpus],
+    reading: Reading,
+    pairs: int,
+    sets: dict[str, ScoredText],
+) -> Iterator[Mixup]:
+    """Read the training corpora `texts`, of `pairs` pairs in all, once; yield their mix-ups and
+    those of the scored sets.
+    """
+    wanted = {key: _pairs_of(data, each) for key, each in sets.items()}
+    sources = {src for own in wanted.values() for src, _ in own}
+    seen, step = set[Pair](), max(1, pairs // SAMPLE)
+
+    def sample() -> Iterator[tuple[str, TextRow]]:
+        for key, corpus in texts.items():
+            for is_nth, row in skim(data.forward(corpus), reading, step, sources):
+                seen.add((row[1].strip(), row[2].strip()))
+                if is_nth and is_informative(row):
+                    yield key, row
+
+    by_languages: dict[tuple[str, str], list[tuple[str, TextRow]]] = {}
+    for key, row in thinned(sample()):
+        languages = data.languages(data.forward(texts[key]))
+        by_languages.setdefault(languages, []).append((key, row))
+    for languages, own in by_languages.items():
+        sides = [src for _, (_, src, _) in own], [tgt for _, (_, _, tgt) in own]
+        if found := swapped(data, own[0][0], languages, *sides):
+            yield found
+    for key, (_, text) in sets.items():
+        if found := contained(data, key, sum(each in seen for each in wanted[key]), len(text)):
+            yield found
+
+
+def is_informative(row: TextRow) -> bool:
+    """Whether a row has text on both sides that is not the same."""
+    return not (is_blank(row[1]) or is_blank(row[2]) or is_identical(row[1:]))
+
+
+def thinned(rows: Iterable[tuple[Owner, TextRow]]) -> list[tuple[Owner, TextRow]]:
+    """Keep all rows, or every second, fourth, ... such that they have at most `SAMPLE_CHARACTERS`,
+    and none that has a hundredth of them alone.
+    """
+    kept, step, size = list[tuple[Owner, TextRow]](), 1, 0
+    short = (row for row in rows if _size(row[1]) <= SAMPLE_CHARACTERS // 100)
+    for number, row in enumerate(short):
+        if number % step == 0:
+            kept.append(row)
+            size += _size(row[1])
+        while size > SAMPLE_CHARACTERS:
+            kept, step = kept[::2], 2 * step
+            size = sum(_size(row) for _, row in kept)
+    return kept
+
+
+def _size(row: TextRow) -> int:
+    return len(row[1]) + len(row[2])
+
+
+def swapped(
+    data: DataConfig, key: str, languages: tuple[str, str], sources: list[str], targets: list[str]
+) -> Mixup | None:
+    """Return whether the sides of a sample seem to be swapped."""
+    if not seem_swapped(sources, targets, *languages):
+        return None
+    text = "most sources look like the target language ({1}), most targets like the source ({0})"
+    advice = "; exchange src and tgt, or set data.allow_swapped: true" * (not data.allow_swapped)
+    return Mixup(key, "turned", text.format(*languages) + advice, data.allow_swapped)
+
+
+def contained(data: DataConfig, key: str, same: int, pairs: int) -> Mixup | None:
+    """Return whether the training text holds too many, `same`, of the pairs of a scored set."""
+    if same <= MOST_CONTAINED * pairs:
+        return None
+    text = f"{same:,} of {pairs:,} pairs are in data.train, so its score means nothing"
+    advice = "; name other text, or set data.allow_overlap: true" * (not data.allow_overlap)
+    return Mixup(key, "contained", text + advice, data.allow_overlap)
+
+
+def _pairs_of(data: DataConfig, scored: ScoredText) -> list[Pair]:
+    """Return the pairs of a set, but blank ones, in the direction that `DataConfig.forward` has."""
+    corpus, text = scored
+    sides = text.sources, text.references
+    if data.is_backward(corpus):
+        sides = sides[::-1]
+    pairs = ((src.strip(), tgt.strip()) for src, tgt in zip(*sides, strict=True))
+    return [(src, tgt) for src, tgt in pairs if not (is_blank(src) or is_blank(tgt))]
