@@ -54,6 +54,9 @@ class Validation:
     def _cut(self, step: int) -> History:
         self.load_history(step)
         if (self.run.path / layout.BEST).exists():
+            if not self.history.measure:  # the best by NLL may be gone
+                self.history.measure = self.history.metric
+                self._mark_lost()
             self.write_history()
         self.run.metrics.cut(step)
         return self.history
@@ -85,6 +88,8 @@ class Validation:
         self.write_history()
         best = self.history.best
         mark = "  best so far" if best is not None and best["step"] == step else ""
+        if mark and self.history.metric not in (self.history.summary or {}):
+            mark += " by nll, since no BLEU is above 1 yet"
         logger.info("step %s  %s%s", f"{step:,}", summary(entry), mark)
 
     def _current_model(self) -> LoadedModel:
