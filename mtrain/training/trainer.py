@@ -26,7 +26,7 @@ from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import logger, progress_bar
 from mtrain.runtime.stop import stopped
 from mtrain.training.learner import Learner
-from mtrain.training.plan import describe_run
+from mtrain.training.plan import describe_run, lack_of_text
 from mtrain.training.resume import Checkpoints, Progress, Session
 from mtrain.training.schedule import make_schedule
 from mtrain.training.validation import Validation
@@ -127,8 +127,14 @@ class Trainer:
             forecast.add_time(self.config, np.concatenate(lengths) + 1, left)
         for line in forecast.lines:
             logger.info("%s", line)
-        if forecast.disk_warning:
-            logger.warning("%s", forecast.disk_warning)
+        if step == 0 or timed:
+            keys = list(self.config.data.corpora)[len(self.config.data.train) :]
+            texts = (*self.prepared.valid, *self.prepared.tests.values())
+            sets = {key: len(text) for key, (_, text) in zip(keys, texts, strict=True)}
+            for text in lack_of_text(len(self.prepared.store), sets):
+                logger.warning("%s", text)
+        for text in forecast.warnings(self.config.train):
+            logger.warning("%s", text)
         return forecast.numbers
 
     def _is_finished(self) -> bool:
