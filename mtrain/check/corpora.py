@@ -156,7 +156,6 @@ class Checker:
         self, profile: Profile, scored: list[ScoredSet], duplicates: Duplicates, bar: Any
     ) -> None:
         """Check the training text, also for rows of the scored sets in it."""
-        is_filled = False
         for number, found in enumerate(self.train):
             for chunk in self._checked(found, profile, bar):
                 for each in scored:
@@ -165,9 +164,10 @@ class Checker:
                 rows = np.array(chunk.numbers, np.uint64) | np.uint64(number << ROW_BITS)
                 hashes = chunk.hashes[0] ^ np.uint64(found.name in self.turned)
                 duplicates.add(hashes[filled], rows[filled])
-                is_filled |= bool(filled.any())
-        if not is_filled and all(found.pairs for found in self.train):
-            self.train[0].add_message("empty", "no pair of data.train has text on both sides")
+        left = sum(found.pairs - found.count("blank", "long") for found in self.train)
+        if left <= 0 and all(found.pairs for found in self.train):
+            text = "no pair is left to train on: all are blank on a side, or over data.max_length"
+            self.train[0].add_message("empty", text)
         for later, first in duplicates.groups():
             _report_duplicates(self.train, later, first)
 

@@ -123,6 +123,10 @@ class Findings:
         """Whether something of these kinds was found."""
         return any(kind in kinds for kind, _ in self.found)
 
+    def count(self, *kinds: str) -> int:
+        """Count what was found of these kinds."""
+        return sum(each.count for (kind, _), each in self.found.items() if kind in kinds)
+
     def name_row(self, number: int, side: int | None = None) -> str:
         """Return a row for people: `train.de:12`, without the folder of an absolute path."""
         name = self.names[(side or 0) % len(self.names)]

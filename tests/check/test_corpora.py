@@ -29,8 +29,8 @@ from mtrain.check.diagnosis import Diagnosis, diagnose
 from mtrain.check.findings import KINDS, Findings, clipped
 from mtrain.check.words import Characters
 from mtrain.config.corpora import TextCorpus
+from mtrain.config.languages import FREQUENT
 from mtrain.config.loading import load_config
-from mtrain.corpus.slips import FREQUENT
 from mtrain.corpus.writing_systems import script_of, scripts_of
 from mtrain.data import mixups
 from mtrain.runtime.errors import StoppedError
@@ -142,7 +142,8 @@ def test_nothing_is_said_of_sound_text(folder: Folder) -> None:
     report = folder.look()
     assert kinds(report) == []
     assert [each["pairs"] for each in report["corpora"]] == [PAIRS, 200, 200]
-    assert (report["errors"], report["warnings"], report["notes"]) == (0, 0, 0)
+    assert [doubt.split(" pairs")[0] for doubt in report["doubts"]] == [f"data.train: {PAIRS:,}"]
+    assert (report["errors"], report["warnings"], report["notes"]) == (0, 1, 0)
 
 
 # What is put into the middle of a line, by the kind of finding.
@@ -385,6 +386,15 @@ def test_little_text_is_looked_at_too(tmp_path: Path, pairs: int) -> None:
     assert report["errors"] == 1
 
 
+def test_text_of_which_training_has_nothing_left_is_an_error(folder: Folder) -> None:
+    folder.data["max_length"] = 4
+    report = folder.look()
+    assert ("data.train.0", "empty") in kinds(report)
+    assert report["errors"] == 1
+    folder.bytes["train.xa"][5] = folder.bytes["train.xb"][5] = b"a"
+    assert folder.look()["errors"] == 0
+
+
 def test_a_side_in_another_script_than_its_language(folder: Folder) -> None:
     folder.data |= {"src_lang": "ru", "tgt_lang": "zh-TW"}
     [(_, _, finding)] = [each for each in found(folder.look()) if each[1] == "language"]
@@ -471,7 +481,8 @@ def test_the_command_prints_a_table_and_fails_on_errors(folder: Folder) -> None:
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "warning  control characters" in done.stdout
     assert "train.xb:42" in done.stdout
-    assert done.stdout.endswith("1 warning\n")
+    assert "\nwarning: data.train: 3,000 pairs are too few" in done.stdout
+    assert done.stdout.endswith("2 warnings\n")
     (folder.path / "valid.xa").unlink()
     done = run_mtrain("check", "-c", config, "--json", "--no-timing")
     assert done.returncode == 1
