@@ -35,8 +35,8 @@ def changed_keys(old: Config, new: Config) -> list[tuple[str, object, object]]:
 def fixed_changes(old: Config, new: Config) -> list[tuple[str, object, object]]:
     """List the settings that differ and may not change within a run, as `changed_keys` does."""
     free = tuple(f"{key}." for key in (*FREE_KEYS, *MACHINE_KEYS, "train.accum_steps"))
-    valid = [set(map(config.data.tokenizer_of, config.data.valid_parts)) for config in (old, new)]
-    if valid[0] == valid[1]:  # named now or not, it is the same
+    before, after = ({*map(c.data.tokenizer_of, c.data.valid_parts)} for c in (old, new))
+    if before == after:  # whether a config names it or not
         free += ("data.bleu_tokenize.",)
     return [each for each in changed_keys(old, new) if not f"{each[0]}.".startswith(free)]
 

@@ -151,19 +151,16 @@ def _language_conflicts(data: DataConfig) -> Iterator[tuple[str, str]]:
     """
     scored = [corpus for key, corpus in data.corpora.items() if not key.startswith("data.train")]
     targets = {data.tgt_lang, *(data.languages(corpus)[1] for corpus in scored)}
-    named: dict[str, str | None] = {"data.src_lang": data.src_lang, "data.tgt_lang": data.tgt_lang}
-    for key, corpus in data.corpora.items():
-        named |= {f"{key}.src_lang": corpus.src_lang, f"{key}.tgt_lang": corpus.tgt_lang}
-    for key, code in named.items():
-        if code is None or (text := doubt(code)) is None:
-            continue
-        if code in targets and data.bleu_tokenize is None:
-            yield (
-                key,
-                f"{text} (BLEU depends on it; to keep it, set data.bleu_tokenize: 13a)",
-            )
-        else:
-            logger.warning("%s: %s", key, text)
+    for key, section in {"data": data, **data.corpora}.items():
+        for side in ("src_lang", "tgt_lang"):
+            code = getattr(section, side)
+            if not code or (text := doubt(code)) is None:
+                continue
+            if code in targets and data.bleu_tokenize is None:
+                advice = "(BLEU depends on it: keep it with data.bleu_tokenize: 13a)"
+                yield f"{key}.{side}", f"{text} {advice}"
+            else:
+                logger.warning("%s.%s: %s", key, side, text)
 
 
 def _fill_conflicts(key: str, corpus: Corpus) -> Iterator[tuple[str, str]]:

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.config.languages import language_code
+from mtrain.config.languages import FREQUENT, language_code
 from mtrain.corpus.writing_systems import script_of, scripts_of
 
 WINDOW = 500  # pairs
@@ -30,29 +30,6 @@ UNRELATED = (
     "the lengths of the sides do not correlate as those of translations do: are they aligned line "
     "for line?"
 )
-
-
-# Words that a text of a language is full of, and a text of the others here is not.
-FREQUENT = {
-    "cs": "je se na že jsou jako který pro",
-    "da": "og er det af ikke som til på",
-    "de": "der die und ist nicht das ein mit",
-    "en": "the of and is to that with for",
-    "es": "el los que las por una con para",
-    "fi": "ja on ei että oli se mutta kuin",
-    "fr": "les des est une que dans pour pas",
-    "hu": "és az nem hogy egy volt meg van",
-    "it": "il di che per è non sono della",
-    "nl": "het een van niet zijn op dat met",
-    "pl": "się nie jest na że do jak są",
-    "pt": "não uma os com para do em mais",
-    "ro": "și este nu pentru care din cu mai",
-    "sv": "och är att det inte som på av",
-    "tr": "bir ve bu için ile da olarak çok",
-    "ru": "и в не на что с это как",
-    "uk": "і в не на що з це та",
-    "bg": "и на да се за от не е",
-}
 
 
 class Sides(Protocol):
@@ -116,31 +93,25 @@ def _is_unrelated(lengths: NDArray[np.int64]) -> bool:
 
 def seem_swapped(sources: list[str], targets: list[str], src_lang: str, tgt_lang: str) -> bool:
     """Whether most sources look like the target language, and most targets like the source
-    language: by their scripts, or, if they share one, by their words; false where these are not
-    known.
+    language; false where neither scripts nor words tell these apart.
     """
     step = max(1, len(sources) // LOOKED_AT)
-    src, tgt = scripts_of(src_lang), scripts_of(tgt_lang)
-    sides = (sources[::step], src, tgt), (targets[::step], tgt, src)
-    if src and tgt and not src & tgt:
-        return len(sources) >= LEAST_LINES and all(
-            _letters(texts, own) < _letters(texts, other) for texts, own, other in sides
-        )
-    src, tgt = (set(FREQUENT.get(language_code(code), "").split()) for code in (src_lang, tgt_lang))
-    sides = (sources[::step], src - tgt, tgt - src), (targets[::step], tgt - src, src - tgt)
-    return all(_is_other(*each) for each in sides)
+    is_other = _looks_like(sources[::step], tgt_lang, src_lang)
+    return is_other and _looks_like(targets[::step], src_lang, tgt_lang)
 
 
-def _letters(texts: list[str], scripts: set[str]) -> int:
-    """Count the letters of some scripts."""
-    characters = Counter("".join(texts))
-    return sum(count for char, count in characters.items() if script_of(char) in scripts)
-
-
-def _is_other(texts: list[str], own: set[str], other: set[str]) -> bool:
-    """Whether texts have far more words of the other side's language than of their own."""
-    right = wrong = 0
-    for text in texts:
-        words = set(text.lower().split())
-        right, wrong = right + len(words & own), wrong + len(words & other)
-    return wrong >= LEAST_LINES and wrong > MUCH_MORE * right
+def _looks_like(texts: list[str], language: str, own: str) -> bool:
+    """Whether texts are of a language rather than their own: by the scripts of their letters, or,
+    if the languages share one, by their words.
+    """
+    scripts = scripts_of(language), scripts_of(own)
+    if all(scripts) and not scripts[0] & scripts[1]:
+        letters = Counter(map(script_of, "".join(texts)))
+        count, right = (sum(letters[script] for script in each) for each in scripts)
+        return count >= LEAST_LINES and count > right
+    here, there = (set(FREQUENT.get(language_code(code), "").split()) for code in (language, own))
+    lines = [set(text.lower().split()) for text in texts]
+    count, right = (
+        sum(len(line & each) for line in lines) for each in (here - there, there - here)
+    )
+    return count >= LEAST_LINES and count > MUCH_MORE * right

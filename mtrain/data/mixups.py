@@ -52,20 +52,19 @@ def find(
     sources = {src for own in wanted.values() for src, _ in own}
     seen, step = set[Pair](), max(1, pairs // SAMPLE)
 
-    def sample() -> Iterator[tuple[str, TextRow]]:
-        for key, corpus in texts.items():
-            for is_nth, row in skim(data.forward(corpus), reading, step, sources):
+    def sample() -> Iterator[tuple[tuple[tuple[str, str], str], TextRow]]:
+        for key, corpus in zip(texts, map(data.forward, texts.values()), strict=True):
+            owner = data.languages(corpus), key
+            for is_nth, row in skim(corpus, reading, step, sources):
                 seen.add((row[1].strip(), row[2].strip()))
                 if is_nth and is_informative(row):
-                    yield key, row
+                    yield owner, row
 
-    by_languages: dict[tuple[str, str], list[tuple[str, TextRow]]] = {}
-    for key, row in thinned(sample()):
-        languages = data.languages(data.forward(texts[key]))
-        by_languages.setdefault(languages, []).append((key, row))
-    for languages, own in by_languages.items():
-        sides = [src for _, (_, src, _) in own], [tgt for _, (_, _, tgt) in own]
-        if found := swapped(data, own[0][0], languages, *sides):
+    rows = thinned(sample())
+    for languages, key in {owner[0]: owner[1] for owner, _ in reversed(rows)}.items():
+        own = [row for owner, row in rows if owner[0] == languages]
+        sides = [src for _, src, _ in own], [tgt for _, _, tgt in own]
+        if found := swapped(data, key, languages, *sides):
             yield found
     for key, (_, text) in sets.items():
         if found := contained(data, key, sum(each in seen for each in wanted[key]), len(text)):
@@ -104,7 +103,7 @@ def swapped(
     if not seem_swapped(sources, targets, *languages):
         return None
     text = "most sources look like the target language ({1}), most targets like the source ({0})"
-    advice = "; exchange src and tgt, or set data.allow_swapped: true" * (not data.allow_swapped)
+    advice = "; exchange src and tgt, unless it is meant (data.allow_swapped: true)"
     return Mixup(key, "turned", text.format(*languages) + advice, data.allow_swapped)
 
 
@@ -113,7 +112,7 @@ def contained(data: DataConfig, key: str, same: int, pairs: int) -> Mixup | None
     if same <= MOST_CONTAINED * pairs:
         return None
     text = f"{same:,} of {pairs:,} pairs are in data.train, so its score means nothing"
-    advice = "; name other text, or set data.allow_overlap: true" * (not data.allow_overlap)
+    advice = "; name other text, unless it is meant (data.allow_overlap: true)"
     return Mixup(key, "contained", text + advice, data.allow_overlap)
 
 
@@ -124,4 +123,4 @@ def _pairs_of(data: DataConfig, scored: ScoredText) -> list[Pair]:
     if data.is_backward(corpus):
         sides = sides[::-1]
     pairs = ((src.strip(), tgt.strip()) for src, tgt in zip(*sides, strict=True))
-    return [(src, tgt) for src, tgt in pairs if not (is_blank(src) or is_blank(tgt))]
+    return [pair for pair in pairs if all(pair)]

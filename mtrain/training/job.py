@@ -134,7 +134,9 @@ class Job:
         with telling_lack_of_memory(lambda: LACK_OF_MEMORY):
             known = without_missing(self.config, self.stop, timed=True)
             preparation = Preparation(known, self.stop)
-            self._check_text(preparation)
+            self.run.check_data(preparation.fingerprints)
+            if not (self.run.path / layout.RUN).exists():
+                refuse_mixups(preparation)
             prepared = preparation.prepared
             self.run.check_data(prepared.fingerprints)
             found = self._trainer(prepared).preview()
@@ -189,12 +191,7 @@ class Job:
         """Begin a new run and check its text, before models make more, which may take long."""
         if not (self.run.path / layout.RUN).exists():
             self._begin()
-            self._check_text(preparation)
-
-    def _check_text(self, preparation: Preparation) -> None:
-        """Refuse text that is not the run's, and, for a new run, swapped sides and the like."""
-        self.run.check_data(preparation.fingerprints)
-        if not (self.run.path / layout.RUN).exists():
+            self.run.check_data(preparation.fingerprints)
             refuse_mixups(preparation)
 
     def _prepare(self) -> Prepared:

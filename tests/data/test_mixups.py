@@ -23,7 +23,7 @@ from mtrain.runtime.stop import Stop
 
 PAIRS = list(phrasebook.pairs("train", 300))
 SWAPPED = "look like the target language ({}), most targets like the source ({}); exchange src and"
-OVERLAP = "{} of {} pairs are in data.train, so its score means nothing; name other text, or set"
+OVERLAP = "{} of {} pairs are in data.train, so its score means nothing; name other text"
 
 
 @pytest.fixture
@@ -60,7 +60,6 @@ def test_swapped_sides_are_refused_by_their_words(
         assert refused.startswith("data.train.0: ") == is_refused
         assert refusal(load_config(tiny_config(**settings, **{"data.allow_swapped": True}))) == ""
         assert any("look like the target" in text for text in caplog.messages) == is_refused
-        assert "allow_swapped" not in caplog.text
 
 
 @pytest.mark.parametrize(("languages", "is_refused"), [("ru en", False), ("en ru", True)])
