@@ -53,7 +53,9 @@ class Checker:
             for name, corpus in self.entries.items()
         ]
         # learned in the other direction
-        self.turned = {name for name, each in self.entries.items() if data.is_backward(each)}
+        self.turned = {
+            name for name, each in self.entries.items() if data.forward(each) is not each
+        }
         self.train = [found for found in self.sets if found.is_train]
         self.scans: list[Scan] = []  # of the training text
         self.expected = dict.fromkeys(self.entries, 0)  # pairs

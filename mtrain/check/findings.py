@@ -8,7 +8,6 @@ from typing import Any
 
 from mtrain.config.corpora import Corpus, FileCorpus, TextCorpus
 from mtrain.corpus.readers import describe
-from mtrain.data.mixups import Mixup
 from mtrain.runtime.errors import RowError, printable
 
 ERROR, WARNING, NOTE = "error", "warning", "note"
@@ -151,14 +150,10 @@ class Findings:
         finding.count += count
         finding.examples = sorted([*finding.examples, *examples])[: self.most]
 
-    def add_message(self, kind: str, text: str) -> None:
+    def add_message(self, kind: str, text: str, *, is_allowed: bool = False) -> None:
         """Add a finding that is not about a row."""
         self.add(kind, 1, [Example(0, 0, "", text, {})])
-
-    def add_mixup(self, mixup: Mixup) -> None:
-        """Add what the start of a training refuses, unless the config allows it."""
-        self.add_message(mixup.kind, mixup.text)
-        self.found[mixup.kind, ""].is_allowed = mixup.is_allowed
+        self.found[kind, ""].is_allowed = is_allowed
 
     def add_error(self, error: RowError, *, is_dropped: bool) -> None:
         """Add a row that cannot be read, or is dropped as `data.invalid_utf8` asks."""

@@ -56,8 +56,8 @@ class ScoredSet:
                 if examples:
                     self.found.add(kind, len(examples), examples, name)
             same, pairs = sum(order == 0 for order, _ in best.values()), self.found.pairs
-            if name == TRAIN and (mixup := contained(data, self.found.name, same, pairs)):
-                self.found.add_mixup(mixup)
+            if name == TRAIN and (text := contained(same, pairs)):
+                self.found.add_message("contained", text, is_allowed=data.allow_overlap)
 
     def _matches(self, other: Chunk) -> Iterator[Match]:
         """Find rows that are in another chunk, too, each with its most specific kind."""

@@ -129,8 +129,8 @@ class Profile:
             if are_unrelated(np.concatenate([part.lengths for part in parts])):
                 corpus.add_message("unrelated", UNRELATED)
         src, tgt = ([text for part in self.sample for text in part.texts[side]] for side in (0, 1))
-        if mixup := swapped(data, found.name, languages, src, tgt):
-            found.add_mixup(mixup)
+        if text := swapped(languages, src, tgt):
+            found.add_message("turned", text, is_allowed=data.allow_swapped)
             return
         for side, (language, letters) in enumerate(zip(languages, self.letters, strict=True)):
             own = scripts_of(language)

@@ -149,18 +149,17 @@ def _language_conflicts(data: DataConfig) -> Iterator[tuple[str, str]]:
     """Yield what is no code of a target language, on which BLEU depends, unless its tokenizer is
     named; warn of such source languages.
     """
-    scored = [corpus for key, corpus in data.corpora.items() if not key.startswith("data.train")]
-    targets = {data.tgt_lang, *(data.languages(corpus)[1] for corpus in scored)}
+    targets = {data.tgt_lang, *(data.languages(each)[1] for each in data.scored.values())}
     for key, section in {"data": data, **data.corpora}.items():
         for side in ("src_lang", "tgt_lang"):
             code = getattr(section, side)
             if not code or (text := doubt(code)) is None:
                 continue
-            if code in targets and data.bleu_tokenize is None:
+            if code not in targets:
+                logger.warning("%s.%s: %s", key, side, text)
+            elif data.bleu_tokenize is None:
                 advice = "(BLEU depends on it: keep it with data.bleu_tokenize: 13a)"
                 yield f"{key}.{side}", f"{text} {advice}"
-            else:
-                logger.warning("%s.%s: %s", key, side, text)
 
 
 def _fill_conflicts(key: str, corpus: Corpus) -> Iterator[tuple[str, str]]:

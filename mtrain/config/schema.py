@@ -83,21 +83,21 @@ class DataConfig(Section):
             found[f"data.valid.{number}" if isinstance(self.valid, list) else "data.valid"] = part
         return found | {f"data.test.{name}": corpus for name, corpus in self.test.items()}
 
+    @property
+    def scored(self) -> dict[str, Corpus]:
+        """The validation and test corpora by their keys."""
+        return dict([*self.corpora.items()][len(self.train) :])
+
     def languages(self, corpus: Entry) -> tuple[str, str]:
         """Return the source and the target language of the direction that is learned."""
         src, tgt = corpus.src_lang or self.src_lang, corpus.tgt_lang or self.tgt_lang
         return (tgt, src) if corpus.swap else (src, tgt)
 
-    def is_backward(self, corpus: Entry) -> bool:
-        """Whether a corpus is learned from the target to the source language."""
-        back = (self.tgt_lang, self.src_lang)
-        return self.languages(corpus) == back != back[::-1]
-
     def forward(self, corpus: Corpus) -> Corpus:
-        """Return a corpus, without or with an exchange of its sides if it is learned backward."""
-        if not self.is_backward(corpus):
-            return corpus
-        return corpus.model_copy(update={"swap": not corpus.swap})
+        """Return a corpus, with its sides exchanged if it is learned from target to source."""
+        back = (self.tgt_lang, self.src_lang)
+        is_backward = self.languages(corpus) == back != back[::-1]
+        return corpus.model_copy(update={"swap": not corpus.swap}) if is_backward else corpus
 
     def tokenizer_of(self, corpus: Entry) -> str:
         """Return sacreBLEU's tokenizer for translations of a scored corpus."""
@@ -106,8 +106,7 @@ class DataConfig(Section):
     @property
     def tokenizers(self) -> list[str]:
         """Tokenizers of the scored corpora."""
-        scored = (*self.valid_parts, *self.test.values())
-        return list(dict.fromkeys(map(self.tokenizer_of, scored)))
+        return list(dict.fromkeys(map(self.tokenizer_of, self.scored.values())))
 
     @property
     def directions(self) -> list[tuple[str, str]]:

@@ -7,8 +7,7 @@ the training text. The start of a training and `mtrain check` decide here what i
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from mtrain.config.corpora import Corpus
 from mtrain.config.schema import DataConfig
@@ -25,28 +24,15 @@ MOST_CONTAINED = 0.9  # fraction of a scored set that may be in the training tex
 Owner = TypeVar("Owner")  # of a row: its corpus
 
 
-@dataclass(frozen=True)
-class Mixup:
-    """A mix-up of a corpus, and whether the config allows it."""
-
-    key: str
-    kind: Literal["turned", "contained"]
-    text: str
-    is_allowed: bool
-
-    def __str__(self) -> str:
-        return f"{self.key}: {self.text}"
-
-
 def find(
     data: DataConfig,
     texts: dict[str, Corpus],
     reading: Reading,
     pairs: int,
     sets: dict[str, ScoredText],
-) -> Iterator[Mixup]:
+) -> Iterator[tuple[str, bool]]:
     """Read the training corpora `texts`, of `pairs` pairs in all, once; yield their mix-ups and
-    those of the scored sets.
+    those of the scored sets, each with whether the config allows it.
     """
     wanted = {key: _pairs_of(data, each) for key, each in sets.items()}
     sources = {src for own in wanted.values() for src, _ in own}
@@ -64,11 +50,11 @@ def find(
     for languages, key in {owner[0]: owner[1] for owner, _ in reversed(rows)}.items():
         own = [row for owner, row in rows if owner[0] == languages]
         sides = [src for _, src, _ in own], [tgt for _, _, tgt in own]
-        if found := swapped(data, key, languages, *sides):
-            yield found
-    for key, (_, text) in sets.items():
-        if found := contained(data, key, sum(each in seen for each in wanted[key]), len(text)):
-            yield found
+        if text := swapped(languages, *sides):
+            yield f"{key}: {text}", data.allow_swapped
+    for key, (_, scored) in sets.items():
+        if text := contained(sum(pair in seen for pair in wanted[key]), len(scored)):
+            yield f"{key}: {text}", data.allow_overlap
 
 
 def is_informative(row: TextRow) -> bool:
@@ -96,31 +82,29 @@ def _size(row: TextRow) -> int:
     return len(row[1]) + len(row[2])
 
 
-def swapped(
-    data: DataConfig, key: str, languages: tuple[str, str], sources: list[str], targets: list[str]
-) -> Mixup | None:
-    """Return whether the sides of a sample seem to be swapped."""
+def swapped(languages: tuple[str, str], sources: list[str], targets: list[str]) -> str:
+    """Return what is wrong if the sides of a sample seem to be swapped, else an empty text."""
     if not seem_swapped(sources, targets, *languages):
-        return None
+        return ""
     text = "most sources look like the target language ({1}), most targets like the source ({0})"
     advice = "; exchange src and tgt, unless it is meant (data.allow_swapped: true)"
-    return Mixup(key, "turned", text.format(*languages) + advice, data.allow_swapped)
+    return text.format(*languages) + advice
 
 
-def contained(data: DataConfig, key: str, same: int, pairs: int) -> Mixup | None:
-    """Return whether the training text holds too many, `same`, of the pairs of a scored set."""
+def contained(same: int, pairs: int) -> str:
+    """Return what is wrong if too many of the pairs of a scored set, `same`, are in the training
+    text, else an empty text.
+    """
     if same <= MOST_CONTAINED * pairs:
-        return None
+        return ""
     text = f"{same:,} of {pairs:,} pairs are in data.train, so its score means nothing"
-    advice = "; name other text, unless it is meant (data.allow_overlap: true)"
-    return Mixup(key, "contained", text + advice, data.allow_overlap)
+    return f"{text}; name other text, unless it is meant (data.allow_overlap: true)"
 
 
 def _pairs_of(data: DataConfig, scored: ScoredText) -> list[Pair]:
     """Return the pairs of a set, but blank ones, in the direction that `DataConfig.forward` has."""
     corpus, text = scored
-    sides = text.sources, text.references
-    if data.is_backward(corpus):
-        sides = sides[::-1]
+    order = 1 if data.forward(corpus) is corpus else -1
+    sides = (text.sources, text.references)[::order]
     pairs = ((src.strip(), tgt.strip()) for src, tgt in zip(*sides, strict=True))
     return [pair for pair in pairs if all(pair)]

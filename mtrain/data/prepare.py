@@ -138,8 +138,7 @@ class Preparation:
     @cached_property
     def sets(self) -> dict[str, ScoredText]:
         """The sets that are scored: `valid`, or `valid.0` and so on, and each `test NAME`."""
-        data = self.config.data
-        scored = [*data.corpora.items()][len(data.train) :]
+        scored = self.config.data.scored.items()
         named = {k.removeprefix("data.").replace("test.", "test ", 1): c for k, c in scored}
         return {name: (corpus, self._read_set(name, corpus)) for name, corpus in named.items()}
 
@@ -316,15 +315,13 @@ def refuse_mixups(preparation: Preparation) -> None:
     """Refuse text with mix-ups, unless the config allows them."""
     data, reading = preparation.config.data, reading_of(preparation.config, keep_blank=True)
     reading.check = preparation.stop.check
-    names = {name: f"data.{name.replace(' ', '.', 1)}" for name in preparation.sets}
-    sets = {names[name]: each for name, each in preparation.sets.items()}
+    sets = dict(zip(data.scored, preparation.sets.values(), strict=True))
     texts = {key: each for key, each in data.corpora.items() if key not in sets and not each.model}
     pairs = sum(found.pairs for found in preparation.scans)
     found = list(mixups.find(data, texts, reading, pairs, sets))
-    for each in found:
-        if each.is_allowed:
-            logger.warning("%s", each)
-    if refused := [str(each) for each in found if not each.is_allowed]:
+    for text in (text for text, is_allowed in found if is_allowed):
+        logger.warning("%s", text)
+    if refused := [text for text, is_allowed in found if not is_allowed]:
         raise RefusedError(*refused)
 
 

@@ -128,9 +128,9 @@ class Trainer:
         for line in forecast.lines:
             logger.info("%s", line)
         if step == 0 or timed:
-            keys = list(self.config.data.corpora)[len(self.config.data.train) :]
-            texts = (*self.prepared.valid, *self.prepared.tests.values())
-            sets = {key: len(text) for key, (_, text) in zip(keys, texts, strict=True)}
+            keys, prepared = self.config.data.scored, self.prepared
+            texts = zip(keys, (*prepared.valid, *prepared.tests.values()), strict=True)
+            sets = {key: len(text) for key, (_, text) in texts}
             for text in lack_of_text(len(self.prepared.store), sets):
                 logger.warning("%s", text)
         for text in forecast.warnings(self.config.train):
