@@ -63,7 +63,7 @@ TinyConfig = Callable[..., Path]
 
 
 TINY = """
-data: {src_lang: aa, tgt_lang: bb, max_length: 32, workers: 1}
+data: {src_lang: aa, tgt_lang: ba, max_length: 32, workers: 1}
 tokenizer: {vocab_size: 320}
 model: {d_model: 16, num_heads: 2, d_ff: 32, num_encoder_layers: 1, num_decoder_layers: 1}
 train: {device: cpu, threads: 1, precision: fp32, max_steps: 8, max_tokens: 256, warmup_steps: 4,

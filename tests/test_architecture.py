@@ -37,7 +37,7 @@ PACKAGES = {
     "training": Row("translation data scoring model runs corpus config runtime", ALL),
     "translation": Row("data scoring model runs corpus config runtime", ALL),
     "data": Row("scoring runs corpus config runtime", "batches prepare"),
-    "scoring": Row("corpus runtime"),
+    "scoring": Row("corpus config runtime"),
     "runs": Row("corpus config runtime", "checkpoint"),
     "model": Row("config runtime", ALL),
     "corpus": Row("config runtime"),

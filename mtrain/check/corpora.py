@@ -7,7 +7,7 @@
 """
 
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import groupby, islice
 from operator import itemgetter
@@ -25,19 +25,17 @@ from mtrain.check.profile import Profile
 from mtrain.check.shifts import Shifts
 from mtrain.check.words import Characters
 from mtrain.config.schema import Config
-from mtrain.corpus.lines import CARRIAGE_RETURNS, Reading, is_blank
+from mtrain.corpus.lines import CARRIAGE_RETURNS, Reading
 from mtrain.corpus.readers import Scan, read_rows, reading_of
 from mtrain.corpus.tables import TextRow
 from mtrain.data.duplicates import Duplicates
-from mtrain.data.filters import is_identical
+from mtrain.data.mixups import SAMPLE, is_informative, thinned
 from mtrain.data.prepare import scan_corpus
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.runtime.errors import UnequalError, UserError
 from mtrain.runtime.log import progress_bar
 from mtrain.runtime.stop import Stop
 
-# Pairs of all training text for the profile, and the most characters of them.
-SAMPLE, SAMPLE_CHARACTERS = 40_000, 1 << 25
 ROW_BITS = 40  # of a number that names a corpus and a row
 
 Owned = tuple[Findings, TextRow]  # a row and its corpus
@@ -50,13 +48,14 @@ class Checker:
         self.config, self.stop, self.characters = config, stop, Characters()
         data, root = config.data, reading_of(config).root
         self.entries = {key: each for key, each in data.corpora.items() if not each.model}
-        back = (data.tgt_lang, data.src_lang)
-        self.sets, self.turned = list[Findings](), set[str]()  # learned in the other direction
-        for name, corpus in self.entries.items():
-            if data.languages(corpus) == back != back[::-1]:
-                corpus = corpus.model_copy(update={"swap": not corpus.swap})
-                self.turned.add(name)
-            self.sets.append(Findings(name, corpus, root, most))
+        self.sets = [
+            Findings(name, data.forward(corpus), root, most)
+            for name, corpus in self.entries.items()
+        ]
+        # learned in the other direction
+        self.turned = {
+            name for name, each in self.entries.items() if data.forward(each) is not each
+        }
         self.train = [found for found in self.sets if found.is_train]
         self.scans: list[Scan] = []  # of the training text
         self.expected = dict.fromkeys(self.entries, 0)  # pairs
@@ -95,7 +94,7 @@ class Checker:
             for languages in dict.fromkeys(map(self._languages, self.sample)):
                 own = [chunk for chunk in self.sample if self._languages(chunk) == languages]
                 one = profile if len(own) == len(self.sample) else Profile(own)
-                one.compare(languages, own[0].found)
+                one.compare(self.config.data, languages, own[0].found)
             scored: list[ScoredSet] = []
             for found in self.sets:
                 if not found.is_train:
@@ -106,7 +105,7 @@ class Checker:
                     scored.append(ScoredSet(whole))
             self._check_train(profile, scored, Duplicates(Path(folder), train), bar)
         for each in scored:
-            each.report()
+            each.report(self.config.data)
         for found in self.sets:
             for kind in ("unrelated", "misfit") if found.has("slip") else ():  # more exact
                 found.found.pop((kind, ""), None)
@@ -133,7 +132,7 @@ class Checker:
             reading.refuse = lambda error: None
             for row in islice(self._rows(found, reading), 0, None, step):
                 bar.update(step)
-                if not (is_blank(row[1]) or is_blank(row[2]) or is_identical(row[1:])):
+                if is_informative(row):
                     yield found, row
 
     def _checked(self, found: Findings, profile: Profile, bar: Any) -> Iterator[Chunk]:
@@ -159,7 +158,6 @@ class Checker:
         self, profile: Profile, scored: list[ScoredSet], duplicates: Duplicates, bar: Any
     ) -> None:
         """Check the training text, also for rows of the scored sets in it."""
-        is_filled = False
         for number, found in enumerate(self.train):
             for chunk in self._checked(found, profile, bar):
                 for each in scored:
@@ -168,31 +166,12 @@ class Checker:
                 rows = np.array(chunk.numbers, np.uint64) | np.uint64(number << ROW_BITS)
                 hashes = chunk.hashes[0] ^ np.uint64(found.name in self.turned)
                 duplicates.add(hashes[filled], rows[filled])
-                is_filled |= bool(filled.any())
-        if not is_filled and all(found.pairs for found in self.train):
-            self.train[0].add_message("empty", "no pair of data.train has text on both sides")
+        left = sum(found.pairs - found.count("blank", "long") for found in self.train)
+        if left <= 0 and all(found.pairs for found in self.train):
+            text = "no pair is left to train on: all are blank on a side, or over data.max_length"
+            self.train[0].add_message("empty", text)
         for later, first in duplicates.groups():
             _report_duplicates(self.train, later, first)
-
-
-def thinned(rows: Iterable[Owned]) -> list[Owned]:
-    """Keep all rows, or every second, fourth, ... such that they have at most `SAMPLE_CHARACTERS`,
-    and none that has a hundredth of them alone.
-    """
-    kept, step, size = list[Owned](), 1, 0
-    short = (row for row in rows if _size(row) <= SAMPLE_CHARACTERS // 100)
-    for number, row in enumerate(short):
-        if number % step == 0:
-            kept.append(row)
-            size += _size(row)
-        while size > SAMPLE_CHARACTERS:
-            kept, step = kept[::2], 2 * step
-            size = sum(map(_size, kept))
-    return kept
-
-
-def _size(row: Owned) -> int:
-    return len(row[1][1]) + len(row[1][2])
 
 
 def _report_duplicates(

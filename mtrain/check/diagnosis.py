@@ -18,7 +18,7 @@ from mtrain.data.prepare import Preparation, weights_of
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.stop import Stop
-from mtrain.training.plan import Forecast, forecast
+from mtrain.training.plan import Forecast, forecast, lack_of_text
 
 MOST_ENCODED = 20_000  # pairs of the sample
 MOST_BYTES = 0.02  # fraction of tokens that are bytes or unknown
@@ -40,11 +40,13 @@ class Diagnosis:
     fits: dict[str, Fit] = field(default_factory=dict)  # by side; empty without a vocabulary
     forecast: Forecast | None = None
     failure: str = ""  # why there is no forecast
+    doubts: list[str] = field(default_factory=list)  # about the plan: little text, and the like
 
     def count(self, severity: str) -> int:
         """Count the kinds of findings of this severity, each once for each corpus."""
         found = chain.from_iterable(each.found.values() for each in self.corpora)
-        return sum(finding.severity == severity for finding in found)
+        doubts = len(self.doubts) if severity == WARNING else 0
+        return doubts + sum(finding.severity == severity for finding in found)
 
     def lines(self, width: int) -> Iterator[str]:
         """Yield the lines for people, at most `width` columns wide where possible."""
@@ -57,11 +59,12 @@ class Diagnosis:
             yield f"  {name}: {SHOWN.format(**fit)}"
         if self.forecast is not None:
             yield "forecast"
-            warning = self.forecast.disk_warning
-            for line in (*self.forecast.lines, *([f"disk: {warning}"] if warning else ())):
+            for line in self.forecast.lines:
                 yield from wrap(line, width, initial_indent="  ", subsequent_indent="    ")
         elif self.failure:
             yield from wrap(f"no forecast: {self.failure}", width, subsequent_indent="    ")
+        for text in self.doubts:
+            yield from wrap(f"warning: {text}", width, subsequent_indent="    ")
         counts = {name: self.count(name) for name in SEVERITIES}
         some = [f"{n} {name}{'s' * (n != 1)}" for name, n in counts.items() if n]
         yield ", ".join(some) or "nothing suspicious was found"
@@ -72,6 +75,7 @@ class Diagnosis:
             "corpora": [found.as_json() for found in self.corpora],
             "vocabulary": self.fits or None,
             "forecast": self.forecast.numbers if self.forecast else None,
+            "doubts": self.doubts,
             **{f"{name}s": self.count(name) for name in SEVERITIES},
         }
 
@@ -103,8 +107,10 @@ def diagnose(
         bad = fit["bytes"] + fit["unknown"] > MOST_BYTES or fit["tokens_per_word"] > MOST_A_WORD
         if len(words) and bad:
             checker.sets[0].add_message("pieces", f"{name}: {SHOWN.format(**fit)}")
+    sizes = [found.pairs for found in checker.train]
+    sets = {found.name: found.pairs for found in checker.sets if not found.is_train}
+    diagnosis.doubts += lack_of_text(sum(sizes), sets)
     if with_forecast:
-        sizes = [found.pairs for found in checker.train]
         pairs = sum(n * w for n, w in zip(sizes, weights_of(config, sizes), strict=True))
         size = tokenizer.vocab_size if tokenizer else config.tokenizer.vocab_size
         vocabulary = len(tokenizer.proto) if tokenizer else GUESSED_SIZE
@@ -114,6 +120,8 @@ def diagnose(
         except UserError as error:
             stop.check()
             diagnosis.failure = str(error)
+        else:
+            diagnosis.doubts += diagnosis.forecast.warnings(config.train)
     return diagnosis
 
 

@@ -20,6 +20,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "encoding": (ERROR, "invalid UTF-8"),
     "dropped": (WARNING, "invalid UTF-8, left out"),
     "empty": (ERROR, "nothing to learn from or to score"),
+    "turned": (ERROR, "source and target swapped"),
     "contained": (ERROR, "nearly all of it is in train"),
     "language": (WARNING, "a side is not in its language"),
     "slip": (WARNING, "sides out of step"),
@@ -70,11 +71,12 @@ class Finding:
     about: str = ""
     count: int = 0
     examples: list[Example] = field(default_factory=list)
+    is_allowed: bool = False  # by the config, so that it is no error
 
     @property
     def severity(self) -> str:
         """Return error, warning or note."""
-        return KINDS[self.kind][0]
+        return WARNING if self.is_allowed else KINDS[self.kind][0]
 
     @property
     def title(self) -> str:
@@ -120,6 +122,10 @@ class Findings:
         """Whether something of these kinds was found."""
         return any(kind in kinds for kind, _ in self.found)
 
+    def count(self, *kinds: str) -> int:
+        """Count what was found of these kinds."""
+        return sum(each.count for (kind, _), each in self.found.items() if kind in kinds)
+
     def name_row(self, number: int, side: int | None = None) -> str:
         """Return a row for people: `train.de:12`, without the folder of an absolute path."""
         name = self.names[(side or 0) % len(self.names)]
@@ -144,9 +150,10 @@ class Findings:
         finding.count += count
         finding.examples = sorted([*finding.examples, *examples])[: self.most]
 
-    def add_message(self, kind: str, text: str) -> None:
+    def add_message(self, kind: str, text: str, *, is_allowed: bool = False) -> None:
         """Add a finding that is not about a row."""
         self.add(kind, 1, [Example(0, 0, "", text, {})])
+        self.found[kind, ""].is_allowed = is_allowed
 
     def add_error(self, error: RowError, *, is_dropped: bool) -> None:
         """Add a row that cannot be read, or is dropped as `data.invalid_utf8` asks."""

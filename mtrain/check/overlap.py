@@ -11,6 +11,8 @@ from mtrain.check.associations import numbered
 from mtrain.check.chunks import Chunk
 from mtrain.check.findings import Example
 from mtrain.check.words import Words, spans
+from mtrain.config.schema import DataConfig
+from mtrain.data.mixups import contained
 
 LEAST_BIGRAMS = 5  # of a line that can be nearly another
 NEAR, NEAR_ONE = 0.6, 0.75  # fraction of equal bigrams: mean of the sides, and on one of them
@@ -20,7 +22,6 @@ KINDS = ("overlap", "source_overlap", "target_overlap", "near_overlap")  # most 
 BITS = 22  # of the hash table of bigrams
 SHIFT = np.uint64(64 - BITS)  # from a hash to its slot
 TRAIN = "data.train"
-MOST_CONTAINED = 0.9  # fraction of a scored set that may be in train
 
 # Number of the kind, row of the set, row of the other text, fraction that is equal.
 Match = tuple[int, int, int, float]
@@ -47,7 +48,7 @@ class ScoredSet:
                 number = self.rows.numbers[row]
                 best[row] = kind, self.found.example(number, text, side, rank=-likeness, **more)
 
-    def report(self) -> None:
+    def report(self, data: DataConfig) -> None:
         """Add the overlap to the findings."""
         for name, best in self.best.items():
             for number, kind in enumerate(KINDS):
@@ -55,9 +56,8 @@ class ScoredSet:
                 if examples:
                     self.found.add(kind, len(examples), examples, name)
             same, pairs = sum(order == 0 for order, _ in best.values()), self.found.pairs
-            if name == TRAIN and same > MOST_CONTAINED * pairs:
-                text = f"{same:,} of {pairs:,} pairs: its score means nothing"
-                self.found.add_message("contained", text)
+            if name == TRAIN and (text := contained(same, pairs)):
+                self.found.add_message("contained", text, is_allowed=data.allow_overlap)
 
     def _matches(self, other: Chunk) -> Iterator[Match]:
         """Find rows that are in another chunk, too, each with its most specific kind."""

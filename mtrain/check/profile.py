@@ -11,8 +11,10 @@ from mtrain.check.associations import Associations
 from mtrain.check.chunks import Chunk
 from mtrain.check.findings import Findings
 from mtrain.check.words import Words
+from mtrain.config.schema import DataConfig
 from mtrain.corpus.slips import UNRELATED, are_unrelated
-from mtrain.corpus.writing_systems import language_code, name_of, scripts_of
+from mtrain.corpus.writing_systems import name_of, scripts_of
+from mtrain.data.mixups import swapped
 
 BITS = 18  # of the hash tables of words
 ROUNDS = 4  # of finding pairs that are swapped and counting again
@@ -26,30 +28,6 @@ LEAST_EVIDENCE = 0.5  # nats, on average, for words to be informative
 LEAST_SPREAD = 0.1  # of a logarithm of a ratio of lengths
 LEAST_PAIRS = 20  # from which scripts are learned
 USUAL_FRACTION = 0.05  # of a side's letters, for a script that is at home there
-LEAST_LINES = 20  # frequent words that indicate a language, each once a line
-MUCH_MORE = 3  # times as many words of the other side's language
-
-# Words that a text of a language is full of, and a text of the others here is not.
-FREQUENT = {
-    "cs": "je se na že jsou jako který pro",
-    "da": "og er det af ikke som til på",
-    "de": "der die und ist nicht das ein mit",
-    "en": "the of and is to that with for",
-    "es": "el los que las por una con para",
-    "fi": "ja on ei että oli se mutta kuin",
-    "fr": "les des est une que dans pour pas",
-    "hu": "és az nem hogy egy volt meg van",
-    "it": "il di che per è non sono della",
-    "nl": "het een van niet zijn op dat met",
-    "pl": "się nie jest na że do jak są",
-    "pt": "não uma os com para do em mais",
-    "ro": "și este nu pentru care din cu mai",
-    "sv": "och är att det inte som på av",
-    "tr": "bir ve bu için ile da olarak çok",
-    "ru": "и в не на что с это как",
-    "uk": "і в не на що з це та",
-    "bg": "и на да се за от не е",
-}
 
 
 class Leaning:
@@ -145,12 +123,15 @@ class Profile:
         # words are associated enough to judge pairs by them
         self.has_associations = self.has_words and self.mean >= LEAST_EVIDENCE
 
-    def compare(self, languages: tuple[str, str], found: Findings) -> None:
+    def compare(self, data: DataConfig, languages: tuple[str, str], found: Findings) -> None:
         """Report sides of the sample that are unrelated, or not in these languages."""
         for corpus, parts in groupby(self.sample, attrgetter("found")):
             if are_unrelated(np.concatenate([part.lengths for part in parts])):
                 corpus.add_message("unrelated", UNRELATED)
-        src_lang, tgt_lang = languages
+        src, tgt = ([text for part in self.sample for text in part.texts[side]] for side in (0, 1))
+        if text := swapped(languages, src, tgt):
+            found.add_message("turned", text, is_allowed=data.allow_swapped)
+            return
         for side, (language, letters) in enumerate(zip(languages, self.letters, strict=True)):
             own = scripts_of(language)
             if own and letters and sum(letters[each] for each in own) < 0.5 * letters.total():
@@ -161,24 +142,3 @@ class Profile:
                     f"{count / letters.total():.0%} of the {('source', 'target')[side]}'s letters "
                     f"are {name_of(main)}: are the sides swapped?",
                 )
-        src, tgt = ([text for part in self.sample for text in part.texts[side]] for side in (0, 1))
-        if seem_swapped(src, tgt, src_lang, tgt_lang):
-            found.add_message(
-                "language",
-                f"most sources look like data.tgt_lang ({tgt_lang}) and most targets like "
-                f"data.src_lang ({src_lang}): swap src and tgt, or the languages",
-            )
-
-
-def seem_swapped(sources: list[str], targets: list[str], src_lang: str, tgt_lang: str) -> bool:
-    """Whether most sources look like the target language, and most targets like the source
-    language; false where the words of a language are not known.
-    """
-    src, tgt = (set(FREQUENT.get(language_code(code), "").split()) for code in (src_lang, tgt_lang))
-    for texts, own, other in ((sources, src - tgt, tgt - src), (targets, tgt - src, src - tgt)):
-        right, wrong = (
-            sum(len(set(text.lower().split()) & each) for text in texts) for each in (own, other)
-        )
-        if wrong < LEAST_LINES or wrong <= MUCH_MORE * right:
-            return False
-    return True

@@ -19,13 +19,13 @@ from mtrain.check.recipe import Size, recipe_for
 from mtrain.check.words import Characters
 from mtrain.config.corpora import TextCorpus
 from mtrain.config.keys import SCHEMA
+from mtrain.config.languages import NAMES, language_code, tokenizer_for
 from mtrain.config.loading import parse_config
 from mtrain.config.schema import Config
 from mtrain.config.yaml_reader import dump_document, parse_document
 from mtrain.corpus.lines import NOT_UTF8, Reading, is_blank
 from mtrain.corpus.readers import read_rows, scan
 from mtrain.corpus.tables import TextRow
-from mtrain.corpus.writing_systems import SCRIPTS, language_code
 from mtrain.runs import manifest
 from mtrain.runs.layout import refuse_kept
 from mtrain.runtime import files
@@ -37,7 +37,6 @@ from mtrain.runtime.stop import Stop
 from mtrain.scoring.metrics import warn_of_missing_tokenizer
 from mtrain.scoring.references import warn_of
 
-LANGUAGES = {code for codes in SCRIPTS.values() for code in codes.split()}
 SAMPLE = 20_000  # pairs by which words and characters are counted
 RARE = 0.0005  # fraction of characters that the vocabulary need not cover
 MOST_HELD_OUT = 0.1  # fraction of the pairs
@@ -75,7 +74,7 @@ class Request:
 def language_of(path: Path, option: str) -> str:
     """Return the language that the end of a file's name gives; raises `RefusedError`."""
     code = _end_of(path)
-    if language_code(code) not in LANGUAGES:
+    if language_code(code) not in NAMES:
         raise RefusedError(
             f"{path}: its name does not end in a known language code, such as .en or .de.gz; "
             f"give {option}"
@@ -146,7 +145,7 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, An
         sink.write(text.encode("utf-8"))
     warn_of(reading.counts)
     logger.info("%s pairs to learn from", f"{size.pairs:,}")
-    warn_of_missing_tokenizer(request.tgt_lang)
+    warn_of_missing_tokenizer(tokenizer_for(request.tgt_lang))
     logger.info("next: mtrain check %s", shlex.quote(str(request.output)))
     logger.info("      mtrain train %s", shlex.quote(str(request.output)))
     return {"pairs": size.pairs, "held_out": held, "tests": list(request.tests)}

@@ -3,6 +3,7 @@ the sets of a run. Each function gets the beginning of a word.
 """
 
 import glob
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -10,17 +11,23 @@ from pathlib import Path
 import typer
 
 from mtrain.runtime.errors import UserError
+from mtrain.runtime.files import expand_path
 
 
 def runs(incomplete: str) -> list[str]:
     """Complete a run or checkpoint directory, up to two folders down; other names are files."""
     from mtrain.runs import layout, manifest  # pydantic takes a while
 
+    try:
+        start = expand_path(incomplete)
+    except ValueError:
+        return []
     found = set[str]()
     for name in (layout.RUN, manifest.NAME):
         for below in ("*", "*/*"):
-            found.update(glob.glob(f"{glob.escape(incomplete)}{below}/{name}"))
-    return sorted(str(Path(each).parent) for each in found)
+            found.update(glob.glob(f"{glob.escape(start)}{below}/{name}"))
+    # as it was typed: a shell drops completions that begin with anything else
+    return sorted(incomplete + os.path.dirname(each)[len(start) :] for each in found)
 
 
 def settings(incomplete: str) -> list[tuple[str, str]]:

@@ -13,6 +13,7 @@ import typer
 
 from mtrain.cli import completion
 from mtrain.cli.streams import as_text
+from mtrain.config.languages import doubt
 from mtrain.runtime import log
 from mtrain.runtime.errors import RefusedError, printable
 from mtrain.runtime.files import expand_path
@@ -29,6 +30,13 @@ def as_name(text: str) -> str:
         return expand_path(text)
     except ValueError as error:
         raise typer.BadParameter(printable(str(error))) from None
+
+
+def as_language(text: str) -> str:
+    """Refuse what is no language code."""
+    if refused := doubt(text):
+        raise typer.BadParameter(printable(refused))
+    return text
 
 
 def as_path(text: str) -> Path:
@@ -121,7 +129,10 @@ OwnSet = Annotated[
     ),
 ]
 Language = Annotated[
-    str | None, value("CODE", "Target language, which chooses the tokenizer of BLEU and TER.")
+    str | None,
+    value(
+        "CODE", "Target language, which chooses the tokenizer of BLEU and TER.", parser=as_language
+    ),
 ]
 Tokenize = Annotated[
     str | None,

@@ -42,12 +42,14 @@ def evaluate(
     if run is not None:
         model = [options.either(run, model[0] if model else None, options.RUN)]
     _check_eval_inputs(model, source, reference, hypothesis, output, on, decode)
-    from mtrain.scoring.metrics import check_seed, check_tokenizer, score_all, tokenizer_for
+    from mtrain.config.languages import tokenizer_for
+    from mtrain.scoring.metrics import check_seed, check_tokenizer, score_all
     from mtrain.scoring.notes import explain
     from mtrain.scoring.references import read_aligned, read_references, read_source
 
     check_seed()
     check_tokenizer(tokenize or tokenizer_for(tgt_lang))
+    is_given = tokenize is not None or tgt_lang is not None
     if model is not None and on is not None:
         sources, references, language, tag = _own_set(model[0], on)
         tgt_lang, decode["tag"] = tgt_lang or language, decode["tag"] or tag
@@ -59,6 +61,8 @@ def evaluate(
     else:
         with options.open_translator(model or [], device, precision, **decode) as translator:
             tgt_lang = tgt_lang or translator.loaded.tgt_lang
+            if not is_given:
+                tokenize = translator.loaded.config.data.bleu_tokenize
             check_tokenizer(tokenize or tokenizer_for(tgt_lang))
             hypotheses = _translate(translator, sources, output)
         if not translator.ranks.is_first:

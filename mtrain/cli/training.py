@@ -59,10 +59,12 @@ def init(
         Path | None, file("Config to write; default: en-de.yaml for en to de.", "--output", "-o")
     ] = None,
     src_lang: Annotated[
-        str | None, value("CODE", "Source language; default: en for train.en.")
+        str | None,
+        value("CODE", "Source language; default: en for train.en.", parser=options.as_language),
     ] = None,
     tgt_lang: Annotated[
-        str | None, value("CODE", "Target language; default: de for train.de.")
+        str | None,
+        value("CODE", "Target language; default: de for train.de.", parser=options.as_language),
     ] = None,
     valid_src: Annotated[Path | None, file("Source text of the validation set.")] = None,
     valid_tgt: Annotated[Path | None, file("Target text of the validation set.")] = None,
@@ -129,10 +131,8 @@ def check(
     from mtrain.scoring.metrics import warn_of_missing_tokenizer
     from mtrain.training.filling import without_missing
 
-    data = settings.data
-    scored = (*data.valid_parts, *data.test.values())
-    for language in dict.fromkeys(data.languages(corpus)[1] for corpus in scored):
-        warn_of_missing_tokenizer(language)
+    for name in settings.data.tokenizers:
+        warn_of_missing_tokenizer(name)
     settings = without_missing(settings, stop, timed=timing)
     found = diagnose(settings, stop, examples=examples, with_forecast=forecast, timed=timing)
     width = shutil.get_terminal_size((100, 0)).columns

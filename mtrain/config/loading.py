@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from mtrain.config.corpora import BRANCHES, KINDS, Corpus, FileCorpus, GeneratedCorpus
+from mtrain.config.languages import doubt
 from mtrain.config.schema import (
     SECTIONS,
     AugmentConfig,
@@ -26,6 +27,7 @@ from mtrain.runtime.log import logger
 SPECIAL = re.compile("<pad>|<unk>|</?s>|<0x[0-9A-F]{2}>")  # pieces of every vocabulary
 # Keys that were removed, with the value at which they had no effect.
 REMOVED_KEYS: dict[tuple[str, str], object] = {("train", "shard_optimizer"): False}
+PATHS = ("run_dir", "data.root", "tokenizer.path", "train.init_from")
 
 
 def load_config(path: Path, overrides: list[str] | None = None) -> Config:
@@ -73,11 +75,17 @@ def parse_config(document: Document, *, is_stored: bool = False) -> Config:
     config are not expanded: it may be somebody else's, and this machine's environment must not get
     into its text.
     """
+    if not is_stored and (homes := [key for key in PATHS if document.raw.get(key) == "~"]):
+        text = "YAML reads ~ as null; write ~/ for the home directory"
+        raise RefusedError(*(f"{document.where(key)}: {key}: {text}" for key in homes))
     try:
         config = Config.model_validate(document.value, context=is_stored)
     except ValidationError as error:
         raise RefusedError(*_explain(document, error.errors(include_url=False))) from None
-    problems = [f"{document.where(key)}: {key}: {text}" for key, text in _conflicts(config)]
+    conflicts = list(_conflicts(config))
+    if not is_stored:  # a run that began with such a code goes on
+        conflicts += _language_conflicts(config.data)
+    problems = [f"{document.where(key)}: {key}: {text}" for key, text in conflicts]
     if problems:
         raise RefusedError(*problems)
     return config
@@ -135,6 +143,23 @@ def _corpus_conflicts(data: DataConfig) -> Iterator[tuple[str, str]]:
             yield f"{key}.file", f"fields of a .{corpus.kind} file have names, not numbers"
         elif numbers[0] != numbers[1]:
             yield f"{key}.file", "src and tgt must both be column numbers, or both names"
+
+
+def _language_conflicts(data: DataConfig) -> Iterator[tuple[str, str]]:
+    """Yield what is no code of a target language, on which BLEU depends, unless its tokenizer is
+    named; warn of such source languages.
+    """
+    targets = {data.tgt_lang, *(data.languages(each)[1] for each in data.scored.values())}
+    for key, section in {"data": data, **data.corpora}.items():
+        for side in ("src_lang", "tgt_lang"):
+            code = getattr(section, side)
+            if not code or (text := doubt(code)) is None:
+                continue
+            if code not in targets:
+                logger.warning("%s.%s: %s", key, side, text)
+            elif data.bleu_tokenize is None:
+                advice = "(BLEU depends on it: keep it with data.bleu_tokenize: 13a)"
+                yield f"{key}.{side}", f"{text} {advice}"
 
 
 def _fill_conflicts(key: str, corpus: Corpus) -> Iterator[tuple[str, str]]:

@@ -21,6 +21,7 @@ from mtrain.config.corpora import (
     Several,
     Word,
 )
+from mtrain.config.languages import Tokenizer, tokenizer_for
 from mtrain.config.yaml_reader import dump_document
 from mtrain.runtime.errors import RefusedError
 
@@ -43,6 +44,8 @@ class DataConfig(Section):
     """source language code"""
     tgt_lang: Word
     """target language code; BLEU is tokenized for it"""
+    bleu_tokenize: Tokenizer | None = None
+    """sacreBLEU's tokenizer for BLEU; null: that of the target language"""
     train: Annotated[list[Corpus], Field(min_length=1)]
     """corpora to learn from, concatenated"""
     temperature: Annotated[float, Field(ge=1, le=1000)] = 1.0
@@ -55,6 +58,10 @@ class DataConfig(Section):
     """most tokens per side, with eos; longer training pairs are dropped"""
     invalid_utf8: Literal["error", "drop"] = "error"
     """what to do with pairs that are not UTF-8: error or drop"""
+    allow_swapped: bool = False
+    """train even if the sides of train seem to be swapped"""
+    allow_overlap: bool = False
+    """train even if nine in ten pairs of a scored set are in train"""
     workers: Auto | Annotated[int, Field(ge=1, le=1024)] = "auto"
     """processes that tokenize large corpora"""
 
@@ -76,10 +83,30 @@ class DataConfig(Section):
             found[f"data.valid.{number}" if isinstance(self.valid, list) else "data.valid"] = part
         return found | {f"data.test.{name}": corpus for name, corpus in self.test.items()}
 
+    @property
+    def scored(self) -> dict[str, Corpus]:
+        """The validation and test corpora by their keys."""
+        return dict([*self.corpora.items()][len(self.train) :])
+
     def languages(self, corpus: Entry) -> tuple[str, str]:
         """Return the source and the target language of the direction that is learned."""
         src, tgt = corpus.src_lang or self.src_lang, corpus.tgt_lang or self.tgt_lang
         return (tgt, src) if corpus.swap else (src, tgt)
+
+    def forward(self, corpus: Corpus) -> Corpus:
+        """Return a corpus, with its sides exchanged if it is learned from target to source."""
+        back = (self.tgt_lang, self.src_lang)
+        is_backward = self.languages(corpus) == back != back[::-1]
+        return corpus.model_copy(update={"swap": not corpus.swap}) if is_backward else corpus
+
+    def tokenizer_of(self, corpus: Entry) -> str:
+        """Return sacreBLEU's tokenizer for translations of a scored corpus."""
+        return self.bleu_tokenize or tokenizer_for(self.languages(corpus)[1])
+
+    @property
+    def tokenizers(self) -> list[str]:
+        """Tokenizers of the scored corpora."""
+        return list(dict.fromkeys(map(self.tokenizer_of, self.scored.values())))
 
     @property
     def directions(self) -> list[tuple[str, str]]:

@@ -2,9 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from mtrain.corpus.lines import (
     read_file,
     require_regular,
     scan_file,
+    stripped_lines,
 )
 from mtrain.corpus.tables import (
     TextRow,
@@ -36,6 +37,7 @@ from mtrain.corpus.tables import (
 from mtrain.runtime.errors import UnequalError
 
 Pair = tuple[str, str]
+SKIMMED = 50_000  # lines that `skim` looks at together
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,32 @@ def _read_rows(corpus: Corpus, reading: Reading) -> Iterator[TextRow]:
     if isinstance(corpus, FileCorpus):
         return read_table(corpus, reading)
     return read_dataset(corpus, reading)
+
+
+def skim(
+    corpus: Corpus, reading: Reading, step: int, wanted: Collection[str]
+) -> Iterator[tuple[bool, TextRow]]:
+    """Yield every `step`-th row of a corpus, and those whose source is wanted, with whether it is
+    one of the former; white space around a source does not count.
+    """
+    if not isinstance(corpus, TextCorpus):
+        for number, row in enumerate(read_rows(corpus, reading)):
+            if (is_nth := number % step == 0) or row[1].strip() in wanted:
+                yield is_nth, row
+        return
+    files, start = files_of(corpus, reading.root)[:: -1 if corpus.swap else 1], 0
+    raw = [text.encode("utf-8", "surrogatepass") for text in wanted]
+    known = {*raw, *map(bytes.strip, raw)}
+    src, tgt = (chain.from_iterable(stripped_lines(file)) for file in files)
+    while lines := list(islice(src, SKIMMED)):
+        reading.check()
+        nth, found = set(range(-start % step, len(lines), step)), known.intersection(lines)
+        chosen = nth.union(n for n, line in enumerate(lines) if line in found) if found else nth
+        others = list(islice(tgt, SKIMMED))
+        for n in sorted(row for row in chosen if row < len(others)):
+            sides = lines[n].decode(errors="replace"), others[n].decode(errors="replace")
+            yield n in nth, (start + n + 1, *sides)
+        start += len(lines)
 
 
 def _read_files(src: Path, tgt: Path, reading: Reading) -> Iterator[TextRow]:

@@ -1,14 +1,19 @@
-"""Signs that the sides of a corpus do not belong together: shifted lines, or the same text twice.
+"""Signs that the sides of a corpus do not belong together: shifted lines, the same text twice, or
+each side in the language of the other.
 
 The translation of a longer sentence is longer. Where lengths do not correlate, or correlate better
 at some distance, lines were lost or shuffled on one side; line counts do not show that.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from mtrain.config.languages import FREQUENT, language_code
+from mtrain.corpus.writing_systems import script_of, scripts_of
 
 WINDOW = 500  # pairs
 MOST_WINDOWS = 1000  # spread over the corpus, whatever its size
@@ -18,6 +23,9 @@ MOST_SLIPPED = 10  # lines apart
 MUCH_BETTER = 0.2  # neighbouring lines correlate, too, but less
 LEAST_SPREAD = 0.1  # lengths that hardly vary cannot correlate
 MOST_SAME = 0.3  # fraction of pairs with equal sides
+LOOKED_AT = 10_000  # pairs whose languages are looked at
+LEAST_LINES = 20  # frequent words that indicate a language, each once a line
+MUCH_MORE = 3  # times as many words of the other side's language
 UNRELATED = (
     "the lengths of the sides do not correlate as those of translations do: are they aligned line "
     "for line?"
@@ -81,3 +89,29 @@ def _is_unrelated(lengths: NDArray[np.int64]) -> bool:
     near = correlation[middle - MOST_SLIPPED : middle + MOST_SLIPPED + 1]
     lowest = max(LOWEST_CORRELATION, near.max() - MUCH_BETTER)
     return bool(correlation[middle] < lowest)
+
+
+def seem_swapped(sources: list[str], targets: list[str], src_lang: str, tgt_lang: str) -> bool:
+    """Whether most sources look like the target language, and most targets like the source
+    language; false where neither scripts nor words tell these apart.
+    """
+    step = max(1, len(sources) // LOOKED_AT)
+    is_other = _looks_like(sources[::step], tgt_lang, src_lang)
+    return is_other and _looks_like(targets[::step], src_lang, tgt_lang)
+
+
+def _looks_like(texts: list[str], language: str, own: str) -> bool:
+    """Whether texts are of a language rather than their own: by the scripts of their letters, or,
+    if the languages share one, by their words.
+    """
+    scripts = scripts_of(language), scripts_of(own)
+    if all(scripts) and not scripts[0] & scripts[1]:
+        letters = Counter(map(script_of, "".join(texts)))
+        count, right = (sum(letters[script] for script in each) for each in scripts)
+        return count >= LEAST_LINES and count > right
+    here, there = (set(FREQUENT.get(language_code(code), "").split()) for code in (language, own))
+    lines = [set(text.lower().split()) for text in texts]
+    count, right = (
+        sum(len(line & each) for line in lines) for each in (here - there, there - here)
+    )
+    return count >= LEAST_LINES and count > MUCH_MORE * right

@@ -4,6 +4,8 @@ import re
 import unicodedata
 from functools import cache
 
+from mtrain.config.languages import language_code
+
 # Languages that are written in a script.
 SCRIPTS = {
     "LATIN": "af az bs ca cs cy da de en es et eu fi fr ga gl hr hu id is it la lb lt lv mg ms mt "
@@ -48,11 +50,6 @@ def script_of(character: str) -> str:
     if script in _NO_SCRIPTS:
         return ""
     return "CJK" if script == "IDEOGRAPHIC" else script
-
-
-def language_code(language: str) -> str:
-    """Return the language of a tag such as `zh_CN` or `pt-BR`."""
-    return re.split("[-_]", language.lower())[0]
 
 
 def scripts_of(language: str) -> set[str]:

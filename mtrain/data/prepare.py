@@ -25,7 +25,7 @@ from mtrain.corpus import readers
 from mtrain.corpus.lines import DROPPED
 from mtrain.corpus.readers import Pair, Scan, ScoredText, Text, describe, reading_of
 from mtrain.corpus.slips import suspicions
-from mtrain.data import duplicates
+from mtrain.data import duplicates, mixups
 from mtrain.data.cache import cache_key, cached, kept, remembered
 from mtrain.data.filters import Selection
 from mtrain.data.store import CHUNK, Shard, Store, open_shard, store_key, write_shard
@@ -37,7 +37,7 @@ from mtrain.runtime.device import available_threads
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import Places, logger, progress_bar
 from mtrain.runtime.stop import Stop
-from mtrain.scoring.metrics import check_tokenizer, tokenizer_for
+from mtrain.scoring.metrics import check_tokenizer
 
 SCAN = TypeAdapter(Scan)
 
@@ -119,8 +119,8 @@ class Preparation:
     def fingerprints(self) -> dict[str, Any]:
         """Hashes of all text, for which it is read, and the weights of the corpora."""
         data = self.config.data
-        for corpus in (*data.valid_parts, *data.test.values()):
-            check_tokenizer(tokenizer_for(data.languages(corpus)[1]))
+        for name in data.tokenizers:
+            check_tokenizer(name)
         self.selection.text_checks()
         valid = [text.sha256 for _, text in self.sets.values()][: len(data.valid_parts)]
         return {
@@ -138,8 +138,7 @@ class Preparation:
     @cached_property
     def sets(self) -> dict[str, ScoredText]:
         """The sets that are scored: `valid`, or `valid.0` and so on, and each `test NAME`."""
-        data = self.config.data
-        scored = [*data.corpora.items()][len(data.train) :]
+        scored = self.config.data.scored.items()
         named = {k.removeprefix("data.").replace("test.", "test ", 1): c for k, c in scored}
         return {name: (corpus, self._read_set(name, corpus)) for name, corpus in named.items()}
 
@@ -310,6 +309,20 @@ class Preparation:
             raise UserError("data.train: no pair is left to train on")
         for sign in suspicions(store):
             logger.warning("data.train: %s", sign)
+
+
+def refuse_mixups(preparation: Preparation) -> None:
+    """Refuse text with mix-ups, unless the config allows them."""
+    data, reading = preparation.config.data, reading_of(preparation.config, keep_blank=True)
+    reading.check = preparation.stop.check
+    sets = dict(zip(data.scored, preparation.sets.values(), strict=True))
+    texts = {key: each for key, each in data.corpora.items() if key not in sets and not each.model}
+    pairs = sum(found.pairs for found in preparation.scans)
+    found = list(mixups.find(data, texts, reading, pairs, sets))
+    for text in (text for text, is_allowed in found if is_allowed):
+        logger.warning("%s", text)
+    if refused := [text for text, is_allowed in found if not is_allowed]:
+        raise RefusedError(*refused)
 
 
 def _open_tokenizer(path: Path) -> Tokenizer:

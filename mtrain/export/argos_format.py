@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 import mtrain
+from mtrain.config.languages import NAMES
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.export import ctranslate2_format
 from mtrain.export.proof import Engine
@@ -26,16 +27,6 @@ SUFFIX = ".argosmodel"
 VOCABULARY, MODEL = "sentencepiece.model", "model"
 VERSION = "1.0"  # of the package and of the oldest Argos Translate that reads it
 MOST_TOKENS = 1024  # of a sentence: where CTranslate2 cuts it for Argos Translate
-# Names that Argos Translate shows; a code that is not here is its own name.
-LANGUAGES = """
-ar:Arabic az:Azerbaijani bg:Bulgarian bn:Bengali ca:Catalan cs:Czech da:Danish de:German el:Greek
-en:English eo:Esperanto es:Spanish et:Estonian eu:Basque fa:Persian fi:Finnish fr:French ga:Irish
-gl:Galician he:Hebrew hi:Hindi hr:Croatian hu:Hungarian id:Indonesian it:Italian ja:Japanese
-ko:Korean lt:Lithuanian lv:Latvian ms:Malay nb:Norwegian nl:Dutch pl:Polish pt:Portuguese
-ro:Romanian ru:Russian sk:Slovak sl:Slovenian sq:Albanian sr:Serbian sv:Swedish th:Thai tl:Tagalog
-tr:Turkish uk:Ukrainian ur:Urdu vi:Vietnamese zh:Chinese
-"""
-NAMES = dict(each.split(":") for each in LANGUAGES.split())
 
 
 def check(shape: Shape, quantization: str) -> None:
@@ -82,7 +73,9 @@ def pack(directory: Path, loaded: LoadedModel, sink: IO[bytes]) -> None:
 
 
 def _languages(loaded: LoadedModel) -> list[tuple[str, str]]:
-    """Return the codes and names of the source and the target language of the validation set."""
+    """Return the codes and names of the source and the target language of the validation set; a
+    code that is not known is its own name.
+    """
     data = loaded.config.data
     codes = data.languages(data.valid_parts[0])
     for code in codes:

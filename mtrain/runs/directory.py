@@ -108,16 +108,19 @@ class RunDirectory:
         """
         if not self.path.is_dir():
             return
-        own = self.path / layout.CONFIG
-        if _is_same(config_file, own) and not self._has_written_config():
+        settings = self.path / layout.CONFIG
+        if _is_same(config_file, settings) and not self._has_written_config():
             raise RefusedError(
-                f"{config_file}: mtrain replaces this file by its own {own.name}; "
+                f"{config_file}: mtrain replaces this file by its own {settings.name}; "
                 f"keep your config outside of {self.path}, or under another name"
             )
-        if any((self.path / name).exists() for name in (layout.LOCK, layout.RUN)):
+        if (self.path / layout.RUN).exists():
             return
+        # a start that ended early leaves a lock and other files of mtrain's
+        has_begun = (self.path / layout.LOCK).exists()
+        own = (*layout.FILES, *layout.DIRECTORIES) if has_begun else ()
         for item in sorted(self.path.iterdir()):
-            is_harmless = any(fnmatch(item.name, pattern) for pattern in HARMLESS)
+            is_harmless = any(fnmatch(item.name, pattern) for pattern in (*HARMLESS, *own))
             if not is_harmless and not _is_same(config_file, item):
                 raise RefusedError(
                     f"{self.path}: holds {item.name}, but no run of mtrain; choose another run_dir"

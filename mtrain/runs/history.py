@@ -10,6 +10,8 @@ from mtrain.config.schema import FileName
 from mtrain.runs import layout
 from mtrain.runs.records import CheckpointName, Count, Metric, Score, with_fields_of
 
+LEAST_BLEU = 1.0  # below, BLEU tells models apart by chance, and NLL does not
+
 
 class Scores(BaseModel):
     """Scores of a set."""
@@ -44,10 +46,13 @@ class Named(BaseModel, extra="allow"):
 
 class History(BaseModel, populate_by_name=True):
     """Validations in the order of steps; `average` is that of the averaged model, `tests` holds the
-    scores of the test sets, `named` what the file has for the best validation.
+    scores of the test sets, `named` what the file has for the best validation. `measure` is the
+    score by which that is the best: NLL while no validation has reached a BLEU of `LEAST_BLEU`;
+    earlier versions, which did not do so, kept none.
     """
 
     metric: Metric
+    measure: Metric | None = None
     named: Named | None = Field(alias="best")  # none before the first validation
     entries: list[Entry] = Field(alias="history")
     average: Entry | None
@@ -56,17 +61,18 @@ class History(BaseModel, populate_by_name=True):
     @classmethod
     def begin(cls, metric: Metric) -> "History":
         """Return a history without validations."""
-        return cls(metric=metric, named=None, entries=[], average=None, tests={})
+        return cls(metric=metric, measure=metric, named=None, entries=[], average=None, tests={})
 
     @property
     def summary(self) -> dict[str, Any] | None:
         """The best validation as `best.json` names it."""
-        best = self.best
-        return best and {key: best.get(key) for key in ("checkpoint", "step", self.metric)}
+        best, measure = self.best, self._measure(self._validated)
+        return best and {key: best.get(key) for key in ("checkpoint", "step", measure)}
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of `best.json`."""
-        return self.model_dump(by_alias=True) | {"best": self.summary}
+        found = {"measure": self._measure(self._validated), "best": self.summary}
+        return self.model_dump(by_alias=True) | found
 
     def cut(self, step: int, is_due: Callable[[int], bool]) -> None:
         """Drop entries after a step, and that of the step itself if no validation was due there and
@@ -86,7 +92,11 @@ class History(BaseModel, populate_by_name=True):
     @property
     def best(self) -> Entry | None:
         """The best validation, the average's included; the earliest of equals."""
-        return self._best_of(self.entries + ([self.average] if self.average else []))
+        return self._best_of(self._validated)
+
+    @property
+    def _validated(self) -> list[Entry]:
+        return self.entries + ([self.average] if self.average else [])
 
     @property
     def best_step(self) -> str | None:
@@ -109,17 +119,29 @@ class History(BaseModel, populate_by_name=True):
         """Whether none of the last `patience` validations improved on the ones before."""
         if not patience or not self.entries:
             return False
-        best = max(self.entries, key=self._quality)
+        best = max(self.entries, key=self._quality(self.entries))
         return len(self.entries) - 1 - self.entries.index(best) >= patience
 
     def _best_of(self, entries: list[Entry]) -> Entry | None:
         """The best whose checkpoint has not been found damaged."""
         there = [entry for entry in entries if not entry.get("lost")]
-        return max(there, key=self._quality, default=None)
+        return max(there, key=self._quality(there), default=None)
 
-    def _quality(self, entry: Entry) -> float:
-        value = float(entry.get(self.metric, -math.inf))
-        return -value if self.metric == "nll" else value
+    def _measure(self, entries: list[Entry]) -> Metric:
+        """Return the score that compares these validations."""
+        there = [entry for entry in entries if not entry.get("lost")]
+        is_low = self.metric == "bleu" and all(each["bleu"] < LEAST_BLEU for each in there)
+        return "nll" if there and is_low and self.measure is not None else self.metric
+
+    def _quality(self, entries: list[Entry]) -> Callable[[Entry], float]:
+        """Return what is larger for better validations, to compare these by."""
+        measure = self._measure(entries)
+
+        def quality(entry: Entry) -> float:
+            value = float(entry.get(measure, -math.inf)) * (-1 if measure == "nll" else 1)
+            return -math.inf if math.isnan(value) else value
+
+        return quality
 
 
 BEST = TypeAdapter(History)

@@ -8,14 +8,13 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from mtrain.corpus.writing_systems import language_code, script_of, scripts_of
+from mtrain.config.languages import tokenizer_for
+from mtrain.corpus.writing_systems import script_of, scripts_of
 from mtrain.runtime.errors import MissingExtraError, RefusedError, UserError
 from mtrain.runtime.log import logger, progress_bar
 from mtrain.scoring.references import check_equal
 
 METRICS = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}
-TOKENIZERS = {"zh": "zh", "zho": "zh", "cmn": "zh", "ja": "ja-mecab", "jpn": "ja-mecab"}
-TOKENIZERS |= {"ko": "ko-mecab", "kor": "ko-mecab"}
 SIGNIFICANT = 0.05  # the largest p-value called so, as sacreBLEU has it
 FEWEST = 10  # lines for a test; fewer do not give enough different resamples
 _RESAMPLES = 1000
@@ -37,11 +36,6 @@ class Score:
     def __str__(self) -> str:
         interval = f" [{self.ci[0]:.2f}, {self.ci[1]:.2f}]" if self.ci else ""
         return f"{self.name} {self.score:.2f}{interval} {self.signature}"
-
-
-def tokenizer_for(language: str | None) -> str:
-    """Return sacreBLEU's tokenizer for a target language; 13a for most and for unknown ones."""
-    return TOKENIZERS.get(language_code(language or ""), "13a")
 
 
 def check_tokenizer(name: str) -> None:
@@ -77,10 +71,10 @@ def choose_tokenizer(
     return tokenize
 
 
-def warn_of_missing_tokenizer(language: str) -> None:
-    """Warn before training if BLEU is not available for a language here."""
+def warn_of_missing_tokenizer(name: str) -> None:
+    """Warn before training if a tokenizer of BLEU is not available here."""
     try:
-        check_tokenizer(tokenizer_for(language))
+        check_tokenizer(name)
     except RefusedError as error:
         logger.warning("mtrain train will ask for this: %s", error)
 

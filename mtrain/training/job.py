@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from mtrain.config.changes import changed_keys
 from mtrain.config.loading import load_stored_config
 from mtrain.config.schema import Config, dump_config
-from mtrain.data.prepare import Preparation, Prepared
+from mtrain.data.prepare import Preparation, Prepared, refuse_mixups
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.runs import checkpoint, layout
 from mtrain.runs.directory import RunDirectory
@@ -74,6 +74,7 @@ def dry_run(
     """
     with joined() as ranks:
         job = Job(config, stop, ranks, config_file, metric)
+        job.check_start()
         return ranks.first(job.dry_run)
 
 
@@ -92,8 +93,7 @@ def build_data(config: Config, stop: Stop, config_file: Path | None = None) -> N
 
 
 class Job:
-    """The part of one rank in a job. Refuses ranks that do not fit together, before anything is
-    written.
+    """The part of one rank in a job.
 
     A start that is refused, or ends before settings and text are checked, leaves the status of an
     earlier one as it was.
@@ -107,17 +107,10 @@ class Job:
         config_file: Path | None = None,
         metric: ExternalMetric | None = None,
     ) -> None:
-        ranks.check_same(dump_config(config), "settings")
         self.metric, self.command = metric, metric.command if metric else None
-        ranks.check_same(json.dumps(self.command), OPTION)
-        if refused := _metric_mismatch(config, self.command, config_file):
-            raise ranks.as_one(RefusedError(refused))
         self.before: Status | None = None  # the status that this start found
         self.config, self.stop, self.ranks, self.config_file = config, stop, ranks, config_file
         self.run = RunDirectory(Path(config.run_dir), ranks.first(partial(board_of, config)))
-        ranks.first(self._launch)
-        self.step_batches = ranks.share(self._find_step_batches, NUMBER)
-        _check_alike(config, ranks, Blocks(self.step_batches, ranks.size))
         self.step, self.has_begun = 0, False
 
     def _launch(self) -> None:
@@ -150,7 +143,12 @@ class Job:
     def train(self) -> None:
         """Train to the end; the status says how it ended."""
         with ExitStack() as stack:
-            self.ranks.first(partial(self._hold, stack))
+            try:
+                self.check_start()
+                self.ranks.first(partial(self._hold, stack))
+            except RefusedError as error:
+                self._keep_refusal(error)
+                raise
             trainer: Trainer | None = None
             try:
                 self.ranks.first(self._check)
@@ -179,11 +177,36 @@ class Job:
             known = without_missing(self.config, self.stop, timed=True)
             preparation = Preparation(known, self.stop)
             self.run.check_data(preparation.fingerprints)
+            if not (self.run.path / layout.RUN).exists():
+                refuse_mixups(preparation)
             prepared = preparation.prepared
             self.run.check_data(prepared.fingerprints)
             found = self._trainer(prepared).preview()
         logger.info("dry run: nothing was trained")
         return found
+
+    def check_start(self) -> None:
+        """Refuse ranks that do not fit together, and a metric without its command; raises
+        `StoppedError` if torchrun starts a job again that is over.
+        """
+        self.ranks.first(self._launch)
+        self.ranks.check_same(dump_config(self.config), "settings")
+        self.step_batches = self.ranks.share(self._find_step_batches, NUMBER)
+        _check_alike(self.config, self.ranks, Blocks(self.step_batches, self.ranks.size))
+        self.ranks.check_same(json.dumps(self.command), OPTION)
+        if refused := _metric_mismatch(self.config, self.command, self.config_file):
+            raise self.ranks.as_one(RefusedError(refused))
+
+    def _keep_refusal(self, error: RefusedError) -> None:
+        """Keep a refusal from before the directory was locked, where a run is that nobody holds."""
+        if not self.ranks.is_first or not (self.run.path / layout.RUN).exists():
+            return
+        if self.run.launch:
+            self.run.launch.is_over = True
+        with suppress(UserError, OSError), self.run.hold():
+            if (status := self.run.read(layout.STATUS, STATUS)) is not None:
+                add_log_file(self.run.path / layout.LOG)
+                self.run.keep_start(status, "refused", error)
 
     def _hold(self, stack: ExitStack) -> None:
         """Lock the run directory until `stack` closes, and log to it."""
@@ -213,15 +236,22 @@ class Job:
         self.has_begun = True
         self.run.set_status("preparing", self.step)
 
+    def _begin_run(self, preparation: Preparation) -> None:
+        """Begin a new run and check its text, before models make more, which may take long."""
+        if not (self.run.path / layout.RUN).exists():
+            self._begin()
+            self.run.check_data(preparation.fingerprints)
+            refuse_mixups(preparation)
+
     def _prepare(self) -> Prepared:
         """Prepare the text on rank 0, then on the others, whose machines may have a cache of their
         own; all must read the same text. Models fill in what is missing first.
         """
         ranks = self.ranks
-        if not (self.run.path / layout.RUN).exists():
-            ranks.first(self._begin)  # models may take long
-        made = fill(self.config, self.run, self.stop, ranks)
         preparation = Preparation(resolve(self.config), self.stop)
+        ranks.first(partial(self._begin_run, preparation))
+        if made := fill(self.config, self.run, self.stop, ranks):
+            preparation = Preparation(resolve(self.config), self.stop)
 
         def lead() -> bytes:
             self.run.check_data(preparation.fingerprints)

@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from mtrain.config.schema import Config
+from mtrain.config.schema import Config, TrainConfig
 from mtrain.data.batches import SpecialIds, collate, pack_by_tokens
 from mtrain.model.building import shape_of
 from mtrain.model.transformer import Transformer
@@ -31,6 +31,10 @@ IDS = SpecialIds(pad=0, bos=2, eos=3)
 MAX_OPERATIONS = 1e11  # of a timed micro-batch on a CPU: about a second
 STATE_BYTES = 12  # a parameter in training: weight and two moments
 _bytes = partial(tqdm.format_sizeof, suffix="B")
+# What is warned of before a training: less text, and more of the rest.
+LEAST_PAIRS, LEAST_LINES = 5_000, 200  # to learn from; of a scored set
+MOST_EPOCHS, HIGHEST_RATE = 100, 0.01
+MOST_DAYS = 14
 DEATH = "the process that tried was killed, perhaps for lack of memory"
 
 
@@ -41,6 +45,24 @@ class Forecast:
     numbers: dict[str, Any]  # for scripts; sizes in bytes, times in seconds
     lines: list[str]  # for people
     disk_warning: str | None
+    seconds: float | None  # of all steps: a rough estimate until `add_time` measures it
+
+    def warnings(self, train: TrainConfig) -> Iterator[str]:
+        """Yield what is likely to be a mistake."""
+        steps, epochs, rate = (self.numbers[key] for key in ("max_steps", "epochs", "peak_lr"))
+        key = "lr_factor" if train.peak_lr is None else "peak_lr"
+        plan, days = f"train.max_steps: {steps:,} steps", (self.seconds or 0) / 86_400
+        if epochs > MOST_EPOCHS:
+            few = f"{max(1, int(steps * MOST_EPOCHS / epochs)):,} are {MOST_EPOCHS}"
+            yield f"{plan} are {epochs:,.0f} epochs: a model learns its text by heart; {few}"
+        if rate > HIGHEST_RATE:
+            advice = f"at its peak is too high for most models; keep it below {HIGHEST_RATE}"
+            yield f"train.{key}: a learning rate of {rate:.2g} {advice}"
+        if days > MOST_DAYS:
+            advice = "on this machine; choose a smaller model, fewer steps or a GPU"
+            yield f"{plan} of this model take about {days:,.0f} days {advice}"
+        if self.disk_warning:
+            yield self.disk_warning
 
     def add_time(self, config: Config, blocks: Blocks, lengths: Lengths | None, steps: int) -> None:
         """Add the time that these steps take, measured on a micro-batch with these lengths, which
@@ -61,11 +83,21 @@ class Forecast:
         if seconds is None:
             self.lines.append(f"time: not measured: {reason}")
             return
-        whole = self.numbers["train_seconds"] = steps * seconds
+        whole = self.seconds = self.numbers["train_seconds"] = steps * seconds
         self.lines.append(
             f"time: about {seconds:.3g} s a step now, {tqdm.format_interval(whole)} for {steps:,} "
             "steps without validation"
         )
+
+
+def lack_of_text(pairs: int, sets: dict[str, int]) -> Iterator[str]:
+    """Yield warnings of few pairs to learn from, and of scored sets, by key, with few lines."""
+    if 0 < pairs < LEAST_PAIRS:
+        advice = f"use {LEAST_PAIRS:,} or more, or start from a model with train.init_from"
+        yield f"data.train: {pairs:,} pairs are too few to learn to translate; {advice}"
+    for key, lines in sets.items():
+        if 0 < lines < LEAST_LINES:
+            yield f"{key}: scores of {lines:,} lines differ by chance; use {LEAST_LINES} or more"
 
 
 def describe_run(
@@ -86,9 +118,7 @@ def describe_run(
         parameters = Transformer(shape_of(config, vocab_size, IDS.pad)).num_parameters
     has_average = train.ema_decay is not None  # stored in addition to the latest weights
     one = 4 * parameters + vocabulary
-    # the best, the average and one being written are kept, too; three have the trainer's state
-    all_ = one * (max(train.keep_checkpoints, train.average_last) + 3)
-    all_ += 3 * 4 * parameters * (2 + has_average) + _size(Path(config.run_dir))[1]
+    all_ = _disk_bytes(config, one, parameters)
     sums = 1 + (blocks.largest - 1).bit_length()
     if machine.device == "cpu":
         sums = most_sums(blocks.largest, train.max_tokens, machine.workers)
@@ -127,7 +157,18 @@ def describe_run(
         f"checkpoints: {_bytes(one)} each, up to {_bytes(all_)} in all",
         f"memory: {_bytes(state)} of weights, moments and sums of gradients",
     ]
-    return Forecast(numbers, lines, lack_of_disk(all_, Path(config.run_dir)))
+    work = 6.0 * parameters * per_step * train.max_steps / ranks.size
+    seconds = work / (MAX_OPERATIONS * machine.threads) if machine.device == "cpu" else None
+    return Forecast(numbers, lines, lack_of_disk(all_, Path(config.run_dir)), seconds)
+
+
+def _disk_bytes(config: Config, one: int, parameters: int) -> int:
+    """Return the bytes of all that a run keeps at its fullest, from those of one checkpoint."""
+    train = config.train
+    # the best, the average and one being written are kept, too; three have the trainer's state
+    kept = one * (max(train.keep_checkpoints, train.average_last) + 3)
+    state = 4 * parameters * (2 + (train.ema_decay is not None))
+    return kept + 3 * state + _size(Path(config.run_dir))[1]
 
 
 def lack_of_disk(disk_bytes: int, directory: Path) -> str | None:

@@ -27,7 +27,7 @@ from mtrain.runtime.log import logger, progress_bar
 from mtrain.runtime.stop import stopped
 from mtrain.training.gradients import sum_over_ranks
 from mtrain.training.learner import Learner
-from mtrain.training.plan import describe_run
+from mtrain.training.plan import describe_run, lack_of_text
 from mtrain.training.resume import Checkpoints, Progress, Session
 from mtrain.training.schedule import make_schedule
 from mtrain.training.validation import Validation
@@ -132,8 +132,14 @@ class Trainer:
             forecast.add_time(self.config, self.blocks, np.concatenate(lengths) + 1, left)
         for line in forecast.lines:
             logger.info("%s", line)
-        if forecast.disk_warning:
-            logger.warning("%s", forecast.disk_warning)
+        if step == 0 or timed:
+            keys, prepared = self.config.data.scored, self.prepared
+            texts = zip(keys, (*prepared.valid, *prepared.tests.values()), strict=True)
+            sets = {key: len(text) for key, (_, text) in texts}
+            for text in lack_of_text(len(self.prepared.store), sets):
+                logger.warning("%s", text)
+        for text in forecast.warnings(self.config.train):
+            logger.warning("%s", text)
         return forecast.numbers
 
     def _is_finished(self) -> bool:

@@ -60,6 +60,9 @@ class Validation:
     def _cut(self, step: int) -> History:
         self.load_history(step)
         if (self.run.path / layout.BEST).exists():
+            if not self.history.measure:  # the best by NLL may be gone
+                self.history.measure = self.history.metric
+                self._mark_lost()
             self.write_history()
         self.run.metrics.cut(step)
         return self.history
@@ -91,6 +94,8 @@ class Validation:
         self.write_history()
         best = self.history.best
         mark = "  best so far" if best is not None and best["step"] == step else ""
+        if mark and self.history.metric not in (self.history.summary or {}):
+            mark += " by nll, since no BLEU is above 1 yet"
         logger.info("step %s  %s%s", f"{step:,}", summary(entry), mark)
         if self.ranks.is_first:
             with suppress(UserError):  # no reason to end a run
@@ -139,7 +144,7 @@ class Validation:
         with progress_bar(len(text), "line", f"translating {name}") as bar:
             hypotheses = Translator(model, self.ranks).best(text.sources, bar.update)
         nll = Scorer(model).nll(text.sources, text.references, self.ranks)
-        tokenize = metrics.tokenizer_for(self.config.data.languages(corpus)[1])
+        tokenize = self.config.data.tokenizer_of(corpus)
         bleu = metrics.score("bleu", hypotheses, [text.references], tokenize=tokenize)
         entry: Entry = {
             "bleu": bleu.score,
@@ -259,7 +264,7 @@ class Validation:
         (corpus, text), decode = part, self.config.decode.model_dump()
         identity = {"checkpoint": best, "step": step, "sha256": text.sha256, "decode": decode}
         known = self.history.tests.get(name, {})
-        tokenize = metrics.tokenizer_for(self.config.data.languages(corpus)[1])
+        tokenize = self.config.data.tokenizer_of(corpus)
         if identity.items() <= known.items() and f"|tok:{tokenize}" in known["signature"]:
             return
         entry = self.evaluate(self._load(best), [part], f"test-{name}", step, f"test/{name}/")

@@ -22,16 +22,17 @@ from conftest import run_mtrain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrain.check import chunks, corpora, faults
+from mtrain.check import chunks, faults
 from mtrain.check.chunks import Chunk
 from mtrain.check.corpora import Checker
 from mtrain.check.diagnosis import Diagnosis, diagnose
 from mtrain.check.findings import KINDS, Findings
-from mtrain.check.profile import FREQUENT
 from mtrain.check.words import Characters
 from mtrain.config.corpora import TextCorpus
+from mtrain.config.languages import FREQUENT
 from mtrain.config.loading import load_config
 from mtrain.corpus.writing_systems import script_of, scripts_of
+from mtrain.data import mixups
 from mtrain.runtime.console import clipped
 from mtrain.runtime.errors import StoppedError
 from mtrain.runtime.stop import Stop
@@ -79,8 +80,8 @@ class Folder:
         }
         self.data: dict[str, Any] = {
             "root": str(path),
-            "src_lang": "xa",
-            "tgt_lang": "xb",
+            "src_lang": "aa",
+            "tgt_lang": "ba",
             "train": [self.entry("train")],
             "valid": self.entry("valid"),
             "test": {"held": self.entry("test")},
@@ -142,7 +143,8 @@ def test_nothing_is_said_of_sound_text(folder: Folder) -> None:
     report = folder.look()
     assert kinds(report) == []
     assert [each["pairs"] for each in report["corpora"]] == [PAIRS, 200, 200]
-    assert (report["errors"], report["warnings"], report["notes"]) == (0, 0, 0)
+    assert [doubt.split(" pairs")[0] for doubt in report["doubts"]] == [f"data.train: {PAIRS:,}"]
+    assert (report["errors"], report["warnings"], report["notes"]) == (0, 1, 0)
 
 
 # What is put into the middle of a line, by the kind of finding.
@@ -385,6 +387,15 @@ def test_little_text_is_looked_at_too(tmp_path: Path, pairs: int) -> None:
     assert report["errors"] == 1
 
 
+def test_text_of_which_training_has_nothing_left_is_an_error(folder: Folder) -> None:
+    folder.data["max_length"] = 4
+    report = folder.look()
+    assert ("data.train.0", "empty") in kinds(report)
+    assert report["errors"] == 1
+    folder.bytes["train.xa"][5] = folder.bytes["train.xb"][5] = b"a"
+    assert folder.look()["errors"] == 0
+
+
 def test_a_side_in_another_script_than_its_language(folder: Folder) -> None:
     folder.data |= {"src_lang": "ru", "tgt_lang": "zh-TW"}
     [(_, _, finding)] = [each for each in found(folder.look()) if each[1] == "language"]
@@ -401,16 +412,18 @@ def test_a_corpus_whose_sides_are_swapped(folder: Folder) -> None:
         lines = folder.bytes[name]
         lines[:] = [line + b" " + own[n % 8].encode() for n, line in enumerate(lines)]
     folder.data |= {"src_lang": "en", "tgt_lang": "de"}
-    assert ("data.train.0", "language") in kinds(folder.look())
+    report = folder.look()
+    assert ("data.train.0", "turned") in kinds(report)
+    assert report["errors"] == 1
     folder.data |= {"src_lang": "de", "tgt_lang": "en"}
-    assert ("data.train.0", "language") not in kinds(folder.look())
+    assert ("data.train.0", "turned") not in kinds(folder.look())
 
 
 def test_both_directions_are_checked_in_one(folder: Folder) -> None:
     """Whether swapped or written the other way round, files are named as they are."""
     for name in ("train", "valid"):
         folder.data[name] = [folder.entry(name), {**folder.entry(name), "swap": True}]
-    turned = {"src": "test.xb", "tgt": "test.xa", "src_lang": "xb", "tgt_lang": "xa"}
+    turned = {"src": "test.xb", "tgt": "test.xa", "src_lang": "ba", "tgt_lang": "aa"}
     folder.data["test"]["held"] = turned
     assert kinds(folder.look()) == []
     folder.bytes["test.xb"][6] = folder.bytes["train.xa"][9] = b"lo\0st"
@@ -469,7 +482,8 @@ def test_the_command_prints_a_table_and_fails_on_errors(folder: Folder) -> None:
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "warning  control characters" in done.stdout
     assert "train.xb:42" in done.stdout
-    assert done.stdout.endswith("1 warning\n")
+    assert "\nwarning: data.train: 3,000 pairs are too few" in done.stdout
+    assert done.stdout.endswith("2 warnings\n")
     (folder.path / "valid.xa").unlink()
     done = run_mtrain("check", "-c", config, "--json", "--no-timing")
     assert done.returncode == 1
@@ -540,7 +554,7 @@ def test_the_sample_is_thinned_evenly_where_lines_are_long(
     lines = folder.bytes["train.xb"]
     lines[3] = b" ".join(lines[:100])  # pushes no others out of the sample
     looked = Checker(load_config(folder.write()), Stop())
-    monkeypatch.setattr(corpora, "SAMPLE_CHARACTERS", 100_000)
+    monkeypatch.setattr(mixups, "SAMPLE_CHARACTERS", 100_000)
     looked.scan()
     looked.check()
     numbers = [number for chunk in looked.sample for number in chunk.numbers]

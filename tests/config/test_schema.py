@@ -28,8 +28,9 @@ from mtrain.runtime.files import VARIABLE
 
 # The contract's settings with their defaults; `required` for those without one.
 DEFAULTS = """
-data: {root: null, src_lang: required, tgt_lang: required, train: required, temperature: 1.0,
-  valid: required, test: {}, max_length: 256, invalid_utf8: error, workers: auto}
+data: {root: null, src_lang: required, tgt_lang: required, bleu_tokenize: null, train: required,
+  temperature: 1.0, valid: required, test: {}, max_length: 256, invalid_utf8: error,
+  allow_swapped: false, allow_overlap: false, workers: auto}
 filter: {min_length: 0, max_ratio: null, identical: false, duplicates: false, control: false,
   src_script: [], tgt_script: [], script_share: 0.5}
 tokenizer: {path: null, vocab_size: 8000, model_type: bpe, normalization: identity,
@@ -197,6 +198,8 @@ CHANGED = [
     *((TRAIN, entry, f"5: data.train.0.{message}") for entry, message in CORPORA_REFUSED),
     ("run_dir: runs/x\n", "", "1: run_dir: required, but missing"),
     ("runs/x", "$NO_X/x", "1: run_dir: $NO_X is not set; set it or write the path out"),
+    ("runs/x", "~", "1: run_dir: YAML reads ~ as null; write ~/ for the home directory"),
+    ("src_lang: en", "root: ~\n  src_lang: en", "3: data.root: YAML reads ~ as null; write ~/"),
     ("  valid: {src: v.en, tgt: v.de}\n", "", "2: data.valid: required, but missing"),
     ("  src_lang: en\n", "", "2: data.src_lang: required, but missing (source language code"),
     (f"[{TRAIN}]", "[]", "5: data.train: at least 1 list of 0"),
@@ -210,6 +213,10 @@ CHANGED = [
     ("src_lang: en", "src_lang: no", '3: data.src_lang: write "no" in quotes'),
     ("tgt_lang: de", "tgt_lang: Yes", '4: data.tgt_lang: write "Yes" in quotes'),
     ("src_lang: en", "src_lang: True", '3: data.src_lang: write "True" in quotes'),
+    ("tgt_lang: de", "tgt_lang: jp", "4: data.tgt_lang: jp: (ISO 639); did you mean ja? 13a"),
+    ("v.de}", "v.de, tgt_lang: Chinese}", "6: data.valid.tgt_lang: Chinese: did you mean zh?"),
+    ("v.de}", "v.de, swap: true, src_lang: cz}", "6: data.valid.src_lang: cz: did you mean cs?"),
+    ("tgt_lang: de", "tgt_lang: de\n  bleu_tokenize: moses", "5: data.bleu_tokenize: '13a'"),
 ]
 # What is added from line 7 on, and the message.
 ADDED = [
@@ -450,7 +457,7 @@ CONFIGS = st.builds(
         DataConfig,
         root=st.none() | PATHS,
         src_lang=WORDS,
-        tgt_lang=WORDS,
+        tgt_lang=st.sampled_from(["en", "no", "zh-TW", "deu_Latn"]),
         train=st.lists(CORPORA, min_size=1, max_size=3),
         valid=CORPORA,
         test=st.dictionaries(NAMES, CORPORA, max_size=2),

@@ -26,7 +26,7 @@ from mtrain.translation.loading import LoadedModel
 from mtrain.translation.translator import Translator
 
 SOURCES = [src for src, _ in made_up_pairs(40, 21)]
-NAME = "translate-aa_bb-1_0"
+NAME = "translate-aa_ba-1_0"
 
 # Installs a package and translates lines as they are: its own splitter of sentences needs a model
 # from the network.
@@ -39,7 +39,7 @@ class Whole(sbd.ISentenceBoundaryDetectionModel):
         return [text]
 
 package.install_from_path(sys.argv[1])
-found = translate.get_translation_from_codes("aa", "bb")
+found = translate.get_translation_from_codes("aa", "ba")
 found.underlying.sentencizer = Whole()
 lines = json.load(sys.stdin)
 print(json.dumps([str(found), *(found.translate(line) for line in lines)]))
@@ -64,13 +64,13 @@ def expected(loaded: LoadedModel) -> list[str]:
 def test_a_package_has_what_argos_translate_reads(
     loaded_model: LoadedModel, tmp_path: Path
 ) -> None:
-    path = tmp_path / "new" / "aa_bb.argosmodel"
+    path = tmp_path / "new" / "aa_ba.argosmodel"
     path.parent.mkdir()
     shown = export(loaded_model, path, "int8")
     assert [line.split(":")[0] for line in shown if not line.startswith(" ")] == [
         f"{kind}, {search}" for kind in ("float32", "int8") for search in ("greedy", "beam 4")
     ]
-    assert sorted(each.name for each in path.parent.iterdir()) == ["aa_bb.argosmodel", "sample"]
+    assert sorted(each.name for each in path.parent.iterdir()) == ["aa_ba.argosmodel", "sample"]
     with zipfile.ZipFile(path) as package:
         assert package.testzip() is None
         package.extractall(tmp_path)
@@ -80,9 +80,8 @@ def test_a_package_has_what_argos_translate_reads(
     ]
     assert json.loads((found / "metadata.json").read_text()) == {
         **{"package_version": "1.0", "argos_version": "1.0"},
-        **{"from_code": "aa", "from_name": "aa", "to_code": "bb", "to_name": "bb"},
+        **{"from_code": "aa", "from_name": "Afar", "to_code": "ba", "to_name": "Bashkir"},
     }
-    assert argos_format.NAMES["de"] == "German"
     pieces = SentencePieceProcessor(model_file=str(found / "sentencepiece.model"))
     served = ctranslate2.Translator(str(found / "model"), device="cpu")
     assert served.compute_type.startswith("int8")
@@ -102,7 +101,7 @@ def test_a_package_has_what_argos_translate_reads(
 def test_argos_translate_installs_a_package_and_translates_alike(
     loaded_model: LoadedModel, tmp_path: Path
 ) -> None:
-    path = tmp_path / "aa_bb.argosmodel"
+    path = tmp_path / "aa_ba.argosmodel"
     export(loaded_model, path)
     homes = ("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")
     done = subprocess.run(
@@ -115,12 +114,12 @@ def test_argos_translate_installs_a_package_and_translates_alike(
     )
     assert done.returncode == 0, done.stderr
     name, *texts = json.loads(done.stdout)
-    assert name == "aa → bb"
+    assert name == "Afar → Bashkir"
     assert texts == expected(loaded_model)
 
 
 def test_the_command_rounds_to_int8_unless_told(trained_run: Path, tmp_path: Path) -> None:
-    sample, path = tmp_path / "sample", tmp_path / "aa_bb.argosmodel"
+    sample, path = tmp_path / "sample", tmp_path / "aa_ba.argosmodel"
     sample.write_text("".join(line + "\n" for line in SOURCES))
     options = ["--to", "argos", "-o", path, "--sample", sample]
     done = run_mtrain("export", "-m", trained_run, *options)

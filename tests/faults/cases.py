@@ -68,7 +68,7 @@ READS: Commands = {
     "eval": (2, "eval -m run -s SRC -r TGT"),
     "eval --hypothesis": (2, "eval --hypothesis SRC -r TGT -s TGT"),
     "compare": (1, "compare -r TGT SRC data/train.src"),
-    "init": (1, "init SRC TGT --src-lang aa --tgt-lang bb --hold-out 3 -o out/init/new.yaml"),
+    "init": (1, "init SRC TGT --src-lang aa --tgt-lang ba --hold-out 3 -o out/init/new.yaml"),
     "encode": (1, "tokenizer encode -m run"),
     "decode": (1, "tokenizer decode -m run"),
 }

@@ -198,7 +198,7 @@ def test_translations_and_attention_are_shown_for_the_same_sentences(
 def test_parts_of_a_list_are_shown_in_their_languages(both_run: Path) -> None:
     found = report.gather(both_run, [])
     for sample in found.samples:
-        src, tgt = ("aa", "bb") if sample.part == ".0" else ("bb", "aa")
+        src, tgt = ("aa", "ba") if sample.part == ".0" else ("ba", "aa")
         assert [language for _, language, _ in sample.texts] == [src] + [tgt] * 4
         pair = tuple(text for _, _, text in sample.texts[:2])
         assert pair == VALID[sample.number - 1][:: 1 if src == "aa" else -1]
@@ -206,7 +206,7 @@ def test_parts_of_a_list_are_shown_in_their_languages(both_run: Path) -> None:
     assert {each.maps[0].rows[0] for each in found.sentences} <= {"<2bb>", "<2aa>"}
     assert [name for name, _ in found.scores][2:4] == ["data.valid.0", "data.valid.1"]
     page = report.make_page(both_run, ["bavo"])
-    assert all(text in page for text in ("aa → bb, bb → aa", " of data.valid.1</h3>"))
+    assert all(text in page for text in ("aa → ba, ba → aa", " of data.valid.1</h3>"))
 
 
 def test_curves_settings_and_what_the_run_is_made_of_are_shown(

@@ -226,6 +226,18 @@ def test_a_directory_of_something_else_is_refused(
     assert [(item.name, item.read_text()) for item in run.iterdir()] == [(name, '{"step": 9}\n')]
 
 
+def test_a_lock_of_another_program_does_not_make_a_folder_a_run(
+    train: Train, config: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in (".lock", "corpus.en"):
+        (run / name).touch()
+    assert train(config) == 2
+    assert f"{run}: holds corpus.en, but no run of mtrain" in capsys.readouterr().err
+    assert len(list(run.iterdir())) == 2
+
+
 def test_a_config_and_what_job_scripts_leave_are_no_hindrance(
     train: Train, config: Path, tmp_path: Path
 ) -> None:
@@ -299,6 +311,20 @@ def test_a_refused_start_leaves_a_damaged_status_as_it_is(
         assert file.read_text() == damage
     assert train(config) == 0
     assert status(run)["state"] == "complete"
+
+
+@pytest.mark.parametrize("setting", ["seed=9", "train.metric=command", "train.device=cuda:7"])
+def test_a_refused_start_is_kept_beside_the_state_of_the_run(
+    train: Train, config: Path, run: Path, capsys: Captured, setting: str
+) -> None:
+    before = status(run)
+    assert train(config, "--set", setting) == 2
+    message = capsys.readouterr().err
+    found = status(run)
+    last = found.pop("last_start")
+    assert ((last["state"], last["exit_code"]), found) == (("refused", 2), before)
+    assert last["reason"].split("\n")[0] in message
+    assert last["reason"] in (run / "train.log").read_text()
 
 
 def test_a_start_that_never_began_leaves_the_state_of_the_run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 from hypothesis import given
@@ -39,6 +40,39 @@ def test_the_best_is_the_first_of_equals_and_patience_waits_for_a_better_one(
     before, last = values[:-patience], values[-patience:]
     is_out = bool(patience and before) and choose(before) == choose(before + last)
     assert found.is_out_of_patience(patience) == is_out
+
+
+def with_nll(*values: tuple[float, float]) -> History:
+    """Return a history with these BLEU and NLL at steps 10, 20, ..."""
+    found = history("bleu", *(bleu for bleu, _ in values))
+    for entry, (_, nll) in zip(found.entries, values, strict=True):
+        entry["nll"] = nll
+    return found
+
+
+def test_nll_decides_until_a_validation_reaches_a_bleu_of_1() -> None:
+    early = [(0.3, 6.4), (0.1, 6.3), (0.9, math.nan)]
+    found = with_nll(*early)
+    assert found.as_json()["best"] == {"checkpoint": step_name(20), "step": 20, "nll": 6.3}
+    assert found.as_json()["measure"] == "nll"
+    assert [found.is_out_of_patience(patience) for patience in (1, 2)] == [True, False]
+    found = with_nll(*early, (1.0, 7.0), (0.5, 2.0))
+    assert found.as_json()["best"] == {"checkpoint": step_name(40), "step": 40, "bleu": 1.0}
+    assert found.as_json()["measure"] == "bleu"
+    assert [found.is_out_of_patience(patience) for patience in (1, 2)] == [True, False]
+    found.entries[3]["lost"] = True  # so the others are compared by NLL again
+    assert found.best_step == step_name(50)
+    for metric in ("chrf", "nll", "command"):
+        assert History.begin(metric).as_json()["measure"] == metric
+
+
+def test_a_history_of_an_earlier_version_has_its_best_by_bleu() -> None:
+    content = with_nll((0.3, 6.4), (0.1, 6.3)).as_json()
+    content |= {"best": {"checkpoint": step_name(10), "step": 10, "bleu": 0.3}}
+    del content["measure"]
+    found = read_json(json.dumps(content).encode(), BEST)
+    assert found.named is not None
+    assert found.summary == found.named.model_dump() == content["best"]
 
 
 def test_the_average_may_be_the_best_but_counts_for_no_patience() -> None:

@@ -101,7 +101,7 @@ def test_the_other_side_is_translated(
     given = columns(tmp_path, kind)
     entry = {**given, side: given["column"], "model": str(trained_run)}
     del entry["column"]
-    languages = {} if side == "src" else {"data.src_lang": "bb", "data.tgt_lang": "aa"}
+    languages = {} if side == "src" else {"data.src_lang": "ba", "data.tgt_lang": "aa"}
     assert build(write(tmp_path, entry, **languages)) == EXIT_OK
     made = Translator(load(trained_run)).best(LINES)
     pairs = zip(LINES, made, strict=True) if side == "src" else zip(made, LINES, strict=True)
@@ -383,7 +383,7 @@ def test_a_model_of_the_other_direction_is_refused(
     assert (
         build(write(tmp_path, {"tgt": text(tmp_path), "model": str(trained_run)})) == EXIT_REFUSED
     )
-    assert "translates aa to bb; this entry needs a model from bb to aa" in capsys.readouterr().err
+    assert "translates aa to ba; this entry needs a model from ba to aa" in capsys.readouterr().err
 
 
 def test_a_tag_of_the_other_direction_is_refused(
@@ -391,7 +391,7 @@ def test_a_tag_of_the_other_direction_is_refused(
 ) -> None:
     entry = {"src": text(tmp_path), "model": str(both_run), "model_tag": "<2aa>"}
     assert build(write(tmp_path, entry)) == EXIT_REFUSED
-    assert "translates bb to aa; this entry needs a model from aa to bb" in capsys.readouterr().err
+    assert "translates ba to aa; this entry needs a model from aa to ba" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

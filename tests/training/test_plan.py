@@ -22,7 +22,7 @@ from mtrain.runtime.errors import UserError
 from mtrain.training import plan
 from mtrain.training.gradients import Blocks
 from mtrain.training.learner import Learner
-from mtrain.training.plan import describe_run, forecast, lack_of_disk
+from mtrain.training.plan import describe_run, forecast, lack_of_disk, lack_of_text
 
 LENGTHS = np.random.default_rng(1).integers(2, 20, (500, 2))
 
@@ -46,6 +46,7 @@ def test_a_forecast_by_hand(tiny_config: TinyConfig) -> None:
         **{"checkpoint_bytes": one, "disk_bytes": one * (2 + 3) + 3 * 8 * parameters},
         "state_bytes": 20 * parameters,
     }
+    assert found.seconds == pytest.approx(6 * parameters * 200 * 60 / plan.MAX_OPERATIONS)
     text = "\n".join(found.lines)
     assert "20 steps an epoch, about 400 target tokens a step; 60 steps are 3 epochs" in text
 
@@ -118,8 +119,46 @@ def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
     assert text.startswith(f"{tmp_path}: ")
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_steps": 5000}, "train.max_steps: 5,000 steps are 125 epochs: .* 4,000 are 100"),
+        ({"peak_lr": 1.0}, "train.peak_lr: a learning rate of 1 at its peak is too high"),
+        ({"peak_lr": None}, "train.lr_factor: a learning rate of 0.12 at its peak is too high"),
+    ],
+)
+def test_what_is_likely_a_mistake_is_warned_of(
+    tiny_config: TinyConfig, settings: dict[str, Any], message: str
+) -> None:
+    for keys, expected in ((settings, True), ({"max_steps": 4000}, False)):
+        config = load(tiny_config, **{f"train.{key}": each for key, each in keys.items()})
+        found = describe_run(config, Ranks(), 320, 500, micro_batches=40, tokens=200.0)
+        warnings = "\n".join(found.warnings(config.train))
+        assert bool(re.search(message, warnings)) == expected
+        assert bool(warnings) == expected
+
+
+def test_a_measured_time_replaces_the_estimate(
+    tiny_config: TinyConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load(tiny_config)
+    for seconds, expected in ((1.0, 0), (2e5, 1)):  # of each of 8 steps
+        monkeypatch.setattr(plan, "map_tasks", lambda *_, s=seconds: [(s, None)])
+        found = forecast(config, 320, 1000, LENGTHS, 1000.0)
+        warnings = list(found.warnings(config.train))
+        assert len(warnings) == expected
+        assert all("take about 19 days on this machine" in text for text in warnings)
+
+
+def test_little_text_is_warned_of() -> None:
+    assert list(lack_of_text(5000, {"data.valid": 200, "data.test.a": 0})) == []
+    train, test = lack_of_text(4999, {"data.valid": 200, "data.test.a": 199})
+    assert train.startswith("data.train: 4,999 pairs are too few")
+    assert test == "data.test.a: scores of 199 lines differ by chance; use 200 or more"
+
+
 def test_check_and_a_dry_run_say_the_same(tiny_config: TinyConfig) -> None:
-    config = tiny_config(pairs=400)
+    config = tiny_config(**{"pairs": 400, "train.peak_lr": 0.02})
     dry = run_mtrain("train", "-c", config, "--dry-run")
     assert dry.returncode == 0, dry.stderr
     looked = run_mtrain("check", "-c", config, env={**os.environ, "COLUMNS": "200"})
@@ -127,5 +166,16 @@ def test_check_and_a_dry_run_say_the_same(tiny_config: TinyConfig) -> None:
     for begin in ("model: ", "batches: ", "learning rate: ", "checkpoints: ", "memory: "):
         [told] = re.findall(rf"{begin}.*", dry.stderr)
         assert told in looked.stdout
+    warned = re.findall("warning: (.*)", dry.stderr)
+    assert [text.split(":")[0] for text in warned] == [
+        *("data.train", "data.valid", "data.test.held_out", "train.peak_lr"),
+    ]
+    assert re.findall("warning: (.*)", looked.stdout) == warned
+    others = len(re.findall("(?m)^  warning ", looked.stdout))
+    assert f"\n{others + 4} warnings" in looked.stdout
+    started = run_mtrain("train", "-c", config, "--set", "train.max_steps=4")
+    assert re.findall("warning: (.*)", started.stderr) == warned
+    resumed = run_mtrain("train", "-c", config)
+    assert re.findall("warning: (.*)", resumed.stderr) == warned[-1:]
     for text in (looked.stdout, dry.stderr):
         assert re.search(r"time: about \S+ s a step now, 00:0\d for 8 steps", text)

@@ -126,7 +126,7 @@ def test_best_patience_and_records_follow_the_program(
 def test_the_program_is_named_on_the_command_line_alone(
     tiny_config: TinyConfig, tmp_path: Path, train: Train, command: str
 ) -> None:
-    """A start that names none, or another one, changes nothing."""
+    """A start that names none, or another one, leaves the state of the run as it was."""
     settings = {"train.metric": "command", "train.max_steps": 4, "data.test": {}}
     config, run = tiny_config(**settings), tmp_path / "run"
     refused = run_mtrain("train", "-c", config)
@@ -138,10 +138,13 @@ def test_the_program_is_named_on_the_command_line_alone(
     assert named.returncode == 2
     assert "unknown key" in named.stderr
     assert train(config, "--metric-command", command) == 0
-    before = (run / "status.json").read_text()
-    for options in ([], ["--dry-run"]):
+    before = status(run)
+    for options in (["--dry-run"], []):
+        assert "last_start" not in status(run)
         assert run_mtrain("train", "-c", config, *options).returncode == 2
-    assert (run / "status.json").read_text() == before
+    found = status(run)
+    assert usage in found.pop("last_start")["reason"]
+    assert found == before
     # what a run names is compared, not run
     mark = tmp_path / "mark"
     edit(run / "run.json", metric_command=f"touch {mark}")

@@ -97,10 +97,10 @@ def test_an_ensemble_searches_and_scores_by_the_mean_of_probabilities(ensemble: 
 @pytest.mark.parametrize(
     ("languages", "code", "words"),
     [
-        (("bb", "aa"), EXIT_REFUSED, ["other: translates bb to aa, but ", "one direction"]),
-        (("bb", "cc"), EXIT_REFUSED, ["other: translates bb to cc, but "]),
-        (("aa", "bb"), 0, []),
-        (("aa", "bb-xx"), 0, ["warning: ", "other: translates aa to bb-xx, but "]),
+        (("ba", "aa"), EXIT_REFUSED, ["other: translates ba to aa, but ", "one direction"]),
+        (("ba", "cc"), EXIT_REFUSED, ["other: translates ba to cc, but "]),
+        (("aa", "ba"), 0, []),
+        (("aa", "ba-xx"), 0, ["warning: ", "other: translates aa to ba-xx, but "]),
     ],
 )
 def test_models_of_other_languages_are_refused_or_warned_of(
@@ -108,7 +108,7 @@ def test_models_of_other_languages_are_refused_or_warned_of(
 ) -> None:
     snapshot = load(resolve(trained_run))
     config = snapshot.config.replace("src_lang: aa", f"src_lang: {languages[0]}")
-    config = config.replace("tgt_lang: bb", f"tgt_lang: {languages[1]}")
+    config = config.replace("tgt_lang: ba", f"tgt_lang: {languages[1]}")
     save(tmp_path / "other", replace(snapshot, config=config))
     models = ["-m", trained_run, "-m", tmp_path / "other"]
     done = run_mtrain("translate", *models, "--device", "cpu", input="bavo\n")

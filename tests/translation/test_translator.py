@@ -250,7 +250,7 @@ def test_each_part_of_the_validation_set_has_its_tag(both: LoadedModel, both_run
     sources, targets = zip(*made_up_pairs(12, 2), strict=True)
     there, back = both.tagged("<2bb>"), both.tagged("<2aa>")
     assert Translator(there).best([*sources]) + Translator(back).best([*targets, ""]) == written
-    assert (there.tgt_lang, back.tgt_lang, both.tgt_lang) == ("bb", "aa", "bb")
+    assert (there.tgt_lang, back.tgt_lang, both.tgt_lang) == ("ba", "aa", "ba")
 
 
 @pytest.mark.parametrize(("count", "level"), [(2, "WARNING"), (1, "INFO")])

@@ -1,0 +1,156 @@
+"""Mix-ups of text: swapped sides and scored sets within the training text, at a start and in
+`mtrain check`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import TinyConfig, Train, run_here, status
+
+from mtrain.config.loading import load_config
+from mtrain.config.schema import Config
+from mtrain.corpus import phrasebook, readers
+from mtrain.corpus.readers import reading_of
+from mtrain.data.prepare import Preparation, refuse_mixups
+from mtrain.runtime.errors import RefusedError
+from mtrain.runtime.stop import Stop
+
+PAIRS = list(phrasebook.pairs("train", 300))
+SWAPPED = "look like the target language ({}), most targets like the source ({}); exchange src and"
+OVERLAP = "{} of {} pairs are in data.train, so its score means nothing; name other text"
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str, list[tuple[str, str]]], dict[str, Any]]:
+    """Return a writer of corpora, which returns their config entries."""
+
+    def corpus(name: str, pairs: list[tuple[str, str]]) -> dict[str, Any]:
+        entry = {"src": str(tmp_path / f"{name}.a"), "tgt": str(tmp_path / f"{name}.b")}
+        for path, side in zip(entry.values(), zip(*pairs, strict=True), strict=True):
+            Path(path).write_text("".join(line + "\n" for line in side), encoding="utf-8")
+        return entry
+
+    return corpus
+
+
+def refusal(config: Config) -> str:
+    """Return why the text of a config is refused, or nothing."""
+    try:
+        refuse_mixups(Preparation(config, Stop()))
+    except RefusedError as error:
+        return str(error)
+    return ""
+
+
+def test_swapped_sides_are_refused_by_their_words(
+    tiny_config: TinyConfig, write: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    train = write("t", PAIRS)
+    for languages, is_refused in ((("en", "de"), False), (("de", "en"), True)):
+        keys = dict(zip(("data.src_lang", "data.tgt_lang"), languages, strict=True))
+        settings = {**keys, "data.train": [train]}
+        refused = refusal(load_config(tiny_config(**settings)))
+        assert (SWAPPED.format(*languages[::-1]) in refused) == is_refused
+        assert refused.startswith("data.train.0: ") == is_refused
+        assert refusal(load_config(tiny_config(**settings, **{"data.allow_swapped": True}))) == ""
+        assert any("look like the target" in text for text in caplog.messages) == is_refused
+
+
+@pytest.mark.parametrize(("languages", "is_refused"), [("ru en", False), ("en ru", True)])
+def test_swapped_sides_are_refused_by_their_scripts(
+    tiny_config: TinyConfig, write: Any, languages: str, is_refused: bool
+) -> None:
+    src_lang, tgt_lang = languages.split()
+    train = write("t", [("привет мир", "hello world"), ("до 7 встречи", "bye")] * 20)
+    settings = {"data.src_lang": src_lang, "data.tgt_lang": tgt_lang, "data.train": [train]}
+    assert bool(refusal(load_config(tiny_config(**settings)))) == is_refused
+    backward = {**train, "swap": True}  # learned the other way round, in the files' languages
+    settings["data.train"] = [train, backward]
+    assert bool(refusal(load_config(tiny_config(**settings)))) == is_refused
+
+
+@pytest.mark.parametrize("count", [18, 19])
+@pytest.mark.parametrize("name", ["data.valid", "data.test.held_out"])
+def test_a_scored_set_of_which_nine_in_ten_pairs_are_in_train_is_refused(
+    tiny_config: TinyConfig, write: Any, name: str, count: int
+) -> None:
+    """White space around the texts does not count, nor does the direction."""
+    known = [(f"  {src}\r", f"{tgt}\xa0") for src, tgt in PAIRS[-count:]]
+    own = write("s", known + list(phrasebook.pairs("valid", 20 - count)))
+    train = {**write("t", PAIRS), "src_lang": "aa", "tgt_lang": "ba"}
+    for scored in (own, {**own, "swap": True}):
+        value = [scored] if name == "data.valid" else {"held_out": scored}
+        key = "data.valid" if name == "data.valid" else "data.test"
+        settings = {"data.train": [write("o", PAIRS[:9]), train], key: value}
+        refused = refusal(load_config(tiny_config(**settings)))
+        assert (OVERLAP.format(count, 20) in refused) == (count == 19)
+        assert refused.startswith(name) == (count == 19)
+        assert refusal(load_config(tiny_config(**settings, **{"data.allow_overlap": True}))) == ""
+
+
+def test_a_start_and_a_dry_run_refuse_and_a_run_that_began_goes_on(
+    tiny_config: TinyConfig, tmp_path: Path, train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = {side: str(tmp_path / "data" / f"train.{side}") for side in ("src", "tgt")}
+    config, run = tiny_config(**{"data.valid": entry, "train.max_steps": 4}), tmp_path / "run"
+    assert train(config, "--dry-run") == 2
+    assert OVERLAP.format(120, 120) in capsys.readouterr().err
+    assert not run.exists()
+    assert train(config) == 2
+    assert status(run)["state"] == "refused"
+    assert train(config, "--set", "data.allow_overlap=true") == 0
+    assert "warning: data.valid: 120 of 120 pairs" in capsys.readouterr().err
+    assert train(config, "--set", "train.max_steps=6") == 0  # as begun before there was this test
+    shown = capsys.readouterr().err
+    assert "changed setting data.allow_overlap: True -> False" in shown
+    assert "120 of 120 pairs are" not in shown
+    assert train(config, "--dry-run") == 0
+
+
+def test_check_finds_the_same(
+    tiny_config: TinyConfig, write: Any, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    train = write("t", PAIRS)
+    settings = {"data.train": [train], "data.valid": train}
+    settings |= {"data.src_lang": "de", "data.tgt_lang": "en"}
+    for allowed in (False, True):
+        both = {"data.allow_swapped": allowed, "data.allow_overlap": allowed}
+        path = tiny_config(**settings, **both)
+        code = run_here(monkeypatch, "check", path, "--json", "--no-forecast")
+        report = json.loads(capfd.readouterr().out)
+        found = {
+            f"{corpus['name']}: {finding['examples'][0]['text']}": finding["severity"]
+            for corpus in report["corpora"]
+            for finding in corpus["findings"]
+            if finding["kind"] in ("turned", "contained")
+        }
+        assert set(found.values()) == {"warning" if allowed else "error"}
+        assert (code, report["errors"]) == ((0, 0) if allowed else (1, 2))
+        if not allowed:
+            assert sorted(refusal(load_config(path)).split("\n")) == sorted(found)
+
+
+@pytest.mark.parametrize("kind", ["", ".gz"])
+def test_a_corpus_is_skimmed_for_some_rows_and_those_that_are_wanted(
+    config: Config, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(readers, "SKIMMED", 7)
+    corpus = config.data.texts[0]
+    if kind:
+        for side in (corpus.src, corpus.tgt):
+            with gzip.open(side + kind, "wb") as packed:
+                packed.write(Path(side).read_bytes())
+        corpus = corpus.model_copy(update={"src": corpus.src + kind, "tgt": corpus.tgt + kind})
+    for each in (corpus, corpus.model_copy(update={"swap": True})):
+        rows = list(readers.read_rows(each, reading_of(config)))
+        wanted = {rows[3][1], rows[64][1]}
+        expected = [
+            (n % 5 == 0, row) for n, row in enumerate(rows) if n % 5 == 0 or row[1] in wanted
+        ]
+        assert list(readers.skim(each, reading_of(config), 5, wanted)) == expected
