@@ -66,12 +66,12 @@ class History(BaseModel, populate_by_name=True):
     @property
     def summary(self) -> dict[str, Any] | None:
         """The best validation as `best.json` names it."""
-        best, measure = self.best, self._measure(self._validated)
-        return best and {key: best.get(key) for key in ("checkpoint", "step", measure)}
+        best = self.best
+        return best and {key: best.get(key) for key in ("checkpoint", "step", self.best_by)}
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of `best.json`."""
-        found = {"measure": self._measure(self._validated), "best": self.summary}
+        found = {"measure": self.best_by, "best": self.summary}
         return self.model_dump(by_alias=True) | found
 
     def cut(self, step: int, is_due: Callable[[int], bool]) -> None:
@@ -126,6 +126,11 @@ class History(BaseModel, populate_by_name=True):
         """The best whose checkpoint has not been found damaged."""
         there = [entry for entry in entries if not entry.get("lost")]
         return max(there, key=self._quality(there), default=None)
+
+    @property
+    def best_by(self) -> Metric:
+        """The measure that decides at present."""
+        return self._measure(self._validated)
 
     def _measure(self, entries: list[Entry]) -> Metric:
         """Return the score that compares these validations."""

@@ -94,7 +94,7 @@ class Validation:
         self.write_history()
         best = self.history.best
         mark = "  best so far" if best is not None and best["step"] == step else ""
-        if mark and self.history.metric not in (self.history.summary or {}):
+        if mark and self.history.metric != self.history.best_by:
             mark += " by nll, since no BLEU is above 1 yet"
         logger.info("step %s  %s%s", f"{step:,}", summary(entry), mark)
         if self.ranks.is_first:
@@ -183,7 +183,7 @@ class Validation:
         logger.info("%s at step %s%s: %s", state, f"{step:,} of {last:,}", after, path)
         if best := history.best:
             shown = best["checkpoint"], summary(best)
-            logger.info("best by %s: %s  %s", history.metric, *shown)
+            logger.info("best by %s: %s  %s", history.best_by, *shown)
         if state != "complete":
             return
         for name in filter(history.tests.get, self.prepared.tests):

@@ -132,7 +132,7 @@ def test_what_is_likely_a_mistake_is_warned_of(
 ) -> None:
     for keys, expected in ((settings, True), ({"max_steps": 4000}, False)):
         config = load(tiny_config, **{f"train.{key}": each for key, each in keys.items()})
-        found = describe_run(config, Ranks(), 320, 500, micro_batches=40, tokens=200.0)
+        found = describe_run(config, Ranks(), Blocks(1), 320, 500, micro_batches=40, tokens=200.0)
         warnings = "\n".join(found.warnings(config.train))
         assert bool(re.search(message, warnings)) == expected
         assert bool(warnings) == expected
@@ -174,8 +174,8 @@ def test_check_and_a_dry_run_say_the_same(tiny_config: TinyConfig) -> None:
     others = len(re.findall("(?m)^  warning ", looked.stdout))
     assert f"\n{others + 4} warnings" in looked.stdout
     started = run_mtrain("train", "-c", config, "--set", "train.max_steps=4")
-    assert re.findall("warning: (.*)", started.stderr) == warned
+    assert re.findall("warning: (.*)", started.stderr)[:4] == warned  # before those of the end
     resumed = run_mtrain("train", "-c", config)
-    assert re.findall("warning: (.*)", resumed.stderr) == warned[-1:]
+    assert re.findall("warning: (.*)", resumed.stderr)[0] == warned[-1]
     for text in (looked.stdout, dry.stderr):
         assert re.search(r"time: about \S+ s a step now, 00:0\d for 8 steps", text)
