@@ -130,23 +130,17 @@ def sum_over_ranks(total: Tensor, blocks: Blocks, ranks: Ranks, spare: Tensor) -
     """
     nodes, span = -(-blocks.micro_batches // blocks.width), 1  # `span` ranks share each node
     while span < ranks.size:
-        own, other = ranks.rank // span, ranks.rank // span ^ 1
+        own, other, last = ranks.rank // span, ranks.rank // span ^ 1, ranks.size - 1
         there = range(other * span, min((other + 1) * span, ranks.size))
-        receivers = [rank for rank in there if _sender(rank, span, ranks.size) == ranks.rank]
-        sender = _sender(ranks.rank, span, ranks.size) if other < nodes else None
+        # without a power of two of ranks, the last one stands for those that are missing
+        receivers = [rank for rank in there if min(rank ^ span, last) == ranks.rank]
+        sender = min(ranks.rank ^ span, last) if other < nodes else None
         ranks.exchange(total, receivers if own < nodes else [], spare, sender)
         if own < nodes and other < nodes:
             total += spare
         elif other < nodes:
             total.copy_(spare)
         nodes, span = -(-nodes // 2), 2 * span
-
-
-def _sender(rank: int, span: int, size: int) -> int:
-    """Return the rank that sends the neighbouring node to a rank: where the number of ranks is no
-    power of two, the last rank may stand for missing ones.
-    """
-    return min(rank ^ span, size - 1)
 
 
 def pieces_of(batch: Batch) -> list[Batch]:
@@ -171,35 +165,25 @@ def most_sums(micro_batches: int, max_tokens: int, threads: int) -> int:
     return min(waiting + threads, micro_batches * pieces)
 
 
-class Adder:
-    """Adds the sums of micro-batches that come in order, on a device that computes one at a time.
-    `latest` is filled anew for each; the total ends as the sums of all.
+def adding(latest: Sums, kept: Sequence[Sums], count: int) -> Callable[[int], None]:
+    """Return a function that adds the latest sums as those of a micro-batch, by its number: for a
+    device that computes `count` of them in order and fills `latest` anew for each. The last of
+    `kept` ends as the sums of all.
     """
+    free = [*kept]
 
-    def __init__(self, total: Sums, largest: int) -> None:
-        """Make room for steps of up to `largest` micro-batches."""
-        new = [Sums(total.grads, len(total.losses)) for _ in range((largest - 1).bit_length())]
-        self.latest, *self.kept = [*new, total, total][: max(2, len(new) + 1)]
+    def release(sums: Sums) -> None:
+        if sums is not latest:
+            free.append(sums)
 
-    def begin(self, count: int) -> None:
-        """Expect this number of micro-batches."""
-        self.free = self.kept.copy()  # the first gets the total, which ends as the whole
-        self.tree = Tree(count, self._release, self._keep, self._keep)
+    def keep(sums: Sums) -> Sums:
+        if sums is latest:
+            sums = free.pop()
+            sums.buffer.copy_(latest.buffer)
+        return sums
 
-    def add(self, number: int) -> None:
-        """Add the latest sums, those of this micro-batch."""
-        self.tree.add(number, self.latest)
-
-    def _release(self, sums: Sums) -> None:
-        if sums is not self.latest:
-            self.free.append(sums)
-
-    def _keep(self, sums: Sums) -> Sums:
-        if sums is not self.latest:
-            return sums
-        kept = self.free.pop()
-        kept.buffer.copy_(sums.buffer)
-        return kept
+    tree = Tree(count, release, keep, keep)
+    return lambda number: tree.add(number, latest)
 
 
 class Workers:

@@ -124,14 +124,13 @@ class Job:
         self.run.launch = Launch(job=job, restarts=int(restarts), began=time.time())
         with suppress(UserError):
             self.before = self.run.read(layout.STATUS, STATUS)
-        ends = [self.before.last_start, self.before] if self.before else []
-        for end in ends:
-            if end is None or end.launch is None or end.launch.job != job:
-                continue
-            self.run.launch.began = end.launch.began
-            if end.launch.is_over and end.launch.restarts < int(restarts):
-                code = end.exit_code or EXIT_FAILED
-                raise StoppedError(f"not restarted: this job has ended with exit code {code}", code)
+        for end in (self.before.last_start, self.before) if self.before else ():
+            if end and end.launch and end.launch.job == job:
+                self.run.launch.began = end.launch.began
+                if end.launch.is_over and end.launch.restarts < int(restarts):
+                    code = end.exit_code or EXIT_FAILED
+                    text = f"not restarted: this job has ended with exit code {code}"
+                    raise StoppedError(text, code)
         self.stop.started -= time.time() - self.run.launch.began
 
     def _find_step_batches(self) -> int:

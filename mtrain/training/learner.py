@@ -19,13 +19,13 @@ from mtrain.runtime.distributed import Ranks, device_of
 from mtrain.runtime.errors import UserError, first_line
 from mtrain.training.consistency import consistency_loss
 from mtrain.training.gradients import (
-    Adder,
     Blocks,
     Compute,
     Grads,
     Seeded,
     Sums,
     Workers,
+    adding,
     most_pieces,
     most_sums,
 )
@@ -52,9 +52,7 @@ class Machine:
 
     @classmethod
     def of(cls, config: Config, ranks: Ranks, blocks: Blocks) -> "Machine":
-        """Resolve `auto` for ranks that compute these blocks of a step; raises `RefusedError` for
-        a device that does not exist.
-        """
+        """Resolve `auto`; raises `RefusedError` for a device that does not exist."""
         train = config.train
         device = device_of(train.device, ranks)
         dtype = compute_dtype(train.precision, device, training=True)
@@ -121,7 +119,9 @@ class Learner:
         self.work: Callable[[Batch], None] = self._fill
         on_cpu = self.device.type == "cpu"
         self.workers = self._start_workers() if on_cpu else None
-        self.adder = Adder(self.optimizer.sums, 1 if on_cpu else blocks.largest)
+        total, more = self.optimizer.sums, 0 if on_cpu else (blocks.largest - 1).bit_length()
+        new = [Sums(total.grads, len(total.losses)) for _ in range(more)]
+        self.latest, self.kept = [*new, total][0], [*new[1:], total]
 
     def _start_workers(self) -> Workers:
         """Start threads that compute pieces and update weights."""
@@ -143,11 +143,11 @@ class Learner:
         if self.workers is not None:
             self.workers.learn(batches, count)
             return
-        self.adder.begin(count)
+        add = adding(self.latest, self.kept, count)
         for number, (batch, seed) in enumerate(batches):
             seed_device(self.device, seed(0))
             self.work(batch)
-            self.adder.add(number)
+            add(number)
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -191,7 +191,7 @@ class Learner:
 
     def _fill(self, batch: Batch) -> None:
         """Put the gradients and losses of a micro-batch into the latest sums."""
-        self.adder.latest.put(*self._differentiate(self.model, batch.to(self.device)))
+        self.latest.put(*self._differentiate(self.model, batch.to(self.device)))
 
     def _differentiate(
         self, model: Transformer, batch: Batch, generator: torch.Generator | None = None
@@ -208,7 +208,7 @@ class Learner:
         alone.
         """
         views, targets = self._views(self.model.hidden, src, tgt_in), tgt_out.flatten()
-        self.adder.latest.put(*self._gradients(views, targets, targets != self.ids.pad))
+        self.latest.put(*self._gradients(views, targets, targets != self.ids.pad))
 
     def _views(
         self,

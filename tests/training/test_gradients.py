@@ -27,7 +27,15 @@ from mtrain.runtime.device import has_fast_bf16
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.stop import Stop
 from mtrain.training import gradients, job, learner
-from mtrain.training.gradients import PIECE_TOKENS, Adder, Sums, Tree, Workers, most_sums, pieces_of
+from mtrain.training.gradients import (
+    PIECE_TOKENS,
+    Sums,
+    Tree,
+    Workers,
+    adding,
+    most_sums,
+    pieces_of,
+)
 from mtrain.training.resume import Session
 from mtrain.training.trainer import Trainer
 
@@ -165,20 +173,19 @@ def test_micro_batches_in_order_are_added_as_the_tree_does(largest: int, fewer: 
     """One after another, as on a GPU, with few sums held and one that is filled anew."""
     values = torch.randn(max(1, largest - fewer), 3)
     total, sums = Sums([values[0]], 2), []
-    adder = Adder(total, largest)
+    new = [Sums([values[0]], 2) for _ in range((largest - 1).bit_length())]
+    latest, kept = [*new, total][0], [*new[1:], total]
     for _ in range(2):
-        adder.begin(len(values))
+        add = adding(latest, kept, len(values))
         for number, value in enumerate(values):
-            adder.latest.put((value,), torch.ones(2))
-            adder.add(number)
+            latest.put((value,), torch.ones(2))
+            add(number)
         sums.append(total.buffer.clone())
     tree = Tree(len(values), lambda _: None, lambda found: sums.append(found.buffer))
     for number, value in enumerate(values):
         tree.add(number, leaf(value))
     assert sums[0].equal(sums[2])
     assert sums[1].equal(sums[2])
-    held = {id(each) for each in (adder.latest, *adder.kept)}
-    assert len(held) == 1 + (largest - 1).bit_length()
 
 
 def test_one_slow_piece_does_not_make_the_others_hold_more() -> None:
