@@ -806,14 +806,18 @@ def test_packing_stays_as_it_was(run: Path, was: bool | None) -> None:
     stop(run, 7, f"train.packing={advice}")
 
 
+@pytest.mark.parametrize("version", ["without pieces", "with ranks"])
 def test_a_run_of_sums_in_another_order_resumes_and_the_log_tells_once(
-    stopped: Path, warnings: Callable[[], str]
+    stopped: Path, warnings: Callable[[], str], version: str
 ) -> None:
-    """It was begun before steps were cut into pieces, with other threads."""
+    """It was begun before steps were cut into pieces, with other threads, or by two ranks."""
     inner = stopped / "checkpoints" / "step-00000005" / "trainer"
     state = json.loads((inner / "state.json").read_text())
-    del state["machine"]["openmp"]
-    state["machine"]["threads"] = 2
+    if version == "with ranks":
+        state["machine"]["ranks"] = 2
+    else:
+        del state["machine"]["openmp"]
+        state["machine"]["threads"] = 2
     (inner / "state.json").write_text(json.dumps(state))
     manifest.seal(inner)
     stop(stopped, 7)
