@@ -352,6 +352,42 @@ def test_tasks_of_slurm_are_refused_and_one_says_what_to_type(
     assert not (tmp_path / "run").exists()
 
 
+# --- started again by torchrun ------------------------------------------------------------------
+
+
+@pytest.fixture
+def restarted(config: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Start a run as torchrun does for the second time, after a start that left this launch."""
+    train = ["train", "-c", str(config), "--set", f"run_dir={tmp_path / 'run'}"]
+    assert run_mtrain(*train, "--set", "train.max_steps=4").returncode == 0
+    env = {**os.environ, "TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_RUN_ID": "7"}
+    own = {"job": f"7 {HOST} 42", "restarts": 0, "began": time.time() - 3600}
+
+    def start(*arguments: str, **launch: Any) -> subprocess.CompletedProcess[str]:
+        left = {**status(tmp_path / "run"), "state": "failed", "exit_code": 1}
+        text = json.dumps({**left, "launch": {**own, **launch}})
+        (tmp_path / "run" / "status.json").write_text(text)
+        return run_mtrain(*train, *arguments, env=env, prelude="import os; os.getppid = lambda: 42")
+
+    return start
+
+
+def test_a_job_that_is_over_is_not_trained_again(restarted: Any, tmp_path: Path) -> None:
+    done = restarted(is_over=True)
+    assert done.returncode == EXIT_FAILED
+    assert "not restarted: this job has ended with exit code 1" in done.stderr
+    assert status(tmp_path / "run")["state"] == "failed"
+    for other in ({"restarts": 1}, {"job": "another"}, {"is_over": False}):
+        assert restarted(**{"is_over": True, **other}).returncode == 0
+
+
+def test_the_time_limit_counts_from_the_first_start(restarted: Any) -> None:
+    done = restarted("--time-limit", "59m")
+    assert done.returncode == EXIT_STOPPED
+    assert "stopped by time limit" in done.stderr
+    assert restarted("--time-limit", "61m").returncode == 0
+
+
 # --- by torchrun itself -------------------------------------------------------------------------
 
 # Steps enough that there is time to strike.
