@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 from mtrain.config.corpora import Corpus, MadeCorpus
 from mtrain.config.schema import Config, TokenizerConfig
 from mtrain.corpus import readers
-from mtrain.corpus.lines import DROPPED
+from mtrain.corpus.lines import DROPPED, listed
 from mtrain.corpus.readers import Pair, Scan, ScoredText, Text, describe, reading_of
 from mtrain.corpus.slips import suspicions
 from mtrain.data import duplicates, mixups
@@ -133,7 +133,11 @@ class Preparation:
     @cached_property
     def scans(self) -> list[Scan]:
         """The scans of the training corpora."""
-        return [scan_corpus(self.config, corpus, self.stop) for corpus in self.config.data.texts]
+        texts = self.config.data.texts
+        found = [scan_corpus(self.config, corpus, self.stop) for corpus in texts]
+        if texts and not any(each.pairs for each in found):
+            raise UserError(f"data.train: no pairs in {listed(map(describe, texts))}")
+        return found
 
     @cached_property
     def sets(self) -> dict[str, ScoredText]:
