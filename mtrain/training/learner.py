@@ -120,8 +120,8 @@ class Learner:
         on_cpu = self.device.type == "cpu"
         self.workers = self._start_workers() if on_cpu else None
         total, more = self.optimizer.sums, 0 if on_cpu else (blocks.largest - 1).bit_length()
-        new = [Sums(total.grads, len(total.losses)) for _ in range(more)]
-        self.latest, self.kept = [*new, total][0], [*new[1:], total]
+        self.kept = [*(Sums(total.grads, len(total.losses)) for _ in range(more)), total]
+        self.latest = self.kept.pop(0) if more else total
 
     def _start_workers(self) -> Workers:
         """Start threads that compute pieces and update weights."""

@@ -173,8 +173,9 @@ def test_micro_batches_in_order_are_added_as_the_tree_does(largest: int, fewer: 
     """One after another, as on a GPU, with few sums held and one that is filled anew."""
     values = torch.randn(max(1, largest - fewer), 3)
     total, sums = Sums([values[0]], 2), []
-    new = [Sums([values[0]], 2) for _ in range((largest - 1).bit_length())]
-    latest, kept = [*new, total][0], [*new[1:], total]
+    more = (largest - 1).bit_length()
+    kept = [*(Sums([values[0]], 2) for _ in range(more)), total]
+    latest = kept.pop(0) if more else total
     for _ in range(2):
         add = adding(latest, kept, len(values))
         for number, value in enumerate(values):
