@@ -27,13 +27,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from mtrain.runtime.device import pick_device
-from mtrain.runtime.errors import (
-    RefusedError,
-    StoppedError,
-    UserError,
-    as_user_error,
-    first_line,
-)
+from mtrain.runtime.errors import RefusedError, StoppedError, UserError, as_user_error, first_line
 from mtrain.runtime.log import logger
 
 # Timeouts of the start, of later calls (rank 0 may prepare text for days), and of sums on GPUs.

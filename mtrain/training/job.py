@@ -120,15 +120,19 @@ class Job:
         restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
         if not restarts.isdecimal():
             return
-        job = f"{os.environ.get('TORCHELASTIC_RUN_ID')} {socket.gethostname()} {os.getppid()}"
+        # a directory that torchrun makes for each job, and keeps over restarts
+        place = os.environ.get("TORCHELASTIC_ERROR_FILE", "").rpartition("/attempt_")[0]
+        job = f"{os.environ.get('TORCHELASTIC_RUN_ID')} {socket.gethostname()} {place}"
         self.run.launch = Launch(job=job, restarts=int(restarts), began=time.time())
         with suppress(UserError):
             self.before = self.run.read(layout.STATUS, STATUS)
         for end in (self.before.last_start, self.before) if self.before else ():
             if end and end.launch and end.launch.job == job:
                 self.run.launch.began = end.launch.began
-                if end.launch.is_over and end.launch.restarts < int(restarts):
-                    code = end.exit_code or EXIT_FAILED
+                code = end.exit_code or EXIT_FAILED
+                # without a failed start, SIGTERM is from torchrun, since machines have joined
+                is_restart = end.launch.restarts < int(restarts) or code != EXIT_TERMINATED
+                if end.launch.is_over and is_restart:
                     text = f"not restarted: this job has ended with exit code {code}"
                     raise StoppedError(text, code)
         self.stop.started -= time.time() - self.run.launch.began
@@ -218,6 +222,9 @@ class Job:
         if (self.run.path / layout.STATUS).exists():
             with suppress(UserError):  # `_begin` replaces a damaged one
                 self.before = self.run.read(layout.STATUS, STATUS)
+            if self.before and self.run.launch:  # a death from here on is mended
+                own = {"launch": dict(self.run.launch)}
+                self.run.write(layout.STATUS, {**self.before.model_dump(), **own})
         else:
             self._begin()
         self._check_settings()
@@ -290,7 +297,7 @@ class Job:
             # torchrun sends SIGTERM to those that are left after a death
             is_torn = isinstance(failure, StoppedError) and failure.exit_code == EXIT_TERMINATED
             is_torn |= isinstance(failure, DisconnectedError)
-            self.run.launch.is_over = failure.is_shared or not is_torn
+            self.run.launch.is_over = failure.is_shared or self.ranks.size == 1 or not is_torn
         state: State = "stopped" if isinstance(failure, StoppedError) else "failed"
         if isinstance(failure, RefusedError):
             state = "refused"

@@ -58,7 +58,8 @@ class Machine:
         dtype = compute_dtype(train.precision, device, training=True)
         threads = threads_of(config, ranks)
         compiled = False if train.compile == "auto" else train.compile
-        pieces = blocks.largest * most_pieces(train.max_tokens)
+        # of the whole step: the number of ranks must not change how operations are rounded
+        pieces = blocks.micro_batches * most_pieces(train.max_tokens)
         return cls(
             device=device.type,
             threads=threads,

@@ -1,5 +1,6 @@
 """Forced scoring: the log-probability that a model gives to translations from elsewhere."""
 
+import math
 from functools import partial
 
 import numpy as np
@@ -41,7 +42,7 @@ class Scorer:
         tgt, _ = self.loaded.encode_targets(targets)
         nll = ranks.together(lambda: self.pair_nll(src, tgt, ranks.rank, ranks.size))
         ranks.sum_(nll)
-        return float(nll.sum()) / sum(len(ids) + 1 for ids in tgt)
+        return math.fsum(nll.tolist()) / sum(len(ids) + 1 for ids in tgt)
 
     @torch.no_grad()
     def pair_nll(self, src: Rows, tgt: Rows, first: int = 0, every: int = 1) -> Tensor:

@@ -47,7 +47,8 @@ after=$(cat "$run/status.json" 2>/dev/null)
 if [ "$code" -ne 0 ] && [ "$after" != "$before" ]; then
   code=$(python3 -c 'import json, sys
 status = json.loads(sys.argv[1])
-print((status.get("last_start") or status)["exit_code"] or 1)' "$after" || echo 1)
+code = (status.get("last_start") or status)["exit_code"]
+print(1 if code is None else code)' "$after" || echo 1)
 fi
 [ "$code" -eq 75 ] && exec scontrol requeue "$SLURM_JOB_ID"
 exit "$code"

@@ -361,13 +361,16 @@ def restarted(config: Path, tmp_path: Path) -> Callable[..., subprocess.Complete
     train = ["train", "-c", str(config), "--set", f"run_dir={tmp_path / 'run'}"]
     assert run_mtrain(*train, "--set", "train.max_steps=4").returncode == 0
     env = {**os.environ, "TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_RUN_ID": "7"}
-    own = {"job": f"7 {HOST} 42", "restarts": 0, "began": time.time() - 3600}
+    env["TORCHELASTIC_ERROR_FILE"] = "/agent/attempt_1/0/error.json"
+    own = {"job": f"7 {HOST} /agent", "restarts": 0, "began": time.time() - 3600}
 
-    def start(*arguments: str, **launch: Any) -> subprocess.CompletedProcess[str]:
-        left = {**status(tmp_path / "run"), "state": "failed", "exit_code": 1}
+    def start(
+        *arguments: str, code: int = EXIT_FAILED, **launch: Any
+    ) -> subprocess.CompletedProcess[str]:
+        left = {**status(tmp_path / "run"), "state": "failed", "exit_code": code}
         text = json.dumps({**left, "launch": {**own, **launch}})
         (tmp_path / "run" / "status.json").write_text(text)
-        return run_mtrain(*train, *arguments, env=env, prelude="import os; os.getppid = lambda: 42")
+        return run_mtrain(*train, *arguments, env=env)
 
     return start
 
@@ -377,7 +380,10 @@ def test_a_job_that_is_over_is_not_trained_again(restarted: Any, tmp_path: Path)
     assert done.returncode == EXIT_FAILED
     assert "not restarted: this job has ended with exit code 1" in done.stderr
     assert status(tmp_path / "run")["state"] == "failed"
-    for other in ({"restarts": 1}, {"job": "another"}, {"is_over": False}):
+    # exits that torchrun does not count: machines have joined, or another one was seen first
+    assert restarted(is_over=True, restarts=1).returncode == EXIT_FAILED
+    assert restarted(is_over=True, code=EXIT_TERMINATED).returncode == EXIT_TERMINATED
+    for other in ({"restarts": 1, "code": EXIT_TERMINATED}, {"job": "other"}, {"is_over": False}):
         assert restarted(**{"is_over": True, **other}).returncode == 0
 
 
