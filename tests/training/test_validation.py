@@ -73,7 +73,7 @@ def test_the_end_of_a_run_says_what_became_of_it(
     assert re.fullmatch(
         rf"INFO complete at step 8 of 8, [\d:]+ after its start: {run}", lines[place]
     )
-    assert lines[place + 1].startswith(f"INFO best by bleu: {name}  BLEU ")
+    assert lines[place + 1].startswith(f"INFO best by nll: {name}  BLEU ")
     assert lines[place + 2].startswith("INFO test held_out: BLEU ")
     assert lines[place + 3] == f"INFO signature of BLEU: {signature}"
     assert sum(line.startswith("WARNING ") for line in lines[place:]) == 1
