@@ -261,15 +261,13 @@ class RunDirectory:
     ) -> None:
         """Write `status.json`."""
         content = {"state": state, "exit_code": exit_code, "reason": reason, "step": step}
-        launch = self.launch and dict(self.launch)
-        own = {"pid": os.getpid(), "host": socket.gethostname(), "launch": launch}
+        own = {"pid": os.getpid(), "host": socket.gethostname(), "launch": self.launch}
         self.write(layout.STATUS, {**content, **own})
 
     def keep_start(self, status: Status, state: State, failure: UserError) -> None:
         """Restore the status from before a failed start, whose end becomes its `last_start`."""
         end = {"state": state, "exit_code": failure.exit_code, "reason": str(failure)}
-        launch = self.launch and dict(self.launch)
-        last = {**end, "time": time.strftime(TIME), "launch": launch}
+        last = {**end, "time": time.strftime(TIME), "launch": self.launch}
         self.write(layout.STATUS, {**status.model_dump(), "last_start": last})
 
     def read(self, name: str, form: TypeAdapter[Content]) -> Content | None:
@@ -279,7 +277,7 @@ class RunDirectory:
     def write(self, name: str, content: dict[str, Any]) -> None:
         """Replace one of the small JSON files."""
         self.check_held()
-        files.write_text(self.path / name, json.dumps(content, indent=1) + "\n")
+        files.write_text(self.path / name, json.dumps(content, indent=1, default=dict) + "\n")
 
 
 def _is_same(path: Path | None, other: Path) -> bool:

@@ -140,7 +140,7 @@ class Job:
     def _find_step_batches(self) -> int:
         try:
             return self.run.step_batches(self.config, self.ranks.size)
-        except UserError:  # is raised again once the directory is locked
+        except UserError:  # is raised again once place and links are checked
             return self.config.train.micro_batches(self.ranks.size)
 
     def train(self) -> None:
@@ -223,7 +223,7 @@ class Job:
             with suppress(UserError):  # `_begin` replaces a damaged one
                 self.before = self.run.read(layout.STATUS, STATUS)
             if self.before and self.run.launch:  # a death from here on is mended
-                own = {"launch": dict(self.run.launch)}
+                own = {"launch": self.run.launch}
                 self.run.write(layout.STATUS, {**self.before.model_dump(), **own})
         else:
             self._begin()
