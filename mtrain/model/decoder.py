@@ -17,6 +17,9 @@ from torch import Tensor, nn
 
 from mtrain.model.transformer import DecoderLayer, Transformer
 
+# The softmax of shorter rows is computed value by value, in ten times the time.
+VECTOR = 16
+
 Heads = tuple[Tensor, Tensor, Tensor]  # keys, values and bias, as `attend_step` takes them
 
 
@@ -49,7 +52,7 @@ class DecoderState:
         if sentences is None and W == newest.W:
             return DecoderState(past, self.time, lineage, newest)
         if (missing := W - slots) > 0:
-            past = F.pad(past, (0, 0, 0, missing))
+            past = _with_room(past, self.time, past.shape[4], W)
             if lineage is None:
                 lineage = src_bias.new_zeros(len(rows), self.time)
             lineage = lineage.view(len(rows), self.time, slots)
@@ -61,7 +64,9 @@ class DecoderState:
         """Make room for one more position, where each hypothesis sees its own slot."""
         past, lineage = self.past, self.lineage
         if self.time == past.shape[4]:
-            past = F.pad(past, (0, 0, 0, 0, 0, max(16, self.time)))
+            past = _with_room(past, self.time, max(VECTOR, 2 * self.time), past.shape[5])
+        if self.newest.W < past.shape[5]:
+            past[..., self.time, self.newest.W :, :] = 0.0
         if lineage is not None:
             lineage = torch.cat((lineage, self.newest.own), 1)
         return DecoderState(past, self.time + 1, lineage, self.newest)
@@ -121,6 +126,15 @@ def _keep(cache: Tensor, sentences: Tensor) -> Tensor:
     return cache[:, :, :kept]
 
 
+def _with_room(past: Tensor, time: int, positions: int, slots: int) -> Tensor:
+    """Return a cache of more positions or slots. Slots without a hypothesis are 0: a product with
+    what memory happens to hold might not be a number.
+    """
+    roomy = past.new_empty(*past.shape[:4], positions, slots, past.shape[6])
+    roomy[..., :time, :, :] = F.pad(past[..., :time, :, :], (0, 0, 0, slots - past.shape[5]))
+    return roomy
+
+
 def _by_layer(heads: Tensor, bias: Tensor) -> Iterator[Heads]:
     """Split (layers, 2, B, H, L, K): keys (B * H, K, L), values (B * H, L, K) of each layer."""
     keys, values = heads.flatten(2, 3).unbind(1)
@@ -145,11 +159,12 @@ class Decoder:
         memory, src_mask = self.model.encode(src)
         attentions = [layer.cross_attention for layer in self.model.decoder_layers]
         layers, (B, S, D), H = len(attentions), memory.shape, self.model.shape.num_heads
-        sizes = layers, 2, B, H, S, D // H
-        source = memory.new_empty(sizes, dtype=self.model.attention_dtype)
-        for own, attention in zip(source, attentions, strict=True):
+        sizes = layers, 2, B, H, max(S, VECTOR), D // H
+        source = memory.new_zeros(sizes, dtype=self.model.attention_dtype)
+        for own, attention in zip(source[..., :S, :], attentions, strict=True):
             own[0], own[1] = attention.heads(attention.project(memory, 1, 3))
-        bias = source.new_zeros(B, H, 1, S).masked_fill(~src_mask, float("-inf"))
+        bias = source.new_full((B, H, 1, sizes[4]), float("-inf"))
+        bias[..., :S].masked_fill_(src_mask, 0.0)
         past = source.new_empty(layers, 2, B, H, 0, 1, D // H)
         return DecoderState(past, 0, None, Newest(source, bias, 1, 1, memory.dtype))
 
@@ -159,7 +174,8 @@ class Decoder:
         This overwrites the cache of the given state: continue with the returned state only.
         """
         logits, state = self.logits(tokens, state)
-        return logits.log_softmax(-1, dtype=torch.float32), state
+        logits = logits.float()
+        return torch.log_softmax(logits, -1, out=logits), state
 
     def logits(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """Return logits, which order tokens as their probabilities do, otherwise as `step`."""
