@@ -27,7 +27,7 @@ from mtrain.check.words import Characters
 from mtrain.config.schema import Config
 from mtrain.corpus.lines import CARRIAGE_RETURNS, Reading
 from mtrain.corpus.readers import Scan, read_rows, reading_of
-from mtrain.corpus.tables import TextRow
+from mtrain.corpus.tables import MORE_COLUMNS, TextRow
 from mtrain.data.duplicates import Duplicates
 from mtrain.data.mixups import SAMPLE, is_informative, thinned
 from mtrain.data.prepare import scan_corpus
@@ -151,6 +151,8 @@ class Checker:
         shifts.finish()
         if count := reading.counts[CARRIAGE_RETURNS]:
             found.add_message("crlf", f"{count:,} lines")
+        if count := reading.counts[MORE_COLUMNS]:
+            found.add_message("columns", f"{count:,} rows")
         if not found.pairs and not found.has("unreadable", "unequal"):
             found.add_message("empty", f"{found.what} holds no pairs")
 

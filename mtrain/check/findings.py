@@ -32,6 +32,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "mixed_word": (WARNING, "Latin and Cyrillic letters in one word"),
     "same": (WARNING, "the same text on both sides"),
     "ratio": (WARNING, "lengths differ far too much"),
+    "columns": (WARNING, "more columns than the first row: is a tab part of a text?"),
     "long": (WARNING, "over data.max_length"),
     "blank": (WARNING, "blank on a side"),
     "control": (WARNING, "control characters, other line breaks"),

@@ -1,5 +1,6 @@
 """`mtrain init`: a first config for two files of text, sized to them and to the machine."""
 
+import os
 import random
 import re
 import shlex
@@ -125,9 +126,14 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, An
     request = with_sets_beside(request)
     parts = [] if request.valid else _held_out_files(request)
     outputs = [*parts, request.output]
-    for path in outputs[::-1]:
-        manifest.check_new(path)
+    manifest.check_new(request.output)
+    for path in outputs:
         refuse_kept(path)
+        if os.path.lexists(path):
+            raise RefusedError(
+                f"{path}: exists already, and the pairs to train on would be written there; name "
+                "another config with -o: their folder has its name"
+            )
     count = _count_to_hold_out(request, pairs)
     size = _measure(corpus, pairs, reading)
     with ending(str(request.output)):

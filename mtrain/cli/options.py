@@ -206,15 +206,17 @@ def run_and_texts(
     words: list[str] | None, models: list[Path] | None
 ) -> tuple[list[Path], list[str]]:
     """Return models and sentences of the command line: without `-m` the first word is the run;
-    raises `RefusedError` if there is none. A sentence that is the name of a file stays a sentence.
+    raises `RefusedError` if there is none. A sentence stays one if a file has that name.
     """
     words = words or []
     if not models:
         models, words = [either(as_path(words[0]) if words else None, None, RUN)], words[1:]
     for word in words:
         with suppress(OSError, ValueError):  # a sentence may be longer than any name
-            if Path(word).is_file():
-                log.logger.warning("%s: is a file, too; did you mean -i %s?", word, word)
+            if Path(word).exists():
+                kind, option = ("directory", "-m") if Path(word).is_dir() else ("file", "-i")
+                text = "%s: is a %s, too; did you mean %s %s?"
+                log.logger.warning(text, word, kind, option, word)
     return models, [as_text(word) for word in words]
 
 

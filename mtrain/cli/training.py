@@ -10,6 +10,7 @@ import typer
 from mtrain.cli import options
 from mtrain.cli.options import file, flag, path, value
 from mtrain.cli.streams import print_json, print_path, print_text
+from mtrain.corpus.lines import open_bytes
 from mtrain.runtime import log
 from mtrain.runtime.console import loaded
 from mtrain.runtime.errors import EXIT_FAILED, RefusedError
@@ -54,7 +55,7 @@ def train(
 
 def init(
     src: Annotated[Path, path("SRC", "Source text, one sentence per line; also .gz or .zst.")],
-    tgt: Annotated[Path, path("TGT", "Its translation, line by line.")],
+    tgt: Annotated[Path | None, path("TGT", "Its translation, line by line.")] = None,
     output: Annotated[
         Path | None, file("Config to write; default: en-de.yaml for en to de.", "--output", "-o")
     ] = None,
@@ -85,12 +86,19 @@ def init(
             "mtrain init: give --valid-src and --valid-tgt for a validation set, or --hold-out N, "
             "or none of them to have some pairs split off"
         )
+    if tgt is None:
+        raise RefusedError(
+            "mtrain init: give two files, source and target, aligned by line; a table stands in a "
+            f"config as {{file: {src}, src: 0, tgt: 1}}, with the numbers or names of its columns"
+        )
     stop = Stop()
     stop.install()
     log.logger.info("reading %s and %s", src, tgt)
     from mtrain.check import starter
     from mtrain.runtime.device import pick_device
 
+    for text in (src, tgt):
+        open_bytes(text).close()
     languages = (
         src_lang or starter.language_of(src, "--src-lang"),
         tgt_lang or starter.language_of(tgt, "--tgt-lang"),

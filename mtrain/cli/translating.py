@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from mtrain.cli import options
 from mtrain.cli.options import choice, file, flag, stream, value
 from mtrain.cli.streams import as_text, check_output, check_page, prompting, reading
+from mtrain.corpus.lines import scan_file
 from mtrain.runtime import log
 from mtrain.runtime.console import loaded, writing
 from mtrain.runtime.errors import RefusedError
@@ -36,9 +37,7 @@ def translate(
         int | None,
         value("N", "Print the N best (or N samples) as `index<TAB>score<TAB>text`.", min=1),
     ] = None,
-    scores: Annotated[
-        bool, flag("Print `score<TAB>text`; the score is a log-probability.", "--scores")
-    ] = False,
+    scores: Annotated[bool, flag("Print `log-probability<TAB>text`.", "--scores")] = False,
     target_prefix: Annotated[
         Path | None, file("Prefixes, one per line: words that the translation begins with.")
     ] = None,
@@ -76,6 +75,7 @@ def translate(
                 translator,
                 _lines(texts, source, translator, guided),
                 sink,
+                lines=_number_of_lines(texts, input_),
                 n_best=n_best,
                 scores=scores,
                 prefixes=target_prefix,
@@ -107,6 +107,13 @@ def _lines(
         log.logger.info("One sentence per line; Ctrl-D ends.")
         source = prompting(source)
     return [line.encode() + b"\n" for line in texts] or source
+
+
+def _number_of_lines(texts: list[str], input_: str) -> int | None:
+    """Return the number of lines to translate, if a progress bar can show it."""
+    if texts or not log.is_on_terminal() or not Path(input_).is_file():
+        return len(texts) or None
+    return scan_file(Path(input_), lambda: None)[0]
 
 
 def _input_of(texts: list[str], input_: str | None) -> str:

@@ -59,17 +59,16 @@ def make_schema() -> dict[str, Any]:
 
 
 def list_keys(prefix: str = "") -> list[Key]:
-    """Return the settings whose names begin with `prefix`, in the order of the manual; raises
-    `RefusedError` if there are none.
+    """Return the settings whose names begin with `prefix`, or else those that contain it, in the
+    order of the manual; raises `RefusedError` if there are none.
     """
     schema = make_schema()
     keys = list(dict.fromkeys(_keys(schema, schema["$defs"])))
     found = [key for key in keys if key.name.startswith(prefix)]
+    found = found or [key for key in keys if prefix in key.name]
     if not found:
-        names = [key.name for key in keys]
-        near = [name for name in names if prefix in name]
-        near = near or difflib.get_close_matches(prefix, names, n=1, cutoff=0.0)
-        raise RefusedError(f"{prefix}: no setting begins like this; did you mean {near[0]}?")
+        near = difflib.get_close_matches(prefix, [key.name for key in keys], n=1, cutoff=0.0)
+        raise RefusedError(f"{prefix}: no setting has this in its name; did you mean {near[0]}?")
     return found
 
 

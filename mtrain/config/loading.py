@@ -38,7 +38,15 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Config:
     if path.parts[:1] == ("configs",) and shipped.exists() and not path.exists():
         logger.info("%s: the one that mtrain ships: %s", path, shipped)
         path = shipped
-    document = parse_document(read_text(path), str(path))
+    if (path / "config.yaml").exists():
+        raise RefusedError(f"{path}: is a run; give its config, {path / 'config.yaml'}")
+    try:
+        document = parse_document(read_text(path), str(path))
+    except RefusedError as error:
+        if path.suffix in (".yaml", ".yml") or not path.is_file():
+            raise
+        text = "is this a config? `mtrain init SRC TGT` makes one for two files of text"
+        raise RefusedError(f"{error}; {text}") from None
     for override in overrides or []:
         set_value(document, override)
     return parse_config(document)

@@ -34,6 +34,7 @@ from mtrain.runtime.errors import RowError, UserError, first_line
 _READERS = "datasets.packaged_modules"
 SUFFIXES = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
 SUFFIXES |= {".arrow": "arrow", ".txt": "text"}  # with readers of the library datasets
+MORE_COLUMNS = "rows with more columns than the first (is a tab part of a text?)"
 _KINDS = "Parquet, JSON, CSV, Arrow or plain text"
 LARGEST_READ = 1 << 27  # bytes of rows read at a time, about
 
@@ -134,20 +135,29 @@ def _decoded_lines(path: Path, reading: Reading) -> Iterator[tuple[int, str]]:
 def _read_tsv(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]:
     """Columns by number, from 0; or by the names that the first line gives them."""
     lines, (src, tgt) = _decoded_lines(path, reading), (corpus.src, corpus.tgt)
+    named = columns = 0
     if isinstance(src, str) or isinstance(tgt, str):
         number, first = next(lines, (1, ""))
         header = first.split("\t") if number == 1 else []  # a first line that is not UTF-8 is none
         src, tgt = (_place_of(str(name), header, path) for name in (src, tgt))
+        named = columns = len(header)
     least = max(src, tgt) + 1
     for number, line in lines:
-        cells = line.split("\t")
-        if len(cells) >= least:
+        cells, reason = line.split("\t"), ""
+        if len(cells) < least:
+            has = f"has {len(cells)} columns" if len(cells) > 1 else "has 1 column, and no tab"
+            needs = f"src: {corpus.src}, tgt: {corpus.tgt} needs {least}"
+            reason = f"{has}, but {needs} (columns are numbered from 0)"
+        elif len(cells) > (columns := columns or len(cells)):
+            if named:
+                reason = f"has {len(cells)} columns, but the first line names {named}: is a tab "
+                reason += "part of a text?"
+            else:
+                reading.counts[MORE_COLUMNS] += 1
+        if reason:
+            reading.refuse(RowError(f"{path}:{number}", number, reason))
+        else:
             yield number, cells[src], cells[tgt]
-            continue
-        has = f"has {len(cells)} columns" if len(cells) > 1 else "has 1 column, and no tab"
-        columns = f"src: {corpus.src}, tgt: {corpus.tgt}"
-        reason = f"{has}, but {columns} needs {least} (columns are numbered from 0)"
-        reading.refuse(RowError(f"{path}:{number}", number, reason))
 
 
 def _place_of(name: str, header: list[str], path: Path) -> int:

@@ -65,7 +65,7 @@ class DecoderState:
         past, lineage = self.past, self.lineage
         if self.time == past.shape[4]:
             past = _with_room(past, self.time, max(VECTOR, 2 * self.time), past.shape[5])
-        if self.newest.W < past.shape[5]:
+        if past.shape[5] > self.newest.W:
             past[..., self.time, self.newest.W :, :] = 0.0
         if lineage is not None:
             lineage = torch.cat((lineage, self.newest.own), 1)

@@ -106,6 +106,8 @@ class RunDirectory:
         """Refuse a directory that holds files of others, and one whose `config.yaml` is the user's
         own, since every start replaces that file.
         """
+        if config_file and config_file.name == layout.CONFIG:
+            _refuse_moved(config_file, self.path)
         if not self.path.is_dir():
             return
         settings = self.path / layout.CONFIG
@@ -283,3 +285,17 @@ class RunDirectory:
 def _is_same(path: Path | None, other: Path) -> bool:
     """Whether two names are of one file."""
     return path is not None and path.exists() and other.exists() and path.samefile(other)
+
+
+def _refuse_moved(settings: Path, run_dir: Path) -> None:
+    """Refuse the config of a run that was moved or copied, unless another directory is named: the
+    run would begin anew where it was, or the other one would go on.
+    """
+    place = settings.parent
+    if not (place / layout.RUN).exists() or _is_same(place, run_dir):
+        return
+    if (named := load_stored_config(settings).run_dir) == str(run_dir):
+        raise RefusedError(
+            f"{settings}: is the config of the run in {place}, but its run_dir is {named}; add "
+            f"--set run_dir={shlex.quote(str(place))} to go on with that run"
+        )

@@ -40,16 +40,19 @@ class _Output:
         with suppress(OSError):  # of a full disk
             self.sink.close()
         if files.is_at(self.descriptor, self.partial):
+            state = "left as it was" if self.place.exists() else "not written"
             if lines := _cut_to_lines(self.descriptor) if keeps_lines else 0:
                 logger.warning(
                     "%s holds the first %s of the output; %s was %s",
                     self.partial if self.path.is_symlink() else _partial_of(self.path),
                     "line" if lines == 1 else f"{lines:,} lines",
                     self.path,
-                    "left as it was" if self.place.exists() else "not written",
+                    state,
                 )
             else:
                 self.partial.unlink()
+                if keeps_lines:
+                    logger.warning("no line was finished; %s was %s", self.path, state)
         os.close(self.descriptor)
 
 

@@ -4,7 +4,7 @@ bounded memory.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice, repeat, zip_longest
+from itertools import repeat, zip_longest
 from pathlib import Path
 from typing import IO
 
@@ -38,14 +38,15 @@ def translate_stream(
     source: Iterable[bytes],
     sink: IO[bytes],
     *,
+    lines: int | None = None,
     n_best: int | None = None,
     scores: bool = False,
     prefixes: Path | None = None,
     alignments: IO[bytes] | None = None,
     line_buffered: bool = False,
 ) -> None:
-    """Translate every line of `source` to `sink`, `decode.window` lines at a time or one by one;
-    rank 0 reads and writes.
+    """Translate every line of `source` to `sink`, in windows or one by one; rank 0 reads and
+    writes. `lines` is their number, if that is known.
 
     `prefixes` has a prefix for each translation, line for line; word alignments go to `alignments`.
     """
@@ -53,13 +54,13 @@ def translate_stream(
     counts: Counter[str] = Counter()
     texts = _shortened(read_lines(source, counts), counts, loaded)
     pairs = _with_prefixes(texts, prefixes, counts) if prefixes else zip(texts, repeat(""))
-    window = 1 if line_buffered else translator.decode.window
+    windows = translator.in_windows(pairs, 1 if line_buffered else None)
     done, cut = 0, Places()
-    with progress_bar(None, "line", "translating", shown=not line_buffered) as bar:
-        while rows := ranks.share(lambda: list(islice(pairs, window)), WINDOW):
-            lines, begun = [line for line, _ in rows], [prefix for _, prefix in rows]
+    with progress_bar(lines, "line", "translating", shown=not line_buffered) as bar:
+        while rows := ranks.share(lambda: next(windows, []), WINDOW):
+            some, begun = [line for line, _ in rows], [prefix for _, prefix in rows]
             results, places = translator.translate(
-                lines,
+                some,
                 bar.update,
                 prefixes=begun if prefixes else None,
                 first=done,
@@ -70,11 +71,11 @@ def translate_stream(
                 for index, hypotheses in enumerate(results, done):
                     sink.writelines(_format(index, hypotheses, n_best, scores))
                 if alignments is not None:
-                    links = align(loaded, lines, [found[0].text for found in results])
+                    links = align(loaded, some, [found[0].text for found in results])
                     alignments.writelines(line.encode() + b"\n" for line in links)
             if line_buffered:
                 sink.flush()
-            done += len(lines)
+            done += len(some)
     warn_of(counts)
     cut.warn(loaded.max_source_length)
 
@@ -83,10 +84,9 @@ def translate_all(translator: Translator, lines: list[str]) -> list[str]:
     """Return the best translation of each line."""
     cut = Places()
     with progress_bar(len(lines), "line", "translating") as bar:
-        results, places = translator.translate(lines, bar.update, scored=False)
-    cut.add(place + 1 for place in places)
+        texts = translator.best(lines, bar.update, lambda places: cut.add(n + 1 for n in places))
     cut.warn(translator.loaded.max_source_length)
-    return [found[0].text for found in results]
+    return texts
 
 
 def _shortened(lines: Iterable[bytes], counts: Counter[str], loaded: LoadedModel) -> Iterator[str]:

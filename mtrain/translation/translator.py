@@ -6,13 +6,13 @@ lines -> ids, cut at the limit            LoadedModel.encode_sources
 -> texts in the order of the lines  with several ranks, gathered from all
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
-from typing import Any
+from itertools import chain, islice
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +33,10 @@ from mtrain.translation.search import BeamSearch, GreedySearch, Hypothesis, Rule
 MOST_AT_ONCE = 4
 # Batches of each rank between two exchanges of translations.
 ROUND = 8
+# Lines that are read first; `Translator.in_windows` reads more and more.
+FIRST_WINDOW = 1000
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -118,12 +122,30 @@ class Translator:
                 progress(len(batch))
         return results, [indices[i] for i in cut]
 
+    def in_windows(self, lines: Iterable[T], most: int | None = None) -> Iterator[list[T]]:
+        """Yield lines as they are to be translated together: up to `decode.window`, or `most`, but
+        fewer at first, so that a command that is stopped has written translations.
+        """
+        rest, size = iter(lines), FIRST_WINDOW
+        while some := list(islice(rest, min(size, most or self.decode.window))):
+            yield some
+            size *= 2
+
     def best(
-        self, lines: list[str], progress: Callable[[int], object] = lambda lines: None
+        self,
+        lines: list[str],
+        progress: Callable[[int], object] = lambda lines: None,
+        cut: Callable[[Iterable[int]], object] = lambda indices: None,
     ) -> list[str]:
-        """Return the text of each line's best translation."""
-        found, _ = self.translate(lines, progress, scored=False)
-        return [hypotheses[0].text for hypotheses in found]
+        """Return the text of each line's best translation; `cut` gets the indices of lines that
+        were cut.
+        """
+        texts: list[str] = []
+        for some in self.in_windows(lines):
+            found, places = self.translate(some, progress, first=len(texts), scored=False)
+            cut(len(texts) + place for place in places)
+            texts += [hypotheses[0].text for hypotheses in found]
+        return texts
 
     def _translate_on_ranks(self, batches: list[Group], scored: bool) -> Generator[Translated]:
         """Translate this rank's batches and gather the rest."""

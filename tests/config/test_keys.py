@@ -140,5 +140,6 @@ def test_the_list_has_every_setting_with_its_sentence_and_default() -> None:
 
 def test_a_prefix_chooses_and_an_unknown_one_is_refused() -> None:
     assert {key.name.partition(".")[0] for key in list_keys("decode")} == {"decode"}
+    assert [key.name for key in list_keys("warmup")] == ["train.warmup_steps"]
     with pytest.raises(RefusedError, match=r"did you mean train\.warmup_steps\?"):
-        list_keys("warmup")
+        list_keys("warmpu_steps")

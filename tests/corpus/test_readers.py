@@ -17,6 +17,7 @@ from mtrain.config.corpora import Corpus, FileCorpus, GeneratedCorpus, HubCorpus
 from mtrain.corpus import phrasebook
 from mtrain.corpus.lines import Reading, moderate, read_file, read_text_file, spaced
 from mtrain.corpus.readers import Pair, read_pairs, read_text, scan
+from mtrain.corpus.tables import MORE_COLUMNS
 from mtrain.runtime.errors import EXIT_FAILED, UserError
 
 # Characters that `str.splitlines` splits on, NUL, and a carriage return that ends no line.
@@ -296,6 +297,13 @@ def test_columns_of_a_tsv_go_by_number_or_by_name(tmp_path: Path, suffix: str) -
     assert read(quoted, keep_blank=True)[0] == [('"a', ODD), ("  b ", "\u2028")]
 
 
+def test_rows_of_a_tsv_with_more_columns_than_the_first_are_counted(tmp_path: Path) -> None:
+    corpus = table(tmp_path, "a.tsv", "a\tb\tx\nc\td\ne\tf\tg\th\n", 0, 1)
+    found, counts = read(corpus)
+    assert found == [("a", "b"), ("c", "d"), ("e", "f")]
+    assert counts == {MORE_COLUMNS: 1}
+
+
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 def test_json_lines_with_nested_fields(tmp_path: Path, suffix: str) -> None:
     corpus = table(tmp_path, f"a.jsonl{suffix}", JSON_LINES, "t.de", "t.en")
@@ -322,6 +330,8 @@ def test_parquet_with_nested_columns_in_more_than_one_batch(tmp_path: Path) -> N
             "a.tsv:2: has 1 column, and no tab, but src: 0, tgt: 1 needs 2 (columns are",
         ),
         ("a.tsv", "en\tda\na\tb\n", "en", "de", "a.tsv:1: no column de; it has en, da"),
+        ("a.tsv", "en\tda\na\tb\n\na\tb\tc\n", "en", "da", "a.tsv:3: has 1 column"),
+        ("a.tsv", "en\tda\na\tb\tc\n", "en", "da", "a.tsv:2: has 3 columns, but the first line"),
         ("a.tsv", "", "en", "de", "a.tsv:1: no column en"),
         ("a.tsv", "x" * 999, "en", "de", f"it has {'x' * 200} ..."),
         ("a.tsv", b"a\tb\n\xff\tb\n", 0, 1, "a.tsv:2: invalid UTF-8 (byte 1 of the line)"),

@@ -82,6 +82,12 @@ def test_windows_change_nothing(translator: Translator, window: int) -> None:
     assert found[1] == pytest.approx(scores, rel=1e-4, abs=1e-5)
 
 
+def test_windows_begin_small_and_grow_to_the_limit(translator: Translator) -> None:
+    limited = with_decode(translator, window=3000)
+    assert list(map(len, limited.in_windows(range(8500)))) == [1000, 2000, 3000, 2500]
+    assert list(limited.in_windows("abc", 1)) == [["a"], ["b"], ["c"]]
+
+
 def test_batch_size_changes_no_text_and_scores_only_by_rounding(translator: Translator) -> None:
     lines = [*SENTENCES, "", "bavo " * 30, "unheard ~ Wörds", *SENTENCES[:5]]
     expected, _ = with_decode(translator, batch_tokens=4096).translate(lines)
