@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from mtrain.config.corpora import Corpus, FileCorpus, TextCorpus
@@ -178,16 +179,17 @@ class Findings:
             head = f"  {finding.severity:<8} {finding.title}"
             has_rows = any(example.shown for example in finding.examples)
             yield _counted(head, f"{finding.count:,}", width) if has_rows else head
-            yield from (_shown(example, width) for example in finding.examples)
+            for example in finding.examples:
+                yield from _shown(example, width)
 
 
 def _counted(head: str, count: str, width: int) -> str:
     return f"{head} {count.rjust(width - len(head) - 1)}"
 
 
-def _shown(example: Example, width: int) -> str:
-    """Return an example on one line, or a message whole."""
+def _shown(example: Example, width: int) -> list[str]:
+    """Return an example on one line, or a message whole, wrapped."""
     start = f"{' ' * 11}{example.shown}"
     if not example.shown:
-        return start + printable(example.text)
-    return f"{start}  {clipped(printable(example.text), width - len(start) - 2)}".rstrip()
+        return wrap(printable(example.text), width, initial_indent=start, subsequent_indent=start)
+    return [f"{start}  {clipped(printable(example.text), width - len(start) - 2)}".rstrip()]

@@ -14,7 +14,7 @@ import typer
 
 import mtrain
 from mtrain.cli import runs, scoring, settings, training, translating
-from mtrain.cli.options import with_verbosity
+from mtrain.cli.options import flag, value, with_verbosity
 from mtrain.runtime import log
 from mtrain.runtime.console import leave_at_once, open_closed_streams
 from mtrain.runtime.errors import StoppedError, UserError, as_user_error
@@ -80,8 +80,8 @@ def main() -> None:
         sys.exit(shown.exit_code)
 
 
-def _show_version(value: bool) -> None:
-    if value:
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
         typer.echo(f"mtrain {mtrain.__version__}")
         raise typer.Exit
 
@@ -89,10 +89,9 @@ def _show_version(value: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool,
-        typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True),
+        bool, value("", "Show the version.", "--version", callback=_show_version, is_eager=True)
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+    debug: Annotated[bool, flag("Show tracebacks of errors.", "--debug")] = False,
 ) -> None:
     global _debug
     _debug = debug

@@ -66,17 +66,18 @@ def verify(
     from mtrain.runs import verify as verifying
 
     findings = []
-    is_shown = json_ or not sys.stdout.isatty()
-    with log.progress_bar(None, "item", "verifying", shown=is_shown) as bar:
+    at_once = not json_ and sys.stdout.isatty()  # else the lines may run into the bar
+    with log.progress_bar(None, "item", "verifying", shown=not at_once) as bar:
         for finding in verifying.verify(run):
             findings.append(finding)
             bar.update()
-            if not json_:
+            if at_once:
                 print_text(str(finding))
     bad = [finding for finding in findings if finding.state in verifying.BAD]
     counts = Counter(finding.state for finding in findings)
     if not json_:
-        print_text(f"total: {', '.join(f'{n} {state}' for state, n in counts.items())}")
+        total = f"total: {', '.join(f'{n} {state}' for state, n in counts.items())}"
+        print_text(*([] if at_once else map(str, findings)), total)
     else:
         listed = [asdict(finding) for finding in findings]
         print_json({"run": str(run), "good": not bad, "findings": listed})

@@ -1,6 +1,7 @@
 """`mtrain config`: what can be set, and what a config sets."""
 
 import json
+import shutil
 from typing import Annotated
 
 import typer
@@ -26,7 +27,8 @@ def keys(
     """
     from mtrain.config.keys import list_keys
 
-    print_text(*(line for key in list_keys(prefix) for line in key.lines()))
+    width = shutil.get_terminal_size((1000, 0)).columns
+    print_text(*(line for key in list_keys(prefix) for line in key.lines(width)))
 
 
 def show(

@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,9 +32,12 @@ class Key:
     type: str
     text: str
 
-    def lines(self) -> tuple[str, str]:
-        """Return two lines for people: the setting with its default as in a config, and more."""
-        return f"{self.name}: {self.default}  # {self.type}", f"    {self.text}"
+    def lines(self, width: int) -> list[str]:
+        """Return lines for people: the setting with its default as in a config, and its
+        description, which is wrapped.
+        """
+        wrapped = textwrap.wrap(self.text, max(20, width - 4), break_on_hyphens=False)
+        return [f"{self.name}: {self.default}  # {self.type}", *(f"    {one}" for one in wrapped)]
 
 
 def make_schema() -> dict[str, Any]:

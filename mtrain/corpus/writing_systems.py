@@ -58,6 +58,11 @@ def scripts_of(language: str) -> set[str]:
     return {script for script, codes in SCRIPTS.items() if code in codes.split()}
 
 
+def direction(language: str) -> str:
+    """Return the direction of text in a language, as HTML names it; auto: by the text itself."""
+    return "rtl" if scripts_of(language) & {"ARABIC", "HEBREW"} else "auto"
+
+
 def name_of(script: str) -> str:
     """Return the usual name of a script."""
     return "Han" if script == "CJK" else script.capitalize()

@@ -91,9 +91,10 @@ class Chart:
     def y(self) -> Axis:
         """The axis of values, which ends at round ones."""
         values = [value for series in self.series for _, value in series.points]
-        every = tick_distance(min(values), max(values))
-        low = math.floor(min(values) / every) * every
-        high = math.ceil(max(values) / every) * every
+        low, high = min(values), max(values)
+        for _ in range(2):  # between wider ends, ticks may be farther apart
+            every = tick_distance(low, high)
+            low, high = math.floor(low / every) * every, math.ceil(high / every) * every
         return Axis(low, high if high > low else low + every, HEIGHT - BOTTOM, TOP)
 
     def places(self, series: Series) -> list[tuple[float, float]]:

@@ -15,6 +15,7 @@ import regex
 from numpy.typing import NDArray
 
 import mtrain
+from mtrain.corpus.writing_systems import direction
 from mtrain.runtime.errors import printable
 
 # Kinds of attention and their titles; in the decoder a token attends to those before it only.
@@ -121,7 +122,7 @@ def _templates() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(printable=printable, visible=visible)
+    environment.filters.update(printable=printable, visible=visible, direction=direction)
     scale = [opacity(level) for level in range(1, LEVELS + 1)]
     environment.globals.update(version=mtrain.__version__, cell=CELL, scale=scale)
     return environment

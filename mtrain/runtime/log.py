@@ -36,7 +36,7 @@ logger.addFilter(_spell_out)
 
 # Columns that the bar of a training run needs, and the format for narrower terminals.
 WIDE = 120
-FIGURES = "{desc}: {percentage:3.0f}% {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+FIGURES = "{desc}: {percentage:.0f}% {n_fmt}/{total_fmt}, {remaining} left{postfix}"
 MOST_LISTED = 10  # numbers of lines that a message names
 _TIME = "%Y-%m-%d %H:%M:%S"
 

@@ -267,12 +267,12 @@ class Trainer:
             self.run_dir.metrics.append(record)
         summary = (
             f"loss {loss:.3f}  ppl {record['train/ppl']:.2f}  "
-            f"{record['tokens_per_second']:,.0f} tok/s  lr {rate:.2e}"
+            f"{record['tokens_per_second']:,.0f} tok/s"
         )
         bar.set_postfix_str(summary)
         left = seconds / max(1, self.recorded_steps) * (last_step - progress.step)
         text = f"step {progress.step:,}/{last_step:,}  epoch {progress.epoch + 1}  {summary}"
-        text += f"  grad {record['grad_norm']:.2f}  left {tqdm.format_interval(left)}"
+        text += f"  lr {rate:.2e}  grad {float(norm):.2f}  left {tqdm.format_interval(left)}"
         logger.info("%s", text, extra={"shown_on_bar": True})
         progress.sums.zero_()
         progress.sum_tokens = 0

@@ -178,8 +178,11 @@ class Validation:
         complete, what they say and what to type next.
         """
         path, history, last = self.run.path, self.history, self.config.train.max_steps
-        time = duration(self.run.read(layout.RUN, PROVENANCE), self.run.metrics.parse()[0])
-        after = f", {time} after its start" if time else ""
+        records = self.run.metrics.parse()[0]
+        if state != "complete":  # the last record may be many steps old
+            records.append({"time": time.time()})
+        passed = duration(self.run.read(layout.RUN, PROVENANCE), records)
+        after = f", {passed} after its start" if passed else ""
         logger.info("%s at step %s%s: %s", state, f"{step:,} of {last:,}", after, path)
         if best := history.best:
             shown = best["checkpoint"], summary(best)

@@ -583,3 +583,10 @@ def test_accents_apart_from_their_letters_are_found() -> None:
     assert faults._find_decomposed("x" * 500 + "cafe\u0301") == 503
     # to be put in order, all in one go, takes an hour
     assert faults._find_decomposed("e" + "\u0301\u0316" * 500_000) == 0
+
+
+def test_messages_are_wrapped_to_the_width() -> None:
+    found = Findings("data.valid", TextCorpus(src="a", tgt="b"), Path(), 9)
+    found.add_message("contained", "word " * 30)
+    assert {len(line) for line in list(found.lines(60))[2:]} <= set(range(15, 61))
+    assert " ".join(line.strip() for line in list(found.lines(60))[2:]) == ("word " * 30).strip()

@@ -138,6 +138,15 @@ def test_the_list_has_every_setting_with_its_sentence_and_default() -> None:
     assert all(key.text for key in listed.values())
 
 
+def test_descriptions_are_wrapped_between_words() -> None:
+    for key in list_keys():
+        setting, *wrapped = key.lines(40)
+        assert setting == f"{key.name}: {key.default}  # {key.type}"
+        assert all(len(line) <= 40 and line.startswith("    ") for line in wrapped)
+        assert " ".join(line[4:] for line in wrapped) == key.text
+    assert [len(key.lines(1000)) for key in list_keys("train.metric")] == [2]
+
+
 def test_a_prefix_chooses_and_an_unknown_one_is_refused() -> None:
     assert {key.name.partition(".")[0] for key in list_keys("decode")} == {"decode"}
     assert [key.name for key in list_keys("warmup")] == ["train.warmup_steps"]

@@ -105,6 +105,15 @@ def test_scores_are_the_run_s(trained_run: Path, whole: report.Report, page: str
     assert page.count(f"<code>{best['signature']}</code>") == len(whole.scores)
 
 
+def test_the_best_validation_is_marked_with_its_measure(copy: Path) -> None:
+    best = json.loads((copy / "best.json").read_text())
+    for entry in (*best["history"], best["average"]):
+        entry["bleu"] = 0.5
+    edit(copy / "best.json", history=best["history"], average=best["average"], measure="nll")
+    text = report.make_page(copy, ["bavo"], check=False)
+    assert text.count("<td><strong>best</strong> by nll</td>") == 1
+
+
 def test_the_page_begins_with_a_summary(trained_run: Path, whole: report.Report, page: str) -> None:
     text = Page(page).text.partition("Skip to the content")[2].partition("Curves")[0]
     lines = (trained_run / "metrics.jsonl").read_text().splitlines()
@@ -193,6 +202,16 @@ def test_translations_and_attention_are_shown_for_the_same_sentences(
     kinds = {each.kind for sentence in whole.sentences for each in sentence.maps}
     assert kinds == {"encoder", "decoder", "cross"}
     assert page.count('<figure class="map ') == sum(len(s.maps) for s in whole.sentences)
+
+
+def test_a_language_decides_the_direction_of_its_lines(copy: Path) -> None:
+    """Also of those that begin with other letters, or have none."""
+    config = copy / "config.yaml"
+    config.write_text(config.read_text().replace("tgt_lang: ba", "tgt_lang: he"))
+    (copy / "validation" / "step-00000400.txt").write_text("GNU שלום\n" * 12)
+    text = report.make_page(copy, ["bavo"], check=False)
+    assert '<dd dir="rtl" lang="he">GNU שלום</dd>' in text
+    assert '<dd dir="auto" lang="aa">' in text
 
 
 def test_parts_of_a_list_are_shown_in_their_languages(both_run: Path) -> None:
@@ -483,6 +502,12 @@ def test_a_curve_s_places_are_those_of_its_values() -> None:
     assert chart.summary == ("a: from 0 at step 0 to 0.1 at step 10,000, lowest 0, highest 0.4")
     css = (TEMPLATES / "page.css").read_text()  # curves are told apart by more than colour
     assert len(set(re.findall(r"stroke-dasharray: ([^;]+);", css))) == 2
+
+
+def test_an_axis_ends_at_ticks() -> None:
+    chart = Chart("key", "title", [Series("a", [(50, 1825.3), (100, 1482.3)])], 100)
+    (low, *_), (high, *_) = chart.y.ticks()[0], chart.y.ticks()[-1]
+    assert (low, high) == (chart.y.start, chart.y.end)
 
 
 def test_long_curves_keep_their_extremes_and_tables_their_ends() -> None:

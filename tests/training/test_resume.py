@@ -395,6 +395,16 @@ def test_real_processes_stop_and_resume(run: Path, deed: str, code: int, reason:
     finish(run)
 
 
+def test_the_time_of_a_stop_is_now_and_not_that_of_the_last_record(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "mtrain")
+    with pytest.raises(StoppedError):
+        start(run, "train.log_every=1000", stop_at=2)
+    assert not (run / "metrics.jsonl").exists()
+    assert re.search(r"stopped at step 2 of \d+, [\d:]+ after its start: ", caplog.text)
+
+
 # A step that is one call of a library, of many minutes, in which no Python handler runs. Signals
 # that come together may count as one.
 LONG_CALL = (
