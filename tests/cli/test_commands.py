@@ -286,7 +286,7 @@ MISTAKES = [
     ("train {run}", 2, ["is a run; give its config", "config.yaml"]),
     ("train {broken}/config.yaml", 2, ["is the config of the run in", "--set run_dir="]),
     ("check {src}", 2, ["is this a config?", "mtrain init"]),
-    ("init {src}", 2, ["give two files", "{{file: ", "src: 0, tgt: 1"]),
+    ("init {src}", 2, ["give two files", "src: 0, tgt: 1"]),
     ("init {tmp}/none.en {tmp}/none.xyz", 1, ["none.en", "No such file"]),
     ("train -c {config} --set train.max_steps=x", 2, ["--set train.max_steps", "a valid integer"]),
     ("train -c {config} --time-limit soon", 2, ["--time-limit soon", "3h30m"]),
