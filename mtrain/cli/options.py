@@ -91,9 +91,7 @@ def as_setting(text: str) -> str:
 CONFIG, RUN = "-c/--config", "-m/--model"  # what may be given as an argument, too
 MODEL = "Run directory (its best model is used) or checkpoint directory."
 ConfigFile = Annotated[Path | None, path("FILE", "Config of the run, in YAML.")]
-Config = Annotated[
-    Path | None, file("Config of the run, instead of the argument.", "--config", "-c")
-]
+Config = Annotated[Path | None, file("The same as FILE.", "--config", "-c")]
 Set = Annotated[
     list[str] | None,
     value(
@@ -164,24 +162,15 @@ SEARCH: dict[str, tuple[Any, Any]] = {
         choice("Divide scores by ((5+length)/6)^ALPHA (gnmt) or length^ALPHA (power)."),
     ),
     "no_repeat_ngram": (int, value("N", "Never repeat an n-gram of N tokens; 0: off.", min=0)),
-    "batch_tokens": (
-        int,
-        value("N", "Largest batch, in padded source tokens x beam size.", min=1),
-    ),
+    "batch_tokens": (int, value("N", "Largest batch: padded source tokens x beam size.", min=1)),
     "tag": (str, value("TEXT", "Tag to put before each source: one that the model knows.")),
-    "mbr": (
-        int,
-        value("N", "Choose the best of N hypotheses (samples, with --sample).", min=2, max=1000),
-    ),
+    "mbr": (int, value("N", "Choose the best of N hypotheses or samples.", min=2, max=1000)),
 }
 SAMPLING: dict[str, tuple[Any, Any]] = {
     "sample": (bool, flag("Sample at random instead of searching.", "--sample")),
     "temperature": (float, value("T", "Sampling temperature; below 1 prefers likely tokens.")),
     "top_k": (int, value("K", "Sample from the K most likely tokens; 0: from all.", min=0)),
-    "top_p": (
-        float,
-        value("P", "Sample from the most likely tokens that together have probability P."),
-    ),
+    "top_p": (float, value("P", "Sample from the most likely tokens of probability P in all.")),
     "seed": (int, value("N", "Seed of sampling; default: the run's.")),
 }
 
@@ -222,15 +211,6 @@ def run_and_texts(
 
 def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
     """Add `-q` and `-v` to a command."""
-    signature = inspect.signature(command, eval_str=True)
-    kind = inspect.Parameter.KEYWORD_ONLY
-    added = [
-        inspect.Parameter(name, kind, default=False, annotation=Annotated[bool, option])
-        for name, option in (
-            ("quiet", flag("Show warnings and errors only.", "--quiet", "-q")),
-            ("verbose", flag("Show details, and every record of training.", "--verbose", "-v")),
-        )
-    ]
 
     @wraps(command)
     def run(*, quiet: bool, verbose: bool, **values: Any) -> None:
@@ -240,28 +220,28 @@ def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
             log.set_up_console(level=logging.WARNING if quiet else logging.DEBUG)
         command(**values)
 
-    own = [each.replace(kind=kind) for each in signature.parameters.values()]
-    run.__signature__ = signature.replace(parameters=own + added)  # type: ignore[attr-defined]
-    return run
+    quiet = bool, flag("Show warnings and errors only.", "--quiet", "-q")
+    verbose = bool, flag("Show details, and every record of training.", "--verbose", "-v")
+    return _extended(run, {"quiet": quiet, "verbose": verbose}, False)
 
 
 def with_options(options: Mapping[str, tuple[Any, Any]]) -> Callable[[Command], Command]:
     """Add options to a command, which receives them as `**decode`; None where one is not given."""
+    optional = {name: (type_ | None, option) for name, (type_, option) in options.items()}
+    return lambda command: _extended(command, optional, None)
 
-    def add(command: Command) -> Command:
-        signature = inspect.signature(command, eval_str=True)
-        own = [each for each in signature.parameters.values() if each.name != "decode"]
-        kind = inspect.Parameter.KEYWORD_ONLY
-        added = [
-            inspect.Parameter(name, kind, default=None, annotation=Annotated[type_ | None, option])
-            for name, (type_, option) in options.items()
-        ]
-        command.__signature__ = signature.replace(  # type: ignore[attr-defined]
-            parameters=[each.replace(kind=kind) for each in own] + added
-        )
-        return command
 
-    return add
+def _extended(command: Command, options: Mapping[str, tuple[Any, Any]], default: Any) -> Command:
+    """Return the command with the types and options of further parameters in its signature."""
+    signature, kind = inspect.signature(command, eval_str=True), inspect.Parameter.KEYWORD_ONLY
+    own = [each for each in signature.parameters.values() if each.name != "decode"]
+    added = [
+        inspect.Parameter(name, kind, default=default, annotation=Annotated[type_, option])
+        for name, (type_, option) in options.items()
+    ]
+    parameters = [each.replace(kind=kind) for each in own] + added
+    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return command
 
 
 @contextmanager
