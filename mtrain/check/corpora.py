@@ -149,10 +149,9 @@ class Checker:
                 find_long_pairs(chunk, self.tokenizer, self.config.data.max_length)
             yield chunk
         shifts.finish()
-        if count := reading.counts[CARRIAGE_RETURNS]:
-            found.add_message("crlf", f"{count:,} lines")
-        if count := reading.counts[MORE_COLUMNS]:
-            found.add_message("columns", f"{count:,} rows")
+        for reason, kind in ((CARRIAGE_RETURNS, "crlf"), (MORE_COLUMNS, "columns")):
+            if count := reading.counts[reason]:
+                found.add_message(kind, f"{count:,} lines")
         if not found.pairs and not found.has("unreadable", "unequal"):
             found.add_message("empty", f"{found.what} holds no pairs")
 

@@ -1,6 +1,5 @@
 """`mtrain init`: a first config for two files of text, sized to them and to the machine."""
 
-import os
 import random
 import re
 import shlex
@@ -129,11 +128,7 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, An
     manifest.check_new(request.output)
     for path in outputs:
         refuse_kept(path)
-        if os.path.lexists(path):
-            raise RefusedError(
-                f"{path}: exists already, and the pairs to train on would be written there; name "
-                "another config with -o: their folder has its name"
-            )
+        manifest.check_new(path, "pairs are split off into that folder; name it by another -o")
     count = _count_to_hold_out(request, pairs)
     size = _measure(corpus, pairs, reading)
     with ending(str(request.output)):

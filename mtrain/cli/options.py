@@ -121,32 +121,18 @@ Reference = Annotated[
     list[Path] | None, file("Reference translation. Repeat it for several.", "--reference", "-r")
 ]
 OwnSet = Annotated[
-    str | None,
-    value(
-        "SET", "Set of the run, not files: valid, or a test set's name.", complete=completion.sets
-    ),
+    str | None, value("SET", "Set of the run: valid, or a test set.", complete=completion.sets)
 ]
 Language = Annotated[
-    str | None,
-    value(
-        "CODE", "Target language, which chooses the tokenizer of BLEU and TER.", parser=as_language
-    ),
+    str | None, value("CODE", "Target language; chooses the tokenizer.", parser=as_language)
 ]
-Tokenize = Annotated[
-    str | None,
-    value(
-        "NAME", "sacreBLEU tokenizer: 13a, intl, zh, ja-mecab, ...", complete=completion.tokenizers
-    ),
-]
+TOKENIZE = "sacreBLEU tokenizer: 13a, intl, zh, ja-mecab, ..."
+Tokenize = Annotated[str | None, value("NAME", TOKENIZE, complete=completion.tokenizers)]
 Lowercase = Annotated[bool, flag("Ignore case.", "--lowercase")]
 Json = Annotated[bool, flag("Print one JSON object.", "--json")]
+DEVICES = ["auto", "cpu", "cuda", "mps"]
 Device = Annotated[
-    str,
-    value(
-        "NAME",
-        "Device: auto, cpu, cuda, cuda:N or mps.",
-        complete=lambda: ["auto", "cpu", "cuda", "mps"],
-    ),
+    str, value("NAME", "Device: auto, cpu, cuda, cuda:N or mps.", complete=lambda: DEVICES)
 ]
 Precision = Annotated[
     Literal["auto", "fp32", "bf16"], choice("Number format; auto: bf16 on CUDA, else fp32.")

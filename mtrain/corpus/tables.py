@@ -150,8 +150,8 @@ def _read_tsv(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]
             reason = f"{has}, but {needs} (columns are numbered from 0)"
         elif len(cells) > (columns := columns or len(cells)):
             if named:
-                reason = f"has {len(cells)} columns, but the first line names {named}: is a tab "
-                reason += "part of a text?"
+                has = f"has {len(cells)} columns, but the first line names {named}"
+                reason = f"{has}: is a tab part of a text?"
             else:
                 reading.counts[MORE_COLUMNS] += 1
         if reason:

@@ -102,10 +102,10 @@ def write_new_directory(path: Path, fill: Callable[[Path], None]) -> None:
             held.path.unlink(missing_ok=True)
 
 
-def check_new(path: Path) -> None:
+def check_new(path: Path, advice: str = "remove it, or choose another name") -> None:
     """Raise `RefusedError` if `path` exists."""
     if os.path.lexists(path):
-        raise RefusedError(f"{path}: exists already; remove it, or choose another name")
+        raise RefusedError(f"{path}: exists already; {advice}")
 
 
 def _clear(path: Path) -> None:

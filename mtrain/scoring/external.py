@@ -69,9 +69,7 @@ class ExternalMetric:
             )
         except OSError as error:
             raise self._failure(f"cannot be started: {error.strerror}") from None
-        with ExitStack() as stack:
-            stack.enter_context(process)
-            unfinished = stack.enter_context(ExitStack())
+        with process, ExitStack() as unfinished:
             unfinished.callback(_kill, process)
             given: bytes | None = text
             while True:
