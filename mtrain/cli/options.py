@@ -121,7 +121,7 @@ Reference = Annotated[
     list[Path] | None, file("Reference translation. Repeat it for several.", "--reference", "-r")
 ]
 OwnSet = Annotated[
-    str | None, value("SET", "Set of the run: valid, or a test set.", complete=completion.sets)
+    str | None, value("SET", "A run's set: valid, or a test set's name.", complete=completion.sets)
 ]
 Language = Annotated[
     str | None, value("CODE", "Target language; chooses the tokenizer.", parser=as_language)
