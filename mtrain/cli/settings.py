@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from typing import Annotated
 
 import typer
@@ -27,7 +28,7 @@ def keys(
     """
     from mtrain.config.keys import list_keys
 
-    width = shutil.get_terminal_size((1000, 0)).columns
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000
     print_text(*(line for key in list_keys(prefix) for line in key.lines(width)))
 
 
