@@ -128,6 +128,7 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, An
     manifest.check_new(request.output)
     for path in outputs:
         refuse_kept(path)
+    for path in parts:
         manifest.check_new(path, "pairs are split off into that folder; name it by another -o")
     count = _count_to_hold_out(request, pairs)
     size = _measure(corpus, pairs, reading)
