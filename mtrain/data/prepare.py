@@ -33,10 +33,10 @@ from mtrain.data.tokenizer import MAX_SENTENCES, Tokenizer, train_tokenizer
 from mtrain.runs import checkpoint, layout, manifest
 from mtrain.runs.directory import RunDirectory
 from mtrain.runs.made import resolve
-from mtrain.runtime.device import available_threads
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import Places, logger, progress_bar
 from mtrain.runtime.stop import Stop
+from mtrain.runtime.workers import available_threads
 from mtrain.scoring.metrics import check_tokenizer
 
 SCAN = TypeAdapter(Scan)

@@ -94,9 +94,3 @@ def telling_lack_of_memory(explain: Callable[[], str]) -> Iterator[None]:
         if not lacking and "DefaultCPUAllocator" not in str(error):  # torch has no type for it
             raise
         raise UserError(explain()) from None
-
-
-def available_threads() -> int:
-    """Cores that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1

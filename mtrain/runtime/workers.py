@@ -7,6 +7,7 @@ by SIGTERM, which these must not receive.
 """
 
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -26,6 +27,12 @@ Result = TypeVar("Result")
 Setup = Callable[[], Callable[[Task], Result]]
 
 AHEAD = 4  # tasks for each process that are begun before the result of the first is there
+
+
+def available_threads() -> int:
+    """Cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def map_tasks(

@@ -6,18 +6,24 @@ import os
 import re
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Any
 
 from mtrain.config.languages import tokenizer_for
 from mtrain.corpus.writing_systems import script_of, scripts_of
 from mtrain.runtime.errors import MissingExtraError, RefusedError, UserError
 from mtrain.runtime.log import logger, progress_bar
+from mtrain.runtime.workers import available_threads, map_tasks
 from mtrain.scoring.references import check_equal
 
 METRICS = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}
 SIGNIFICANT = 0.05  # the largest p-value called so, as sacreBLEU has it
 FEWEST = 10  # lines for a test; fewer do not give enough different resamples
 _RESAMPLES = 1000
+# TER takes 10 to 30 ms for a line: from `MANY` lines on, processes count edits, `CHUNK` at a time.
+MANY, CHUNK = 400, 50
+DEATH = "a process that counts the edits for TER died, perhaps of a lack of memory; start again"
 
 
 @dataclass(frozen=True)
@@ -226,4 +232,30 @@ def _metric(
     if name == "chrf":
         return CHRF(lowercase=lowercase, references=references)
     asian = tokenize in ("zh", "ja-mecab", "char")
-    return TER(normalized=asian, asian_support=asian, references=references)
+    ter: Any = TER(normalized=asian, asian_support=asian, references=references)
+
+    def extract(hypotheses: list[str], given: list[list[str]] | None) -> list[list[float]]:
+        columns = given or references or []
+        ter.num_refs = len(columns)  # for the signature
+        return _count_edits(asian, list(zip(hypotheses, *columns, strict=True)))
+
+    ter._extract_corpus_statistics = extract
+    return ter
+
+
+def _count_edits(asian: bool, lines: list[tuple[str, ...]]) -> list[list[float]]:
+    """Return TER's edits and mean reference length for each hypothesis and its references."""
+    count = partial(_count_edits_here, asian)
+    if len(lines) < MANY or (number := available_threads()) == 1:
+        return count(lines)
+    parts = (lines[start : start + CHUNK] for start in range(0, len(lines), CHUNK))
+    return list(chain.from_iterable(map_tasks(partial(partial, count), parts, number, DEATH)))
+
+
+def _count_edits_here(asian: bool, lines: list[tuple[str, ...]]) -> list[list[float]]:
+    from sacrebleu.metrics.ter import TER
+
+    hypotheses, *references = zip(*lines, strict=True)
+    ter: Any = TER(normalized=asian, asian_support=asian)
+    found: list[list[float]] = ter._extract_corpus_statistics(hypotheses, references)
+    return found

@@ -14,9 +14,10 @@ from mtrain.data.batches import Batch, SpecialIds
 from mtrain.model.building import RATES, build, shape_of
 from mtrain.model.cpu import RowTransformer, keep_freed_memory
 from mtrain.model.transformer import Dropout, Sides, Transformer, set_compute_dtype
-from mtrain.runtime.device import available_threads, compute_dtype, seed_device, set_up_cuda
+from mtrain.runtime.device import compute_dtype, seed_device, set_up_cuda
 from mtrain.runtime.distributed import Ranks, device_of
 from mtrain.runtime.errors import UserError, first_line
+from mtrain.runtime.workers import available_threads
 from mtrain.training.consistency import consistency_loss
 from mtrain.training.gradients import (
     Blocks,

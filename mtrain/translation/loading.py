@@ -23,7 +23,6 @@ from mtrain.model.transformer import Transformer, set_compute_dtype
 from mtrain.runs import checkpoint, layout
 from mtrain.runs.checkpoint import Snapshot
 from mtrain.runtime.device import (
-    available_threads,
     compute_dtype,
     pick_device,
     telling_lack_of_memory,
@@ -31,6 +30,7 @@ from mtrain.runtime.device import (
 from mtrain.runtime.distributed import Ranks, device_of
 from mtrain.runtime.errors import RefusedError
 from mtrain.runtime.log import logger
+from mtrain.runtime.workers import available_threads
 
 PATHS = TypeAdapter(list[Path])
 # Ids of lines without eos, and the indices of lines that were cut.

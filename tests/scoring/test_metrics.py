@@ -14,6 +14,8 @@ import pytest
 from mtrain.cli import streams
 from mtrain.runtime import log
 from mtrain.runtime.errors import RefusedError, UserError
+from mtrain.runtime.workers import map_tasks
+from mtrain.scoring import metrics
 from mtrain.scoring.metrics import (
     METRICS,
     check_tokenizer,
@@ -100,6 +102,25 @@ def test_scores_are_those_of_sacrebleu_s_command(
         mean, half = theirs["confidence_mean"], theirs["confidence_var"]
         assert found.ci == pytest.approx((mean - half, mean + half), abs=1e-5)
     assert result["bleu"].score > 20
+
+
+def test_processes_count_the_edits_of_many_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    references, systems = [REFERENCE, SECOND], [("a", HYPOTHESIS), ("b", SECOND)]
+    expected = score("ter", HYPOTHESIS, references, interval=True)
+    compared = paired_tests(["ter"], systems, references, "13a", False)
+    tasks: list[int] = []
+
+    def recorded(setup: Any, parts: Any, number: int, death: str) -> Any:
+        parts = list(parts)
+        tasks.append(len(parts))
+        return map_tasks(setup, parts, number, death)
+
+    for name, value in (("MANY", 6), ("CHUNK", 4), ("map_tasks", recorded)):
+        monkeypatch.setattr(metrics, name, value)
+    monkeypatch.setattr(metrics, "available_threads", lambda: 2)
+    assert score("ter", HYPOTHESIS, references, interval=True) == expected
+    assert paired_tests(["ter"], systems, references, "13a", False) == compared
+    assert tasks == [2, 2, 2]
 
 
 def test_an_interval_changes_no_score_and_wants_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
