@@ -195,9 +195,13 @@ def resolve(path: Path) -> Path:
     if not directory.is_dir():
         raise UserError(f"{path}: {_lack_of_checkpoints(path)}")
     stored = read_record(path / layout.BEST, BEST, "name a checkpoint directory instead")
+    present = steps(directory)
     if stored is not None and stored.named is not None:
-        return directory / stored.named.checkpoint
-    if not (present := steps(directory)):
+        best = directory / stored.named.checkpoint
+        if present and not best.exists():
+            raise UserError(f"{best}: the best checkpoint is missing; name another: {present[-1]}")
+        return best
+    if not present:
         raise UserError(f"{path}: {NO_CHECKPOINT}")
     return present[-1]
 

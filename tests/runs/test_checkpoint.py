@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -250,6 +251,9 @@ def test_a_run_resolves_to_its_best_or_newest_and_a_checkpoint_to_itself(tmp_pat
         (run / "best.json").write_text(json.dumps({**content, "best": best}))
         assert checkpoint.resolve(run) == expected
     assert checkpoint.resolve(first) == first
+    shutil.rmtree(first)
+    with pytest.raises(UserError, match=rf"{first}: the best .* is missing; name another: {last}"):
+        checkpoint.resolve(run)
     edit(run / "best.json", best={"checkpoint": "../x", "step": 1})
     with pytest.raises(UserError, match=r"best\.json: damaged: .*; name a checkpoint"):
         checkpoint.resolve(run)
