@@ -135,7 +135,7 @@ def without_missing(config: Config, stop: Stop, *, timed: bool) -> Config:
             text = Filler(config, number, stop, Ranks()).missing(timed)
         except MissingModelError as error:  # it is perhaps not trained yet
             text = str(error)
-        logger.warning("data.train.%d: left out, its text is not made yet: %s", number, text)
+        logger.warning("data.train.%d: left out, its text is not in the run yet: %s", number, text)
     resolved = made.resolve(config, but=missing)
     if not resolved.data.texts:
         raise UserError("data.train: no text is there yet; `mtrain data build` makes it")
@@ -321,6 +321,8 @@ class Filler:
             if not (cache_directory() / self._name(number, pairs)).is_dir():
                 left, some = left + len(pairs), some or pairs[:TIMED]
             size += 2 * sum(len(given.encode()) for given, _ in pairs)
+        if not left:
+            return f"all of {self.name} is translated, in the cache, and training starts with it"
         text = f"{left:,} lines of {self.name}, to be translated by {', '.join(self.entry.model)}"
         if timed and some:
             _ = self._translator
