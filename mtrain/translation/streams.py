@@ -3,7 +3,7 @@ bounded memory.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import repeat, zip_longest
 from pathlib import Path
 from typing import IO
@@ -154,22 +154,18 @@ def load_tokenizer(path: Path) -> Tokenizer:
     return Tokenizer.load(path / layout.TOKENIZER)
 
 
-def encode_stream(tokenizer: Tokenizer, source: Iterable[bytes], sink: IO[bytes]) -> None:
-    """Write the pieces of each line."""
-    _convert(source, sink, lambda text: " ".join(tokenizer.pieces.encode(text, out_type=str)))
-
-
-def decode_stream(tokenizer: Tokenizer, source: Iterable[bytes], sink: IO[bytes]) -> None:
-    """Write the text of each line of pieces."""
-    decode = tokenizer.pieces.decode_pieces
-    _convert(source, sink, lambda text: decode(text.split(" ") if text else []))
-
-
-def _convert(source: Iterable[bytes], sink: IO[bytes], convert: Callable[[str], str]) -> None:
+def convert_stream(
+    tokenizer: Tokenizer, source: Iterable[bytes], sink: IO[bytes], *, to_pieces: bool
+) -> None:
+    """Write the pieces of each line, or the text of each line of pieces."""
     counts: Counter[str] = Counter()
     for text in decode_lines(read_lines(source, counts), counts):
         if len(text) > LONGEST_TEXT:
             counts[f"lines longer than {LONGEST_TEXT:,} characters, cut there"] += 1
-        line = convert(shorten_text(text, LONGEST_TEXT))
+        line = shorten_text(text, LONGEST_TEXT)
+        if to_pieces:
+            line = " ".join(tokenizer.pieces.encode(line, out_type=str))
+        else:
+            line = tokenizer.pieces.decode_pieces(line.split(" ") if line else [])
         sink.write(line.replace("\n", " ").encode("utf-8") + b"\n")
     warn_of(counts)
