@@ -80,15 +80,6 @@ def translate_stream(
     cut.warn(loaded.max_source_length)
 
 
-def translate_all(translator: Translator, lines: list[str]) -> list[str]:
-    """Return the best translation of each line."""
-    cut = Places()
-    with progress_bar(len(lines), "line", "translating") as bar:
-        texts = translator.best(lines, bar.update, lambda places: cut.add(n + 1 for n in places))
-    cut.warn(translator.loaded.max_source_length)
-    return texts
-
-
 def _shortened(lines: Iterable[bytes], counts: Counter[str], loaded: LoadedModel) -> Iterator[str]:
     """Decode lines and cut long ones, but leave enough that the model's cut is noticed, so that a
     window of lines fits into memory.
