@@ -87,15 +87,11 @@ class Row:
     padding: float | None = None
     peak_megabytes: float | None = None
 
-    @property
-    def of_limit(self) -> str:
-        """Part of the limit that is used."""
-        return f"{self.operations / self.limit:.1%}" if self.operations and self.limit else ""
-
     def __str__(self) -> str:
         speed = f"{self.speed:,.0f}" if self.speed >= 100 else f"{self.speed:.3g}"
         ratio = f", {self.ratio:.0%} of quiet" if self.ratio else ""
-        return f"| {self.what} | {self.precision} | {speed} {self.unit}{ratio} | {self.of_limit} |"
+        used = f"{self.operations / self.limit:.1%}" if self.operations and self.limit else ""
+        return f"| {self.what} | {self.precision} | {speed} {self.unit}{ratio} | {used} |"
 
 
 def describe_machine(device: torch.device) -> str:
