@@ -95,7 +95,7 @@ def _translate(translator: "Translator", sources: list[str], output: Path | None
     """Translate sources, and write the translations to a file, if there is one."""
     cut = log.Places()
     with log.progress_bar(len(sources), "line", "translating") as bar:
-        hypotheses = translator.best(sources, bar.update, lambda at: cut.add(n + 1 for n in at))
+        hypotheses = translator.best(sources, bar.update, cut.add)
     cut.warn(translator.loaded.max_source_length)
     if output is not None and translator.ranks.is_first:
         write_output(output, "".join(line + "\n" for line in hypotheses).encode("utf-8"))

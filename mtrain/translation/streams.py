@@ -66,7 +66,7 @@ def translate_stream(
                 first=done,
                 scored=scores or n_best is not None,
             )
-            cut.add(done + place + 1 for place in places)
+            cut.add(done + place for place in places)
             if ranks.is_first:
                 for index, hypotheses in enumerate(results, done):
                     sink.writelines(_format(index, hypotheses, n_best, scores))
@@ -126,7 +126,7 @@ def score_files(loaded: LoadedModel, source: Path, target: Path) -> Iterator[flo
             part = slice(start, start + window)
             values, places = scorer.score(src[part], tgt[part])
             for side in (0, 1):
-                cut[side].add(start + place + 1 for place in places[side])
+                cut[side].add(start + place for place in places[side])
             yield from values
             bar.update(len(values))
     warn_of(counts)
