@@ -3,8 +3,8 @@
     python scripts/ablation.py -c configs/multi30k-en-de.yaml -o runs/ablation \
                                --set data.root=PATH --set train.max_steps=1500
 
-Every run has the config's seed, length and settings, less the one named, and is scored on the
-config's validation set, with its averaged model and with its last checkpoint. Two rows more
+Every run has the config's seed, length and settings, except for what its row names, and is scored
+on the config's validation set, with its averaged model and with its last checkpoint. Two more rows
 translate with the unchanged run's averaged model and another beam. A Markdown table goes to stdout.
 Runs that are complete are not trained again, and stopped ones go on, so the command can be
 repeated. On CPUs `--jobs 2 --set train.threads=1` trains two at a time, which is faster on two

@@ -76,7 +76,7 @@ class Run:
                 known |= {f"data.{kind}.{number}": each for number, each in enumerate(hashes)}
             known |= {f"data.test.{name}": each for name, each in begun.test.items()}
         corpora = resolve(self.config, self.path).data.corpora
-        return {  # less text that models have yet to make
+        return {  # without text that models have yet to make
             key: (corpus, known.get(key)) for key, corpus in corpora.items() if not corpus.model
         }
 
