@@ -3,8 +3,8 @@
     python scripts/ablation.py -c configs/multi30k-en-de.yaml -o runs/ablation \
                                --set data.root=PATH --set train.max_steps=1500
 
-Every run has the config's seed, length and settings, less the one named, and is scored on the
-config's validation set, with its averaged model and with its last checkpoint. Two rows more
+Every run has the config's seed, length and settings, except for what its row names, and is scored
+on the config's validation set, with its averaged model and with its last checkpoint. Two more rows
 translate with the unchanged run's averaged model and another beam. A Markdown table goes to stdout.
 Runs that are complete are not trained again, and stopped ones go on, so the command can be
 repeated. On CPUs `--jobs 2 --set train.threads=1` trains two at a time, which is faster on two
@@ -65,7 +65,7 @@ def plan(args: argparse.Namespace) -> tuple[Config, dict[str, list[str]]]:
 
 
 def train(config: str, run_dir: Path, settings: list[str]) -> Path:
-    """Train one run to its end with its output in a file beside it; returns its directory."""
+    """Train a run to its end, with its output in a file next to it; return its directory."""
     options = [f"--set={item}" for item in [*settings, f"run_dir={json.dumps(str(run_dir))}"]]
     with open(f"{run_dir}.log", "w") as log:
         command = [sys.executable, "-m", "mtrain", "train", "-c", config, *options]
@@ -93,12 +93,13 @@ def search_rows(config: Config, run_dir: Path) -> list[str]:
     """Score greedy search and a beam of 4 with the unchanged run's averaged model."""
     average = run_dir / layout.CHECKPOINTS / layout.AVERAGE
     model = average if config.train.average_last else run_dir
-    [(_, valid)] = prepare(config, Stop()).valid
+    [(corpus, valid)] = prepare(config, Stop()).valid
+    tokenize = config.data.tokenizer_of(corpus)
     rows = []
     for name, width in (("greedy search", 1), ("beam 4", 4)):
         translator = Translator(loading.load(model, device=config.train.device, beam_size=width))
         hypotheses = translator.best(valid.sources)
-        bleu = metrics.bleu_of_run(hypotheses, valid.references, config.data.tgt_lang)
+        bleu = metrics.score("bleu", hypotheses, [valid.references], tokenize=tokenize)
         rows.append(f"| {name} | {bleu.score:.1f} | | | |")
     return [*rows, "", bleu.signature]
 

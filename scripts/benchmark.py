@@ -2,7 +2,7 @@
 
     python scripts/benchmark.py                              two small models
     python scripts/benchmark.py --sizes base --lines 200     the paper's base model
-    python scripts/benchmark.py --busy                       training beside a busy core, too
+    python scripts/benchmark.py --busy                       training with one core busy, too
     python scripts/benchmark.py --model runs/NAME --peer     a trained model and CTranslate2
 
 Without --model, weights are random. Training is measured on made-up text with lines as long as
@@ -53,7 +53,8 @@ from mtrain.translation import loading
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.translator import Translator
 
-SIZES = {  # encoder and decoder layers, d_model, d_ff, heads
+SHAPE = ("num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "num_heads")
+SIZES = {  # of SHAPE
     "tiny": (4, 4, 128, 256, 4),
     "fast": (6, 2, 128, 256, 4),
     "small": (3, 3, 256, 1024, 4),
@@ -86,15 +87,11 @@ class Row:
     padding: float | None = None
     peak_megabytes: float | None = None
 
-    @property
-    def of_limit(self) -> str:
-        """Part of the limit that is used."""
-        return f"{self.operations / self.limit:.1%}" if self.operations and self.limit else ""
-
     def __str__(self) -> str:
         speed = f"{self.speed:,.0f}" if self.speed >= 100 else f"{self.speed:.3g}"
         ratio = f", {self.ratio:.0%} of quiet" if self.ratio else ""
-        return f"| {self.what} | {self.precision} | {speed} {self.unit}{ratio} | {self.of_limit} |"
+        used = f"{self.operations / self.limit:.1%}" if self.operations and self.limit else ""
+        return f"| {self.what} | {self.precision} | {speed} {self.unit}{ratio} | {used} |"
 
 
 def describe_machine(device: torch.device) -> str:
@@ -123,7 +120,7 @@ def make_up_text(folder: Path, lines: int = 20000) -> dict[str, str]:
 
 def make_config(args: argparse.Namespace, size: str, run_dir: str, text: dict[str, str]) -> Config:
     """Return the settings of one size, with dropout 0.3."""
-    encoder_layers, decoder_layers, d_model, d_ff, heads = SIZES[size]
+    given = ("max_tokens", "precision", "compile", "device")
     settings: dict[str, Any] = {
         "run_dir": run_dir,
         "data": {
@@ -133,20 +130,8 @@ def make_config(args: argparse.Namespace, size: str, run_dir: str, text: dict[st
             "valid": {"generated": "phrasebook", "split": "valid", "pairs": 100},
         },
         "tokenizer": {"path": args.tokenizer, "vocab_size": args.vocab_size},
-        "model": {
-            "num_encoder_layers": encoder_layers,
-            "num_decoder_layers": decoder_layers,
-            "d_model": d_model,
-            "d_ff": d_ff,
-            "num_heads": heads,
-            "dropout": 0.3,
-        },
-        "train": {
-            "max_tokens": args.max_tokens,
-            "precision": args.precision,
-            "compile": args.compile,
-            "device": args.device,
-        },
+        "model": {**dict(zip(SHAPE, SIZES[size], strict=True)), "dropout": 0.3},
+        "train": {name: getattr(args, name) for name in given},
     }
     return Config.model_validate(settings)
 
@@ -382,7 +367,7 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     option("--sizes", default="tiny,small", help=f"of {', '.join(SIZES)} (default: tiny,small)")
     option("--model", help="a run directory: measure translation with its model instead")
     option("--peer", action="store_true", help="with --model: CTranslate2, too; on the CPU in fp32")
-    option("--busy", action="store_true", help="train beside a busy core, too")
+    option("--busy", action="store_true", help="train with one core busy, too")
     option("--beam-size", type=int, default=5, help="(default: 5)")
     option("--lines", type=int, default=1000, help="lines to translate (default: 1000)")
     option("--src", help="source text (default: made-up text; with --model, the phrasebook)")

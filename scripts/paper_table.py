@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mtrain.config.changes import changed_keys
 from mtrain.config.loading import load_stored_config
-from mtrain.runs import checkpoint, layout
+from mtrain.runs import checkpoint, layout, reader
 
 # perplexity and BLEU on the development set, newstest2013, by run.sh's names of the rows
 PAPER = {
@@ -43,12 +43,6 @@ HEAD = """\
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"""
 
 
-def is_complete(run: Path) -> bool:
-    """Whether a row is trained to its end."""
-    status = run / layout.STATUS
-    return status.exists() and json.loads(status.read_text())["state"] == "complete"
-
-
 def measure(run: Path, base: Path) -> tuple[str, float, float, int, float]:
     """Return what a row changes of the base, its NLL and BLEU, parameters, and seconds."""
     config = load_stored_config(run / layout.CONFIG)
@@ -66,7 +60,7 @@ def measure(run: Path, base: Path) -> tuple[str, float, float, int, float]:
 def main() -> None:
     """Print the table."""
     folder = Path(sys.argv[1])
-    names = [name for name in PAPER if is_complete(folder / name)]
+    names = [name for name in PAPER if reader.read_run(folder / name).state == "complete"]
     rows = {name: measure(folder / name, folder / "base") for name in names}
     perplexities, losses = sorted(PAPER[n][0] for n in names), sorted(r[1] for r in rows.values())
     print(HEAD)

@@ -17,7 +17,7 @@ from mtrain.check.words import GOLDEN, Words, spans
 MOST_WORDS = 32  # words of a line
 MOST_TYPES = 30_000  # words of a side that may have associates
 LEAST_TIMES = 3  # pairs that associates must share
-LEAST_RATIO, LEAST_GAIN = 3.0, 8.0  # times as often as chance has it; nats that this is worth
+LEAST_RATIO, LEAST_GAIN = 3.0, 8.0  # times together, relative to chance; nats of evidence
 BITS = 25  # slots of the hash table: 32 MB
 AT_ONCE = 1 << 22  # pairs of words in a chunk
 DOUBT = 4.0  # occurrences from which a word's own rates count as much as the mean

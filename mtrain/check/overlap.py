@@ -16,7 +16,7 @@ from mtrain.data.mixups import contained
 
 LEAST_BIGRAMS = 5  # of a line that can be nearly another
 NEAR, NEAR_ONE = 0.6, 0.75  # fraction of equal bigrams: mean of the sides, and on one of them
-MOST_PLACES = 50  # lines of the set with a bigram for it to lead to them
+MOST_PLACES = 50  # lines of the set: a bigram of more lines leads to none of them
 LEAST_SHARED = 0.3  # of a line's bigrams in another line, for a closer comparison
 KINDS = ("overlap", "source_overlap", "target_overlap", "near_overlap")  # most specific first
 BITS = 22  # of the hash table of bigrams

@@ -33,8 +33,8 @@ USUAL_FRACTION = 0.05  # of a side's letters, for a script that is at home there
 class Leaning:
     """To which side the words of a line belong, whatever the languages.
 
-    Pairs whose words speak for the other side are counted the other way round, in several rounds:
-    nearly half of the pairs may be swapped.
+    Pairs with the words of the other sides are counted with their sides exchanged, in several
+    rounds: nearly half of the pairs may be swapped.
     """
 
     def __init__(self, src: Words, tgt: Words) -> None:

@@ -88,13 +88,13 @@ def _end_of(path: Path) -> str:
     return stem.rpartition(".")[2] if "." in stem else ""
 
 
-def with_sets_beside(request: Request) -> Request:
+def with_found_sets(request: Request) -> Request:
     """Add the sets in the folders of the text whose two sides end as the text's: a validation set,
     unless one is named or to be split off, and all test sets.
     """
     if _end_of(request.src) == _end_of(request.tgt):
         return request
-    src, tgt = (_sets_beside(path) for path in (request.src, request.tgt))
+    src, tgt = (_find_sets(path) for path in (request.src, request.tgt))
     found = {name: (src[name], tgt[name]) for name in src if name in tgt}
     valid = request.valid
     if valid is None and not request.hold_out:
@@ -105,7 +105,7 @@ def with_sets_beside(request: Request) -> Request:
     return replace(request, valid=valid, tests=tests)
 
 
-def _sets_beside(path: Path) -> dict[str, Path]:
+def _find_sets(path: Path) -> dict[str, Path]:
     """Return one side of each set in the folder of a text, by name."""
     ends = rf"\.{re.escape(_end_of(path))}(\.gz|\.zst)?"
     pattern = re.compile(rf"({'|'.join((*VALID, TEST))}){ends}")
@@ -122,7 +122,7 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, An
     corpus = TextCorpus(src=str(request.src), tgt=str(request.tgt))
     reading = Reading(invalid_utf8="drop", check=stop.check)
     pairs, held = scan(corpus, reading).pairs, 0
-    request = with_sets_beside(request)
+    request = with_found_sets(request)
     parts = [] if request.valid else _held_out_files(request)
     outputs = [*parts, request.output]
     manifest.check_new(request.output)

@@ -76,9 +76,9 @@ def path(metavar: str, text: str, **more: Any) -> Any:
     return typer.Argument(help=text, metavar=metavar, parser=as_path, **more)
 
 
-def choice(text: str, *names: str, **more: Any) -> Any:
+def choice(text: str) -> Any:
     """Return an option with a fixed set of values, which the help and the shell show."""
-    return typer.Option(*names, help=text, **more)
+    return typer.Option(help=text)
 
 
 def as_setting(text: str) -> str:

@@ -93,9 +93,10 @@ def _own_set(model: Path, name: str) -> tuple[list[str], list[list[str]], str, s
 
 def _translate(translator: "Translator", sources: list[str], output: Path | None) -> list[str]:
     """Translate sources, and write the translations to a file, if there is one."""
-    from mtrain.translation.streams import translate_all
-
-    hypotheses = translate_all(translator, sources)
+    cut = log.Places()
+    with log.progress_bar(len(sources), "line", "translating") as bar:
+        hypotheses = translator.best(sources, bar.update, cut.add)
+    cut.warn(translator.loaded.max_source_length)
     if output is not None and translator.ranks.is_first:
         write_output(output, "".join(line + "\n" for line in hypotheses).encode("utf-8"))
     return hypotheses

@@ -109,7 +109,7 @@ def init(
     found = starter.write_config(request, stop, has_gpu=pick_device("auto").type == "cuda")
     if json_:
         print_json({"config": str(output), **found})
-    elif not (os.isatty(1) and log.is_on_terminal()):  # which told of the file
+    elif not (os.isatty(1) and log.is_on_terminal()):  # else the log named the file
         print_path(output)
 
 

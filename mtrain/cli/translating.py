@@ -193,12 +193,7 @@ def tokenizer_encode(run: options.Run = None, model: options.Model = None) -> No
 
     Example: `mtrain tokenizer encode -m runs/NAME < in.txt`
     """
-    model = options.either(run, model, options.RUN)
-    from mtrain.translation import streams
-
-    tokenizer = streams.load_tokenizer(model)
-    with reading("-") as source, writing("-") as sink:
-        streams.encode_stream(tokenizer, source, sink)
+    _convert(options.either(run, model, options.RUN), to_pieces=True)
 
 
 def tokenizer_decode(run: options.Run = None, model: options.Model = None) -> None:
@@ -206,9 +201,13 @@ def tokenizer_decode(run: options.Run = None, model: options.Model = None) -> No
 
     Example: `mtrain tokenizer decode -m runs/NAME < pieces.txt`
     """
-    model = options.either(run, model, options.RUN)
+    _convert(options.either(run, model, options.RUN), to_pieces=False)
+
+
+def _convert(model: Path, *, to_pieces: bool) -> None:
+    """Convert lines of stdin to pieces, or back, by the vocabulary of a model."""
     from mtrain.translation import streams
 
     tokenizer = streams.load_tokenizer(model)
     with reading("-") as source, writing("-") as sink:
-        streams.decode_stream(tokenizer, source, sink)
+        streams.convert_stream(tokenizer, source, sink, to_pieces=to_pieces)

@@ -66,7 +66,7 @@ class Fill(Section):
     model: Annotated[list[PathText], BeforeValidator(_listed), Field(min_length=1)] = []
     """run or checkpoint whose model translates the side that is there; a list is an ensemble"""
     model_tag: Word | None = None
-    """tag by which a model of several directions knows which one is meant"""
+    """tag that chooses the direction, for a model of several directions"""
     sample: bool = False
     """sample translations at random instead of searching"""
     top_k: NotNegative = 0
@@ -100,7 +100,7 @@ class Entry(Fill):
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, value: Any) -> Any:
-        """Of a corpus with one side, let both be that until a model has made the other."""
+        """Use the only side of a corpus for both, until a model has made the other."""
         given = sorted(Fill.model_fields.keys() & value) if isinstance(value, dict) else []
         if "made" in given:
             raise ValueError("has no key made: it is the side that is not named")

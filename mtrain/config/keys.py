@@ -37,7 +37,7 @@ class Key:
         description, which is wrapped.
         """
         wrapped = textwrap.wrap(self.text, max(20, width - 4), break_on_hyphens=False)
-        return [f"{self.name}: {self.default}  # {self.type}", *(f"    {one}" for one in wrapped)]
+        return [f"{self.name}: {self.default}  # {self.type}", *(f"    {line}" for line in wrapped)]
 
 
 def make_schema() -> dict[str, Any]:

@@ -36,7 +36,7 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Config:
     """
     shipped = Path(__file__).parents[1] / path
     if path.parts[:1] == ("configs",) and shipped.exists() and not path.exists():
-        logger.info("%s: the one that mtrain ships: %s", path, shipped)
+        logger.info("%s: not here; using the file that mtrain ships: %s", path, shipped)
         path = shipped
     if (path / "config.yaml").exists():
         raise RefusedError(f"{path}: is a run; give its config, {path / 'config.yaml'}")

@@ -67,7 +67,7 @@ class DataConfig(Section):
 
     @property
     def texts(self) -> list[Corpus]:
-        """The corpora of `train`, but those of which models have yet to make a side."""
+        """The corpora of `train`, without those that lack a side, which models have yet to make."""
         return [corpus for corpus in self.train if not corpus.model]
 
     @property

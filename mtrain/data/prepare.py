@@ -167,7 +167,7 @@ class Preparation:
             limit = min(limit, self.config.data.max_length)
         encoded, cut = self.tokenizer.encode(text.sources), Places()
         most = limit - len(self.tokenizer.tag_ids(tag))
-        cut.add(number for number, ids in enumerate(encoded, 1) if len(ids) >= most)
+        cut.add(index for index, ids in enumerate(encoded) if len(ids) >= most)
         cut.warn(limit, f"data.{name}")
 
     @cached_property

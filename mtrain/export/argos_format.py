@@ -30,8 +30,8 @@ MOST_TOKENS = 1024  # of a sentence: where CTranslate2 cuts it for Argos Transla
 
 
 def check(shape: Shape, quantization: str) -> None:
-    """Raise `RefusedError` where CTranslate2 or a quantization of that name is missing, or where
-    sentences may be longer than the model's positions.
+    """Raise `RefusedError` where CTranslate2 is missing, or where sentences may be longer than the
+    model's positions.
     """
     ctranslate2_format.check(shape, quantization)
     if shape.positions == "learned" and shape.max_positions < MOST_TOKENS:

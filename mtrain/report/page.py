@@ -16,16 +16,15 @@ from mtrain.data.tokenizer import Tokenizer
 from mtrain.report import maps
 from mtrain.report.curves import Chart, charts_of
 from mtrain.report.heatmap import Sentence, choices, render
-from mtrain.report.summary import machine_of, verdict
 from mtrain.runs import checkpoint, layout, manifest, reader, sets
 from mtrain.runs.history import Entry, History
 from mtrain.runs.made import resolve
 from mtrain.runs.reader import Run
-from mtrain.runs.records import MetricsFile, duration
+from mtrain.runs.records import LOOP, MetricsFile, duration, read_record
 from mtrain.runtime.errors import UserError, as_user_error, printable
 from mtrain.runtime.log import logger, shorten
 from mtrain.runtime.stop import Stop
-from mtrain.scoring.notes import Note, explain
+from mtrain.scoring.notes import Note, explain, judge
 from mtrain.translation import loading
 
 SAMPLES, MOST_TRANSLATIONS, ATTENDED = 6, 6, 3
@@ -80,8 +79,11 @@ class Report:
 
     @property
     def verdict(self) -> list[str]:
-        """What the scores say, in sentences."""
-        return verdict(self.history, self.looks)
+        """Whether something looks wrong with the best translations, if these are known, and whether
+        training still helped at the end, in sentences.
+        """
+        looks = None if self.looks is None else judge(self.looks)
+        return list(filter(None, (looks, self.history.outlook)))
 
     def note(self, section: str, text: str) -> None:
         """Add a note to a section, once."""
@@ -142,7 +144,7 @@ def gather(run_dir: Path, texts: list[str]) -> Report:
     if run.history is None and "scores" not in report.notes and any(_translations(run)):
         report.note("scores", "Left out: best.json is missing, though there are validations")
     with report.part("run", "The device is not known"):
-        if (machine := machine_of(run)) is not None:
+        if (machine := _machine_of(run)) is not None:
             report.facts["Device"] = machine
     with report.part("curves", "There are no curves"):
         report.charts = list(_charts(report))
@@ -156,6 +158,20 @@ def gather(run_dir: Path, texts: list[str]) -> Report:
     own = [(lines[i].tag, sources[i]) for i in places[:ATTENDED] if lines]
     _watch(report, [(data.valid_parts[0].tag, text) for text in texts] or own)
     return report
+
+
+def _machine_of(run: Run) -> str | None:
+    """Describe the device that the newest checkpoint was trained on; None if it is not known.
+    Raises `UserError`.
+    """
+    directory = run.path / layout.CHECKPOINTS
+    paths = [] if directory.is_symlink() else layout.steps(directory)
+    for path in (path for path in paths[::-1] if not path.is_symlink()):
+        state = read_record(path / layout.TRAINER / layout.STATE, LOOP)
+        if state is not None:
+            parts = {key: state.machine.get(key) for key in ("device", "precision", "threads")}
+            return "{device}, {precision}, threads: {threads}".format(**parts)
+    return None
 
 
 def check_text(report: Report) -> list[Findings]:

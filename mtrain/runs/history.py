@@ -47,8 +47,8 @@ class Named(BaseModel, extra="allow"):
 class History(BaseModel, populate_by_name=True):
     """Validations in the order of steps; `average` is that of the averaged model, `tests` holds the
     scores of the test sets, `named` what the file has for the best validation. `measure` is the
-    score by which that is the best: NLL while no validation has reached a BLEU of `LEAST_BLEU`;
-    earlier versions, which did not do so, kept none.
+    score by which that is the best: NLL while no validation has reached a BLEU of `LEAST_BLEU`; it
+    is None in files of earlier versions, which had no such rule.
     """
 
     metric: Metric

@@ -76,7 +76,7 @@ class Run:
                 known |= {f"data.{kind}.{number}": each for number, each in enumerate(hashes)}
             known |= {f"data.test.{name}": each for name, each in begun.test.items()}
         corpora = resolve(self.config, self.path).data.corpora
-        return {  # less text that models have yet to make
+        return {  # without text that models have yet to make
             key: (corpus, known.get(key)) for key, corpus in corpora.items() if not corpus.model
         }
 
@@ -107,18 +107,14 @@ def read_run(path: Path) -> Run:
 
 
 def read_translations(run_dir: Path, name: str) -> Iterator[str]:
-    """Read the lines of a file of `validation/`. Raises `UserError` for one
-    that is missing, has more lines or longer ones than a model writes, or is not UTF-8.
+    """Yield the lines of a file of `validation/`; raises `UserError` if it is missing or no
+    UTF-8, or has more lines, or longer ones, than a model writes.
     """
     path = layout.translations(run_dir, name)
     refuse_link(path.parent)
     data = records.read_bytes(path, LARGEST_TEXT)
     if data is None:
         raise MissingError(f"{path}: missing")
-    return _lines(path, data)
-
-
-def _lines(path: Path, data: bytes) -> Iterator[str]:
     for number, line in enumerate(read_lines(bounded_lines(io.BytesIO(data))), 1):
         if len(line) > LONGEST_LINE or number > MOST_LINES:
             raise UserError(

@@ -146,12 +146,12 @@ class Places:
     def __init__(self) -> None:
         self.count, self.first = 0, list[int]()
 
-    def add(self, numbers: Iterable[int]) -> None:
-        """Count numbers and keep the first."""
-        for number in numbers:
+    def add(self, indices: Iterable[int]) -> None:
+        """Count lines by their indices, and keep the first numbers, which count from 1."""
+        for index in indices:
             self.count += 1
             if len(self.first) <= MOST_LISTED:
-                self.first.append(number)
+                self.first.append(index + 1)
 
     def warn(self, limit: int, text: str = "") -> None:
         """Warn of the lines that were cut."""

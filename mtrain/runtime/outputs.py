@@ -99,7 +99,7 @@ def opened(
 
 
 def _publish(outputs: list[_Output], *, is_new: bool) -> None:
-    """Rename all files to their names, or, if a name of a new one is taken, none."""
+    """Rename all files to their names; none, if a new file's name is taken."""
     for each in outputs:
         os.fsync(each.descriptor)
         if not files.is_at(each.descriptor, each.partial):

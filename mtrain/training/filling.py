@@ -52,7 +52,7 @@ LINES = "lines.json"  # the file of a shard
 LOWEST = -1e9  # of a score: JSON has no infinity
 PAUSE = 60  # seconds between lines of the log
 
-# Of an entry that names one side, both are that: what models read, without an exchange of sides.
+# Turns an entry into the text that models read: as both sides, if it names one, not exchanged.
 AS_GIVEN = {"model": [], "swap": False}
 EMPTY = DROPPED + "empty translation"
 AT_LIMIT = DROPPED + "source or translation at its limit of length"
@@ -265,7 +265,7 @@ class Filler:
         found, cut = translator.translate(sources, first=number * SHARD)
         encoded, _ = translator.loaded.encode_sources(sources)
         limits = [translator.loaded.limit(len(ids)) for ids in encoded]
-        for index in cut:  # of a part there is no translation
+        for index in cut:  # a part of the line is not translated
             limits[index] = 0
         lines = []
         for (_, reference), hypotheses, limit in zip(pairs, found, limits, strict=True):

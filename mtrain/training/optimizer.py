@@ -220,18 +220,9 @@ class Optimizer:
         """Copy the masters into parameters of another type."""
         list(self.each(copy_all, self._copies))
 
-    def load_weights(self, weights: Weights) -> None:
-        """Replace the weights by fp32 ones of the same names and shapes."""
-        copy_values(self.weights, weights)
-        self.publish()
-
     def moments(self) -> Weights:
         """Return the state of Adam and Muon by name."""
         return {name: moment for rule in self.rules for name, moment in rule.moments.items()}
-
-    def load_moments(self, moments: Weights) -> None:
-        """Replace the state by tensors of the same names and shapes."""
-        copy_values(self.moments(), moments)
 
 
 def copy_values(tensors: Weights, values: Weights) -> None:

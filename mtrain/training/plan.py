@@ -122,7 +122,7 @@ def describe_run(
     sums = 1 + (blocks.largest - 1).bit_length()
     if machine.device == "cpu":
         sums = most_sums(blocks.largest, train.max_tokens, machine.workers)
-    # with other ranks, one receives theirs
+    # sums that another rank sends have a buffer of their own
     state = (STATE_BYTES + 4 * (has_average + sums + (ranks.size > 1))) * parameters
     step_batches, peak_step = blocks.micro_batches, max(1, train.warmup_steps)
     per_epoch, per_step = max(1, int(micro_batches // step_batches)), int(tokens * step_batches)

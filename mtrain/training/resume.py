@@ -152,8 +152,8 @@ class Checkpoints:
             weights = {name: moments.pop(key) for name, key in keys.items() if key in moments}
             check_weights(self.optimizer.weights, weights, inner)
         check_weights(self.optimizer.moments(), moments, inner)
-        self.optimizer.load_weights(weights)
-        self.optimizer.load_moments(moments)
+        copy_values(self.optimizer.weights, weights)
+        copy_values(self.optimizer.moments(), moments)
         return trainer.loop
 
     def _load_initial(self) -> None:
@@ -170,7 +170,7 @@ class Checkpoints:
         check_weights(self.optimizer.weights, weights, directory)
         self.init_hash = manifest.hash_file(directory / layout.MODEL)
         self.run.check_data({"init_from": self.init_hash})
-        self.optimizer.load_weights(weights)
+        copy_values(self.optimizer.weights, weights)
         if self.average is not None:
             copy_values(self.average.values, weights)
         logger.info("starting from the weights of %s", directory)

@@ -3,7 +3,7 @@ bounded memory.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import repeat, zip_longest
 from pathlib import Path
 from typing import IO
@@ -66,7 +66,7 @@ def translate_stream(
                 first=done,
                 scored=scores or n_best is not None,
             )
-            cut.add(done + place + 1 for place in places)
+            cut.add(done + place for place in places)
             if ranks.is_first:
                 for index, hypotheses in enumerate(results, done):
                     sink.writelines(_format(index, hypotheses, n_best, scores))
@@ -78,15 +78,6 @@ def translate_stream(
             done += len(some)
     warn_of(counts)
     cut.warn(loaded.max_source_length)
-
-
-def translate_all(translator: Translator, lines: list[str]) -> list[str]:
-    """Return the best translation of each line."""
-    cut = Places()
-    with progress_bar(len(lines), "line", "translating") as bar:
-        texts = translator.best(lines, bar.update, lambda places: cut.add(n + 1 for n in places))
-    cut.warn(translator.loaded.max_source_length)
-    return texts
 
 
 def _shortened(lines: Iterable[bytes], counts: Counter[str], loaded: LoadedModel) -> Iterator[str]:
@@ -135,7 +126,7 @@ def score_files(loaded: LoadedModel, source: Path, target: Path) -> Iterator[flo
             part = slice(start, start + window)
             values, places = scorer.score(src[part], tgt[part])
             for side in (0, 1):
-                cut[side].add(start + place + 1 for place in places[side])
+                cut[side].add(start + place for place in places[side])
             yield from values
             bar.update(len(values))
     warn_of(counts)
@@ -154,22 +145,18 @@ def load_tokenizer(path: Path) -> Tokenizer:
     return Tokenizer.load(path / layout.TOKENIZER)
 
 
-def encode_stream(tokenizer: Tokenizer, source: Iterable[bytes], sink: IO[bytes]) -> None:
-    """Write the pieces of each line."""
-    _convert(source, sink, lambda text: " ".join(tokenizer.pieces.encode(text, out_type=str)))
-
-
-def decode_stream(tokenizer: Tokenizer, source: Iterable[bytes], sink: IO[bytes]) -> None:
-    """Write the text of each line of pieces."""
-    decode = tokenizer.pieces.decode_pieces
-    _convert(source, sink, lambda text: decode(text.split(" ") if text else []))
-
-
-def _convert(source: Iterable[bytes], sink: IO[bytes], convert: Callable[[str], str]) -> None:
+def convert_stream(
+    tokenizer: Tokenizer, source: Iterable[bytes], sink: IO[bytes], *, to_pieces: bool
+) -> None:
+    """Write the pieces of each line, or the text of each line of pieces."""
     counts: Counter[str] = Counter()
     for text in decode_lines(read_lines(source, counts), counts):
         if len(text) > LONGEST_TEXT:
             counts[f"lines longer than {LONGEST_TEXT:,} characters, cut there"] += 1
-        line = convert(shorten_text(text, LONGEST_TEXT))
+        line = shorten_text(text, LONGEST_TEXT)
+        if to_pieces:
+            line = " ".join(tokenizer.pieces.encode(line, out_type=str))
+        else:
+            line = tokenizer.pieces.decode_pieces(line.split(" ") if line else [])
         sink.write(line.replace("\n", " ").encode("utf-8") + b"\n")
     warn_of(counts)

@@ -170,7 +170,7 @@ def test_sets_in_the_same_folder_are_taken(
     output = tmp_path / "n.yaml"
     assert write_config(request(files, output, 9), Stop(), has_gpu=False)["held_out"] == 9
     sides = tmp_path / "test.en", tmp_path / "test.de.gz"
-    asked = starter.with_sets_beside(request(sides, output, 0))
+    asked = starter.with_found_sets(request(sides, output, 0))
     assert list(asked.tests) == ["test_2016_flickr"]
 
 

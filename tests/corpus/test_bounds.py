@@ -380,7 +380,7 @@ def test_pieces_of_a_line_too_long(
     source = [b"bavo celu\n", b"bavo celu " * 100_000]
     sink = io.BytesIO()
     with caplog.at_level(logging.WARNING, "mtrain"):
-        lines.encode_stream(translator.loaded.tokenizer, source, sink)
+        lines.convert_stream(translator.loaded.tokenizer, source, sink, to_pieces=True)
     short, long = sink.getvalue().decode().splitlines()
     assert long.startswith(short)
     assert "characters, cut there: 1" in caplog.text

@@ -260,8 +260,8 @@ def test_a_limit_of_one_token_leaves_empty_translations_on_both_sides(
 @pytest.mark.parametrize(
     ("module", "form", "extra"),
     [
-        ("ctranslate2.specs.model_spec", ctranslate2_format, "ctranslate2"),
-        ("ctranslate2.specs.model_spec", argos_format, "ctranslate2"),
+        ("ctranslate2", ctranslate2_format, "ctranslate2"),
+        ("ctranslate2", argos_format, "ctranslate2"),
         ("transformers", marian_format, "hf"),
     ],
 )

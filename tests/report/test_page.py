@@ -9,6 +9,7 @@ import re
 import resource
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -36,7 +37,6 @@ from mtrain.corpus import tables
 from mtrain.corpus.readers import reading_of, scan
 from mtrain.report import page as report
 from mtrain.report.curves import BUCKETS, MOST_ROWS, Chart, Series, charts_of, thinned
-from mtrain.report.summary import verdict
 from mtrain.runs import checkpoint, reader
 from mtrain.runs.history import History
 from mtrain.runs.records import TIME
@@ -155,14 +155,14 @@ SAME = Note("same", "the same translation", 90, 100, [1], "the model has hardly 
     ],
 )
 def test_the_verdict_follows_the_scores_and_the_look_at_the_lines(
-    bleu: list[float], looks: list[Note] | None, expected: list[str]
+    whole: report.Report, bleu: list[float], looks: list[Note] | None, expected: list[str]
 ) -> None:
     entries = [
         {"step": step, "checkpoint": f"step-{step:08d}", "bleu": value, "chrf": 1.0, "nll": 1.0}
         for step, value in zip(range(10, 100, 10), bleu, strict=False)
     ]
     history = History.begin("bleu").model_copy(update={"entries": entries})
-    assert verdict(history, looks) == expected
+    assert replace(whole, history=history, looks=looks).verdict == expected
 
 
 def test_what_looks_wrong_with_translations_is_shown(copy: Path) -> None:

@@ -55,7 +55,6 @@ from mtrain.runtime.errors import (
 from mtrain.runtime.stop import Stop
 from mtrain.training import job, learner, resume
 from mtrain.training import trainer as training
-from mtrain.training.optimizer import Optimizer
 from mtrain.training.resume import Progress
 from mtrain.training.trainer import Trainer
 from mtrain.training.validation import Validation
@@ -248,11 +247,9 @@ def test_a_run_with_its_own_vocabulary_takes_the_rows_that_it_knows(
         (tmp_path / "own.model").write_bytes(train_tokenizer(lambda: lines, vocab_size=305))
         settings += [f"tokenizer.path={tmp_path / 'own.model'}"]
     runs, began = [tmp_path / name for name in ("alone", "stopped")], []
-    load = Optimizer.load_weights
+    copy = resume.copy_values
     monkeypatch.setattr(
-        Optimizer,
-        "load_weights",
-        lambda self, weights: began.append(weights) or load(self, weights),
+        resume, "copy_values", lambda own, values: began.append(values) or copy(own, values)
     )
     start(runs[0], *settings)
     old, new = (Tokenizer.load(run / "tokenizer.model") for run in (first, runs[0]))
@@ -599,8 +596,7 @@ def forget(kind: str = "none", **values: Any) -> tuple[Any, str, Any]:
         forget(".exp_avg_sq"),
         forget(".step"),
         (training, "piece_seed", lambda *numbers: sum(numbers)),
-        (Optimizer, "load_weights", lambda *_: None),
-        (Optimizer, "load_moments", lambda *_: None),
+        (resume, "copy_values", lambda *_: None),
         (resume, "Progress", lambda sums, step=0, *_: Progress(sums, step)),
     ],
 )

@@ -12,7 +12,7 @@ Keyed = TypeVar("Keyed", bound=Sequence[Any])  # begins with its key
 
 
 class Phrase(NamedTuple):
-    """A noun phrase, or a pronoun, whose key is a number: of who speaks, is spoken to, or else."""
+    """A noun phrase, or a pronoun, which has a number as its key."""
 
     key: str
     en: str
