@@ -157,7 +157,7 @@ SAMPLING: dict[str, tuple[Any, Any]] = {
     "temperature": (float, value("T", "Sampling temperature; below 1 prefers likely tokens.")),
     "top_k": (int, value("K", "Sample from the K most likely tokens; 0: from all.", min=0)),
     "top_p": (float, value("P", "Sample from the most likely tokens of probability P in all.")),
-    "seed": (int, value("N", "Seed of sampling; default: the run's.")),
+    "seed": (int, value("N", "Seed of sampling; default: the run's.", min=0)),
 }
 
 # Options that mean something only with --sample, and those only without it.
@@ -188,7 +188,7 @@ def run_and_texts(
         models, words = [either(as_path(words[0]) if words else None, None, RUN)], words[1:]
     for word in words:
         with suppress(OSError, ValueError):  # a sentence may be longer than any name
-            if Path(word).exists():
+            if word and Path(word).exists():
                 kind, option = ("directory", "-m") if Path(word).is_dir() else ("file", "-i")
                 text = "%s: is a %s, too; did you mean %s %s?"
                 log.logger.warning(text, word, kind, option, word)
@@ -267,13 +267,12 @@ def _mismatch(given: dict[str, Any], decode: "schema.DecodeConfig") -> str | Non
             return f"{name.replace('_', '-')}: does not go with --mbr, which chooses one of its N"
     names, advice = OF_SAMPLING, "needs --sample; add it"
     if decode.sample:
-        names, advice = OF_SEARCH, "does not go with --sample; remove one of them"
+        source = "--sample" if given.get("sample") else "decode.sample of this run"
+        names, advice = OF_SEARCH, f"does not go with {source}; remove one of them"
     elif n_best is not None and n_best > decode.beam_size:
         return f"n-best {n_best} is more than the beam holds: add --beam-size {n_best} or more"
     unused = (name for name in names if given.get(name) is not None)
-    if given.get("sample") or not decode.sample:
-        return next((f"{name.replace('_', '-')}: {advice}" for name in unused), None)
-    return None
+    return next((f"{name.replace('_', '-')}: {advice}" for name in unused), None)
 
 
 def begin_job(

@@ -135,6 +135,9 @@ def _corpus_conflicts(data: DataConfig) -> Iterator[tuple[str, str]]:
             yield f"{key}.tag", f"{corpus.tag} is a special piece already"
         elif re.search(r"[\s\u2581]", corpus.tag or ""):
             yield f"{key}.tag", f"{corpus.tag!r} holds white space, which no single piece does"
+        elif corpus.tag and corpus.tag.isalnum():
+            text = "%s.tag: %s becomes a piece in all text that holds it; is <%s> meant?"
+            logger.warning(text, key, corpus.tag, corpus.tag)
         if corpus.weight != 1 and not key.startswith("data.train."):
             yield f"{key}.weight", "works in data.train only; scored sets keep every line"
         if corpus.model:

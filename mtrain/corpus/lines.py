@@ -32,10 +32,10 @@ TOO_LONG = f"longer than {LONGEST_LINE:,} bytes"
 _BOM = b"\xef\xbb\xbf"
 # First bytes of files that are not UTF-8 text, and what to do.
 _OTHER_FORMATS = {
-    b"\xff\xfe": "this looks like UTF-16: convert the file with iconv",
-    b"\xfe\xff": "this looks like UTF-16: convert the file with iconv",
-    b"\x1f\x8b": "this looks like gzip: give the file a name that ends in .gz",
-    b"\x28\xb5\x2f\xfd": "this looks like zstd: give the file a name that ends in .zst",
+    b"\xff\xfe": "UTF-16, not UTF-8; convert the file: iconv -f UTF-16 -t UTF-8",
+    b"\xfe\xff": "UTF-16, not UTF-8; convert the file: iconv -f UTF-16 -t UTF-8",
+    b"\x1f\x8b": "looks like gzip; give the file a name that ends in .gz",
+    b"\x28\xb5\x2f\xfd": "looks like zstd; give the file a name that ends in .zst",
 }
 # Bytes of characters that are not ASCII: behind the first, and the first.
 _INNER_BYTES, _FIRST_BYTES = bytes(range(0x80, 0xC0)), bytes(range(0xC0, 0x100))
@@ -247,11 +247,11 @@ def decode(path: Path, number: int, line: bytes, reading: Reading) -> str | None
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
+        form = next((text for key, text in _OTHER_FORMATS.items() if line.startswith(key)), None)
+        if number == 1 and form is not None:
+            raise UserError(f"{path}: {form}") from None
         if reading.invalid_utf8 == "error":
-            advice = next(
-                (text for start, text in _OTHER_FORMATS.items() if line.startswith(start)),
-                "fix the line, or set data.invalid_utf8: drop to leave such pairs out",
-            )
+            advice = "fix the line, or set data.invalid_utf8: drop to leave such pairs out"
             reason = f"invalid UTF-8 (byte {error.start + 1} of the line); {advice}"
             reading.refuse(RowError(f"{path}:{number}", number, reason, "encoding"))
         return None

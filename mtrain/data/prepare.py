@@ -190,16 +190,18 @@ class Preparation:
         init_from = train.init_from if train.init_vocabulary == "theirs" else None
         if self.run_tokenizer.exists():
             file, is_given = self.run_tokenizer, init_from is not None
+            advice = "remove it, or choose another run_dir"
         elif init_from is not None:
             file = checkpoint.resolve(Path(init_from)) / layout.TOKENIZER
             is_given = settings.path is None
+            advice = "remove tokenizer.path, or set train.init_vocabulary: own"
         elif settings.path is not None:
             file, is_given = Path(settings.path), True
         else:
             return None
         tokenizer = Tokenizer.load(file)
         if not is_given:
-            _check_tokenizer(tokenizer, settings, file)
+            _check_tokenizer(tokenizer, settings, file, advice)
         for key, corpus in self.config.data.corpora.items():
             if corpus.tag is not None and corpus.tag not in tokenizer.user_symbols:
                 raise RefusedError(
@@ -335,8 +337,10 @@ def _open_tokenizer(path: Path) -> Tokenizer:
     return Tokenizer.load(path / layout.TOKENIZER)
 
 
-def _check_tokenizer(tokenizer: Tokenizer, settings: TokenizerConfig, path: Path) -> None:
-    """Refuse a vocabulary in the run directory that cannot be the config's."""
+def _check_tokenizer(
+    tokenizer: Tokenizer, settings: TokenizerConfig, path: Path, advice: str
+) -> None:
+    """Refuse a vocabulary that cannot be the config's."""
     if settings.path is not None:
         matches = tokenizer.fingerprint == Tokenizer.load(Path(settings.path)).fingerprint
     else:
@@ -344,5 +348,5 @@ def _check_tokenizer(tokenizer: Tokenizer, settings: TokenizerConfig, path: Path
     if not matches:
         raise RefusedError(
             f"{path}: this vocabulary of {tokenizer.vocab_size} pieces is not the one that the "
-            "config describes; remove it, or choose another run_dir"
+            f"config describes; {advice}"
         )

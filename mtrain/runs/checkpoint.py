@@ -30,6 +30,7 @@ from mtrain.runs.records import LOOP, Loop, read_record
 from mtrain.runtime import files
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.json_reader import LARGEST, read_json_file
+from mtrain.runtime.log import logger
 
 NO_CHECKPOINT = "this run has no complete checkpoint yet; train it first"
 
@@ -203,6 +204,8 @@ def resolve(path: Path) -> Path:
         return best
     if not present:
         raise UserError(f"{path}: {NO_CHECKPOINT}")
+    if stored is None:
+        logger.warning("%s: no %s; the newest checkpoint is used", path, layout.BEST)
     return present[-1]
 
 

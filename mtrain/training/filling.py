@@ -110,6 +110,8 @@ def _find(config: Config, run: RunDirectory, number: int, stop: Stop) -> Made | 
             raise UserError(f"{error}; {text}") from None
         logger.warning("%s; it is made again", error)
         return None
+    if begun is not None and known is not None:
+        _warn_of_other_text(config, number, known, stop)
     if known is None or begun is not None:
         return known
     try:
@@ -120,6 +122,21 @@ def _find(config: Config, run: RunDirectory, number: int, stop: Stop) -> Made | 
         if is_same:
             logger.warning("%s; the text that it made is there", error)
     return known if is_same else None
+
+
+def _warn_of_other_text(config: Config, number: int, known: Made, stop: Stop) -> None:
+    """Warn if the text of an entry, where it is there, is not the one that was translated."""
+    text = config.data.train[number].model_copy(update=AS_GIVEN)
+    places = readers.files_of(text, reading_of(config).root)
+    if not all(place.is_file() for place in places) or not places:
+        return
+    if scan_corpus(config, text, stop).sha256 != known.given:
+        logger.warning(
+            "data.train.%d: %s is not the text that was translated when this run began; the run "
+            "keeps what was made then (choose another run_dir to use the new text)",
+            number,
+            describe(text).split(" + ")[0],
+        )
 
 
 def without_missing(config: Config, stop: Stop, *, timed: bool) -> Config:
@@ -162,7 +179,10 @@ class Filler:
         self._check_direction(model)
         decode = override_decode(model.decode, **self.search).model_dump()
         how = (self.entry.model_tag, self.entry.keep, self.entry.precision)
-        seed = config.seed if self.entry.sample else None
+        # an entry of the same text as an earlier one gets other samples
+        same = [describe(each.model_copy(update=AS_GIVEN)) for each in config.data.train[:number]]
+        self.seed = config.seed + same.count(describe(self.text))
+        seed = self.seed if self.entry.sample else None
         self.identity = (FORMAT, SHARD, self.hashes, decode, how, seed, self.device.type)
 
     def _resolve(self) -> list[Path]:
@@ -178,16 +198,29 @@ class Filler:
         return [manifest.hash_file(path / name) for path in self.models for name in names]
 
     def _check_direction(self, model: Config) -> None:
-        """Refuse a model that translates in the other direction."""
+        """Refuse a model that translates in the other direction, and one of several directions if
+        none is chosen; warn of other languages.
+        """
         src, tgt = self.config.data.languages(self.text)
         src, tgt = (tgt, src) if self.entry.made == "src" else (src, tgt)
         data, tag = model.data, self.entry.model_tag
+        if tag is None and all(each.tag for each in data.train):
+            tags = ", ".join(sorted({str(each.tag) for each in data.train}))
+            raise RefusedError(
+                f"{self.key}.model_tag: missing; all training text of {self.entry.model[0]} has "
+                f"tags: choose one of {tags}"
+            )
         found = [data.languages(each) for each in data.train if tag in (None, each.tag)]
         if (tgt, src) in found and (src, tgt) not in found:
             raise RefusedError(
                 f"{self.key}.model: {self.entry.model[0]} translates {tgt} to {src}; this entry "
                 f"needs a model from {src} to {tgt}"
             )
+        if found and (src, tgt) not in found:
+            text = (
+                "%s.model: translates %s to %s, but this entry is of %s and %s; are they the same?"
+            )
+            logger.warning(text, self.key, *found[0], src, tgt)
 
     @cached_property
     def scan(self) -> Scan:
@@ -257,7 +290,7 @@ class Filler:
         if self._hash() != self.hashes:
             raise UserError(f"{self.key}.model: it changed while it was loaded; run this again")
         loaded.check_stop = self.stop.check
-        return Translator(loaded, seed=self.config.seed, threads=1)
+        return Translator(loaded, seed=self.seed, threads=1)
 
     def _translate(self, number: int, pairs: list[Pair]) -> Shard:
         translator = self._translator
@@ -308,7 +341,8 @@ class Filler:
         files.make_directory(path.parent)
         manifest.write_directory(path, write)
         manifest.verify(path, made.PAIRS, made.RECORD)
-        logger.info("%s: %s pairs", self.key, f"{record.pairs:,}")
+        report = logger.info if record.pairs else logger.warning
+        report("%s: %s pairs", self.key, f"{record.pairs:,}")
         for reason, count in record.dropped.items():
             logger.info("%s: %s: %s", self.key, reason, f"{count:,}")
         return record

@@ -21,6 +21,7 @@ from mtrain.data.prepare import Preparation, Prepared, refuse_mixups
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.runs import checkpoint, layout
 from mtrain.runs.directory import RunDirectory
+from mtrain.runs.history import BEST
 from mtrain.runs.made import resolve
 from mtrain.runs.records import STATUS, Launch, State, Status
 from mtrain.runs.tensorboard import board_of
@@ -232,7 +233,9 @@ class Job:
     def _check_settings(self) -> None:
         self.step = layout.last_step(layout.steps(self.run.checkpoints))
         self.run.check_settings(self.config, self.ranks.size)
-        self.run.check_data({"metric_command": self.command})
+        history = self.run.read(layout.BEST, BEST)
+        if history and history.steps:  # before, a program that failed may be corrected
+            self.run.check_data({"metric_command": self.command})
         self.run.check_not_lost(self.before, self.config.train.save_every)
         if not self.step and self.config.train.init_from is not None:
             _check_shape(self.config, checkpoint.resolve(Path(self.config.train.init_from)))

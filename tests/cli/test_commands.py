@@ -29,10 +29,12 @@ from conftest import TinyConfig, made_up_pairs, run_here, run_mtrain, status, wr
 
 import mtrain
 from mtrain.cli import app as cli
+from mtrain.cli import options
 from mtrain.cli.runs import Quantization
 from mtrain.cli.translating import Kind
 from mtrain.config.keys import make_schema
 from mtrain.config.loading import load_config
+from mtrain.config.schema import DecodeConfig
 from mtrain.export.handover import FORMS
 from mtrain.report.heatmap import KINDS
 from mtrain.runs import checkpoint
@@ -391,6 +393,7 @@ MISTAKES = [
     ("translate -m {run} --sample --temperature 0", 2, ["temperature"]),
     ("translate -m {run} --top-k 3", 2, ["--top-k: needs --sample"]),
     ("translate -m {run} --sample --beam-size 3", 2, ["--beam-size: does not go with"]),
+    ("translate -m {run} --sample --seed -1", 2, ["--seed"]),
     ("translate -m {run} -o {tmp}/x --alignments {tmp}/x", 2, ["x: is the output file"]),
     # exports
     ("export -m {run} -o {tmp}/new --quantization int3", 2, ["'int3' is not one of 'float32'"]),
@@ -825,11 +828,11 @@ def test_quiet_and_verbose_are_about_the_console(
 ) -> None:
     """A run's own log holds the same."""
     logs, shown = [], []
-    for number, options in enumerate(([], ["-q"], ["-v"])):
+    for number, flags in enumerate(([], ["-q"], ["-v"])):
         run = tmp_path / f"run{number}"
         monkeypatch.setenv("MTRAIN_CACHE", str(tmp_path / f"cache{number}"))
         sets = ["--set", f"run_dir={run}", "--set", "train.max_steps=2"]
-        shown.append(command("train", tiny_config(), *sets, *options).err)
+        shown.append(command("train", tiny_config(), *sets, *flags).err)
         text = (run / "train.log").read_text()
         logs.append([line.split()[2:4] for line in text.splitlines()])
     assert logs[0] == logs[1] == logs[2]
@@ -1114,3 +1117,11 @@ def test_flags_show_no_type_in_the_help(command: Command) -> None:
     flags = [line for line in shown if "--version" in line or "--debug" in line]
     assert len(flags) == 2
     assert not any("bool" in line for line in flags)
+
+
+def test_a_run_that_samples_takes_no_option_of_the_search() -> None:
+    given = {"beam_size": 5, "n_best": None, "mbr": None, "sample": None}
+    decode = DecodeConfig(sample=True)
+    refused = "beam-size: does not go with decode.sample of this run; remove one of them"
+    assert options._mismatch(given, decode) == refused
+    assert options._mismatch({**given, "beam_size": None, "top_k": 3}, decode) is None

@@ -138,6 +138,12 @@ def test_each_setting_has_a_description(section: type[BaseModel]) -> None:
     assert all(field.description for field in section.model_fields.values())
 
 
+def test_a_tag_that_is_a_word_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    load(tmp_path, DATA, "data.train=[{src: a, tgt: b, tag: de}, {src: a, tgt: b, tag: <2de>}]")
+    text = "data.train.0.tag: de becomes a piece in all text that holds it; is <de> meant?"
+    assert caplog.messages == [text]
+
+
 def test_corpora_have_keys_directions_and_tags(tmp_path: Path) -> None:
     entries = "{src: a, tgt: b, tag: <x>}", "{src: a, tgt: b, tag: <y>, swap: true, tgt_lang: fr}"
     several = f"[{', '.join(entries)}]"

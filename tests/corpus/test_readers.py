@@ -155,6 +155,18 @@ def test_unequal_sides_are_refused_with_both_counts(
     assert f"{tmp_path / 'a.tgt'} has {lengths[1]}" in message
 
 
+@pytest.mark.parametrize("policy", ["error", "drop"])
+def test_a_file_of_another_form_is_named_and_not_dropped_line_by_line(
+    tmp_path: Path, policy: str
+) -> None:
+    for start, words in (
+        ("a\nb\n".encode("utf-16"), "UTF-16, not UTF-8; convert the file"),
+        (gzip.compress(b"a\nb\n"), "looks like gzip; give the file a name that ends in .gz"),
+    ):
+        corpus = write(tmp_path, start, start)
+        assert f"{tmp_path / 'a.src'}: {words}" in error_of(corpus, invalid_utf8=policy)
+
+
 def test_a_file_that_changes_between_scan_and_reading_is_noticed(tmp_path: Path) -> None:
     corpus = write(tmp_path, b"a\nb\n", b"a\n")
     with pytest.raises(UserError, match=r"a\.tgt: ends at line 1, before the other side"):

@@ -239,6 +239,17 @@ def test_a_tag_is_one_id_before_each_source_and_max_length_counts_it(tmp_path: P
     assert len(shorter.store) == kept < len(found.store) == 240
 
 
+def test_another_vocabulary_than_that_of_init_from_is_refused(
+    trained_run: Path, tmp_path: Path
+) -> None:
+    own = prepared(load_config(write_both_ways(tmp_path))).tokenizer
+    (tmp_path / "own.model").write_bytes(own.proto)
+    settings = {"train.init_from": str(trained_run), "tokenizer.path": str(tmp_path / "own.model")}
+    words = r"is not the one .*; remove tokenizer\.path, or set train\.init_vocabulary: own$"
+    with pytest.raises(RefusedError, match=words):
+        prepared(load_config(write_both_ways(tmp_path, **settings)))
+
+
 @pytest.mark.parametrize("place", ["tokenizer.path", "train.init_from", "the run"])
 def test_a_vocabulary_without_a_tag_is_refused(
     trained_run: Path, tmp_path: Path, place: str

@@ -242,10 +242,13 @@ def make_run(directory: Path, *steps: int) -> Path:
     return directory
 
 
-def test_a_run_resolves_to_its_best_or_newest_and_a_checkpoint_to_itself(tmp_path: Path) -> None:
+def test_a_run_resolves_to_its_best_or_newest_and_a_checkpoint_to_itself(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     run = make_run(tmp_path / "run", 10, 20)
     first, last = layout.steps(run / "checkpoints")
     assert checkpoint.resolve(run) == last
+    assert caplog.messages == [f"{run}: no best.json; the newest checkpoint is used"]
     content = History.begin("bleu").as_json()  # none validated yet
     for best, expected in ((None, last), ({"checkpoint": first.name, "step": 1}, first)):
         (run / "best.json").write_text(json.dumps({**content, "best": best}))

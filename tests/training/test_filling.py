@@ -226,6 +226,7 @@ def test_processes_and_threads_change_nothing(
 def test_a_run_reads_its_own_text_from_then_on(
     tmp_path: Path, trained_run: Path, train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    warning = f"{tmp_path / 'text'} is not the text that was translated when this run began"
     model, run = tmp_path / "model", tmp_path / "run"
     shutil.copytree(trained_run / "checkpoints" / "step-00000400", model)
     path = write(tmp_path, {"src": text(tmp_path), "model": str(model)})
@@ -233,8 +234,11 @@ def test_a_run_reads_its_own_text_from_then_on(
     begun = json.loads((run / layout.RUN).read_text())
     assert begun["made"]["data.train.1"]["pairs"] == 30
     shutil.rmtree(model)
+    assert train(path) == EXIT_OK
+    assert warning not in capsys.readouterr().err
     text(tmp_path, ["gutel"])
     assert train(path, "--set", "train.max_steps=4") == EXIT_OK
+    assert warning in capsys.readouterr().err
     assert run_mtrain("verify", run).returncode == EXIT_OK
     assert "made/1" in run_mtrain("verify", run).stdout
 
@@ -386,6 +390,32 @@ def test_a_model_of_the_other_direction_is_refused(
         build(write(tmp_path, {"tgt": text(tmp_path), "model": str(trained_run)})) == EXIT_REFUSED
     )
     assert "translates aa to ba; this entry needs a model from ba to aa" in capsys.readouterr().err
+
+
+def test_a_model_of_other_languages_is_told(
+    tmp_path: Path, trained_run: Path, build: Build, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = {"src": text(tmp_path), "model": str(trained_run), "tgt_lang": "fr"}
+    assert build(write(tmp_path, entry)) == EXIT_OK
+    assert "translates aa to ba, but this entry is of aa and fr" in capsys.readouterr().err
+
+
+def test_a_model_of_several_directions_needs_a_tag(
+    tmp_path: Path, both_run: Path, build: Build, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert build(write(tmp_path, {"src": text(tmp_path), "model": str(both_run)})) == EXIT_REFUSED
+    words = "data.train.1.model_tag: missing; all training text of"
+    assert f"{words} {both_run} has tags: choose one of <2aa>, <2bb>" in capsys.readouterr().err
+
+
+def test_the_same_text_twice_gets_other_samples(
+    tmp_path: Path, trained_run: Path, build: Build
+) -> None:
+    entry = {"src": text(tmp_path), "model": str(trained_run), "sample": True, "tag": "<bt>"}
+    assert build(write(tmp_path, entry, {**entry, "tag": "<x>"})) == EXIT_OK
+    first, second = (pairs_of(tmp_path / "run", number) for number in (1, 2))
+    assert [src for src, _ in first] == [src for src, _ in second]
+    assert sum(a != b for a, b in zip(first, second, strict=True)) > 5
 
 
 def test_a_tag_of_the_other_direction_is_refused(

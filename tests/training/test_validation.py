@@ -109,7 +109,8 @@ def test_best_patience_and_records_follow_the_program(
     assert json.loads((runs[0] / "run.json").read_text())["metric_command"] == command
     # fails at the first validation, is mended, and goes on
     (tmp_path / "broken").touch()
-    assert train(config, *option, "--set", f"run_dir={runs[1]}") == 1
+    mistyped = ("--metric-command", f"{command} --typo")
+    assert train(config, *mistyped, "--set", f"run_dir={runs[1]}") == 1
     assert (status(runs[1])["state"], status(runs[1])["exit_code"]) == ("failed", 1)
     assert "ended with exit code 1: no licence" in status(runs[1])["reason"]
     assert (runs[1] / "checkpoints" / "step-00000004" / "trainer").is_dir()
