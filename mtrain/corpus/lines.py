@@ -229,6 +229,15 @@ def require_regular(path: Path) -> None:
         )
 
 
+def refuse_other_forms(path: Path) -> None:
+    """Raise `UserError` for a text file that begins as UTF-16, gzip or zstd does."""
+    with open_bytes(path) as stream, reading_from(path):
+        start = stream.read(4)
+    for key, advice in _OTHER_FORMATS.items():
+        if start.startswith(key):
+            raise UserError(f"{path}: {advice}")
+
+
 def scan_file(path: Path, check: Callable[[], None]) -> tuple[int, bytes]:
     """Return the number of lines and the SHA-256 of a file's decompressed bytes."""
     require_regular(path)
@@ -247,9 +256,6 @@ def decode(path: Path, number: int, line: bytes, reading: Reading) -> str | None
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
-        form = next((text for key, text in _OTHER_FORMATS.items() if line.startswith(key)), None)
-        if number == 1 and form is not None:
-            raise UserError(f"{path}: {form}") from None
         if reading.invalid_utf8 == "error":
             advice = "fix the line, or set data.invalid_utf8: drop to leave such pairs out"
             reason = f"invalid UTF-8 (byte {error.start + 1} of the line); {advice}"

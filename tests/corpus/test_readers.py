@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -155,16 +156,14 @@ def test_unequal_sides_are_refused_with_both_counts(
     assert f"{tmp_path / 'a.tgt'} has {lengths[1]}" in message
 
 
-@pytest.mark.parametrize("policy", ["error", "drop"])
-def test_a_file_of_another_form_is_named_and_not_dropped_line_by_line(
-    tmp_path: Path, policy: str
-) -> None:
+def test_a_file_of_another_form_is_named_before_its_lines_are_counted(tmp_path: Path) -> None:
     for start, words in (
         ("a\nb\n".encode("utf-16"), "UTF-16, not UTF-8; convert the file"),
         (gzip.compress(b"a\nb\n"), "looks like gzip; give the file a name that ends in .gz"),
     ):
-        corpus = write(tmp_path, start, start)
-        assert f"{tmp_path / 'a.src'}: {words}" in error_of(corpus, invalid_utf8=policy)
+        corpus = write(tmp_path, start, b"a\nb\n")
+        with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'a.src'}: {words}")):
+            scan(corpus, Reading())
 
 
 def test_a_file_that_changes_between_scan_and_reading_is_noticed(tmp_path: Path) -> None:
