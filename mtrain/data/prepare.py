@@ -189,18 +189,18 @@ class Preparation:
         settings, train = self.config.tokenizer, self.config.train
         init_from = train.init_from if train.init_vocabulary == "theirs" else None
         if self.run_tokenizer.exists():
-            file, is_given = self.run_tokenizer, init_from is not None
-            advice = "remove it, or choose another run_dir"
+            file = self.run_tokenizer
+            advice = None if init_from else "remove it, or choose another run_dir"
         elif init_from is not None:
             file = checkpoint.resolve(Path(init_from)) / layout.TOKENIZER
-            is_given = settings.path is None
-            advice = "remove tokenizer.path, or set train.init_vocabulary: own"
+            other = "remove tokenizer.path, or set train.init_vocabulary: own"
+            advice = other if settings.path else None
         elif settings.path is not None:
-            file, is_given = Path(settings.path), True
+            file, advice = Path(settings.path), None
         else:
             return None
         tokenizer = Tokenizer.load(file)
-        if not is_given:
+        if advice is not None:  # the config may describe another one
             _check_tokenizer(tokenizer, settings, file, advice)
         for key, corpus in self.config.data.corpora.items():
             if corpus.tag is not None and corpus.tag not in tokenizer.user_symbols:

@@ -196,13 +196,12 @@ def resolve(path: Path) -> Path:
     if not directory.is_dir():
         raise UserError(f"{path}: {_lack_of_checkpoints(path)}")
     stored = read_record(path / layout.BEST, BEST, "name a checkpoint directory instead")
-    present = steps(directory)
     if stored is not None and stored.named is not None:
         best = directory / stored.named.checkpoint
-        if present and not best.exists():
+        if not best.exists() and (present := steps(directory)):
             raise UserError(f"{best}: the best checkpoint is missing; name another: {present[-1]}")
         return best
-    if not present:
+    if not (present := steps(directory)):
         raise UserError(f"{path}: {NO_CHECKPOINT}")
     if stored is None:
         logger.warning("%s: no %s; the newest checkpoint is used", path, layout.BEST)

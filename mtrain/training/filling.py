@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 from tqdm import tqdm
 
+from mtrain.config.corpora import Corpus
 from mtrain.config.loading import load_stored_config
 from mtrain.config.schema import Config, override_decode
 from mtrain.corpus import readers
@@ -52,8 +53,6 @@ LINES = "lines.json"  # the file of a shard
 LOWEST = -1e9  # of a score: JSON has no infinity
 PAUSE = 60  # seconds between lines of the log
 
-# Turns an entry into the text that models read: as both sides, if it names one, not exchanged.
-AS_GIVEN = {"model": [], "swap": False}
 EMPTY = DROPPED + "empty translation"
 AT_LIMIT = DROPPED + "source or translation at its limit of length"
 WORST = DROPPED + "least probable translations"
@@ -110,32 +109,41 @@ def _find(config: Config, run: RunDirectory, number: int, stop: Stop) -> Made | 
             raise UserError(f"{error}; {text}") from None
         logger.warning("%s; it is made again", error)
         return None
-    if begun is not None and known is not None:
+    if known is None:
+        return None
+    if begun is not None:
         _warn_of_other_text(config, number, known, stop)
-    if known is None or begun is not None:
         return known
     try:
         is_same = known.key == Filler(config, number, stop, Ranks()).made_key
     except MissingModelError as error:
-        scan = scan_corpus(config, entry.model_copy(update=AS_GIVEN), stop)
+        scan = scan_corpus(config, _given(entry), stop)
         is_same = (known.given, known.settings) == (scan.sha256, made.settings_of(entry))
         if is_same:
             logger.warning("%s; the text that it made is there", error)
     return known if is_same else None
 
 
+def _given(entry: Corpus) -> Corpus:
+    """Return the text that models read: as both sides, if the entry names one, not exchanged."""
+    return entry.model_copy(update={"model": [], "swap": False})
+
+
+def _name_of(text: Corpus) -> str:
+    return describe(text).split(" + ")[0]
+
+
 def _warn_of_other_text(config: Config, number: int, known: Made, stop: Stop) -> None:
     """Warn if the text of an entry, where it is there, is not the one that was translated."""
-    text = config.data.train[number].model_copy(update=AS_GIVEN)
+    text = _given(config.data.train[number])
     places = readers.files_of(text, reading_of(config).root)
-    if not all(place.is_file() for place in places) or not places:
-        return
-    if scan_corpus(config, text, stop).sha256 != known.given:
+    is_there = places and all(place.is_file() for place in places)
+    if is_there and scan_corpus(config, text, stop).sha256 != known.given:
         logger.warning(
             "data.train.%d: %s is not the text that was translated when this run began; the run "
             "keeps what was made then (choose another run_dir to use the new text)",
             number,
-            describe(text).split(" + ")[0],
+            _name_of(text),
         )
 
 
@@ -167,8 +175,8 @@ class Filler:
         self.config, self.entry = config, entry
         self.stop, self.ranks = stop, ranks
         self.number, self.key = number, f"data.train.{number}"
-        self.text = entry.model_copy(update=AS_GIVEN)
-        self.name = describe(self.text).split(" + ")[0]
+        self.text = _given(entry)
+        self.name = _name_of(self.text)
         self.device = device_of(config.train.device, ranks)
         # rank 0 alone chooses: the best checkpoint of a run in training may change
         self.models = ranks.share(self._resolve, PATHS)
@@ -180,8 +188,8 @@ class Filler:
         decode = override_decode(model.decode, **self.search).model_dump()
         how = (self.entry.model_tag, self.entry.keep, self.entry.precision)
         # an entry of the same text as an earlier one gets other samples
-        same = [describe(each.model_copy(update=AS_GIVEN)) for each in config.data.train[:number]]
-        self.seed = config.seed + same.count(describe(self.text))
+        earlier = [describe(_given(each)) for each in config.data.train[:number]]
+        self.seed = config.seed + earlier.count(describe(self.text))
         seed = self.seed if self.entry.sample else None
         self.identity = (FORMAT, SHARD, self.hashes, decode, how, seed, self.device.type)
 

@@ -164,6 +164,10 @@ def test_a_file_of_another_form_is_named_before_its_lines_are_counted(tmp_path: 
         corpus = write(tmp_path, start, b"a\nb\n")
         with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'a.src'}: {words}")):
             scan(corpus, Reading())
+        (tmp_path / "a.tsv").write_bytes(start)
+        table = FileCorpus(file=str(tmp_path / "a.tsv"), src=0, tgt=1)
+        with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'a.tsv'}: {words}")):
+            scan(table, Reading())
 
 
 def test_a_file_that_changes_between_scan_and_reading_is_noticed(tmp_path: Path) -> None:

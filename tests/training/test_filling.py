@@ -400,14 +400,6 @@ def test_a_model_of_other_languages_is_told(
     assert "translates aa to ba, but this entry is of aa and fr" in capsys.readouterr().err
 
 
-def test_a_model_of_several_directions_needs_a_tag(
-    tmp_path: Path, both_run: Path, build: Build, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert build(write(tmp_path, {"src": text(tmp_path), "model": str(both_run)})) == EXIT_REFUSED
-    words = "data.train.1.model_tag: missing; all training text of"
-    assert f"{words} {both_run} has tags: choose one of <2aa>, <2bb>" in capsys.readouterr().err
-
-
 def test_the_same_text_twice_gets_other_samples(
     tmp_path: Path, trained_run: Path, build: Build
 ) -> None:
@@ -418,12 +410,28 @@ def test_the_same_text_twice_gets_other_samples(
     assert sum(a != b for a, b in zip(first, second, strict=True)) > 5
 
 
-def test_a_tag_of_the_other_direction_is_refused(
-    tmp_path: Path, both_run: Path, build: Build, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("tag", "message"),
+    [
+        ("<2aa>", "translates ba to aa; this entry needs a model from aa to ba"),
+        (
+            None,
+            "data.train.1.model_tag: missing; all training text of {run} has tags: choose one of "
+            "<2aa>, <2bb>",
+        ),
+    ],
+)
+def test_a_model_of_several_directions_needs_the_tag_of_this_one(
+    tag: str | None,
+    message: str,
+    tmp_path: Path,
+    both_run: Path,
+    build: Build,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    entry = {"src": text(tmp_path), "model": str(both_run), "model_tag": "<2aa>"}
+    entry = {"src": text(tmp_path), "model": str(both_run), "model_tag": tag}
     assert build(write(tmp_path, entry)) == EXIT_REFUSED
-    assert "translates ba to aa; this entry needs a model from aa to ba" in capsys.readouterr().err
+    assert message.format(run=both_run) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
