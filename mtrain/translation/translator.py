@@ -6,6 +6,7 @@ lines -> ids, cut at the limit            LoadedModel.encode_sources
 -> texts in the order of the lines  with several ranks, gathered from all
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -31,6 +32,8 @@ from mtrain.translation.search import BeamSearch, GreedySearch, Hypothesis, Rule
 
 # Batches searched at a time on a CPU; more would wait for Python's lock.
 MOST_AT_ONCE = 4
+# Padded source tokens x beam size for which another thread pays.
+WORTH_A_THREAD = 512
 # Batches of each rank between two exchanges of translations.
 ROUND = 8
 # Lines that are read first; `Translator.in_windows` reads more and more.
@@ -177,6 +180,13 @@ class Translator:
             pool.shutdown(cancel_futures=True)
             torch.set_num_threads(threads)
 
+    @property
+    def _at_once(self) -> int:
+        """Number of batches that all ranks search at a time, if the machine may decide it."""
+        if self.loaded.device.type != "cpu" or self.threads is not None:
+            return 1
+        return min(torch.get_num_threads(), MOST_AT_ONCE) * self.ranks.size
+
     def translate_batch(self, group: Group, scored: bool) -> Translated:
         """Translate sentences that are searched together."""
         longest = max(len(sentence.source) for sentence in group)
@@ -192,12 +202,20 @@ class Translator:
 
     def _batches(self, rows: list[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
         """Return the indices of sources of similar length within the token budget, longest
-        first.
+        first. A few batches are cut so that the threads of a CPU end at about the same time.
         """
         lengths = np.fromiter((len(row) + 1 for row in rows), np.int64, len(rows))
         width = self.samples if self.decode.sample else self.decode.beam_size
         budget = max(1, self.decode.batch_tokens // width)
-        return batch_by_tokens(np.stack((lengths, lengths), 1), budget)[::-1]
+        cut = partial(batch_by_tokens, np.stack((lengths, lengths), 1))
+        batches, at_once, total = cut(budget), self._at_once, int(lengths.sum())
+        is_enough = total * width >= WORTH_A_THREAD * at_once
+        if at_once > 1 and is_enough and len(batches) <= 2 * at_once:
+            count = at_once * -(-len(batches) // at_once)
+            budgets = range(min(budget, total // count), budget)
+            smallest = bisect_left(budgets, -count, key=lambda tokens: -len(cut(tokens)))
+            batches = cut(budgets.start + smallest)
+        return batches[::-1]
 
     def search(self, group: Group, scored: bool = True) -> list[list[Hypothesis]]:
         """Return the hypotheses of each sentence by beam search, best first."""

@@ -113,6 +113,20 @@ def threads() -> Iterator[int]:
     torch.set_num_threads(1)
 
 
+@pytest.mark.parametrize("lines", [140, 200, 300])
+def test_a_few_batches_give_all_threads_the_same_work(
+    translator: Translator, threads: int, lines: int
+) -> None:
+    """Each sentence is in one batch, none of which is above the budget."""
+    one = with_decode(translator, beam_size=1, batch_tokens=1200)
+    rows = [np.zeros(3 + 7 * number % 17, np.int64) for number in range(lines)]
+    batches = one._batches(rows)
+    work = [len(batch) * max(len(rows[i]) + 1 for i in batch) for batch in batches]
+    assert sorted(np.concatenate(batches)) == list(range(lines))
+    assert len(batches) % threads == 0
+    assert max(work) <= min(1200, 1.2 * sum(work) / len(work))
+
+
 def test_batches_side_by_side_give_the_same_texts_in_the_same_order(
     translator: Translator, threads: int
 ) -> None:
