@@ -5,20 +5,26 @@ SHELL := bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
+PIP := $(BIN)/python -m pip install --quiet
 
 .PHONY: setup quickstart test test-slow test-faults fuzz lint typecheck check format bench
 
 setup: $(READY)
 
-$(READY): pyproject.toml scripts/constraints.txt
+$(INSTALLED): pyproject.toml scripts/constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pip install --quiet --constraint scripts/constraints.txt --editable '.[dev]'
+	$(PIP) --upgrade pip
+	$(PIP) torch==2.13.0
+	$(PIP) --constraint scripts/constraints.txt --editable .
+	touch $(INSTALLED)
+
+$(READY): $(INSTALLED)
+	$(PIP) --constraint scripts/constraints.txt --editable '.[dev]'
 	touch $(READY)
 
-quickstart: setup
+quickstart: $(INSTALLED)
 	$(BIN)/mtrain train --config configs/quickstart.yaml
 	@printf "\nSome translations by the model just trained:\n\n"
 	@$(BIN)/mtrain translate -m runs/quickstart -i scripts/quickstart.txt \

@@ -41,6 +41,8 @@ def evaluate(
     """
     if run is not None:
         model = [options.either(run, model[0] if model else None, options.RUN)]
+    if hypothesis is not None and (device, precision) != ("auto", "auto"):
+        raise RefusedError("--hypothesis: needs no model; remove --device and --precision")
     _check_eval_inputs(model, source, reference, hypothesis, output, on, decode)
     from mtrain.config.languages import tokenizer_for
     from mtrain.scoring.metrics import check_seed, check_tokenizer, score_all

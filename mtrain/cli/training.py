@@ -1,6 +1,7 @@
 """Commands before and during training."""
 
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Annotated
@@ -31,8 +32,8 @@ def train(
         str | None, value("COMMAND", "Program that scores translations, for `metric: command`.")
     ] = None,
     metric_timeout: Annotated[
-        int, value("SECONDS", "Longest time that this program may take.", min=1)
-    ] = 600,
+        int | None, value("SECONDS", "Longest time of this program; default: 600.", min=1)
+    ] = None,
 ) -> None:
     """Train a model; the same command starts, resumes and extends a run.
 
@@ -41,8 +42,12 @@ def train(
     config = options.either(config_file, config, options.CONFIG)
     if json_ and not dry_run:
         raise RefusedError("--json: goes with --dry-run; a run keeps its records in metrics.jsonl")
+    if metric_timeout is not None and metric_command is None:
+        raise RefusedError("--metric-timeout: needs --metric-command; add it")
     settings, stop = options.begin_job(config, set_, time_limit)
-    metric = None if metric_command is None else ExternalMetric(metric_command, metric_timeout)
+    metric = None
+    if metric_command is not None:
+        metric = ExternalMetric(metric_command, metric_timeout or 600)
     from mtrain.training import job  # imports torch, which takes seconds
 
     if not dry_run:
@@ -86,10 +91,15 @@ def init(
             "mtrain init: give --valid-src and --valid-tgt for a validation set, or --hold-out N, "
             "or none of them to have some pairs split off"
         )
-    if tgt is None:
+    from mtrain.config.corpora import TABLE  # pydantic takes a while
+
+    table = next((text for text in (src, tgt or src) if re.match(TABLE, str(text))), None)
+    if tgt is None or table is not None:
+        columns = "src: en, tgt: de" if table and ".tmx" in table.suffixes else "src: 0, tgt: 1"
         raise RefusedError(
             "mtrain init: give two files, source and target, aligned by line; a table stands in a "
-            f"config as {{file: {src}, src: 0, tgt: 1}}, with the numbers or names of its columns"
+            f"config as {{file: {table or src}, {columns}}}, with its languages, or the numbers or "
+            "names of its columns"
         )
     stop = Stop()
     stop.install()

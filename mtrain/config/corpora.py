@@ -34,9 +34,10 @@ def _expanded(expand: Callable[[str], str]) -> Callable[[str, ValidationInfo], s
 
 PathText = Annotated[Word, AfterValidator(_expanded(files.expand_path))]
 DatasetName = Annotated[Word, AfterValidator(_expanded(files.expand_dataset))]
+TABLE = r"^.+\.((tsv|jsonl|tmx)(\.(gz|zst))?|parquet)$"
 TableName = Annotated[
     str,
-    Field(pattern=r"^.+\.((tsv|jsonl|tmx)(\.(gz|zst))?|parquet)$"),
+    Field(pattern=TABLE),
     AfterValidator(_expanded(files.expand_path)),
 ]
 

@@ -91,8 +91,10 @@ def parse_config(document: Document, *, is_stored: bool = False) -> Config:
     except ValidationError as error:
         raise RefusedError(*_explain(document, error.errors(include_url=False))) from None
     conflicts = list(_conflicts(config))
-    if not is_stored:  # a run that began with such a code goes on
+    if not is_stored:  # a run that began with such a setting goes on
         conflicts += _language_conflicts(config.data)
+        if config.train.consistency is None and config.train.cutoff != TrainConfig().cutoff:
+            conflicts.append(("train.cutoff", "is for train.consistency, which is off"))
     problems = [f"{document.where(key)}: {key}: {text}" for key, text in conflicts]
     if problems:
         raise RefusedError(*problems)

@@ -28,7 +28,7 @@ from mtrain.runs.history import BEST
 from mtrain.runs.layout import CONFIG, MODEL, TOKENIZER, step_of, steps
 from mtrain.runs.records import LOOP, Loop, read_record
 from mtrain.runtime import files
-from mtrain.runtime.errors import UserError
+from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.json_reader import LARGEST, read_json_file
 from mtrain.runtime.log import logger
 
@@ -165,6 +165,8 @@ def average(paths: list[Path]) -> dict[str, Tensor]:
 
 def average_run(run_dir: Path, last: int, output: Path, train: TrainConfig) -> list[Path]:
     """Average the newest `last` scheduled checkpoints of a run into a new checkpoint directory."""
+    if (run_dir / manifest.NAME).exists():
+        raise RefusedError(f"{run_dir}: is one checkpoint; give the run that it belongs to")
     directory = run_dir / layout.CHECKPOINTS
     manifest.check_new(output)
     newest = layout.last_step(scheduled_steps(directory, train))

@@ -152,8 +152,12 @@ def _checkpoints(run: Run) -> Iterator[Finding]:
             found.append(Finding(_name(run, inner), MISSING, text))
         if not run.is_running or path.exists():  # training removes old checkpoints meanwhile
             yield from found
-    if not paths and run.state == "complete":
-        yield Finding(layout.CHECKPOINTS, MISSING, "a complete run has checkpoints")
+    if run.state == "complete":
+        newest = directory / layout.step_name(run.status.step if run.status else 0)
+        if not paths:
+            yield Finding(layout.CHECKPOINTS, MISSING, "a complete run has checkpoints")
+        elif newest not in paths:
+            yield Finding(_name(run, newest), NOTE, "not there: it would be trained again")
 
 
 def _checkpoint(path: Path, name: str, run: Run | None) -> Iterator[Finding]:

@@ -325,3 +325,10 @@ def test_the_command_ends_with_1_where_something_is_bad(run: Path) -> None:
     done = run_mtrain("verify", ".", cwd=run.parent / "mine")
     assert (done.returncode, done.stdout.split()[:2]) == (0, ["ok", "mine:"])
     assert run_mtrain("verify", run / LAST).returncode == 1
+
+
+def test_a_newest_checkpoint_that_is_gone_is_told(run: Path) -> None:
+    """It is no damage by itself: any but the best may be removed to save space."""
+    shutil.rmtree(run / LAST)
+    (found,) = [finding for finding in verify(run) if finding.what == LAST]
+    assert (found.state, found.detail) == ("note", "not there: it would be trained again")
