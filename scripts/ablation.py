@@ -20,10 +20,9 @@ from pathlib import Path
 
 from mtrain.config.loading import load_config
 from mtrain.config.schema import Config
-from mtrain.data.prepare import prepare
+from mtrain.corpus.readers import read_text, reading_of
 from mtrain.runs import layout
 from mtrain.runtime.errors import UserError
-from mtrain.runtime.stop import Stop
 from mtrain.scoring import metrics
 from mtrain.translation import loading
 from mtrain.translation.translator import Translator
@@ -52,6 +51,8 @@ def plan(args: argparse.Namespace) -> tuple[Config, dict[str, list[str]]]:
     """
     shared = [*args.set, "train.patience=0"]
     config = load_config(Path(args.config), shared)
+    if len(config.data.valid_parts) > 1:
+        raise UserError("data.valid: a list; name the one set that the rows are scored on")
     runs = {BASE: shared}
     for name, change in changes(config.model.num_heads).items():
         try:
@@ -92,8 +93,9 @@ def row(name: str, run_dir: Path) -> str:
 def search_rows(config: Config, run_dir: Path) -> list[str]:
     """Score greedy search and a beam of 4 with the unchanged run's averaged model."""
     average = run_dir / layout.CHECKPOINTS / layout.AVERAGE
-    model = average if config.train.average_last else run_dir
-    [(corpus, valid)] = prepare(config, Stop()).valid
+    model = average if average.exists() else run_dir
+    [corpus] = config.data.valid_parts
+    valid = read_text(corpus, reading_of(config, keep_blank=True), "")
     tokenize = config.data.tokenizer_of(corpus)
     rows = []
     for name, width in (("greedy search", 1), ("beam 4", 4)):

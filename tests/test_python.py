@@ -102,3 +102,18 @@ def test_a_tag_is_that_of_each_call(both_run: Path) -> None:
     assert model.score(["a"], ["b"], tag="<2bb>") != model.score(["a"], ["b"], tag="<2aa>")
     with pytest.raises(mtrain.UserError, match="choose one of <2bb>, <2aa>"):
         model.translate(LINES, tag="<x>")
+
+
+def test_samples_are_as_many_as_asked_for_and_depend_on_the_seed(model: mtrain.Model) -> None:
+    one, same, other = (model.translate(LINES, n_best=3, sample=True, seed=n) for n in (1, 1, 2))
+    assert [len(found) for found in one] == [3] * len(LINES)
+    assert one == same != other
+    with pytest.raises(mtrain.UserError, match="seed -1: must be 0 or larger"):
+        model.translate(LINES, sample=True, seed=-1)
+
+
+def test_the_matrices_are_packed_once(model: mtrain.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = model.translate(LINES)
+    monkeypatch.setattr("mtrain.translation.loading.Decoder", None)
+    assert model.translate(LINES, length_penalty=0.6, beam_size=2)
+    assert model.translate(LINES) == expected

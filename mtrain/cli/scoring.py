@@ -41,9 +41,7 @@ def evaluate(
     """
     if run is not None:
         model = [options.either(run, model[0] if model else None, options.RUN)]
-    if hypothesis is not None and (device, precision) != ("auto", "auto"):
-        raise RefusedError("--hypothesis: needs no model; remove --device and --precision")
-    _check_eval_inputs(model, source, reference, hypothesis, output, on, decode)
+    _check_eval_inputs(model, source, reference, hypothesis, output, on, device, precision, decode)
     from mtrain.config.languages import tokenizer_for
     from mtrain.scoring.metrics import check_seed, check_tokenizer, score_all
     from mtrain.scoring.notes import explain
@@ -111,6 +109,8 @@ def _check_eval_inputs(
     hypothesis: Path | None,
     output: Path | None,
     on: str | None,
+    device: str,
+    precision: str,
     decode: dict[str, object],
 ) -> None:
     """Refuse options that do not go together."""
@@ -130,9 +130,13 @@ def _check_eval_inputs(
     refuse_overwriting(output, source, hypothesis, *(reference or []))
     if output is not None:
         check_output(output)
-    if hypothesis is not None and any(option is not None for option in (output, *decode.values())):
+    needs_model = (device, precision) != ("auto", "auto") or any(
+        option is not None for option in (output, *decode.values())
+    )
+    if hypothesis is not None and needs_model:
         raise RefusedError(
-            "mtrain eval: --hypothesis does not go with -o or options of the search; remove them"
+            "mtrain eval: --hypothesis does not go with -o, --device, --precision or options of "
+            "the search; remove them"
         )
 
 

@@ -91,16 +91,7 @@ def init(
             "mtrain init: give --valid-src and --valid-tgt for a validation set, or --hold-out N, "
             "or none of them to have some pairs split off"
         )
-    from mtrain.config.corpora import TABLE  # pydantic takes a while
-
-    table = next((text for text in (src, tgt or src) if re.match(TABLE, str(text))), None)
-    if tgt is None or table is not None:
-        columns = "src: en, tgt: de" if table and ".tmx" in table.suffixes else "src: 0, tgt: 1"
-        raise RefusedError(
-            "mtrain init: give two files, source and target, aligned by line; a table stands in a "
-            f"config as {{file: {table or src}, {columns}}}, with its languages, or the numbers or "
-            "names of its columns"
-        )
+    tgt = _text_of(src, tgt)
     stop = Stop()
     stop.install()
     log.logger.info("reading %s and %s", src, tgt)
@@ -121,6 +112,21 @@ def init(
         print_json({"config": str(output), **found})
     elif not (os.isatty(1) and log.is_on_terminal()):  # else the log named the file
         print_path(output)
+
+
+def _text_of(src: Path, tgt: Path | None) -> Path:
+    """Return the second file; raises `RefusedError` if there is none, or one is a table."""
+    from mtrain.config.corpora import TABLE  # pydantic takes a while
+
+    table = next((text for text in (src, tgt or src) if re.match(TABLE, str(text))), None)
+    if tgt is not None and table is None:
+        return tgt
+    columns = "src: en, tgt: de" if table and ".tmx" in table.suffixes else "src: 0, tgt: 1"
+    raise RefusedError(
+        "mtrain init: give two files, source and target, aligned by line; a table stands in a "
+        f"config as {{file: {table or src}, {columns}}}, with its languages, or the numbers or "
+        "names of its columns"
+    )
 
 
 def check(

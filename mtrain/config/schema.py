@@ -274,11 +274,11 @@ class TrainConfig(Section):
 
     def is_validated(self, step: int) -> bool:
         """Whether a validation is due at a step."""
-        return step % self.valid_every == 0 or step == self.max_steps
+        return step % self.valid_every == 0 or step >= self.max_steps
 
     def is_scheduled(self, step: int) -> bool:
         """Whether the checkpoint of a step is a scheduled one."""
-        return step % self.save_every == 0 or step == self.max_steps
+        return step % self.save_every == 0 or step >= self.max_steps
 
 
 class DecodeConfig(Section):

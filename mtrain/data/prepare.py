@@ -7,6 +7,7 @@ text.
 4. stores     each training corpus, filtered and tokenized, in the cache
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -161,14 +162,19 @@ class Preparation:
         return text
 
     def _warn_of_long_lines(self, name: str, text: Text, tag: str | None) -> None:
-        """Warn of lines that every validation cuts."""
-        limit = self.config.decode.max_source_length
-        if self.config.model.positions == "learned":
-            limit = min(limit, self.config.data.max_length)
-        encoded, cut = self.tokenizer.encode(text.sources), Places()
-        most = limit - len(self.tokenizer.tag_ids(tag))
-        cut.add(index for index, ids in enumerate(encoded) if len(ids) >= most)
-        cut.warn(limit, f"data.{name}")
+        """Warn of lines that every validation cuts: sources, and references of the NLL."""
+        decode, tag_ids = self.config.decode, self.tokenizer.tag_ids(tag)
+        most = self.config.data.max_length if self.config.model.positions == "learned" else math.inf
+        longest = min(decode.max_source_length, most)
+        longest_target = int(decode.max_len_a * (longest - 1) + decode.max_len_b) + 1
+        for lines, limit, begin, side in (
+            (text.sources, longest, tag_ids, ""),
+            (text.references, min(longest_target, most), [], ", references"),
+        ):
+            cut = Places()
+            encoded = enumerate(self.tokenizer.encode(lines))
+            cut.add(index for index, ids in encoded if len(begin) + len(ids) >= limit)
+            cut.warn(int(limit), f"data.{name}{side}")
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -344,7 +350,9 @@ def _check_tokenizer(
     if settings.path is not None:
         matches = tokenizer.fingerprint == Tokenizer.load(Path(settings.path)).fingerprint
     else:
-        matches = tokenizer.vocab_size == settings.vocab_size
+        found = tokenizer.vocab_size, tokenizer.is_bpe, tokenizer.normalization
+        is_bpe = settings.model_type == "bpe"
+        matches = found == (settings.vocab_size, is_bpe, settings.normalization)
     if not matches:
         raise RefusedError(
             f"{path}: this vocabulary of {tokenizer.vocab_size} pieces is not the one that the "

@@ -21,7 +21,7 @@ LARGEST_MODEL = 64 << 20  # bytes of a model's file; a million pieces take half 
 LONGEST_PIECE = 1000  # characters of a piece, bytes of a character's normalization
 
 # Protocol Buffers: field numbers of SentencePiece's model, and kinds of values.
-_NORMALIZERS, _CHARACTER_MAP = (3, 5), 2
+_NORMALIZERS, _RULES, _CHARACTER_MAP = (3, 5), 1, 2
 _PIECES, _USER_DEFINED = 1, b"\x18\x04"  # a piece ends with its type, unless that is the usual one
 # Appended to a model: text is cut as it is, without a space before it.
 _AS_IT_IS = b"\x1a\x04\x18\x00\x20\x00"
@@ -126,6 +126,13 @@ class Tokenizer:
         """Whether the pieces' scores are ranks of merges rather than log-probabilities."""
         scores = [self.pieces.get_score(number) for number in self.plain_pieces]
         return len(set(scores)) == len(scores) and all(score == round(score) for score in scores)
+
+    @property
+    def normalization(self) -> str:
+        """Name of the rules by which texts are normalized first, such as nfkc."""
+        specs = [spec for number, spec in _fields(self.proto) if number == _NORMALIZERS[0]]
+        names = [name for inner, name in _fields(b"".join(specs)) if inner == _RULES]
+        return b"".join(names).decode("utf-8", "replace")
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Encode texts, without bos or eos."""

@@ -97,6 +97,8 @@ def load(path: Path) -> Snapshot:
         weights = load_file(path / MODEL)
         config = files.read_whole(path / CONFIG, LARGEST).decode("utf-8")
         return Snapshot(weights, config, files.read_whole(path / TOKENIZER, LARGEST))
+    except FileNotFoundError:  # training removes checkpoints meanwhile
+        raise manifest.MissingError(f"{path}: was removed while it was read; try again") from None
     except (SafetensorError, ValueError) as error:
         raise manifest.DamagedError(f"{path}: cannot be read: {error}") from None
 

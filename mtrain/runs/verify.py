@@ -147,7 +147,7 @@ def _checkpoints(run: Run) -> Iterator[Finding]:
         name = _name(run, path)
         found = list(_checkpoint(path, name, run))
         inner, is_needed = path / layout.TRAINER, run.state != "complete"
-        if is_needed and not inner.exists() and path in layout.steps(directory)[-2:]:
+        if is_needed and not inner.exists() and path in layout.steps(directory)[-1:]:
             text = "resuming from this checkpoint needs it"
             found.append(Finding(_name(run, inner), MISSING, text))
         if not run.is_running or path.exists():  # training removes old checkpoints meanwhile

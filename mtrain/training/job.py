@@ -257,7 +257,10 @@ class Job:
         own; all must read the same text. Models fill in what is missing first.
         """
         ranks = self.ranks
-        preparation = Preparation(resolve(self.config), self.stop)
+        filled = [number for number, entry in enumerate(self.config.data.train) if entry.model]
+        has_begun = (self.run.path / layout.RUN).exists()  # else made text may yet be replaced
+        before = resolve(self.config, but=[] if has_begun else filled)
+        preparation = Preparation(before, self.stop)
         ranks.first(partial(self._begin_run, preparation))
         if made := fill(self.config, self.run, self.stop, ranks):
             preparation = Preparation(resolve(self.config), self.stop)

@@ -167,6 +167,11 @@ class Checkpoints:
         weights = snapshot.weights
         if self.config.train.init_vocabulary == "own":
             weights = self._with_own_vocabulary(snapshot, directory)
+        elif snapshot.tokenizer != self.vocabulary:
+            raise RefusedError(
+                f"train.init_from: {directory} has another vocabulary than {self.run.tokenizer}; "
+                "remove that file, or set train.init_vocabulary: own"
+            )
         check_weights(self.optimizer.weights, weights, directory)
         self.init_hash = manifest.hash_file(directory / layout.MODEL)
         self.run.check_data({"init_from": self.init_hash})

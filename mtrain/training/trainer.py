@@ -19,6 +19,7 @@ from tqdm import tqdm
 from mtrain.data.augment import Augmenter
 from mtrain.data.batches import MicroBatch, SpecialIds, TokenBatches
 from mtrain.data.subwords import SubwordSampler
+from mtrain.runs import layout
 from mtrain.runtime import files
 from mtrain.runtime.device import telling_lack_of_memory
 from mtrain.runtime.distributed import Request
@@ -88,11 +89,11 @@ class Trainer:
     def _describe(self) -> None:
         """Write what the run is made of."""
         tokenizer, run = self.prepared.tokenizer, self.run_dir
-        if not run.tokenizer.exists():
-            run.keep_tokenizer(tokenizer.proto, tokenizer.vocabulary)
         files.make_directory(run.checkpoints)
         prints, init_hash = self.prepared.fingerprints, self.checkpoints.init_hash
         run.describe(self.config, prints, self.ranks.size, init_hash)
+        if not run.tokenizer.exists():  # after its hash: a vocabulary of other text is refused
+            run.keep_tokenizer(tokenizer.proto, tokenizer.vocabulary)
         run.set_status("running", self.progress.step)
 
     def preview(self) -> dict[str, Any]:
@@ -123,7 +124,7 @@ class Trainer:
             micro_batches=len(planned) * self.batches.pools,
             tokens=sum(each.num_tokens for each in planned) / max(1, len(planned)),
         )
-        if timed:
+        if timed and planned:
             largest = max(planned, key=lambda each: len(each.rows))
             lengths = [
                 self.prepared.store.lengths_of(row, row + 1) for row in largest.rows.tolist()
@@ -235,15 +236,15 @@ class Trainer:
     def _check_finite(self) -> None:
         """End the run at a gradient that is not finite; the optimizer has changed no weight."""
         if not bool(self.progress.sums.isfinite().all()):
-            raise self._not_finite(
-                "the loss or its gradient is not finite, which changed no weight; set "
-                "train.precision: fp32 and run the same command again, or start another run_dir "
-                "with a lower learning rate"
-            )
+            advice = "start another run_dir with a lower learning rate"
+            if self.learner.machine.precision != "fp32":
+                advice = f"set train.precision: fp32 and run the same command again, or {advice}"
+            text = f"the loss or its gradient is not finite, which changed no weight; {advice}"
+            raise self._not_finite(text)
 
     def _not_finite(self, text: str) -> UserError:
         text = f"step {self.progress.step} (up to {self.progress}): {text}"
-        text += "; the last checkpoint is good"
+        text += "; the last checkpoint is good" if layout.steps(self.run_dir.checkpoints) else ""
         return self.ranks.as_one(UserError(text))
 
     def _record(self, norm: Tensor, rate: float, bar: Any) -> None:

@@ -60,9 +60,8 @@ class Validation:
     def _cut(self, step: int) -> History:
         self.load_history(step)
         if (self.run.path / layout.BEST).exists():
-            if not self.history.measure:  # the best by NLL may be gone
-                self.history.measure = self.history.metric
-                self._mark_lost()
+            self.history.measure = self.history.measure or self.history.metric
+            self._mark_lost()  # what is the best now may have been removed when it was not
             self.write_history()
         self.run.metrics.cut(step)
         return self.history

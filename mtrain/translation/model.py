@@ -34,10 +34,12 @@ class Model:
         n_best: int | None = None,
         mbr: int | None = None,
         tag: str | None = None,
+        seed: int | None = None,
         **search: Any,
     ) -> str | list[str] | list[list[Translation]]:
         """Translate lines, or one line; with `n_best`, return that many hypotheses of each line;
-        with `mbr`, the most typical of that many. `tag` is put before each line.
+        with `mbr`, the most typical of that many. `tag` is put before each line. With
+        `sample=True`, translations are drawn, by `seed` or that of the run.
 
         `search` overrides settings of the run's `decode` section: `beam_size`, `length_penalty`,
         `batch_tokens` and the others. Raises `UserError`.
@@ -52,8 +54,12 @@ class Model:
             raise RefusedError("mbr: does not go with n_best and beam_size")
         if mbr is not None and not 2 <= mbr <= 1000:
             raise RefusedError(f"mbr {mbr}: must be from 2 to 1000")
+        if seed is not None and (seed < 0 or not decode.sample):
+            raise RefusedError(f"seed {seed}: must be 0 or larger, and needs sample=True")
         loaded = replace(self.loaded.tagged(tag), decode=decode)
-        found, _ = Translator(loaded, mbr=mbr).translate(lines, scored=n_best is not None)
+        loaded.decoder = self.loaded.decoder  # its matrices are packed once
+        translator = Translator(loaded, seed=seed, samples=n_best or 1, mbr=mbr)
+        found, _ = translator.translate(lines, scored=n_best is not None)
         if n_best is not None:
             return [hypotheses[:n_best] for hypotheses in found]
         best = [hypotheses[0].text for hypotheses in found]

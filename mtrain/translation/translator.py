@@ -6,6 +6,7 @@ lines -> ids, cut at the limit            LoadedModel.encode_sources
 -> texts in the order of the lines  with several ranks, gathered from all
 """
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -114,6 +115,8 @@ class Translator:
         sources, cut = self.loaded.encode_sources([lines[index] for index in indices])
         starts = self.loaded.tokenizer.encode([prefixes[i] for i in indices] if prefixes else [])
         starts = starts or [[] for _ in indices]
+        most = self.loaded.positions_limit or math.inf
+        cut += [i for i, start in enumerate(starts) if len(start) >= most and i not in cut]
         work = list(map(Line, sources, starts, [first + index for index in indices]))
         batches = [[work[i] for i in batch] for batch in self._batches(sources)]
         progress(len(lines) - len(indices))
@@ -123,7 +126,7 @@ class Translator:
                 for line, translations in zip(batch, found, strict=True):
                     results[line.number - first] = translations
                 progress(len(batch))
-        return results, [indices[i] for i in cut]
+        return results, [indices[i] for i in sorted(cut)]
 
     def in_windows(self, lines: Iterable[T], most: int | None = None) -> Iterator[list[T]]:
         """Yield lines as they are to be translated together: up to `decode.window`, or `most`, but
@@ -212,7 +215,7 @@ class Translator:
         is_enough = total * width >= WORTH_A_THREAD * at_once
         if at_once > 1 and is_enough and len(batches) <= 2 * at_once:
             count = at_once * -(-len(batches) // at_once)
-            budgets = range(min(budget, total // count), budget)
+            budgets = range(min(budget, max(1, total // count)), budget)
             smallest = bisect_left(budgets, -count, key=lambda tokens: -len(cut(tokens)))
             batches = cut(budgets.start + smallest)
         return batches[::-1]

@@ -349,7 +349,7 @@ MISTAKES = [
     ("eval -m {tmp}/data --on valid", 1, ["data: belongs to no run directory"]),
     ("eval -r {ref} --hypothesis {src} -o {tmp}/out", 2, ["--hypothesis does not go with"]),
     ("eval -r {ref} --hypothesis {src} --beam-size 4", 2, ["--hypothesis does not go with"]),
-    ("eval -r {ref} --hypothesis {src} --device cpu", 2, ["remove --device and --precision"]),
+    ("eval -r {ref} --hypothesis {src} --device cpu", 2, ["does not go with -o, --device"]),
     ("eval -r {ref} --hypothesis {short}", 1, ["short has 2 lines", "reference has 6"]),
     ("eval -r {ref} -r {short} --hypothesis {src}", 1, ["short has 2 lines"]),
     ("eval -r {latin} --hypothesis {short}", 1, ["latin:2", "invalid UTF-8"]),

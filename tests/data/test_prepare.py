@@ -20,7 +20,7 @@ from mtrain.corpus.readers import Pair
 from mtrain.data import cache, store
 from mtrain.data import prepare as preparation
 from mtrain.data.cache import cache_directory
-from mtrain.data.prepare import Prepared, prepare
+from mtrain.data.prepare import Prepared, prepare, train_run_tokenizer
 from mtrain.runs import manifest
 from mtrain.runtime import lock, log
 from mtrain.runtime.errors import RefusedError, UserError
@@ -263,3 +263,22 @@ def test_a_vocabulary_without_a_tag_is_refused(
     words = r"^data\.train\.0\.tag: <2bb> is not .*\.model; .*tokenizer\.user_symbols$"
     with pytest.raises(RefusedError, match=words):
         prepared(load_config(write_both_ways(tmp_path, **settings)))
+
+
+@pytest.mark.parametrize(
+    "setting", [{"tokenizer.model_type": "unigram"}, {"tokenizer.normalization": "nfkc"}]
+)
+def test_a_vocabulary_of_other_settings_is_refused(
+    tiny_config: TinyConfig, setting: dict[str, str]
+) -> None:
+    train_run_tokenizer(load_config(tiny_config()), Stop())
+    with pytest.raises(RefusedError, match="is not the one that the config describes"):
+        prepared(load_config(tiny_config(**setting)))
+    assert prepared(load_config(tiny_config())).tokenizer.normalization == "identity"
+
+
+def test_references_that_validation_cuts_are_told(
+    tiny_config: TinyConfig, logged: pytest.LogCaptureFixture
+) -> None:
+    prepared(load_config(tiny_config(**{"model.positions": "learned", "data.max_length": 8})))
+    assert "data.valid, references: lines longer than 8 tokens, cut there: " in logged.text

@@ -37,6 +37,7 @@ from conftest import (
 
 from mtrain.config.loading import load_config
 from mtrain.data import batches
+from mtrain.data.prepare import train_run_tokenizer
 from mtrain.data.tokenizer import Tokenizer, train_tokenizer
 from mtrain.runs import checkpoint, layout, manifest
 from mtrain.runs.checkpoint import TrainerState
@@ -840,3 +841,51 @@ def test_precision_may_be_changed_by_naming_it(stopped: Path, warnings: Callable
     assert "bit for bit" in warnings()
     loop = checkpoint.load_trainer(stopped / "checkpoints" / "step-00000007").loop
     assert loop.machine["precision"] == "bf16"
+
+
+def test_the_weights_of_another_vocabulary_of_one_size_are_refused(run: Path) -> None:
+    first = uninterrupted()
+    own = [f"run_dir={run}", "tokenizer.user_symbols=[zz]"]
+    train_run_tokenizer(load_config(config_of_all(), own), Stop())
+    with pytest.raises(RefusedError, match=r"has another vocabulary than .*; remove that file"):
+        start(run, *own, f"train.init_from={first}", "train.max_steps=4")
+
+
+def test_a_vocabulary_of_other_text_is_not_taken_after_a_crash(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first start dies before it has written anything but the record of the run."""
+    with monkeypatch.context() as patch:
+        patch.setattr("mtrain.runs.directory.RunDirectory.keep_tokenizer", crash)
+        with pytest.raises(Crash):
+            start(run)
+    with pytest.raises(RefusedError, match="not the same as when this run began"):
+        start(run, "data.train=[{generated: phrasebook, split: train, pairs: 300}]")
+
+
+def test_the_best_of_an_extended_run_is_a_checkpoint_that_is_there(run: Path) -> None:
+    """The best validation is at the old end, where none is due now; the one before it is gone."""
+    settings = ["train.keep_checkpoints=1", "train.average_last=0", "train.valid_every=4"]
+    start(run, *settings, "train.max_steps=6")
+    assert json.loads((run / "best.json").read_text())["best"]["step"] == 6
+    stop(run, 7, *settings)
+    best = json.loads((run / "best.json").read_text())["best"]
+    assert best is None or (run / "checkpoints" / best["checkpoint"]).is_dir()
+
+
+def test_a_run_beyond_a_lower_end_is_validated_there(run: Path) -> None:
+    stop(run, 7)
+    start(run, "train.max_steps=5")
+    found = json.loads((run / "best.json").read_text())
+    assert [entry["step"] for entry in found["history"]] == [7]
+    assert found["best"]["checkpoint"] in ("step-00000007", "average")
+    assert status(run)["state"] == "complete"
+
+
+def test_precision_is_no_advice_where_it_is_fp32(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(UserError) as raised:
+        start(run, "train.precision=fp32", "train.schedule=constant", "train.peak_lr=1e30")
+    assert "lower learning rate" in str(raised.value)
+    assert "train.precision" not in str(raised.value)

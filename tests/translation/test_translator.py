@@ -113,6 +113,13 @@ def threads() -> Iterator[int]:
     torch.set_num_threads(1)
 
 
+def test_a_wide_beam_for_a_short_line_is_cut_into_batches(
+    translator: Translator, threads: int
+) -> None:
+    wide = with_decode(translator, beam_size=1000)
+    assert [len(batch) for batch in wide._batches([np.zeros(1, np.int64)])] == [1]
+
+
 @pytest.mark.parametrize("lines", [140, 200, 300])
 def test_a_few_batches_give_all_threads_the_same_work(
     translator: Translator, threads: int, lines: int
