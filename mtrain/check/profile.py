@@ -136,9 +136,14 @@ class Profile:
             own = scripts_of(language)
             if own and letters and sum(letters[each] for each in own) < 0.5 * letters.total():
                 [(main, count)] = letters.most_common(1)
+                share, only = count / letters.total(), "only " if main in own else ""
                 found.add_message(
                     "language",
-                    f"data.{('src', 'tgt')[side]}_lang is {language}, but "
-                    f"{count / letters.total():.0%} of the {('source', 'target')[side]}'s letters "
-                    f"are {name_of(main)}: are the sides swapped?",
+                    f"data.{('src', 'tgt')[side]}_lang is {language}, but {only}{share:.0%} of the "
+                    f"{('source', 'target')[side]}'s letters are {name_of(main)}"
+                    + (
+                        ": are the sides swapped?"
+                        if main in scripts_of(languages[1 - side])
+                        else ""
+                    ),
                 )

@@ -74,7 +74,7 @@ class Request:
 def language_of(path: Path, option: str) -> str:
     """Return the language that the end of a file's name gives; raises `RefusedError`."""
     code = _end_of(path)
-    if language_code(code) not in NAMES:
+    if language_code(code) not in NAMES and not re.fullmatch("[a-z]{3}_[A-Z][a-z]{3}", code):
         raise RefusedError(
             f"{path}: its name does not end in a known language code, such as .en or .de.gz; "
             f"give {option}"

@@ -8,6 +8,10 @@ from typing import Literal
 
 _TABLES = json.loads(Path(__file__).with_name("languages.json").read_text("utf-8"))
 NAMES: dict[str, str] = _TABLES["names"]  # by ISO 639-1, and by some other codes in use
+# Codes of three letters, of which some are for one of several languages, by those of two.
+_TWO_LETTERS: dict[str, str] = {
+    long: code for code, others in _TABLES["long"].items() for long in others.split()
+}
 # Codes of countries and other words that are taken for codes, each with the code that is meant. Of
 # `kr`, Kanuri, which is `kau` as well, Korean is meant more often.
 MISTAKES: dict[str, str] = _TABLES["meant"]
@@ -17,13 +21,15 @@ FREQUENT: dict[str, str] = _TABLES["frequent"]
 _Local = Literal["none", "zh", "13a", "intl", "char", "ja-mecab", "ko-mecab"]
 _Fetched = Literal["spm", "flores101", "flores200", "spBLEU-1K"]  # sacreBLEU loads their models
 Tokenizer = Literal[_Local, _Fetched]
-TOKENIZERS: dict[str, Tokenizer] = {"zh": "zh", "zho": "zh", "cmn": "zh"}
-TOKENIZERS |= {"ja": "ja-mecab", "jpn": "ja-mecab", "ko": "ko-mecab", "kor": "ko-mecab"}
+TOKENIZERS: dict[str, Tokenizer] = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
 
 
 def language_code(language: str) -> str:
-    """Return the language of a tag such as `zh_CN` or `pt-BR`."""
-    return re.split("[-_]", language.lower())[0]
+    """Return the language of a tag such as `zh_CN` or `deu_Latn`, in two letters if it has such a
+    code.
+    """
+    code = re.split("[-_]", language.lower())[0]
+    return _TWO_LETTERS.get(code, code)
 
 
 def tokenizer_for(language: str | None) -> Tokenizer:

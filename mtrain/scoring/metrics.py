@@ -18,6 +18,7 @@ from mtrain.runtime.workers import available_threads, map_tasks
 from mtrain.scoring.references import check_equal
 
 METRICS = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}
+UNCUT = ("ja", "ko", "th", "lo", "km", "my", "bo")  # not cut into words by the tokenizer 13a
 SIGNIFICANT = 0.05  # the largest p-value called so, as sacreBLEU has it
 FEWEST = 10  # lines for a test; fewer do not give enough different resamples
 _RESAMPLES = 1000
@@ -56,7 +57,7 @@ def check_tokenizer(name: str) -> None:
     except OSError as error:
         raise RefusedError(f"the tokenizer {name} cannot be loaded: {error}") from None
     except (ImportError, RuntimeError):
-        more = "choose another one with mtrain eval --tokenize"
+        more = "or choose another one, such as char, with data.bleu_tokenize or --tokenize"
         raise MissingExtraError(f"the tokenizer {name}", name.split("-")[0], more) from None
 
 
@@ -67,11 +68,11 @@ def choose_tokenizer(
     if tokenize is None:
         tokenize = tokenizer_for(tgt_lang)
         letters = Counter(script_of(char) for char in "".join(references[0]) if char.isalpha())
-        cjk = sum(letters[script] for script in scripts_of("ja") | scripts_of("ko"))
-        if tokenize == "13a" and 2 * cjk > letters.total():
+        uncut = sum(letters[script] for script in set().union(*map(scripts_of, UNCUT)))
+        if tokenize == "13a" and 2 * uncut > letters.total():
             logger.warning(
-                "the references are mostly Han, Kana or Hangul, which BLEU's tokenizer 13a does "
-                "not cut; name the language (zh, ja, ko) with --tgt-lang"
+                "the references are mostly in a script without words that BLEU's tokenizer 13a "
+                "cuts; name the language (zh, ja, ko) with --tgt-lang, or give --tokenize char"
             )
     check_tokenizer(tokenize)
     return tokenize

@@ -45,7 +45,7 @@ def test_no_code_is_guessed_from_nothing() -> None:
 def test_the_target_language_names_the_tokenizer() -> None:
     for names, tokenizer in (
         (("de", "", None), "13a"),
-        (("zh", "zh-CN", "zh_TW", "ZHO", "cmn_Hans"), "zh"),
+        (("zh", "zh-CN", "zh_TW", "ZHO", "cmn_Hans", "yue", "lzh_Hant"), "zh"),
         (("ja", "jpn_Jpan"), "ja-mecab"),
         (("ko", "kor"), "ko-mecab"),
     ):

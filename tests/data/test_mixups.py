@@ -62,7 +62,10 @@ def test_swapped_sides_are_refused_by_their_words(
         assert any("look like the target" in text for text in caplog.messages) == is_refused
 
 
-@pytest.mark.parametrize(("languages", "is_refused"), [("ru en", False), ("en ru", True)])
+@pytest.mark.parametrize(
+    ("languages", "is_refused"),
+    [("ru en", False), ("en ru", True), ("rus eng", False), ("eng_Latn rus_Cyrl", True)],
+)
 def test_swapped_sides_are_refused_by_their_scripts(
     tiny_config: TinyConfig, write: Any, languages: str, is_refused: bool
 ) -> None:
