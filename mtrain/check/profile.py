@@ -137,13 +137,10 @@ class Profile:
             if own and letters and sum(letters[each] for each in own) < 0.5 * letters.total():
                 [(main, count)] = letters.most_common(1)
                 share, only = count / letters.total(), "only " if main in own else ""
+                is_other = main in scripts_of(languages[1 - side])
                 found.add_message(
                     "language",
                     f"data.{('src', 'tgt')[side]}_lang is {language}, but {only}{share:.0%} of the "
                     f"{('source', 'target')[side]}'s letters are {name_of(main)}"
-                    + (
-                        ": are the sides swapped?"
-                        if main in scripts_of(languages[1 - side])
-                        else ""
-                    ),
+                    + (": are the sides swapped?" if is_other else ""),
                 )

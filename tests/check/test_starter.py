@@ -46,7 +46,10 @@ def request(files: tuple[Path, Path], output: Path, hold_out: int = 30) -> Reque
 
 @pytest.mark.parametrize(
     ("name", "language"),
-    [("a.en", "en"), ("x.train.de.gz", "de"), ("a.b.zh-TW.zst", "zh-TW"), ("news.no", "no")],
+    [
+        *(("a.en", "en"), ("x.train.de.gz", "de"), ("a.b.zh-TW.zst", "zh-TW"), ("news.no", "no")),
+        *(("a.deu", "deu"), ("dev.zho_Hans", "zho_Hans"), ("dev.quy_Latn", "quy_Latn")),
+    ],
 )
 def test_the_name_of_a_file_gives_its_language(name: str, language: str) -> None:
     assert language_of(Path(name), "--src-lang") == language

@@ -190,6 +190,7 @@ def test_files_must_have_lines_and_match_line_for_line(tmp_path: Path) -> None:
         (CHINESE_REFERENCE, "zh", None, False),
         (CHINESE_REFERENCE, None, "char", False),
         (["Das Schild zeigt 東.", "123 !?"], None, None, False),
+        (["ที่นี่มีแมว"], "th", None, True),
     ],
 )
 def test_text_that_13a_does_not_cut_is_warned_of(
@@ -243,13 +244,3 @@ def test_an_output_is_looked_at_and_left_alone(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=f"cannot write: {message}"):
             streams.check_output(tmp_path / name)
     assert [(item, item.read_text()) for item in tmp_path.iterdir()] == [(kept, "as it was\n")]
-
-
-@pytest.mark.parametrize(
-    ("reference", "is_told"), [("ที่นี่มีแมว", True), ("hier ist eine Katze", False)]
-)
-def test_a_script_that_13a_does_not_cut_is_told(
-    reference: str, is_told: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert choose_tokenizer(None, "th", [[reference]]) == "13a"
-    assert any("give --tokenize char" in text for text in caplog.messages) == is_told
