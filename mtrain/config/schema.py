@@ -126,7 +126,7 @@ class FilterConfig(Section):
     duplicates: bool = False
     """drop all but the first of equal pairs"""
     control: bool = False
-    """drop pairs with control characters, private-use characters or U+FFFD"""
+    """drop pairs with control or private-use characters, line separators or U+FFFD"""
     src_script: list[Word] = []
     """drop pairs whose source is not in these Unicode scripts, such as [Latin]; []: off"""
     tgt_script: list[Word] = []

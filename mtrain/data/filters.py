@@ -15,8 +15,13 @@ from mtrain.corpus.lines import CHARACTERS_A_TOKEN, DROPPED
 from mtrain.corpus.readers import Pair
 from mtrain.runtime.errors import RefusedError
 
-# Control characters other than tabs, surrogates, private use, U+FFFD and noncharacters.
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\uf8ff\ufffd-\uffff]")
+FILTERS = 2  # version of what filters drop, a part of names in the cache
+# Control characters other than tabs, line separators, surrogates, private use, noncharacters, and
+# what stands for lost text: U+FFFC and U+FFFD.
+_CONTROL = re.compile(
+    "[\0-\x08\n-\x1f\x7f-\x9f\u2028\u2029\ud800-\uf8ff\ufdd0-\ufdef\ufffc-\uffff"
+    "\U000f0000-\U0010ffff]"
+)
 
 
 @dataclass(frozen=True)

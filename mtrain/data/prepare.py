@@ -28,7 +28,7 @@ from mtrain.corpus.readers import Pair, Scan, ScoredText, Text, describe, readin
 from mtrain.corpus.slips import suspicions
 from mtrain.data import duplicates, mixups
 from mtrain.data.cache import cache_key, cached, kept, remembered
-from mtrain.data.filters import Selection
+from mtrain.data.filters import FILTERS, Selection
 from mtrain.data.store import CHUNK, Shard, Store, open_shard, store_key, write_shard
 from mtrain.data.tokenizer import MAX_SENTENCES, Tokenizer, train_tokenizer
 from mtrain.runs import checkpoint, layout, manifest
@@ -106,15 +106,16 @@ class Preparation:
     @cached_property
     def prepared(self) -> Prepared:
         """All that training reads."""
-        fingerprints = {**self.fingerprints, "tokenizer": self.tokenizer.fingerprint}
         for name, (corpus, text) in self.sets.items():
             self._warn_of_long_lines(name, text, corpus.tag)
         shards = [self._shard(number) for number in range(len(self.scans))]
-        store = Store(shards, weights_of(self.config, list(map(len, shards))))
+        sizes = list(map(len, shards))
+        store = Store(shards, weights_of(self.config, sizes))
         self._report(store)
+        own = {"tokenizer": self.tokenizer.fingerprint, "pairs": sizes}
         tests = {name: self.sets[f"test {name}"] for name in self.config.data.test}
         valid = list(self.sets.values())[: len(self.config.data.valid_parts)]
-        return Prepared(self.tokenizer, store, valid, tests, fingerprints)
+        return Prepared(self.tokenizer, store, valid, tests, {**self.fingerprints, **own})
 
     @cached_property
     def fingerprints(self) -> dict[str, Any]:
@@ -222,7 +223,7 @@ class Preparation:
         hashes, config = [found.sha256 for found in self.scans], self.config
         text_filter = config.filter.model_dump(exclude={"min_length", "max_ratio"})
         own = {**config.tokenizer.model_dump(), "user_symbols": config.user_symbols}
-        settings = [text_filter, MAX_SENTENCES, own]
+        settings = [FILTERS, text_filter, MAX_SENTENCES, own]
         made = [each.made for each in config.data.texts if isinstance(each, MadeCorpus)]
         settings += [made] if made else []
         made_by = version("sentencepiece")

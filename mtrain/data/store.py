@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 
 from mtrain.corpus.readers import Pair
 from mtrain.data.cache import cache_key, remembered
-from mtrain.data.filters import Selection
+from mtrain.data.filters import FILTERS, Selection
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.runs import manifest
 from mtrain.runtime import files
@@ -114,7 +114,7 @@ class Store:
 def store_key(corpora: list[str], tokenizer: str, selection: Selection, invalid_utf8: str) -> str:
     """Name a store by all that its content depends on."""
     kept = (selection.max_length, selection.filter.model_dump())
-    return cache_key("store", FORMAT, corpora, tokenizer, *kept, invalid_utf8)
+    return cache_key("store", FORMAT, FILTERS, corpora, tokenizer, *kept, invalid_utf8)
 
 
 def open_shard(path: Path) -> Shard:

@@ -45,6 +45,7 @@ FIXED = {
     "weights": "the list of weights of data.train is",
     "valid": "the content of data.valid is",
     "tokenizer": "the content of tokenizer is",
+    "pairs": "the number of pairs of each corpus that pass the filters is",
     "init_from": "the model of train.init_from is",
     "metric_command": "--metric-command is",
 }
@@ -219,7 +220,7 @@ class RunDirectory:
             if key == "weights":
                 was = was or [1.0] * len(now)
             if was not in (None, now):
-                is_short = key in ("weights", "metric_command")
+                is_short = key in ("weights", "pairs", "metric_command")
                 detail = f" (it was {was!r}, and is {now!r})" if is_short else ""
                 raise RefusedError(
                     f"{self.path}: {FIXED[key]} not the same as when this run began{detail}; "

@@ -97,6 +97,7 @@ class Provenance(BaseModel):
 
     train: list[str]
     weights: list[Number] | None = None
+    pairs: list[Count] | None = None  # of each corpus, that pass the filters
     valid: str | list[str]
     test: dict[str, str] = {}
     tokenizer: str

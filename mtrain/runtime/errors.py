@@ -8,12 +8,23 @@ EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 EXIT_TERMINATED = 143
 
+# The no-break spaces of French and the space of Chinese and Japanese.
+SPACES = "\u00a0\u202f\u3000"
+# Characters that join or part the letters of a word, as in Persian and Hindi, and parts of emoji.
+JOINERS = "\u200c\u200d"
+FIRST_JOINED = "\u0590"  # Latin, Greek, Cyrillic and Armenian letters stand before it
+
 
 def printable(text: str) -> str:
     """Spell out the characters of a text that a terminal would not show, or would obey."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+    def spelled(before: str, c: str) -> str:
+        joins = c in JOINERS and before >= FIRST_JOINED
+        return c if c.isprintable() or c in SPACES or joins else ascii(c)[1:-1]
+
+    return "".join(map(spelled, " " + text, text))
 
 
 class UserError(Exception):

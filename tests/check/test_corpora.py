@@ -34,7 +34,7 @@ from mtrain.config.loading import load_config
 from mtrain.corpus.writing_systems import script_of, scripts_of
 from mtrain.data import mixups
 from mtrain.runtime.console import clipped
-from mtrain.runtime.errors import StoppedError
+from mtrain.runtime.errors import StoppedError, printable
 from mtrain.runtime.stop import Stop
 
 Sides = tuple[list[str], list[str]]
@@ -104,7 +104,7 @@ class Folder:
         report: dict[str, Any] = json.loads(json.dumps(found.as_json()))
         for width in (40, 80):
             for line in found.lines(width):
-                assert line.isprintable()
+                assert printable(line) == line
         return report
 
 

@@ -42,6 +42,8 @@ ODD = [
     ("d", "lost \ufffd byte"),
     ("private \ue000", "e"),
     ("c1 \x85", "f"),
+    ("a line\u2028separator", "g"),
+    ("an icon", "of a font \U000f0001"),
     ("漢字", "kanji"),
     ("Привет", "hello"),
     ("1 + 1 = 2", "1 + 1 = 2"),
@@ -53,10 +55,10 @@ ODD = [
     [
         ({}, ODD, ""),
         ({"identical": True}, ODD[1:-1], "the same text on both sides"),
-        ({"control": True}, [*ODD[:2], *ODD[6:]], "control or invalid characters"),
+        ({"control": True}, [*ODD[:2], *ODD[8:]], "control or invalid characters"),
         ({"src_script": ["Han", "Cyrillic", "Latin"], "tgt_script": ["Latin"]}, ODD, ""),
         # no letters are of any script
-        ({"src_script": ["Latin", "Cyrillic"]}, ODD[:6] + ODD[7:], "src_script is not Latin or C"),
+        ({"src_script": ["Latin", "Cyrillic"]}, ODD[:8] + ODD[9:], "src_script is not Latin or C"),
     ],
 )
 def test_filters_of_text(settings: dict[str, object], pairs: list[Pair], reason: str) -> None:

@@ -70,7 +70,7 @@ def test_bf16_is_as_good_as_its_rounding(scale: float) -> None:
     found = consistency_loss((rounded[0], rounded[1]), rounded[2], targets, 0.1, 3.0)
     assert found.loss_sum.dtype == torch.float32
     for ours, theirs in zip(found, expected, strict=True):
-        assert float(ours) == pytest.approx(float(theirs), rel=0.03)
+        assert ours.item() == pytest.approx(theirs.item(), rel=0.03)
     grads = torch.autograd.grad(found.loss_sum, rounded)
     for ours, theirs in zip(grads, torch.autograd.grad(expected[0], exact), strict=True):
         assert (ours.double() - theirs).norm() < 0.05 * theirs.norm()
