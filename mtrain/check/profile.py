@@ -27,6 +27,7 @@ LEAST_SAMPLE = 200  # pairs from which words are learned
 LEAST_EVIDENCE = 0.5  # nats, on average, for words to be informative
 LEAST_SPREAD = 0.1  # of a logarithm of a ratio of lengths
 LEAST_PAIRS = 20  # from which scripts are learned
+JAPANESE = {"HIRAGANA", "KATAKANA"}
 USUAL_FRACTION = 0.05  # of a side's letters, for a script that is at home there
 
 
@@ -119,6 +120,9 @@ class Profile:
             {script for script in letters if letters[script] >= USUAL_FRACTION * letters.total()}
             for letters in self.letters
         ]
+        for scripts in self.scripts:  # Katakana may be rare in a sample of Japanese
+            if JAPANESE & scripts:
+                scripts |= JAPANESE
         self.has_scripts, self.has_words = self.pairs >= LEAST_PAIRS, self.pairs >= LEAST_SAMPLE
         # words are associated enough to judge pairs by them
         self.has_associations = self.has_words and self.mean >= LEAST_EVIDENCE

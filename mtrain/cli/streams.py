@@ -38,7 +38,7 @@ def prompting(lines: Iterator[bytes]) -> Iterator[bytes]:
 def _guarded(stream: IO[bytes], name: str) -> Iterator[bytes]:
     """Yield lines; raises `UserError` for an error of the input."""
     with reading_from(name):
-        yield from bounded_lines(stream)
+        yield from bounded_lines(stream, name)
 
 
 def as_text(text: str) -> str:

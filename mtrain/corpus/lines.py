@@ -34,8 +34,8 @@ _BOM = b"\xef\xbb\xbf"
 _OTHER_FORMATS = {
     b"\xff\xfe": "UTF-16, not UTF-8; convert the file: iconv -f UTF-16 -t UTF-8",
     b"\xfe\xff": "UTF-16, not UTF-8; convert the file: iconv -f UTF-16 -t UTF-8",
-    b"\x1f\x8b": "looks like gzip; give the file a name that ends in .gz",
-    b"\x28\xb5\x2f\xfd": "looks like zstd; give the file a name that ends in .zst",
+    b"\x1f\x8b": "looks like gzip; unpack it, or give the file a name that ends in .gz",
+    b"\x28\xb5\x2f\xfd": "looks like zstd; unpack it, or give the file a name that ends in .zst",
 }
 # Bytes of characters that are not ASCII: behind the first, and the first.
 _INNER_BYTES, _FIRST_BYTES = bytes(range(0x80, 0xC0)), bytes(range(0xC0, 0x100))
@@ -60,8 +60,7 @@ class Reading:
     def drop_long(self, place: str, number: int) -> None:
         """Count a line or text longer than `LONGEST_LINE`, which is dropped, or refuse it."""
         if self.keep_blank:
-            text = f"{TOO_LONG}; a set that is scored loses no line, so cut or remove it"
-            self.refuse(RowError(place, number, text, "long"))
+            self.refuse(RowError(place, number, f"{TOO_LONG}; cut or remove it", "long"))
         else:
             self.counts[DROPPED + TOO_LONG] += 1
 
@@ -143,13 +142,16 @@ def read_lines(lines: Iterable[bytes], counts: Counter[str] | None = None) -> It
             yield line.removesuffix(b"\n")
 
 
-def bounded_lines(stream: IO[bytes]) -> Iterator[bytes]:
+def bounded_lines(stream: IO[bytes], name: object = None) -> Iterator[bytes]:
     r"""Yield the lines of a stream with their `\n`; a line of more than `LONGEST_LINE` bytes is cut
-    a little above that, without `\n`.
+    a little above that, without `\n`. With a `name`, raises `UserError` for another form of file.
     """
     most = LONGEST_LINE + 8  # room for `\r\n`, and to end behind a whole character
     start, read = b"", cast(BufferedIOBase, stream).read1  # waits for no more than there is
     while block := read(_BLOCK):
+        if name is not None:
+            refuse_other_start(block, name)
+            name = None
         first, *others = block.split(b"\n")
         if len(start) <= most:
             start += first
@@ -169,7 +171,7 @@ def _without_split_character(line: bytes) -> bytes:
 def read_file(path: Path, counts: Counter[str] | None = None) -> Iterator[bytes]:
     """Yield the lines of a file; raises `UserError` where it cannot be read or is damaged."""
     with open_bytes(path) as stream, reading_from(path):
-        yield from read_lines(bounded_lines(stream), counts)
+        yield from read_lines(bounded_lines(stream, path), counts)
 
 
 def stripped_lines(path: Path) -> Iterator[list[bytes]]:
@@ -232,10 +234,14 @@ def require_regular(path: Path) -> None:
 def refuse_other_forms(path: Path) -> None:
     """Raise `UserError` for a text file that begins as UTF-16, gzip or zstd does."""
     with open_bytes(path) as stream, reading_from(path):
-        start = stream.read(4)
+        refuse_other_start(stream.read(4), path)
+
+
+def refuse_other_start(start: bytes, name: object) -> None:
+    """Raise `UserError` for the first bytes of such a file."""
     for key, advice in _OTHER_FORMATS.items():
         if start.startswith(key):
-            raise UserError(f"{path}: {advice}")
+            raise UserError(f"{name}: {advice}")
 
 
 def scan_file(path: Path, check: Callable[[], None]) -> tuple[int, bytes]:

@@ -22,6 +22,7 @@ from mtrain.corpus.lines import (
     NOT_UTF8,
     Reading,
     decode,
+    is_blank,
     listed,
     read_file,
     refuse_other_forms,
@@ -190,9 +191,21 @@ def _read_json_lines(corpus: FileCorpus, path: Path, reading: Reading) -> Iterat
                 row = json.loads(line)
             yield number, _field(row, str(corpus.src)), _field(row, str(corpus.tgt))
         except (ValueError, RecursionError, LookupError) as error:
-            reason = {RecursionError: "not JSON: nested too deep", LookupError: str(error.args[0])}
-            text = reason.get(type(error), f"not JSON: {error}")
-            reading.refuse(RowError(f"{path}:{number}", number, text))
+            reading.refuse(RowError(f"{path}:{number}", number, _fault(line, error)))
+
+
+def _fault(line: str, error: Exception) -> str:
+    """Return what is wrong with a line of JSON."""
+    match error:
+        case LookupError():
+            return str(error.args[0])
+        case RecursionError():
+            return "not JSON: nested too deep"
+        case json.JSONDecodeError() if is_blank(line):
+            return "blank; remove the line"
+        case json.JSONDecodeError():
+            return f"not JSON: {error.msg} at character {error.pos + 1}"
+    return f"not JSON: {error}"
 
 
 def _object(wanted: set[Any], pairs: list[tuple[str, Any]]) -> dict[str, Any]:

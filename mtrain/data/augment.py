@@ -20,7 +20,7 @@ from mtrain.data.tokenizer import Tokenizer
 
 Draw = Callable[[], float]  # in [0, 1)
 
-FINAL = ".!?…。！？｡؟۔।"  # marks at the end of a sentence
+FINAL = ".!?…。！？｡؟۔।॥։።፧។៕။།"  # marks at the end of a sentence
 LETTERS_A_TYPO = 25
 WORD_START = re.compile(r"(?<!\S)\S")
 NUMBER = re.compile("(?<![0-9A-Za-z])[0-9]+(?![0-9A-Za-z])")  # but not the 2 of 2nd or of A2

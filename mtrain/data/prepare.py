@@ -9,7 +9,7 @@ text.
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib.metadata import version
@@ -42,6 +42,8 @@ from mtrain.scoring.metrics import check_tokenizer
 
 SCAN = TypeAdapter(Scan)
 
+# Keys of `tokenizer` by which an existing vocabulary is recognized, if `path` does not name one.
+DESCRIBED = {"vocab_size", "model_type", "normalization"}
 # However small a corpus is, the temperature repeats its pairs at most this often in an epoch.
 MOST_OFTEN = 1000.0
 
@@ -195,20 +197,22 @@ class Preparation:
         """
         settings, train = self.config.tokenizer, self.config.train
         init_from = train.init_from if train.init_vocabulary == "theirs" else None
+        described = DESCRIBED
         if self.run_tokenizer.exists():
             file = self.run_tokenizer
             advice = None if init_from else "remove it, or choose another run_dir"
         elif init_from is not None:
             file = checkpoint.resolve(Path(init_from)) / layout.TOKENIZER
-            other = "remove tokenizer.path, or set train.init_vocabulary: own"
-            advice = other if settings.path else None
+            described = {"path"} if settings.path else DESCRIBED & settings.model_fields_set
+            keys = ", ".join(f"tokenizer.{key}" for key in sorted(described))
+            advice = f"remove {keys}, or set train.init_vocabulary: own" if described else None
         elif settings.path is not None:
             file, advice = Path(settings.path), None
         else:
             return None
         tokenizer = Tokenizer.load(file)
         if advice is not None:  # the config may describe another one
-            _check_tokenizer(tokenizer, settings, file, advice)
+            _check_tokenizer(tokenizer, settings, described, file, advice)
         for key, corpus in self.config.data.corpora.items():
             if corpus.tag is not None and corpus.tag not in tokenizer.user_symbols:
                 raise RefusedError(
@@ -345,15 +349,18 @@ def _open_tokenizer(path: Path) -> Tokenizer:
 
 
 def _check_tokenizer(
-    tokenizer: Tokenizer, settings: TokenizerConfig, path: Path, advice: str
+    tokenizer: Tokenizer, settings: TokenizerConfig, keys: Set[str], path: Path, advice: str
 ) -> None:
-    """Refuse a vocabulary that cannot be the config's."""
+    """Refuse a vocabulary that cannot be the config's, by these of its keys."""
     if settings.path is not None:
         matches = tokenizer.fingerprint == Tokenizer.load(Path(settings.path)).fingerprint
     else:
-        found = tokenizer.vocab_size, tokenizer.is_bpe, tokenizer.normalization
-        is_bpe = settings.model_type == "bpe"
-        matches = found == (settings.vocab_size, is_bpe, settings.normalization)
+        found = {
+            "vocab_size": tokenizer.vocab_size,
+            "model_type": "bpe" if tokenizer.is_bpe else "unigram",
+            "normalization": tokenizer.normalization,
+        }
+        matches = all(getattr(settings, key) == found[key] for key in keys & found.keys())
     if not matches:
         raise RefusedError(
             f"{path}: this vocabulary of {tokenizer.vocab_size} pieces is not the one that the "

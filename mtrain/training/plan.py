@@ -94,10 +94,13 @@ def lack_of_text(pairs: int, sets: dict[str, int]) -> Iterator[str]:
     """Yield warnings of few pairs to learn from, and of scored sets, by key, with few lines."""
     if 0 < pairs < LEAST_PAIRS:
         advice = f"use {LEAST_PAIRS:,} or more, or start from a model with train.init_from"
-        yield f"data.train: {pairs:,} pairs are too few to learn to translate; {advice}"
+        yield f"data.train: too few pairs to learn to translate: {pairs:,}; {advice}"
     for key, lines in sets.items():
         if 0 < lines < LEAST_LINES:
-            yield f"{key}: scores of {lines:,} lines differ by chance; use {LEAST_LINES} or more"
+            yield (
+                f"{key}: scores of so few lines ({lines:,}) differ by chance; use {LEAST_LINES} or "
+                "more"
+            )
 
 
 def describe_run(

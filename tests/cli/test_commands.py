@@ -462,6 +462,25 @@ def test_debug_shows_the_traceback(command: Command) -> None:
 # --- translate --------------------------------------------------------------------------------
 
 
+def test_files_of_another_form_are_refused(command: Command, run_dir: Path, tmp_path: Path) -> None:
+    """Their bytes would be read as invalid UTF-8, and translated."""
+    for name, content, words in (
+        ("wide", "a\nb\n".encode("utf-16"), "UTF-16, not UTF-8"),
+        ("packed", gzip.compress(b"a\n"), "looks like gzip"),
+    ):
+        path = tmp_path / name
+        path.write_bytes(content)
+        for result in (
+            command("translate", "-m", run_dir, stdin=content),
+            command("translate", "-m", run_dir, "-i", path),
+            command("score", "-m", run_dir, "-s", path, "-t", path),
+            command("eval", "-m", run_dir, "-s", path, "-r", path),
+        ):
+            assert result.code == 1
+            assert f": {words}" in result.err
+            assert not result.out
+
+
 def test_translate_answers_each_line_on_stdout_alone(command: Command, run_dir: Path) -> None:
     text = "\n".join(LINES).encode() + b"\r\nl\xffapo\n"
     result = command("translate", "-m", run_dir, stdin=text)

@@ -118,7 +118,7 @@ def test_pairs_too_long_are_dropped_and_counted_or_named(tmp_path: Path, make: M
     reading, corpus = Reading(), make(tmp_path, rows)
     assert list(read_pairs(corpus, reading)) == [rows[0], rows[2]]
     assert reading.counts == {DROPPED: 2}
-    words = f"{TOO_LONG}; a set that is scored loses no line"
+    words = f"{TOO_LONG}; cut or remove it"
     with pytest.raises(RowError, match=words) as caught:
         list(read_pairs(corpus, Reading(keep_blank=True)))
     assert caught.value.number == 2

@@ -159,7 +159,10 @@ def test_unequal_sides_are_refused_with_both_counts(
 def test_a_file_of_another_form_is_named_before_its_lines_are_counted(tmp_path: Path) -> None:
     for start, words in (
         ("a\nb\n".encode("utf-16"), "UTF-16, not UTF-8; convert the file"),
-        (gzip.compress(b"a\nb\n"), "looks like gzip; give the file a name that ends in .gz"),
+        (
+            gzip.compress(b"a\nb\n"),
+            "looks like gzip; unpack it, or give the file a name that ends in .gz",
+        ),
     ):
         corpus = write(tmp_path, start, b"a\nb\n")
         with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'a.src'}: {words}")):
@@ -353,7 +356,7 @@ def test_parquet_with_nested_columns_in_more_than_one_batch(tmp_path: Path) -> N
         ("a.tsv.gz", TSV.encode() * 9, 7, 1, "a.tsv.gz:1: has 3 columns, but src: 7"),
         ("a.jsonl", '{"a": "b"}\n{"a": \n', "a", "a", "a.jsonl:2: not JSON: "),
         ("a.jsonl", "[" * 100_000, "a", "a", "a.jsonl:1: not JSON: nested too deep"),
-        ("a.jsonl", '{"a": "b"}\n\n', "a", "a", "a.jsonl:2: not JSON: "),
+        ("a.jsonl", '{"a": "b"}\n\n', "a", "a", "a.jsonl:2: blank; remove the line"),
         ("a.jsonl", '{"a": "b"}', "a", "c", "a.jsonl:1: no field c; it has a"),
         ("a.jsonl", '{"a": "b"}', "a", "a.c", "a.jsonl:1: no field a.c; it is no object"),
         ("a.jsonl", '["a"]', "a", "c", "a.jsonl:1: no field a; it is no object"),

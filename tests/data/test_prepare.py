@@ -250,6 +250,18 @@ def test_another_vocabulary_than_that_of_init_from_is_refused(
         prepared(load_config(write_both_ways(tmp_path, **settings)))
 
 
+def test_settings_that_the_vocabulary_of_init_from_does_not_have_are_refused(
+    trained_run: Path, tiny_config: TinyConfig
+) -> None:
+    size = load_config(trained_run / "config.yaml").tokenizer.vocab_size
+    given = {"train.init_from": str(trained_run)}
+    words = r"is not the one .*; remove tokenizer\.vocab_size, or set train\.init_vocabulary: own$"
+    with pytest.raises(RefusedError, match=words):
+        prepared(load_config(tiny_config(**given, **{"tokenizer.vocab_size": size - 1})))
+    found = prepared(load_config(tiny_config(**given, **{"tokenizer.vocab_size": size})))
+    assert found.tokenizer.vocab_size == size
+
+
 @pytest.mark.parametrize("place", ["tokenizer.path", "train.init_from", "the run"])
 def test_a_vocabulary_without_a_tag_is_refused(
     trained_run: Path, tmp_path: Path, place: str

@@ -212,6 +212,9 @@ def test_a_language_decides_the_direction_of_its_lines(copy: Path) -> None:
     text = report.make_page(copy, ["bavo"], check=False)
     assert '<dd dir="rtl" lang="he">GNU שלום</dd>' in text
     assert '<dd dir="auto" lang="aa">' in text
+    config.write_text(config.read_text().replace("tgt_lang: he", "tgt_lang: fas_Arab"))
+    text = report.make_page(copy, ["bavo"], check=False)
+    assert '<dd dir="rtl" lang="fas-Arab">' in text
 
 
 def test_parts_of_a_list_are_shown_in_their_languages(both_run: Path) -> None:

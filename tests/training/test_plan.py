@@ -153,8 +153,8 @@ def test_a_measured_time_replaces_the_estimate(
 def test_little_text_is_warned_of() -> None:
     assert list(lack_of_text(5000, {"data.valid": 200, "data.test.a": 0})) == []
     train, test = lack_of_text(4999, {"data.valid": 200, "data.test.a": 199})
-    assert train.startswith("data.train: 4,999 pairs are too few")
-    assert test == "data.test.a: scores of 199 lines differ by chance; use 200 or more"
+    assert train.startswith("data.train: too few pairs to learn to translate: 4,999;")
+    assert test == "data.test.a: scores of so few lines (199) differ by chance; use 200 or more"
 
 
 def test_check_and_a_dry_run_say_the_same(tiny_config: TinyConfig) -> None:
