@@ -212,6 +212,11 @@ class Filler:
         src, tgt = self.config.data.languages(self.text)
         src, tgt = (tgt, src) if self.entry.made == "src" else (src, tgt)
         data, tag = model.data, self.entry.model_tag
+        if tag is not None and tag not in model.tags:
+            known = f"choose one of {', '.join(model.tags)}" if model.tags else "it has none"
+            raise RefusedError(
+                f"{self.key}.model_tag: {self.entry.model[0]} does not know the tag {tag}; {known}"
+            )
         if tag is None and all(each.tag for each in data.train):
             tags = ", ".join(sorted({str(each.tag) for each in data.train}))
             raise RefusedError(

@@ -415,6 +415,10 @@ def test_the_same_text_twice_gets_other_samples(
     [
         ("<2aa>", "translates ba to aa; this entry needs a model from aa to ba"),
         (
+            "<2cc>",
+            "data.train.1.model_tag: {run} does not know the tag <2cc>; choose one of <2bb>, <2aa>",
+        ),
+        (
             None,
             "data.train.1.model_tag: missing; all training text of {run} has tags: choose one of "
             "<2aa>, <2bb>",
