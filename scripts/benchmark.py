@@ -303,9 +303,9 @@ def measure_translation(
 
 
 def own_translate(loaded: LoadedModel) -> Translate:
-    """Return mtrain's translation with a loaded model."""
-    translator = Translator(loaded)
-    return lambda lines: sum(found[0].tokens for found in translator.translate(lines)[0])
+    """Return mtrain's translation with a loaded model, without scores, as of `mtrain translate`."""
+    translate = partial(Translator(loaded).translate, scored=False)
+    return lambda lines: sum(found[0].tokens for found in translate(lines)[0])
 
 
 def peer_translate(loaded: LoadedModel) -> tuple[Translate, Translate]:

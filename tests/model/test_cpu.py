@@ -118,8 +118,12 @@ def test_a_packed_matrix_gives_the_same_product(
 def test_other_processors_and_small_matrices_multiply_as_they_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    x, weight = torch.ones(1, 64), torch.ones(2000, 64)
-    assert isinstance(packed_product(weight[:9], None), partial)
+    torch.manual_seed(1)
+    x, weight = torch.randn(1, 64), torch.randn(2000, 64) / 8
+    for small in (weight[:9], weight[:99]):  # narrow, and wide
+        multiply = packed_product(small, None)
+        assert isinstance(multiply, partial)
+        assert_close(multiply(x), x @ small.T)
     monkeypatch.setattr(platform, "machine", lambda: "arm64")
     assert_close(packed_product(weight, None)(x), x @ weight.T)
     assert isinstance(packed_product(weight, None), partial)
