@@ -60,6 +60,8 @@ def measure(run: Path, base: Path) -> tuple[str, float, float, int, float]:
 def main() -> None:
     """Print the table."""
     folder = Path(sys.argv[1])
+    if not (folder / "base" / layout.CONFIG).exists():
+        sys.exit(f"{folder}: no run named base, which the other rows are compared with")
     names = [name for name in PAPER if reader.read_run(folder / name).state == "complete"]
     rows = {name: measure(folder / name, folder / "base") for name in names}
     perplexities, losses = sorted(PAPER[n][0] for n in names), sorted(r[1] for r in rows.values())
