@@ -34,7 +34,9 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Config:
     """Read, override (`a.b=value`) and check a config, or the shipped one if a path `configs/...`
     is not there; raises `RefusedError`.
     """
-    shipped = Path(__file__).parents[1] / path
+    package = Path(__file__).parents[1]
+    is_clone = (package.parent / "pyproject.toml").exists()
+    shipped = (package.parent if is_clone else package) / path
     if path.parts[:1] == ("configs",) and shipped.exists() and not path.exists():
         logger.info("%s: not here; using the file that mtrain ships: %s", path, shipped)
         path = shipped

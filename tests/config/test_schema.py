@@ -523,3 +523,13 @@ def test_what_is_gone_is_refused_where_it_was_asked_for(tmp_path: Path) -> None:
     file.write_text(text)
     with pytest.raises(RefusedError, match=r"config.yaml:\d+: train.shard_optimizer: unknown"):
         load_config(file)
+
+
+def test_a_clone_ships_its_configs_to_other_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    named = load_config(Path("configs/quickstart.yaml"))
+    assert named == load_config(MANUAL.parent / "quickstart.yaml")
+    with pytest.raises(RefusedError, match=r"configs/absent\.yaml: cannot read the config"):
+        load_config(Path("configs/absent.yaml"))
