@@ -27,7 +27,7 @@ LEAST_SAMPLE = 200  # pairs from which words are learned
 LEAST_EVIDENCE = 0.5  # nats, on average, for words to be informative
 LEAST_SPREAD = 0.1  # of a logarithm of a ratio of lengths
 LEAST_PAIRS = 20  # from which scripts are learned
-JAPANESE = {"HIRAGANA", "KATAKANA"}
+JAPANESE = {"HIRAGANA", "KATAKANA"}  # the scripts of no other language
 USUAL_FRACTION = 0.05  # of a side's letters, for a script that is at home there
 
 

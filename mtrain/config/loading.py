@@ -35,8 +35,8 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Config:
     is not there; raises `RefusedError`.
     """
     package = Path(__file__).parents[1]
-    is_clone = (package.parent / "pyproject.toml").exists()
-    shipped = (package.parent if is_clone else package) / path
+    # in a clone, configs/ lies next to the package
+    shipped = (package if (package / "configs").exists() else package.parent) / path
     if path.parts[:1] == ("configs",) and shipped.exists() and not path.exists():
         logger.info("%s: not here; using the file that mtrain ships: %s", path, shipped)
         path = shipped

@@ -360,7 +360,7 @@ def _check_tokenizer(
             "model_type": "bpe" if tokenizer.is_bpe else "unigram",
             "normalization": tokenizer.normalization,
         }
-        matches = all(getattr(settings, key) == found[key] for key in keys & found.keys())
+        matches = all(getattr(settings, key) == found[key] for key in keys)
     if not matches:
         raise RefusedError(
             f"{path}: this vocabulary of {tokenizer.vocab_size} pieces is not the one that the "

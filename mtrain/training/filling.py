@@ -43,7 +43,7 @@ from mtrain.runtime.log import logger, progress_bar
 from mtrain.runtime.stop import Stop
 from mtrain.scoring.metrics import sentence_chrf
 from mtrain.training.learner import threads_of
-from mtrain.translation.loading import PATHS, load_with_tag
+from mtrain.translation.loading import PATHS, choice, load_with_tag
 from mtrain.translation.translator import Translator
 
 FORMAT = 1  # of a shard in the cache
@@ -213,9 +213,9 @@ class Filler:
         src, tgt = (tgt, src) if self.entry.made == "src" else (src, tgt)
         data, tag = model.data, self.entry.model_tag
         if tag is not None and tag not in model.tags:
-            known = f"choose one of {', '.join(model.tags)}" if model.tags else "it has none"
             raise RefusedError(
-                f"{self.key}.model_tag: {self.entry.model[0]} does not know the tag {tag}; {known}"
+                f"{self.key}.model_tag: {self.entry.model[0]} does not know the tag {tag}; "
+                f"{choice(model.tags)}"
             )
         if tag is None and all(each.tag for each in data.train):
             tags = ", ".join(sorted({str(each.tag) for each in data.train}))

@@ -66,8 +66,7 @@ class LoadedModel:
         it, or a model of an ensemble, does not know.
         """
         if tag is not None and tag not in self.tags:
-            known = f"choose one of {', '.join(self.tags)}" if self.tags else "it has none"
-            raise RefusedError(f"tag {tag}: the model does not know this tag; {known}")
+            raise RefusedError(f"tag {tag}: the model does not know this tag; {choice(self.tags)}")
         return self if tag == self.tag else replace(self, tag=tag)
 
     @property
@@ -160,6 +159,11 @@ def load(
         found.append(unpack(snapshot, directory, own, device=device, precision=precision))
         _check_languages(found[0].config, found[-1].config, paths[0], directory)
     return replace(found[0], others=tuple(found[1:]))
+
+
+def choice(tags: list[str]) -> str:
+    """Return what to do instead of naming an unknown tag."""
+    return f"choose one of {', '.join(tags)}" if tags else "it has none"
 
 
 def load_with_tag(*paths: Path, tag: str | None = None, **options: Any) -> LoadedModel:

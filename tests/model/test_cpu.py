@@ -115,7 +115,7 @@ def test_a_packed_matrix_gives_the_same_product(
     assert not wide[:, 2000:].any()
 
 
-def test_other_processors_and_small_matrices_multiply_as_they_are(
+def test_small_matrices_and_those_of_other_processors_are_not_packed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     torch.manual_seed(1)
