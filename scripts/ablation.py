@@ -99,8 +99,8 @@ def search_rows(config: Config, run_dir: Path) -> list[str]:
     tokenize = config.data.tokenizer_of(corpus)
     rows = []
     for name, width in (("greedy search", 1), ("beam 4", 4)):
-        translator = Translator(loading.load(model, device=config.train.device, beam_size=width))
-        hypotheses = translator.best(valid.sources)
+        loaded = loading.load(model, device=config.train.device, beam_size=width)
+        hypotheses = Translator(loaded.tagged(corpus.tag)).best(valid.sources)
         bleu = metrics.score("bleu", hypotheses, [valid.references], tokenize=tokenize)
         rows.append(f"| {name} | {bleu.score:.1f} | | | |")
     return [*rows, "", bleu.signature]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mtrain.check.findings import Findings
 from mtrain.check.words import Characters, Words, mixed
-from mtrain.corpus.lines import is_blank
+from mtrain.corpus.lines import chunked, is_blank
 from mtrain.corpus.tables import TextRow
 from mtrain.data.duplicates import text_hashes
 
@@ -99,12 +99,5 @@ class Chunk:
 
 def chunks(found: Findings, rows: Iterable[TextRow], characters: Characters) -> Iterator[Chunk]:
     """Cut rows into chunks that take little memory; each has at least one row."""
-    some, size = list[TextRow](), 0
-    for row in rows:
-        some.append(row)
-        size += len(row[1]) + len(row[2])
-        if len(some) >= CHUNK or size >= CHUNK_CHARACTERS:
-            yield Chunk.of(found, some, characters)
-            some, size = [], 0
-    if some:
+    for some in chunked(rows, CHUNK, CHUNK_CHARACTERS):
         yield Chunk.of(found, some, characters)

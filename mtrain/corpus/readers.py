@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from itertools import chain, islice, zip_longest
+from itertools import chain, compress, repeat, zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +19,13 @@ from mtrain.corpus.lines import (
     NOT_UTF8,
     Reading,
     added_to_set,
+    blocks_of_lines,
     decode,
     is_blank,
     read_file,
     refuse_other_forms,
     require_regular,
     scan_file,
-    stripped_lines,
 )
 from mtrain.corpus.tables import (
     TextRow,
@@ -38,7 +38,11 @@ from mtrain.corpus.tables import (
 from mtrain.runtime.errors import UnequalError
 
 Pair = tuple[str, str]
-SKIMMED = 50_000  # lines that `skim` looks at together
+# The bytes of all white space in UTF-8. A line without them at its ends is part of its text.
+_SPACE_BYTES = (
+    "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007"
+    "\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
+).encode()
 
 
 @dataclass(frozen=True)
@@ -188,18 +192,21 @@ def skim(
             if (is_nth := number % step == 0) or row[1].strip() in wanted:
                 yield is_nth, row
         return
-    files, start = files_of(corpus, reading.root)[:: -1 if corpus.swap else 1], 0
-    raw = [text.encode("utf-8", "surrogatepass") for text in wanted]
-    known = {*raw, *map(bytes.strip, raw)}
-    src, tgt = (chain.from_iterable(stripped_lines(file)) for file in files)
-    while lines := list(islice(src, SKIMMED)):
+    (src, tgt), start = files_of(corpus, reading.root)[:: -1 if corpus.swap else 1], 0
+    known = {text.encode("utf-8", "surrogatepass").strip(_SPACE_BYTES) for text in wanted}
+    others = chain.from_iterable(blocks_of_lines(tgt))
+    for lines in blocks_of_lines(src):
         reading.check()
-        nth, found = set(range(-start % step, len(lines), step)), known.intersection(lines)
-        chosen = nth.union(n for n, line in enumerate(lines) if line in found) if found else nth
-        others = list(islice(tgt, SKIMMED))
-        for n in sorted(row for row in chosen if row < len(others)):
-            sides = lines[n].decode(errors="replace"), others[n].decode(errors="replace")
-            yield n in nth, (start + n + 1, *sides)
+        bare = list(map(bytes.strip, lines, repeat(_SPACE_BYTES)))
+        is_chosen, found = bytearray(len(lines)), known.intersection(bare)
+        is_chosen[-start % step :: step] = b"\1" * len(range(-start % step, len(lines), step))
+        for n, line in enumerate(bare if found else []):
+            is_chosen[n] |= line in found
+        sides = zip(range(start, start + len(lines)), lines, others, strict=False)
+        for n, *side in compress(sides, is_chosen):
+            src_text, tgt_text = (line.decode(errors="replace").strip() for line in side)
+            if (is_nth := n % step == 0) or src_text in wanted:
+                yield is_nth, (n + 1, src_text, tgt_text)
         start += len(lines)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.config.schema import AugmentConfig
+from mtrain.corpus.lines import is_blank
 from mtrain.data.subwords import Pairs, Row
 from mtrain.data.tokenizer import Tokenizer
 
@@ -28,7 +29,7 @@ NUMBER = re.compile("(?<![0-9A-Za-z])[0-9]+(?![0-9A-Za-z])")  # but not the 2 of
 
 class Augmenter:
     """Changes a fraction of the pairs for each setting of `train.augment`. A pair whose text is the
-    same after the change, or has unknown pieces, stays as it is.
+    same after the change, or blank, or has unknown pieces, stays as it is.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Augmenter:
         self, sides: list[Row], tags: list[Row], texts: list[str], changed: list[str]
     ) -> list[Row]:
         """Encode the texts that changed, each after its tag; return the ids of all."""
-        places = [place for place, text in enumerate(texts) if changed[place] != text]
+        places = [n for n, text in enumerate(changed) if text != texts[n] and not is_blank(text)]
         new, encoded = list(sides), self.tokenizer.encode([changed[place] for place in places])
         for place, ids in zip(places, encoded, strict=True):
             new[place] = np.concatenate((tags[place], np.array(ids, sides[place].dtype)))

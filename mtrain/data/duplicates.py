@@ -32,12 +32,11 @@ def write_repeats(
     """
     duplicates, starts = Duplicates(directory, about), [0]
     for pairs in corpora:
-        iterator, end = iter(pairs), starts[-1]
-        while chunk := list(islice(iterator, CHUNK)):
-            hashes = text_hashes(f"{len(src)} {src}{tgt}" for src, tgt in chunk)
-            duplicates.add(hashes, np.arange(end, end + len(chunk), dtype=np.uint64))
-            end += len(chunk)
-            progress(len(chunk))
+        texts, end = (f"{len(src)} {src}{tgt}" for src, tgt in pairs), starts[-1]
+        while len(hashes := text_hashes(islice(texts, CHUNK))):
+            duplicates.add(hashes, np.arange(end, end + len(hashes), dtype=np.uint64))
+            end += len(hashes)
+            progress(len(hashes))
         starts.append(-(-end // 8) * 8)  # so that its bits start with a byte
     is_repeat = np.zeros(starts[-1] // 8, np.uint8)
     for later, _ in duplicates.groups():

@@ -42,7 +42,8 @@ def find(
         for key, corpus in zip(texts, map(data.forward, texts.values()), strict=True):
             owner = data.languages(corpus), key
             for is_nth, row in skim(corpus, reading, step, sources):
-                seen.add((row[1].strip(), row[2].strip()))
+                if (src := row[1].strip()) in sources:
+                    seen.add((src, row[2].strip()))
                 if is_nth and is_informative(row):
                     yield owner, row
 

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib.metadata import version
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from pydantic import TypeAdapter
 from mtrain.config.corpora import Corpus, MadeCorpus
 from mtrain.config.schema import Config, TokenizerConfig
 from mtrain.corpus import readers
-from mtrain.corpus.lines import DROPPED, listed
+from mtrain.corpus.lines import DROPPED, chunked, listed
 from mtrain.corpus.readers import Pair, Scan, ScoredText, Text, describe, reading_of
 from mtrain.corpus.slips import suspicions
 from mtrain.data import duplicates, mixups
@@ -250,7 +249,7 @@ class Preparation:
             if isinstance(corpus, MadeCorpus):
                 side = (corpus.made == "src") != corpus.swap
                 sides = slice(side, side + 1)
-            while chunk := list(islice(pairs, CHUNK)):
+            for chunk in chunked(pairs, CHUNK):
                 self.stop.check()
                 for pair in self.selection.by_text(chunk, Counter()):
                     yield from pair[sides]

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
+from mtrain.corpus.lines import chunked
 from mtrain.corpus.readers import Pair
 from mtrain.data.cache import cache_key, remembered
 from mtrain.data.filters import FILTERS, Selection
@@ -145,8 +146,7 @@ def write_shard(
     and `OSError` if the disk is full.
     """
     dtype: Literal["uint16", "uint32"] = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
-    iterator, end = iter(pairs), 0
-    chunks = iter(lambda: list(islice(iterator, CHUNK)), [])
+    end, chunks = 0, chunked(pairs, CHUNK)
     with (
         closing(_encode_all(chunks, tokenizer, selection, workers)) as encoded,
         files.create(directory / IDS) as ids_out,

@@ -57,7 +57,7 @@ def read_pairs(source: Iterable[bytes], target: Path | None) -> Pairs:
     if target is None:
         return [(line, None) for line in sources]
     targets = read_text_file(target)
-    check_equal(target, targets, "the input", sources)
+    check_equal(target, len(targets), "the input", len(sources))
     return list(zip(sources, targets, strict=True))
 
 

@@ -204,15 +204,21 @@ class MetricsFile:
         if self.board is not None:
             self.board.add(record)
 
-    def cut(self, step: int) -> None:
-        """Drop the records after a step and a truncated line; a resumed run writes them again."""
-        self._rewrite([record for record in self.parse()[0] if record["step"] <= step])
-
-    def replace(self, record: dict[str, Any], prefix: str) -> None:
-        """Add a record and remove one of the same step whose keys start with `prefix`."""
-        step, records = record["step"], self.parse()[0]
-        kept = [r for r in records if r["step"] != step or not any(k.startswith(prefix) for k in r)]
-        self._rewrite([*kept, record], record if len(kept) == len(records) else None)
+    def cut(self, step: int, repeated: tuple[str, ...] = ()) -> None:
+        """Drop what a run that resumes at a step writes again: a truncated line, the records after
+        the step, and those of the step with keys that begin with one of `repeated`.
+        """
+        records = [record for record in self.parse()[0] if record["step"] <= step]
+        kept = [
+            record
+            for record in records
+            if record["step"] < step or not any(key.startswith(repeated) for key in record)
+        ]
+        self.check()
+        if self.path.exists() or kept:
+            files.write_text(self.path, "".join(json.dumps(record) + "\n" for record in kept))
+        if self.board is not None:
+            self.board.begin(kept)
 
     def parse(self) -> tuple[list[dict[str, Any]], list[int]]:
         """Return the records, and the line numbers of invalid lines but one that a crash truncated;
@@ -234,13 +240,3 @@ class MetricsFile:
                     "remove the file, or restore the run's"
                 )
         return records, broken
-
-    def _rewrite(self, records: list[dict[str, Any]], new: dict[str, Any] | None = None) -> None:
-        """Replace all records; the board needs only the one that is `new`, if all others stay."""
-        self.check()
-        if self.path.exists() or records:
-            files.write_text(self.path, "".join(json.dumps(record) + "\n" for record in records))
-        if self.board is not None and new is not None:
-            self.board.add(new)
-        elif self.board is not None:
-            self.board.begin(records)

@@ -1,5 +1,8 @@
 """The errors that users see: one message, no traceback, a fixed exit code."""
 
+import copyreg
+from typing import Any
+
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_REFUSED = 2
@@ -43,6 +46,10 @@ class UserError(Exception):
 
     def __str__(self) -> str:
         return "\n".join(map(printable, self.args))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let a process send an error to another, whatever the parameters of its class are."""
+        return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined]
 
 
 def first_line(error: Exception) -> str:

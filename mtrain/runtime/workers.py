@@ -6,6 +6,7 @@ while it sends a result, the executor waits for ever (seen with Python 3.11). It
 by SIGTERM, which these must not receive.
 """
 
+import math
 import multiprocessing
 import os
 import signal
@@ -14,9 +15,10 @@ from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, TypeVar
 
-from mtrain.runtime.errors import UserError
+from mtrain.runtime.errors import UserError, as_user_error
 from mtrain.runtime.stop import EXIT_CODES
 
 Task = TypeVar("Task")
@@ -26,13 +28,29 @@ Result = TypeVar("Result")
 # a module's function is.
 Setup = Callable[[], Callable[[Task], Result]]
 
+CGROUP = Path("/sys/fs/cgroup")
 AHEAD = 4  # tasks for each process that are begun before the result of the first is there
 
 
 def available_threads() -> int:
-    """Cores that this process may use."""
+    """Cores that this process may use: of the machine or its affinity, and of a container's quota,
+    with which more threads would be paused in turn.
+    """
     affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return math.ceil(min(cores, _quota()))
+
+
+def _quota() -> float:
+    """Return the cores' worth of time that a container may use, by version 2 or 1 of cgroups."""
+    with suppress(OSError, ValueError):
+        quota, period = (CGROUP / "cpu.max").read_text().split()
+        return math.inf if quota == "max" else int(quota) / int(period)
+    with suppress(OSError, ValueError):
+        names = "cpu.cfs_quota_us", "cpu.cfs_period_us"
+        allowed, each = (int((CGROUP / "cpu" / name).read_text()) for name in names)
+        return math.inf if allowed < 0 else allowed / each
+    return math.inf
 
 
 def map_tasks(
@@ -105,6 +123,6 @@ def _work(pipe: Connection, setup: Setup[Any, Any]) -> None:
             try:
                 work = work or setup()
                 result = work(task)
-            except UserError as error:
-                failure = error
+            except (UserError, OSError, MemoryError) as error:
+                failure = as_user_error(error)
             pipe.send((result, failure))

@@ -101,7 +101,7 @@ def score(
     if interval:
         check_seed()
     for reference in references:  # sacreBLEU cuts lists of unequal length without a word
-        check_equal("the translation", hypotheses, "the reference", reference)
+        check_equal("the translation", len(hypotheses), "the reference", len(reference))
     if not hypotheses:
         raise UserError("there are no lines to score")
     scorer = _metric(metric, tokenize, lowercase)

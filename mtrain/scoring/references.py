@@ -35,14 +35,14 @@ def _checked(
 ) -> list[str]:
     warn_of(counts)
     for reference in references[:1]:
-        check_equal(path, lines, "the reference", reference)
+        check_equal(path, len(lines), "the reference", len(reference))
     return lines
 
 
-def check_equal(name: object, lines: list[str], other: object, others: list[str]) -> None:
+def check_equal(name: object, lines: int, other: object, others: int) -> None:
     """Raise `UserError` unless two texts with these names have the same number of lines."""
-    if len(lines) != len(others):
-        counts = f"{name} has {len(lines)} lines but {other} has {len(others)}"
+    if lines != others:
+        counts = f"{name} has {lines} lines but {other} has {others}"
         raise UserError(f"{counts}: they must match line for line")
 
 

@@ -28,7 +28,7 @@ from mtrain.config.corpora import Corpus
 from mtrain.config.loading import load_stored_config
 from mtrain.config.schema import Config, override_decode
 from mtrain.corpus import readers
-from mtrain.corpus.lines import DROPPED, is_blank
+from mtrain.corpus.lines import DROPPED, chunked, is_blank
 from mtrain.corpus.readers import Pair, Scan, describe, reading_of
 from mtrain.data.cache import cache_directory, cache_key, cached
 from mtrain.data.prepare import scan_corpus
@@ -268,8 +268,7 @@ class Filler:
         """Read the lines to translate, each with its reference, without blank ones."""
         reading = reading_of(self.config)
         reading.counts = counts
-        pairs = readers.read_pairs(self.text, reading)
-        return iter(lambda: list(islice(pairs, SHARD)), [])
+        return chunked(readers.read_pairs(self.text, reading), SHARD)
 
     def _own_shard(self, some: list[tuple[int, list[Pair]]]) -> Shard:
         """Return this rank's shard of a round; none if there are fewer."""

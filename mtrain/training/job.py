@@ -334,7 +334,8 @@ def _check_shape(config: Config, directory: Path) -> None:
     different = [
         f"{key}: {old!r} there, {new!r} here"
         for key, old, new in changes
-        if key.startswith("model.") and "dropout" not in key
+        if (key.startswith("model.") and "dropout" not in key)
+        or (key == "data.max_length" and config.model.positions == "learned")
     ]
     if different:
         text = f"train.init_from: {directory} holds a model of another shape"

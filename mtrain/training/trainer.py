@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from tqdm import tqdm
 
@@ -285,8 +286,10 @@ class Trainer:
 
     def _save(self) -> None:
         """Save a checkpoint of this step."""
-        for name, weight in self.optimizer.weights.items():
-            if not bool(weight.isfinite().all()):
+        weights = self.optimizer.weights
+        finite = torch.stack([weight.isfinite().all() for weight in weights.values()]).tolist()
+        for name, is_finite in zip(weights, finite, strict=True):
+            if not is_finite:
                 raise self._not_finite(f"{name} is not finite")
         best = self.validation.history.best_step
         self.ranks.first(partial(self.checkpoints.save, self.progress, best))

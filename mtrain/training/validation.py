@@ -7,8 +7,9 @@ on the test sets. What an earlier start has finished is not repeated.
 import math
 import shlex
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from statistics import fmean
 
 import torch
@@ -63,8 +64,11 @@ class Validation:
             self.history.measure = self.history.measure or self.history.metric
             self._mark_lost()  # what is the best now may have been removed when it was not
             self.write_history()
-        self.run.metrics.cut(step)
-        return self.history
+        history, tests = self.history, self.prepared.tests
+        is_known = {"valid/": step in history.steps, "average/": history.average is not None}
+        is_known |= {f"test/{name}/": name in history.tests for name in tests}
+        self.run.metrics.cut(step, tuple(prefix for prefix in is_known if not is_known[prefix]))
+        return history
 
     def load_history(self, step: int) -> None:
         """Load the history as it was at a step."""
@@ -132,8 +136,7 @@ class Validation:
             files.make_directory(path.parent)
             files.write_text(path, "".join(line + "\n" for lines, _ in found for line in lines))
             values = _record(entry, prefix) | values
-            # replaces the record of an interrupted attempt
-            self.run.metrics.replace({"step": step, "time": time.time(), **values}, prefix)
+            self.run.metrics.append({"step": step, "time": time.time(), **values})
         return entry
 
     def _score(self, model: LoadedModel, part: ScoredText, name: str) -> tuple[list[str], Entry]:
@@ -169,8 +172,9 @@ class Validation:
             logger.info("average of %d  %s", len(names), summary(entry))
         self.history = self.ranks.share(self._mark_lost, BEST)
         if best := self.history.best:
+            load_best = cache(partial(self._load, best["checkpoint"]))
             for name, part in self.prepared.tests.items():
-                self._test(name, part, best["checkpoint"], step)
+                self._test(name, part, best["checkpoint"], step, load_best)
 
     def conclude(self, state: str, step: int) -> None:
         """Log how a run ends that is complete or stopped: time, place and best scores, and if it is
@@ -261,7 +265,9 @@ class Validation:
             self.write_history()
         return self.history
 
-    def _test(self, name: str, part: ScoredText, best: str, step: int) -> None:
+    def _test(
+        self, name: str, part: ScoredText, best: str, step: int, load: Callable[[], LoadedModel]
+    ) -> None:
         """Score a test set, unless its scores are those of the same model, text and search."""
         (corpus, text), decode = part, self.config.decode.model_dump()
         identity = {"checkpoint": best, "step": step, "sha256": text.sha256, "decode": decode}
@@ -269,7 +275,7 @@ class Validation:
         tokenize = self.config.data.tokenizer_of(corpus)
         if identity.items() <= known.items() and f"|tok:{tokenize}" in known["signature"]:
             return
-        entry = self.evaluate(self._load(best), [part], f"test-{name}", step, f"test/{name}/")
+        entry = self.evaluate(load(), [part], f"test-{name}", step, f"test/{name}/")
         self.history.tests[name] = {**identity, **entry}
         self.write_history()
 

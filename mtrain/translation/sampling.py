@@ -9,6 +9,11 @@ from torch import Tensor
 from mtrain.translation.search import BeamSearch, Normalize, Rules
 
 
+def _widest(device: torch.device) -> torch.dtype:
+    """Return the type to add up probabilities in: Apple's GPUs have no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 @dataclass(frozen=True)
 class Choice:
     """The distribution to draw tokens from: probabilities to the power 1 / `temperature`,
@@ -24,7 +29,7 @@ class Choice:
         """Choose tokens by numbers from 0 to 1: (N, V), (N,) -> (N,)."""
         kept = self.top_k or log_probs.shape[1]
         scaled, tokens = (log_probs / self.temperature).topk(min(kept, log_probs.shape[1]))
-        probs = scaled.double().softmax(1)
+        probs = scaled.to(_widest(scaled.device)).softmax(1)
         sums = probs.cumsum(1)
         probs = probs.masked_fill(sums - probs >= self.top_p, 0.0)
         sums = probs.cumsum(1)
@@ -48,12 +53,12 @@ class Sampling(BeamSearch):
         device: torch.device | None = None,
     ) -> None:
         super().__init__(rules, 1, normalize, device)
-        self.scores = self.scores.double()
+        self.scores = self.scores.to(_widest(self.device))
         self.choice, self.generators = choice, [np.random.default_rng(seed) for seed in seeds]
 
     def _candidates(self, log_probs: Tensor) -> tuple[Tensor, Tensor]:
         log_probs = log_probs[:, 0]
         numbers = [self.generators[sentence].random() for sentence in self.sentences]
-        drawn = torch.tensor(numbers, device=self.device, dtype=torch.float64)
+        drawn = torch.tensor(numbers, device=self.device, dtype=self.scores.dtype)
         tokens = self.choice.draw(log_probs, drawn)[:, None]
         return self.scores + log_probs.gather(1, tokens), tokens

@@ -3,7 +3,7 @@ bounded memory.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat, zip_longest
 from pathlib import Path
 from typing import IO
@@ -14,8 +14,10 @@ from mtrain.corpus.lines import (
     LONGEST_LINE,
     LONGEST_TEXT,
     TOO_LONG,
+    chunked,
     read_file,
     read_lines,
+    scan_file,
     shorten_text,
     size_of,
 )
@@ -116,22 +118,43 @@ def _format(
 def score_files(loaded: LoadedModel, source: Path, target: Path) -> Iterator[float]:
     """Yield the natural log-probability of each target line given its source line."""
     counts: Counter[str] = Counter()
-    src, tgt = (
-        list(_shortened(read_file(path, counts), counts, loaded)) for path in (source, target)
-    )
-    check_equal(source, src, target, tgt)
-    window, scorer, cut = loaded.decode.window, Scorer(loaded), (Places(), Places())
-    with progress_bar(len(src), "line", "scoring") as bar:
-        for start in range(0, len(src), window):
-            part = slice(start, start + window)
-            values, places = scorer.score(src[part], tgt[part])
+    total = _count_equal(source, target, loaded.check_stop)
+    sides = (_shortened(read_file(path, counts), counts, loaded) for path in (source, target))
+    scorer, cut, done = Scorer(loaded), (Places(), Places()), 0
+    with progress_bar(total, "line", "scoring") as bar:
+        for some in chunked(_aligned(source, target, *sides), loaded.decode.window):
+            src, tgt = zip(*some, strict=True)
+            values, places = scorer.score(list(src), list(tgt))
             for side in (0, 1):
-                cut[side].add(start + place for place in places[side])
+                cut[side].add(done + place for place in places[side])
             yield from values
+            done += len(values)
             bar.update(len(values))
     warn_of(counts)
     cut[0].warn(loaded.max_source_length, str(source))
     cut[1].warn(loaded.max_target_length, str(target))
+
+
+def _count_equal(source: Path, target: Path, check: Callable[[], None]) -> int | None:
+    """Return the number of lines of both files, or None where one can be read only once, as a pipe;
+    raises `UserError` if they differ.
+    """
+    if not (source.is_file() and target.is_file()):
+        return None
+    src, tgt = (scan_file(path, check)[0] for path in (source, target))
+    check_equal(source, src, target, tgt)
+    return src
+
+
+def _aligned(
+    source: Path, target: Path, src: Iterator[str], tgt: Iterator[str]
+) -> Iterator[tuple[str, str]]:
+    """Yield lines together; raises `UserError` at the end of the shorter of two pipes."""
+    for number, (src_line, tgt_line) in enumerate(zip_longest(src, tgt)):
+        if src_line is None or tgt_line is None:
+            short = source if src_line is None else target
+            raise UserError(f"{short}: ends after line {number:,}: they must match line for line")
+        yield src_line, tgt_line
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

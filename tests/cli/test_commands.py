@@ -627,6 +627,25 @@ def test_score_prints_a_log_probability_a_line(
     assert json.loads(result.out) == {"scores": values}
 
 
+def test_score_takes_pipes_and_refuses_files_of_other_lengths(
+    command: Command, run_dir: Path, places: dict[str, Path]
+) -> None:
+    short = places["tmp"] / "short"
+    short.write_text("".join(places["ref"].read_text().splitlines(keepends=True)[:2]))
+    lines = len(places["src"].read_text().splitlines())
+    result = command("score", run_dir, "-s", places["src"], "-t", short)
+    assert (result.code, result.out) == (1, "")
+    assert f"{places['src']} has {lines} lines but {short} has 2: they must match" in result.err
+    whole = command("score", run_dir, "-s", places["src"], "-t", places["ref"])
+    os.mkfifo(pipe := places["tmp"] / "pipe")
+    for file, code, out in ((places["ref"], 0, whole.out), (short, 1, "")):
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(pipe.write_bytes, file.read_bytes())
+            result = command("score", run_dir, "-s", places["src"], "-t", pipe)
+        assert (result.code, result.out) == (code, out)
+    assert f"{pipe}: ends after line 2: they must match line for line" in result.err
+
+
 def test_eval_scores_the_run_s_own_sets(
     command: Command, run_dir: Path, both_run: Path, tmp_path: Path
 ) -> None:

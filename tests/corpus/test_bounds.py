@@ -34,8 +34,9 @@ from mtrain.config.schema import FilterConfig
 from mtrain.corpus import lines as text
 from mtrain.corpus import parquet as parquet_reader
 from mtrain.corpus.lines import LONGEST_LINE, TOO_LONG, Reading, bounded_lines
-from mtrain.corpus.readers import read_pairs, read_text
+from mtrain.corpus.readers import read_pairs, read_text, skim
 from mtrain.data import duplicates, filters
+from mtrain.data.duplicates import write_repeats
 from mtrain.data.tokenizer import Tokenizer, train_tokenizer
 from mtrain.runtime.errors import RowError, UserError
 from mtrain.scoring.references import read_references, read_source
@@ -107,6 +108,31 @@ def parquet(folder: Path, rows: list[tuple[str, str]]) -> Corpus:
 
 def memory(folder: Path, rows: list[tuple[str, str]]) -> Corpus:
     return write_memory(folder / "a.tmx", "".join(unit(*row) for row in rows))
+
+
+@pytest.mark.parametrize("suffix", ["", ".zst"])
+def test_many_long_lines_take_no_memory(tmp_path: Path, suffix: str) -> None:
+    """What reads several pairs at a time counts their characters, too."""
+    long = (WIDEST[1:] + "\n").encode() * (HUGE >> 20)
+    corpus = TextCorpus(src="a" + suffix, tgt="b" + suffix)
+    for name in (corpus.src, corpus.tgt):
+        write(tmp_path / name, b"one\n" + long + b"two\n")
+    del long
+    reading = Reading(tmp_path)
+    longest, hashed = 0, tmp_path / "hashed"
+    hashed.mkdir()
+
+    def read() -> list[object]:
+        nonlocal longest
+        for some in text.chunked(read_pairs(corpus, reading), 1000):
+            longest = max(longest, len(some))
+        write_repeats(hashed, [read_pairs(corpus, reading)], 100, lambda pairs: None)
+        return list(skim(corpus, reading, 100, {"two"}))
+
+    peak, found = peak_of(read)
+    assert found == [(True, (1, "one", "one")), (False, ((HUGE >> 20) + 2, "two", "two"))]
+    assert longest < 9
+    assert peak < 30 << 20
 
 
 Make = Callable[[Path, list[tuple[str, str]]], Corpus]

@@ -58,6 +58,13 @@ def augment(
     return [(src, tgt) for src, tgt in texts]
 
 
+def test_no_source_becomes_blank(tokenizer: Tokenizer) -> None:
+    pairs = [(text, "ba") for text in "abcdefghijklmnop" * 20]
+    changed = augment(tokenizer, pairs, tag="<2bb>", typos=1.0)
+    assert all(src.strip() for src, _ in changed)
+    assert changed != pairs
+
+
 @pytest.mark.parametrize("tag", [None, "<2bb>"])
 @pytest.mark.parametrize(
     ("name", "pair", "expected"),

@@ -15,7 +15,7 @@ from conftest import TinyConfig, Train, run_here, status
 
 from mtrain.config.loading import load_config
 from mtrain.config.schema import Config
-from mtrain.corpus import phrasebook, readers
+from mtrain.corpus import lines, phrasebook, readers
 from mtrain.corpus.readers import reading_of
 from mtrain.data.prepare import Preparation, refuse_mixups
 from mtrain.runtime.errors import RefusedError
@@ -86,7 +86,8 @@ def test_a_scored_set_of_which_nine_in_ten_pairs_are_in_train_is_refused(
     """White space around the texts does not count, nor does the direction."""
     known = [(f"  {src}\r", f"{tgt}\xa0") for src, tgt in PAIRS[-count:]]
     own = write("s", known + list(phrasebook.pairs("valid", 20 - count)))
-    train = {**write("t", PAIRS), "src_lang": "aa", "tgt_lang": "ba"}
+    spaced = [(f"\u3000{src}\u2003", f"{tgt}\u3000") for src, tgt in PAIRS]
+    train = {**write("t", spaced), "src_lang": "aa", "tgt_lang": "ba"}
     for scored in (own, {**own, "swap": True}):
         value = [scored] if name == "data.valid" else {"held_out": scored}
         key = "data.valid" if name == "data.valid" else "data.test"
@@ -143,7 +144,7 @@ def test_check_finds_the_same(
 def test_a_corpus_is_skimmed_for_some_rows_and_those_that_are_wanted(
     config: Config, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(readers, "SKIMMED", 7)
+    monkeypatch.setattr(lines, "_BLOCK", 400)
     corpus = config.data.texts[0]
     if kind:
         for side in (corpus.src, corpus.tgt):

@@ -185,7 +185,6 @@ def test_every_way_to_write_into_a_run_looks_whether_it_is_held(tmp_path: Path) 
             lambda: run.write("best.json", {}),
             lambda: run.set_status("running", 1),
             lambda: run.metrics.append({"step": 1}),
-            lambda: run.metrics.replace({"step": 1}, "valid"),
             lambda: run.metrics.cut(0),
         ):
             with pytest.raises(ReplacedError):

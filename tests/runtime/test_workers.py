@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 
-from mtrain.runtime.errors import RefusedError, UserError
+from mtrain.runtime import workers
+from mtrain.runtime.errors import RefusedError, RowError, UserError
 from mtrain.runtime.workers import AHEAD, map_tasks
+
+FAILURES: dict[int, Exception] = {
+    17: UserError("seventeen"),
+    19: OSError(errno.ENOSPC, "No space left", "a file"),
+    23: MemoryError(),
+    29: RowError("file:3", 3, "no text", "encoding"),
+}
 
 
 def setup() -> Callable[[int], tuple[int, int]]:
@@ -25,8 +35,8 @@ def square(task: int) -> tuple[int, int]:
         Connection._send = half_send  # type: ignore[attr-defined]
     if task == 13:
         os.kill(os.getpid(), signal.SIGKILL)
-    if task == 17:
-        raise UserError("seventeen")
+    if task in FAILURES:
+        raise FAILURES[task]
     for _ in range(200_000 if task % 5 == 0 else 0):
         pass
     return os.getpid(), task * task
@@ -43,7 +53,7 @@ def broken_setup() -> Callable[[int], int]:
 
 
 def test_results_come_in_order_from_all_processes() -> None:
-    tasks = [n for n in range(60) if n not in (11, 13, 17)]
+    tasks = [n for n in range(60) if n not in (11, 13, *FAILURES)]
     found = list(map_tasks(setup, tasks, 2, "died"))
     assert [result for _, result in found] == [n * n for n in tasks]
     assert len({process for process, _ in found}) == 2
@@ -63,11 +73,56 @@ def test_tasks_are_read_as_they_are_needed() -> None:
     assert multiprocessing.active_children() == []
 
 
-@pytest.mark.parametrize(("task", "message"), [(11, "it died"), (13, "it died"), (17, "seventeen")])
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (11, "it died"),
+        (13, "it died"),
+        (17, "seventeen"),
+        (19, "a file: No space left"),
+        (23, "out of memory"),
+        (29, "file:3: no text"),
+    ],
+)
 def test_the_end_of_one_process_ends_all(task: int, message: str) -> None:
     with pytest.raises(UserError, match=message):
         list(map_tasks(setup, [1, 2, task, 3], 2, "it died"))
     assert multiprocessing.active_children() == []
+
+
+def test_an_error_from_a_process_is_whole() -> None:
+    with pytest.raises(RowError) as caught:
+        list(map_tasks(setup, [29], 1, "it died"))
+    error = caught.value
+    assert (error.place, error.number, error.reason, error.kind) == (
+        "file:3",
+        3,
+        "no text",
+        "encoding",
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 8),
+        ({"cpu.max": "max 100000"}, 8),
+        ({"cpu.max": "150000 100000"}, 2),
+        ({"cpu.max": "5000 100000"}, 1),
+        ({"cpu.max": "3200000 100000"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),
+    ],
+)
+def test_a_container_s_quota_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], expected: int
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    monkeypatch.setattr(workers, "CGROUP", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    assert workers.available_threads() == expected
 
 
 def test_a_process_that_cannot_begin_reports_why() -> None:

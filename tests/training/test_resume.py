@@ -279,6 +279,9 @@ def test_initial_weights_of_another_shape_are_refused(run: Path) -> None:
     given = [f"train.init_from={uninterrupted()}", "model.d_ff=48", "model.dropout=0.5"]
     with pytest.raises(RefusedError, match=r"another shape: model\.d_ff: 32 there, 48 here$"):
         start(run, *given)
+    given = [given[0], "model.positions=learned", "data.max_length=50"]
+    with pytest.raises(RefusedError, match=r"shape: data\.max_length: \d+ there, 50 here, model"):
+        start(run, *given)
 
 
 def test_step_13_is_within_a_later_epoch_and_between_two_records() -> None:
