@@ -7,6 +7,7 @@ of the validation set, without label smoothing. Seconds are those of all steps, 
 at the median speed.
 """
 
+import argparse
 import json
 import statistics
 import sys
@@ -59,7 +60,9 @@ def measure(run: Path, base: Path) -> tuple[str, float, float, int, float]:
 
 def main() -> None:
     """Print the table."""
-    folder = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("folder", type=Path, help="of the rows' runs")
+    folder = parser.parse_args().folder
     if not (folder / "base" / layout.CONFIG).exists():
         sys.exit(f"{folder}: no run named base, which the other rows are compared with")
     names = [name for name in PAPER if reader.read_run(folder / name).state == "complete"]

@@ -5,6 +5,9 @@
 # It may be started again at any time: each row goes on where it was, or says that its run is complete.
 # Rows (B) are missing: keys are d_model / num_heads wide here, as in all other rows of the paper.
 set -eu
+case "${1-}" in
+-h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;;
+esac
 configs=$(dirname "$0")
 size=base scale=1 h4=4 h16=16 h32=32 only=
 while :; do

@@ -18,7 +18,7 @@ from mtrain.data.prepare import Preparation, weights_of
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.stop import Stop
-from mtrain.training.plan import Forecast, forecast, lack_of_text
+from mtrain.training.plan import Forecast, forecast, lack_of_text, uncut_sets
 
 MOST_ENCODED = 20_000  # pairs of the sample
 MOST_BYTES = 0.02  # fraction of tokens that are bytes or unknown
@@ -109,7 +109,7 @@ def diagnose(
             checker.sets[0].add_message("pieces", f"{name}: {SHOWN.format(**fit)}")
     sizes = [found.pairs for found in checker.train]
     sets = {found.name: found.pairs for found in checker.sets if not found.is_train}
-    diagnosis.doubts += lack_of_text(sum(sizes), sets)
+    diagnosis.doubts += [*lack_of_text(sum(sizes), sets), *uncut_sets(config.data)]
     if with_forecast:
         pairs = sum(n * w for n, w in zip(sizes, weights_of(config, sizes), strict=True))
         size = tokenizer.vocab_size if tokenizer else config.tokenizer.vocab_size

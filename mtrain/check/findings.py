@@ -22,7 +22,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "dropped": (WARNING, "invalid UTF-8, left out"),
     "empty": (ERROR, "nothing to learn from or to score"),
     "turned": (ERROR, "source and target swapped"),
-    "contained": (ERROR, "nearly all of it is in train"),
+    "contained": (ERROR, "all of it, or nearly all, is in train"),
     "language": (WARNING, "a side is not in its language"),
     "slip": (WARNING, "sides out of step"),
     "unrelated": (WARNING, "sides that do not go together"),

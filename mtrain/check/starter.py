@@ -19,7 +19,7 @@ from mtrain.check.recipe import Size, recipe_for
 from mtrain.check.words import Characters
 from mtrain.config.corpora import TextCorpus
 from mtrain.config.keys import SCHEMA
-from mtrain.config.languages import NAMES, language_code, tokenizer_for
+from mtrain.config.languages import NAMES, is_uncut, language_code, tokenizer_for
 from mtrain.config.loading import parse_config
 from mtrain.config.schema import Config
 from mtrain.config.yaml_reader import dump_document, parse_document
@@ -30,7 +30,7 @@ from mtrain.runs import manifest
 from mtrain.runs.layout import refuse_kept
 from mtrain.runtime import files
 from mtrain.runtime.console import ending
-from mtrain.runtime.errors import RefusedError, UserError, printable
+from mtrain.runtime.errors import RefusedError, UserError, is_utf8, printable
 from mtrain.runtime.log import logger, progress_bar
 from mtrain.runtime.outputs import opened
 from mtrain.runtime.stop import Stop
@@ -119,13 +119,13 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, An
     config can hold, and where the config or the held-out text would replace a file.
     """
     _check_names(request)
+    manifest.check_new(request.output)
     corpus = TextCorpus(src=str(request.src), tgt=str(request.tgt))
     reading = Reading(invalid_utf8="drop", check=stop.check)
     pairs, held = scan(corpus, reading).pairs, 0
     request = with_found_sets(request)
     parts = [] if request.valid else _held_out_files(request)
     outputs = [*parts, request.output]
-    manifest.check_new(request.output)
     for path in outputs:
         refuse_kept(path)
     for path in parts:
@@ -168,8 +168,7 @@ def _check_names(request: Request) -> None:
     """Refuse names that no config can hold, and a config that is not named .yaml or .yml."""
     named = (request.src, request.tgt, request.output, *(request.valid or ()))
     for name in map(str, named):
-        is_utf8 = not any("\ud800" <= char <= "\udfff" for char in name)
-        if not is_utf8 or name.startswith("~") or files.VARIABLE.search(name):
+        if not is_utf8(name) or name.startswith("~") or files.VARIABLE.search(name):
             raise RefusedError(
                 f"{printable(name)}: a config would take this for another name: it is not UTF-8, "
                 "or begins with ~, or holds a $NAME; rename it"
@@ -292,6 +291,8 @@ def render(
         "invalid_utf8": "drop" if drops else "error",
         "max_length": 256,
     }
+    if is_uncut(request.tgt_lang, tokenizer_for(request.tgt_lang)):
+        data["bleu_tokenize"] = "char"
     languages = f"{request.src_lang} to {request.tgt_lang}"
     config = shlex.quote(str(request.output))
     places = printable(config), SCHEMA.as_uri()

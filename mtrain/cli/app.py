@@ -17,7 +17,7 @@ from mtrain.cli import runs, scoring, settings, training, translating
 from mtrain.cli.options import flag, value, with_verbosity
 from mtrain.runtime import log
 from mtrain.runtime.console import leave_at_once, open_closed_streams
-from mtrain.runtime.errors import StoppedError, UserError, as_user_error
+from mtrain.runtime.errors import EXIT_FAILED, StoppedError, UserError, as_user_error, printable
 
 Command = Callable[..., None]
 
@@ -70,6 +70,12 @@ def main() -> None:
     log.set_up_console(level=logging.INFO)
     try:
         app()
+    except UnicodeEncodeError as error:  # only names of files are encoded otherwise than in UTF-8
+        if error.encoding == "utf-8":
+            raise
+        text = f"{error.object}: this locale has only names in {error.encoding}; set PYTHONUTF8=1"
+        log.logger.error("%s", printable(text))
+        sys.exit(EXIT_FAILED)
     except (UserError, OSError, MemoryError) as error:
         if _debug or log.logger.isEnabledFor(logging.DEBUG):
             traceback.print_exc()

@@ -106,6 +106,7 @@ TimeLimit = Annotated[
     str | None, value("TIME", "Save and stop after this time, such as `3h30m` (exit code 75).")
 ]
 Run = Annotated[Path | None, path("RUN", MODEL, autocompletion=completion.runs)]
+RunDirectory = Annotated[Path | None, path("RUN", "Run directory.", autocompletion=completion.runs)]
 Model = Annotated[Path | None, model("The same as RUN.")]
 Models = Annotated[list[Path] | None, model("The same as RUN. Repeat it for an ensemble.")]
 RunAndTexts = Annotated[
@@ -173,7 +174,8 @@ def either(argument: Path | None, option: Path | None, name: str) -> Path:
     if argument is not None and option is not None:
         raise RefusedError(f"{name}: given twice, as {argument} and {option}; give it once")
     if (found := argument or option) is None:
-        raise RefusedError(f"{name}: missing; give it, or its value as the first argument")
+        what = "config" if name == CONFIG else "run or checkpoint directory"
+        raise RefusedError(f"no {what} is given; name it first, or by {name}")
     return found
 
 
@@ -207,7 +209,7 @@ def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
         command(**values)
 
     quiet = bool, flag("Show warnings and errors only.", "--quiet", "-q")
-    verbose = bool, flag("Show details, and every record of training.", "--verbose", "-v")
+    verbose = bool, flag("Show details.", "--verbose", "-v")
     return _extended(run, {"quiet": quiet, "verbose": verbose}, False)
 
 

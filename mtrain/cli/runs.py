@@ -27,7 +27,7 @@ Quantization = Literal[
 
 
 def report(
-    run: options.Run = None,
+    run: options.RunDirectory = None,
     model: options.Model = None,
     output: Annotated[
         Path | None, file("HTML page to write; default: report.html.", "--output", "-o")
@@ -54,7 +54,7 @@ def report(
 
 
 def verify(
-    run: options.Run = None,
+    run: options.RunDirectory = None,
     model: options.Model = None,
     json_: options.Json = False,
 ) -> None:
@@ -89,7 +89,7 @@ def average(
     output: Annotated[
         Path, file("Checkpoint directory to write.", "--output", "-o", metavar="DIR")
     ],
-    run: options.Run = None,
+    run: options.RunDirectory = None,
     model: options.Model = None,
     last: Annotated[int, value("N", "Average the N newest checkpoints.", min=1)] = 5,
     json_: options.Json = False,

@@ -16,8 +16,8 @@ def keys(
     prefix: Annotated[
         str,
         typer.Argument(
-            help="Show the settings that begin like this, such as `train`.",
-            metavar="[PREFIX]",
+            help="Show the settings whose names begin with this, or contain it.",
+            metavar="PREFIX",
             autocompletion=completion.settings,
         ),
     ] = "",

@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO
 
-from mtrain.corpus.lines import bounded_lines, open_bytes, reading_from
+from mtrain.corpus.lines import PACKED, bounded_lines, open_bytes, reading_from
 from mtrain.runtime import outputs
 from mtrain.runtime.console import writing
 from mtrain.runtime.errors import RefusedError, printable
@@ -18,6 +18,9 @@ from mtrain.runtime.errors import RefusedError, printable
 def reading(name: str) -> Iterator[Iterator[bytes]]:
     """Open a file or stdin for lines of bytes."""
     is_stdin = name == "-"
+    if is_stdin:  # another program that shares it may have made it return at once, without lines
+        with suppress(OSError):
+            os.set_blocking(0, True)
     with nullcontext(sys.stdin.buffer) if is_stdin else open_bytes(Path(name)) as stream:
         yield _guarded(stream, "stdin" if is_stdin else name)
 
@@ -75,6 +78,9 @@ def check_output(path: Path) -> None:
     from mtrain.runs.layout import refuse_kept  # not needed by --help
 
     refuse_kept(path)
+    if path.suffix in PACKED:
+        text = "what is written is not packed; choose another name, or pipe stdout to a packer"
+        raise RefusedError(f"{path}: {text}")
     outputs.check_writable(path)
 
 

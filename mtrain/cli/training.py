@@ -123,9 +123,8 @@ def _text_of(src: Path, tgt: Path | None) -> Path:
         return tgt
     columns = "src: en, tgt: de" if table and ".tmx" in table.suffixes else "src: 0, tgt: 1"
     raise RefusedError(
-        "mtrain init: give two files, source and target, aligned by line; a table stands in a "
-        f"config as {{file: {table or src}, {columns}}}, with its languages, or the numbers or "
-        "names of its columns"
+        "mtrain init: give two files, source and target, aligned by line; for a table, write the "
+        f"config yourself, with data.train: [{{file: {table or src}, {columns}}}]"
     )
 
 

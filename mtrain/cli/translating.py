@@ -138,7 +138,7 @@ def _check_files(
 @options.with_options({"tag": options.SEARCH["tag"]})
 def attention(
     words: options.RunAndTexts = None,
-    model: options.Models = None,
+    model: Annotated[list[Path] | None, options.model("The same as RUN.")] = None,
     output: Annotated[
         Path | None, file("HTML page to write; default: attention.html.", "--output", "-o")
     ] = None,
@@ -168,7 +168,9 @@ def attention(
     Example: `mtrain attention -m runs/NAME -o attention.html "A small test."`
     """
     models, texts = options.run_and_texts(words, model)
-    if len(models) > 1 or (len(texts) == 1) != (input_ is None) or len(texts) > 1:
+    if len(models) > 1:
+        raise RefusedError("-m/--model: given twice; a page shows the attention of one model")
+    if (len(texts) == 1) != (input_ is None) or len(texts) > 1:
         raise RefusedError("mtrain attention: give either a sentence or -i/--input FILE")
     target = target and (as_text(target) if input_ is None else options.as_name(target))
     refuse_overwriting(output, input_, target if input_ else None)

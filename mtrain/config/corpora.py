@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from mtrain.runtime import files
+from mtrain.runtime.errors import is_utf8, printable
 
 MAX_WHOLE = 2**31  # libraries overflow beyond 32 bits
 
@@ -29,7 +30,16 @@ Word = Annotated[str, Field(min_length=1)]
 
 def _expanded(expand: Callable[[str], str]) -> Callable[[str, ValidationInfo], str]:
     """Return a validator that expands a path, unless the config is a stored one."""
-    return lambda text, info: text if info.context else expand(text)
+
+    def validate(text: str, info: ValidationInfo) -> str:
+        place = text if info.context else expand(text)
+        if not is_utf8(place):
+            raise ValueError(
+                f"is {printable(place)} when it is expanded, which is no UTF-8; use another path"
+            )
+        return place
+
+    return validate
 
 
 PathText = Annotated[Word, AfterValidator(_expanded(files.expand_path))]

@@ -24,6 +24,10 @@ Tokenizer = Literal[_Local, _Fetched]
 TOKENIZERS: dict[str, Tokenizer] = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
 
 
+# Languages without spaces between words: the tokenizer 13a leaves their sentences nearly whole.
+UNCUT = ("ja", "ko", "th", "lo", "km", "my", "bo")
+
+
 def language_code(language: str) -> str:
     """Return the language of a tag such as `zh_CN` or `deu_Latn`, in two letters if it has such a
     code.
@@ -35,6 +39,11 @@ def language_code(language: str) -> str:
 def tokenizer_for(language: str | None) -> Tokenizer:
     """Return sacreBLEU's tokenizer for a target language; 13a for most and for unknown ones."""
     return TOKENIZERS.get(language_code(language or ""), "13a")
+
+
+def is_uncut(language: str | None, tokenizer: str) -> bool:
+    """Whether BLEU would compare whole sentences of a language with this tokenizer."""
+    return tokenizer == "13a" and language_code(language or "") in UNCUT
 
 
 def doubt(language: str) -> str | None:

@@ -97,6 +97,10 @@ def parse_config(document: Document, *, is_stored: bool = False) -> Config:
         conflicts += _language_conflicts(config.data)
         if config.train.consistency is None and config.train.cutoff != TrainConfig().cutoff:
             conflicts.append(("train.cutoff", "is for train.consistency, which is off"))
+        for symbol in config.tokenizer.user_symbols:
+            if len(symbol.split()) != 1:
+                text = f"{symbol!r} holds white space, which no single piece does"
+                conflicts.append(("tokenizer.user_symbols", text))
     problems = [f"{document.where(key)}: {key}: {text}" for key, text in conflicts]
     if problems:
         raise RefusedError(*problems)
@@ -237,8 +241,10 @@ def _advice(key: str, section: type[BaseModel]) -> str:
     """Name the known key that is most like an unknown one."""
     around, _, name = key.rpartition(".")
     known = [name for name in section.model_fields if name != "made"]
-    kinds = KINDS.values() if section in KINDS.values() else []
-    candidates = [*known, *(field for kind in kinds for field in kind.model_fields)]
+    kinds = KINDS if section in KINDS.values() else {}
+    if of := [kind[1:-1] for kind, other in kinds.items() if name in other.model_fields]:
+        return f"it is for entries with {' or '.join(of)}; known here: {', '.join(known)}"
+    candidates = [*known, *(field for kind in kinds.values() for field in kind.model_fields)]
     near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
     elsewhere = [f"{s}.{name}" for s, other in SECTIONS.items() if name in other.model_fields]
     elsewhere += [name] if name in Config.model_fields else []

@@ -212,13 +212,13 @@ class TrainConfig(Section):
     accum_steps: Positive = 1
     """micro-batches per step on each process, if step_batches is not given"""
     step_batches: Positive | None = None
-    """micro-batches per step over all processes, each from another range of lengths; fixed"""
+    """micro-batches per step over all processes, mixing lengths; stays as the run began"""
     optimizer: Literal["adam", "muon"] = "adam"
     """adam, or muon for the matrices of the layers, which learns in fewer steps"""
     init_from: PathText | None = None
     """run or checkpoint directory whose weights and vocabulary training starts from"""
     init_vocabulary: Literal["theirs", "own"] = "theirs"
-    """vocabulary with init_from: theirs, or own, whose new pieces begin as means of their pieces"""
+    """vocabulary with init_from: theirs, or own: new pieces begin as means of old ones"""
     subword_sampling: Annotated[float, Field(gt=0, lt=1)] | None = None
     """BPE-dropout: fraction of merges to skip at random, such as 0.05; null: off"""
     augment: AugmentConfig = AugmentConfig()

@@ -29,14 +29,22 @@ LARGEST_SET = 1 << 30  # bytes of a set that is scored, which is held in memory
 LINE = 100  # bytes added to a set by each line
 TOO_LONG = f"longer than {LONGEST_LINE:,} bytes"
 
+PACKED = (".gz", ".zst")  # suffixes of text files that are unpacked as they are read
 _BOM = b"\xef\xbb\xbf"
+_UTF16 = "UTF-16, not UTF-8; convert the file: iconv -f UTF-16{} -t UTF-8"
 # First bytes of files that are not UTF-8 text, and what to do.
 _OTHER_FORMATS = {
-    b"\xff\xfe": "UTF-16, not UTF-8; convert the file: iconv -f UTF-16 -t UTF-8",
-    b"\xfe\xff": "UTF-16, not UTF-8; convert the file: iconv -f UTF-16 -t UTF-8",
+    **dict.fromkeys((b"\xff\xfe", b"\xfe\xff"), _UTF16.format("")),
     b"\x1f\x8b": "looks like gzip; unpack it, or give the file a name that ends in .gz",
     b"\x28\xb5\x2f\xfd": "looks like zstd; unpack it, or give the file a name that ends in .zst",
+    b"\xfd7zXZ\0": "looks like xz; unpack it, or pack it with gzip or zstd",
+    **{
+        b"BZh%d1AY&SY" % level: "looks like bzip2; unpack it, or pack it with gzip or zstd"
+        for level in range(1, 10)
+    },
+    b"PK\3\4": "looks like a ZIP archive; unpack it",
 }
+_SEEN = 64  # first bytes of a file that its form is recognized by
 # Bytes of characters that are not ASCII: behind the first, and the first.
 _INNER_BYTES, _FIRST_BYTES = bytes(range(0x80, 0xC0)), bytes(range(0xC0, 0x100))
 _BLOCK = 1 << 20
@@ -254,7 +262,7 @@ def require_regular(path: Path) -> None:
 def refuse_other_forms(path: Path) -> None:
     """Raise `UserError` for a text file that begins as UTF-16, gzip or zstd does."""
     with open_bytes(path) as stream, reading_from(path):
-        refuse_other_start(stream.read(4), path)
+        refuse_other_start(stream.read(_SEEN), path)
 
 
 def refuse_other_start(start: bytes, name: object) -> None:
@@ -262,6 +270,10 @@ def refuse_other_start(start: bytes, name: object) -> None:
     for key, advice in _OTHER_FORMATS.items():
         if start.startswith(key):
             raise UserError(f"{name}: {advice}")
+    even, odd = start[:_SEEN:2], start[1:_SEEN:2]
+    for order, letters, zeros in (("LE", even, odd), ("BE", odd, even)):
+        if len(odd) > 1 and all(letters) and not any(zeros):  # Latin letters, without a BOM
+            raise UserError(f"{name}: {_UTF16.format(order)}")
 
 
 def scan_file(path: Path, check: Callable[[], None]) -> tuple[int, bytes]:

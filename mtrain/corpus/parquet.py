@@ -79,6 +79,8 @@ def parquet_batches(path: Path, names: list[str]) -> Iterator[dict[str, list[Any
     known = [file.schema.column(place).path for place in range(len(file.schema))]
     if missing := [name for name in names if name not in known]:
         raise UserError(f"{path}: no text column {missing[0]}; it has {listed(known)}")
+    if repeated := [name for name in names if known.count(name) > 1]:
+        raise UserError(f"{path}: two columns {repeated[0]}; rename one of them")
     number = 0
     try:
         for group in range(file.num_row_groups):

@@ -31,7 +31,7 @@ from mtrain.corpus.lines import (
 )
 from mtrain.corpus.parquet import ROWS, open_parquet, parquet_batches
 from mtrain.corpus.tmx import count_tmx, read_tmx
-from mtrain.runtime.errors import RowError, UserError, first_line
+from mtrain.runtime.errors import RowError, UserError, first_line, is_utf8
 
 _READERS = "datasets.packaged_modules"
 SUFFIXES = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
@@ -103,7 +103,7 @@ def _texts(
             reading.refuse(RowError(f"{unit} {number}", number, f"{other} is not text"))
         elif size_of(src) > LONGEST_LINE or size_of(tgt) > LONGEST_LINE:
             reading.drop_long(f"{unit} {number}", number)
-        elif _is_unicode(src) and _is_unicode(tgt):
+        elif is_utf8(src) and is_utf8(tgt):
             yield number, src, tgt
         else:
             reading.counts[NOT_UTF8] += 1
@@ -111,14 +111,6 @@ def _texts(
                 reason = "holds half of a surrogate pair; fix the row, or set data.invalid_utf8: "
                 reason += "drop to leave such pairs out"
                 reading.refuse(RowError(f"{unit} {number}", number, reason, "encoding"))
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether a text can be encoded as UTF-8: JSON can spell lone surrogates."""
-    try:
-        return text.isascii() or bool(text.encode("utf-8"))
-    except UnicodeEncodeError:
-        return False
 
 
 # --- TSV, JSON lines and Parquet ----------------------------------------------------------------
@@ -327,7 +319,8 @@ def _loading(name: str) -> Iterator[None]:
     try:
         yield
     except (*of_cards, OSError, RuntimeError, ImportError, DatasetsError) as error:
-        raise UserError(f"{name}: cannot load: {first_line(error)}") from None
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        raise UserError(f"{name}: cannot load: {first_line(cause)}") from None
 
 
 FORMATS = {

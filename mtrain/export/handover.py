@@ -13,7 +13,7 @@ from mtrain.export import argos_format, ctranslate2_format, marian_format
 from mtrain.export.proof import NEEDED, Agreement, Engine, compare
 from mtrain.runs import manifest
 from mtrain.runtime.errors import RefusedError, UserError
-from mtrain.runtime.log import logger, progress_bar, shorten
+from mtrain.runtime.log import is_on_terminal, logger, progress_bar, shorten
 from mtrain.runtime.outputs import opened, size_of
 from mtrain.scoring.references import read_source
 from mtrain.translation.loading import LoadedModel
@@ -67,9 +67,10 @@ def export(
                 argos_format.pack(Path(aside), loaded, sink)
         else:
             manifest.write_new_directory(directory, fill)
-            logger.info("wrote %s (%s)", directory, size_of(directory))
     except OSError as error:
         raise UserError(f"{directory}: cannot write: {error.strerror or error}") from None
+    if to != "argos" or not is_on_terminal():  # where the file was opened, it was logged there
+        logger.info("wrote %s (%s)", directory, size_of(directory))
 
 
 def _read_sample(config: Config, sample: Path | None) -> dict[int, str]:

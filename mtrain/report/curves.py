@@ -65,7 +65,8 @@ class Axis:
         every = max(least, tick_distance(self.low, self.high))
         first, last = math.ceil(self.low / every - 1e-9), math.floor(self.high / every + 1e-9)
         values = [count * every for count in range(first, last + 1)]
-        return [(self(value), f"{value:,.6g}") for value in values]
+        form = ".2e" if 0 < self.high < 0.001 else ",.6g"
+        return [(self(value), format(value, form).replace("e-0", "e-")) for value in values]
 
 
 @dataclass(frozen=True)

@@ -126,6 +126,8 @@ def make_page(run_dir: Path, texts: list[str], *, check: bool = True) -> str:
 
 def gather(run_dir: Path, texts: list[str]) -> Report:
     """Collect the content of a run directory."""
+    if not os.path.lexists(run_dir):
+        raise UserError(f"{run_dir}: no such directory; give a run directory")
     if not os.path.lexists(run_dir / layout.CONFIG):
         raise UserError(f"{run_dir}: not a run directory: it holds no config.yaml")
     if (run_dir / manifest.NAME).exists():

@@ -28,7 +28,7 @@ from mtrain.runs.history import BEST
 from mtrain.runs.layout import CONFIG, MODEL, TOKENIZER, step_of, steps
 from mtrain.runs.records import LOOP, Loop, read_record
 from mtrain.runtime import files
-from mtrain.runtime.errors import RefusedError, UserError
+from mtrain.runtime.errors import RefusedError, UserError, is_utf8
 from mtrain.runtime.json_reader import LARGEST, read_json_file
 from mtrain.runtime.log import logger
 
@@ -75,6 +75,7 @@ def _save_tensors(
 ) -> None:
     plain = {name: t.detach().to("cpu", torch.float32).contiguous() for name, t in tensors.items()}
     save_file(plain, path, metadata)
+    path.chmod(files.PERMISSIONS)  # it is made for its owner alone
 
 
 @contextmanager
@@ -92,6 +93,8 @@ def _saving(path: Path) -> Iterator[None]:
 
 def load(path: Path) -> Snapshot:
     """Verify and read a checkpoint; raises `DamagedError`."""
+    if not is_utf8(str(path)):
+        raise UserError(f"{path}: its name is no UTF-8, which files of weights need; rename it")
     manifest.verify(path, MODEL, CONFIG, TOKENIZER)
     try:
         weights = load_file(path / MODEL)

@@ -35,7 +35,7 @@ from mtrain.runs.records import (
 )
 from mtrain.runs.tensorboard import TensorBoard
 from mtrain.runtime import files, lock
-from mtrain.runtime.errors import RefusedError, UserError
+from mtrain.runtime.errors import RefusedError, UserError, printable
 from mtrain.runtime.json_reader import Content
 from mtrain.runtime.log import logger
 
@@ -249,7 +249,7 @@ class RunDirectory:
             "ranks": ranks,
             "accum_steps": config.train.accum_steps,
             "step_batches": self.step_batches(config, ranks),
-            "command": shlex.join(sys.argv),
+            "command": printable(shlex.join(sys.argv)),  # names that are no UTF-8 are no JSON
             "versions": {**own, **{name: version(name) for name in PACKAGES}},
             "host": socket.gethostname(),
             "created": before.created if before else time.strftime(TIME),

@@ -113,7 +113,8 @@ class History(BaseModel, populate_by_name=True):
         if later := sum(layout.step_name(step) > name for step in steps):
             what = "1 later validation was" if later == 1 else f"{later} later validations were"
             return f"The best step is {name}: {what} no better."
-        return "The last validation is the best: more steps may help."
+        by = self._measure(self.entries)
+        return f"The last validation is the best by {by}: more steps may help."
 
     def is_out_of_patience(self, patience: int) -> bool:
         """Whether none of the last `patience` validations improved on the ones before."""

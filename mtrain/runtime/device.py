@@ -52,8 +52,10 @@ def has_fast_bf16(device: torch.device) -> bool:
 
 def compute_dtype(precision: str, device: torch.device, *, training: bool) -> torch.dtype:
     """Number format of activations. `auto` trains in bf16 where it is fast, and translates in fp32
-    on CPUs.
+    on CPUs. Raises `RefusedError` for an unknown name.
     """
+    if precision not in ("auto", "fp32", "bf16"):
+        raise RefusedError(f"precision {precision}: unknown; use auto, fp32 or bf16")
     if precision == "auto":
         wanted = has_fast_bf16(device) and (training or device.type == "cuda")
     else:

@@ -30,6 +30,16 @@ def printable(text: str) -> str:
     return "".join(map(spelled, " " + text, text))
 
 
+def is_utf8(text: str) -> bool:
+    """Whether a text can be encoded: JSON can spell lone surrogates, and Python has them for the
+    bytes of file names that are not UTF-8.
+    """
+    try:
+        return text.isascii() or bool(text.encode("utf-8"))
+    except UnicodeEncodeError:
+        return False
+
+
 class UserError(Exception):
     """The run failed for a reason that the user can fix: *where: what is wrong; what to do*.
 

@@ -20,6 +20,16 @@ PARTIAL = ".{}.partial"  # temporary name, next to the final one
 VARIABLE = re.compile(r"\$(?:[A-Z_]\w*|\{[A-Z_]\w*\})", re.ASCII | re.IGNORECASE)
 
 
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+# Of a new file, as `open` gives them; read once, since asking for the mask changes it for a moment.
+PERMISSIONS = 0o666 & ~_umask()
+
+
 def create(path: Path) -> IO[bytes]:
     """Open a new file for writing, in place of a file or link of that name; raises `OSError`."""
     path.unlink(missing_ok=True)

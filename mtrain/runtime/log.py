@@ -62,7 +62,7 @@ class ConsoleHandler(logging.Handler):
         with suppress(OSError):  # a reader that went away, or a full disk, ends no run
             text = self.format(record)
             if getattr(record, "is_cut", False) and sys.stderr.isatty():
-                text = clipped(text, os.get_terminal_size(sys.stderr.fileno()).columns)
+                text = clipped(text, _columns())
             tqdm.write(text, file=sys.stderr)
 
 
@@ -86,6 +86,11 @@ def set_up_console(*, times: bool = False, level: int | None = None) -> None:
 def _console_level() -> int:
     levels = (each.level for each in logger.handlers if isinstance(each, ConsoleHandler))
     return next(levels, logging.INFO)
+
+
+def _columns() -> int:
+    """Return the width of the terminal; some do not know theirs."""
+    return os.get_terminal_size(sys.stderr.fileno()).columns or WIDE
 
 
 def is_on_terminal() -> bool:
@@ -119,7 +124,7 @@ def progress_bar(
     from tqdm import tqdm  # not needed by --help
 
     shown = shown and is_on_terminal()
-    is_narrow = shown and os.get_terminal_size(sys.stderr.fileno()).columns < WIDE
+    is_narrow = shown and _columns() < WIDE
     return tqdm(
         total=total,
         initial=initial,

@@ -52,7 +52,8 @@ class _Output:
             else:
                 self.partial.unlink()
                 if keeps_lines:
-                    logger.warning("no line was finished; %s was %s", self.path, state)
+                    text = "stopped before the first lines were written; %s was %s"
+                    logger.warning(text, self.path, state)
         os.close(self.descriptor)
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from mtrain.config.languages import tokenizer_for
+from mtrain.config.languages import UNCUT, tokenizer_for
 from mtrain.corpus.writing_systems import script_of, scripts_of
 from mtrain.runtime.errors import MissingExtraError, RefusedError, UserError
 from mtrain.runtime.log import logger, progress_bar
@@ -18,7 +18,6 @@ from mtrain.runtime.workers import available_threads, map_tasks
 from mtrain.scoring.references import check_equal
 
 METRICS = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}
-UNCUT = ("ja", "ko", "th", "lo", "km", "my", "bo")  # not cut into words by the tokenizer 13a
 SIGNIFICANT = 0.05  # the largest p-value called so, as sacreBLEU has it
 FEWEST = 10  # lines for a test; fewer do not give enough different resamples
 _RESAMPLES = 1000
@@ -70,9 +69,11 @@ def choose_tokenizer(
         letters = Counter(script_of(char) for char in "".join(references[0]) if char.isalpha())
         uncut = sum(letters[script] for script in set().union(*map(scripts_of, UNCUT)))
         if tokenize == "13a" and 2 * uncut > letters.total():
+            advice = "" if tgt_lang else "name the language (zh, ja, ko) with --tgt-lang, or "
             logger.warning(
                 "the references are mostly in a script without words that BLEU's tokenizer 13a "
-                "cuts; name the language (zh, ja, ko) with --tgt-lang, or give --tokenize char"
+                "cuts; %sgive --tokenize char",
+                advice,
             )
     check_tokenizer(tokenize)
     return tokenize

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from mtrain.corpus.lines import is_blank
 from mtrain.corpus.markup import ENTITIES, SUBWORDS
 from mtrain.corpus.writing_systems import script_of, scripts_of
+from mtrain.runtime.console import clipped
 
 MOST_NAMED = 5  # lines that a note names
 FEWEST = 10  # lines or letters; with fewer, nothing counts as normal
@@ -137,7 +138,8 @@ def judge(notes: list[Note]) -> str:
     if not notes:
         return "Nothing looks wrong with the translations of the validation set."
     what = "Something looks" if MANY * notes[0].lines >= notes[0].of else "A few lines look"
-    return f"{what} wrong: {notes[0]}."
+    text = f"{what} wrong: {notes[0]}"
+    return text if text.endswith("?") else f"{text}."
 
 
 def _note(lines: list[Line], kind: str, what: str, places: list[int], advice: str) -> Note:
@@ -159,7 +161,8 @@ def _same(lines: list[Line]) -> Iterator[Note]:
             places += found
     if len(places) > SAME * len(lines):
         most = max(by_text, key=lambda text: len(by_text[text]))
-        what = f"the same translation of different sources (most often: {most[:60]})"
+        shown = clipped(most, 60).strip()
+        what = f"the same translation of different sources (most often: {shown})"
         advice = "the model has hardly learned, or ignores the source"
         yield _note(lines, "same", what, sorted(places), advice)
 

@@ -376,7 +376,7 @@ class Filler:
             self._translate(0, some)
             seconds = (time.perf_counter() - started) / len(some) * left
             text += f" in about {tqdm.format_interval(seconds)}"
-        return f"{text}, to {size / 1e6:,.1f} MB"
+        return f"{text}, to about {size / 1e6:,.1f} MB"
 
 
 def _open_shard(path: Path) -> Shard:

@@ -115,7 +115,7 @@ class Blocks:
 
     def __str__(self) -> str:
         sizes = ", ".join(str(len(self.of(rank))) for rank in range(self.ranks))
-        return f"{sizes}; more than {self.micro_batches} would idle"
+        return f"{sizes}; of more than {self.micro_batches} processes, some would be idle"
 
     def of(self, rank: int) -> range:
         """Return the micro-batches that a rank computes."""

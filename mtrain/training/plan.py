@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from mtrain.config.schema import Config, TrainConfig
+from mtrain.config.languages import is_uncut
+from mtrain.config.schema import Config, DataConfig, TrainConfig
 from mtrain.data.batches import SpecialIds, collate, pack_by_tokens
 from mtrain.model.building import shape_of
 from mtrain.model.transformer import Transformer
@@ -53,8 +54,8 @@ class Forecast:
         key = "lr_factor" if train.peak_lr is None else "peak_lr"
         plan, days = f"train.max_steps: {steps:,} steps", (self.seconds or 0) / 86_400
         if epochs > MOST_EPOCHS:
-            few = f"{max(1, int(steps * MOST_EPOCHS / epochs)):,} are {MOST_EPOCHS}"
-            yield f"{plan} are {epochs:,.0f} epochs: a model learns its text by heart; {few}"
+            few = f"{max(1, int(steps * MOST_EPOCHS / epochs)):,} steps are {MOST_EPOCHS} epochs"
+            yield f"{plan} are {epochs:,.0f} epochs: the model will overfit; {few}"
         if rate > HIGHEST_RATE:
             advice = f"at its peak is too high for most models; keep it below {HIGHEST_RATE}"
             yield f"train.{key}: a learning rate of {rate:.2g} {advice}"
@@ -68,7 +69,7 @@ class Forecast:
         """Add the time that these steps take, measured on a micro-batch with these lengths, which
         count eos; None: not measured.
         """
-        seconds, memory, reason = None, None, "not asked for"
+        seconds, memory, reason = None, None, ""
         if lengths is not None:
             sizes = self.numbers["vocab_size"], self.numbers["parameters"]
             # another process measures: it may be killed for lack of memory
@@ -76,12 +77,12 @@ class Forecast:
             try:
                 [(seconds, memory)] = map_tasks(measure, [lengths], 1, DEATH)
             except UserError as error:
-                reason = str(error)
+                reason = f": {error}"
         self.numbers |= {"step_seconds": seconds, "peak_memory_bytes": memory}
         if memory is not None:
             self.lines.append(f"peak memory of the GPU in a step: {_bytes(memory)}")
         if seconds is None:
-            self.lines.append(f"time: not measured: {reason}")
+            self.lines.append(f"time: not measured{reason}")
             return
         whole = self.seconds = self.numbers["train_seconds"] = steps * seconds
         self.lines.append(
@@ -103,6 +104,17 @@ def lack_of_text(pairs: int, sets: dict[str, int]) -> Iterator[str]:
             )
 
 
+def uncut_sets(data: DataConfig) -> Iterator[str]:
+    """Yield warnings of scored sets of whose sentences BLEU would count nothing but whole ones."""
+    for key, corpus in data.scored.items():
+        language = data.languages(corpus)[1]
+        if data.bleu_tokenize is None and is_uncut(language, data.tokenizer_of(corpus)):
+            yield (
+                f"{key}: BLEU would compare whole sentences, because its tokenizer 13a finds no "
+                f"words in {language}; set data.bleu_tokenize: char"
+            )
+
+
 def describe_run(
     config: Config,
     ranks: Ranks,
@@ -120,8 +132,8 @@ def describe_run(
     with torch.device("meta"):
         parameters = Transformer(shape_of(config, vocab_size, IDS.pad)).num_parameters
     has_average = train.ema_decay is not None  # stored in addition to the latest weights
-    one = 4 * parameters + vocabulary
-    all_ = _disk_bytes(config, one, parameters)
+    checkpoint_bytes = 4 * parameters + vocabulary
+    disk_bytes = _disk_bytes(config, checkpoint_bytes, parameters)
     sums = 1 + (blocks.largest - 1).bit_length()
     if machine.device == "cpu":
         sums = most_sums(blocks.largest, train.max_tokens, machine.workers)
@@ -146,8 +158,8 @@ def describe_run(
         "schedule": train.schedule,
         "peak_lr": peak_lr,
         "peak_step": peak_step,
-        "checkpoint_bytes": one,
-        "disk_bytes": all_,  # of all that is kept at its fullest
+        "checkpoint_bytes": checkpoint_bytes,
+        "disk_bytes": disk_bytes,  # of all that is kept at its fullest
         "state_bytes": state,
     }
     lines = [
@@ -155,21 +167,21 @@ def describe_run(
         f"device: {device}",
         f"batches: about {per_epoch:,} steps an epoch, about {per_step:,} target tokens a step; "
         f"{train.max_steps:,} steps are {epochs:{',.0f' if epochs >= 10 else '.2g'}} epochs",
-        f"micro-batches of a step by process: {blocks}",
+        *([f"micro-batches of a step by process: {blocks}"] if ranks.size > 1 else []),
         f"learning rate: {train.schedule}, peak {peak_lr:.3e} at step {peak_step:,}",
-        f"checkpoints: {_bytes(one)} each, up to {_bytes(all_)} in all",
+        f"checkpoints: {_bytes(checkpoint_bytes)} each, up to {_bytes(disk_bytes)} in all",
         f"memory: {_bytes(state)} of weights, moments and sums of gradients",
     ]
     work = 6.0 * parameters * per_step * train.max_steps / ranks.size
     seconds = work / (MAX_OPERATIONS * machine.threads) if machine.device == "cpu" else None
-    return Forecast(numbers, lines, lack_of_disk(all_, Path(config.run_dir)), seconds)
+    return Forecast(numbers, lines, lack_of_disk(disk_bytes, Path(config.run_dir)), seconds)
 
 
-def _disk_bytes(config: Config, one: int, parameters: int) -> int:
-    """Return the bytes of all that a run keeps at its fullest, from those of one checkpoint."""
+def _disk_bytes(config: Config, checkpoint_bytes: int, parameters: int) -> int:
+    """Return the bytes of all that a run keeps at its fullest, from those of a checkpoint."""
     train = config.train
     # the best, the average and one being written are kept, too; three have the trainer's state
-    kept = one * (max(train.keep_checkpoints, train.average_last) + 3)
+    kept = checkpoint_bytes * (max(train.keep_checkpoints, train.average_last) + 3)
     state = 4 * parameters * (2 + (train.ema_decay is not None))
     return kept + 3 * state + _size(Path(config.run_dir))[1]
 

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Iterator
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from mtrain.runtime.log import logger, progress_bar
 from mtrain.runtime.stop import stopped
 from mtrain.training.gradients import sum_over_ranks
 from mtrain.training.learner import Learner
-from mtrain.training.plan import describe_run, lack_of_text
+from mtrain.training.plan import describe_run, lack_of_text, uncut_sets
 from mtrain.training.resume import Checkpoints, Progress, Session
 from mtrain.training.schedule import make_schedule
 from mtrain.training.validation import Validation
@@ -112,7 +113,7 @@ class Trainer:
         step, tokenizer = self.progress.step, self.prepared.tokenizer
         if self._is_finished():
             key = "max_steps" if step >= self.config.train.max_steps else "patience"
-            text = "training is complete at step %s; a larger train.%s goes on"
+            text = "training is complete at step %s; to train longer, raise train.%s"
             logger.info(text, f"{step:,}", key)
             return {}
         planned = self.batches.plan(self.progress.epoch, self.progress.pool)  # all pools are alike
@@ -138,7 +139,8 @@ class Trainer:
             keys, prepared = self.config.data.scored, self.prepared
             texts = zip(keys, (*prepared.valid, *prepared.tests.values()), strict=True)
             sets = {key: len(text) for key, (_, text) in texts}
-            for text in lack_of_text(len(self.prepared.store), sets):
+            doubts = lack_of_text(len(self.prepared.store), sets), uncut_sets(self.config.data)
+            for text in chain(*doubts):
                 logger.warning("%s", text)
         for text in forecast.warnings(self.config.train):
             logger.warning("%s", text)

@@ -127,8 +127,8 @@ class Validation:
         entry, values = found[0][1], dict[str, float | str]()
         if parts is self.prepared.valid and isinstance(self.config.data.valid, list):
             entry = _mean([scores for _, scores in found])
-            for number, each in enumerate(entry["parts"], 1):
-                logger.info("%s %d: %s", prefix.strip("/"), number, summary(each))
+            for number, each in enumerate(entry["parts"]):
+                logger.info("%s.%d: %s", prefix.strip("/"), number, summary(each))
                 values |= _record(each, f"{prefix}{number}/")
         if self.ranks.is_first:
             self.run.check_held()
@@ -169,7 +169,7 @@ class Validation:
             average = {"step": step, "checkpoint": layout.AVERAGE, "of": names, **entry}
             self.history.average = average
             self.write_history()
-            logger.info("average of %d  %s", len(names), summary(entry))
+            logger.info("average of %d checkpoints  %s", len(names), summary(entry))
         self.history = self.ranks.share(self._mark_lost, BEST)
         if best := self.history.best:
             load_best = cache(partial(self._load, best["checkpoint"]))
@@ -185,7 +185,7 @@ class Validation:
         if state != "complete":  # the last record may be many steps old
             records.append({"time": time.time()})
         passed = duration(self.run.read(layout.RUN, PROVENANCE), records)
-        after = f", {passed} after its start" if passed else ""
+        after = f", {passed} after the run began" if passed else ""
         logger.info("%s at step %s%s: %s", state, f"{step:,} of {last:,}", after, path)
         if best := history.best:
             shown = best["checkpoint"], summary(best)

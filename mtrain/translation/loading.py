@@ -28,7 +28,7 @@ from mtrain.runtime.device import (
     telling_lack_of_memory,
 )
 from mtrain.runtime.distributed import Ranks, device_of
-from mtrain.runtime.errors import RefusedError
+from mtrain.runtime.errors import RefusedError, is_utf8
 from mtrain.runtime.log import logger
 from mtrain.runtime.workers import available_threads
 
@@ -128,7 +128,7 @@ class LoadedModel:
 
     def _encode(self, lines: list[str], most: int, begin: list[int]) -> Encoded:
         characters, most = self.most_characters, most - len(begin)
-        encoded = self.tokenizer.encode([shorten_text(line, characters) for line in lines])
+        encoded = self.tokenizer.encode([_readable(line, characters) for line in lines])
         cut = [
             index
             for index, (ids, line) in enumerate(zip(encoded, lines, strict=True))
@@ -139,6 +139,14 @@ class LoadedModel:
     def texts(self, ids: list[list[int]]) -> list[str]:
         """Return a line of text for each list of ids; a generated newline becomes a space."""
         return [text.replace("\n", " ") for text in self.tokenizer.decode(ids)]
+
+
+def _readable(line: str, most: int) -> str:
+    """Cut a line to a number of characters; half a surrogate pair is read as U+FFFD."""
+    text = shorten_text(line, most)
+    if is_utf8(text):
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def load(

@@ -76,7 +76,8 @@ def translate_stream(
                     links = align(loaded, some, [found[0].text for found in results])
                     alignments.writelines(line.encode() + b"\n" for line in links)
             if line_buffered:
-                sink.flush()
+                for stream in filter(None, (sink, alignments)):
+                    stream.flush()
             done += len(some)
     warn_of(counts)
     cut.warn(loaded.max_source_length)

@@ -27,7 +27,9 @@
 # torch 2.13 leaves machines that join a running job waiting otherwise
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 
-run=${1:?the run directory}
+usage="usage: sbatch scripts/slurm/train.sh runs/NAME -c config.yaml [--set a.b=value ...]"
+run=${1:?$usage}
+: "${SLURM_JOB_ID:?a job of SLURM sets this; $usage}"
 shift
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 before=$(cat "$run/status.json" 2>/dev/null)

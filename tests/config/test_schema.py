@@ -450,7 +450,8 @@ ODD += ["0E0", "7", "5e4", ".5", "+1", "1_0", "two\nlines", " x "]
 LETTERS = st.characters(codec="utf-8", exclude_characters="\0")
 WORDS = st.text(LETTERS, min_size=1, max_size=8) | st.sampled_from(ODD)
 PATHS = WORDS.filter(lambda word: word[0] != "~" and not VARIABLE.search(word))
-SYMBOLS = WORDS.filter(lambda word: word not in ("<pad>", "<unk>", "<s>", "</s>"))
+SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
+SYMBOLS = WORDS.filter(lambda word: word not in SPECIAL and len(word.split()) == 1)
 CORPORA = st.builds(TextCorpus, src=PATHS, tgt=PATHS) | st.builds(
     HubCorpus, dataset=PATHS, name=st.none() | WORDS, split=WORDS, src=WORDS, tgt=WORDS
 )

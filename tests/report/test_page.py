@@ -146,7 +146,7 @@ SAME = Note("same", "the same translation", 90, 100, [1], "the model has hardly 
         ([9.0], [], ["Nothing looks wrong with the translations of the validation set."]),
         ([9.0], [NOTE], [f"A few lines look wrong: {NOTE}."]),
         ([9.0], [SAME, NOTE], [f"Something looks wrong: {SAME}."]),
-        ([1.0, 9.0], None, ["The last validation is the best: more steps may help."]),
+        ([1.0, 9.0], None, ["The last validation is the best by bleu: more steps may help."]),
         (
             [1.0, 9.0, 8.0, 7.0],
             None,

@@ -760,12 +760,12 @@ def test_several_validation_sets_decide_by_their_mean(run: Path) -> None:
     assert "the content of data.valid is not" in other
     finish(run, parts, *changes)
     lines = (run / "metrics.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines if '"valid/2/ppl"' in line]
+    records = [json.loads(line) for line in lines if '"valid/1/ppl"' in line]
     for scored, record in zip(best_of(run)["history"], records, strict=True):
         assert (run / f"validation/{scored['checkpoint']}.txt").read_text().count("\n") == 24
         for key in ("bleu", "chrf", "nll"):
             one, two = (part[key] for part in scored["parts"])
-            names = [f"valid/{key}", f"valid/1/{key}", f"valid/2/{key}"]
+            names = [f"valid/{key}", f"valid/0/{key}", f"valid/1/{key}"]
             assert [record[name] for name in names] == [(one + two) / 2, one, two]
 
 
