@@ -48,6 +48,13 @@ def test_a_text_gives_a_text_and_a_list_a_list(model: mtrain.Model) -> None:
     assert model.translate(["", LINES[1]]) == ["", best[1]]
 
 
+def test_half_a_surrogate_pair_is_a_character_without_meaning(model: mtrain.Model) -> None:
+    texts = ["bavo", "\ud800 bavo", "celu \udc80"]
+    plain = ["bavo", "\ufffd bavo", "celu \ufffd"]
+    assert model.translate(texts) == model.translate(plain)
+    assert model.score(texts, texts) == model.score(plain, plain)
+
+
 def test_scores_are_those_of_the_search(model: mtrain.Model) -> None:
     found = [hypotheses[0] for hypotheses in model.translate(LINES, n_best=1)]
     scores = model.score(LINES, [each.text for each in found])

@@ -71,7 +71,7 @@ def list_keys(prefix: str = "") -> list[Key]:
     found = [key for key in keys if key.name.startswith(prefix)]
     found = found or [key for key in keys if prefix in key.name]
     if not found:
-        near = difflib.get_close_matches(prefix, [key.name for key in keys], n=1)
+        near = difflib.get_close_matches(prefix, [*SECTIONS, *(key.name for key in keys)], n=1)
         advice = f"did you mean {near[0]}?" if near else "mtrain config keys lists all"
         raise RefusedError(f"{prefix}: no setting has this in its name; {advice}")
     return found

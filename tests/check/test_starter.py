@@ -177,6 +177,15 @@ def test_sets_in_the_same_folder_are_taken(
     assert list(asked.tests) == ["test_2016_flickr"]
 
 
+def test_bleu_counts_characters_of_a_language_without_spaces(
+    tmp_path: Path, files: tuple[Path, Path]
+) -> None:
+    for code, tokenizer in (("th", "char"), ("km", "char"), ("de", None), ("zh", None)):
+        asked = replace(request(files, tmp_path / f"{code}.yaml", 9), tgt_lang=code)
+        write_config(asked, Stop(), has_gpu=False)
+        assert load_config(asked.output).data.bleu_tokenize == tokenizer
+
+
 @pytest.mark.parametrize("taken", ["mine/valid.de", "mine.yaml"])
 def test_nothing_is_written_over(tmp_path: Path, files: tuple[Path, Path], taken: str) -> None:
     (tmp_path / "mine").mkdir()

@@ -279,10 +279,14 @@ MISTAKES = [
     ("train {config} --json", 2, ["--json: goes with --dry-run"]),
     ("train {config} --metric-timeout 9", 2, ["--metric-timeout: needs --metric-command"]),
     ("train {config} --set train.cutoff=0.2", 2, ["is for train.consistency, which is off"]),
-    ("check", 2, ["-c/--config: missing", "as the first argument"]),
+    ("check", 2, ["no config is given; name it first, or by -c/--config"]),
     ("train -q -v {config}", 2, ["-q/--quiet: does not go with -v/--verbose"]),
     ("verify {run} -m {run}", 2, ["-m/--model: given twice"]),
-    ("average -o {tmp}/mean", 2, ["-m/--model: missing"]),
+    (
+        "average -o {tmp}/mean",
+        2,
+        ["no run or checkpoint directory is given; name it first, or by -m/"],
+    ),
     ("config keys trian", 2, ["trian: no setting has this in its name", "did you mean"]),
     ("config keys patiense", 2, ["did you mean train.patience?"]),
     ("config show {tmp}/absent.yaml", 2, ["absent.yaml", "cannot read the config"]),
@@ -401,6 +405,8 @@ MISTAKES = [
     ("translate -m {run} --sample --beam-size 3", 2, ["--beam-size: does not go with"]),
     ("translate -m {run} --sample --seed -1", 2, ["--seed"]),
     ("translate -m {run} -o {tmp}/x --alignments {tmp}/x", 2, ["x: is the output file"]),
+    ("translate -m {run} -o {tmp}/x.gz", 2, ["x.gz: what is written is not packed; choose"]),
+    ("attention -m {run} -m {run} -o {tmp}/x.html a", 2, ["-m/--model: given twice; a page shows"]),
     # exports
     ("export -m {run} -o {tmp}/new --quantization int3", 2, ["'int3' is not one of 'float32'"]),
     ("export -m {run} -o {tmp}", 2, ["exists already; remove it, or choose another name"]),
@@ -479,6 +485,47 @@ def test_files_of_another_form_are_refused(command: Command, run_dir: Path, tmp_
             assert result.code == 1
             assert f": {words}" in result.err
             assert not result.out
+
+
+def test_a_stdin_that_does_not_wait_loses_no_line(trained_run: Path) -> None:
+    """As a program has it that shares its standard streams, and reads them without waiting."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    command = [sys.executable, "-m", "mtrain", "translate", "-m", trained_run, "--line-buffered"]
+    with subprocess.Popen(command, stdin=reader, stdout=-1, stderr=-1) as process:
+        assert process.stdout is not None
+        for line in LINES:
+            os.write(writer, line.encode() + b"\n")
+            process.stdout.readline()  # the next one is not there yet
+        os.close(writer)
+        assert process.wait() == 0
+    os.close(reader)
+
+
+def test_names_in_another_encoding(tiny_config: TinyConfig, tmp_path: Path) -> None:
+    """A config's name that is no UTF-8 is kept readable, and a locale without a name's letters is
+    told.
+    """
+    name = tmp_path / os.fsdecode(b"caf\xe9.yaml")
+    shutil.copyfile(tiny_config(**{"train.max_steps": 4}), name)
+    assert run_mtrain("train", name, cwd=tmp_path).returncode == 0
+    command = json.loads((tmp_path / "run" / "run.json").read_text())["command"]
+    assert "caf\\udce9.yaml" in command
+    again = run_mtrain("train", name, cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    where = os.fsdecode(str(tmp_path).encode() + b"/caf\xe9")
+    shutil.copytree(tmp_path / "run", where)
+    moved = run_mtrain("translate", "-m", where, input="a\n")
+    assert moved.returncode == 1
+    assert "its name is no UTF-8, which files of weights need; rename it" in moved.stderr
+    ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    start = [sys.executable, "-m", "mtrain", "train", str(name.with_name("a.yaml"))]
+    text = name.read_text().replace(str(tmp_path / "run"), "日本")
+    name.with_name("a.yaml").write_text(text)
+    done = subprocess.run(start, env=ascii_only, capture_output=True, cwd=tmp_path, check=False)
+    assert done.returncode in (1, 2)
+    assert b"this locale has only names in ascii; set PYTHONUTF8=1" in done.stderr
+    assert b"Traceback" not in done.stderr
 
 
 def test_translate_answers_each_line_on_stdout_alone(command: Command, run_dir: Path) -> None:

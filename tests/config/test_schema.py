@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,7 @@ CORPORA_REFUSED = [
     ("{src: a.en}", "tgt: required, but missing (file of its translation"),
     ("{src: a.en, tgd: a.de}", "tgd: unknown key; did you mean data.train.0.tgt?"),
     ("{src: a.en, tgt: a.de, tag: <a b>}", "tag: '<a b>' holds white space"),
+    ("{src: a.en, tgt: a.de, split: x}", "split: unknown key; it is for entries with generated or"),
     ("{generatd: phrasebook}", "generatd: unknown key; did you mean data.train.0.generated?"),
     ("{src: 5, tgt: a.de}", "src: should be a valid string, got 5"),
     ("{src: '', tgt: a.de}", "src: should have at least 1 character, got ''"),
@@ -254,6 +256,7 @@ ADDED = [
     ("train: {compile: 1}", "7: train.compile: 'auto' or a valid boolean, got 1"),
     ("tokenizer: {user_symbols: [on]}", '7: tokenizer.user_symbols write "on" in quotes'),
     ("tokenizer: {user_symbols: [a, a]}", "7: tokenizer.user_symbols: a is listed twice"),
+    ("tokenizer: {user_symbols: [a b]}", "7: tokenizer.user_symbols: 'a b' holds white space"),
     ("tokenizer: {user_symbols: [<s>]}", "7: tokenizer.user_symbols: <s> is a special"),
     ("model: none", "7: model: should be a mapping of settings, got 'none'"),
     ("train: []", "7: train: should be a mapping of settings, got a list of 0"),
@@ -429,6 +432,9 @@ def test_home_and_environment_are_expanded_in_every_path(
         assert f" {key}: $" in message
         assert "NOWHERE" in message
         assert "is not set; set it or write the path out" in message
+    monkeypatch.setenv("LATIN_1", os.fsdecode(b"caf\xe9"))
+    text = override.format("./$LATIN_1/x")
+    assert "is ./caf\\udce9/x" in refusal(tmp_path, DATA, text)
     message = refusal(tmp_path, DATA, override.format("~no-such-user/x"))
     assert f" {key}: ~no-such-user has no home directory here" in message
 

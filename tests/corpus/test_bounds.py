@@ -341,6 +341,11 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
         list(read_pairs(FileCorpus(file=str(path), src="a", tgt="b"), Reading()))
     others = list(read_pairs(FileCorpus(file=str(path), src=1, tgt=2), Reading()))
     assert others[1] == ("eins", "uno")
+    table = pyarrow.table([["one"], ["eins"], ["uno"]], names=["a", "b", "a"])
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    corpus = FileCorpus(file=str(tmp_path / "a.parquet"), src="a", tgt="b")
+    with pytest.raises(UserError, match=r"a\.parquet: two columns a; rename one of them"):
+        list(read_pairs(corpus, Reading()))
 
 
 # --- Translation -----------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import re
 from pathlib import Path
 from typing import Any
@@ -158,7 +160,12 @@ def test_unequal_sides_are_refused_with_both_counts(
 
 def test_a_file_of_another_form_is_named_before_its_lines_are_counted(tmp_path: Path) -> None:
     for start, words in (
-        ("a\nb\n".encode("utf-16"), "UTF-16, not UTF-8; convert the file"),
+        ("a\nb\n".encode("utf-16"), "UTF-16, not UTF-8; convert the file: iconv -f UTF-16 -t"),
+        ("a\nb\n".encode("utf-16-le"), "UTF-16, not UTF-8; convert the file: iconv -f UTF-16LE"),
+        ("a\nb\n".encode("utf-16-be"), "UTF-16, not UTF-8; convert the file: iconv -f UTF-16BE"),
+        (bz2.compress(b"a\nb\n"), "looks like bzip2; unpack it"),
+        (lzma.compress(b"a\nb\n"), "looks like xz; unpack it"),
+        (b"PK\3\4a\nb\n", "looks like a ZIP archive; unpack it"),
         (
             gzip.compress(b"a\nb\n"),
             "looks like gzip; unpack it, or give the file a name that ends in .gz",
@@ -516,6 +523,8 @@ def test_a_row_that_is_not_text_and_a_damaged_dataset_are_named(tmp_path: Path) 
     assert "row 4: en is not text" in error_of(corpus, root=tmp_path)
     (tmp_path / "lines" / "train.jsonl").write_text('{"de": "a", "en": ', encoding="utf-8")
     assert "dataset lines train: cannot load: " in error_of(corpus, root=tmp_path)
+    (tmp_path / "lines" / "train.jsonl").write_text('{"de": "a", "de": "b"}\n', encoding="utf-8")
+    assert "was specified twice" in error_of(corpus, root=tmp_path)
 
 
 def test_samples_are_spaced_and_of_middle_length() -> None:

@@ -81,6 +81,10 @@ def test_a_checkpoint_is_laid_out_as_promised_and_read_back(tmp_path: Path) -> N
     assert state.loop == LOOP
     assert torch.equal(state.moments["bias.exp_avg"], torch.arange(5.0))
     assert files(save(tmp_path, 30, trainer=False)) == MODEL_FILES
+    plain = tmp_path / "plain"
+    plain.touch()
+    others = {file.stat().st_mode for file in path.rglob("*") if file.is_file()}
+    assert others == {plain.stat().st_mode}
 
 
 def test_weights_are_kept_in_fp32_and_whole(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mtrain.runtime.device import pick_device
+from mtrain.runtime.device import compute_dtype, pick_device
 from mtrain.runtime.errors import RefusedError
 
 
@@ -24,3 +24,8 @@ def test_why_a_gpu_is_missing(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     with pytest.raises(RefusedError, match=words.replace("+", r"\+")):
         pick_device("cuda:3")
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    with pytest.raises(RefusedError, match="precision fp16: unknown; use auto, fp32 or bf16"):
+        compute_dtype("fp16", torch.device("cpu"), training=False)

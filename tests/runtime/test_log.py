@@ -1,8 +1,15 @@
 """The bar of a training run on narrow terminals."""
 
+from __future__ import annotations
+
+import os
+import pty
+import sys
+
+import pytest
 from tqdm import tqdm
 
-from mtrain.runtime.log import FIGURES
+from mtrain.runtime.log import FIGURES, logger, set_up_console
 
 
 def test_the_figures_of_a_long_run_fit_a_terminal_of_80_columns() -> None:
@@ -10,3 +17,17 @@ def test_the_figures_of_a_long_run_fit_a_terminal_of_80_columns() -> None:
     bar = {"prefix": "training", "bar_format": FIGURES, "postfix": postfix}
     shown = tqdm.format_meter(71_000, 100_000, 99_000, ncols=79, **bar)
     assert shown == f"training: 71% 71000/100000, 11:13:56 left, {postfix}"
+
+
+def test_a_terminal_that_does_not_know_its_width_shows_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    master, slave = pty.openpty()  # its size is 0 x 0
+    with open(slave, "w") as terminal, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", terminal)
+        set_up_console()
+        logger.info("%s", "a sample", extra={"is_cut": True})
+        terminal.flush()
+        assert b"a sample" in os.read(master, 100)
+    set_up_console()
+    os.close(master)
