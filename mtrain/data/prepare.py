@@ -226,7 +226,7 @@ class Preparation:
         hashes, config = [found.sha256 for found in self.scans], self.config
         text_filter = config.filter.model_dump(exclude={"min_length", "max_ratio"})
         own = {**config.tokenizer.model_dump(), "user_symbols": config.user_symbols}
-        settings = [FILTERS, text_filter, MAX_SENTENCES, own]
+        settings = [FILTERS, text_filter, self.selection.max_length, MAX_SENTENCES, own]
         made = [each.made for each in config.data.texts if isinstance(each, MadeCorpus)]
         settings += [made] if made else []
         made_by = version("sentencepiece")
@@ -241,8 +241,8 @@ class Preparation:
         (directory / layout.TOKENIZER).write_bytes(train_tokenizer(self._sentences, **own))
 
     def _sentences(self) -> Iterator[str]:
-        """Read the training text that passes the filters of text: both sides, but not those that
-        models made.
+        """Read the training text that passes the filters of text and is not far too long: both
+        sides, but not those that models made.
         """
         for number, corpus in enumerate(self.config.data.texts):
             pairs, sides = self._read_once(number, Counter()), slice(None)
@@ -251,7 +251,8 @@ class Preparation:
                 sides = slice(side, side + 1)
             for chunk in chunked(pairs, CHUNK):
                 self.stop.check()
-                for pair in self.selection.by_text(chunk, Counter()):
+                pairs_left = self.selection.by_text(chunk, Counter())
+                for pair in self.selection.by_characters(pairs_left, 0, Counter()):
                     yield from pair[sides]
 
     def _read(self, number: int, counts: Counter[str]) -> Iterator[Pair]:

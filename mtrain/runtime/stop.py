@@ -11,6 +11,7 @@ from threading import Thread
 from types import FrameType
 
 from mtrain.runtime.errors import (
+    EXIT_HUNG_UP,
     EXIT_INTERRUPTED,
     EXIT_STOPPED,
     EXIT_TERMINATED,
@@ -19,6 +20,7 @@ from mtrain.runtime.errors import (
 )
 
 EXIT_CODES = {
+    signal.SIGHUP: EXIT_HUNG_UP,
     signal.SIGTERM: EXIT_TERMINATED,
     signal.SIGINT: EXIT_INTERRUPTED,
     signal.SIGUSR1: EXIT_STOPPED,
@@ -43,7 +45,8 @@ class Stop:
         """Install the signal handlers and start the clock."""
         self.started = time.monotonic()
         for number in EXIT_CODES:
-            signal.signal(number, self._on_signal)
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                signal.signal(number, self._on_signal)
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)

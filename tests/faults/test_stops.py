@@ -22,12 +22,19 @@ from ranks import at_step, train_by
 from faults.rig import Bench, Rig, strike, undisturbed
 from mtrain.runs import checkpoint, layout
 from mtrain.runtime.device import has_fast_bf16
-from mtrain.runtime.errors import EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_STOPPED, EXIT_TERMINATED
+from mtrain.runtime.errors import (
+    EXIT_HUNG_UP,
+    EXIT_INTERRUPTED,
+    EXIT_REFUSED,
+    EXIT_STOPPED,
+    EXIT_TERMINATED,
+)
 
 CODES = {
     "SIGTERM": EXIT_TERMINATED,
     "SIGUSR1": EXIT_STOPPED,
     "SIGINT": EXIT_INTERRUPTED,
+    "SIGHUP": EXIT_HUNG_UP,
     "time": EXIT_STOPPED,
 }
 

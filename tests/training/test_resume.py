@@ -45,6 +45,7 @@ from mtrain.runtime import log
 from mtrain.runtime.device import has_fast_bf16
 from mtrain.runtime.errors import (
     EXIT_FAILED,
+    EXIT_HUNG_UP,
     EXIT_INTERRUPTED,
     EXIT_REFUSED,
     EXIT_STOPPED,
@@ -376,6 +377,7 @@ def train_struck(run: Path, deed: str) -> subprocess.CompletedProcess[str]:
         (kill("SIGTERM"), EXIT_TERMINATED, "stopped by SIGTERM"),
         (kill("SIGINT"), EXIT_INTERRUPTED, "stopped by SIGINT"),
         (kill("SIGUSR1"), EXIT_STOPPED, "stopped by SIGUSR1"),
+        (kill("SIGHUP"), EXIT_HUNG_UP, "stopped by SIGHUP"),
         (TIME_LIMIT, EXIT_STOPPED, "stopped by time limit"),
         (kill("SIGKILL"), -signal.SIGKILL, ""),
     ],
@@ -391,7 +393,7 @@ def test_real_processes_stop_and_resume(run: Path, deed: str, code: int, reason:
     assert (found["state"], found["exit_code"], found["step"]) == ended
     assert reason in found["reason"]
     assert reason in done.stderr
-    where = r"saved and stopped at step 11 of \d+, [\d:]+ after its start: "
+    where = r"saved and stopped at step 11 of \d+, [\d:]+ after the run began: "
     assert bool(re.search(where + re.escape(str(run)), done.stderr)) == bool(reason)
     finish(run)
 
@@ -403,7 +405,7 @@ def test_the_time_of_a_stop_is_now_and_not_that_of_the_last_record(
     with pytest.raises(StoppedError):
         start(run, "train.log_every=1000", stop_at=2)
     assert not (run / "metrics.jsonl").exists()
-    assert re.search(r"stopped at step 2 of \d+, [\d:]+ after its start: ", caplog.text)
+    assert re.search(r"stopped at step 2 of \d+, [\d:]+ after the run began: ", caplog.text)
 
 
 # A step that is one call of a library, of many minutes, in which no Python handler runs. Signals

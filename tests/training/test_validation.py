@@ -71,7 +71,7 @@ def test_the_end_of_a_run_says_what_became_of_it(
     lines = logged(run)
     place = next(i for i, line in enumerate(lines) if line.startswith("INFO complete at step 8 "))
     assert re.fullmatch(
-        rf"INFO complete at step 8 of 8, [\d:]+ after its start: {run}", lines[place]
+        rf"INFO complete at step 8 of 8, [\d:]+ after the run began: {run}", lines[place]
     )
     assert lines[place + 1].startswith(f"INFO best by nll: {name}  BLEU ")
     assert lines[place + 2].startswith("INFO test held_out: BLEU ")
