@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mtrain.runtime.errors import UserError as UserError
+    from mtrain.translation.api import Model as Model
     from mtrain.translation.attention import Attention as Attention
-    from mtrain.translation.model import Model as Model
     from mtrain.translation.translator import Translation as Translation
 
 __version__ = "0.1.0"
@@ -24,7 +24,7 @@ __all__ = ["Attention", "Model", "Translation", "UserError", "__version__", "loa
 
 _HOMES = {
     "Attention": "mtrain.translation.attention",
-    "Model": "mtrain.translation.model",
+    "Model": "mtrain.translation.api",
     "Translation": "mtrain.translation.translator",
     "UserError": "mtrain.runtime.errors",
 }
@@ -38,11 +38,11 @@ def load(*paths: str | PathLike[str], device: str = "auto", precision: str = "au
     from pathlib import Path
 
     from mtrain.runtime.errors import RefusedError
-    from mtrain.translation import loading, model  # these load torch, which takes seconds
+    from mtrain.translation import api, loading  # these load torch, which takes seconds
 
     if not paths:
         raise RefusedError("mtrain.load: needs a run or checkpoint directory")
-    return model.Model(loading.load(*map(Path, paths), device=device, precision=precision))
+    return api.Model(loading.load(*map(Path, paths), device=device, precision=precision))
 
 
 def __getattr__(name: str) -> Any:

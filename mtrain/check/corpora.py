@@ -29,7 +29,7 @@ from mtrain.corpus.lines import CARRIAGE_RETURNS, Reading
 from mtrain.corpus.readers import Scan, read_rows, reading_of
 from mtrain.corpus.tables import MORE_COLUMNS, TextRow
 from mtrain.data.duplicates import Duplicates
-from mtrain.data.mixups import SAMPLE, is_informative, thinned
+from mtrain.data.guards import SAMPLE, is_informative, thinned
 from mtrain.data.prepare import scan_corpus
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.runtime.errors import UnequalError, UserError

@@ -12,7 +12,7 @@ from mtrain.check.chunks import Chunk
 from mtrain.check.findings import Example
 from mtrain.check.words import Words, spans
 from mtrain.config.schema import DataConfig
-from mtrain.data.mixups import contained
+from mtrain.data.guards import contained
 
 LEAST_BIGRAMS = 5  # of a line that can be nearly another
 NEAR, NEAR_ONE = 0.6, 0.75  # fraction of equal bigrams: mean of the sides, and on one of them

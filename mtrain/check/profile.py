@@ -12,9 +12,9 @@ from mtrain.check.chunks import Chunk
 from mtrain.check.findings import Findings
 from mtrain.check.words import Words
 from mtrain.config.schema import DataConfig
-from mtrain.corpus.slips import UNRELATED, are_unrelated
+from mtrain.corpus.misalignment import UNRELATED, are_unrelated
 from mtrain.corpus.writing_systems import name_of, scripts_of
-from mtrain.data.mixups import swapped
+from mtrain.data.guards import swapped
 
 BITS = 18  # of the hash tables of words
 ROUNDS = 4  # of finding pairs that are swapped and counting again

@@ -27,7 +27,7 @@ from mtrain.corpus.lines import NOT_UTF8, Reading, is_blank
 from mtrain.corpus.readers import read_rows, scan
 from mtrain.corpus.tables import TextRow
 from mtrain.runs import manifest
-from mtrain.runs.layout import refuse_kept
+from mtrain.runs.layout import refuse_run_files
 from mtrain.runtime import files
 from mtrain.runtime.console import ending
 from mtrain.runtime.errors import RefusedError, UserError, is_utf8, printable
@@ -127,7 +127,7 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, An
     parts = [] if request.valid else _held_out_files(request)
     outputs = [*parts, request.output]
     for path in outputs:
-        refuse_kept(path)
+        refuse_run_files(path)
     for path in parts:
         manifest.check_new(path, "pairs are split off into that folder; name it by another -o")
     count = _count_to_hold_out(request, pairs)

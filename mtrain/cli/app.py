@@ -16,7 +16,7 @@ import mtrain
 from mtrain.cli import runs, scoring, settings, training, translating
 from mtrain.cli.options import flag, value, with_verbosity
 from mtrain.runtime import log
-from mtrain.runtime.console import leave_at_once, open_closed_streams
+from mtrain.runtime.console import exit_on_interrupt, open_closed_streams
 from mtrain.runtime.errors import EXIT_FAILED, StoppedError, UserError, as_user_error, printable
 
 Command = Callable[..., None]
@@ -66,7 +66,7 @@ def main() -> None:
     # started processes import nothing from the working directory, which may be a stranger's
     os.environ["PYTHONSAFEPATH"] = "1"
     open_closed_streams()
-    leave_at_once()
+    exit_on_interrupt()
     log.set_up_console(level=logging.INFO)
     try:
         app()

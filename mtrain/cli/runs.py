@@ -10,7 +10,7 @@ from mtrain.cli import options
 from mtrain.cli.options import choice, file, flag, value
 from mtrain.cli.streams import as_text, check_page, print_json, print_text
 from mtrain.runtime import log
-from mtrain.runtime.console import loaded, stopped_by_signals
+from mtrain.runtime.console import restore_interrupt, stopped_by_signals
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.outputs import size_of, write_output
 
@@ -49,7 +49,7 @@ def report(
 
     output = check_page(output, "report.html")
     page = reporting.make_page(run, [as_text(each) for each in text or []], check=check)
-    loaded()
+    restore_interrupt()
     write_output(output, page.encode("utf-8", "replace"))
 
 
@@ -101,10 +101,10 @@ def average(
     run = options.either(run, model, options.RUN)
     from mtrain.config.loading import load_stored_config
     from mtrain.runs import checkpoint
-    from mtrain.runs.layout import refuse_kept
+    from mtrain.runs.layout import refuse_run_files
 
-    loaded()
-    refuse_kept(output)
+    restore_interrupt()
+    refuse_run_files(output)
     train = load_stored_config(run / "config.yaml").train
     with stopped_by_signals():
         paths = checkpoint.average_run(run, last, output, train)
@@ -139,13 +139,13 @@ def export(
     Example: `mtrain export runs/NAME --to ctranslate2 -o served`
     """
     model = options.either(run, model, options.RUN)
-    from mtrain.export import handover as exporting
-    from mtrain.runs.layout import refuse_kept
+    from mtrain.export import convert as exporting
+    from mtrain.runs.layout import refuse_run_files
     from mtrain.translation import loading
 
-    refuse_kept(output)
+    refuse_run_files(output)
     model_ = loading.load(model, device="cpu", precision="fp32")
-    loaded()
+    restore_interrupt()
     with stopped_by_signals():
         shown = list[str]()
         show = shown.append if json_ else print_text

@@ -93,7 +93,7 @@ def _own_set(model: Path, name: str) -> tuple[list[str], list[list[str]], str, s
 
 def _translate(translator: "Translator", sources: list[str], output: Path | None) -> list[str]:
     """Translate sources, and write the translations to a file, if there is one."""
-    cut = log.Places()
+    cut = log.TruncatedLines()
     with log.progress_bar(len(sources), "line", "translating") as bar:
         hypotheses = translator.best(sources, bar.update, cut.add)
     cut.warn(translator.loaded.max_source_length)

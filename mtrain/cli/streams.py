@@ -75,9 +75,9 @@ def check_output(path: Path) -> None:
     """Raise `UserError`, before any work is done, if the file cannot be written, and
     `RefusedError` if it belongs to a run or checkpoint.
     """
-    from mtrain.runs.layout import refuse_kept  # not needed by --help
+    from mtrain.runs.layout import refuse_run_files  # not needed by --help
 
-    refuse_kept(path)
+    refuse_run_files(path)
     if path.suffix in PACKED:
         text = "what is written is not packed; choose another name, or pipe stdout to a packer"
         raise RefusedError(f"{path}: {text}")

@@ -13,7 +13,7 @@ from mtrain.cli.options import file, flag, path, value
 from mtrain.cli.streams import print_json, print_path, print_text
 from mtrain.corpus.lines import open_bytes
 from mtrain.runtime import log
-from mtrain.runtime.console import loaded
+from mtrain.runtime.console import restore_interrupt
 from mtrain.runtime.errors import EXIT_FAILED, RefusedError
 from mtrain.runtime.stop import Stop
 from mtrain.scoring.external import ExternalMetric
@@ -197,5 +197,5 @@ def tokenizer_train(
     settings = load_config(config, set_)
     from mtrain.data.prepare import train_run_tokenizer
 
-    loaded()
+    restore_interrupt()
     print_path(train_run_tokenizer(settings, Stop(), config))

@@ -12,7 +12,7 @@ from mtrain.cli.options import choice, file, flag, stream, value
 from mtrain.cli.streams import as_text, check_output, check_page, prompting, reading
 from mtrain.corpus.lines import scan_file
 from mtrain.runtime import log
-from mtrain.runtime.console import loaded, writing
+from mtrain.runtime.console import restore_interrupt, writing
 from mtrain.runtime.errors import RefusedError
 from mtrain.runtime.outputs import opened, refuse_one_file, refuse_overwriting, write_output
 
@@ -175,7 +175,7 @@ def attention(
     target = target and (as_text(target) if input_ is None else options.as_name(target))
     refuse_overwriting(output, input_, target if input_ else None)
     output = check_page(output, "attention.html")
-    from mtrain.report import maps
+    from mtrain.report import attention_maps as maps
     from mtrain.translation import loading
 
     chosen = maps.choose(kind, layer, head)
@@ -185,7 +185,7 @@ def attention(
         with reading(input_) as source:
             pairs = maps.read_pairs(source, Path(target) if target else None)
     model_ = loading.load_with_tag(models[0], device=device, precision=precision, **decode)
-    loaded()
+    restore_interrupt()
     page = maps.draw_page(maps.watch(model_, pairs, chosen), models[0])
     write_output(output, page.encode("utf-8", "replace"))
 

@@ -28,7 +28,7 @@ from mtrain.runtime.errors import RefusedError
 Auto = Literal["auto"]
 # Larger than any model: a forged config must not exhaust the machine before it is refused.
 MAX_WIDTH = 1 << 17
-Share = Annotated[float, Field(ge=0, le=1)]
+UnitInterval = Annotated[float, Field(ge=0, le=1)]
 Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
 Layers = Annotated[int, Field(ge=1, le=1000)]
 PositiveNumber = Annotated[float, Field(gt=0)]
@@ -186,15 +186,15 @@ class ModelConfig(Section):
 class AugmentConfig(Section):
     """Fractions of the training pairs that are changed in each epoch, each pair in one way."""
 
-    upper: Share = 0.0
+    upper: UnitInterval = 0.0
     """put both sides in capitals"""
-    title: Share = 0.0
+    title: UnitInterval = 0.0
     """begin each word of both sides with a capital"""
-    no_final: Share = 0.0
+    no_final: UnitInterval = 0.0
     """remove the final punctuation of the source"""
-    typos: Share = 0.0
+    typos: UnitInterval = 0.0
     """make typing errors in the source"""
-    numbers: Share = 0.0
+    numbers: UnitInterval = 0.0
     """replace numbers that both sides have, alike on both"""
 
 

@@ -26,7 +26,7 @@ LONGEST_LINE = 1 << 20
 CHARACTERS_A_TOKEN = 64  # at most, in ordinary text; more if a vocabulary has a longer piece
 LONGEST_TEXT = LONGEST_LINE // 4  # characters of a line that a model or a vocabulary gets
 LARGEST_SET = 1 << 30  # bytes of a set that is scored, which is held in memory
-LINE = 100  # bytes added to a set by each line
+LINE_OVERHEAD = 100  # bytes added to a set by each line
 TOO_LONG = f"longer than {LONGEST_LINE:,} bytes"
 
 PACKED = (".gz", ".zst")  # suffixes of text files that are unpacked as they are read
@@ -231,7 +231,7 @@ def scored_lines(path: Path, counts: Counter[str] | None = None) -> Iterator[byt
 
 def added_to_set(size: int, line: int, name: str) -> int:
     """Return the size of a set with one more line; raises `UserError` if it is too large."""
-    size += line + LINE
+    size += line + LINE_OVERHEAD
     if size > LARGEST_SET:
         raise UserError(
             f"{name}: more than {LARGEST_SET >> 30} GiB of text in a set that is scored, which is "
@@ -259,14 +259,8 @@ def require_regular(path: Path) -> None:
         )
 
 
-def refuse_other_forms(path: Path) -> None:
-    """Raise `UserError` for a text file that begins as UTF-16, gzip or zstd does."""
-    with open_bytes(path) as stream, reading_from(path):
-        refuse_other_start(stream.read(_SEEN), path)
-
-
 def refuse_other_start(start: bytes, name: object) -> None:
-    """Raise `UserError` for the first bytes of such a file."""
+    """Raise `UserError` for the first bytes of a file that is no plain UTF-8."""
     for key, advice in _OTHER_FORMATS.items():
         if start.startswith(key):
             raise UserError(f"{name}: {advice}")
@@ -276,13 +270,17 @@ def refuse_other_start(start: bytes, name: object) -> None:
             raise UserError(f"{name}: {_UTF16.format(order)}")
 
 
-def scan_file(path: Path, check: Callable[[], None]) -> tuple[int, bytes]:
-    """Return the number of lines and the SHA-256 of a file's decompressed bytes."""
+def scan_file(path: Path, check: Callable[[], None], *, is_utf8: bool = True) -> tuple[int, bytes]:
+    """Return the number of lines and the SHA-256 of a file's decompressed bytes. Raises `UserError`
+    for another form of file, if it should be UTF-8.
+    """
     require_regular(path)
     digest, lines, last = hashlib.sha256(), 0, b""
     with open_bytes(path) as stream, reading_from(path):
         while block := stream.read(_BLOCK):
             check()
+            if is_utf8 and not last:
+                refuse_other_start(block, path)
             digest.update(block)
             lines += block.count(b"\n")
             last = block

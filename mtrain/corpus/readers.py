@@ -23,7 +23,6 @@ from mtrain.corpus.lines import (
     decode,
     is_blank,
     read_file,
-    refuse_other_forms,
     require_regular,
     scan_file,
 )
@@ -124,8 +123,6 @@ def _scan(corpus: Corpus, reading: Reading) -> Scan:
     if isinstance(corpus, TextCorpus):
         files = files_of(corpus, reading.root)
         (src_lines, src), (tgt_lines, tgt) = (scan_file(file, reading.check) for file in files)
-        for file in files:
-            refuse_other_forms(file)
         if src_lines != tgt_lines:
             counts = f"{files[0]} has {src_lines:,} lines but {files[1]} has {tgt_lines:,}"
             text = f"{counts}: the sides of a corpus must match line for line"

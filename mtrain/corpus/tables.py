@@ -25,7 +25,6 @@ from mtrain.corpus.lines import (
     is_blank,
     listed,
     read_file,
-    refuse_other_forms,
     scan_file,
     size_of,
 )
@@ -58,9 +57,8 @@ class Format:
 def scan_table(corpus: FileCorpus, reading: Reading) -> tuple[int, str]:
     """Return the number of rows of a table, and the hash of its content with the columns read."""
     path = reading.root / corpus.file
-    lines, content = scan_file(path, reading.check)
-    if corpus.kind != "tmx":  # XML names its encoding
-        refuse_other_forms(path)
+    # XML names its encoding
+    lines, content = scan_file(path, reading.check, is_utf8=corpus.kind != "tmx")
     columns = json.dumps([corpus.src, corpus.tgt]).encode()
     count = FORMATS[corpus.kind].count
     rows = count(corpus, path, reading, lines) if count else lines

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mtrain.config.schema import AugmentConfig
 from mtrain.corpus.lines import is_blank
-from mtrain.data.subwords import Pairs, Row
+from mtrain.data.bpe_dropout import Pairs, Row
 from mtrain.data.tokenizer import Tokenizer
 
 Draw = Callable[[], float]  # in [0, 1)

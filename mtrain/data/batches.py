@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from mtrain.data.augment import Augmenter
+from mtrain.data.bpe_dropout import Pairs, SubwordSampler
 from mtrain.data.store import Part, Store
-from mtrain.data.subwords import Pairs, SubwordSampler
 from mtrain.data.tokenizer import Tokenizer
 
 POOL = 1 << 17  # pairs that are shuffled together and cut into batches at a time
@@ -212,8 +212,8 @@ class TokenBatches:
     lengths, so that a micro-batch has little padding and a step has short and long sentences
     (except at the end of a pool). Steps of one length learn far more slowly.
 
-    An `augmenter` changes text, and a `sampler` draws the subwords of a pool, anew each time, and a
-    `row_width` packs pairs into rows of short and long ones, while the previous pool is trained on.
+    With an `augmenter`, which changes text, or a `sampler`, which draws subwords anew, or a
+    `row_width`, which packs pairs into rows, a thread prepares the next pool meanwhile.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class TokenBatches:
         self.step_batches, self.sampler, self.augmenter = step_batches, sampler, augmenter
         self.executor, self.row_width = ThreadPoolExecutor(1), row_width
         self.sampled: dict[tuple[int, int], Future[list[MicroBatch]]] = {}
-        self.visits = np.concatenate([_visits(part) for part in store.parts])
+        self.visits = np.concatenate([_block_schedule(part) for part in store.parts])
         pairs = ((self.visits[:, 1] - self.visits[:, 0]) * self.visits[:, 2]).sum()
         self.pools = max(1, math.ceil(float(pairs) / POOL))
 
@@ -287,9 +287,9 @@ class TokenBatches:
         return rows, lengths
 
 
-def _visits(part: Part) -> NDArray[np.float64]:
-    """Return the visits to the blocks of a corpus in an epoch, (visits, 3): start, stop, and the
-    fraction of the pairs to draw.
+def _block_schedule(part: Part) -> NDArray[np.float64]:
+    """Return start, stop and the fraction of pairs to draw, (visits, 3), of each visit to a block
+    of a corpus in an epoch.
     """
     starts = np.arange(part.start, part.stop, BLOCK)
     stops = np.minimum(starts + BLOCK, part.stop)

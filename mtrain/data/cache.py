@@ -22,10 +22,10 @@ from mtrain.runtime.stop import Stop
 
 Item = TypeVar("Item")
 
-# To be increased when the meaning of a kept fact changes.
-KNOWN = 1
-# Nanoseconds in which a file may change twice and show one time: facts about files that are younger
-# are not kept.
+# Increased when a kept fact changes its meaning.
+FACT_VERSION = 1
+# Nanoseconds. Two changes within this time may leave the same time of change, so facts about files
+# that changed more recently are not kept.
 YOUNG = 2 * 10**9
 WAITING = "waiting for %s, which prepares the same text"
 
@@ -92,7 +92,7 @@ def remembered(
     """
     if (before := _signs(of)) is None:
         return find()
-    key = cache_key("known", KNOWN, before, question)
+    key = cache_key("known", FACT_VERSION, before, question)
     path = cache_directory() / "known" / key[:2] / key
     with suppress(OSError, ValueError):
         head, _, body = files.read_whole(path, LARGEST).partition(b"\n")

@@ -23,9 +23,9 @@ from mtrain.config.corpora import Corpus, MadeCorpus
 from mtrain.config.schema import Config, TokenizerConfig
 from mtrain.corpus import readers
 from mtrain.corpus.lines import DROPPED, chunked, listed
+from mtrain.corpus.misalignment import suspicions
 from mtrain.corpus.readers import Pair, Scan, ScoredText, Text, describe, reading_of
-from mtrain.corpus.slips import suspicions
-from mtrain.data import duplicates, mixups
+from mtrain.data import duplicates, guards
 from mtrain.data.cache import cache_key, cached, kept, remembered
 from mtrain.data.filters import FILTERS, Selection
 from mtrain.data.store import CHUNK, Shard, Store, open_shard, store_key, write_shard
@@ -34,7 +34,7 @@ from mtrain.runs import checkpoint, layout, manifest
 from mtrain.runs.directory import RunDirectory
 from mtrain.runs.made import resolve
 from mtrain.runtime.errors import RefusedError, UserError
-from mtrain.runtime.log import Places, logger, progress_bar
+from mtrain.runtime.log import TruncatedLines, logger, progress_bar
 from mtrain.runtime.stop import Stop
 from mtrain.runtime.workers import available_threads
 from mtrain.scoring.metrics import check_tokenizer
@@ -173,7 +173,7 @@ class Preparation:
             (text.sources, longest, tag_ids, ""),
             (text.references, min(longest_target, most), [], ", references"),
         ):
-            cut = Places()
+            cut = TruncatedLines()
             encoded = enumerate(self.tokenizer.encode(lines))
             cut.add(index for index, ids in encoded if len(begin) + len(ids) >= limit)
             cut.warn(int(limit), f"data.{name}{side}")
@@ -328,14 +328,14 @@ class Preparation:
             logger.warning("data.train: %s", sign)
 
 
-def refuse_mixups(preparation: Preparation) -> None:
+def refuse_worthless_text(preparation: Preparation) -> None:
     """Refuse text with mix-ups, unless the config allows them."""
     data, reading = preparation.config.data, reading_of(preparation.config, keep_blank=True)
     reading.check = preparation.stop.check
     sets = dict(zip(data.scored, preparation.sets.values(), strict=True))
     texts = {key: each for key, each in data.corpora.items() if key not in sets and not each.model}
     pairs = sum(found.pairs for found in preparation.scans)
-    found = list(mixups.find(data, texts, reading, pairs, sets))
+    found = list(guards.find(data, texts, reading, pairs, sets))
     for text in (text for text, is_allowed in found if is_allowed):
         logger.warning("%s", text)
     if refused := [text for text, is_allowed in found if not is_allowed]:

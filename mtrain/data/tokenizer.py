@@ -106,7 +106,7 @@ class Tokenizer:
         """
         sp = self.pieces
         special = (sp.is_control, sp.is_unknown, sp.is_byte, sp.is_unused)
-        numbers = [i for i in range(len(self.known)) if not any(is_so(i) for is_so in special)]
+        numbers = [i for i in range(len(self.known)) if not any(test(i) for test in special)]
         first = max((i for i in numbers if sp.get_score(i) == 0), default=0)
         return {i: self.known[i] for i in numbers if sp.get_score(i) != 0 or i == first}
 
@@ -142,8 +142,8 @@ class Tokenizer:
         return ids
 
     def spell(self, other: "Tokenizer") -> list[list[int]]:
-        """Spell each id of another vocabulary in ids of this one: a piece of both by itself, other
-        text by the pieces that it is cut into, what has no text by `unk`.
+        """Map each id of another vocabulary to ids of this one: the same piece, else its pieces by
+        this model, else `unk`, if it has no text.
         """
         own = {piece: number for number, piece in enumerate(self.all_pieces)}
         cut, sp = Tokenizer(self.proto + _AS_IT_IS).pieces.encode, other.pieces

@@ -18,7 +18,7 @@ import mtrain
 from mtrain.config.languages import NAMES
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.export import ctranslate2_format
-from mtrain.export.proof import Engine
+from mtrain.export.parity import Engine
 from mtrain.model.transformer import Shape
 from mtrain.runtime.errors import RefusedError
 from mtrain.translation.loading import LoadedModel

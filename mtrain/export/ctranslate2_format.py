@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from mtrain.data.tokenizer import Tokenizer
-from mtrain.export.proof import Engine
+from mtrain.export.parity import Engine
 from mtrain.model.transformer import DecoderLayer, EncoderLayer, Shape, Transformer
 from mtrain.runs import layout
 from mtrain.runtime.errors import MissingExtraError

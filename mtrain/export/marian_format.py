@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from mtrain.data.tokenizer import Tokenizer
-from mtrain.export.proof import Engine
+from mtrain.export.parity import Engine
 from mtrain.model.transformer import Shape, Transformer
 from mtrain.runtime.errors import MissingExtraError, RefusedError, first_line
 from mtrain.runtime.log import logger

@@ -35,7 +35,7 @@ class DecoderState:
     past: Tensor
     time: int
     lineage: Tensor | None
-    newest: "Newest"
+    newest: "StepBuffers"
 
     def select(self, rows: Tensor, sentences: Tensor | None = None) -> "DecoderState":
         """Select hypotheses by index: `rows` of the N, in that order and equally many per sentence,
@@ -57,7 +57,7 @@ class DecoderState:
                 lineage = src_bias.new_zeros(len(rows), self.time)
             lineage = lineage.view(len(rows), self.time, slots)
             lineage = F.pad(lineage, (0, missing), value=float("-inf")).flatten(1)
-        newest = Newest(source, src_bias, W, past.shape[5], newest.projected.dtype)
+        newest = StepBuffers(source, src_bias, W, past.shape[5], newest.projected.dtype)
         return DecoderState(past, self.time, lineage, newest)
 
     def longer(self) -> "DecoderState":
@@ -72,8 +72,8 @@ class DecoderState:
         return DecoderState(past, self.time + 1, lineage, self.newest)
 
     def by_layer(self) -> Iterator[tuple[Tensor, Heads, Heads]]:
-        """Return for each layer where to write the newest keys and values, the past with these, and
-        the source.
+        """Yield for each layer the part of the cache for the newest keys and values, the whole of
+        it, and the keys and values of the source.
         """
         B, H, W = *self.past.shape[2:4], self.newest.W
         bias = self.newest.unbiased
@@ -85,7 +85,7 @@ class DecoderState:
         return zip(now, past, self.newest.sources, strict=True)
 
 
-class Newest:
+class StepBuffers:
     """Buffers for the newest tokens, and what stays as long as B and W: keys and values of the
     `source` (layers, 2, B, H, S, K), `src_bias` (B, H, 1, S), which is 0 at its real tokens, and
     `own` (N, W'), 0 at a hypothesis's own slot.
@@ -166,7 +166,7 @@ class Decoder:
         bias = source.new_full((B, H, 1, sizes[4]), float("-inf"))
         bias[..., :S].masked_fill_(src_mask, 0.0)
         past = source.new_empty(layers, 2, B, H, 0, 1, D // H)
-        return DecoderState(past, 0, None, Newest(source, bias, 1, 1, memory.dtype))
+        return DecoderState(past, 0, None, StepBuffers(source, bias, 1, 1, memory.dtype))
 
     def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """Return log-probabilities of the next token in fp32: (N,), state -> (N, V), next state.
@@ -237,7 +237,9 @@ class _Layer:
         self.inner = product(feed.inner.weight, feed.inner.bias)
         self.outer = product(feed.outer.weight, feed.outer.bias)
 
-    def step(self, x: Tensor, newest: Newest, now: Tensor, past: Heads, source: Heads) -> Tensor:
+    def step(
+        self, x: Tensor, newest: StepBuffers, now: Tensor, past: Heads, source: Heads
+    ) -> Tensor:
         """Apply `DecoderLayer` to one position: (N, D) -> (N, D)."""
         self.project(self.before[0](x), out=newest.projected)
         now.copy_(newest.key_value)

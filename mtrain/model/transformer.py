@@ -116,7 +116,9 @@ class Attention(nn.Module):
 
 
 def attend_step(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, out: Tensor) -> Tensor:
-    """Equation 1 with a bias, of size 1 where alike: (G, W, K), (G, K, S), (G, S, K), (G, W, S)."""
+    """Equation 1 for the newest tokens of all heads, G = B x H: queries (G, W, K), keys (G, K, S),
+    values (G, S, K), and a bias that broadcasts to (G, W, S) -> (G, W, K).
+    """
     return out.copy_(F.scaled_dot_product_attention(query, key.mT, value, bias))
 
 

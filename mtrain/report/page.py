@@ -13,7 +13,7 @@ from mtrain.check.findings import Findings
 from mtrain.config.schema import Config
 from mtrain.corpus.lines import moderate, spaced
 from mtrain.data.tokenizer import Tokenizer
-from mtrain.report import maps
+from mtrain.report import attention_maps as maps
 from mtrain.report.curves import Chart, charts_of
 from mtrain.report.heatmap import Sentence, choices, render
 from mtrain.runs import checkpoint, layout, manifest, reader, sets

@@ -132,7 +132,7 @@ def last_scheduled(directory: Path, newest: int, save_every: int, count: int) ->
     return [directory / layout.step_name(step) for step in (newest, *earlier)[:count]][::-1]
 
 
-def whole_ones(paths: list[Path]) -> list[Path]:
+def intact_suffix(paths: list[Path]) -> list[Path]:
     """Return the checkpoints after the last one that is damaged or missing."""
     return list(takewhile(is_good, reversed(paths)))[::-1]
 
@@ -176,7 +176,7 @@ def average_run(run_dir: Path, last: int, output: Path, train: TrainConfig) -> l
     manifest.check_new(output)
     newest = layout.last_step(scheduled_steps(directory, train))
     wanted = last_scheduled(directory, newest, train.save_every, last)
-    paths = whole_ones(wanted)
+    paths = intact_suffix(wanted)
     if len(paths) < last:
         for path in filter(Path.exists, wanted):
             manifest.verify(path)  # raises the damage

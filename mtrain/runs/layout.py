@@ -52,7 +52,7 @@ def steps(directory: Path) -> list[Path]:
     return [path for path in named_steps(directory) if manifest.is_complete(path)]
 
 
-def refuse_kept(path: Path) -> None:
+def refuse_run_files(path: Path) -> None:
     """Refuse to write to a name that a run or checkpoint directory owns: every name in a sealed
     directory, and the names of the files that a run writes.
     """

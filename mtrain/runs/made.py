@@ -50,8 +50,8 @@ def check(key: str, entry: Corpus, before: dict[str, Any]) -> None:
 
 
 def resolve(config: Config, run_dir: Path | None = None, but: Collection[int] = ()) -> Config:
-    """Return the config with the made text, where it is there, in place of the entries that
-    describe it, `but` those of these numbers.
+    """Return the config with the made text, where it is complete, in place of the entries with a
+    `model`; entries with the numbers in `but` stay as they are.
     """
     run_dir = (run_dir or Path(config.run_dir)).absolute()
     train = list(config.data.train)

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -60,7 +61,7 @@ class Run:
         is_here = status.host == socket.gethostname()
         return is_here and status.pid is not None and is_alive(status.pid)
 
-    @property
+    @cached_property
     def corpora(self) -> dict[str, tuple[Corpus, str | None]]:
         """Every corpus of the config by its key, with the hash of the text that the run used, if it
         is known.

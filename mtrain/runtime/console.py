@@ -42,8 +42,8 @@ def clipped(text: str, width: int) -> str:
     return text
 
 
-def leave_at_once() -> None:
-    """Let Ctrl-C end this process at once, until `loaded` is called."""
+def exit_on_interrupt() -> None:
+    """Let Ctrl-C end this process at once, until `restore_interrupt` is called."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it may be ignored
         signal.signal(signal.SIGINT, _leave)
 
@@ -53,7 +53,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
     os._exit(EXIT_TERMINATED if number == signal.SIGTERM else EXIT_INTERRUPTED)
 
 
-def loaded() -> None:
+def restore_interrupt() -> None:
     """Let Ctrl-C raise `KeyboardInterrupt` from here on: a command can finish its output."""
     if signal.getsignal(signal.SIGINT) is _leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -75,7 +75,7 @@ def writing(name: str | int, *, has_severities: bool = False) -> Iterator[IO[byt
     """Open a file, stdout (`-`), or the standard stream of a number, for bytes; a terminal gets
     control characters spelled out, and words of severity in colour if the text has them.
     """
-    loaded()
+    restore_interrupt()
     place = 1 if name == "-" else name
     shown = ("stdin", "stdout", "stderr")[place] if isinstance(place, int) else place
     # not `sys.stdout`, which may write only a part of a line under PYTHONUNBUFFERED

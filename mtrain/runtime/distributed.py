@@ -31,7 +31,11 @@ from mtrain.runtime.errors import RefusedError, StoppedError, UserError, as_user
 from mtrain.runtime.log import logger
 
 # Timeouts of the start, of later calls (rank 0 may prepare text for days), and of sums on GPUs.
-START, MEET, ADD = timedelta(minutes=5), timedelta(days=7), timedelta(minutes=5)
+START_TIMEOUT, GLOO_TIMEOUT, NCCL_TIMEOUT = (
+    timedelta(minutes=5),
+    timedelta(days=7),
+    timedelta(minutes=5),
+)
 
 Request = tuple[str, int]  # reason and exit code of a stop
 T = TypeVar("T")
@@ -164,7 +168,7 @@ class Ranks:
         if device.type != "cuda":
             return None
         if self._nccl is None:
-            self._nccl = dist.new_group(backend="nccl", timeout=ADD)
+            self._nccl = dist.new_group(backend="nccl", timeout=NCCL_TIMEOUT)
         return self._nccl
 
     def _gather(self, message: bytes) -> list[bytes]:
@@ -284,12 +288,14 @@ def _refuse_tasks(environ: Mapping[str, str]) -> None:
 
 
 def _meet(ranks: Ranks) -> None:
-    """Wait until all processes are there."""
+    """Create gloo's process group, which waits for all ranks."""
     try:
-        store, rank, size = next(rendezvous("env://", timeout=START))
+        store, rank, size = next(rendezvous("env://", timeout=START_TIMEOUT))
         # hides addresses of an earlier start: torchrun restarts processes with the same store
         store = PrefixStore(_round(store, rank, size), store)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=MEET)
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=size, timeout=GLOO_TIMEOUT
+        )
     except (RuntimeError, ValueError) as error:
         raise DisconnectedError(
             f"rank {ranks.rank} of {ranks.size}: the processes of the job did not meet: "
@@ -299,8 +305,8 @@ def _meet(ranks: Ranks) -> None:
 
 
 def _round(store: Store, rank: int, size: int) -> str:
-    """Return a name of this start of the ranks that all of them know, and none of an earlier one:
-    rank 0 chooses it, the others answer with names of their own, and rank 0 confirms these.
+    """Agree on a prefix of keys for this start alone, so that no rank reads addresses of an earlier
+    one: rank 0 proposes a name, the others answer with their own, and rank 0 confirms these.
     """
     own = uuid4().hex
     if rank == 0:
@@ -308,7 +314,7 @@ def _round(store: Store, rank: int, size: int) -> str:
         names = [own, *(store.get(f"mtrain/{own}/{other}").decode() for other in range(1, size))]
         store.set(f"mtrain/{own}", " ".join(names))
         return own
-    end = time.monotonic() + START.total_seconds()
+    end = time.monotonic() + START_TIMEOUT.total_seconds()
     while time.monotonic() < end:
         found = store.get("mtrain/round").decode()
         store.set(f"mtrain/{found}/{rank}", own)

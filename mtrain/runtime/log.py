@@ -78,7 +78,7 @@ def set_up_console(*, times: bool = False, level: int | None = None) -> None:
     stamp = "%(asctime)s " if times and not sys.stderr.isatty() else ""
     handler.setFormatter(logging.Formatter(stamp + "%(label)s%(message)s", _TIME))
     logger.handlers[:] = [handler]
-    logger.setLevel(min(handler.level, logging.INFO))  # a run's log has all that it had
+    logger.setLevel(min(handler.level, logging.INFO))  # train.log has all INFO records
     logger.propagate = False
     logging.raiseExceptions = False  # report a full disk once, not for every line
 
@@ -145,8 +145,8 @@ def shorten(numbers: Iterable[int], most: int = MOST_LISTED) -> str:
     return ", ".join(map(str, listed[:most])) + (", ..." if len(listed) > most else "")
 
 
-class Places:
-    """A count of lines that were cut, with the numbers of the first ones."""
+class TruncatedLines:
+    """Counts truncated lines, and keeps the first of their numbers."""
 
     def __init__(self) -> None:
         self.count, self.first = 0, list[int]()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from mtrain.runtime import files
-from mtrain.runtime.console import ending, loaded, stopped_by_signals, writing
+from mtrain.runtime.console import ending, restore_interrupt, stopped_by_signals, writing
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import is_on_terminal, logger
 
@@ -80,7 +80,7 @@ def opened(
     with the permissions of the files that they replace. If the block fails or is stopped, none is,
     and only complete lines are kept if `keeps_lines`. Raises `UserError`.
     """
-    loaded()
+    restore_interrupt()
     shown = ", ".join("stdout" if str(name) == "-" else str(name) for name in names)
     is_kept = not as_it_goes and not {str(name) for name in names} <= {"-", os.devnull}
     with ending(shown), stopped_by_signals(is_kept), ExitStack() as stack:

@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 Setup = Callable[[], Callable[[Task], Result]]
 
 CGROUP = Path("/sys/fs/cgroup")
-AHEAD = 4  # tasks for each process that are begun before the result of the first is there
+AHEAD = 4  # tasks of each process that may begin before the next result in order
 
 
 def available_threads() -> int:

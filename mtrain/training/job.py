@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from mtrain.config.changes import changed_keys
 from mtrain.config.loading import load_stored_config
 from mtrain.config.schema import Config, dump_config
-from mtrain.data.prepare import Preparation, Prepared, refuse_mixups
+from mtrain.data.prepare import Preparation, Prepared, refuse_worthless_text
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.runs import checkpoint, layout
 from mtrain.runs.directory import RunDirectory
@@ -114,9 +114,9 @@ class Job:
         self.run = RunDirectory(Path(config.run_dir), ranks.first(partial(board_of, config)))
         self.step, self.has_begun = 0, False
 
-    def _launch(self) -> None:
-        """Find out which start of torchrun this is; raises `StoppedError` if the job is over. The
-        time limit counts from its first start.
+    def _check_restart(self) -> None:
+        """Refuse a restart by torchrun of a job that is over, by `StoppedError`. The time limit
+        counts from the job's first start.
         """
         restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
         if not restarts.isdecimal():
@@ -182,7 +182,7 @@ class Job:
             preparation = Preparation(known, self.stop)
             self.run.check_data(preparation.fingerprints)
             if not (self.run.path / layout.RUN).exists():
-                refuse_mixups(preparation)
+                refuse_worthless_text(preparation)
             prepared = preparation.prepared
             self.run.check_data(prepared.fingerprints)
             found = self._trainer(prepared).preview()
@@ -193,7 +193,7 @@ class Job:
         """Refuse ranks that do not fit together, and a metric without its command; raises
         `StoppedError` if torchrun starts a job again that is over.
         """
-        self.ranks.first(self._launch)
+        self.ranks.first(self._check_restart)
         self.ranks.check_same(dump_config(self.config), "settings")
         self.step_batches = self.ranks.share(self._find_step_batches, NUMBER)
         _check_alike(self.config, self.ranks, Blocks(self.step_batches, self.ranks.size))
@@ -223,7 +223,7 @@ class Job:
         if (self.run.path / layout.STATUS).exists():
             with suppress(UserError):  # `_begin` replaces a damaged one
                 self.before = self.run.read(layout.STATUS, STATUS)
-            if self.before and self.run.launch:  # a death from here on is mended
+            if self.before and self.run.launch:  # from here on torchrun restarts a killed process
                 own = {"launch": self.run.launch}
                 self.run.write(layout.STATUS, {**self.before.model_dump(), **own})
         else:
@@ -250,7 +250,7 @@ class Job:
         if not (self.run.path / layout.RUN).exists():
             self._begin()
             self.run.check_data(preparation.fingerprints)
-            refuse_mixups(preparation)
+            refuse_worthless_text(preparation)
 
     def _prepare(self) -> Prepared:
         """Prepare the text on rank 0, then on the others, whose machines may have a cache of their
@@ -301,9 +301,9 @@ class Job:
     def _record_end(self, failure: UserError, step: int) -> None:
         if self.run.launch:
             # torchrun sends SIGTERM to those that are left after a death
-            is_torn = isinstance(failure, StoppedError) and failure.exit_code == EXIT_TERMINATED
-            is_torn |= isinstance(failure, DisconnectedError)
-            self.run.launch.is_over = failure.is_shared or self.ranks.size == 1 or not is_torn
+            was_killed = isinstance(failure, StoppedError) and failure.exit_code == EXIT_TERMINATED
+            was_killed |= isinstance(failure, DisconnectedError)
+            self.run.launch.is_over = failure.is_shared or self.ranks.size == 1 or not was_killed
         state: State = "stopped" if isinstance(failure, StoppedError) else "failed"
         if isinstance(failure, RefusedError):
             state = "refused"

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from mtrain.data.augment import Augmenter
 from mtrain.data.batches import MicroBatch, SpecialIds, TokenBatches
-from mtrain.data.subwords import SubwordSampler
+from mtrain.data.bpe_dropout import SubwordSampler
 from mtrain.runs import layout
 from mtrain.runtime import files
 from mtrain.runtime.device import telling_lack_of_memory

@@ -236,7 +236,7 @@ class Validation:
         """
         directory, train = self.run.checkpoints, self.config.train
         paths = checkpoint.last_scheduled(directory, step, train.save_every, train.average_last)
-        intact = checkpoint.whole_ones(paths)
+        intact = checkpoint.intact_suffix(paths)
         if len(intact) < len(paths):
             bad = paths[-1 - len(intact)]
             logger.warning("%s: damaged or missing; only later checkpoints are averaged", bad)

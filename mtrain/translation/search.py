@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 Normalize = Callable[[int], float]  # the divisor of a score for a length counted with eos
-# Natural log-probability; 1 is enough to give the texts of a search without this limit.
-FAR = 1.0
+# Lead of a live hypothesis, in nats, for which a search with enough endings goes on. With 1 it finds
+# the texts of a search without this rule.
+LIVE_MARGIN = 1.0
 # With fewer blocks, sorting all is as fast: see `_best`.
-MANY = 32
+MIN_BLOCKS = 32
 
 
 @dataclass(frozen=True)
@@ -201,8 +202,8 @@ class BeamSearch:
         return torch.tensor(kept, dtype=torch.int64, device=self.device)
 
     def _is_done(self, sentence: int, best_live: float) -> bool:
-        """Whether a sentence is at its limit, or has enough hypotheses and no live one that is
-        `FAR` likelier, since a model that is sure of its words lets unlikely endings into the beam.
+        """Whether a sentence is at its limit, or has enough hypotheses and no live one that leads by
+        `LIVE_MARGIN`, since a model that is sure of its words lets unlikely endings into the beam.
         A beam of 1 is greedy search, which ends with its first eos.
         """
         found, length = self.found[sentence], self.hypotheses.shape[1] + 1
@@ -210,7 +211,7 @@ class BeamSearch:
             return True
         if len(found) < self.beam_size:
             return False
-        return self.beam_size == 1 or best_live <= FAR + max(h.score for h in found)
+        return self.beam_size == 1 or best_live <= LIVE_MARGIN + max(h.score for h in found)
 
     def _unended(self, place: int) -> Hypothesis:
         """Return the best hypothesis of a sentence at its limit, where eos has no probability."""
@@ -273,7 +274,7 @@ def _best(scores: Tensor, log_probs: Tensor, count: int) -> tuple[Tensor, Tensor
     # maxima are fast where whole vectors, of 32 values, fill a block
     size = next((n for n in (128, 96, 64, 32, *range(127, 15, -1)) if V % n == 0), V)
     each = V // size  # blocks of a hypothesis
-    if log_probs.device.type != "cpu" or W * each < max(count, MANY):
+    if log_probs.device.type != "cpu" or W * each < max(count, MIN_BLOCKS):
         return (scores[:, :, None] + log_probs).view(B, W * V).topk(count)
     tops = log_probs.view(B, W, each, size).amax(3) + scores[:, :, None]
     found = tops.view(B, W * each).topk(count).indices

@@ -24,7 +24,7 @@ from mtrain.corpus.lines import (
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.runs import checkpoint, layout, manifest
 from mtrain.runtime.errors import UserError
-from mtrain.runtime.log import Places, progress_bar
+from mtrain.runtime.log import TruncatedLines, progress_bar
 from mtrain.scoring.references import check_equal, decode_lines, warn_of
 from mtrain.translation.attention import align
 from mtrain.translation.loading import LoadedModel
@@ -57,7 +57,7 @@ def translate_stream(
     texts = _shortened(read_lines(source, counts), counts, loaded)
     pairs = _with_prefixes(texts, prefixes, counts) if prefixes else zip(texts, repeat(""))
     windows = translator.in_windows(pairs, 1 if line_buffered else None)
-    done, cut = 0, Places()
+    done, cut = 0, TruncatedLines()
     with progress_bar(lines, "line", "translating", shown=not line_buffered) as bar:
         while rows := ranks.share(lambda: next(windows, []), WINDOW):
             some, begun = [line for line, _ in rows], [prefix for _, prefix in rows]
@@ -121,7 +121,7 @@ def score_files(loaded: LoadedModel, source: Path, target: Path) -> Iterator[flo
     counts: Counter[str] = Counter()
     total = _count_equal(source, target, loaded.check_stop)
     sides = (_shortened(read_file(path, counts), counts, loaded) for path in (source, target))
-    scorer, cut, done = Scorer(loaded), (Places(), Places()), 0
+    scorer, cut, done = Scorer(loaded), (TruncatedLines(), TruncatedLines()), 0
     with progress_bar(total, "line", "scoring") as bar:
         for some in chunked(_aligned(source, target, *sides), loaded.decode.window):
             src, tgt = zip(*some, strict=True)

@@ -26,7 +26,7 @@ from mtrain.corpus.lines import is_blank
 from mtrain.data.batches import batch_by_tokens, pad
 from mtrain.runtime.device import telling_lack_of_memory
 from mtrain.runtime.distributed import Ranks
-from mtrain.scoring.consensus import choose
+from mtrain.scoring.mbr import choose
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.sampling import Choice, Sampling
 from mtrain.translation.search import BeamSearch, GreedySearch, Hypothesis, Rules, length_normalizer

@@ -35,7 +35,7 @@ from mtrain.cli.translating import Kind
 from mtrain.config.keys import make_schema
 from mtrain.config.loading import load_config
 from mtrain.config.schema import DecodeConfig
-from mtrain.export.handover import FORMS
+from mtrain.export.convert import FORMS
 from mtrain.report.heatmap import KINDS
 from mtrain.runs import checkpoint
 from mtrain.runs.records import MetricsFile

@@ -18,9 +18,9 @@ from mtrain.config.schema import AugmentConfig, FilterConfig
 from mtrain.data import batches as data
 from mtrain.data.augment import Augmenter
 from mtrain.data.batches import SpecialIds, TokenBatches
+from mtrain.data.bpe_dropout import SubwordSampler
 from mtrain.data.filters import Selection
 from mtrain.data.store import Store, open_shard, write_shard
-from mtrain.data.subwords import SubwordSampler
 from mtrain.data.tokenizer import Tokenizer, train_tokenizer
 from mtrain.runs import manifest
 

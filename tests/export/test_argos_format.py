@@ -18,7 +18,7 @@ from conftest import made_up_pairs, run_mtrain
 from sentencepiece import SentencePieceProcessor
 
 from mtrain.config.schema import override_decode
-from mtrain.export import argos_format, handover
+from mtrain.export import argos_format, convert
 from mtrain.model.transformer import Shape
 from mtrain.runtime.errors import RefusedError
 from mtrain.translation import loading
@@ -50,7 +50,7 @@ def export(loaded: LoadedModel, path: Path, quantization: str = "float32") -> li
     shown: list[str] = []
     sample = path.with_name("sample")
     sample.write_text("".join(line + "\n" for line in SOURCES))
-    handover.export(loaded, "argos", path, quantization, sample, shown.append)
+    convert.export(loaded, "argos", path, quantization, sample, shown.append)
     return shown
 
 

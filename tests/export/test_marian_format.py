@@ -28,7 +28,7 @@ from mtrain.config.loading import load_config
 from mtrain.config.schema import Config
 from mtrain.data.batches import SpecialIds, collate
 from mtrain.data.tokenizer import Tokenizer, train_tokenizer
-from mtrain.export import handover, marian_format
+from mtrain.export import convert, marian_format
 from mtrain.model.transformer import Shape
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.translation.loading import LoadedModel
@@ -304,5 +304,5 @@ def test_a_full_disk_is_an_error_of_the_place(
 
     monkeypatch.setattr(MarianMTModel, "save_pretrained", fail)
     with pytest.raises(UserError, match=r"/marian: cannot write: No space left on device"):
-        handover.export(loaded_model, "hf-marian", tmp_path / "marian", "float32", None, print)
+        convert.export(loaded_model, "hf-marian", tmp_path / "marian", "float32", None, print)
     assert list(tmp_path.iterdir()) == []

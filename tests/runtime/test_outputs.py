@@ -17,7 +17,7 @@ import pytest
 from conftest import run_here, run_mtrain
 
 from mtrain.runs import checkpoint, manifest
-from mtrain.runs.layout import refuse_kept
+from mtrain.runs.layout import refuse_run_files
 from mtrain.runtime import outputs
 from mtrain.runtime.errors import EXIT_REFUSED, RefusedError, UserError
 from mtrain.runtime.outputs import opened, refuse_one_file, refuse_overwriting
@@ -241,10 +241,10 @@ def test_what_a_run_or_checkpoint_keeps_is_not_written_to(folder: Path, name: st
     for path in ("web/manifest.json", "damaged/manifest.json", "damaged/model.safetensors"):
         (folder / path).write_text("{}")
     if name in FREE.split():
-        refuse_kept(Path(name))
+        refuse_run_files(Path(name))
         return
     with pytest.raises(RefusedError, match=f"^{name}: belongs to .*; write to another"):
-        refuse_kept(Path(name))
+        refuse_run_files(Path(name))
 
 
 # --- translate ----------------------------------------------------------------------------------

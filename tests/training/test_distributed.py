@@ -558,7 +558,7 @@ def test_torchrun_does_not_start_again_what_ended_by_itself(
 
 
 def wait_in_vain(output: Path) -> None:
-    distributed.START = timedelta(seconds=2)
+    distributed.START_TIMEOUT = timedelta(seconds=2)
     with pytest.raises(UserError) as caught, joined():
         pass
     output.write_text(str(caught.value))

@@ -17,7 +17,7 @@ from mtrain.config.schema import override_decode
 from mtrain.data.tokenizer import Tokenizer, train_tokenizer
 from mtrain.runs.checkpoint import Snapshot, load, resolve, save
 from mtrain.runtime.errors import EXIT_FAILED, EXIT_REFUSED
-from mtrain.scoring.consensus import choose
+from mtrain.scoring.mbr import choose
 from mtrain.translation.attention import align, word_numbers
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mtrain.translation.sampling import Choice, Sampling
 from mtrain.translation.search import (
-    FAR,
+    LIVE_MARGIN,
     BeamSearch,
     GreedySearch,
     Hypothesis,
@@ -118,7 +118,7 @@ def naive_beam(table: Table, sentence: int, limit: int, vocab_size: int, beam_si
         alive = going_on[:beam_size]
         if len(ended) >= beam_size and alive:
             likeliest = max(score for _, score in ended)
-            if beam_size == 1 or alive[0][1] <= likeliest + FAR:
+            if beam_size == 1 or alive[0][1] <= likeliest + LIVE_MARGIN:
                 break
     return ended
 

@@ -17,7 +17,7 @@ from mtrain.config.loading import load_config
 from mtrain.config.schema import Config
 from mtrain.corpus import lines, phrasebook, readers
 from mtrain.corpus.readers import reading_of
-from mtrain.data.prepare import Preparation, refuse_mixups
+from mtrain.data.prepare import Preparation, refuse_worthless_text
 from mtrain.runtime.errors import RefusedError
 from mtrain.runtime.stop import Stop
 
@@ -42,7 +42,7 @@ def write(tmp_path: Path) -> Callable[[str, list[tuple[str, str]]], dict[str, An
 def refusal(config: Config) -> str:
     """Return why the text of a config is refused, or nothing."""
     try:
-        refuse_mixups(Preparation(config, Stop()))
+        refuse_worthless_text(Preparation(config, Stop()))
     except RefusedError as error:
         return str(error)
     return ""

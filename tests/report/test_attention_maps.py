@@ -12,9 +12,9 @@ import pytest
 import torch
 from conftest import check_that_nothing_is_loaded, random_model, run_here
 
-from mtrain.report import maps
+from mtrain.report import attention_maps as maps
+from mtrain.report.attention_maps import Choice
 from mtrain.report.heatmap import HeatMap, Sentence, choices, opacity, visible
-from mtrain.report.maps import Choice
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.translator import Translator

@@ -50,7 +50,7 @@ class SubwordSampler:
                 left, right = ids.get(piece[:cut]), ids.get(piece[cut:])
                 if left is not None and right is not None:
                     merges.append((left * size + right, number))
-        self.none = size  # what symbols without a merge come to
+        self.none = size  # stands for: these symbols have no merge
         keys, self.merged = np.array(sorted(merges) or [(-1, size)], np.int64).T
         self.keys = np.ascontiguousarray(keys)
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sacrebleu.metrics import CHRF
 
-from mtrain.scoring import consensus
-from mtrain.scoring.consensus import choose, pairwise_chrf
+from mtrain.scoring import mbr
+from mtrain.scoring.mbr import choose, pairwise_chrf
 
 TEXT = st.text(st.sampled_from("ab c\u0308ß\U0001f600"), max_size=14)
 
@@ -19,7 +19,7 @@ def test_chrf_of_all_pairs_is_sacrebleus(texts: list[str], block: int) -> None:
     chrf = CHRF()
     expected = [[chrf.sentence_score(a, [b]).score for b in texts] for a in texts]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(consensus, "BLOCK", block)
+        patch.setattr(mbr, "BLOCK", block)
         np.testing.assert_allclose(pairwise_chrf(texts), expected, rtol=1e-12)
 
 

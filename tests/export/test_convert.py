@@ -19,8 +19,8 @@ from mtrain.config.corpora import Corpus, HubCorpus, TextCorpus
 from mtrain.config.schema import Config, override_decode
 from mtrain.corpus import tables
 from mtrain.data.tokenizer import Tokenizer, train_tokenizer
-from mtrain.export import argos_format, ctranslate2_format, handover, marian_format
-from mtrain.export.proof import Agreement, Difference, Engine
+from mtrain.export import argos_format, convert, ctranslate2_format, marian_format
+from mtrain.export.parity import Agreement, Difference, Engine
 from mtrain.model.transformer import Shape
 from mtrain.runs import manifest
 from mtrain.runtime.errors import RefusedError, UserError
@@ -37,7 +37,7 @@ def write(loaded_model: LoadedModel, directory: Path, **options: Any) -> list[st
     """Export, and return what is shown."""
     shown: list[str] = []
     defaults = {"to": "ctranslate2", "quantization": "float32", "sample": None}
-    handover.export(
+    convert.export(
         loaded_model, **{**defaults, "directory": directory, "show": shown.append, **options}
     )
     return shown
@@ -92,7 +92,7 @@ def test_the_tag_of_the_validation_set_is_the_first_piece(
     both_run: Path, tmp_path: Path, to: str, request: pytest.FixtureRequest
 ) -> None:
     caplog, patch = map(request.getfixturevalue, ("caplog", "monkeypatch"))
-    patch.setattr(handover, "NEEDED", {1: 0.999})  # a beam has near-ties
+    patch.setattr(convert, "NEEDED", {1: 0.999})  # a beam has near-ties
     with caplog.at_level("INFO", "mtrain"):
         shown = write(loading.load(both_run, device="cpu"), tmp_path / "served", to=to)
     assert shown[0] == "float32, greedy: 12 of 12 lines equal (100.0%)"
@@ -101,7 +101,7 @@ def test_the_tag_of_the_validation_set_is_the_first_piece(
     assert ("does not read <2bb>: put its id before" in caplog.text) == (to == "hf-marian")
 
 
-@pytest.mark.parametrize("form", handover.FORMS.values())
+@pytest.mark.parametrize("form", convert.FORMS.values())
 def test_split_digits_are_kept(config: Config, tmp_path: Path, form: Any) -> None:
     texts = [f"{source} {number}" for number, source in enumerate(SOURCES, 1900)]
     split = Tokenizer(train_tokenizer(lambda: texts, vocab_size=320, split_digits=True))

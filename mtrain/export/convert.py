@@ -10,7 +10,7 @@ from mtrain.config.schema import Config
 from mtrain.corpus.lines import is_blank
 from mtrain.corpus.readers import describe, read_pairs, reading_of
 from mtrain.export import argos_format, ctranslate2_format, marian_format
-from mtrain.export.proof import NEEDED, Agreement, Engine, compare
+from mtrain.export.parity import NEEDED, Agreement, Engine, compare
 from mtrain.runs import manifest
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import is_on_terminal, logger, progress_bar, shorten

@@ -12,8 +12,8 @@ from typing import TypeVar
 from mtrain.config.corpora import Corpus
 from mtrain.config.schema import DataConfig
 from mtrain.corpus.lines import Reading, is_blank
+from mtrain.corpus.misalignment import seem_swapped
 from mtrain.corpus.readers import Pair, ScoredText, skim
-from mtrain.corpus.slips import seem_swapped
 from mtrain.corpus.tables import TextRow
 from mtrain.data.filters import is_identical
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mtrain.corpus.misalignment import suspicions
 from mtrain.corpus.readers import Text
-from mtrain.corpus.slips import suspicions
 
 APART = "lengths of the sides do not correlate"
 
