@@ -206,8 +206,8 @@ class Learner:
         return self._gradients([view[batch.positions] for view in views], batch.targets)
 
     def _fill_padded(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> None:
-        """As `_fill`, for CUDA graphs: padding (B, S), (B, T), (B, T) is masked instead of left out,
-        so that no shape depends on values.
+        """As `_fill`, for CUDA graphs: padding in (B, S), (B, T), (B, T) is masked instead of left
+        out, so that no shape depends on values.
         """
         views, targets = self._views(self.model.hidden, src, tgt_in), tgt_out.flatten()
         self.latest.put(*self._gradients(views, targets, targets != self.ids.pad))

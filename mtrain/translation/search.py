@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 Normalize = Callable[[int], float]  # the divisor of a score for a length counted with eos
-# Lead of a live hypothesis, in nats, for which a search with enough endings goes on. With 1 it finds
-# the texts of a search without this rule.
+# Lead of a live hypothesis, in nats, for which a search with enough endings goes on. 1 is enough to
+# find the texts of a search without this rule.
 LIVE_MARGIN = 1.0
 # With fewer blocks, sorting all is as fast: see `_best`.
 MIN_BLOCKS = 32
@@ -202,7 +202,7 @@ class BeamSearch:
         return torch.tensor(kept, dtype=torch.int64, device=self.device)
 
     def _is_done(self, sentence: int, best_live: float) -> bool:
-        """Whether a sentence is at its limit, or has enough hypotheses and no live one that leads by
+        """Whether a sentence is at its limit, or has enough hypotheses and no live one leads by
         `LIVE_MARGIN`, since a model that is sure of its words lets unlikely endings into the beam.
         A beam of 1 is greedy search, which ends with its first eos.
         """
