@@ -1,5 +1,11 @@
-# make quickstart    set everything up and train the built-in example
-# make check         what must hold before a change lands: lint, types, tests
+## make quickstart    set everything up and train the built-in example
+## make setup         set up .venv for work on mtrain itself
+## make check         what must hold before a change lands: lint, types, tests
+## make test          the tests alone
+## make test-slow     tests that take long
+## make test-faults   all injected faults; make fuzz: odd inputs
+## make format        format the code
+## make bench         measure speed
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 PYTHON ?= python3
@@ -7,9 +13,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
-PIP := $(BIN)/python -m pip install --quiet
+# setuptools warns at length of editable installs, which are meant
+PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet
 
-.PHONY: setup quickstart test test-slow test-faults fuzz lint typecheck check format bench
+.PHONY: help setup quickstart test test-slow test-faults fuzz lint typecheck check format bench
+
+help:
+	@sed -n 's/^## //p' Makefile
 
 setup: $(READY)
 

@@ -42,6 +42,14 @@ def clipped(text: str, width: int) -> str:
     return text
 
 
+def format_bytes(count: float) -> str:
+    """Return a number of bytes for people, such as 4,766 kB."""
+    if count < 1e4:
+        return "1 byte" if count == 1 else f"{count:,.0f} bytes"
+    unit, size = ("kB", 1e3) if count < 1e7 else ("MB", 1e6) if count < 1e10 else ("GB", 1e9)
+    return f"{count / size:,.0f} {unit}"
+
+
 def exit_on_interrupt() -> None:
     """Let Ctrl-C end this process at once, until `restore_interrupt` is called."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it may be ignored

@@ -30,12 +30,9 @@ from mtrain.runtime.device import pick_device
 from mtrain.runtime.errors import RefusedError, StoppedError, UserError, as_user_error, first_line
 from mtrain.runtime.log import logger
 
-# Timeouts of the start, of later calls (rank 0 may prepare text for days), and of sums on GPUs.
-START_TIMEOUT, GLOO_TIMEOUT, NCCL_TIMEOUT = (
-    timedelta(minutes=5),
-    timedelta(days=7),
-    timedelta(minutes=5),
-)
+START_TIMEOUT = timedelta(minutes=5)
+GLOO_TIMEOUT = timedelta(days=7)  # rank 0 may prepare text for days
+NCCL_TIMEOUT = timedelta(minutes=5)  # of sums on GPUs
 
 Request = tuple[str, int]  # reason and exit code of a stop
 T = TypeVar("T")

@@ -105,7 +105,7 @@ class MissingExtraError(RefusedError):
     """A library is not installed; the message names the extra of mtrain that installs it."""
 
     def __init__(self, what: str, extra: str, more: object) -> None:
-        install = f"pip install 'mtrain[{extra}]' (in a clone: '.[{extra}]')"
+        install = f"pip install 'mtrain[{extra}]' (in a clone: -e '.[{extra}]')"
         reason = "" if isinstance(more, ModuleNotFoundError) else f"; {more}"  # it says no more
         super().__init__(f"{what} needs an extra: {install}{reason}")
 

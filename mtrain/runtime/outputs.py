@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import IO
 
 from mtrain.runtime import files
-from mtrain.runtime.console import ending, restore_interrupt, stopped_by_signals, writing
+from mtrain.runtime.console import (
+    ending,
+    format_bytes,
+    restore_interrupt,
+    stopped_by_signals,
+    writing,
+)
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import is_on_terminal, logger
 
@@ -117,10 +123,8 @@ def _publish(outputs: list[_Output], *, is_new: bool) -> None:
 
 def size_of(path: Path) -> str:
     """Return the size of a file, or of a directory and all in it, for people."""
-    size = sum(each.stat().st_size for each in (path, *path.rglob("*")) if each.is_file())
-    if size < 1e4:
-        return "1 byte" if size == 1 else f"{size:,} bytes"
-    return f"{size / 1e3:,.0f} kB" if size < 1e7 else f"{size / 1e6:,.0f} MB"
+    files_of = (path, *path.rglob("*"))
+    return format_bytes(sum(each.stat().st_size for each in files_of if each.is_file()))
 
 
 def _begin(name: str | Path) -> _Output | None:

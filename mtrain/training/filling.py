@@ -36,6 +36,7 @@ from mtrain.runs import checkpoint, layout, made, manifest
 from mtrain.runs.directory import RunDirectory
 from mtrain.runs.records import MADE, PROVENANCE, Made
 from mtrain.runtime import files
+from mtrain.runtime.console import format_bytes
 from mtrain.runtime.distributed import Ranks, device_of
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.json_reader import read_json_file
@@ -375,8 +376,8 @@ class Filler:
             started = time.perf_counter()
             self._translate(0, some)
             seconds = (time.perf_counter() - started) / len(some) * left
-            text += f" in about {tqdm.format_interval(seconds)}"
-        return f"{text}, to about {size / 1e6:,.1f} MB"
+            text += f" in about {tqdm.format_interval(max(1.0, seconds))}"
+        return f"{text}, to about {format_bytes(size)}"
 
 
 def _open_shard(path: Path) -> Shard:

@@ -19,6 +19,7 @@ from mtrain.data.batches import SpecialIds, collate, pack_by_tokens
 from mtrain.model.building import shape_of
 from mtrain.model.transformer import Transformer
 from mtrain.runs import layout
+from mtrain.runtime.console import format_bytes
 from mtrain.runtime.device import telling_lack_of_memory
 from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import UserError
@@ -31,7 +32,6 @@ Lengths = NDArray[np.int64]  # (N, 2): source and target tokens of pairs
 IDS = SpecialIds(pad=0, bos=2, eos=3)
 MAX_OPERATIONS = 1e11  # of a timed micro-batch on a CPU: about a second
 STATE_BYTES = 12  # a parameter in training: weight and two moments
-_bytes = partial(tqdm.format_sizeof, suffix="B")
 # What is warned of before a training: less text, and more of the rest.
 LEAST_PAIRS, LEAST_LINES = 5_000, 200  # to learn from; of a scored set
 MOST_EPOCHS, HIGHEST_RATE = 100, 0.01
@@ -80,7 +80,7 @@ class Forecast:
                 reason = f": {error}"
         self.numbers |= {"step_seconds": seconds, "peak_memory_bytes": memory}
         if memory is not None:
-            self.lines.append(f"peak memory of the GPU in a step: {_bytes(memory)}")
+            self.lines.append(f"peak memory of the GPU in a step: {format_bytes(memory)}")
         if seconds is None:
             self.lines.append(f"time: not measured{reason}")
             return
@@ -169,8 +169,8 @@ def describe_run(
         f"{train.max_steps:,} steps are {epochs:{',.0f' if epochs >= 10 else '.2g'}} epochs",
         *([f"micro-batches of a step by process: {blocks}"] if ranks.size > 1 else []),
         f"learning rate: {train.schedule}, peak {peak_lr:.3e} at step {peak_step:,}",
-        f"checkpoints: {_bytes(checkpoint_bytes)} each, up to {_bytes(disk_bytes)} in all",
-        f"memory: {_bytes(state)} of weights, moments and sums of gradients",
+        f"checkpoints: {format_bytes(checkpoint_bytes)} each, {format_bytes(disk_bytes)} at most",
+        f"memory: {format_bytes(state)} of weights, moments and sums of gradients",
     ]
     work = 6.0 * parameters * per_step * train.max_steps / ranks.size
     seconds = work / (MAX_OPERATIONS * machine.threads) if machine.device == "cpu" else None
@@ -195,7 +195,7 @@ def lack_of_disk(disk_bytes: int, directory: Path) -> str | None:
     if disk_bytes <= free + present:
         return None
     return (
-        f"{disk}: {_bytes(free)} are free on this disk, too little for the run's checkpoints; "
+        f"{disk}: only {format_bytes(free)} are free, too little for the run's checkpoints; "
         "make room, or lower train.keep_checkpoints and train.average_last"
     )
 

@@ -68,6 +68,18 @@ def test_vocabulary_and_text_are_prepared_once(
     assert prepared(other).tokenizer.vocab_size == 310
 
 
+def test_a_vocabulary_is_not_trained_on_lines_that_training_drops(
+    tiny_config: TinyConfig, tmp_path: Path
+) -> None:
+    first = prepared(load_config(tiny_config()))
+    for side in ("src", "tgt"):
+        with (tmp_path / "data" / f"train.{side}").open("a") as file:
+            file.write("ω" * 10_000 + "\n")
+    again = prepared(load_config(tiny_config()))
+    assert len(again.store) == len(first.store)
+    assert again.tokenizer.proto == first.tokenizer.proto
+
+
 @pytest.fixture
 def scans(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """The corpora that are read whole from here on, each time that they are."""
