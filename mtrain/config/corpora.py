@@ -35,7 +35,7 @@ def _expanded(expand: Callable[[str], str]) -> Callable[[str, ValidationInfo], s
         place = text if info.context else expand(text)
         if not is_utf8(place):
             raise ValueError(
-                f"is {printable(place)} when it is expanded, which is no UTF-8; use another path"
+                f"is {printable(place)} when it is expanded, which is not UTF-8; use another path"
             )
         return place
 

@@ -260,7 +260,7 @@ def require_regular(path: Path) -> None:
 
 
 def refuse_other_start(start: bytes, name: object) -> None:
-    """Raise `UserError` for the first bytes of a file that is no plain UTF-8."""
+    """Raise `UserError` for the first bytes of a file that is not plain UTF-8."""
     for key, advice in _OTHER_FORMATS.items():
         if start.startswith(key):
             raise UserError(f"{name}: {advice}")

@@ -94,7 +94,7 @@ def _saving(path: Path) -> Iterator[None]:
 def load(path: Path) -> Snapshot:
     """Verify and read a checkpoint; raises `DamagedError`."""
     if not is_utf8(str(path)):
-        raise UserError(f"{path}: its name is no UTF-8, which files of weights need; rename it")
+        raise UserError(f"{path}: its name is not UTF-8, which files of weights need; rename it")
     manifest.verify(path, MODEL, CONFIG, TOKENIZER)
     try:
         weights = load_file(path / MODEL)

@@ -249,7 +249,7 @@ class RunDirectory:
             "ranks": ranks,
             "accum_steps": config.train.accum_steps,
             "step_batches": self.step_batches(config, ranks),
-            "command": printable(shlex.join(sys.argv)),  # names that are no UTF-8 are no JSON
+            "command": printable(shlex.join(sys.argv)),  # names that are not UTF-8 are no JSON
             "versions": {**own, **{name: version(name) for name in PACKAGES}},
             "host": socket.gethostname(),
             "created": before.created if before else time.strftime(TIME),

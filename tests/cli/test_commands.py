@@ -503,7 +503,7 @@ def test_a_stdin_that_does_not_wait_loses_no_line(trained_run: Path) -> None:
 
 
 def test_names_in_another_encoding(tiny_config: TinyConfig, tmp_path: Path) -> None:
-    """A config's name that is no UTF-8 is kept readable, and a locale without a name's letters is
+    """A config's name that is not UTF-8 is kept readable, and a locale without a name's letters is
     told.
     """
     name = tmp_path / os.fsdecode(b"caf\xe9.yaml")
@@ -517,7 +517,7 @@ def test_names_in_another_encoding(tiny_config: TinyConfig, tmp_path: Path) -> N
     shutil.copytree(tmp_path / "run", where)
     moved = run_mtrain("translate", "-m", where, input="a\n")
     assert moved.returncode == 1
-    assert "its name is no UTF-8, which files of weights need; rename it" in moved.stderr
+    assert "its name is not UTF-8, which files of weights need; rename it" in moved.stderr
     ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     start = [sys.executable, "-m", "mtrain", "train", str(name.with_name("a.yaml"))]
     text = name.read_text().replace(str(tmp_path / "run"), "日本")
