@@ -7,7 +7,7 @@ same set, and no check needs spaces between words.
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import NamedTuple
 
@@ -119,12 +119,13 @@ CHECKS: tuple[tuple[str, str, str, Callable[[Line], bool], float], ...] = (
 def explain(
     hypotheses: list[str], references: list[list[str]], sources: list[str], lowercase: bool = False
 ) -> list[Note]:
-    """Return what looks wrong about translations; for those of a good system, nothing. One
-    translation of many sources is reported alone: other faults follow from it.
+    """Return what looks wrong about translations; for those of a good system, nothing. Where most
+    faults may follow from it, one translation of many sources is reported alone.
     """
     by_line = list(zip(*references, strict=True))
     lines = list(map(Line, hypotheses, by_line, sources or repeat(None)))
-    if notes := list(_same(lines)):
+    notes = list(_same(lines))
+    if notes and _are_many(notes[0]):
         return notes
     for kind, what, advice, has_fault, fraction in CHECKS[:-1] if lowercase else CHECKS:
         places = [i for i, line in enumerate(lines) if has_fault(line)]
@@ -137,9 +138,13 @@ def judge(notes: list[Note]) -> str:
     """Return a sentence on the notes about translations of a validation set."""
     if not notes:
         return "Nothing looks wrong with the translations of the validation set."
-    what = "Something looks" if MANY * notes[0].lines >= notes[0].of else "A few lines look"
+    what = "Something looks" if _are_many(notes[0]) else "A few lines look"
     text = f"{what} wrong: {notes[0]}"
     return text if text.endswith("?") else f"{text}."
+
+
+def _are_many(note: Note) -> bool:
+    return MANY * note.lines >= note.of
 
 
 def _note(lines: list[Line], kind: str, what: str, places: list[int], advice: str) -> Note:
@@ -163,8 +168,9 @@ def _same(lines: list[Line]) -> Iterator[Note]:
         most = max(by_text, key=lambda text: len(by_text[text]))
         shown = clipped(most, 60).strip()
         what = f"the same translation of different sources (most often: {shown})"
-        advice = "the model has hardly learned, or ignores the source"
-        yield _note(lines, "same", what, sorted(places), advice)
+        note = _note(lines, "same", what, sorted(places), "the model ignores parts of the source")
+        hopeless = replace(note, advice="the model has hardly learned, or ignores the source")
+        yield hopeless if _are_many(note) else note
 
 
 def _length(lines: list[Line]) -> Iterator[Note]:

@@ -96,6 +96,10 @@ def test_one_translation_of_many_sources() -> None:
         assert "most often: 1 boat sails away." in note.what
     looping = with_lines(hypotheses, lambda line: line + " so on" * 9, *range(60, 90))
     assert list(notes(looping)) == ["same"]  # the cause alone
+    few = with_lines(REFERENCE, lambda line: "1 boat sails away.", *range(20, 26))
+    assert "ignores parts of the source" in notes(few)["same"].advice
+    looping = with_lines(few, lambda line: line + " so on" * 9, *range(60, 90))
+    assert list(notes(looping))[:2] == ["same", "loops"]
     assert "loops" in notes(looping[40:], REFERENCE[40:])
     lines = with_lines(REFERENCE, lambda line: "NAME", *range(1, 60))
     assert notes(lines, lines, with_lines(SOURCE, lambda line: "ΟΝΟΜΑ", *range(1, 60))) == {}
