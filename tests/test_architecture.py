@@ -31,7 +31,9 @@ ALL = "*"
 # The packages from the command line down; each may import only rows below its own.
 PACKAGES = {
     "cli": Row("check report export training translation scoring data runs corpus config runtime"),
-    "report": Row("check translation data scoring runs corpus config runtime", "page maps"),
+    "report": Row(
+        "check translation data scoring runs corpus config runtime", "page attention_maps"
+    ),
     "export": Row("translation data scoring model runs corpus config runtime", ALL),
     "check": Row("training data scoring runs corpus config runtime", "corpora diagnosis"),
     "training": Row("translation data scoring model runs corpus config runtime", ALL),

@@ -307,7 +307,7 @@ def test_a_set_too_large_for_memory_is_refused(
     tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus = make(tmp_path, [("one", "eins")] * 100)
-    monkeypatch.setattr(text, "LARGEST_SET", 100 * (len("oneeins") + text.LINE))
+    monkeypatch.setattr(text, "LARGEST_SET", 100 * (len("oneeins") + text.LINE_OVERHEAD))
     assert len(read_text(corpus, Reading(keep_blank=True), "")) == 100
     monkeypatch.setattr(text, "LARGEST_SET", text.LARGEST_SET - 1)
     with pytest.raises(UserError, match="of text in a set that is scored"):

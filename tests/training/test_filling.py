@@ -371,7 +371,7 @@ def test_looking_makes_no_text(command: list[str], tmp_path: Path, trained_run: 
     assert done.returncode == EXIT_OK, done.stderr
     assert "data.train.1: left out, its text is not in the run yet" in done.stderr
     assert "30 lines" in done.stderr
-    assert ("in about 00:00" in done.stderr) == ("--no-timing" not in command)
+    assert ("in about 00:01" in done.stderr) == ("--no-timing" not in command)
     assert not (tmp_path / "run").exists()
     assert run_mtrain("data", "build", "-c", path).returncode == EXIT_OK
     done = run_mtrain(*command, "-c", path)

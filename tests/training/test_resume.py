@@ -623,7 +623,7 @@ def test_a_complete_run_says_so_and_changes_nothing(run: Path, warnings: Callabl
     start(run)
     before = contents(run)
     start(run)
-    assert "training is complete at step 24; a larger train.max_steps goes on" in warnings()
+    assert "training is complete at step 24; to train longer, raise train.max_steps" in warnings()
     assert contents(run) == before
     assert status(run)["exit_code"] == 0
 
