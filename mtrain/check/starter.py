@@ -291,7 +291,7 @@ def render(
         "invalid_utf8": "drop" if drops else "error",
         "max_length": 256,
     }
-    if is_uncut(request.tgt_lang, tokenizer_for(request.tgt_lang)):
+    if is_uncut(request.tgt_lang):
         data["bleu_tokenize"] = "char"
     languages = f"{request.src_lang} to {request.tgt_lang}"
     config = shlex.quote(str(request.output))

@@ -41,9 +41,9 @@ def tokenizer_for(language: str | None) -> Tokenizer:
     return TOKENIZERS.get(language_code(language or ""), "13a")
 
 
-def is_uncut(language: str | None, tokenizer: str) -> bool:
-    """Whether BLEU would compare whole sentences of a language with this tokenizer."""
-    return tokenizer == "13a" and language_code(language or "") in UNCUT
+def is_uncut(language: str) -> bool:
+    """Whether BLEU would compare whole sentences of a language with its usual tokenizer."""
+    return tokenizer_for(language) == "13a" and language_code(language) in UNCUT
 
 
 def doubt(language: str) -> str | None:

@@ -25,6 +25,7 @@ from mtrain.runtime.errors import RefusedError
 from mtrain.runtime.log import logger
 
 SPECIAL = re.compile("<pad>|<unk>|</?s>|<0x[0-9A-F]{2}>")  # pieces of every vocabulary
+SPACED = "{!r} holds white space, which no single piece does"  # a tag or symbol
 # Keys that were removed, with the value at which they had no effect.
 REMOVED_KEYS: dict[tuple[str, str], object] = {("train", "shard_optimizer"): False}
 PATHS = ("run_dir", "data.root", "tokenizer.path", "train.init_from")
@@ -99,8 +100,7 @@ def parse_config(document: Document, *, is_stored: bool = False) -> Config:
             conflicts.append(("train.cutoff", "is for train.consistency, which is off"))
         for symbol in config.tokenizer.user_symbols:
             if len(symbol.split()) != 1:
-                text = f"{symbol!r} holds white space, which no single piece does"
-                conflicts.append(("tokenizer.user_symbols", text))
+                conflicts.append(("tokenizer.user_symbols", SPACED.format(symbol)))
     problems = [f"{document.where(key)}: {key}: {text}" for key, text in conflicts]
     if problems:
         raise RefusedError(*problems)
@@ -142,7 +142,7 @@ def _corpus_conflicts(data: DataConfig) -> Iterator[tuple[str, str]]:
         if SPECIAL.fullmatch(corpus.tag or ""):
             yield f"{key}.tag", f"{corpus.tag} is a special piece already"
         elif re.search(r"[\s\u2581]", corpus.tag or ""):
-            yield f"{key}.tag", f"{corpus.tag!r} holds white space, which no single piece does"
+            yield f"{key}.tag", SPACED.format(corpus.tag)
         elif corpus.tag and corpus.tag.isalnum():
             text = "%s.tag: %s becomes a piece in all text that holds it; is <%s> meant?"
             logger.warning(text, key, corpus.tag, corpus.tag)

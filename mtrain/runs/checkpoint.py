@@ -75,7 +75,6 @@ def _save_tensors(
 ) -> None:
     plain = {name: t.detach().to("cpu", torch.float32).contiguous() for name, t in tensors.items()}
     save_file(plain, path, metadata)
-    path.chmod(files.PERMISSIONS)  # it is made for its owner alone
 
 
 @contextmanager

@@ -128,11 +128,14 @@ def clean(directory: Path) -> None:
 
 
 def seal(directory: Path) -> None:
-    """Sync the files of a directory (not of its subdirectories) and write its manifest."""
+    """Sync the files of a directory (not of its subdirectories) and write its manifest. Libraries
+    make files for their owner alone, which get the permissions of other files.
+    """
     entries = {}
     for item in sorted(directory.iterdir()):
         if not item.is_file() or item.name == NAME:
             continue
+        item.chmod(files.PERMISSIONS)
         files.sync(item)
         entries[item.name] = {"size": item.stat().st_size, "sha256": hash_file(item)}
     files.write_text(directory / NAME, _with_own_hash({"files": entries}))

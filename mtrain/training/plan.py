@@ -108,7 +108,7 @@ def uncut_sets(data: DataConfig) -> Iterator[str]:
     """Yield warnings of scored sets of whose sentences BLEU would count nothing but whole ones."""
     for key, corpus in data.scored.items():
         language = data.languages(corpus)[1]
-        if data.bleu_tokenize is None and is_uncut(language, data.tokenizer_of(corpus)):
+        if data.bleu_tokenize is None and is_uncut(language):
             yield (
                 f"{key}: BLEU would compare whole sentences, because its tokenizer 13a finds no "
                 f"words in {language}; set data.bleu_tokenize: char"

@@ -228,6 +228,8 @@ def test_the_command_writes_a_model_that_the_library_translates_with(
     sample.write_text("".join(line + "\n" for line in ["", *SOURCES]))
     options = ["--to", form, "-o", served, "--sample", sample]
     done = run_mtrain("export", "-m", trained_run, *options)
+    modes = {file.stat().st_mode for file in served.rglob("*") if file.is_file()}
+    assert modes == {sample.stat().st_mode}
 
     assert done.returncode == 0, done.stderr
     greedy, beam = [line for line in done.stdout.splitlines() if not line.startswith(" ")]
