@@ -17,34 +17,34 @@ from mtrain.data.duplicates import text_hashes
 CHUNK, CHUNK_CHARACTERS = 10_000, 1 << 21
 CONTEXT = 20  # characters that an example shows before the fault
 
-Rows = NDArray[np.bool_]  # whether a row is meant
+Mask = NDArray[np.bool_]  # whether a row is meant
 
 
 @dataclass(frozen=True)
 class Chunk:
     """Rows of a corpus: numbers, texts, words, and the counts of letters by script, by side."""
 
-    found: Findings  # of the corpus
+    findings: Findings  # of the corpus
     numbers: Sequence[int]
     texts: tuple[Sequence[str], Sequence[str]]
     words: tuple[Words, Words]
     letters: tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.int64]]]
 
     @staticmethod
-    def of(found: Findings, rows: Sequence[TextRow], characters: Characters) -> "Chunk":
+    def of(findings: Findings, rows: Sequence[TextRow], characters: Characters) -> "Chunk":
         """Read the words and letters of rows."""
         numbers, src, tgt = zip(*rows, strict=True)
         (src_words, src_letters), (tgt_words, tgt_letters) = map(characters.read, (src, tgt))
         words, letters = (src_words, tgt_words), (src_letters, tgt_letters)
-        return Chunk(found, numbers, (src, tgt), words, letters)
+        return Chunk(findings, numbers, (src, tgt), words, letters)
 
     @staticmethod
-    def join(found: Findings, parts: Sequence["Chunk"]) -> "Chunk":
+    def join(findings: Findings, parts: Sequence["Chunk"]) -> "Chunk":
         """Concatenate chunks, without their letters."""
         numbers = [number for part in parts for number in part.numbers]
         src, tgt = ([text for part in parts for text in part.texts[side]] for side in (0, 1))
         words = tuple(Words.join([part.words[side] for part in parts]) for side in (0, 1))
-        return Chunk(found, numbers, (src, tgt), (words[0], words[1]), ({}, {}))
+        return Chunk(findings, numbers, (src, tgt), (words[0], words[1]), ({}, {}))
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -55,7 +55,7 @@ class Chunk:
         return np.array([list(map(len, texts)) for texts in self.texts], np.int64).T
 
     @cached_property
-    def blank(self) -> Rows:
+    def blank(self) -> Mask:
         """Whether each side is blank, shape (2, rows)."""
         return np.array([list(map(is_blank, texts)) for texts in self.texts], bool)
 
@@ -73,7 +73,7 @@ class Chunk:
     def add(
         self,
         kind: str,
-        rows: Rows,
+        rows: Mask,
         side: int | None = None,
         *,
         ranks: NDArray[np.float64] | None = None,
@@ -86,18 +86,18 @@ class Chunk:
         chosen = np.flatnonzero(rows)
         order = np.zeros(len(chosen)) if ranks is None else ranks[chosen]
         examples = []
-        for index in np.argsort(order, kind="stable")[: self.found.most].tolist():
+        for index in np.argsort(order, kind="stable")[: self.findings.most].tolist():
             row = int(chosen[index])
             texts = self.texts if side is None else [self.texts[side]]
             start = 0 if places is None else max(0, int(places[row]) - CONTEXT)
             text = "..." * (start > 0) + " | ".join(each[row] for each in texts)[start:]
             number, rank = self.numbers[row], float(order[index])
-            examples.append(self.found.example(number, text, side, rank=rank))
+            examples.append(self.findings.example(number, text, side, rank=rank))
         if len(chosen):
-            self.found.add(kind, len(chosen), examples, about)
+            self.findings.add(kind, len(chosen), examples, about)
 
 
-def chunks(found: Findings, rows: Iterable[TextRow], characters: Characters) -> Iterator[Chunk]:
+def chunks(findings: Findings, rows: Iterable[TextRow], characters: Characters) -> Iterator[Chunk]:
     """Cut rows into chunks that take little memory; each has at least one row."""
     for some in chunked(rows, CHUNK, CHUNK_CHARACTERS):
-        yield Chunk.of(found, some, characters)
+        yield Chunk.of(findings, some, characters)

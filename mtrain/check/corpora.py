@@ -2,8 +2,8 @@
 
 1. scan      count the pairs, report what cannot be read
 2. learn     read a sample of the training text: what is normal
-3. validation and test sets: their pairs, and their overlap with each other
-4. training text: its pairs, its duplicates, and the overlap of the sets with it
+3. sets      validation and test text: its pairs, and the overlap with each other
+4. train     training text: its pairs, its duplicates, and the overlap of the sets with it
 """
 
 import tempfile
@@ -52,11 +52,11 @@ class Checker:
             Findings(name, data.forward(corpus), root, most)
             for name, corpus in self.entries.items()
         ]
-        # learned in the other direction
+        # corpora that are learned from target to source
         self.turned = {
             name for name, each in self.entries.items() if data.forward(each) is not each
         }
-        self.train = [found for found in self.sets if found.is_train]
+        self.train = [findings for findings in self.sets if findings.is_train]
         self.scans: list[Scan] = []  # of the training text
         self.expected = dict.fromkeys(self.entries, 0)  # pairs
         self.sample: list[Chunk] = []
@@ -64,22 +64,22 @@ class Checker:
 
     def scan(self) -> None:
         """Count and hash all text; report what cannot be read."""
-        for found in self.sets:
+        for findings in self.sets:
             try:
-                scan = scan_corpus(self.config, self.entries[found.name], self.stop)
+                scan = scan_corpus(self.config, self.entries[findings.name], self.stop)
             except UnequalError as error:
-                found.add_message("unequal", str(error))
-                self.expected[found.name] = error.pairs
+                findings.add_message("unequal", str(error))
+                self.expected[findings.name] = error.pairs
             except UserError as error:
                 self.stop.check()
-                found.add_message("unreadable", str(error))
+                findings.add_message("unreadable", str(error))
             else:
-                self.expected[found.name] = scan.pairs
-                self.scans += [scan] if found.is_train else []
+                self.expected[findings.name] = scan.pairs
+                self.scans += [scan] if findings.is_train else []
 
     def check(self) -> None:
         """Learn from a sample of the training text what is normal, then check everything."""
-        train = sum(self.expected[found.name] for found in self.train)
+        train = sum(self.expected[findings.name] for findings in self.train)
         with (
             tempfile.TemporaryDirectory(prefix="mtrain-") as folder,
             progress_bar(train + sum(self.expected.values()), "pair", "checking") as bar,
@@ -87,88 +87,88 @@ class Checker:
             rows = thinned(self._informative_rows(max(1, train // SAMPLE), bar))
             self.sample = [
                 chunk
-                for found, own in groupby(rows, itemgetter(0))
-                for chunk in chunks(found, map(itemgetter(1), own), self.characters)
+                for findings, own in groupby(rows, itemgetter(0))
+                for chunk in chunks(findings, map(itemgetter(1), own), self.characters)
             ]
             profile = Profile(self.sample)
             for languages in dict.fromkeys(map(self._languages, self.sample)):
                 own = [chunk for chunk in self.sample if self._languages(chunk) == languages]
-                one = profile if len(own) == len(self.sample) else Profile(own)
-                one.compare(self.config.data, languages, own[0].found)
+                own_profile = profile if len(own) == len(self.sample) else Profile(own)
+                own_profile.compare(self.config.data, languages, own[0].findings)
             scored: list[ScoredSet] = []
-            for found in self.sets:
-                if not found.is_train:
-                    whole = Chunk.join(found, list(self._checked(found, profile, bar)))
+            for findings in self.sets:
+                if not findings.is_train:
+                    whole = Chunk.join(findings, list(self._checked(findings, profile, bar)))
                     for before in scored:
-                        if (before.found.name in self.turned) == (found.name in self.turned):
-                            before.compare(whole, found.name)
+                        if (before.findings.name in self.turned) == (findings.name in self.turned):
+                            before.compare(whole, findings.name)
                     scored.append(ScoredSet(whole))
             self._check_train(profile, scored, Duplicates(Path(folder), train), bar)
         for each in scored:
             each.report(self.config.data)
-        for found in self.sets:
-            for kind in ("unrelated", "misfit") if found.has("slip") else ():  # more exact
-                found.found.pop((kind, ""), None)
+        for findings in self.sets:
+            for kind in ("unrelated", "misfit") if findings.has("slip") else ():  # more exact
+                findings.by_kind.pop((kind, ""), None)
 
     def _languages(self, chunk: Chunk) -> tuple[str, str]:
-        return self.config.data.languages(chunk.found.corpus)
+        return self.config.data.languages(chunk.findings.corpus)
 
-    def _rows(self, found: Findings, reading: Reading) -> Iterator[TextRow]:
+    def _rows(self, findings: Findings, reading: Reading) -> Iterator[TextRow]:
         """Yield the rows of a corpus as far as it is readable."""
         reading.invalid_utf8 = "error"  # to `refuse` each by its number
         try:
-            for row in read_rows(found.corpus, reading):
+            for row in read_rows(findings.corpus, reading):
                 self.stop.check()
                 yield row
         except UserError as error:
             self.stop.check()
-            if not found.has("unreadable", "unequal"):
-                found.add_message("unreadable", str(error))
+            if not findings.has("unreadable", "unequal"):
+                findings.add_message("unreadable", str(error))
 
     def _informative_rows(self, step: int, bar: Any) -> Iterator[Owned]:
         """Yield a fraction of the training pairs, from all over, without blank and equal sides."""
-        for found in self.train:
+        for findings in self.train:
             reading = reading_of(self.config, keep_blank=True)
             reading.refuse = lambda error: None
-            for row in islice(self._rows(found, reading), 0, None, step):
+            for row in islice(self._rows(findings, reading), 0, None, step):
                 bar.update(step)
                 if is_informative(row):
-                    yield found, row
+                    yield findings, row
 
-    def _checked(self, found: Findings, profile: Profile, bar: Any) -> Iterator[Chunk]:
+    def _checked(self, findings: Findings, profile: Profile, bar: Any) -> Iterator[Chunk]:
         """Check the pairs of a corpus and yield them."""
         is_dropped = self.config.data.invalid_utf8 == "drop"
         reading = reading_of(self.config, keep_blank=True)
-        reading.refuse = partial(found.add_error, is_dropped=is_dropped)
-        shifts = Shifts(profile.associations, found)
-        for chunk in chunks(found, self._rows(found, reading), self.characters):
+        reading.refuse = partial(findings.add_error, is_dropped=is_dropped)
+        shifts = Shifts(profile.associations, findings)
+        for chunk in chunks(findings, self._rows(findings, reading), self.characters):
             bar.update(len(chunk))
-            found.pairs += len(chunk)
+            findings.pairs += len(chunk)
             shifts.feed(chunk, check_pairs(chunk, profile))
-            if found.is_train:
+            if findings.is_train:
                 find_long_pairs(chunk, self.tokenizer, self.config.data.max_length)
             yield chunk
         shifts.finish()
         for reason, kind in ((CARRIAGE_RETURNS, "crlf"), (MORE_COLUMNS, "columns")):
             if count := reading.counts[reason]:
-                found.add_message(kind, f"{count:,} lines")
-        if not found.pairs and not found.has("unreadable", "unequal"):
-            found.add_message("empty", f"{found.what} holds no pairs")
+                findings.add_message(kind, f"{count:,} lines")
+        if not findings.pairs and not findings.has("unreadable", "unequal"):
+            findings.add_message("empty", f"{findings.what} holds no pairs")
 
     def _check_train(
         self, profile: Profile, scored: list[ScoredSet], duplicates: Duplicates, bar: Any
     ) -> None:
         """Check the training text, also for rows of the scored sets in it."""
-        for number, found in enumerate(self.train):
-            for chunk in self._checked(found, profile, bar):
+        for number, findings in enumerate(self.train):
+            for chunk in self._checked(findings, profile, bar):
                 for each in scored:
                     each.compare(chunk, TRAIN)
                 filled = ~chunk.blank.any(0)
                 rows = np.array(chunk.numbers, np.uint64) | np.uint64(number << ROW_BITS)
-                hashes = chunk.hashes[0] ^ np.uint64(found.name in self.turned)
+                hashes = chunk.hashes[0] ^ np.uint64(findings.name in self.turned)
                 duplicates.add(hashes[filled], rows[filled])
-        left = sum(found.pairs - found.count("blank", "long") for found in self.train)
-        if left <= 0 and all(found.pairs for found in self.train):
+        left = sum(findings.pairs - findings.count("blank", "long") for findings in self.train)
+        if left <= 0 and all(findings.pairs for findings in self.train):
             text = "no pair is left to train on: all are blank on a side, or over data.max_length"
             self.train[0].add_message("empty", text)
         for later, first in duplicates.groups():
@@ -180,13 +180,13 @@ def _report_duplicates(
 ) -> None:
     """Name the first pairs that were there before, and where."""
     mask = np.uint64((1 << ROW_BITS) - 1)
-    for number, found in enumerate(train):
+    for number, findings in enumerate(train):
         mine = np.flatnonzero(later >> np.uint64(ROW_BITS) == number)
         examples = []
-        for index in mine[np.argsort(later[mine])][: found.most].tolist():
+        for index in mine[np.argsort(later[mine])][: findings.most].tolist():
             row, before = int(later[index] & mask), int(first[index] & mask)
             origin = train[int(first[index]) >> ROW_BITS]
             text, place = f"= {origin.name_row(before)}", origin.row_as_json(before)
-            examples.append(found.example(row, text, rank=row, first=place))
+            examples.append(findings.example(row, text, rank=row, first=place))
         if len(mine):
-            found.add("duplicate", len(mine), examples)
+            findings.add("duplicate", len(mine), examples)

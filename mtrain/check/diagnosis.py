@@ -44,14 +44,14 @@ class Diagnosis:
 
     def count(self, severity: str) -> int:
         """Count the kinds of findings of this severity, each once for each corpus."""
-        found = chain.from_iterable(each.found.values() for each in self.corpora)
+        findings = chain.from_iterable(each.by_kind.values() for each in self.corpora)
         doubts = len(self.doubts) if severity == WARNING else 0
-        return doubts + sum(finding.severity == severity for finding in found)
+        return doubts + sum(finding.severity == severity for finding in findings)
 
     def lines(self, width: int) -> Iterator[str]:
         """Yield the lines for people, at most `width` columns wide where possible."""
-        for found in self.corpora:
-            yield from found.lines(width)
+        for findings in self.corpora:
+            yield from findings.lines(width)
         yield "vocabulary"
         if not self.fits:
             yield "  none yet: lengths in tokens are estimated"
@@ -72,7 +72,7 @@ class Diagnosis:
     def as_json(self) -> dict[str, object]:
         """Return the object for scripts."""
         return {
-            "corpora": [found.as_json() for found in self.corpora],
+            "corpora": [findings.as_json() for findings in self.corpora],
             "vocabulary": self.fits or None,
             "forecast": self.forecast.numbers if self.forecast else None,
             "doubts": self.doubts,
@@ -107,16 +107,18 @@ def diagnose(
         bad = fit["bytes"] + fit["unknown"] > MOST_BYTES or fit["tokens_per_word"] > MOST_A_WORD
         if len(words) and bad:
             checker.sets[0].add_message("pieces", f"{name}: {SHOWN.format(**fit)}")
-    sizes = [found.pairs for found in checker.train]
-    sets = {found.name: found.pairs for found in checker.sets if not found.is_train}
+    sizes = [findings.pairs for findings in checker.train]
+    sets = {findings.name: findings.pairs for findings in checker.sets if not findings.is_train}
     diagnosis.doubts += [*lack_of_text(sum(sizes), sets), *uncut_sets(config.data)]
     if with_forecast:
         pairs = sum(n * w for n, w in zip(sizes, weights_of(config, sizes), strict=True))
         size = tokenizer.vocab_size if tokenizer else config.tokenizer.vocab_size
-        vocabulary = len(tokenizer.proto) if tokenizer else GUESSED_SIZE
+        vocabulary_bytes = len(tokenizer.proto) if tokenizer else GUESSED_SIZE
         sample = np.stack(lengths, 1)  # (pairs, 2)
         try:
-            diagnosis.forecast = forecast(config, size, vocabulary, sample, pairs, timed=timed)
+            diagnosis.forecast = forecast(
+                config, size, vocabulary_bytes, sample, pairs, timed=timed
+            )
         except UserError as error:
             stop.check()
             diagnosis.failure = str(error)

@@ -8,7 +8,7 @@ import numpy as np
 import regex
 from numpy.typing import NDArray
 
-from mtrain.check.chunks import Chunk, Rows
+from mtrain.check.chunks import Chunk, Mask
 from mtrain.check.profile import Profile
 from mtrain.check.words import PIECES_A_WORD
 from mtrain.corpus.lines import LONGEST_TEXT, shorten_text
@@ -90,7 +90,7 @@ def check_pairs(chunk: Chunk, profile: Profile) -> NDArray[np.float64]:
     return np.where(known, 0.0, words)
 
 
-def _find_other_languages(chunk: Chunk, profile: Profile, known: Rows) -> Rows:
+def _find_other_languages(chunk: Chunk, profile: Profile, known: Mask) -> Mask:
     """Find sides whose words are those of the other side."""
     src, tgt = (profile.leaning.of(words) for words in chunk.words)
     swapped = (src <= -SURE / 2) & (tgt >= SURE / 2) & (tgt - src >= 2 * SURE)
@@ -102,7 +102,7 @@ def _find_other_languages(chunk: Chunk, profile: Profile, known: Rows) -> Rows:
     return swapped | source | target
 
 
-def _find_other_scripts(chunk: Chunk, profile: Profile, known: Rows) -> Rows:
+def _find_other_scripts(chunk: Chunk, profile: Profile, known: Mask) -> Mask:
     """Find lines of which most letters are of scripts that are not at home on their side."""
     found = np.zeros(len(chunk), bool)
     for side, name in enumerate(("source", "target")):

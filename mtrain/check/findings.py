@@ -77,12 +77,12 @@ class Finding:
 
     @property
     def severity(self) -> str:
-        """Return error, warning or note."""
+        """Error, warning or note."""
         return WARNING if self.is_allowed else KINDS[self.kind][0]
 
     @property
     def title(self) -> str:
-        """Return the title of the kind, and what it is about."""
+        """The title of the kind, and what it is about."""
         return " ".join(filter(None, (KINDS[self.kind][1], self.about)))
 
     def as_json(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class Findings:
         self.name, self.corpus, self.most = name, corpus, most
         self.what = describe(corpus)
         self.pairs = 0
-        self.found: dict[tuple[str, str], Finding] = {}
+        self.by_kind: dict[tuple[str, str], Finding] = {}
         self.unit = "row"  # of the numbers that name pairs
         self.names = [self.what]  # of the files, as in the config; two if each side has its own
         if isinstance(corpus, TextCorpus):
@@ -116,17 +116,17 @@ class Findings:
 
     @property
     def sorted(self) -> list[Finding]:
-        """Return the findings in the order of their kinds."""
+        """The findings in the order of their kinds."""
         order = list(KINDS)
-        return sorted(self.found.values(), key=lambda each: (order.index(each.kind), each.about))
+        return sorted(self.by_kind.values(), key=lambda each: (order.index(each.kind), each.about))
 
     def has(self, *kinds: str) -> bool:
         """Whether something of these kinds was found."""
-        return any(kind in kinds for kind, _ in self.found)
+        return any(kind in kinds for kind, _ in self.by_kind)
 
     def count(self, *kinds: str) -> int:
         """Count what was found of these kinds."""
-        return sum(each.count for (kind, _), each in self.found.items() if kind in kinds)
+        return sum(each.count for (kind, _), each in self.by_kind.items() if kind in kinds)
 
     def name_row(self, number: int, side: int | None = None) -> str:
         """Return a row for people: `train.de:12`, without the folder of an absolute path."""
@@ -148,14 +148,14 @@ class Findings:
 
     def add(self, kind: str, count: int, examples: Iterable[Example] = (), about: str = "") -> None:
         """Count a finding; keep its examples if they come before those that are kept."""
-        finding = self.found.setdefault((kind, about), Finding(kind, about))
+        finding = self.by_kind.setdefault((kind, about), Finding(kind, about))
         finding.count += count
         finding.examples = sorted([*finding.examples, *examples])[: self.most]
 
     def add_message(self, kind: str, text: str, *, is_allowed: bool = False) -> None:
         """Add a finding that is not about a row."""
         self.add(kind, 1, [Example(0, 0, "", text, {})])
-        self.found[kind, ""].is_allowed = is_allowed
+        self.by_kind[kind, ""].is_allowed = is_allowed
 
     def add_error(self, error: RowError, *, is_dropped: bool) -> None:
         """Add a row that cannot be read, or is dropped as `data.invalid_utf8` asks."""
@@ -173,7 +173,7 @@ class Findings:
     def lines(self, width: int) -> Iterator[str]:
         """Yield the lines for people, at most `width` columns wide where possible."""
         yield _counted(f"{self.name}: {self.what}", f"{self.pairs:,} pairs", width)
-        if not self.found:
+        if not self.by_kind:
             yield "  nothing suspicious"
         for finding in self.sorted:
             head = f"  {finding.severity:<8} {finding.title}"

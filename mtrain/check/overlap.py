@@ -31,7 +31,7 @@ class ScoredSet:
     """A set whose rows are searched for in other text; the best match of each row counts."""
 
     def __init__(self, rows: Chunk) -> None:
-        self.rows, self.found = rows, rows.found
+        self.rows, self.findings = rows, rows.findings
         self.near = [_Bigrams(words) for words in rows.bigrams]
         self.best: dict[str, dict[int, tuple[int, Example]]] = {}  # by other text and row
 
@@ -43,10 +43,10 @@ class ScoredSet:
             if before is None or (kind, -likeness) < (before[0], before[1].rank):
                 side, there = int(KINDS[kind] == "target_overlap"), other.numbers[place]
                 like = f"{likeness:.0%} of " if likeness < 1 else "= "
-                text = f"{like}{other.found.name_row(there, side)}  {self.rows.texts[side][row]}"
-                more = {"other": other.found.row_as_json(there), "likeness": round(likeness, 3)}
+                text = f"{like}{other.findings.name_row(there, side)}  {self.rows.texts[side][row]}"
+                more = {"other": other.findings.row_as_json(there), "likeness": round(likeness, 3)}
                 number = self.rows.numbers[row]
-                best[row] = kind, self.found.example(number, text, side, rank=-likeness, **more)
+                best[row] = kind, self.findings.example(number, text, side, rank=-likeness, **more)
 
     def report(self, data: DataConfig) -> None:
         """Add the overlap to the findings."""
@@ -54,10 +54,10 @@ class ScoredSet:
             for number, kind in enumerate(KINDS):
                 examples = [example for order, example in best.values() if order == number]
                 if examples:
-                    self.found.add(kind, len(examples), examples, name)
-            same, pairs = sum(order == 0 for order, _ in best.values()), self.found.pairs
+                    self.findings.add(kind, len(examples), examples, name)
+            same, pairs = sum(order == 0 for order, _ in best.values()), self.findings.pairs
             if name == TRAIN and (text := contained(same, pairs)):
-                self.found.add_message("contained", text, is_allowed=data.allow_overlap)
+                self.findings.add_message("contained", text, is_allowed=data.allow_overlap)
 
     def _matches(self, other: Chunk) -> Iterator[Match]:
         """Find rows that are in another chunk, too, each with its most specific kind."""

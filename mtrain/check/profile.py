@@ -127,14 +127,14 @@ class Profile:
         # words are associated enough to judge pairs by them
         self.has_associations = self.has_words and self.mean >= LEAST_EVIDENCE
 
-    def compare(self, data: DataConfig, languages: tuple[str, str], found: Findings) -> None:
+    def compare(self, data: DataConfig, languages: tuple[str, str], findings: Findings) -> None:
         """Report sides of the sample that are unrelated, or not in these languages."""
-        for corpus, parts in groupby(self.sample, attrgetter("found")):
+        for corpus, parts in groupby(self.sample, attrgetter("findings")):
             if are_unrelated(np.concatenate([part.lengths for part in parts])):
                 corpus.add_message("unrelated", UNRELATED)
         src, tgt = ([text for part in self.sample for text in part.texts[side]] for side in (0, 1))
         if text := swapped(languages, src, tgt):
-            found.add_message("turned", text, is_allowed=data.allow_swapped)
+            findings.add_message("turned", text, is_allowed=data.allow_swapped)
             return
         for side, (language, letters) in enumerate(zip(languages, self.letters, strict=True)):
             own = scripts_of(language)
@@ -142,7 +142,7 @@ class Profile:
                 [(main, count)] = letters.most_common(1)
                 share, only = count / letters.total(), "only " if main in own else ""
                 is_other = main in scripts_of(languages[1 - side])
-                found.add_message(
+                findings.add_message(
                     "language",
                     f"data.{('src', 'tgt')[side]}_lang is {language}, but {only}{share:.0%} of the "
                     f"{('source', 'target')[side]}'s letters are {name_of(main)}"

@@ -31,8 +31,8 @@ class Stretch:
 class Shifts:
     """Sums the evidence against pairs until enough speaks for them again."""
 
-    def __init__(self, associations: Associations, found: Findings) -> None:
-        self.associations, self.found = associations, found
+    def __init__(self, associations: Associations, findings: Findings) -> None:
+        self.associations, self.findings = associations, findings
         self.sum = 0.0
         self.open: Stretch | None = None
 
@@ -75,6 +75,6 @@ class Shifts:
         if stretch.better[best] < max(0, stretch.better[FARTHEST] + MARGIN):
             return  # lists of rare names or terms have little that goes together, too
         side = "behind" if distance > 0 else "before"
-        text = f"targets stand about {abs(distance)} {self.found.unit}(s) {side} their sources"
+        text = f"targets stand about {abs(distance)} {self.findings.unit}(s) {side} their sources"
         text, more = f"to {stretch.end}: {text}", {"end": stretch.end, "distance": distance}
-        self.found.add("slip", 1, [self.found.example(stretch.start, text, **more)])
+        self.findings.add("slip", 1, [self.findings.example(stretch.start, text, **more)])

@@ -31,11 +31,10 @@ from mtrain.runs.layout import refuse_run_files
 from mtrain.runtime import files
 from mtrain.runtime.console import ending
 from mtrain.runtime.errors import RefusedError, UserError, is_utf8, printable
-from mtrain.runtime.log import logger, progress_bar
+from mtrain.runtime.log import logger, progress_bar, warn_of_counts
 from mtrain.runtime.outputs import opened
 from mtrain.runtime.stop import Stop
 from mtrain.scoring.metrics import warn_of_missing_tokenizer
-from mtrain.scoring.references import warn_of
 
 SAMPLE = 20_000  # pairs by which words and characters are counted
 RARE = 0.0005  # fraction of characters that the vocabulary need not cover
@@ -145,7 +144,7 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, An
         text = render(request, size, train, valid, has_gpu=has_gpu, drops=drops)
         parse_config(parse_document(text, str(request.output)))
         sink.write(text.encode("utf-8"))
-    warn_of(reading.counts)
+    warn_of_counts(reading.counts)
     logger.info("%s pairs to learn from", f"{size.pairs:,}")
     warn_of_missing_tokenizer(tokenizer_for(request.tgt_lang))
     logger.info("next: mtrain check %s", shlex.quote(str(request.output)))

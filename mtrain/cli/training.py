@@ -11,7 +11,7 @@ import typer
 from mtrain.cli import options
 from mtrain.cli.options import file, flag, path, value
 from mtrain.cli.streams import print_json, print_path, print_text
-from mtrain.corpus.lines import open_bytes
+from mtrain.corpus.lines import open_bytes, require_regular
 from mtrain.runtime import log
 from mtrain.runtime.console import restore_interrupt
 from mtrain.runtime.errors import EXIT_FAILED, RefusedError
@@ -99,6 +99,7 @@ def init(
     from mtrain.runtime.device import pick_device
 
     for text in (src, tgt):
+        require_regular(text)  # to open a pipe would wait for its writer
         open_bytes(text).close()
     languages = (
         src_lang or starter.language_of(src, "--src-lang"),

@@ -208,8 +208,8 @@ def tokenizer_decode(run: options.Run = None, model: options.Model = None) -> No
 
 def _convert(model: Path, *, to_pieces: bool) -> None:
     """Convert lines of stdin to pieces, or back, by the vocabulary of a model."""
-    from mtrain.translation import streams
+    from mtrain.data.tokenizer import convert_stream, load_tokenizer
 
-    tokenizer = streams.load_tokenizer(model)
+    tokenizer = load_tokenizer(model)
     with reading("-") as source, writing("-") as sink:
-        streams.convert_stream(tokenizer, source, sink, to_pieces=to_pieces)
+        convert_stream(tokenizer, source, sink, to_pieces=to_pieces)

@@ -38,8 +38,11 @@ def fixed_changes(old: Config, new: Config) -> list[tuple[str, object, object]]:
     """List the settings that differ and may not change within a run, as `changed_keys` does."""
     resolved = (f"train.{key}" for key in (*MACHINE_KEYS, *STEP_KEYS))
     free = tuple(f"{key}." for key in (*FREE_KEYS, *resolved))
-    before, after = ({*map(c.data.tokenizer_of, c.data.valid_parts)} for c in (old, new))
-    if before == after:  # whether a config names it or not
+    before, after = (
+        {config.data.tokenizer_of(part) for part in config.data.valid_parts}
+        for config in (old, new)
+    )
+    if before == after:  # one config names it, for the other it is the language's
         free += ("data.bleu_tokenize.",)
     return [each for each in changed_keys(old, new) if not f"{each[0]}.".startswith(free)]
 

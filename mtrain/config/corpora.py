@@ -67,14 +67,14 @@ class Section(BaseModel):
     )
 
 
-def _listed(value: object) -> object:
+def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
 class Fill(Section):
     """How models make the side that an entry of a corpus does not name; unused without `model`."""
 
-    model: Annotated[list[PathText], BeforeValidator(_listed), Field(min_length=1)] = []
+    model: Annotated[list[PathText], BeforeValidator(_as_list), Field(min_length=1)] = []
     """run or checkpoint whose model translates the side that is there; a list is an ensemble"""
     model_tag: Word | None = None
     """tag that chooses the direction, for a model of several directions"""
@@ -111,7 +111,7 @@ class Entry(Fill):
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, value: Any) -> Any:
-        """Use the only side of a corpus for both, until a model has made the other."""
+        """Let the one side that is given stand for both, until a model makes the other."""
         given = sorted(Fill.model_fields.keys() & value) if isinstance(value, dict) else []
         if "made" in given:
             raise ValueError("has no key made: it is the side that is not named")
@@ -219,5 +219,5 @@ Corpus = Annotated[
 ]
 ONE, LIST = "<one>", "<list>"  # branches of `data.valid`
 BRANCHES = {*KINDS, ONE, LIST}  # in the paths of pydantic's errors
-Several = Annotated[list[Corpus], Field(min_length=1), Tag(LIST)]
+CorpusList = Annotated[list[Corpus], Field(min_length=1), Tag(LIST)]
 BY_TYPE = Discriminator(lambda value: LIST if isinstance(value, list) else ONE)

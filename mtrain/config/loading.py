@@ -4,6 +4,7 @@ expected, and the nearest known key for a misspelt one.
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from mtrain.runtime.errors import RefusedError
 from mtrain.runtime.log import logger
 
 SPECIAL = re.compile("<pad>|<unk>|</?s>|<0x[0-9A-F]{2}>")  # pieces of every vocabulary
-SPACED = "{!r} holds white space, which no single piece does"  # a tag or symbol
+SPACED = "{!r} holds white space, and a piece cannot"  # a tag or symbol
 # Keys that were removed, with the value at which they had no effect.
 REMOVED_KEYS: dict[tuple[str, str], object] = {("train", "shard_optimizer"): False}
 PATHS = ("run_dir", "data.root", "tokenizer.path", "train.init_from")
@@ -114,11 +115,10 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
         yield "model.num_heads", f"{model.num_heads} does not divide d_model {model.d_model}"
     if model.positions == "sinusoidal" and model.d_model % 2:
         yield "model.d_model", f"sinusoidal positions need an even d_model, not {model.d_model}"
-    symbols = config.tokenizer.user_symbols
-    for symbol in symbols:
+    for symbol, times in Counter(config.tokenizer.user_symbols).items():
         if SPECIAL.fullmatch(symbol):
             yield "tokenizer.user_symbols", f"{symbol} is a special piece already"
-        elif symbols.count(symbol) > 1:
+        elif times > 1:
             yield "tokenizer.user_symbols", f"{symbol} is listed twice"
     if train.max_tokens < data.max_length:
         yield (

@@ -12,13 +12,13 @@ from mtrain.config.corpora import (
     BY_TYPE,
     ONE,
     Corpus,
+    CorpusList,
     Entry,
     Fraction,
     NotNegative,
     PathText,
     Positive,
     Section,
-    Several,
     Word,
 )
 from mtrain.config.languages import Tokenizer, tokenizer_for
@@ -50,7 +50,7 @@ class DataConfig(Section):
     """corpora to learn from, concatenated"""
     temperature: Annotated[float, Field(ge=1, le=1000)] = 1.0
     """above 1: use small corpora more often, as if of size ** (1 / temperature)"""
-    valid: Annotated[Annotated[Corpus, Tag(ONE)] | Several, BY_TYPE]
+    valid: Annotated[Annotated[Corpus, Tag(ONE)] | CorpusList, BY_TYPE]
     """corpus that is translated and scored during training, or a list: the mean score decides"""
     test: dict[FileName, Corpus] = {}
     """named corpora that are scored at the end of training"""
@@ -86,7 +86,8 @@ class DataConfig(Section):
     @property
     def scored(self) -> dict[str, Corpus]:
         """The validation and test corpora by their keys."""
-        return dict([*self.corpora.items()][len(self.train) :])
+        corpora = self.corpora.items()
+        return {key: each for key, each in corpora if not key.startswith("data.train.")}
 
     def languages(self, corpus: Entry) -> tuple[str, str]:
         """Return the source and the target language of the direction that is learned."""
@@ -96,7 +97,7 @@ class DataConfig(Section):
     def forward(self, corpus: Corpus) -> Corpus:
         """Return a corpus, with its sides exchanged if it is learned from target to source."""
         back = (self.tgt_lang, self.src_lang)
-        is_backward = self.languages(corpus) == back != back[::-1]
+        is_backward = self.src_lang != self.tgt_lang and self.languages(corpus) == back
         return corpus.model_copy(update={"swap": not corpus.swap}) if is_backward else corpus
 
     def tokenizer_of(self, corpus: Entry) -> str:

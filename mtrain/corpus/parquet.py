@@ -17,7 +17,7 @@ from mtrain.runtime.errors import UserError
 
 ROWS = 1000  # read at a time
 LARGEST_GROUP = 1 << 30  # bytes of the columns of a row group
-LARGEST_READ = 1 << 28  # bytes of a column that are read at a time, where rows share texts
+PAGE_BYTES = 1 << 28  # bytes of a column that are read at a time, where rows share texts
 
 _DELTA_BYTE_ARRAY = 7  # an encoding of texts that begin as the one before does
 
@@ -106,7 +106,7 @@ def _rows_at_once(path: Path, group: int, chunks: list[Any]) -> int:
     if size > LARGEST_GROUP:
         text = f"{path}: row group {group} holds {size / (1 << 30):.1f} GiB of text, and more than "
         raise UserError(f"{text}1 GiB is not read at once; write it with smaller row groups")
-    return max(1, min(ROWS, LARGEST_READ // longest))
+    return max(1, min(ROWS, PAGE_BYTES // longest))
 
 
 def _pages(data: mmap.mmap, chunk: Any) -> Iterator[tuple[int, bool]]:

@@ -37,7 +37,8 @@ from mtrain.corpus.tables import (
 from mtrain.runtime.errors import UnequalError
 
 Pair = tuple[str, str]
-# The bytes of all white space in UTF-8. A line without them at its ends is part of its text.
+# Every byte of a white-space character in UTF-8. Stripping these may cut other characters, too, so
+# that equal bytes only suggest equal texts, which the decoded ones confirm.
 _SPACE_BYTES = (
     "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007"
     "\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
@@ -103,8 +104,8 @@ def files_of(corpus: Corpus, root: Path) -> list[Path]:
     return dataset_files(corpus, root) if isinstance(corpus, HubCorpus) else []
 
 
-def columns_of(corpus: Corpus) -> list[object]:
-    """Return the columns that are read from the files of a corpus, and how they are changed."""
+def settings_of(corpus: Corpus) -> list[object]:
+    """Return the settings that a scan of a corpus's files depends on."""
     files = {"src", "tgt"} if isinstance(corpus, TextCorpus) else {"file"}
     return list(corpus.model_dump(exclude={"weight", *files}).items())
 
@@ -153,7 +154,8 @@ def read_text(corpus: Corpus, reading: Reading, sha256: str) -> Text:
     """Read a set into memory; its hash is that of `scan`."""
     size, pairs = 0, list[Pair]()
     for pair in read_pairs(corpus, reading):
-        size = added_to_set(size, len(pair[0]) + len(pair[1]), describe(corpus))
+        both = sum(len(text.encode("utf-8", "replace")) for text in pair)
+        size = added_to_set(size, both, describe(corpus))
         pairs.append(pair)
     return Text([src for src, _ in pairs], [tgt for _, tgt in pairs], sha256)
 
@@ -181,8 +183,8 @@ def _read_rows(corpus: Corpus, reading: Reading) -> Iterator[TextRow]:
 def skim(
     corpus: Corpus, reading: Reading, step: int, wanted: Collection[str]
 ) -> Iterator[tuple[bool, TextRow]]:
-    """Yield every `step`-th row of a corpus, and those whose source is wanted, with whether it is
-    one of the former; white space around a source does not count.
+    """Yield every `step`-th row of a corpus, and each row whose source, stripped, is in `wanted`;
+    with each, whether it is a `step`-th row.
     """
     if not isinstance(corpus, TextCorpus):
         for number, row in enumerate(read_rows(corpus, reading)):

@@ -37,7 +37,7 @@ SUFFIXES = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "c
 SUFFIXES |= {".arrow": "arrow", ".txt": "text"}  # with readers of the library datasets
 MORE_COLUMNS = "rows with more columns than the first (is a tab part of a text?)"
 _KINDS = "Parquet, JSON, CSV, Arrow or plain text"
-LARGEST_READ = 1 << 27  # bytes of rows read at a time, about
+BATCH_BYTES = 1 << 27  # bytes of rows read at a time, about
 
 Row = tuple[int, Any, Any]  # number, source and target, not yet checked
 TextRow = tuple[int, str, str]
@@ -127,12 +127,13 @@ def _decoded_lines(path: Path, reading: Reading) -> Iterator[tuple[int, str]]:
 
 
 def _read_tsv(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]:
-    """Columns by number, from 0; or by the names that the first line gives them."""
+    """Yield rows by column numbers, from 0, or by the names in the first line."""
     lines, (src, tgt) = _decoded_lines(path, reading), (corpus.src, corpus.tgt)
     named = columns = 0
     if isinstance(src, str) or isinstance(tgt, str):
         number, first = next(lines, (1, ""))
-        header = first.split("\t") if number == 1 else []  # a first line that is not UTF-8 is none
+        # if line 1 was not UTF-8, it was skipped: there is no header
+        header = first.split("\t") if number == 1 else []
         src, tgt = (_place_of(str(name), header, path) for name in (src, tgt))
         named = columns = len(header)
     least = max(src, tgt) + 1
@@ -263,7 +264,7 @@ def _dataset_batches(corpus: HubCorpus, root: Path, name: str) -> Iterator[dict[
     with _loading(name):
         found, rows = _load_dataset(corpus, root), ROWS
         if not corpus.streaming:
-            rows = min(ROWS, 1 + LARGEST_READ * found.num_rows // max(1, found.data.nbytes))
+            rows = min(ROWS, 1 + BATCH_BYTES * found.num_rows // max(1, found.data.nbytes))
         yield from found.iter(batch_size=rows)
 
 

@@ -141,7 +141,8 @@ class _Memory:
         if self.depth > DEEPEST:
             raise self._failure(f"more than {DEEPEST} elements within each other")
         if self.parts is not None:
-            self.codes += name in CODES or self.codes > 0
+            if self.codes or name in CODES:  # elements within a code are part of it
+                self.codes += 1
         elif name == "tu":
             self.count += 1
             self.unit, self.size = [], 0

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mtrain.config.schema import AugmentConfig
 from mtrain.corpus.lines import is_blank
-from mtrain.data.bpe_dropout import Pairs, Row
+from mtrain.data.store import IdPairs, Ids
 from mtrain.data.tokenizer import Tokenizer
 
 Draw = Callable[[], float]  # in [0, 1)
@@ -42,7 +42,7 @@ class Augmenter:
         self.symbols = re.compile(f"({'|'.join(map(re.escape, symbols)) or '(?!)'})")
         self.symbol_ids = {tokenizer.pieces.piece_to_id(symbol) for symbol in symbols}
 
-    def change(self, pairs: Pairs, rows: NDArray[np.int64], epoch: int) -> Pairs:
+    def change(self, pairs: IdPairs, rows: NDArray[np.int64], epoch: int) -> IdPairs:
         """Return pairs of ids, with the indices `rows` in the store, as they are in an epoch."""
         found, hashes = list(pairs), _hashes(self.seed, epoch, rows)
         kinds = np.searchsorted(self.ends, (hashes >> np.uint64(11)) * 2.0**-53, side="right")
@@ -65,13 +65,13 @@ class Augmenter:
                 found[place] = pair[0], pair[1]
         return found
 
-    def _tag(self, side: Row) -> Row:
+    def _tag(self, side: Ids) -> Ids:
         """Return the tag at the start of a source, which is empty if there is none."""
         return side[: int(len(side) > 0 and int(side[0]) in self.symbol_ids)]
 
     def _encode(
-        self, sides: list[Row], tags: list[Row], texts: list[str], changed: list[str]
-    ) -> list[Row]:
+        self, sides: list[Ids], tags: list[Ids], texts: list[str], changed: list[str]
+    ) -> list[Ids]:
         """Encode the texts that changed, each after its tag; return the ids of all."""
         places = [n for n, text in enumerate(changed) if text != texts[n] and not is_blank(text)]
         new, encoded = list(sides), self.tokenizer.encode([changed[place] for place in places])

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from mtrain.data.augment import Augmenter
-from mtrain.data.bpe_dropout import Pairs, SubwordSampler
-from mtrain.data.store import Part, Store
+from mtrain.data.bpe_dropout import SubwordSampler
+from mtrain.data.store import IdPairs, Part, Store
 from mtrain.data.tokenizer import Tokenizer
 
 POOL = 1 << 17  # pairs that are shuffled together and cut into batches at a time
@@ -87,7 +87,7 @@ def pad(
     return torch.from_numpy(table)
 
 
-def collate(pairs: Pairs, ids: SpecialIds, width: int = 0) -> Batch:
+def collate(pairs: IdPairs, ids: SpecialIds, width: int = 0) -> Batch:
     """Make a batch of pairs of id sequences, packed into rows of `width` tokens if it is not 0."""
     pairs = _joined(pairs, width, ids.eos) if width else pairs
     targets = [tgt for _, tgt in pairs]
@@ -107,7 +107,7 @@ def collate(pairs: Pairs, ids: SpecialIds, width: int = 0) -> Batch:
     )
 
 
-def _joined(pairs: Pairs, width: int, eos: int) -> Pairs:
+def _joined(pairs: IdPairs, width: int, eos: int) -> IdPairs:
     """Concatenate the pairs of each row, with eos between them."""
     rows = _pack([(len(src) + 1, len(tgt) + 1) for src, tgt in pairs], width, 1)
     between = np.array([eos])
@@ -194,9 +194,9 @@ class MicroBatch:
     themselves if their subwords were sampled or their text was changed.
     """
 
-    rows: NDArray[np.int64]
+    indices: NDArray[np.int64]
     num_tokens: int
-    pairs: Pairs | None = None
+    pairs: IdPairs | None = None
 
 
 class TokenBatches:
@@ -230,16 +230,16 @@ class TokenBatches:
         self.store, self.max_tokens, self.seed, self.ids = store, max_tokens, seed, ids
         self.step_batches, self.sampler, self.augmenter = step_batches, sampler, augmenter
         self.executor, self.row_width = ThreadPoolExecutor(1), row_width
-        self.sampled: dict[tuple[int, int], Future[list[MicroBatch]]] = {}
+        self.planned: dict[tuple[int, int], Future[list[MicroBatch]]] = {}
         self.visits = np.concatenate([_block_schedule(part) for part in store.parts])
         pairs = ((self.visits[:, 1] - self.visits[:, 0]) * self.visits[:, 2]).sum()
         self.pools = max(1, math.ceil(float(pairs) / POOL))
 
     def read(self, planned: MicroBatch) -> Batch:
         """Read the pairs of a micro-batch."""
-        return collate(planned.pairs or self._pairs(planned.rows), self.ids, self.row_width)
+        return collate(planned.pairs or self._pairs(planned.indices), self.ids, self.row_width)
 
-    def _pairs(self, rows: NDArray[np.int64]) -> Pairs:
+    def _pairs(self, rows: NDArray[np.int64]) -> IdPairs:
         return [self.store.pair(int(row)) for row in rows]
 
     def plan(self, epoch: int, pool: int) -> list[MicroBatch]:
@@ -247,20 +247,20 @@ class TokenBatches:
         if self.sampler is None and self.augmenter is None and not self.row_width:
             return self._plan(epoch, pool)
         following = (epoch, pool + 1) if pool + 1 < self.pools else (epoch + 1, 0)
-        self.sampled = {
-            place: self.sampled.get(place) or self.executor.submit(self._plan, *place)
+        self.planned = {
+            place: self.planned.get(place) or self.executor.submit(self._plan, *place)
             for place in ((epoch, pool), following)
         }
-        return self.sampled[epoch, pool].result()
+        return self.planned[epoch, pool].result()
 
     def _plan(self, epoch: int, pool: int) -> list[MicroBatch]:
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self.visits))
         visits = self.visits[np.array_split(order, self.pools)[pool]]
         random = np.random.default_rng([self.seed, epoch, pool + 1])  # 0 gives the order's seed
-        seen = [self._visit(int(start), int(stop), some, random) for start, stop, some in visits]
+        seen = [self._visit(int(start), int(stop), part, random) for start, stop, part in visits]
         rows = np.concatenate([rows for rows, _ in seen])
         lengths = np.concatenate([lengths for _, lengths in seen]) + 1
-        pairs: Pairs | None = None
+        pairs: IdPairs | None = None
         if self.augmenter is not None:
             pairs = self.augmenter.change(self._pairs(rows), rows, epoch)
         if self.sampler is not None:
@@ -272,8 +272,8 @@ class TokenBatches:
         planned = []
         for number in _deal(len(batches), self.step_batches, random):
             chosen = shuffle[batches[number]]
-            sampled = None if pairs is None else [pairs[place] for place in chosen]
-            planned.append(MicroBatch(rows[chosen], int(lengths[chosen, 1].sum()), sampled))
+            own = None if pairs is None else [pairs[place] for place in chosen]
+            planned.append(MicroBatch(rows[chosen], int(lengths[chosen, 1].sum()), own))
         return planned
 
     def _visit(

@@ -7,17 +7,15 @@ Shapes: `N` symbols of all words, concatenated.
 """
 
 from itertools import chain
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mtrain.data.store import IdPairs, Ids
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.runtime.errors import RefusedError
 
-Row = NDArray[Any]
-Pairs = list[tuple[Row, Row]]
-Ids = NDArray[np.int64]
+Symbols = NDArray[np.int64]
 
 CHUNK = 4000  # pairs that are segmented at once
 
@@ -50,14 +48,14 @@ class SubwordSampler:
                 left, right = ids.get(piece[:cut]), ids.get(piece[cut:])
                 if left is not None and right is not None:
                     merges.append((left * size + right, number))
-        self.none = size  # stands for: these symbols have no merge
+        self.vocab_size, self.no_merge = size, size  # the id after the last: no merge
         keys, self.merged = np.array(sorted(merges) or [(-1, size)], np.int64).T
         self.keys = np.ascontiguousarray(keys)
 
-    def draw(self, pairs: Pairs, seed: int) -> Pairs:
+    def draw(self, pairs: IdPairs, seed: int) -> IdPairs:
         """Draw the pieces of pairs of ids; the same seed draws the same."""
         random = np.random.default_rng(seed)
-        found: Pairs = []
+        found: IdPairs = []
         for start in range(0, len(pairs), CHUNK):
             rows = list(chain.from_iterable(pairs[start : start + CHUNK]))
             both = zip(rows, self._segment(rows, random), strict=True)
@@ -65,7 +63,7 @@ class SubwordSampler:
             found += zip(chosen[::2], chosen[1::2], strict=True)
         return found
 
-    def _segment(self, rows: list[Row], random: np.random.Generator) -> list[Row]:
+    def _segment(self, rows: list[Ids], random: np.random.Generator) -> list[Ids]:
         """Split ids into characters and merge them again. In each round, and for each word, merges
         are dropped at random and the best remaining one is applied, until none remains.
         """
@@ -95,21 +93,21 @@ class SubwordSampler:
         parts = np.split(found[left], np.cumsum(counts)[:-1])
         return [part.astype(row.dtype) for part, row in zip(parts, rows, strict=True)]
 
-    def _look_up(self, symbols: Ids, words: Ids) -> Ids:
-        """Return what each symbol and the next of its word merge to, or else `none`: (N,)."""
-        found = np.full(len(symbols), self.none)
-        keys = symbols[:-1] * self.none + symbols[1:]
+    def _look_up(self, symbols: Symbols, words: Symbols) -> Symbols:
+        """Return what each symbol and the next of its word merge to, or else `no_merge`: (N,)."""
+        found = np.full(len(symbols), self.no_merge)
+        keys = symbols[:-1] * self.vocab_size + symbols[1:]
         at = np.searchsorted(self.keys, keys).clip(max=len(self.keys) - 1)
         merge = (self.keys[at] == keys) & (words[:-1] == words[1:])
         found[:-1][merge] = self.merged[at[merge]]
         return found
 
 
-def _best_of_words(scores: NDArray[np.float64], words: Ids) -> Ids:
+def _best_of_words(scores: NDArray[np.float64], words: Symbols) -> Symbols:
     """Return the index of the first highest score of each word that has any."""
     starts = np.flatnonzero(np.diff(words, prepend=-1))
     best = np.maximum.reduceat(scores, starts)
     number = np.cumsum(np.diff(words, prepend=words[0]) != 0)
     places = np.flatnonzero((scores == best[number]) & np.isfinite(scores))
-    firsts: Ids = places[np.diff(words[places], prepend=-1) != 0]
+    firsts: Symbols = places[np.diff(words[places], prepend=-1) != 0]
     return firsts

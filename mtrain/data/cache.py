@@ -72,6 +72,7 @@ def cached(
     try:
         with lock.exclusive(path.with_name(f".{key}.lock"), wait=wait):
             if (found := kept(key, read)) is None:
+                _remove_unfinished(path.parent)
                 manifest.write_directory(path, fill)
                 found = kept(key, read)
     except OSError as error:
@@ -82,6 +83,14 @@ def cached(
     if found is None:
         raise UserError(f"{path}: cannot read the prepared text back; check the disk")
     return found
+
+
+def _remove_unfinished(directory: Path) -> None:
+    """Remove what killed processes left half-made."""
+    for part in directory.glob(files.PARTIAL.format("*")):
+        key = part.name.removeprefix(".").removesuffix(".partial")
+        with suppress(RefusedError, OSError), lock.exclusive(directory / f".{key}.lock"):
+            manifest.remove_directory(part)
 
 
 def remembered(
@@ -99,7 +108,7 @@ def remembered(
         if head == _digest(body):  # else it is damaged
             return read_json(body, form)
     found = find()
-    if _signs(of) == before and max(time for *_, time in before) < time.time_ns() - YOUNG:
+    if _signs(of) == before and max(changed for *_, changed in before) < time.time_ns() - YOUNG:
         with suppress(OSError):  # a cache that cannot be written to is only slower
             cache_directory().mkdir(parents=True, exist_ok=True)
             files.make_directory(path.parent.parent)

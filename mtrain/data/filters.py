@@ -62,11 +62,11 @@ class Selection:
         lengths = lengths + 1
         shorter, longer = lengths.min(1), lengths.max(1)
         passed = np.ones(len(lengths), bool)
-        least, ratio = self.filter.min_length, self.filter.max_ratio
+        least, ratio = self.filter.min_length, self.filter.max_ratio or np.inf
         for reason, is_bad in (
             (self._too_long, longer > self.max_length),
             (f"shorter than {least} tokens", shorter < least),
-            (f"one side over {ratio} times as long", longer > (ratio or longer) * shorter),
+            (f"one side over {ratio} times as long", longer > ratio * shorter),
         ):
             dropped[DROPPED + reason] += int((passed & is_bad).sum())
             passed &= ~is_bad

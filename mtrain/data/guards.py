@@ -24,7 +24,7 @@ MOST_CONTAINED = 0.9  # fraction of a scored set that may be in the training tex
 Owner = TypeVar("Owner")  # of a row: its corpus
 
 
-def find(
+def find_mix_ups(
     data: DataConfig,
     texts: dict[str, Corpus],
     reading: Reading,

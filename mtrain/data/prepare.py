@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from mtrain.config.corpora import Corpus, MadeCorpus
+from mtrain.config.corpora import Corpus, GeneratedCorpus, MadeCorpus
 from mtrain.config.schema import Config, TokenizerConfig
 from mtrain.corpus import readers
 from mtrain.corpus.lines import DROPPED, chunked, listed
@@ -68,7 +68,7 @@ def scan_corpus(config: Config, corpus: Corpus, stop: Stop) -> Scan:
     reading = reading_of(config)
     reading.check = stop.check
     files, find = readers.files_of(corpus, reading.root), partial(readers.scan, corpus, reading)
-    return remembered(files, readers.columns_of(corpus), find, SCAN) if files else find()
+    return remembered(files, readers.settings_of(corpus), find, SCAN) if files else find()
 
 
 def weights_of(config: Config, sizes: list[int]) -> list[float]:
@@ -107,20 +107,20 @@ class Preparation:
     @cached_property
     def prepared(self) -> Prepared:
         """All that training reads."""
-        for name, (corpus, text) in self.sets.items():
-            self._warn_of_long_lines(name, text, corpus.tag)
+        for key, (corpus, text) in self.sets.items():
+            self._warn_of_long_lines(key, text, corpus.tag)
         shards = [self._shard(number) for number in range(len(self.scans))]
         sizes = list(map(len, shards))
         store = Store(shards, weights_of(self.config, sizes))
         self._report(store)
         own = {"tokenizer": self.tokenizer.fingerprint, "pairs": sizes}
-        tests = {name: self.sets[f"test {name}"] for name in self.config.data.test}
+        tests = {name: self.sets[f"data.test.{name}"] for name in self.config.data.test}
         valid = list(self.sets.values())[: len(self.config.data.valid_parts)]
         return Prepared(self.tokenizer, store, valid, tests, {**self.fingerprints, **own})
 
     @cached_property
     def fingerprints(self) -> dict[str, Any]:
-        """Hashes of all text, for which it is read, and the weights of the corpora."""
+        """Hashes of all text, which is read to compute them, and the weights of the corpora."""
         data = self.config.data
         for name in data.tokenizers:
             check_tokenizer(name)
@@ -130,7 +130,7 @@ class Preparation:
             "train": [found.sha256 for found in self.scans],
             "weights": [corpus.weight for corpus in data.texts],
             "valid": valid if isinstance(data.valid, list) else valid[0],
-            "test": {name: self.sets[f"test {name}"][1].sha256 for name in data.test},
+            "test": {name: self.sets[f"data.test.{name}"][1].sha256 for name in data.test},
         }
 
     @cached_property
@@ -144,26 +144,25 @@ class Preparation:
 
     @cached_property
     def sets(self) -> dict[str, ScoredText]:
-        """The sets that are scored: `valid`, or `valid.0` and so on, and each `test NAME`."""
+        """The sets that are scored, by their keys in the config."""
         scored = self.config.data.scored.items()
-        named = {k.removeprefix("data.").replace("test.", "test ", 1): c for k, c in scored}
-        return {name: (corpus, self._read_set(name, corpus)) for name, corpus in named.items()}
+        return {key: (corpus, self._read_set(key, corpus)) for key, corpus in scored}
 
-    def _read_set(self, name: str, corpus: Corpus) -> Text:
+    def _read_set(self, key: str, corpus: Corpus) -> Text:
         """Read a set, including blank lines: its score must be that of its files."""
         reading = reading_of(self.config, keep_blank=True)
         text = readers.read_text(
             corpus, reading, scan_corpus(self.config, corpus, self.stop).sha256
         )
         if not len(text):
-            raise UserError(f"data.{name.split()[0]}: {describe(corpus)} holds no pairs")
+            raise UserError(f"{key}: {describe(corpus)} holds no pairs")
         for reason, count in reading.counts.items():
-            logger.info("%s: %s: %s", name, reason, f"{count:,}")
+            logger.info("%s: %s: %s", key, reason, f"{count:,}")
         for sign in suspicions(text):
-            logger.warning("data.%s: %s", name, sign)
+            logger.warning("%s: %s", key, sign)
         return text
 
-    def _warn_of_long_lines(self, name: str, text: Text, tag: str | None) -> None:
+    def _warn_of_long_lines(self, key: str, text: Text, tag: str | None) -> None:
         """Warn of lines that every validation cuts: sources, and references of the NLL."""
         decode, tag_ids = self.config.decode, self.tokenizer.tag_ids(tag)
         most = self.config.data.max_length if self.config.model.positions == "learned" else math.inf
@@ -176,7 +175,7 @@ class Preparation:
             cut = TruncatedLines()
             encoded = enumerate(self.tokenizer.encode(lines))
             cut.add(index for index, ids in encoded if len(begin) + len(ids) >= limit)
-            cut.warn(int(limit), f"data.{name}{side}")
+            cut.warn(int(limit), f"{key}{side}")
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -262,7 +261,8 @@ class Preparation:
         corpus, reading = self.config.data.texts[number], reading_of(self.config)
         reading.counts = counts
         yield from readers.read_pairs(corpus, reading)
-        if scan_corpus(self.config, corpus, self.stop) != self.scans[number]:
+        can_change = not isinstance(corpus, GeneratedCorpus)
+        if can_change and scan_corpus(self.config, corpus, self.stop) != self.scans[number]:
             raise UserError("data.train: it changed while it was read; run the same command again")
 
     def _read_once(self, number: int, counts: Counter[str]) -> Iterator[Pair]:
@@ -332,10 +332,10 @@ def refuse_worthless_text(preparation: Preparation) -> None:
     """Refuse text with mix-ups, unless the config allows them."""
     data, reading = preparation.config.data, reading_of(preparation.config, keep_blank=True)
     reading.check = preparation.stop.check
-    sets = dict(zip(data.scored, preparation.sets.values(), strict=True))
+    sets = preparation.sets
     texts = {key: each for key, each in data.corpora.items() if key not in sets and not each.model}
     pairs = sum(found.pairs for found in preparation.scans)
-    found = list(guards.find(data, texts, reading, pairs, sets))
+    found = list(guards.find_mix_ups(data, texts, reading, pairs, sets))
     for text in (text for text, is_allowed in found if is_allowed):
         logger.warning("%s", text)
     if refused := [text for text, is_allowed in found if not is_allowed]:

@@ -39,6 +39,8 @@ DEATH = (
     "run the same command again, with a lower data.workers if it repeats"
 )
 
+Ids = NDArray[Any]
+IdPairs = list[tuple[Ids, Ids]]  # source and target, without bos and eos
 Encoded = tuple[NDArray[np.uint32], NDArray[np.int64], Counter[str]]
 
 
@@ -87,7 +89,7 @@ class Store:
         return self.starts[-1]
 
     def lengths_of(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Lengths without eos of the pairs `start` to `stop` - 1, shape (pairs, 2)."""
+        """Return the lengths without eos of the pairs `start` to `stop` - 1, shape (pairs, 2)."""
         parts = [np.zeros((0, 2), np.int64)]
         first = max(0, bisect_right(self.starts, start) - 1)
         last = bisect_left(self.starts, stop)
@@ -104,8 +106,8 @@ class Store:
             same[index] = np.array_equal(*self.pair(start + int(index)))
         return same
 
-    def pair(self, index: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Ids of a pair's source and target, without copying."""
+    def pair(self, index: int) -> tuple[Ids, Ids]:
+        """Return the ids of a pair's source and target, without copying."""
         number = bisect_right(self.starts, index) - 1
         shard, line = self.shards[number], 2 * (index - self.starts[number])
         start, middle, stop = shard.offsets[line : line + 3].tolist()
@@ -113,7 +115,9 @@ class Store:
 
 
 def store_key(corpora: list[str], tokenizer: str, selection: Selection, invalid_utf8: str) -> str:
-    """Name a store by all that its content depends on."""
+    """Name a store by all that its content depends on: hashes of corpora are those of `scan`, which
+    cover swap and tag.
+    """
     kept = (selection.max_length, selection.filter.model_dump())
     return cache_key("store", FORMAT, FILTERS, corpora, tokenizer, *kept, invalid_utf8)
 

@@ -3,15 +3,19 @@
 import hashlib
 import io
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import sentencepiece
 
+from mtrain.corpus.lines import LONGEST_TEXT, decode_lines, read_lines, shorten_text
 from mtrain.corpus.parquet import read_number
+from mtrain.runs import layout, manifest
 from mtrain.runtime.errors import UserError
+from mtrain.runtime.log import warn_of_counts
 
 # A vocabulary is trained on a sample of this many sentences, which bounds memory.
 MAX_SENTENCES = 1_000_000
@@ -112,7 +116,7 @@ class Tokenizer:
 
     @cached_property
     def user_symbols(self) -> set[str]:
-        """Pieces that always stay whole, and no other text becomes."""
+        """Pieces that are never split, and that only their own text is encoded to."""
         pieces = (message for number, message in _fields(self.proto) if number == _PIECES)
         both = zip(self.known, pieces, strict=True)
         return {piece for piece, message in both if message.endswith(_USER_DEFINED)}
@@ -263,3 +267,33 @@ def _train(
             raise failure from None
         raise
     return model.getvalue()
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Load a SentencePiece model file, or that of a run or checkpoint directory."""
+    if not path.is_dir():
+        return Tokenizer.load(path)
+    is_sealed = (path / manifest.NAME).exists() or layout.steps(path / layout.CHECKPOINTS)
+    if is_sealed or not (path / layout.TOKENIZER).exists():  # else a run without checkpoints
+        from mtrain.runs import checkpoint  # loads torch
+
+        path = checkpoint.resolve(path)
+        manifest.verify(path, layout.TOKENIZER)
+    return Tokenizer.load(path / layout.TOKENIZER)
+
+
+def convert_stream(
+    tokenizer: Tokenizer, source: Iterable[bytes], sink: IO[bytes], *, to_pieces: bool
+) -> None:
+    """Write the pieces of each line, or the text of each line of pieces."""
+    counts: Counter[str] = Counter()
+    for text in decode_lines(read_lines(source, counts), counts):
+        if len(text) > LONGEST_TEXT:
+            counts[f"lines longer than {LONGEST_TEXT:,} characters, cut there"] += 1
+        line = shorten_text(text, LONGEST_TEXT)
+        if to_pieces:
+            line = " ".join(tokenizer.pieces.encode(line, out_type=str))
+        else:
+            line = tokenizer.pieces.decode_pieces(line.split(" ") if line else [])
+        sink.write(line.replace("\n", " ").encode("utf-8") + b"\n")
+    warn_of_counts(counts)

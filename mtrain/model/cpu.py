@@ -230,13 +230,13 @@ class RowTransformer(Transformer):
         return torch.promote_types(self.dtype, torch.float32)
 
     def run_encoder(self, x: Tensor, src_mask: Tensor) -> Tensor:
-        """(B, S, D), (B, 1, 1, S) -> (B, S, D)."""
+        """(B, S, D), (B, 1, 1 or S, S) -> (B, S, D)."""
         B, S, _ = x.shape
         bias = self._bias(src_mask).expand(B, 1, S, S)
         return _as_batch(super().run_encoder(_as_rows(x), bias), B, S)
 
     def run_decoder(self, x: Tensor, causal: Tensor, memory: Tensor, src_mask: Tensor) -> Tensor:
-        """(B, T, D), (T, T), (B, S, D), (B, 1, 1, S) -> (B, T, D)."""
+        """(B, T, D), (T, T) or (B, 1, T, T), (B, S, D), (B, 1, 1 or T, S) -> (B, T, D)."""
         (B, T, _), S = x.shape, memory.shape[1]
         biases = self._bias(causal).expand(B, 1, T, T), self._bias(src_mask).expand(B, 1, T, S)
         rows = super().run_decoder(_as_rows(x), biases[0], _as_rows(memory), biases[1])

@@ -115,7 +115,12 @@ def _reordered(buffer: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Ca
     if target.data_ptr() == buffer.data_ptr():  # a view
         return lambda: target
     written = target.view(buffer.shape)
-    return lambda: (written.copy_(buffer), target)[1]
+
+    def reorder() -> Tensor:
+        written.copy_(buffer)
+        return target
+
+    return reorder
 
 
 def _keep(cache: Tensor, sentences: Tensor) -> Tensor:

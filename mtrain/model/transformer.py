@@ -183,7 +183,7 @@ class EncoderLayer(Layer):
         self.feed_norm = nn.LayerNorm(shape.d_model)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """(B, S, D), (B, 1, 1, S) -> (B, S, D)."""
+        """(B, S, D), (B, 1, 1 or S, S) -> (B, S, D)."""
         x = self.residual(self.self_norm, x, lambda x: self.self_attention(x, None, mask))
         return self.residual(self.feed_norm, x, self.feed_forward)
 
@@ -201,7 +201,7 @@ class DecoderLayer(Layer):
         self.feed_norm = nn.LayerNorm(shape.d_model)
 
     def forward(self, x: Tensor, causal: Tensor, memory: Tensor, src_mask: Tensor) -> Tensor:
-        """(B, T, D), (T, T), (B, S, D), (B, 1, 1, S) -> (B, T, D)."""
+        """(B, T, D), (T, T) or (B, 1, T, T), (B, S, D), (B, 1, 1 or T, S) -> (B, T, D)."""
         x = self.residual(self.self_norm, x, lambda x: self.self_attention(x, None, causal))
         x = self.residual(self.cross_norm, x, lambda x: self.cross_attention(x, memory, src_mask))
         return self.residual(self.feed_norm, x, self.feed_forward)
@@ -249,7 +249,7 @@ class Transformer(nn.Module):
         _initialise(self)
 
     def _build_embeddings(self, shape: Shape) -> None:
-        """One matrix for source, target and output (section 3.4), or more; and the positions."""
+        """Make one matrix for source, target and output (section 3.4), or more; and positions."""
         self.tgt_embedding = _embedding(shape.vocab_size, shape.d_model)
         if shape.tie_embeddings == "all":
             self.src_embedding = self.tgt_embedding
@@ -310,8 +310,8 @@ class Transformer(nn.Module):
         self, src: Tensor, tgt_in: Tensor, kept: Sides | None = None, segments: Sides | None = None
     ) -> Tensor:
         """Output of the decoder before projection: (B, S), (B, T) -> (B, T, D). Token embeddings
-        count as zero where `kept` is 0. Tokens with one number in `segments` are a sentence, which
-        is computed as if alone; padding of tgt_in must be of a sentence, to have keys to attend to.
+        count as zero where `kept` is 0. Tokens with the same number in `segments` are a sentence,
+        which sees only itself; padding of tgt_in needs the number of a sentence, to have keys.
         """
         src_kept, tgt_kept = kept or (None, None)
         if segments is None:

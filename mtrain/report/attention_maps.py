@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.corpus.lines import is_blank, read_lines, read_text_file
+from mtrain.corpus.lines import decode_lines, is_blank, read_lines, read_text_file
 from mtrain.report.heatmap import KINDS, MEAN, HeatMap, Sentence, choices, render
 from mtrain.runtime.errors import RefusedError, UserError
-from mtrain.runtime.log import logger, progress_bar
-from mtrain.scoring.references import check_equal, decode_lines, warn_of
+from mtrain.runtime.log import logger, progress_bar, warn_of_counts
+from mtrain.scoring.references import check_equal
 from mtrain.translation.attention import attention_of
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.translator import Line, Translator
@@ -51,7 +51,7 @@ def read_pairs(source: Iterable[bytes], target: Path | None) -> Pairs:
     counts: Counter[str] = Counter()
     lines = decode_lines(read_lines(source, counts), counts)
     sources = list(islice(lines, MOST_SENTENCES + 1))
-    warn_of(counts)
+    warn_of_counts(counts)
     if len(sources) > MOST_SENTENCES:
         raise RefusedError(f"the input: more than {MOST_SENTENCES} sentences; give fewer lines")
     if target is None:

@@ -99,7 +99,7 @@ def choices(sentences: list[Sentence]) -> list[tuple[str, str, dict[str, str]]]:
 
 
 def opacity(level: int) -> float:
-    """Opacity of a shade."""
+    """Return the opacity of a shade."""
     return round(math.pow(level / LEVELS, GAMMA), 3)
 
 

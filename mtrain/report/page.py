@@ -36,7 +36,7 @@ MOST_LETTERS = 4000  # of a line of text
 # A line of the log about the data, or a warning. Anchored at the start: searching anywhere takes
 # far longer on a hostile line.
 _LOGGED = re.compile(
-    r"\S{10} \S{8} (?:(INFO) (?=(?:train|valid[^:]*|test [^:]*): (?!BLEU ))|WARNING |ERROR )(.*)"
+    r"\S{10} \S{8} (?:(INFO) (?=(?:train|data\.(?:valid|test)[^:]*): )|WARNING |ERROR )(.*)"
 )
 
 
@@ -114,13 +114,13 @@ def make_page(run_dir: Path, texts: list[str], *, check: bool = True) -> str:
             report.findings = check_text(report)
     else:
         report.note("data", NOT_CHECKED)
-    begun = report.run.begun
+    provenance = report.run.provenance
     return render(
         "report.html",
         report=report,
         choices=choices(report.sentences),
         config="\n".join(map(printable, report.run.text.split("\n"))),
-        begun=json.dumps(begun.model_dump(exclude_unset=True), indent=2) if begun else None,
+        provenance=provenance and json.dumps(provenance.model_dump(exclude_unset=True), indent=2),
     )
 
 
@@ -217,7 +217,7 @@ def _charts(report: Report) -> Iterator[Chart]:
     records, broken = MetricsFile(report.run.path / layout.METRICS).parse()
     if broken:
         report.note("curves", f"Lines of metrics.jsonl that are no records: {shorten(broken)}")
-    if (time := duration(report.run.begun, records)) is not None:
+    if (time := duration(report.run.provenance, records)) is not None:
         report.facts["Time, pauses included"] = time
     if not records and report.history.entries:
         report.note("curves", "Left out: metrics.jsonl holds no records")
@@ -251,7 +251,7 @@ def _samples(report: Report, lines: list[Sample], places: list[int]) -> list[Sam
     there = _translations(report.run)
     steps = sorted(step for name in there if (step := layout.step_of(Path(name))) is not None)
     chosen = {layout.step_name(step) for step in spaced(steps, MOST_TRANSLATIONS)}
-    names = sorted(there & {*chosen, report.history.best_step})
+    names = sorted(there & {*chosen, report.history.best_step_name})
     found = {}
     for name in (*names, *(there & {layout.AVERAGE})):
         step = layout.step_of(Path(name))

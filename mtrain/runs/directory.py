@@ -120,8 +120,8 @@ class RunDirectory:
         if (self.path / layout.RUN).exists():
             return
         # a start that ended early leaves a lock and other files of mtrain's
-        has_begun = (self.path / layout.LOCK).exists()
-        own = (*layout.FILES, *layout.DIRECTORIES) if has_begun else ()
+        was_started = (self.path / layout.LOCK).exists()
+        own = (*layout.FILES, *layout.DIRECTORIES) if was_started else ()
         for item in sorted(self.path.iterdir()):
             is_harmless = any(fnmatch(item.name, pattern) for pattern in (*HARMLESS, *own))
             if not is_harmless and not _is_same(config_file, item):
@@ -131,12 +131,12 @@ class RunDirectory:
 
     def _has_written_config(self) -> bool:
         """Whether the text of `config.yaml` was written by mtrain."""
-        begun = self.read(layout.RUN, PROVENANCE)
-        if begun is None:
+        provenance = self.read(layout.RUN, PROVENANCE)
+        if provenance is None:
             return False
         text, config = reader.read_settings(self.path)
         # a kill between writing `run.json` and `config.yaml` leaves a hash of the newer text
-        return begun.config == manifest.hash_text(text) or dump_config(config) == text
+        return provenance.config == manifest.hash_text(text) or dump_config(config) == text
 
     def check_not_lost(self, status: Status | None, save_every: int) -> None:
         """Refuse to start at step 0 if the status or `best.json` record steps whose checkpoints are
@@ -189,13 +189,13 @@ class RunDirectory:
 
     def step_batches(self, config: Config, ranks: int) -> int:
         """Return the number of micro-batches per step: that of the run, once it has begun."""
-        begun = self.read(layout.RUN, PROVENANCE)
-        if begun is None:
+        provenance = self.read(layout.RUN, PROVENANCE)
+        if provenance is None:
             return config.train.micro_batches(ranks)
-        before = begun.accum_steps
+        before = provenance.accum_steps
         if before is None:
             before = load_stored_config(self.path / layout.CONFIG).train.accum_steps
-        return begun.step_batches or begun.ranks * before
+        return provenance.step_batches or provenance.ranks * before
 
     def _check_step(self, before: Config | None, config: Config, ranks: int) -> None:
         """Refuse keys that name another number of micro-batches per step than the run's, or, at
@@ -203,8 +203,11 @@ class RunDirectory:
         """
         train, was = config.train, self.step_batches(config, ranks)
         accum, old = train.accum_steps, before.train.accum_steps if before else 1
-        is_counted = accum not in (old, 1 if train.step_batches else old)
-        for now in (train.step_batches or was, accum * ranks if is_counted else was):
+        named = [train.step_batches] if train.step_batches else []
+        # an unchanged accum_steps may belong to another number of processes
+        if accum != old and not (train.step_batches and accum == 1):
+            named.append(accum * ranks)
+        for now in named:
             if now != was:
                 raise RefusedError(
                     f"{self.path}: train.step_batches: a step of this run has {was} micro-batches, "
@@ -214,9 +217,9 @@ class RunDirectory:
 
     def check_data(self, fingerprints: dict[str, Any]) -> None:
         """Refuse text, a vocabulary or initial weights that differ from those in `run.json`."""
-        begun = self.read(layout.RUN, PROVENANCE) if self._has(layout.RUN) else None
-        for key in (key for key in FIXED if begun and key in fingerprints):
-            was, now = getattr(begun, key), fingerprints[key]
+        provenance = self.read(layout.RUN, PROVENANCE) if self._has(layout.RUN) else None
+        for key in (key for key in FIXED if provenance and key in fingerprints):
+            was, now = getattr(provenance, key), fingerprints[key]
             if key == "weights":
                 was = was or [1.0] * len(now)
             if was not in (None, now):

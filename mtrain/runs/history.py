@@ -23,7 +23,7 @@ class Scores(BaseModel):
     command: FiniteFloat = 0.0  # of `--metric-command`, if it is the metric
 
 
-class Validation(Scores):
+class ValidationEntry(Scores):
     """Fields that every entry of `best.json` has."""
 
     step: Count
@@ -34,7 +34,7 @@ class Validation(Scores):
     sha256: str | None = None
 
 
-Entry = Annotated[dict[str, Any], with_fields_of(Validation)]
+Entry = Annotated[dict[str, Any], with_fields_of(ValidationEntry)]
 
 
 class Named(BaseModel, extra="allow"):
@@ -75,8 +75,8 @@ class History(BaseModel, populate_by_name=True):
         return self.model_dump(by_alias=True) | found
 
     def cut(self, step: int, is_due: Callable[[int], bool]) -> None:
-        """Drop entries after a step, and that of the step itself if no validation was due there and
-        the run continues.
+        """Drop entries after a step, and those of steps at which no validation is due now: the ends
+        of earlier starts with fewer steps.
         """
         self.tests = {name: test for name, test in self.tests.items() if test["step"] <= step}
         kept = [entry for entry in self.entries if entry["step"] <= step]
@@ -99,7 +99,7 @@ class History(BaseModel, populate_by_name=True):
         return self.entries + ([self.average] if self.average else [])
 
     @property
-    def best_step(self) -> str | None:
+    def best_step_name(self) -> str | None:
         """Name of the best checkpoint of a step, whether or not the average is better."""
         best = self._best_of(self.entries)
         return best["checkpoint"] if best else None
@@ -107,7 +107,7 @@ class History(BaseModel, populate_by_name=True):
     @property
     def outlook(self) -> str | None:
         """A sentence on whether training still helped at the end."""
-        steps, name = self.steps, self.best_step
+        steps, name = self.steps, self.best_step_name
         if len(steps) < 2 or name is None:
             return None
         if later := sum(layout.step_name(step) > name for step in steps):
@@ -124,7 +124,7 @@ class History(BaseModel, populate_by_name=True):
         return len(self.entries) - 1 - self.entries.index(best) >= patience
 
     def _best_of(self, entries: list[Entry]) -> Entry | None:
-        """The best whose checkpoint has not been found damaged."""
+        """Return the best validation whose checkpoint has not been found damaged."""
         there = [entry for entry in entries if not entry.get("lost")]
         return max(there, key=self._quality(there), default=None)
 

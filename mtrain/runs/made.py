@@ -49,15 +49,15 @@ def check(key: str, entry: Corpus, before: dict[str, Any]) -> None:
             )
 
 
-def resolve(config: Config, run_dir: Path | None = None, but: Collection[int] = ()) -> Config:
+def resolve(config: Config, run_dir: Path | None = None, skip: Collection[int] = ()) -> Config:
     """Return the config with the made text, where it is complete, in place of the entries with a
-    `model`; entries with the numbers in `but` stay as they are.
+    `model`; entries with the numbers in `skip` stay as they are.
     """
     run_dir = (run_dir or Path(config.run_dir)).absolute()
     train = list(config.data.train)
     for number, entry in enumerate(train):
         path = directory(run_dir, number)
-        if entry.model and number not in but and manifest.is_complete(path):
+        if entry.model and number not in skip and manifest.is_complete(path):
             own = entry.model_dump(include={*Entry.model_fields} - {*Fill.model_fields})
             own |= {"file": str(path / PAIRS), "src": "src", "tgt": "tgt", "made": entry.made}
             train[number] = MadeCorpus.model_construct(**own)

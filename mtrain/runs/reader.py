@@ -43,7 +43,7 @@ class Run:
     text: str  # of config.yaml
     config: Config | None
     status: Status | None
-    begun: Provenance | None
+    provenance: Provenance | None
     history: History | None
     errors: dict[str, UserError]
 
@@ -70,12 +70,12 @@ class Run:
             return {}
         tests = self.history.tests.items() if self.history else ()
         known = {f"data.test.{name}": scored.get("sha256") for name, scored in tests}
-        if begun := self.begun:
-            valid = begun.valid if isinstance(begun.valid, list) else []
-            known["data.valid"] = begun.valid if isinstance(begun.valid, str) else None
-            for kind, hashes in (("train", begun.train), ("valid", valid)):
+        if provenance := self.provenance:
+            valid = provenance.valid if isinstance(provenance.valid, list) else []
+            known["data.valid"] = provenance.valid if isinstance(provenance.valid, str) else None
+            for kind, hashes in (("train", provenance.train), ("valid", valid)):
                 known |= {f"data.{kind}.{number}": each for number, each in enumerate(hashes)}
-            known |= {f"data.test.{name}": each for name, each in begun.test.items()}
+            known |= {f"data.test.{name}": each for name, each in provenance.test.items()}
         corpora = resolve(self.config, self.path).data.corpora
         return {  # without text that models have yet to make
             key: (corpus, known.get(key)) for key, corpus in corpora.items() if not corpus.model
@@ -103,8 +103,8 @@ def read_run(path: Path) -> Run:
         text, config = read_settings(path)
     except UserError as error:
         errors[layout.CONFIG] = error
-    status, begun = read(layout.STATUS, STATUS), read(layout.RUN, PROVENANCE)
-    return Run(path, text, config, status, begun, read(layout.BEST, BEST), errors)
+    status, provenance = read(layout.STATUS, STATUS), read(layout.RUN, PROVENANCE)
+    return Run(path, text, config, status, provenance, read(layout.BEST, BEST), errors)
 
 
 def read_translations(run_dir: Path, name: str) -> Iterator[str]:

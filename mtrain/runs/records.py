@@ -174,12 +174,12 @@ def read_record(
         raise UserError(f"{path}: damaged: {error}; {advice}") from None
 
 
-def duration(begun: Provenance | None, records: list[dict[str, Any]]) -> str | None:
+def duration(provenance: Provenance | None, records: list[dict[str, Any]]) -> str | None:
     """Return the time from the start of a run to its last record, pauses included; None if it is
     not known.
     """
     try:
-        start = datetime.strptime(begun.created if begun else "", TIME).timestamp()
+        start = datetime.strptime(provenance.created if provenance else "", TIME).timestamp()
     except ValueError:
         return None
     seconds = max((record.get("time") or 0 for record in records), default=0) - start

@@ -24,6 +24,7 @@ def read_run_of(model: Path) -> Run:
 def names(run: Run) -> dict[str, str]:
     """Return the key of each set by its name: `valid`, `valid.0` of a list, or a test set's."""
     scored = [key for key in run.corpora if not key.startswith("data.train")]
+    # reversed: data.valid wins over a test set that is named valid
     return {key.removeprefix("data.").removeprefix("test."): key for key in scored[::-1]}
 
 

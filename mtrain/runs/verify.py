@@ -107,17 +107,17 @@ def _status(run: Run) -> Iterator[Finding]:
 
 def _settings(run: Run) -> Iterator[Finding]:
     """Compare `config.yaml` with `run.json`."""
-    begun, config = run.begun, run.config
-    if begun is not None:
-        yield Finding(layout.RUN, OK, f"seed {begun.seed}, started {begun.created}")
+    provenance, config = run.provenance, run.config
+    if provenance is not None:
+        yield Finding(layout.RUN, OK, f"seed {provenance.seed}, started {provenance.created}")
     if config is None:
         return
     state, detail = OK, "its SHA-256 is that of run.json"
-    if begun is not None and config.seed != begun.seed:
-        state, detail = CHANGED, f"seed {config.seed}, but {begun.seed} in run.json"
-    elif begun is None or begun.config is None:
+    if provenance is not None and config.seed != provenance.seed:
+        state, detail = CHANGED, f"seed {config.seed}, but {provenance.seed} in run.json"
+    elif provenance is None or provenance.config is None:
         detail = "a valid config; there is no hash of it in run.json"
-    elif manifest.hash_text(run.text) != begun.config:
+    elif manifest.hash_text(run.text) != provenance.config:
         state, detail = CHANGED, "its SHA-256 differs from run.json"
     yield Finding(layout.CONFIG, state, detail)
 
@@ -128,7 +128,9 @@ def _vocabulary(run: Run) -> Iterator[Finding]:
     if data is None:
         if run.state not in ("preparing", "refused", "failed", "unknown"):
             yield Finding(layout.TOKENIZER, MISSING, "every checkpoint has a copy")
-    elif run.begun is not None and hashlib.sha256(data).hexdigest() != run.begun.tokenizer:
+    elif (
+        run.provenance is not None and hashlib.sha256(data).hexdigest() != run.provenance.tokenizer
+    ):
         yield Finding(layout.TOKENIZER, CHANGED, "its SHA-256 differs from run.json")
     else:
         yield Finding(layout.TOKENIZER, OK, f"{len(data):,} bytes")
@@ -170,9 +172,9 @@ def _checkpoint(path: Path, name: str, run: Run | None) -> Iterator[Finding]:
 
 def _model(path: Path, name: str, run: Run | None) -> Iterator[Finding]:
     manifest.verify(path, layout.MODEL, layout.CONFIG, layout.TOKENIZER)
-    begun, config = (run.begun, run.config) if run else (None, None)
+    provenance, config = (run.provenance, run.config) if run else (None, None)
     own = load_stored_config(path / layout.CONFIG)
-    if begun and manifest.hash_file(path / layout.TOKENIZER) != begun.tokenizer:
+    if provenance and manifest.hash_file(path / layout.TOKENIZER) != provenance.tokenizer:
         yield Finding(name, CHANGED, f"its {layout.TOKENIZER} differs from run.json")
     elif keys := [key for key, *_ in fixed_changes(own, config or own)]:
         yield Finding(name, CHANGED, f"its settings differ from config.yaml: {', '.join(keys)}")
@@ -242,9 +244,9 @@ def _data(run: Run, sizes: dict[str, int]) -> Iterator[Finding]:
     """Hash the corpora that can be read, without the cache; the numbers of pairs of unchanged ones
     are added to `sizes`, by their keys in the config.
     """
-    if run.config is None or run.begun is None:
+    if run.config is None or run.provenance is None:
         return
-    train, known = run.config.data.train, run.begun.train
+    train, known = run.config.data.train, run.provenance.train
     if len(train) != len(known):
         detail = f"{len(train)} corpora, but {len(known)} in run.json"
         yield Finding("data.train", CHANGED, detail)
@@ -277,7 +279,7 @@ def check_corpus(run: Run, key: str) -> tuple[Finding, int | None]:
 
 def _made(run: Run) -> Iterator[Finding]:
     """Hash the text that models made for the run."""
-    for key in run.begun.made if run.begun else ():
+    for key in run.provenance.made if run.provenance else ():
         path = made.directory(run.path, int(key.rpartition(".")[2]))
         yield from _guarded(_name(run, path), _text(run, path))
 

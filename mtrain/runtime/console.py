@@ -33,12 +33,14 @@ def paint(text: str, colour: str, stream: TextIO | None) -> str:
 
 def clipped(text: str, width: int) -> str:
     """Cut a text to a number of terminal columns."""
-    columns = 0
+    columns = end = 0  # `end`: characters that leave room for "..."
     for place, char in enumerate(text):
         if not unicodedata.combining(char):
             columns += 2 if unicodedata.east_asian_width(char) in "WF" else 1
+        if columns <= width - 3:
+            end = place + 1
         if columns > width:
-            return text[: max(0, place - 3)] + "..."
+            return text[:end] + "..."
     return text
 
 

@@ -1,4 +1,4 @@
-"""Devices of this machine: number formats, threads, memory."""
+"""Devices: choice, number formats, determinism, seeds, lack of memory."""
 
 import os
 import re
@@ -51,8 +51,8 @@ def has_fast_bf16(device: torch.device) -> bool:
 
 
 def compute_dtype(precision: str, device: torch.device, *, training: bool) -> torch.dtype:
-    """Number format of activations. `auto` trains in bf16 where it is fast, and translates in fp32
-    on CPUs. Raises `RefusedError` for an unknown name.
+    """Return the number format of activations. `auto` trains in bf16 where it is fast, and
+    translates in fp32 on CPUs. Raises `RefusedError` for an unknown name.
     """
     if precision not in ("auto", "fp32", "bf16"):
         raise RefusedError(f"precision {precision}: unknown; use auto, fp32 or bf16")

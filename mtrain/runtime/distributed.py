@@ -297,7 +297,7 @@ def _meet(ranks: Ranks) -> None:
         raise DisconnectedError(
             f"rank {ranks.rank} of {ranks.size}: the processes of the job did not meet: "
             f"{first_line(error)}; start them by torchrun, and see that each machine can reach the "
-            "others (see README)"
+            "others (see scripts/README.md)"
         ) from None
 
 

@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from io import TextIOWrapper
@@ -139,10 +140,17 @@ def progress_bar(
     )
 
 
-def shorten(numbers: Iterable[int], most: int = MOST_LISTED) -> str:
+def shorten(numbers: Iterable[int]) -> str:
     """List the first numbers: `1, 2, 3, ...`."""
     listed = list(numbers)
-    return ", ".join(map(str, listed[:most])) + (", ..." if len(listed) > most else "")
+    more = ", ..." if len(listed) > MOST_LISTED else ""
+    return ", ".join(map(str, listed[:MOST_LISTED])) + more
+
+
+def warn_of_counts(counts: Counter[str]) -> None:
+    """Log problems of the input, with their counts."""
+    for reason, count in counts.items():
+        logger.warning("%s: %s", reason, f"{count:,}")
 
 
 class TruncatedLines:

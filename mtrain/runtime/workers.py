@@ -33,8 +33,8 @@ AHEAD = 4  # tasks of each process that may begin before the next result in orde
 
 
 def available_threads() -> int:
-    """Cores that this process may use: of the machine or its affinity, and of a container's quota,
-    with which more threads would be paused in turn.
+    """Return how many cores this process may use: of the machine or its affinity, and of a
+    container's quota, with which more threads would be paused in turn.
     """
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1

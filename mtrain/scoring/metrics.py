@@ -251,7 +251,8 @@ def _count_edits(asian: bool, lines: list[tuple[str, ...]]) -> list[list[float]]
     if len(lines) < MANY or (number := available_threads()) == 1:
         return count(lines)
     parts = (lines[start : start + CHUNK] for start in range(0, len(lines), CHUNK))
-    return list(chain.from_iterable(map_tasks(partial(partial, count), parts, number, DEATH)))
+    set_up = partial(partial, count)  # returns the function for a worker's tasks
+    return list(chain.from_iterable(map_tasks(set_up, parts, number, DEATH)))
 
 
 def _count_edits_here(asian: bool, lines: list[tuple[str, ...]]) -> list[list[float]]:

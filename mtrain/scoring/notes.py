@@ -8,7 +8,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import repeat
+from itertools import chain, repeat
 from typing import NamedTuple
 
 from mtrain.corpus.lines import is_blank
@@ -159,13 +159,14 @@ def _same(lines: list[Line]) -> Iterator[Note]:
     for i, line in enumerate(lines):
         if not is_blank(line.text):
             by_text[line.text.strip()].append(i)
-    places = []
+    repeated: dict[str, list[int]] = {}
     for text, found in by_text.items():
         wrong = [lines[i] for i in found if text not in lines[i].references]
         if len({(line.source or " ".join(line.references)).strip() for line in wrong}) > SHARED:
-            places += found
+            repeated[text] = found
+    places = list(chain(*repeated.values()))
     if len(places) > SAME * len(lines):
-        most = max(by_text, key=lambda text: len(by_text[text]))
+        most = max(repeated, key=lambda text: len(repeated[text]))
         shown = clipped(most, 60).strip()
         what = f"the same translation of different sources (most often: {shown})"
         note = _note(lines, "same", what, sorted(places), "the model ignores parts of the source")

@@ -1,12 +1,11 @@
 """Files of translations, references and sources that must match line for line."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from mtrain.corpus.lines import read_text_file, scored_lines
+from mtrain.corpus.lines import decode_lines, read_text_file, scored_lines
 from mtrain.runtime.errors import UserError
-from mtrain.runtime.log import logger
+from mtrain.runtime.log import warn_of_counts
 
 
 def read_references(paths: list[Path]) -> list[list[str]]:
@@ -33,7 +32,7 @@ def read_source(path: Path, references: list[list[str]]) -> list[str]:
 def _checked(
     path: Path, lines: list[str], counts: Counter[str], references: list[list[str]]
 ) -> list[str]:
-    warn_of(counts)
+    warn_of_counts(counts)
     for reference in references[:1]:
         check_equal(path, len(lines), "the reference", len(reference))
     return lines
@@ -44,19 +43,3 @@ def check_equal(name: object, lines: int, other: object, others: int) -> None:
     if lines != others:
         counts = f"{name} has {lines} lines but {other} has {others}"
         raise UserError(f"{counts}: they must match line for line")
-
-
-def decode_lines(lines: Iterable[bytes], counts: Counter[str]) -> Iterator[str]:
-    """Decode lines of any bytes; invalid UTF-8 is replaced by U+FFFD and counted."""
-    for line in lines:
-        try:
-            yield line.decode("utf-8")
-        except UnicodeDecodeError:
-            counts["lines invalid UTF-8, read with U+FFFD"] += 1
-            yield line.decode("utf-8", "replace")
-
-
-def warn_of(counts: Counter[str]) -> None:
-    """Log problems of the input, with counts."""
-    for reason, count in counts.items():
-        logger.warning("%s: %s", reason, f"{count:,}")

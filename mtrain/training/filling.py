@@ -60,7 +60,7 @@ WORST = DROPPED + "least probable translations"
 
 
 @dataclass(frozen=True)
-class Line:
+class MadeLine:
     """A translation and its log-probability per token; `fault` is why its pair is dropped."""
 
     text: str
@@ -68,8 +68,8 @@ class Line:
     fault: str = ""
 
 
-Shard = list[Line]
-SHARD_FORM = TypeAdapter(Shard)
+LineShard = list[MadeLine]
+SHARD_FORM = TypeAdapter(LineShard)
 MADE_OR_NONE: TypeAdapter[Made | None] = TypeAdapter(Made | None)
 
 
@@ -96,15 +96,15 @@ def _find(config: Config, run: RunDirectory, number: int, stop: Stop) -> Made | 
     text must be what the models make now, if they are there.
     """
     key, entry = f"data.train.{number}", config.data.train[number]
-    begun = run.read(layout.RUN, PROVENANCE)
-    if begun is not None:
-        if key not in begun.made:
+    provenance = run.read(layout.RUN, PROVENANCE)
+    if provenance is not None:
+        if key not in provenance.made:
             raise RefusedError(f"{run.path}: this run began without {key}; choose another run_dir")
-        made.check(key, entry, begun.made[key].settings)
+        made.check(key, entry, provenance.made[key].settings)
     try:
         known = made.read(run.path, number)
     except manifest.DamagedError as error:
-        if begun is not None:
+        if provenance is not None:
             place = made.directory(run.path, number)
             text = f"bring it back, or remove {place} to have it made again"
             raise UserError(f"{error}; {text}") from None
@@ -112,7 +112,7 @@ def _find(config: Config, run: RunDirectory, number: int, stop: Stop) -> Made | 
         return None
     if known is None:
         return None
-    if begun is not None:
+    if provenance is not None:
         _warn_of_other_text(config, number, known, stop)
         return known
     try:
@@ -162,7 +162,7 @@ def without_missing(config: Config, stop: Stop, *, timed: bool) -> Config:
         except MissingModelError as error:  # it is perhaps not trained yet
             text = str(error)
         logger.warning("data.train.%d: left out, its text is not in the run yet: %s", number, text)
-    resolved = made.resolve(config, but=missing)
+    resolved = made.resolve(config, skip=missing)
     if not resolved.data.texts:
         raise UserError("data.train: no text is there yet; `mtrain data build` makes it")
     return resolved
@@ -271,13 +271,13 @@ class Filler:
         reading.counts = counts
         return chunked(readers.read_pairs(self.text, reading), SHARD)
 
-    def _own_shard(self, some: list[tuple[int, list[Pair]]]) -> Shard:
+    def _own_shard(self, some: list[tuple[int, list[Pair]]]) -> LineShard:
         """Return this rank's shard of a round; none if there are fewer."""
         if self.ranks.rank >= len(some):
             return []
         return self._shard(*some[self.ranks.rank])
 
-    def _shard(self, number: int, pairs: list[Pair], known: Shard | None = None) -> Shard:
+    def _shard(self, number: int, pairs: list[Pair], known: LineShard | None = None) -> LineShard:
         """Return a shard from the cache, where it is made if it is not `known`."""
 
         def write(directory: Path) -> None:
@@ -305,7 +305,7 @@ class Filler:
         loaded.check_stop = self.stop.check
         return Translator(loaded, seed=self.seed, threads=1)
 
-    def _translate(self, number: int, pairs: list[Pair]) -> Shard:
+    def _translate(self, number: int, pairs: list[Pair]) -> LineShard:
         translator = self._translator
         sources = [source for source, _ in pairs]
         found, cut = translator.translate(sources, first=number * SHARD)
@@ -321,7 +321,7 @@ class Filler:
                 chrf = sentence_chrf(texts, [same], lowercase=False)
                 best = hypotheses[int(np.argmax(chrf))]
             fault = EMPTY if is_blank(best.text) else AT_LIMIT if best.tokens >= limit else ""
-            lines.append(Line(best.text, max(best.score / best.tokens, LOWEST), fault))
+            lines.append(MadeLine(best.text, max(best.score / best.tokens, LOWEST), fault))
         return lines
 
     def _seal(self, run: RunDirectory, scores: NDArray[np.float64], counts: Counter[str]) -> Made:
@@ -380,7 +380,7 @@ class Filler:
         return f"{text}, to about {format_bytes(size)}"
 
 
-def _open_shard(path: Path) -> Shard:
+def _open_shard(path: Path) -> LineShard:
     """Open a shard of the cache; raises `DamagedError`, or `ValueError` for one of another form."""
     manifest.verify(path, LINES)
     return read_json_file(path / LINES, SHARD_FORM)

@@ -166,9 +166,9 @@ def most_sums(micro_batches: int, max_tokens: int, threads: int) -> int:
 
 
 def adding(latest: Sums, kept: Sequence[Sums], count: int) -> Callable[[int], None]:
-    """Return a function that adds the latest sums as those of a micro-batch, by its number: for a
-    device that computes `count` of them in order and fills `latest` anew for each. The last of
-    `kept` ends as the sums of all.
+    """Return a function that adds `latest` to the tree as the sums of a micro-batch, by its number:
+    for a device that computes `count` micro-batches in order and overwrites `latest` each time. The
+    last of `kept` ends as the total.
     """
     free = [*kept]
 

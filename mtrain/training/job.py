@@ -112,7 +112,7 @@ class Job:
         self.before: Status | None = None  # the status that this start found
         self.config, self.stop, self.ranks, self.config_file = config, stop, ranks, config_file
         self.run = RunDirectory(Path(config.run_dir), ranks.first(partial(board_of, config)))
-        self.step, self.has_begun = 0, False
+        self.step, self.has_status = 0, False
 
     def _check_restart(self) -> None:
         """Refuse a restart by torchrun of a job that is over, by `StoppedError`. The time limit
@@ -242,7 +242,7 @@ class Job:
 
     def _begin(self) -> None:
         """Write the status of this start from here on."""
-        self.has_begun = True
+        self.has_status = True
         self.run.set_status("preparing", self.step)
 
     def _begin_run(self, preparation: Preparation) -> None:
@@ -259,7 +259,7 @@ class Job:
         ranks = self.ranks
         filled = [number for number, entry in enumerate(self.config.data.train) if entry.model]
         has_begun = (self.run.path / layout.RUN).exists()  # else made text may yet be replaced
-        before = resolve(self.config, but=[] if has_begun else filled)
+        before = resolve(self.config, skip=[] if has_begun else filled)
         preparation = Preparation(before, self.stop)
         ranks.first(partial(self._begin_run, preparation))
         if made := fill(self.config, self.run, self.stop, ranks):
@@ -307,9 +307,9 @@ class Job:
         state: State = "stopped" if isinstance(failure, StoppedError) else "failed"
         if isinstance(failure, RefusedError):
             state = "refused"
-        if self.before is not None and (state == "refused" or not self.has_begun):
+        if self.before is not None and (state == "refused" or not self.has_status):
             self.run.keep_start(self.before, state, failure)
-        elif self.has_begun:
+        elif self.has_status:
             self.run.set_status(state, step, str(failure), failure.exit_code)
 
 

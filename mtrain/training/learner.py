@@ -59,7 +59,7 @@ class Machine:
         dtype = compute_dtype(train.precision, device, training=True)
         threads = threads_of(config, ranks)
         compiled = False if train.compile == "auto" else train.compile
-        # of the whole step: the number of ranks must not change how operations are rounded
+        # pieces of the whole step, not of this rank: the number of ranks must not change rounding
         pieces = blocks.micro_batches * most_pieces(train.max_tokens)
         return cls(
             device=device.type,
@@ -118,7 +118,7 @@ class Learner:
         self.optimizer = Optimizer(self.model, (betas[0], betas[1]), eps, muon, num_losses)
         self.average = MovingAverage(self.optimizer.weights, decay) if decay else None
         self.hidden = self.model.hidden
-        self.work: Callable[[Batch], None] = self._fill
+        self.work: Callable[[Batch], None] = self._put_gradients
         on_cpu = self.device.type == "cpu"
         self.workers = self._start_workers() if on_cpu else None
         total, more = self.optimizer.sums, 0 if on_cpu else (blocks.largest - 1).bit_length()
@@ -162,7 +162,7 @@ class Learner:
             self._compile()
         elif self.device.type == "cuda":
             longest = self.config.data.max_length
-            graphs = CudaGraphs(self._fill_padded, self.device, self.ids, longest)
+            graphs = CudaGraphs(self._put_padded, self.device, self.ids, longest)
             graphs.warm_up()
             self.work = graphs
 
@@ -191,7 +191,7 @@ class Learner:
         generator.manual_seed(seed)
         sums.put(*self._differentiate(model, batch, generator))
 
-    def _fill(self, batch: Batch) -> None:
+    def _put_gradients(self, batch: Batch) -> None:
         """Put the gradients and losses of a micro-batch into the latest sums."""
         self.latest.put(*self._differentiate(self.model, batch.to(self.device)))
 
@@ -205,9 +205,9 @@ class Learner:
         views = self._views(hidden, batch.src, batch.tgt_in, generator)
         return self._gradients([view[batch.positions] for view in views], batch.targets)
 
-    def _fill_padded(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> None:
-        """As `_fill`, for CUDA graphs: padding in (B, S), (B, T), (B, T) is masked instead of left
-        out, so that no shape depends on values.
+    def _put_padded(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> None:
+        """As `_put_gradients`, for CUDA graphs: padding in (B, S), (B, T), (B, T) is masked instead
+        of left out, so that no shape depends on values.
         """
         views, targets = self._views(self.model.hidden, src, tgt_in), tgt_out.flatten()
         self.latest.put(*self._gradients(views, targets, targets != self.ids.pad))

@@ -91,7 +91,7 @@ class _Projected(FusedLoss):
             nll_sum += nll.sum()
             even_sum += even.sum()
             if hidden_grad is not None and weight_grad is not None:
-                # less 1 - eps at the target; less eps / V everywhere, which needs no logits
+                # subtract 1 - eps at the target; eps / V of all entries is subtracted at the end
                 probs[target] = (prob - (1 - smoothing)).to(probs.dtype)
                 hidden_grad[start : start + count] = (probs @ matrix)[:count] - smoothing * mean_row
                 weight_grad += probs.t() @ part  # rows of padding are 0

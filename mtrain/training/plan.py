@@ -73,6 +73,7 @@ class Forecast:
         if lengths is not None:
             sizes = self.numbers["vocab_size"], self.numbers["parameters"]
             # another process measures: it may be killed for lack of memory
+            # returns the function for its tasks
             measure = partial(partial, _measure_step, config, blocks, *sizes)
             try:
                 [(seconds, memory)] = map_tasks(measure, [lengths], 1, DEATH)
@@ -120,8 +121,7 @@ def describe_run(
     ranks: Ranks,
     blocks: Blocks,
     vocab_size: int,
-    vocabulary: int,
-    *,
+    vocabulary_bytes: int,
     micro_batches: float,
     tokens: float,
 ) -> Forecast:
@@ -132,7 +132,7 @@ def describe_run(
     with torch.device("meta"):
         parameters = Transformer(shape_of(config, vocab_size, IDS.pad)).num_parameters
     has_average = train.ema_decay is not None  # stored in addition to the latest weights
-    checkpoint_bytes = 4 * parameters + vocabulary
+    checkpoint_bytes = 4 * parameters + vocabulary_bytes
     disk_bytes = _disk_bytes(config, checkpoint_bytes, parameters)
     sums = 1 + (blocks.largest - 1).bit_length()
     if machine.device == "cpu":
@@ -210,7 +210,7 @@ def _size(run_dir: Path) -> tuple[int, int]:
 def forecast(
     config: Config,
     vocab_size: int,
-    vocabulary: int,
+    vocabulary_bytes: int,
     lengths: Lengths,
     pairs: float,
     *,
@@ -228,8 +228,9 @@ def forecast(
     batches = [lengths[rows] for rows in pack_by_tokens(lengths, config.train.max_tokens, width)]
     micro_batches = len(batches) * pairs / len(lengths)
     tokens = float(lengths[:, 1].sum()) / len(batches)
-    size = vocab_size, vocabulary
-    found = describe_run(config, Ranks(), blocks, *size, micro_batches=micro_batches, tokens=tokens)
+    found = describe_run(
+        config, Ranks(), blocks, vocab_size, vocabulary_bytes, micro_batches, tokens
+    )
     largest = max(batches, key=lambda lengths: int(lengths.max()) * len(lengths))
     found.add_time(config, blocks, largest if timed else None, config.train.max_steps)
     return found
@@ -239,8 +240,8 @@ def _measure_step(
     config: Config, blocks: Blocks, vocab_size: int, parameters: int, lengths: Lengths
 ) -> tuple[float, int | None]:
     """Return the seconds of a step and a GPU's peak memory in bytes, on a made-up micro-batch with
-    these lengths, which count eos. Of a large one a CPU computes some of the rows. Nothing is
-    compiled, which would take minutes.
+    these lengths, which count eos. A CPU computes only some rows of a large micro-batch. Nothing
+    is compiled, which would take minutes.
     """
     with telling_lack_of_memory(lambda: "out of memory"):
         plain = config.train.model_copy(update={"compile": False})
@@ -254,8 +255,9 @@ def _measure_step(
         rows, width = len(batch.src), max(batch.src.shape[1], batch.tgt_in.shape[1])
         most = rows if has_gpu else max(1, int(MAX_OPERATIONS / (6 * parameters * width)))
         batch = batch.part(0, min(rows, most))
-        copies = 1 if has_gpu else learner.machine.workers  # one for each
-        seconds = _seconds(learner, partial(learner.learn, [(batch, int)] * copies, copies))
+        copies = 1 if has_gpu else learner.machine.workers  # one for each thread
+        seeded = [(batch, lambda piece: piece)] * copies  # any seed will do
+        seconds = _seconds(learner, partial(learner.learn, seeded, copies))
         seconds *= rows / len(batch.src) / copies
         update = _seconds(learner, partial(learner.optimizer.update, 0.0, 1, 1.0))
     # includes the memory of CUDA graphs

@@ -237,7 +237,7 @@ def check_machine(machine: Machine, before: dict[str, Any], config: Config) -> N
     on_cpu = machine.device == "cpu"
     # earlier versions stored the number of ranks, and added up gradients in another order, except
     # for those of threads on a CPU in the latest ones
-    if "openmp" not in before or before.get("ranks", 0) > on_cpu:
+    if "openmp" not in before or before.get("ranks", 0) > (1 if on_cpu else 0):
         logger.warning(text, "gradients", "added up in a tree", "in order")
     threads_matter = on_cpu and before.get("openmp") not in (None, machine.openmp)
     for key in MACHINE_KEYS:

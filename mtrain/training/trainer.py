@@ -85,7 +85,7 @@ class Trainer:
         self._validate_if_due()
         if not self._is_finished():
             self._train()
-        self.checkpoints.prune(self.validation.history.best_step)
+        self.checkpoints.prune(self.validation.history.best_step_name)
         self.validation.finish(self.progress.step)
 
     def _describe(self) -> None:
@@ -127,9 +127,9 @@ class Trainer:
             tokens=sum(each.num_tokens for each in planned) / max(1, len(planned)),
         )
         if timed and planned:
-            largest = max(planned, key=lambda each: len(each.rows))
+            largest = max(planned, key=lambda each: len(each.indices))
             lengths = [
-                self.prepared.store.lengths_of(row, row + 1) for row in largest.rows.tolist()
+                self.prepared.store.lengths_of(row, row + 1) for row in largest.indices.tolist()
             ]
             left = self.config.train.max_steps - step
             forecast.add_time(self.config, self.blocks, np.concatenate(lengths) + 1, left)
@@ -202,7 +202,7 @@ class Trainer:
             self.learner.learn(zip(batches, seeds, strict=True), len(mine))
 
     def _lack_of_memory(self, planned: list[MicroBatch]) -> str:
-        rows, tokens = max(len(each.rows) for each in planned), self.config.train.max_tokens
+        rows, tokens = max(len(each.indices) for each in planned), self.config.train.max_tokens
         return (
             f"step {self.progress.step + 1}: out of memory on micro-batches of up to {rows} pairs, "
             f"in up to {tokens} tokens with padding ({self.progress}); free memory and "
@@ -293,7 +293,7 @@ class Trainer:
         for name, is_finite in zip(weights, finite, strict=True):
             if not is_finite:
                 raise self._not_finite(f"{name} is not finite")
-        best = self.validation.history.best_step
+        best = self.validation.history.best_step_name
         self.ranks.first(partial(self.checkpoints.save, self.progress, best))
 
     def _validate_if_due(self) -> None:
@@ -302,5 +302,5 @@ class Trainer:
         if step == 0 or not train.is_validated(step) or step in self.validation.history.steps:
             return
         self.validation.validate(step)
-        self.checkpoints.prune(self.validation.history.best_step)
+        self.checkpoints.prune(self.validation.history.best_step_name)
         self._restart_clock()

@@ -62,7 +62,8 @@ class Validation:
         self.load_history(step)
         if (self.run.path / layout.BEST).exists():
             self.history.measure = self.history.measure or self.history.metric
-            self._mark_lost()  # what is the best now may have been removed when it was not
+            # the checkpoint of what is the best now may have been pruned while another was
+            self._mark_lost()
             self.write_history()
         history, tests = self.history, self.prepared.tests
         is_known = {"valid/": step in history.steps, "average/": history.average is not None}

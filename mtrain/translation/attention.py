@@ -70,7 +70,13 @@ def align(loaded: LoadedModel, sources: list[str], targets: list[str]) -> list[s
     lines = enumerate(zip(sources, targets, strict=True))
     places = [place for place, pair in lines if not any(map(is_blank, pair))]
     tag = loaded.tag_ids
-    pairs = [(_encode(loaded, sources[i], tag), _encode(loaded, targets[i], [])) for i in places]
+    pairs = [
+        (
+            _encode(loaded, sources[i], tag, loaded.max_source_length),
+            _encode(loaded, targets[i], [], loaded.max_target_length),
+        )
+        for i in places
+    ]
     lengths = np.array([(len(src) + 1, len(tgt) + 1) for (src, _), (tgt, _) in pairs])
     budget = max(1, loaded.decode.batch_tokens // loaded.decode.beam_size)
     for batch in batch_by_tokens(lengths.reshape(-1, 2), budget):
@@ -84,11 +90,13 @@ def align(loaded: LoadedModel, sources: list[str], targets: list[str]) -> list[s
     return links
 
 
-def _encode(loaded: LoadedModel, text: str, begin: list[int]) -> Side:
-    """Encode a line as far as the model reads it after these ids, which are of no word."""
+def _encode(loaded: LoadedModel, text: str, begin: list[int], longest: int) -> Side:
+    """Encode a line to at most `longest` tokens with eos, after the ids `begin`, which belong to no
+    word.
+    """
     ids = loaded.tokenizer.encode([text])[0]
     words = word_numbers(list(map(loaded.tokenizer.pieces.id_to_piece, ids)))
-    most = loaded.max_source_length - 1 - len(begin)
+    most = longest - 1 - len(begin)
     return np.array(begin + ids[:most]), np.array(words[:most])
 
 

@@ -1,6 +1,4 @@
-"""Streams of lines through a model or a vocabulary: one output line per input line, in order, in
-bounded memory.
-"""
+"""Streams of lines through a model: one output line per input line, in order, in bounded memory."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -12,20 +10,17 @@ from pydantic import TypeAdapter
 
 from mtrain.corpus.lines import (
     LONGEST_LINE,
-    LONGEST_TEXT,
     TOO_LONG,
     chunked,
+    decode_lines,
     read_file,
     read_lines,
     scan_file,
-    shorten_text,
     size_of,
 )
-from mtrain.data.tokenizer import Tokenizer
-from mtrain.runs import checkpoint, layout, manifest
 from mtrain.runtime.errors import UserError
-from mtrain.runtime.log import TruncatedLines, progress_bar
-from mtrain.scoring.references import check_equal, decode_lines, warn_of
+from mtrain.runtime.log import TruncatedLines, progress_bar, warn_of_counts
+from mtrain.scoring.references import check_equal
 from mtrain.translation.attention import align
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
@@ -79,7 +74,7 @@ def translate_stream(
                 for stream in filter(None, (sink, alignments)):
                     stream.flush()
             done += len(some)
-    warn_of(counts)
+    warn_of_counts(counts)
     cut.warn(loaded.max_source_length)
 
 
@@ -131,7 +126,7 @@ def score_files(loaded: LoadedModel, source: Path, target: Path) -> Iterator[flo
             yield from values
             done += len(values)
             bar.update(len(values))
-    warn_of(counts)
+    warn_of_counts(counts)
     cut[0].warn(loaded.max_source_length, str(source))
     cut[1].warn(loaded.max_target_length, str(target))
 
@@ -156,31 +151,3 @@ def _aligned(
             short = source if src_line is None else target
             raise UserError(f"{short}: ends after line {number:,}: they must match line for line")
         yield src_line, tgt_line
-
-
-def load_tokenizer(path: Path) -> Tokenizer:
-    """Load a SentencePiece model file, or that of a run or checkpoint directory."""
-    if not path.is_dir():
-        return Tokenizer.load(path)
-    is_sealed = (path / manifest.NAME).exists() or layout.steps(path / layout.CHECKPOINTS)
-    if is_sealed or not (path / layout.TOKENIZER).exists():  # else a run without checkpoints
-        path = checkpoint.resolve(path)
-        manifest.verify(path, layout.TOKENIZER)
-    return Tokenizer.load(path / layout.TOKENIZER)
-
-
-def convert_stream(
-    tokenizer: Tokenizer, source: Iterable[bytes], sink: IO[bytes], *, to_pieces: bool
-) -> None:
-    """Write the pieces of each line, or the text of each line of pieces."""
-    counts: Counter[str] = Counter()
-    for text in decode_lines(read_lines(source, counts), counts):
-        if len(text) > LONGEST_TEXT:
-            counts[f"lines longer than {LONGEST_TEXT:,} characters, cut there"] += 1
-        line = shorten_text(text, LONGEST_TEXT)
-        if to_pieces:
-            line = " ".join(tokenizer.pieces.encode(line, out_type=str))
-        else:
-            line = tokenizer.pieces.decode_pieces(line.split(" ") if line else [])
-        sink.write(line.replace("\n", " ").encode("utf-8") + b"\n")
-    warn_of(counts)

@@ -116,7 +116,7 @@ class Translator:
         starts = self.loaded.tokenizer.encode([prefixes[i] for i in indices] if prefixes else [])
         starts = starts or [[] for _ in indices]
         most = self.loaded.positions_limit or math.inf
-        cut += [i for i, start in enumerate(starts) if len(start) >= most and i not in cut]
+        cut = sorted({*cut, *(i for i, start in enumerate(starts) if len(start) >= most)})
         work = list(map(Line, sources, starts, [first + index for index in indices]))
         batches = [[work[i] for i in batch] for batch in self._batches(sources)]
         progress(len(lines) - len(indices))
@@ -126,7 +126,7 @@ class Translator:
                 for line, translations in zip(batch, found, strict=True):
                     results[line.number - first] = translations
                 progress(len(batch))
-        return results, [indices[i] for i in sorted(cut)]
+        return results, [indices[i] for i in cut]
 
     def in_windows(self, lines: Iterable[T], most: int | None = None) -> Iterator[list[T]]:
         """Yield lines as they are to be translated together: up to `decode.window`, or `most`, but

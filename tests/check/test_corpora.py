@@ -523,7 +523,11 @@ def test_tables_of_languages_hold_together() -> None:
     assert scripts_of("zh-Hant") == scripts_of("ZH_tw") == {"CJK"}
     assert scripts_of("xx") == set()
     assert all(scripts_of(code) for code in FREQUENT)
-    assert clipped("日本語テキスト", 9) == "日..."
+    assert clipped("日本語テキスト", 9) == "日本語..."
+    assert (
+        clipped("e\N{COMBINING ACUTE ACCENT}" * 12, 9) == "e\N{COMBINING ACUTE ACCENT}" * 6 + "..."
+    )
+    assert [clipped("letters", width) for width in (7, 6, 2)] == ["letters", "let...", "..."]
     assert {severity for severity, _ in KINDS.values()} == {"error", "warning", "note"}
 
 

@@ -385,6 +385,9 @@ def test_the_command_makes_what_training_takes(tmp_path: Path, files: tuple[Path
         refused = run_mtrain("init", *files, *wrong)
         assert refused.returncode == 2
         assert "give --valid-src and --valid-tgt for a validation set, or" in refused.stderr
+    os.mkfifo(tmp_path / "pipe")
+    refused = run_mtrain("init", tmp_path / "pipe", files[1])  # not waited for
+    assert (refused.returncode, "pipe: not a regular file" in refused.stderr) == (1, True)
     alone = run_mtrain("init", *files, "-o", "alone.yaml", cwd=tmp_path)
     assert alone.returncode == 0, alone.stderr
     assert "held out 60 of 600 pairs for validation" in alone.stderr

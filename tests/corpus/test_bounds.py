@@ -37,7 +37,7 @@ from mtrain.corpus.lines import LONGEST_LINE, TOO_LONG, Reading, bounded_lines
 from mtrain.corpus.readers import read_pairs, read_text, skim
 from mtrain.data import duplicates, filters
 from mtrain.data.duplicates import write_repeats
-from mtrain.data.tokenizer import Tokenizer, train_tokenizer
+from mtrain.data.tokenizer import Tokenizer, convert_stream, train_tokenizer
 from mtrain.runtime.errors import RowError, UserError
 from mtrain.scoring.references import read_references, read_source
 from mtrain.translation import streams as lines
@@ -278,7 +278,7 @@ def delta(folder: Path, rows: list[tuple[str, str]]) -> Corpus:
 def test_a_text_that_comes_in_every_row_takes_no_memory(
     tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet_reader, "LARGEST_READ", 4 << 20)
+    monkeypatch.setattr(parquet_reader, "PAGE_BYTES", 4 << 20)
     corpus = make(tmp_path, [("eins", "x" * (LONGEST_LINE - 100))] * 100)
     assert (tmp_path / "a.parquet").stat().st_size < 1 << 18
     peak, count = peak_of(lambda: sum(1 for _ in read_pairs(corpus, Reading())))
@@ -306,8 +306,8 @@ def test_a_number_of_rows_makes_no_number_of_files(tmp_path: Path, pairs: int) -
 def test_a_set_too_large_for_memory_is_refused(
     tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    corpus = make(tmp_path, [("one", "eins")] * 100)
-    monkeypatch.setattr(text, "LARGEST_SET", 100 * (len("oneeins") + text.LINE_OVERHEAD))
+    corpus = make(tmp_path, [("five", "fünf")] * 100)
+    monkeypatch.setattr(text, "LARGEST_SET", 100 * (len("fivefünf".encode()) + text.LINE_OVERHEAD))
     assert len(read_text(corpus, Reading(keep_blank=True), "")) == 100
     monkeypatch.setattr(text, "LARGEST_SET", text.LARGEST_SET - 1)
     with pytest.raises(UserError, match="of text in a set that is scored"):
@@ -411,7 +411,7 @@ def test_pieces_of_a_line_too_long(
     source = [b"bavo celu\n", b"bavo celu " * 100_000]
     sink = io.BytesIO()
     with caplog.at_level(logging.WARNING, "mtrain"):
-        lines.convert_stream(translator.loaded.tokenizer, source, sink, to_pieces=True)
+        convert_stream(translator.loaded.tokenizer, source, sink, to_pieces=True)
     short, long = sink.getvalue().decode().splitlines()
     assert long.startswith(short)
     assert "characters, cut there: 1" in caplog.text

@@ -258,7 +258,7 @@ def test_parts_come_as_often_as_they_weigh() -> None:
     batches = TokenBatches(Store(shards, weights), 600, 1, IDS, 1)
     seen = []
     for epoch in range(2):
-        rows = [each.rows for pool in range(batches.pools) for each in batches.plan(epoch, pool)]
+        rows = [each.indices for pool in range(batches.pools) for each in batches.plan(epoch, pool)]
         seen.append(np.bincount(np.concatenate(rows), minlength=1600).reshape(4, 400))
     for counts in seen:
         assert [set(part) for part in counts] == [{1}, {3}, {0, 1}, {2, 3}]
@@ -270,7 +270,7 @@ def test_parts_come_as_often_as_they_weigh() -> None:
 
 def test_a_corpus_that_is_rarely_seen_is_seen() -> None:
     batches = TokenBatches(Store([shard_of(natural_lengths(3))], [0.2]), 600, 1, IDS, 1)
-    rows = [list(each.rows) for epoch in range(60) for each in batches.plan(epoch, 0)]
+    rows = [list(each.indices) for epoch in range(60) for each in batches.plan(epoch, 0)]
     assert {row for some in rows for row in some} == {0, 1, 2}
     assert len(rows) < 50
 

@@ -22,7 +22,7 @@ from mtrain.data import prepare as preparation
 from mtrain.data.cache import cache_directory
 from mtrain.data.prepare import Prepared, prepare, train_run_tokenizer
 from mtrain.runs import manifest
-from mtrain.runtime import lock, log
+from mtrain.runtime import files, lock, log
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.stop import Stop
 
@@ -145,6 +145,17 @@ def test_what_is_damaged_in_the_cache_is_made_again(config: Config, number: int)
     again = prepared(config)
     assert (again.tokenizer.proto, ids_of(again)) == before
     assert files[number].read_bytes() != bytes(data)
+
+
+def test_what_killed_processes_left_in_the_cache_is_removed(config: Config) -> None:
+    place = cache_directory()
+    left, held = (place / files.PARTIAL.format(key * 32) for key in "ab")
+    for each in (left, held):
+        each.mkdir(parents=True)
+        (each / "ids").write_bytes(b"half of it")
+    with lock.exclusive(place / f".{'b' * 32}.lock"):  # another process is making it
+        prepared(config)
+    assert [*place.glob(files.PARTIAL.format("*"))] == [held]
 
 
 def test_a_whole_cache_need_not_be_writable(
@@ -299,6 +310,13 @@ def test_a_vocabulary_of_other_settings_is_refused(
     with pytest.raises(RefusedError, match="is not the one that the config describes"):
         prepared(load_config(tiny_config(**setting)))
     assert prepared(load_config(tiny_config())).tokenizer.normalization == "identity"
+
+
+def test_a_set_without_pairs_is_named_by_its_key(tiny_config: TinyConfig, tmp_path: Path) -> None:
+    empty = {"src": str(tmp_path / "empty"), "tgt": str(tmp_path / "empty")}
+    (tmp_path / "empty").touch()
+    with pytest.raises(UserError, match=r"data\.test\.held_out: .* holds no pairs"):
+        prepared(load_config(tiny_config(**{"data.test": {"held_out": empty}})))
 
 
 def test_references_that_validation_cuts_are_told(

@@ -61,7 +61,7 @@ def test_nll_decides_until_a_validation_reaches_a_bleu_of_1() -> None:
     assert found.as_json()["measure"] == "bleu"
     assert [found.is_out_of_patience(patience) for patience in (1, 2)] == [True, False]
     found.entries[3]["lost"] = True  # so the others are compared by NLL again
-    assert found.best_step == step_name(50)
+    assert found.best_step_name == step_name(50)
     for metric in ("chrf", "nll", "command"):
         assert History.begin(metric).as_json()["measure"] == metric
 

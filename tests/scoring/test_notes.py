@@ -94,6 +94,8 @@ def test_one_translation_of_many_sources() -> None:
         note = notes(hypotheses, sources=sources)["same"]
         assert (note.lines, note.first[0]) == (20, 20)
         assert "most often: 1 boat sails away." in note.what
+    right = ["Yes."] * 30
+    assert "1 boat" in notes(hypotheses + right, REFERENCE + right, [])["same"].what
     looping = with_lines(hypotheses, lambda line: line + " so on" * 9, *range(60, 90))
     assert list(notes(looping)) == ["same"]  # the cause alone
     few = with_lines(REFERENCE, lambda line: "1 boat sails away.", *range(20, 26))

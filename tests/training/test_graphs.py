@@ -137,11 +137,11 @@ def taken(trainer: Trainer) -> list[Tensor]:
 def test_work_by_tables_alone_is_the_same(trainer: Trainer) -> None:
     for number, planned in enumerate(trainer.batches.plan(0, 0)):
         pairs = trainer.batches.read(planned)
-        trainer.learner._fill(pairs)
+        trainer.learner._put_gradients(pairs)
         expected = taken(trainer)
         tables = (pairs.src, pairs.tgt_in, pairs.tgt_out)
         wider = [learner.pad_to_graph(table, trainer.ids.pad, 32) for table in tables]
-        trainer.learner._fill_padded(*wider)
+        trainer.learner._put_padded(*wider)
         torch.testing.assert_close(taken(trainer), expected, rtol=1e-4, atol=1e-5)
         assert number < 50
 
@@ -152,7 +152,7 @@ def test_a_gpu_replays_the_work_and_the_seed_decides_on_dropout(trainer: Trainer
     batches = [trainer.batches.read(planned) for planned in trainer.batches.plan(0, 0)[:4]]
     expected = []
     for pairs in batches:
-        trainer.learner._fill(pairs)
+        trainer.learner._put_gradients(pairs)
         expected.append(taken(trainer))
     trainer.learner.warm_up()
     for pairs, sums in [*zip(batches, expected, strict=True)] * 2:

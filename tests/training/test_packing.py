@@ -121,10 +121,10 @@ def test_the_plain_model_and_work_by_tables_add_up_the_same(
         assert type(trainer.model) is Transformer
         pairs, sums = trainer.batches.read(trainer.batches.plan(0, 0)[0]), trainer.optimizer.sums
         sums.buffer.zero_()
-        trainer.learner._fill(pairs)
+        trainer.learner._put_gradients(pairs)
         found.append(sums.buffer.clone())
         sums.buffer.zero_()
-        trainer.learner._fill_padded(pairs.src, pairs.tgt_in, pairs.tgt_out)
+        trainer.learner._put_padded(pairs.src, pairs.tgt_in, pairs.tgt_out)
         found.append(sums.buffer.clone())
     assert float(found[0].abs().max()) > 1
     for other in found[1:]:

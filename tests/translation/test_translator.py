@@ -269,6 +269,10 @@ def test_words_are_linked_to_words_of_the_line(both: LoadedModel) -> None:
     assert align(tagged, [line, ""], ["bavo", "bavo"]) == [f"{best}-0", ""]
     least = with_decode(Translator(tagged), max_source_length=2).loaded
     assert align(least, [line], ["bavo"]) == [""]
+    long = "bavo celu " * 4
+    short = with_decode(Translator(tagged), max_source_length=6, max_len_b=40).loaded
+    (links,) = align(short, [line], [long])  # only the source is cut
+    assert [link.split("-")[1] for link in links.split()] == list("01234567")
 
 
 def test_each_part_of_the_validation_set_has_its_tag(both: LoadedModel, both_run: Path) -> None:
