@@ -1,6 +1,6 @@
 """Commands about a finished run, or one in progress."""
 
-import sys
+import os
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -66,7 +66,7 @@ def verify(
     from mtrain.runs import verify as verifying
 
     findings = []
-    at_once = not json_ and sys.stdout.isatty()  # else the lines may run into the bar
+    at_once = not json_ and os.isatty(1)  # else the lines may run into the bar
     with log.progress_bar(None, "item", "verifying", shown=not at_once) as bar:
         for finding in verifying.verify(run):
             findings.append(finding)

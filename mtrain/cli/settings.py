@@ -1,8 +1,8 @@
 """`mtrain config`: what can be set, and what a config sets."""
 
 import json
+import os
 import shutil
-import sys
 from typing import Annotated
 
 import typer
@@ -28,7 +28,7 @@ def keys(
     """
     from mtrain.config.keys import list_keys
 
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000
+    width = shutil.get_terminal_size().columns if os.isatty(1) else 1000
     print_text(*(line for key in list_keys(prefix) for line in key.lines(width)))
 
 

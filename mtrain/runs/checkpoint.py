@@ -136,14 +136,14 @@ def intact_suffix(paths: list[Path]) -> list[Path]:
     return list(takewhile(is_good, reversed(paths)))[::-1]
 
 
-def prune(directory: Path, train: TrainConfig, best: str | None) -> None:
-    """Remove checkpoints that are no longer needed. The last scheduled ones, the best, resume
+def prune(directory: Path, train: TrainConfig, best: set[str]) -> None:
+    """Remove checkpoints that are no longer needed. The last scheduled ones, the `best`, resume
     points newer than every scheduled one, and the trainer's state of the newest two stay.
     """
     scheduled = scheduled_steps(directory, train)
     newest = layout.last_step(scheduled)
     keep = max(train.keep_checkpoints, train.average_last)
-    kept = {path.name for path in scheduled[-keep:]} | {best}
+    kept = {path.name for path in scheduled[-keep:]} | best
     for path in steps(directory):
         is_resume_point = path not in scheduled and (step_of(path) or 0) > newest
         if path.name not in kept and not is_resume_point:

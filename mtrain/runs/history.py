@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, FiniteFloat, TypeAdapter
 
-from mtrain.config.schema import FileName
+from mtrain.config.schema import FileName, TrainConfig
 from mtrain.runs import layout
 from mtrain.runs.records import CheckpointName, Count, Metric, Score, with_fields_of
 
@@ -74,15 +74,21 @@ class History(BaseModel, populate_by_name=True):
         found = {"measure": self.best_by, "best": self.summary}
         return self.model_dump(by_alias=True) | found
 
-    def cut(self, step: int, is_due: Callable[[int], bool]) -> None:
-        """Drop entries after a step, and those of steps at which no validation is due now: the ends
-        of earlier starts with fewer steps.
+    def cut(self, step: int, train: TrainConfig) -> None:
+        """Drop what an uninterrupted run would not have at a step: entries after it or at steps
+        where no validation is due now, average and tests of another end.
         """
-        self.tests = {name: test for name, test in self.tests.items() if test["step"] <= step}
         kept = [entry for entry in self.entries if entry["step"] <= step]
-        self.entries = [entry for entry in kept if is_due(entry["step"])]
-        if self.average and self.average["step"] != step:
+        self.entries = [entry for entry in kept if train.is_validated(entry["step"])]
+        is_end = self.is_end(step, train)
+        ends = {name: test for name, test in self.tests.items() if test["step"] == step}
+        self.tests = ends if is_end else {}
+        if not is_end or (self.average and self.average["step"] != step):
             self.average = None
+
+    def is_end(self, step: int, train: TrainConfig) -> bool:
+        """Whether training is complete at a step: by the number of steps, or by patience."""
+        return step >= train.max_steps or self.is_out_of_patience(train.patience)
 
     @property
     def steps(self) -> list[int]:
@@ -103,6 +109,14 @@ class History(BaseModel, populate_by_name=True):
         """Name of the best checkpoint of a step, whether or not the average is better."""
         best = self._best_of(self.entries)
         return best["checkpoint"] if best else None
+
+    def best_names(self, valid_every: int) -> set[str]:
+        """Return the names of the best checkpoint of a step, and of the best one that counts where
+        a run is extended: its end may be validated out of turn.
+        """
+        regular = [entry for entry in self.entries if entry["step"] % valid_every == 0]
+        found = self._best_of(self.entries), self._best_of(regular)
+        return {best["checkpoint"] for best in found if best}
 
     @property
     def outlook(self) -> str | None:

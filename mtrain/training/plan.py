@@ -181,7 +181,8 @@ def _disk_bytes(config: Config, checkpoint_bytes: int, parameters: int) -> int:
     """Return the bytes of all that a run keeps at its fullest, from those of a checkpoint."""
     train = config.train
     # the best, the average and one being written are kept, too; three have the trainer's state
-    kept = checkpoint_bytes * (max(train.keep_checkpoints, train.average_last) + 3)
+    others = 3 + (train.max_steps % train.valid_every > 0)  # see `History.best_names`
+    kept = checkpoint_bytes * (max(train.keep_checkpoints, train.average_last) + others)
     state = 4 * parameters * (2 + (train.ema_decay is not None))
     return kept + 3 * state + _size(Path(config.run_dir))[1]
 

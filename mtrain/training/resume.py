@@ -84,8 +84,8 @@ class Checkpoints:
         self.init_hash: str | None = None  # of the model of `train.init_from`, at step 0
         self._damaged: list[Path] = []  # newer than the one that the run resumed from
 
-    def save(self, progress: Progress, best: str | None) -> None:
-        """Save a checkpoint of this step on rank 0, and remove those that are no longer needed."""
+    def save(self, progress: Progress, best: set[str]) -> None:
+        """Save a checkpoint of this step on rank 0, and remove others as `prune` does."""
         self.run.check_held()
         path = self.run.checkpoints / layout.step_name(progress.step)
         moments = self.optimizer.moments()
@@ -105,8 +105,8 @@ class Checkpoints:
         """Return the model as a checkpoint stores it, with other weights if they are given."""
         return Snapshot(weights or self.learner.weights, dump_config(self.config), self.vocabulary)
 
-    def prune(self, best: str | None) -> None:
-        """Remove the checkpoints that are no longer needed, on rank 0."""
+    def prune(self, best: set[str]) -> None:
+        """Remove the checkpoints that are no longer needed, on rank 0; the `best` stay."""
         if self.ranks.is_first:
             self.run.check_held()
             checkpoint.prune(self.run.checkpoints, self.config.train, best)

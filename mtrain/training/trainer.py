@@ -85,7 +85,7 @@ class Trainer:
         self._validate_if_due()
         if not self._is_finished():
             self._train()
-        self.checkpoints.prune(self.validation.history.best_step_name)
+        self.checkpoints.prune(self.validation.best_names)
         self.validation.finish(self.progress.step)
 
     def _describe(self) -> None:
@@ -147,9 +147,7 @@ class Trainer:
         return forecast.numbers
 
     def _is_finished(self) -> bool:
-        train = self.config.train
-        out_of_patience = self.validation.history.is_out_of_patience(train.patience)
-        return self.progress.step >= train.max_steps or out_of_patience
+        return self.validation.history.is_end(self.progress.step, self.config.train)
 
     def _train(self) -> None:
         """Take steps to the last one, the end of patience or a stop."""
@@ -293,7 +291,7 @@ class Trainer:
         for name, is_finite in zip(weights, finite, strict=True):
             if not is_finite:
                 raise self._not_finite(f"{name} is not finite")
-        best = self.validation.history.best_step_name
+        best = self.validation.best_names
         self.ranks.first(partial(self.checkpoints.save, self.progress, best))
 
     def _validate_if_due(self) -> None:
@@ -302,5 +300,5 @@ class Trainer:
         if step == 0 or not train.is_validated(step) or step in self.validation.history.steps:
             return
         self.validation.validate(step)
-        self.checkpoints.prune(self.validation.history.best_step_name)
+        self.checkpoints.prune(self.validation.best_names)
         self._restart_clock()

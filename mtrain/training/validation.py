@@ -81,7 +81,12 @@ class Validation:
             )
         self.history = stored or self.history
         self.history.metric = self.config.train.metric
-        self.history.cut(step, self.config.train.is_validated)
+        self.history.cut(step, self.config.train)
+
+    @property
+    def best_names(self) -> set[str]:
+        """Names of the best checkpoints, which must stay."""
+        return self.history.best_names(self.config.train.valid_every)
 
     def write_history(self) -> None:
         """Write `best.json`, on rank 0."""
@@ -94,7 +99,6 @@ class Validation:
         entry = self.evaluate(self._current_model(), self.prepared.valid, name, step, "valid/")
         self.learner.model.train()
         self.history.entries.append({"step": step, "checkpoint": name, **entry})
-        self.history.average = None  # it is of an earlier end of this run
         self.write_history()
         best = self.history.best
         mark = "  best so far" if best is not None and best["step"] == step else ""

@@ -198,25 +198,25 @@ def test_only_complete_steps_exist(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("saved", "keep", "best", "kept"),
     [
-        ([10, 20, 30], 5, None, [10, 20, 30]),
-        ([10, 20, 30, 40], 2, 10, [10, 30, 40]),
-        ([10, 20, 27], 1, None, [20, 27]),
-        ([10, 17, 20], 3, None, [10, 20]),
-        ([10, 17, 20, 23], 1, None, [20, 23]),
-        ([3, 7], 1, None, [3, 7]),
-        ([], 1, None, []),
+        ([10, 20, 30], 5, set(), [10, 20, 30]),
+        ([10, 20, 30, 40], 2, {10}, [10, 30, 40]),
+        ([10, 20, 30, 40, 47], 1, {10, 30}, [10, 30, 40, 47]),
+        ([10, 20, 27], 1, set(), [20, 27]),
+        ([10, 17, 20], 3, set(), [10, 20]),
+        ([10, 17, 20, 23], 1, set(), [20, 23]),
+        ([3, 7], 1, set(), [3, 7]),
+        ([], 1, set(), []),
     ],
 )
 def test_retention(
-    tmp_path: Path, saved: list[int], keep: int, best: int | None, kept: list[int]
+    tmp_path: Path, saved: list[int], keep: int, best: set[int], kept: list[int]
 ) -> None:
     """Scheduled: multiples of 10. Others are resume points, of use until the next scheduled one."""
     for step in saved:
         save(tmp_path, step)
     (tmp_path / "average").mkdir()
-    best_name = None if best is None else step_name(best)
     train = EVERY_10.model_copy(update={"keep_checkpoints": keep, "average_last": 0})
-    checkpoint.prune(tmp_path, train, best_name)
+    checkpoint.prune(tmp_path, train, {step_name(step) for step in best})
     assert names(tmp_path) == [step_name(step) for step in kept]
     trainers = [path.name for path in layout.steps(tmp_path) if (path / "trainer").is_dir()]
     assert trainers == [step_name(step) for step in kept[-2:]]

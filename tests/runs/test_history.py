@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mtrain.config.schema import TrainConfig
 from mtrain.runs.history import BEST, Entry, History
 from mtrain.runs.layout import step_name
 from mtrain.runs.records import Metric
@@ -86,14 +87,25 @@ def test_the_average_may_be_the_best_but_counts_for_no_patience() -> None:
 def test_a_history_is_cut_to_the_resumed_step_and_read_back() -> None:
     found = history("nll", 4.0, 3.0, 2.0)
     found.average = scored(30, "average", nll=1.0)
-    found.tests = {"old": scored(20, "average", nll=1.0), "new": scored(30, "average", nll=1.0)}
+    found.tests = {"held_out": scored(30, "average", nll=1.0)}
     content = json.dumps(found.as_json())
     assert json.loads(content)["best"] == {"checkpoint": "average", "step": 30, "nll": 1.0}
     again = read_json(content.encode(), BEST)
-    again.cut(30, lambda step: True)
+    train = TrainConfig(max_steps=30, valid_every=20, save_every=10)
+    again.cut(30, train.model_copy(update={"valid_every": 10}))
     assert json.dumps(again.as_json()) == content
-    again.cut(29, lambda step: step != 10)  # validated as the last step of a shorter run
-    assert (again.steps, again.average, list(again.tests)) == ([20], None, ["old"])
+    again.cut(29, train)  # 10 was validated as the last step of a shorter run
+    assert (again.steps, again.average, again.tests) == ([20], None, {})
+    again = read_json(content.encode(), BEST)
+    again.cut(30, train.model_copy(update={"max_steps": 40}))  # the run goes on
+    assert (again.steps, again.average, again.tests) == ([20], None, {})
+
+
+def test_the_best_where_more_steps_follow_is_kept_as_well() -> None:
+    found = history("bleu", 3.0, 2.0, 4.0)
+    assert found.best_names(20) == {step_name(30), step_name(20)}
+    assert found.best_names(10) == {step_name(30)}
+    assert history("bleu").best_names(10) == set()
 
 
 @pytest.mark.parametrize(

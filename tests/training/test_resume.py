@@ -637,6 +637,15 @@ def test_a_larger_max_steps_continues_a_complete_run(run: Path) -> None:
         assert (run / name).read_bytes() == (expected / name).read_bytes()
 
 
+def test_a_run_that_is_extended_is_as_if_it_had_not_ended(run: Path) -> None:
+    """The first end is validated out of turn, averaged and tested."""
+    settings = ["train.valid_every=4", "train.keep_checkpoints=1", "train.average_last=2"]
+    start(run, *settings, "train.max_steps=10", "train.save_every=2")
+    start(run, *settings, "train.save_every=2")
+    expected = uninterrupted(*settings, "train.save_every=2")
+    assert differences(run, expected) == ["validation/step-00000010.txt"]
+
+
 def script(patch: pytest.MonkeyPatch, *scores: float) -> None:
     """Replace the scores of validations."""
     left = list(scores)
@@ -869,13 +878,14 @@ def test_a_vocabulary_of_other_text_is_not_taken_after_a_crash(
 
 
 def test_the_best_of_an_extended_run_is_a_checkpoint_that_is_there(run: Path) -> None:
-    """The best validation is at the old end, where none is due now; the one before it is gone."""
+    """The best validation is at the old end, where none is due now."""
     settings = ["train.keep_checkpoints=1", "train.average_last=0", "train.valid_every=4"]
     start(run, *settings, "train.max_steps=6")
     assert json.loads((run / "best.json").read_text())["best"]["step"] == 6
     stop(run, 7, *settings)
     best = json.loads((run / "best.json").read_text())["best"]
-    assert best is None or (run / "checkpoints" / best["checkpoint"]).is_dir()
+    assert best["checkpoint"] == "step-00000004"
+    assert (run / "checkpoints" / best["checkpoint"]).is_dir()
 
 
 def test_a_run_beyond_a_lower_end_is_validated_there(run: Path) -> None:
