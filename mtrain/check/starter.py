@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from operator import eq
 from pathlib import Path
 from textwrap import indent
 from typing import IO, Any
@@ -201,18 +202,21 @@ def _rows(corpus: TextCorpus, reading: Reading) -> Iterator[TextRow]:
 
 def _measure(corpus: TextCorpus, pairs: int, reading: Reading) -> Size:
     """Count the words and characters of a sample from all over the files; pairs that are not UTF-8
-    are counted in `reading`.
+    are counted in `reading`. Warn of sides that are mostly equal.
     """
-    times, types, words, read = Counter[str](), np.zeros(0, np.uint64), 0, 0
+    times, types, words, read, equal = Counter[str](), np.zeros(0, np.uint64), 0, 0, 0
     rows = islice(_rows(corpus, reading), 0, None, max(1, pairs // SAMPLE))
     for chunk in chunks(Findings("", corpus, reading.root, 0), rows, Characters()):
         read += len(chunk)
+        equal += sum(map(eq, *chunk.texts))
         for texts, each in zip(chunk.texts, chunk.words, strict=True):
             times.update("".join(texts))
             types = np.union1d(types, each.hashes)
             words += len(each.hashes)
     if not words:
         raise UserError(f"{corpus.src}: holds no text to learn from")
+    if 2 * equal > read:
+        logger.warning("most pairs have the same text on both sides; is one file a copy?")
     counts = np.sort(np.array(list(times.values())))[::-1]
     needed = int((np.cumsum(counts) <= (1 - RARE) * counts.sum()).sum()) + 1
     return Size(pairs - reading.counts[NOT_UTF8], words / read, len(types), needed)

@@ -122,11 +122,14 @@ def _text_of(src: Path, tgt: Path | None) -> Path:
     table = next((text for text in (src, tgt or src) if re.match(TABLE, str(text))), None)
     if tgt is not None and table is None:
         return tgt
-    columns = "src: en, tgt: de" if table and ".tmx" in table.suffixes else "src: 0, tgt: 1"
-    raise RefusedError(
-        "mtrain init: give two files, source and target, aligned by line; for a table, write the "
-        f"config yourself, with data.train: [{{file: {table or src}, {columns}}}]"
-    )
+    text = "mtrain init: give two files, source and target, aligned by line"
+    if table is not None:
+        columns = "src: 0, tgt: 1" if ".tsv" in table.suffixes else "src: en, tgt: de"
+        text += (
+            "; for a table, write the config yourself, with its columns or languages: "
+            f"data.train: [{{file: {table}, {columns}}}]"
+        )
+    raise RefusedError(text)
 
 
 def check(

@@ -207,7 +207,8 @@ def _learning_rate_conflicts(train: TrainConfig) -> Iterator[tuple[str, str]]:
     if schedule in ("noam", "inverse_sqrt") and warmup_steps < 1:
         yield "train.warmup_steps", f"schedule {schedule} needs at least 1 warm-up step"
     if schedule in ("linear", "cosine") and warmup_steps >= train.max_steps:
-        yield "train.warmup_steps", f"{warmup_steps} is not below max_steps {train.max_steps}"
+        text = f"{warmup_steps} is not below train.max_steps {train.max_steps}; lower it"
+        yield "train.warmup_steps", f"{text}, or raise train.max_steps"
 
 
 def _explain(document: Document, errors: list[Any]) -> list[str]:

@@ -263,6 +263,8 @@ def read_text_file(path: Path, counts: Counter[str] | None = None) -> list[str]:
 
 def require_regular(path: Path) -> None:
     """Refuse a folder or a pipe in a corpus; raises `UserError`."""
+    if path.is_dir():
+        raise UserError(f"{path}: is a directory; name a file")
     if path.exists() and not path.is_file():
         raise UserError(
             f"{path}: not a regular file; name a file, since a corpus is read more than once"

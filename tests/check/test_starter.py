@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gzip
 import os
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -385,6 +386,10 @@ def test_the_command_makes_what_training_takes(tmp_path: Path, files: tuple[Path
         refused = run_mtrain("init", *files, *wrong)
         assert refused.returncode == 2
         assert "give --valid-src and --valid-tgt for a validation set, or" in refused.stderr
+    copy = Path(shutil.copy(files[0], tmp_path / "copy.de"))
+    copied = run_mtrain("init", files[0], copy, "-o", "copy.yaml", cwd=tmp_path)
+    assert "most pairs have the same text on both sides" in copied.stderr
+    assert "the same text" not in done.stderr
     os.mkfifo(tmp_path / "pipe")
     refused = run_mtrain("init", tmp_path / "pipe", files[1])  # not waited for
     assert (refused.returncode, "pipe: not a regular file" in refused.stderr) == (1, True)

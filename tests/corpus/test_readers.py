@@ -234,7 +234,7 @@ def test_files_that_cannot_be_read_are_named(
     message = error_of(TextCorpus(src=str(path), tgt=str(path)))
     assert message.startswith(f"{path}: {words}")
 
-    assert "not a regular file" in error_of(TextCorpus(src=str(tmp_path), tgt=str(tmp_path)))
+    assert "is a directory" in error_of(TextCorpus(src=str(tmp_path), tgt=str(tmp_path)))
 
 
 def test_packed_and_plain_text_read_alike(tmp_path: Path) -> None:
