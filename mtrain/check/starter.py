@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from operator import eq
 from pathlib import Path
 from textwrap import indent
 from typing import IO, Any
@@ -27,6 +26,7 @@ from mtrain.config.yaml_reader import dump_document, parse_document
 from mtrain.corpus.lines import NOT_UTF8, Reading, is_blank
 from mtrain.corpus.readers import read_rows, scan
 from mtrain.corpus.tables import TextRow
+from mtrain.data.filters import is_identical
 from mtrain.runs import manifest
 from mtrain.runs.layout import refuse_run_files
 from mtrain.runtime import files
@@ -208,7 +208,7 @@ def _measure(corpus: TextCorpus, pairs: int, reading: Reading) -> Size:
     rows = islice(_rows(corpus, reading), 0, None, max(1, pairs // SAMPLE))
     for chunk in chunks(Findings("", corpus, reading.root, 0), rows, Characters()):
         read += len(chunk)
-        equal += sum(map(eq, *chunk.texts))
+        equal += sum(map(is_identical, zip(*chunk.texts, strict=True)))
         for texts, each in zip(chunk.texts, chunk.words, strict=True):
             times.update("".join(texts))
             types = np.union1d(types, each.hashes)

@@ -80,10 +80,9 @@ class History(BaseModel, populate_by_name=True):
         """
         kept = [entry for entry in self.entries if entry["step"] <= step]
         self.entries = [entry for entry in kept if train.is_validated(entry["step"])]
-        is_end = self.is_end(step, train)
-        ends = {name: test for name, test in self.tests.items() if test["step"] == step}
-        self.tests = ends if is_end else {}
-        if not is_end or (self.average and self.average["step"] != step):
+        end = step if self.is_end(step, train) else None
+        self.tests = {name: test for name, test in self.tests.items() if test["step"] == end}
+        if self.average and self.average["step"] != end:
             self.average = None
 
     def is_end(self, step: int, train: TrainConfig) -> bool:

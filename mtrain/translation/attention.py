@@ -60,53 +60,41 @@ def attention_of(loaded: LoadedModel, src: Ids, tgt: Ids) -> Attention:
     return Attention(read, produced, seen, **tables)
 
 
-# The ids of a line, and the index of the word that each belongs to.
-Side = tuple[Ids, Ids]
-
-
 def align(loaded: LoadedModel, sources: list[str], targets: list[str]) -> list[str]:
     """Align the words of each source line and its translation."""
     links = [""] * len(sources)
     lines = enumerate(zip(sources, targets, strict=True))
     places = [place for place, pair in lines if not any(map(is_blank, pair))]
-    tag = loaded.tag_ids
-    pairs = [
-        (
-            _encode(loaded, sources[i], tag, loaded.max_source_length),
-            _encode(loaded, targets[i], [], loaded.max_target_length),
-        )
-        for i in places
-    ]
-    lengths = np.array([(len(src) + 1, len(tgt) + 1) for (src, _), (tgt, _) in pairs])
+    tag, pieces = loaded.tag_ids, loaded.tokenizer.all_pieces
+
+    def words_of(ids: Ids) -> Ids:
+        """Return the index of the word that each piece belongs to."""
+        return np.array(word_numbers([pieces[number] for number in ids]), np.int64)
+
+    src_ids, _ = loaded.encode_sources([sources[i] for i in places])
+    tgt_ids, _ = loaded.encode_targets([targets[i] for i in places])
+    pairs = list(zip(src_ids, tgt_ids, strict=True))
+    lengths = np.array([(len(src) + 1, len(tgt) + 1) for src, tgt in pairs])
     budget = max(1, loaded.decode.batch_tokens // loaded.decode.beam_size)
     for batch in batch_by_tokens(lengths.reshape(-1, 2), budget):
         loaded.check_stop()
         with telling_lack_of_memory(lambda: "out of memory on alignments; lower --batch-tokens"):
-            maps = attention_maps(loaded, [(pairs[i][0][0], pairs[i][1][0]) for i in batch])
+            maps = attention_maps(loaded, [pairs[i] for i in batch])
             # (B, T, S), of words of the line alone
             tables = torch.stack(maps["cross"][-LAYERS:]).float().mean((0, 2))[:, :, len(tag) :]
         for i, table in zip(batch, tables.cpu().numpy(), strict=True):
-            links[places[i]] = _link(table, *pairs[i])
+            src, tgt = pairs[i]
+            links[places[i]] = _link(table, words_of(src[len(tag) :]), words_of(tgt))
     return links
 
 
-def _encode(loaded: LoadedModel, text: str, begin: list[int], longest: int) -> Side:
-    """Encode a line to at most `longest` tokens with eos, after the ids `begin`, which belong to no
-    word.
+def _link(table: NDArray[np.float32], src: Ids, tgt: Ids) -> str:
+    """Link each target word to the source word that its pieces, rows of (T, S), attend to most, by
+    the word of each piece; none if a side is cut before its first word.
     """
-    ids = loaded.tokenizer.encode([text])[0]
-    words = word_numbers(list(map(loaded.tokenizer.pieces.id_to_piece, ids)))
-    most = longest - 1 - len(begin)
-    return np.array(begin + ids[:most]), np.array(words[:most])
-
-
-def _link(table: NDArray[np.float32], src: Side, tgt: Side) -> str:
-    """Link each target word to the source word that its pieces, rows of (T, S), attend to most;
-    none if the source is cut before its first word.
-    """
-    if not src[1].size:
+    if not (src.size and tgt.size):
         return ""
-    rows, columns = tgt[1][:, None], src[1][None, :]
+    rows, columns = tgt[:, None], src[None, :]
     by_word = np.zeros((int(rows.max()) + 1, int(columns.max()) + 1))
     np.add.at(by_word, (rows, columns), table[: rows.size, : columns.size])
     return " ".join(f"{int(row.argmax())}-{word}" for word, row in enumerate(by_word))

@@ -273,6 +273,8 @@ def test_words_are_linked_to_words_of_the_line(both: LoadedModel) -> None:
     short = with_decode(Translator(tagged), max_source_length=6, max_len_b=40).loaded
     (links,) = align(short, [line], [long])  # only the source is cut
     assert [link.split("-")[1] for link in links.split()] == list("01234567")
+    none = with_decode(Translator(tagged), max_len_a=0.0, max_len_b=0).loaded
+    assert align(none, [line], [long]) == [""]  # as where only a prefix is translated
 
 
 def test_each_part_of_the_validation_set_has_its_tag(both: LoadedModel, both_run: Path) -> None:
