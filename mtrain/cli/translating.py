@@ -35,7 +35,12 @@ def translate(
     ] = "-",
     n_best: Annotated[
         int | None,
-        value("N", "Print the N best (or N samples) as `index<TAB>score<TAB>text`.", min=1),
+        value(
+            "N",
+            "Print the N best (or N samples) as `index<TAB>score<TAB>text`.",
+            min=1,
+            max=1000,
+        ),
     ] = None,
     scores: Annotated[bool, flag("Print `log-probability<TAB>text`.", "--scores")] = False,
     target_prefix: Annotated[

@@ -324,6 +324,7 @@ MISTAKES = [
     # decoding
     ("translate -m {run} --n-best 3", 2, ["--n-best 3", "--beam-size 3"]),
     ("translate -m {run} --n-best 2 --mbr 4", 2, ["--n-best", "--mbr"]),
+    ("translate -m {run} --sample --n-best 1001", 2, ["--n-best", "1000"]),
     ("eval -m {run} -s {src} -r {ref} --beam-size 8 --mbr 4", 2, ["--beam-size", "--mbr"]),
     ("translate -m {run} --batch-tokens 1000000000000", 2, ["less than 2147483648"]),
     ("translate -m {run} --beam-size 0", 2, ["--beam-size"]),
