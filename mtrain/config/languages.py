@@ -24,8 +24,11 @@ Tokenizer = Literal[_Local, _Fetched]
 TOKENIZERS: dict[str, Tokenizer] = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
 
 
-# Languages without spaces between words: the tokenizer 13a leaves their sentences nearly whole.
-UNCUT = ("ja", "ko", "th", "lo", "km", "my", "bo")
+# Languages without spaces between words, other than Chinese and Japanese: sacreBLEU cuts their text
+# for BLEU with `char` alone, and for TER not at all.
+UNSPACED = ("bo", "dz", "km", "lo", "my", "shn", "th")
+# Languages of whose text the tokenizer 13a leaves too much in one piece.
+UNCUT = ("ja", "ko", *UNSPACED)
 
 
 def language_code(language: str) -> str:

@@ -31,7 +31,7 @@ SCRIPTS = {
     "THAI": "th",
     "LAO": "lo",
     "KHMER": "km",
-    "MYANMAR": "my",
+    "MYANMAR": "my shn",
     "TIBETAN": "bo dz",
     "GEORGIAN": "ka",
     "ARMENIAN": "hy",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 import mtrain
-from mtrain.config.languages import NAMES
+from mtrain.config.languages import NAMES, language_code
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.export import ctranslate2_format
 from mtrain.export.parity import Engine
@@ -73,14 +73,17 @@ def pack(directory: Path, loaded: LoadedModel, sink: IO[bytes]) -> None:
 
 
 def _languages(loaded: LoadedModel) -> list[tuple[str, str]]:
-    """Return the codes and names of the source and the target language of the validation set; a
-    code that is not known is its own name.
+    """Return the codes and names of the source and the target language of the validation set, such
+    as `de` for `deu` and `sr-Cyrl` for `sr_Cyrl`; a code that is not known is its own name.
     """
     data = loaded.config.data
-    codes = data.languages(data.valid_parts[0])
-    for code in codes:
+    found = []
+    for tag in data.languages(data.valid_parts[0]):
+        language, parts = language_code(tag), re.split("[-_]", tag)[1:]
+        code = "-".join((language, *parts))
         if not re.fullmatch("[A-Za-z][A-Za-z0-9-]*", code):
             raise RefusedError(
-                f"--to argos: {code!r} is not a language code, which names the package"
+                f"--to argos: {tag!r} is not a language code, which names the package"
             )
-    return [(code, NAMES.get(code, code)) for code in codes]
+        found.append((code, " ".join((NAMES.get(language, language), *parts))))
+    return found

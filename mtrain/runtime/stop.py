@@ -99,9 +99,9 @@ def _ignore() -> None:
 def parse_duration(text: str) -> float:
     """Read `90`, `45s`, `30m`, `3h30m` or `1d12h` as seconds; raises `RefusedError`."""
     units = {"d": 86400, "h": 3600, "m": 60, "s": 1, "": 1}
-    parts = re.findall(r"([0-9]+)([dhms]?)", text)
+    parts = re.findall(r"([0-9]{1,9})([dhms]?)", text)
     seconds = sum(int(number) * units[unit] for number, unit in parts)
-    if not re.fullmatch(r"[0-9]+|([0-9]+[dhms])+", text) or seconds <= 0:
+    if not re.fullmatch(r"[0-9]{1,9}|([0-9]{1,9}[dhms])+", text) or seconds <= 0:
         raise RefusedError(
             f"--time-limit {text}: expected a duration such as 45s, 30m, 3h30m or 1d12h"
         )

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from mtrain.config.languages import UNCUT, tokenizer_for
+from mtrain.config.languages import UNCUT, UNSPACED, tokenizer_for
 from mtrain.corpus.writing_systems import script_of, scripts_of
 from mtrain.runtime.errors import MissingExtraError, RefusedError, UserError
 from mtrain.runtime.log import logger, progress_bar
@@ -66,9 +66,7 @@ def choose_tokenizer(
     """Return the given tokenizer of sacreBLEU, or the target language's; raises `RefusedError`."""
     if tokenize is None:
         tokenize = tokenizer_for(tgt_lang)
-        letters = Counter(script_of(char) for char in "".join(references[0]) if char.isalpha())
-        uncut = sum(letters[script] for script in set().union(*map(scripts_of, UNCUT)))
-        if tokenize == "13a" and 2 * uncut > letters.total():
+        if tokenize == "13a" and _are_mostly_of(UNCUT, references):
             advice = "" if tgt_lang else "name the language (zh, ja, ko) with --tgt-lang, or "
             logger.warning(
                 "the references are mostly in a script without words that BLEU's tokenizer 13a "
@@ -77,6 +75,22 @@ def choose_tokenizer(
             )
     check_tokenizer(tokenize)
     return tokenize
+
+
+def _are_mostly_of(languages: tuple[str, ...], references: list[list[str]]) -> bool:
+    """Whether most letters of the first references are of the scripts of these languages."""
+    letters = Counter(script_of(char) for char in "".join(references[0]) if char.isalpha())
+    scripts = set().union(*map(scripts_of, languages))
+    return 2 * sum(letters[script] for script in scripts) > letters.total()
+
+
+def _warn_of_ter(references: list[list[str]]) -> None:
+    """Warn where TER counts stretches without a space as words."""
+    if _are_mostly_of(UNSPACED, references):
+        logger.warning(
+            "TER finds no words in the script of the references, and counts whole phrases as wrong "
+            "for one letter; rely on chrF and BLEU"
+        )
 
 
 def warn_of_missing_tokenizer(name: str) -> None:
@@ -130,6 +144,7 @@ def score_all(
 ) -> dict[str, Score]:
     """Score with each of `METRICS`, tokenized for the target language."""
     tokenize = choose_tokenizer(tokenize, tgt_lang, references)
+    _warn_of_ter(references)
     options: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase, "interval": True}
     with progress_bar(len(METRICS), "metric", "scoring") as bar:
         scores = {}
@@ -194,6 +209,8 @@ def paired_tests(
     from sacrebleu.significance import PairedTest
 
     check_seed()
+    if "ter" in metrics:
+        _warn_of_ter(references)
     scorers = {name: _metric(name, tokenize, lowercase, references) for name in metrics}
     signatures, results = PairedTest(list(systems), scorers, None, "bs")()
     tested, is_short = {}, len(references[0]) < FEWEST
@@ -212,7 +229,7 @@ def paired_tests(
 def check_seed() -> None:
     """Raise `RefusedError` unless `SACREBLEU_SEED`, if set, is a seed."""
     seed = os.environ.get("SACREBLEU_SEED", "none")
-    if seed.lower() != "none" and not re.fullmatch("[0-9]+", seed):
+    if seed.lower() != "none" and not re.fullmatch("[0-9]{1,18}", seed):
         raise RefusedError(f"SACREBLEU_SEED={seed}: expected a whole number from 0, or none")
 
 

@@ -118,6 +118,26 @@ def test_argos_translate_installs_a_package_and_translates_alike(
     assert texts == expected(loaded_model)
 
 
+@pytest.mark.parametrize(
+    ("tag", "code", "name"),
+    [
+        ("deu", "de", "German"),
+        ("sr_Cyrl", "sr-Cyrl", "Serbian Cyrl"),
+        ("pt-BR", "pt-BR", "Portuguese BR"),
+        ("ast", "ast", "ast"),
+    ],
+)
+def test_every_code_of_a_config_names_a_package(
+    loaded_model: LoadedModel, tmp_path: Path, tag: str, code: str, name: str
+) -> None:
+    data = loaded_model.config.data.model_copy(update={"tgt_lang": tag})
+    config = loaded_model.config.model_copy(update={"data": data})
+    argos_format.write(tmp_path, replace(loaded_model, config=config), "float32")
+    found = json.loads((tmp_path / "metadata.json").read_text())
+    assert (found["to_code"], found["to_name"]) == (code, name)
+    assert found["from_code"] == "aa"
+
+
 def test_the_command_rounds_to_int8_unless_told(trained_run: Path, tmp_path: Path) -> None:
     sample, path = tmp_path / "sample", tmp_path / "aa_ba.argosmodel"
     sample.write_text("".join(line + "\n" for line in SOURCES))

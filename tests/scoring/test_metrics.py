@@ -127,7 +127,7 @@ def test_an_interval_changes_no_score_and_wants_a_seed(monkeypatch: pytest.Monke
     plain = score("bleu", HYPOTHESIS, [REFERENCE])
     assert plain.ci is None
     assert plain.score == score("bleu", HYPOTHESIS, [REFERENCE], interval=True).score
-    for seed in ("abc", "-1", "1.5", ""):
+    for seed in ("abc", "-1", "1.5", "", "9" * 5000):
         monkeypatch.setenv("SACREBLEU_SEED", seed)
         assert score("chrf", ["a boat"], [["a boat"]]).score == pytest.approx(100)
         with pytest.raises(RefusedError, match=f"SACREBLEU_SEED={seed}: expected a whole number"):
@@ -191,6 +191,7 @@ def test_files_must_have_lines_and_match_line_for_line(tmp_path: Path) -> None:
         (CHINESE_REFERENCE, None, "char", False),
         (["Das Schild zeigt 東.", "123 !?"], None, None, False),
         (["ที่นี่มีแมว"], "th", None, True),
+        (["འབྲུག་ཡུལ་"], "dz", None, True),
     ],
 )
 def test_text_that_13a_does_not_cut_is_warned_of(
@@ -206,6 +207,18 @@ def test_text_that_13a_does_not_cut_is_warned_of(
     found = [message for message in caplog.messages if "--tokenize char" in message]
     assert bool(found) == warns
     assert any("--tgt-lang" in message for message in found) == (warns and language is None)
+
+
+@pytest.mark.parametrize(
+    ("references", "warns"), [(["ที่นี่มีแมว"], True), (CHINESE_REFERENCE, False), (REFERENCE, False)]
+)
+def test_text_that_ter_does_not_cut_is_warned_of(
+    caplog: pytest.LogCaptureFixture, references: list[str], warns: bool
+) -> None:
+    log.logger.propagate = True
+    with caplog.at_level(logging.WARNING, "mtrain"):
+        score_all(references, [references], None, "char", lowercase=False)
+    assert any("TER finds no words" in message for message in caplog.messages) == warns
 
 
 def test_json_and_text_show_value_interval_and_signature() -> None:
