@@ -109,7 +109,7 @@ def diagnose(
             checker.sets[0].add_message("pieces", f"{name}: {SHOWN.format(**fit)}")
     sizes = [findings.pairs for findings in checker.train]
     sets = {findings.name: findings.pairs for findings in checker.sets if not findings.is_train}
-    diagnosis.doubts += [*lack_of_text(sum(sizes), sets), *uncut_sets(config.data)]
+    diagnosis.doubts += [*lack_of_text(sum(sizes), sets), *uncut_sets(config.data, {})]
     if with_forecast:
         pairs = sum(n * w for n, w in zip(sizes, weights_of(config, sizes), strict=True))
         size = tokenizer.vocab_size if tokenizer else config.tokenizer.vocab_size

@@ -2,40 +2,43 @@
 
 import re
 import unicodedata
+from collections import Counter
+from collections.abc import Iterable
 from functools import cache
 
 from mtrain.config.languages import language_code
 
-# Languages that are written in a script.
+SAMPLE = 1000  # lines that tell in what script a text is
+# Languages that are written in a script, after its codes in tags of languages (ISO 15924).
 SCRIPTS = {
-    "LATIN": "af az bs ca cs cy da de en es et eu fi fr ga gl hr hu id is it la lb lt lv mg ms mt "
-    "nb nl nn no oc pl pt ro sk sl so sq sv sw tl tr uz vi yo zu",
-    "CYRILLIC": "be bg kk ky mk mn ru tg tt uk",
-    "CJK": "zh ja",
-    "HIRAGANA": "ja",
-    "KATAKANA": "ja",
-    "HANGUL": "ko",
-    "ARABIC": "ar ckb fa ps sd ug ur",
-    "HEBREW": "he iw yi",
-    "GREEK": "el",
-    "DEVANAGARI": "hi mr ne sa",
-    "BENGALI": "as bn",
-    "GURMUKHI": "pa",
-    "GUJARATI": "gu",
-    "ORIYA": "or",
-    "TAMIL": "ta",
-    "TELUGU": "te",
-    "KANNADA": "kn",
-    "MALAYALAM": "ml",
-    "SINHALA": "si",
-    "THAI": "th",
-    "LAO": "lo",
-    "KHMER": "km",
-    "MYANMAR": "my shn",
-    "TIBETAN": "bo dz",
-    "GEORGIAN": "ka",
-    "ARMENIAN": "hy",
-    "ETHIOPIC": "am ti",
+    "LATIN": "latn af az bs ca cs cy da de en es et eu fi fr ga gl hr hu id is it la lb lt lv mg "
+    "ms mt nb nl nn no oc pl pt ro sk sl so sq sv sw tl tr uz vi yo zu",
+    "CYRILLIC": "cyrl be bg kk ky mk mn ru tg tt uk",
+    "CJK": "hani hans hant jpan zh ja",
+    "HIRAGANA": "hira jpan ja",
+    "KATAKANA": "jpan kana ja",
+    "HANGUL": "hang kore ko",
+    "ARABIC": "arab ar ckb fa ps sd ug ur",
+    "HEBREW": "hebr he iw yi",
+    "GREEK": "grek el",
+    "DEVANAGARI": "deva hi mr ne sa",
+    "BENGALI": "beng as bn",
+    "GURMUKHI": "guru pa",
+    "GUJARATI": "gujr gu",
+    "ORIYA": "orya or",
+    "TAMIL": "taml ta",
+    "TELUGU": "telu te",
+    "KANNADA": "knda kn",
+    "MALAYALAM": "mlym ml",
+    "SINHALA": "sinh si",
+    "THAI": "thai th",
+    "LAO": "laoo lo",
+    "KHMER": "khmr km",
+    "MYANMAR": "mymr my shn",
+    "TIBETAN": "tibt bo dz",
+    "GEORGIAN": "geor ka",
+    "ARMENIAN": "armn hy",
+    "ETHIOPIC": "ethi am ti",
 }
 # First words of the names of letters that are no names of scripts.
 _NO_SCRIPTS = {"MODIFIER", "MICRO", "MASCULINE", "FEMININE", "SCRIPT", "BLACK", "ANGSTROM", "ALEF"}
@@ -53,9 +56,20 @@ def script_of(character: str) -> str:
 
 
 def scripts_of(language: str) -> set[str]:
-    """Return the scripts of a language, if known."""
-    code = language_code(language)
+    """Return the scripts of a language, or the one that its tag names, such as `uz_Cyrl`; none if
+    they are not known.
+    """
+    named = re.search("[-_]([a-z]{4})(?![a-z0-9])", language.lower())
+    code = named[1] if named else language_code(language)
     return {script for script, codes in SCRIPTS.items() if code in codes.split()}
+
+
+def are_mostly_of(languages: Iterable[str], lines: list[str]) -> bool:
+    """Whether most letters of (a sample of) lines are of the scripts of these languages."""
+    sample = lines[:: max(1, len(lines) // SAMPLE)]
+    letters = Counter(script_of(char) for line in sample for char in line if char.isalpha())
+    scripts = set().union(*map(scripts_of, languages))
+    return 2 * sum(letters[script] for script in scripts) > letters.total()
 
 
 def direction(language: str) -> str:

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,6 +24,9 @@ MAX_SENTENCES = 1_000_000
 MAX_SENTENCE_BYTES = 1 << 20
 LARGEST_MODEL = 64 << 20  # bytes of a model's file; a million pieces take half of that
 LONGEST_PIECE = 1000  # characters of a piece, bytes of a character's normalization
+
+# The size that a text needs at least, in SentencePiece's message.
+_TOO_SMALL = re.compile(r"smaller than required_chars\. [0-9]+ vs ([0-9]+)")
 
 # Protocol Buffers: field numbers of SentencePiece's model, and kinds of values.
 _NORMALIZERS, _RULES, _CHARACTER_MAP = (3, 5), 1, 2
@@ -217,13 +221,15 @@ def train_tokenizer(
         pass  # the size is too large or too small: an attempt without a fixed size shows which
     try:
         largest = Tokenizer(_train(sentences(), options, vocab_size, exact=False)).vocab_size
-    except RuntimeError:
+    except RuntimeError as error:
         if not any(sentence.strip() for sentence in sentences()):
             raise UserError("data.train: holds no text to train the vocabulary on") from None
+        least = _TOO_SMALL.search(str(error))
+        advice = f"use {least[1]} or more" if least else "raise it"
         raise UserError(
             f"tokenizer.vocab_size: {vocab_size} is too small: it must hold the special pieces, "
-            "256 bytes (with byte_fallback) and the characters of the text; try 1000 or more, or "
-            "lower character_coverage"
+            "256 bytes (with byte_fallback) and the characters of the text; "
+            f"{advice}, or lower tokenizer.character_coverage"
         ) from None
     raise UserError(
         f"tokenizer.vocab_size: {vocab_size} is too large for this text: "

@@ -4,14 +4,13 @@ signatures.
 
 import os
 import re
-from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any
 
 from mtrain.config.languages import UNCUT, UNSPACED, tokenizer_for
-from mtrain.corpus.writing_systems import script_of, scripts_of
+from mtrain.corpus.writing_systems import are_mostly_of
 from mtrain.runtime.errors import MissingExtraError, RefusedError, UserError
 from mtrain.runtime.log import logger, progress_bar
 from mtrain.runtime.workers import available_threads, map_tasks
@@ -66,7 +65,7 @@ def choose_tokenizer(
     """Return the given tokenizer of sacreBLEU, or the target language's; raises `RefusedError`."""
     if tokenize is None:
         tokenize = tokenizer_for(tgt_lang)
-        if tokenize == "13a" and _are_mostly_of(UNCUT, references):
+        if tokenize == "13a" and are_mostly_of(UNCUT, references[0]):
             advice = "" if tgt_lang else "name the language (zh, ja, ko) with --tgt-lang, or "
             logger.warning(
                 "the references are mostly in a script without words that BLEU's tokenizer 13a "
@@ -77,16 +76,9 @@ def choose_tokenizer(
     return tokenize
 
 
-def _are_mostly_of(languages: tuple[str, ...], references: list[list[str]]) -> bool:
-    """Whether most letters of the first references are of the scripts of these languages."""
-    letters = Counter(script_of(char) for char in "".join(references[0]) if char.isalpha())
-    scripts = set().union(*map(scripts_of, languages))
-    return 2 * sum(letters[script] for script in scripts) > letters.total()
-
-
 def _warn_of_ter(references: list[list[str]]) -> None:
     """Warn where TER counts stretches without a space as words."""
-    if _are_mostly_of(UNSPACED, references):
+    if are_mostly_of(UNSPACED, references[0]):
         logger.warning(
             "TER finds no words in the script of the references, and counts whole phrases as wrong "
             "for one letter; rely on chrF and BLEU"

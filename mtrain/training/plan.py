@@ -13,8 +13,9 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from mtrain.config.languages import is_uncut
+from mtrain.config.languages import UNCUT, is_uncut, tokenizer_for
 from mtrain.config.schema import Config, DataConfig, TrainConfig
+from mtrain.corpus.writing_systems import are_mostly_of
 from mtrain.data.batches import SpecialIds, collate, pack_by_tokens
 from mtrain.model.building import shape_of
 from mtrain.model.transformer import Transformer
@@ -105,14 +106,18 @@ def lack_of_text(pairs: int, sets: dict[str, int]) -> Iterator[str]:
             )
 
 
-def uncut_sets(data: DataConfig) -> Iterator[str]:
-    """Yield warnings of scored sets of whose sentences BLEU would count nothing but whole ones."""
+def uncut_sets(data: DataConfig, references: dict[str, list[str]]) -> Iterator[str]:
+    """Yield warnings of scored sets of whose sentences BLEU would count nothing but whole ones, by
+    their languages and, where these are given by key, by their references.
+    """
     for key, corpus in data.scored.items():
         language = data.languages(corpus)[1]
-        if data.bleu_tokenize is None and is_uncut(language):
+        if data.bleu_tokenize is not None or tokenizer_for(language) != "13a":
+            continue
+        if is_uncut(language) or are_mostly_of(UNCUT, references.get(key, [])):
             yield (
-                f"{key}: BLEU would compare whole sentences, because its tokenizer 13a finds no "
-                f"words in {language}; set data.bleu_tokenize: char"
+                f"{key}: BLEU would compare whole sentences, because its tokenizer 13a, that of "
+                f"{language}, finds no words in them; set data.bleu_tokenize: char"
             )
 
 

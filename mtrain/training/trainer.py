@@ -138,9 +138,10 @@ class Trainer:
         if step == 0 or timed:
             keys, prepared = self.config.data.scored, self.prepared
             texts = zip(keys, (*prepared.valid, *prepared.tests.values()), strict=True)
-            sets = {key: len(text) for key, (_, text) in texts}
-            doubts = lack_of_text(len(self.prepared.store), sets), uncut_sets(self.config.data)
-            for text in chain(*doubts):
+            references = {key: text.references for key, (_, text) in texts}
+            sets = {key: len(lines) for key, lines in references.items()}
+            few = lack_of_text(len(self.prepared.store), sets)
+            for text in chain(few, uncut_sets(self.config.data, references)):
                 logger.warning("%s", text)
         for text in forecast.warnings(self.config.train):
             logger.warning("%s", text)

@@ -521,7 +521,9 @@ def test_lines_do_not_touch_each_other(texts: list[str]) -> None:
 def test_tables_of_languages_hold_together() -> None:
     assert scripts_of("ja") == {"CJK", "HIRAGANA", "KATAKANA"}
     assert scripts_of("zh-Hant") == scripts_of("ZH_tw") == {"CJK"}
-    assert scripts_of("xx") == set()
+    assert scripts_of("uz") == scripts_of("kk-Latn") == {"LATIN"}
+    assert scripts_of("uz_Cyrl") == scripts_of("sr-cyrl-RS") == {"CYRILLIC"}
+    assert scripts_of("xx") == scripts_of("uz_Tfng") == set()
     assert all(scripts_of(code) for code in FREQUENT)
     assert clipped("日本語テキスト", 9) == "日本語..."
     assert (

@@ -141,13 +141,27 @@ def test_what_is_likely_a_mistake_is_warned_of(
         assert bool(warnings) == expected
 
 
-@pytest.mark.parametrize("settings", [{}, {"data.bleu_tokenize": "char"}, {"data.tgt_lang": "de"}])
-def test_a_language_that_bleu_cannot_cut_is_warned_of(
-    tiny_config: TinyConfig, settings: dict[str, Any]
+@pytest.mark.parametrize(
+    ("language", "tokenize", "line", "warned"),
+    [
+        ("th", None, None, ["data.valid", "data.test.held_out"]),
+        ("th", "char", None, []),
+        ("de", None, "Das Schild zeigt 東.", []),
+        ("de", None, "標誌指向東方", ["data.valid"]),
+        ("zh", None, "標誌指向東方", []),
+    ],
+)
+def test_text_that_bleu_cannot_cut_is_warned_of(
+    tiny_config: TinyConfig,
+    language: str,
+    tokenize: str | None,
+    line: str | None,
+    warned: list[str],
 ) -> None:
-    found = list(uncut_sets(load(tiny_config, **{"data.tgt_lang": "th", **settings}).data))
-    assert len(found) == (0 if settings else 2)
-    assert all("finds no words in th; set data.bleu_tokenize: char" in text for text in found)
+    data = load(tiny_config, **{"data.tgt_lang": language, "data.bleu_tokenize": tokenize}).data
+    found = list(uncut_sets(data, {"data.valid": [line]} if line else {}))
+    assert [text.split(":")[0] for text in found] == warned
+    assert all("in them; set data.bleu_tokenize: char" in text for text in found)
 
 
 def test_a_measured_time_replaces_the_estimate(
