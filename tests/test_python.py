@@ -89,7 +89,13 @@ def test_several_paths_are_an_ensemble(model: mtrain.Model, trained_run: Path) -
         (lambda model: model.translate(["a"], beam_size=0), "--beam-size 0"),
         (lambda model: model.translate(["a"], n_best=5, beam_size=2), "from 1 to beam_size 2"),
         (lambda model: model.translate(["a"], n_best=2, mbr=4), "does not go with n_best"),
+        (lambda model: model.translate(["a"], beem_size=4), "beem_size: no setting of decode"),
+        (lambda model: model.translate(["a", None]), r"text\[1\]: expected a line, not NoneType"),
+        (lambda model: model.translate(b"a"), "text: expected a list of lines, not bytes"),
+        (lambda model: model.translate(5), "text: expected a list of lines, not int"),
         (lambda model: model.score(["a"], []), "1 sources but 0 targets"),
+        (lambda model: model.score("ab", "cd"), "sources: expected a list of lines, not str"),
+        (lambda model: model.score(["a"], [1]), r"targets\[0\]: expected a line, not int"),
     ],
 )
 def test_mistakes_are_user_errors(model: mtrain.Model, call: object, words: str) -> None:

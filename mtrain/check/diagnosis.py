@@ -18,6 +18,7 @@ from mtrain.data.prepare import Preparation, weights_of
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.stop import Stop
+from mtrain.scoring.metrics import lack_of_tokenizers
 from mtrain.training.plan import Forecast, forecast, lack_of_text, uncut_sets
 
 MOST_ENCODED = 20_000  # pairs of the sample
@@ -109,7 +110,9 @@ def diagnose(
             checker.sets[0].add_message("pieces", f"{name}: {SHOWN.format(**fit)}")
     sizes = [findings.pairs for findings in checker.train]
     sets = {findings.name: findings.pairs for findings in checker.sets if not findings.is_train}
-    diagnosis.doubts += [*lack_of_text(sum(sizes), sets), *uncut_sets(config.data, {})]
+    diagnosis.doubts += lack_of_text(sum(sizes), sets)
+    diagnosis.doubts += uncut_sets(config.data, {})
+    diagnosis.doubts += lack_of_tokenizers(config.data.tokenizers)
     if with_forecast:
         pairs = sum(n * w for n, w in zip(sizes, weights_of(config, sizes), strict=True))
         size = tokenizer.vocab_size if tokenizer else config.tokenizer.vocab_size

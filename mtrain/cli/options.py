@@ -117,6 +117,8 @@ RunAndTexts = Annotated[
         autocompletion=completion.runs,
     ),
 ]
+NBEST = "Print the N best (or N samples) as index, score and text, with tabs between."
+NBest = Annotated[int | None, value("N", NBEST, min=1, max=1000)]
 Source = Annotated[Path | None, file("Source text.", "--source", "-s")]
 Reference = Annotated[
     list[Path] | None, file("Reference translation. Repeat it for several.", "--reference", "-r")

@@ -33,16 +33,10 @@ def translate(
     output: Annotated[
         str, stream("File for the translations; `-` is stdout.", "--output", "-o")
     ] = "-",
-    n_best: Annotated[
-        int | None,
-        value(
-            "N",
-            "Print the N best (or N samples) as `index<TAB>score<TAB>text`.",
-            min=1,
-            max=1000,
-        ),
-    ] = None,
-    scores: Annotated[bool, flag("Print `log-probability<TAB>text`.", "--scores")] = False,
+    n_best: options.NBest = None,
+    scores: Annotated[
+        bool, flag("Print log-probability and text, with a tab between.", "--scores")
+    ] = False,
     target_prefix: Annotated[
         Path | None, file("Prefixes, one per line: words that the translation begins with.")
     ] = None,

@@ -3,6 +3,7 @@ expected, and the nearest known key for a misspelt one.
 """
 
 import difflib
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -39,10 +40,10 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Config:
     package = Path(__file__).parents[1]
     # in a clone, configs/ lies next to the package
     shipped = (package if (package / "configs").exists() else package.parent) / path
-    if path.parts[:1] == ("configs",) and shipped.exists() and not path.exists():
+    if path.parts[:1] == ("configs",) and shipped.exists() and not os.path.exists(path):
         logger.info("%s: not here; using the file that mtrain ships: %s", path, shipped)
         path = shipped
-    if (path / "config.yaml").exists():
+    if os.path.exists(path / "config.yaml"):  # unlike Path.exists, never an error
         raise RefusedError(f"{path}: is a run; give its config, {path / 'config.yaml'}")
     try:
         document = parse_document(read_text(path), str(path))

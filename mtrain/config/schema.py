@@ -31,8 +31,9 @@ MAX_WIDTH = 1 << 17
 UnitInterval = Annotated[float, Field(ge=0, le=1)]
 Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
 Layers = Annotated[int, Field(ge=1, le=1000)]
+MicroBatches = Annotated[int, Field(ge=1, le=1 << 16)]
 PositiveNumber = Annotated[float, Field(gt=0)]
-FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$")]
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,199}$")]
 
 
 class DataConfig(Section):
@@ -210,9 +211,9 @@ class TrainConfig(Section):
     """optimizer updates; a larger number continues a complete run"""
     max_tokens: Positive = 4096
     """largest micro-batch on each process, in padded tokens per side: rows x longest side"""
-    accum_steps: Positive = 1
+    accum_steps: MicroBatches = 1
     """micro-batches per step on each process, if step_batches is not given"""
-    step_batches: Positive | None = None
+    step_batches: MicroBatches | None = None
     """micro-batches per step over all processes, mixing lengths; stays as the run began"""
     optimizer: Literal["adam", "muon"] = "adam"
     """adam, or muon for the matrices of the layers, which learns in fewer steps"""
@@ -348,6 +349,9 @@ SECTIONS: dict[str, type[Section]] = {
 def override_decode(decode: DecodeConfig, **given: object) -> DecodeConfig:
     """Replace the search settings that are given (not None); raises `RefusedError`."""
     changes = {key: value for key, value in given.items() if value is not None}
+    if unknown := sorted(changes.keys() - DecodeConfig.model_fields):
+        known = ", ".join(DecodeConfig.model_fields)
+        raise RefusedError(f"{unknown[0]}: no setting of decode, which has {known}")
     try:
         return DecodeConfig.model_validate({**decode.model_dump(), **changes})
     except ValidationError as error:

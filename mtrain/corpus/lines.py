@@ -134,6 +134,8 @@ def shorten_text(text: str, most: int) -> str:
 def open_bytes(path: Path) -> IO[bytes]:
     """Open a plain, .gz or .zst file for reading; raises `UserError`."""
     try:
+        if path.suffix in (".gz", ".zst") and path.is_file() and not path.stat().st_size:
+            raise UserError(f"{path}: cannot read: it is empty, and so no packed text")
         if path.suffix == ".gz":
             return cast(IO[bytes], gzip.open(path, "rb"))
         if path.suffix == ".zst":

@@ -4,7 +4,7 @@ Their order is a pure function of the seed, the epoch and the number of micro-ba
 """
 
 import math
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from mtrain.data.tokenizer import Tokenizer
 POOL = 1 << 17  # pairs that are shuffled together and cut into batches at a time
 BLOCK = 1 << 10  # neighbouring pairs that always come into the same pool
 OPEN_ROWS = 16  # that a pair may be packed into
+CHUNK = 1 << 10  # pairs that are changed at a time, in a fraction of a second
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,8 @@ class TokenBatches:
     (except at the end of a pool). Steps of one length learn far more slowly.
 
     With an `augmenter`, which changes text, or a `sampler`, which draws subwords anew, or a
-    `row_width`, which packs pairs into rows, a thread prepares the next pool meanwhile.
+    `row_width`, which packs pairs into rows, a thread prepares the next pool meanwhile, until
+    `close`.
     """
 
     def __init__(
@@ -231,9 +233,19 @@ class TokenBatches:
         self.step_batches, self.sampler, self.augmenter = step_batches, sampler, augmenter
         self.executor, self.row_width = ThreadPoolExecutor(1), row_width
         self.planned: dict[tuple[int, int], Future[list[MicroBatch]]] = {}
+        self.is_closed = False
         self.visits = np.concatenate([_block_schedule(part) for part in store.parts])
         pairs = ((self.visits[:, 1] - self.visits[:, 0]) * self.visits[:, 2]).sum()
         self.pools = max(1, math.ceil(float(pairs) / POOL))
+
+    def close(self) -> None:
+        """End the thread soon: Python waits for it before it ends the process."""
+        self.is_closed = True
+        self.executor.shutdown(wait=False, cancel_futures=True)
+
+    def _check(self) -> None:
+        if self.is_closed:
+            raise CancelledError
 
     def read(self, planned: MicroBatch) -> Batch:
         """Read the pairs of a micro-batch."""
@@ -262,9 +274,10 @@ class TokenBatches:
         lengths = np.concatenate([lengths for _, lengths in seen]) + 1
         pairs: IdPairs | None = None
         if self.augmenter is not None:
-            pairs = self.augmenter.change(self._pairs(rows), rows, epoch)
+            pairs = self._augmented(self.augmenter, rows, epoch)
         if self.sampler is not None:
-            pairs = self.sampler.draw(pairs or self._pairs(rows), int(random.integers(1 << 32)))
+            seed = int(random.integers(1 << 32))
+            pairs = self.sampler.draw(pairs or self._pairs(rows), seed, self._check)
         if pairs is not None:
             lengths = np.array([(len(src) + 1, len(tgt) + 1) for src, tgt in pairs]).reshape(-1, 2)
         shuffle = random.permutation(len(rows))
@@ -275,6 +288,14 @@ class TokenBatches:
             own = None if pairs is None else [pairs[place] for place in chosen]
             planned.append(MicroBatch(rows[chosen], int(lengths[chosen, 1].sum()), own))
         return planned
+
+    def _augmented(self, augmenter: Augmenter, rows: NDArray[np.int64], epoch: int) -> IdPairs:
+        pairs: IdPairs = []
+        for start in range(0, len(rows), CHUNK):
+            self._check()
+            some = rows[start : start + CHUNK]
+            pairs += augmenter.change(self._pairs(some), some, epoch)
+        return pairs
 
     def _visit(
         self, start: int, stop: int, fraction: float, random: np.random.Generator
@@ -303,5 +324,6 @@ def _deal(count: int, ranges: int, random: np.random.Generator) -> list[int]:
     """Shuffle the numbers below `count` within each of `ranges` ranges, then take one from each
     range in turn.
     """
+    ranges = max(1, min(ranges, count))
     parts = [random.permutation(part) for part in np.array_split(np.arange(count), ranges)]
     return [number for turn in zip_longest(*parts) for number in turn if number is not None]

@@ -6,6 +6,7 @@ segments the words of many lines at once.
 Shapes: `N` symbols of all words, concatenated.
 """
 
+from collections.abc import Callable
 from itertools import chain
 
 import numpy as np
@@ -52,11 +53,14 @@ class SubwordSampler:
         keys, self.merged = np.array(sorted(merges) or [(-1, size)], np.int64).T
         self.keys = np.ascontiguousarray(keys)
 
-    def draw(self, pairs: IdPairs, seed: int) -> IdPairs:
-        """Draw the pieces of pairs of ids; the same seed draws the same."""
+    def draw(self, pairs: IdPairs, seed: int, check: Callable[[], None] = lambda: None) -> IdPairs:
+        """Draw the pieces of pairs of ids; the same seed draws the same. `check` is called again
+        and again; it may raise.
+        """
         random = np.random.default_rng(seed)
         found: IdPairs = []
         for start in range(0, len(pairs), CHUNK):
+            check()
             rows = list(chain.from_iterable(pairs[start : start + CHUNK]))
             both = zip(rows, self._segment(rows, random), strict=True)
             chosen = [old if len(new) >= self.max_length else new for old, new in both]

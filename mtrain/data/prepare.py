@@ -8,6 +8,7 @@ text.
 """
 
 import math
+import os
 from collections import Counter
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, replace
@@ -61,6 +62,26 @@ class Prepared:
 def prepare(config: Config, stop: Stop) -> Prepared:
     """Prepare all text of a config; raises `UserError`."""
     return Preparation(config, stop).prepared
+
+
+def without_missing_start(config: Config) -> Config:
+    """Return the config without `train.init_from` if that model is not there yet and no run needs
+    it, with a warning.
+    """
+    init_from = config.train.init_from
+    if not init_from or os.path.exists(init_from) or (Path(config.run_dir) / layout.RUN).exists():
+        return config
+    logger.warning("train.init_from: %s: not there yet, and left out here", init_from)
+    train = config.train.model_copy(update={"init_from": None})
+    return config.model_copy(update={"train": train})
+
+
+def start_of(init_from: str) -> Path:
+    """Return the checkpoint that `train.init_from` names; raises `UserError`."""
+    try:
+        return checkpoint.resolve(Path(init_from))
+    except UserError as error:
+        raise UserError(f"train.init_from: {error}") from None
 
 
 def scan_corpus(config: Config, corpus: Corpus, stop: Stop) -> Scan:
@@ -200,7 +221,7 @@ class Preparation:
             file = self.run_tokenizer
             advice = None if init_from else "remove it, or choose another run_dir"
         elif init_from is not None:
-            file = checkpoint.resolve(Path(init_from)) / layout.TOKENIZER
+            file = start_of(init_from) / layout.TOKENIZER
             described = {"path"} if settings.path else DESCRIBED & settings.model_fields_set
             keys = ", ".join(f"tokenizer.{key}" for key in sorted(described))
             advice = f"remove {keys}, or set train.init_vocabulary: own" if described else None
@@ -324,6 +345,8 @@ class Preparation:
             logger.info("train: %s: %s", reason, f"{count:,}")
         if not len(store):
             raise UserError("data.train: no pair is left to train on")
+        if sum((part.stop - part.start) * part.weight for part in store.parts) < 1:
+            raise UserError("data.train: with these weights, an epoch has less than one pair")
         for sign in suspicions(store):
             logger.warning("data.train: %s", sign)
 

@@ -8,6 +8,7 @@ parsed.
 A checkpoint at a multiple of `save_every` is scheduled; any other is a resume point left by a stop.
 """
 
+import errno
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -84,9 +85,10 @@ def _saving(path: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
+        is_denied = getattr(error, "errno", None) in (errno.EACCES, errno.EPERM, errno.EROFS)
+        advice = "make it writable" if is_denied else "make room"
         raise UserError(
-            f"{path}: cannot save the checkpoint: {reason}; "
-            "make room and run the same command again"
+            f"{path}: cannot save the checkpoint: {reason}; {advice} and run the same command again"
         ) from None
 
 

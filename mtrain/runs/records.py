@@ -15,7 +15,8 @@ from mtrain.runs.layout import AVERAGE, STEP
 from mtrain.runs.tensorboard import TensorBoard
 from mtrain.runtime import files
 from mtrain.runtime.errors import UserError
-from mtrain.runtime.json_reader import Content, read_json, read_json_file
+from mtrain.runtime.json_reader import LARGEST, Content, read_json
+from mtrain.runtime.log import logger
 
 # Bounds keep arithmetic and formatting safe, whoever wrote the file.
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
@@ -166,10 +167,9 @@ def read_record(
     """Read one of the small JSON files, None where it is missing. Raises `UserError`, which ends in
     the advice, if it is damaged.
     """
+    data = read_bytes(path, LARGEST)
     try:
-        return read_json_file(path, form)
-    except FileNotFoundError:
-        return None
+        return None if data is None else read_json(data, form)
     except ValueError as error:
         raise UserError(f"{path}: damaged: {error}; {advice}") from None
 
@@ -206,9 +206,14 @@ class MetricsFile:
 
     def cut(self, step: int, repeated: tuple[str, ...] = ()) -> None:
         """Drop what a run that resumes at a step writes again: a truncated line, the records after
-        the step, and those of the step with keys that begin with one of `repeated`.
+        the step, and those of the step with keys that begin with one of `repeated`. Warns of
+        other lines that are no records, which are lost.
         """
-        records = [record for record in self.parse()[0] if record["step"] <= step]
+        found, broken = self.parse()
+        if broken:
+            places = ", ".join(map(str, broken))
+            logger.warning("%s: damaged, and removed: line %s", self.path, places)
+        records = [record for record in found if record["step"] <= step]
         kept = [
             record
             for record in records

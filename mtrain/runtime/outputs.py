@@ -1,6 +1,7 @@
 """Output files of commands: complete under their names at the end, or not there at all.
 
     out.txt.partial     the content so far, locked by the process that writes it
+    out.txt.partial.1   what an attempt that was stopped had left, if the next one began anew
     out.txt             the old file until the end, then the new one
 
 A stream, a device, a pipe, and a file in a directory that takes no new file are written directly.
@@ -12,6 +13,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import IO
 
@@ -173,8 +175,8 @@ def _is_replaceable(old: os.stat_result, place: Path) -> bool:
 
 
 def _make_held(path: Path) -> int:
-    """Create and lock a file, replacing what an earlier attempt left; raises `RefusedError` if
-    another process writes it, and `OSError`.
+    """Create and lock a file; what an earlier attempt left there gets another name. Raises
+    `RefusedError` if another process writes it, and `OSError`.
     """
     if path.is_symlink():
         path.unlink()
@@ -184,7 +186,13 @@ def _make_held(path: Path) -> int:
             if not files.try_lock(left):
                 text = "another process is writing it; wait for it, or choose another name"
                 raise RefusedError(f"{path}: {text}")
-            path.unlink()
+            if os.fstat(left).st_size:
+                numbered = (path.with_name(f"{path.name}.{number}") for number in count(1))
+                kept = next(name for name in numbered if not os.path.lexists(name))
+                path.rename(kept)
+                logger.warning("%s: left by an earlier attempt, and kept as %s", path, kept)
+            else:
+                path.unlink()
         finally:
             os.close(left)
     descriptor = files.open_kept(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)

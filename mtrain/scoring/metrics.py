@@ -4,6 +4,7 @@ signatures.
 
 import os
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -85,12 +86,13 @@ def _warn_of_ter(references: list[list[str]]) -> None:
         )
 
 
-def warn_of_missing_tokenizer(name: str) -> None:
-    """Warn before training if a tokenizer of BLEU is not available here."""
-    try:
-        check_tokenizer(name)
-    except RefusedError as error:
-        logger.warning("mtrain train will ask for this: %s", error)
+def lack_of_tokenizers(names: Iterable[str]) -> Iterator[str]:
+    """Yield a warning before training for each tokenizer of BLEU that is not available here."""
+    for name in names:
+        try:
+            check_tokenizer(name)
+        except RefusedError as error:
+            yield f"mtrain train will ask for this: {error}"
 
 
 def score(
@@ -103,7 +105,8 @@ def score(
     interval: bool = False,
 ) -> Score:
     """Score a corpus with a metric of `METRICS`, against one or more lists of references of the
-    same length; `tokenize` is for BLEU and TER. TER is without case, and lower is better.
+    same length; `tokenize` is for BLEU. TER is without case, cuts Chinese and Japanese into
+    characters, and lower is better.
     """
     if interval:
         check_seed()
@@ -111,7 +114,8 @@ def score(
         check_equal("the translation", len(hypotheses), "the reference", len(reference))
     if not hypotheses:
         raise UserError("there are no lines to score")
-    scorer = _metric(metric, tokenize, lowercase)
+    by_characters = metric == "ter" and _is_cut_by_ter(tokenize, references)
+    scorer = _metric(metric, tokenize, lowercase, by_characters=by_characters)
     compute = scorer._compute_score_from_stats
 
     def compute_as_float(stats: Any) -> Any:
@@ -203,7 +207,11 @@ def paired_tests(
     check_seed()
     if "ter" in metrics:
         _warn_of_ter(references)
-    scorers = {name: _metric(name, tokenize, lowercase, references) for name in metrics}
+    by_characters = _is_cut_by_ter(tokenize, references)
+    scorers = {
+        name: _metric(name, tokenize, lowercase, references, by_characters=by_characters)
+        for name in metrics
+    }
     signatures, results = PairedTest(list(systems), scorers, None, "bs")()
     tested, is_short = {}, len(references[0]) < FEWEST
     for metric in metrics:
@@ -230,9 +238,11 @@ def _metric(
     tokenize: str = "13a",
     lowercase: bool = False,
     references: list[list[str]] | None = None,
+    *,
+    by_characters: bool = False,
 ) -> Any:
-    """Make a metric of sacreBLEU, for these references if they are given. TER cuts Chinese and
-    Japanese into characters.
+    """Make a metric of sacreBLEU, for these references if they are given; `by_characters` is for
+    TER.
     """
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
@@ -242,21 +252,25 @@ def _metric(
         return BLEU(tokenize=tokenize, lowercase=lowercase, references=references)
     if name == "chrf":
         return CHRF(lowercase=lowercase, references=references)
-    asian = tokenize in ("zh", "ja-mecab", "char")
-    ter: Any = TER(normalized=asian, asian_support=asian, references=references)
+    ter: Any = TER(normalized=by_characters, asian_support=by_characters, references=references)
 
     def extract(hypotheses: list[str], given: list[list[str]] | None) -> list[list[float]]:
         columns = given or references or []
         ter.num_refs = len(columns)  # for the signature
-        return _count_edits(asian, list(zip(hypotheses, *columns, strict=True)))
+        return _count_edits(by_characters, list(zip(hypotheses, *columns, strict=True)))
 
     ter._extract_corpus_statistics = extract
     return ter
 
 
-def _count_edits(asian: bool, lines: list[tuple[str, ...]]) -> list[list[float]]:
+def _is_cut_by_ter(tokenize: str, references: list[list[str]]) -> bool:
+    """Whether TER cuts references into characters: Chinese and Japanese."""
+    return tokenize in ("zh", "ja-mecab") or are_mostly_of(("zh", "ja"), references[0])
+
+
+def _count_edits(by_characters: bool, lines: list[tuple[str, ...]]) -> list[list[float]]:
     """Return TER's edits and mean reference length for each hypothesis and its references."""
-    count = partial(_count_edits_here, asian)
+    count = partial(_count_edits_here, by_characters)
     if len(lines) < MANY or (number := available_threads()) == 1:
         return count(lines)
     parts = (lines[start : start + CHUNK] for start in range(0, len(lines), CHUNK))
@@ -264,10 +278,10 @@ def _count_edits(asian: bool, lines: list[tuple[str, ...]]) -> list[list[float]]
     return list(chain.from_iterable(map_tasks(set_up, parts, number, DEATH)))
 
 
-def _count_edits_here(asian: bool, lines: list[tuple[str, ...]]) -> list[list[float]]:
+def _count_edits_here(by_characters: bool, lines: list[tuple[str, ...]]) -> list[list[float]]:
     from sacrebleu.metrics.ter import TER
 
     hypotheses, *references = zip(*lines, strict=True)
-    ter: Any = TER(normalized=asian, asian_support=asian)
+    ter: Any = TER(normalized=by_characters, asian_support=by_characters)
     found: list[list[float]] = ter._extract_corpus_statistics(hypotheses, references)
     return found

@@ -17,9 +17,15 @@ from pydantic import TypeAdapter
 from mtrain.config.changes import changed_keys
 from mtrain.config.loading import load_stored_config
 from mtrain.config.schema import Config, dump_config
-from mtrain.data.prepare import Preparation, Prepared, refuse_worthless_text
+from mtrain.data.prepare import (
+    Preparation,
+    Prepared,
+    refuse_worthless_text,
+    start_of,
+    without_missing_start,
+)
 from mtrain.data.tokenizer import Tokenizer
-from mtrain.runs import checkpoint, layout
+from mtrain.runs import layout
 from mtrain.runs.directory import RunDirectory
 from mtrain.runs.history import BEST
 from mtrain.runs.made import resolve
@@ -171,11 +177,7 @@ class Job:
         """Log what training would do, on rank 0, and return it as figures."""
         self.run.check_place(self.config_file)
         self.before = self.run.read(layout.STATUS, STATUS)
-        init_from = self.config.train.init_from
-        if init_from and not Path(init_from).exists() and not (self.run.path / layout.RUN).exists():
-            logger.warning("train.init_from: %s: not there yet, and left out here", init_from)
-            train = self.config.train.model_copy(update={"init_from": None})
-            self.config = self.config.model_copy(update={"train": train})
+        self.config = without_missing_start(self.config)
         self._check_settings()
         with telling_lack_of_memory(lambda: LACK_OF_MEMORY):
             known = without_missing(self.config, self.stop, timed=True)
@@ -238,7 +240,7 @@ class Job:
             self.run.check_data({"metric_command": self.command})
         self.run.check_not_lost(self.before, self.config.train.save_every)
         if not self.step and self.config.train.init_from is not None:
-            _check_shape(self.config, checkpoint.resolve(Path(self.config.train.init_from)))
+            _check_shape(self.config, start_of(self.config.train.init_from))
 
     def _begin(self) -> None:
         """Write the status of this start from here on."""

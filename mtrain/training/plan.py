@@ -60,6 +60,11 @@ class Forecast:
         if rate > HIGHEST_RATE:
             advice = f"at its peak is too high for most models; keep it below {HIGHEST_RATE}"
             yield f"train.{key}: a learning rate of {rate:.2g} {advice}"
+        if train.warmup_steps >= steps:
+            text = (
+                f"train.warmup_steps: {train.warmup_steps:,} is not below train.max_steps {steps:,}"
+            )
+            yield f"{text}, so that the learning rate rises to the end; lower it"
         if days > MOST_DAYS:
             advice = "on this machine; choose a smaller model, fewer steps or a GPU"
             yield f"{plan} of this model take about {days:,.0f} days {advice}"
@@ -144,7 +149,7 @@ def describe_run(
         sums = most_sums(blocks.largest, train.max_tokens, machine.workers)
     # sums that another rank sends have a buffer of their own
     state = (STATE_BYTES + 4 * (has_average + sums + (ranks.size > 1))) * parameters
-    step_batches, peak_step = blocks.micro_batches, max(1, train.warmup_steps)
+    step_batches, peak_step = blocks.micro_batches, max(1, min(train.warmup_steps, train.max_steps))
     per_epoch, per_step = max(1, int(micro_batches // step_batches)), int(tokens * step_batches)
     epochs = train.max_steps * step_batches / max(1, micro_batches)
     peak_lr = make_schedule(train, config.model.d_model)(peak_step)

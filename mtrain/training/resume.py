@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mtrain.config.changes import MACHINE_KEYS
 from mtrain.config.schema import Config, dump_config
-from mtrain.data.prepare import Prepared
+from mtrain.data.prepare import Prepared, start_of
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.model.building import check_weights
 from mtrain.model.transformer import VOCABULARY_MATRICES, Transformer
@@ -162,7 +162,7 @@ class Checkpoints:
         """
         if self.config.train.init_from is None:
             return
-        directory = checkpoint.resolve(Path(self.config.train.init_from))
+        directory = start_of(self.config.train.init_from)
         snapshot = checkpoint.load_or_name_good(directory)
         weights = snapshot.weights
         if self.config.train.init_vocabulary == "own":

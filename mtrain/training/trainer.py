@@ -9,6 +9,7 @@
 import math
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -81,10 +82,11 @@ class Trainer:
         self.progress = self.checkpoints.restore(self.batches.pools)
         self.validation.resume(self.progress.step)
         self.ranks.first(self._describe)
-        self.ranks.first(self._announce)
-        self._validate_if_due()
-        if not self._is_finished():
-            self._train()
+        with closing(self.batches):
+            self.ranks.first(self._announce)
+            self._validate_if_due()
+            if not self._is_finished():
+                self._train()
         self.checkpoints.prune(self.validation.best_names)
         self.validation.finish(self.progress.step)
 
@@ -105,7 +107,8 @@ class Trainer:
         if found := self.checkpoints.find_newest():
             self.progress.step = found[2].loop.step
             self.validation.load_history(self.progress.step)
-        figures = self._announce(timed=True)
+        with closing(self.batches):
+            figures = self._announce(timed=True)
         return {"step": self.progress.step, "is_complete": self._is_finished(), **figures}
 
     def _announce(self, *, timed: bool = False) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The Python interface of a trained model: `mtrain.load` returns a `Model`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, overload
 
@@ -49,7 +49,7 @@ class Model:
         decode = override_decode(self.loaded.decode, **search)
         if n_best is not None and not 1 <= n_best <= decode.beam_size:
             raise RefusedError(f"n_best {n_best}: must be from 1 to beam_size {decode.beam_size}")
-        lines = [text] if isinstance(text, str) else text
+        lines = [text] if isinstance(text, str) else _as_lines(text, "text")
         if mbr is not None and (n_best is not None or "beam_size" in search):
             raise RefusedError("mbr: does not go with n_best and beam_size")
         if mbr is not None and not 2 <= mbr <= 1000:
@@ -68,12 +68,15 @@ class Model:
     def score(
         self, sources: Sequence[str], targets: Sequence[str], *, tag: str | None = None
     ) -> list[float]:
-        """Return the natural log-probability of each target with eos, given its source."""
-        if len(sources) != len(targets):
+        """Return the natural log-probability of each target with eos, given its source; raises
+        `UserError`.
+        """
+        src, tgt = _as_lines(sources, "sources"), _as_lines(targets, "targets")
+        if len(src) != len(tgt):
             raise UserError(
-                f"{len(sources)} sources but {len(targets)} targets: they must match one to one"
+                f"{len(src)} sources but {len(tgt)} targets: they must match one to one"
             )
-        return Scorer(self.loaded.tagged(tag)).score(list(sources), list(targets))[0]
+        return Scorer(self.loaded.tagged(tag)).score(src, tgt)[0]
 
     def attention(
         self, source: str, target: str | None = None, *, tag: str | None = None
@@ -86,3 +89,14 @@ class Model:
         (src,), _ = loaded.encode_sources([source])
         (tgt,), _ = loaded.encode_targets([text])
         return attention_of(loaded, src, tgt)
+
+
+def _as_lines(lines: Sequence[str], name: str) -> list[str]:
+    """Return lines as a list; raises `RefusedError` for anything else."""
+    if isinstance(lines, str | bytes) or not isinstance(lines, Iterable):
+        raise RefusedError(f"{name}: expected a list of lines, not {type(lines).__name__}")
+    found = list(lines)
+    for place, line in enumerate(found):
+        if not isinstance(line, str):
+            raise RefusedError(f"{name}[{place}]: expected a line, not {type(line).__name__}")
+    return found

@@ -110,13 +110,12 @@ class LoadedModel:
         limit = max(limit, prefix_length + 1)
         return min(limit, self.positions_limit or limit)
 
-    @property
-    def most_characters(self) -> int:
-        """Characters of a line that are tokenized: more than its tokens can hold, except for
-        lines of blanks. SentencePiece takes some fifty times the memory of a text.
+    def most_characters(self, tokens: int) -> int:
+        """Return how many characters of a line are tokenized: more than this number of tokens can
+        hold, except for lines of blanks. SentencePiece takes some fifty times the memory of a text.
         """
         longest = max(CHARACTERS_A_TOKEN, self.tokenizer.longest_piece)
-        return min(self.max_source_length * longest, LONGEST_TEXT)
+        return min(tokens * longest, LONGEST_TEXT)
 
     def encode_sources(self, lines: list[str]) -> Encoded:
         """Encode sources with the tag, cut to their limit."""
@@ -127,7 +126,7 @@ class LoadedModel:
         return self._encode(lines, self.max_target_length - 1, [])
 
     def _encode(self, lines: list[str], most: int, begin: list[int]) -> Encoded:
-        characters, most = self.most_characters, most - len(begin)
+        characters, most = self.most_characters(most + 1), most - len(begin)
         encoded = self.tokenizer.encode([_readable(line, characters) for line in lines])
         cut = [
             index

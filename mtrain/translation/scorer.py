@@ -17,6 +17,8 @@ from mtrain.translation.translator import lack_of_memory
 
 Rows = list[NDArray[np.int64]]
 
+MOST_VALUES = 1 << 24  # logits that are computed at a time
+
 
 class Scorer:
     """Scores targets given their sources. Lines that are too long are cut."""
@@ -64,11 +66,24 @@ class Scorer:
     def _batch_nll(self, pairs: list[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> Tensor:
         loaded = self.loaded
         batch = collate(pairs, loaded.ids).to(loaded.device)
-        members = []
-        for model in loaded.members:
-            hidden = model.hidden(batch.src, batch.tgt_in).flatten(0, 1)[batch.positions]
-            members.append(model.project(hidden).float().log_softmax(-1))
-        log_probs = mean_log_probs(members) if len(members) > 1 else members[0]
-        nll = -log_probs.gather(1, batch.targets[:, None])[:, 0].cpu().double()
+        hidden = [  # (N, D) of each model
+            model.hidden(batch.src, batch.tgt_in).flatten(0, 1)[batch.positions]
+            for model in loaded.members
+        ]
+        rows = max(1, MOST_VALUES // loaded.tokenizer.vocab_size)
+        parts = []
+        for start in range(0, batch.num_tokens, rows):
+            log_probs = self._log_probs([states[start : start + rows] for states in hidden])
+            targets = batch.targets[start : start + rows, None]
+            parts.append(log_probs.gather(1, targets)[:, 0])
+        nll = -torch.cat(parts).cpu().double()
         row_of = batch.positions.cpu() // batch.tgt_out.shape[1]
         return torch.zeros(len(pairs), dtype=torch.float64).index_add(0, row_of, nll)
+
+    def _log_probs(self, hidden: list[Tensor]) -> Tensor:
+        """Return log-probabilities of the next token: (N, D) of each model -> (N, V)."""
+        members = [
+            model.project(states).float().log_softmax(-1)
+            for model, states in zip(self.loaded.members, hidden, strict=True)
+        ]
+        return mean_log_probs(members) if len(members) > 1 else members[0]

@@ -82,7 +82,7 @@ def _shortened(lines: Iterable[bytes], counts: Counter[str], loaded: LoadedModel
     """Decode lines and cut long ones, but leave enough that the model's cut is noticed, so that a
     window of lines fits into memory.
     """
-    most = loaded.most_characters + 1
+    most = loaded.most_characters(loaded.max_source_length) + 1
     return (line[:most] for line in decode_lines(lines, counts))
 
 

@@ -220,6 +220,8 @@ def test_paths_start_at_the_root(tmp_path: Path) -> None:
         ("cut.gz", packed(b"line\n" * 500, "gz")[:-9], "cannot read: Compressed file ended"),
         ("flipped.gz", packed(b"x\n", "gz")[:-6] + b"\xff" * 6, "cannot read: CRC check failed"),
         ("broken.gz", packed(b"x\n", "gz")[:10] + b"\xff" * 12, "cannot read: "),
+        ("empty.gz", b"", "cannot read: it is empty"),
+        ("empty.zst", b"", "cannot read: it is empty"),
         ("absent.zst", None, "cannot read: "),
         ("plain.zst", b"not packed\n", "cannot read: ZSTD decompress failed"),
         ("cut.zst", packed(b"line\n" * 500, "zst")[:-9], "cannot read: Truncated"),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import CancelledError
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -249,6 +252,40 @@ def test_a_pool_holds_pairs_from_all_over_the_corpus() -> None:
         assert np.histogram(numbers, 5, (0, 1500))[0].min() >= 10
     first, again = (examples(pool_of(batches, epoch, 4)) for epoch in (0, 1))
     assert len(set(first) & set(again)) < 200
+
+
+class Slow:
+    """Changes text, or draws subwords, in a thousand steps of some milliseconds."""
+
+    def __init__(self) -> None:
+        self.begun, self.steps = threading.Event(), 0
+
+    def change(self, pairs: Any, _rows: Any, _epoch: int) -> Any:
+        self.steps += 1
+        self.begun.set()
+        time.sleep(0.005)
+        return pairs
+
+    def draw(self, pairs: Any, _seed: int, check: Callable[[], None]) -> Any:
+        for _ in range(1000):
+            check()
+            self.change(pairs, None, 0)
+        return pairs
+
+
+@pytest.mark.parametrize("name", ["sampler", "augmenter"])
+def test_no_pool_is_prepared_after_the_end(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Python waits for the thread before it ends the process."""
+    monkeypatch.setattr(data, "CHUNK", 1)
+    slow: Any = Slow()
+    store = Store([shard_of(natural_lengths(1500))], [1.0])
+    batches = TokenBatches(store, 600, 1, IDS, 1, **{name: slow})
+    planned = batches.executor.submit(batches._plan, 0, 0)
+    assert slow.begun.wait(10)
+    batches.close()
+    batches.executor.shutdown(wait=True)
+    assert isinstance(planned.exception(), CancelledError)
+    assert slow.steps < 500
 
 
 @pytest.mark.usefixtures("_small_pools")

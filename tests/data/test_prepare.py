@@ -20,7 +20,13 @@ from mtrain.corpus.readers import Pair
 from mtrain.data import cache, store
 from mtrain.data import prepare as preparation
 from mtrain.data.cache import cache_directory
-from mtrain.data.prepare import Prepared, prepare, train_run_tokenizer
+from mtrain.data.prepare import (
+    Prepared,
+    prepare,
+    start_of,
+    train_run_tokenizer,
+    without_missing_start,
+)
 from mtrain.runs import manifest
 from mtrain.runtime import files, lock, log
 from mtrain.runtime.errors import RefusedError, UserError
@@ -317,6 +323,29 @@ def test_a_set_without_pairs_is_named_by_its_key(tiny_config: TinyConfig, tmp_pa
     (tmp_path / "empty").touch()
     with pytest.raises(UserError, match=r"data\.test\.held_out: .* holds no pairs"):
         prepared(load_config(tiny_config(**{"data.test": {"held_out": empty}})))
+
+
+def test_weights_that_leave_no_pair_are_refused(tiny_config: TinyConfig, tmp_path: Path) -> None:
+    (entry,) = load_config(tiny_config()).data.train
+    settings = {"data.train": [{"src": entry.src, "tgt": entry.tgt, "weight": 1e-9}]}
+    with pytest.raises(UserError, match=r"data\.train: with these weights, an epoch has less than"):
+        prepared(load_config(tiny_config(**settings)))
+
+
+@pytest.mark.parametrize("has_run", [False, True])
+def test_a_model_to_start_from_that_is_not_there_yet(
+    tiny_config: TinyConfig, logged: pytest.LogCaptureFixture, tmp_path: Path, has_run: bool
+) -> None:
+    absent = str(tmp_path / "absent")
+    config = load_config(tiny_config(**{"train.init_from": absent}))
+    if has_run:
+        Path(config.run_dir).mkdir()
+        (Path(config.run_dir) / "run.json").touch()
+    found = without_missing_start(config)
+    assert found.train.init_from == (absent if has_run else None)
+    assert ("absent: not there yet, and left out here" in logged.text) != has_run
+    with pytest.raises(UserError, match=r"train\.init_from: .*absent: no such directory"):
+        start_of(absent)
 
 
 def test_references_that_validation_cuts_are_told(

@@ -13,6 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from mtrain.runs.records import MetricsFile
 from mtrain.runs.tensorboard import TensorBoard
+from mtrain.runtime import log
 from mtrain.training.trainer import Trainer
 
 Scalars = dict[str, list[tuple[int, float]]]
@@ -88,6 +89,19 @@ def test_a_resume_leaves_no_step_twice_or_behind(file: MetricsFile, tmp_path: Pa
     looking_on.Reload()
     assert scalars_of(looking_on) == wanted
     assert sorted(item.name[:6] for item in directory.iterdir()) == ["events", "events", "notes."]
+
+
+def test_a_resume_tells_of_damaged_records(
+    file: MetricsFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    log.logger.propagate = True
+    for step in (50, 100, 150):
+        file.append(record(step))
+    lines = file.path.read_text().splitlines(keepends=True)
+    file.path.write_text("".join((lines[0], lines[1].replace("{", "[", 1), *lines[2:], "{cut")))
+    file.cut(150)
+    assert caplog.messages == [f"{file.path}: damaged, and removed: line 2"]
+    assert file.path.read_text() == lines[0] + lines[2]
 
 
 # --- in a run ---------------------------------------------------------------------------------

@@ -84,8 +84,15 @@ def test_whole_lines_of_an_output_that_fails_are_kept(
     assert (partial.read_text() if partial.exists() else None) == kept
     assert message in caplog.text
     assert f"{out} was {'left as it was' if old else 'not written'}" in caplog.text
+    for attempt in (1, 2):  # loses none of them
+        assert fails("other\n", out, keeps_lines=True)
+        moved = partial.with_name(f"out.partial.{attempt if kept else attempt - 1}")
+        assert (moved.read_text() if moved.exists() else None) == (
+            kept if attempt == 1 else "other\n"
+        )
     outputs.write_output(out, b"again")
-    assert (out.read_text(), names(tmp_path)) == ("again", ["out"])
+    assert out.read_text() == "again"
+    assert not partial.exists()
 
 
 def test_of_several_new_files_all_or_none_have_their_names(tmp_path: Path) -> None:
@@ -106,7 +113,7 @@ def test_of_several_new_files_all_or_none_have_their_names(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "dangling link"])
-def test_what_is_left_of_an_earlier_try_is_replaced(tmp_path: Path, kind: str) -> None:
+def test_what_is_left_of_an_earlier_try_is_not_written_to(tmp_path: Path, kind: str) -> None:
     partial, precious = tmp_path / "out.partial", tmp_path / "precious"
     if kind == "file":
         partial.write_text("left")
@@ -119,6 +126,8 @@ def test_what_is_left_of_an_earlier_try_is_replaced(tmp_path: Path, kind: str) -
     assert not os.path.lexists(partial)
     assert precious.exists() == (kind == "link")
     assert kind != "link" or precious.read_text() == "precious"
+    moved = tmp_path / "out.partial.1"
+    assert kind != "file" or moved.read_text() == "left"
 
 
 WRITER = """

@@ -20,10 +20,10 @@ from mtrain.scoring.metrics import (
     METRICS,
     check_tokenizer,
     choose_tokenizer,
+    lack_of_tokenizers,
     paired_tests,
     score,
     score_all,
-    warn_of_missing_tokenizer,
 )
 from mtrain.scoring.references import read_aligned, read_references
 
@@ -144,15 +144,15 @@ def test_perfect_and_hopeless_translations() -> None:
 
 @pytest.mark.parametrize(("language", "library"), [("ja", "MeCab"), ("ko", "mecab_ko")])
 def test_a_missing_extra_is_named(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, language: str, library: str
+    monkeypatch: pytest.MonkeyPatch, language: str, library: str
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)
     tokenizer = f"sacrebleu.tokenizers.tokenizer_{language}_mecab"
     monkeypatch.delitem(sys.modules, tokenizer, raising=False)
     with pytest.raises(RefusedError, match=rf"mtrain\[{language}\].*--tokenize"):
         score_all(["a"], [["a"]], language, None, lowercase=False)
-    warn_of_missing_tokenizer(f"{language}-mecab")
-    assert f"pip install 'mtrain[{language}]'" in caplog.messages[-1]
+    (text,) = lack_of_tokenizers(["13a", f"{language}-mecab"])
+    assert f"pip install 'mtrain[{language}]'" in text
 
 
 def test_an_unknown_tokenizer_is_refused() -> None:
@@ -207,6 +207,24 @@ def test_text_that_13a_does_not_cut_is_warned_of(
     found = [message for message in caplog.messages if "--tokenize char" in message]
     assert bool(found) == warns
     assert any("--tgt-lang" in message for message in found) == (warns and language is None)
+
+
+@pytest.mark.parametrize("tokenize", ["char", "intl", "13a"])
+@pytest.mark.parametrize(
+    ("hypothesis", "reference", "tokens"),
+    [
+        ("我喜爱吃苹果和香蕉。", "我喜欢吃苹果和香蕉。", 10),
+        ("Der Hase läuft im Gras.", "Der Hund läuft im Gras.", 5),
+    ],
+)
+def test_ter_depends_on_the_text_not_on_the_tokenizer_of_bleu(
+    hypothesis: str, reference: str, tokens: int, tokenize: str
+) -> None:
+    found = score("ter", [hypothesis], [[reference]], tokenize=tokenize)
+    assert found.score == pytest.approx(100 / tokens)
+    systems = [("a", [hypothesis]), ("b", [reference])]
+    _, rows = paired_tests(["ter"], systems, [[reference]], tokenize, False)["ter"]
+    assert rows[0].score == pytest.approx(100 / tokens)
 
 
 @pytest.mark.parametrize(

@@ -366,6 +366,16 @@ def test_learned_positions_limit_both_sides(
     assert Scorer(found.loaded).score(["bavo", "bavo"], ["bavo", line])[1] == ([], [1])
 
 
+def test_a_target_is_cut_at_its_own_limit(translator: Translator) -> None:
+    """Which `max_len_b` makes far longer than that of a source."""
+    loaded = with_decode(translator, max_source_length=2, max_len_b=400).loaded
+    line = "unheard ~ words " * 20
+    assert len(line) > loaded.most_characters(2)
+    assert loaded.encode_sources([line])[1] == [0]
+    (ids,), cut = loaded.encode_targets([line])
+    assert (ids.tolist(), cut) == (loaded.tokenizer.encode([line])[0], [])
+
+
 # --- Scores ----------------------------------------------------------------------------------
 
 
@@ -392,12 +402,18 @@ def test_the_forced_score_of_a_hypothesis_is_its_search_score(
         assert hypothesis.score == pytest.approx(forced, abs=1e-4)
 
 
-def test_scores_do_not_depend_on_batches_and_sum_up_to_the_nll(translator: Translator) -> None:
+def test_scores_do_not_depend_on_batches_and_sum_up_to_the_nll(
+    translator: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pairs = [*made_up_pairs(30, 13), ("bavo", ""), ("", "zwent"), ("", "")]
     sources, targets = ([pair[side] for pair in pairs] for side in (0, 1))
     scores, _ = Scorer(translator.loaded).score(sources, targets)
     alone = Scorer(with_decode(translator, batch_tokens=1).loaded).score(sources, targets)[0]
     assert alone == pytest.approx(scores, rel=1e-4, abs=1e-4)
+    monkeypatch.setattr(
+        "mtrain.translation.scorer.MOST_VALUES", 1000
+    )  # three rows of logits at a time
+    assert Scorer(translator.loaded).score(sources, targets)[0] == pytest.approx(scores, abs=1e-4)
     nll = Scorer(translator.loaded).nll(sources, targets, Ranks())
     tokens = sum(len(ids) + 1 for ids in translator.loaded.tokenizer.encode(targets))
     assert nll == pytest.approx(-sum(scores) / tokens, rel=1e-5)
