@@ -281,6 +281,23 @@ def test_shuffled_sides_are_noticed(folder: Folder, pairs: int) -> None:
     assert ("data.train.0", "unrelated") in kinds(folder.look())
 
 
+def test_words_show_that_lines_of_a_few_patterns_go_together(folder: Folder) -> None:
+    """Where a longer word has a shorter translation, lengths do not correlate."""
+    draw = random.Random(6)
+    letters = "abcdefghijklmnopqrst"
+    words = [
+        (first + second * (number + 1), second + first * (20 - number))
+        for number, first in enumerate(letters)
+        for second in "xyz"
+    ]
+    rows = [draw.sample(words, 3) for _ in range(PAIRS)]
+    for side, name in enumerate(("train.xa", "train.xb")):
+        folder.bytes[name] = [" ".join(word[side] for word in row).encode() for row in rows]
+    assert ("data.train.0", "unrelated") not in kinds(folder.look())
+    draw.shuffle(folder.bytes["train.xb"])
+    assert ("data.train.0", "unrelated") in kinds(folder.look())
+
+
 def test_sets_that_overlap_are_named_on_both_sides(folder: Folder) -> None:
     lines = folder.bytes
     lines["train.xa"][10], lines["train.xb"][10] = lines["valid.xa"][1], lines["valid.xb"][1]

@@ -44,6 +44,19 @@ def test_slipped_lines_are_noticed(pairs: int, slip: int) -> None:
     assert sign == f"the {APART} as those of translations do: are they aligned line for line?"
 
 
+def test_a_slip_is_noticed_where_neighbouring_lines_have_similar_lengths() -> None:
+    """Shifted lines correlate, too, but less than at their distance."""
+    rng = np.random.default_rng(3)
+    noise, lengths = rng.normal(0, 1, 5000), [0.0]
+    for each in noise:
+        lengths.append(0.55 * lengths[-1] + each)
+    sizes = np.exp(3 + 0.5 * np.array(lengths))
+    sources, references = (["a" * round(n) for n in sizes * k] for k in (1.0, 1.2))
+    assert signs(sources, references) == []
+    [sign] = signs(sources, references[1:] + references[:1])
+    assert APART in sign
+
+
 def test_shuffled_lines_are_noticed() -> None:
     sources, references = corpus(3000)
     [sign] = signs(sources, [references[i] for i in np.random.default_rng(1).permutation(3000)])

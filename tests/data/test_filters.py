@@ -211,3 +211,5 @@ def test_weights_and_temperature(tiny_config: TinyConfig) -> None:
     assert weights_of(warm, [100, 25, 1]) == pytest.approx([1, 5, 10])
     shares = [n * w for n, w in zip([100, 25, 1], weights_of(warm, [100, 25, 1]), strict=True)]
     assert shares == pytest.approx([100, 2.5 * 50, 10])  # as roots of the sizes
+    hot = load_config(path, ["data.temperature=100"])
+    assert weights_of(hot, [1 << 30, 1, 1]) == [1, 2500, 1000]  # no pair more often than that

@@ -202,6 +202,16 @@ def test_sequences_longer_than_the_table_go_on_with_the_same_positions() -> None
     assert_close(logits, model.project(x))
 
 
+@torch.no_grad()
+def test_learned_positions_are_scaled_as_embeddings_are() -> None:
+    """Stored models depend on it."""
+    model = random_model(positions="learned", max_positions=8)
+    assert model.tgt_positions is not None
+    ids = random_ids(2, 5)
+    expected = (model.tgt_embedding.weight[ids] + model.tgt_positions.weight[:5]) * D**0.5
+    assert_close(model._embed(ids, model.tgt_embedding, model.tgt_positions, None), expected)
+
+
 def test_learned_positions_end_with_an_error() -> None:
     model = random_model(positions="learned", max_positions=8)
     model(random_ids(1, 8), random_ids(1, 8))

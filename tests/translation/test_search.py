@@ -218,6 +218,21 @@ def test_unlikely_early_endings_do_not_stop_a_likely_hypothesis(beam_size: int) 
     assert found[0].score == pytest.approx(5 * math.log(0.98), abs=1e-6)
 
 
+@pytest.mark.parametrize("beam_size", [2, 4])
+def test_a_search_ends_with_its_endings(beam_size: int) -> None:
+    """Each hypothesis ends with 90 %, so that the beam is full long before the limit."""
+    longest = 0
+
+    def table(_: int, prefix: tuple[int, ...]) -> list[float]:
+        nonlocal longest
+        longest = max(longest, len(prefix))
+        return [math.log(0.9), math.log(0.04), math.log(0.06)]
+
+    (found,) = beam(table, [50], beam_size)
+    assert found[0].ids == []
+    assert longest <= beam_size
+
+
 def test_no_sentences_give_no_hypotheses() -> None:
     assert beam(random_table(0, 3), [], 2) == []
 
