@@ -24,7 +24,9 @@ help:
 setup: $(READY)
 
 $(INSTALLED): pyproject.toml scripts/constraints.txt
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+		"mtrain needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv --clear $(VENV)
 	$(PIP) --upgrade pip
 	$(PIP) torch==2.13.0
 	$(PIP) --constraint scripts/constraints.txt --editable .

@@ -14,7 +14,7 @@ from mtrain.check.corpora import Checker
 from mtrain.check.findings import ERROR, NOTE, WARNING, Findings
 from mtrain.check.words import PIECES_A_WORD, Words
 from mtrain.config.schema import Config
-from mtrain.data.prepare import Preparation, weights_of
+from mtrain.data.prepare import Preparation, weights_of, without_missing_start
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.stop import Stop
@@ -87,13 +87,14 @@ def diagnose(
     """Check all text of a config and return the findings. Raises `UserError` if the vocabulary that
     the config names cannot be read.
     """
+    config, doubts = without_missing_start(config)
     checker = Checker(config, stop, examples)
     checker.scan()
     preparation = Preparation(config, stop)
     preparation.scans = checker.scans
     checker.tokenizer = tokenizer = preparation.find_tokenizer()
     checker.check()
-    diagnosis = Diagnosis(checker.sets)
+    diagnosis = Diagnosis(checker.sets, doubts=doubts)
     lengths = []
     for side, name in enumerate(("source", "target")):
         texts = [text for chunk in checker.sample for text in chunk.texts[side]]

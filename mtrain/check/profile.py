@@ -25,9 +25,7 @@ LOWEST = 0.01  # fraction of a sample that may be freely translated or wrong
 MISFIT_OF_LOWEST, LEAST_MISFIT, MOST_MISFIT = 3.3, 6.0, 12.0
 LEAST_SAMPLE = 200  # pairs from which words are learned
 LEAST_EVIDENCE = 0.5  # nats, on average, for words to be informative
-# Nats, in the median, by which words show that lines belong together: aligned text has 6 to 20, text
-# shifted by a line 0 to 3, where neighbouring lines are of one subject.
-CLEAR_EVIDENCE = 5.0
+CLEAR_EVIDENCE = 5.0  # nats, in the median, by which a pair is better than neighbouring lines
 LEAST_SPREAD = 0.1  # of a logarithm of a ratio of lengths
 LEAST_PAIRS = 20  # from which scripts are learned
 JAPANESE = {"HIRAGANA", "KATAKANA"}  # the scripts of no other language
@@ -108,7 +106,7 @@ class Profile:
         lengths = [part.lengths for part in sample]
         self.pairs = len(src)
         self.associations = Associations(src, tgt)
-        self.evidence = evidence = self.associations.evidence(src, tgt)
+        evidence = self.associations.evidence(src, tgt)
         self.mean = float(evidence.mean()) if self.pairs else 0.0
         lowest = float(np.quantile(evidence, LOWEST)) if self.pairs else 0.0
         self.misfit = min(MOST_MISFIT, max(LEAST_MISFIT, -MISFIT_OF_LOWEST * lowest))
@@ -130,15 +128,23 @@ class Profile:
         # words are associated enough to judge pairs by them
         self.has_associations = self.has_words and self.mean >= LEAST_EVIDENCE
 
+    def _are_clearly_pairs(self, parts: list[Chunk]) -> bool:
+        """Whether the words of lines go together far better than those of neighbouring lines, which
+        may be of the same subject. Sentences of a few patterns may have lengths that do not
+        correlate.
+        """
+        src, tgt = (Words.join([part.words[side] for part in parts]) for side in (0, 1))
+        own, after, before = (
+            self.associations.evidence(src, tgt.shifted(distance)) for distance in (0, 1, -1)
+        )
+        return bool(np.median(own - np.maximum(after, before)) >= CLEAR_EVIDENCE)
+
     def compare(self, data: DataConfig, languages: tuple[str, str], findings: Findings) -> None:
         """Report sides of the sample that are unrelated, or not in these languages."""
-        start = 0
-        for corpus, parts in groupby(self.sample, attrgetter("findings")):
+        for corpus, group in groupby(self.sample, attrgetter("findings")):
+            parts = list(group)
             lengths = np.concatenate([part.lengths for part in parts])
-            evidence = self.evidence[start : start + len(lengths)]
-            start += len(lengths)
-            # a few patterns of sentences have lengths that do not correlate
-            if are_unrelated(lengths) and np.median(evidence) < CLEAR_EVIDENCE:
+            if are_unrelated(lengths) and not self._are_clearly_pairs(parts):
                 corpus.add_message("unrelated", UNRELATED)
         src, tgt = ([text for part in self.sample for text in part.texts[side]] for side in (0, 1))
         if text := swapped(languages, src, tgt):

@@ -155,10 +155,9 @@ def check(
     settings, stop = options.begin_job(config, set_)
     from mtrain.check.diagnosis import diagnose
     from mtrain.check.findings import ERROR
-    from mtrain.data.prepare import without_missing_start
     from mtrain.training.filling import without_missing
 
-    settings = without_missing(without_missing_start(settings), stop, timed=timing)
+    settings = without_missing(settings, stop, timed=timing)
     found = diagnose(settings, stop, examples=examples, with_forecast=forecast, timed=timing)
     width = shutil.get_terminal_size((100, 0)).columns
     if json_:

@@ -277,6 +277,7 @@ def _load_dataset(corpus: HubCorpus, root: Path) -> Any:
     name, options = corpus.dataset, {"split": corpus.split, "streaming": corpus.streaming}
     if (root / name).is_dir():
         reader, files = _files_of_folder((root / name / (corpus.name or "")).absolute())
+        options |= _as_text(corpus) if reader == "csv" else {}
         return datasets.load_dataset(reader, data_files=files, **options)
     if name.isidentifier() and find_spec(f"{_READERS}.{name}"):
         raise UserError(
@@ -287,10 +288,20 @@ def _load_dataset(corpus: HubCorpus, root: Path) -> Any:
     for file in chain.from_iterable((builder.config.data_files or {}).values()):
         if not file.startswith("hf://"):
             raise UserError(f"dataset {name}: its card names {file}, which is outside of it")
-    modules = (parent.__module__.removeprefix(f"{_READERS}.") for parent in type(builder).__mro__)
-    if {*SUFFIXES.values(), "cache"}.isdisjoint(module.split(".")[0] for module in modules):
+    parents = (parent.__module__.removeprefix(f"{_READERS}.") for parent in type(builder).__mro__)
+    modules = {module.split(".")[0] for module in parents}
+    if modules.isdisjoint({*SUFFIXES.values(), "cache"}):
         raise UserError(f"dataset {name}: its files must be {_KINDS}")
+    options |= _as_text(corpus) if "csv" in modules else {}
     return datasets.load_dataset(name, corpus.name, **options)
+
+
+def _as_text(corpus: HubCorpus) -> dict[str, Any]:
+    """Return options of the reader of CSV, which otherwise takes 007 for a number, and None for no
+    text.
+    """
+    columns = [corpus.src, corpus.tgt]
+    return {"converters": dict.fromkeys(columns, str), "keep_default_na": False, "usecols": columns}
 
 
 def _files_of_folder(folder: Path) -> tuple[str, dict[str, list[str]]]:
@@ -306,7 +317,13 @@ def _files_of_folder(folder: Path) -> tuple[str, dict[str, list[str]]]:
             found.setdefault(reader, {}).setdefault(split, []).append(file)
     if not found:
         raise UserError(f"dataset {folder}: it has no files that are {_KINDS}")
-    return max(found.items(), key=lambda item: sum(map(len, item[1].values())))
+    chosen = max(found.items(), key=lambda item: sum(map(len, item[1].values())))
+    # beside files of arrow, the library writes JSON about them
+    left = found.keys() - {chosen[0], "json" if chosen[0] == "arrow" else ""}
+    if left:
+        kinds = ", ".join(sorted({chosen[0], *left}))
+        raise UserError(f"dataset {folder}: its files are of several kinds ({kinds}); keep one")
+    return chosen
 
 
 @contextmanager

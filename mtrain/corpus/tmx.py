@@ -141,8 +141,12 @@ class _Memory:
         if self.depth > DEEPEST:
             raise self._failure(f"more than {DEEPEST} elements within each other")
         if self.parts is not None:
+            if name == "seg":
+                raise self._failure("<seg> within <seg>")
             if self.codes or name in CODES:  # elements within a code are part of it
                 self.codes += 1
+        elif name == "tu" and self.unit is not None:
+            raise self._failure("<tu> within <tu>")
         elif name == "tu":
             self.count += 1
             self.unit, self.size = [], 0

@@ -64,16 +64,16 @@ def prepare(config: Config, stop: Stop) -> Prepared:
     return Preparation(config, stop).prepared
 
 
-def without_missing_start(config: Config) -> Config:
+def without_missing_start(config: Config) -> tuple[Config, list[str]]:
     """Return the config without `train.init_from` if that model is not there yet and no run needs
-    it, with a warning.
+    it, and a warning.
     """
     init_from = config.train.init_from
     if not init_from or os.path.exists(init_from) or (Path(config.run_dir) / layout.RUN).exists():
-        return config
-    logger.warning("train.init_from: %s: not there yet, and left out here", init_from)
+        return config, []
     train = config.train.model_copy(update={"init_from": None})
-    return config.model_copy(update={"train": train})
+    warning = f"train.init_from: {init_from}: not there yet, and left out here"
+    return config.model_copy(update={"train": train}), [warning]
 
 
 def start_of(init_from: str) -> Path:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, Field, FiniteFloat, TypeAdapter
 from tqdm import tqdm
 
+from mtrain.corpus.lines import listed
 from mtrain.runs.layout import AVERAGE, STEP
 from mtrain.runs.tensorboard import TensorBoard
 from mtrain.runtime import files
@@ -211,8 +212,8 @@ class MetricsFile:
         """
         found, broken = self.parse()
         if broken:
-            places = ", ".join(map(str, broken))
-            logger.warning("%s: damaged, and removed: line %s", self.path, places)
+            places = listed(map(str, broken))
+            logger.warning("%s: damaged, and removed: lines %s", self.path, places)
         records = [record for record in found if record["step"] <= step]
         kept = [
             record

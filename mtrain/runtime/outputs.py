@@ -94,7 +94,7 @@ def opened(
     with ending(shown), stopped_by_signals(is_kept), ExitStack() as stack:
         outputs, sinks = list[_Output](), list[IO[bytes]]()
         for name in names:
-            output = None if as_it_goes else _begin(name)
+            output = None if as_it_goes else _begin(name, keeps_lines=keeps_lines)
             if output is None:
                 sinks.append(stack.enter_context(writing(_standard(name))))
                 continue
@@ -129,9 +129,9 @@ def size_of(path: Path) -> str:
     return format_bytes(sum(each.stat().st_size for each in files_of if each.is_file()))
 
 
-def _begin(name: str | Path) -> _Output | None:
-    """Create the temporary file for an output; None if the output is written directly. Raises
-    `OSError`.
+def _begin(name: str | Path, *, keeps_lines: bool) -> _Output | None:
+    """Create the temporary file for an output; None if the output is written directly. Lines that
+    an earlier attempt left are kept if `keeps_lines`. Raises `OSError`.
     """
     path, place = Path(name), Path(os.path.realpath(name))
     if _standard(name) in (1, 2) or str(path).startswith(("/dev/fd/", "/proc/")):
@@ -143,7 +143,7 @@ def _begin(name: str | Path) -> _Output | None:
         return None
     partial = _partial_of(place)
     try:
-        descriptor = _make_held(partial)
+        descriptor = _make_held(partial, keeps_lines=keeps_lines)
     except OSError as error:
         if old is not None and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             return None
@@ -174,9 +174,9 @@ def _is_replaceable(old: os.stat_result, place: Path) -> bool:
     return not above.st_mode & stat.S_ISVTX or os.geteuid() in (0, old.st_uid, above.st_uid)
 
 
-def _make_held(path: Path) -> int:
-    """Create and lock a file; what an earlier attempt left there gets another name. Raises
-    `RefusedError` if another process writes it, and `OSError`.
+def _make_held(path: Path, *, keeps_lines: bool) -> int:
+    """Create and lock a file. What an earlier attempt left there is removed, or gets another name
+    if `keeps_lines`. Raises `RefusedError` if another process writes it, and `OSError`.
     """
     if path.is_symlink():
         path.unlink()
@@ -186,7 +186,7 @@ def _make_held(path: Path) -> int:
             if not files.try_lock(left):
                 text = "another process is writing it; wait for it, or choose another name"
                 raise RefusedError(f"{path}: {text}")
-            if os.fstat(left).st_size:
+            if keeps_lines and os.fstat(left).st_size:
                 numbered = (path.with_name(f"{path.name}.{number}") for number in count(1))
                 kept = next(name for name in numbered if not os.path.lexists(name))
                 path.rename(kept)

@@ -177,7 +177,9 @@ class Job:
         """Log what training would do, on rank 0, and return it as figures."""
         self.run.check_place(self.config_file)
         self.before = self.run.read(layout.STATUS, STATUS)
-        self.config = without_missing_start(self.config)
+        self.config, warnings = without_missing_start(self.config)
+        for text in warnings:
+            logger.warning("%s", text)
         self._check_settings()
         with telling_lack_of_memory(lambda: LACK_OF_MEMORY):
             known = without_missing(self.config, self.stop, timed=True)

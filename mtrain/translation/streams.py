@@ -49,7 +49,8 @@ def translate_stream(
     """
     ranks, loaded = translator.ranks, translator.loaded
     counts: Counter[str] = Counter()
-    texts = _shortened(read_lines(source, counts), counts, loaded)
+    most = loaded.most_characters(loaded.max_source_length)
+    texts = _shortened(read_lines(source, counts), counts, most)
     pairs = _with_prefixes(texts, prefixes, counts) if prefixes else zip(texts, repeat(""))
     windows = translator.in_windows(pairs, 1 if line_buffered else None)
     done, cut = 0, TruncatedLines()
@@ -78,12 +79,11 @@ def translate_stream(
     cut.warn(loaded.max_source_length)
 
 
-def _shortened(lines: Iterable[bytes], counts: Counter[str], loaded: LoadedModel) -> Iterator[str]:
-    """Decode lines and cut long ones, but leave enough that the model's cut is noticed, so that a
-    window of lines fits into memory.
+def _shortened(lines: Iterable[bytes], counts: Counter[str], most: int) -> Iterator[str]:
+    """Decode lines and cut those of more than `most` characters, but leave enough that the model's
+    cut is noticed, so that a window of lines fits into memory.
     """
-    most = loaded.most_characters(loaded.max_source_length) + 1
-    return (line[:most] for line in decode_lines(lines, counts))
+    return (line[: most + 1] for line in decode_lines(lines, counts))
 
 
 def _with_prefixes(
@@ -115,7 +115,11 @@ def score_files(loaded: LoadedModel, source: Path, target: Path) -> Iterator[flo
     """Yield the natural log-probability of each target line given its source line."""
     counts: Counter[str] = Counter()
     total = _count_equal(source, target, loaded.check_stop)
-    sides = (_shortened(read_file(path, counts), counts, loaded) for path in (source, target))
+    limits = ((source, loaded.max_source_length), (target, loaded.max_target_length))
+    sides = (
+        _shortened(read_file(path, counts), counts, loaded.most_characters(tokens))
+        for path, tokens in limits
+    )
     scorer, cut, done = Scorer(loaded), (TruncatedLines(), TruncatedLines()), 0
     with progress_bar(total, "line", "scoring") as bar:
         for some in chunked(_aligned(source, target, *sides), loaded.decode.window):

@@ -298,6 +298,25 @@ def test_words_show_that_lines_of_a_few_patterns_go_together(folder: Folder) -> 
     assert ("data.train.0", "unrelated") in kinds(folder.look())
 
 
+@pytest.mark.parametrize("slip", [1, 700])
+def test_lines_of_documents_that_slipped_are_noticed(folder: Folder, slip: int) -> None:
+    """Lines of one subject have words that come together, whichever lines are paired."""
+    draw = random.Random(8)
+    words = ["".join(draw.choices("abcdefghijklmnop", k=4)) for _ in range(3000)]
+    lines = []
+    for _ in range(PAIRS // 20):
+        subject = draw.sample(words, 8)
+        for _ in range(20):
+            line = draw.sample(subject, 7) + draw.choices(words, k=draw.randint(0, 14))
+            lines.append(draw.sample(line, len(line)))
+    folder.bytes["train.xa"] = [" ".join(line).encode() for line in lines]
+    targets = [" ".join(word[::-1] + "o" for word in line).encode() for line in lines]
+    folder.bytes["train.xb"] = targets
+    assert ("data.train.0", "unrelated") not in kinds(folder.look())
+    folder.bytes["train.xb"] = targets[slip:] + targets[:slip]
+    assert ("data.train.0", "unrelated") in kinds(folder.look())
+
+
 def test_sets_that_overlap_are_named_on_both_sides(folder: Folder) -> None:
     lines = folder.bytes
     lines["train.xa"][10], lines["train.xb"][10] = lines["valid.xa"][1], lines["valid.xb"][1]

@@ -519,6 +519,19 @@ def test_errors_of_datasets_say_what_there_is(
     assert len(message) < 500
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_dataset_of_csv_is_read_as_it_is(tmp_path: Path, streaming: bool) -> None:
+    """What looks like a number, a truth value or nothing in a column stays text."""
+    rows = [("007", "1,50"), ("True", "None"), ("1.0", "NA")]
+    (tmp_path / "set").mkdir()
+    lines = ["de,score,en", *(f'{src},,"{tgt}"' for src, tgt in rows)]
+    (tmp_path / "set" / "train.csv").write_text("\n".join(lines) + "\n")
+    corpus = HubCorpus(dataset="set", split="train", src="de", tgt="en", streaming=streaming)
+    assert read(corpus, root=tmp_path)[0] == rows
+    (tmp_path / "set" / "train.jsonl").write_text("{}\n")
+    assert "of several kinds (csv, json); keep one" in error_of(corpus, root=tmp_path)
+
+
 def test_a_row_that_is_not_text_and_a_damaged_dataset_are_named(tmp_path: Path) -> None:
     rows = [{"de": "a", "en": "b"}] * 3 + [{"de": "c", "en": None}]
     corpus = jsonl_folder(tmp_path, rows)

@@ -126,8 +126,7 @@ def test_what_is_left_of_an_earlier_try_is_not_written_to(tmp_path: Path, kind: 
     assert not os.path.lexists(partial)
     assert precious.exists() == (kind == "link")
     assert kind != "link" or precious.read_text() == "precious"
-    moved = tmp_path / "out.partial.1"
-    assert kind != "file" or moved.read_text() == "left"
+    assert not list(tmp_path.glob("out.partial*"))  # part of a file that is no text is worthless
 
 
 WRITER = """
@@ -166,7 +165,7 @@ def test_a_partial_file_that_was_replaced_is_not_published(tmp_path: Path) -> No
 def test_where_no_new_file_can_be_made_the_file_itself_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(path: Path) -> int:
+    def refuse(path: Path, *, keeps_lines: bool) -> int:
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(outputs, "_make_held", refuse)

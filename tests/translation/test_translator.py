@@ -29,7 +29,7 @@ from mtrain.translation.attention import align, attention_of, word_numbers
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
 from mtrain.translation.search import Hypothesis
-from mtrain.translation.streams import translate_stream
+from mtrain.translation.streams import score_files, translate_stream
 from mtrain.translation.translator import Line, Translation, Translator
 
 SENTENCES = [src for src, _ in made_up_pairs(40, 11)]
@@ -366,7 +366,7 @@ def test_learned_positions_limit_both_sides(
     assert Scorer(found.loaded).score(["bavo", "bavo"], ["bavo", line])[1] == ([], [1])
 
 
-def test_a_target_is_cut_at_its_own_limit(translator: Translator) -> None:
+def test_a_target_is_cut_at_its_own_limit(translator: Translator, tmp_path: Path) -> None:
     """Which `max_len_b` makes far longer than that of a source."""
     loaded = with_decode(translator, max_source_length=2, max_len_b=400).loaded
     line = "unheard ~ words " * 20
@@ -374,6 +374,10 @@ def test_a_target_is_cut_at_its_own_limit(translator: Translator) -> None:
     assert loaded.encode_sources([line])[1] == [0]
     (ids,), cut = loaded.encode_targets([line])
     assert (ids.tolist(), cut) == (loaded.tokenizer.encode([line])[0], [])
+    path = tmp_path / "line"
+    path.write_text(f"{line}\n", encoding="utf-8")
+    scores, _ = Scorer(loaded).score([line], [line])
+    assert list(score_files(loaded, path, path)) == pytest.approx(scores)
 
 
 # --- Scores ----------------------------------------------------------------------------------
