@@ -40,7 +40,7 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Config:
     package = Path(__file__).parents[1]
     # in a clone, configs/ lies next to the package
     shipped = (package if (package / "configs").exists() else package.parent) / path
-    if path.parts[:1] == ("configs",) and shipped.exists() and not os.path.exists(path):
+    if path.parts[:1] == ("configs",) and os.path.exists(shipped) and not os.path.exists(path):
         logger.info("%s: not here; using the file that mtrain ships: %s", path, shipped)
         path = shipped
     if os.path.exists(path / "config.yaml"):  # unlike Path.exists, never an error

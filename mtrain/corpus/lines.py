@@ -135,7 +135,7 @@ def open_bytes(path: Path) -> IO[bytes]:
     """Open a plain, .gz or .zst file for reading; raises `UserError`."""
     try:
         if path.suffix in (".gz", ".zst") and path.is_file() and not path.stat().st_size:
-            raise UserError(f"{path}: cannot read: it is empty, and so no packed text")
+            raise UserError(f"{path}: cannot read: it is empty, unlike packed text; fetch it again")
         if path.suffix == ".gz":
             return cast(IO[bytes], gzip.open(path, "rb"))
         if path.suffix == ".zst":

@@ -11,14 +11,14 @@ from mtrain.config.languages import language_code
 SAMPLE = 1000  # lines that tell in what script a text is
 # Languages that are written in a script, after its codes in tags of languages (ISO 15924).
 SCRIPTS = {
-    "LATIN": "latn af az bs ca cs cy da de en es et eu fi fr ga gl hr hu id is it la lb lt lv mg "
-    "ms mt nb nl nn no oc pl pt ro sk sl so sq sv sw tl tr uz vi yo zu",
+    "LATIN": "latf latg latn af az bs ca cs cy da de en es et eu fi fr ga gl hr hu id is it la lb "
+    "lt lv mg ms mt nb nl nn no oc pl pt ro sk sl so sq sv sw tl tr uz vi yo zu",
     "CYRILLIC": "cyrl be bg kk ky mk mn ru tg tt uk",
-    "CJK": "hani hans hant jpan zh ja",
-    "HIRAGANA": "hira jpan ja",
-    "KATAKANA": "jpan kana ja",
+    "CJK": "hanb hani hans hant jpan zh ja",
+    "HIRAGANA": "hira hrkt jpan ja",
+    "KATAKANA": "hrkt jpan kana ja",
     "HANGUL": "hang kore ko",
-    "ARABIC": "arab ar ckb fa ps sd ug ur",
+    "ARABIC": "arab aran ar ckb fa ps sd ug ur",
     "HEBREW": "hebr he iw yi",
     "GREEK": "grek el",
     "DEVANAGARI": "deva hi mr ne sa",
@@ -64,12 +64,14 @@ def scripts_of(language: str) -> set[str]:
     return {script for script, codes in SCRIPTS.items() if code in codes.split()}
 
 
-def are_mostly_of(languages: Iterable[str], lines: list[str]) -> bool:
-    """Whether most letters of (a sample of) lines are of the scripts of these languages."""
+def share_of(languages: Iterable[str], lines: list[str]) -> float:
+    """Return the fraction of the letters of (a sample of) lines that are of the scripts of these
+    languages.
+    """
     sample = lines[:: max(1, len(lines) // SAMPLE)]
     letters = Counter(script_of(char) for line in sample for char in line if char.isalpha())
     scripts = set().union(*map(scripts_of, languages))
-    return 2 * sum(letters[script] for script in scripts) > letters.total()
+    return sum(letters[script] for script in scripts) / max(1, letters.total())
 
 
 def direction(language: str) -> str:

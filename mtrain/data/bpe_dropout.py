@@ -54,8 +54,8 @@ class SubwordSampler:
         self.keys = np.ascontiguousarray(keys)
 
     def draw(self, pairs: IdPairs, seed: int, check: Callable[[], None] = lambda: None) -> IdPairs:
-        """Draw the pieces of pairs of ids; the same seed draws the same. `check` is called again
-        and again; it may raise.
+        """Draw the pieces of pairs of ids; the same seed draws the same. `check` is called for
+        each chunk; it may raise.
         """
         random = np.random.default_rng(seed)
         found: IdPairs = []

@@ -346,7 +346,9 @@ class Preparation:
         if not len(store):
             raise UserError("data.train: no pair is left to train on")
         if sum((part.stop - part.start) * part.weight for part in store.parts) < 1:
-            raise UserError("data.train: with these weights, an epoch has less than one pair")
+            raise UserError(
+                "data.train: with these weights, an epoch has less than one pair; raise them"
+            )
         for sign in suspicions(store):
             logger.warning("data.train: %s", sign)
 

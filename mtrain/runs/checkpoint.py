@@ -86,7 +86,7 @@ def _saving(path: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         is_denied = getattr(error, "errno", None) in (errno.EACCES, errno.EPERM, errno.EROFS)
-        advice = "make it writable" if is_denied else "make room"
+        advice = "allow writing there" if is_denied else "make room"
         raise UserError(
             f"{path}: cannot save the checkpoint: {reason}; {advice} and run the same command again"
         ) from None

@@ -147,9 +147,9 @@ LOOP, RECORD = TypeAdapter(Loop), TypeAdapter[dict[str, Any]](Record)
 MADE = TypeAdapter(Made)
 
 
-def read_bytes(path: Path, most: int) -> bytes | None:
-    """Return the content of a run's file, None where it is missing; raises `UserError` if it is a
-    link or no regular file, or larger than `most` bytes.
+def read_bytes(path: Path, most: int, advice: str = "restore the run's own file") -> bytes | None:
+    """Return the content of a run's file, None where it is missing. Raises `UserError`, which ends
+    in the advice, if it is a link or no regular file, or larger than `most` bytes.
     """
     try:
         return files.read_whole(path, most)
@@ -158,8 +158,7 @@ def read_bytes(path: Path, most: int) -> bytes | None:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
     except ValueError as error:
-        text = f"{path}: {error}, which no run writes; restore the run's own file"
-        raise UserError(text) from None
+        raise UserError(f"{path}: {error}, which no run writes; {advice}") from None
 
 
 def read_record(
@@ -168,7 +167,7 @@ def read_record(
     """Read one of the small JSON files, None where it is missing. Raises `UserError`, which ends in
     the advice, if it is damaged.
     """
-    data = read_bytes(path, LARGEST)
+    data = read_bytes(path, LARGEST, advice)
     try:
         return None if data is None else read_json(data, form)
     except ValueError as error:

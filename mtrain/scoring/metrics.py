@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 from mtrain.config.languages import UNCUT, UNSPACED, tokenizer_for
-from mtrain.corpus.writing_systems import are_mostly_of
+from mtrain.corpus.writing_systems import share_of
 from mtrain.runtime.errors import MissingExtraError, RefusedError, UserError
 from mtrain.runtime.log import logger, progress_bar
 from mtrain.runtime.workers import available_threads, map_tasks
@@ -20,6 +20,7 @@ from mtrain.scoring.references import check_equal
 METRICS = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}
 SIGNIFICANT = 0.05  # the largest p-value called so, as sacreBLEU has it
 FEWEST = 10  # lines for a test; fewer do not give enough different resamples
+MOST, SOME = 0.5, 0.2  # fractions of the letters; of technical Chinese, most may be Latin
 _RESAMPLES = 1000
 # TER takes 10 to 30 ms for a line: from `MANY` lines on, processes count edits, `CHUNK` at a time.
 MANY, CHUNK = 400, 50
@@ -66,7 +67,7 @@ def choose_tokenizer(
     """Return the given tokenizer of sacreBLEU, or the target language's; raises `RefusedError`."""
     if tokenize is None:
         tokenize = tokenizer_for(tgt_lang)
-        if tokenize == "13a" and are_mostly_of(UNCUT, references[0]):
+        if tokenize == "13a" and share_of(UNCUT, references[0]) > MOST:
             advice = "" if tgt_lang else "name the language (zh, ja, ko) with --tgt-lang, or "
             logger.warning(
                 "the references are mostly in a script without words that BLEU's tokenizer 13a "
@@ -79,7 +80,7 @@ def choose_tokenizer(
 
 def _warn_of_ter(references: list[list[str]]) -> None:
     """Warn where TER counts stretches without a space as words."""
-    if are_mostly_of(UNSPACED, references[0]):
+    if share_of(UNSPACED, references[0]) > MOST:
         logger.warning(
             "TER finds no words in the script of the references, and counts whole phrases as wrong "
             "for one letter; rely on chrF and BLEU"
@@ -265,7 +266,7 @@ def _metric(
 
 def _is_cut_by_ter(tokenize: str, references: list[list[str]]) -> bool:
     """Whether TER cuts references into characters: Chinese and Japanese."""
-    return tokenize in ("zh", "ja-mecab") or are_mostly_of(("zh", "ja"), references[0])
+    return tokenize in ("zh", "ja-mecab") or share_of(("zh", "ja"), references[0]) > SOME
 
 
 def _count_edits(by_characters: bool, lines: list[tuple[str, ...]]) -> list[list[float]]:

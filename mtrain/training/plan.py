@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from mtrain.config.languages import UNCUT, is_uncut, tokenizer_for
 from mtrain.config.schema import Config, DataConfig, TrainConfig
-from mtrain.corpus.writing_systems import are_mostly_of
+from mtrain.corpus.writing_systems import share_of
 from mtrain.data.batches import SpecialIds, collate, pack_by_tokens
 from mtrain.model.building import shape_of
 from mtrain.model.transformer import Transformer
@@ -119,10 +119,11 @@ def uncut_sets(data: DataConfig, references: dict[str, list[str]]) -> Iterator[s
         language = data.languages(corpus)[1]
         if data.bleu_tokenize is not None or tokenizer_for(language) != "13a":
             continue
-        if is_uncut(language) or are_mostly_of(UNCUT, references.get(key, [])):
+        if is_uncut(language) or share_of(UNCUT, references.get(key, [])) > 0.5:
             yield (
                 f"{key}: BLEU would compare whole sentences, because its tokenizer 13a, that of "
-                f"{language}, finds no words in them; set data.bleu_tokenize: char"
+                f"{language}, finds no words in them; set data.bleu_tokenize: char, or the right "
+                "language"
             )
 
 

@@ -69,7 +69,10 @@ def test_a_merge_is_left_out_as_often_as_it_should(tokenizer: Tokenizer) -> None
     """Of a word that one merge makes."""
     pieces = tokenizer.plain_pieces.items()
     word = next(n for n, piece in pieces if len(piece) == 2 and piece[0] == "\u2581")
-    drawn = SubwordSampler(tokenizer, 0.3, 999).draw([(np.array([word]),) * 2] * 3000, 2)
+    calls = list[None]()
+    pairs = [(np.array([word]),) * 2] * 3000
+    drawn = SubwordSampler(tokenizer, 0.3, 999).draw(pairs, 2, lambda: calls.append(None))
+    assert calls
     assert np.mean([len(row) == 2 for pair in drawn for row in pair]) == pytest.approx(
         0.3, abs=0.03
     )

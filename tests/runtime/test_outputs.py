@@ -84,15 +84,18 @@ def test_whole_lines_of_an_output_that_fails_are_kept(
     assert (partial.read_text() if partial.exists() else None) == kept
     assert message in caplog.text
     assert f"{out} was {'left as it was' if old else 'not written'}" in caplog.text
-    for attempt in (1, 2):  # loses none of them
-        assert fails("other\n", out, keeps_lines=True)
-        moved = partial.with_name(f"out.partial.{attempt if kept else attempt - 1}")
-        assert (moved.read_text() if moved.exists() else None) == (
-            kept if attempt == 1 else "other\n"
-        )
     outputs.write_output(out, b"again")
-    assert out.read_text() == "again"
-    assert not partial.exists()
+    assert (out.read_text(), names(tmp_path)) == ("again", ["out"])
+
+
+def test_no_attempt_removes_the_lines_of_an_earlier_one(tmp_path: Path) -> None:
+    for text in ("one\n", "two\n", "three\n"):
+        assert fails(text, tmp_path / "out", keeps_lines=True)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "out.partial.1": "one\n",
+        "out.partial.2": "two\n",
+        "out.partial": "three\n",
+    }
 
 
 def test_of_several_new_files_all_or_none_have_their_names(tmp_path: Path) -> None:

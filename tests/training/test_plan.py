@@ -139,6 +139,7 @@ def test_what_is_likely_a_mistake_is_warned_of(
         found = describe_run(config, Ranks(), Blocks(1), 320, 500, micro_batches=40, tokens=200.0)
         warnings = "\n".join(found.warnings(config.train))
         assert bool(re.search(message, warnings)) == expected
+        assert found.numbers["peak_step"] <= config.train.max_steps
         assert bool(warnings) == expected
 
 

@@ -877,6 +877,17 @@ def test_a_vocabulary_of_other_text_is_not_taken_after_a_crash(
         start(run, "data.train=[{generated: phrasebook, split: train, pairs: 300}]")
 
 
+def test_a_run_that_ends_or_stops_prepares_no_more_text(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = []
+    monkeypatch.setattr(batches.TokenBatches, "close", lambda self: closed.append(self))
+    stop(run, 3, "train.max_steps=4")
+    assert len(closed) == 1
+    start(run, "train.max_steps=4")
+    assert len(closed) == 2
+
+
 def test_the_best_of_an_extended_run_is_a_checkpoint_that_is_there(run: Path) -> None:
     """The best validation is at the old end, where none is due now."""
     settings = ["train.keep_checkpoints=1", "train.average_last=0", "train.valid_every=4"]
