@@ -9,6 +9,9 @@
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 PYTHON ?= python3
+# ends with a message, and 1, for a Python that is too old
+CHECK := import sys; sys.exit(sys.version_info < (3, 11) and \
+	"mtrain needs Python 3.11 or newer: name it, as in PYTHON=python3.12")
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -24,9 +27,9 @@ help:
 setup: $(READY)
 
 $(INSTALLED): pyproject.toml scripts/constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
-		"mtrain needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
-	$(PYTHON) -m venv --clear $(VENV)
+	@$(PYTHON) -c '$(CHECK)'
+	@$(BIN)/python -c '$(CHECK)' 2> /dev/null || rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip
 	$(PIP) torch==2.13.0
 	$(PIP) --constraint scripts/constraints.txt --editable .

@@ -58,7 +58,8 @@ def verify(
     model: options.Model = None,
     json_: options.Json = False,
 ) -> None:
-    """Check that every file of a run is as the run wrote it (exit code 1 if not).
+    """Check the hashes of a run's files and text, and the form of its records (exit code 1 for a
+    fault).
 
     Example: `mtrain verify runs/NAME`
     """

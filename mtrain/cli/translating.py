@@ -169,8 +169,10 @@ def attention(
     models, texts = options.run_and_texts(words, model)
     if len(models) > 1:
         raise RefusedError("-m/--model: given twice; a page shows the attention of one model")
-    if (len(texts) == 1) != (input_ is None) or len(texts) > 1:
-        raise RefusedError("mtrain attention: give either a sentence or -i/--input FILE")
+    if bool(texts) == (input_ is not None):
+        raise RefusedError("mtrain attention: give either sentences or -i/--input FILE")
+    if target and len(texts) > 1:
+        raise RefusedError("-t/--target: translates one sentence; for several, use files (-i, -t)")
     target = target and (as_text(target) if input_ is None else options.as_name(target))
     refuse_overwriting(output, input_, target if input_ else None)
     output = check_page(output, "attention.html")
@@ -179,7 +181,7 @@ def attention(
 
     chosen = maps.choose(kind, layer, head)
     if input_ is None:
-        pairs: maps.Pairs = [(texts[0], target)]
+        pairs: maps.Pairs = [(text, target) for text in texts]
     else:
         with reading(input_) as source:
             pairs = maps.read_pairs(source, Path(target) if target else None)

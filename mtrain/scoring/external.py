@@ -10,15 +10,18 @@ import shlex
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
+from typing import IO
 
 from mtrain.runtime.errors import RefusedError, UserError
 
 OPTION = "--metric-command"
 WAIT = 0.2  # seconds between looks at a request to stop
 MOST_SHOWN = 200  # characters of what a program printed
+MOST_PRINTED, MOST_READ = 1 << 28, 1 << 20  # bytes
 # Set by mtrain and torchrun for their own processes; programs that use torch would obey them.
 HIDDEN = {"PYTHONSAFEPATH", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
 HIDDEN |= {"MASTER_ADDR", "MASTER_PORT"}
@@ -56,14 +59,23 @@ class ExternalMetric:
 
     def _run(self, text: bytes, check: Callable[[], None]) -> tuple[str, str, int]:
         """Return what the program prints to stdout and stderr, and its exit code."""
+        # not pipes, which a process that the program leaves behind would keep open
+        with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as errors:
+            code = self._wait(text, (printed, errors), check)
+            return _end_of(printed), _end_of(errors), code
+
+    def _wait(
+        self, text: bytes, outputs: tuple[IO[bytes], IO[bytes]], check: Callable[[], None]
+    ) -> int:
+        """Run the program and return its exit code."""
         end = time.monotonic() + self.timeout
         environment = {name: each for name, each in os.environ.items() if name not in HIDDEN}
         try:
             process = subprocess.Popen(
                 self.words,
                 stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                stdout=outputs[0],
+                stderr=outputs[1],
                 env=environment,
                 start_new_session=True,  # a signal reaches it through `check`, with its children
             )
@@ -74,7 +86,7 @@ class ExternalMetric:
             given: bytes | None = text
             while True:
                 try:
-                    printed, errors = process.communicate(given, WAIT)
+                    process.communicate(given, WAIT)
                     break
                 except subprocess.TimeoutExpired:
                     given = None  # it goes on with the rest of the text
@@ -82,15 +94,22 @@ class ExternalMetric:
                     if time.monotonic() > end:
                         late = f"took longer than --metric-timeout {self.timeout:g}"
                         raise self._failure(late) from None
+                    if max(os.fstat(each.fileno()).st_size for each in outputs) > MOST_PRINTED:
+                        raise self._failure(f"printed more than {MOST_PRINTED:,} bytes") from None
             unfinished.pop_all()
-        shown, failed = (each.decode("utf-8", "replace").strip() for each in (printed, errors))
-        return shown, failed, process.returncode
+        return process.returncode
 
     def _failure(self, text: str) -> UserError:
         return UserError(
             f"{OPTION} {self.command}: {text}; the checkpoint is saved: mend the program and run "
             "the same command again"
         )
+
+
+def _end_of(output: IO[bytes]) -> str:
+    """Return the end of what was printed, which is all of it unless it is far too much."""
+    output.seek(max(0, os.fstat(output.fileno()).st_size - MOST_READ))
+    return output.read(MOST_READ).decode("utf-8", "replace").strip()
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

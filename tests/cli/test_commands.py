@@ -383,8 +383,9 @@ MISTAKES = [
     ("average {run}/checkpoints/step-00000002 -o {tmp}/mean", 2, ["is one checkpoint; give the"]),
     ("average {tmp}/none -o {tmp}/mean", 2, ["none/config.yaml: cannot read the config"]),
     # pages
-    ("attention -m {run} -o {tmp}/a.html a b", 2, ["give either a sentence or -i"]),
-    ("attention -m {run} -o {tmp}/a.html", 2, ["give either a sentence or -i/--input FILE"]),
+    ("attention -m {run} -o {tmp}/a.html a b -t c", 2, ["-t/--target", "one sentence"]),
+    ("attention -m {run} -o {tmp}/a.html a -i {src}", 2, ["either sentences or -i/--input FILE"]),
+    ("attention -m {run} -o {tmp}/a.html", 2, ["give either sentences or -i/--input FILE"]),
     (
         "attention -m {run} -o {tmp}/a.svg x",
         2,

@@ -37,6 +37,17 @@ def test_much_text_and_many_messages_block_nobody() -> None:
     assert score("print(7)") == 7  # without reading
 
 
+def test_a_process_that_is_left_behind_is_not_waited_for() -> None:
+    child = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', '{}']); print(1.5)"
+    assert score(child.format("import time; time.sleep(8)"), timeout=5) == 1.5
+
+
+def test_a_program_that_prints_without_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mtrain.scoring.external.MOST_PRINTED", 1 << 20)
+    with pytest.raises(UserError, match="printed more than 1,048,576 bytes; "):
+        score("while True: print('x' * 10_000)")
+
+
 def test_variables_of_mtrain_s_own_processes_are_not_passed_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
