@@ -161,7 +161,7 @@ def without_missing(config: Config, stop: Stop, *, timed: bool) -> Config:
             text = Filler(config, number, stop, Ranks()).missing(timed)
         except MissingModelError as error:  # it is perhaps not trained yet
             text = str(error)
-        logger.warning("data.train.%d: left out, its text is not in the run yet: %s", number, text)
+        logger.warning("data.train.%d: left out, as its text is not made yet: %s", number, text)
     resolved = made.resolve(config, skip=missing)
     if not resolved.data.texts:
         raise UserError("data.train: no text is there yet; `mtrain data build` makes it")

@@ -20,7 +20,7 @@ from mtrain.model.building import build, check_weights, shape_of
 from mtrain.model.cpu import keep_freed_memory
 from mtrain.model.decoder import Decoder, Ensemble
 from mtrain.model.transformer import Transformer, set_compute_dtype
-from mtrain.runs import checkpoint, layout
+from mtrain.runs import checkpoint, layout, manifest
 from mtrain.runs.checkpoint import Snapshot
 from mtrain.runtime.device import (
     compute_dtype,
@@ -188,7 +188,9 @@ def load_with_tag(*paths: Path, tag: str | None = None, **options: Any) -> Loade
 def load_on_ranks(
     paths: list[Path], ranks: Ranks, *, device: str, precision: str, **options: Any
 ) -> LoadedModel:
-    """Load the same models on every rank, each on its own device."""
+    """Load the same models on every rank, each on its own device; raises `RefusedError` if the
+    copies of several machines differ.
+    """
     # rank 0 alone chooses: the best checkpoint of a run in training may change
     chosen = ranks.share(lambda: [checkpoint.resolve(path) for path in paths], PATHS)
 
@@ -200,7 +202,10 @@ def load_on_ranks(
             keep_freed_memory()
         return load_with_tag(*chosen, device=name, precision=precision, **options)
 
-    return ranks.together(load_here)
+    loaded = ranks.together(load_here)
+    manifests = [manifest.hash_file(path / manifest.NAME) for path in chosen]
+    ranks.check_same(" ".join(manifests), "models")
+    return loaded
 
 
 def _check_languages(config: Config, other: Config, path: Path, directory: Path) -> None:

@@ -369,7 +369,7 @@ def test_looking_makes_no_text(command: list[str], tmp_path: Path, trained_run: 
     path = write(tmp_path, {"src": text(tmp_path), "model": str(trained_run)})
     done = run_mtrain(*command, "-c", path)
     assert done.returncode == EXIT_OK, done.stderr
-    assert "data.train.1: left out, its text is not in the run yet" in done.stderr
+    assert "data.train.1: left out, as its text is not made yet" in done.stderr
     assert "30 lines" in done.stderr
     assert ("in about 00:01" in done.stderr) == ("--no-timing" not in command)
     assert not (tmp_path / "run").exists()

@@ -28,6 +28,12 @@ def by_command(arguments: list[str], source: Path, output: Path) -> None:
     cli.main()
 
 
+def translate_in(folder: Path) -> None:
+    """Be a rank that translates with the folder's own copy of a model."""
+    os.chdir(folder)
+    by_command(["translate", "-m", "model"], Path(os.devnull), folder / "out")
+
+
 def run_ranks(
     directory: Path, arguments: list[list[str]], source: Path = Path(os.devnull)
 ) -> tuple[Done, list[bytes]]:
@@ -73,6 +79,17 @@ def test_ranks_with_different_commands_are_refused(trained_run: Path, tmp_path: 
     assert done.codes == [2, 2]
     assert "different commands" in done.told[0]
     assert not any(map(os.path.exists, outputs))
+
+
+def test_ranks_with_different_models_are_refused(trained_run: Path, tmp_path: Path) -> None:
+    """As where machines have copies of their own, under one name."""
+    steps = sorted((trained_run / "checkpoints").glob("step-*"))
+    for folder, step in (("a", steps[0]), ("b", steps[-1])):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "model").symlink_to(step)
+    done = start(tmp_path, [partial(translate_in, tmp_path / folder) for folder in "ab"])
+    assert done.codes == [2, 2]
+    assert "different models" in done.told[0]
 
 
 def test_rank_0_scores(trained_run: Path, tmp_path: Path) -> None:
