@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -166,6 +167,8 @@ SAMPLING: dict[str, tuple[Any, Any]] = {
 # Options that mean something only with --sample, and those only without it.
 OF_SAMPLING, OF_SEARCH = ["temperature", "top_k", "top_p", "seed"], ["beam_size"]
 
+RANKED = {"train", "data_build", "translate", "evaluate"}  # commands for several processes
+
 Command = TypeVar("Command", bound=Callable[..., None])
 
 
@@ -199,11 +202,24 @@ def run_and_texts(
     return models, [as_text(word) for word in words]
 
 
+def refuse_ranks() -> None:
+    """Refuse to run in several processes of torchrun a command that each of them would run whole;
+    raises `RefusedError`.
+    """
+    rank, size = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
+    if "LOCAL_RANK" in os.environ and size.isdecimal() and int(size) > 1:
+        error = RefusedError("this command uses one process; start it without torchrun")
+        error.is_silent = rank != "0"
+        raise error
+
+
 def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
     """Add `-q` and `-v` to a command."""
 
     @wraps(command)
     def run(*, quiet: bool, verbose: bool, **values: Any) -> None:
+        if command.__name__ not in RANKED:
+            refuse_ranks()
         if quiet and verbose:
             raise RefusedError("-q/--quiet: does not go with -v/--verbose; remove one of them")
         if quiet or verbose:

@@ -57,6 +57,7 @@ def evaluate(
         references = read_references(reference or [])
         sources = read_source(source, references) if source else []
     if hypothesis is not None:
+        options.refuse_ranks()
         hypotheses = read_aligned(hypothesis, references)
     else:
         with options.open_translator(model or [], device, precision, **decode) as translator:

@@ -100,3 +100,18 @@ def test_rank_0_scores(trained_run: Path, tmp_path: Path) -> None:
     assert done.codes == [0, 0], done.told
     assert b'"lines": 20' in outputs[0]
     assert outputs[1] == b""
+
+
+@pytest.mark.parametrize("command", ["score -m {run} -s s -t r", "eval --hypothesis s -r r"])
+def test_ranks_of_a_command_of_one_process_are_refused(
+    trained_run: Path, tmp_path: Path, command: str
+) -> None:
+    """Or else each would print everything."""
+    for name in "sr":
+        (tmp_path / name).write_text("bavo\n")
+    words = command.format(run=trained_run).replace(" s", f" {tmp_path}/s")
+    arguments = words.replace(" r", f" {tmp_path}/r").split()
+    done, outputs = run_ranks(tmp_path, [arguments] * 2)
+    assert done.codes == [2, 2]
+    assert "uses one process; start it without torchrun" in done.told[0]
+    assert (done.told[1], outputs) == ("", [b"", b""])
