@@ -42,6 +42,8 @@ def load(*paths: str | PathLike[str], device: str = "auto", precision: str = "au
 
     if not paths:
         raise RefusedError("mtrain.load: needs a run or checkpoint directory")
+    if not all(isinstance(path, str | PathLike) for path in paths):
+        raise RefusedError("mtrain.load: expected paths, as in load(a, b) for an ensemble")
     return api.Model(loading.load(*map(Path, paths), device=device, precision=precision))
 
 

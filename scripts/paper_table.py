@@ -53,8 +53,10 @@ def measure(run: Path, base: Path) -> tuple[str, float, float, int, float]:
     weights = checkpoint.load(checkpoint.resolve(run)).weights
     records = map(json.loads, (run / layout.METRICS).read_text().splitlines())
     times = [record["time"] for record in records if "train/loss" in record]
-    between = statistics.median(late - early for early, late in pairwise(times))
-    seconds = between / config.train.log_every * last["step"]
+    between = [late - early for early, late in pairwise(times)]
+    if not between:
+        raise SystemExit(f"{run}: fewer than two records of steps: train longer")
+    seconds = statistics.median(between) / config.train.log_every * last["step"]
     return text, last["nll"], last["bleu"], sum(w.numel() for w in weights.values()), seconds
 
 

@@ -97,7 +97,8 @@ Set = Annotated[
     list[str] | None,
     value(
         "KEY=VALUE",
-        "Override a setting, such as `train.max_steps=9`. Repeatable.",
+        "Override a setting, such as `train.max_steps=9` (`mtrain config keys` lists all). "
+        "Repeatable.",
         "--set",
         parser=as_setting,
         complete=completion.settings,
@@ -125,7 +126,12 @@ Reference = Annotated[
     list[Path] | None, file("Reference translation. Repeat it for several.", "--reference", "-r")
 ]
 OwnSet = Annotated[
-    str | None, value("SET", "A run's set: valid, or a test set's name.", complete=completion.sets)
+    str | None,
+    value(
+        "SET",
+        "A run's set: valid (or valid.0, ...), or a test set's name.",
+        complete=completion.sets,
+    ),
 ]
 Language = Annotated[
     str | None, value("CODE", "Target language; chooses the tokenizer.", parser=as_language)

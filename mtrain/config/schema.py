@@ -238,7 +238,7 @@ class TrainConfig(Section):
     label_smoothing: Fraction = 0.1
     """probability that is spread over the whole vocabulary"""
     consistency: PositiveNumber | None = None
-    """SimCut: weight of the divergence from a view with embeddings cut off, such as 3; null: off"""
+    """SimCut: weight of the divergence from a view with embeddings cut off, such as 1; null: off"""
     cutoff: Annotated[float, Field(gt=0, lt=1)] = 0.05
     """fraction of token embeddings that the second view of consistency sets to zero"""
     adam_betas: Annotated[list[Fraction], Field(min_length=2, max_length=2)] = [0.9, 0.98]

@@ -219,7 +219,9 @@ class Preparation:
         described = DESCRIBED
         if self.run_tokenizer.exists():
             file = self.run_tokenizer
-            advice = None if init_from else "remove it, or choose another run_dir"
+            has_run = (self.run_tokenizer.parent / layout.RUN).exists()
+            own = "go back to those of this run" if has_run else "remove it"
+            advice = None if init_from else f"{own}, or choose another run_dir"
         elif init_from is not None:
             file = start_of(init_from) / layout.TOKENIZER
             described = {"path"} if settings.path else DESCRIBED & settings.model_fields_set
@@ -388,6 +390,6 @@ def _check_tokenizer(
         matches = all(getattr(settings, key) == found[key] for key in keys)
     if not matches:
         raise RefusedError(
-            f"{path}: this vocabulary of {tokenizer.vocab_size} pieces is not the one that the "
+            f"{path}: this vocabulary of {tokenizer.vocab_size:,} pieces is not the one that the "
             f"config describes; {advice}"
         )

@@ -177,7 +177,7 @@ def describe_run(
         f"model: {parameters:,} parameters, vocabulary {vocab_size:,}",
         f"device: {device}",
         f"batches: about {per_epoch:,} steps an epoch, about {per_step:,} target tokens a step; "
-        f"{train.max_steps:,} steps are {epochs:{',.0f' if epochs >= 10 else '.2g'}} epochs",
+        f"{train.max_steps:,} steps are {_epochs(epochs)}",
         *([f"micro-batches of a step by process: {blocks}"] if ranks.size > 1 else []),
         f"learning rate: {train.schedule}, peak {peak_lr:.3e} at step {peak_step:,}",
         f"checkpoints: {format_bytes(checkpoint_bytes)} each, {format_bytes(disk_bytes)} at most",
@@ -186,6 +186,11 @@ def describe_run(
     work = 6.0 * parameters * per_step * train.max_steps / ranks.size
     seconds = work / (MAX_OPERATIONS * machine.threads) if machine.device == "cpu" else None
     return Forecast(numbers, lines, lack_of_disk(disk_bytes, Path(config.run_dir)), seconds)
+
+
+def _epochs(count: float) -> str:
+    shown = f"{count:{',.0f' if count >= 10 else '.2g'}}"
+    return f"{shown} epoch{'s' * (shown != '1')}"
 
 
 def _disk_bytes(config: Config, checkpoint_bytes: int, parameters: int) -> int:

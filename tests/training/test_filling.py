@@ -377,7 +377,7 @@ def test_looking_makes_no_text(command: list[str], tmp_path: Path, trained_run: 
     done = run_mtrain(*command, "-c", path)
     assert "left out" not in done.stderr
     done = run_mtrain(*command, "-c", path, "--set", f"run_dir={tmp_path / 'other'}")
-    assert "not in the run yet: all of" in done.stderr
+    assert "is not made yet: all of" in done.stderr
 
 
 def test_a_model_of_the_other_direction_is_refused(
