@@ -57,7 +57,6 @@ def evaluate(
         references = read_references(reference or [])
         sources = read_source(source, references) if source else []
     if hypothesis is not None:
-        options.refuse_ranks()
         hypotheses = read_aligned(hypothesis, references)
     else:
         with options.open_translator(model or [], device, precision, **decode) as translator:
@@ -115,6 +114,8 @@ def _check_eval_inputs(
     decode: dict[str, object],
 ) -> None:
     """Refuse options that do not go together."""
+    if hypothesis is not None:
+        options.refuse_ranks()
     if on is not None:
         if model is None or any((source, reference, hypothesis)):
             raise RefusedError("--on: needs -m/--model, and takes the place of -s and -r")
