@@ -67,7 +67,7 @@ def choose_tokenizer(
     """Return the given tokenizer of sacreBLEU, or the target language's; raises `RefusedError`."""
     if tokenize is None:
         tokenize = tokenizer_for(tgt_lang)
-        if tokenize == "13a" and share_of(UNCUT, references[0]) > MOST:
+        if tokenize == "13a" and are_uncut(references[0]):
             advice = "" if tgt_lang else "name the language (zh, ja, ko) with --tgt-lang, or "
             logger.warning(
                 "the references are mostly in a script without words that BLEU's tokenizer 13a "
@@ -76,6 +76,11 @@ def choose_tokenizer(
             )
     check_tokenizer(tokenize)
     return tokenize
+
+
+def are_uncut(lines: list[str]) -> bool:
+    """Whether BLEU would compare whole lines of text with its tokenizer 13a."""
+    return share_of(UNCUT, lines) > MOST
 
 
 def _warn_of_ter(references: list[list[str]]) -> None:

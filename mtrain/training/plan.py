@@ -13,9 +13,8 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from mtrain.config.languages import UNCUT, is_uncut, tokenizer_for
+from mtrain.config.languages import is_uncut, tokenizer_for
 from mtrain.config.schema import Config, DataConfig, TrainConfig
-from mtrain.corpus.writing_systems import share_of
 from mtrain.data.batches import SpecialIds, collate, pack_by_tokens
 from mtrain.model.building import shape_of
 from mtrain.model.transformer import Transformer
@@ -25,6 +24,7 @@ from mtrain.runtime.device import telling_lack_of_memory
 from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.workers import map_tasks
+from mtrain.scoring.metrics import are_uncut
 from mtrain.training.gradients import Blocks, most_sums
 from mtrain.training.learner import Learner, Machine
 from mtrain.training.schedule import make_schedule
@@ -119,7 +119,7 @@ def uncut_sets(data: DataConfig, references: dict[str, list[str]]) -> Iterator[s
         language = data.languages(corpus)[1]
         if data.bleu_tokenize is not None or tokenizer_for(language) != "13a":
             continue
-        if is_uncut(language) or share_of(UNCUT, references.get(key, [])) > 0.5:
+        if is_uncut(language) or are_uncut(references.get(key, [])):
             yield (
                 f"{key}: BLEU would compare whole sentences, because its tokenizer 13a, that of "
                 f"{language}, finds no words in them; set data.bleu_tokenize: char, or the right "
