@@ -304,7 +304,7 @@ def measure_translation(
 
 def own_translate(loaded: LoadedModel) -> Translate:
     """Return mtrain's translation with a loaded model, without scores, as of `mtrain translate`."""
-    translate = partial(Translator(loaded).translate, scored=False)
+    translate = partial(Translator(loaded, in_processes=True).translate, scored=False)
     return lambda lines: sum(found[0].tokens for found in translate(lines)[0])
 
 

@@ -280,7 +280,8 @@ def open_translator(
         given = {**decode, "seed": seed, "n_best": n_best, "mbr": mbr}
         if refused := _mismatch(given, loaded.decode):
             raise ranks.as_one(RefusedError(f"--{refused}"))
-        yield Translator(loaded, ranks, seed=seed, samples=n_best or 1, mbr=mbr)
+        samples = n_best or 1
+        yield Translator(loaded, ranks, seed=seed, samples=samples, mbr=mbr, in_processes=True)
 
 
 def _mismatch(given: dict[str, Any], decode: "schema.DecodeConfig") -> str | None:

@@ -10,6 +10,8 @@ import math
 import multiprocessing
 import os
 import signal
+import sys
+import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
@@ -25,11 +27,12 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 # Called once in a process; returns the function for its tasks. Must be picklable, as a `partial` of
-# a module's function is.
+# a module's function is, unless the process is forked.
 Setup = Callable[[], Callable[[Task], Result]]
 
 CGROUP = Path("/sys/fs/cgroup")
 AHEAD = 4  # tasks of each process that may begin before the next result in order
+CAN_FORK = sys.platform == "linux"  # libraries of macOS may fail in a forked process
 
 
 def available_threads() -> int:
@@ -54,16 +57,26 @@ def _quota() -> float:
 
 
 def map_tasks(
-    setup: Setup[Task, Result], tasks: Iterable[Task], number: int, death: str
+    setup: Setup[Task, Result],
+    tasks: Iterable[Task],
+    number: int,
+    death: str,
+    *,
+    forked: bool = False,
 ) -> Generator[Result]:
     """Yield the result of each task, in order, from `number` processes; tasks are read as they are
     needed. Closing the generator ends the processes. Raises the `UserError` of a process, or one
     with the message `death` if a process dies.
+
+    Processes that are `forked` start in some milliseconds and share the memory of this one. They
+    must not wait for another of its threads: with torch, `setup` sets the number of threads to 1.
     """
-    crew = [_start(setup) for _ in range(number)]
-    idle, busy = [pipe for _, pipe in crew], dict[Connection, int]()
+    crew: list[tuple[BaseProcess, Connection]] = []
     source, done, wanted = enumerate(tasks), dict[int, Result](), 0
     try:
+        for _ in range(number):
+            crew.append(_start(setup, [pipe for _, pipe in crew], forked=forked))
+        idle, busy = [pipe for _, pipe in crew], dict[Connection, int]()
         task = next(source, None)
         while task is not None or busy or done:
             while task is not None and idle and task[0] - wanted < AHEAD * number:
@@ -97,25 +110,36 @@ def _reporting(death: str) -> Iterator[None]:
         raise UserError(death) from None
 
 
-def _start(setup: Setup[Any, Any]) -> tuple[BaseProcess, Connection]:
-    """Start a process. Signals that ask a job to stop are blocked in it from the start, since only
-    this process acts on them.
+def _start(
+    setup: Setup[Any, Any], pipes: list[Connection], *, forked: bool
+) -> tuple[BaseProcess, Connection]:
+    """Start a process, after those with these pipes. Signals that ask a job to stop are blocked in
+    it from the start, since only this process acts on them.
     """
-    context = multiprocessing.get_context("spawn")  # forking a process with threads can deadlock
-    resource_tracker.ensure_running()  # it would unblock signals when the first process starts
+    # forking a process with threads can deadlock: see `map_tasks`
+    context: Any = multiprocessing.get_context("fork" if forked else "spawn")
     here, there = context.Pipe()
-    process = context.Process(target=_work, args=(there, setup), daemon=True)
+    if not forked:
+        resource_tracker.ensure_running()  # it would unblock signals when the first process starts
+    held = [*pipes, here] if forked else []
+    process = context.Process(target=_work, args=(there, setup, held), daemon=True)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, EXIT_CODES)
     try:
-        process.start()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's, about threads
+            process.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     there.close()  # the pipe ends only when nobody else holds this end
     return process, here
 
 
-def _work(pipe: Connection, setup: Setup[Any, Any]) -> None:
-    """Do tasks as they come, until the other end of the pipe is gone."""
+def _work(pipe: Connection, setup: Setup[Any, Any], held: list[Connection]) -> None:
+    """Do tasks as they come, until the other end of the pipe is gone. The ends of the first process
+    that a forked one was given, `held`, are closed.
+    """
+    for end in held:
+        end.close()
     work = None
     with suppress(EOFError, OSError):
         while True:

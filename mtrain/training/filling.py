@@ -303,7 +303,8 @@ class Filler:
         if self._hash() != self.hashes:
             raise UserError(f"{self.key}.model: it changed while it was loaded; run this again")
         loaded.check_stop = self.stop.check
-        return Translator(loaded, seed=self.seed, threads=1)
+        alone = self.ranks.size == 1
+        return Translator(loaded, seed=self.seed, threads=1, in_processes=alone)
 
     def _translate(self, number: int, pairs: list[Pair]) -> LineShard:
         translator = self._translator

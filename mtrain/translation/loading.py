@@ -195,8 +195,10 @@ def load_on_ranks(
     chosen = ranks.share(lambda: [checkpoint.resolve(path) for path in paths], PATHS)
 
     def load_here() -> LoadedModel:
-        if ranks.size > 1:
-            torch.set_num_threads(max(1, available_threads() // ranks.local_size))
+        threads = available_threads() // ranks.local_size
+        if ranks.size == 1:  # torchrun sets it to 1
+            threads = min(threads, torch.get_num_threads())
+        torch.set_num_threads(max(1, threads))
         name = str(device_of(device, ranks))
         if pick_device(name).type == "cpu":
             keep_freed_memory()

@@ -2,7 +2,7 @@
 
 lines -> ids, cut at the limit            LoadedModel.encode_sources
 -> batches of similar length        token budget / beam size
--> beam search or sampling          on a CPU several batches at a time
+-> beam search or sampling          on a CPU several batches at a time, in threads or processes
 -> texts in the order of the lines  with several ranks, gathered from all
 """
 
@@ -26,19 +26,25 @@ from mtrain.corpus.lines import is_blank
 from mtrain.data.batches import batch_by_tokens, pad
 from mtrain.runtime.device import telling_lack_of_memory
 from mtrain.runtime.distributed import Ranks
+from mtrain.runtime.workers import CAN_FORK, map_tasks
 from mtrain.scoring.mbr import choose
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.sampling import Choice, Sampling
 from mtrain.translation.search import BeamSearch, GreedySearch, Hypothesis, Rules, length_normalizer
 
-# Batches searched at a time on a CPU; more would wait for Python's lock.
-MOST_AT_ONCE = 4
+# Batches searched at a time on a CPU: threads wait for Python's lock, processes for the memory.
+MOST_THREADS = 4
+MOST_PROCESSES = 32
 # Padded source tokens x beam size for which another thread pays.
 WORTH_A_THREAD = 512
 # Batches of each rank between two exchanges of translations.
 ROUND = 8
 # Lines that are read first; `Translator.in_windows` reads more and more.
 FIRST_WINDOW = 1000
+DEATH = (
+    "a process that translated has died; if it was killed for lack of memory, set OMP_NUM_THREADS "
+    "to fewer processes, or lower decode.batch_tokens (--batch-tokens)"
+)
 
 T = TypeVar("T")
 
@@ -83,13 +89,16 @@ class Translator:
         samples: int = 1,
         mbr: int | None = None,
         threads: int | None = None,
+        in_processes: bool = False,
     ) -> None:
         """`seed` is that of sampling (None: the run's), `samples` the draws for each sentence. With
         `mbr`, the text most like the others of this many hypotheses or samples is the translation.
-        `threads` is the number of CPU threads of a batch, which rounding depends on.
+        `threads` is the number of CPU threads of a batch, which rounding depends on. Many batches
+        may be translated `in_processes` of one thread each, on a CPU of Linux.
         """
         self.threads = threads
         self.loaded, self.decode, self.ranks = loaded, loaded.decode, ranks or Ranks()
+        self.in_processes = in_processes and CAN_FORK and self.ranks.size == 1
         self.seed = loaded.config.seed if seed is None else seed
         self.samples, self.mbr = mbr or samples, mbr
         if mbr is not None:
@@ -168,34 +177,33 @@ class Translator:
         """Translate batch by batch, on a CPU several at a time: the matrices of decoding are so
         small that two cores compute two of them sooner than one together.
         """
-        _ = self.loaded.decoder  # made before several threads need it
-        translate = partial(self.translate_batch, scored=scored)
-        threads = torch.get_num_threads()
-        at_once = min(threads, len(batches), MOST_AT_ONCE)
+        _ = self.loaded.decoder  # made once, before several threads or processes need it
+        translate, threads = partial(self.translate_batch, scored=scored), torch.get_num_threads()
+        at_once = min(threads, len(batches), MOST_THREADS)
+        found: Generator[Translated]
         if self.loaded.device.type != "cpu" or (at_once < 2 and self.threads in (None, threads)):
-            yield from map(translate, batches)
-            return
-        each = (self.threads or threads // at_once,)
-        pool = ThreadPoolExecutor(max(1, at_once), initializer=torch.set_num_threads, initargs=each)
-        try:
-            yield from pool.map(translate, batches)
-        finally:
-            pool.shutdown(cancel_futures=True)
-            torch.set_num_threads(threads)
+            found = (translate(batch) for batch in batches)
+        elif self.in_processes and len(batches) >= self._most_at_once > 1:
+            found = _in_processes(translate, batches, self._most_at_once)
+        else:
+            found = _in_threads(translate, batches, at_once, self.threads or threads // at_once)
+        with closing(found):
+            for translated in found:
+                self.loaded.check_stop()
+                yield translated
 
     @property
-    def _at_once(self) -> int:
-        """Number of batches that all ranks search at a time, if the machine may decide it."""
-        if self.loaded.device.type != "cpu" or self.threads is not None:
+    def _most_at_once(self) -> int:
+        """Number of batches that this process may search at a time."""
+        if self.loaded.device.type != "cpu":
             return 1
-        return min(torch.get_num_threads(), MOST_AT_ONCE) * self.ranks.size
+        return min(torch.get_num_threads(), MOST_PROCESSES if self.in_processes else MOST_THREADS)
 
     def translate_batch(self, group: Group, scored: bool) -> Translated:
         """Translate sentences that are searched together."""
         longest = max(len(sentence.source) for sentence in group)
         with telling_lack_of_memory(partial(lack_of_memory, len(group), longest)):
             found = self._sample(group) if self.decode.sample else self.search(group, scored)
-        self.loaded.check_stop()
         texts = iter(self.loaded.texts([h.ids for hypotheses in found for h in hypotheses]))
         lists = [
             [Translation(next(texts), h.score, len(h.ids) + 1) for h in hypotheses]
@@ -205,13 +213,15 @@ class Translator:
 
     def _batches(self, rows: list[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
         """Return the indices of sources of similar length within the token budget, longest
-        first. A few batches are cut so that the threads of a CPU end at about the same time.
+        first. A few batches are cut so that all cores of a CPU end at about the same time.
         """
         lengths = np.fromiter((len(row) + 1 for row in rows), np.int64, len(rows))
         width = self.samples if self.decode.sample else self.decode.beam_size
         budget = max(1, self.decode.batch_tokens // width)
         cut = partial(batch_by_tokens, np.stack((lengths, lengths), 1))
-        batches, at_once, total = cut(budget), self._at_once, int(lengths.sum())
+        batches, total = cut(budget), int(lengths.sum())
+        # the machine decides nothing where `threads` are given
+        at_once = 1 if self.threads is not None else self._most_at_once * self.ranks.size
         is_enough = total * width >= WORTH_A_THREAD * at_once
         if at_once > 1 and is_enough and len(batches) <= 2 * at_once:
             count = at_once * -(-len(batches) // at_once)
@@ -257,6 +267,31 @@ class Translator:
             prefixes=[each.prefix for each in group] if any(s.prefix for s in group) else None,
             no_repeat_ngram=self.decode.no_repeat_ngram,
         )
+
+
+def _in_threads(
+    translate: Callable[[Group], Translated], batches: list[Group], number: int, each: int
+) -> Generator[Translated]:
+    """Translate in a number of Python threads, with so many threads of torch each."""
+    threads = torch.get_num_threads()
+    pool = ThreadPoolExecutor(max(1, number), initializer=torch.set_num_threads, initargs=(each,))
+    try:
+        yield from pool.map(translate, batches)
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(threads)
+
+
+def _in_processes(
+    translate: Callable[[Group], Translated], batches: list[Group], number: int
+) -> Generator[Translated]:
+    """Translate in processes of one thread, which share the model's memory."""
+
+    def begin() -> Callable[[int], Translated]:
+        torch.set_num_threads(1)
+        return lambda place: translate(batches[place])
+
+    return map_tasks(begin, range(len(batches)), number, DEATH, forked=True)
 
 
 def _most_alike(found: list[Translation]) -> Translation:

@@ -17,6 +17,8 @@ from mtrain.runtime import workers
 from mtrain.runtime.errors import RefusedError, RowError, UserError
 from mtrain.runtime.workers import AHEAD, map_tasks
 
+needs_fork = pytest.mark.skipif(not workers.CAN_FORK, reason="processes are not forked here")
+
 FAILURES: dict[int, Exception] = {
     17: UserError("seventeen"),
     19: OSError(errno.ENOSPC, "No space left", "a file"),
@@ -52,9 +54,14 @@ def broken_setup() -> Callable[[int], int]:
     raise RefusedError("cannot begin")
 
 
-def test_results_come_in_order_from_all_processes() -> None:
+@pytest.fixture(params=[False, pytest.param(True, marks=needs_fork)], ids=["spawned", "forked"])
+def forked(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+def test_results_come_in_order_from_all_processes(forked: bool) -> None:
     tasks = [n for n in range(60) if n not in (11, 13, *FAILURES)]
-    found = list(map_tasks(setup, tasks, 2, "died"))
+    found = list(map_tasks(setup, tasks, 2, "died", forked=forked))
     assert [result for _, result in found] == [n * n for n in tasks]
     assert len({process for process, _ in found}) == 2
 
@@ -84,10 +91,34 @@ def test_tasks_are_read_as_they_are_needed() -> None:
         (29, "file:3: no text"),
     ],
 )
-def test_the_end_of_one_process_ends_all(task: int, message: str) -> None:
+def test_the_end_of_one_process_ends_all(task: int, message: str, forked: bool) -> None:
     with pytest.raises(UserError, match=message):
-        list(map_tasks(setup, [1, 2, task, 3], 2, "it died"))
+        list(map_tasks(setup, [1, 2, task, 3], 2, "it died", forked=forked))
     assert multiprocessing.active_children() == []
+
+
+@needs_fork
+def test_forked_processes_end_with_the_one_that_started_them() -> None:
+    """Also those that were started before another one: it must not hold their pipes open."""
+    here, there = multiprocessing.get_context("fork").Pipe()
+    parent = multiprocessing.get_context("fork").Process(target=report_and_die, args=(there,))
+    parent.start()
+    there.close()
+    parent.join()
+    processes = here.recv()
+    assert parent.exitcode == -signal.SIGKILL
+    assert len(processes) == 2
+    assert here.poll(20)  # its other end is held until the last of them has ended
+    with pytest.raises(EOFError):
+        here.recv()
+
+
+def report_and_die(pipe: Connection) -> None:
+    """Start two processes, tell their numbers, and be killed while they wait."""
+    results = map_tasks(setup, range(100, 200), 2, "died", forked=True)
+    found = {next(results)[0] for _ in range(20)}
+    pipe.send(found)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_an_error_from_a_process_is_whole() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -24,6 +25,7 @@ from mtrain.data.tokenizer import Tokenizer
 from mtrain.model.decoder import DecoderState
 from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import RefusedError, UserError
+from mtrain.runtime.workers import CAN_FORK
 from mtrain.translation import loading
 from mtrain.translation.attention import align, attention_of, word_numbers
 from mtrain.translation.loading import LoadedModel
@@ -35,9 +37,12 @@ from mtrain.translation.translator import Line, Translation, Translator
 SENTENCES = [src for src, _ in made_up_pairs(40, 11)]
 
 
-def with_decode(translator: Translator, **settings: Any) -> Translator:
+def with_decode(
+    translator: Translator, *, in_processes: bool = False, **settings: Any
+) -> Translator:
     loaded = translator.loaded
-    return Translator(replace(loaded, decode=loaded.decode.model_copy(update=settings)))
+    loaded = replace(loaded, decode=loaded.decode.model_copy(update=settings))
+    return Translator(loaded, in_processes=in_processes)
 
 
 def stream(translator: Translator, text: bytes, **options: Any) -> bytes:
@@ -134,11 +139,12 @@ def test_a_few_batches_give_all_threads_the_same_work(
     assert max(work) <= min(1200, 1.2 * sum(work) / len(work))
 
 
+@pytest.mark.parametrize("in_processes", [False, True])
 def test_batches_side_by_side_give_the_same_texts_in_the_same_order(
-    translator: Translator, threads: int
+    translator: Translator, threads: int, in_processes: bool
 ) -> None:
     lines = [*SENTENCES, "", "bavo " * 600, *SENTENCES[:5]]
-    small = with_decode(translator, batch_tokens=30)
+    small = with_decode(translator, batch_tokens=30, in_processes=in_processes)
     found, cut = small.translate(lines)
     assert torch.get_num_threads() == threads
     torch.set_num_threads(1)
@@ -168,6 +174,28 @@ def test_a_stop_leaves_the_batches_that_wait(translator: Translator, threads: in
         small.best(SENTENCES * 5)
     assert len(searched) <= 3 * threads
     assert torch.get_num_threads() == threads
+
+
+@pytest.mark.skipif(not CAN_FORK, reason="processes are not forked here")
+def test_processes_translate_many_batches_and_end_with_a_stop(
+    translator: Translator, threads: int
+) -> None:
+    class StoppedError(Exception):
+        pass
+
+    def stop() -> None:
+        processes.append({each.pid for each in multiprocessing.active_children()})
+        if len(processes) == 3:
+            raise StoppedError
+
+    processes: list[set[int | None]] = []
+    small = with_decode(translator, batch_tokens=30, in_processes=True)
+    small.loaded.check_stop = stop
+    with pytest.raises(StoppedError):
+        small.best(SENTENCES * 5)
+    assert processes[0] == processes[-1]
+    assert len(processes[0]) == threads
+    assert multiprocessing.active_children() == []
 
 
 ODD = "bavo\u2028celu\x0cdimar\x85fosi\x1cjori\rlapo\u2029hanp\x0bkesum".encode()
