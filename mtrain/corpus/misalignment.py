@@ -19,8 +19,10 @@ WINDOW = 500  # pairs
 MOST_WINDOWS = 1000  # spread over the corpus, whatever its size
 LEAST_PAIRS = 100  # fewer show nothing
 LOWEST_CORRELATION = 0.25  # of the logarithms of lengths; unrelated lines have 0 +- 0.05
+HIGH_CORRELATION = 0.5  # a lower one must exceed those of neighbouring lines
 MOST_SLIPPED = 10  # lines apart
 MUCH_BETTER = 0.2  # neighbouring lines correlate, too, but less
+LEAST_BETTER = 0.1  # lengths that recur, as in groups of five captions, correlate at any distance
 LEAST_SPREAD = 0.1  # lengths that hardly vary cannot correlate
 MOST_SAME = 0.3  # fraction of pairs with equal sides
 LOOKED_AT = 10_000  # pairs whose languages are looked at
@@ -87,8 +89,9 @@ def _is_unrelated(lengths: NDArray[np.int64]) -> bool:
     correlation = np.correlate(src, tgt, "full") / len(src)  # at growing distances
     middle = len(src) - 1
     near = correlation[middle - MOST_SLIPPED : middle + MOST_SLIPPED + 1]
-    lowest = max(LOWEST_CORRELATION, near.max() - MUCH_BETTER)
-    return bool(correlation[middle] < lowest)
+    others = float(np.delete(near, MOST_SLIPPED).max())
+    lowest = min(HIGH_CORRELATION, max(LOWEST_CORRELATION, others + LEAST_BETTER))
+    return bool(correlation[middle] < max(lowest, others - MUCH_BETTER))
 
 
 def seem_swapped(sources: list[str], targets: list[str], src_lang: str, tgt_lang: str) -> bool:

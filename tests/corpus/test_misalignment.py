@@ -57,6 +57,18 @@ def test_a_slip_is_noticed_where_neighbouring_lines_have_similar_lengths() -> No
     assert APART in sign
 
 
+def test_a_slip_is_noticed_where_lengths_recur() -> None:
+    """Five captions of an image, the longest first, correlate with those of any other image."""
+    rng = np.random.default_rng(4)
+    sizes = np.exp(3 - 0.12 * (np.arange(5000) % 5) + rng.normal(0, 0.25, 5000))
+    others = sizes * np.exp(rng.normal(0, 0.1, 5000))
+    sources, references = (["a" * round(n) for n in side] for side in (sizes, others))
+    assert np.corrcoef(sizes, np.roll(others, -700))[0, 1] > 0.25
+    assert signs(sources, references) == []
+    [sign] = signs(sources, references[700:] + references[:700])
+    assert sign == f"the {APART} as those of translations do: are they aligned line for line?"
+
+
 def test_shuffled_lines_are_noticed() -> None:
     sources, references = corpus(3000)
     [sign] = signs(sources, [references[i] for i in np.random.default_rng(1).permutation(3000)])
