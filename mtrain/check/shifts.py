@@ -14,6 +14,8 @@ LEAST = 15.0  # nats against a stretch that is reported
 DROP = 10.0  # nats for later pairs that end a stretch
 FARTHEST = 5  # lines apart that are tried
 MARGIN = 10.0  # nats by which another distance must do better
+LEAST_PAIRS = 100  # of a stretch that goes together at no distance that is tried
+LEAST_BETTER = 2.0  # nats a pair by which lists of rare names or terms do better at their own place
 
 
 @dataclass
@@ -66,15 +68,23 @@ class Shifts:
             self.open.better[number] += float(evidence[inner].sum())
 
     def finish(self) -> None:
-        """Report the open stretch if its sides go together at another distance."""
+        """Report the open stretch if its sides go together at another distance, or, if it is long,
+        as little at their own as at others.
+        """
         stretch, self.open = self.open, None
         if stretch is None or stretch.worst < LEAST:
             return
-        best = int(np.argmax(stretch.better))
-        distance = best - FARTHEST
-        if stretch.better[best] < max(0, stretch.better[FARTHEST] + MARGIN):
-            return  # lists of rare names or terms have little that goes together, too
-        side = "behind" if distance > 0 else "before"
-        text = f"targets stand about {abs(distance)} {self.findings.unit}(s) {side} their sources"
-        text, more = f"to {stretch.end}: {text}", {"end": stretch.end, "distance": distance}
-        self.findings.add("slip", 1, [self.findings.example(stretch.start, text, **more)])
+        best, more = int(np.argmax(stretch.better)), {"end": stretch.end}
+        own, others = stretch.better[FARTHEST], np.delete(stretch.better, FARTHEST)
+        pairs = stretch.end - stretch.start + 1
+        if stretch.better[best] >= max(0, own + MARGIN):
+            more["distance"] = distance = best - FARTHEST
+            side = "behind" if distance > 0 else "before"
+            place = f"about {abs(distance)} {self.findings.unit}(s) {side} their sources"
+            text = f"targets stand {place}"
+        elif pairs >= LEAST_PAIRS and own - np.median(others) < LEAST_BETTER * pairs:
+            text = "no better together than with neighbouring lines"
+        else:
+            return
+        example = self.findings.example(stretch.start, f"to {stretch.end}: {text}", **more)
+        self.findings.add("slip", 1, [example])

@@ -263,6 +263,22 @@ def test_a_slipped_block_is_found_with_its_ends(tmp_path: Path, length: int, joi
     assert not {"misfit", "unrelated"} & {kind for _, kind in kinds(report)}
 
 
+@pytest.mark.parametrize("change", ["shuffled", "far"])
+def test_a_block_that_goes_together_nowhere_near_is_found(folder: Folder, change: str) -> None:
+    lines = folder.bytes["train.xb"]
+    block = lines[1000:1600]
+    if change == "shuffled":
+        random.Random(7).shuffle(block)
+    lines[1000:1600] = block if change == "shuffled" else block[80:] + block[:80]
+    report = folder.look()
+    [(_, _, slip)] = [each for each in found(report) if each[1] == "slip"]
+    [example] = slip["examples"]
+    assert abs(example["line"] - 1001) <= 3
+    assert abs(example["end"] - 1600) <= 3
+    assert "distance" not in example
+    assert "no better together than with neighbouring" in example["text"]
+
+
 def test_a_lost_line_is_found_where_it_was(folder: Folder) -> None:
     del folder.bytes["train.xa"][1499]
     report = folder.look()
