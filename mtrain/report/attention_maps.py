@@ -117,7 +117,8 @@ def _watch(
             f"be shown for at most {most}: give a shorter sentence"
         )
     maps = _maps(loaded, src, np.array(tgt, np.int64), choice)
-    return Sentence(source, text, target is not None, list(maps))
+    languages = loaded.directions[0] if len(loaded.directions) == 1 else ("", "")
+    return Sentence(source, text, target is not None, list(maps), languages)
 
 
 def _maps(

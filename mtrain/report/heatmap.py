@@ -73,12 +73,20 @@ class HeatMap:
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence, its translation or forced target, and heat maps of the attention."""
+    """A sentence, its translation or forced target, heat maps of the attention, and the languages
+    of both sides; empty if a model of several languages does not tell.
+    """
 
     source: str
     target: str
     is_forced: bool
     maps: list[HeatMap]
+    languages: tuple[str, str] = ("", "")
+
+    def axes(self, kind: str) -> tuple[str, str]:
+        """Return the languages of the rows and the columns of maps of a kind."""
+        src, tgt = self.languages
+        return (tgt if kind != "encoder" else src), (src if kind != "decoder" else tgt)
 
 
 def choices(sentences: list[Sentence]) -> list[tuple[str, str, dict[str, str]]]:

@@ -14,7 +14,7 @@ from conftest import check_that_nothing_is_loaded, random_model, run_here
 
 from mtrain.report import attention_maps as maps
 from mtrain.report.attention_maps import Choice
-from mtrain.report.heatmap import HeatMap, Sentence, choices, opacity, visible
+from mtrain.report.heatmap import KINDS, HeatMap, Sentence, choices, opacity, visible
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.translator import Translator
@@ -160,6 +160,17 @@ def test_a_page_stands_alone_and_chooses(hostile: Sentence) -> None:
     few = replace(hostile, maps=[m for m in hostile.maps if m.kind == "encoder" and m.head == 1])
     assert [chosen for _, chosen, _ in choices([few])] == ["all", "all", "all"]
     assert list(choices([few])[1][2]) == ["all", "1", "2"]
+
+
+def test_the_text_of_a_page_is_marked_with_its_language(hostile: Sentence) -> None:
+    one = [next(each for each in hostile.maps if each.kind == kind) for kind in KINDS]
+    sentence = replace(hostile, maps=one, languages=("zh_TW", "ur"))
+    text = maps.draw_page([sentence], Path("run"))
+    assert re.findall("<dd ([^>]*)>", text) == ['dir="auto" lang="zh-TW"', 'dir="rtl" lang="ur"']
+    found = re.findall('<div class="(columns|rows)" lang="([^"]*)"', text)
+    encoder, decoder = ["zh-TW", "zh-TW"], ["ur", "ur"]
+    assert [language for _, language in found] == [*encoder, *decoder, "zh-TW", "ur"]
+    assert "lang=" not in maps.draw_page([hostile], Path("run")).split("<body", 1)[1]
 
 
 # --- the command ------------------------------------------------------------------------------
