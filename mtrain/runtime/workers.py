@@ -6,6 +6,7 @@ while it sends a result, the executor waits for ever (seen with Python 3.11). It
 by SIGTERM, which these must not receive.
 """
 
+import ctypes
 import math
 import multiprocessing
 import os
@@ -14,6 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -33,6 +35,9 @@ Setup = Callable[[], Callable[[Task], Result]]
 CGROUP = Path("/sys/fs/cgroup")
 AHEAD = 4  # tasks of each process that may begin before the next result in order
 CAN_FORK = sys.platform == "linux"  # libraries of macOS may fail in a forked process
+NO_PROCESS = "cannot start a process"
+LIMITS = "close other programs, or raise the limits of this one (ulimit -u, ulimit -n)"
+PR_SET_PDEATHSIG = 1  # prctl: the signal that a process gets when the one that started it dies
 
 
 def available_threads() -> int:
@@ -74,8 +79,13 @@ def map_tasks(
     crew: list[tuple[BaseProcess, Connection]] = []
     source, done, wanted = enumerate(tasks), dict[int, Result](), 0
     try:
-        for _ in range(number):
-            crew.append(_start(setup, [pipe for _, pipe in crew], forked=forked))
+        while len(crew) < number:
+            try:
+                crew.append(_start(setup, [pipe for _, pipe in crew], forked=forked))
+            except OSError as fault:  # too many processes or open files, or no memory
+                if not crew:
+                    raise UserError(f"{NO_PROCESS}: {fault.strerror}; {LIMITS}") from None
+                break  # those that have started do all tasks
         idle, busy = [pipe for _, pipe in crew], dict[Connection, int]()
         task = next(source, None)
         while task is not None or busy or done:
@@ -119,10 +129,12 @@ def _start(
     # forking a process with threads can deadlock: see `map_tasks`
     context: Any = multiprocessing.get_context("fork" if forked else "spawn")
     here, there = context.Pipe()
-    if not forked:
+    work: Callable[[], None] = partial(_work, there, setup)
+    if forked:
+        work = partial(_work_forked, os.getpid(), [*pipes, here], work)
+    else:
         resource_tracker.ensure_running()  # it would unblock signals when the first process starts
-    held = [*pipes, here] if forked else []
-    process = context.Process(target=_work, args=(there, setup, held), daemon=True)
+    process = context.Process(target=work, daemon=True)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, EXIT_CODES)
     try:
         with warnings.catch_warnings():
@@ -134,12 +146,19 @@ def _start(
     return process, here
 
 
-def _work(pipe: Connection, setup: Setup[Any, Any], held: list[Connection]) -> None:
-    """Do tasks as they come, until the other end of the pipe is gone. The ends of the first process
-    that a forked one was given, `held`, are closed.
+def _work_forked(parent: int, pipes: list[Connection], work: Callable[[], None]) -> None:
+    """Do the work of a forked process, which gets all files of its parent: it closes the parent's
+    ends of pipes, and dies with the parent, as it would keep the parent's locks.
     """
-    for end in held:
-        end.close()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    for pipe in pipes:
+        pipe.close()
+    if os.getppid() == parent:
+        work()
+
+
+def _work(pipe: Connection, setup: Setup[Any, Any]) -> None:
+    """Do tasks as they come, until the other end of the pipe is gone."""
     work = None
     with suppress(EOFError, OSError):
         while True:

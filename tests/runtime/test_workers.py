@@ -6,9 +6,11 @@ import errno
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from mtrain.runtime.workers import AHEAD, map_tasks
 
 needs_fork = pytest.mark.skipif(not workers.CAN_FORK, reason="processes are not forked here")
 
+SLOW = 37
 FAILURES: dict[int, Exception] = {
     17: UserError("seventeen"),
     19: OSError(errno.ENOSPC, "No space left", "a file"),
@@ -37,6 +40,8 @@ def square(task: int) -> tuple[int, int]:
         Connection._send = half_send  # type: ignore[attr-defined]
     if task == 13:
         os.kill(os.getpid(), signal.SIGKILL)
+    if task == SLOW:
+        time.sleep(100)
     if task in FAILURES:
         raise FAILURES[task]
     for _ in range(200_000 if task % 5 == 0 else 0):
@@ -99,26 +104,47 @@ def test_the_end_of_one_process_ends_all(task: int, message: str, forked: bool) 
 
 @needs_fork
 def test_forked_processes_end_with_the_one_that_started_them() -> None:
-    """Also those that were started before another one: it must not hold their pipes open."""
+    """Even in the middle of a task: they hold its files, and the locks on them."""
     here, there = multiprocessing.get_context("fork").Pipe()
     parent = multiprocessing.get_context("fork").Process(target=report_and_die, args=(there,))
     parent.start()
     there.close()
     parent.join()
-    processes = here.recv()
+    assert len(here.recv()) == 2
     assert parent.exitcode == -signal.SIGKILL
-    assert len(processes) == 2
     assert here.poll(20)  # its other end is held until the last of them has ended
     with pytest.raises(EOFError):
         here.recv()
 
 
 def report_and_die(pipe: Connection) -> None:
-    """Start two processes, tell their numbers, and be killed while they wait."""
-    results = map_tasks(setup, range(100, 200), 2, "died", forked=True)
-    found = {next(results)[0] for _ in range(20)}
-    pipe.send(found)
+    """Start two processes, tell their numbers, and be killed while they work."""
+    results = map_tasks(setup, [*range(100, 120), SLOW, SLOW, SLOW], 2, "died", forked=True)
+    pipe.send({next(results)[0] for _ in range(20)})
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("started", [0, 1])
+def test_processes_that_cannot_start_are_done_without(
+    monkeypatch: pytest.MonkeyPatch, started: int, forked: bool
+) -> None:
+    start, begun = BaseProcess.start, []
+
+    def limited(process: BaseProcess) -> None:
+        begun.append(process)
+        if len(begun) > started:
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+        start(process)
+
+    monkeypatch.setattr(BaseProcess, "start", limited)
+    results = map_tasks(setup, [1, 2, 3], 3, "died", forked=forked)
+    if not started:
+        with pytest.raises(UserError, match="cannot start a process: Resource"):
+            next(results)
+        return
+    found = list(results)
+    assert [result for _, result in found] == [1, 4, 9]
+    assert len({process for process, _ in found}) == 1
 
 
 def test_an_error_from_a_process_is_whole() -> None:
