@@ -21,7 +21,7 @@ from mtrain.check.chunks import Chunk, chunks
 from mtrain.check.faults import check_pairs, find_long_pairs
 from mtrain.check.findings import Findings
 from mtrain.check.overlap import TRAIN, ScoredSet
-from mtrain.check.profile import Profile
+from mtrain.check.profile import MOST_WRONG, Profile
 from mtrain.check.shifts import Shifts
 from mtrain.check.words import Characters
 from mtrain.config.schema import Config
@@ -106,9 +106,6 @@ class Checker:
             self._check_train(profile, scored, Duplicates(Path(folder), train), bar)
         for each in scored:
             each.report(self.config.data)
-        for findings in self.sets:
-            for kind in ("unrelated", "misfit") if findings.has("slip") else ():  # more exact
-                findings.by_kind.pop((kind, ""), None)
 
     def _languages(self, chunk: Chunk) -> tuple[str, str]:
         return self.config.data.languages(chunk.findings.corpus)
@@ -149,6 +146,9 @@ class Checker:
                 find_long_pairs(chunk, self.tokenizer, self.config.data.max_length)
             yield chunk
         shifts.finish()
+        is_all = shifts.pairs > MOST_WRONG * findings.pairs or not findings.has("unrelated")
+        for kind in ("unrelated", "misfit") if shifts.pairs and is_all else ():
+            findings.by_kind.pop((kind, ""), None)  # stretches say it more exactly
         for reason, kind in ((CARRIAGE_RETURNS, "crlf"), (MORE_COLUMNS, "columns")):
             if count := reading.counts[reason]:
                 findings.add_message(kind, f"{count:,} lines")

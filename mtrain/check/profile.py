@@ -7,7 +7,7 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.check.associations import Associations
+from mtrain.check.associations import APART, Associations
 from mtrain.check.chunks import Chunk
 from mtrain.check.findings import Findings
 from mtrain.check.words import Words
@@ -26,6 +26,8 @@ MISFIT_OF_LOWEST, LEAST_MISFIT, MOST_MISFIT = 3.3, 6.0, 12.0
 LEAST_SAMPLE = 200  # pairs from which words are learned
 LEAST_EVIDENCE = 0.5  # nats, on average, for words to be informative
 CLEAR_EVIDENCE = 5.0  # nats, in the median, by which a pair is better than neighbouring lines
+MOST_WRONG = 0.05  # fraction of pairs that go together no better than lines far apart
+WRONG = "about {:.0%} of the pairs have words that do not go together: are they aligned?"
 LEAST_SPREAD = 0.1  # of a logarithm of a ratio of lengths
 LEAST_PAIRS = 20  # from which scripts are learned
 JAPANESE = {"HIRAGANA", "KATAKANA"}  # the scripts of no other language
@@ -110,6 +112,8 @@ class Profile:
         self.mean = float(evidence.mean()) if self.pairs else 0.0
         lowest = float(np.quantile(evidence, LOWEST)) if self.pairs else 0.0
         self.misfit = min(MOST_MISFIT, max(LEAST_MISFIT, -MISFIT_OF_LOWEST * lowest))
+        if self._fraction_wrong(src, tgt) > MOST_WRONG:  # that quantile is of wrong pairs
+            self.misfit = LEAST_MISFIT
         self.leaning = Leaning(src, tgt)
         self.ratio = LengthRatio(np.concatenate([np.zeros((0, 2), np.int64), *lengths]))
         self.letters = Counter[str](), Counter[str]()  # of the sides, by script
@@ -128,24 +132,35 @@ class Profile:
         # words are associated enough to judge pairs by them
         self.has_associations = self.has_words and self.mean >= LEAST_EVIDENCE
 
-    def _are_clearly_pairs(self, parts: list[Chunk]) -> bool:
+    def _are_clearly_pairs(self, src: Words, tgt: Words) -> bool:
         """Whether the words of lines go together far better than those of neighbouring lines, which
         may be of the same subject. Sentences of a few patterns may have lengths that do not
         correlate.
         """
-        src, tgt = (Words.join([part.words[side] for part in parts]) for side in (0, 1))
         own, after, before = (
             self.associations.evidence(src, tgt.shifted(distance)) for distance in (0, 1, -1)
         )
         return bool(np.median(own - np.maximum(after, before)) >= CLEAR_EVIDENCE)
+
+    def _fraction_wrong(self, src: Words, tgt: Words) -> float:
+        """Estimate the fraction of pairs whose sides do not belong together. Of lines far apart,
+        half have less evidence than their median; of pairs, hardly any.
+        """
+        if len(src) < LEAST_SAMPLE:
+            return 0.0
+        own, apart = (self.associations.evidence(src, tgt.shifted(n)) for n in (0, APART))
+        return 2 * float(np.mean(own < np.median(apart)))
 
     def compare(self, data: DataConfig, languages: tuple[str, str], findings: Findings) -> None:
         """Report sides of the sample that are unrelated, or not in these languages."""
         for corpus, group in groupby(self.sample, attrgetter("findings")):
             parts = list(group)
             lengths = np.concatenate([part.lengths for part in parts])
-            if are_unrelated(lengths) and not self._are_clearly_pairs(parts):
+            words = [Words.join([part.words[side] for part in parts]) for side in (0, 1)]
+            if are_unrelated(lengths) and not self._are_clearly_pairs(*words):
                 corpus.add_message("unrelated", UNRELATED)
+            elif (wrong := self._fraction_wrong(*words)) > MOST_WRONG:
+                corpus.add_message("unrelated", WRONG.format(wrong))
         src, tgt = ([text for part in self.sample for text in part.texts[side]] for side in (0, 1))
         if text := swapped(languages, src, tgt):
             findings.add_message("turned", text, is_allowed=data.allow_swapped)

@@ -36,6 +36,7 @@ class Shifts:
     def __init__(self, associations: Associations, findings: Findings) -> None:
         self.associations, self.findings = associations, findings
         self.sum = 0.0
+        self.pairs = 0  # of the stretches that were reported
         self.open: Stretch | None = None
 
     def feed(self, chunk: Chunk, evidence: NDArray[np.float64]) -> None:
@@ -88,3 +89,4 @@ class Shifts:
             return
         example = self.findings.example(stretch.start, f"to {stretch.end}: {text}", **more)
         self.findings.add("slip", 1, [example])
+        self.pairs += pairs

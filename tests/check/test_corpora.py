@@ -297,6 +297,22 @@ def test_shuffled_sides_are_noticed(folder: Folder, pairs: int) -> None:
     assert ("data.train.0", "unrelated") in kinds(folder.look())
 
 
+@pytest.mark.parametrize("percent", [10, 30, 60])
+def test_wrong_pairs_all_over_are_counted(folder: Folder, percent: int) -> None:
+    lines, draw = folder.bytes["train.xb"], random.Random(5)
+    rows = draw.sample(range(PAIRS), percent * PAIRS // 100)
+    for row, line in zip(rows, draw.sample([lines[row] for row in rows], len(rows)), strict=True):
+        lines[row] = line
+    report = folder.look()
+    [(_, _, unrelated)] = [each for each in found(report) if each[1] == "unrelated"]
+    [example] = unrelated["examples"]
+    if percent < 60:  # lengths alone do not show it
+        estimate = int(example["text"].split("%")[0].removeprefix("about "))
+        assert 0.5 * percent < estimate < 1.3 * percent
+        wrong = {line - 1 for _, line in places(report, "misfit")}
+        assert len(wrong - set(rows)) <= 0.1 * len(wrong)
+
+
 def test_words_show_that_lines_of_a_few_patterns_go_together(folder: Folder) -> None:
     """Where a longer word has a shorter translation, lengths do not correlate."""
     draw = random.Random(6)
