@@ -25,11 +25,11 @@ from mtrain.check.profile import MOST_WRONG, Profile
 from mtrain.check.shifts import Shifts
 from mtrain.check.words import Characters
 from mtrain.config.schema import Config
-from mtrain.corpus.lines import CARRIAGE_RETURNS, Reading
+from mtrain.corpus.lines import CARRIAGE_RETURNS, NOT_UTF8, Reading
 from mtrain.corpus.readers import Scan, read_rows, reading_of
-from mtrain.corpus.tables import MORE_COLUMNS, TextRow
+from mtrain.corpus.tables import TextRow
 from mtrain.data.duplicates import Duplicates
-from mtrain.data.guards import SAMPLE, is_informative, thinned
+from mtrain.data.guards import SAMPLE, is_informative, repeated, swapped, thinned
 from mtrain.data.prepare import scan_corpus
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.runtime.errors import UnequalError, UserError
@@ -49,8 +49,10 @@ class Checker:
         data, root = config.data, reading_of(config).root
         self.entries = {key: each for key, each in data.corpora.items() if not each.model}
         self.sets = [
-            Findings(name, data.forward(corpus), root, most)
-            for name, corpus in self.entries.items()
+            Findings(name, forward, root, most, data.languages(forward))
+            for name, forward in zip(
+                self.entries, map(data.forward, self.entries.values()), strict=True
+            )
         ]
         # corpora that are learned from target to source
         self.turned = {
@@ -91,14 +93,15 @@ class Checker:
                 for chunk in chunks(findings, map(itemgetter(1), own), self.characters)
             ]
             profile = Profile(self.sample)
-            for languages in dict.fromkeys(map(self._languages, self.sample)):
-                own = [chunk for chunk in self.sample if self._languages(chunk) == languages]
+            for languages in dict.fromkeys(part.findings.languages for part in self.sample):
+                own = [part for part in self.sample if part.findings.languages == languages]
                 own_profile = profile if len(own) == len(self.sample) else Profile(own)
-                own_profile.compare(self.config.data, languages, own[0].findings)
+                own_profile.compare(self.config.data, languages)
             scored: list[ScoredSet] = []
             for findings in self.sets:
                 if not findings.is_train:
                     whole = Chunk.join(findings, list(self._checked(findings, profile, bar)))
+                    self._check_set(whole)
                     for before in scored:
                         if (before.findings.name in self.turned) == (findings.name in self.turned):
                             before.compare(whole, findings.name)
@@ -107,8 +110,14 @@ class Checker:
         for each in scored:
             each.report(self.config.data)
 
-    def _languages(self, chunk: Chunk) -> tuple[str, str]:
-        return self.config.data.languages(chunk.findings.corpus)
+    def _check_set(self, whole: Chunk) -> None:
+        """Report a scored set with swapped sides, or with one text for many."""
+        data, findings = self.config.data, whole.findings
+        for text in repeated(*whole.texts):
+            findings.add_message("repeated", text)
+        if text := swapped(findings.languages, *map(list, whole.texts)):
+            findings.add_message("turned", text, is_allowed=data.allow_swapped)
+            findings.by_kind.pop(("swapped", ""), None)  # says the same of each row
 
     def _rows(self, findings: Findings, reading: Reading) -> Iterator[TextRow]:
         """Yield the rows of a corpus as far as it is readable."""
@@ -149,9 +158,11 @@ class Checker:
         is_all = shifts.pairs > MOST_WRONG * findings.pairs or not findings.has("unrelated")
         for kind in ("unrelated", "misfit") if shifts.pairs and is_all else ():
             findings.by_kind.pop((kind, ""), None)  # stretches say it more exactly
-        for reason, kind in ((CARRIAGE_RETURNS, "crlf"), (MORE_COLUMNS, "columns")):
-            if count := reading.counts[reason]:
-                findings.add_message(kind, f"{count:,} lines")
+        for reason, count in reading.counts.items():
+            if reason == CARRIAGE_RETURNS:
+                findings.add_message("crlf", f"{count:,} lines")
+            elif reason != NOT_UTF8:  # each such row is a finding of its own
+                findings.add_message("counted", f"{reason}: {count:,}")
         if not findings.pairs and not findings.has("unreadable", "unequal"):
             findings.add_message("empty", f"{findings.what} holds no pairs")
 

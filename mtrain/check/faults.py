@@ -106,7 +106,7 @@ def _find_other_scripts(chunk: Chunk, profile: Profile, known: Mask) -> Mask:
     """Find lines of which most letters are of scripts that are not at home on their side."""
     found = np.zeros(len(chunk), bool)
     for side, name in enumerate(("source", "target")):
-        letters, own = chunk.letters[side], profile.scripts[side]
+        letters, own = chunk.letters[side], profile.home(side, chunk.findings.languages[side])
         foreign = [script for script in letters if script not in own]
         if not own or not foreign:
             continue

@@ -27,13 +27,14 @@ KINDS: dict[str, tuple[str, str]] = {
     "slip": (WARNING, "sides out of step"),
     "unrelated": (WARNING, "sides that do not go together"),
     "misfit": (WARNING, "sides with no words that go together"),
+    "repeated": (WARNING, "the same text for many of the other side"),
     "swapped": (WARNING, "sides swapped"),
     "other_language": (WARNING, "in the other side's language"),
     "script": (WARNING, "in another script than the side"),
     "mixed_word": (WARNING, "Latin and Cyrillic letters in one word"),
     "same": (WARNING, "the same text on both sides"),
     "ratio": (WARNING, "lengths differ far too much"),
-    "columns": (WARNING, "more columns than the first row: is a tab part of a text?"),
+    "counted": (WARNING, "found while reading"),
     "long": (WARNING, "over data.max_length"),
     "blank": (WARNING, "blank on a side"),
     "control": (WARNING, "control characters, other line breaks"),
@@ -95,8 +96,15 @@ class Finding:
 class Findings:
     """A corpus of a config, and what was found in it: at most `most` examples of each kind."""
 
-    def __init__(self, name: str, corpus: Corpus, root: Path, most: int) -> None:
-        self.name, self.corpus, self.most = name, corpus, most
+    def __init__(
+        self,
+        name: str,
+        corpus: Corpus,
+        root: Path,
+        most: int,
+        languages: tuple[str, str] = ("", ""),
+    ) -> None:
+        self.name, self.corpus, self.most, self.languages = name, corpus, most, languages
         self.what = describe(corpus)
         self.pairs = 0
         self.by_kind: dict[tuple[str, str], Finding] = {}

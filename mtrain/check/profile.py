@@ -12,9 +12,9 @@ from mtrain.check.chunks import Chunk
 from mtrain.check.findings import Findings
 from mtrain.check.words import Words
 from mtrain.config.schema import DataConfig
-from mtrain.corpus.misalignment import UNRELATED, are_unrelated
+from mtrain.corpus.misalignment import UNRELATED, unrelated_windows, windows_of
 from mtrain.corpus.writing_systems import name_of, scripts_of
-from mtrain.data.guards import swapped
+from mtrain.data.guards import repeated, swapped
 
 BITS = 18  # of the hash tables of words
 ROUNDS = 4  # of finding pairs that are swapped and counting again
@@ -28,6 +28,12 @@ LEAST_EVIDENCE = 0.5  # nats, on average, for words to be informative
 CLEAR_EVIDENCE = 5.0  # nats, in the median, by which a pair is better than neighbouring lines
 MOST_WRONG = 0.05  # fraction of pairs that go together no better than lines far apart
 WRONG = "about {:.0%} of the pairs have words that do not go together: are they aligned?"
+LEAST_RELATED = 1000  # pairs of which some words go together in any translation
+NO_WORDS = "hardly any words of the sides go together: are they aligned line for line?"
+SOME_UNRELATED = (
+    "the lengths of the sides do not correlate in {:,} of {:,} parts of a sample: are lines "
+    "shifted there?"
+)
 LEAST_SPREAD = 0.1  # of a logarithm of a ratio of lengths
 LEAST_PAIRS = 20  # from which scripts are learned
 JAPANESE = {"HIRAGANA", "KATAKANA"}  # the scripts of no other language
@@ -151,19 +157,27 @@ class Profile:
         own, apart = (self.associations.evidence(src, tgt.shifted(n)) for n in (0, APART))
         return 2 * float(np.mean(own < np.median(apart)))
 
-    def compare(self, data: DataConfig, languages: tuple[str, str], findings: Findings) -> None:
-        """Report sides of the sample that are unrelated, or not in these languages."""
+    def home(self, side: int, language: str) -> set[str]:
+        """Return the scripts that are at home on a side: those of the language, if most letters are
+        of these, with Latin if it is common there; else all that are common.
+        """
+        known, letters, usual = scripts_of(language), self.letters[side], self.scripts[side]
+        if sum(letters[script] for script in known) < 0.5 * max(1, letters.total()):
+            return usual
+        return known | (usual & {"LATIN"})
+
+    def compare(self, data: DataConfig, languages: tuple[str, str]) -> None:
+        """Report corpora of the sample that are unrelated, swapped, or not in these languages."""
         for corpus, group in groupby(self.sample, attrgetter("findings")):
             parts = list(group)
-            lengths = np.concatenate([part.lengths for part in parts])
-            words = [Words.join([part.words[side] for part in parts]) for side in (0, 1)]
-            if are_unrelated(lengths) and not self._are_clearly_pairs(*words):
-                corpus.add_message("unrelated", UNRELATED)
-            elif (wrong := self._fraction_wrong(*words)) > MOST_WRONG:
-                corpus.add_message("unrelated", WRONG.format(wrong))
-        src, tgt = ([text for part in self.sample for text in part.texts[side]] for side in (0, 1))
-        if text := swapped(languages, src, tgt):
-            findings.add_message("turned", text, is_allowed=data.allow_swapped)
+            self._find_unrelated(corpus, parts)
+            texts = [[text for part in parts for text in part.texts[side]] for side in (0, 1)]
+            for text in repeated(*texts):
+                corpus.add_message("repeated", text)
+            if text := swapped(languages, *texts):
+                corpus.add_message("turned", text, is_allowed=data.allow_swapped)
+        first = self.sample[0].findings
+        if any(part.findings.has("turned") for part in self.sample):
             return
         for side, (language, letters) in enumerate(zip(languages, self.letters, strict=True)):
             own = scripts_of(language)
@@ -171,9 +185,23 @@ class Profile:
                 [(main, count)] = letters.most_common(1)
                 share, only = count / letters.total(), "only " if main in own else ""
                 is_other = main in scripts_of(languages[1 - side])
-                findings.add_message(
+                first.add_message(
                     "language",
                     f"data.{('src', 'tgt')[side]}_lang is {language}, but {only}{share:.0%} of the "
                     f"{('source', 'target')[side]}'s letters are {name_of(main)}"
                     + (": are the sides swapped?" if is_other else ""),
                 )
+
+    def _find_unrelated(self, corpus: Findings, parts: list[Chunk]) -> None:
+        """Report a corpus whose lengths do not correlate, or whose words do not go together."""
+        words = [Words.join([part.words[side] for part in parts]) for side in (0, 1)]
+        lengths = np.concatenate([part.lengths for part in parts])
+        low, windows = len(unrelated_windows(lengths)), len(list(windows_of(len(lengths))))
+        if low > windows / 2 and not self._are_clearly_pairs(*words):
+            corpus.add_message("unrelated", UNRELATED)
+        elif (wrong := self._fraction_wrong(*words)) > MOST_WRONG:
+            corpus.add_message("unrelated", WRONG.format(wrong))
+        elif low and not self.has_associations:
+            corpus.add_message("unrelated", SOME_UNRELATED.format(low, windows))
+        elif len(words[0]) >= LEAST_RELATED and not self.has_associations:
+            corpus.add_message("unrelated", NO_WORDS)

@@ -157,7 +157,7 @@ def check(
     from mtrain.check.findings import ERROR
     from mtrain.training.filling import without_missing
 
-    settings = without_missing(settings, stop, timed=timing)
+    settings = without_missing(settings, stop, timed=timing and forecast)
     found = diagnose(settings, stop, examples=examples, with_forecast=forecast, timed=timing)
     width = shutil.get_terminal_size((100, 0)).columns
     if json_:

@@ -100,6 +100,10 @@ def parse_config(document: Document, *, is_stored: bool = False) -> Config:
         conflicts += _language_conflicts(config.data)
         if config.train.consistency is None and config.train.cutoff != TrainConfig().cutoff:
             conflicts.append(("train.cutoff", "is for train.consistency, which is off"))
+        for key, corpus in config.data.corpora.items():
+            if corpus.tag and corpus.tag.isalnum():
+                text = "%s.tag: %s becomes a piece in all text that holds it; is <%s> meant?"
+                logger.warning(text, key, corpus.tag, corpus.tag)
         for symbol in config.tokenizer.user_symbols:
             if len(symbol.split()) != 1:
                 conflicts.append(("tokenizer.user_symbols", SPACED.format(symbol)))
@@ -144,9 +148,6 @@ def _corpus_conflicts(data: DataConfig) -> Iterator[tuple[str, str]]:
             yield f"{key}.tag", f"{corpus.tag} is a special piece already"
         elif re.search(r"[\s\u2581]", corpus.tag or ""):
             yield f"{key}.tag", SPACED.format(corpus.tag)
-        elif corpus.tag and corpus.tag.isalnum():
-            text = "%s.tag: %s becomes a piece in all text that holds it; is <%s> meant?"
-            logger.warning(text, key, corpus.tag, corpus.tag)
         if corpus.weight != 1 and not key.startswith("data.train."):
             yield f"{key}.weight", "works in data.train only; scored sets keep every line"
         if corpus.model:

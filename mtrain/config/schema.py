@@ -60,7 +60,7 @@ class DataConfig(Section):
     invalid_utf8: Literal["error", "drop"] = "error"
     """what to do with pairs that are not UTF-8: error or drop"""
     allow_swapped: bool = False
-    """train even if the sides of train seem to be swapped"""
+    """train even if the sides of a corpus or a scored set seem to be swapped"""
     allow_overlap: bool = False
     """train even if nine in ten pairs of a scored set are in train"""
     workers: Auto | Annotated[int, Field(ge=1, le=1024)] = "auto"

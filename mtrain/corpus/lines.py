@@ -43,6 +43,7 @@ _OTHER_FORMATS = {
         for level in range(1, 10)
     },
     b"PK\3\4": "looks like a ZIP archive; unpack it",
+    b"version https://git-lfs": "is a pointer of Git LFS, not the text; fetch it: git lfs pull",
 }
 _SEEN = 64  # first bytes of a file that its form is recognized by
 # Bytes of characters that are not ASCII: behind the first, and the first.
@@ -156,7 +157,9 @@ def reading_from(name: Path | str) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{name}: cannot read: {error}") from None
+        is_packed = str(name).endswith(PACKED) and not isinstance(error, EOFError)
+        advice = "; is it packed as its name says, and whole?" if is_packed else ""
+        raise UserError(f"{name}: cannot read: {error}{advice}") from None
 
 
 def read_lines(lines: Iterable[bytes], counts: Counter[str] | None = None) -> Iterator[bytes]:
@@ -307,7 +310,10 @@ def decode(path: Path, number: int, line: bytes, reading: Reading) -> str | None
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
         if reading.invalid_utf8 == "error":
-            advice = "fix the line, or set data.invalid_utf8: drop to leave such pairs out"
+            advice = (
+                "convert the file if it has another encoding (iconv -f ENCODING -t UTF-8), fix "
+            )
+            advice += "the line, or set data.invalid_utf8: drop to leave such pairs out"
             reason = f"invalid UTF-8 (byte {error.start + 1} of the line); {advice}"
             reading.refuse(RowError(f"{path}:{number}", number, reason, "encoding"))
         return None

@@ -24,6 +24,7 @@ MOST_SLIPPED = 10  # lines apart
 MUCH_BETTER = 0.2  # neighbouring lines correlate, too, but less
 LEAST_BETTER = 0.1  # lengths that recur, as in groups of five captions, correlate at any distance
 LEAST_SPREAD = 0.1  # lengths that hardly vary cannot correlate
+LEAST_OF_SPREAD = 0.4  # of that of the whole corpus
 MOST_SAME = 0.3  # fraction of pairs with equal sides
 LOOKED_AT = 10_000  # pairs whose languages are looked at
 LEAST_LINES = 20  # frequent words that indicate a language, each once a line
@@ -49,49 +50,57 @@ class Sides(Protocol):
 
 def suspicions(corpus: Sides) -> Iterator[str]:
     """Yield messages of what looks wrong about a corpus; time and memory do not grow with it."""
-    windows = list(_windows(len(corpus)))
-    low = [start for start, stop in windows if _is_unrelated(corpus.lengths_of(start, stop))]
-    if len(low) > len(windows) / 2:
+    windows = list(windows_of(len(corpus)))
+    low = _unrelated([corpus.lengths_of(start, stop) for start, stop in windows])
+    starts = [start for (start, _), is_low in zip(windows, low, strict=True) if is_low]
+    if len(starts) > len(windows) / 2:
         yield UNRELATED
-    elif low:
+    elif starts:
         yield (
-            f"the lengths of the sides do not correlate near pair {low[0] + 1:,} "
-            f"({len(low):,} of {len(windows):,} windows): are lines shifted there?"
+            f"the lengths of the sides do not correlate near pair {starts[0] + 1:,} "
+            f"({len(starts):,} of {len(windows):,} windows): are lines shifted there?"
         )
     equal = [corpus.equal_sides(start, stop).mean() for start, stop in windows]
     if equal and (fraction := float(np.mean(equal))) > MOST_SAME:
         yield f"{fraction:.0%} of the pairs have the same text on both sides"
 
 
-def are_unrelated(lengths: NDArray[np.int64]) -> bool:
-    """Whether lengths, shape (pairs, 2), do not correlate in most windows."""
-    low = [_is_unrelated(lengths[start:stop]) for start, stop in _windows(len(lengths))]
-    return sum(low) > len(low) / 2
+def unrelated_windows(lengths: NDArray[np.int64]) -> list[int]:
+    """Return the first pairs of the windows of lengths, shape (pairs, 2), that do not correlate."""
+    windows = list(windows_of(len(lengths)))
+    low = _unrelated([lengths[start:stop] for start, stop in windows])
+    return [start for (start, _), is_low in zip(windows, low, strict=True) if is_low]
 
 
-def _windows(pairs: int) -> Iterator[tuple[int, int]]:
+def windows_of(pairs: int) -> Iterator[tuple[int, int]]:
     """Yield start and stop of windows from the first pair to the last."""
     if pairs < LEAST_PAIRS:
         return
-    count = max(1, min(pairs // WINDOW, MOST_WINDOWS))
-    for number in range(count):
-        start = number * pairs // count
+    count = min(-(-pairs // WINDOW), MOST_WINDOWS)
+    for start in np.linspace(0, max(0, pairs - WINDOW), count).astype(int).tolist():
         yield start, min(start + WINDOW, pairs)
 
 
-def _is_unrelated(lengths: NDArray[np.int64]) -> bool:
-    """Whether the lengths of both sides vary, but do not correlate line for line."""
-    sides = np.log1p(lengths)
-    spread = sides.std(axis=0)
-    if spread.min() < LEAST_SPREAD:
-        return False
-    src, tgt = ((sides - sides.mean(axis=0)) / spread).T
+def _unrelated(windows: list[NDArray[np.int64]]) -> list[bool]:
+    """Whether the lengths of each window, shape (pairs, 2), vary on both sides, but do not
+    correlate. In text sorted by length they vary far less than in all windows.
+    """
+    sides = [np.log1p(lengths) for lengths in windows]
+    least = LEAST_SPREAD
+    if sides:
+        least = np.maximum(least, LEAST_OF_SPREAD * np.concatenate(sides).std(axis=0))
+    return [bool((own.std(axis=0) >= least).all()) and not _is_related(own) for own in sides]
+
+
+def _is_related(sides: NDArray[np.float64]) -> bool:
+    """Whether logarithms of lengths correlate, and better line for line than at a distance."""
+    src, tgt = ((sides - sides.mean(axis=0)) / sides.std(axis=0)).T
     correlation = np.correlate(src, tgt, "full") / len(src)  # at growing distances
     middle = len(src) - 1
     near = correlation[middle - MOST_SLIPPED : middle + MOST_SLIPPED + 1]
     others = float(np.delete(near, MOST_SLIPPED).max())
     lowest = min(HIGH_CORRELATION, max(LOWEST_CORRELATION, others + LEAST_BETTER))
-    return bool(correlation[middle] < max(lowest, others - MUCH_BETTER))
+    return bool(correlation[middle] >= max(lowest, others - MUCH_BETTER))
 
 
 def seem_swapped(sources: list[str], targets: list[str], src_lang: str, tgt_lang: str) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.config.corpora import FileCorpus, HubCorpus
+from mtrain.config.languages import NAMES, doubt, language_code
 from mtrain.corpus.lines import (
     LONGEST_LINE,
     NOT_UTF8,
@@ -35,7 +36,11 @@ from mtrain.runtime.errors import RowError, UserError, first_line, is_utf8
 _READERS = "datasets.packaged_modules"
 SUFFIXES = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
 SUFFIXES |= {".arrow": "arrow", ".txt": "text"}  # with readers of the library datasets
-MORE_COLUMNS = "rows with more columns than the first (is a tab part of a text?)"
+OTHER_COLUMNS = "rows with more or fewer columns than the first (is a tab part of a text?)"
+HEADER = "a first row that looks like names of columns (give them by name: src: {}, tgt: {})"
+# Names of columns, besides names and codes of languages.
+_NAMES = {"source", "src", "target", "tgt", "text", "sentence", "segment", "original"}
+_NAMES |= {"translation", "reference", "input", "output", *(n.lower() for n in NAMES.values())}
 _KINDS = "Parquet, JSON, CSV, Arrow or plain text"
 BATCH_BYTES = 1 << 27  # bytes of rows read at a time, about
 
@@ -97,8 +102,10 @@ def _texts(
     """Yield only rows that are two texts; `unit` names a row without its number."""
     for number, src, tgt in rows:
         if not (isinstance(src, str) and isinstance(tgt, str)):
-            other = corpus.tgt if isinstance(src, str) else corpus.src
-            reading.refuse(RowError(f"{unit} {number}", number, f"{other} is not text"))
+            name, value = (corpus.tgt, tgt) if isinstance(src, str) else (corpus.src, src)
+            kind = "null" if value is None else f"of the type {type(value).__name__}"
+            reason = f"{name} is {kind}, not text; fix or remove the row"
+            reading.refuse(RowError(f"{unit} {number}", number, reason))
         elif size_of(src) > LONGEST_LINE or size_of(tgt) > LONGEST_LINE:
             reading.drop_long(f"{unit} {number}", number)
         elif is_utf8(src) and is_utf8(tgt):
@@ -143,16 +150,24 @@ def _read_tsv(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]
             has = f"has {len(cells)} columns" if len(cells) > 1 else "has 1 column, and no tab"
             needs = f"src: {corpus.src}, tgt: {corpus.tgt} needs {least}"
             reason = f"{has}, but {needs} (columns are numbered from 0)"
-        elif len(cells) > (columns := columns or len(cells)):
-            if named:
-                has = f"has {len(cells)} columns, but the first line names {named}"
-                reason = f"{has}: is a tab part of a text?"
-            else:
-                reading.counts[MORE_COLUMNS] += 1
+        elif len(cells) > named > 0:
+            has = f"has {len(cells)} columns, but the first line names {named}"
+            reason = f"{has}: is a tab part of a text?"
+        elif len(cells) != (columns := columns or len(cells)):
+            reading.counts[OTHER_COLUMNS] += 1
+        elif number == 1 and _is_name(cells[src]) and _is_name(cells[tgt]):
+            reading.counts[HEADER.format(cells[src].strip(), cells[tgt].strip())] += 1
         if reason:
             reading.refuse(RowError(f"{path}:{number}", number, reason))
         else:
             yield number, cells[src], cells[tgt]
+
+
+def _is_name(cell: str) -> bool:
+    """Whether a cell looks like the name of a column."""
+    name = cell.strip()
+    is_code = doubt(name) is None and language_code(name) in NAMES
+    return is_code or name.lower() in _NAMES
 
 
 def _place_of(name: str, header: list[str], path: Path) -> int:

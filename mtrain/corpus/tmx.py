@@ -21,6 +21,7 @@ from mtrain.config.corpora import FileCorpus
 from mtrain.corpus.lines import DROPPED, LONGEST_LINE, Reading, listed, open_bytes, reading_from
 from mtrain.runtime.errors import UserError
 
+SEVERAL = "units with several texts in a language, of which the first is read"
 CODES = {"bpt", "ept", "it", "ph", "ut"}
 DEEPEST = 200  # elements within each other; memories have some ten
 MOST_NAMES = 1000  # of elements and attributes, all of which the parser keeps; TMX has some sixty
@@ -42,6 +43,9 @@ def read_tmx(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[tuple
     for number, unit in enumerate(_read_units(path, reading.check), 1):
         if sides := _find(unit, src, tgt):
             found = True
+            codes = [code for code, _ in unit]
+            if any(codes.count(codes[side]) > 1 for side in sides):
+                reading.counts[SEVERAL] += 1
             yield number, unit[sides[0]][1], unit[sides[1]][1]
         elif unit is TOO_LARGE:
             found = True
@@ -58,7 +62,8 @@ def read_tmx(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[tuple
 def count_tmx(corpus: FileCorpus, path: Path, reading: Reading, lines: int) -> int:
     """Return the number of units of a memory; raises `UserError` as `read_tmx` does."""
     found = Reading(check=reading.check)
-    return sum(1 for _ in read_tmx(corpus, path, found)) + found.counts.total()
+    pairs = sum(1 for _ in read_tmx(corpus, path, found))
+    return pairs + found.counts.total() - found.counts[SEVERAL]
 
 
 def _find(unit: Unit, src: str, tgt: str) -> tuple[int, int] | None:

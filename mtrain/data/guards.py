@@ -1,17 +1,19 @@
-"""Mix-ups of text that make a training worthless: swapped sides, and a scored set that is part of
-the training text. The start of a training and `mtrain check` decide here what is one.
+"""Mix-ups of text that make a training or a score worthless. The start of a training and `mtrain
+check` decide here what is one.
 
 1. sample     pairs of the training text at equal distances
-2. swapped    whether its sources look like the target language, and the other way round
-3. contained  whether the training text holds nearly all pairs of a scored set
+2. swapped    whether sources look like the target language, and the other way round
+3. repeated   whether many different sources have one and the same target, or the other way round
+4. contained  whether the training text holds nearly all pairs of a scored set
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from mtrain.config.corpora import Corpus
 from mtrain.config.schema import DataConfig
-from mtrain.corpus.lines import Reading, is_blank
+from mtrain.corpus.lines import Reading, is_blank, shorten_text
 from mtrain.corpus.misalignment import seem_swapped
 from mtrain.corpus.readers import Pair, ScoredText, skim
 from mtrain.corpus.tables import TextRow
@@ -20,6 +22,9 @@ from mtrain.data.filters import is_identical
 # Pairs of all training text in the sample, and the most characters of them.
 SAMPLE, SAMPLE_CHARACTERS = 40_000, 1 << 25
 MOST_CONTAINED = 0.9  # fraction of a scored set that may be in the training text
+# Pairs, and fraction of all different ones, that may have the same text on a side.
+LEAST_REPEATED, MOST_REPEATED = 20, 0.02
+LONGEST_SHOWN = 60  # characters
 
 Owner = TypeVar("Owner")  # of a row: its corpus
 
@@ -32,28 +37,33 @@ def find_mix_ups(
     sets: dict[str, ScoredText],
 ) -> Iterator[tuple[str, bool]]:
     """Read the training corpora `texts`, of `pairs` pairs in all, once; yield their mix-ups and
-    those of the scored sets, each with whether the config allows it.
+    those of the scored sets, each with whether it is allowed.
     """
     wanted = {key: _pairs_of(data, each) for key, each in sets.items()}
     sources = {src for own in wanted.values() for src, _ in own}
     seen, step = set[Pair](), max(1, pairs // SAMPLE)
 
-    def sample() -> Iterator[tuple[tuple[tuple[str, str], str], TextRow]]:
+    def sample() -> Iterator[tuple[str, TextRow]]:
         for key, corpus in zip(texts, map(data.forward, texts.values()), strict=True):
-            owner = data.languages(corpus), key
             for is_nth, row in skim(corpus, reading, step, sources):
                 if (src := row[1].strip()) in sources:
                     seen.add((src, row[2].strip()))
                 if is_nth and is_informative(row):
-                    yield owner, row
+                    yield key, row
 
     rows = thinned(sample())
-    for languages, key in {owner[0]: owner[1] for owner, _ in reversed(rows)}.items():
-        own = [row for owner, row in rows if owner[0] == languages]
+    for key, corpus in texts.items():
+        own = [row for owner, row in rows if owner == key]
         sides = [src for _, src, _ in own], [tgt for _, _, tgt in own]
-        if text := swapped(languages, *sides):
+        if text := swapped(data.languages(data.forward(corpus)), *sides):
             yield f"{key}: {text}", data.allow_swapped
-    for key, (_, scored) in sets.items():
+        for text in repeated(*sides):
+            yield f"{key}: {text}", True
+    for key, (corpus, scored) in sets.items():
+        if text := swapped(data.languages(corpus), scored.sources, scored.references):
+            yield f"{key}: {text}", data.allow_swapped
+        for text in repeated(scored.sources, scored.references):
+            yield f"{key}: {text}", True
         if text := contained(sum(pair in seen for pair in wanted[key]), len(scored)):
             yield f"{key}: {text}", data.allow_overlap
 
@@ -90,6 +100,18 @@ def swapped(languages: tuple[str, str], sources: list[str], targets: list[str]) 
     text = "most sources look like the target language ({1}), most targets like the source ({0})"
     advice = "; exchange src and tgt, unless it is meant (data.allow_swapped: true)"
     return text.format(*languages) + advice
+
+
+def repeated(sources: Iterable[str], targets: Iterable[str]) -> Iterator[str]:
+    """Yield what is wrong if one text of a side comes with many different ones of the other, as
+    where a program that translated has failed.
+    """
+    pairs = set(zip(sources, targets, strict=True))
+    for side, name in enumerate(("source", "target")):
+        for text, count in Counter(pair[side] for pair in pairs).most_common(1):
+            if count > max(LEAST_REPEATED, MOST_REPEATED * len(pairs)):
+                shown = shorten_text(text, LONGEST_SHOWN)
+                yield f"{count / len(pairs):.0%} of the different pairs have the {name}: {shown}"
 
 
 def contained(same: int, pairs: int) -> str:

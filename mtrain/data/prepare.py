@@ -7,6 +7,7 @@ text.
 4. stores     each training corpus, filtered and tokenized, in the cache
 """
 
+import logging
 import math
 import os
 from collections import Counter
@@ -23,7 +24,7 @@ from pydantic import TypeAdapter
 from mtrain.config.corpora import Corpus, GeneratedCorpus, MadeCorpus
 from mtrain.config.schema import Config, TokenizerConfig
 from mtrain.corpus import readers
-from mtrain.corpus.lines import DROPPED, chunked, listed
+from mtrain.corpus.lines import DROPPED, NOT_UTF8, chunked, listed
 from mtrain.corpus.misalignment import suspicions
 from mtrain.corpus.readers import Pair, Scan, ScoredText, Text, describe, reading_of
 from mtrain.data import duplicates, guards
@@ -46,6 +47,7 @@ SCAN = TypeAdapter(Scan)
 DESCRIBED = {"vocab_size", "model_type", "normalization"}
 # However small a corpus is, the temperature repeats its pairs at most this often in an epoch.
 MOST_OFTEN = 1000.0
+MOST_INVALID = 0.05  # fraction of pairs that are left out without a warning: another encoding?
 
 
 @dataclass(frozen=True)
@@ -344,7 +346,9 @@ class Preparation:
                 size = f"{part.stop - part.start:,}"
                 logger.info("train: %s: %s pairs x %.4g", describe(corpus), size, part.weight)
         for reason, count in store.counts.items():
-            logger.info("train: %s: %s", reason, f"{count:,}")
+            is_much = reason == NOT_UTF8 and count > MOST_INVALID * read
+            level = logging.WARNING if is_much else logging.INFO
+            logger.log(level, "train: %s: %s", reason, f"{count:,}")
         if not len(store):
             raise UserError("data.train: no pair is left to train on")
         if sum((part.stop - part.start) * part.weight for part in store.parts) < 1:

@@ -29,10 +29,14 @@ from mtrain.runs.history import BEST
 from mtrain.runs.layout import CONFIG, MODEL, TOKENIZER, step_of, steps
 from mtrain.runs.records import LOOP, Loop, read_record
 from mtrain.runtime import files
+from mtrain.runtime.device import telling_lack_of_memory
 from mtrain.runtime.errors import RefusedError, UserError, is_utf8
 from mtrain.runtime.json_reader import LARGEST, read_json_file
 from mtrain.runtime.log import logger
 
+# What to do where a checkpoint cannot be saved, by the error; for any other there is no room.
+ADVICE = dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "allow writing there")
+ADVICE[errno.ENOENT] = "bring its folder back, which was removed or renamed,"
 NO_CHECKPOINT = "this run has no complete checkpoint yet; train it first"
 
 
@@ -85,8 +89,7 @@ def _saving(path: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        is_denied = getattr(error, "errno", None) in (errno.EACCES, errno.EPERM, errno.EROFS)
-        advice = "allow writing there" if is_denied else "make room"
+        advice = ADVICE.get(getattr(error, "errno", 0), "make room")
         raise UserError(
             f"{path}: cannot save the checkpoint: {reason}; {advice} and run the same command again"
         ) from None
@@ -98,7 +101,8 @@ def load(path: Path) -> Snapshot:
         raise UserError(f"{path}: its name is not UTF-8, which files of weights need; rename it")
     manifest.verify(path, MODEL, CONFIG, TOKENIZER)
     try:
-        weights = load_file(path / MODEL)
+        with telling_lack_of_memory(lambda: f"{path}: out of memory; free some"):
+            weights = load_file(path / MODEL)
         config = files.read_whole(path / CONFIG, LARGEST).decode("utf-8")
         return Snapshot(weights, config, files.read_whole(path / TOKENIZER, LARGEST))
     except FileNotFoundError:  # training removes checkpoints meanwhile
@@ -115,7 +119,8 @@ def load_trainer(path: Path) -> TrainerState:
         loop = read_json_file(inner / layout.STATE, LOOP)
         if loop.step != step_of(path):
             raise ValueError(f"{layout.STATE} is of step {loop.step}")
-        return TrainerState(load_file(inner / layout.OPTIMIZER), loop)
+        with telling_lack_of_memory(lambda: f"{inner}: out of memory; free some"):
+            return TrainerState(load_file(inner / layout.OPTIMIZER), loop)
     except (SafetensorError, ValueError) as error:
         raise manifest.DamagedError(f"{inner}: cannot be read: {error}") from None
 

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, FiniteFloat, TypeAdapter
 
 from mtrain.config.schema import FileName, TrainConfig
-from mtrain.runs import layout
 from mtrain.runs.records import CheckpointName, Count, Metric, Score, with_fields_of
 
 LEAST_BLEU = 1.0  # below, BLEU tells models apart by chance, and NLL does not
@@ -120,12 +119,12 @@ class History(BaseModel, populate_by_name=True):
     @property
     def outlook(self) -> str | None:
         """A sentence on whether training still helped at the end."""
-        steps, name = self.steps, self.best_step_name
-        if len(steps) < 2 or name is None:
+        best = self._best_of(self.entries)
+        if len(self.entries) < 2 or best is None:
             return None
-        if later := sum(layout.step_name(step) > name for step in steps):
+        if later := sum(step > best["step"] for step in self.steps):
             what = "1 later validation was" if later == 1 else f"{later} later validations were"
-            return f"The best step is {name}: {what} no better."
+            return f"The best step is {best['checkpoint']}: {what} no better."
         by = self._measure(self.entries)
         return f"The last validation is the best by {by}: more steps may help."
 

@@ -11,8 +11,16 @@ from io import BufferedIOBase
 from types import FrameType
 from typing import IO, Any, TextIO, cast
 
-from mtrain.runtime.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_TERMINATED, UserError
+from mtrain.runtime.errors import (
+    EXIT_BROKEN_PIPE,
+    EXIT_HUNG_UP,
+    EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
+    UserError,
+)
 
+# Exit codes of signals that end a process, besides Ctrl-C.
+_ENDS = {signal.SIGTERM: EXIT_TERMINATED, signal.SIGHUP: EXIT_HUNG_UP}
 # Control characters of terminals: C0 except tabs and line breaks, DEL, C1.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 RED, GREEN, YELLOW = "31", "32", "33"
@@ -60,7 +68,7 @@ def exit_on_interrupt() -> None:
 
 def _leave(number: int, frame: FrameType | None) -> None:
     """End at once: libraries that are being loaded break at a `KeyboardInterrupt`, or hide it."""
-    os._exit(EXIT_TERMINATED if number == signal.SIGTERM else EXIT_INTERRUPTED)
+    os._exit(_ENDS.get(signal.Signals(number), EXIT_INTERRUPTED))
 
 
 def restore_interrupt() -> None:
@@ -111,10 +119,10 @@ def ending(name: str) -> Iterator[None]:
 
 @contextmanager
 def stopped_by_signals(is_kept: bool = True) -> Iterator[None]:
-    """Raise an exception on SIGTERM and Ctrl-C, if `is_kept`, so that what was written can be kept;
-    a second signal ends the process at once.
+    """Raise an exception on SIGTERM, SIGHUP and Ctrl-C, if `is_kept`, so that what was written can
+    be kept; a second signal ends the process at once.
     """
-    defaults = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    defaults = dict.fromkeys(_ENDS, signal.SIG_DFL) | {signal.SIGINT: signal.default_int_handler}
     before = {number: signal.getsignal(number) for number in defaults}
     changed = [n for n, default in defaults.items() if is_kept and before[n] is default]
     try:
@@ -127,12 +135,12 @@ def stopped_by_signals(is_kept: bool = True) -> Iterator[None]:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    for each in (signal.SIGTERM, signal.SIGINT):
+    for each in (*_ENDS, signal.SIGINT):
         if signal.getsignal(each) is _stop:
             signal.signal(each, _leave)
     if number == signal.SIGINT:
         raise KeyboardInterrupt
-    sys.exit(EXIT_TERMINATED)
+    sys.exit(_ENDS[signal.Signals(number)])
 
 
 def _coloured(line: str) -> str:

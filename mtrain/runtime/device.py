@@ -9,6 +9,10 @@ import torch
 
 from mtrain.runtime.errors import RefusedError, UserError
 
+# Words of errors for a lack of memory on a CPU, which have no type of their own: of torch, oneDNN
+# and the operating system.
+LACKS = ("DefaultCPUAllocator", "could not create a primitive", "Cannot allocate memory")
+
 
 def pick_device(name: str) -> torch.device:
     """Turn auto, cpu, cuda, cuda:N or mps into a device; raises `RefusedError` if it is missing."""
@@ -93,6 +97,6 @@ def telling_lack_of_memory(explain: Callable[[], str]) -> Iterator[None]:
         yield
     except (RuntimeError, MemoryError) as error:
         lacking = isinstance(error, torch.OutOfMemoryError | MemoryError)
-        if not lacking and "DefaultCPUAllocator" not in str(error):  # torch has no type for it
+        if not lacking and not any(words in str(error) for words in LACKS):
             raise
         raise UserError(explain()) from None

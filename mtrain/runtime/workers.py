@@ -69,9 +69,9 @@ def map_tasks(
     *,
     forked: bool = False,
 ) -> Generator[Result]:
-    """Yield the result of each task, in order, from `number` processes; tasks are read as they are
-    needed. Closing the generator ends the processes. Raises the `UserError` of a process, or one
-    with the message `death` if a process dies.
+    """Yield the result of each task, in order, from up to `number` processes, which start as tasks
+    wait for one; tasks are read as they are needed. Closing the generator ends the processes.
+    Raises the `UserError` of a process, or one with the message `death` if a process dies.
 
     Processes that are `forked` start in some milliseconds and share the memory of this one. They
     must not wait for another of its threads: with torch, `setup` sets the number of threads to 1.
@@ -79,16 +79,17 @@ def map_tasks(
     crew: list[tuple[BaseProcess, Connection]] = []
     source, done, wanted = enumerate(tasks), dict[int, Result](), 0
     try:
-        while len(crew) < number:
-            try:
-                crew.append(_start(setup, [pipe for _, pipe in crew], forked=forked))
-            except OSError as fault:  # too many processes or open files, or no memory
-                if not crew:
-                    raise UserError(f"{NO_PROCESS}: {fault.strerror}; {LIMITS}") from None
-                break  # those that have started do all tasks
-        idle, busy = [pipe for _, pipe in crew], dict[Connection, int]()
+        idle, busy = list[Connection](), dict[Connection, int]()
         task = next(source, None)
         while task is not None or busy or done:
+            if task is not None and not idle and len(crew) < number:
+                try:
+                    crew.append(_start(setup, [pipe for _, pipe in crew], forked=forked))
+                    idle.append(crew[-1][1])
+                except OSError as fault:  # too many processes or open files, or no memory
+                    if not crew:
+                        raise UserError(f"{NO_PROCESS}: {fault.strerror}; {LIMITS}") from None
+                    number = len(crew)  # those that have started do all tasks
             while task is not None and idle and task[0] - wanted < AHEAD * number:
                 pipe = idle.pop()
                 with _reporting(death):

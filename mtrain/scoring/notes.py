@@ -11,8 +11,11 @@ from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from typing import NamedTuple
 
+import numpy as np
+
 from mtrain.corpus.lines import is_blank
 from mtrain.corpus.markup import ENTITIES, SUBWORDS
+from mtrain.corpus.misalignment import WINDOW, unrelated_windows
 from mtrain.corpus.writing_systems import script_of, scripts_of
 from mtrain.runtime.console import clipped
 
@@ -131,7 +134,8 @@ def explain(
         places = [i for i, line in enumerate(lines) if has_fault(line)]
         if len(places) > fraction * len(lines):
             notes.append(_note(lines, kind, what, places, advice))
-    return [*notes, *_length(lines)]
+    notes += _length(lines)
+    return notes if any(map(_are_many, notes)) else [*_order(lines), *notes]
 
 
 def judge(notes: list[Note]) -> str:
@@ -172,6 +176,19 @@ def _same(lines: list[Line]) -> Iterator[Note]:
         note = _note(lines, "same", what, sorted(places), "the model ignores parts of the source")
         hopeless = replace(note, advice="the model has hardly learned, or ignores the source")
         yield hopeless if _are_many(note) else note
+
+
+def _order(lines: list[Line]) -> Iterator[Note]:
+    """Find translations that are not in the order of any references, by their lengths."""
+    own = np.array([len(line.text) for line in lines])
+    others = np.array([list(map(len, line.references)) for line in lines]).T
+    found = [set(unrelated_windows(np.stack((own, lengths), 1))) for lengths in others]
+    if found and (starts := sorted(set.intersection(*found))):
+        what = "lengths that do not correlate with the references'"
+        count = min(len(lines), WINDOW * len(starts))
+        first = [start + 1 for start in starts[:MOST_NAMED]]
+        advice = "are the lines of this set, and in its order?"
+        yield Note("order", what, count, len(lines), first, advice)
 
 
 def _length(lines: list[Line]) -> Iterator[Note]:

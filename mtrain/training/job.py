@@ -96,7 +96,9 @@ def build_data(config: Config, stop: Stop, config_file: Path | None = None) -> N
             ranks.first(lambda: stack.enter_context(run.hold()))
             ranks.first(partial(run.check_settings, config, ranks.size))
             fill(config, run, stop, ranks)
-        ranks.first(lambda: Preparation(resolve(config), stop).prepared)
+        preparation = Preparation(resolve(config), stop)
+        ranks.first(partial(refuse_worthless_text, preparation))
+        ranks.first(lambda: preparation.prepared)
 
 
 class Job:

@@ -297,6 +297,27 @@ def test_shuffled_sides_are_noticed(folder: Folder, pairs: int) -> None:
     assert ("data.train.0", "unrelated") in kinds(folder.look())
 
 
+@pytest.mark.parametrize("every", [2, 5, 20])
+def test_lines_in_a_script_that_is_not_the_language_s_are_found_however_many(
+    folder: Folder, every: int
+) -> None:
+    folder.data["tgt_lang"] = "de"
+    lines = folder.bytes["train.xb"]
+    chosen = range(0, PAIRS, every)
+    for row in chosen:
+        lines[row] = f"привет мир и добрый день {row}".encode()
+    report = folder.look(examples=1000)
+    [finding] = [finding for _, kind, finding in found(report) if kind == "script"]
+    assert finding["count"] == len(chosen)
+
+
+def test_sides_without_any_words_that_go_together_are_noticed(folder: Folder) -> None:
+    """Also where lengths correlate, as when each side was sorted."""
+    for name in ("train.xa", "train.xb"):
+        folder.bytes[name].sort(key=len)
+    assert ("data.train.0", "unrelated") in kinds(folder.look())
+
+
 @pytest.mark.parametrize("percent", [10, 30, 60])
 def test_wrong_pairs_all_over_are_counted(folder: Folder, percent: int) -> None:
     lines, draw = folder.bytes["train.xb"], random.Random(5)

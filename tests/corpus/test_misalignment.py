@@ -69,6 +69,20 @@ def test_a_slip_is_noticed_where_lengths_recur() -> None:
     assert sign == f"the {APART} as those of translations do: are they aligned line for line?"
 
 
+def test_nothing_is_said_of_text_sorted_by_length() -> None:
+    sources, references = corpus(10_000)
+    pairs = sorted(zip(sources, references, strict=True), key=lambda pair: sum(map(len, pair)))
+    assert signs(*map(list, zip(*pairs, strict=True))) == []
+
+
+@pytest.mark.parametrize("pairs", [600, 750, 999, 1400])
+def test_the_last_pairs_are_looked_at(pairs: int) -> None:
+    sources, references = corpus(pairs, 1)
+    half = pairs // 2
+    [sign] = signs(sources, references[:half] + references[half + 3 :] + references[half:][:3])
+    assert f"{APART} near pair" in sign
+
+
 def test_shuffled_lines_are_noticed() -> None:
     sources, references = corpus(3000)
     [sign] = signs(sources, [references[i] for i in np.random.default_rng(1).permutation(3000)])

@@ -20,7 +20,7 @@ from mtrain.config.corpora import Corpus, FileCorpus, GeneratedCorpus, HubCorpus
 from mtrain.corpus import phrasebook
 from mtrain.corpus.lines import Reading, moderate, read_file, read_text_file, spaced
 from mtrain.corpus.readers import Pair, read_pairs, read_text, scan
-from mtrain.corpus.tables import MORE_COLUMNS
+from mtrain.corpus.tables import OTHER_COLUMNS
 from mtrain.runtime.errors import EXIT_FAILED, UserError
 
 # Characters that `str.splitlines` splits on, NUL, and a carriage return that ends no line.
@@ -324,11 +324,32 @@ def test_columns_of_a_tsv_go_by_number_or_by_name(tmp_path: Path, suffix: str) -
     assert read(quoted, keep_blank=True)[0] == [('"a', ODD), ("  b ", "\u2028")]
 
 
-def test_rows_of_a_tsv_with_more_columns_than_the_first_are_counted(tmp_path: Path) -> None:
+def test_rows_of_a_tsv_with_other_columns_than_the_first_are_counted(tmp_path: Path) -> None:
     corpus = table(tmp_path, "a.tsv", "a\tb\tx\nc\td\ne\tf\tg\th\n", 0, 1)
     found, counts = read(corpus)
     assert found == [("a", "b"), ("c", "d"), ("e", "f")]
-    assert counts == {MORE_COLUMNS: 1}
+    assert counts == {OTHER_COLUMNS: 2}
+
+
+@pytest.mark.parametrize(
+    ("first", "is_header"),
+    [
+        ("source\ttarget", True),
+        ("en\tpt_BR", True),
+        (" English\tGerman ", True),
+        ("deu_Latn\tText", True),
+        ("Text\tein Text", False),
+        ("yes\tja", False),
+        ("no-one knows\tso-genannt", False),
+    ],
+)
+def test_a_first_row_of_names_is_told_where_columns_have_numbers(
+    tmp_path: Path, first: str, is_header: bool
+) -> None:
+    found, counts = read(table(tmp_path, "a.tsv", f"{first}\nen\tde\n", 0, 1))
+    assert len(found) == 2
+    names = "src: {}, tgt: {}".format(*map(str.strip, first.split("\t")))
+    assert [names in reason for reason in counts] == [True] * is_header
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
@@ -375,8 +396,8 @@ def test_parquet_with_nested_columns_in_more_than_one_batch(tmp_path: Path) -> N
         ("a.jsonl", '{"t": {"a": "1"}, "t": {"a": "2"}}', "t.a", "t.a", "the field t occurs twice"),
         ("a.jsonl", '{"t": {"a": "1", "\\u0061": "2"}}', "t.a", "t.a", "the field a occurs twice"),
         ("a.jsonl", '{"t.a": "1", "t.\\u0061": "2"}', "t.a", "t.a", "field t.a occurs twice"),
-        ("a.jsonl", '{"a": "b", "c": null}', "a", "c", "a.jsonl: row 1: c is not text"),
-        ("a.jsonl", '{"a": "b", "c": 7}', "a", "c", "a.jsonl: row 1: c is not text"),
+        ("a.jsonl", '{"a": "b", "c": null}', "a", "c", "a.jsonl: row 1: c is null, not text"),
+        ("a.jsonl", '{"a": "b", "c": 7}', "a", "c", "row 1: c is of the type int, not text"),
         ("a.jsonl", '{"a": "b", "c": "\\ud800"}', "a", "c", "row 1: holds half of a surrogate"),
         ("a.parquet", b"PAR1 and no more", "a", "b", "a.parquet: cannot read: "),
         ("a.parquet", b"", "a", "b", "a.parquet: cannot read: "),
@@ -394,7 +415,7 @@ def test_a_bad_row_of_a_table_is_named(
         ("de", "no text column de; it has t.de, t.en"),
         ("t.da", "no text column t.da; it has t.de, t.en"),
         ("t", "no text column t; it has t.de, t.en"),
-        ("t.de", "row 2: t.de is not text"),
+        ("t.de", "row 2: t.de is null, not text; fix or remove the row"),
     ],
 )
 def test_a_bad_row_of_a_parquet_file_is_named(tmp_path: Path, src: str, words: str) -> None:
@@ -412,7 +433,7 @@ def test_names_with_dots_are_names(tmp_path: Path) -> None:
 def test_a_batch_of_nothing_is_named_by_its_first_row(tmp_path: Path) -> None:
     column = pyarrow.array([None, None], pyarrow.struct([("en", pyarrow.string())]))
     corpus = parquet(tmp_path, {"t": column, "de": ["a", "b"]}, "t.en", "de")
-    assert "row 1: t.en is not text" in error_of(corpus)
+    assert "row 1: t.en is null" in error_of(corpus)
 
 
 def test_a_parquet_file_that_was_cut_or_is_no_text_is_refused(tmp_path: Path) -> None:
@@ -501,7 +522,7 @@ def test_a_dataset_of_json_lines(tmp_path: Path, streaming: bool) -> None:
     [
         ({"src": "deutsch"}, "deutsch: no field deutsch; it has translation"),
         ({"src": "translation.da"}, "translation.da: no field da; it has de, en"),
-        ({"src": "translation"}, "row 1: translation is not text"),
+        ({"src": "translation"}, "row 1: translation is of the type dict, not text"),
         ({"src": "translation.de.old"}, "translation.de.old: no field de.old; it is no object"),
         ({"split": "dev"}, "cannot load: Unknown split"),
         ({"split": "train[:0]"}, "cannot load: "),
@@ -535,7 +556,7 @@ def test_a_dataset_of_csv_is_read_as_it_is(tmp_path: Path, streaming: bool) -> N
 def test_a_row_that_is_not_text_and_a_damaged_dataset_are_named(tmp_path: Path) -> None:
     rows = [{"de": "a", "en": "b"}] * 3 + [{"de": "c", "en": None}]
     corpus = jsonl_folder(tmp_path, rows)
-    assert "row 4: en is not text" in error_of(corpus, root=tmp_path)
+    assert "row 4: en is null" in error_of(corpus, root=tmp_path)
     (tmp_path / "lines" / "train.jsonl").write_text('{"de": "a", "en": ', encoding="utf-8")
     assert "dataset lines train: cannot load: " in error_of(corpus, root=tmp_path)
     (tmp_path / "lines" / "train.jsonl").write_text('{"de": "a", "de": "b"}\n', encoding="utf-8")

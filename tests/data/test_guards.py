@@ -48,6 +48,23 @@ def refusal(config: Config) -> str:
     return ""
 
 
+def test_swapped_sides_of_one_corpus_among_others_are_refused(
+    tiny_config: TinyConfig, write: Any
+) -> None:
+    wrong = write("w", [(tgt, src) for src, tgt in PAIRS])
+    settings = {"data.src_lang": "en", "data.tgt_lang": "de"}
+    path = tiny_config(**settings, **{"data.train": [write("t", PAIRS), wrong]})
+    assert refusal(load_config(path)).startswith("data.train.1: most sources look")
+
+
+def test_swapped_sides_of_a_scored_set_are_refused(tiny_config: TinyConfig, write: Any) -> None:
+    valid = write("v", [(tgt, src) for src, tgt in PAIRS[:50]])
+    settings = {"data.src_lang": "en", "data.tgt_lang": "de", "data.valid": valid}
+    assert refusal(load_config(tiny_config(**settings))).startswith("data.valid: most sources look")
+    settings["data.valid"] = {**write("w", PAIRS[:50]), "swap": True}  # German to English
+    assert refusal(load_config(tiny_config(**settings))) == ""
+
+
 def test_swapped_sides_are_refused_by_their_words(
     tiny_config: TinyConfig, write: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -135,9 +152,27 @@ def test_check_finds_the_same(
             if finding["kind"] in ("turned", "contained")
         }
         assert set(found.values()) == {"warning" if allowed else "error"}
-        assert (code, report["errors"]) == ((0, 0) if allowed else (1, 2))
+        assert (code, report["errors"]) == ((0, 0) if allowed else (1, 3))
         if not allowed:
             assert sorted(refusal(load_config(path)).split("\n")) == sorted(found)
+
+
+@pytest.mark.parametrize("key", ["data.train.0", "data.valid.0"])
+def test_one_target_for_many_sources_is_warned_of(
+    tiny_config: TinyConfig,
+    write: Any,
+    key: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: Any,
+) -> None:
+    rows = [(src, "the service is busy" if n % 3 else tgt) for n, (src, tgt) in enumerate(PAIRS)]
+    entry = write("t", rows)
+    path = tiny_config(**{key.removesuffix(".0"): [entry]})
+    assert run_here(monkeypatch, "check", path, "--no-forecast") == 0
+    text = "67% of the different pairs have the target: the service is busy"
+    assert text in capfd.readouterr().out
+    assert refusal(load_config(path)) == ""
+    assert f"warning: {key}: {text}" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["", ".gz"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mtrain.runtime.device import compute_dtype, pick_device
-from mtrain.runtime.errors import RefusedError
+from mtrain.runtime.device import compute_dtype, pick_device, telling_lack_of_memory
+from mtrain.runtime.errors import RefusedError, UserError
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,21 @@ def test_why_a_gpu_is_missing(
 def test_an_unknown_precision_is_refused() -> None:
     with pytest.raises(RefusedError, match="precision fp16: unknown; use auto, fp32 or bf16"):
         compute_dtype("fp16", torch.device("cpu"), training=False)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_lack"),
+    [
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("could not create a primitive"), True),
+        (RuntimeError("unable to mmap 9 bytes from file <m>: Cannot allocate memory (12)"), True),
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+    ],
+)
+def test_a_lack_of_memory_is_told_in_words(error: Exception, is_lack: bool) -> None:
+    expected = pytest.raises(UserError if is_lack else RuntimeError)
+    with expected as caught, telling_lack_of_memory(lambda: "no memory for this"):
+        raise error
+    assert str(caught.value) == ("no memory for this" if is_lack else str(error))

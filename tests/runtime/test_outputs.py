@@ -11,6 +11,7 @@ import sys
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -288,21 +289,29 @@ def test_a_translation_that_fails_leaves_the_old_one(model: Path, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("signals", "code"),
-    [([signal.SIGTERM], 143), ([signal.SIGINT], 130), ([signal.SIGTERM, signal.SIGTERM], 143)],
+    [
+        ([signal.SIGTERM], 143),
+        ([signal.SIGINT], 130),
+        ([signal.SIGHUP], 129),
+        ([signal.SIGTERM, signal.SIGTERM], 143),
+    ],
 )
 def test_a_translation_that_is_stopped_leaves_the_old_one(
     model: Path, tmp_path: Path, signals: list[signal.Signals], code: int
 ) -> None:
-    out, partial = tmp_path / "out", tmp_path / "out.partial"
+    out, written = tmp_path / "out", tmp_path / "out.partial"
     out.write_text("old\n")
     command = [sys.executable, "-m", "mtrain", "translate", "-m", str(model), "-o", str(out)]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+    heard = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # tests may run under nohup
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=pipe, preexec_fn=heard
+    ) as process:
         assert process.stdin is not None
         process.stdin.write(b"bavo celu norva\n" * 3000)
         process.stdin.flush()
         end = time.monotonic() + 60
-        while time.monotonic() < end and not (partial.exists() and partial.stat().st_size):
+        while time.monotonic() < end and not (written.exists() and written.stat().st_size):
             time.sleep(0.02)
         for number in signals:
             process.send_signal(number)
@@ -313,11 +322,11 @@ def test_a_translation_that_is_stopped_leaves_the_old_one(
     assert out.read_text() == "old\n"
     assert "Traceback" not in errors
     if len(signals) == 1:
-        lines = partial.read_bytes().splitlines(keepends=True)
+        lines = written.read_bytes().splitlines(keepends=True)
         assert lines
         assert len(lines) < 3000
         assert lines[-1].endswith(b"\n")
-        words = f"{partial} holds the first {len(lines):,} lines of the output; {out} was left"
+        words = f"{written} holds the first {len(lines):,} lines of the output; {out} was left"
         assert words in errors
 
 

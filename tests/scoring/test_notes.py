@@ -67,6 +67,18 @@ def test_nothing_is_said_of_a_fair_system() -> None:
     assert explain(hypotheses, [REFERENCE, hypotheses[::-1]], SOURCE) == []
 
 
+def test_lines_in_another_order() -> None:
+    rng = random.Random(3)
+    words = [word for line in REFERENCE for word in line.split()[1:]]
+    lines = [f"{n} {' '.join(rng.choices(words, k=rng.randint(2, 30)))}" for n in range(1000)]
+    assert notes(lines, lines) == {}
+    found = notes(lines[3:] + lines[:3], lines)
+    assert (found["order"].lines, found["order"].first) == (1000, [1, 501])
+    late = lines[:500] + lines[502:] + lines[500:502]
+    assert (notes(late, lines)["order"].lines, notes(late, lines)["order"].first) == (500, [501])
+    assert explain(late, [lines, late], []) == []
+
+
 def test_empty_lines() -> None:
     found = notes(with_lines(REFERENCE, lambda line: " \u3000", 3, 50))
     assert list(found) == ["empty"]
