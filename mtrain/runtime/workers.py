@@ -32,6 +32,8 @@ Result = TypeVar("Result")
 # a module's function is, unless the process is forked.
 Setup = Callable[[], Callable[[Task], Result]]
 
+Member = tuple[BaseProcess, Connection]  # a process, and the pipe to it
+
 CGROUP = Path("/sys/fs/cgroup")
 AHEAD = 4  # tasks of each process that may begin before the next result in order
 CAN_FORK = sys.platform == "linux"  # libraries of macOS may fail in a forked process
@@ -76,21 +78,20 @@ def map_tasks(
     Processes that are `forked` start in some milliseconds and share the memory of this one. They
     must not wait for another of its threads: with torch, `setup` sets the number of threads to 1.
     """
-    crew: list[tuple[BaseProcess, Connection]] = []
+    crew: list[Member] = []
     source, done, wanted = enumerate(tasks), dict[int, Result](), 0
     try:
         idle, busy = list[Connection](), dict[Connection, int]()
         task = next(source, None)
         while task is not None or busy or done:
-            if task is not None and not idle and len(crew) < number:
-                try:
-                    crew.append(_start(setup, [pipe for _, pipe in crew], forked=forked))
-                    idle.append(crew[-1][1])
-                except OSError as fault:  # too many processes or open files, or no memory
-                    if not crew:
-                        raise UserError(f"{NO_PROCESS}: {fault.strerror}; {LIMITS}") from None
-                    number = len(crew)  # those that have started do all tasks
-            while task is not None and idle and task[0] - wanted < AHEAD * number:
+            while task is not None and task[0] - wanted < AHEAD * number:
+                if not idle and len(crew) < number:
+                    if _add(crew, setup, forked=forked):
+                        idle.append(crew[-1][1])
+                    else:
+                        number = len(crew)  # those that have started do all tasks
+                if not idle:
+                    break
                 pipe = idle.pop()
                 with _reporting(death):
                     pipe.send(task[1])
@@ -121,9 +122,18 @@ def _reporting(death: str) -> Iterator[None]:
         raise UserError(death) from None
 
 
-def _start(
-    setup: Setup[Any, Any], pipes: list[Connection], *, forked: bool
-) -> tuple[BaseProcess, Connection]:
+def _add(crew: list[Member], setup: Setup[Any, Any], *, forked: bool) -> bool:
+    """Start a process; return whether that was possible. Raises `UserError` if it is the first."""
+    try:
+        crew.append(_start(setup, [pipe for _, pipe in crew], forked=forked))
+    except OSError as error:  # too many processes or open files, or no memory
+        if not crew:
+            raise UserError(f"{NO_PROCESS}: {error.strerror}; {LIMITS}") from None
+        return False
+    return True
+
+
+def _start(setup: Setup[Any, Any], pipes: list[Connection], *, forked: bool) -> Member:
     """Start a process, after those with these pipes. Signals that ask a job to stop are blocked in
     it from the start, since only this process acts on them.
     """

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -21,7 +22,7 @@ from mtrain.runtime.workers import AHEAD, map_tasks
 
 needs_fork = pytest.mark.skipif(not workers.CAN_FORK, reason="processes are not forked here")
 
-SLOW = 37
+SLOW = 97
 FAILURES: dict[int, Exception] = {
     17: UserError("seventeen"),
     19: OSError(errno.ENOSPC, "No space left", "a file"),
@@ -69,6 +70,24 @@ def test_results_come_in_order_from_all_processes(forked: bool) -> None:
     found = list(map_tasks(setup, tasks, 2, "died", forked=forked))
     assert [result for _, result in found] == [n * n for n in tasks]
     assert len({process for process, _ in found}) == 2
+
+
+def test_all_processes_start_before_the_first_result(tmp_path: Path, forked: bool) -> None:
+    tasks = [tmp_path / name for name in "abc"]
+    assert all(map_tasks(partial(meeting, tmp_path), tasks, 3, "died", forked=forked))
+
+
+def meeting(folder: Path) -> Callable[[Path], bool]:
+    """Return a task that begins, and waits for two others to begin."""
+
+    def meet(path: Path) -> bool:
+        path.touch()
+        end = time.monotonic() + 30
+        while len(list(folder.iterdir())) < 3 and time.monotonic() < end:
+            time.sleep(0.02)
+        return len(list(folder.iterdir())) == 3
+
+    return meet
 
 
 def test_tasks_are_read_as_they_are_needed() -> None:
