@@ -49,10 +49,8 @@ class Checker:
         data, root = config.data, reading_of(config).root
         self.entries = {key: each for key, each in data.corpora.items() if not each.model}
         self.sets = [
-            Findings(name, forward, root, most, data.languages(forward))
-            for name, forward in zip(
-                self.entries, map(data.forward, self.entries.values()), strict=True
-            )
+            Findings(name, corpus, root, most, data.languages(corpus))
+            for name, corpus in ((name, data.forward(each)) for name, each in self.entries.items())
         ]
         # corpora that are learned from target to source
         self.turned = {

@@ -272,7 +272,7 @@ class Translator:
 def _in_threads(
     translate: Callable[[Group], Translated], batches: list[Group], number: int, each: int
 ) -> Generator[Translated]:
-    """Translate in a number of Python threads, with so many threads of torch each."""
+    """Translate in `number` Python threads, each with `each` threads of torch."""
     threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(max(1, number), initializer=torch.set_num_threads, initargs=(each,))
     try:
