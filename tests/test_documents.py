@@ -30,7 +30,7 @@ DOCUMENTS = sorted(
     for path in ROOT.glob(pattern)
 )
 FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-LONGEST_README = 160  # lines
+MAX_README_LINES = 160  # lines
 
 # Sends a command line to the test, which runs it in a process that has torch loaded.
 SHIM = """#!{python} -IS
@@ -152,7 +152,7 @@ def test_the_links_of_a_document_lead_somewhere(document: str) -> None:
 
 
 def test_the_readme_is_one_page() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= LONGEST_README
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= MAX_README_LINES
 
 
 def test_the_python_example_runs(place: Path) -> None:

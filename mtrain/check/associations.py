@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 
 from mtrain.check.words import GOLDEN, Words, spans
 
-MOST_WORDS = 32  # words of a line
-MOST_TYPES = 30_000  # words of a side that may have associates
-LEAST_TIMES = 3  # pairs that associates must share
-LEAST_RATIO, LEAST_GAIN = 3.0, 8.0  # times together, relative to chance; nats of evidence
+MAX_WORDS = 32  # words of a line
+MAX_TYPES = 30_000  # words of a side that may have associates
+MIN_SHARED_PAIRS = 3  # pairs that associates must share
+MIN_RATIO, MIN_GAIN = 3.0, 8.0  # times together, relative to chance; nats of evidence
 BITS = 25  # slots of the hash table: 32 MB
 AT_ONCE = 1 << 22  # pairs of words in a chunk
 DOUBT = 4.0  # occurrences from which a word's own rates count as much as the mean
 APART = 37  # lines to shift a side by, so that no pair is a translation
-MOST_FOR, MOST_AGAINST = 4.0, 3.0  # most nats of one word
+MAX_FOR, MAX_AGAINST = 4.0, 3.0  # most nats of one word
 COMMON = 0.125  # fraction of a side's lines from which on a word is uninformative
 
 Types = NDArray[np.int64]  # numbers of words in a vocabulary, 0 for unknown ones
@@ -44,15 +44,15 @@ class Vocabulary:
         is_common = times > COMMON * len(words)
         self.common = hashes[is_common]
         hashes, times = hashes[~is_common], times[~is_common]
-        frequent = np.argsort(-times, kind="stable")[:MOST_TYPES]
-        self.known = np.sort(hashes[frequent[times[frequent] >= LEAST_TIMES]])
+        frequent = np.argsort(-times, kind="stable")[:MAX_TYPES]
+        self.known = np.sort(hashes[frequent[times[frequent] >= MIN_SHARED_PAIRS]])
 
     def encode(self, words: Words) -> Side:
         """Select the first words of each line that are not common, and number them."""
         words = words.first()
         words = words.select(numbered(self.common, words.hashes) == 0)
         places = np.arange(len(words.hashes)) - words.starts[words.lines]
-        words = words.select(places < MOST_WORDS)
+        words = words.select(places < MAX_WORDS)
         return Side(words, numbered(self.known, words.hashes))
 
 
@@ -103,12 +103,12 @@ def _associated(src: Side, tgt: Side, width: int) -> NDArray[np.uint64]:
         known = (first > 0) & (second > 0)
         keys.append(first[known] * width + second[known])
     found, together = np.unique(np.concatenate(keys), return_counts=True)
-    found, together = found[together >= LEAST_TIMES], together[together >= LEAST_TIMES]
+    found, together = found[together >= MIN_SHARED_PAIRS], together[together >= MIN_SHARED_PAIRS]
     first, second = found // width, found % width
     times = np.bincount(src.types)[first] * np.bincount(tgt.types)[second]
     chance = times / max(1, len(src.words))
     gain = together * np.log(together / chance) - (together - chance)
-    is_kin = (together >= LEAST_RATIO * chance) & (gain >= LEAST_GAIN)
+    is_kin = (together >= MIN_RATIO * chance) & (gain >= MIN_GAIN)
     return _slots(first[is_kin], second[is_kin])
 
 
@@ -130,8 +130,8 @@ def _rates(own: tuple[Types, Hits], apart: tuple[Types, Hits], size: int) -> NDA
         mean = (hits.sum() + 1) / (len(hits) + 2)
         found = np.bincount(types[hits], minlength=size) + DOUBT * mean
         rates.append(np.clip(found / (np.bincount(types, minlength=size) + DOUBT), 1e-3, 0.95))
-    present = np.clip(np.log(rates[0] / rates[1]), 0, MOST_FOR)
-    absent = np.clip(np.log((1 - rates[0]) / (1 - rates[1])), -MOST_AGAINST, 0)
+    present = np.clip(np.log(rates[0] / rates[1]), 0, MAX_FOR)
+    absent = np.clip(np.log((1 - rates[0]) / (1 - rates[1])), -MAX_AGAINST, 0)
     absent[0] = 0  # unknown words, such as names, are no evidence against a pair
     return np.stack((absent, present))
 

@@ -21,7 +21,7 @@ from mtrain.check.chunks import Chunk, chunks
 from mtrain.check.faults import check_pairs, find_long_pairs
 from mtrain.check.findings import Findings
 from mtrain.check.overlap import TRAIN, ScoredSet
-from mtrain.check.profile import MOST_WRONG, Profile
+from mtrain.check.profile import MAX_WRONG, Profile
 from mtrain.check.shifts import Shifts
 from mtrain.check.words import Characters
 from mtrain.config.schema import Config
@@ -153,7 +153,7 @@ class Checker:
                 find_long_pairs(chunk, self.tokenizer, self.config.data.max_length)
             yield chunk
         shifts.finish()
-        is_all = shifts.pairs > MOST_WRONG * findings.pairs or not findings.has("unrelated")
+        is_all = shifts.pairs > MAX_WRONG * findings.pairs or not findings.has("unrelated")
         for kind in ("unrelated", "misfit") if shifts.pairs and is_all else ():
             findings.by_kind.pop((kind, ""), None)  # stretches say it more exactly
         for reason, count in reading.counts.items():

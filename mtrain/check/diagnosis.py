@@ -21,9 +21,9 @@ from mtrain.runtime.stop import Stop
 from mtrain.scoring.metrics import lack_of_tokenizers
 from mtrain.training.plan import Forecast, forecast, lack_of_text, uncut_sets
 
-MOST_ENCODED = 20_000  # pairs of the sample
-MOST_BYTES = 0.02  # fraction of tokens that are bytes or unknown
-MOST_A_WORD = 3.0  # tokens
+MAX_ENCODED = 20_000  # pairs of the sample
+MAX_BYTE_FRACTION = 0.02  # fraction of tokens that are bytes or unknown
+MAX_TOKENS_PER_WORD = 3.0  # tokens
 SEVERITIES = (ERROR, WARNING, NOTE)
 GUESSED_SIZE = 250_000  # bytes of a vocabulary file that is not there yet
 
@@ -99,14 +99,17 @@ def diagnose(
     for side, name in enumerate(("source", "target")):
         texts = [text for chunk in checker.sample for text in chunk.texts[side]]
         words = Words.join([chunk.words[side] for chunk in checker.sample]).counts
-        some = slice(None, None, max(1, len(texts) // MOST_ENCODED))
+        some = slice(None, None, max(1, len(texts) // MAX_ENCODED))
         if tokenizer is None:
             lengths.append(np.ceil(words[some] * PIECES_A_WORD).astype(np.int64))
             continue
         ids = tokenizer.encode(texts[some])
         lengths.append(np.array(list(map(len, ids)), np.int64))
         diagnosis.fits[name] = fit = _fit(tokenizer, ids, int(words[some].sum()))
-        bad = fit["bytes"] + fit["unknown"] > MOST_BYTES or fit["tokens_per_word"] > MOST_A_WORD
+        bad = (
+            fit["bytes"] + fit["unknown"] > MAX_BYTE_FRACTION
+            or fit["tokens_per_word"] > MAX_TOKENS_PER_WORD
+        )
         if len(words) and bad:
             checker.sets[0].add_message("pieces", f"{name}: {SHOWN.format(**fit)}")
     sizes = [findings.pairs for findings in checker.train]

@@ -11,18 +11,18 @@ from numpy.typing import NDArray
 from mtrain.check.chunks import Chunk, Mask
 from mtrain.check.profile import Profile
 from mtrain.check.words import PIECES_A_WORD
-from mtrain.corpus.lines import LONGEST_TEXT, shorten_text
+from mtrain.corpus.lines import MAX_TEXT_LENGTH, shorten_text
 from mtrain.corpus.markup import ENTITIES, SUBWORDS
 from mtrain.corpus.writing_systems import name_of
 from mtrain.data.filters import is_identical
 from mtrain.data.tokenizer import Tokenizer
 
-LEAST_LETTERS = 5  # of a line in another script
-LEAST_FOREIGN_LATIN = 20  # names and commands in Latin letters occur in texts of all scripts
+MIN_LETTERS = 5  # of a line in another script
+MIN_FOREIGN_LATIN = 20  # names and commands in Latin letters occur in texts of all scripts
 SURE = 7.0  # nats for a line to be in the other side's language
 FAR_RATIO, FAR_SPREAD = 1.1, 5.0  # logarithm, three times the usual; standard deviations
 MISFIT_A_WORD = 0.6  # nats against a pair for each word of its longer side, to report it
-LEAST_CHARACTERS = 30  # of the longer side, for its length to be suspicious
+MIN_CHARACTERS = 30  # of the longer side, for its length to be suspicious
 
 # Joiners, direction marks and tags of flags. They belong to the scripts that join letters or run
 # from right to left, and to emoji.
@@ -80,7 +80,7 @@ def check_pairs(chunk: Chunk, profile: Profile) -> NDArray[np.float64]:
     if profile.has_words:
         far, spread = profile.ratio.distance(chunk.lengths)
         odd = ~known & (far >= FAR_RATIO) & (spread >= FAR_SPREAD)
-        chunk.add("ratio", odd & (chunk.lengths.max(1) >= LEAST_CHARACTERS), ranks=-spread)
+        chunk.add("ratio", odd & (chunk.lengths.max(1) >= MIN_CHARACTERS), ranks=-spread)
     if not profile.has_associations:
         return np.zeros(len(chunk))
     words = profile.associations.evidence(*chunk.words)
@@ -113,7 +113,7 @@ def _find_other_scripts(chunk: Chunk, profile: Profile, known: Mask) -> Mask:
         counts = np.array([letters[script] for script in foreign])
         main, count = counts.argmax(0), counts.sum(0)
         is_latin = np.array([script == "LATIN" for script in foreign])[main]
-        odd = ~known & (count >= np.where(is_latin, LEAST_FOREIGN_LATIN, LEAST_LETTERS))
+        odd = ~known & (count >= np.where(is_latin, MIN_FOREIGN_LATIN, MIN_LETTERS))
         odd &= 2 * count > sum(letters.values())
         for number, script in enumerate(foreign):
             about = f"({name} mostly {name_of(script)})"
@@ -133,7 +133,7 @@ def find_long_pairs(chunk: Chunk, tokenizer: Tokenizer | None, max_length: int) 
     rows = np.flatnonzero(sizes.max(0) >= max_length - 1)  # no text has many more tokens than bytes
     lengths = np.zeros(len(chunk))
     for texts in chunk.texts:
-        some = [shorten_text(texts[row], LONGEST_TEXT) for row in rows.tolist()]
+        some = [shorten_text(texts[row], MAX_TEXT_LENGTH) for row in rows.tolist()]
         counts = [len(ids) for ids in tokenizer.encode(some)]
         lengths[rows] = np.maximum(lengths[rows], counts)
     chunk.add("long", lengths >= max_length, ranks=-lengths, about=f"{max_length}")

@@ -52,7 +52,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "duplicate": (NOTE, "pairs that were there before"),
     "crlf": (NOTE, "Windows line ends, removed on reading"),
 }
-LONGEST_EXAMPLE = 300  # characters
+MAX_EXAMPLE_LENGTH = 300  # characters
 
 
 @dataclass(frozen=True, order=True)
@@ -152,7 +152,7 @@ class Findings:
     ) -> Example:
         """Return an example by its number; `more` is added for scripts."""
         json = {**self.row_as_json(number, side), **more}
-        return Example(rank, number, self.name_row(number, side), text[:LONGEST_EXAMPLE], json)
+        return Example(rank, number, self.name_row(number, side), text[:MAX_EXAMPLE_LENGTH], json)
 
     def add(self, kind: str, count: int, examples: Iterable[Example] = (), about: str = "") -> None:
         """Count a finding; keep its examples if they come before those that are kept."""

@@ -14,10 +14,10 @@ from mtrain.check.words import Words, spans
 from mtrain.config.schema import DataConfig
 from mtrain.data.guards import contained
 
-LEAST_BIGRAMS = 5  # of a line that can be nearly another
+MIN_BIGRAMS = 5  # of a line that can be nearly another
 NEAR, NEAR_ONE = 0.6, 0.75  # fraction of equal bigrams: mean of the sides, and on one of them
-MOST_PLACES = 50  # lines of the set: a bigram of more lines leads to none of them
-LEAST_SHARED = 0.3  # of a line's bigrams in another line, for a closer comparison
+MAX_LINES_PER_BIGRAM = 50  # lines of the set: a bigram of more lines leads to none of them
+MIN_SHARED = 0.3  # of a line's bigrams in another line, for a closer comparison
 KINDS = ("overlap", "source_overlap", "target_overlap", "near_overlap")  # most specific first
 BITS = 22  # of the hash table of bigrams
 SHIFT = np.uint64(64 - BITS)  # from a hash to its slot
@@ -83,7 +83,7 @@ class _Bigrams:
 
     def __init__(self, words: Words) -> None:
         self.words = words
-        long = words.counts[words.lines] >= LEAST_BIGRAMS
+        long = words.counts[words.lines] >= MIN_BIGRAMS
         order = np.argsort(words.hashes[long], kind="stable")
         self.hashes, self.lines = words.hashes[long][order], words.lines[long][order]
         self.table = np.zeros(1 << BITS, bool)
@@ -93,16 +93,16 @@ class _Bigrams:
         """Return pairs of rows that may share many bigrams."""
         known = self.table[others.hashes >> SHIFT]
         shared = np.bincount(others.lines[known], minlength=len(others))
-        long = others.counts >= LEAST_BIGRAMS
+        long = others.counts >= MIN_BIGRAMS
         hopeful = known & (long & (shared >= NEAR * others.counts))[others.lines]
         hashes, lines = others.hashes[hopeful], others.lines[hopeful]
         first = np.searchsorted(self.hashes, hashes, "left")
         times = np.searchsorted(self.hashes, hashes, "right") - first
-        times[times > MOST_PLACES] = 0
+        times[times > MAX_LINES_PER_BIGRAM] = 0
         width = max(1, len(self.words))
         keys = np.repeat(lines, times) * width + self.lines[spans(first, times)]
         keys, votes = np.unique(keys, return_counts=True)
-        keys = keys[votes >= LEAST_SHARED * others.counts[keys // width]]
+        keys = keys[votes >= MIN_SHARED * others.counts[keys // width]]
         return set(zip((keys % width).tolist(), (keys // width).tolist(), strict=True))
 
     def likeness(self, row: int, others: Words, place: int) -> float:

@@ -18,24 +18,24 @@ from mtrain.data.guards import repeated, swapped
 
 BITS = 18  # of the hash tables of words
 ROUNDS = 4  # of finding pairs that are swapped and counting again
-LEAST_TIMES = 4  # of a word that indicates a side
-MOST_LEANING = 3.0  # nats of one word
-LOWEST = 0.01  # fraction of a sample that may be freely translated or wrong
+MIN_COUNT = 4  # of a word that indicates a side
+MAX_LEANING = 3.0  # nats of one word
+MISFIT_QUANTILE = 0.01  # fraction of a sample that may be freely translated or wrong
 # Nats against a pair that does not belong together: a multiple of that quantile, bounded.
-MISFIT_OF_LOWEST, LEAST_MISFIT, MOST_MISFIT = 3.3, 6.0, 12.0
-LEAST_SAMPLE = 200  # pairs from which words are learned
-LEAST_EVIDENCE = 0.5  # nats, on average, for words to be informative
+MISFIT_FACTOR, MIN_MISFIT, MAX_MISFIT = 3.3, 6.0, 12.0
+MIN_SAMPLE = 200  # pairs from which words are learned
+MIN_EVIDENCE = 0.5  # nats, on average, for words to be informative
 CLEAR_EVIDENCE = 5.0  # nats, in the median, by which a pair is better than neighbouring lines
-MOST_WRONG = 0.05  # fraction of pairs that go together no better than lines far apart
+MAX_WRONG = 0.05  # fraction of pairs that go together no better than lines far apart
 WRONG = "about {:.0%} of the pairs have words that do not go together: are they aligned?"
-LEAST_RELATED = 1000  # pairs of which some words go together in any translation
+MIN_RELATED = 1000  # pairs of which some words go together in any translation
 NO_WORDS = "hardly any words of the sides go together: are they aligned line for line?"
 SOME_UNRELATED = (
     "the lengths of the sides do not correlate in {:,} of {:,} parts of a sample: are lines "
     "shifted there?"
 )
-LEAST_SPREAD = 0.1  # of a logarithm of a ratio of lengths
-LEAST_PAIRS = 20  # from which scripts are learned
+MIN_SPREAD = 0.1  # of a logarithm of a ratio of lengths
+MIN_PAIRS = 20  # from which scripts are learned
 JAPANESE = {"HIRAGANA", "KATAKANA"}  # the scripts of no other language
 USUAL_FRACTION = 0.05  # of a side's letters, for a script that is at home there
 
@@ -74,8 +74,8 @@ def _leanings(src: Words, tgt: Words, is_swapped: NDArray[np.bool_]) -> NDArray[
         for chosen, place in ((~others, side), (others, 1 - side)):
             counts[place] += np.bincount(_buckets(words)[chosen], minlength=1 << BITS)
     fractions = (counts + 0.5) / (counts.sum(1, keepdims=True) + 1)
-    table = np.clip(np.log(fractions[0] / fractions[1]), -MOST_LEANING, MOST_LEANING)
-    return np.where(counts.sum(0) >= LEAST_TIMES, table, 0.0)
+    table = np.clip(np.log(fractions[0] / fractions[1]), -MAX_LEANING, MAX_LEANING)
+    return np.where(counts.sum(0) >= MIN_COUNT, table, 0.0)
 
 
 class LengthRatio:
@@ -98,7 +98,7 @@ class LengthRatio:
         standard deviations.
         """
         far = np.abs(_ratios(lengths) - self.normal)
-        return far, far / (self.unit / np.sqrt(lengths.mean(1) + 1)).clip(LEAST_SPREAD)
+        return far, far / (self.unit / np.sqrt(lengths.mean(1) + 1)).clip(MIN_SPREAD)
 
 
 def _ratios(lengths: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -116,10 +116,10 @@ class Profile:
         self.associations = Associations(src, tgt)
         evidence = self.associations.evidence(src, tgt)
         self.mean = float(evidence.mean()) if self.pairs else 0.0
-        lowest = float(np.quantile(evidence, LOWEST)) if self.pairs else 0.0
-        self.misfit = min(MOST_MISFIT, max(LEAST_MISFIT, -MISFIT_OF_LOWEST * lowest))
-        if self._fraction_wrong(src, tgt) > MOST_WRONG:  # that quantile is of wrong pairs
-            self.misfit = LEAST_MISFIT
+        lowest = float(np.quantile(evidence, MISFIT_QUANTILE)) if self.pairs else 0.0
+        self.misfit = min(MAX_MISFIT, max(MIN_MISFIT, -MISFIT_FACTOR * lowest))
+        if self._fraction_wrong(src, tgt) > MAX_WRONG:  # that quantile is of wrong pairs
+            self.misfit = MIN_MISFIT
         self.leaning = Leaning(src, tgt)
         self.ratio = LengthRatio(np.concatenate([np.zeros((0, 2), np.int64), *lengths]))
         self.letters = Counter[str](), Counter[str]()  # of the sides, by script
@@ -134,9 +134,9 @@ class Profile:
         for scripts in self.scripts:  # Katakana may be rare in a sample of Japanese
             if JAPANESE & scripts:
                 scripts |= JAPANESE
-        self.has_scripts, self.has_words = self.pairs >= LEAST_PAIRS, self.pairs >= LEAST_SAMPLE
+        self.has_scripts, self.has_words = self.pairs >= MIN_PAIRS, self.pairs >= MIN_SAMPLE
         # words are associated enough to judge pairs by them
-        self.has_associations = self.has_words and self.mean >= LEAST_EVIDENCE
+        self.has_associations = self.has_words and self.mean >= MIN_EVIDENCE
 
     def _are_clearly_pairs(self, src: Words, tgt: Words) -> bool:
         """Whether the words of lines go together far better than those of neighbouring lines, which
@@ -152,7 +152,7 @@ class Profile:
         """Estimate the fraction of pairs whose sides do not belong together. Of lines far apart,
         half have less evidence than their median; of pairs, hardly any.
         """
-        if len(src) < LEAST_SAMPLE:
+        if len(src) < MIN_SAMPLE:
             return 0.0
         own, apart = (self.associations.evidence(src, tgt.shifted(n)) for n in (0, APART))
         return 2 * float(np.mean(own < np.median(apart)))
@@ -199,9 +199,9 @@ class Profile:
         low, windows = len(unrelated_windows(lengths)), len(list(windows_of(len(lengths))))
         if low > windows / 2 and not self._are_clearly_pairs(*words):
             corpus.add_message("unrelated", UNRELATED)
-        elif (wrong := self._fraction_wrong(*words)) > MOST_WRONG:
+        elif (wrong := self._fraction_wrong(*words)) > MAX_WRONG:
             corpus.add_message("unrelated", WRONG.format(wrong))
         elif low and not self.has_associations:
             corpus.add_message("unrelated", SOME_UNRELATED.format(low, windows))
-        elif len(words[0]) >= LEAST_RELATED and not self.has_associations:
+        elif len(words[0]) >= MIN_RELATED and not self.has_associations:
             corpus.add_message("unrelated", NO_WORDS)

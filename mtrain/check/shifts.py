@@ -9,13 +9,13 @@ from mtrain.check.associations import Associations
 from mtrain.check.chunks import Chunk
 from mtrain.check.findings import Findings
 
-MOST_OF_A_PAIR = 4.0  # most nats of one pair, for or against
-LEAST = 15.0  # nats against a stretch that is reported
+MAX_NATS_PER_PAIR = 4.0  # most nats of one pair, for or against
+MIN_EVIDENCE = 15.0  # nats against a stretch that is reported
 DROP = 10.0  # nats for later pairs that end a stretch
-FARTHEST = 5  # lines apart that are tried
+MAX_SHIFT = 5  # lines apart that are tried
 MARGIN = 10.0  # nats by which another distance must do better
-LEAST_PAIRS = 100  # of a stretch that goes together at no distance that is tried
-LEAST_BETTER = 2.0  # nats a pair by which lists of rare names or terms do better at their own place
+MIN_PAIRS = 100  # of a stretch that goes together at no distance that is tried
+MIN_GAIN = 2.0  # nats a pair by which lists of rare names or terms do better at their own place
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Stretch:
     start: int
     end: int = 0
     worst: float = 0.0
-    better: NDArray[np.float64] = field(default_factory=lambda: np.zeros(2 * FARTHEST + 1))
+    better: NDArray[np.float64] = field(default_factory=lambda: np.zeros(2 * MAX_SHIFT + 1))
 
 
 class Shifts:
@@ -41,7 +41,7 @@ class Shifts:
 
     def feed(self, chunk: Chunk, evidence: NDArray[np.float64]) -> None:
         """Add the next pairs; `evidence` is that of their words, in nats."""
-        against = np.clip(-evidence, -MOST_OF_A_PAIR, MOST_OF_A_PAIR)
+        against = np.clip(-evidence, -MAX_NATS_PER_PAIR, MAX_NATS_PER_PAIR)
         start = stop = 0  # rows of the open stretch up to its worst
         for row, worth in enumerate(against.tolist()):
             if self.open is None:
@@ -59,13 +59,13 @@ class Shifts:
 
     def _measure(self, chunk: Chunk, start: int, stop: int) -> None:
         """Try how the rows of the open stretch go together at other distances."""
-        if self.open is None or self.open.worst < LEAST or stop <= start:
+        if self.open is None or self.open.worst < MIN_EVIDENCE or stop <= start:
             return
-        first, last = max(0, start - FARTHEST), min(len(chunk), stop + FARTHEST)
+        first, last = max(0, start - MAX_SHIFT), min(len(chunk), stop + MAX_SHIFT)
         src, tgt = (words.part(first, last) for words in chunk.words)
-        inner = slice(start - first, max(start - first + 1, last - first - FARTHEST))
-        for number in range(2 * FARTHEST + 1):
-            evidence = self.associations.evidence(src, tgt.shifted(FARTHEST - number))
+        inner = slice(start - first, max(start - first + 1, last - first - MAX_SHIFT))
+        for number in range(2 * MAX_SHIFT + 1):
+            evidence = self.associations.evidence(src, tgt.shifted(MAX_SHIFT - number))
             self.open.better[number] += float(evidence[inner].sum())
 
     def finish(self) -> None:
@@ -73,17 +73,17 @@ class Shifts:
         as little at their own as at others.
         """
         stretch, self.open = self.open, None
-        if stretch is None or stretch.worst < LEAST:
+        if stretch is None or stretch.worst < MIN_EVIDENCE:
             return
         best, more = int(np.argmax(stretch.better)), {"end": stretch.end}
-        own, others = stretch.better[FARTHEST], np.delete(stretch.better, FARTHEST)
+        own, others = stretch.better[MAX_SHIFT], np.delete(stretch.better, MAX_SHIFT)
         pairs = stretch.end - stretch.start + 1
         if stretch.better[best] >= max(0, own + MARGIN):
-            more["distance"] = distance = best - FARTHEST
+            more["distance"] = distance = best - MAX_SHIFT
             side = "behind" if distance > 0 else "before"
             place = f"about {abs(distance)} {self.findings.unit}(s) {side} their sources"
             text = f"targets stand {place}"
-        elif pairs >= LEAST_PAIRS and own - np.median(others) < LEAST_BETTER * pairs:
+        elif pairs >= MIN_PAIRS and own - np.median(others) < MIN_GAIN * pairs:
             text = "no better together than with neighbouring lines"
         else:
             return

@@ -39,8 +39,8 @@ from mtrain.scoring.metrics import lack_of_tokenizers
 
 SAMPLE = 20_000  # pairs by which words and characters are counted
 RARE = 0.0005  # fraction of characters that the vocabulary need not cover
-MOST_HELD_OUT = 0.1  # fraction of the pairs
-FEWEST_HELD_OUT, USUALLY_HELD_OUT = 200, 1000  # pairs, unless a number is given
+MAX_HELD_OUT = 0.1  # fraction of the pairs
+MIN_HELD_OUT, USUALLY_HELD_OUT = 200, 1000  # pairs, unless a number is given
 # Names of sets in the folder of the text, without language and compression.
 VALID, TEST = ("valid", "validation", "dev", "val"), r"test(?:[0-9_.+-][A-Za-z0-9_.+-]*)?"
 
@@ -156,13 +156,13 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, An
 
 def _count_to_hold_out(request: Request, pairs: int) -> int:
     """Return the number of pairs to split off; raises `RefusedError` if they are too many."""
-    most = int(MOST_HELD_OUT * pairs)
+    most = int(MAX_HELD_OUT * pairs)
     if request.hold_out > most:
         raise RefusedError(
             f"--hold-out {request.hold_out}: more than a tenth of the {pairs:,} pairs; give a "
             "smaller number, or a separate validation set with --valid-src, --valid-tgt"
         )
-    return request.hold_out or min(USUALLY_HELD_OUT, max(FEWEST_HELD_OUT, pairs // 50), most)
+    return request.hold_out or min(USUALLY_HELD_OUT, max(MIN_HELD_OUT, pairs // 50), most)
 
 
 def _check_names(request: Request) -> None:

@@ -22,12 +22,12 @@ CARRIAGE_RETURNS = "carriage returns removed"
 NOT_UTF8 = DROPPED + "invalid UTF-8"
 # Most bytes of a line, a cell, a field or a segment: a longer one is no sentence. Its rest is not
 # read into memory, and the pair is dropped, or refused in a set that is scored.
-LONGEST_LINE = 1 << 20
+MAX_LINE_LENGTH = 1 << 20
 CHARACTERS_A_TOKEN = 64  # at most, in ordinary text; more if a vocabulary has a longer piece
-LONGEST_TEXT = LONGEST_LINE // 4  # characters of a line that a model or a vocabulary gets
-LARGEST_SET = 1 << 30  # bytes of a set that is scored, which is held in memory
+MAX_TEXT_LENGTH = MAX_LINE_LENGTH // 4  # characters of a line that a model or a vocabulary gets
+MAX_SET_BYTES = 1 << 30  # bytes of a set that is scored, which is held in memory
 LINE_OVERHEAD = 100  # bytes added to a set by each line
-TOO_LONG = f"longer than {LONGEST_LINE:,} bytes"
+TOO_LONG = f"longer than {MAX_LINE_LENGTH:,} bytes"
 
 PACKED = (".gz", ".zst")  # suffixes of text files that are unpacked as they are read
 _BOM = b"\xef\xbb\xbf"
@@ -51,7 +51,7 @@ _INNER_BYTES, _FIRST_BYTES = bytes(range(0x80, 0xC0)), bytes(range(0xC0, 0x100))
 _BLOCK = 1 << 20
 
 Row = TypeVar("Row", bound=tuple[Any, ...])  # its last two values are the texts of a pair
-LARGEST_CHUNK = 1 << 22  # characters
+MAX_CHUNK_LENGTH = 1 << 22  # characters
 
 
 def _refuse(error: RowError) -> NoReturn:
@@ -70,7 +70,7 @@ class Reading:
     refuse: Callable[[RowError], None] = _refuse  # gets a bad row, left out if this does not raise
 
     def drop_long(self, place: str, number: int) -> None:
-        """Count a line or text longer than `LONGEST_LINE`, which is dropped, or refuse it."""
+        """Count a line or text longer than `MAX_LINE_LENGTH`, which is dropped, or refuse it."""
         if self.keep_blank:
             self.refuse(RowError(place, number, f"{TOO_LONG}; cut or remove it", "long"))
         else:
@@ -97,7 +97,7 @@ def moderate(lines: list[str], most: int) -> list[int]:
 
 
 def chunked(
-    rows: Iterable[Row], count: int, characters: int = LARGEST_CHUNK
+    rows: Iterable[Row], count: int, characters: int = MAX_CHUNK_LENGTH
 ) -> Iterator[list[Row]]:
     """Yield rows in lists of `count`, and of fewer where they are long, so that a list takes little
     memory: it ends with the row that brings it to this number of characters.
@@ -121,7 +121,7 @@ def listed(names: Iterable[str]) -> str:
 
 def size_of(text: str) -> int:
     """Return the number of bytes of a text, exact if it may be too long."""
-    return len(text) if len(text) <= LONGEST_TEXT else len(text.encode("utf-8", "replace"))
+    return len(text) if len(text) <= MAX_TEXT_LENGTH else len(text.encode("utf-8", "replace"))
 
 
 def shorten_text(text: str, most: int) -> str:
@@ -176,10 +176,11 @@ def read_lines(lines: Iterable[bytes], counts: Counter[str] | None = None) -> It
 
 
 def bounded_lines(stream: IO[bytes], name: object = None) -> Iterator[bytes]:
-    r"""Yield the lines of a stream with their `\n`; a line of more than `LONGEST_LINE` bytes is cut
-    a little above that, without `\n`. With a `name`, raises `UserError` for another form of file.
+    r"""Yield the lines of a stream with their `\n`; a line of more than `MAX_LINE_LENGTH` bytes is
+    cut a little above that, without `\n`. With a `name`, raises `UserError` for another form of
+    file.
     """
-    most = LONGEST_LINE + 8  # room for `\r\n`, and to end behind a whole character
+    most = MAX_LINE_LENGTH + 8  # room for `\r\n`, and to end behind a whole character
     start, read = b"", cast(BufferedIOBase, stream).read1  # waits for no more than there is
     while block := read(_BLOCK):
         if name is not None:
@@ -209,13 +210,13 @@ def read_file(path: Path, counts: Counter[str] | None = None) -> Iterator[bytes]
 
 def blocks_of_lines(path: Path) -> Iterator[list[bytes]]:
     r"""Yield the lines of a file in lists of about 1 MiB, ten times as fast as `read_file`. A BOM
-    and `\r` stay, and a line is cut at `LONGEST_LINE`. Raises `UserError`.
+    and `\r` stay, and a line is cut at `MAX_LINE_LENGTH`. Raises `UserError`.
     """
     start = b""
     with open_bytes(path) as stream, reading_from(path):
         while block := stream.read(_BLOCK):
             lines = block.split(b"\n")
-            lines[0] = (start + lines[0])[:LONGEST_LINE]
+            lines[0] = (start + lines[0])[:MAX_LINE_LENGTH]
             start = lines.pop()
             yield lines
     if start:
@@ -228,7 +229,7 @@ def scored_lines(path: Path, counts: Counter[str] | None = None) -> Iterator[byt
     """
     size = 0
     for number, line in enumerate(read_file(path, counts), 1):
-        if len(line) > LONGEST_LINE:
+        if len(line) > MAX_LINE_LENGTH:
             raise UserError(f"{path}:{number}: {TOO_LONG}; cut or remove the line")
         size = added_to_set(size, len(line), str(path))
         yield line
@@ -237,10 +238,10 @@ def scored_lines(path: Path, counts: Counter[str] | None = None) -> Iterator[byt
 def added_to_set(size: int, line: int, name: str) -> int:
     """Return the size of a set with one more line; raises `UserError` if it is too large."""
     size += line + LINE_OVERHEAD
-    if size > LARGEST_SET:
+    if size > MAX_SET_BYTES:
         raise UserError(
-            f"{name}: more than {LARGEST_SET >> 30} GiB of text in a set that is scored, which is "
-            "held in memory; use a part of it"
+            f"{name}: more than {MAX_SET_BYTES >> 30} GiB of text in a set that is scored, which "
+            "is held in memory; use a part of it"
         )
     return size
 

@@ -16,18 +16,18 @@ from mtrain.config.languages import FREQUENT, language_code
 from mtrain.corpus.writing_systems import script_of, scripts_of
 
 WINDOW = 500  # pairs
-MOST_WINDOWS = 1000  # spread over the corpus, whatever its size
-LEAST_PAIRS = 100  # fewer show nothing
-LOWEST_CORRELATION = 0.25  # of the logarithms of lengths; unrelated lines have 0 +- 0.05
+MAX_WINDOWS = 1000  # spread over the corpus, whatever its size
+MIN_PAIRS = 100  # fewer show nothing
+MIN_CORRELATION = 0.25  # of the logarithms of lengths; unrelated lines have 0 +- 0.05
 HIGH_CORRELATION = 0.5  # a lower one must exceed those of neighbouring lines
-MOST_SLIPPED = 10  # lines apart
+MAX_SHIFT = 10  # lines apart
 MUCH_BETTER = 0.2  # neighbouring lines correlate, too, but less
-LEAST_BETTER = 0.1  # lengths that recur, as in groups of five captions, correlate at any distance
-LEAST_SPREAD = 0.1  # lengths that hardly vary cannot correlate
-LEAST_OF_SPREAD = 0.4  # of that of the whole corpus
-MOST_SAME = 0.3  # fraction of pairs with equal sides
+MIN_GAIN = 0.1  # lengths that recur, as in groups of five captions, correlate at any distance
+MIN_SPREAD = 0.1  # lengths that hardly vary cannot correlate
+MIN_RELATIVE_SPREAD = 0.4  # of that of the whole corpus
+MAX_EQUAL = 0.3  # fraction of pairs with equal sides
 LOOKED_AT = 10_000  # pairs whose languages are looked at
-LEAST_LINES = 20  # frequent words that indicate a language, each once a line
+MIN_LINES = 20  # frequent words that indicate a language, each once a line
 MUCH_MORE = 3  # times as many words of the other side's language
 UNRELATED = (
     "the lengths of the sides do not correlate as those of translations do: are they aligned line "
@@ -61,7 +61,7 @@ def suspicions(corpus: Sides) -> Iterator[str]:
             f"({len(starts):,} of {len(windows):,} windows): are lines shifted there?"
         )
     equal = [corpus.equal_sides(start, stop).mean() for start, stop in windows]
-    if equal and (fraction := float(np.mean(equal))) > MOST_SAME:
+    if equal and (fraction := float(np.mean(equal))) > MAX_EQUAL:
         yield f"{fraction:.0%} of the pairs have the same text on both sides"
 
 
@@ -74,9 +74,9 @@ def unrelated_windows(lengths: NDArray[np.int64]) -> list[int]:
 
 def windows_of(pairs: int) -> Iterator[tuple[int, int]]:
     """Yield start and stop of windows from the first pair to the last."""
-    if pairs < LEAST_PAIRS:
+    if pairs < MIN_PAIRS:
         return
-    count = min(-(-pairs // WINDOW), MOST_WINDOWS)
+    count = min(-(-pairs // WINDOW), MAX_WINDOWS)
     for start in np.linspace(0, max(0, pairs - WINDOW), count).astype(int).tolist():
         yield start, min(start + WINDOW, pairs)
 
@@ -86,9 +86,9 @@ def _unrelated(windows: list[NDArray[np.int64]]) -> list[bool]:
     correlate. In text sorted by length they vary far less than in all windows.
     """
     sides = [np.log1p(lengths) for lengths in windows]
-    least = LEAST_SPREAD
+    least = MIN_SPREAD
     if sides:
-        least = np.maximum(least, LEAST_OF_SPREAD * np.concatenate(sides).std(axis=0))
+        least = np.maximum(least, MIN_RELATIVE_SPREAD * np.concatenate(sides).std(axis=0))
     return [bool((own.std(axis=0) >= least).all()) and not _is_related(own) for own in sides]
 
 
@@ -97,9 +97,9 @@ def _is_related(sides: NDArray[np.float64]) -> bool:
     src, tgt = ((sides - sides.mean(axis=0)) / sides.std(axis=0)).T
     correlation = np.correlate(src, tgt, "full") / len(src)  # at growing distances
     middle = len(src) - 1
-    near = correlation[middle - MOST_SLIPPED : middle + MOST_SLIPPED + 1]
-    others = float(np.delete(near, MOST_SLIPPED).max())
-    lowest = min(HIGH_CORRELATION, max(LOWEST_CORRELATION, others + LEAST_BETTER))
+    near = correlation[middle - MAX_SHIFT : middle + MAX_SHIFT + 1]
+    others = float(np.delete(near, MAX_SHIFT).max())
+    lowest = min(HIGH_CORRELATION, max(MIN_CORRELATION, others + MIN_GAIN))
     return bool(correlation[middle] >= max(lowest, others - MUCH_BETTER))
 
 
@@ -120,10 +120,10 @@ def _looks_like(texts: list[str], language: str, own: str) -> bool:
     if all(scripts) and not scripts[0] & scripts[1]:
         letters = Counter(map(script_of, "".join(texts)))
         count, right = (sum(letters[script] for script in each) for each in scripts)
-        return count >= LEAST_LINES and count > right
+        return count >= MIN_LINES and count > right
     here, there = (set(FREQUENT.get(language_code(code), "").split()) for code in (language, own))
     lines = [set(text.lower().split()) for text in texts]
     count, right = (
         sum(len(line & each) for line in lines) for each in (here - there, there - here)
     )
-    return count >= LEAST_LINES and count > MUCH_MORE * right
+    return count >= MIN_LINES and count > MUCH_MORE * right

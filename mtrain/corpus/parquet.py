@@ -16,7 +16,7 @@ from mtrain.corpus.lines import listed
 from mtrain.runtime.errors import UserError
 
 ROWS = 1000  # read at a time
-LARGEST_GROUP = 1 << 30  # bytes of the columns of a row group
+MAX_GROUP_BYTES = 1 << 30  # bytes of the columns of a row group
 PAGE_BYTES = 1 << 28  # bytes of a column that are read at a time, where rows share texts
 
 _DELTA_BYTE_ARRAY = 7  # an encoding of texts that begin as the one before does
@@ -103,7 +103,7 @@ def _rows_at_once(path: Path, group: int, chunks: list[Any]) -> int:
             for length, is_shared in _pages(data, chunk):
                 size += length
                 longest = max(longest, length if is_shared else 1)
-    if size > LARGEST_GROUP:
+    if size > MAX_GROUP_BYTES:
         text = f"{path}: row group {group} holds {size / (1 << 30):.1f} GiB of text, and more than "
         raise UserError(f"{text}1 GiB is not read at once; write it with smaller row groups")
     return max(1, min(ROWS, PAGE_BYTES // longest))

@@ -15,7 +15,7 @@ from mtrain.config.schema import Config
 from mtrain.corpus import phrasebook
 from mtrain.corpus.lines import (
     DROPPED,
-    LONGEST_LINE,
+    MAX_LINE_LENGTH,
     NOT_UTF8,
     Reading,
     added_to_set,
@@ -216,8 +216,8 @@ def _read_files(src: Path, tgt: Path, reading: Reading) -> Iterator[TextRow]:
             short = src if src_line is None else tgt
             text = f"{short}: ends at line {number - 1}, before the other side does"
             raise UnequalError(text, number - 1)
-        if len(src_line) > LONGEST_LINE or len(tgt_line) > LONGEST_LINE:
-            path = src if len(src_line) > LONGEST_LINE else tgt
+        if len(src_line) > MAX_LINE_LENGTH or len(tgt_line) > MAX_LINE_LENGTH:
+            path = src if len(src_line) > MAX_LINE_LENGTH else tgt
             reading.drop_long(f"{path}:{number}", number)
             continue
         src_text = decode(src, number, src_line, reading)

@@ -19,7 +19,7 @@ from typing import Any
 from mtrain.config.corpora import FileCorpus, HubCorpus
 from mtrain.config.languages import NAMES, doubt, language_code
 from mtrain.corpus.lines import (
-    LONGEST_LINE,
+    MAX_LINE_LENGTH,
     NOT_UTF8,
     Reading,
     decode,
@@ -106,7 +106,7 @@ def _texts(
             kind = "null" if value is None else f"of the type {type(value).__name__}"
             reason = f"{name} is {kind}, not text; fix or remove the row"
             reading.refuse(RowError(f"{unit} {number}", number, reason))
-        elif size_of(src) > LONGEST_LINE or size_of(tgt) > LONGEST_LINE:
+        elif size_of(src) > MAX_LINE_LENGTH or size_of(tgt) > MAX_LINE_LENGTH:
             reading.drop_long(f"{unit} {number}", number)
         elif is_utf8(src) and is_utf8(tgt):
             yield number, src, tgt
@@ -123,7 +123,7 @@ def _texts(
 
 def _decoded_lines(path: Path, reading: Reading) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(read_file(path, reading.counts), 1):
-        if len(line) > LONGEST_LINE:
+        if len(line) > MAX_LINE_LENGTH:
             reading.drop_long(f"{path}:{number}", number)
             continue
         text = decode(path, number, line, reading)

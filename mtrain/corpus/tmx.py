@@ -18,16 +18,16 @@ from pathlib import Path
 from xml.parsers import expat
 
 from mtrain.config.corpora import FileCorpus
-from mtrain.corpus.lines import DROPPED, LONGEST_LINE, Reading, listed, open_bytes, reading_from
+from mtrain.corpus.lines import DROPPED, MAX_LINE_LENGTH, Reading, listed, open_bytes, reading_from
 from mtrain.runtime.errors import UserError
 
 SEVERAL = "units with several texts in a language, of which the first is read"
 CODES = {"bpt", "ept", "it", "ph", "ut"}
-DEEPEST = 200  # elements within each other; memories have some ten
-MOST_NAMES = 1000  # of elements and attributes, all of which the parser keeps; TMX has some sixty
-MOST_LANGUAGES = 20  # that an error names
-LONGEST_LANGUAGE = 100  # characters that are read of a language code
-LARGEST_UNIT = 4 * LONGEST_LINE  # characters of all variants, and 100 for each
+MAX_DEPTH = 200  # elements within each other; memories have some ten
+MAX_NAMES = 1000  # of elements and attributes, all of which the parser keeps; TMX has some sixty
+MAX_LANGUAGES = 20  # that an error names
+MAX_LANGUAGE_LENGTH = 100  # characters that are read of a language code
+MAX_UNIT_LENGTH = 4 * MAX_LINE_LENGTH  # characters of all variants, and 100 for each
 _BLOCK = 1 << 20
 
 Unit = list[tuple[str, str]]  # its variants: language and text
@@ -52,7 +52,7 @@ def read_tmx(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[tuple
             reading.drop_long(f"{path}: unit {number}", number)
         else:
             reading.counts[f"{DROPPED}no {src} or no {tgt} in the unit"] += 1
-            if len(languages) < MOST_LANGUAGES:
+            if len(languages) < MAX_LANGUAGES:
                 languages.update(dict.fromkeys(language for language, _ in unit))
     if not found:
         known = listed(languages)
@@ -128,7 +128,7 @@ class _Memory:
                 f"{self.path}: cannot be decoded: {error}; convert the file to UTF-8"
             ) from None
         # the parser keeps an open tag in memory, and parses it again with each block
-        if self.fed - self.parser.CurrentByteIndex > 4 * LONGEST_LINE:
+        if self.fed - self.parser.CurrentByteIndex > 4 * MAX_LINE_LENGTH:
             raise self._failure("a tag or a comment is too long; fix the file")
 
     def _failure(self, reason: str) -> UserError:
@@ -137,14 +137,14 @@ class _Memory:
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
         self.names.update((name, *attributes))
-        if len(self.names) > MOST_NAMES:
-            raise self._failure(f"more than {MOST_NAMES:,} names of elements and attributes")
+        if len(self.names) > MAX_NAMES:
+            raise self._failure(f"more than {MAX_NAMES:,} names of elements and attributes")
         name = name.rpartition(":")[2]
         self.depth += 1
         if self.depth == 1 and name != "tmx":
             raise self._failure(f"not TMX: its root is <{name}>")
-        if self.depth > DEEPEST:
-            raise self._failure(f"more than {DEEPEST} elements within each other")
+        if self.depth > MAX_DEPTH:
+            raise self._failure(f"more than {MAX_DEPTH} elements within each other")
         if self.parts is not None:
             if name == "seg":
                 raise self._failure("<seg> within <seg>")
@@ -157,7 +157,7 @@ class _Memory:
             self.unit, self.size = [], 0
         elif name == "tuv":
             language = attributes.get("xml:lang") or attributes.get("lang") or ""
-            self.language = language[:LONGEST_LANGUAGE]
+            self.language = language[:MAX_LANGUAGE_LENGTH]
         elif name == "seg":
             self.parts = []
 
@@ -168,17 +168,17 @@ class _Memory:
             self.codes -= 1
         elif name == "seg" and self.parts is not None:
             self.size += 100 + len(self.language)
-            if self.unit is not None and self.size <= LARGEST_UNIT:
+            if self.unit is not None and self.size <= MAX_UNIT_LENGTH:
                 self.unit.append((self.language, _one_line("".join(self.parts))))
             self.parts = None
         elif name == "tu" and self.unit is not None:
-            self.units.append(self.unit if self.size <= LARGEST_UNIT else TOO_LARGE)
+            self.units.append(self.unit if self.size <= MAX_UNIT_LENGTH else TOO_LARGE)
             self.unit = None
 
     def _text(self, text: str) -> None:
         if self.parts is not None and not self.codes:
             self.size += len(text)
-            if self.size <= LARGEST_UNIT:
+            if self.size <= MAX_UNIT_LENGTH:
                 self.parts.append(text)
 
     def _entity(self, name: str, *rest: object) -> None:

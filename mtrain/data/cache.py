@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from mtrain.runs import manifest
 from mtrain.runtime import files, lock
 from mtrain.runtime.errors import RefusedError, UserError
-from mtrain.runtime.json_reader import LARGEST, Content, read_json
+from mtrain.runtime.json_reader import MAX_JSON_BYTES, Content, read_json
 from mtrain.runtime.log import logger
 from mtrain.runtime.stop import Stop
 
@@ -104,7 +104,7 @@ def remembered(
     key = cache_key("known", FACT_VERSION, before, question)
     path = cache_directory() / "known" / key[:2] / key
     with suppress(OSError, ValueError):
-        head, _, body = files.read_whole(path, LARGEST).partition(b"\n")
+        head, _, body = files.read_whole(path, MAX_JSON_BYTES).partition(b"\n")
         if head == _digest(body):  # else it is damaged
             return read_json(body, form)
     found = find()

@@ -18,7 +18,7 @@ from mtrain.runs import manifest
 FORMAT = 2
 CHUNK = 100_000  # pairs hashed at a time
 AT_ONCE = 1 << 22  # pairs sorted at a time
-MOST_FILES = 4096  # whatever number of pairs a corpus declares
+MAX_FILES = 4096  # whatever number of pairs a corpus declares
 RECORD = np.dtype([("hash", "<u8"), ("number", "<u8")])
 BLOCK = 1 << 13  # bytes of the result read at a time, each for eight pairs
 
@@ -60,7 +60,7 @@ class Duplicates:
     """Finds equal hashes in a long sequence, kept in files of `directory`."""
 
     def __init__(self, directory: Path, about: int) -> None:
-        buckets = min(1 << (about // AT_ONCE).bit_length(), MOST_FILES)
+        buckets = min(1 << (about // AT_ONCE).bit_length(), MAX_FILES)
         self.paths = [directory / f"{number}.hashes" for number in range(buckets)]
         for path in self.paths:
             path.touch()

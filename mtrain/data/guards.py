@@ -21,10 +21,10 @@ from mtrain.data.filters import is_identical
 
 # Pairs of all training text in the sample, and the most characters of them.
 SAMPLE, SAMPLE_CHARACTERS = 40_000, 1 << 25
-MOST_CONTAINED = 0.9  # fraction of a scored set that may be in the training text
+MAX_CONTAINED = 0.9  # fraction of a scored set that may be in the training text
 # Pairs, and fraction of all different ones, that may have the same text on a side.
-LEAST_REPEATED, MOST_REPEATED = 20, 0.02
-LONGEST_SHOWN = 60  # characters
+MIN_REPEATED, MAX_REPEATED = 20, 0.02
+MAX_SHOWN_LENGTH = 60  # characters
 
 Owner = TypeVar("Owner")  # of a row: its corpus
 
@@ -109,8 +109,8 @@ def repeated(sources: Iterable[str], targets: Iterable[str]) -> Iterator[str]:
     pairs = set(zip(sources, targets, strict=True))
     for side, name in enumerate(("source", "target")):
         for text, count in Counter(pair[side] for pair in pairs).most_common(1):
-            if count > max(LEAST_REPEATED, MOST_REPEATED * len(pairs)):
-                shown = shorten_text(text, LONGEST_SHOWN)
+            if count > max(MIN_REPEATED, MAX_REPEATED * len(pairs)):
+                shown = shorten_text(text, MAX_SHOWN_LENGTH)
                 yield f"{count / len(pairs):.0%} of the different pairs have the {name}: {shown}"
 
 
@@ -118,7 +118,7 @@ def contained(same: int, pairs: int) -> str:
     """Return what is wrong if too many of the pairs of a scored set, `same`, are in the training
     text, else an empty text.
     """
-    if same <= MOST_CONTAINED * pairs:
+    if same <= MAX_CONTAINED * pairs:
         return ""
     text = f"{same:,} of {pairs:,} pairs are in data.train, so its score means nothing"
     return f"{text}; name other text, unless it is meant (data.allow_overlap: true)"

@@ -46,8 +46,8 @@ SCAN = TypeAdapter(Scan)
 # Keys of `tokenizer` by which an existing vocabulary is recognized, if `path` does not name one.
 DESCRIBED = {"vocab_size", "model_type", "normalization"}
 # However small a corpus is, the temperature repeats its pairs at most this often in an epoch.
-MOST_OFTEN = 1000.0
-MOST_INVALID = 0.05  # fraction of pairs that are left out without a warning: another encoding?
+MAX_REPETITION = 1000.0
+MAX_INVALID = 0.05  # fraction of pairs that are left out without a warning: another encoding?
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def weights_of(config: Config, sizes: list[int]) -> list[float]:
     """
     power, largest = 1 / config.data.temperature - 1, max(1, *sizes)
     return [
-        corpus.weight * min(MOST_OFTEN, (max(1, size) / largest) ** power)
+        corpus.weight * min(MAX_REPETITION, (max(1, size) / largest) ** power)
         for corpus, size in zip(config.data.texts, sizes, strict=True)
     ]
 
@@ -346,7 +346,7 @@ class Preparation:
                 size = f"{part.stop - part.start:,}"
                 logger.info("train: %s: %s pairs x %.4g", describe(corpus), size, part.weight)
         for reason, count in store.counts.items():
-            is_much = reason == NOT_UTF8 and count > MOST_INVALID * read
+            is_much = reason == NOT_UTF8 and count > MAX_INVALID * read
             level = logging.WARNING if is_much else logging.INFO
             logger.log(level, "train: %s: %s", reason, f"{count:,}")
         if not len(store):

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import sentencepiece
 
-from mtrain.corpus.lines import LONGEST_TEXT, decode_lines, read_lines, shorten_text
+from mtrain.corpus.lines import MAX_TEXT_LENGTH, decode_lines, read_lines, shorten_text
 from mtrain.corpus.parquet import read_number
 from mtrain.runs import layout, manifest
 from mtrain.runtime.errors import UserError
@@ -22,8 +22,8 @@ from mtrain.runtime.log import warn_of_counts
 MAX_SENTENCES = 1_000_000
 # Training a vocabulary skips longer lines; SentencePiece's own limit is 4,192.
 MAX_SENTENCE_BYTES = 1 << 20
-LARGEST_MODEL = 64 << 20  # bytes of a model's file; a million pieces take half of that
-LONGEST_PIECE = 1000  # characters of a piece, bytes of a character's normalization
+MAX_MODEL_BYTES = 64 << 20  # bytes of a model's file; a million pieces take half of that
+MAX_PIECE_LENGTH = 1000  # characters of a piece, bytes of a character's normalization
 
 # The size that a text needs at least, in SentencePiece's message.
 _TOO_SMALL = re.compile(r"smaller than required_chars\. [0-9]+ vs ([0-9]+)")
@@ -51,10 +51,10 @@ class Tokenizer:
             longest_of_map = _longest_replacement(proto)
         except (RuntimeError, ValueError, LookupError):  # pieces that are not UTF-8, too
             raise UserError(f"{name}: not a SentencePiece model") from None
-        if max(longest_of_map, len(unknown), *map(len, known)) > LONGEST_PIECE:
+        if max(longest_of_map, len(unknown), *map(len, known)) > MAX_PIECE_LENGTH:
             raise UserError(
                 f"{name}: not a model to use: a piece, or the normalization of a character, is "
-                f"longer than {LONGEST_PIECE:,} characters"
+                f"longer than {MAX_PIECE_LENGTH:,} characters"
             )
         self.proto, self.known = proto, known
         self.longest_piece = max(map(len, known), default=1)
@@ -77,10 +77,10 @@ class Tokenizer:
             raise UserError(f"{path}: cannot read the tokenizer: not a regular file")
         try:
             with path.open("rb") as file:
-                proto = file.read(LARGEST_MODEL + 1)
+                proto = file.read(MAX_MODEL_BYTES + 1)
         except OSError as error:
             raise UserError(f"{path}: cannot read the tokenizer: {error.strerror}") from None
-        if len(proto) > LARGEST_MODEL:
+        if len(proto) > MAX_MODEL_BYTES:
             raise UserError(f"{path}: not a SentencePiece model: it has more than 64 MiB")
         return cls(proto, str(path))
 
@@ -294,9 +294,9 @@ def convert_stream(
     """Write the pieces of each line, or the text of each line of pieces."""
     counts: Counter[str] = Counter()
     for text in decode_lines(read_lines(source, counts), counts):
-        if len(text) > LONGEST_TEXT:
-            counts[f"lines longer than {LONGEST_TEXT:,} characters, cut there"] += 1
-        line = shorten_text(text, LONGEST_TEXT)
+        if len(text) > MAX_TEXT_LENGTH:
+            counts[f"lines longer than {MAX_TEXT_LENGTH:,} characters, cut there"] += 1
+        line = shorten_text(text, MAX_TEXT_LENGTH)
         if to_pieces:
             line = " ".join(tokenizer.pieces.encode(line, out_type=str))
         else:

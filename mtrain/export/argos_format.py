@@ -26,7 +26,7 @@ from mtrain.translation.loading import LoadedModel
 SUFFIX = ".argosmodel"
 VOCABULARY, MODEL = "sentencepiece.model", "model"
 VERSION = "1.0"  # of the package and of the oldest Argos Translate that reads it
-MOST_TOKENS = 1024  # of a sentence: where CTranslate2 cuts it for Argos Translate
+MAX_TOKENS = 1024  # of a sentence: where CTranslate2 cuts it for Argos Translate
 
 
 def check(shape: Shape, quantization: str) -> None:
@@ -34,10 +34,10 @@ def check(shape: Shape, quantization: str) -> None:
     model's positions.
     """
     ctranslate2_format.check(shape, quantization)
-    if shape.positions == "learned" and shape.max_positions < MOST_TOKENS:
+    if shape.positions == "learned" and shape.max_positions < MAX_TOKENS:
         raise RefusedError(
             f"data.max_length: {shape.max_positions} learned positions are too few: Argos "
-            f"Translate cuts sentences at {MOST_TOKENS:,} tokens; use --to ctranslate2"
+            f"Translate cuts sentences at {MAX_TOKENS:,} tokens; use --to ctranslate2"
         )
 
 
@@ -55,7 +55,7 @@ def write(directory: Path, loaded: LoadedModel, quantization: str) -> None:
     (directory / "README.md").write_text(text, "utf-8")
     (directory / VOCABULARY).write_bytes(loaded.tokenizer.proto)
     (directory / MODEL).mkdir(exist_ok=True)
-    ctranslate2_format.write_model(directory / MODEL, loaded, quantization, MOST_TOKENS + 1)
+    ctranslate2_format.write_model(directory / MODEL, loaded, quantization, MAX_TOKENS + 1)
 
 
 def load(directory: Path, tokenizer: Tokenizer) -> Engine:

@@ -19,7 +19,7 @@ from mtrain.scoring.references import read_source
 from mtrain.translation.loading import LoadedModel
 
 # Lines that both engines translate, and different ones that are shown.
-MOST_LINES, MOST_SHOWN = 1000, 20
+MAX_LINES, MAX_SHOWN = 1000, 20
 # Loss of natural log-probability per token by rounded weights that is worth a warning.
 MUCH_LOST = 0.05
 # Each module has `check`, which refuses a shape or quantization; `write`, which writes a model into
@@ -91,7 +91,7 @@ def _read_sample(config: Config, sample: Path | None) -> dict[int, str]:
         else:
             sources = read_source(sample, [])
         found = ((number, line) for number, line in enumerate(sources, 1) if not is_blank(line))
-        lines = dict(islice(found, MOST_LINES))
+        lines = dict(islice(found, MAX_LINES))
     except UserError as error:
         raise UserError(f"{error}; or name other lines with --sample") from None
     if not lines:
@@ -124,11 +124,11 @@ def _prove(
 
 def _show(found: Agreement, name: str, kind: str, show: Show) -> None:
     show(f"{kind}, {found}")
-    for each in found.differences[:MOST_SHOWN]:
+    for each in found.differences[:MAX_SHOWN]:
         for engine, score, text in zip(("mtrain", name), each.scores, each.texts, strict=True):
             show(f"  line {each.number}  {engine:<{len(name)}}  {score:8.3f}  {text}")
-    if len(found.differences) > MOST_SHOWN:
-        show(f"  and {len(found.differences) - MOST_SHOWN:,} more")
+    if len(found.differences) > MAX_SHOWN:
+        show(f"  and {len(found.differences) - MAX_SHOWN:,} more")
     for numbers, what in (
         (found.cut, "cuts into other pieces"),
         (found.joined, "shows without unknown pieces or white space at the ends"),

@@ -30,7 +30,7 @@ ROWS = 128
 # Values of a matrix in fp32 from which packing pays; see `packed_product`.
 WORTH_PACKING = 100_000
 # glibc's numbers in malloc.h, and the largest threshold for single mappings that it accepts
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD = -1, -3, 32 << 20
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, MAX_MMAP_THRESHOLD = -1, -3, 32 << 20
 
 
 class BitDropout(nn.Dropout):
@@ -273,5 +273,5 @@ def keep_freed_memory() -> None:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD)
+        mallopt(M_MMAP_THRESHOLD, MAX_MMAP_THRESHOLD)
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)

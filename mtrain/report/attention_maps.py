@@ -21,7 +21,7 @@ from mtrain.translation.translator import Line, Translator
 Pairs = list[tuple[str, str | None]]
 
 # People look at pictures one by one, and a page holds all of them.
-MOST_SENTENCES, MOST_TOKENS, MOST_LETTERS = 50, 200, 100  # letters of a token
+MAX_SENTENCES, MAX_TOKENS, MAX_LETTERS = 50, 200, 100  # letters of a token
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ def read_pairs(source: Iterable[bytes], target: Path | None) -> Pairs:
     """Read sentences, and from a file their targets, line for line; raises `UserError`."""
     counts: Counter[str] = Counter()
     lines = decode_lines(read_lines(source, counts), counts)
-    sources = list(islice(lines, MOST_SENTENCES + 1))
+    sources = list(islice(lines, MAX_SENTENCES + 1))
     warn_of_counts(counts)
-    if len(sources) > MOST_SENTENCES:
-        raise RefusedError(f"the input: more than {MOST_SENTENCES} sentences; give fewer lines")
+    if len(sources) > MAX_SENTENCES:
+        raise RefusedError(f"the input: more than {MAX_SENTENCES} sentences; give fewer lines")
     if target is None:
         return [(line, None) for line in sources]
     targets = read_text_file(target)
@@ -110,7 +110,7 @@ def _watch(
     else:
         (tgt,) = loaded.tokenizer.encode([target])
         text = target
-    most = min(MOST_TOKENS, loaded.positions_limit or MOST_TOKENS)
+    most = min(MAX_TOKENS, loaded.positions_limit or MAX_TOKENS)
     if is_cut or max(len(src), len(tgt)) >= most:
         raise UserError(
             f"line {number}: {len(src) + 1} source and {len(tgt) + 1} target tokens; attention can "
@@ -127,7 +127,7 @@ def _maps(
     """Draw the chosen maps of a pair of ids without eos."""
     found = attention_of(loaded, src, tgt)
     sides = (found.source, found.target, found.target_in)
-    read, produced, seen = ([piece[:MOST_LETTERS] for piece in side] for side in sides)
+    read, produced, seen = ([piece[:MAX_LETTERS] for piece in side] for side in sides)
     axes = {"encoder": (read, read), "decoder": (produced, seen), "cross": (produced, read)}
     for kind, layers in zip(KINDS, (found.encoder, found.decoder, found.cross), strict=True):
         for layer, weights in enumerate(layers, 1):

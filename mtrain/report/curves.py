@@ -12,11 +12,11 @@ Point = tuple[int, float]
 
 WIDTH, HEIGHT = 420, 250  # pixels, with the margins
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 12, 36
-MOST = 1e300  # differences of larger values overflow
-LEAST = 1e-300  # fractions of smaller values are 0
+MAX_VALUE = 1e300  # differences of larger values overflow
+MIN_VALUE = 1e-300  # fractions of smaller values are 0
 FLAT = 1e-9  # a curve whose values differ by less, relative to them, is flat
 BUCKETS = 180  # parts of a long curve, each of which shows its lowest and its highest value
-MOST_ROWS = 60  # of a curve's table
+MAX_ROWS = 60  # of a curve's table
 # Key of a chart, its title, and the values of the records that it shows.
 CHARTS = (
     ("loss", "Training loss per token, with label smoothing", ["train/loss"]),
@@ -114,13 +114,13 @@ class Chart:
         columns = [dict(series.points) for series in self.series]
         return [
             (step, [f"{c[step]:.5g}" if step in c else "" for c in columns])
-            for step in spaced(self.steps, MOST_ROWS)
+            for step in spaced(self.steps, MAX_ROWS)
         ]
 
 
 def charts_of(records: list[dict[str, Any]]) -> Iterator[Chart]:
     """Draw those charts that records have finite values for, all up to the last step."""
-    records = [record for record in records if 0 <= record["step"] < MOST]
+    records = [record for record in records if 0 <= record["step"] < MAX_VALUE]
     last = max((record["step"] for record in records), default=0)
     for key, title, names in CHARTS:
         found = [Series(name, points) for name in names if (points := _points(records, name))]
@@ -131,7 +131,7 @@ def charts_of(records: list[dict[str, Any]]) -> Iterator[Chart]:
 def _points(records: list[dict[str, Any]], name: str) -> list[Point]:
     """Return the values of a name that can be drawn."""
     values = ((record["step"], record.get(name)) for record in records)
-    return [(n, float(v)) for n, v in values if isinstance(v, int | float) and abs(v) < MOST]
+    return [(n, float(v)) for n, v in values if isinstance(v, int | float) and abs(v) < MAX_VALUE]
 
 
 def thinned(points: list[Point]) -> list[Point]:
@@ -147,7 +147,7 @@ def tick_distance(low: float, high: float) -> float:
     largest, span = max(abs(low), abs(high)), high - low
     if span <= FLAT * largest:
         span = largest
-    if span < LEAST:
+    if span < MIN_VALUE:
         span = 1.0
     power = math.pow(10.0, math.floor(math.log10(span / 4)))
     return next((factor * power for factor in (10, 5, 2) if factor * power <= span / 4), power)

@@ -27,11 +27,11 @@ from mtrain.runtime.stop import Stop
 from mtrain.scoring.notes import Note, explain, judge
 from mtrain.translation import loading
 
-SAMPLES, MOST_TRANSLATIONS, ATTENDED = 6, 6, 3
+SAMPLES, MAX_TRANSLATIONS, ATTENDED = 6, 6, 3
 NOT_CHECKED = "The text was not checked"
-MOST_FOUND = 5  # examples of a kind of finding
-MOST_LOGGED = 40  # different lines of the log, the newest
-MOST_LETTERS = 4000  # of a line of text
+MAX_EXAMPLES = 5  # examples of a kind of finding
+MAX_LOGGED = 40  # different lines of the log, the newest
+MAX_LETTERS = 4000  # of a line of text
 
 # A line of the log about the data, or a warning. Anchored at the start: searching anywhere takes
 # far longer on a hostile line.
@@ -193,7 +193,7 @@ def check_text(report: Report) -> list[Findings]:
         "train": config.train.model_copy(update={"init_from": None}),
     }
     config = resolve(config, path).model_copy(update=parts)
-    return diagnose(config, Stop(), examples=MOST_FOUND, with_forecast=False, timed=False).corpora
+    return diagnose(config, Stop(), examples=MAX_EXAMPLES, with_forecast=False, timed=False).corpora
 
 
 def _valid_lines(report: Report) -> list[Sample]:
@@ -229,7 +229,7 @@ def _read_log(report: Report) -> None:
     found = filter(None, map(_LOGGED.match, reader.end_of_log(report.run.path)))
     newest = dict.fromkeys(reversed([(match[1], match[2]) for match in found]))
     report.data, report.warnings = (
-        [text for level, text in newest if level == kind][:MOST_LOGGED][::-1]
+        [text for level, text in newest if level == kind][:MAX_LOGGED][::-1]
         for kind in ("INFO", None)
     )
 
@@ -250,7 +250,7 @@ def _samples(report: Report, lines: list[Sample], places: list[int]) -> list[Sam
     """Return the same lines of validations at different steps."""
     there = _translations(report.run)
     steps = sorted(step for name in there if (step := layout.step_of(Path(name))) is not None)
-    chosen = {layout.step_name(step) for step in spaced(steps, MOST_TRANSLATIONS)}
+    chosen = {layout.step_name(step) for step in spaced(steps, MAX_TRANSLATIONS)}
     names = sorted(there & {*chosen, report.history.best_step_name})
     found = {}
     for name in (*names, *(there & {layout.AVERAGE})):
@@ -280,7 +280,7 @@ def _translations(run: Run) -> set[str]:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]} ..."
+    return text if len(text) <= MAX_LETTERS else f"{text[:MAX_LETTERS]} ..."
 
 
 def _watch(report: Report, texts: list[tuple[str | None, str]]) -> None:

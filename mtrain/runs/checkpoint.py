@@ -31,7 +31,7 @@ from mtrain.runs.records import LOOP, Loop, read_record
 from mtrain.runtime import files
 from mtrain.runtime.device import telling_lack_of_memory
 from mtrain.runtime.errors import RefusedError, UserError, is_utf8
-from mtrain.runtime.json_reader import LARGEST, read_json_file
+from mtrain.runtime.json_reader import MAX_JSON_BYTES, read_json_file
 from mtrain.runtime.log import logger
 
 # What to do where a checkpoint cannot be saved, by the error; for any other there is no room.
@@ -103,8 +103,8 @@ def load(path: Path) -> Snapshot:
     try:
         with telling_lack_of_memory(lambda: f"{path}: out of memory; free some"):
             weights = load_file(path / MODEL)
-        config = files.read_whole(path / CONFIG, LARGEST).decode("utf-8")
-        return Snapshot(weights, config, files.read_whole(path / TOKENIZER, LARGEST))
+        config = files.read_whole(path / CONFIG, MAX_JSON_BYTES).decode("utf-8")
+        return Snapshot(weights, config, files.read_whole(path / TOKENIZER, MAX_JSON_BYTES))
     except FileNotFoundError:  # training removes checkpoints meanwhile
         raise manifest.MissingError(f"{path}: was removed while it was read; try again") from None
     except (SafetensorError, ValueError) as error:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, FiniteFloat, TypeAdapter
 from mtrain.config.schema import FileName, TrainConfig
 from mtrain.runs.records import CheckpointName, Count, Metric, Score, with_fields_of
 
-LEAST_BLEU = 1.0  # below, BLEU tells models apart by chance, and NLL does not
+MIN_BLEU = 1.0  # below, BLEU tells models apart by chance, and NLL does not
 
 
 class Scores(BaseModel):
@@ -46,7 +46,7 @@ class Named(BaseModel, extra="allow"):
 class History(BaseModel, populate_by_name=True):
     """Validations in the order of steps; `average` is that of the averaged model, `tests` holds the
     scores of the test sets, `named` what the file has for the best validation. `measure` is the
-    score by which that is the best: NLL while no validation has reached a BLEU of `LEAST_BLEU`; it
+    score by which that is the best: NLL while no validation has reached a BLEU of `MIN_BLEU`; it
     is None in files of earlier versions, which had no such rule.
     """
 
@@ -148,7 +148,7 @@ class History(BaseModel, populate_by_name=True):
     def _measure(self, entries: list[Entry]) -> Metric:
         """Return the score that compares these validations."""
         there = [entry for entry in entries if not entry.get("lost")]
-        is_low = self.metric == "bleu" and all(each["bleu"] < LEAST_BLEU for each in there)
+        is_low = self.metric == "bleu" and all(each["bleu"] < MIN_BLEU for each in there)
         return "nll" if there and is_low and self.measure is not None else self.metric
 
     def _quality(self, entries: list[Entry]) -> Callable[[Entry], float]:

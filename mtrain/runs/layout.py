@@ -19,7 +19,7 @@ VOCABULARY, TENSORBOARD = "tokenizer.vocab", "tensorboard"
 FILES = (LOCK, RUN, STATUS, BEST, METRICS, LOG, CONFIG, TOKENIZER, VOCABULARY)
 DIRECTORIES = (CHECKPOINTS, VALIDATION, MADE, TENSORBOARD)
 
-MOST_ABOVE = 4  # directories above a file that may own it
+MAX_PARENTS = 4  # directories above a file that may own it
 
 STEP = re.compile(r"step-(\d{8,})")
 
@@ -57,7 +57,7 @@ def refuse_run_files(path: Path) -> None:
     directory, and the names of the files that a run writes.
     """
     place = Path(os.path.realpath(path))
-    for above in list(place.parents)[:MOST_ABOVE]:
+    for above in list(place.parents)[:MAX_PARENTS]:
         first, *rest = place.relative_to(above).parts
         is_run = any((above / name).is_file() for name in (LOCK, RUN))
         is_name = first in DIRECTORIES or (first in FILES and not rest)

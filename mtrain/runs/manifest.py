@@ -21,7 +21,7 @@ from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.json_reader import read_json
 
 NAME = "manifest.json"
-_LARGEST = 1 << 24  # bytes of a manifest
+_MAX_BYTES = 1 << 24  # bytes of a manifest
 
 
 class DamagedError(UserError):
@@ -198,7 +198,7 @@ def _read_manifest(directory: Path) -> dict[str, Entry]:
             raise DamagedError(
                 f"{directory}: no {NAME}: incomplete, or not one of mtrain's directories"
             )
-        data = files.read_whole(path, _LARGEST)
+        data = files.read_whole(path, _MAX_BYTES)
         found = read_json(data, _MANIFEST)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None

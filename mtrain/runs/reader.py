@@ -16,20 +16,20 @@ from mtrain.config.corpora import Corpus
 from mtrain.config.loading import parse_stored_config
 from mtrain.config.schema import Config
 from mtrain.config.yaml_reader import read_text
-from mtrain.corpus.lines import LONGEST_LINE, bounded_lines, read_lines
+from mtrain.corpus.lines import MAX_LINE_LENGTH, bounded_lines, read_lines
 from mtrain.runs import layout, records
 from mtrain.runs.history import BEST, History
 from mtrain.runs.made import resolve
 from mtrain.runs.manifest import MissingError
-from mtrain.runs.records import LARGEST_TEXT, PROVENANCE, STATUS, Provenance, Status
+from mtrain.runs.records import MAX_TEXT_BYTES, PROVENANCE, STATUS, Provenance, Status
 from mtrain.runtime import files
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.json_reader import Content
 from mtrain.runtime.lock import is_alive
 
-LARGEST_VOCABULARY = 64 << 20  # bytes
-MOST_LINES = 10_000_000  # translations
-END_OF_LOG, LONGEST_MESSAGE = 64 << 20, 4096  # bytes
+MAX_VOCABULARY_BYTES = 64 << 20  # bytes
+MAX_LINES = 10_000_000  # translations
+END_OF_LOG, MAX_MESSAGE_BYTES = 64 << 20, 4096  # bytes
 LINK = "a link, where mtrain keeps a file or directory of its own"
 
 
@@ -113,14 +113,14 @@ def read_translations(run_dir: Path, name: str) -> Iterator[str]:
     """
     path = layout.translations(run_dir, name)
     refuse_link(path.parent)
-    data = records.read_bytes(path, LARGEST_TEXT)
+    data = records.read_bytes(path, MAX_TEXT_BYTES)
     if data is None:
         raise MissingError(f"{path}: missing")
     for number, line in enumerate(read_lines(bounded_lines(io.BytesIO(data))), 1):
-        if len(line) > LONGEST_LINE or number > MOST_LINES:
+        if len(line) > MAX_LINE_LENGTH or number > MAX_LINES:
             raise UserError(
-                f"{path}:{number}: longer than {LONGEST_LINE:,} bytes, or more lines than any set "
-                "has; restore the run's own file"
+                f"{path}:{number}: longer than {MAX_LINE_LENGTH:,} bytes, or more lines than any "
+                "set has; restore the run's own file"
             )
         try:
             yield line.decode("utf-8")
@@ -137,7 +137,7 @@ def read_settings(run_dir: Path) -> tuple[str, Config]:
 
 def read_vocabulary(run_dir: Path) -> bytes | None:
     """Read the model file of a run's vocabulary; None where it is missing. Raises `UserError`."""
-    return records.read_bytes(run_dir / layout.TOKENIZER, LARGEST_VOCABULARY)
+    return records.read_bytes(run_dir / layout.TOKENIZER, MAX_VOCABULARY_BYTES)
 
 
 def end_of_log(run_dir: Path) -> Iterator[str]:
@@ -149,7 +149,7 @@ def end_of_log(run_dir: Path) -> Iterator[str]:
     except FileNotFoundError:
         return
     for line in io.BytesIO(data):
-        yield line[:LONGEST_MESSAGE].rstrip(b"\r\n").decode("utf-8", "replace")
+        yield line[:MAX_MESSAGE_BYTES].rstrip(b"\r\n").decode("utf-8", "replace")
 
 
 def links(run_dir: Path) -> list[Path]:

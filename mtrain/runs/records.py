@@ -16,7 +16,7 @@ from mtrain.runs.layout import AVERAGE, STEP
 from mtrain.runs.tensorboard import TensorBoard
 from mtrain.runtime import files
 from mtrain.runtime.errors import UserError
-from mtrain.runtime.json_reader import LARGEST, Content, read_json
+from mtrain.runtime.json_reader import MAX_JSON_BYTES, Content, read_json
 from mtrain.runtime.log import logger
 
 # Bounds keep arithmetic and formatting safe, whoever wrote the file.
@@ -30,9 +30,9 @@ State = Literal["preparing", "running", "complete", "stopped", "failed", "refuse
 
 TIME = "%Y-%m-%dT%H:%M:%S%z"
 PACKAGES = ("torch", "numpy", "sentencepiece", "sacrebleu", "safetensors")  # with their versions
-LARGEST_TEXT = 256 << 20  # bytes of a `metrics.jsonl`, or of a file of translations
-MOST_RECORDS, MOST_BROKEN = 2_000_000, 10_000  # lines of it, and invalid lines
-LONGEST_RECORD = 1 << 16  # bytes
+MAX_TEXT_BYTES = 256 << 20  # bytes of a `metrics.jsonl`, or of a file of translations
+MAX_RECORDS, MAX_BROKEN = 2_000_000, 10_000  # lines of it, and invalid lines
+MAX_RECORD_BYTES = 1 << 16  # bytes
 
 
 def with_fields_of(form: type[BaseModel]) -> AfterValidator:
@@ -167,7 +167,7 @@ def read_record(
     """Read one of the small JSON files, None where it is missing. Raises `UserError`, which ends in
     the advice, if it is damaged.
     """
-    data = read_bytes(path, LARGEST, advice)
+    data = read_bytes(path, MAX_JSON_BYTES, advice)
     try:
         return None if data is None else read_json(data, form)
     except ValueError as error:
@@ -230,16 +230,16 @@ class MetricsFile:
         raises `UserError` if the file is no regular file or too large.
         """
         records, broken = [], list[int]()
-        data = read_bytes(self.path, LARGEST_TEXT) or b""
+        data = read_bytes(self.path, MAX_TEXT_BYTES) or b""
         for number, line in enumerate(io.BytesIO(data), 1):
             try:
-                if len(line) > LONGEST_RECORD:
+                if len(line) > MAX_RECORD_BYTES:
                     raise ValueError("longer than any record")
                 records.append(read_json(line, RECORD))
             except ValueError:
                 if line.endswith(b"\n"):
                     broken.append(number)
-            if number > MOST_RECORDS or len(broken) > MOST_BROKEN:
+            if number > MAX_RECORDS or len(broken) > MAX_BROKEN:
                 raise UserError(
                     f"{self.path}:{number}: more lines, or more invalid ones, than a run writes; "
                     "remove the file, or restore the run's"

@@ -9,14 +9,14 @@ from mtrain.runtime import files
 
 Content = TypeVar("Content")
 
-LARGEST = 64 << 20  # bytes
-MOST_PARTS = 500_000  # values: each takes far more memory than its text
+MAX_JSON_BYTES = 64 << 20  # bytes
+MAX_VALUES = 500_000  # values: each takes far more memory than its text
 
 
 def read_json(data: bytes, form: TypeAdapter[Content]) -> Content:
     """Parse JSON; raises `ValueError` with the first violation of the form in one line."""
-    if sum(map(data.count, (b",", b"[", b"{"))) > MOST_PARTS:
-        raise ValueError(f"more than {MOST_PARTS:,} values")
+    if sum(map(data.count, (b",", b"[", b"{"))) > MAX_VALUES:
+        raise ValueError(f"more than {MAX_VALUES:,} values")
     try:
         return form.validate_json(data, strict=True)
     except ValidationError as error:
@@ -30,7 +30,7 @@ def read_json_file(path: Path, form: TypeAdapter[Content]) -> Content:
     if it cannot be read, has another form, is a link, or is not a regular file.
     """
     try:
-        return read_json(files.read_whole(path, LARGEST), form)
+        return read_json(files.read_whole(path, MAX_JSON_BYTES), form)
     except FileNotFoundError:
         raise
     except OSError as error:

@@ -38,7 +38,7 @@ logger.addFilter(_spell_out)
 # Columns that the bar of a training run needs, and the format for narrower terminals.
 WIDE = 120
 FIGURES = "{desc}: {percentage:.0f}% {n_fmt}/{total_fmt}, {remaining} left{postfix}"
-MOST_LISTED = 10  # numbers of lines that a message names
+MAX_LISTED = 10  # numbers of lines that a message names
 _TIME = "%Y-%m-%d %H:%M:%S"
 
 
@@ -143,8 +143,8 @@ def progress_bar(
 def shorten(numbers: Iterable[int]) -> str:
     """List the first numbers: `1, 2, 3, ...`."""
     listed = list(numbers)
-    more = ", ..." if len(listed) > MOST_LISTED else ""
-    return ", ".join(map(str, listed[:MOST_LISTED])) + more
+    more = ", ..." if len(listed) > MAX_LISTED else ""
+    return ", ".join(map(str, listed[:MAX_LISTED])) + more
 
 
 def warn_of_counts(counts: Counter[str]) -> None:
@@ -163,7 +163,7 @@ class TruncatedLines:
         """Count lines by their indices, and keep the first numbers, which count from 1."""
         for index in indices:
             self.count += 1
-            if len(self.first) <= MOST_LISTED:
+            if len(self.first) <= MAX_LISTED:
                 self.first.append(index + 1)
 
     def warn(self, limit: int, text: str = "") -> None:

@@ -11,7 +11,14 @@ from typing import Any
 
 from mtrain.runtime.errors import RefusedError, printable
 from mtrain.runtime.log import logger
-from mtrain.scoring.metrics import FEWEST, METRICS, SIGNIFICANT, Paired, paired_tests, sentence_chrf
+from mtrain.scoring.metrics import (
+    METRICS,
+    MIN_TESTED,
+    SIGNIFICANT,
+    Paired,
+    paired_tests,
+    sentence_chrf,
+)
 from mtrain.scoring.references import read_aligned
 
 System = tuple[str, list[str]]  # its name, and its translations
@@ -153,7 +160,7 @@ def _warn_of_oddities(systems: list[System], references: list[list[str]]) -> Non
     for name, lines in systems:
         if lines in references:
             logger.warning("%s: the same text as a reference, line for line", name)
-    if len(first) < FEWEST:
+    if len(first) < MIN_TESTED:
         logger.warning("too few lines for a test: no difference is called significant")
 
 

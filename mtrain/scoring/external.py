@@ -20,8 +20,8 @@ from mtrain.runtime.errors import RefusedError, UserError
 
 OPTION = "--metric-command"
 WAIT = 0.2  # seconds between looks at a request to stop
-MOST_SHOWN = 200  # characters of what a program printed
-MOST_PRINTED, MOST_READ = 1 << 28, 1 << 20  # bytes
+MAX_SHOWN = 200  # characters of what a program printed
+MAX_PRINTED, MAX_READ = 1 << 28, 1 << 20  # bytes
 # Set by mtrain and torchrun for their own processes; programs that use torch would obey them.
 HIDDEN = {"PYTHONSAFEPATH", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
 HIDDEN |= {"MASTER_ADDR", "MASTER_PORT"}
@@ -51,11 +51,11 @@ class ExternalMetric:
         printed, errors, code = self._run("".join(lines).encode(), check)
         if code:
             last = (errors.strip().splitlines() or ["it printed no error"])[-1]
-            raise self._failure(f"ended with exit code {code}: {last[-MOST_SHOWN:]}")
+            raise self._failure(f"ended with exit code {code}: {last[-MAX_SHOWN:]}")
         with suppress(ValueError):
             if math.isfinite(value := float(printed)):
                 return value
-        raise self._failure(f"printed {printed[:MOST_SHOWN]!r}, not one number")
+        raise self._failure(f"printed {printed[:MAX_SHOWN]!r}, not one number")
 
     def _run(self, text: bytes, check: Callable[[], None]) -> tuple[str, str, int]:
         """Return what the program prints to stdout and stderr, and its exit code."""
@@ -94,8 +94,8 @@ class ExternalMetric:
                     if time.monotonic() > end:
                         late = f"took longer than --metric-timeout {self.timeout:g}"
                         raise self._failure(late) from None
-                    if max(os.fstat(each.fileno()).st_size for each in outputs) > MOST_PRINTED:
-                        raise self._failure(f"printed more than {MOST_PRINTED:,} bytes") from None
+                    if max(os.fstat(each.fileno()).st_size for each in outputs) > MAX_PRINTED:
+                        raise self._failure(f"printed more than {MAX_PRINTED:,} bytes") from None
             unfinished.pop_all()
         return process.returncode
 
@@ -108,8 +108,8 @@ class ExternalMetric:
 
 def _end_of(output: IO[bytes]) -> str:
     """Return the end of what was printed, which is all of it unless it is far too much."""
-    output.seek(max(0, os.fstat(output.fileno()).st_size - MOST_READ))
-    return output.read(MOST_READ).decode("utf-8", "replace").strip()
+    output.seek(max(0, os.fstat(output.fileno()).st_size - MAX_READ))
+    return output.read(MAX_READ).decode("utf-8", "replace").strip()
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

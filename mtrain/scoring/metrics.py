@@ -19,11 +19,11 @@ from mtrain.scoring.references import check_equal
 
 METRICS = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}
 SIGNIFICANT = 0.05  # the largest p-value called so, as sacreBLEU has it
-FEWEST = 10  # lines for a test; fewer do not give enough different resamples
-MOST, SOME = 0.5, 0.2  # fractions of the letters; of technical Chinese, most may be Latin
+MIN_TESTED = 10  # lines for a test; fewer do not give enough different resamples
+MOSTLY, PARTLY = 0.5, 0.2  # fractions of the letters; of technical Chinese, most may be Latin
 _RESAMPLES = 1000
-# TER takes 10 to 30 ms for a line: from `MANY` lines on, processes count edits, `CHUNK` at a time.
-MANY, CHUNK = 400, 50
+# TER takes 10 to 30 ms for a line: from `MANY_LINES` on, processes count edits, `CHUNK` at a time.
+MANY_LINES, CHUNK = 400, 50
 DEATH = "a process that counts the edits for TER died, perhaps of a lack of memory; start again"
 
 
@@ -80,12 +80,12 @@ def choose_tokenizer(
 
 def are_uncut(lines: list[str]) -> bool:
     """Whether BLEU would compare whole lines of text with its tokenizer 13a."""
-    return share_of(UNCUT, lines) > MOST
+    return share_of(UNCUT, lines) > MOSTLY
 
 
 def _warn_of_ter(references: list[list[str]]) -> None:
     """Warn where TER counts stretches without a space as words."""
-    if share_of(UNSPACED, references[0]) > MOST:
+    if share_of(UNSPACED, references[0]) > MOSTLY:
         logger.warning(
             "TER finds no words in the script of the references, and counts whole phrases as wrong "
             "for one letter; rely on chrF and BLEU"
@@ -219,7 +219,7 @@ def paired_tests(
         for name in metrics
     }
     signatures, results = PairedTest(list(systems), scorers, None, "bs")()
-    tested, is_short = {}, len(references[0]) < FEWEST
+    tested, is_short = {}, len(references[0]) < MIN_TESTED
     for metric in metrics:
         key, rows = METRICS[metric], list[Paired]()
         found: list[Any] = list(results[key])
@@ -271,13 +271,13 @@ def _metric(
 
 def _is_cut_by_ter(tokenize: str, references: list[list[str]]) -> bool:
     """Whether TER cuts references into characters: Chinese and Japanese."""
-    return tokenize in ("zh", "ja-mecab") or share_of(("zh", "ja"), references[0]) > SOME
+    return tokenize in ("zh", "ja-mecab") or share_of(("zh", "ja"), references[0]) > PARTLY
 
 
 def _count_edits(by_characters: bool, lines: list[tuple[str, ...]]) -> list[list[float]]:
     """Return TER's edits and mean reference length for each hypothesis and its references."""
     count = partial(_count_edits_here, by_characters)
-    if len(lines) < MANY or (number := available_threads()) == 1:
+    if len(lines) < MANY_LINES or (number := available_threads()) == 1:
         return count(lines)
     parts = (lines[start : start + CHUNK] for start in range(0, len(lines), CHUNK))
     set_up = partial(partial, count)  # returns the function for a worker's tasks

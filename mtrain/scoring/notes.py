@@ -19,14 +19,14 @@ from mtrain.corpus.misalignment import WINDOW, unrelated_windows
 from mtrain.corpus.writing_systems import script_of, scripts_of
 from mtrain.runtime.console import clipped
 
-MOST_NAMED = 5  # lines that a note names
-FEWEST = 10  # lines or letters; with fewer, nothing counts as normal
-NEARLY = 0.9  # similarity of a copy
-SHARED, SAME = 4, 0.02  # sources that may have one translation, and fraction of lines
+MAX_NAMED = 5  # lines that a note names
+MIN_NORMAL = 10  # lines or letters; with fewer, nothing counts as normal
+MIN_COPIED = 0.9  # similarity of a copy
+MAX_SOURCES, MAX_EQUAL = 4, 0.02  # sources that may have one translation, and fraction of lines
 SHORT, LONG = 0.8, 1.25  # length of all translations, relative to all references
 MANY = 10  # one wrong line in this many is no longer a few
 FOREIGN = 0.1  # fraction of a reference's letters below which a script is foreign
-LONGEST = 2000  # characters that are searched for loops
+MAX_SEARCHED = 2000  # characters that are searched for loops
 
 JAPANESE = scripts_of("ja")
 UNKNOWN = re.compile(r"⁇|<unk>|\[UNK\]|\ufffd")
@@ -63,7 +63,7 @@ class Line(NamedTuple):
 
 def _is_copied(line: Line) -> bool:
     """Whether the translation is the source, and no reference is."""
-    if line.source is None or sum(map(str.isalpha, line.source)) < FEWEST:
+    if line.source is None or sum(map(str.isalpha, line.source)) < MIN_NORMAL:
         return False
     return _is_near(line.source, line.text) and not any(
         _is_near(line.source, text) for text in line.references
@@ -74,11 +74,11 @@ def _is_near(*texts: str) -> bool:
     """Whether two texts have nearly all threes of characters in common, without spaces and case."""
     joined = ("".join(text.lower().split()) for text in texts)
     one, other = ({text[i : i + 3] for i in range(max(1, len(text) - 2))} for text in joined)
-    return 2 * len(one & other) >= NEARLY * (len(one) + len(other))
+    return 2 * len(one & other) >= MIN_COPIED * (len(one) + len(other))
 
 
 def _loop(text: str) -> object:
-    return LOOP.search(text[-LONGEST:])
+    return LOOP.search(text[-MAX_SEARCHED:])
 
 
 def _is_foreign(line: Line) -> bool:
@@ -153,7 +153,7 @@ def _are_many(note: Note) -> bool:
 
 def _note(lines: list[Line], kind: str, what: str, places: list[int], advice: str) -> Note:
     """Make a note on lines, which are counted from 0."""
-    first = [place + 1 for place in places[:MOST_NAMED]]
+    first = [place + 1 for place in places[:MAX_NAMED]]
     return Note(kind, what, len(places), len(lines), first, advice)
 
 
@@ -166,10 +166,11 @@ def _same(lines: list[Line]) -> Iterator[Note]:
     repeated: dict[str, list[int]] = {}
     for text, found in by_text.items():
         wrong = [lines[i] for i in found if text not in lines[i].references]
-        if len({(line.source or " ".join(line.references)).strip() for line in wrong}) > SHARED:
+        sources = {(line.source or " ".join(line.references)).strip() for line in wrong}
+        if len(sources) > MAX_SOURCES:
             repeated[text] = found
     places = list(chain(*repeated.values()))
-    if len(places) > SAME * len(lines):
+    if len(places) > MAX_EQUAL * len(lines):
         most = max(repeated, key=lambda text: len(repeated[text]))
         shown = clipped(most, 60).strip()
         what = f"the same translation of different sources (most often: {shown})"
@@ -186,7 +187,7 @@ def _order(lines: list[Line]) -> Iterator[Note]:
     if found and (starts := sorted(set.intersection(*found))):
         what = "lengths that do not correlate with the references'"
         count = min(len(lines), WINDOW * len(starts))
-        first = [start + 1 for start in starts[:MOST_NAMED]]
+        first = [start + 1 for start in starts[:MAX_NAMED]]
         advice = "are the lines of this set, and in its order?"
         yield Note("order", what, count, len(lines), first, advice)
 
@@ -199,7 +200,7 @@ def _length(lines: list[Line]) -> Iterator[Note]:
         if own and any(others):
             lengths.append((i, own, min(others, key=lambda length: abs(length - own))))
     ratio = sum(own for _, own, _ in lengths) / max(1, sum(length for _, _, length in lengths))
-    if len(lengths) < FEWEST or SHORT <= ratio <= LONG:
+    if len(lengths) < MIN_NORMAL or SHORT <= ratio <= LONG:
         return
     places = [i for i, own, of in lengths if (own < SHORT * of if ratio < 1 else own > LONG * of)]
     kind, change = ("short", "raise") if ratio < 1 else ("long", "lower")

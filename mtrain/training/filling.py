@@ -51,7 +51,7 @@ FORMAT = 1  # of a shard in the cache
 SHARD = 2000  # lines: a kill costs at most the work on these
 TIMED = 100  # lines that are translated to forecast the time
 LINES = "lines.json"  # the file of a shard
-LOWEST = -1e9  # of a score: JSON has no infinity
+MIN_SCORE = -1e9  # of a score: JSON has no infinity
 PAUSE = 60  # seconds between lines of the log
 
 EMPTY = DROPPED + "empty translation"
@@ -322,7 +322,7 @@ class Filler:
                 chrf = sentence_chrf(texts, [same], lowercase=False)
                 best = hypotheses[int(np.argmax(chrf))]
             fault = EMPTY if is_blank(best.text) else AT_LIMIT if best.tokens >= limit else ""
-            lines.append(MadeLine(best.text, max(best.score / best.tokens, LOWEST), fault))
+            lines.append(MadeLine(best.text, max(best.score / best.tokens, MIN_SCORE), fault))
         return lines
 
     def _seal(self, run: RunDirectory, scores: NDArray[np.float64], counts: Counter[str]) -> Made:

@@ -34,9 +34,9 @@ IDS = SpecialIds(pad=0, bos=2, eos=3)
 MAX_OPERATIONS = 1e11  # of a timed micro-batch on a CPU: about a second
 STATE_BYTES = 12  # a parameter in training: weight and two moments
 # What is warned of before a training: less text, and more of the rest.
-LEAST_PAIRS, LEAST_LINES = 5_000, 200  # to learn from; of a scored set
-MOST_EPOCHS, HIGHEST_RATE = 100, 0.01
-MOST_DAYS = 14
+MIN_PAIRS, MIN_LINES = 5_000, 200  # to learn from; of a scored set
+MAX_EPOCHS, MAX_RATE = 100, 0.01
+MAX_DAYS = 14
 DEATH = "the process that tried was killed, perhaps for lack of memory"
 
 
@@ -54,18 +54,18 @@ class Forecast:
         steps, epochs, rate = (self.numbers[key] for key in ("max_steps", "epochs", "peak_lr"))
         key = "lr_factor" if train.peak_lr is None else "peak_lr"
         plan, days = f"train.max_steps: {steps:,} steps", (self.seconds or 0) / 86_400
-        if epochs > MOST_EPOCHS:
-            few = f"{max(1, int(steps * MOST_EPOCHS / epochs)):,} steps are {MOST_EPOCHS} epochs"
+        if epochs > MAX_EPOCHS:
+            few = f"{max(1, int(steps * MAX_EPOCHS / epochs)):,} steps are {MAX_EPOCHS} epochs"
             yield f"{plan} are {epochs:,.0f} epochs: the model will overfit; {few}"
-        if rate > HIGHEST_RATE:
-            advice = f"at its peak is too high for most models; keep it below {HIGHEST_RATE}"
+        if rate > MAX_RATE:
+            advice = f"at its peak is too high for most models; keep it below {MAX_RATE}"
             yield f"train.{key}: a learning rate of {rate:.2g} {advice}"
         if train.warmup_steps >= steps:
             text = (
                 f"train.warmup_steps: {train.warmup_steps:,} is not below train.max_steps {steps:,}"
             )
             yield f"{text}, so that the learning rate rises to the end; lower it"
-        if days > MOST_DAYS:
+        if days > MAX_DAYS:
             advice = "on this machine; choose a smaller model, fewer steps or a GPU"
             yield f"{plan} of this model take about {days:,.0f} days {advice}"
         if self.disk_warning:
@@ -100,13 +100,13 @@ class Forecast:
 
 def lack_of_text(pairs: int, sets: dict[str, int]) -> Iterator[str]:
     """Yield warnings of few pairs to learn from, and of scored sets, by key, with few lines."""
-    if 0 < pairs < LEAST_PAIRS:
-        advice = f"use {LEAST_PAIRS:,} or more, or start from a model with train.init_from"
+    if 0 < pairs < MIN_PAIRS:
+        advice = f"use {MIN_PAIRS:,} or more, or start from a model with train.init_from"
         yield f"data.train: too few pairs to learn to translate: {pairs:,}; {advice}"
     for key, lines in sets.items():
-        if 0 < lines < LEAST_LINES:
+        if 0 < lines < MIN_LINES:
             yield (
-                f"{key}: scores of so few lines ({lines:,}) differ by chance; use {LEAST_LINES} or "
+                f"{key}: scores of so few lines ({lines:,}) differ by chance; use {MIN_LINES} or "
                 "more"
             )
 

@@ -40,7 +40,7 @@ from mtrain.translation.translator import Translator
 
 NUMBER = TypeAdapter(float)
 NAMES = TypeAdapter(list[str])
-SAMPLES, LONGEST_SAMPLE = 3, 300  # translations that each validation shows, and their columns
+SAMPLES, MAX_SAMPLE_LENGTH = 3, 300  # translations that each validation shows, and their columns
 
 
 class Validation:
@@ -231,7 +231,7 @@ class Validation:
         for place in moderate(texts[0], SAMPLES):
             number = str(place + 1)
             for title, lines in zip(("source", "reference", "translation"), texts, strict=True):
-                shown = title, clipped(lines[place], LONGEST_SAMPLE)
+                shown = title, clipped(lines[place], MAX_SAMPLE_LENGTH)
                 logger.info("%6s  %-11s  %s", number, *shown, extra={"is_cut": True})
                 number = ""
 

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from mtrain.config.loading import parse_stored_config
 from mtrain.config.schema import Config, DecodeConfig, override_decode
-from mtrain.corpus.lines import CHARACTERS_A_TOKEN, LONGEST_TEXT, shorten_text
+from mtrain.corpus.lines import CHARACTERS_A_TOKEN, MAX_TEXT_LENGTH, shorten_text
 from mtrain.data.batches import SpecialIds
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.model.building import build, check_weights, shape_of
@@ -115,7 +115,7 @@ class LoadedModel:
         hold, except for lines of blanks. SentencePiece takes some fifty times the memory of a text.
         """
         longest = max(CHARACTERS_A_TOKEN, self.tokenizer.longest_piece)
-        return min(tokens * longest, LONGEST_TEXT)
+        return min(tokens * longest, MAX_TEXT_LENGTH)
 
     def encode_sources(self, lines: list[str]) -> Encoded:
         """Encode sources with the tag, cut to their limit."""

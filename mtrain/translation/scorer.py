@@ -17,7 +17,7 @@ from mtrain.translation.translator import lack_of_memory
 
 Rows = list[NDArray[np.int64]]
 
-MOST_VALUES = 1 << 24  # logits that are computed at a time
+MAX_VALUES = 1 << 24  # logits that are computed at a time
 
 
 class Scorer:
@@ -70,7 +70,7 @@ class Scorer:
             model.hidden(batch.src, batch.tgt_in).flatten(0, 1)[batch.positions]
             for model in loaded.members
         ]
-        rows = max(1, MOST_VALUES // loaded.tokenizer.vocab_size)
+        rows = max(1, MAX_VALUES // loaded.tokenizer.vocab_size)
         parts = []
         for start in range(0, batch.num_tokens, rows):
             log_probs = self._log_probs([states[start : start + rows] for states in hidden])

@@ -9,7 +9,7 @@ from typing import IO
 from pydantic import TypeAdapter
 
 from mtrain.corpus.lines import (
-    LONGEST_LINE,
+    MAX_LINE_LENGTH,
     TOO_LONG,
     chunked,
     decode_lines,
@@ -97,7 +97,7 @@ def _with_prefixes(
                 f"--target-prefix: it has {'more' if text is None else 'fewer'} lines than the "
                 f"text (after line {number - 1:,}); they must match line for line"
             )
-        if size_of(prefix) > LONGEST_LINE:
+        if size_of(prefix) > MAX_LINE_LENGTH:
             raise UserError(f"{path}:{number}: {TOO_LONG}; shorten the prefix")
         yield text, prefix
 

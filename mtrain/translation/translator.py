@@ -33,8 +33,8 @@ from mtrain.translation.sampling import Choice, Sampling
 from mtrain.translation.search import BeamSearch, GreedySearch, Hypothesis, Rules, length_normalizer
 
 # Batches searched at a time on a CPU: threads wait for Python's lock, processes for the memory.
-MOST_THREADS = 4
-MOST_PROCESSES = 32
+MAX_THREADS = 4
+MAX_PROCESSES = 32
 # Padded source tokens x beam size for which another thread pays.
 WORTH_A_THREAD = 512
 # Batches of each rank between two exchanges of translations.
@@ -179,7 +179,7 @@ class Translator:
         """
         _ = self.loaded.decoder  # made once, before several threads or processes need it
         translate, threads = partial(self.translate_batch, scored=scored), torch.get_num_threads()
-        at_once = min(threads, len(batches), MOST_THREADS)
+        at_once = min(threads, len(batches), MAX_THREADS)
         found: Generator[Translated]
         if self.loaded.device.type != "cpu" or (at_once < 2 and self.threads in (None, threads)):
             found = (translate(batch) for batch in batches)
@@ -197,7 +197,7 @@ class Translator:
         """Number of batches that this process may search at a time."""
         if self.loaded.device.type != "cpu":
             return 1
-        return min(torch.get_num_threads(), MOST_PROCESSES if self.in_processes else MOST_THREADS)
+        return min(torch.get_num_threads(), MAX_PROCESSES if self.in_processes else MAX_THREADS)
 
     def translate_batch(self, group: Group, scored: bool) -> Translated:
         """Translate sentences that are searched together."""

@@ -33,7 +33,7 @@ from mtrain.config.corpora import Corpus, FileCorpus, HubCorpus, TextCorpus
 from mtrain.config.schema import FilterConfig
 from mtrain.corpus import lines as text
 from mtrain.corpus import parquet as parquet_reader
-from mtrain.corpus.lines import LONGEST_LINE, TOO_LONG, Reading, bounded_lines
+from mtrain.corpus.lines import MAX_LINE_LENGTH, TOO_LONG, Reading, bounded_lines
 from mtrain.corpus.readers import read_pairs, read_text, skim
 from mtrain.data import duplicates, filters
 from mtrain.data.duplicates import write_repeats
@@ -44,8 +44,8 @@ from mtrain.translation import streams as lines
 from mtrain.translation.translator import Translator
 
 DROPPED = "pairs dropped: " + TOO_LONG
-LONG = "word " * (LONGEST_LINE // 5 + 1)
-WIDEST = "é" * (LONGEST_LINE // 2)
+LONG = "word " * (MAX_LINE_LENGTH // 5 + 1)
+WIDEST = "é" * (MAX_LINE_LENGTH // 2)
 HUGE = 24 << 20
 
 
@@ -63,7 +63,7 @@ def test_lines_are_those_of_the_file_but_for_long_ones(
     data = b"\n".join(parts) + b"\n" * ends
     assert list(bounded_lines(io.BytesIO(data))) == list(io.BytesIO(data))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text, "LONGEST_LINE", 5)
+        patch.setattr(text, "MAX_LINE_LENGTH", 5)
         patch.setattr(text, "_BLOCK", size)
         found = list(bounded_lines(io.BytesIO(data)))
     whole = list(io.BytesIO(data))
@@ -77,7 +77,7 @@ def test_lines_are_those_of_the_file_but_for_long_ones(
 def test_a_huge_line_takes_no_memory(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / name, b"x" * HUGE + b"\nshort\n")
     peak, found = peak_of(lambda: deque(text.read_file(path), maxlen=2))
-    assert [len(line) for line in found] == [LONGEST_LINE + 8, 5]
+    assert [len(line) for line in found] == [MAX_LINE_LENGTH + 8, 5]
     assert peak < 8 << 20
 
 
@@ -208,7 +208,7 @@ def test_markup_that_takes_memory_is_refused(tmp_path: Path, units: str, words: 
 
 
 def test_a_language_is_named_by_its_beginning(tmp_path: Path) -> None:
-    units = unit("one", "eins").replace('"a"', f'"{"a" * LONGEST_LINE}"')
+    units = unit("one", "eins").replace('"a"', f'"{"a" * MAX_LINE_LENGTH}"')
     with pytest.raises(UserError, match="no unit has both") as caught:
         list(read_pairs(write_memory(tmp_path / "a.tmx", units), Reading()))
     assert len(str(caught.value)) < 1000
@@ -223,9 +223,9 @@ def test_a_row_group_too_large_is_refused(
     table = pyarrow.table({"a": texts, "b": ["eins"] * 100, "image": ["y" * 10_000] * 100})
     pyarrow.parquet.write_table(table, path, compression="zstd", use_dictionary=False)
     corpus = FileCorpus(file=str(path), src="a", tgt="b")
-    monkeypatch.setattr(parquet_reader, "LARGEST_GROUP", 5000)
+    monkeypatch.setattr(parquet_reader, "MAX_GROUP_BYTES", 5000)
     assert len(list(read_pairs(corpus, Reading()))) == 100  # the image does not count
-    monkeypatch.setattr(parquet_reader, "LARGEST_GROUP", 2000)
+    monkeypatch.setattr(parquet_reader, "MAX_GROUP_BYTES", 2000)
     if lies:
         size = pyarrow.parquet.read_metadata(path).row_group(0).column(0).total_uncompressed_size
         old, new = (bytes((2 * n & 127 | 128, n >> 6)) for n in (size, 100))
@@ -279,7 +279,7 @@ def test_a_text_that_comes_in_every_row_takes_no_memory(
     tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parquet_reader, "PAGE_BYTES", 4 << 20)
-    corpus = make(tmp_path, [("eins", "x" * (LONGEST_LINE - 100))] * 100)
+    corpus = make(tmp_path, [("eins", "x" * (MAX_LINE_LENGTH - 100))] * 100)
     assert (tmp_path / "a.parquet").stat().st_size < 1 << 18
     peak, count = peak_of(lambda: sum(1 for _ in read_pairs(corpus, Reading())))
     assert count == 100
@@ -307,9 +307,11 @@ def test_a_set_too_large_for_memory_is_refused(
     tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus = make(tmp_path, [("five", "fünf")] * 100)
-    monkeypatch.setattr(text, "LARGEST_SET", 100 * (len("fivefünf".encode()) + text.LINE_OVERHEAD))
+    monkeypatch.setattr(
+        text, "MAX_SET_BYTES", 100 * (len("fivefünf".encode()) + text.LINE_OVERHEAD)
+    )
     assert len(read_text(corpus, Reading(keep_blank=True), "")) == 100
-    monkeypatch.setattr(text, "LARGEST_SET", text.LARGEST_SET - 1)
+    monkeypatch.setattr(text, "MAX_SET_BYTES", text.MAX_SET_BYTES - 1)
     with pytest.raises(UserError, match="of text in a set that is scored"):
         read_text(corpus, Reading(keep_blank=True), "")
     source = write(tmp_path / "source", b"one\n" * 200)

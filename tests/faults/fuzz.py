@@ -28,7 +28,7 @@ from faults import mutate
 from faults.cases import KINDS, SAME, SECRET, WRITTEN, Case
 from faults.rig import Done, Processes, new_config
 
-MOST_SECONDS, MOST_MEMORY = 30.0, 2000
+MAX_SECONDS, MAX_MEMORY = 30.0, 2000
 CODES = (0, 1, 2, 75)  # 75: the config asks for more steps than there is time for
 TWO_STEPS = {
     "run_dir": "run",
@@ -142,7 +142,7 @@ class Base:
     def run(self, case: Case) -> Done:
         root = case.root
         prelude = PRELUDE.format(
-            box=str(case.box), network=str(root / "network"), seconds=MOST_SECONDS - 2
+            box=str(case.box), network=str(root / "network"), seconds=MAX_SECONDS - 2
         )
         environment = {
             "HOME": str(root / "home"),
@@ -153,7 +153,7 @@ class Base:
             *case.arguments,
             stdin=case.stdin,
             prelude=prelude,
-            limit=MOST_SECONDS,
+            limit=MAX_SECONDS,
             **environment,
         )
 
@@ -165,14 +165,14 @@ def result(case: Case, done: Done) -> list[bytes]:
 
 
 def _crashes(case: Case, done: Done) -> Iterable[str]:
-    if done.seconds >= MOST_SECONDS:
+    if done.seconds >= MAX_SECONDS:
         yield "hangs"
     elif "Traceback" in done.err:
         yield "traceback"
     elif done.code not in CODES:
         yield f"ends with {done.code}"
-    if done.memory > MOST_MEMORY and "out of memory" not in done.err:  # of a model as asked for
-        yield f"takes more than {MOST_MEMORY} MB: {case.command}"
+    if done.memory > MAX_MEMORY and "out of memory" not in done.err:  # of a model as asked for
+        yield f"takes more than {MAX_MEMORY} MB: {case.command}"
     if done.code and not done.err.strip() and not done.out:
         yield f"exit code {done.code} without a word"
 

@@ -38,7 +38,7 @@ FILES = (
     "trainer/manifest.json",
 )
 # Far more than a command needs here, and far less than a hostile file asks for.
-MOST_SECONDS, MOST_MEMORY = 20.0, 2000
+MAX_SECONDS, MAX_MEMORY = 20.0, 2000
 
 Deed = Callable[[Path], object]
 
@@ -260,7 +260,7 @@ def test_hostile_checkpoints(bench: Bench, use: Callable[[Path], list[Done]]) ->
         for done in (*used, bench.processes.mtrain(*average), bench.train(rig)):
             if done.code not in (0, 1, 2) or "Traceback" in done.err:
                 trouble.append(f"exit code {done.code}\n{done.err}")
-            if done.seconds > MOST_SECONDS or done.memory > MOST_MEMORY:
+            if done.seconds > MAX_SECONDS or done.memory > MAX_MEMORY:
                 trouble.append(f"{done.seconds:.1f} s, {done.memory} MiB")
         if marker.exists():
             trouble.append("the payload was run")

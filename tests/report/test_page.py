@@ -36,7 +36,7 @@ from mtrain.config.loading import load_config
 from mtrain.corpus import tables
 from mtrain.corpus.readers import reading_of, scan
 from mtrain.report import page as report
-from mtrain.report.curves import BUCKETS, MOST_ROWS, Chart, Series, charts_of, thinned
+from mtrain.report.curves import BUCKETS, MAX_ROWS, Chart, Series, charts_of, thinned
 from mtrain.runs import checkpoint, reader
 from mtrain.runs.history import History
 from mtrain.runs.records import TIME
@@ -343,7 +343,7 @@ def test_text_of_users_is_shown_and_never_run(copy: Path) -> None:
     assert re.search(r"<p>Last start: refused at today: &lt;script&gt;.*</p>", text)
     assert "nan" not in " ".join(re.findall(r' points="([^"]*)"', text))
     assert "<b>" not in text
-    assert max(map(len, re.findall("a+", page.text))) == report.MOST_LETTERS
+    assert max(map(len, re.findall("a+", page.text))) == report.MAX_LETTERS
 
 
 # --- a run that somebody else made --------------------------------------------------------------
@@ -450,9 +450,9 @@ def test_messages_are_told_once_and_in_short(copy: Path) -> None:
     (copy / "train.log").write_text(often + last)
     edit(copy / "status.json", reason="\x1b\N{RIGHT-TO-LEFT OVERRIDE}")
     found = report.gather(copy, ["bavo"]).warnings
-    assert len(found) == report.MOST_LOGGED
+    assert len(found) == report.MAX_LOGGED
     assert found[-4:-1] == ["again", "e99", odd]
-    assert len(found[-1]) <= reader.LONGEST_MESSAGE
+    assert len(found[-1]) <= reader.MAX_MESSAGE_BYTES
     text = report.make_page(copy, ["bavo"], check=False)
     assert r"<li>a\x1b]0;x\x07\u202eb</li>" in text
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text)
@@ -521,7 +521,7 @@ def test_long_curves_keep_their_extremes_and_tables_their_ends() -> None:
     assert {points[0], points[7_000], points[12_345], points[-1]} <= set(found)
     assert found == sorted(found)
     rows = Chart("key", "title", [Series("name", points)], 20_000).rows
-    assert (len(rows), rows[0][0], rows[-1][0]) == (MOST_ROWS, 0, 19_999)
+    assert (len(rows), rows[0][0], rows[-1][0]) == (MAX_ROWS, 0, 19_999)
 
 
 # --- style ------------------------------------------------------------------------------------

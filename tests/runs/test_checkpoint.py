@@ -175,7 +175,7 @@ def test_a_sealed_file_of_any_size_is_not_read(
     (path / name).write_bytes(b" " * 100_000)
     manifest.seal((path / name).parent)
     for module in (checkpoint, json_reader):
-        monkeypatch.setattr(module, "LARGEST", 50_000)
+        monkeypatch.setattr(module, "MAX_JSON_BYTES", 50_000)
     with pytest.raises(DamagedError, match="larger than 50,000 bytes"):
         load_part(path, name)
 

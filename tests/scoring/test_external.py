@@ -43,7 +43,7 @@ def test_a_process_that_is_left_behind_is_not_waited_for() -> None:
 
 
 def test_a_program_that_prints_without_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mtrain.scoring.external.MOST_PRINTED", 1 << 20)
+    monkeypatch.setattr("mtrain.scoring.external.MAX_PRINTED", 1 << 20)
     with pytest.raises(UserError, match="printed more than 1,048,576 bytes; "):
         score("while True: print('x' * 10_000)")
 

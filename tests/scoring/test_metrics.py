@@ -115,7 +115,7 @@ def test_processes_count_the_edits_of_many_lines(monkeypatch: pytest.MonkeyPatch
         tasks.append(len(parts))
         return map_tasks(setup, parts, number, death)
 
-    for name, value in (("MANY", 6), ("CHUNK", 4), ("map_tasks", recorded)):
+    for name, value in (("MANY_LINES", 6), ("CHUNK", 4), ("map_tasks", recorded)):
         monkeypatch.setattr(metrics, name, value)
     monkeypatch.setattr(metrics, "available_threads", lambda: 2)
     assert score("ter", HYPOTHESIS, references, interval=True) == expected

@@ -528,7 +528,7 @@ def test_what_the_end_of_a_run_made_and_is_damaged_is_made_again(
     run: Path, warnings: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The average, without the checkpoints before a damaged one, and the choice of the best."""
-    monkeypatch.setattr("mtrain.runs.history.LEAST_BLEU", 0.0)  # the last step is best by NLL
+    monkeypatch.setattr("mtrain.runs.history.MIN_BLEU", 0.0)  # the last step is best by NLL
     settings = ["train.keep_checkpoints=6", "train.average_last=3"]
     start(run, *settings)
     average = run / "checkpoints" / "average"
