@@ -155,7 +155,7 @@ def check(
     settings, stop = options.begin_job(config, set_)
     from mtrain.check.diagnosis import diagnose
     from mtrain.check.findings import ERROR
-    from mtrain.training.filling import without_missing
+    from mtrain.training.synthesis import without_missing
 
     settings = without_missing(settings, stop, timed=timing and forecast)
     found = diagnose(settings, stop, examples=examples, with_forecast=forecast, timed=timing)

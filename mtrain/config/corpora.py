@@ -71,8 +71,8 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-class Fill(Section):
-    """How models make the side that an entry of a corpus does not name; unused without `model`."""
+class Synthesis(Section):
+    """How models translate an entry that names one side; unused without `model`."""
 
     model: Annotated[list[PathText], BeforeValidator(_as_list), Field(min_length=1)] = []
     """run or checkpoint whose model translates the side that is there; a list is an ensemble"""
@@ -90,11 +90,11 @@ class Fill(Section):
     """fraction of pairs to leave out: the least probable, per token of the translation"""
     precision: Literal["fp32", "bf16"] = "fp32"
     """arithmetic of the translation"""
-    made: Literal["src", "tgt"] = "tgt"
+    synthetic_side: Literal["src", "tgt"] = "tgt"
     """side that models make: the one that the entry does not name"""
 
 
-class Entry(Fill):
+class Entry(Synthesis):
     """Settings of a corpus of any kind."""
 
     weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
@@ -112,22 +112,22 @@ class Entry(Fill):
     @classmethod
     def _complete(cls, value: Any) -> Any:
         """Let the one side that is given stand for both, until a model makes the other."""
-        given = sorted(Fill.model_fields.keys() & value) if isinstance(value, dict) else []
-        if "made" in given:
-            raise ValueError("has no key made: it is the side that is not named")
+        given = sorted(Synthesis.model_fields.keys() & value) if isinstance(value, dict) else []
+        if "synthetic_side" in given:
+            raise ValueError("has no key synthetic_side: it is the side that is not named")
         if given and "model" not in given:
             raise ValueError(f"{given[0]} works with model, which makes the side that is not named")
         for side, other in (("src", "tgt"), ("tgt", "src")) if given else ():
             if value.get(side) is None and other in value:
-                value = {**value, side: value[other], "made": side}
+                value = {**value, side: value[other], "synthetic_side": side}
         return value
 
     @model_serializer(mode="wrap")
     def _as_written(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Return what a config file holds, without what the entry does not use."""
-        unused = {"made"} if self.model else {*Fill.model_fields}
+        unused = {"synthetic_side"} if self.model else {*Synthesis.model_fields}
         if self.model and self.keep is None:
-            unused.add(self.made)
+            unused.add(self.synthetic_side)
         values = {key: each for key, each in dump(self).items() if key not in unused}
         return {key: each for key, each in values.items() if each is not None and each is not False}
 
@@ -187,8 +187,8 @@ class HubCorpus(Entry):
     """read the dataset over the network at each start, without a copy on disk"""
 
 
-class MadeCorpus(FileCorpus):
-    """The text of a run in which models have filled in the side `made`."""
+class SyntheticCorpus(FileCorpus):
+    """The synthetic text of a run: models made its `synthetic_side`."""
 
 
 KINDS: dict[str, type[Section]] = {

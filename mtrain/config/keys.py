@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mtrain.config.corpora import KINDS, MAX_WHOLE, Fill, GeneratedCorpus
+from mtrain.config.corpora import KINDS, MAX_WHOLE, GeneratedCorpus, Synthesis
 from mtrain.config.schema import SECTIONS, Config
 from mtrain.runtime.errors import RefusedError
 
@@ -46,9 +46,11 @@ def make_schema() -> dict[str, Any]:
     for kind in KINDS.values():
         entry = schema["$defs"][kind.__name__]
         settings = entry["properties"]
-        del settings["made"]  # follows from the sides that an entry names
+        del settings["synthetic_side"]  # follows from the sides that an entry names
         if kind is GeneratedCorpus:  # a model makes one side of any other
-            entry["properties"] = {k: v for k, v in settings.items() if k not in Fill.model_fields}
+            entry["properties"] = {
+                k: v for k, v in settings.items() if k not in Synthesis.model_fields
+            }
             continue
         model = settings["model"]
         settings["model"] = {

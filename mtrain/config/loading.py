@@ -243,7 +243,7 @@ def _explain(document: Document, errors: list[Any]) -> list[str]:
 def _advice(key: str, section: type[BaseModel]) -> str:
     """Name the known key that is most like an unknown one."""
     around, _, name = key.rpartition(".")
-    known = [name for name in section.model_fields if name != "made"]
+    known = [name for name in section.model_fields if name != "synthetic_side"]
     kinds = KINDS if section in KINDS.values() else {}
     if of := [kind[1:-1] for kind, other in kinds.items() if name in other.model_fields]:
         return f"it is for entries with {' or '.join(of)}; known here: {', '.join(known)}"

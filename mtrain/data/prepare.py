@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from mtrain.config.corpora import Corpus, GeneratedCorpus, MadeCorpus
+from mtrain.config.corpora import Corpus, GeneratedCorpus, SyntheticCorpus
 from mtrain.config.schema import Config, TokenizerConfig
 from mtrain.corpus import readers
 from mtrain.corpus.lines import DROPPED, NOT_UTF8, chunked, listed
@@ -34,7 +34,7 @@ from mtrain.data.store import CHUNK, Shard, Store, open_shard, store_key, write_
 from mtrain.data.tokenizer import MAX_SENTENCES, Tokenizer, train_tokenizer
 from mtrain.runs import checkpoint, layout, manifest
 from mtrain.runs.directory import RunDirectory
-from mtrain.runs.made import resolve
+from mtrain.runs.synthetic import resolve
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import TruncatedLines, logger, progress_bar
 from mtrain.runtime.stop import Stop
@@ -251,8 +251,10 @@ class Preparation:
         text_filter = config.filter.model_dump(exclude={"min_length", "max_ratio"})
         own = {**config.tokenizer.model_dump(), "user_symbols": config.user_symbols}
         settings = [FILTERS, text_filter, self.selection.max_length, MAX_SENTENCES, own]
-        made = [each.made for each in config.data.texts if isinstance(each, MadeCorpus)]
-        settings += [made] if made else []
+        sides = [
+            each.synthetic_side for each in config.data.texts if isinstance(each, SyntheticCorpus)
+        ]
+        settings += [sides] if sides else []
         made_by = version("sentencepiece")
         return cache_key("tokenizer", hashes, config.data.invalid_utf8, *settings, made_by)
 
@@ -266,12 +268,12 @@ class Preparation:
 
     def _sentences(self) -> Iterator[str]:
         """Read the training text that passes the filters of text and is not far too long: both
-        sides, but not those that models made.
+        sides, but not synthetic ones.
         """
         for number, corpus in enumerate(self.config.data.texts):
             pairs, sides = self._read_once(number, Counter()), slice(None)
-            if isinstance(corpus, MadeCorpus):
-                side = (corpus.made == "src") != corpus.swap
+            if isinstance(corpus, SyntheticCorpus):
+                side = (corpus.synthetic_side == "src") != corpus.swap
                 sides = slice(side, side + 1)
             for chunk in chunked(pairs, CHUNK):
                 self.stop.check()

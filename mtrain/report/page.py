@@ -18,9 +18,9 @@ from mtrain.report.curves import Chart, charts_of
 from mtrain.report.heatmap import Sentence, choices, render
 from mtrain.runs import checkpoint, layout, manifest, reader, sets
 from mtrain.runs.history import Entry, History
-from mtrain.runs.made import resolve
 from mtrain.runs.reader import Run
 from mtrain.runs.records import LOOP, MetricsFile, duration, read_record
+from mtrain.runs.synthetic import resolve
 from mtrain.runtime.errors import UserError, as_user_error, printable
 from mtrain.runtime.log import logger, shorten
 from mtrain.runtime.stop import Stop

@@ -10,14 +10,14 @@ from mtrain.runtime.errors import RefusedError, UserError
 MODEL, CONFIG, TOKENIZER, TRAINER = "model.safetensors", "config.yaml", "tokenizer.model", "trainer"
 OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
 CHECKPOINTS, AVERAGE, VALIDATION = "checkpoints", "average", "validation"
-MADE = "made"  # text that models made for the run
+SYNTHETIC = "synthetic"  # text that models translated for the run
 
 # The small files of a run directory.
 LOCK, RUN, STATUS, BEST = ".lock", "run.json", "status.json", "best.json"
 METRICS, LOG = "metrics.jsonl", "train.log"
 VOCABULARY, TENSORBOARD = "tokenizer.vocab", "tensorboard"
 FILES = (LOCK, RUN, STATUS, BEST, METRICS, LOG, CONFIG, TOKENIZER, VOCABULARY)
-DIRECTORIES = (CHECKPOINTS, VALIDATION, MADE, TENSORBOARD)
+DIRECTORIES = (CHECKPOINTS, VALIDATION, SYNTHETIC, TENSORBOARD)
 
 MAX_PARENTS = 4  # directories above a file that may own it
 

@@ -19,9 +19,9 @@ from mtrain.config.yaml_reader import read_text
 from mtrain.corpus.lines import MAX_LINE_LENGTH, bounded_lines, read_lines
 from mtrain.runs import layout, records
 from mtrain.runs.history import BEST, History
-from mtrain.runs.made import resolve
 from mtrain.runs.manifest import MissingError
 from mtrain.runs.records import MAX_TEXT_BYTES, PROVENANCE, STATUS, Provenance, Status
+from mtrain.runs.synthetic import resolve
 from mtrain.runtime import files
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.json_reader import Content

@@ -78,8 +78,8 @@ class Status(BaseModel):
 
 
 @dataclass(frozen=True)
-class Made:
-    """`made.json`, which `run.json` keeps, too: what a text was made of by models, and the pairs
+class SyntheticText:
+    """`synthetic.json`, which `run.json` keeps, too: what models made a text of, and the pairs
     that were left out by reason.
     """
 
@@ -106,7 +106,7 @@ class Provenance(BaseModel):
     config: str | None = None
     init_from: str | None = None
     metric_command: str | None = None
-    made: dict[Annotated[str, Field(pattern=r"^data\.train\.\d{1,9}\z")], Made] = {}
+    synthetic: dict[Annotated[str, Field(pattern=r"^data\.train\.\d{1,9}\z")], SyntheticText] = {}
     seed: Count
     ranks: Annotated[Count, Field(ge=1)] = 1
     accum_steps: Annotated[Count, Field(ge=1)] | None = None
@@ -144,7 +144,7 @@ Record = Annotated[dict[str, Number | str | bool | None], with_fields_of(Step)]
 
 STATUS, PROVENANCE = TypeAdapter(Status), TypeAdapter(Provenance)
 LOOP, RECORD = TypeAdapter(Loop), TypeAdapter[dict[str, Any]](Record)
-MADE = TypeAdapter(Made)
+SYNTHETIC = TypeAdapter(SyntheticText)
 
 
 def read_bytes(path: Path, most: int, advice: str = "restore the run's own file") -> bytes | None:

@@ -13,7 +13,7 @@ from mtrain.config.changes import fixed_changes
 from mtrain.config.corpora import HubCorpus
 from mtrain.config.loading import load_stored_config
 from mtrain.corpus.readers import describe, files_of, reading_of, scan
-from mtrain.runs import layout, made, manifest, reader
+from mtrain.runs import layout, manifest, reader, synthetic
 from mtrain.runs.reader import Run
 from mtrain.runs.records import LOOP, MetricsFile, read_record
 from mtrain.runtime.errors import UserError, as_user_error, printable
@@ -56,7 +56,7 @@ def verify(path: Path) -> Iterator[Finding]:
             (layout.CHECKPOINTS, _checkpoints(run)),
             (layout.BEST, _best(run)),
             (layout.METRICS, _metrics(run)),
-            (layout.MADE, _made(run)),
+            (layout.SYNTHETIC, _synthetic(run)),
             ("data", _data(run, sizes)),
             (layout.VALIDATION, _translations(run, sizes)),
         ]
@@ -278,17 +278,17 @@ def check_corpus(run: Run, key: str) -> tuple[Finding, int | None]:
     return Finding(what, OK, f"{found.pairs:,} pairs, same as in the run"), found.pairs
 
 
-def _made(run: Run) -> Iterator[Finding]:
+def _synthetic(run: Run) -> Iterator[Finding]:
     """Hash the text that models made for the run."""
-    for key in run.provenance.made if run.provenance else ():
-        path = made.directory(run.path, int(key.rpartition(".")[2]))
+    for key in run.provenance.synthetic if run.provenance else ():
+        path = synthetic.directory(run.path, int(key.rpartition(".")[2]))
         yield from _guarded(_name(run, path), _text(run, path))
 
 
 def _text(run: Run, path: Path) -> Iterator[Finding]:
     if not path.exists():
         raise manifest.MissingError("the run has pairs from it")
-    manifest.verify(path, made.PAIRS, made.RECORD)
+    manifest.verify(path, synthetic.PAIRS, synthetic.RECORD)
     yield Finding(_name(run, path), OK, "as its manifest says")
 
 

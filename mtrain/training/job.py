@@ -28,8 +28,8 @@ from mtrain.data.tokenizer import Tokenizer
 from mtrain.runs import layout
 from mtrain.runs.directory import RunDirectory
 from mtrain.runs.history import BEST
-from mtrain.runs.made import resolve
 from mtrain.runs.records import STATUS, Launch, State, Status
+from mtrain.runs.synthetic import resolve
 from mtrain.runs.tensorboard import board_of
 from mtrain.runtime.device import telling_lack_of_memory
 from mtrain.runtime.distributed import BYTES, DisconnectedError, Ranks, joined
@@ -45,10 +45,10 @@ from mtrain.runtime.lock import ReplacedError
 from mtrain.runtime.log import add_log_file, logger
 from mtrain.runtime.stop import Stop
 from mtrain.scoring.external import OPTION, ExternalMetric
-from mtrain.training.filling import fill, without_missing
 from mtrain.training.gradients import Blocks
 from mtrain.training.learner import Machine
 from mtrain.training.resume import Session
+from mtrain.training.synthesis import synthesize, without_missing
 from mtrain.training.trainer import Trainer
 
 MACHINE = TypeAdapter(Machine)
@@ -86,8 +86,8 @@ def dry_run(
 
 
 def build_data(config: Config, stop: Stop, config_file: Path | None = None) -> None:
-    """Prepare the text of a config: what models fill in is kept in the run directory, all else in
-    the cache.
+    """Prepare the text of a config: synthetic text is kept in the run directory, all else in the
+    cache.
     """
     run = RunDirectory(Path(config.run_dir))
     with joined() as ranks, ExitStack() as stack:
@@ -95,7 +95,7 @@ def build_data(config: Config, stop: Stop, config_file: Path | None = None) -> N
             ranks.first(partial(run.check_place, config_file))
             ranks.first(lambda: stack.enter_context(run.hold()))
             ranks.first(partial(run.check_settings, config, ranks.size))
-            fill(config, run, stop, ranks)
+            synthesize(config, run, stop, ranks)
         preparation = Preparation(resolve(config), stop)
         ranks.first(partial(refuse_worthless_text, preparation))
         ranks.first(lambda: preparation.prepared)
@@ -252,7 +252,7 @@ class Job:
         self.run.set_status("preparing", self.step)
 
     def _begin_run(self, preparation: Preparation) -> None:
-        """Begin a new run and check its text, before models make more, which may take long."""
+        """Begin a new run and check its text, before hours of making synthetic text."""
         if not (self.run.path / layout.RUN).exists():
             self._begin()
             self.run.check_data(preparation.fingerprints)
@@ -260,15 +260,15 @@ class Job:
 
     def _prepare(self) -> Prepared:
         """Prepare the text on rank 0, then on the others, whose machines may have a cache of their
-        own; all must read the same text. Models fill in what is missing first.
+        own; all must read the same text. Missing synthetic text is made first.
         """
         ranks = self.ranks
-        filled = [number for number, entry in enumerate(self.config.data.train) if entry.model]
-        has_begun = (self.run.path / layout.RUN).exists()  # else made text may yet be replaced
-        before = resolve(self.config, skip=[] if has_begun else filled)
+        synthetic = [number for number, entry in enumerate(self.config.data.train) if entry.model]
+        has_begun = (self.run.path / layout.RUN).exists()  # else it may yet be replaced
+        before = resolve(self.config, skip=[] if has_begun else synthetic)
         preparation = Preparation(before, self.stop)
         ranks.first(partial(self._begin_run, preparation))
-        if made := fill(self.config, self.run, self.stop, ranks):
+        if records := synthesize(self.config, self.run, self.stop, ranks):
             preparation = Preparation(resolve(self.config), self.stop)
 
         def lead() -> bytes:
@@ -282,7 +282,7 @@ class Job:
             preparation.tokenizer = Tokenizer(vocabulary)
         prepared = ranks.together(lambda: preparation.prepared)
         ranks.check_same(json.dumps(prepared.fingerprints), "text")
-        others = {"made": made} | ({"metric_command": self.command} if self.command else {})
+        others = {"synthetic": records} | ({"metric_command": self.command} if self.command else {})
         return replace(prepared, fingerprints={**prepared.fingerprints, **others})
 
     def _trainer(self, prepared: Prepared) -> Trainer:

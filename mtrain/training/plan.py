@@ -218,10 +218,10 @@ def lack_of_disk(disk_bytes: int, directory: Path) -> str | None:
 
 
 def _size(run_dir: Path) -> tuple[int, int]:
-    """Return the bytes of a run's tensors, and of the text that models made for it."""
-    found = run_dir.rglob("*.safetensors"), run_dir.glob(f"{layout.MADE}/*/*")
-    tensors, made = (sum(file.lstat().st_size for file in each) for each in found)
-    return tensors, made
+    """Return the bytes of a run's tensors, and of its synthetic text."""
+    found = run_dir.rglob("*.safetensors"), run_dir.glob(f"{layout.SYNTHETIC}/*/*")
+    tensors, synthetic = (sum(file.lstat().st_size for file in each) for each in found)
+    return tensors, synthetic
 
 
 def forecast(

@@ -96,7 +96,7 @@ def test_the_schema_takes_what_a_config_takes(entry: dict[str, Any]) -> None:
     [
         {"src": "a.en"},
         {**ENTRY, "fill": {"model": ["x"]}},
-        {**ENTRY, "made": "src"},
+        {**ENTRY, "synthetic_side": "src"},
         {**ENTRY, "wieght": 1.0},
         {**ENTRY, "weight": "much"},
         {"generated": "phrasebook", "split": "train", "pairs": 9, "model": "x"},

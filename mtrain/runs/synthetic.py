@@ -1,33 +1,33 @@
-"""Text that models made for a run, sealed in it before training begins.
+"""Synthetic text: the pairs that models made for a run, sealed in it before training begins.
 
-made/1/   pairs.jsonl made.json manifest.json    of entry 1 of `data.train`
+synthetic/1/   pairs.jsonl synthetic.json manifest.json    of entry 1 of `data.train`
 """
 
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from mtrain.config.corpora import Corpus, Entry, Fill, MadeCorpus
+from mtrain.config.corpora import Corpus, Entry, Synthesis, SyntheticCorpus
 from mtrain.config.schema import Config
 from mtrain.runs import layout, manifest
-from mtrain.runs.records import MADE, Made, read_record
+from mtrain.runs.records import SYNTHETIC, SyntheticText, read_record
 from mtrain.runtime.errors import RefusedError
 
-PAIRS, RECORD = "pairs.jsonl", "made.json"
+PAIRS, RECORD = "pairs.jsonl", "synthetic.json"
 
 
 def directory(run_dir: Path, number: int) -> Path:
-    """Return the place of the text made for entry `number` of `data.train`."""
-    return run_dir / layout.MADE / str(number)
+    """Return the directory of the synthetic text of entry `number` of `data.train`."""
+    return run_dir / layout.SYNTHETIC / str(number)
 
 
 def settings_of(entry: Corpus) -> dict[str, Any]:
     """Return the settings that the text depends on; files are compared by content."""
-    names = ["src_lang", "tgt_lang", *Fill.model_fields]
+    names = ["src_lang", "tgt_lang", *Synthesis.model_fields]
     return {name: getattr(entry, name) for name in names if name != "model"}
 
 
-def read(run_dir: Path, number: int) -> Made | None:
+def read(run_dir: Path, number: int) -> SyntheticText | None:
     """Read what is known of the text of an entry, None if it is not there; raises `DamagedError`
     unless all of it is intact.
     """
@@ -35,7 +35,7 @@ def read(run_dir: Path, number: int) -> Made | None:
     if not path.exists():
         return None
     manifest.verify(path, PAIRS, RECORD)
-    return read_record(path / RECORD, MADE)
+    return read_record(path / RECORD, SYNTHETIC)
 
 
 def check(key: str, entry: Corpus, before: dict[str, Any]) -> None:
@@ -44,21 +44,26 @@ def check(key: str, entry: Corpus, before: dict[str, Any]) -> None:
     for name in sorted({*before, *now}):
         if before.get(name) != now.get(name):
             raise RefusedError(
-                f"{key}.{name}: the text of this run was made with {before.get(name)!r}, not "
-                f"{now.get(name)!r}; go back to that, or choose another run_dir"
+                f"{key}.{name}: the synthetic text of this run was made with {before.get(name)!r}, "
+                f"not {now.get(name)!r}; go back to that, or choose another run_dir"
             )
 
 
 def resolve(config: Config, run_dir: Path | None = None, skip: Collection[int] = ()) -> Config:
-    """Return the config with the made text, where it is complete, in place of the entries with a
-    `model`; entries with the numbers in `skip` stay as they are.
+    """Return the config with the synthetic text, where it is complete, in place of the entries with
+    a `model`; entries with the numbers in `skip` stay as they are.
     """
     run_dir = (run_dir or Path(config.run_dir)).absolute()
     train = list(config.data.train)
     for number, entry in enumerate(train):
         path = directory(run_dir, number)
         if entry.model and number not in skip and manifest.is_complete(path):
-            own = entry.model_dump(include={*Entry.model_fields} - {*Fill.model_fields})
-            own |= {"file": str(path / PAIRS), "src": "src", "tgt": "tgt", "made": entry.made}
-            train[number] = MadeCorpus.model_construct(**own)
+            own = entry.model_dump(include={*Entry.model_fields} - {*Synthesis.model_fields})
+            own |= {
+                "file": str(path / PAIRS),
+                "src": "src",
+                "tgt": "tgt",
+                "synthetic_side": entry.synthetic_side,
+            }
+            train[number] = SyntheticCorpus.model_construct(**own)
     return config.model_copy(update={"data": config.data.model_copy(update={"train": train})})

@@ -22,7 +22,7 @@ from mtrain.config.loading import load_config, parse_stored_config
 from mtrain.config.schema import dump_config
 from mtrain.data.prepare import Preparation
 from mtrain.runs import layout
-from mtrain.runs.made import resolve
+from mtrain.runs.synthetic import resolve
 from mtrain.runtime.errors import (
     EXIT_FAILED,
     EXIT_OK,
@@ -32,7 +32,7 @@ from mtrain.runtime.errors import (
     StoppedError,
 )
 from mtrain.runtime.stop import Stop
-from mtrain.training import filling
+from mtrain.training import synthesis
 from mtrain.translation.loading import load
 from mtrain.translation.scorer import Scorer
 from mtrain.translation.translator import Translator
@@ -43,7 +43,7 @@ LINES = [src for src, _ in made_up_pairs(30, 11)]
 
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filling, "SHARD", 8)
+    monkeypatch.setattr(synthesis, "SHARD", 8)
 
 
 def write(directory: Path, *entries: dict[str, Any], **settings: Any) -> Path:
@@ -65,7 +65,7 @@ def text(directory: Path, lines: list[str] = LINES) -> str:
 
 def pairs_of(run: Path, number: int = 1) -> list[tuple[str, str]]:
     """Read the text that was made for an entry."""
-    lines = (run / "made" / str(number) / "pairs.jsonl").read_text().splitlines()
+    lines = (run / "synthetic" / str(number) / "pairs.jsonl").read_text().splitlines()
     return [(row["src"], row["tgt"]) for row in map(json.loads, lines)]
 
 
@@ -118,8 +118,8 @@ def test_what_cannot_be_translated_is_dropped_and_counted(
     lines = [LINES[0], "", "\u2003", long, LINES[1]]
     assert build(write(tmp_path, {"src": text(tmp_path, lines), "model": str(trained_run)})) == 0
     assert [src for src, _ in pairs_of(tmp_path / "run")] == LINES[:2]
-    record = json.loads((tmp_path / "run" / "made" / "1" / "made.json").read_text())
-    assert record["dropped"] == {filling.AT_LIMIT: 1, "pairs dropped: blank on a side": 2}
+    record = json.loads((tmp_path / "run" / "synthetic" / "1" / "synthetic.json").read_text())
+    assert record["dropped"] == {synthesis.AT_LIMIT: 1, "pairs dropped: blank on a side": 2}
     assert (record["lines"], record["pairs"]) == (3, 2)
 
 
@@ -178,28 +178,28 @@ def test_stopped_after_each_shard_it_is_the_same(
     entry = {"src": text(tmp_path), "model": [str(trained_run)] * 2, **settings}
     path = write(tmp_path, entry)
     assert build(path) == EXIT_OK
-    whole = (tmp_path / "run" / "made" / "1" / "pairs.jsonl").read_bytes()
+    whole = (tmp_path / "run" / "synthetic" / "1" / "pairs.jsonl").read_bytes()
     shutil.rmtree(tmp_path / "run")
     monkeypatch.setenv("MTRAIN_CACHE", str(tmp_path / "another"))
-    real = filling.Filler._translate
+    real = synthesis.Synthesizer._translate
     made = list[int]()
 
-    def stop_once(self: filling.Filler, number: int, pairs: Any) -> Any:
+    def stop_once(self: synthesis.Synthesizer, number: int, pairs: Any) -> Any:
         if number not in made:
             made.append(number)
             raise StoppedError("stopped", EXIT_STOPPED)
         made.append(number)
         return real(self, number, pairs)
 
-    monkeypatch.setattr(filling.Filler, "_translate", stop_once)
+    monkeypatch.setattr(synthesis.Synthesizer, "_translate", stop_once)
     ends = [build(path) for _ in range(5)]
     assert ends == [EXIT_STOPPED] * 4 + [EXIT_OK]
     assert made == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert (tmp_path / "run" / "made" / "1" / "pairs.jsonl").read_bytes() == whole
+    assert (tmp_path / "run" / "synthetic" / "1" / "pairs.jsonl").read_bytes() == whole
 
 
 def small_shards() -> None:
-    filling.SHARD = 8
+    synthesis.SHARD = 8
 
 
 def test_processes_and_threads_change_nothing(
@@ -216,7 +216,7 @@ def test_processes_and_threads_change_nothing(
         hooks = dict.fromkeys(range(size), small_shards)
         done = train_by(size, path, run, *settings, hooks=hooks)
         assert done.codes == [0] * size, done.told
-        found.append((run / "made" / "1" / "pairs.jsonl").read_bytes())
+        found.append((run / "synthetic" / "1" / "pairs.jsonl").read_bytes())
     assert len(set(found)) == 1
 
 
@@ -232,7 +232,7 @@ def test_a_run_reads_its_own_text_from_then_on(
     path = write(tmp_path, {"src": text(tmp_path), "model": str(model)})
     assert train(path) == EXIT_OK
     begun = json.loads((run / layout.RUN).read_text())
-    assert begun["made"]["data.train.1"]["pairs"] == 30
+    assert begun["synthetic"]["data.train.1"]["pairs"] == 30
     shutil.rmtree(model)
     assert train(path) == EXIT_OK
     assert warning not in capsys.readouterr().err
@@ -240,7 +240,7 @@ def test_a_run_reads_its_own_text_from_then_on(
     assert train(path, "--set", "train.max_steps=4") == EXIT_OK
     assert warning in capsys.readouterr().err
     assert run_mtrain("verify", run).returncode == EXIT_OK
-    assert "made/1" in run_mtrain("verify", run).stdout
+    assert "synthetic/1" in run_mtrain("verify", run).stdout
 
     other = yaml.safe_load(path.read_text())
     other["data"]["train"][1]["drop_worst"] = 0.5
@@ -248,11 +248,11 @@ def test_a_run_reads_its_own_text_from_then_on(
     assert train(path.with_name("other.yaml")) == EXIT_REFUSED
     assert "data.train.1.drop_worst" in capsys.readouterr().err
 
-    with (run / "made" / "1" / "pairs.jsonl").open("ab") as out:
+    with (run / "synthetic" / "1" / "pairs.jsonl").open("ab") as out:
         out.write(b'{"src": "bavo", "tgt": "x"}\n')
     damaged = run_mtrain("verify", run)
     assert damaged.returncode == EXIT_FAILED
-    assert "made/1" in damaged.stdout
+    assert "synthetic/1" in damaged.stdout
     assert train(path, "--set", "train.max_steps=6") == EXIT_FAILED
     assert "1/pairs.jsonl: 1598 bytes instead of 1570" in capsys.readouterr().err
 
@@ -262,12 +262,12 @@ def test_text_that_is_gone_is_made_again(
 ) -> None:
     path = write(tmp_path, {"src": text(tmp_path), "model": str(trained_run)})
     assert train(path) == EXIT_OK
-    shutil.rmtree(tmp_path / "run" / "made")
+    shutil.rmtree(tmp_path / "run" / "synthetic")
     missing = run_mtrain("verify", tmp_path / "run")
     assert missing.returncode == EXIT_FAILED
-    assert "missing      made/1" in missing.stdout
+    assert "missing      synthetic/1" in missing.stdout
     assert train(path, "--set", "train.max_steps=4") == EXIT_OK
-    shutil.rmtree(tmp_path / "run" / "made")
+    shutil.rmtree(tmp_path / "run" / "synthetic")
     text(tmp_path, LINES[:20])  # it is not the same
     assert train(path, "--set", "train.max_steps=6") == EXIT_REFUSED
     assert "the content of data.train" in capsys.readouterr().err
@@ -292,7 +292,7 @@ def test_before_the_run_begins_damaged_text_is_made_again(
 ) -> None:
     path = write(tmp_path, {"src": text(tmp_path), "model": str(trained_run)})
     assert build(path) == EXIT_OK
-    file = tmp_path / "run" / "made" / "1" / "pairs.jsonl"
+    file = tmp_path / "run" / "synthetic" / "1" / "pairs.jsonl"
     whole = file.read_bytes()
     file.write_bytes(whole.replace(b"a", b"e"))
     assert build(path) == EXIT_OK
@@ -321,16 +321,16 @@ def test_text_that_changes_meanwhile_is_not_kept(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = write(tmp_path, {"src": text(tmp_path), "model": str(trained_run)})
-    real = filling.Filler._translate
+    real = synthesis.Synthesizer._translate
 
-    def change(self: filling.Filler, number: int, pairs: Any) -> Any:
+    def change(self: synthesis.Synthesizer, number: int, pairs: Any) -> Any:
         text(tmp_path, [*LINES, *LINES])
         return real(self, number, pairs)
 
-    monkeypatch.setattr(filling.Filler, "_translate", change)
+    monkeypatch.setattr(synthesis.Synthesizer, "_translate", change)
     assert build(path) == EXIT_FAILED
     assert "it changed while it was translated" in capsys.readouterr().err
-    assert not (tmp_path / "run" / "made" / "1").exists()
+    assert not (tmp_path / "run" / "synthetic" / "1").exists()
 
 
 def test_a_begun_run_gets_no_other_text(
@@ -343,7 +343,7 @@ def test_a_begun_run_gets_no_other_text(
 ) -> None:
     entry = {"src": text(tmp_path), "model": str(trained_run)}
     assert train(write(tmp_path, entry)) == EXIT_OK
-    monkeypatch.setattr(filling.Filler, "fill", None)
+    monkeypatch.setattr(synthesis.Synthesizer, "make", None)
     path = write(tmp_path, entry, entry)
     for start in (build, train):
         assert start(path) == EXIT_REFUSED
@@ -369,7 +369,7 @@ def test_looking_makes_no_text(command: list[str], tmp_path: Path, trained_run: 
     path = write(tmp_path, {"src": text(tmp_path), "model": str(trained_run)})
     done = run_mtrain(*command, "-c", path)
     assert done.returncode == EXIT_OK, done.stderr
-    assert "data.train.1: left out, as its text is not made yet" in done.stderr
+    assert "data.train.1: left out, as its synthetic text is not there yet" in done.stderr
     assert "30 lines" in done.stderr
     assert ("in about 00:01" in done.stderr) == ("--no-timing" not in command)
     assert not (tmp_path / "run").exists()
@@ -377,7 +377,7 @@ def test_looking_makes_no_text(command: list[str], tmp_path: Path, trained_run: 
     done = run_mtrain(*command, "-c", path)
     assert "left out" not in done.stderr
     done = run_mtrain(*command, "-c", path, "--set", f"run_dir={tmp_path / 'other'}")
-    assert "is not made yet: all of" in done.stderr
+    assert "is not there yet: all of" in done.stderr
 
 
 def test_a_model_of_the_other_direction_is_refused(
@@ -452,7 +452,10 @@ def test_a_model_of_several_directions_needs_the_tag_of_this_one(
         ({"src": "a", "model": []}, "data.train.1.model"),
         ({"src": "a", "model": "m", "drop_worst": 1.0}, "data.train.1.drop_worst"),
         ({"src": "a", "model": "m", "beam": 3}, "data.train.1.beam: unknown key; did you mean"),
-        ({"src": "a", "model": "m", "made": "src"}, "data.train.1: has no key made"),
+        (
+            {"src": "a", "model": "m", "synthetic_side": "src"},
+            "data.train.1: has no key synthetic_side",
+        ),
         ({"src": "a", "tgt": "b", "fill": {"model": "m"}}, "data.train.1.fill: unknown key"),
         ({"src": "a", "top_k": 5}, "data.train.1: top_k works with model"),
         ({"file": "a.tmx", "src": "en", "model": "m"}, "data.train.1.file"),

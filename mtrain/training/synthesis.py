@@ -1,9 +1,9 @@
-"""Text that models make for a run, before training: the other side of text in one language.
+"""Synthetic text, as of back-translation: before training, models translate text in one language.
 
 1. given    the lines of the side that is there
 2. shards   of consecutive lines, each translated by one rank in batches that depend on the shard
             alone, and kept in the cache: the same bytes however many processes made them
-3. sealed   the pairs that stay, in `made/` of the run, which reads them from then on
+3. sealed   the pairs that stay, in `synthetic/` of the run, which reads them from then on
 """
 
 import json
@@ -32,9 +32,9 @@ from mtrain.corpus.lines import DROPPED, chunked, is_blank
 from mtrain.corpus.readers import Pair, Scan, describe, reading_of
 from mtrain.data.cache import cache_directory, cache_key, cached
 from mtrain.data.prepare import scan_corpus
-from mtrain.runs import checkpoint, layout, made, manifest
+from mtrain.runs import checkpoint, layout, manifest, synthetic
 from mtrain.runs.directory import RunDirectory
-from mtrain.runs.records import MADE, PROVENANCE, Made
+from mtrain.runs.records import PROVENANCE, SYNTHETIC, SyntheticText
 from mtrain.runtime import files
 from mtrain.runtime.console import format_bytes
 from mtrain.runtime.distributed import Ranks, device_of
@@ -60,7 +60,7 @@ WORST = DROPPED + "least probable translations"
 
 
 @dataclass(frozen=True)
-class MadeLine:
+class SyntheticLine:
     """A translation and its log-probability per token; `fault` is why its pair is dropped."""
 
     text: str
@@ -68,29 +68,29 @@ class MadeLine:
     fault: str = ""
 
 
-LineShard = list[MadeLine]
+LineShard = list[SyntheticLine]
 SHARD_FORM = TypeAdapter(LineShard)
-MADE_OR_NONE: TypeAdapter[Made | None] = TypeAdapter(Made | None)
+SYNTHETIC_OR_NONE: TypeAdapter[SyntheticText | None] = TypeAdapter(SyntheticText | None)
 
 
 class MissingModelError(UserError):
     """A model is not there."""
 
 
-def fill(config: Config, run: RunDirectory, stop: Stop, ranks: Ranks) -> dict[str, Any]:
-    """Make the text that models fill in where it is not there yet; return what is known of all of
-    it, by the keys of its entries. Every rank takes part.
+def synthesize(config: Config, run: RunDirectory, stop: Stop, ranks: Ranks) -> dict[str, Any]:
+    """Make the synthetic text that is not there yet; return what is known of all of it, by the keys
+    of its entries. Every rank takes part.
     """
     found = {}
     for number, entry in enumerate(config.data.train):
         if entry.model:
-            known = ranks.share(partial(_find, config, run, number, stop), MADE_OR_NONE)
-            known = known or Filler(config, number, stop, ranks).fill(run)
+            known = ranks.share(partial(_find, config, run, number, stop), SYNTHETIC_OR_NONE)
+            known = known or Synthesizer(config, number, stop, ranks).make(run)
             found[f"data.train.{number}"] = asdict(known)
     return found
 
 
-def _find(config: Config, run: RunDirectory, number: int, stop: Stop) -> Made | None:
+def _find(config: Config, run: RunDirectory, number: int, stop: Stop) -> SyntheticText | None:
     """Read what is known of the text of an entry, if it is the one to train on. A run that has
     begun keeps its text whatever becomes of the models, and refuses other settings; before, the
     text must be what the models make now, if they are there.
@@ -98,15 +98,15 @@ def _find(config: Config, run: RunDirectory, number: int, stop: Stop) -> Made | 
     key, entry = f"data.train.{number}", config.data.train[number]
     provenance = run.read(layout.RUN, PROVENANCE)
     if provenance is not None:
-        if key not in provenance.made:
+        if key not in provenance.synthetic:
             raise RefusedError(f"{run.path}: this run began without {key}; choose another run_dir")
-        made.check(key, entry, provenance.made[key].settings)
+        synthetic.check(key, entry, provenance.synthetic[key].settings)
     try:
-        known = made.read(run.path, number)
+        known = synthetic.read(run.path, number)
     except manifest.DamagedError as error:
         if provenance is not None:
-            place = made.directory(run.path, number)
-            text = f"bring it back, or remove {place} to have it made again"
+            place = synthetic.directory(run.path, number)
+            text = f"restore it, or remove {place} to have it made again"
             raise UserError(f"{error}; {text}") from None
         logger.warning("%s; it is made again", error)
         return None
@@ -116,12 +116,12 @@ def _find(config: Config, run: RunDirectory, number: int, stop: Stop) -> Made | 
         _warn_of_other_text(config, number, known, stop)
         return known
     try:
-        is_same = known.key == Filler(config, number, stop, Ranks()).made_key
+        is_same = known.key == Synthesizer(config, number, stop, Ranks()).text_key
     except MissingModelError as error:
         scan = scan_corpus(config, _given(entry), stop)
-        is_same = (known.given, known.settings) == (scan.sha256, made.settings_of(entry))
+        is_same = (known.given, known.settings) == (scan.sha256, synthetic.settings_of(entry))
         if is_same:
-            logger.warning("%s; the text that it made is there", error)
+            logger.warning("%s; the synthetic text is already there", error)
     return known if is_same else None
 
 
@@ -134,8 +134,8 @@ def _name_of(text: Corpus) -> str:
     return describe(text).split(" + ")[0]
 
 
-def _warn_of_other_text(config: Config, number: int, known: Made, stop: Stop) -> None:
-    """Warn if the text of an entry, where it is there, is not the one that was translated."""
+def _warn_of_other_text(config: Config, number: int, known: SyntheticText, stop: Stop) -> None:
+    """Warn if the text of an entry, if it still exists, is not the one that was translated."""
     text = _given(config.data.train[number])
     places = readers.files_of(text, reading_of(config).root)
     is_there = places and all(place.is_file() for place in places)
@@ -158,18 +158,20 @@ def without_missing(config: Config, stop: Stop, *, timed: bool) -> Config:
             continue
         missing.add(number)
         try:
-            text = Filler(config, number, stop, Ranks()).missing(timed)
+            text = Synthesizer(config, number, stop, Ranks()).missing(timed)
         except MissingModelError as error:  # it is perhaps not trained yet
             text = str(error)
-        logger.warning("data.train.%d: left out, as its text is not made yet: %s", number, text)
-    resolved = made.resolve(config, skip=missing)
+        logger.warning(
+            "data.train.%d: left out, as its synthetic text is not there yet: %s", number, text
+        )
+    resolved = synthetic.resolve(config, skip=missing)
     if not resolved.data.texts:
         raise UserError("data.train: no text is there yet; `mtrain data build` makes it")
     return resolved
 
 
-class Filler:
-    """Makes the text of one entry of `data.train`. Raises `UserError`."""
+class Synthesizer:
+    """Makes the synthetic text of one entry of `data.train`. Raises `UserError`."""
 
     def __init__(self, config: Config, number: int, stop: Stop, ranks: Ranks) -> None:
         entry = config.data.train[number]
@@ -211,7 +213,7 @@ class Filler:
         none is chosen; warn of other languages.
         """
         src, tgt = self.config.data.languages(self.text)
-        src, tgt = (tgt, src) if self.entry.made == "src" else (src, tgt)
+        src, tgt = (tgt, src) if self.entry.synthetic_side == "src" else (src, tgt)
         data, tag = model.data, self.entry.model_tag
         if tag is not None and tag not in model.tags:
             raise RefusedError(
@@ -242,11 +244,11 @@ class Filler:
         return scan_corpus(self.config, self.text, self.stop)
 
     @property
-    def made_key(self) -> str:
-        """A hash of all that the pairs depend on."""
-        return cache_key(self.identity, self.scan.sha256, made.settings_of(self.entry))
+    def text_key(self) -> str:
+        """A hash of everything the pairs depend on."""
+        return cache_key(self.identity, self.scan.sha256, synthetic.settings_of(self.entry))
 
-    def fill(self, run: RunDirectory) -> Made:
+    def make(self, run: RunDirectory) -> SyntheticText:
         """Translate what is not in the cache, and seal the pairs in the run."""
         counts, scores, then = Counter[str](), array("d"), time.monotonic()
         logger.info("%s: translating %s with %s", self.key, self.name, ", ".join(self.entry.model))
@@ -263,7 +265,7 @@ class Filler:
                 if time.monotonic() - then > PAUSE:
                     then, done = time.monotonic(), f"{len(scores):,}"
                     logger.info("%s: %s of %s lines", self.key, done, f"{lines:,}")
-        return self.ranks.share(partial(self._seal, run, np.array(scores), counts), MADE)
+        return self.ranks.share(partial(self._seal, run, np.array(scores), counts), SYNTHETIC)
 
     def _shards(self, counts: Counter[str]) -> Iterator[list[Pair]]:
         """Read the lines to translate, each with its reference, without blank ones."""
@@ -272,7 +274,7 @@ class Filler:
         return chunked(readers.read_pairs(self.text, reading), SHARD)
 
     def _own_shard(self, some: list[tuple[int, list[Pair]]]) -> LineShard:
-        """Return this rank's shard of a round; none if there are fewer."""
+        """Return this rank's shard of a round, if it has one."""
         if self.ranks.rank >= len(some):
             return []
         return self._shard(*some[self.ranks.rank])
@@ -322,10 +324,12 @@ class Filler:
                 chrf = sentence_chrf(texts, [same], lowercase=False)
                 best = hypotheses[int(np.argmax(chrf))]
             fault = EMPTY if is_blank(best.text) else AT_LIMIT if best.tokens >= limit else ""
-            lines.append(MadeLine(best.text, max(best.score / best.tokens, MIN_SCORE), fault))
+            lines.append(SyntheticLine(best.text, max(best.score / best.tokens, MIN_SCORE), fault))
         return lines
 
-    def _seal(self, run: RunDirectory, scores: NDArray[np.float64], counts: Counter[str]) -> Made:
+    def _seal(
+        self, run: RunDirectory, scores: NDArray[np.float64], counts: Counter[str]
+    ) -> SyntheticText:
         """Write the pairs that stay into the run, given the scores of all, which are not a number
         where a pair is at fault. Raises `UserError` if the text is not the one that was scanned.
         """
@@ -334,27 +338,27 @@ class Filler:
             counts[WORST] += worst
             keep[np.argsort(scores, kind="stable")[:worst]] = False  # those at fault are last
         models = dict(zip(map(str, self.models), self.hashes[::2], strict=True))
-        prints, sizes = (self.scan.sha256, self.made_key), (len(keep), int(keep.sum()))
+        prints, sizes = (self.scan.sha256, self.text_key), (len(keep), int(keep.sum()))
         dropped = dict(sorted(counts.items()))
-        record = Made(made.settings_of(self.entry), models, *prints, *sizes, dropped)
+        record = SyntheticText(synthetic.settings_of(self.entry), models, *prints, *sizes, dropped)
 
         def write(directory: Path) -> None:
             shards = enumerate(self._shards(Counter()))
             lines = chain.from_iterable(zip(p, self._shard(n, p), strict=True) for n, p in shards)
-            with files.create(directory / made.PAIRS) as out:
+            with files.create(directory / synthetic.PAIRS) as out:
                 for (given, _), line in compress(lines, keep.tolist()):
-                    sides = {"src": given, "tgt": given, self.entry.made: line.text}
+                    sides = {"src": given, "tgt": given, self.entry.synthetic_side: line.text}
                     out.write(json.dumps(sides, ensure_ascii=False).encode() + b"\n")
             if scan_corpus(self.config, self.text, self.stop) != self.scan:
                 text = "it changed while it was translated; run the same command again"
                 raise UserError(f"{self.key}: {self.name}: {text}")
-            files.write_bytes(directory / made.RECORD, MADE.dump_json(record, indent=1))
+            files.write_bytes(directory / synthetic.RECORD, SYNTHETIC.dump_json(record, indent=1))
 
         run.check_held()
-        path = made.directory(run.path, self.number)
+        path = synthetic.directory(run.path, self.number)
         files.make_directory(path.parent)
         manifest.write_directory(path, write)
-        manifest.verify(path, made.PAIRS, made.RECORD)
+        manifest.verify(path, synthetic.PAIRS, synthetic.RECORD)
         report = logger.info if record.pairs else logger.warning
         report("%s: %s pairs", self.key, f"{record.pairs:,}")
         for reason, count in record.dropped.items():
