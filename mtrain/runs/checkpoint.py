@@ -208,15 +208,15 @@ def resolve(path: Path) -> Path:
         raise UserError(f"{directory}: is a link, which is not followed; name its target")
     if not directory.is_dir():
         raise UserError(f"{path}: {_lack_of_checkpoints(path)}")
-    stored = read_record(path / layout.BEST, BEST, "name a checkpoint directory instead")
-    if stored is not None and stored.named is not None:
-        best = directory / stored.named.checkpoint
+    history = read_record(path / layout.BEST, BEST, "name a checkpoint directory instead")
+    if history is not None and history.stored_best is not None:
+        best = directory / history.stored_best.checkpoint
         if not best.exists() and (present := steps(directory)):
             raise UserError(f"{best}: the best checkpoint is missing; name another: {present[-1]}")
         return best
     if not (present := steps(directory)):
         raise UserError(f"{path}: {NO_CHECKPOINT}")
-    if stored is None:
+    if history is None:
         logger.warning("%s: no %s; the newest checkpoint is used", path, layout.BEST)
     return present[-1]
 

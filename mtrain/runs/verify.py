@@ -204,8 +204,8 @@ def _best(run: Run) -> Iterator[Finding]:
         return
     best = history.best
     name = best["checkpoint"] if best else "none"
-    named = history.named and (history.named.checkpoint, history.named.step)
-    if named != (best and (name, best["step"])):
+    stored = history.stored_best
+    if (stored and (stored.checkpoint, stored.step)) != (best and (name, best["step"])):
         detail = f"its best is not the best of its history, which is {name}"
         yield Finding(layout.BEST, CHANGED, detail)
     if run.config is not None and history.metric != run.config.train.metric:

@@ -166,7 +166,8 @@ def test_a_forged_history_without_the_score_is_read(tmp_path: Path) -> None:
     entry = {"bleu": 1.0, "chrf": 2.0, "nll": 3.0, "signature": "x"}
     entries = [{**entry, "step": n, "checkpoint": f"step-{n:08}"} for n in (1, 2)]
     entries[1]["command"] = -4.0
-    content = {"metric": "command", "best": None, "history": entries, "average": None, "tests": {}}
+    content = {"metric": "command", "measure": "command", "best": None, "history": entries}
+    content |= {"average": None, "tests": {}}
     history = BEST.validate_python(content)
     assert history.best == entries[1]
     with pytest.raises(ValueError, match="command"):
