@@ -1,4 +1,4 @@
-"""The run directory: its files, the lock on it, and whether a config still belongs to it."""
+"""The run directory: its files, its lock, and whether a config belongs to the run."""
 
 import json
 import os
@@ -39,12 +39,12 @@ from mtrain.runtime.errors import RefusedError, UserError, printable
 from mtrain.runtime.json_reader import Content
 from mtrain.runtime.log import logger
 
-# Contents that may not change within a run, by their keys in `run.json`.
+# What must not change within a run, by its key in `run.json`, as the subject of a message.
 FIXED = {
     "train": "the content of data.train is",
     "weights": "the list of weights of data.train is",
     "valid": "the content of data.valid is",
-    "tokenizer": "the content of tokenizer is",
+    "tokenizer": "the vocabulary is",
     "pairs": "the number of pairs of each corpus that pass the filters is",
     "init_from": "the model of train.init_from is",
     "metric_command": "--metric-command is",
@@ -60,7 +60,7 @@ class RunDirectory:
 
     path: Path
     board: TensorBoard | None = None  # receives the records of `metrics.jsonl`, too
-    launch: Launch | None = None  # is kept with the status
+    launch: Launch | None = None  # written into `status.json`
     held: lock.Held | None = field(default=None, init=False)
 
     @property
@@ -80,14 +80,14 @@ class RunDirectory:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Lock the directory; raises `RefusedError` if another process holds it or a link would
-        lead out of it, `UserError` if it cannot be written.
+        """Lock the directory; raises `RefusedError` if another process holds it or it contains a
+        link, `UserError` if it cannot be written.
         """
         try:
-            if found := reader.links(self.path):
+            if links := reader.links(self.path):
                 raise RefusedError(
-                    f"{found[0]}: is a link, and mtrain writes through none inside a run "
-                    "directory; remove it, or choose another run_dir (which may be a link itself)"
+                    f"{links[0]}: is a link, and mtrain follows no links inside a run directory; "
+                    "remove it, or choose another run_dir (which may be a link itself)"
                 )
             with lock.exclusive(self.path / layout.LOCK) as self.held:
                 yield
@@ -104,8 +104,8 @@ class RunDirectory:
             self.held.check()
 
     def check_place(self, config_file: Path | None) -> None:
-        """Refuse a directory that holds files of others, and one whose `config.yaml` is the user's
-        own, since every start replaces that file.
+        """Refuse a directory that holds other files than a run's, or a `config.yaml` that the user
+        wrote, since every start replaces that file.
         """
         if config_file and config_file.name == layout.CONFIG:
             _refuse_moved(config_file, self.path)
@@ -115,27 +115,27 @@ class RunDirectory:
         if _is_same(config_file, settings) and not self._has_written_config():
             raise RefusedError(
                 f"{config_file}: mtrain replaces this file by its own {settings.name}; "
-                f"keep your config outside of {self.path}, or under another name"
+                f"move your config out of {self.path}, or rename it"
             )
         if (self.path / layout.RUN).exists():
             return
-        # a start that ended early leaves a lock and other files of mtrain's
-        was_started = (self.path / layout.LOCK).exists()
-        own = (*layout.FILES, *layout.DIRECTORIES) if was_started else ()
+        allowed = list(HARMLESS)
+        if (self.path / layout.LOCK).exists():  # left by a start that ended early
+            allowed += [*layout.FILES, *layout.DIRECTORIES]
         for item in sorted(self.path.iterdir()):
-            is_harmless = any(fnmatch(item.name, pattern) for pattern in (*HARMLESS, *own))
-            if not is_harmless and not _is_same(config_file, item):
+            is_allowed = any(fnmatch(item.name, pattern) for pattern in allowed)
+            if not is_allowed and not _is_same(config_file, item):
                 raise RefusedError(
                     f"{self.path}: holds {item.name}, but no run of mtrain; choose another run_dir"
                 )
 
     def _has_written_config(self) -> bool:
-        """Whether the text of `config.yaml` was written by mtrain."""
+        """Whether mtrain wrote `config.yaml`."""
         provenance = self.read(layout.RUN, PROVENANCE)
         if provenance is None:
             return False
         text, config = reader.read_settings(self.path)
-        # a kill between writing `run.json` and `config.yaml` leaves a hash of the newer text
+        # a kill between writing `run.json` and `config.yaml` leaves the hash of a newer text
         return provenance.config == manifest.hash_text(text) or dump_config(config) == text
 
     def check_not_lost(self, status: Status | None, save_every: int) -> None:
@@ -144,22 +144,29 @@ class RunDirectory:
         """
         if layout.named_steps(self.checkpoints):
             return
-        last, history = 0, self.read(layout.BEST, BEST)
-        if status is not None:
-            # a first save that failed, as on a full disk, leaves the directory empty
-            first = save_every + self.checkpoints.is_dir()
-            has_saved = status.state in ("complete", "stopped", "running") or status.step >= first
-            last = status.step if has_saved else 0
-        if last := max(history.steps if history else [], default=last):
+        history, last = self.read(layout.BEST, BEST), 0
+        if history is not None and history.steps:
+            last = max(history.steps)
+        elif status is not None and self._has_saved(status, save_every):
+            last = status.step
+        if last:
             raise RefusedError(
                 f"{self.checkpoints}: the checkpoints of this run are gone; it had reached step "
-                f"{last}; bring them back, or choose another run_dir to train anew"
+                f"{last}; restore them, or choose another run_dir to start again"
             )
+
+    def _has_saved(self, status: Status, save_every: int) -> bool:
+        """Whether a run that ended with this status had saved a checkpoint."""
+        if status.state in ("complete", "stopped", "running"):
+            return True
+        if self.checkpoints.is_dir():  # empty if the first save failed, as on a full disk
+            return status.step > save_every
+        return status.step >= save_every
 
     def failure(self, error: OSError) -> UserError:
         """Turn a system error into a `UserError`."""
-        place = error.filename or self.path
-        return UserError(f"{place}: cannot use the run directory: {error.strerror or error}")
+        path = error.filename or self.path
+        return UserError(f"{path}: cannot use the run directory: {error.strerror or error}")
 
     def check_settings(self, config: Config, ranks: int) -> None:
         """Refuse a config that changes keys that are fixed within a run, or the number of
@@ -168,19 +175,19 @@ class RunDirectory:
         if not self._has(layout.CONFIG):
             self._check_step(None, config, ranks)
             return
-        before = load_stored_config(self.path / layout.CONFIG)
-        self._check_step(before, config, ranks)
-        if refused := fixed_changes(before, config):
+        stored = load_stored_config(self.path / layout.CONFIG)
+        self._check_step(stored, config, ranks)
+        if refused := fixed_changes(stored, config):
             raise RefusedError(
                 f"{self.path}: this run was made with other settings; go back to them (mtrain "
                 f"train {shlex.quote(str(self.path / layout.CONFIG))}) or choose another run_dir",
                 *(f"  {key}: {old!r} in the run, {new!r} now" for key, old, new in refused),
             )
-        for key, old, new in changed_keys(before, config):
+        for key, old, new in changed_keys(stored, config):
             logger.info("changed setting %s: %r -> %r", key, old, new)
 
     def _has(self, name: str) -> bool:
-        """Whether the run has begun and has this file; refuse checkpoints without it."""
+        """Whether this file exists; raises `RefusedError` if only checkpoints do."""
         if (self.path / name).exists():
             return True
         if layout.named_steps(self.checkpoints):
@@ -188,45 +195,41 @@ class RunDirectory:
         return False
 
     def step_batches(self, config: Config, ranks: int) -> int:
-        """Return the number of micro-batches per step: that of the run, once it has begun."""
+        """Return the number of micro-batches per step: the run's, or the config's for a new run."""
         provenance = self.read(layout.RUN, PROVENANCE)
-        if provenance is None:
-            return config.train.micro_batches(ranks)
-        before = provenance.accum_steps
-        if before is None:
-            before = load_stored_config(self.path / layout.CONFIG).train.accum_steps
-        return provenance.step_batches or provenance.ranks * before
+        return provenance.step_batches if provenance else config.train.micro_batches(ranks)
 
-    def _check_step(self, before: Config | None, config: Config, ranks: int) -> None:
-        """Refuse keys that name another number of micro-batches per step than the run's, or, at
-        its first start, than each other.
+    def _check_step(self, stored: Config | None, config: Config, ranks: int) -> None:
+        """Refuse keys that ask for another number of micro-batches per step than the run has, or,
+        in a new run, that contradict each other.
         """
-        train, was = config.train, self.step_batches(config, ranks)
-        accum, old = train.accum_steps, before.train.accum_steps if before else 1
-        named = [train.step_batches] if train.step_batches else []
+        train, expected = config.train, self.step_batches(config, ranks)
+        accum, stored_accum = train.accum_steps, stored.train.accum_steps if stored else 1
+        requested = [train.step_batches] if train.step_batches else []
         # an unchanged accum_steps may belong to another number of processes
-        if accum != old and not (train.step_batches and accum == 1):
-            named.append(accum * ranks)
-        for now in named:
-            if now != was:
+        if accum != stored_accum and not (train.step_batches and accum == 1):
+            requested.append(accum * ranks)
+        for count in requested:
+            if count != expected:
                 raise RefusedError(
-                    f"{self.path}: train.step_batches: a step of this run has {was} micro-batches, "
-                    f"not {now} (train.accum_steps {accum}, processes {ranks}); set "
-                    f"train.step_batches: {was} and remove train.accum_steps"
+                    f"{self.path}: train.step_batches: a step of this run has {expected} "
+                    f"micro-batches, not {count} (train.accum_steps {accum}, processes {ranks}); "
+                    f"set train.step_batches: {expected} and remove train.accum_steps"
                 )
 
     def check_data(self, fingerprints: dict[str, Any]) -> None:
         """Refuse text, a vocabulary or initial weights that differ from those in `run.json`."""
         provenance = self.read(layout.RUN, PROVENANCE) if self._has(layout.RUN) else None
-        for key in (key for key in FIXED if provenance and key in fingerprints):
-            was, now = getattr(provenance, key), fingerprints[key]
-            if key == "weights":
-                was = was or [1.0] * len(now)
-            if was not in (None, now):
+        if provenance is None:
+            return
+        for key, subject in FIXED.items():
+            before = getattr(provenance, key)
+            now = fingerprints.get(key, before)
+            if before not in (None, now):
                 is_short = key in ("weights", "pairs", "metric_command")
-                detail = f" (it was {was!r}, and is {now!r})" if is_short else ""
+                detail = f" (it was {before!r}, and is {now!r})" if is_short else ""
                 raise RefusedError(
-                    f"{self.path}: {FIXED[key]} not the same as when this run began{detail}; "
+                    f"{self.path}: {subject} not the same as when this run began{detail}; "
                     "restore it, or choose another run_dir"
                 )
 
@@ -237,14 +240,14 @@ class RunDirectory:
         files.write_bytes(self.tokenizer, model)
 
     def describe(
-        self, config: Config, fingerprints: dict[str, Any], ranks: int, beginning: str | None
+        self, config: Config, fingerprints: dict[str, Any], ranks: int, init_hash: str | None
     ) -> None:
-        """Write `config.yaml` and `run.json`: config, hashes, versions, command; `beginning` is the
+        """Write `config.yaml` and `run.json`: config, hashes, versions, command; `init_hash` is the
         hash of the weights of `train.init_from`.
         """
         before = self.read(layout.RUN, PROVENANCE)
         settings = dump_config(config)
-        own = {"mtrain": mtrain.__version__, "python": platform.python_version()}
+        versions = {"mtrain": mtrain.__version__, "python": platform.python_version()}
         content = {
             **fingerprints,
             "config": manifest.hash_text(settings),
@@ -252,13 +255,15 @@ class RunDirectory:
             "ranks": ranks,
             "accum_steps": config.train.accum_steps,
             "step_batches": self.step_batches(config, ranks),
-            "command": printable(shlex.join(sys.argv)),  # names that are not UTF-8 are no JSON
-            "versions": {**own, **{name: version(name) for name in PACKAGES}},
+            "command": printable(shlex.join(sys.argv)),  # JSON holds no names that are not UTF-8
+            "versions": versions | {name: version(name) for name in PACKAGES},
             "host": socket.gethostname(),
             "created": before.created if before else time.strftime(TIME),
         }
-        if beginning := beginning or (before.init_from if before else None):
-            content["init_from"] = beginning
+        if init_hash is None and before is not None:
+            init_hash = before.init_from
+        if init_hash is not None:
+            content["init_from"] = init_hash
         self.write(layout.RUN, content)
         files.write_text(self.path / layout.CONFIG, settings)
 
@@ -267,18 +272,18 @@ class RunDirectory:
     ) -> None:
         """Write `status.json`."""
         content = {"state": state, "exit_code": exit_code, "reason": reason, "step": step}
-        own = {"pid": os.getpid(), "host": socket.gethostname(), "launch": self.launch}
-        self.write(layout.STATUS, {**content, **own})
+        process = {"pid": os.getpid(), "host": socket.gethostname(), "launch": self.launch}
+        self.write(layout.STATUS, content | process)
 
     def keep_start(self, status: Status, state: State, failure: UserError) -> None:
-        """Restore the status from before a failed start, whose end becomes its `last_start`."""
+        """Restore the status from before a failed start, with that start's end as `last_start`."""
         end = {"state": state, "exit_code": failure.exit_code, "reason": str(failure)}
         last = {**end, "time": time.strftime(TIME), "launch": self.launch}
         self.write(layout.STATUS, {**status.model_dump(), "last_start": last})
 
     def read(self, name: str, form: TypeAdapter[Content]) -> Content | None:
         """Read a small JSON file; None if it is missing. Raises `UserError` if it is damaged."""
-        return read_record(self.path / name, form, "bring it back, or choose another run_dir")
+        return read_record(self.path / name, form, "restore it, or choose another run_dir")
 
     def write(self, name: str, content: dict[str, Any]) -> None:
         """Replace one of the small JSON files."""
@@ -287,19 +292,20 @@ class RunDirectory:
 
 
 def _is_same(path: Path | None, other: Path) -> bool:
-    """Whether two names are of one file."""
+    """Whether two paths lead to one file."""
     return path is not None and path.exists() and other.exists() and path.samefile(other)
 
 
 def _refuse_moved(settings: Path, run_dir: Path) -> None:
-    """Refuse the config of a run that was moved or copied, unless another directory is named: the
-    run would begin anew where it was, or the other one would go on.
+    """Refuse the `config.yaml` of a run that was moved or copied, unless `--set` names another
+    run_dir: it would start a new run at the old path, or resume the run that is still there.
     """
-    place = settings.parent
-    if not (place / layout.RUN).exists() or _is_same(place, run_dir):
+    actual = settings.parent
+    if not (actual / layout.RUN).exists() or _is_same(actual, run_dir):
         return
-    if (named := load_stored_config(settings).run_dir) == str(run_dir):
+    stored = load_stored_config(settings).run_dir
+    if stored == str(run_dir):
         raise RefusedError(
-            f"{settings}: is the config of the run in {place}, but its run_dir is {named}; add "
-            f"--set run_dir={shlex.quote(str(place))} to go on with that run"
+            f"{settings}: is the config of the run in {actual}, but its run_dir is {stored}; add "
+            f"--set run_dir={shlex.quote(str(actual))} to go on with that run"
         )

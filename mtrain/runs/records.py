@@ -1,4 +1,4 @@
-"""The JSON files of a run directory: the form of each, checked before anything in it is used."""
+"""The forms of a run's JSON files, checked before their content is used."""
 
 import io
 import json
@@ -29,14 +29,14 @@ Metric = Literal["bleu", "chrf", "nll", "command"]
 State = Literal["preparing", "running", "complete", "stopped", "failed", "refused"]
 
 TIME = "%Y-%m-%dT%H:%M:%S%z"
-PACKAGES = ("torch", "numpy", "sentencepiece", "sacrebleu", "safetensors")  # with their versions
-MAX_TEXT_BYTES = 256 << 20  # bytes of a `metrics.jsonl`, or of a file of translations
-MAX_RECORDS, MAX_BROKEN = 2_000_000, 10_000  # lines of it, and invalid lines
-MAX_RECORD_BYTES = 1 << 16  # bytes
+PACKAGES = ("torch", "numpy", "sentencepiece", "sacrebleu", "safetensors")  # versions are recorded
+MAX_TEXT_BYTES = 256 << 20  # of `metrics.jsonl` or a file of translations
+MAX_RECORDS, MAX_BROKEN = 2_000_000, 10_000  # lines, and invalid lines, of `metrics.jsonl`
+MAX_RECORD_BYTES = 1 << 16  # of a line of `metrics.jsonl`
 
 
 def with_fields_of(form: type[BaseModel]) -> AfterValidator:
-    """Check the fields that a form names; the content stays as it is, with others."""
+    """Return a validator that checks the fields of a form and keeps the content unchanged."""
 
     def check(content: dict[str, Any]) -> dict[str, Any]:
         form.model_validate(content, strict=True)
@@ -46,16 +46,16 @@ def with_fields_of(form: type[BaseModel]) -> AfterValidator:
 
 
 class Launch(BaseModel):
-    """A start by torchrun, which starts all processes of a job again after any end."""
+    """A start by torchrun, which restarts all processes of a job, however they ended."""
 
     job: str  # the same for all starts of a job
     restarts: Count
     began: FiniteFloat  # first start of the job, in seconds since 1970
-    is_over: bool = False  # ended by its own decision: not to be started again
+    is_over: bool = False  # the job must not be restarted
 
 
 class LastStart(BaseModel):
-    """How a start ended that did not change the run."""
+    """The end of a failed start that left the run unchanged."""
 
     state: State
     exit_code: ExitCode
@@ -79,48 +79,46 @@ class Status(BaseModel):
 
 @dataclass(frozen=True)
 class SyntheticText:
-    """`synthetic.json`, which `run.json` keeps, too: what models made a text of, and the pairs
-    that were left out by reason.
-    """
+    """`synthetic.json`, also stored in `run.json`: the origin and size of a synthetic text."""
 
     settings: dict[str, Any]
-    models: dict[str, str]  # SHA-256 of the model by its path
-    given: str  # SHA-256 of the text that they read
-    key: str  # of all that the pairs depend on
+    models: dict[str, str]  # SHA-256 by the path of the model
+    given: str  # SHA-256 of the text that the models read
+    key: str  # hash of everything that the pairs depend on
     lines: Count
     pairs: Count
-    dropped: dict[str, Count]
+    dropped: dict[str, Count]  # pairs by reason
 
 
 class Provenance(BaseModel):
     """`run.json`: what a run is made of, with SHA-256 of its corpora, settings, vocabulary and
-    initial weights. Earlier versions wrote fewer fields.
+    initial weights.
     """
 
     train: list[str]
-    weights: list[Number] | None = None
-    pairs: list[Count] | None = None  # of each corpus, that pass the filters
+    weights: list[Number]
+    pairs: list[Count]  # of each corpus, that pass the filters
     valid: str | list[str]
-    test: dict[str, str] = {}
+    test: dict[str, str]
     tokenizer: str
-    config: str | None = None
+    config: str
     init_from: str | None = None
     metric_command: str | None = None
-    synthetic: dict[Annotated[str, Field(pattern=r"^data\.train\.\d{1,9}\z")], SyntheticText] = {}
+    synthetic: dict[Annotated[str, Field(pattern=r"^data\.train\.\d{1,9}\z")], SyntheticText]
     seed: Count
-    ranks: Annotated[Count, Field(ge=1)] = 1
-    accum_steps: Annotated[Count, Field(ge=1)] | None = None
-    step_batches: Annotated[Count, Field(ge=1)] | None = None
+    ranks: Annotated[Count, Field(ge=1)]
+    accum_steps: Annotated[Count, Field(ge=1)]
+    step_batches: Annotated[Count, Field(ge=1)]
     command: str
     versions: dict[str, str]
-    host: str | None = None
-    created: str = "at an unknown time"
+    host: str
+    created: str
 
 
 @dataclass(frozen=True)
 class Loop:
-    """`state.json` of a checkpoint: position of the training loop, sums since the last record, and
-    the machine.
+    """`state.json` of a checkpoint: position of the training loop, loss sums since the last record,
+    and the machine.
     """
 
     step: Count
@@ -133,7 +131,7 @@ class Loop:
 
 
 class Step(BaseModel):
-    """Fields that every record of `metrics.jsonl` has."""
+    """Fields of a record of `metrics.jsonl` that are read by name."""
 
     step: Count
     time: FiniteFloat = 0.0
@@ -147,12 +145,14 @@ LOOP, RECORD = TypeAdapter(Loop), TypeAdapter[dict[str, Any]](Record)
 SYNTHETIC = TypeAdapter(SyntheticText)
 
 
-def read_bytes(path: Path, most: int, advice: str = "restore the run's own file") -> bytes | None:
-    """Return the content of a run's file, None where it is missing. Raises `UserError`, which ends
-    in the advice, if it is a link or no regular file, or larger than `most` bytes.
+def read_bytes(
+    path: Path, max_bytes: int, advice: str = "restore the run's own file"
+) -> bytes | None:
+    """Return the content of a run's file, or None if it is missing. Raises `UserError` with the
+    advice if it is not a regular file or too large.
     """
     try:
-        return files.read_whole(path, most)
+        return files.read_whole(path, max_bytes)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -164,8 +164,8 @@ def read_bytes(path: Path, most: int, advice: str = "restore the run's own file"
 def read_record(
     path: Path, form: TypeAdapter[Content], advice: str = "restore the run's own file"
 ) -> Content | None:
-    """Read one of the small JSON files, None where it is missing. Raises `UserError`, which ends in
-    the advice, if it is damaged.
+    """Read one of the small JSON files; None if it is missing. Raises `UserError` with the advice
+    if it is damaged.
     """
     data = read_bytes(path, MAX_JSON_BYTES, advice)
     try:
@@ -175,11 +175,13 @@ def read_record(
 
 
 def duration(provenance: Provenance | None, records: list[dict[str, Any]]) -> str | None:
-    """Return the time from the start of a run to its last record, pauses included; None if it is
-    not known.
+    """Return the time from the start of a run to its last record, including pauses; None if it is
+    unknown.
     """
+    if provenance is None:
+        return None
     try:
-        start = datetime.strptime(provenance.created if provenance else "", TIME).timestamp()
+        start = datetime.strptime(provenance.created, TIME).timestamp()
     except ValueError:
         return None
     seconds = max((record.get("time") or 0 for record in records), default=0) - start
@@ -188,8 +190,8 @@ def duration(provenance: Provenance | None, records: list[dict[str, Any]]) -> st
 
 @dataclass
 class MetricsFile:
-    """`metrics.jsonl`: one JSON object per record, in the order of steps; the board gets the same
-    records. `check` is called before anything is written; it may raise.
+    """`metrics.jsonl`: one JSON object per record, in the order of steps; `board` gets the same
+    records. `check` is called before each write and raises an error to prevent it.
     """
 
     path: Path
@@ -206,18 +208,18 @@ class MetricsFile:
 
     def cut(self, step: int, repeated: tuple[str, ...] = ()) -> None:
         """Drop what a run that resumes at a step writes again: a truncated line, the records after
-        the step, and those of the step with keys that begin with one of `repeated`. Warns of
-        other lines that are no records, which are lost.
+        the step, and records of the step with a key that begins with one of `repeated`. Warn of
+        other invalid lines, which are dropped, too.
         """
-        found, broken = self.parse()
+        records, broken = self.parse()
         if broken:
-            places = listed(map(str, broken))
-            logger.warning("%s: damaged, and removed: lines %s", self.path, places)
-        records = [record for record in found if record["step"] <= step]
+            numbers = listed(map(str, broken))
+            logger.warning("%s: damaged lines were removed: %s", self.path, numbers)
         kept = [
             record
             for record in records
-            if record["step"] < step or not any(key.startswith(repeated) for key in record)
+            if record["step"] < step
+            or (record["step"] == step and not any(key.startswith(repeated) for key in record))
         ]
         self.check()
         if self.path.exists() or kept:
@@ -226,8 +228,8 @@ class MetricsFile:
             self.board.begin(kept)
 
     def parse(self) -> tuple[list[dict[str, Any]], list[int]]:
-        """Return the records, and the line numbers of invalid lines but one that a crash truncated;
-        raises `UserError` if the file is no regular file or too large.
+        """Return the records and the numbers of invalid lines, except for a line that a crash
+        truncated. Raises `UserError` if the file is not a regular file or too large.
         """
         records, broken = [], list[int]()
         data = read_bytes(self.path, MAX_TEXT_BYTES) or b""
@@ -242,6 +244,6 @@ class MetricsFile:
             if number > MAX_RECORDS or len(broken) > MAX_BROKEN:
                 raise UserError(
                     f"{self.path}:{number}: more lines, or more invalid ones, than a run writes; "
-                    "remove the file, or restore the run's"
+                    "remove the file or restore the run's own"
                 )
         return records, broken

@@ -115,8 +115,8 @@ def _settings(run: Run) -> Iterator[Finding]:
     state, detail = OK, "its SHA-256 is that of run.json"
     if provenance is not None and config.seed != provenance.seed:
         state, detail = CHANGED, f"seed {config.seed}, but {provenance.seed} in run.json"
-    elif provenance is None or provenance.config is None:
-        detail = "a valid config; there is no hash of it in run.json"
+    elif provenance is None:
+        detail = "a valid config; run.json, which has its hash, cannot be read"
     elif manifest.hash_text(run.text) != provenance.config:
         state, detail = CHANGED, "its SHA-256 differs from run.json"
     yield Finding(layout.CONFIG, state, detail)

@@ -100,7 +100,7 @@ def test_a_resume_tells_of_damaged_records(
     lines = file.path.read_text().splitlines(keepends=True)
     file.path.write_text("".join((lines[0], lines[1].replace("{", "[", 1), *lines[2:], "{cut")))
     file.cut(150)
-    assert caplog.messages == [f"{file.path}: damaged, and removed: lines 2"]
+    assert caplog.messages == [f"{file.path}: damaged lines were removed: 2"]
     assert file.path.read_text() == lines[0] + lines[2]
 
 
