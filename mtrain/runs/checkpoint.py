@@ -1,9 +1,8 @@
-"""Checkpoints on disk: names and tensors, whole or not there at all, verified before anything is
-parsed.
+"""Checkpoints on disk: written atomically, and verified before anything is parsed.
 
     checkpoints/step-00001000/   model.safetensors config.yaml tokenizer.model manifest.json
     checkpoints/step-00001000/trainer/   optimizer.safetensors state.json manifest.json
-    checkpoints/average/         as a step, without trainer/
+    checkpoints/average/         the same files as a step, without trainer/
 
 A checkpoint at a multiple of `save_every` is scheduled; any other is a resume point left by a stop.
 """
@@ -34,9 +33,9 @@ from mtrain.runtime.errors import RefusedError, UserError, is_utf8
 from mtrain.runtime.json_reader import MAX_JSON_BYTES, read_json_file
 from mtrain.runtime.log import logger
 
-# What to do where a checkpoint cannot be saved, by the error; for any other there is no room.
+# What to do if a checkpoint cannot be saved, by errno; after any other error: make room.
 ADVICE = dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "allow writing there")
-ADVICE[errno.ENOENT] = "bring its folder back, which was removed or renamed,"
+ADVICE[errno.ENOENT] = "restore its directory, which was removed or renamed,"
 NO_CHECKPOINT = "this run has no complete checkpoint yet; train it first"
 
 
@@ -58,7 +57,7 @@ class TrainerState:
 
 
 def save(path: Path, snapshot: Snapshot, trainer: TrainerState | None = None) -> None:
-    """Write a checkpoint directory atomically; raises `UserError` if the disk fails."""
+    """Write a checkpoint directory atomically; raises `UserError` if that fails."""
     with _saving(path):
         manifest.write_directory(path, partial(_fill, snapshot, trainer))
 
@@ -78,13 +77,13 @@ def _fill(snapshot: Snapshot, trainer: TrainerState | None, directory: Path) -> 
 def _save_tensors(
     tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None
 ) -> None:
-    plain = {name: t.detach().to("cpu", torch.float32).contiguous() for name, t in tensors.items()}
-    save_file(plain, path, metadata)
+    on_cpu = {name: t.detach().to("cpu", torch.float32).contiguous() for name, t in tensors.items()}
+    save_file(on_cpu, path, metadata)
 
 
 @contextmanager
 def _saving(path: Path) -> Iterator[None]:
-    """Turn errors of the disk into `UserError`."""
+    """Turn errors of writing a checkpoint into `UserError`."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -105,14 +104,14 @@ def load(path: Path) -> Snapshot:
             weights = load_file(path / MODEL)
         config = files.read_whole(path / CONFIG, MAX_JSON_BYTES).decode("utf-8")
         return Snapshot(weights, config, files.read_whole(path / TOKENIZER, MAX_JSON_BYTES))
-    except FileNotFoundError:  # training removes checkpoints meanwhile
+    except FileNotFoundError:  # training may remove it after `verify`
         raise manifest.MissingError(f"{path}: was removed while it was read; try again") from None
     except (SafetensorError, ValueError) as error:
         raise manifest.DamagedError(f"{path}: cannot be read: {error}") from None
 
 
 def load_trainer(path: Path) -> TrainerState:
-    """Verify and read the trainer's part of a checkpoint; raises `DamagedError`."""
+    """Verify and read the `trainer/` directory of a checkpoint; raises `DamagedError`."""
     inner = path / layout.TRAINER
     manifest.verify(inner, layout.OPTIMIZER, layout.STATE)
     try:
@@ -131,8 +130,8 @@ def scheduled_steps(directory: Path, train: TrainConfig) -> list[Path]:
 
 
 def last_scheduled(directory: Path, newest: int, save_every: int, count: int) -> list[Path]:
-    """Return the paths of the last `count` checkpoints of a run that ends at `newest`, whether they
-    exist or not, oldest first.
+    """Return the paths that the last `count` checkpoints of a run with the last step `newest`
+    should have, oldest first.
     """
     earlier = range((newest - 1) // save_every * save_every, 0, -save_every)
     return [directory / layout.step_name(step) for step in (newest, *earlier)[:count]][::-1]
@@ -144,28 +143,29 @@ def intact_suffix(paths: list[Path]) -> list[Path]:
 
 
 def prune(directory: Path, train: TrainConfig, best: set[str]) -> None:
-    """Remove checkpoints that are no longer needed. The last scheduled ones, the `best`, resume
-    points newer than every scheduled one, and the trainer's state of the newest two stay.
+    """Remove checkpoints that are not needed. Keep the last scheduled ones, the `best`, resume
+    points newer than every scheduled one, and the trainer's state of the newest two.
     """
     scheduled = scheduled_steps(directory, train)
     newest = layout.last_step(scheduled)
-    keep = max(train.keep_checkpoints, train.average_last)
-    kept = {path.name for path in scheduled[-keep:]} | best
+    num_kept = max(train.keep_checkpoints, train.average_last)
+    kept_names = {path.name for path in scheduled[-num_kept:]} | best
     for path in steps(directory):
-        is_resume_point = path not in scheduled and (step_of(path) or 0) > newest
-        if path.name not in kept and not is_resume_point:
+        is_new_resume_point = path not in scheduled and (step_of(path) or 0) > newest
+        if path.name not in kept_names and not is_new_resume_point:
             manifest.remove_directory(path)
     for path in steps(directory)[:-2]:
         manifest.remove_directory(path / layout.TRAINER)
 
 
 def average(paths: list[Path]) -> dict[str, Tensor]:
-    """Return the mean of the weights of checkpoints of one shape, summed in float64."""
+    """Return the mean of the weights of checkpoints of the same shape, summed in float64."""
     total: dict[str, Tensor] = {}
     for path in paths:
         weights = load(path).weights
-        if odd := [name for name, weight in weights.items() if weight.dtype != torch.float32]:
-            raise UserError(f"{path}: {odd[0]} is {weights[odd[0]].dtype}, not fp32")
+        for name, weight in weights.items():
+            if weight.dtype != torch.float32:
+                raise UserError(f"{path}: {name} is {weight.dtype}, not fp32")
         total = total or {name: weight.double() * 0 for name, weight in weights.items()}
         if {n: w.shape for n, w in weights.items()} != {n: w.shape for n, w in total.items()}:
             raise UserError(f"{path}: its model has another shape than {paths[0]}")
@@ -185,10 +185,10 @@ def average_run(run_dir: Path, last: int, output: Path, train: TrainConfig) -> l
     paths = intact_suffix(wanted)
     if len(paths) < last:
         for path in filter(Path.exists, wanted):
-            manifest.verify(path)  # raises the damage
+            manifest.verify(path)  # damage is the better reason
         raise UserError(
-            f"{run_dir}: has {len(paths)} scheduled checkpoints in a row at its end, not the "
-            f"{last} to be averaged; lower --last"
+            f"{run_dir}: has {len(paths)} scheduled checkpoints without a gap at its end, but "
+            f"{last} are to be averaged; lower --last"
         )
     with _saving(output):
         mean = replace(load(paths[-1]), weights=average(paths))
@@ -198,23 +198,27 @@ def average_run(run_dir: Path, last: int, output: Path, train: TrainConfig) -> l
 
 
 def resolve(path: Path) -> Path:
-    """Return the checkpoint of a path: a run's best one, or its newest if none is known."""
+    """Return the checkpoint directory of a path. For a run that is the best one, or the newest if
+    `best.json` names none.
+    """
     if not path.exists():
         raise UserError(f"{path}: no such directory; give a run or checkpoint directory")
     if (path / MODEL).exists() or (path / manifest.NAME).exists():
         return path
     directory = path / layout.CHECKPOINTS
     if directory.is_symlink():
-        raise UserError(f"{directory}: is a link, which is not followed; name its target")
+        raise UserError(f"{directory}: is a link, which is not followed; give its target")
     if not directory.is_dir():
         raise UserError(f"{path}: {_lack_of_checkpoints(path)}")
     history = read_record(path / layout.BEST, BEST, "name a checkpoint directory instead")
     if history is not None and history.stored_best is not None:
         best = directory / history.stored_best.checkpoint
-        if not best.exists() and (present := steps(directory)):
+        present = [] if best.exists() else steps(directory)
+        if present:
             raise UserError(f"{best}: the best checkpoint is missing; name another: {present[-1]}")
         return best
-    if not (present := steps(directory)):
+    present = steps(directory)
+    if not present:
         raise UserError(f"{path}: {NO_CHECKPOINT}")
     if history is None:
         logger.warning("%s: no %s; the newest checkpoint is used", path, layout.BEST)
@@ -222,10 +226,10 @@ def resolve(path: Path) -> Path:
 
 
 def _lack_of_checkpoints(path: Path) -> str:
-    """Return what a directory is that has no checkpoints, and what to do."""
+    """Return why a directory without checkpoints is refused, and what to do."""
     if (path / layout.LOCK).exists() or (path / TOKENIZER).exists():
         return NO_CHECKPOINT
-    runs = sorted(above.parent for above in path.glob(f"*/{layout.CHECKPOINTS}"))
+    runs = sorted(directory.parent for directory in path.glob(f"*/{layout.CHECKPOINTS}"))
     if runs:
         return f"is no run itself, but holds runs; name one: {listed(map(str, runs))}"
     return "neither a run directory nor a checkpoint directory; name one that mtrain train made"

@@ -1,4 +1,4 @@
-"""Names of what a run keeps on disk. Nothing here reads tensors."""
+"""Names of the files and directories of a run. Nothing here reads tensors."""
 
 import os
 import re
@@ -19,7 +19,7 @@ VOCABULARY, TENSORBOARD = "tokenizer.vocab", "tensorboard"
 FILES = (LOCK, RUN, STATUS, BEST, METRICS, LOG, CONFIG, TOKENIZER, VOCABULARY)
 DIRECTORIES = (CHECKPOINTS, VALIDATION, SYNTHETIC, TENSORBOARD)
 
-MAX_PARENTS = 4  # directories above a file that may own it
+MAX_PARENTS = 4  # parent directories that may be the run of a file
 
 STEP = re.compile(r"step-(\d{8,})")
 
@@ -41,8 +41,8 @@ def last_step(checkpoints: list[Path]) -> int:
 
 
 def translations(run_dir: Path, name: str) -> Path:
-    """Return the file of translations by a checkpoint of this name, or, for `test-NAME`, those of a
-    test set by the best model.
+    """Return the file of translations of the validation set by the checkpoint `name`, or, for
+    `test-SET`, of a test set by the best model.
     """
     return run_dir / VALIDATION / f"{name}.txt"
 
@@ -53,20 +53,20 @@ def steps(directory: Path) -> list[Path]:
 
 
 def refuse_run_files(path: Path) -> None:
-    """Refuse to write to a name that a run or checkpoint directory owns: every name in a sealed
-    directory, and the names of the files that a run writes.
+    """Refuse to write to a path inside a sealed directory, or to one that a run uses for its own
+    files and directories.
     """
-    place = Path(os.path.realpath(path))
-    for above in list(place.parents)[:MAX_PARENTS]:
-        first, *rest = place.relative_to(above).parts
-        is_run = any((above / name).is_file() for name in (LOCK, RUN))
+    target = Path(os.path.realpath(path))
+    for parent in list(target.parents)[:MAX_PARENTS]:
+        first, *rest = target.relative_to(parent).parts
+        is_run = any((parent / name).is_file() for name in (LOCK, RUN))
         is_name = first in DIRECTORIES or (first in FILES and not rest)
-        if (is_run and is_name) or _is_sealed(above):
-            raise RefusedError(f"{path}: belongs to {above}; write to another path")
+        if (is_run and is_name) or _is_sealed(parent):
+            raise RefusedError(f"{path}: belongs to {parent}; write to another path")
 
 
 def _is_sealed(directory: Path) -> bool:
-    """Whether a directory is one of mtrain's sealed ones, intact or damaged."""
+    """Whether mtrain sealed a directory, even if it is damaged now."""
     if not (directory / manifest.NAME).is_file():  # other programs use this name, too
         return False
     try:
@@ -76,9 +76,9 @@ def _is_sealed(directory: Path) -> bool:
 
 
 def named_steps(directory: Path) -> list[Path]:
-    """List everything that is named like a step, oldest first, whether it is complete or not."""
+    """List all paths that are named like a step, complete or not, oldest first."""
     try:  # glob would treat an unreadable directory as empty
-        found = [path for path in directory.iterdir() if step_of(path) is not None]
+        paths = [path for path in directory.iterdir() if step_of(path) is not None]
     except FileNotFoundError:
         return []
-    return sorted(found, key=lambda path: step_of(path) or 0)
+    return sorted(paths, key=lambda path: step_of(path) or 0)

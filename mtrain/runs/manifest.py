@@ -1,8 +1,8 @@
-"""Directories that exist wholly or not at all: written aside, synced, sealed by a manifest,
-renamed.
+"""Sealed directories, which exist completely or not at all: written under a temporary name, synced,
+sealed by a manifest and renamed.
 
-`manifest.json` is written last. It lists every file with its size and SHA-256 and carries a SHA-256
-of itself, so that a flipped bit, a truncated or a missing file is found before anything is parsed.
+`manifest.json` is written last. It lists every file with its size and SHA-256 and has a SHA-256 of
+itself, so that a flipped bit, a truncated or a missing file is found before anything is parsed.
 """
 
 import hashlib
@@ -21,11 +21,11 @@ from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.json_reader import read_json
 
 NAME = "manifest.json"
-_MAX_BYTES = 1 << 24  # bytes of a manifest
+_MAX_BYTES = 1 << 24  # of a manifest
 
 
 class DamagedError(UserError):
-    """A sealed directory is missing, incomplete or changed; the message names the file."""
+    """A sealed directory is incomplete or was changed; the message names the file."""
 
 
 class MissingError(DamagedError):
@@ -50,8 +50,8 @@ _MANIFEST = TypeAdapter(Manifest)
 
 
 def remove_directory(path: Path) -> None:
-    """Remove a directory so that a crash half-way leaves no part of it under its name; of a link,
-    the link itself.
+    """Remove a directory, or a link but not its target. A crash half-way leaves no part of it under
+    its name.
     """
     if path.is_symlink():
         path.unlink()
@@ -66,8 +66,8 @@ def remove_directory(path: Path) -> None:
 def write_directory(
     path: Path, fill: Callable[[Path], None], make_room: Callable[[Path], None] = remove_directory
 ) -> None:
-    """Let `fill` write files into a temporary directory, seal it, and rename it to `path`, after
-    `make_room` has removed what is there.
+    """Let `fill` write files into a temporary directory, seal it, and rename it to `path`, which
+    `make_room` removes before.
 
     A crash at any point leaves the old `path`, or none, or the complete new one.
     """
@@ -109,7 +109,7 @@ def check_new(path: Path, advice: str = "remove it, or choose another name") -> 
 
 
 def _clear(path: Path) -> None:
-    """Remove a directory or file as far as possible; of a link only the link."""
+    """Remove a directory, file or link, but not a link's target; ignore errors."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -121,15 +121,18 @@ def clean(directory: Path) -> None:
     """Remove partly written and partly removed directories that crashes left in a directory and in
     its subdirectories.
     """
-    for place in (directory, *directory.iterdir()) if directory.is_dir() else ():
-        for item in place.iterdir() if place.is_dir() and not place.is_symlink() else ():
+    parents = [directory, *directory.iterdir()] if directory.is_dir() else []
+    for parent in parents:
+        if parent.is_symlink() or not parent.is_dir():
+            continue
+        for item in parent.iterdir():
             if item.name.startswith(".") and item.name.endswith((".partial", ".removed")):
                 _clear(item)
 
 
 def seal(directory: Path) -> None:
-    """Sync the files of a directory (not of its subdirectories) and write its manifest. Libraries
-    make files for their owner alone, which get the permissions of other files.
+    """Sync the files of a directory (not of its subdirectories) and write its manifest. The files
+    get the usual permissions, since libraries let only the owner read theirs.
     """
     entries = {}
     for item in sorted(directory.iterdir()):
@@ -142,8 +145,8 @@ def seal(directory: Path) -> None:
 
 
 def verify(directory: Path, *needed: str) -> list[str]:
-    """Return the names of the files in a directory's manifest. Raises `DamagedError` unless these
-    are intact and include those `needed`; `UserError` for a file that cannot be read, which may be
+    """Verify all files in a directory's manifest, which must list the `needed` ones, and return
+    their names. Raises `DamagedError`, or `UserError` for a file that cannot be read, which may be
     intact.
     """
     entries = _read_manifest(directory)
@@ -186,8 +189,8 @@ def hash_text(text: str) -> str:
 
 
 def _with_own_hash(content: dict[str, Any]) -> str:
-    own = hash_text(json.dumps(content, sort_keys=True))
-    return json.dumps({**content, "sha256": own}, sort_keys=True, indent=1) + "\n"
+    sha256 = hash_text(json.dumps(content, sort_keys=True))
+    return json.dumps({**content, "sha256": sha256}, sort_keys=True, indent=1) + "\n"
 
 
 def _read_manifest(directory: Path) -> dict[str, Entry]:
@@ -195,18 +198,16 @@ def _read_manifest(directory: Path) -> dict[str, Entry]:
     path = directory / NAME
     try:
         if not _is_regular(path):
-            raise DamagedError(
-                f"{directory}: no {NAME}: incomplete, or not one of mtrain's directories"
-            )
+            raise DamagedError(f"{directory}: no {NAME}: incomplete, or not a directory of mtrain")
         data = files.read_whole(path, _MAX_BYTES)
-        found = read_json(data, _MANIFEST)
+        content = read_json(data, _MANIFEST)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise DamagedError(f"{path}: damaged: {error}") from None
-    if _with_own_hash(found.model_dump(exclude={"sha256"})).encode() != data:
+    if _with_own_hash(content.model_dump(exclude={"sha256"})).encode() != data:
         raise DamagedError(f"{path}: damaged: it does not match its own SHA-256")
-    return found.files
+    return content.files
 
 
 def _is_regular(path: Path) -> bool:

@@ -1,5 +1,5 @@
-"""Readers of a run's files for commands that only read it. The run may come from somebody else: no
-link is followed, no pipe is waited for, and files larger than a run writes are refused.
+"""Readers of a run's files for commands that only read it. The run may be somebody else's: links
+are not followed, pipes are not waited for, and files larger than a run writes are refused.
 """
 
 import io
@@ -27,16 +27,16 @@ from mtrain.runtime.errors import UserError
 from mtrain.runtime.json_reader import Content
 from mtrain.runtime.lock import is_alive
 
-MAX_VOCABULARY_BYTES = 64 << 20  # bytes
-MAX_LINES = 10_000_000  # translations
-END_OF_LOG, MAX_MESSAGE_BYTES = 64 << 20, 4096  # bytes
-LINK = "a link, where mtrain keeps a file or directory of its own"
+MAX_VOCABULARY_BYTES = 64 << 20
+MAX_LINES = 10_000_000  # of a file of translations
+MAX_LOG_BYTES, MAX_MESSAGE_BYTES = 64 << 20, 4096
+LINK = "a link, where mtrain writes a file or directory"
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory and its small files. One that is missing or damaged is None, and the error is
-    in `errors` by the name of the file.
+    """A run directory and its small files. A missing or damaged file is None; `errors` has the
+    errors of damaged ones by file name.
     """
 
     path: Path
@@ -49,41 +49,49 @@ class Run:
 
     @property
     def state(self) -> str:
-        """State of the run by its status."""
+        """State of the run by `status.json`."""
         return self.status.state if self.status else "unknown"
 
     @property
     def is_running(self) -> bool:
-        """Whether a process of this machine trains the run, by its status."""
+        """Whether a process of this machine trains the run, by `status.json`."""
         status = self.status
-        if status is None or status.state not in ("running", "preparing"):
+        if status is None or status.pid is None or status.state not in ("running", "preparing"):
             return False
-        is_here = status.host == socket.gethostname()
-        return is_here and status.pid is not None and is_alive(status.pid)
+        return status.host == socket.gethostname() and is_alive(status.pid)
 
     @cached_property
     def corpora(self) -> dict[str, tuple[Corpus, str | None]]:
-        """Every corpus of the config by its key, with the hash of the text that the run used, if it
-        is known.
+        """Every corpus of the config by its key, with the SHA-256 of the text that the run used, or
+        None if that is unknown.
         """
         if self.config is None:
             return {}
-        tests = self.history.tests.items() if self.history else ()
-        known = {f"data.test.{name}": scored.get("sha256") for name, scored in tests}
-        if provenance := self.provenance:
-            valid = provenance.valid if isinstance(provenance.valid, list) else []
-            known["data.valid"] = provenance.valid if isinstance(provenance.valid, str) else None
-            for kind, hashes in (("train", provenance.train), ("valid", valid)):
-                known |= {f"data.{kind}.{number}": each for number, each in enumerate(hashes)}
-            known |= {f"data.test.{name}": each for name, each in provenance.test.items()}
+        hashes = self._text_hashes()
         corpora = resolve(self.config, self.path).data.corpora
-        return {  # without text that models have yet to make
-            key: (corpus, known.get(key)) for key, corpus in corpora.items() if not corpus.model
+        return {  # without synthetic text that is not made yet
+            key: (corpus, hashes.get(key)) for key, corpus in corpora.items() if not corpus.model
         }
+
+    def _text_hashes(self) -> dict[str, str | None]:
+        """Return the recorded SHA-256 of each corpus by its key in the config."""
+        tests = self.history.tests.items() if self.history else ()
+        hashes = {f"data.test.{name}": scored.get("sha256") for name, scored in tests}
+        provenance = self.provenance
+        if provenance is None:
+            return hashes
+        if isinstance(provenance.valid, str):
+            hashes["data.valid"] = provenance.valid
+        else:
+            hashes |= {f"data.valid.{n}": sha256 for n, sha256 in enumerate(provenance.valid)}
+        hashes |= {f"data.train.{n}": sha256 for n, sha256 in enumerate(provenance.train)}
+        return hashes | {f"data.test.{name}": sha256 for name, sha256 in provenance.test.items()}
 
     @property
     def valid_keys(self) -> list[str]:
-        """Keys of the validation corpora, whose translations stand in one file in this order."""
+        """Keys of the validation corpora; a checkpoint has one file of translations of them all, in
+        this order.
+        """
         return [key for key in self.corpora if key.startswith("data.valid")]
 
 
@@ -108,8 +116,8 @@ def read_run(path: Path) -> Run:
 
 
 def read_translations(run_dir: Path, name: str) -> Iterator[str]:
-    """Yield the lines of a file of `validation/`; raises `UserError` if it is missing or no
-    UTF-8, or has more lines, or longer ones, than a model writes.
+    """Yield the lines of a file of `validation/`; raises `UserError` if it is missing, not UTF-8,
+    or has more or longer lines than a model writes.
     """
     path = layout.translations(run_dir, name)
     refuse_link(path.parent)
@@ -129,23 +137,23 @@ def read_translations(run_dir: Path, name: str) -> Iterator[str]:
 
 
 def read_settings(run_dir: Path) -> tuple[str, Config]:
-    """Read a run's `config.yaml`, as text and checked; raises `UserError`."""
+    """Return the text and the settings of a run's `config.yaml`; raises `UserError`."""
     path = run_dir / layout.CONFIG
     text = read_text(path, is_stored=True)
     return text, parse_stored_config(text, str(path))
 
 
 def read_vocabulary(run_dir: Path) -> bytes | None:
-    """Read the model file of a run's vocabulary; None where it is missing. Raises `UserError`."""
+    """Read the model file of a run's vocabulary; None if it is missing. Raises `UserError`."""
     return records.read_bytes(run_dir / layout.TOKENIZER, MAX_VOCABULARY_BYTES)
 
 
 def end_of_log(run_dir: Path) -> Iterator[str]:
-    """Yield the last lines of `train.log`, cut to the length of a message; raises `OSError`."""
+    """Yield the last lines of `train.log`, each cut to `MAX_MESSAGE_BYTES`; raises `OSError`."""
     try:
         with files.read(run_dir / layout.LOG) as stream:
-            stream.seek(max(0, os.fstat(stream.fileno()).st_size - END_OF_LOG))
-            data = stream.read(END_OF_LOG)
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - MAX_LOG_BYTES))
+            data = stream.read(MAX_LOG_BYTES)
     except FileNotFoundError:
         return
     for line in io.BytesIO(data):
@@ -153,18 +161,18 @@ def end_of_log(run_dir: Path) -> Iterator[str]:
 
 
 def links(run_dir: Path) -> list[Path]:
-    """List links under the names of a run's files and directories, and inside these directories:
-    writing through one would change files elsewhere. Raises `OSError`.
+    """List the links among a run's files and directories, and inside these directories: writing
+    through one would change files elsewhere. Raises `OSError`.
     """
-    own = [run_dir / name for name in (*layout.FILES, *layout.DIRECTORIES)]
+    paths = [run_dir / name for name in (*layout.FILES, *layout.DIRECTORIES)]
     for name in layout.DIRECTORIES:
         directory = run_dir / name
         if directory.is_dir() and not directory.is_symlink():
-            own += directory.iterdir()
-    return [path for path in own if path.is_symlink()]
+            paths += directory.iterdir()
+    return [path for path in paths if path.is_symlink()]
 
 
 def refuse_link(path: Path) -> None:
-    """Raise `UserError` if a name of a run's own files is a link."""
+    """Raise `UserError` if a path of a run is a link."""
     if path.is_symlink():
-        raise UserError(f"{path}: is {LINK}; it is not followed")
+        raise UserError(f"{path}: is {LINK}; links are not followed")

@@ -1,4 +1,4 @@
-"""The validation and test sets of a run as text, once it is known to be what the run used."""
+"""The text of a run's validation and test sets, if its hash is the one that the run recorded."""
 
 from pathlib import Path
 
@@ -11,34 +11,35 @@ from mtrain.runtime.log import logger
 
 
 def read_run_of(model: Path) -> Run:
-    """Read the run of a model: a run directory, or one that holds the checkpoint; raises
-    `UserError` where there is none.
+    """Read the run that a model, a run directory or one of its checkpoints, belongs to; raises
+    `UserError` if there is none.
     """
     path = model if (model / layout.RUN).exists() else model.parent.parent
     run = read_run(path)
     if run.config is None:
-        raise UserError(f"{model}: belongs to no run directory, and so has no sets of its own")
+        raise UserError(f"{model}: belongs to no run directory, so it has no sets; give files")
     return run
 
 
 def names(run: Run) -> dict[str, str]:
     """Return the key of each set by its name: `valid`, `valid.0` of a list, or a test set's."""
-    scored = [key for key in run.corpora if not key.startswith("data.train")]
-    # reversed: data.valid wins over a test set that is named valid
-    return {key.removeprefix("data.").removeprefix("test."): key for key in scored[::-1]}
+    keys = dict[str, str]()
+    for key in run.corpora:  # data.valid comes first, and wins over a test set named valid
+        if not key.startswith("data.train"):
+            keys.setdefault(key.removeprefix("data.").removeprefix("test."), key)
+    return keys
 
 
 def key_of(run: Run, name: str) -> str:
-    """Return the key of the set of that name; raises `RefusedError` with the names of all."""
-    known = names(run)
-    if name not in known:
-        listed = ", ".join(list(known)[::-1])
-        raise RefusedError(f"--on {name}: the run has no such set; choose one of {listed}")
-    return known[name]
+    """Return the key of the set of that name; raises `RefusedError` with all names."""
+    keys = names(run)
+    if name not in keys:
+        raise RefusedError(f"--on {name}: the run has no such set; choose one of {', '.join(keys)}")
+    return keys[name]
 
 
 def read_set(run: Run, key: str) -> tuple[Corpus, Text]:
-    """Read a validation or test set; raises `UserError` if it is not known to be the run's."""
+    """Read a validation or test set; raises `UserError` as `check_known` does."""
     assert run.config is not None
     check_known(run, key)
     corpus = run.corpora[key][0]
@@ -46,11 +47,11 @@ def read_set(run: Run, key: str) -> tuple[Corpus, Text]:
 
 
 def check_known(run: Run, key: str) -> None:
-    """Raise `UserError` unless a corpus is, by its hash, the text of the run: another person's
-    config may name any file of this machine, which no page may show. Why a file cannot be read may
-    quote it, so that is only logged.
+    """Raise `UserError` unless a corpus has the hash of the text that the run used: somebody else's
+    config may name any file of this machine, which no page may show. A message of why a file cannot
+    be read may quote it, so it is only logged.
     """
-    state = "without a hash"  # and not even read
+    state = "without a hash"  # so it is not even read
     if run.corpora[key][1] is not None:
         finding, _ = verify.check_corpus(run, key)
         if (state := finding.state) == verify.OK:

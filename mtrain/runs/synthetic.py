@@ -1,6 +1,6 @@
-"""Synthetic text: the pairs that models made for a run, sealed in it before training begins.
+"""Synthetic text: pairs that models made, sealed in the run directory before training begins.
 
-synthetic/1/   pairs.jsonl synthetic.json manifest.json    of entry 1 of `data.train`
+synthetic/1/   pairs.jsonl synthetic.json manifest.json    for entry 1 of `data.train`
 """
 
 from collections.abc import Collection
@@ -22,14 +22,14 @@ def directory(run_dir: Path, number: int) -> Path:
 
 
 def settings_of(entry: Corpus) -> dict[str, Any]:
-    """Return the settings that the text depends on; files are compared by content."""
+    """Return the settings that the text depends on, except for files, which have hashes."""
     names = ["src_lang", "tgt_lang", *Synthesis.model_fields]
     return {name: getattr(entry, name) for name in names if name != "model"}
 
 
 def read(run_dir: Path, number: int) -> SyntheticText | None:
-    """Read what is known of the text of an entry, None if it is not there; raises `DamagedError`
-    unless all of it is intact.
+    """Read the record of an entry's synthetic text; None if there is no such text. Raises
+    `DamagedError` unless the text is intact.
     """
     path = directory(run_dir, number)
     if not path.exists():
@@ -39,31 +39,31 @@ def read(run_dir: Path, number: int) -> SyntheticText | None:
 
 
 def check(key: str, entry: Corpus, before: dict[str, Any]) -> None:
-    """Refuse an entry whose settings differ from those that its text was made with."""
+    """Refuse an entry whose synthetic text was made with other settings, those in `before`."""
     now = settings_of(entry)
     for name in sorted({*before, *now}):
         if before.get(name) != now.get(name):
             raise RefusedError(
                 f"{key}.{name}: the synthetic text of this run was made with {before.get(name)!r}, "
-                f"not {now.get(name)!r}; go back to that, or choose another run_dir"
+                f"not {now.get(name)!r}; restore the setting, or choose another run_dir"
             )
 
 
 def resolve(config: Config, run_dir: Path | None = None, skip: Collection[int] = ()) -> Config:
-    """Return the config with the synthetic text, where it is complete, in place of the entries with
-    a `model`; entries with the numbers in `skip` stay as they are.
+    """Return the config with complete synthetic texts in place of the entries of `data.train` that
+    they were made for, except for entries with the numbers in `skip`.
     """
     run_dir = (run_dir or Path(config.run_dir)).absolute()
     train = list(config.data.train)
     for number, entry in enumerate(train):
         path = directory(run_dir, number)
         if entry.model and number not in skip and manifest.is_complete(path):
-            own = entry.model_dump(include={*Entry.model_fields} - {*Synthesis.model_fields})
-            own |= {
+            fields = entry.model_dump(include={*Entry.model_fields} - {*Synthesis.model_fields})
+            fields |= {
                 "file": str(path / PAIRS),
                 "src": "src",
                 "tgt": "tgt",
                 "synthetic_side": entry.synthetic_side,
             }
-            train[number] = SyntheticCorpus.model_construct(**own)
+            train[number] = SyntheticCorpus.model_construct(**fields)
     return config.model_copy(update={"data": config.data.model_copy(update={"train": train})})

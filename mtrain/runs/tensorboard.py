@@ -1,4 +1,4 @@
-"""A run's records as event files for TensorBoard, kept the same as its `metrics.jsonl`."""
+"""TensorBoard event files with the same records as a run's `metrics.jsonl`."""
 
 import math
 from pathlib import Path
@@ -10,7 +10,7 @@ from mtrain.runtime.errors import MissingExtraError
 
 
 def board_of(config: Config) -> "TensorBoard | None":
-    """Make the board that a config asks for; raises `RefusedError` if its library is missing."""
+    """Return the writer that a config asks for; raises `RefusedError` if its library is missing."""
     if not config.train.tensorboard:
         return None
     try:
@@ -21,8 +21,8 @@ def board_of(config: Config) -> "TensorBoard | None":
 
 
 class TensorBoard:
-    """Event files of a run, written by torch's `SummaryWriter`. When earlier records change, as by
-    a resume, a new file starts with all records that remain.
+    """Event files of a run, written by torch's `SummaryWriter`. If records are dropped, as by a
+    resume, a new file starts with all remaining records.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -30,24 +30,24 @@ class TensorBoard:
         self.writer: Any = None
 
     def begin(self, records: list[dict[str, Any]]) -> None:
-        """Write the records to a new file. It starts with a restart at step 0, at which readers
-        discard everything before. The old file stays, since a reader may have it open.
+        """Write the records to a new file, which tells readers to discard all earlier steps. Keep
+        the newest old file, since a reader may have it open.
         """
         from torch.utils.tensorboard import SummaryWriter
 
         files.make_directory(self.directory)
-        before = sorted(self.directory.glob("events.out.tfevents.*"))
+        old_files = sorted(self.directory.glob("events.out.tfevents.*"))
         if self.writer is not None:
             self.writer.close()
         self.writer = SummaryWriter(str(self.directory), purge_step=0)
         for record in records:
             self._write(record)
         self.writer.flush()
-        for file in before[:-1]:
+        for file in old_files[:-1]:
             file.unlink()
 
     def add(self, record: dict[str, Any]) -> None:
-        """Write one more record."""
+        """Add a record."""
         self._write(record)
         self.writer.flush()
 

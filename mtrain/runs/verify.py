@@ -1,6 +1,6 @@
 """`mtrain verify`: hash every file of a run again and compare its records with each other.
 
-No model is loaded, no link followed, nothing written. Each check yields findings.
+It loads no model, follows no link and writes nothing. Each check yields findings.
 """
 
 import hashlib
@@ -22,11 +22,12 @@ from mtrain.runtime.log import shorten
 OK, DAMAGED, MISSING, CHANGED = "ok", "damaged", "missing", "changed"
 NOTE, UNREACHABLE = "note", "unreachable"  # no failure
 BAD = (DAMAGED, MISSING, CHANGED)
+INTACT = "intact by its manifest"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One item that was checked, its state, and why."""
+    """An item that was checked, its state, and the reason."""
 
     what: str
     state: str
@@ -37,12 +38,11 @@ class Finding:
 
 
 def verify(path: Path) -> Iterator[Finding]:
-    """Check a run directory, or one checkpoint directory; raises `UserError` for any other."""
+    """Check a run or checkpoint directory; raises `UserError` for any other."""
     if not path.is_dir():
         raise UserError(f"{path}: no such directory; give a run directory")
     if (path / manifest.NAME).exists():
-        name = path.resolve().name
-        yield from _checkpoint(path.resolve(), name, None)
+        yield from _checkpoint(path.resolve(), path.resolve().name, None)
         return
     has_begun = any(os.path.lexists(path / name) for name in (layout.RUN, layout.CHECKPOINTS))
     if not has_begun and not os.path.lexists(path / layout.STATUS):
@@ -62,13 +62,13 @@ def verify(path: Path) -> Iterator[Finding]:
         ]
     links = list(_guarded(str(path), _links(run)))
     yield from links
-    linked = {link.what for link in links}
+    linked = {finding.what for finding in links}
     for what, check in checks:
-        yield from (each for each in _guarded(what, check) if each.what not in linked)
+        yield from (finding for finding in _guarded(what, check) if finding.what not in linked)
 
 
 def _guarded(what: str, check: Iterator[Finding]) -> Iterator[Finding]:
-    """Turn an error of one check into a finding, so that the other checks run."""
+    """Turn an error of a check into a finding, so that the other checks run."""
     try:
         yield from check
     except (UserError, OSError) as error:
@@ -77,32 +77,38 @@ def _guarded(what: str, check: Iterator[Finding]) -> Iterator[Finding]:
 
 
 def _links(run: Run) -> Iterator[Finding]:
+    """Report links, through which a run must not be written."""
     for path in reader.links(run.path):
         yield Finding(_name(run, path), DAMAGED, reader.LINK)
 
 
 def _small_files(run: Run, has_begun: bool) -> Iterator[Finding]:
-    """Report small files that cannot be read, and, if the run has begun, those that are missing."""
+    """Report small files that are damaged or, once the run has begun, missing."""
     for name, error in run.errors.items():
         if os.path.lexists(run.path / name):
             yield Finding(name, DAMAGED, str(error))
-    for name in (layout.CONFIG, layout.RUN, layout.STATUS) if has_begun else ():
+    if not has_begun:
+        yield Finding(layout.RUN, NOTE, "does not exist yet: nothing has been trained")
+        return
+    for name in (layout.CONFIG, layout.RUN, layout.STATUS):
         if not os.path.lexists(run.path / name):
             yield Finding(name, MISSING, "every start of mtrain train writes it")
-    if not has_begun:
-        yield Finding(layout.RUN, NOTE, "not there yet: nothing has been trained")
 
 
 def _status(run: Run) -> Iterator[Finding]:
+    """Report the state of the run, and whether the process that trains it is alive."""
     if run.status is None:
         return
-    detail, is_over = f"{run.state} at step {run.status.step}", True
-    if run.state in ("running", "preparing"):
-        is_over, fate = False, "does not run here; if it was killed, the same command resumes"
-        if run.is_running:
-            fate = "trains it, so what follows is its state so far"
-        detail += f": process {run.status.pid} on {run.status.host} {fate}"
-    yield Finding(layout.STATUS, OK if is_over else NOTE, detail)
+    detail = f"{run.state} at step {run.status.step}"
+    if run.state not in ("running", "preparing"):
+        yield Finding(layout.STATUS, OK, detail)
+        return
+    process = f"process {run.status.pid} on {run.status.host}"
+    if run.is_running:
+        process += " trains it, so the items below show an unfinished run"
+    else:
+        process += " does not run here; if it was killed, the same command resumes"
+    yield Finding(layout.STATUS, NOTE, f"{detail}: {process}")
 
 
 def _settings(run: Run) -> Iterator[Finding]:
@@ -128,38 +134,38 @@ def _vocabulary(run: Run) -> Iterator[Finding]:
     if data is None:
         if run.state not in ("preparing", "refused", "failed", "unknown"):
             yield Finding(layout.TOKENIZER, MISSING, "every checkpoint has a copy")
-    elif (
-        run.provenance is not None and hashlib.sha256(data).hexdigest() != run.provenance.tokenizer
-    ):
+        return
+    sha256 = hashlib.sha256(data).hexdigest()
+    if run.provenance is not None and sha256 != run.provenance.tokenizer:
         yield Finding(layout.TOKENIZER, CHANGED, "its SHA-256 differs from run.json")
     else:
         yield Finding(layout.TOKENIZER, OK, f"{len(data):,} bytes")
 
 
 def _checkpoints(run: Run) -> Iterator[Finding]:
-    """Hash every file of every checkpoint, the average's included."""
+    """Hash every file of every checkpoint, including the average."""
     directory = run.path / layout.CHECKPOINTS
     reader.refuse_link(directory)
     average = directory / layout.AVERAGE
-    paths = [path for path in (*layout.named_steps(directory), average) if path.exists()]
-    paths = [path for path in paths if not path.is_symlink()]  # reported by _links
+    paths = [*layout.named_steps(directory), average]
+    paths = [path for path in paths if path.exists() and not path.is_symlink()]  # see _links
     if run.history and run.history.average and not os.path.lexists(average):
         yield Finding(_name(run, average), MISSING, "best.json has its scores")
     for path in paths:
         name = _name(run, path)
-        found = list(_checkpoint(path, name, run))
+        findings = list(_checkpoint(path, name, run))
         inner, is_needed = path / layout.TRAINER, run.state != "complete"
         if is_needed and not inner.exists() and path in layout.steps(directory)[-1:]:
             text = "resuming from this checkpoint needs it"
-            found.append(Finding(_name(run, inner), MISSING, text))
-        if not run.is_running or path.exists():  # training removes old checkpoints meanwhile
-            yield from found
+            findings.append(Finding(_name(run, inner), MISSING, text))
+        if not run.is_running or path.exists():  # training may have removed an old checkpoint
+            yield from findings
     if run.state == "complete":
         newest = directory / layout.step_name(run.status.step if run.status else 0)
         if not paths:
             yield Finding(layout.CHECKPOINTS, MISSING, "a complete run has checkpoints")
         elif newest not in paths:
-            yield Finding(_name(run, newest), NOTE, "not there: it would be trained again")
+            yield Finding(_name(run, newest), NOTE, "missing: it would be trained again")
 
 
 def _checkpoint(path: Path, name: str, run: Run | None) -> Iterator[Finding]:
@@ -171,31 +177,34 @@ def _checkpoint(path: Path, name: str, run: Run | None) -> Iterator[Finding]:
 
 
 def _model(path: Path, name: str, run: Run | None) -> Iterator[Finding]:
+    """Check the model of a checkpoint, its vocabulary and its settings."""
     manifest.verify(path, layout.MODEL, layout.CONFIG, layout.TOKENIZER)
     provenance, config = (run.provenance, run.config) if run else (None, None)
-    own = load_stored_config(path / layout.CONFIG)
+    stored = load_stored_config(path / layout.CONFIG)
+    changed = [key for key, *_ in fixed_changes(stored, config or stored)]
     if provenance and manifest.hash_file(path / layout.TOKENIZER) != provenance.tokenizer:
         yield Finding(name, CHANGED, f"its {layout.TOKENIZER} differs from run.json")
-    elif keys := [key for key, *_ in fixed_changes(own, config or own)]:
-        yield Finding(name, CHANGED, f"its settings differ from config.yaml: {', '.join(keys)}")
+    elif changed:
+        text = f"its settings differ from config.yaml: {', '.join(changed)}"
+        yield Finding(name, CHANGED, text)
     else:
-        yield Finding(name, OK, "as its manifest says")
+        yield Finding(name, OK, INTACT)
 
 
 def _trainer(path: Path, name: str, step: int | None) -> Iterator[Finding]:
-    """Check the trainer's part of a checkpoint, of this step if it is known."""
+    """Check the `trainer/` directory of a checkpoint, and its step unless that is None."""
     reader.refuse_link(path)
     manifest.verify(path, layout.OPTIMIZER, layout.STATE)
     loop = read_record(path / layout.STATE, LOOP)
     if loop is not None and step not in (None, loop.step):
         yield Finding(name, CHANGED, f"{layout.STATE} is of step {loop.step}")
     else:
-        yield Finding(name, OK, "as its manifest says")
+        yield Finding(name, OK, INTACT)
 
 
 def _best(run: Run) -> Iterator[Finding]:
-    """Check that the best checkpoint exists and that `best.json` agrees with itself and with
-    `config.yaml`.
+    """Check that the best checkpoint exists, that `best.json` names the best of its validations,
+    and that its metric is that of `config.yaml`.
     """
     history = run.history
     if history is None:
@@ -215,8 +224,8 @@ def _best(run: Run) -> Iterator[Finding]:
     if best is None or directory.is_dir():
         detail = f"validations: {len(history.entries)}, best checkpoint: {name}"
         yield Finding(layout.BEST, OK, detail)
-    elif not run.is_running:  # training removes one that is no longer the best
-        yield Finding(layout.BEST, MISSING, f"its best checkpoint, {_name(run, directory)}")
+    elif not run.is_running:  # training may have replaced the best meanwhile
+        yield Finding(layout.BEST, MISSING, f"the best checkpoint, {_name(run, directory)}")
 
 
 def _metrics(run: Run) -> Iterator[Finding]:
@@ -233,23 +242,24 @@ def _metrics(run: Run) -> Iterator[Finding]:
     steps = [record["step"] for record in records]
     if steps != sorted(steps):
         yield Finding(path.name, CHANGED, "its steps are not in order")
-    known = {(r["step"], r["valid/bleu"]) for r in records if "valid/bleu" in r}
-    if lost := [e["step"] for e in entries if (e["step"], e["bleu"]) not in known]:
-        detail = f"its validation differs from best.json at step {shorten(lost)}"
+    recorded = {(r["step"], r["valid/bleu"]) for r in records if "valid/bleu" in r}
+    differing = [e["step"] for e in entries if (e["step"], e["bleu"]) not in recorded]
+    if differing:
+        detail = f"its validation differs from best.json at step {shorten(differing)}"
         yield Finding(path.name, CHANGED, detail)
     elif not broken:
         yield Finding(path.name, OK, f"{len(records):,} records")
 
 
 def _data(run: Run, sizes: dict[str, int]) -> Iterator[Finding]:
-    """Hash the corpora that can be read, without the cache; the numbers of pairs of unchanged ones
-    are added to `sizes`, by their keys in the config.
+    """Hash the readable corpora, without the cache; put the numbers of pairs of unchanged ones into
+    `sizes`, by their keys in the config.
     """
     if run.config is None or run.provenance is None:
         return
-    train, known = run.config.data.train, run.provenance.train
-    if len(train) != len(known):
-        detail = f"{len(train)} corpora, but {len(known)} in run.json"
+    train, recorded = run.config.data.train, run.provenance.train
+    if len(train) != len(recorded):
+        detail = f"{len(train)} corpora, but {len(recorded)} in run.json"
         yield Finding("data.train", CHANGED, detail)
     for key, (_, sha256) in run.corpora.items():
         if sha256 is not None:
@@ -260,7 +270,9 @@ def _data(run: Run, sizes: dict[str, int]) -> Iterator[Finding]:
 
 
 def check_corpus(run: Run, key: str) -> tuple[Finding, int | None]:
-    """Hash a corpus of the config; if it is what the run used, return also its number of pairs."""
+    """Hash a corpus of the config. Return a finding and, if the run used the same text, its number
+    of pairs.
+    """
     corpus, sha256 = run.corpora[key]
     assert run.config is not None
     what, reading = f"{key} {describe(corpus)}", reading_of(run.config)
@@ -270,16 +282,16 @@ def check_corpus(run: Run, key: str) -> tuple[Finding, int | None]:
         if not os.access(file, os.R_OK):
             return Finding(what, UNREACHABLE, f"{file.absolute()}: missing or not readable"), None
     try:
-        found = scan(corpus, reading)
+        text = scan(corpus, reading)
     except UserError as error:
         return Finding(what, DAMAGED, str(error)), None
-    if found.sha256 != sha256:
+    if text.sha256 != sha256:
         return Finding(what, CHANGED, "its content differs from the run's"), None
-    return Finding(what, OK, f"{found.pairs:,} pairs, same as in the run"), found.pairs
+    return Finding(what, OK, f"{text.pairs:,} pairs, same as in the run"), text.pairs
 
 
 def _synthetic(run: Run) -> Iterator[Finding]:
-    """Hash the text that models made for the run."""
+    """Hash the synthetic text of the run."""
     for key in run.provenance.synthetic if run.provenance else ():
         path = synthetic.directory(run.path, int(key.rpartition(".")[2]))
         yield from _guarded(_name(run, path), _text(run, path))
@@ -287,9 +299,9 @@ def _synthetic(run: Run) -> Iterator[Finding]:
 
 def _text(run: Run, path: Path) -> Iterator[Finding]:
     if not path.exists():
-        raise manifest.MissingError("the run has pairs from it")
+        raise manifest.MissingError("the run was trained on it")
     manifest.verify(path, synthetic.PAIRS, synthetic.RECORD)
-    yield Finding(_name(run, path), OK, "as its manifest says")
+    yield Finding(_name(run, path), OK, INTACT)
 
 
 def _translations(run: Run, sizes: dict[str, int]) -> Iterator[Finding]:
@@ -301,8 +313,8 @@ def _translations(run: Run, sizes: dict[str, int]) -> Iterator[Finding]:
     sets += [(f"test-{name}", [f"data.test.{name}"]) for name in run.history.tests]
     for name, keys in sets:
         what = _name(run, layout.translations(run.path, name))
-        known = [sizes[key] for key in keys if key in sizes]
-        size = sum(known) if known and len(known) == len(keys) else None
+        counted = [sizes[key] for key in keys if key in sizes]
+        size = sum(counted) if counted and len(counted) == len(keys) else None
         yield from _guarded(what, _count(what, run.path, name, size))
 
 

@@ -331,4 +331,4 @@ def test_a_newest_checkpoint_that_is_gone_is_told(run: Path) -> None:
     """It is no damage by itself: any but the best may be removed to save space."""
     shutil.rmtree(run / LAST)
     (found,) = [finding for finding in verify(run) if finding.what == LAST]
-    assert (found.state, found.detail) == ("note", "not there: it would be trained again")
+    assert (found.state, found.detail) == ("note", "missing: it would be trained again")
