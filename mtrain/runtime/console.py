@@ -1,4 +1,4 @@
-"""Standard streams: what a command writes there, and how it ends when that fails or is stopped."""
+"""Standard streams of a command, and how it ends when writing fails or a signal stops it."""
 
 import os
 import re
@@ -19,12 +19,12 @@ from mtrain.runtime.errors import (
     UserError,
 )
 
-# Exit codes of signals that end a process, besides Ctrl-C.
-_ENDS = {signal.SIGTERM: EXIT_TERMINATED, signal.SIGHUP: EXIT_HUNG_UP}
-# Control characters of terminals: C0 except tabs and line breaks, DEL, C1.
+# Exit codes of signals other than Ctrl-C that end a process.
+_EXIT_CODES = {signal.SIGTERM: EXIT_TERMINATED, signal.SIGHUP: EXIT_HUNG_UP}
+# Control characters: C0 except tabs and line breaks, DEL, C1.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 RED, GREEN, YELLOW = "31", "32", "33"
-# Words of severity that begin a line, and those behind a difference of scores, with their colours.
+# Words of severity at the start of a line, or after a difference of scores, and their colours.
 _SEVERITY = re.compile(
     r"^ {0,2}(?:error|damaged|missing|changed|warning)(?= )|(?<=\.\d\d )(?:better|worse)\b"
 )
@@ -32,28 +32,28 @@ _COLOURS = {"warning": YELLOW, "better": GREEN}
 
 
 def paint(text: str, colour: str, stream: TextIO | None) -> str:
-    """Colour text for a stream that is a terminal, unless NO_COLOR or TERM=dumb asks for none."""
-    wants_none = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    if wants_none or stream is None or not stream.isatty():
+    """Colour text if the stream is a terminal, unless NO_COLOR or TERM=dumb forbids it."""
+    is_forbidden = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    if is_forbidden or stream is None or not stream.isatty():
         return text
     return f"\x1b[1;{colour}m{text}\x1b[0m"
 
 
 def clipped(text: str, width: int) -> str:
     """Cut a text to a number of terminal columns."""
-    columns = end = 0  # `end`: characters that leave room for "..."
-    for place, char in enumerate(text):
+    columns = cut = 0  # `cut`: number of characters that leave room for "..."
+    for length, char in enumerate(text, 1):
         if not unicodedata.combining(char):
             columns += 2 if unicodedata.east_asian_width(char) in "WF" else 1
         if columns <= width - 3:
-            end = place + 1
+            cut = length
         if columns > width:
-            return text[:end] + "..."
+            return text[:cut] + "..."
     return text
 
 
 def format_bytes(count: float) -> str:
-    """Return a number of bytes for people, such as 4,766 kB."""
+    """Return a readable number of bytes, such as 4,766 kB."""
     if count < 1e4:
         return "1 byte" if count == 1 else f"{count:,.0f} bytes"
     unit, size = ("kB", 1e3) if count < 1e7 else ("MB", 1e6) if count < 1e10 else ("GB", 1e9)
@@ -61,24 +61,26 @@ def format_bytes(count: float) -> str:
 
 
 def exit_on_interrupt() -> None:
-    """Let Ctrl-C end this process at once, until `restore_interrupt` is called."""
+    """Let Ctrl-C end this process at once, until `restore_interrupt` is called: while libraries are
+    loaded, a `KeyboardInterrupt` would break them or be hidden.
+    """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it may be ignored
-        signal.signal(signal.SIGINT, _leave)
+        signal.signal(signal.SIGINT, _exit_now)
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    """End at once: libraries that are being loaded break at a `KeyboardInterrupt`, or hide it."""
-    os._exit(_ENDS.get(signal.Signals(number), EXIT_INTERRUPTED))
+def _exit_now(number: int, frame: FrameType | None) -> None:
+    os._exit(_EXIT_CODES.get(signal.Signals(number), EXIT_INTERRUPTED))
 
 
 def restore_interrupt() -> None:
-    """Let Ctrl-C raise `KeyboardInterrupt` from here on: a command can finish its output."""
-    if signal.getsignal(signal.SIGINT) is _leave:
+    """Let Ctrl-C raise `KeyboardInterrupt` again, so that a command can finish its output."""
+    if signal.getsignal(signal.SIGINT) is _exit_now:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def open_closed_streams() -> None:
     """Replace closed standard streams by /dev/null, so that no other file gets their numbers."""
+    # stdout, too, is opened for reading, so that writing to it fails
     for number, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
         try:
             os.fstat(number)
@@ -90,21 +92,21 @@ def open_closed_streams() -> None:
 
 @contextmanager
 def writing(name: str | int, *, has_severities: bool = False) -> Iterator[IO[bytes]]:
-    """Open a file, stdout (`-`), or the standard stream of a number, for bytes; a terminal gets
-    control characters spelled out, and words of severity in colour if the text has them.
+    """Open a path, stdout (`-`), or a standard stream by its number, for writing bytes. A terminal
+    gets control characters spelled out and, if `has_severities`, words of severity in colour.
     """
     restore_interrupt()
-    place = 1 if name == "-" else name
-    shown = ("stdin", "stdout", "stderr")[place] if isinstance(place, int) else place
+    target = 1 if name == "-" else name
+    shown = ("stdin", "stdout", "stderr")[target] if isinstance(target, int) else target
     # not `sys.stdout`, which may write only a part of a line under PYTHONUNBUFFERED
-    with ending(shown), open(place, "wb", closefd=not isinstance(place, int)) as sink:
-        yield cast(IO[bytes], _Screen(sink, has_severities)) if sink.isatty() else sink
+    with ending(shown), open(target, "wb", closefd=not isinstance(target, int)) as sink:
+        yield cast(IO[bytes], _Terminal(sink, has_severities)) if sink.isatty() else sink
 
 
 @contextmanager
 def ending(name: str) -> Iterator[None]:
-    """End the command where writing to `name` is stopped, quietly if its reader is gone; raises
-    `UserError` where writing fails.
+    """Exit with the right code if Ctrl-C stops writing to `name` or its reader is gone; raises
+    `UserError` if writing fails.
     """
     try:
         yield
@@ -119,14 +121,18 @@ def ending(name: str) -> Iterator[None]:
 
 @contextmanager
 def stopped_by_signals(is_kept: bool = True) -> Iterator[None]:
-    """Raise an exception on SIGTERM, SIGHUP and Ctrl-C, if `is_kept`, so that what was written can
-    be kept; a second signal ends the process at once.
+    """Let Ctrl-C raise `KeyboardInterrupt`, as `restore_interrupt` does. If `is_kept`, SIGTERM and
+    SIGHUP raise `SystemExit`, so that what was written can be kept, and a second signal ends the
+    process at once.
     """
-    defaults = dict.fromkeys(_ENDS, signal.SIG_DFL) | {signal.SIGINT: signal.default_int_handler}
+    restore_interrupt()
+    on_interrupt = {signal.SIGINT: signal.default_int_handler}
+    defaults = dict.fromkeys(_EXIT_CODES, signal.SIG_DFL) | on_interrupt
     before = {number: signal.getsignal(number) for number in defaults}
+    # other handlers stay: signals may be ignored, or a job has its own
     changed = [n for n, default in defaults.items() if is_kept and before[n] is default]
     try:
-        for number in changed:  # others are ignored, or a job's own
+        for number in changed:
             signal.signal(number, _stop)
         yield
     finally:
@@ -135,12 +141,12 @@ def stopped_by_signals(is_kept: bool = True) -> Iterator[None]:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    for each in (*_ENDS, signal.SIGINT):
-        if signal.getsignal(each) is _stop:
-            signal.signal(each, _leave)
+    for handled in (*_EXIT_CODES, signal.SIGINT):
+        if signal.getsignal(handled) is _stop:
+            signal.signal(handled, _exit_now)
     if number == signal.SIGINT:
         raise KeyboardInterrupt
-    sys.exit(_ENDS[signal.Signals(number)])
+    sys.exit(_EXIT_CODES[signal.Signals(number)])
 
 
 def _coloured(line: str) -> str:
@@ -149,14 +155,14 @@ def _coloured(line: str) -> str:
     )
 
 
-class _Screen(BufferedIOBase):
-    """A stream to a terminal, with control characters spelled out."""
+class _Terminal(BufferedIOBase):
+    """A stream to a terminal that spells out control characters."""
 
     def __init__(self, sink: IO[bytes], has_severities: bool) -> None:
         self.sink, self.has_severities = sink, has_severities
 
     def write(self, data: Any) -> int:
-        """Write bytes; those that are not UTF-8 are spelled out, too."""
+        """Write bytes; bytes that are not UTF-8 are spelled out, too."""
         text = bytes(data).decode("utf-8", "backslashreplace")
         shown = _CONTROL.sub(lambda c: ascii(c[0])[1:-1], text)
         self.sink.write((_coloured(shown) if self.has_severities else shown).encode())

@@ -1,16 +1,16 @@
-"""Output files of commands: complete under their names at the end, or not there at all.
+"""Output files of commands, which are complete when they get their names.
 
     out.txt.partial     the content so far, locked by the process that writes it
-    out.txt.partial.1   what an attempt that was stopped had left, if the next one began anew
+    out.txt.partial.1   lines of an attempt that was stopped, after the next one has begun
     out.txt             the old file until the end, then the new one
 
-A stream, a device, a pipe, and a file in a directory that takes no new file are written directly.
+Streams, devices, pipes, and files in a directory that accepts no new file are written directly.
 """
 
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
@@ -18,13 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from mtrain.runtime import files
-from mtrain.runtime.console import (
-    ending,
-    format_bytes,
-    restore_interrupt,
-    stopped_by_signals,
-    writing,
-)
+from mtrain.runtime.console import ending, format_bytes, stopped_by_signals, writing
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import is_on_terminal, logger
 
@@ -36,20 +30,21 @@ class _Output:
     """An output that is written under a temporary name."""
 
     path: Path  # as the user named it
-    place: Path  # where that leads
-    partial: Path  # the temporary name
+    target: Path  # with links resolved
+    partial: Path  # the temporary file
     descriptor: int  # of the temporary file; holds its lock
     sink: IO[bytes]
 
     def close(self, *, keeps_lines: bool) -> None:
-        """Close the file. If it was not published, keep its complete lines and log where they are,
-        or remove it.
+        """Close the file. If it was not published, keep its complete lines and log where they are
+        if `keeps_lines`, or else remove it.
         """
         with suppress(OSError):  # of a full disk
             self.sink.close()
         if files.is_at(self.descriptor, self.partial):
-            state = "left as it was" if self.place.exists() else "not written"
-            if lines := _cut_to_lines(self.descriptor) if keeps_lines else 0:
+            state = "left as it was" if self.target.exists() else "not written"
+            lines = _cut_to_lines(self.descriptor) if keeps_lines else 0
+            if lines:
                 logger.warning(
                     "%s holds the first %s of the output; %s was %s",
                     self.partial if self.path.is_symlink() else _partial_of(self.path),
@@ -65,8 +60,8 @@ class _Output:
         os.close(self.descriptor)
 
 
-def _partial_of(place: Path) -> Path:
-    return place.with_name(f"{place.name}.partial")
+def _partial_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.partial")
 
 
 def _cut_to_lines(descriptor: int) -> int:
@@ -74,7 +69,8 @@ def _cut_to_lines(descriptor: int) -> int:
     lines = end = start = 0
     while block := os.pread(descriptor, _BLOCK, start):
         lines += block.count(b"\n")
-        end = start + block.rfind(b"\n") + 1 if b"\n" in block else end
+        if b"\n" in block:
+            end = start + block.rfind(b"\n") + 1
         start += len(block)
     os.ftruncate(descriptor, end)
     return lines
@@ -84,11 +80,11 @@ def _cut_to_lines(descriptor: int) -> int:
 def opened(
     *names: str | Path, as_it_goes: bool = False, keeps_lines: bool = False, is_new: bool = False
 ) -> Iterator[list[IO[bytes]]]:
-    """Open files for bytes; `-` is stdout. At the end of the block all are renamed to their names,
-    with the permissions of the files that they replace. If the block fails or is stopped, none is,
-    and only complete lines are kept if `keeps_lines`. Raises `UserError`.
+    """Open files for writing bytes; `-` is stdout. At the end of the block all get their names, and
+    the permissions of the files that they replace. If the block fails or is stopped, none does, and
+    their complete lines are kept if `keeps_lines`. Files are written directly if `as_it_goes`, and
+    must not exist if `is_new`. Raises `UserError`.
     """
-    restore_interrupt()
     shown = ", ".join("stdout" if str(name) == "-" else str(name) for name in names)
     is_kept = not as_it_goes and not {str(name) for name in names} <= {"-", os.devnull}
     with ending(shown), stopped_by_signals(is_kept), ExitStack() as stack:
@@ -108,40 +104,41 @@ def opened(
 
 
 def _publish(outputs: list[_Output], *, is_new: bool) -> None:
-    """Rename all files to their names; none, if a new file's name is taken."""
-    for each in outputs:
-        os.fsync(each.descriptor)
-        if not files.is_at(each.descriptor, each.partial):
-            raise UserError(f"{each.partial}: was removed or replaced while it was written")
-        if is_new and os.path.lexists(each.path):
-            raise RefusedError(f"{each.path}: exists already; remove it, or choose another name")
-    for each in outputs:
-        os.replace(each.partial, each.place)
-        with suppress(PermissionError):  # a directory that may be written to, but not read
-            files.sync(each.place.parent)
+    """Give all files their names, or none if `is_new` and one of the names is taken."""
+    for output in outputs:
+        os.fsync(output.descriptor)
+        if not files.is_at(output.descriptor, output.partial):
+            raise UserError(f"{output.partial}: was removed or replaced while it was written")
+        if is_new and os.path.lexists(output.path):
+            text = "exists already; remove it, or choose another name"
+            raise RefusedError(f"{output.path}: {text}")
+    for output in outputs:
+        os.replace(output.partial, output.target)
+        with suppress(PermissionError):  # the directory may be writable, but not readable
+            files.sync(output.target.parent)
         if is_on_terminal():
-            logger.info("wrote %s (%s)", each.path, size_of(each.place))
+            logger.info("wrote %s (%s)", output.path, size_of(output.target))
 
 
 def size_of(path: Path) -> str:
-    """Return the size of a file, or of a directory and all in it, for people."""
-    files_of = (path, *path.rglob("*"))
-    return format_bytes(sum(each.stat().st_size for each in files_of if each.is_file()))
+    """Return the readable size of a file, or of all files in a directory."""
+    paths = (path, *path.rglob("*"))
+    return format_bytes(sum(item.stat().st_size for item in paths if item.is_file()))
 
 
 def _begin(name: str | Path, *, keeps_lines: bool) -> _Output | None:
-    """Create the temporary file for an output; None if the output is written directly. Lines that
-    an earlier attempt left are kept if `keeps_lines`. Raises `OSError`.
+    """Create the temporary file for an output; None if the output is written directly. Keep lines of
+    an earlier attempt if `keeps_lines`. Raises `OSError`.
     """
-    path, place = Path(name), Path(os.path.realpath(name))
+    path, target = Path(name), Path(os.path.realpath(name))
     if _standard(name) in (1, 2) or str(path).startswith(("/dev/fd/", "/proc/")):
         return None
     old = None
     with suppress(FileNotFoundError):
         old = os.stat(path)
-    if old is not None and not _is_replaceable(old, place):
+    if old is not None and not _is_replaceable(old, target):
         return None
-    partial = _partial_of(place)
+    partial = _partial_of(target)
     try:
         descriptor = _make_held(partial, keeps_lines=keeps_lines)
     except OSError as error:
@@ -150,7 +147,7 @@ def _begin(name: str | Path, *, keeps_lines: bool) -> _Output | None:
         raise
     if old is not None:
         os.fchmod(descriptor, old.st_mode & 0o777)
-    return _Output(path, place, partial, descriptor, os.fdopen(descriptor, "wb", closefd=False))
+    return _Output(path, target, partial, descriptor, os.fdopen(descriptor, "wb", closefd=False))
 
 
 def _standard(name: str | Path) -> str | int:
@@ -164,37 +161,38 @@ def _standard(name: str | Path) -> str | int:
     return str(name)
 
 
-def _is_replaceable(old: os.stat_result, place: Path) -> bool:
-    """Whether a file can be replaced by another one instead of written directly."""
+def _is_replaceable(old: os.stat_result, path: Path) -> bool:
+    """Whether a file can be replaced by a new one, and need not be written directly."""
     if not stat.S_ISREG(old.st_mode):
         return False
-    if not os.access(place, os.W_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
-    above = place.parent.stat()  # in a sticky directory only the owners of files may replace them
-    return not above.st_mode & stat.S_ISVTX or os.geteuid() in (0, old.st_uid, above.st_uid)
+    if not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    parent = path.parent.stat()
+    is_sticky = bool(parent.st_mode & stat.S_ISVTX)  # only the owner of a file may replace it
+    return not is_sticky or os.geteuid() in (0, old.st_uid, parent.st_uid)
 
 
 def _make_held(path: Path, *, keeps_lines: bool) -> int:
-    """Create and lock a file. What an earlier attempt left there is removed, or gets another name
-    if `keeps_lines`. Raises `RefusedError` if another process writes it, and `OSError`.
+    """Create and lock a file. The file of an earlier attempt is removed, or renamed if
+    `keeps_lines`. Raises `RefusedError` if another process is writing it, and `OSError`.
     """
     if path.is_symlink():
         path.unlink()
     with suppress(FileNotFoundError):
-        left = files.open_kept(path, os.O_RDONLY)
+        earlier = files.open_kept(path, os.O_RDONLY)
         try:
-            if not files.try_lock(left):
+            if not files.try_lock(earlier):
                 text = "another process is writing it; wait for it, or choose another name"
                 raise RefusedError(f"{path}: {text}")
-            if keeps_lines and os.fstat(left).st_size:
+            if keeps_lines and os.fstat(earlier).st_size:
                 numbered = (path.with_name(f"{path.name}.{number}") for number in count(1))
-                kept = next(name for name in numbered if not os.path.lexists(name))
-                path.rename(kept)
-                logger.warning("%s: left by an earlier attempt, and kept as %s", path, kept)
+                free = next(name for name in numbered if not os.path.lexists(name))
+                path.rename(free)
+                logger.warning("%s: left by an earlier attempt, and kept as %s", path, free)
             else:
                 path.unlink()
         finally:
-            os.close(left)
+            os.close(earlier)
     descriptor = files.open_kept(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     files.try_lock(descriptor)
     return descriptor
@@ -209,9 +207,9 @@ def write_output(path: Path, data: bytes) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise `UserError`, before any work is done, if no file of that name can be written."""
+    """Raise `UserError`, before any work is done, if the path cannot be written."""
     with ending(str(path)):
-        os.stat(os.path.join(path.parent, "."))  # fails where it is no directory, too
+        os.stat(os.path.join(path.parent, "."))  # also fails if it is not a directory
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not os.access(path if path.exists() else path.parent, os.W_OK):
@@ -219,34 +217,38 @@ def check_writable(path: Path) -> None:
 
 
 def refuse_overwriting(output: str | Path | None, *inputs: str | Path | None) -> None:
-    """Refuse to write over a file that is still to be read."""
+    """Refuse an output that would overwrite an input."""
     if output is None or str(output) == "-":
         return
-    for name in (str(each) for each in inputs if each is not None):
-        if _written(str(output)) & _files_of([0 if name == "-" else name], stat.S_ISREG):
+    for source in inputs:
+        if source is None:
+            continue
+        read = _identities(0 if str(source) == "-" else str(source), regular_only=True)
+        if _written(str(output)) & read:
             raise RefusedError(f"{output}: is an input, too; write to another file")
 
 
 def refuse_one_file(output: str, other: str, option: str) -> None:
-    """Refuse to write two outputs to one file; `option` is that of the other one."""
+    """Refuse to write two outputs to one file; `option` names the other one."""
     if os.devnull not in (output, other) and _written(output) & _written(other):
         raise RefusedError(f"{option} {other}: is the output file, too; choose another file")
 
 
 def _written(output: str) -> set[object]:
-    """Return what is written to for an output, its temporary file included."""
+    """Return the identities of the files that an output writes to."""
+    if output == "-":
+        return _identities(1)
     partial = str(_partial_of(Path(os.path.realpath(output))))
-    return _files_of([1] if output == "-" else [output, partial], bool)
+    return _identities(output) | _identities(partial)
 
 
-def _files_of(names: list[str | int], is_meant: Callable[[int], bool]) -> set[object]:
-    """Return what names or numbers of streams stand for: the number, the path with links resolved,
-    and device and inode of a file that exists, if its mode `is_meant`.
+def _identities(name: str | int, *, regular_only: bool = False) -> set[object]:
+    """Return what identifies a path or the number of a stream: the number or the path with links
+    resolved, and device and inode if the file exists, and is a regular one if `regular_only`.
     """
-    found = set[object]()
-    for name in names:
-        found.add(name if isinstance(name, int) else os.path.realpath(name))
-        with suppress(OSError):
-            status = os.stat(name)
-            found |= {(status.st_dev, status.st_ino)} if is_meant(status.st_mode) else set()
-    return found
+    identities: set[object] = {name if isinstance(name, int) else os.path.realpath(name)}
+    with suppress(OSError):
+        status = os.stat(name)
+        if stat.S_ISREG(status.st_mode) or not regular_only:
+            identities.add((status.st_dev, status.st_ino))
+    return identities
