@@ -147,21 +147,13 @@ class RunDirectory:
         history, last = self.read(layout.BEST, BEST), 0
         if history is not None and history.steps:
             last = max(history.steps)
-        elif status is not None and self._has_saved(status, save_every):
+        elif status is not None and _has_saved(status, save_every, self.checkpoints):
             last = status.step
         if last:
             raise RefusedError(
                 f"{self.checkpoints}: the checkpoints of this run are gone; it had reached step "
                 f"{last}; restore them, or choose another run_dir to start again"
             )
-
-    def _has_saved(self, status: Status, save_every: int) -> bool:
-        """Whether a run that ended with this status had saved a checkpoint."""
-        if status.state in ("complete", "stopped", "running"):
-            return True
-        if self.checkpoints.is_dir():  # empty if the first save failed, as on a full disk
-            return status.step > save_every
-        return status.step >= save_every
 
     def failure(self, error: OSError) -> UserError:
         """Turn a system error into a `UserError`."""
@@ -289,6 +281,15 @@ class RunDirectory:
         """Replace one of the small JSON files."""
         self.check_held()
         files.write_text(self.path / name, json.dumps(content, indent=1, default=dict) + "\n")
+
+
+def _has_saved(status: Status, save_every: int, checkpoints: Path) -> bool:
+    """Whether a run that ended with this status had saved a checkpoint."""
+    if status.state in ("complete", "stopped", "running"):
+        return True
+    if checkpoints.is_dir():  # empty if the first save failed, as on a full disk
+        return status.step > save_every
+    return status.step >= save_every
 
 
 def _is_same(path: Path | None, other: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Devices: choice, number formats, determinism, seeds, lack of memory."""
+"""Devices: choice, number formats, determinism, seeds, errors of too little memory."""
 
 import os
 import re
@@ -9,9 +9,9 @@ import torch
 
 from mtrain.runtime.errors import RefusedError, UserError
 
-# Words of errors for a lack of memory on a CPU, which have no type of their own: of torch, oneDNN
-# and the operating system.
-LACKS = ("DefaultCPUAllocator", "could not create a primitive", "Cannot allocate memory")
+# Parts of the messages of torch, oneDNN and the operating system when a CPU has too little memory:
+# these errors have no type that tells them from others.
+OUT_OF_MEMORY = ("DefaultCPUAllocator", "could not create a primitive", "Cannot allocate memory")
 
 
 def pick_device(name: str) -> torch.device:
@@ -26,13 +26,13 @@ def pick_device(name: str) -> torch.device:
         )
     kind, _, index = name.partition(":")
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
-        raise RefusedError(f"device {name}: {_lack_of_cuda(torch.cuda.device_count())}")
+        raise RefusedError(f"device {name}: {_why_no_cuda(torch.cuda.device_count())}")
     if kind == "mps" and not torch.backends.mps.is_available():
         raise RefusedError("device mps: not available on this machine")
     return torch.device(kind, int(index or 0)) if kind == "cuda" else torch.device(kind)
 
 
-def _lack_of_cuda(devices: int) -> str:
+def _why_no_cuda(devices: int) -> str:
     """Return why a CUDA device is missing, and what to do."""
     if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         return (
@@ -50,8 +50,8 @@ def has_fast_bf16(device: torch.device) -> bool:
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type != "cpu":
         return False
-    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return any(getattr(torch.cpu, probe, bool)() for probe in probes)
+    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # of some torch versions
+    return any(getattr(torch.cpu, name)() for name in probes if hasattr(torch.cpu, name))
 
 
 def compute_dtype(precision: str, device: torch.device, *, training: bool) -> torch.dtype:
@@ -68,8 +68,8 @@ def compute_dtype(precision: str, device: torch.device, *, training: bool) -> to
 
 
 def set_up_cuda(device: torch.device) -> None:
-    """Choose this device for CUDA, deterministic kernels, and the attention that is fastest for
-    sentences: 32 tokens take 0.3 ms instead of 0.8 with flash attention (H100).
+    """Select this CUDA device, deterministic kernels, and the attention kernel that is fastest for
+    sentences: 32 tokens take 0.3 ms, with flash attention 0.8 ms (H100).
     """
     torch.cuda.set_device(device)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -81,8 +81,8 @@ def set_up_cuda(device: torch.device) -> None:
 
 
 def seed_device(device: torch.device, seed: int) -> None:
-    """Seed the randomness of a GPU, without `torch.manual_seed` on CUDA: it takes a millisecond or
-    two to visit all kinds of devices.
+    """Seed the random generator of a device. On CUDA this avoids `torch.manual_seed`, which takes a
+    millisecond or two to seed all kinds of devices.
     """
     if device.type == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.default_generators[device.index or 0].manual_seed(seed)
@@ -92,11 +92,13 @@ def seed_device(device: torch.device, seed: int) -> None:
 
 @contextmanager
 def telling_lack_of_memory(explain: Callable[[], str]) -> Iterator[None]:
-    """Turn a lack of memory of the device or the machine into a `UserError` with this message."""
+    """Turn an out-of-memory error of the device or the machine into a `UserError` with the message
+    that `explain` returns.
+    """
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        lacking = isinstance(error, torch.OutOfMemoryError | MemoryError)
-        if not lacking and not any(words in str(error) for words in LACKS):
+        has_type = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        if not has_type and not any(words in str(error) for words in OUT_OF_MEMORY):
             raise
         raise UserError(explain()) from None

@@ -1,4 +1,4 @@
-"""The errors that users see: one message, no traceback, a fixed exit code."""
+"""The errors that users see: a message without a traceback, and a fixed exit code."""
 
 import copyreg
 from typing import Any
@@ -12,28 +12,29 @@ EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 EXIT_TERMINATED = 143
 
-# The no-break spaces of French and the space of Chinese and Japanese.
+# The no-break spaces of French, and the space of Chinese and Japanese.
 SPACES = "\u00a0\u202f\u3000"
 # Characters that join or part the letters of a word, as in Persian and Hindi, and parts of emoji.
 JOINERS = "\u200c\u200d"
-FIRST_JOINED = "\u0590"  # Latin, Greek, Cyrillic and Armenian letters stand before it
+FIRST_JOINED = "\u0590"  # joiners have no use among the Latin, Greek, ... letters below
 
 
 def printable(text: str) -> str:
     """Spell out the characters of a text that a terminal would not show, or would obey."""
     if text.isprintable():
         return text
-
-    def spelled(before: str, c: str) -> str:
-        joins = c in JOINERS and before >= FIRST_JOINED
-        return c if c.isprintable() or c in SPACES or joins else ascii(c)[1:-1]
-
-    return "".join(map(spelled, " " + text, text))
+    shown, before = list[str](), " "
+    for char in text:
+        is_joiner = char in JOINERS and before >= FIRST_JOINED
+        is_shown = char.isprintable() or char in SPACES or is_joiner
+        shown.append(char if is_shown else ascii(char)[1:-1])
+        before = char
+    return "".join(shown)
 
 
 def is_utf8(text: str) -> bool:
-    """Whether a text can be encoded: JSON can spell lone surrogates, and Python has them for the
-    bytes of file names that are not UTF-8.
+    """Whether a text can be encoded as UTF-8: lone surrogates cannot, which JSON may spell, and
+    which Python puts in place of bytes of file names that are not UTF-8.
     """
     try:
         return text.isascii() or bool(text.encode("utf-8"))
@@ -44,8 +45,8 @@ def is_utf8(text: str) -> bool:
 class UserError(Exception):
     """The run failed for a reason that the user can fix: *where: what is wrong; what to do*.
 
-    Each argument is a line of the message; line breaks and terminal escapes inside one, as in names
-    from outside, are spelled out.
+    Each argument is a line of the message. Line breaks and terminal escapes inside it, as in the
+    name of a file, are spelled out.
     """
 
     exit_code = EXIT_FAILED
@@ -59,7 +60,7 @@ class UserError(Exception):
         return "\n".join(map(printable, self.args))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Let a process send an error to another, whatever the parameters of its class are."""
+        """Pickle an error for another process, whatever the parameters of its class are."""
         return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined]
 
 
@@ -69,7 +70,7 @@ def first_line(error: Exception) -> str:
 
 
 def as_user_error(error: UserError | OSError | MemoryError) -> UserError:
-    """Return the error to show, also for a full disk or a lack of memory."""
+    """Return the error to show, also for a system error or too little memory."""
     if isinstance(error, UserError):
         return error
     if isinstance(error, MemoryError):
@@ -78,8 +79,8 @@ def as_user_error(error: UserError | OSError | MemoryError) -> UserError:
 
 
 class RowError(UserError):
-    """A line or row of a corpus that is not text on both sides. Its `kind` is "encoding" for bytes
-    that are not UTF-8 or half a surrogate pair, "long" for more than is read, and else "row".
+    """A line or row of a corpus that is not text on both sides. `kind` is "encoding" if it is not
+    valid UTF-8 or holds half a surrogate pair, "long" if it is too long, or else "row".
     """
 
     def __init__(self, place: str, number: int, reason: str, kind: str = "row") -> None:
@@ -88,7 +89,7 @@ class RowError(UserError):
 
 
 class UnequalError(UserError):
-    """Files of unequal length: `pairs` pairs until one of them ends."""
+    """Files of unequal length; the shorter one ends after `pairs` pairs."""
 
     def __init__(self, message: str, pairs: int) -> None:
         super().__init__(message)
@@ -104,10 +105,10 @@ class RefusedError(UserError):
 class MissingExtraError(RefusedError):
     """A library is not installed; the message names the extra of mtrain that installs it."""
 
-    def __init__(self, what: str, extra: str, more: object) -> None:
+    def __init__(self, what: str, extra: str, cause: object) -> None:
         install = f"pip install 'mtrain[{extra}]' (in a clone: -e '.[{extra}]')"
-        reason = "" if isinstance(more, ModuleNotFoundError) else f"; {more}"  # it says no more
-        super().__init__(f"{what} needs an extra: {install}{reason}")
+        detail = "" if isinstance(cause, ModuleNotFoundError) else f"; {cause}"  # or nothing new
+        super().__init__(f"{what} needs an extra: {install}{detail}")
 
 
 class StoppedError(UserError):

@@ -1,7 +1,8 @@
-"""Files that mtrain owns: opened without following a link, written aside, synced and renamed.
+"""Files that mtrain owns: opened without following links; replaced by a temporary file that is
+synced and renamed.
 
-A directory from somebody else may hold links, pipes or folders under the names that mtrain uses.
-This module opens only new files and regular ones, and refuses links.
+A directory from somebody else may hold links, pipes or directories under the names that mtrain
+uses. This module opens only new files and regular ones, and refuses links.
 """
 
 import errno
@@ -26,27 +27,27 @@ def _umask() -> int:
     return mask
 
 
-# Of a new file, as `open` gives them; read once, since asking for the mask changes it for a moment.
+# Permissions that `open` gives a new file; read once, since reading the umask changes it briefly.
 PERMISSIONS = 0o666 & ~_umask()
 
 
 def create(path: Path) -> IO[bytes]:
-    """Open a new file for writing, in place of a file or link of that name; raises `OSError`."""
+    """Create a file for writing, after removing a file or link of that name; raises `OSError`."""
     path.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     return os.fdopen(os.open(path, flags, 0o666), "wb")
 
 
 def open_kept(path: Path, flags: int) -> int:
-    """Open a file that stays, such as a log or a lock, with the flags of `os.open`, and return its
-    descriptor; raises `OSError` for a link, a pipe or a folder.
+    """Open a file that is not replaced, such as a log or a lock, with the flags of `os.open`, and
+    return its descriptor; raises `OSError`, also for a link, a pipe or a directory.
     """
     try:
         # without O_NONBLOCK, opening a pipe waits for its other end
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
-        is_other = error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR)
-        raise (_refusal(path) if is_other else error) from None
+        is_not_regular = error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR)
+        raise (_refusal(path) if is_not_regular else error) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise _refusal(path)
@@ -55,13 +56,12 @@ def open_kept(path: Path, flags: int) -> int:
 
 def _refusal(path: Path, kind: str = "regular file") -> OSError:
     what = "a link" if path.is_symlink() else f"not a {kind}"
-    text = f"{what}, where mtrain keeps a {kind.split()[-1]} of its own"
-    return OSError(errno.EINVAL, text, str(path))
+    return OSError(errno.EINVAL, f"{what}, where mtrain needs a {kind}", str(path))
 
 
 def append(path: Path) -> IO[bytes]:
-    """Open a file for appending, or create it; one with a second name (a hard link, as some backups
-    make) is replaced by a copy first. Raises `OSError`.
+    """Open a file for appending, or create it. If it has a hard link, as some backups make, replace
+    it by a copy first. Raises `OSError`.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     stream = os.fdopen(open_kept(path, flags), "ab")
@@ -78,14 +78,14 @@ def read(path: Path) -> IO[bytes]:
     return os.fdopen(open_kept(path, os.O_RDONLY), "rb")
 
 
-def read_whole(path: Path, most: int) -> bytes:
+def read_whole(path: Path, max_bytes: int) -> bytes:
     """Return the content of a file that mtrain owns; raises `OSError`, and `ValueError` if it is
-    larger than `most` bytes.
+    too large.
     """
     with read(path) as stream:
-        if os.fstat(stream.fileno()).st_size > most:
-            raise ValueError(f"larger than {most:,} bytes")
-        return stream.read(most)
+        if os.fstat(stream.fileno()).st_size > max_bytes:
+            raise ValueError(f"larger than {max_bytes:,} bytes")
+        return stream.read(max_bytes)
 
 
 def make_directory(path: Path) -> None:
@@ -103,8 +103,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Replace a file: readers, also after a crash, see the old or the new bytes, never a mixture.
-    Its permissions stay. Raises `OSError`; the old file is then still there.
+    """Replace a file but keep its permissions. Readers, also after a crash, see the old or the new
+    bytes, never a mixture. Raises `OSError` and then keeps the old file.
     """
     with replacing(path) as out:
         out.write(data)
@@ -113,24 +113,24 @@ def write_bytes(path: Path, data: bytes) -> None:
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Open a new file that replaces `path` at the end of the block, as `write_bytes` does."""
-    aside = path.with_name(PARTIAL.format(path.name))
+    partial = path.with_name(PARTIAL.format(path.name))
     try:
-        with create(aside) as out:
+        with create(partial) as out:
             yield out
             out.flush()
             os.fsync(out.fileno())
         if path.exists() and not path.is_symlink():
-            aside.chmod(path.stat().st_mode & 0o777)
-        os.replace(aside, path)
+            partial.chmod(path.stat().st_mode & 0o777)
+        os.replace(partial, path)
         sync(path.parent)
     except OSError:
-        with suppress(OSError):  # frees room on a full disk
-            aside.unlink()
+        with suppress(OSError):  # frees space on a full disk
+            partial.unlink()
         raise
 
 
 def sync(path: Path) -> None:
-    """Write the bytes of a file, or the entries of a directory, through to the disk."""
+    """Flush the bytes of a file, or the entries of a directory, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -139,7 +139,7 @@ def sync(path: Path) -> None:
 
 
 def try_lock(descriptor: int) -> bool:
-    """Lock an open file or directory until it is closed, unless another process holds the lock."""
+    """Lock an open file or directory until it is closed; False if another process holds it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -148,7 +148,7 @@ def try_lock(descriptor: int) -> bool:
 
 
 def is_at(descriptor: int, path: Path) -> bool:
-    """Whether an open file or directory still has its name, and was not removed or replaced."""
+    """Whether an open file or directory is still at `path`, neither removed nor replaced."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except FileNotFoundError:
@@ -156,29 +156,30 @@ def is_at(descriptor: int, path: Path) -> bool:
 
 
 def expand_path(text: str) -> str:
-    """Expand `$NAME`, `${NAME}` and a leading `~` or `~user` in a path; raises `ValueError` where
-    one has no value. A `$` without a name stays.
+    """Expand `$NAME`, `${NAME}` and a leading `~` or `~user` in a path; raises `ValueError` if one
+    has no value. A `$` without a name stays.
     """
-    place = os.path.expanduser(os.path.expandvars(text))
-    if place.startswith("~"):
-        user = place.partition("/")[0]
+    path = os.path.expanduser(os.path.expandvars(text))
+    if path.startswith("~"):
+        user = path.partition("/")[0]
         raise ValueError(f"{user} has no home directory here; write the path out")
-    if found := VARIABLE.search(place):  # it would be expanded again where the path is read back
-        if found[0] in text:
-            raise ValueError(f"{found[0]} is not set; set it or write the path out")
-        raise ValueError(f"holds {found[0]} when it is expanded; use a path without it")
-    if text and not place:
+    match = VARIABLE.search(path)
+    if match and match[0] in text:
+        raise ValueError(f"{match[0]} is not set; set it or write the path out")
+    if match:  # it would be expanded again when the stored path is read
+        raise ValueError(f"holds {match[0]} when it is expanded; use a path without it")
+    if text and not path:
         raise ValueError(f"{text} is empty; set it or write the path out")
-    return place
+    return path
 
 
 def expand_dataset(name: str) -> str:
-    """Expand the name of a local folder; raises `ValueError` if it may be a name on the hub, which
-    must not be asked for values of environment variables.
+    """Expand the name of a dataset that is a local folder; raises `ValueError` if the result may be
+    a name on the hub, which must not be sent values of environment variables.
     """
     if not name.startswith("~") and not VARIABLE.search(name):
         return name
-    place = expand_path(name)
-    if not place.startswith(("/", ".")):
+    path = expand_path(name)
+    if not path.startswith(("/", ".")):
         raise ValueError(f"{name} is not the path of a folder; start it with ./ for a folder here")
-    return place
+    return path

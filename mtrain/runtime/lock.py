@@ -1,4 +1,4 @@
-"""Locks between processes, which the system releases however their holder ends."""
+"""Locks between processes, which the system releases however the process ends that holds them."""
 
 import os
 import socket
@@ -14,7 +14,7 @@ from mtrain.runtime import files
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.json_reader import read_json_file
 
-POLL = 0.5  # seconds between two attempts to get a lock
+POLL = 0.5  # seconds between attempts to get a lock
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ HOLDER = TypeAdapter(Holder)
 
 
 class ReplacedError(UserError):
-    """A directory that was removed or replaced while this process held it."""
+    """A directory was removed or replaced while this process held its lock."""
 
 
 @dataclass(frozen=True)
@@ -43,16 +43,16 @@ class Held:
         """Raise `ReplacedError` if the file, and so its directory, was removed or replaced."""
         if not files.is_at(self.descriptor, self.path):
             raise ReplacedError(
-                f"{self.path.parent}: was removed or replaced while this process used it; nothing "
-                "more is written to it. Start again with a run_dir that nobody removes"
+                f"{self.path.parent}: was removed or replaced while this process used it, and is "
+                "left as it is; start again with a run_dir that nobody removes"
             )
 
 
 @contextmanager
 def exclusive(path: Path, *, wait: Callable[[str], None] | None = None) -> Iterator[Held]:
-    """Hold the lock file `path`, which stays: only the system's lock on it counts. While another
-    process holds it, call `wait` with the name of that process, or raise `RefusedError`. Raises
-    `OSError` for a link, a pipe or a folder.
+    """Lock the file `path`, which is created if necessary and never removed. While another process
+    holds it, call `wait` with the name of that process, or raise `RefusedError`. Raises `OSError`
+    for a link, a pipe or a directory.
     """
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def exclusive(path: Path, *, wait: Callable[[str], None] | None = None) -> Itera
 
 
 def _write_name(descriptor: int) -> None:
-    """Name this process in the lock file, unless that has another name, too (a hard link)."""
+    """Name this process in the lock file, unless a hard link makes it somebody's file, too."""
     if os.fstat(descriptor).st_nlink > 1:
         return
     os.ftruncate(descriptor, 0)
@@ -81,7 +81,7 @@ def _write_name(descriptor: int) -> None:
 
 
 def _holder(path: Path) -> str:
-    """Name the process that has a lock; it writes its name just after taking it."""
+    """Name the process that holds a lock; it writes its name just after locking."""
     for _ in range(20):
         with suppress(OSError, ValueError):
             holder = read_json_file(path, HOLDER)
@@ -92,11 +92,11 @@ def _holder(path: Path) -> str:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process of this machine has this number."""
+    """Whether this machine has a process with this number."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         return True
-    return pid > 0  # others are groups of processes
+    return pid > 0  # others name groups of processes

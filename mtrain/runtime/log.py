@@ -22,36 +22,36 @@ logger = logging.getLogger("mtrain")
 
 def _spell_out(record: logging.LogRecord) -> bool:
     """Make the arguments of a message printable: names and text from outside may hold line breaks,
-    which would forge a line of a log, and escapes, which a terminal would obey. Errors do that by
-    themselves.
+    which would forge a line of a log, and escapes, which a terminal would obey. A `UserError` is
+    printable already.
     """
     if isinstance(record.args, tuple):
         record.args = tuple(
-            each if isinstance(each, UserError | int | float) else printable(str(each))
-            for each in record.args
+            value if isinstance(value, UserError | int | float) else printable(str(value))
+            for value in record.args
         )
     return True
 
 
 logger.addFilter(_spell_out)
 
-# Columns that the bar of a training run needs, and the format for narrower terminals.
+# Columns that the progress bar of a training run needs, and its format on narrower terminals.
 WIDE = 120
 FIGURES = "{desc}: {percentage:.0f}% {n_fmt}/{total_fmt}, {remaining} left{postfix}"
-MAX_LISTED = 10  # numbers of lines that a message names
+MAX_LISTED = 10  # line numbers in a message
 _TIME = "%Y-%m-%d %H:%M:%S"
 
 
 class LogFile(logging.StreamHandler[TextIOWrapper]):
-    """Writes to a run's `train.log`."""
+    """The handler of a run's `train.log`."""
 
 
 class ConsoleHandler(logging.Handler):
-    """A handler for stderr that keeps a progress bar whole; warnings and errors are coloured."""
+    """A handler for stderr that writes above a progress bar, with coloured warnings and errors."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one record; on a terminal the bar shows training records, unless all are wanted,
-        and one that `is_cut` is cut to the width.
+        """Write a record. On a terminal, leave out a record that is `shown_on_bar`, unless DEBUG
+        records are wanted, and cut a record that `is_cut` to the width.
         """
         from tqdm import tqdm  # not needed by --help
 
@@ -60,20 +60,20 @@ class ConsoleHandler(logging.Handler):
             return
         label = _LABELS.get(record.levelno)
         record.label = paint(*label, sys.stderr) + " " if label else ""
-        with suppress(OSError):  # a reader that went away, or a full disk, ends no run
+        with suppress(OSError):  # a closed pipe or a full disk must not end a run
             text = self.format(record)
             if getattr(record, "is_cut", False) and sys.stderr.isatty():
                 text = clipped(text, _columns())
             tqdm.write(text, file=sys.stderr)
 
 
-# The beginning of messages on the console, and its colour on a terminal.
+# Labels of messages on the console, and their colours on a terminal.
 _LABELS = {logging.WARNING: ("warning:", YELLOW), logging.ERROR: ("error:", RED)}
 
 
 def set_up_console(*, times: bool = False, level: int | None = None) -> None:
-    """Log to stderr from a level on, by default the present one; `times` puts the time before each
-    record, unless that is a terminal.
+    """Log to stderr from a level on, by default the present one. If `times`, begin each record with
+    the time, unless stderr is a terminal.
     """
     handler = ConsoleHandler(_console_level() if level is None else level)
     stamp = "%(asctime)s " if times and not sys.stderr.isatty() else ""
@@ -85,12 +85,12 @@ def set_up_console(*, times: bool = False, level: int | None = None) -> None:
 
 
 def _console_level() -> int:
-    levels = (each.level for each in logger.handlers if isinstance(each, ConsoleHandler))
+    levels = (handler.level for handler in logger.handlers if isinstance(handler, ConsoleHandler))
     return next(levels, logging.INFO)
 
 
 def _columns() -> int:
-    """Return the width of the terminal; some do not know theirs."""
+    """Return the width of the terminal, or `WIDE` if it reports none."""
     return os.get_terminal_size(sys.stderr.fileno()).columns or WIDE
 
 
@@ -101,7 +101,7 @@ def is_on_terminal() -> bool:
 
 
 def add_log_file(path: Path) -> None:
-    """Write the records to a file, too, instead of an earlier one; raises `OSError`."""
+    """Log to this file, too, in place of an earlier one; raises `OSError`."""
     close_log_files()
     handler = LogFile(TextIOWrapper(files.append(path), encoding="utf-8"))
     handler.setLevel(logging.INFO)
@@ -119,8 +119,8 @@ def close_log_files() -> None:
 def progress_bar(
     total: int | None, unit: str, description: str, initial: int = 0, *, shown: bool = True
 ) -> "tqdm[Any]":
-    """Return a bar on stderr if that is a terminal that shows all messages, else a silent one;
-    `update`, `set_postfix_str` and `close` work on both. A narrow terminal shows the figures only.
+    """Return a progress bar on stderr if that is a terminal that shows all messages, or else a
+    silent one with the same methods. A narrow terminal shows the figures without a bar.
     """
     from tqdm import tqdm  # not needed by --help
 
@@ -142,32 +142,33 @@ def progress_bar(
 
 def shorten(numbers: Iterable[int]) -> str:
     """List the first numbers: `1, 2, 3, ...`."""
-    listed = list(numbers)
-    more = ", ..." if len(listed) > MAX_LISTED else ""
-    return ", ".join(map(str, listed[:MAX_LISTED])) + more
+    texts = list(map(str, numbers))
+    if len(texts) > MAX_LISTED:
+        texts = [*texts[:MAX_LISTED], "..."]
+    return ", ".join(texts)
 
 
 def warn_of_counts(counts: Counter[str]) -> None:
-    """Log problems of the input, with their counts."""
+    """Warn of problems of the input, with the number of lines of each."""
     for reason, count in counts.items():
         logger.warning("%s: %s", reason, f"{count:,}")
 
 
 class TruncatedLines:
-    """Counts truncated lines, and keeps the first of their numbers."""
+    """The number of truncated lines, and the line numbers of the first ones."""
 
     def __init__(self) -> None:
         self.count, self.first = 0, list[int]()
 
     def add(self, indices: Iterable[int]) -> None:
-        """Count lines by their indices, and keep the first numbers, which count from 1."""
+        """Count lines, given by indices from 0."""
         for index in indices:
             self.count += 1
             if len(self.first) <= MAX_LISTED:
                 self.first.append(index + 1)
 
     def warn(self, limit: int, text: str = "") -> None:
-        """Warn of the lines that were cut."""
+        """Warn of the truncated lines of a text, if there are any."""
         if self.count:
             logger.warning(
                 "%slines longer than %d tokens, cut there: %s (line %s)",

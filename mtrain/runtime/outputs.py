@@ -127,8 +127,8 @@ def size_of(path: Path) -> str:
 
 
 def _begin(name: str | Path, *, keeps_lines: bool) -> _Output | None:
-    """Create the temporary file for an output; None if the output is written directly. Keep lines of
-    an earlier attempt if `keeps_lines`. Raises `OSError`.
+    """Create the temporary file for an output; None if the output is written directly. Keep the
+    lines of an earlier attempt if `keeps_lines`. Raises `OSError`.
     """
     path, target = Path(name), Path(os.path.realpath(name))
     if _standard(name) in (1, 2) or str(path).startswith(("/dev/fd/", "/proc/")):

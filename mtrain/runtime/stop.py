@@ -1,4 +1,4 @@
-"""Requests to stop: signals and the time limit, remembered here and acted on at step boundaries."""
+"""Requests to stop, by a signal or the time limit, which training answers at step boundaries."""
 
 import atexit
 import os
@@ -31,27 +31,28 @@ EXIT_CODES = {
 class Stop:
     """A request to stop, by a signal or a time limit.
 
-    A signal handler only notes the request, since a save inside it could see an unfinished step. A
-    second signal ends the process at once, from a thread: a handler would wait for a library call,
-    which may take minutes.
+    The signal handler only stores the request, since a save inside it could see an unfinished step.
+    A second signal ends the process at once, from a thread: a handler runs only after a call into a
+    library has returned, which may take minutes.
     """
 
     time_limit: float | None = None  # seconds after `started`
     started: float = 0.0
-    step_seconds: float = 0.0  # of the last step, to announce how long a stop takes
+    step_seconds: float = 0.0  # duration of the last step, to announce how long a stop takes
     received: signal.Signals | None = None
 
     def install(self) -> None:
         """Install the signal handlers and start the clock."""
         self.started = time.monotonic()
         for number in EXIT_CODES:
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            is_nohup = number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
+            if not is_nohup:
                 signal.signal(number, self._on_signal)
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         Thread(target=_end_on_second, args=(reader,), daemon=True).start()
-        atexit.register(_ignore)  # they would kill the interpreter while it shuts down
+        atexit.register(_ignore_signals)  # signals would kill the interpreter while it shuts down
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
@@ -61,7 +62,7 @@ class Stop:
             seconds = f"{self.step_seconds:.0f} s"
             text = f"\n{self.received.name}: saving after this step, in up to {seconds}\n"
             with suppress(OSError):
-                os.write(2, text.encode())  # buffered streams may be in the middle of a write
+                os.write(2, text.encode())  # `sys.stderr` may be in the middle of a write
 
     @property
     def request(self) -> tuple[str, int] | None:
@@ -79,19 +80,19 @@ class Stop:
 
 
 def stopped(reason: str, exit_code: int) -> StoppedError:
-    """Return the error for a stop, with what to do."""
+    """Return the error for a stop, which says how to resume."""
     return StoppedError(f"stopped by {reason}; run the same command again to resume", exit_code)
 
 
 def _end_on_second(reader: int) -> None:
-    """Read the numbers of signals as they arrive, and end the process at the second one."""
+    """Read the numbers of arriving signals from a pipe, and end the process at the second one."""
     received: list[int] = []
     while len(received) < 2:
         received += [number for number in os.read(reader, 1) if number in EXIT_CODES]
     os._exit(EXIT_CODES[signal.Signals(received[1])])
 
 
-def _ignore() -> None:
+def _ignore_signals() -> None:
     for number in EXIT_CODES:
         signal.signal(number, signal.SIG_IGN)
 

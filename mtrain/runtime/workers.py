@@ -1,9 +1,9 @@
-"""Processes that take tasks as they are free, and give results in the order of the tasks.
+"""Worker processes: each takes a task when it is free; results come in the order of the tasks.
 
-Each process has a pipe of its own, whose end reports its death. The processes of a
-`concurrent.futures.ProcessPoolExecutor` share one pipe and its lock: when one of them is killed
-while it sends a result, the executor waits for ever (seen with Python 3.11). It also ends processes
-by SIGTERM, which these must not receive.
+Each process has its own pipe, which closes when the process dies. In a
+`concurrent.futures.ProcessPoolExecutor` all share one pipe and its lock: if a process is killed
+while it sends a result, the executor waits for ever (seen with Python 3.11). The executor also ends
+processes by SIGTERM, which is blocked here.
 """
 
 import ctypes
@@ -28,23 +28,23 @@ from mtrain.runtime.stop import EXIT_CODES
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-# Called once in a process; returns the function for its tasks. Must be picklable, as a `partial` of
-# a module's function is, unless the process is forked.
+# Called once in each process; returns the function for its tasks. Unless the process is forked, it
+# must be picklable, like a `partial` of a module's function.
 Setup = Callable[[], Callable[[Task], Result]]
 
-Member = tuple[BaseProcess, Connection]  # a process, and the pipe to it
+Worker = tuple[BaseProcess, Connection]  # a process, and this process's end of its pipe
 
 CGROUP = Path("/sys/fs/cgroup")
-AHEAD = 4  # tasks of each process that may begin before the next result in order
-CAN_FORK = sys.platform == "linux"  # libraries of macOS may fail in a forked process
+AHEAD = 4  # tasks per process that may begin before the next result is known
+CAN_FORK = sys.platform == "linux"  # on macOS, system libraries may fail in a forked process
 NO_PROCESS = "cannot start a process"
 LIMITS = "close other programs, or raise the limits of this one (ulimit -u, ulimit -n)"
-PR_SET_PDEATHSIG = 1  # prctl: the signal that a process gets when the one that started it dies
+PR_SET_PDEATHSIG = 1  # option of prctl: a signal for this process when its parent dies
 
 
 def available_threads() -> int:
-    """Return how many cores this process may use: of the machine or its affinity, and of a
-    container's quota, with which more threads would be paused in turn.
+    """Return the number of cores that this process may use, by its affinity and by a container's
+    quota: with more threads than that, the system would pause them in turn.
     """
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
@@ -52,14 +52,14 @@ def available_threads() -> int:
 
 
 def _quota() -> float:
-    """Return the cores' worth of time that a container may use, by version 2 or 1 of cgroups."""
+    """Return the number of cores that a container may keep busy, by cgroups of version 2 or 1."""
     with suppress(OSError, ValueError):
         quota, period = (CGROUP / "cpu.max").read_text().split()
         return math.inf if quota == "max" else int(quota) / int(period)
     with suppress(OSError, ValueError):
         names = "cpu.cfs_quota_us", "cpu.cfs_period_us"
-        allowed, each = (int((CGROUP / "cpu" / name).read_text()) for name in names)
-        return math.inf if allowed < 0 else allowed / each
+        quota_us, period_us = (int((CGROUP / "cpu" / name).read_text()) for name in names)
+        return math.inf if quota_us < 0 else quota_us / period_us
     return math.inf
 
 
@@ -71,71 +71,72 @@ def map_tasks(
     *,
     forked: bool = False,
 ) -> Generator[Result]:
-    """Yield the result of each task, in order, from up to `number` processes, which start as tasks
-    wait for one; tasks are read as they are needed. Closing the generator ends the processes.
-    Raises the `UserError` of a process, or one with the message `death` if a process dies.
+    """Yield the result of each task, in order, from up to `number` processes. A process starts when
+    a task waits for one, and tasks are read when they are needed. Closing the generator ends the
+    processes. Raises the `UserError` of a process, or one with the message `death` if a process
+    dies.
 
-    Processes that are `forked` start in some milliseconds and share the memory of this one. They
-    must not wait for another of its threads: with torch, `setup` sets the number of threads to 1.
+    If `forked`, processes start in some milliseconds and share the memory of this one. They must
+    not wait for its other threads: with torch, `setup` sets the number of threads to 1.
     """
-    crew: list[Member] = []
-    source, done, wanted = enumerate(tasks), dict[int, Result](), 0
+    workers: list[Worker] = []
+    numbered, results, next_result = enumerate(tasks), dict[int, Result](), 0
     try:
-        idle, busy = list[Connection](), dict[Connection, int]()
-        task = next(source, None)
-        while task is not None or busy or done:
-            while task is not None and task[0] - wanted < AHEAD * number:
-                if not idle and len(crew) < number:
-                    if _add(crew, setup, forked=forked):
-                        idle.append(crew[-1][1])
+        idle, busy = list[Connection](), dict[Connection, int]()  # the latter with task numbers
+        task = next(numbered, None)
+        while task is not None or busy or results:
+            while task is not None and task[0] - next_result < AHEAD * number:
+                if not idle and len(workers) < number:
+                    if _add(workers, setup, forked=forked):
+                        idle.append(workers[-1][1])
                     else:
-                        number = len(crew)  # those that have started do all tasks
+                        number = len(workers)  # go on with the started ones
                 if not idle:
                     break
                 pipe = idle.pop()
                 with _reporting(death):
                     pipe.send(task[1])
-                busy[pipe], task = task[0], next(source, None)
-            if wanted in done:
-                yield done.pop(wanted)
-                wanted += 1
+                busy[pipe], task = task[0], next(numbered, None)
+            if next_result in results:
+                yield results.pop(next_result)
+                next_result += 1
                 continue
             for ready in wait(list(busy)):
                 assert isinstance(ready, Connection)
                 with _reporting(death):
-                    done[busy.pop(ready)], error = ready.recv()
+                    results[busy.pop(ready)], error = ready.recv()
                 if error is not None:
                     raise error
                 idle.append(ready)
     finally:
-        for process, _ in crew:
+        for process, _ in workers:
             process.kill()
             process.join()
 
 
 @contextmanager
 def _reporting(death: str) -> Iterator[None]:
-    """Turn the end of a pipe, between two messages or within one, into a `UserError`."""
+    """Turn a pipe that closes, between two messages or within one, into a `UserError`."""
     try:
         yield
     except (EOFError, OSError):
         raise UserError(death) from None
 
 
-def _add(crew: list[Member], setup: Setup[Any, Any], *, forked: bool) -> bool:
-    """Start a process; return whether that was possible. Raises `UserError` if it is the first."""
+def _add(workers: list[Worker], setup: Setup[Any, Any], *, forked: bool) -> bool:
+    """Start another process, if the system can; raises `UserError` if it cannot start the first."""
     try:
-        crew.append(_start(setup, [pipe for _, pipe in crew], forked=forked))
+        workers.append(_start(setup, [pipe for _, pipe in workers], forked=forked))
     except OSError as error:  # too many processes or open files, or no memory
-        if not crew:
+        if not workers:
             raise UserError(f"{NO_PROCESS}: {error.strerror}; {LIMITS}") from None
         return False
     return True
 
 
-def _start(setup: Setup[Any, Any], pipes: list[Connection], *, forked: bool) -> Member:
-    """Start a process, after those with these pipes. Signals that ask a job to stop are blocked in
-    it from the start, since only this process acts on them.
+def _start(setup: Setup[Any, Any], pipes: list[Connection], *, forked: bool) -> Worker:
+    """Start a process; `pipes` lead to the earlier ones. It blocks the signals that ask a job to
+    stop, since only this process acts on them.
     """
     # forking a process with threads can deadlock: see `map_tasks`
     context: Any = multiprocessing.get_context("fork" if forked else "spawn")
@@ -153,13 +154,13 @@ def _start(setup: Setup[Any, Any], pipes: list[Connection], *, forked: bool) -> 
             process.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    there.close()  # the pipe ends only when nobody else holds this end
+    there.close()  # the pipe closes at the death of the process only if no other holds this end
     return process, here
 
 
 def _work_forked(parent: int, pipes: list[Connection], work: Callable[[], None]) -> None:
-    """Do the work of a forked process, which gets all files of its parent: it closes the parent's
-    ends of pipes, and dies with the parent, as it would keep the parent's locks.
+    """Do the work of a forked process. It has all open files of its parent, so it closes the
+    parent's ends of pipes, and dies with the parent, whose locks it would keep otherwise.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for pipe in pipes:
@@ -169,13 +170,13 @@ def _work_forked(parent: int, pipes: list[Connection], work: Callable[[], None])
 
 
 def _work(pipe: Connection, setup: Setup[Any, Any]) -> None:
-    """Do tasks as they come, until the other end of the pipe is gone."""
+    """Do the tasks that arrive, until the other end of the pipe is closed."""
     work = None
     with suppress(EOFError, OSError):
         while True:
             task, result, failure = pipe.recv(), None, None
             try:
-                work = work or setup()
+                work = work or setup()  # at the first task, so that its error can be sent
                 result = work(task)
             except (UserError, OSError, MemoryError) as error:
                 failure = as_user_error(error)

@@ -78,7 +78,7 @@ def test_a_file_that_stays_is_a_regular_one(
     """A log, or a lock: of a run, and of a cache that others may write to, too."""
     path = tmp_path / "kept"
     PLANTS[kind](path, victim)
-    with pytest.raises(OSError, match="where mtrain keeps a file of its own"), opened(path):
+    with pytest.raises(OSError, match="where mtrain needs a regular file"), opened(path):
         pass
     assert victim.read_text() == "precious\n"
     assert sorted(item.name for item in tmp_path.iterdir()) == ["kept", "precious.txt"]
