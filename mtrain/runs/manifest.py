@@ -66,22 +66,22 @@ def remove_directory(path: Path) -> None:
 def write_directory(
     path: Path, fill: Callable[[Path], None], make_room: Callable[[Path], None] = remove_directory
 ) -> None:
-    """Let `fill` write files into a temporary directory, seal it, and rename it to `path`, which
-    `make_room` removes before.
+    """Let `fill` write files into a temporary directory, seal it, and rename it to `path`, after
+    `make_room` has removed an old `path`.
 
     A crash at any point leaves the old `path`, or none, or the complete new one.
     """
-    aside = path.with_name(files.PARTIAL.format(path.name))
-    remove_directory(aside)
+    partial = path.with_name(files.PARTIAL.format(path.name))
+    remove_directory(partial)
     # without parents: a run directory that vanished must not come back empty
-    aside.mkdir()
+    partial.mkdir()
     try:
-        fill(aside)
-        seal(aside)
+        fill(partial)
+        seal(partial)
         make_room(path)
-        os.replace(aside, path)
+        os.replace(partial, path)
     finally:
-        _clear(aside)  # free the space: the disk may be full
+        _clear(partial)  # free the space: the disk may be full
     files.sync(path.parent)
 
 

@@ -294,10 +294,10 @@ def _synthetic(run: Run) -> Iterator[Finding]:
     """Hash the synthetic text of the run."""
     for key in run.provenance.synthetic if run.provenance else ():
         path = synthetic.directory(run.path, int(key.rpartition(".")[2]))
-        yield from _guarded(_name(run, path), _text(run, path))
+        yield from _guarded(_name(run, path), _synthetic_text(run, path))
 
 
-def _text(run: Run, path: Path) -> Iterator[Finding]:
+def _synthetic_text(run: Run, path: Path) -> Iterator[Finding]:
     if not path.exists():
         raise manifest.MissingError("the run was trained on it")
     manifest.verify(path, synthetic.PAIRS, synthetic.RECORD)

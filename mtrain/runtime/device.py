@@ -74,7 +74,7 @@ def set_up_cuda(device: torch.device) -> None:
     torch.cuda.set_device(device)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
-    # saves a kernel that writes NaN into each new tensor
+    # avoid a kernel that writes NaN into each new tensor
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cuda.enable_flash_sdp(False)
     torch.backends.cuda.enable_cudnn_sdp(False)
