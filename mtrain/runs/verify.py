@@ -122,7 +122,7 @@ def _settings(run: Run) -> Iterator[Finding]:
     if provenance is not None and config.seed != provenance.seed:
         state, detail = CHANGED, f"seed {config.seed}, but {provenance.seed} in run.json"
     elif provenance is None:
-        detail = "a valid config; run.json, which has its hash, cannot be read"
+        detail = "a valid config; run.json, which has its SHA-256, is missing or damaged"
     elif manifest.hash_text(run.text) != provenance.config:
         state, detail = CHANGED, "its SHA-256 differs from run.json"
     yield Finding(layout.CONFIG, state, detail)

@@ -16,7 +16,7 @@ EXIT_TERMINATED = 143
 SPACES = "\u00a0\u202f\u3000"
 # Characters that join or part the letters of a word, as in Persian and Hindi, and parts of emoji.
 JOINERS = "\u200c\u200d"
-FIRST_JOINED = "\u0590"  # joiners have no use among the Latin, Greek, ... letters below
+FIRST_JOINED = "\u0590"  # Latin, Greek, Cyrillic and Armenian letters, below it, use no joiners
 
 
 def printable(text: str) -> str:
@@ -107,7 +107,9 @@ class MissingExtraError(RefusedError):
 
     def __init__(self, what: str, extra: str, cause: object) -> None:
         install = f"pip install 'mtrain[{extra}]' (in a clone: -e '.[{extra}]')"
-        detail = "" if isinstance(cause, ModuleNotFoundError) else f"; {cause}"  # or nothing new
+        detail = (
+            "" if isinstance(cause, ModuleNotFoundError) else f"; {cause}"
+        )  # its text adds nothing
         super().__init__(f"{what} needs an extra: {install}{detail}")
 
 
