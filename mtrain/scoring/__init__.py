@@ -1,1 +1,1 @@
-"""Strings against strings: BLEU, chrF and TER by sacreBLEU, comparisons, notes."""
+"""Scores of translations (BLEU, chrF and TER by sacreBLEU), comparisons, and notes on faults."""

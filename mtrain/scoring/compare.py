@@ -21,12 +21,12 @@ from mtrain.scoring.metrics import (
 )
 from mtrain.scoring.references import read_aligned
 
-System = tuple[str, list[str]]  # its name, and its translations
+System = tuple[str, list[str]]  # name and translations
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """A line that a system translates better or worse than the baseline; `scores` are the chrF2 of
+    """A line that a system translates better or worse than the baseline; `scores` has the chrF2 of
     the baseline and of the system.
     """
 
@@ -42,55 +42,55 @@ class Contrast:
         """Return an item of `better` or `worse`."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
-    def shown(self, baseline: str, system: str) -> Iterator[str]:
-        """Yield the scores and the texts of the line with their names."""
+    def rows(self, baseline: str, system: str) -> Iterator[str]:
+        """Yield the scores, then each text after its label; the arguments name the systems."""
         old, new = self.scores
         yield f"line {self.line}: {self.difference:+.2f} ({old:.2f} -> {new:.2f})"
-        rows = [("source", self.source)] if self.source is not None else []
-        rows += [("reference", text) for text in self.references]
-        rows += [(baseline, self.baseline), (system, self.text)]
-        width = max(len(printable(title)) for title, _ in rows)
-        for title, text in rows:
-            yield f"  {printable(title):<{width}}  {text}".rstrip()
+        texts = [("source", self.source)] if self.source is not None else []
+        texts += [("reference", text) for text in self.references]
+        texts += [(baseline, self.baseline), (system, self.text)]
+        width = max(len(printable(label)) for label, _ in texts)
+        for label, text in texts:
+            yield f"  {printable(label):<{width}}  {text}".rstrip()
 
 
-# The lines of a system that are "better" and "worse", most different first.
+# The "better" and the "worse" lines of a system, largest difference first.
 Contrasts = dict[str, list[Contrast]]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of `mtrain compare`; the first system is the baseline, without contrasts."""
+    """The result of `mtrain compare`; the first system is the baseline and has no contrasts."""
 
     lines: int
     systems: list[str]
-    tested: dict[str, tuple[str, list[Paired]]]  # by metric: signature, and scores of the systems
+    tests: dict[str, tuple[str, list[Paired]]]  # metric -> signature, scores of each system
     contrasts: list[Contrasts]
 
     def as_json(self) -> dict[str, Any]:
         """Return the object of `--json`."""
         systems = []
-        for number, (name, contrasts) in enumerate(zip(self.systems, self.contrasts, strict=True)):
-            scores = {metric: rows[number].as_json() for metric, (_, rows) in self.tested.items()}
-            lines = {word: [each.as_json() for each in found] for word, found in contrasts.items()}
+        for index, (name, contrasts) in enumerate(zip(self.systems, self.contrasts, strict=True)):
+            scores = {metric: rows[index].as_json() for metric, (_, rows) in self.tests.items()}
+            lines = {word: [line.as_json() for line in lines] for word, lines in contrasts.items()}
             systems.append({"system": name, **scores, **lines})
-        signatures = {metric: {"bootstrap": text} for metric, (text, _) in self.tested.items()}
-        named = {"lines": self.lines, "baseline": self.systems[0]}
-        return {**named, "systems": systems, "signatures": signatures}
+        signatures = {metric: {"bootstrap": text} for metric, (text, _) in self.tests.items()}
+        head = {"lines": self.lines, "baseline": self.systems[0]}
+        return {**head, "systems": systems, "signatures": signatures}
 
     def __str__(self) -> str:
-        signatures = (f"{METRICS[metric]} {text}" for metric, (text, _) in self.tested.items())
+        signatures = (f"{METRICS[metric]} {text}" for metric, (text, _) in self.tests.items())
         return "\n".join(map(printable, [*self._table(), *signatures, *self._lines()]))
 
     def _table(self) -> Iterator[str]:
-        """Yield rows of scores with mean and 95 % interval of the resamples, differences, and their
-        p-values.
+        """Yield a table for each metric: scores, mean and 95 % interval of the resamples,
+        differences from the baseline, and p-values.
         """
         names = list(map(printable, self.systems))
         width = max(8, *map(len, names))
-        heads = ("score", "mean ± 95 % CI", "difference", "p-value")
-        for metric, (_, scores) in self.tested.items():
-            rows = [heads, *(each.cells(metric) for each in scores)]
+        head = ("score", "mean ± 95 % CI", "difference", "p-value")
+        for metric, (_, scores) in self.tests.items():
+            rows = [head, *(score.cells(metric) for score in scores)]
             for name, row in zip([METRICS[metric], *names], rows, strict=True):
                 cells = map("{:>{}}".format, row, (6, 15, 13, 9))
                 yield "  ".join([f"{name:<{width}}", *cells]).rstrip()
@@ -100,33 +100,34 @@ class Comparison:
 
     def _lines(self) -> Iterator[str]:
         """Yield the lines that differ most, with sources, references and scores."""
+        baseline = self.systems[0]
         for name, contrasts in zip(self.systems, self.contrasts, strict=True):
-            for word, found in contrasts.items():
-                if found:
+            for word, lines in contrasts.items():
+                if lines:
                     yield ""
-                    yield f"Lines that {name} has {word} than {self.systems[0]}, by their chrF2"
-                for each in found:
+                    yield f"Lines that {name} translates {word} than {baseline} (chrF2)"
+                for line in lines:
                     yield ""
-                    yield from each.shown(self.systems[0], name)
+                    yield from line.rows(baseline, name)
 
 
 def choose_metrics(names: str) -> list[str]:
-    """Read `--metrics`; raises `RefusedError`."""
+    """Parse `--metrics`; raises `RefusedError`."""
     chosen = [name.strip().lower() for name in names.split(",")]
-    if not METRICS.keys() >= set(chosen):
-        raise RefusedError(f"--metrics {names}: expected some of {','.join(METRICS)}")
+    if not set(chosen) <= METRICS.keys():
+        raise RefusedError(f"--metrics {names}: expected one or more of {','.join(METRICS)}")
     return [name for name in METRICS if name in chosen]
 
 
 def read_systems(paths: list[Path], references: list[list[str]]) -> list[System]:
-    """Read each system's translations, named by its path from the directory that all share. Raises
-    `RefusedError` for fewer than two.
+    """Read the translations of each system and name it by its path, relative to the deepest
+    directory that holds all files. Raises `RefusedError` for fewer than two files.
     """
     if len(paths) < 2:
-        raise RefusedError("mtrain compare: needs two files of translations or more")
-    above = os.path.commonpath([path.absolute().parent for path in paths])
+        raise RefusedError("mtrain compare: needs two or more files of translations")
+    base = os.path.commonpath([path.absolute().parent for path in paths])
     return [
-        (os.path.relpath(path.absolute(), above), read_aligned(path, references)) for path in paths
+        (os.path.relpath(path.absolute(), base), read_aligned(path, references)) for path in paths
     ]
 
 
@@ -140,27 +141,27 @@ def compare(
     lowercase: bool,
     most: int,
 ) -> Comparison:
-    """Compare systems with the first one, and find the `most` lines in either direction whose chrF2
-    differs most from the baseline's.
+    """Compare systems with the first one, the baseline; find at most `most` better and as many
+    worse lines of each system, those whose chrF2 differs most from the baseline's.
     """
     _warn_of_oddities(systems, references)
     logger.info("comparing %d systems on %s lines", len(systems), f"{len(references[0]):,}")
-    tested = paired_tests(metrics, systems, references, tokenize, lowercase)
+    tests = paired_tests(metrics, systems, references, tokenize, lowercase)
     contrasts = _contrasts(systems, references, sources, lowercase, most)
     names = [name for name, _ in systems]
-    return Comparison(len(references[0]), names, tested, contrasts)
+    return Comparison(len(references[0]), names, tests, contrasts)
 
 
 def _warn_of_oddities(systems: list[System], references: list[list[str]]) -> None:
-    """Warn of systems and sizes that make the test meaningless, or large."""
-    baseline, first = systems[0]
+    """Warn if systems or references are identical, or too few lines are tested."""
+    baseline, baseline_lines = systems[0]
     for name, lines in systems[1:]:
-        if lines == first:
+        if lines == baseline_lines:
             logger.warning("%s: the same text as %s, line for line", name, baseline)
     for name, lines in systems:
         if lines in references:
             logger.warning("%s: the same text as a reference, line for line", name)
-    if len(first) < MIN_TESTED:
+    if len(baseline_lines) < MIN_TESTED:
         logger.warning("too few lines for a test: no difference is called significant")
 
 
@@ -172,19 +173,21 @@ def _contrasts(
     most: int,
 ) -> list[Contrasts]:
     """Return the contrasts of each system; the baseline has none."""
+    if not most:
+        return [{} for _ in systems]
     texts = [lines for _, lines in systems]
-    chrf = [sentence_chrf(lines, references, lowercase) for lines in texts if most]
+    chrf = [sentence_chrf(lines, references, lowercase) for lines in texts]
 
-    def contrast(number: int, i: int) -> Contrast:
-        old, new = chrf[0][i], chrf[number][i]
-        source, others = sources[i] if sources else None, [lines[i] for lines in references]
-        return Contrast(i + 1, new - old, [old, new], source, others, texts[0][i], texts[number][i])
+    def contrast(n: int, i: int) -> Contrast:
+        """Contrast line i of system n."""
+        old, new = chrf[0][i], chrf[n][i]
+        source, refs = sources[i] if sources else None, [lines[i] for lines in references]
+        return Contrast(i + 1, new - old, [old, new], source, refs, texts[0][i], texts[n][i])
 
-    def contrasts_of(number: int, sign: int) -> list[Contrast]:
-        gains = [sign * (new - old) for old, new in zip(chrf[0], chrf[number], strict=True)]
-        found = nlargest(most, range(len(gains)), gains.__getitem__)
-        return [contrast(number, i) for i in found if gains[i] > 0]
+    def largest(n: int, sign: int) -> list[Contrast]:
+        gains = [sign * (new - old) for old, new in zip(chrf[0], chrf[n], strict=True)]
+        indices = nlargest(most, range(len(gains)), gains.__getitem__)
+        return [contrast(n, i) for i in indices if gains[i] > 0]
 
-    words = {"better": 1, "worse": -1} if most else {}
     others = range(1, len(systems))
-    return [{}, *({word: contrasts_of(n, sign) for word, sign in words.items()} for n in others)]
+    return [{}, *({"better": largest(n, 1), "worse": largest(n, -1)} for n in others)]

@@ -1,5 +1,5 @@
-"""Minimum Bayes risk: of several translations of a sentence, the one most like the others (Kumar
-and Byrne 2004), by the chrF of sentences (Popović 2015).
+"""Minimum Bayes risk decoding (Kumar and Byrne 2004): of several translations of a sentence, choose
+the one most similar to the others, by sentence-level chrF (Popović 2015).
 
 Shapes: `N` texts, `G` n-grams.
 """
@@ -10,26 +10,26 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-ORDERS = 6  # of n-grams, in characters
-RECALL = 4  # weight of the recall: beta 2, squared
-BLOCK = 1 << 24  # values of a matrix of n-grams at a time: 64 MB
+ORDERS = 6  # character n-grams of 1 to 6
+RECALL = 4  # weight of the recall: beta squared, for beta 2
+BLOCK = 1 << 24  # elements of an n-gram matrix at a time: 64 MB
 
 
 def choose(texts: Sequence[str], scores: Sequence[float]) -> int:
-    """Return the index of the text with the best mean chrF against all others; of equal ones, that
-    with the best score.
+    """Return the index of the text with the best mean chrF against all others; of several such
+    texts, the one with the best score.
     """
-    names = sorted(set(texts))
-    kinds = np.searchsorted(names, texts)
-    chrf = pairwise_chrf(names)
-    total = chrf @ np.bincount(kinds) - chrf.diagonal()  # a text is no reference of its own
-    means = np.round(total[kinds], 6)  # sums in another order are no difference
-    return max(range(len(texts)), key=lambda index: (means[index], scores[index]))
+    distinct = sorted(set(texts))
+    indices = np.searchsorted(distinct, texts)
+    chrf = pairwise_chrf(distinct)
+    totals = chrf @ np.bincount(indices) - chrf.diagonal()  # a text is not its own reference
+    rounded = np.round(totals[indices], 6)  # the order of summation must not matter
+    return max(range(len(texts)), key=lambda i: (rounded[i], scores[i]))
 
 
 def pairwise_chrf(texts: Sequence[str]) -> NDArray[np.float64]:
-    """Return the chrF of each text (row) with each as its reference (column), from 0 to 100, as
-    sacreBLEU computes it for sentences: (N, N).
+    """Return the chrF of each text (row) against each text as its reference (column), from 0 to
+    100, as sacreBLEU computes it for sentences: (N, N).
     """
     N = len(texts)
     precision, recall, orders = np.zeros((3, N, N))
@@ -41,17 +41,20 @@ def pairwise_chrf(texts: Sequence[str]) -> NDArray[np.float64]:
         recall += matches / np.maximum(counts, 1)
         orders += both
     precision, recall = (x / np.maximum(orders, 1) for x in (precision, recall))
-    mean = RECALL * precision + recall
-    return 100 * (1 + RECALL) * precision * recall / np.where(mean > 0, mean, 1)
+    weighted = RECALL * precision + recall
+    return 100 * (1 + RECALL) * precision * recall / np.where(weighted > 0, weighted, 1)
 
 
 def _ngrams(texts: list[str]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield, for each order, the numbers of the n-grams of all texts and the texts they are in."""
+    """Yield, for each order, the ids of all n-grams and the index of the text that each is in.
+
+    An n-gram's id is the rank of the pair (id of its first n-1 characters, last character).
+    """
     data = "".join(texts).encode("utf-32-le", "surrogatepass")
     characters = np.frombuffer(data, np.uint32).astype(np.int64)
     lengths = np.array([len(text) for text in texts])
     owners = np.repeat(np.arange(len(texts)), lengths)
-    left = np.repeat(lengths.cumsum(), lengths) - np.arange(len(characters))  # to the text's end
+    left = np.repeat(lengths.cumsum(), lengths) - np.arange(len(characters))  # to its text's end
     grams = np.zeros_like(characters)
     for order in range(1, ORDERS + 1):
         starts = np.flatnonzero(left >= order)
@@ -61,17 +64,20 @@ def _ngrams(texts: list[str]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.in
 
 
 def _matches(grams: NDArray[np.int64], owners: NDArray[np.int64], N: int) -> NDArray[np.float64]:
-    """Count the n-grams that each two texts share, as often as both have them: (N, N)."""
-    both, counts = np.unique(grams * N + owners, return_counts=True)
-    grams, owners = np.repeat(both // N, counts), np.repeat(both % N, counts)
-    times = np.arange(len(grams)) - np.repeat(counts.cumsum() - counts, counts)
-    # the second occurrence of an n-gram in a text counts as another n-gram, and so on
-    columns = np.unique(grams * (len(grams) + 1) + times, return_inverse=True)[1]
+    """Count the n-grams that each pair of texts shares, repeated ones by the smaller count: (N, N).
+
+    The k-th occurrence of an n-gram in a text is an n-gram apart: "aa" has (a, 0) and (a, 1), "a"
+    only (a, 0). A 0/1 matrix of texts and these, times its transpose, then counts the matches.
+    """
+    pairs, counts = np.unique(grams * N + owners, return_counts=True)
+    grams, owners = np.repeat(pairs // N, counts), np.repeat(pairs % N, counts)
+    occurrence = np.arange(len(grams)) - np.repeat(counts.cumsum() - counts, counts)
+    columns = np.unique(grams * (len(grams) + 1) + occurrence, return_inverse=True)[1]
     G = int(columns.max(initial=-1)) + 1
     matches = np.zeros((N, N))
     for start, stop in pairwise([*range(0, G, max(1, BLOCK // N)), G]):
-        here = (columns >= start) & (columns < stop)
+        in_block = (columns >= start) & (columns < stop)
         table = np.zeros((N, stop - start), np.float32)
-        table[owners[here], columns[here] - start] = 1
+        table[owners[in_block], columns[in_block] - start] = 1
         matches += table @ table.T
     return matches

@@ -1,6 +1,4 @@
-"""Scores of translations by sacreBLEU, strings against strings: values, confidence intervals,
-signatures.
-"""
+"""Scores of translations by sacreBLEU: values, confidence intervals, signatures."""
 
 import os
 import re
@@ -18,18 +16,18 @@ from mtrain.runtime.workers import available_threads, map_tasks
 from mtrain.scoring.references import check_equal
 
 METRICS = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}
-SIGNIFICANT = 0.05  # the largest p-value called so, as sacreBLEU has it
+SIGNIFICANT = 0.05  # largest p-value of a significant difference, as in sacreBLEU
 MIN_TESTED = 10  # lines for a test; fewer do not give enough different resamples
-MOSTLY, PARTLY = 0.5, 0.2  # fractions of the letters; of technical Chinese, most may be Latin
+MOSTLY, PARTLY = 0.5, 0.2  # fractions of the letters; technical Chinese may be mostly Latin
 _RESAMPLES = 1000
-# TER takes 10 to 30 ms for a line: from `MANY_LINES` on, processes count edits, `CHUNK` at a time.
+# TER takes 10 to 30 ms a line: from `MANY_LINES` on, worker processes count `CHUNK` lines a task.
 MANY_LINES, CHUNK = 400, 50
-DEATH = "a process that counts the edits for TER died, perhaps of a lack of memory; start again"
+DEATH = "a process that counts edits for TER died, perhaps for lack of memory; start again"
 
 
 @dataclass(frozen=True)
 class Score:
-    """A metric's value with its 95 % bootstrap confidence interval, if wanted, and signature."""
+    """A metric's value and signature, with a 95 % bootstrap confidence interval if requested."""
 
     name: str
     score: float
@@ -46,32 +44,34 @@ class Score:
 
 
 def check_tokenizer(name: str) -> None:
-    """Raise `RefusedError` unless sacreBLEU has this tokenizer and what it needs is installed."""
+    """Raise `RefusedError` unless sacreBLEU has this tokenizer and its libraries are installed."""
     from sacrebleu.metrics.bleu import BLEU
 
     if name not in BLEU.TOKENIZERS:
-        known = ", ".join(BLEU.TOKENIZERS)
-        raise RefusedError(f"--tokenize {name}: unknown; sacreBLEU has {known}")
+        names = ", ".join(BLEU.TOKENIZERS)
+        raise RefusedError(f"--tokenize {name}: unknown; sacreBLEU has {names}")
     try:
         BLEU(tokenize=name)
     except OSError as error:
         raise RefusedError(f"the tokenizer {name} cannot be loaded: {error}") from None
     except (ImportError, RuntimeError):
-        more = "or choose another one, such as char, with data.bleu_tokenize or --tokenize"
-        raise MissingExtraError(f"the tokenizer {name}", name.split("-")[0], more) from None
+        advice = "or choose another one, such as char, with data.bleu_tokenize or --tokenize"
+        raise MissingExtraError(f"the tokenizer {name}", name.split("-")[0], advice) from None
 
 
 def choose_tokenizer(
     tokenize: str | None, tgt_lang: str | None, references: list[list[str]]
 ) -> str:
-    """Return the given tokenizer of sacreBLEU, or the target language's; raises `RefusedError`."""
+    """Return `tokenize` or else the target language's tokenizer, if sacreBLEU can load it; raises
+    `RefusedError`.
+    """
     if tokenize is None:
         tokenize = tokenizer_for(tgt_lang)
         if tokenize == "13a" and are_uncut(references[0]):
             advice = "" if tgt_lang else "name the language (zh, ja, ko) with --tgt-lang, or "
             logger.warning(
-                "the references are mostly in a script without words that BLEU's tokenizer 13a "
-                "cuts; %sgive --tokenize char",
+                "BLEU's tokenizer 13a finds no words in the script of the references; %sgive "
+                "--tokenize char",
                 advice,
             )
     check_tokenizer(tokenize)
@@ -79,26 +79,26 @@ def choose_tokenizer(
 
 
 def are_uncut(lines: list[str]) -> bool:
-    """Whether BLEU would compare whole lines of text with its tokenizer 13a."""
+    """Whether most letters are of scripts that BLEU's tokenizer 13a does not split into words."""
     return share_of(UNCUT, lines) > MOSTLY
 
 
 def _warn_of_ter(references: list[list[str]]) -> None:
-    """Warn where TER counts stretches without a space as words."""
+    """Warn if the references have no spaces between words, since TER then finds no words."""
     if share_of(UNSPACED, references[0]) > MOSTLY:
         logger.warning(
-            "TER finds no words in the script of the references, and counts whole phrases as wrong "
-            "for one letter; rely on chrF and BLEU"
+            "TER finds no words in the script of the references: one wrong letter makes a whole "
+            "phrase wrong; rely on chrF and BLEU"
         )
 
 
 def lack_of_tokenizers(names: Iterable[str]) -> Iterator[str]:
-    """Yield a warning before training for each tokenizer of BLEU that is not available here."""
+    """Yield a warning for each BLEU tokenizer that cannot be loaded; training would refuse it."""
     for name in names:
         try:
             check_tokenizer(name)
         except RefusedError as error:
-            yield f"mtrain train will ask for this: {error}"
+            yield f"mtrain train needs this: {error}"
 
 
 def score(
@@ -110,22 +110,22 @@ def score(
     lowercase: bool = False,
     interval: bool = False,
 ) -> Score:
-    """Score a corpus with a metric of `METRICS`, against one or more lists of references of the
-    same length; `tokenize` is for BLEU. TER is without case, cuts Chinese and Japanese into
-    characters, and lower is better.
+    """Score a corpus with a metric of `METRICS` against one or more lists of references;
+    `tokenize` is for BLEU. TER ignores case and splits Chinese and Japanese into characters; lower
+    is better.
     """
     if interval:
         check_seed()
-    for reference in references:  # sacreBLEU cuts lists of unequal length without a word
+    for reference in references:  # sacreBLEU silently cuts lists of unequal length
         check_equal("the translation", len(hypotheses), "the reference", len(reference))
     if not hypotheses:
         raise UserError("there are no lines to score")
-    by_characters = metric == "ter" and _is_cut_by_ter(tokenize, references)
+    by_characters = metric == "ter" and _has_character_ter(tokenize, references)
     scorer = _metric(metric, tokenize, lowercase, by_characters=by_characters)
     compute = scorer._compute_score_from_stats
 
     def compute_as_float(stats: Any) -> Any:
-        computed = compute(stats)  # without text, its score is of a type that has no mean
+        computed = compute(stats)  # a resample without text has a score that is no float
         computed.score = float(computed.score)
         return computed
 
@@ -159,16 +159,16 @@ def score_all(
 def sentence_chrf(
     hypotheses: list[str], references: list[list[str]], lowercase: bool
 ) -> list[float]:
-    """Return the chrF2 of each line by itself."""
+    """Return the chrF2 of each line."""
     metric = _metric("chrf", lowercase=lowercase)
     lines = zip(hypotheses, *references, strict=True)
-    return [float(metric.sentence_score(text, of_line).score) for text, *of_line in lines]
+    return [float(metric.sentence_score(text, refs).score) for text, *refs in lines]
 
 
 @dataclass(frozen=True)
 class Paired:
-    """A system's score in one metric, with mean and half the width of the 95 % interval of its
-    resamples; for all but the baseline, the difference from that with its p-value.
+    """A system's score in one metric; mean and half-width of the 95 % interval over resamples
+    (`ci`); and, except for the baseline, the difference from the baseline with its p-value.
     """
 
     score: float
@@ -181,19 +181,20 @@ class Paired:
     def as_json(self) -> dict[str, Any]:
         """Return the metric's object of `mtrain compare --json`."""
         ci = [self.mean - self.ci, self.mean + self.ci]
-        found = {"score": self.score, "mean": self.mean, "ci": ci}
+        content = {"score": self.score, "mean": self.mean, "ci": ci}
         if self.p is None:
-            return found
+            return content
         test = {"p": self.p, "significant": self.is_significant}
-        return {**found, "difference": self.difference, "bootstrap": test}
+        return {**content, "difference": self.difference, "bootstrap": test}
 
     def cells(self, metric: str) -> tuple[str, ...]:
-        """Return the cells of a table."""
+        """Return the cells of a table row."""
         score, interval = f"{self.score:.2f}", f"{self.mean:.2f} ± {self.ci:.2f}"
         if self.p is None:
             return score, interval, "baseline ", ""
-        word = "better" if (self.difference < 0) == (metric == "ter") else "worse "
-        difference = f"{self.difference:+.2f} {word if self.difference else 'equal '}"
+        is_better = self.difference < 0 if metric == "ter" else self.difference > 0
+        word = "equal " if not self.difference else "better" if is_better else "worse "
+        difference = f"{self.difference:+.2f} {word}"
         return score, interval, difference, f"{self.p:.4f}{'*' if self.is_significant else ' '}"
 
 
@@ -204,36 +205,36 @@ def paired_tests(
     tokenize: str,
     lowercase: bool,
 ) -> dict[str, tuple[str, list[Paired]]]:
-    """Compare systems with the first one by sacreBLEU's paired bootstrap resampling; return the
-    signature and the scores of each metric. Equal scores, and those of few lines, do not differ
-    significantly.
+    """Compare systems with the first one by sacreBLEU's paired bootstrap resampling; return each
+    metric's signature and the scores of the systems. Equal scores, and scores of fewer than
+    `MIN_TESTED` lines, are never significantly different.
     """
     from sacrebleu.significance import PairedTest
 
     check_seed()
     if "ter" in metrics:
         _warn_of_ter(references)
-    by_characters = _is_cut_by_ter(tokenize, references)
+    by_characters = _has_character_ter(tokenize, references)
     scorers = {
         name: _metric(name, tokenize, lowercase, references, by_characters=by_characters)
         for name in metrics
     }
     signatures, results = PairedTest(list(systems), scorers, None, "bs")()
-    tested, is_short = {}, len(references[0]) < MIN_TESTED
+    tests, has_enough_lines = {}, len(references[0]) >= MIN_TESTED
     for metric in metrics:
         key, rows = METRICS[metric], list[Paired]()
-        found: list[Any] = list(results[key])
-        for each in found:
-            difference = float(each.score - found[0].score)
-            is_clear = difference != 0 and each.p_value <= SIGNIFICANT and not is_short
-            score, mean, ci = map(float, (each.score, each.mean, each.ci))
-            rows.append(Paired(score, mean, ci, difference, each.p_value, is_clear))
-        tested[metric] = signatures[key].format(), rows
-    return tested
+        system_results: list[Any] = list(results[key])
+        for result in system_results:
+            difference = float(result.score - system_results[0].score)
+            is_significant = has_enough_lines and difference != 0 and result.p_value <= SIGNIFICANT
+            score, mean, ci = map(float, (result.score, result.mean, result.ci))
+            rows.append(Paired(score, mean, ci, difference, result.p_value, is_significant))
+        tests[metric] = signatures[key].format(), rows
+    return tests
 
 
 def check_seed() -> None:
-    """Raise `RefusedError` unless `SACREBLEU_SEED`, if set, is a seed."""
+    """Raise `RefusedError` if `SACREBLEU_SEED` is set, but not to a valid seed."""
     seed = os.environ.get("SACREBLEU_SEED", "none")
     if seed.lower() != "none" and not re.fullmatch("[0-9]{1,18}", seed):
         raise RefusedError(f"SACREBLEU_SEED={seed}: expected a whole number from 0, or none")
@@ -247,9 +248,7 @@ def _metric(
     *,
     by_characters: bool = False,
 ) -> Any:
-    """Make a metric of sacreBLEU, for these references if they are given; `by_characters` is for
-    TER.
-    """
+    """Make a metric of sacreBLEU, with cached references if given; `by_characters` is for TER."""
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
     from sacrebleu.metrics.ter import TER
@@ -269,19 +268,22 @@ def _metric(
     return ter
 
 
-def _is_cut_by_ter(tokenize: str, references: list[list[str]]) -> bool:
-    """Whether TER cuts references into characters: Chinese and Japanese."""
+def _has_character_ter(tokenize: str, references: list[list[str]]) -> bool:
+    """Whether TER compares characters: for Chinese and Japanese."""
     return tokenize in ("zh", "ja-mecab") or share_of(("zh", "ja"), references[0]) > PARTLY
 
 
 def _count_edits(by_characters: bool, lines: list[tuple[str, ...]]) -> list[list[float]]:
-    """Return TER's edits and mean reference length for each hypothesis and its references."""
+    """Return TER's statistics of each line, a hypothesis and its references: the number of edits
+    and the mean length of the references.
+    """
     count = partial(_count_edits_here, by_characters)
-    if len(lines) < MANY_LINES or (number := available_threads()) == 1:
+    processes = available_threads()
+    if len(lines) < MANY_LINES or processes == 1:
         return count(lines)
-    parts = (lines[start : start + CHUNK] for start in range(0, len(lines), CHUNK))
+    chunks = (lines[start : start + CHUNK] for start in range(0, len(lines), CHUNK))
     set_up = partial(partial, count)  # returns the function for a worker's tasks
-    return list(chain.from_iterable(map_tasks(set_up, parts, number, DEATH)))
+    return list(chain.from_iterable(map_tasks(set_up, chunks, processes, DEATH)))
 
 
 def _count_edits_here(by_characters: bool, lines: list[tuple[str, ...]]) -> list[list[float]]:
@@ -289,5 +291,5 @@ def _count_edits_here(by_characters: bool, lines: list[tuple[str, ...]]) -> list
 
     hypotheses, *references = zip(*lines, strict=True)
     ter: Any = TER(normalized=by_characters, asian_support=by_characters)
-    found: list[list[float]] = ter._extract_corpus_statistics(hypotheses, references)
-    return found
+    statistics: list[list[float]] = ter._extract_corpus_statistics(hypotheses, references)
+    return statistics

@@ -1,7 +1,7 @@
-"""What looks wrong about translations, given their references: why a score may be low.
+"""Notes on faults of translations that may explain a low score, such as copies or loops.
 
-These checks compare strings in any language. What is normal is learned from the references of the
-same set, and no check needs spaces between words.
+The checks compare translations with their references, in any language, and need no spaces between
+words. A property that the references have, too, is no fault.
 """
 
 import re
@@ -20,41 +20,40 @@ from mtrain.corpus.writing_systems import script_of, scripts_of
 from mtrain.runtime.console import clipped
 
 MAX_NAMED = 5  # lines that a note names
-MIN_NORMAL = 10  # lines or letters; with fewer, nothing counts as normal
-MIN_COPIED = 0.9  # similarity of a copy
-MAX_SOURCES, MAX_EQUAL = 4, 0.02  # sources that may have one translation, and fraction of lines
+MIN_LINES, MIN_LETTERS = 10, 10  # fewer are too few to judge lengths, or a copy of the source
+MIN_COPIED = 0.9  # fraction of trigrams that a copy shares with the source
+MAX_SOURCES, MAX_EQUAL = 4, 0.02  # sources that may share a translation; fraction of lines
 SHORT, LONG = 0.8, 1.25  # length of all translations, relative to all references
-MANY = 10  # one wrong line in this many is no longer a few
-FOREIGN = 0.1  # fraction of a reference's letters below which a script is foreign
-MAX_SEARCHED = 2000  # characters that are searched for loops
+MANY = 10  # one line in this many, or more, is not "a few lines"
+FOREIGN = 0.1  # fraction of the references' letters below which a script is foreign
+MAX_SEARCHED = 2000  # last characters of a line that are searched for loops
 
 JAPANESE = scripts_of("ja")
-UNKNOWN = re.compile(r"⁇|<unk>|\[UNK\]|\ufffd")
-# A phrase of letters three times in a row, or a short one four times.
+UNK = re.compile(r"⁇|<unk>|\[UNK\]|\ufffd")
+# Three times in a row a phrase of 8 to 80 characters, or four times one of 2 to 7.
 LOOP = re.compile(r"([^\W\d_].{7,79}?)\1{2,}|([^\W\d_].{1,6}?)\2{3,}")
 
 
 @dataclass(frozen=True)
 class Note:
-    """Something that looks wrong: what, in how many of how many lines, the first of these, and what
-    to do.
-    """
+    """A fault of `lines` of `of` translations: what is wrong, the first such lines, what to do."""
 
     kind: str
     what: str
     lines: int
     of: int
-    first: list[int]  # numbers of lines, from 1
+    first: list[int]  # line numbers, from 1
     advice: str
 
     def __str__(self) -> str:
-        places = ", ".join(map(str, self.first)) + (", ..." if self.lines > len(self.first) else "")
-        where = f" (line {places})" if places else ""
+        more = ", ..." if self.lines > len(self.first) else ""
+        label = "line" if self.lines == 1 else "lines"
+        where = f" ({label} {', '.join(map(str, self.first))}{more})" if self.first else ""
         return f"{self.what}: {self.lines:,} of {self.of:,} lines{where}; {self.advice}"
 
 
 class Line(NamedTuple):
-    """A translation, its references, and its source, if known."""
+    """A translation, its references, and its source, if given."""
 
     text: str
     references: tuple[str, ...]
@@ -62,36 +61,42 @@ class Line(NamedTuple):
 
 
 def _is_copied(line: Line) -> bool:
-    """Whether the translation is the source, and no reference is."""
-    if line.source is None or sum(map(str.isalpha, line.source)) < MIN_NORMAL:
+    """Whether the translation copies the source, and no reference does."""
+    if line.source is None or sum(map(str.isalpha, line.source)) < MIN_LETTERS:
         return False
-    return _is_near(line.source, line.text) and not any(
-        _is_near(line.source, text) for text in line.references
+    return _is_copy(line.text, line.source) and not any(
+        _is_copy(reference, line.source) for reference in line.references
     )
 
 
-def _is_near(*texts: str) -> bool:
-    """Whether two texts have nearly all threes of characters in common, without spaces and case."""
-    joined = ("".join(text.lower().split()) for text in texts)
-    one, other = ({text[i : i + 3] for i in range(max(1, len(text) - 2))} for text in joined)
-    return 2 * len(one & other) >= MIN_COPIED * (len(one) + len(other))
+def _is_copy(text: str, source: str) -> bool:
+    """Whether two texts share nearly all character trigrams (Dice), ignoring spaces and case."""
+    a, b = _trigrams(text), _trigrams(source)
+    return 2 * len(a & b) >= MIN_COPIED * (len(a) + len(b))
 
 
-def _loop(text: str) -> object:
-    return LOOP.search(text[-MAX_SEARCHED:])
+def _trigrams(text: str) -> set[str]:
+    text = "".join(text.lower().split())
+    return {text[i : i + 3] for i in range(max(1, len(text) - 2))}
+
+
+def _has_loop(text: str) -> bool:
+    """Whether a phrase is repeated over and over near the end of a text."""
+    return LOOP.search(text[-MAX_SEARCHED:]) is not None
 
 
 def _is_foreign(line: Line) -> bool:
-    """Whether most letters are of a script that the references hardly have."""
-    own, theirs = _scripts(line.text), _scripts(*line.references)
-    return any(
-        count > max(2, own.total() / 2) and theirs[script] < FOREIGN * theirs.total()
-        for script, count in own.most_common(1)
-    )
+    """Whether most letters are of a script that the references hardly use."""
+    letters, expected = _scripts(line.text), _scripts(*line.references)
+    if not letters:
+        return False
+    script, count = letters.most_common(1)[0]
+    is_main = count > max(2, letters.total() / 2)
+    return is_main and expected[script] < FOREIGN * expected.total()
 
 
 def _scripts(*texts: str) -> Counter[str]:
-    """Count the letters of each script; Japanese mixes Han and Kana."""
+    """Count the letters of each script; Han and Kana count as one, since Japanese mixes them."""
     scripts = map(script_of, filter(str.isalpha, "".join(texts)))
     return Counter("HAN OR KANA" if script in JAPANESE else script for script in scripts if script)
 
@@ -102,19 +107,19 @@ def _is_lower(text: str) -> bool:
 
 
 def _only(has: Callable[[str], object]) -> Callable[[Line], bool]:
-    """Whether the translation has a property, and no reference has it."""
+    """Return a check that the translation has a property, and no reference has it."""
     return lambda line: bool(has(line.text)) and not any(map(has, line.references))
 
 
-# Faults of single lines: kind, what, what to do, and of what fraction of the lines to report them.
+# Faults of single lines: kind, what, what to do, check; reported above this fraction of the lines.
 CHECKS: tuple[tuple[str, str, str, Callable[[Line], bool], float], ...] = (
-    ("empty", "empty translations", "does the model end at once?", _only(is_blank), 0),
-    ("copied", "copies of the source", "are file and language right?", _is_copied, 0.02),
-    ("loops", "a phrase repeated over and over", "train for longer", _only(_loop), 0.005),
-    ("script", "another script than the references'", "is it the right file?", _is_foreign, 0.02),
-    ("subword", "marks of subwords (@@, ▁)", "join the pieces", _only(SUBWORDS.search), 0.03),
-    ("escapes", "escapes such as &quot;", "unescape them", _only(ENTITIES.search), 0.03),
-    ("unknown", "unknown pieces (⁇, <unk>)", "set byte_fallback", _only(UNKNOWN.search), 0.03),
+    ("empty", "empty translations", "look at the sources, or train longer", _only(is_blank), 0),
+    ("copied", "copies of the source", "check the file and the language", _is_copied, 0.02),
+    ("loops", "a phrase repeated over and over", "train for longer", _only(_has_loop), 0.005),
+    ("script", "text in another script than the references", "check the file", _is_foreign, 0.02),
+    ("subword", "subword marks (@@, ▁)", "join the pieces", _only(SUBWORDS.search), 0.03),
+    ("escapes", "HTML entities such as &quot;", "unescape them", _only(ENTITIES.search), 0.03),
+    ("unknown", "unknown pieces (⁇ <unk>)", "set tokenizer.byte_fallback", _only(UNK.search), 0.03),
     ("case", "lower case, unlike the references", "score with --lowercase", _only(_is_lower), 0.2),
 )
 
@@ -122,18 +127,21 @@ CHECKS: tuple[tuple[str, str, str, Callable[[Line], bool], float], ...] = (
 def explain(
     hypotheses: list[str], references: list[list[str]], sources: list[str], lowercase: bool = False
 ) -> list[Note]:
-    """Return what looks wrong about translations; for those of a good system, nothing. Where most
-    faults may follow from it, one translation of many sources is reported alone.
+    """Return notes on the faults of translations; none for those of a good system.
+
+    If many sources have the same translation, this is the only note: it causes most other faults.
     """
     by_line = list(zip(*references, strict=True))
     lines = list(map(Line, hypotheses, by_line, sources or repeat(None)))
     notes = list(_same(lines))
     if notes and _are_many(notes[0]):
         return notes
-    for kind, what, advice, has_fault, fraction in CHECKS[:-1] if lowercase else CHECKS:
-        places = [i for i, line in enumerate(lines) if has_fault(line)]
-        if len(places) > fraction * len(lines):
-            notes.append(_note(lines, kind, what, places, advice))
+    for kind, what, advice, has_fault, fraction in CHECKS:
+        if kind == "case" and lowercase:
+            continue
+        indices = [i for i, line in enumerate(lines) if has_fault(line)]
+        if len(indices) > fraction * len(lines):
+            notes.append(_note(lines, kind, what, indices, advice))
     notes += _length(lines)
     return notes if any(map(_are_many, notes)) else [*_order(lines), *notes]
 
@@ -143,66 +151,71 @@ def judge(notes: list[Note]) -> str:
     if not notes:
         return "Nothing looks wrong with the translations of the validation set."
     what = "Something looks" if _are_many(notes[0]) else "A few lines look"
-    text = f"{what} wrong: {notes[0]}"
-    return text if text.endswith("?") else f"{text}."
+    return f"{what} wrong: {notes[0]}."
 
 
 def _are_many(note: Note) -> bool:
     return MANY * note.lines >= note.of
 
 
-def _note(lines: list[Line], kind: str, what: str, places: list[int], advice: str) -> Note:
-    """Make a note on lines, which are counted from 0."""
-    first = [place + 1 for place in places[:MAX_NAMED]]
-    return Note(kind, what, len(places), len(lines), first, advice)
+def _note(lines: list[Line], kind: str, what: str, indices: list[int], advice: str) -> Note:
+    """Make a note on the lines with these indices."""
+    first = [index + 1 for index in indices[:MAX_NAMED]]
+    return Note(kind, what, len(indices), len(lines), first, advice)
 
 
 def _same(lines: list[Line]) -> Iterator[Note]:
-    """Find one translation of many sources; references stand for unknown sources."""
+    """Find translations shared by many sources; references replace sources that are not given."""
     by_text: defaultdict[str, list[int]] = defaultdict(list)
     for i, line in enumerate(lines):
         if not is_blank(line.text):
             by_text[line.text.strip()].append(i)
     repeated: dict[str, list[int]] = {}
-    for text, found in by_text.items():
-        wrong = [lines[i] for i in found if text not in lines[i].references]
+    for text, indices in by_text.items():
+        wrong = [lines[i] for i in indices if text not in lines[i].references]
         sources = {(line.source or " ".join(line.references)).strip() for line in wrong}
         if len(sources) > MAX_SOURCES:
-            repeated[text] = found
-    places = list(chain(*repeated.values()))
-    if len(places) > MAX_EQUAL * len(lines):
-        most = max(repeated, key=lambda text: len(repeated[text]))
-        shown = clipped(most, 60).strip()
-        what = f"the same translation of different sources (most often: {shown})"
-        note = _note(lines, "same", what, sorted(places), "the model ignores parts of the source")
+            repeated[text] = indices
+    indices = sorted(chain(*repeated.values()))
+    if len(indices) > MAX_EQUAL * len(lines):
+        most_common = max(repeated, key=lambda text: len(repeated[text]))
+        shown = clipped(most_common, 60).strip()
+        what = f"the same translation for different sources (most often: {shown})"
+        note = _note(lines, "same", what, indices, "the model ignores parts of the source")
         hopeless = replace(note, advice="the model has hardly learned, or ignores the source")
         yield hopeless if _are_many(note) else note
 
 
 def _order(lines: list[Line]) -> Iterator[Note]:
-    """Find translations that are not in the order of any references, by their lengths."""
-    own = np.array([len(line.text) for line in lines])
-    others = np.array([list(map(len, line.references)) for line in lines]).T
-    found = [set(unrelated_windows(np.stack((own, lengths), 1))) for lengths in others]
-    if found and (starts := sorted(set.intersection(*found))):
+    """Find windows of lines whose lengths correlate with those of no list of references."""
+    lengths = np.array([len(line.text) for line in lines])
+    ref_lengths = np.array([list(map(len, line.references)) for line in lines]).T
+    windows = [set(unrelated_windows(np.stack((lengths, ref), 1))) for ref in ref_lengths]
+    starts = sorted(set.intersection(*windows)) if windows else []
+    if starts:
         what = "lengths that do not correlate with the references'"
         count = min(len(lines), WINDOW * len(starts))
         first = [start + 1 for start in starts[:MAX_NAMED]]
-        advice = "are the lines of this set, and in its order?"
+        advice = "check that both files have the same lines in the same order"
         yield Note("order", what, count, len(lines), first, advice)
 
 
 def _length(lines: list[Line]) -> Iterator[Note]:
-    """Find translations much shorter or longer than the references, lines without text aside."""
-    lengths = []
+    """Find translations much shorter or longer than the references; ignore lines without text."""
+    lengths = []  # index, length of the translation, length of its closest reference
     for i, line in enumerate(lines):
-        own, *others = (len("".join(text.split())) for text in (line.text, *line.references))
-        if own and any(others):
-            lengths.append((i, own, min(others, key=lambda length: abs(length - own))))
-    ratio = sum(own for _, own, _ in lengths) / max(1, sum(length for _, _, length in lengths))
-    if len(lengths) < MIN_NORMAL or SHORT <= ratio <= LONG:
+        length, *others = (len("".join(text.split())) for text in (line.text, *line.references))
+        if length and any(others):
+            lengths.append((i, length, min(others, key=lambda other: abs(other - length))))
+    ratio = sum(length for _, length, _ in lengths) / max(1, sum(ref for _, _, ref in lengths))
+    if len(lengths) < MIN_LINES or SHORT <= ratio <= LONG:
         return
-    places = [i for i, own, of in lengths if (own < SHORT * of if ratio < 1 else own > LONG * of)]
-    kind, change = ("short", "raise") if ratio < 1 else ("long", "lower")
+    if ratio < 1:
+        kind, change = "short", "raise"
+        indices = [i for i, length, ref in lengths if length < SHORT * ref]
+    else:
+        kind, change = "long", "lower"
+        indices = [i for i, length, ref in lengths if length > LONG * ref]
     what = f"too {kind}, {ratio:.2f} of the references' length"
-    yield _note(lines, kind, what, places, f"{change} decode.length_penalty, and look at the lines")
+    advice = f"{change} decode.length_penalty, and look at the lines"
+    yield _note(lines, kind, what, indices, advice)

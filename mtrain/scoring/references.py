@@ -10,10 +10,10 @@ from mtrain.runtime.log import warn_of_counts
 
 def read_references(paths: list[Path]) -> list[list[str]]:
     """Read reference files of the same length; raises `UserError`."""
-    first = read_aligned(paths[0], [])
-    if not first:
+    reference = read_aligned(paths[0], [])
+    if not reference:
         raise UserError(f"{paths[0]}: holds no lines")
-    return [first] + [read_aligned(path, [first]) for path in paths[1:]]
+    return [reference] + [read_aligned(path, [reference]) for path in paths[1:]]
 
 
 def read_aligned(path: Path, references: list[list[str]]) -> list[str]:
@@ -23,7 +23,9 @@ def read_aligned(path: Path, references: list[list[str]]) -> list[str]:
 
 
 def read_source(path: Path, references: list[list[str]]) -> list[str]:
-    """Read text to translate, as tolerantly as `mtrain translate` does."""
+    """Read text to translate like `mtrain translate`, which replaces invalid UTF-8; raises
+    `UserError` unless it matches the references line for line.
+    """
     counts: Counter[str] = Counter()
     lines = list(decode_lines(scored_lines(path, counts), counts))
     return _checked(path, lines, counts, references)
@@ -33,13 +35,13 @@ def _checked(
     path: Path, lines: list[str], counts: Counter[str], references: list[list[str]]
 ) -> list[str]:
     warn_of_counts(counts)
-    for reference in references[:1]:
-        check_equal(path, len(lines), "the reference", len(reference))
+    if references:
+        check_equal(path, len(lines), "the reference", len(references[0]))
     return lines
 
 
-def check_equal(name: object, lines: int, other: object, others: int) -> None:
+def check_equal(name: object, lines: int, other_name: object, other_lines: int) -> None:
     """Raise `UserError` unless two texts with these names have the same number of lines."""
-    if lines != others:
-        counts = f"{name} has {lines} lines but {other} has {others}"
+    if lines != other_lines:
+        counts = f"{name} has {lines} lines but {other_name} has {other_lines}"
         raise UserError(f"{counts}: they must match line for line")

@@ -169,8 +169,8 @@ def test_what_looks_wrong_with_translations_is_shown(copy: Path) -> None:
     best = json.loads((copy / "best.json").read_text())["best"]["checkpoint"]
     (copy / "validation" / f"{best}.txt").write_text("zwent zwent zwent\n" * 12)
     text = report.make_page(copy, ["bavo"], check=False)
-    assert "Something looks wrong: the same translation of different sources" in text
-    assert "<li>the same translation of different sources (most often: zwent" in text
+    assert "Something looks wrong: the same translation for different sources" in text
+    assert "<li>the same translation for different sources (most often: zwent" in text
     (copy / "validation" / f"{best}.txt").unlink()
     found = notes(report.make_page(copy, ["bavo"], check=False))
     assert any(each.startswith("The translations were not looked at") for each in found)

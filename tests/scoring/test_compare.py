@@ -176,7 +176,9 @@ def test_lower_ter_is_better(files: dict[str, Path]) -> None:
 
 def test_metrics_are_chosen_in_one_order_and_systems_named_by_their_ends(tmp_path: Path) -> None:
     assert choose_metrics("ter, BLEU") == ["bleu", "ter"]
-    with pytest.raises(RefusedError, match=r"--metrics bleu,: expected some of bleu,chrf,ter"):
+    with pytest.raises(
+        RefusedError, match=r"--metrics bleu,: expected one or more of bleu,chrf,ter"
+    ):
         choose_metrics("bleu,")
     (tmp_path / "one").mkdir()
     paths = [write(tmp_path / name, ["a"]) for name in ("one/out.txt", "out.txt")]

@@ -122,7 +122,7 @@ def test_a_program_that_does_not_end_is_killed_with_its_children(
     [
         ("", "no such program"),
         ("comet-scorer-of-nobody -x", "no such program; install it, or give its path"),
-        ("score 'a", "No closing quotation; write it as for a shell"),
+        ("score 'a", "No closing quotation; quote it as for a shell"),
         ("/etc/passwd", "no such program"),
     ],
 )

@@ -152,7 +152,7 @@ def test_a_missing_extra_is_named(
     with pytest.raises(RefusedError, match=rf"mtrain\[{language}\].*--tokenize"):
         score_all(["a"], [["a"]], language, None, lowercase=False)
     (text,) = lack_of_tokenizers(["13a", f"{language}-mecab"])
-    assert text.startswith("mtrain train will ask for this: ")
+    assert text.startswith("mtrain train needs this: ")
     assert f"pip install 'mtrain[{language}]'" in text
 
 

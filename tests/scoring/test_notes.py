@@ -84,7 +84,7 @@ def test_empty_lines() -> None:
     assert list(found) == ["empty"]
     note = found["empty"]
     assert (note.lines, note.of, note.first) == (2, 100, [3, 50])
-    assert str(note).startswith("empty translations: 2 of 100 lines (line 3, 50); ")
+    assert str(note).startswith("empty translations: 2 of 100 lines (lines 3, 50); ")
     blank = with_lines(REFERENCE, lambda line: "", 3)
     assert notes(blank, blank) == {}
 
@@ -212,7 +212,7 @@ def test_eval_reports_notes_with_the_scores(tmp_path: Path) -> None:
     assert [line.split()[0] for line in plain.stdout.splitlines()] == ["BLEU", "chrF2", "TER"]
     assert "warning: empty translations: 1 of 100 lines (line 4); " in plain.stderr
     assert (
-        "warning: lower case, unlike the references: 99 of 100 lines (line 1, 2, 3, 5, 6, ...); "
+        "warning: lower case, unlike the references: 99 of 100 lines (lines 1, 2, 3, 5, 6, ...); "
         in plain.stderr
     )
     done = run_mtrain(*arguments, "--json")
