@@ -1,4 +1,4 @@
-"""`mtrain attention`: the attention of each token of a sentence and of its translation."""
+"""`mtrain attention`: attention maps of sentences and their translations."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.corpus.lines import decode_lines, is_blank, read_lines, read_text_file
-from mtrain.report.heatmap import KINDS, MEAN, HeatMap, Sentence, choices, render
+from mtrain.report.heatmap import KINDS, MEAN, HeatMap, Sentence, menus, render
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import logger, progress_bar, warn_of_counts
 from mtrain.scoring.references import check_equal
@@ -20,14 +20,14 @@ from mtrain.translation.translator import Line, Translator
 
 Pairs = list[tuple[str, str | None]]
 
-# People look at pictures one by one, and a page holds all of them.
-MAX_SENTENCES, MAX_TOKENS, MAX_LETTERS = 50, 200, 100  # letters of a token
+# One page holds all maps, so sentences, tokens of a sentence and characters of a token are limited.
+MAX_SENTENCES, MAX_TOKENS, MAX_LETTERS = 50, 200, 100
 
 
 @dataclass(frozen=True)
-class Choice:
-    """Which heat maps of a sentence to draw; an empty field means all. Layers and heads count from
-    1, head 0 is the mean of all.
+class Selection:
+    """Which heat maps of a sentence to draw; an empty field selects all. Layers and heads count
+    from 1; head 0 is the mean of all heads.
     """
 
     kinds: tuple[str, ...] = ()
@@ -37,17 +37,17 @@ class Choice:
 
 def choose(
     kinds: Sequence[str] | None, layers: list[int] | None, heads: list[str] | None
-) -> Choice:
-    """Check the choice of the command line, whose kinds are of `KINDS`; raises `RefusedError`."""
+) -> Selection:
+    """Parse `--kind` (of `KINDS`), `--layer` and `--head`; raises `RefusedError`."""
     for head in heads or []:
         if head != "mean" and not (head.isascii() and head.isdigit() and int(head) > 0):
             raise RefusedError(f"--head {head}: expected a number from 1, or mean")
     numbers = [MEAN if head == "mean" else int(head) for head in heads or []]
-    return Choice(tuple(kinds or ()), tuple(layers or ()), tuple(numbers))
+    return Selection(tuple(kinds or ()), tuple(layers or ()), tuple(numbers))
 
 
 def read_pairs(source: Iterable[bytes], target: Path | None) -> Pairs:
-    """Read sentences, and from a file their targets, line for line; raises `UserError`."""
+    """Read sentences and, if a target file is given, their targets; raises `UserError`."""
     counts: Counter[str] = Counter()
     lines = decode_lines(read_lines(source, counts), counts)
     sources = list(islice(lines, MAX_SENTENCES + 1))
@@ -61,48 +61,47 @@ def read_pairs(source: Iterable[bytes], target: Path | None) -> Pairs:
     return list(zip(sources, targets, strict=True))
 
 
-def watch(loaded: LoadedModel, pairs: Pairs, choice: Choice) -> list[Sentence]:
-    """Return the maps of each sentence for the model's translation or the given target; blank lines
-    are left out. Raises `UserError`.
+def watch(loaded: LoadedModel, pairs: Pairs, selection: Selection) -> list[Sentence]:
+    """Compute the selected maps of each pair, of the model's own translation where the target is
+    None; blank lines are skipped. Raises `UserError`.
     """
-    check_choice(loaded, choice)
-    kept = [(number, src, tgt) for number, (src, tgt) in enumerate(pairs, 1) if not is_blank(src)]
-    if not kept:
-        raise UserError("no text: all lines are blank")
-    if len(kept) < len(pairs):
-        logger.warning("blank lines, left out: %d", len(pairs) - len(kept))
-    found = []
-    with progress_bar(len(kept), "sentence", "computing attention") as bar:
-        for number, src, tgt in kept:
-            found.append(_watch(loaded, number, src, tgt, choice))
+    check_selection(loaded, selection)
+    lines = [(number, src, tgt) for number, (src, tgt) in enumerate(pairs, 1) if not is_blank(src)]
+    if not lines:
+        raise UserError("the input: all lines are blank; give a sentence")
+    if len(lines) < len(pairs):
+        logger.warning("blank lines, skipped: %d", len(pairs) - len(lines))
+    sentences = []
+    with progress_bar(len(lines), "sentence", "computing attention") as bar:
+        for number, src, tgt in lines:
+            sentences.append(_sentence(loaded, number, src, tgt, selection))
             bar.update()
-    return found
+    return sentences
 
 
 def draw_page(sentences: list[Sentence], model: Path) -> str:
-    """Draw a page on which the reader chooses kind of attention, layer and head."""
-    return render(
-        "attention.html", sentences=sentences, model=model.name, choices=choices(sentences)
-    )
+    """Draw a page with menus for the kind of attention, the layer and the head."""
+    return render("attention.html", sentences=sentences, model=model.name, menus=menus(sentences))
 
 
-def check_choice(loaded: LoadedModel, choice: Choice) -> None:
+def check_selection(loaded: LoadedModel, selection: Selection) -> None:
     """Refuse layers and heads that the model does not have."""
     shape = loaded.model.shape
     layers = dict.fromkeys(KINDS, shape.num_decoder_layers)
     layers["encoder"] = shape.num_encoder_layers
-    most_layers = max(layers[kind] for kind in choice.kinds or KINDS)
-    for option, chosen, most in (
-        ("layer", choice.layers, most_layers),
-        ("head", choice.heads, shape.num_heads),
+    num_layers = max(layers[kind] for kind in selection.kinds or KINDS)
+    for option, numbers, most in (
+        ("layer", selection.layers, num_layers),
+        ("head", selection.heads, shape.num_heads),
     ):
-        if max(chosen, default=0) > most:
-            raise RefusedError(f"--{option} {max(chosen)}: these maps have {most} {option}s")
+        if max(numbers, default=0) > most:
+            raise RefusedError(f"--{option} {max(numbers)}: these maps have {most} {option}s")
 
 
-def _watch(
-    loaded: LoadedModel, number: int, source: str, target: str | None, choice: Choice
+def _sentence(
+    loaded: LoadedModel, number: int, source: str, target: str | None, selection: Selection
 ) -> Sentence:
+    """Compute the maps of one line; `number` is for messages."""
     (src,), is_cut = loaded.encode_sources([source])
     if target is None:
         tgt = Translator(loaded).search([Line(src)])[0][0].ids
@@ -116,22 +115,25 @@ def _watch(
             f"line {number}: {len(src) + 1} source and {len(tgt) + 1} target tokens; attention can "
             f"be shown for at most {most}: give a shorter sentence"
         )
-    maps = _maps(loaded, src, np.array(tgt, np.int64), choice)
+    maps = _maps(loaded, src, np.array(tgt, np.int64), selection)
     languages = loaded.directions[0] if len(loaded.directions) == 1 else ("", "")
     return Sentence(source, text, target is not None, list(maps), languages)
 
 
 def _maps(
-    loaded: LoadedModel, src: NDArray[np.int64], tgt: NDArray[np.int64], choice: Choice
+    loaded: LoadedModel, src: NDArray[np.int64], tgt: NDArray[np.int64], selection: Selection
 ) -> Iterator[HeatMap]:
-    """Draw the chosen maps of a pair of ids without eos."""
-    found = attention_of(loaded, src, tgt)
-    sides = (found.source, found.target, found.target_in)
-    read, produced, seen = ([piece[:MAX_LETTERS] for piece in side] for side in sides)
-    axes = {"encoder": (read, read), "decoder": (produced, seen), "cross": (produced, read)}
-    for kind, layers in zip(KINDS, (found.encoder, found.decoder, found.cross), strict=True):
+    """Yield the selected maps of a pair of ids without eos."""
+    attention = attention_of(loaded, src, tgt)
+    sides = (attention.source, attention.target, attention.target_in)
+    source, target, target_in = ([piece[:MAX_LETTERS] for piece in side] for side in sides)
+    for kind, layers, rows, columns in (
+        ("encoder", attention.encoder, source, source),
+        ("decoder", attention.decoder, target, target_in),
+        ("cross", attention.cross, target, source),
+    ):
         for layer, weights in enumerate(layers, 1):
-            if kind in (choice.kinds or KINDS) and layer in (choice.layers or [layer]):
-                for head in choice.heads or range(len(weights) + 1):
+            if kind in (selection.kinds or KINDS) and layer in (selection.layers or [layer]):
+                for head in selection.heads or range(len(weights) + 1):
                     table = weights.mean(0) if head == MEAN else weights[head - 1]
-                    yield HeatMap(kind, layer, head, *axes[kind], table)
+                    yield HeatMap(kind, layer, head, rows, columns, table)

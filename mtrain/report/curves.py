@@ -1,4 +1,4 @@
-"""Curves of a run's records as drawings: scales, ticks, paths, for the template that writes SVG."""
+"""Curves of a run's records: axes, ticks and points in pixels, for the template that writes SVG."""
 
 import math
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ Point = tuple[int, float]
 WIDTH, HEIGHT = 420, 250  # pixels, with the margins
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 12, 36
 MAX_VALUE = 1e300  # differences of larger values overflow
-MIN_VALUE = 1e-300  # fractions of smaller values are 0
-FLAT = 1e-9  # a curve whose values differ by less, relative to them, is flat
-BUCKETS = 180  # parts of a long curve, each of which shows its lowest and its highest value
-MAX_ROWS = 60  # of a curve's table
-# Key of a chart, its title, and the values of the records that it shows.
+MIN_VALUE = 1e-300  # a fraction of a smaller value is 0
+FLAT = 1e-9  # a range of values below this fraction of the values is drawn as flat
+BUCKETS = 180  # parts of a long curve; the lowest and the highest point of each are drawn
+MAX_ROWS = 60  # rows of a curve's table
+# Key and title of each chart, and the keys of `metrics.jsonl` that it shows.
 CHARTS = (
     ("loss", "Training loss per token, with label smoothing", ["train/loss"]),
-    ("nll", "NLL per token (in training with dropout)", ["train/nll", "valid/nll", "average/nll"]),
+    ("nll", "NLL per token (train/nll: with dropout)", ["train/nll", "valid/nll", "average/nll"]),
     ("bleu", "BLEU on the validation set", ["valid/bleu", "average/bleu"]),
     ("lr", "Learning rate", ["lr"]),
     ("grad", "Norm of the gradient, before clipping", ["grad_norm"]),
@@ -30,7 +30,7 @@ CHARTS = (
 
 @dataclass(frozen=True)
 class Series:
-    """Values by step."""
+    """A curve: values by step."""
 
     name: str
     points: list[Point]
@@ -38,17 +38,17 @@ class Series:
     @property
     def summary(self) -> str:
         """Describe the curve in words."""
-        (first, begin), (last, end) = self.points[0], self.points[-1]
+        (first_step, first), (last_step, last) = self.points[0], self.points[-1]
         values = [value for _, value in self.points]
         return (
-            f"{self.name}: from {begin:.4g} at step {first:,} to {end:.4g} at step {last:,}, "
-            f"lowest {min(values):.4g}, highest {max(values):.4g}"
+            f"{self.name}: from {first:.4g} at step {first_step:,} to {last:.4g} at step "
+            f"{last_step:,}, lowest {min(values):.4g}, highest {max(values):.4g}"
         )
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Values from `low` to `high`, drawn from `start` to `end` in pixels."""
+    """An axis of values from `low` to `high`, drawn from pixel `start` to pixel `end`."""
 
     low: float
     high: float
@@ -60,23 +60,24 @@ class Axis:
         fraction = (value - self.low) / (self.high - self.low)
         return round(self.start + fraction * (self.end - self.start), 1)
 
-    def ticks(self, least: float = 0.0) -> list[tuple[float, str]]:
-        """Return position and text of round values that are at least `least` apart."""
-        every = max(least, tick_distance(self.low, self.high))
-        first, last = math.ceil(self.low / every - 1e-9), math.floor(self.high / every + 1e-9)
-        values = [count * every for count in range(first, last + 1)]
+    def ticks(self, min_distance: float = 0.0) -> list[tuple[float, str]]:
+        """Return pixels and labels of round values that are at least `min_distance` apart."""
+        distance = max(min_distance, tick_distance(self.low, self.high))
+        first = math.ceil(self.low / distance - 1e-9)
+        last = math.floor(self.high / distance + 1e-9)
+        values = [multiple * distance for multiple in range(first, last + 1)]
         form = ".2e" if 0 < self.high < 0.001 else ",.6g"
         return [(self(value), format(value, form).replace("e-0", "e-")) for value in values]
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves over steps with one measure."""
+    """Curves over steps that share one axis of values."""
 
     key: str
     title: str
     series: list[Series]
-    last: int  # step that the axis goes to
+    last: int  # last step on the axis
 
     @property
     def summary(self) -> str:
@@ -85,32 +86,33 @@ class Chart:
 
     @property
     def x(self) -> Axis:
-        """The axis of steps."""
+        """Horizontal axis: steps."""
         return Axis(0, max(1, self.last), LEFT, WIDTH - RIGHT)
 
     @property
     def y(self) -> Axis:
-        """The axis of values, which ends at round ones."""
+        """Vertical axis: values, from tick to tick."""
         values = [value for series in self.series for _, value in series.points]
         low, high = min(values), max(values)
-        for _ in range(2):  # between wider ends, ticks may be farther apart
-            every = tick_distance(low, high)
-            low, high = math.floor(low / every) * every, math.ceil(high / every) * every
-        return Axis(low, high if high > low else low + every, HEIGHT - BOTTOM, TOP)
+        for _ in range(2):  # rounding widens the range, and its ticks may then be farther apart
+            distance = tick_distance(low, high)
+            low = math.floor(low / distance) * distance
+            high = math.ceil(high / distance) * distance
+        return Axis(low, high if high > low else low + distance, HEIGHT - BOTTOM, TOP)
 
-    def places(self, series: Series) -> list[tuple[float, float]]:
+    def pixels(self, series: Series) -> list[tuple[float, float]]:
         """Return the points of a curve in pixels."""
         x, y = self.x, self.y
-        return [(x(step), y(value)) for step, value in thinned(series.points)]
+        return [(x(step), y(value)) for step, value in downsample(series.points)]
 
     @property
     def steps(self) -> list[int]:
-        """The steps that any curve has a value for."""
+        """All steps for which a curve has a value."""
         return sorted({step for series in self.series for step, _ in series.points})
 
     @property
     def rows(self) -> list[tuple[int, list[str]]]:
-        """The figures by step, evenly spaced over the run if there are many."""
+        """Rows of a table, a step and its values as text; at most `MAX_ROWS`, evenly spaced."""
         columns = [dict(series.points) for series in self.series]
         return [
             (step, [f"{c[step]:.5g}" if step in c else "" for c in columns])
@@ -119,31 +121,33 @@ class Chart:
 
 
 def charts_of(records: list[dict[str, Any]]) -> Iterator[Chart]:
-    """Draw those charts that records have finite values for, all up to the last step."""
+    """Yield each chart for which the records have values, all with the same axis of steps."""
     records = [record for record in records if 0 <= record["step"] < MAX_VALUE]
     last = max((record["step"] for record in records), default=0)
     for key, title, names in CHARTS:
-        found = [Series(name, points) for name in names if (points := _points(records, name))]
-        if found:
-            yield Chart(key, title, found, last)
+        curves = [Series(name, points) for name in names if (points := _points(records, name))]
+        if curves:
+            yield Chart(key, title, curves, last)
 
 
 def _points(records: list[dict[str, Any]], name: str) -> list[Point]:
-    """Return the values of a name that can be drawn."""
+    """Return the steps and values of one key, without values that cannot be drawn, such as NaN."""
     values = ((record["step"], record.get(name)) for record in records)
     return [(n, float(v)) for n, v in values if isinstance(v, int | float) and abs(v) < MAX_VALUE]
 
 
-def thinned(points: list[Point]) -> list[Point]:
+def downsample(points: list[Point]) -> list[Point]:
     """Keep the ends of a curve, and the lowest and the highest point of each of `BUCKETS` parts."""
     size = math.ceil(len(points) / BUCKETS)
-    parts = [points[i : i + size] for i in range(0, len(points), size)]
-    kept = {choose(part, key=itemgetter(1)) for part in parts for choose in (min, max)}
-    return sorted(kept | {points[0], points[-1]})
+    sample = {points[0], points[-1]}
+    for start in range(0, len(points), size):
+        bucket = points[start : start + size]
+        sample |= {min(bucket, key=itemgetter(1)), max(bucket, key=itemgetter(1))}
+    return sorted(sample)
 
 
 def tick_distance(low: float, high: float) -> float:
-    """Choose 1, 2 or 5 times a power of ten, so that an axis gets four to nine ticks."""
+    """Return 1, 2 or 5 times a power of ten, so that an axis gets four to nine ticks."""
     largest, span = max(abs(low), abs(high)), high - low
     if span <= FLAT * largest:
         span = largest

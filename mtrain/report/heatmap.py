@@ -1,7 +1,7 @@
-"""Heat maps of attention, and the pages that show them, from templates that escape every text.
+"""Heat maps of attention, and `render`, which fills the templates of all HTML pages.
 
-Text of a language passes through `visible`, anything else from outside through `printable`: both
-spell out characters that are invisible or would reorder the text around them.
+The templates escape all text. Sentences also pass through `visible`, and other text from files
+through `printable`: both spell out characters that are invisible or reorder the text around them.
 """
 
 import math
@@ -18,25 +18,25 @@ import mtrain
 from mtrain.corpus.writing_systems import direction
 from mtrain.runtime.errors import printable
 
-# Kinds of attention and their titles; in the decoder a token attends to those before it only.
+# Kinds of attention and their titles.
 KINDS = {
     "encoder": "Encoder self-attention",
     "decoder": "Decoder masked self-attention",
     "cross": "Encoder-decoder attention",
 }
-MEAN = 0  # the number for the mean of all heads
+MEAN = 0  # head number of the mean of all heads
 
-CELL = 18  # pixels
-LEVELS = 20  # shades that weights are rounded to
-GAMMA = 0.75  # makes small weights visible; the legend shows it
+CELL = 18  # width and height of a cell, in pixels
+LEVELS = 20  # weights are rounded to this many shades
+GAMMA = 0.75  # opacity is weight ** GAMMA, which makes small weights visible
 
-# Characters without a glyph, but for joiners, which shape the letters around them.
-_UNSEEN = regex.compile(r"(?V1)[\p{C}\p{Zl}\p{Zp}--[\u200c\u200d]]")
+# Characters without a glyph, except joiners, which shape the letters around them.
+_INVISIBLE = regex.compile(r"(?V1)[\p{C}\p{Zl}\p{Zp}--[\u200c\u200d]]")
 
 
 @dataclass(frozen=True)
 class HeatMap:
-    """Attention weights (rows, columns) of a head, or of the mean of all heads, with the tokens of
+    """Attention weights (rows, columns) of one head or the mean of all heads, and the tokens of
     both axes.
     """
 
@@ -49,22 +49,22 @@ class HeatMap:
 
     @property
     def title(self) -> str:
-        """Kind of attention, layer and head."""
+        """Name the kind of attention, the layer and the head."""
         head = "mean of all heads" if self.head == MEAN else f"head {self.head}"
         return f"{KINDS[self.kind]}, layer {self.layer}, {head}"
 
     @property
     def summary(self) -> str:
-        """The largest weight of each row, in words."""
-        found = (
+        """Describe the map in words: the largest weight of each row."""
+        rows = (
             f"{token} → {self.columns[row.argmax()]} {row.max():.2f}"
             for token, row in zip(self.rows, self.weights, strict=True)
         )
-        return "Largest weight of each row: " + visible("; ".join(found))
+        return "Largest weight of each row: " + visible("; ".join(rows))
 
     @property
     def shades(self) -> Iterator[tuple[float, str]]:
-        """Opacity and SVG path, in cells, of all cells of each shade; weights near 0 have none."""
+        """Opacity of each shade, and an SVG path around its cells; weights near 0 are not drawn."""
         levels = np.rint(self.weights * LEVELS).astype(np.int64)
         for level in np.unique(levels[levels > 0]).tolist():
             cells = np.argwhere(levels == level).tolist()
@@ -73,8 +73,8 @@ class HeatMap:
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence, its translation or forced target, heat maps of the attention, and the languages
-    of both sides; empty if a model of several languages does not tell.
+    """A sentence, its translation or given target, heat maps of the attention, and the languages of
+    both sides (empty strings for a model of several directions).
     """
 
     source: str
@@ -84,25 +84,25 @@ class Sentence:
     languages: tuple[str, str] = ("", "")
 
     def axes(self, kind: str) -> tuple[str, str]:
-        """Return the languages of the rows and the columns of maps of a kind."""
+        """Return the languages of the rows and of the columns of maps of a kind."""
         src, tgt = self.languages
-        return (tgt if kind != "encoder" else src), (src if kind != "decoder" else tgt)
+        return {"encoder": (src, src), "decoder": (tgt, tgt), "cross": (tgt, src)}[kind]
 
 
-def choices(sentences: list[Sentence]) -> list[tuple[str, str, dict[str, str]]]:
-    """Return what a page lets its reader choose: kind, layer and head, each with the one to start
-    with, if the sentences have maps of it, and with the texts of all.
+def menus(sentences: list[Sentence]) -> list[tuple[str, str, dict[str, str]]]:
+    """Return the menus of a page (kind, layer, head): name, initial option, and the options with
+    their labels. The initial option is "all" if no sentence has a map of the usual one.
     """
-    maps = [each for sentence in sentences for each in sentence.maps]
+    maps = [heat_map for sentence in sentences for heat_map in sentence.maps]
     heads = {str(m.head): "mean" if m.head == MEAN else str(m.head) for m in maps}
-    found = (
+    specs = (
         ("kind", "cross", {m.kind: KINDS[m.kind] for m in maps}),
         ("layer", "all", {str(m.layer): str(m.layer) for m in maps}),
         ("head", str(MEAN), heads),
     )
     return [
-        (name, first if first in options else "all", {"all": "all", **options})
-        for name, first, options in found
+        (name, usual if usual in options else "all", {"all": "all", **options})
+        for name, usual, options in specs
     ]
 
 
@@ -112,8 +112,8 @@ def opacity(level: int) -> float:
 
 
 def visible(text: str) -> str:
-    """Name the characters that have no glyph or would turn the text around them."""
-    return _UNSEEN.sub(lambda match: f"<U+{ord(match[0]):04X}>", text)
+    """Spell out characters that have no glyph or reorder the text around them, as `<U+202E>`."""
+    return _INVISIBLE.sub(lambda match: f"<U+{ord(match[0]):04X}>", text)
 
 
 def render(template: str, **values: object) -> str:

@@ -1,4 +1,4 @@
-"""`mtrain report`: the content of a run directory on one self-contained page."""
+"""`mtrain report`: the content of a run directory on one self-contained HTML page."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from mtrain.corpus.lines import moderate, spaced
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.report import attention_maps as maps
 from mtrain.report.curves import Chart, charts_of
-from mtrain.report.heatmap import Sentence, choices, render
+from mtrain.report.heatmap import Sentence, menus, render
 from mtrain.runs import checkpoint, layout, manifest, reader, sets
 from mtrain.runs.history import Entry, History
 from mtrain.runs.reader import Run
@@ -27,14 +27,15 @@ from mtrain.runtime.stop import Stop
 from mtrain.scoring.notes import Note, explain, judge
 from mtrain.translation import loading
 
-SAMPLES, MAX_TRANSLATIONS, ATTENDED = 6, 6, 3
+SAMPLES, MAX_TRANSLATIONS = 6, 6  # validation lines that are shown; steps that translate them
+ATTENDED = 3  # of these lines, those with attention maps
 NOT_CHECKED = "The text was not checked"
 MAX_EXAMPLES = 5  # examples of a kind of finding
-MAX_LOGGED = 40  # different lines of the log, the newest
-MAX_LETTERS = 4000  # of a line of text
+MAX_LOGGED = 40  # newest distinct lines of the log
+MAX_LETTERS = 4000  # characters of a line of text
 
-# A line of the log about the data, or a warning. Anchored at the start: searching anywhere takes
-# far longer on a hostile line.
+# A log line about the data, or a warning. Used with `match`, at the start only: a search takes
+# quadratic time on a hostile line.
 _LOGGED = re.compile(
     r"\S{10} \S{8} (?:(INFO) (?=(?:train|data\.(?:valid|test)[^:]*): )|WARNING |ERROR )(.*)"
 )
@@ -42,17 +43,17 @@ _LOGGED = re.compile(
 
 @dataclass(frozen=True)
 class Sample:
-    """A sentence of the validation set and its translations: what each is, language and text."""
+    """A line of the validation set: its source, reference and translations."""
 
     number: int
-    texts: list[tuple[str, str, str]]
-    part: str = ""  # of a list of validation corpora
+    texts: list[tuple[str, str, str]]  # title, language, text
+    key_suffix: str = ""  # of `data.valid`: ".0", ".1", ... in a list of validation corpora
     tag: str | None = None
 
 
 @dataclass
 class Report:
-    """The content of the page; `notes` list what is missing and why, by section."""
+    """The content of the page; `section_notes` say what is missing and why."""
 
     run: Run
     config: Config
@@ -64,61 +65,65 @@ class Report:
     data: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     facts: dict[str, str] = field(default_factory=dict)  # of the summary
-    looks: list[Note] | None = None  # at the best translations of the validation set
-    notes: dict[str, list[str]] = field(default_factory=dict)
+    translation_notes: list[Note] | None = None  # on the best translations of the validation set
+    section_notes: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def scores(self) -> list[tuple[str, Entry]]:
-        """The best validation, the average's and those of the test sets, with their names."""
+        """Names and entries of the scores: the best validation (each corpus of a list, too), the
+        averaged model's validation, and the test sets.
+        """
         best, average = self.history.best, self.history.average
-        found = [best, None if average is best else average]
-        name, parts = (best["checkpoint"], best.get("parts", [])) if best else ("", [])
-        more = [(f"data.valid.{i}", {**part, "checkpoint": name}) for i, part in enumerate(parts)]
-        more += [(f"test {name}", entry) for name, entry in self.history.tests.items()]
-        return [*(("validation", entry) for entry in found if entry is not None), *more]
+        scores = []
+        if best is not None:
+            scores.append(("validation", best))
+        if average is not None and average is not best:
+            scores.append(("validation", average))
+        if best is not None:
+            for i, corpus in enumerate(best.get("parts", [])):
+                scores.append((f"data.valid.{i}", {**corpus, "checkpoint": best["checkpoint"]}))
+        return scores + [(f"test {name}", entry) for name, entry in self.history.tests.items()]
 
     @property
     def verdict(self) -> list[str]:
-        """Whether something looks wrong with the best translations, if these are known, and whether
-        training still helped at the end, in sentences.
+        """Sentences on faults of the best translations, if these were read, and on whether training
+        still helped at the end.
         """
-        looks = None if self.looks is None else judge(self.looks)
-        return list(filter(None, (looks, self.history.outlook)))
+        notes = self.translation_notes
+        return list(filter(None, (None if notes is None else judge(notes), self.history.outlook)))
 
-    def note(self, section: str, text: str) -> None:
+    def add_note(self, section: str, text: str) -> None:
         """Add a note to a section, once."""
-        notes = self.notes.setdefault(section, [])
+        notes = self.section_notes.setdefault(section, [])
         if text not in notes:
             notes.append(text)
 
     @contextmanager
-    def part(self, section: str, otherwise: str) -> Iterator[None]:
-        """Make a part of a section; if that fails, a note and a warning give the consequence and
-        the reason.
-        """
+    def note_failure(self, section: str, consequence: str) -> Iterator[None]:
+        """Turn an error in the block into a note of the section and a warning."""
         try:
             yield
         except (UserError, OSError) as error:
             reason = as_user_error(error)
-            logger.warning("report: %s: %s", otherwise, reason)
-            self.note(section, f"{otherwise}: {reason}")
+            logger.warning("report: %s: %s", consequence, reason)
+            self.add_note(section, f"{consequence}: {reason}")
 
 
 def make_page(run_dir: Path, texts: list[str], *, check: bool = True) -> str:
-    """Make the report of a run, with attention for the given sentences, or some of the validation
-    set, and with the data check if `check`; raises `UserError` where there is no run.
+    """Make the report of a run, with attention maps of the given sentences (or else of some of the
+    validation set) and, if `check`, the data check; raises `UserError` if it is no run directory.
     """
     report = gather(run_dir, texts)
     if check:
-        with report.part("data", NOT_CHECKED):
+        with report.note_failure("data", NOT_CHECKED):
             report.findings = check_text(report)
     else:
-        report.note("data", NOT_CHECKED)
+        report.add_note("data", NOT_CHECKED)
     provenance = report.run.provenance
     return render(
         "report.html",
         report=report,
-        choices=choices(report.sentences),
+        menus=menus(report.sentences),
         config="\n".join(map(printable, report.run.text.split("\n"))),
         provenance=provenance and json.dumps(provenance.model_dump(exclude_unset=True), indent=2),
     )
@@ -131,150 +136,155 @@ def gather(run_dir: Path, texts: list[str]) -> Report:
     if not os.path.lexists(run_dir / layout.CONFIG):
         raise UserError(f"{run_dir}: not a run directory: it holds no config.yaml")
     if (run_dir / manifest.NAME).exists():
-        raise UserError(f"{run_dir}: not a run directory but a checkpoint; give the run's")
+        raise UserError(f"{run_dir}: not a run directory but a checkpoint; give the run directory")
     run = reader.read_run(run_dir)
     if run.config is None:
         raise run.errors[layout.CONFIG]
     report = Report(run, run.config, run.history or History.begin(run.config.train.metric))
-    with report.part("run", "Links are not followed"):
-        if found := reader.links(run_dir):
-            raise UserError(", ".join(str(path.relative_to(run_dir)) for path in found))
+    with report.note_failure("run", "Links are not followed"):
+        if links := reader.links(run_dir):
+            raise UserError(", ".join(str(path.relative_to(run_dir)) for path in links))
     for name, error in run.errors.items():
         section = {layout.STATUS: "run", layout.RUN: "settings"}.get(name, "scores")
-        with report.part(section, "Left out"):
+        with report.note_failure(section, "Not shown"):
             raise error
-    if run.history is None and "scores" not in report.notes and any(_translations(run)):
-        report.note("scores", "Left out: best.json is missing, though there are validations")
-    with report.part("run", "The device is not known"):
+    if run.history is None and "scores" not in report.section_notes and any(_translations(run)):
+        report.add_note("scores", "Not shown: best.json is missing, though there are validations")
+    with report.note_failure("run", "The device is unknown"):
         if (machine := _machine_of(run)) is not None:
             report.facts["Device"] = machine
-    with report.part("curves", "There are no curves"):
+    with report.note_failure("curves", "There are no curves"):
         report.charts = list(_charts(report))
-    with report.part("log", "Left out"):
+    with report.note_failure("log", "Not shown"):
         _read_log(report)
     lines, data = _valid_lines(report), report.config.data
-    _judge(report, lines)
+    _add_translation_notes(report, lines)
     sources = [line.texts[0][2] for line in lines]
-    places = moderate(sources, SAMPLES) if lines else list(range(SAMPLES))
-    report.samples = _samples(report, lines, places)
-    own = [(lines[i].tag, sources[i]) for i in places[:ATTENDED] if lines]
-    _watch(report, [(data.valid_parts[0].tag, text) for text in texts] or own)
+    indices = moderate(sources, SAMPLES) if lines else list(range(SAMPLES))
+    report.samples = _samples(report, lines, indices)
+    if texts:
+        tagged = [(data.valid_parts[0].tag, text) for text in texts]
+    else:
+        tagged = [(lines[i].tag, sources[i]) for i in indices[:ATTENDED] if lines]
+    _add_attention(report, tagged)
     return report
 
 
 def _machine_of(run: Run) -> str | None:
-    """Describe the device that the newest checkpoint was trained on; None if it is not known.
-    Raises `UserError`.
+    """Describe the device that the newest checkpoint with a trainer state was trained on, or return
+    None. Raises `UserError`.
     """
     directory = run.path / layout.CHECKPOINTS
     paths = [] if directory.is_symlink() else layout.steps(directory)
-    for path in (path for path in paths[::-1] if not path.is_symlink()):
-        state = read_record(path / layout.TRAINER / layout.STATE, LOOP)
+    for path in reversed(paths):
+        state = None
+        if not path.is_symlink():
+            state = read_record(path / layout.TRAINER / layout.STATE, LOOP)
         if state is not None:
-            parts = {key: state.machine.get(key) for key in ("device", "precision", "threads")}
-            return "{device}, {precision}, threads: {threads}".format(**parts)
+            device, precision, threads = map(state.machine.get, ("device", "precision", "threads"))
+            return f"{device}, {precision}, threads: {threads}"
     return None
 
 
 def check_text(report: Report) -> list[Findings]:
-    """Check the text with the run's vocabulary; raises `UserError` if a part of it is not known to
-    be the run's.
+    """Check the text with the run's vocabulary; raises `UserError` unless the hash of each corpus
+    shows that it is the run's text.
     """
     for key in report.run.corpora:
         sets.check_known(report.run, key)
-    # with the run's own vocabulary alone, wherever the run took it from
+    # read no vocabulary but the run's own: the config may name any file of this machine
     config, path = report.config, report.run.path
     settings: dict[str, object] = {"path": None}
     if (vocabulary := reader.read_vocabulary(path)) is not None:
         settings["vocab_size"] = Tokenizer(vocabulary, str(path / layout.TOKENIZER)).vocab_size
-    parts = {
+    changes = {
         "run_dir": str(path),
         "tokenizer": config.tokenizer.model_copy(update=settings),
         "train": config.train.model_copy(update={"init_from": None}),
     }
-    config = resolve(config, path).model_copy(update=parts)
+    config = resolve(config, path).model_copy(update=changes)
     return diagnose(config, Stop(), examples=MAX_EXAMPLES, with_forecast=False, timed=False).corpora
 
 
 def _valid_lines(report: Report) -> list[Sample]:
-    """Read the validation text, in the order of its translations; without it, or if it is not what
-    the run scored, add a note.
+    """Read the validation text, in the order of its translations; if it is missing, or not the
+    run's, add a note and return no lines.
     """
     lines, data, keys = list[Sample](), report.config.data, report.run.valid_keys
-    with report.part("samples", "Sources and references are left out"):
+    with report.note_failure("samples", "Sources and references are not shown"):
         for key, corpus in zip(keys, data.valid_parts, strict=True):
             _, text = sets.read_set(report.run, key)
-            part, (src, tgt) = key.removeprefix("data.valid"), data.languages(corpus)
-            for number, pair in enumerate(zip(text.sources, text.references, strict=True), 1):
-                texts = [("Source", src, _cut(pair[0])), ("Reference", tgt, _cut(pair[1]))]
-                lines.append(Sample(number, texts, part, corpus.tag))
+            suffix, (src_lang, tgt_lang) = key.removeprefix("data.valid"), data.languages(corpus)
+            pairs = zip(text.sources, text.references, strict=True)
+            for number, (src, tgt) in enumerate(pairs, 1):
+                texts = [("Source", src_lang, _cut(src)), ("Reference", tgt_lang, _cut(tgt))]
+                lines.append(Sample(number, texts, suffix, corpus.tag))
         return lines
     return []
 
 
 def _charts(report: Report) -> Iterator[Chart]:
-    """Draw the curves; a note reports missing records."""
+    """Yield the charts; note missing or damaged records."""
     records, broken = MetricsFile(report.run.path / layout.METRICS).parse()
     if broken:
-        report.note("curves", f"Lines of metrics.jsonl that are no records: {shorten(broken)}")
+        report.add_note("curves", f"Skipped lines of metrics.jsonl: no records: {shorten(broken)}")
     if (time := duration(report.run.provenance, records)) is not None:
-        report.facts["Time, pauses included"] = time
+        report.facts["Time, including pauses"] = time
     if not records and report.history.entries:
-        report.note("curves", "Left out: metrics.jsonl holds no records")
+        report.add_note("curves", "Not shown: metrics.jsonl holds no records")
     yield from charts_of(records)
 
 
 def _read_log(report: Report) -> None:
-    """Take lines about the data, and warnings, from the log: of equal ones the newest."""
-    found = filter(None, map(_LOGGED.match, reader.end_of_log(report.run.path)))
-    newest = dict.fromkeys(reversed([(match[1], match[2]) for match in found]))
-    report.data, report.warnings = (
-        [text for level, text in newest if level == kind][:MAX_LOGGED][::-1]
-        for kind in ("INFO", None)
-    )
+    """Take lines about the data, and warnings and errors, from the log; of equal lines the last."""
+    matches = filter(None, map(_LOGGED.match, reader.end_of_log(report.run.path)))
+    newest_first = dict.fromkeys(reversed([(match[1], match[2]) for match in matches]))
+    data = [text for level, text in newest_first if level == "INFO"]
+    warnings = [text for level, text in newest_first if level is None]
+    report.data, report.warnings = data[:MAX_LOGGED][::-1], warnings[:MAX_LOGGED][::-1]
 
 
-def _judge(report: Report, lines: list[Sample]) -> None:
-    """Look for what is wrong with the best model's translations of the validation set."""
+def _add_translation_notes(report: Report, lines: list[Sample]) -> None:
+    """Note faults of the best model's translations of the validation set."""
     best = report.history.best
     if best is None or not lines:
         return
-    with report.part("scores", "The translations were not looked at"):
+    with report.note_failure("scores", "The translations were not checked"):
         hypotheses = list(reader.read_translations(report.run.path, best["checkpoint"]))
         if len(hypotheses) == len(lines):
             sources, references = ([line.texts[i][2] for line in lines] for i in (0, 1))
-            report.looks = explain(hypotheses, [references], sources)
+            report.translation_notes = explain(hypotheses, [references], sources)
 
 
-def _samples(report: Report, lines: list[Sample], places: list[int]) -> list[Sample]:
-    """Return the same lines of validations at different steps."""
-    there = _translations(report.run)
-    steps = sorted(step for name in there if (step := layout.step_of(Path(name))) is not None)
+def _samples(report: Report, lines: list[Sample], indices: list[int]) -> list[Sample]:
+    """Return the lines with these indices, each with its translations at different steps."""
+    files = _translations(report.run)
+    steps = sorted(step for name in files if (step := layout.step_of(Path(name))) is not None)
     chosen = {layout.step_name(step) for step in spaced(steps, MAX_TRANSLATIONS)}
-    names = sorted(there & {*chosen, report.history.best_step_name})
-    found = {}
-    for name in (*names, *(there & {layout.AVERAGE})):
+    names = sorted(files & {*chosen, report.history.best_step_name})
+    translations: dict[str, dict[int, str]] = {}  # title -> index of the line -> text
+    for name in (*names, *(files & {layout.AVERAGE})):
         step = layout.step_of(Path(name))
         title = "Average" if step is None else f"Step {step:,}"
-        with report.part("samples", f"{title} is left out"):
-            translated = reader.read_translations(report.run.path, name)
-            found[title] = {i: _cut(line) for i, line in enumerate(translated) if i in places}
-    if not any(found.values()):
+        with report.note_failure("samples", f"{title} is not shown"):
+            hypotheses = enumerate(reader.read_translations(report.run.path, name))
+            translations[title] = {i: _cut(text) for i, text in hypotheses if i in indices}
+    if not any(translations.values()):
         scored = bool(report.history.entries)
-        note = "Left out: the translations are missing" if scored else "There is no validation yet"
-        report.note("samples", note)
+        note = "Not shown: the translations are missing" if scored else "There is no validation yet"
+        report.add_note("samples", note)
     data, samples = report.config.data, []
-    for place in places:
-        line = lines[place] if lines else Sample(place + 1, [])
-        tgt = line.texts[1][1] if lines else data.languages(data.valid_parts[0])[1]
-        texts = [(each, tgt, found[each][place]) for each in found if place in found[each]]
+    for i in indices:
+        line = lines[i] if lines else Sample(i + 1, [])
+        tgt_lang = line.texts[1][1] if lines else data.languages(data.valid_parts[0])[1]
+        texts = [(title, tgt_lang, by_i[i]) for title, by_i in translations.items() if i in by_i]
         if texts:
             samples.append(replace(line, texts=line.texts + texts))
     return samples
 
 
 def _translations(run: Run) -> set[str]:
-    """Return the files of translations of the validation set, without their suffix."""
+    """Return the names of the files of validation translations, without suffix."""
     directory = run.path / layout.VALIDATION
     return set() if directory.is_symlink() else {file.stem for file in directory.glob("*.txt")}
 
@@ -283,17 +293,18 @@ def _cut(text: str) -> str:
     return text if len(text) <= MAX_LETTERS else f"{text[:MAX_LETTERS]} ..."
 
 
-def _watch(report: Report, texts: list[tuple[str | None, str]]) -> None:
-    """Add attention maps of sentences, with their tags, by the run's best model."""
+def _add_attention(report: Report, texts: list[tuple[str | None, str]]) -> None:
+    """Add the best model's attention maps of sentences, given as (tag, text)."""
     if not texts:
-        report.note("attention", "Left out without the validation set: name sentences with --text")
+        note = "Not shown without the validation set: give sentences with --text"
+        report.add_note("attention", note)
         return
-    with report.part("attention", "Left out"):
+    with report.note_failure("attention", "Not shown"):
         directory = checkpoint.resolve(report.run.path)
         reader.refuse_link(directory)
         loaded = loading.load(directory, device="cpu", precision="fp32")
         report.facts["Parameters"] = f"{loaded.model.num_parameters:,}"
         report.facts["Vocabulary"] = f"{loaded.tokenizer.vocab_size:,} pieces"
         for tag in dict.fromkeys(tag for tag, _ in texts):
-            pairs: maps.Pairs = [(text, None) for own, text in texts if own == tag]
-            report.sentences += maps.watch(loaded.tagged(tag), pairs, maps.Choice())
+            pairs: maps.Pairs = [(text, None) for text_tag, text in texts if text_tag == tag]
+            report.sentences += maps.watch(loaded.tagged(tag), pairs, maps.Selection())

@@ -13,8 +13,8 @@ import torch
 from conftest import check_that_nothing_is_loaded, random_model, run_here
 
 from mtrain.report import attention_maps as maps
-from mtrain.report.attention_maps import Choice
-from mtrain.report.heatmap import KINDS, HeatMap, Sentence, choices, opacity, visible
+from mtrain.report.attention_maps import Selection
+from mtrain.report.heatmap import KINDS, HeatMap, Sentence, menus, opacity, visible
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.translator import Translator
@@ -32,7 +32,7 @@ def path_cells(path: str) -> set[tuple[int, int]]:
 def test_maps_are_the_weights_of_the_model_for_its_own_translation(
     loaded_model: LoadedModel,
 ) -> None:
-    (sentence,) = maps.watch(loaded_model, [(LINE, None)], Choice())
+    (sentence,) = maps.watch(loaded_model, [(LINE, None)], Selection())
     assert sentence.target == Translator(loaded_model).best([LINE])[0]
     assert not sentence.is_forced
 
@@ -62,7 +62,7 @@ def test_maps_are_the_weights_of_the_model_for_its_own_translation(
 
 
 def test_axes_hold_the_tokens_that_ask_and_those_that_are_seen(loaded_model: LoadedModel) -> None:
-    (sentence,) = maps.watch(loaded_model, [(LINE, "zwent yalch")], Choice(heads=(0,)))
+    (sentence,) = maps.watch(loaded_model, [(LINE, "zwent yalch")], Selection(heads=(0,)))
     by_kind = {each.kind: each for each in sentence.maps}
     read, target = by_kind["encoder"].rows, by_kind["cross"].rows[:-1]
     assert "".join(read[:-1]).replace("▁", " ").strip() == LINE
@@ -72,43 +72,43 @@ def test_axes_hold_the_tokens_that_ask_and_those_that_are_seen(loaded_model: Loa
     assert by_kind["decoder"].columns == ["<s>", *target]
     assert read[-1] == "</s>"
     assert sentence.is_forced
-    (sentence,) = maps.watch(loaded_model, [(LINE, "")], Choice(("decoder",), heads=(0,)))
+    (sentence,) = maps.watch(loaded_model, [(LINE, "")], Selection(("decoder",), heads=(0,)))
     assert sentence.maps[0].weights.tolist() == [[1.0]]
 
 
 def test_a_choice_and_blank_lines_are_left_out(
     loaded_model: LoadedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    choice = maps.choose(["cross", "encoder"], [2], ["mean", "3"])
-    (found,) = maps.watch(loaded_model, [("", None), (LINE, None), ("\u3000", None)], choice)
+    selection = maps.choose(["cross", "encoder"], [2], ["mean", "3"])
+    (found,) = maps.watch(loaded_model, [("", None), (LINE, None), ("\u3000", None)], selection)
     assert found.source == LINE
     assert [(m.kind, m.layer, m.head) for m in found.maps] == [("encoder", 2, 0), ("encoder", 2, 3)]
-    assert "blank lines, left out: 2" in caplog.text
+    assert "blank lines, skipped: 2" in caplog.text
     with pytest.raises(UserError, match="all lines are blank"):
-        maps.watch(loaded_model, [(" ", None)], Choice())
+        maps.watch(loaded_model, [(" ", None)], Selection())
 
 
 def test_what_is_too_long_to_be_read_is_refused(loaded_model: LoadedModel) -> None:
     with pytest.raises(UserError, match=r"line 2: \d+ source .* can be shown for at most 200:"):
-        maps.watch(loaded_model, [(LINE, None), (" ".join([LINE] * 70), "zwent")], Choice())
+        maps.watch(loaded_model, [(LINE, None), (" ".join([LINE] * 70), "zwent")], Selection())
     shape = {"positions": "learned", "max_positions": 8}
     model = random_model(vocab_size=loaded_model.tokenizer.vocab_size, **shape)
     with pytest.raises(UserError, match=r"line 1: .* at most 8: give a shorter"):
-        maps.watch(replace(loaded_model, model=model), [("bavo", "zwent " * 9)], Choice())
+        maps.watch(replace(loaded_model, model=model), [("bavo", "zwent " * 9)], Selection())
 
 
 # --- drawings ---------------------------------------------------------------------------------
 
 
 def test_layers_and_heads_that_the_model_lacks_are_refused(loaded_model: LoadedModel) -> None:
-    for choice, words in (
-        (Choice(layers=(1, 3)), "--layer 3: these maps have 2 layers"),
-        (Choice(("decoder",), (2,)), "--layer 2: these maps have 1 layers"),
-        (Choice(heads=(5,)), "--head 5: these maps have 4 heads"),
+    for selection, words in (
+        (Selection(layers=(1, 3)), "--layer 3: these maps have 2 layers"),
+        (Selection(("decoder",), (2,)), "--layer 2: these maps have 1 layers"),
+        (Selection(heads=(5,)), "--head 5: these maps have 4 heads"),
     ):
         with pytest.raises(RefusedError, match=words):
-            maps.check_choice(loaded_model, choice)
-    maps.check_choice(loaded_model, Choice(("decoder", "encoder"), (2,), (4,)))
+            maps.check_selection(loaded_model, selection)
+    maps.check_selection(loaded_model, Selection(("decoder", "encoder"), (2,), (4,)))
 
 
 def test_cells_have_the_shades_and_the_summary_the_words_of_the_weights() -> None:
@@ -158,8 +158,8 @@ def test_a_page_stands_alone_and_chooses(hostile: Sentence) -> None:
         assert f"main:has(#{key}:checked) .map:not(.{key}) {{ display: none; }}" in text
     assert re.findall(r'id="([^"]+)" checked', text) == ["kind-cross", "layer-all", "head-0"]
     few = replace(hostile, maps=[m for m in hostile.maps if m.kind == "encoder" and m.head == 1])
-    assert [chosen for _, chosen, _ in choices([few])] == ["all", "all", "all"]
-    assert list(choices([few])[1][2]) == ["all", "1", "2"]
+    assert [chosen for _, chosen, _ in menus([few])] == ["all", "all", "all"]
+    assert list(menus([few])[1][2]) == ["all", "1", "2"]
 
 
 def test_the_text_of_a_page_is_marked_with_its_language(hostile: Sentence) -> None:
@@ -186,7 +186,7 @@ def test_the_command_reads_files_line_for_line(
     options = ["-i", tmp_path / "in", "-t", tmp_path / "target", "--head", "mean"]
     assert run_here(monkeypatch, "attention", "-m", trained_run, "-o", output, *options) == 0
     page = check_that_nothing_is_loaded(output.read_text())
-    assert page.text.count("Target given") == 2
+    assert page.text.count("Given target") == 2
     assert "celu dimar" in page.text
     assert "quarb" in page.text
     assert run_here(monkeypatch, "attention", "-m", trained_run, "-o", output, LINE) == 0

@@ -36,7 +36,7 @@ from mtrain.config.loading import load_config
 from mtrain.corpus import tables
 from mtrain.corpus.readers import reading_of, scan
 from mtrain.report import page as report
-from mtrain.report.curves import BUCKETS, MAX_ROWS, Chart, Series, charts_of, thinned
+from mtrain.report.curves import BUCKETS, MAX_ROWS, Chart, Series, charts_of, downsample
 from mtrain.runs import checkpoint, reader
 from mtrain.runs.history import History
 from mtrain.runs.records import TIME
@@ -124,7 +124,7 @@ def test_the_page_begins_with_a_summary(trained_run: Path, whole: report.Report,
     parameters = sum(tensor.numel() for tensor in weights.values())
     assert whole.facts == {
         "Device": "cpu, fp32, threads: 1",
-        "Time, pauses included": f"{minutes:02d}:{rest:02d}",
+        "Time, including pauses": f"{minutes:02d}:{rest:02d}",
         "Parameters": f"{parameters:,}",
         "Vocabulary": "350 pieces",
     }
@@ -139,7 +139,7 @@ SAME = Note("same", "the same translation", 90, 100, [1], "the model has hardly 
 
 
 @pytest.mark.parametrize(
-    ("bleu", "looks", "expected"),
+    ("bleu", "notes", "expected"),
     [
         ([], None, []),
         ([9.0], None, []),
@@ -155,14 +155,14 @@ SAME = Note("same", "the same translation", 90, 100, [1], "the model has hardly 
     ],
 )
 def test_the_verdict_follows_the_scores_and_the_look_at_the_lines(
-    whole: report.Report, bleu: list[float], looks: list[Note] | None, expected: list[str]
+    whole: report.Report, bleu: list[float], notes: list[Note] | None, expected: list[str]
 ) -> None:
     entries = [
         {"step": step, "checkpoint": f"step-{step:08d}", "bleu": value, "chrf": 1.0, "nll": 1.0}
         for step, value in zip(range(10, 100, 10), bleu, strict=False)
     ]
     history = History.begin("bleu").model_copy(update={"entries": entries})
-    assert replace(whole, history=history, looks=looks).verdict == expected
+    assert replace(whole, history=history, translation_notes=notes).verdict == expected
 
 
 def test_what_looks_wrong_with_translations_is_shown(copy: Path) -> None:
@@ -173,7 +173,7 @@ def test_what_looks_wrong_with_translations_is_shown(copy: Path) -> None:
     assert "<li>the same translation for different sources (most often: zwent" in text
     (copy / "validation" / f"{best}.txt").unlink()
     found = notes(report.make_page(copy, ["bavo"], check=False))
-    assert any(each.startswith("The translations were not looked at") for each in found)
+    assert any(each.startswith("The translations were not checked") for each in found)
 
 
 def test_nothing_long_is_cut_off_at_the_side(page: str) -> None:
@@ -220,11 +220,11 @@ def test_a_language_decides_the_direction_of_its_lines(copy: Path) -> None:
 def test_parts_of_a_list_are_shown_in_their_languages(both_run: Path) -> None:
     found = report.gather(both_run, [])
     for sample in found.samples:
-        src, tgt = ("aa", "ba") if sample.part == ".0" else ("ba", "aa")
+        src, tgt = ("aa", "ba") if sample.key_suffix == ".0" else ("ba", "aa")
         assert [language for _, language, _ in sample.texts] == [src] + [tgt] * 4
         pair = tuple(text for _, _, text in sample.texts[:2])
         assert pair == VALID[sample.number - 1][:: 1 if src == "aa" else -1]
-    assert {sample.part for sample in found.samples} == {".0", ".1"}
+    assert {sample.key_suffix for sample in found.samples} == {".0", ".1"}
     assert {each.maps[0].rows[0] for each in found.sentences} <= {"<2bb>", "<2aa>"}
     assert [name for name, _ in found.scores][2:4] == ["data.valid.0", "data.valid.1"]
     page = report.make_page(both_run, ["bavo"])
@@ -266,7 +266,7 @@ def test_a_run_that_has_just_begun_gives_a_page(copy: Path) -> None:
     unknown, none_yet, attention = notes(page)[:3]
     assert "without a hash, and so not known to be the text of the run" in unknown
     assert none_yet == "There is no validation yet."
-    assert "Left out without the validation set" in attention
+    assert "Not shown without the validation set" in attention
 
 
 def test_where_the_corpora_are_gone_the_rest_is_shown(
@@ -279,10 +279,10 @@ def test_where_the_corpora_are_gone_the_rest_is_shown(
     found = " ".join(notes(text))
     assert "<strong>running</strong> at step 250 of 400" in text
     assert "a killed run still shows this" in text
-    assert "Sources and references are left out: data.valid: unreachable, and so" in found
+    assert "Sources and references are not shown: data.valid: unreachable, and so" in found
     assert "missing or not readable" not in text
     assert "missing or not readable" in caplog.text
-    assert "name sentences with --text" in found
+    assert "give sentences with --text" in found
     assert "<dt>Step 400</dt>" in text
     assert "<dt>Source</dt>" not in text
 
@@ -309,7 +309,7 @@ def test_what_the_check_finds_is_shown(copy: Path, tmp_path: Path) -> None:
 def test_what_is_damaged_is_told_and_the_rest_shown(copy: Path) -> None:
     weights = checkpoint.resolve(copy) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
-    (found,) = report.gather(copy, []).notes["attention"]
+    (found,) = report.gather(copy, []).section_notes["attention"]
     assert "model.safetensors: " in found
     for name in ("best.json", "run.json", "status.json"):
         (copy / name).write_text("[1")
@@ -404,13 +404,15 @@ def test_links_in_a_run_are_not_followed(copy: Path, names: list[str]) -> None:
     for name in names:
         link(copy / name)
     found = report.gather(copy, ["bavo"])
-    (note,) = [each for each in found.notes["run"] if each.startswith("Links are not followed")]
+    (note,) = [
+        each for each in found.section_notes["run"] if each.startswith("Links are not followed")
+    ]
     assert set(note.split(": ")[1].split(", ")) == set(names)
     assert (found.sentences == []) == (names != ["validation"])
     assert (found.samples == []) == (names in (FILES, ["validation"]))
     if names == FILES:
         sections = {"run", "settings", "scores", "curves", "samples", "attention", "log"}
-        assert found.notes.keys() == sections
+        assert found.section_notes.keys() == sections
         with pytest.raises(UserError, match="not known to be the text of the run"):
             report.check_text(found)
 
@@ -426,7 +428,9 @@ def test_what_is_no_file_of_a_run_is_told(copy: Path, harm: Callable[[Path], Non
     found = report.gather(copy, [])
     check_that_nothing_is_loaded(report.make_page(copy, [], check=False))
     told = {"run", "settings", "scores", "curves", "samples"}
-    assert told <= found.notes.keys() or (harm == empty and "curves" not in found.notes)
+    assert told <= found.section_notes.keys() or (
+        harm == empty and "curves" not in found.section_notes
+    )
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + (1 << 20)  # KiB
     harm(copy / "config.yaml")
     with pytest.raises(UserError, match=r"config\.yaml"):
@@ -478,7 +482,7 @@ def test_curves_stay_inside_and_have_a_few_round_ticks(points: list[tuple[int, f
     last = max(step for step, _ in points)
     chart = Chart("key", "title", [Series("name", sorted(points))], last)
     across, down = chart.x.ticks(1), chart.y.ticks()
-    assert all(58 <= x <= 406 and 12 <= y <= 214 for x, y in chart.places(chart.series[0]))
+    assert all(58 <= x <= 406 and 12 <= y <= 214 for x, y in chart.pixels(chart.series[0]))
     assert all(58 <= x <= 406 for x, _ in across)
     assert all(12 <= y <= 214 for y, _ in down)
     assert {2 <= len(across) <= 12, 2 <= len(down) <= 12} == {True}
@@ -494,12 +498,12 @@ def test_values_next_to_nothing_are_drawn_but_no_odd_steps(values: tuple[float, 
     records = [{"step": n, "lr": value} for n, value in enumerate(values)]
     (chart,) = charts_of(records + [{"step": step, "lr": 1.0} for step in (-1, 10**400)])
     assert chart.y.ticks()
-    assert len(chart.places(chart.series[0])) == 2
+    assert len(chart.pixels(chart.series[0])) == 2
 
 
 def test_a_curve_s_places_are_those_of_its_values() -> None:
     chart = Chart("key", "title", [Series("a", [(0, 0.0), (50, 0.4), (10_000, 0.1)])], 10_000)
-    assert chart.places(chart.series[0]) == [(58, 214), (59.7, 12), (406, 163.5)]
+    assert chart.pixels(chart.series[0]) == [(58, 214), (59.7, 12), (406, 163.5)]
     assert [text for _, text in chart.y.ticks()] == ["0", "0.1", "0.2", "0.3", "0.4"]
     assert [text for _, text in chart.x.ticks(1)][:3] == ["0", "2,000", "4,000"]
     assert chart.summary == ("a: from 0 at step 0 to 0.1 at step 10,000, lowest 0, highest 0.4")
@@ -516,7 +520,7 @@ def test_an_axis_ends_at_ticks() -> None:
 def test_long_curves_keep_their_extremes_and_tables_their_ends() -> None:
     points = [(step, math.sin(step)) for step in range(20_000)]
     points[7_000], points[12_345] = (7_000, 9.0), (12_345, -9.0)
-    found = thinned(points)
+    found = downsample(points)
     assert len(found) <= 2 * BUCKETS + 2
     assert {points[0], points[7_000], points[12_345], points[-1]} <= set(found)
     assert found == sorted(found)
@@ -581,10 +585,10 @@ def test_text_and_names_that_are_not_utf_8_give_a_page(
 @pytest.mark.parametrize(
     ("name", "content", "note"),
     [
-        ("metrics.jsonl", None, "Left out: metrics.jsonl holds no records"),
-        ("metrics.jsonl", "[" * 200_000 + "\n{}\n", "Lines of metrics.jsonl that are no records"),
-        ("best.json", None, "Left out: best.json is missing"),
-        ("validation", None, "Left out: the translations are missing"),
+        ("metrics.jsonl", None, "Not shown: metrics.jsonl holds no records"),
+        ("metrics.jsonl", "[" * 200_000 + "\n{}\n", "Skipped lines of metrics.jsonl: no records"),
+        ("best.json", None, "Not shown: best.json is missing"),
+        ("validation", None, "Not shown: the translations are missing"),
     ],
 )
 def test_what_is_missing_is_not_said_to_be_still_to_come(
