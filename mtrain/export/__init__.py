@@ -1,1 +1,1 @@
-"""A model in the form of another engine, proved to translate alike."""
+"""Export of a model to another engine, after a check that both translate alike."""

@@ -1,11 +1,11 @@
-"""Argos Translate's form of a model: a package for it and LibreTranslate.
+"""Export to a package for Argos Translate and LibreTranslate.
 
 A package (https://github.com/argosopentech/argos-translate) is a zip file of one directory:
 
     metadata.json         languages and versions
     README.md
     sentencepiece.model   the vocabulary
-    model/                the weights, in CTranslate2's form
+    model/                the weights, in CTranslate2's format
 """
 
 import json
@@ -25,13 +25,13 @@ from mtrain.translation.loading import LoadedModel
 
 SUFFIX = ".argosmodel"
 VOCABULARY, MODEL = "sentencepiece.model", "model"
-VERSION = "1.0"  # of the package and of the oldest Argos Translate that reads it
-MAX_TOKENS = 1024  # of a sentence: where CTranslate2 cuts it for Argos Translate
+VERSION = "1.0"  # of the package; also the oldest Argos Translate that reads it
+MAX_TOKENS = 1024  # CTranslate2 cuts longer sentences, as Argos Translate calls it
 
 
 def check(shape: Shape, quantization: str) -> None:
-    """Raise `RefusedError` where CTranslate2 is missing, or where sentences may be longer than the
-    model's positions.
+    """Raise `RefusedError` if CTranslate2 is missing, or sentences may need more positions than the
+    model has.
     """
     ctranslate2_format.check(shape, quantization)
     if shape.positions == "learned" and shape.max_positions < MAX_TOKENS:
@@ -42,11 +42,14 @@ def check(shape: Shape, quantization: str) -> None:
 
 
 def write(directory: Path, loaded: LoadedModel, quantization: str) -> None:
-    """Write the content of a package; raises `RefusedError` for a model that needs a tag before
-    each source or has no languages, and `OSError`.
+    """Write the content of a package; raises `OSError`, and `RefusedError` for a model that needs a
+    tag before each source or whose languages are not codes.
     """
     if loaded.tag is not None:
-        raise RefusedError(f"--to argos: puts no tag before a source, and needs {loaded.tag}")
+        raise RefusedError(
+            f"--to argos: the model needs the tag {loaded.tag}, which Argos Translate does not put "
+            "before sources; use --to ctranslate2"
+        )
     (src, src_name), (tgt, tgt_name) = _languages(loaded)
     metadata = {"package_version": VERSION, "argos_version": VERSION}
     metadata |= {"from_code": src, "from_name": src_name, "to_code": tgt, "to_name": tgt_name}
@@ -73,17 +76,18 @@ def pack(directory: Path, loaded: LoadedModel, sink: IO[bytes]) -> None:
 
 
 def _languages(loaded: LoadedModel) -> list[tuple[str, str]]:
-    """Return the codes and names of the source and the target language of the validation set, such
-    as `de` for `deu` and `sr-Cyrl` for `sr_Cyrl`; a code that is not known is its own name.
+    """Return code and name of the source and of the target language of the first validation corpus,
+    such as `de`, `German` for `deu`, and `sr-Cyrl`, `Serbian Cyrl` for `sr_Cyrl`.
     """
     data = loaded.config.data
-    found = []
+    languages = []
     for tag in data.languages(data.valid_parts[0]):
-        language, parts = language_code(tag), re.split("[-_]", tag)[1:]
-        code = "-".join((language, *parts))
+        language, subtags = language_code(tag), re.split("[-_]", tag)[1:]
+        code = "-".join((language, *subtags))
         if not re.fullmatch("[A-Za-z][A-Za-z0-9-]*", code):
             raise RefusedError(
-                f"--to argos: {tag!r} is not a language code, which names the package"
+                f"--to argos: {tag!r} is not a language code, which the package is named after"
             )
-        found.append((code, " ".join((NAMES.get(language, language), *parts))))
-    return found
+        name = NAMES.get(language, language)
+        languages.append((code, " ".join((name, *subtags))))
+    return languages

@@ -1,4 +1,4 @@
-"""`mtrain export`: a model in another engine's form, published once both translate alike."""
+"""`mtrain export`: write a model for another engine, if that translates like mtrain."""
 
 from collections.abc import Callable, Iterable
 from itertools import islice
@@ -18,12 +18,12 @@ from mtrain.runtime.outputs import opened, size_of
 from mtrain.scoring.references import read_source
 from mtrain.translation.loading import LoadedModel
 
-# Lines that both engines translate, and different ones that are shown.
+# Lines that both engines translate; different lines that are shown.
 MAX_LINES, MAX_SHOWN = 1000, 20
-# Loss of natural log-probability per token by rounded weights that is worth a warning.
+# Warn if rounded weights lose more natural log-probability per token.
 MUCH_LOST = 0.05
 # Each module has `check`, which refuses a shape or quantization; `write`, which writes a model into
-# an existing directory; and `load`, which makes an `Engine` of what was written.
+# an existing directory; and `load`, which loads a written model as an `Engine`.
 FORMS = {
     "ctranslate2": ctranslate2_format,
     "hf-marian": marian_format,
@@ -42,9 +42,8 @@ def export(
     sample: Path | None,
     show: Show,
 ) -> None:
-    """Write a model in one of `FORMS` into a new directory, for `argos` a new file; `show` gets
-    lines that compare both engines on a sample. Raises `UserError`, and writes nothing, if they
-    do not agree.
+    """Write a model in one of `FORMS` to a new directory (`argos`: a new file) if both engines agree
+    on a sample; else raise `UserError` and write nothing. `show` gets the lines of the comparison.
     """
     form = FORMS[to]
     form.check(loaded.model.shape, quantization)
@@ -54,35 +53,35 @@ def export(
     lines = _read_sample(loaded.config, sample)
     loaded = loaded.tagged(loaded.config.data.valid_parts[0].tag)
 
-    def fill(aside: Path) -> None:
-        for kind in dict.fromkeys(("float32", quantization)):  # the layout first, then its rounding
-            form.write(aside, loaded, kind)
-            _prove(loaded, form.load(aside, loaded.tokenizer), kind, lines, show)
+    def fill(temporary: Path) -> None:
+        for kind in dict.fromkeys(("float32", quantization)):  # check the layout before rounding
+            form.write(temporary, loaded, kind)
+            _compare(loaded, form.load(temporary, loaded.tokenizer), kind, lines, show)
 
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         if to == "argos":
-            with TemporaryDirectory() as aside, opened(directory, is_new=True) as (sink,):
-                fill(Path(aside))
-                argos_format.pack(Path(aside), loaded, sink)
+            with TemporaryDirectory() as temporary, opened(directory, is_new=True) as (sink,):
+                fill(Path(temporary))
+                argos_format.pack(Path(temporary), loaded, sink)
         else:
             manifest.write_new_directory(directory, fill)
     except OSError as error:
         raise UserError(f"{directory}: cannot write: {error.strerror or error}") from None
-    if to != "argos" or not is_on_terminal():  # where the file was opened, it was logged there
+    if to != "argos" or not is_on_terminal():  # on a terminal, `opened` has logged the file
         logger.info("wrote %s (%s)", directory, size_of(directory))
 
 
 def _read_sample(config: Config, sample: Path | None) -> dict[int, str]:
-    """Read lines that are not blank, by their numbers: a file's, or those of the first validation
-    corpus.
+    """Read lines of the sample file, or else of the first validation corpus, that are not blank;
+    return them by line number.
     """
     valid = config.data.valid_parts[0]
     name = describe(valid) if sample is None else str(sample)
     if sample is None and isinstance(valid, HubCorpus):
         raise UserError(
-            f"{name}: a dataset of the Hugging Face hub is not asked for again; name lines with "
-            "--sample"
+            f"{name}: a dataset of the Hugging Face hub, which is not downloaded again; give lines "
+            "with --sample FILE"
         )
     try:
         sources: Iterable[str]
@@ -90,48 +89,50 @@ def _read_sample(config: Config, sample: Path | None) -> dict[int, str]:
             sources = (src for src, _ in read_pairs(valid, reading_of(config, keep_blank=True)))
         else:
             sources = read_source(sample, [])
-        found = ((number, line) for number, line in enumerate(sources, 1) if not is_blank(line))
-        lines = dict(islice(found, MAX_LINES))
+        numbered = ((number, line) for number, line in enumerate(sources, 1) if not is_blank(line))
+        lines = dict(islice(numbered, MAX_LINES))
     except UserError as error:
-        raise UserError(f"{error}; or name other lines with --sample") from None
+        raise UserError(f"{error}; or give other lines with --sample FILE") from None
     if not lines:
-        raise UserError(f"{name}: holds no lines to translate; name others with --sample")
+        raise UserError(f"{name}: no lines to translate; give other lines with --sample FILE")
     with_tag = f", each after the piece {valid.tag}" if valid.tag else ""
     logger.info("comparing on %s lines of %s%s", f"{len(lines):,}", name, with_tag)
     return lines
 
 
-def _prove(
+def _compare(
     loaded: LoadedModel, engine: Engine, kind: str, lines: dict[int, str], show: Show
 ) -> None:
-    """Compare the engines and show the result; raises `UserError` if unrounded weights do not
-    translate alike.
+    """Compare the engines with weights of a kind, and show the result; raises `UserError` if
+    float32 weights do not translate alike.
     """
     for beam_size in NEEDED:
         with progress_bar(2 * len(lines), "line", "comparing") as bar:
-            found = compare(loaded, engine, lines, beam_size, bar.update)
-        _show(found, engine.name, kind, show)
-        if kind == "float32" and not found.is_equal:
+            agreement = compare(loaded, engine, lines, beam_size, bar.update)
+        _show(agreement, engine.name, kind, show)
+        if kind == "float32" and not agreement.is_equal:
             raise UserError(
-                f"{engine.name} translates differently: {found}, but {NEEDED[beam_size]:.1%} are "
-                "needed; nothing was written. A model that has learned little has many near-ties: "
-                "train it longer, or compare on lines like its training text (--sample FILE)"
+                f"{engine.name} translates differently: {agreement}, but {NEEDED[beam_size]:.1%} "
+                "must be equal; nothing was written. A model that has learned little has many "
+                "near-ties: train it longer, or give lines like its training text (--sample FILE)"
             )
-        if found.lost > MUCH_LOST:
-            lost = f"the others lose {found.lost:.3f} natural log-probability a token"
-            logger.warning("%s, %s: %s", kind, found, lost)
+        if agreement.lost > MUCH_LOST:
+            lost = (
+                f"different translations lose {agreement.lost:.3f} natural log-probability a token"
+            )
+            logger.warning("%s, %s: %s", kind, agreement, lost)
 
 
-def _show(found: Agreement, name: str, kind: str, show: Show) -> None:
-    show(f"{kind}, {found}")
-    for each in found.differences[:MAX_SHOWN]:
-        for engine, score, text in zip(("mtrain", name), each.scores, each.texts, strict=True):
-            show(f"  line {each.number}  {engine:<{len(name)}}  {score:8.3f}  {text}")
-    if len(found.differences) > MAX_SHOWN:
-        show(f"  and {len(found.differences) - MAX_SHOWN:,} more")
+def _show(agreement: Agreement, name: str, kind: str, show: Show) -> None:
+    show(f"{kind}, {agreement}")
+    for line in agreement.differences[:MAX_SHOWN]:
+        for engine, score, text in zip(("mtrain", name), line.scores, line.texts, strict=True):
+            show(f"  line {line.number}  {engine:<{len(name)}}  {score:8.3f}  {text}")
+    if len(agreement.differences) > MAX_SHOWN:
+        show(f"  and {len(agreement.differences) - MAX_SHOWN:,} more")
     for numbers, what in (
-        (found.cut, "cuts into other pieces"),
-        (found.joined, "shows without unknown pieces or white space at the ends"),
+        (agreement.encoded, "splits into other pieces"),
+        (agreement.decoded, "decodes without unknown pieces or white space at the ends"),
     ):
         if numbers:
             show(f"  lines that {name} {what}: {len(numbers):,} ({shorten(numbers)})")

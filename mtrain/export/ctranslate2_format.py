@@ -1,4 +1,4 @@
-"""CTranslate2's form of a model: its weights in that library's layout, and its search over them.
+"""Export to CTranslate2: the weights in that library's layout, and its search for the comparison.
 
 CTranslate2 (https://opennmt.net/CTranslate2) is an optional extra, `mtrain[ctranslate2]`.
 """
@@ -21,9 +21,7 @@ MAX_BATCH_SIZE = 64  # sentences
 
 
 def check(shape: Shape, quantization: str) -> None:
-    """Raise `RefusedError` where the library is missing, which takes models of any shape and has
-    every quantization of the command line.
-    """
+    """Raise `RefusedError` if the library is missing; it supports every shape and quantization."""
     try:
         import ctranslate2  # noqa: F401
     except ImportError as error:
@@ -31,8 +29,8 @@ def check(shape: Shape, quantization: str) -> None:
 
 
 def write(directory: Path, loaded: LoadedModel, quantization: str) -> None:
-    """Write a model into a directory that `ctranslate2.Translator` loads, and its vocabulary;
-    raises `OSError`.
+    """Write a model and its vocabulary into a directory that `ctranslate2.Translator` loads; raises
+    `OSError`.
     """
     (directory / layout.TOKENIZER).write_bytes(loaded.tokenizer.proto)
     write_model(directory, loaded, quantization)
@@ -41,8 +39,8 @@ def write(directory: Path, loaded: LoadedModel, quantization: str) -> None:
 def write_model(
     directory: Path, loaded: LoadedModel, quantization: str, positions: int = 0
 ) -> None:
-    """Write a model without its vocabulary, with sinusoidal positions for this many tokens or
-    more; raises `OSError`.
+    """Write a model without its vocabulary; raises `OSError`. It gets all learned positions, or
+    sinusoidal ones for at least `positions` tokens.
     """
     longest = loaded.max_source_length
     positions = loaded.positions_limit or max(positions, longest, loaded.limit(longest))
@@ -58,23 +56,24 @@ def load(directory: Path, tokenizer: Tokenizer) -> Engine:
 
 
 def load_model(directory: Path, vocabulary: Path, tokenizer: Tokenizer) -> Engine:
-    """Load a written model; text is cut and joined with SentencePiece, as its users do."""
+    """Load a written model; text is encoded and decoded with the exported vocabulary."""
     import ctranslate2
 
-    ctranslate2.set_log_level(logging.ERROR)  # it warns of types that this processor lacks
+    ctranslate2.set_log_level(logging.ERROR)  # no warnings of types that this processor lacks
     translator = ctranslate2.Translator(str(directory), device="cpu")
-    own = Tokenizer.load(vocabulary)
+    exported = Tokenizer.load(vocabulary)
     pieces = tokenizer.all_pieces
-    numbers = {piece: number for number, piece in enumerate(pieces)}
+    ids = {piece: i for i, piece in enumerate(pieces)}
 
     def search(
-        rows: list[list[int]], limits: list[int], beam_size: int, alpha: float
+        sources: list[list[int]], limits: list[int], beam_size: int, alpha: float
     ) -> list[list[int]]:
-        found: list[list[int]] = [[] for _ in rows]
-        for limit in sorted(set(limits) - {1}):  # it has one limit per call, at least 1
-            places = [place for place, own_limit in enumerate(limits) if own_limit == limit]
+        translations: list[list[int]] = [[] for _ in sources]
+        # one limit per call; limit 1 leaves room for eos only, so the translation stays empty
+        for limit in sorted(set(limits) - {1}):
+            indices = [index for index, own_limit in enumerate(limits) if own_limit == limit]
             results = translator.translate_batch(
-                [[pieces[i] for i in rows[place]] for place in places],
+                [[pieces[i] for i in sources[index]] for index in indices],
                 beam_size=beam_size,
                 length_penalty=alpha,
                 max_batch_size=MAX_BATCH_SIZE,
@@ -83,15 +82,15 @@ def load_model(directory: Path, vocabulary: Path, tokenizer: Tokenizer) -> Engin
                 max_input_length=0,
                 suppress_sequences=[[pieces[tokenizer.pad_id]], [pieces[tokenizer.bos_id]]],
             )
-            for place, result in zip(places, results, strict=True):
-                found[place] = [numbers[piece] for piece in result.hypotheses[0]]
-        return found
+            for index, result in zip(indices, results, strict=True):
+                translations[index] = [ids[piece] for piece in result.hypotheses[0]]
+        return translations
 
-    return Engine("CTranslate2", own.encode, search, own.decode)
+    return Engine("CTranslate2", exported.encode, search, exported.decode)
 
 
 def _spec(model: Transformer, tokenizer: Tokenizer, positions: int) -> Any:
-    """Return a model in the library's layout; it finds by itself which matrices are shared."""
+    """Return a model in the library's layout; the library itself detects tied matrices."""
     from ctranslate2.specs import TransformerSpec
 
     shape = model.shape
@@ -111,44 +110,44 @@ def _spec(model: Transformer, tokenizer: Tokenizer, positions: int) -> Any:
     spec.decoder.embeddings.weight = _values(model.tgt_embedding.weight)
     spec.decoder.projection.weight = _values(model.output.weight)
     layers: list[Any] = [*model.encoder_layers, *model.decoder_layers]
-    for part, layer in zip([*spec.encoder.layer, *spec.decoder.layer], layers, strict=True):
-        _set_layer(part, layer)
+    for target, layer in zip([*spec.encoder.layer, *spec.decoder.layer], layers, strict=True):
+        _set_layer(target, layer)
     pieces = tokenizer.all_pieces
     spec.register_source_vocabulary(pieces)
     spec.register_target_vocabulary(pieces)
     spec.config.unk_token = pieces[tokenizer.unk_id]
     spec.config.bos_token = spec.config.decoder_start_token = pieces[tokenizer.bos_id]
     spec.config.eos_token = pieces[tokenizer.eos_id]
-    spec.config.add_source_eos = True  # many callers do not add it, such as Argos Translate
+    spec.config.add_source_eos = True  # callers such as Argos Translate do not add it
     return spec
 
 
-def _set_layer(part: Any, layer: EncoderLayer | DecoderLayer) -> None:
-    attention, feed = layer.self_attention, layer.feed_forward
-    _set_linear(part.self_attention.linear[0], attention.project_in)
-    _set_linear(part.self_attention.linear[1], attention.project_out)
-    _set_norm(part.self_attention.layer_norm, layer.self_norm)
-    _set_linear(part.ffn.linear_0, feed.inner)
-    _set_linear(part.ffn.linear_1, feed.outer)
-    _set_norm(part.ffn.layer_norm, layer.feed_norm)
+def _set_layer(target: Any, layer: EncoderLayer | DecoderLayer) -> None:
+    attention, feed_forward = layer.self_attention, layer.feed_forward
+    _set_linear(target.self_attention.linear[0], attention.project_in)
+    _set_linear(target.self_attention.linear[1], attention.project_out)
+    _set_norm(target.self_attention.layer_norm, layer.self_norm)
+    _set_linear(target.ffn.linear_0, feed_forward.inner)
+    _set_linear(target.ffn.linear_1, feed_forward.outer)
+    _set_norm(target.ffn.layer_norm, layer.feed_norm)
     if isinstance(layer, DecoderLayer):
         cross = layer.cross_attention
         width = cross.project_out.in_features
-        query, key_and_value, out = part.attention.linear
+        query, key_and_value, out = target.attention.linear
         _set_linear(query, cross.project_in, slice(width))
         _set_linear(key_and_value, cross.project_in, slice(width, None))
         _set_linear(out, cross.project_out)
-        _set_norm(part.attention.layer_norm, layer.cross_norm)
+        _set_norm(target.attention.layer_norm, layer.cross_norm)
 
 
-def _set_linear(part: Any, linear: nn.Linear, rows: slice = slice(None)) -> None:
-    part.weight, part.bias = _values(linear.weight[rows]), _values(linear.bias[rows])
+def _set_linear(target: Any, linear: nn.Linear, rows: slice = slice(None)) -> None:
+    target.weight, target.bias = _values(linear.weight[rows]), _values(linear.bias[rows])
 
 
-def _set_norm(part: Any, norm: nn.LayerNorm) -> None:
-    part.gamma, part.beta = _values(norm.weight), _values(norm.bias)
+def _set_norm(target: Any, norm: nn.LayerNorm) -> None:
+    target.gamma, target.beta = _values(norm.weight), _values(norm.bias)
 
 
 def _values(tensor: Tensor) -> np.ndarray:
-    """Return a copy as an array, since the library rounds in place."""
+    """Copy a tensor to an array; a copy, since the library rounds in place."""
     return tensor.detach().float().cpu().numpy().copy()

@@ -1,9 +1,9 @@
-"""Hugging Face's form of a model: transformers' Marian classes, their tokenizer and their search.
+"""Export to Hugging Face transformers: its Marian model, tokenizer and search.
 
 transformers (https://huggingface.co/docs/transformers) is an optional extra, `mtrain[hf]`. Marian
-(Junczys-Dowmunt et al. 2018) is the Transformer of the paper, post-norm, but its positions hold all
-sines first and then all cosines. Hidden states are therefore permuted to that order, in every
-matrix that reads or writes them.
+(Junczys-Dowmunt et al. 2018) is the paper's post-norm Transformer, but its position vectors have
+all sines first and then all cosines, while ours alternate. Every matrix that reads or writes hidden
+states is therefore permuted to Marian's order.
 """
 
 import json
@@ -25,7 +25,7 @@ from mtrain.runtime.log import logger
 from mtrain.translation.loading import LoadedModel
 
 BATCH_SIZE = 64  # sentences
-# Parts of our layers and Marian's names of them.
+# Module of our layers -> Marian's name; {} is q, k or v.
 MARIAN_NAMES = {
     "self_attention.project_in": "self_attn.{}_proj",
     "self_attention.project_out": "self_attn.out_proj",
@@ -37,27 +37,28 @@ MARIAN_NAMES = {
     "feed_forward.outer": "fc2",
     "feed_norm": "final_layer_norm",
 }
-WRITERS = ("project_out", "outer", "norm")  # parts whose output is hidden states; others read them
+WRITERS = ("project_out", "outer", "norm")  # modules that write hidden states; others read them
 
 
 def check(shape: Shape, quantization: str) -> None:
-    """Raise `RefusedError` for what Marian cannot express, or if the library is missing."""
+    """Raise `RefusedError` for what Marian does not support, or if the library is missing."""
     if quantization != "float32":
         raise RefusedError(
-            f"--quantization {quantization}: hf-marian keeps float32, and from_pretrained("
-            "..., dtype=...) rounds as it loads"
+            f"--quantization {quantization}: hf-marian writes float32; round when loading, with "
+            "from_pretrained(..., dtype=...)"
         )
-    for setting, known in (("norm", "post"), ("positions", "sinusoidal")):
-        if (value := getattr(shape, setting)) != known:
+    for setting, supported in (("norm", "post"), ("positions", "sinusoidal")):
+        value = getattr(shape, setting)
+        if value != supported:
             raise RefusedError(
-                f"model.{setting}: {value}: Marian supports only {known}; use --to ctranslate2"
+                f"model.{setting}: {value}: Marian supports only {supported}; use --to ctranslate2"
             )
     try:
         from transformers import MarianMTModel, MarianTokenizer  # noqa: F401
         from transformers.utils import logging
     except ImportError as error:
         raise MissingExtraError("--to hf-marian", "hf", error) from None
-    # its hints are for others: `max_new_tokens` over `max_length`, sacremoses, and the like
+    # hide hints that do not apply, such as those on `max_length` and on sacremoses
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     warnings.filterwarnings("ignore", module="transformers")
@@ -76,7 +77,7 @@ def write(directory: Path, loaded: LoadedModel, quantization: str) -> None:
     model.generation_config = GenerationConfig(
         **_special_ids(tokenizer),
         bad_words_ids=[[tokenizer.pad_id], [tokenizer.bos_id]],
-        max_new_tokens=loaded.limit(loaded.max_source_length - 1),  # for all: the longest's
+        max_new_tokens=loaded.limit(loaded.max_source_length - 1),  # of the longest source
         **_search_options(decode.beam_size, decode.length_penalty),
     )
     try:
@@ -84,57 +85,59 @@ def write(directory: Path, loaded: LoadedModel, quantization: str) -> None:
     except SafetensorError as error:  # a full disk
         raise OSError(first_line(error)) from None
     _write_tokenizer(directory, loaded)
-    if odd := [tag for tag in loaded.config.tags if not re.fullmatch(">>.+<<", tag)]:
-        logger.warning("MarianTokenizer does not read %s: put its id before the others", odd[0])
+    for tag in loaded.config.tags:
+        if not re.fullmatch(">>.+<<", tag):
+            logger.warning("MarianTokenizer does not read %s: put its id before the others", tag)
+            break
 
 
 def load(directory: Path, tokenizer: Tokenizer) -> Engine:
-    """Load a written model as its users do."""
+    """Load a written model with `from_pretrained`."""
     from transformers import MarianMTModel, MarianTokenizer
 
     model = MarianMTModel.from_pretrained(directory, local_files_only=True)
     marian = MarianTokenizer.from_pretrained(directory, local_files_only=True)
 
     def encode(lines: list[str]) -> list[list[int]]:
-        return [row[:-1] for row in marian(lines, truncation=True)["input_ids"]]
+        return [ids[:-1] for ids in marian(lines, truncation=True)["input_ids"]]
 
     def search(
-        rows: list[list[int]], limits: list[int], beam_size: int, alpha: float
+        sources: list[list[int]], limits: list[int], beam_size: int, alpha: float
     ) -> list[list[int]]:
-        found: list[list[int]] = [[] for _ in rows]
-        by_length = sorted(range(len(rows)), key=lambda place: len(rows[place]))
-        for start in range(0, len(rows), BATCH_SIZE):
-            places = by_length[start : start + BATCH_SIZE]
-            sources = [[*rows[place], tokenizer.eos_id] for place in places]
-            own = [limits[place] for place in places]
+        translations: list[list[int]] = [[] for _ in sources]
+        by_length = sorted(range(len(sources)), key=lambda i: len(sources[i]))
+        for start in range(0, len(sources), BATCH_SIZE):
+            indices = by_length[start : start + BATCH_SIZE]
+            batch = [[*sources[i], tokenizer.eos_id] for i in indices]
+            batch_limits = [limits[i] for i in indices]
             out = model.generate(
-                **marian.pad({"input_ids": sources}, return_tensors="pt"),
+                **marian.pad({"input_ids": batch}, return_tensors="pt"),
                 **_search_options(beam_size, alpha),
-                logits_processor=[_limit(own, beam_size, tokenizer.eos_id)],
-                max_new_tokens=max(own) + 1,  # never reached
+                logits_processor=[_limit(batch_limits, beam_size, tokenizer.eos_id)],
+                max_new_tokens=max(batch_limits) + 1,  # never reached
             )
-            for place, ids in zip(places, out[:, 1:].tolist(), strict=True):
-                found[place] = ids[: ids.index(tokenizer.eos_id)]
-        return found
+            for i, ids in zip(indices, out[:, 1:].tolist(), strict=True):
+                translations[i] = ids[: ids.index(tokenizer.eos_id)]
+        return translations
 
-    def decode(rows: list[list[int]]) -> list[str]:
-        texts: list[str] = marian.batch_decode(rows, skip_special_tokens=True)
+    def decode(translations: list[list[int]]) -> list[str]:
+        texts: list[str] = marian.batch_decode(translations, skip_special_tokens=True)
         return texts
 
     return Engine("transformers", encode, search, decode)
 
 
 def _limit(limits: list[int], beam_size: int, eos_id: int) -> Callable[[Tensor, Tensor], Tensor]:
-    """Allow only eos, with its own probability, at a sentence's own limit. The library has one
-    limit for all, and there takes eos for certain.
+    """Return a logits processor that allows only eos, with its probability, at each sentence's own
+    limit. The library has one limit for all sentences, where it gives eos a probability of 1.
     """
-    most = torch.tensor(limits).repeat_interleave(beam_size)[:, None]
+    row_limits = torch.tensor(limits).repeat_interleave(beam_size)[:, None]
 
     def process(ids: Tensor, scores: Tensor) -> Tensor:
         """(N, bos and the tokens so far), (N, V) -> (N, V)."""
-        last = torch.full_like(scores, float("-inf"))
-        last[:, eos_id] = scores[:, eos_id]
-        return torch.where(most <= ids.shape[1], last, scores)
+        only_eos = torch.full_like(scores, float("-inf"))
+        only_eos[:, eos_id] = scores[:, eos_id]
+        return torch.where(row_limits <= ids.shape[1], only_eos, scores)
 
     return process
 
@@ -175,9 +178,9 @@ def _settings(loaded: LoadedModel) -> dict[str, Any]:
 
 
 def _search_options(beam_size: int, alpha: float) -> dict[str, Any]:
-    """Return the options of a search, which divides scores by length ** alpha, whatever the model's
-    `decode.length_norm`. `early_stopping` ends a sentence when as many hypotheses have ended; the
-    library refuses it for greedy search.
+    """Return the options of a search. It divides scores by length ** alpha, whatever the model's
+    `decode.length_norm`. `early_stopping` ends a sentence once `beam_size` hypotheses are complete;
+    the library refuses it for greedy search.
     """
     if beam_size == 1:
         return {"num_beams": 1}
@@ -185,9 +188,9 @@ def _search_options(beam_size: int, alpha: float) -> dict[str, Any]:
 
 
 def _write_tokenizer(directory: Path, loaded: LoadedModel) -> None:
-    """Write SentencePiece's model and the ids of its pieces.
+    """Write the SentencePiece model and the ids of its pieces.
 
-    `split_special_tokens` leaves `</s>` in a text the text that it is.
+    `split_special_tokens` makes the library read `</s>` in a text as text.
     """
     from transformers import MarianTokenizer
 
@@ -214,25 +217,27 @@ def _write_tokenizer(directory: Path, loaded: LoadedModel) -> None:
 
 
 def _weights(model: Transformer) -> dict[str, Tensor]:
-    """Return weights under the library's names, with hidden states in Marian's order (D,)."""
-    places = torch.arange(model.shape.d_model)
-    order = torch.cat((places[0::2], places[1::2]))
-    found = {
+    """Return the weights under the library's names, with hidden states in Marian's order (D,)."""
+    indices = torch.arange(model.shape.d_model)
+    order = torch.cat((indices[0::2], indices[1::2]))
+    weights = {
         "model.encoder.embed_tokens.weight": model.src_embedding.weight[:, order],
         "model.decoder.embed_tokens.weight": model.tgt_embedding.weight[:, order],
         "lm_head.weight": model.output.weight[:, order],
     }
     if model.shape.tie_embeddings == "all":
-        found["model.shared.weight"] = model.tgt_embedding.weight[:, order]
+        weights["model.shared.weight"] = model.tgt_embedding.weight[:, order]
     for side, layers in (("encoder", model.encoder_layers), ("decoder", model.decoder_layers)):
         for number, layer in enumerate(layers):
-            for name, weight in _layer(layer, order):
-                found[f"model.{side}.layers.{number}.{name}"] = weight
-    return found
+            for name, weight in _layer_weights(layer, order):
+                weights[f"model.{side}.layers.{number}.{name}"] = weight
+    return weights
 
 
-def _layer(layer: nn.Module, order: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights of a layer; query, key and value apart, the order within heads kept."""
+def _layer_weights(layer: nn.Module, order: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights of a layer, with separate query, key and value; the inside of heads keeps
+    its order.
+    """
     weight: Tensor
     for name, weight in layer.named_parameters():
         module, _, kind = name.rpartition(".")
@@ -240,6 +245,8 @@ def _layer(layer: nn.Module, order: Tensor) -> Iterator[tuple[str, Tensor]]:
             weight = weight[order]
         elif kind == "weight":
             weight = weight[:, order]
-        parts = weight.chunk(3) if module.endswith("project_in") else [weight]
-        for part, own in zip("qkv", parts, strict=False):
-            yield f"{MARIAN_NAMES[module].format(part)}.{kind}", own
+        if module.endswith("project_in"):
+            for letter, part in zip("qkv", weight.chunk(3), strict=True):
+                yield f"{MARIAN_NAMES[module].format(letter)}.{kind}", part
+        else:
+            yield f"{MARIAN_NAMES[module]}.{kind}", weight

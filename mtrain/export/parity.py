@@ -1,4 +1,4 @@
-"""Whether another engine translates like mtrain: the same lines through both, compared."""
+"""Compare mtrain's translations with those of another engine that has the same model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,8 +10,8 @@ from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
 from mtrain.translation.translator import Translator
 
-# Fraction of lines that must be equal in the same precision, by beam size. The others are near-ties
-# or, with a beam, lines where another engine ends the search before the likeliest translation is
+# Beam size -> fraction of the lines that must be equal in the same precision. Others are near-ties
+# or, with a beam, lines where the other engine ends its search before the likeliest translation is
 # complete: up to 3 % of the lines of models that have learned little.
 NEEDED = {1: 0.999, 4: 0.95}
 
@@ -22,9 +22,7 @@ Search = Callable[[list[list[int]], list[int], int, float], list[list[int]]]
 
 @dataclass(frozen=True)
 class Engine:
-    """Another program with the same model: it encodes lines to ids without eos, searches, and
-    decodes ids to texts.
-    """
+    """Another program with the same model; `encode` returns ids without eos."""
 
     name: str
     encode: Callable[[list[str]], list[list[int]]]
@@ -34,7 +32,9 @@ class Engine:
 
 @dataclass(frozen=True)
 class Difference:
-    """A line with the different texts of two engines and mtrain's log-probability of both."""
+    """A line's different translations by mtrain and the other engine, and mtrain's log-probability
+    of both.
+    """
 
     number: int
     texts: tuple[str, str]
@@ -43,18 +43,19 @@ class Difference:
 
 @dataclass(frozen=True)
 class Agreement:
-    """The translations of the same lines, with `tokens` target tokens in all, by two engines.
+    """How far two engines agree on the same lines; the other engine's translations have `tokens`
+    tokens in all.
 
-    `cut` has the numbers of lines that the other engine encodes to other ids, `joined` those of
-    translations that it decodes to another text, at the ends or for unknown pieces.
+    `encoded` has the numbers of lines that the other engine encodes to other ids; `decoded`, of
+    lines whose translation it decodes to another text, because of white space or unknown pieces.
     """
 
     beam_size: int
     lines: int
     tokens: int
     differences: list[Difference]
-    cut: list[int]
-    joined: list[int]
+    encoded: list[int]
+    decoded: list[int]
 
     @property
     def is_equal(self) -> bool:
@@ -64,9 +65,7 @@ class Agreement:
 
     @property
     def lost(self) -> float:
-        """Natural log-probability per token that mtrain's model loses in the other engine's
-        translations.
-        """
+        """How much less log-probability per token mtrain's model gives the other translations."""
         return sum(d.scores[0] - d.scores[1] for d in self.differences) / self.tokens
 
     def __str__(self) -> str:
@@ -82,34 +81,36 @@ def compare(
     beam_size: int,
     progress: Callable[[int], object],
 ) -> Agreement:
-    """Translate lines, by their numbers and none of them blank, with both engines, text to text;
-    score both texts where they differ.
+    """Translate lines (line number -> text, none blank) with both engines, from text to text; score
+    both translations where they differ.
     """
     decode = override_decode(loaded.decode, beam_size=beam_size, length_norm="power")
     ours, numbers, texts = replace(loaded, decode=decode), list(lines), list(lines.values())
-    best = [found[0] for found in Translator(ours).translate(texts, progress)[0]]
-    rows = ours.encode_sources(texts)[0]
-    limits = [ours.limit(len(row)) for row in rows]
-    most, tag = ours.max_source_length - 1, ours.tag_ids
-    theirs = [(tag + ids)[:most] for ids in engine.encode(texts)]
-    found = engine.search(theirs, limits, beam_size, decode.length_penalty)
+    best = [n_best[0] for n_best in Translator(ours).translate(texts, progress)[0]]
+    sources = ours.encode_sources(texts)[0]
+    limits = [ours.limit(len(ids)) for ids in sources]
+    max_length, tag = ours.max_source_length - 1, ours.tag_ids
+    their_sources = [(tag + ids)[:max_length] for ids in engine.encode(texts)]
+    their_ids = engine.search(their_sources, limits, beam_size, decode.length_penalty)
     progress(len(lines))
-    shown = [text.replace("\n", " ") for text in engine.decode(found)]
-    joined, unknown = ours.texts(found), ours.tokenizer.unk_id
+    their_texts = [text.replace("\n", " ") for text in engine.decode(their_ids)]
+    decoded, unk_id = ours.texts(their_ids), ours.tokenizer.unk_id
     # other engines leave out unknown pieces, and white space at the ends
-    bare = ours.texts([[number for number in ids if number != unknown] for ids in found])
-    places = [
-        i
-        for i, own in enumerate(best)
-        if own.text != joined[i] or shown[i].strip() not in (own.text.strip(), bare[i].strip())
-    ]
-    targets = [np.array(found[i], np.int64) for i in places]
-    scores = (-Scorer(ours).pair_nll([rows[i] for i in places], targets)).tolist()
+    known = ours.texts([[i for i in ids if i != unk_id] for ids in their_ids])
+
+    def differs(i: int) -> bool:
+        text, theirs = best[i].text, their_texts[i].strip()
+        return text != decoded[i] or theirs not in (text.strip(), known[i].strip())
+
+    indices = list(filter(differs, range(len(lines))))
+    targets = [np.array(their_ids[i], np.int64) for i in indices]
+    scores = (-Scorer(ours).pair_nll([sources[i] for i in indices], targets)).tolist()
     differences = [
-        Difference(numbers[i], (best[i].text, shown[i]), (best[i].score, score))
-        for i, score in zip(places, scores, strict=True)
+        Difference(numbers[i], (best[i].text, their_texts[i]), (best[i].score, score))
+        for i, score in zip(indices, scores, strict=True)
     ]
-    cut = [n for n, row, ids in zip(numbers, rows, theirs, strict=True) if row.tolist() != ids]
-    other = [n for n, a, b in zip(numbers, joined, shown, strict=True) if a != b]
-    tokens = sum(len(ids) + 1 for ids in found)
-    return Agreement(beam_size, len(lines), tokens, differences, cut, other)
+    pairs = zip(numbers, sources, their_sources, strict=True)
+    other_ids = [number for number, ids, theirs in pairs if ids.tolist() != theirs]
+    other_texts = [n for n, a, b in zip(numbers, decoded, their_texts, strict=True) if a != b]
+    tokens = sum(len(ids) + 1 for ids in their_ids)
+    return Agreement(beam_size, len(lines), tokens, differences, other_ids, other_texts)

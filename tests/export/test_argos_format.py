@@ -159,7 +159,7 @@ def test_models_that_argos_translate_cannot_use_are_refused(
     odd = replace(loaded_model, config=loaded_model.config.model_copy(update={"data": data}))
     for loaded, message in (
         (odd, r"'\.\./aa' is not a language code"),
-        (loading.load(both_run, device="cpu"), "puts no tag before a source, and needs <2bb>"),
+        (loading.load(both_run, device="cpu"), "the model needs the tag <2bb>, which Argos"),
     ):
         with pytest.raises(RefusedError, match=message):
             export(loaded, tmp_path / "x.argosmodel")

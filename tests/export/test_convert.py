@@ -162,8 +162,8 @@ def test_text_that_the_engine_encodes_or_decodes_otherwise_is_named(
     )
     (tmp_path / "sample").write_text("\n".join(SOURCES))
     shown = write(loaded_model, tmp_path / "served", sample=tmp_path / "sample")
-    assert "  lines that CTranslate2 cuts into other pieces: 1 (1)" in shown
-    text = "  lines that CTranslate2 shows without unknown pieces or white space at the ends: 40"
+    assert "  lines that CTranslate2 splits into other pieces: 1 (1)" in shown
+    text = "  lines that CTranslate2 decodes without unknown pieces or white space at the ends: 40"
     assert f"{text} (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ...)" in shown
     assert (tmp_path / "served" / "config.json").exists()
 
@@ -278,14 +278,14 @@ def test_without_the_library_the_error_names_the_extra(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("\n \n", "sample: holds no lines to translate; name others with --sample"),
+        ("\n \n", "sample: no lines to translate; give other lines with --sample FILE"),
         (
             HubCorpus(dataset="some/pairs", split="valid", src="en", tgt="de"),
-            r"some/pairs valid: .* name lines with --sample",
+            r"some/pairs valid: .* give lines with --sample FILE",
         ),
         (
             TextCorpus(src="/gone.src", tgt="/gone.tgt"),
-            r"gone\.src: .*; or name other lines with --sample",
+            r"gone\.src: .*; or give other lines with --sample FILE",
         ),
     ],
 )
