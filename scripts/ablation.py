@@ -1,14 +1,13 @@
-"""Measure what each part of the paper brings: one short training run per part that is taken away.
+"""Measure what parts of the paper contribute: one short training run per changed setting.
 
     python scripts/ablation.py -c configs/multi30k-en-de.yaml -o runs/ablation \
                                --set data.root=PATH --set train.max_steps=1500
 
-Every run has the config's seed, length and settings, except for what its row names, and is scored
-on the config's validation set, with its averaged model and with its last checkpoint. Two more rows
-translate with the unchanged run's averaged model and another beam. A Markdown table goes to stdout.
-Runs that are complete are not trained again, and stopped ones go on, so the command can be
-repeated. On CPUs `--jobs 2 --set train.threads=1` trains two at a time, which is faster on two
-cores.
+Every run has the config's seed, length and settings, except for the change that its row names, and
+is scored on the validation set with its averaged model and with its last checkpoint. Two more rows
+translate with the unchanged run's averaged model and another beam size. A Markdown table goes to
+stdout. Repeating the command resumes stopped runs and skips complete ones. On two CPU cores,
+`--jobs 2 --set train.threads=1` trains two runs at a time, which is faster.
 """
 
 import argparse
@@ -31,7 +30,7 @@ BASE = "as configured"
 
 
 def changes(num_heads: int) -> dict[str, list[str]]:
-    """List the settings that each run changes, by what the table calls it."""
+    """Return the settings that each run changes, by the name of its row."""
     return {
         "no label smoothing": ["train.label_smoothing=0"],
         "embeddings not tied": ["model.tie_embeddings=none"],
@@ -46,20 +45,20 @@ def changes(num_heads: int) -> dict[str, list[str]]:
 
 
 def plan(args: argparse.Namespace) -> tuple[Config, dict[str, list[str]]]:
-    """Return the unchanged config, and each run's settings; changes that are none, or that the
-    model cannot have, are named and left out.
+    """Return the unchanged config, and each run's settings. Changes that have no effect, or that
+    the config does not allow, are reported and skipped.
     """
     shared = [*args.set, "train.patience=0"]
     config = load_config(Path(args.config), shared)
     if len(config.data.valid_parts) > 1:
-        raise UserError("data.valid: a list; name the one set that the rows are scored on")
+        raise UserError("data.valid: a list; give one set, which all rows are scored on")
     runs = {BASE: shared}
     for name, change in changes(config.model.num_heads).items():
         try:
             if load_config(Path(args.config), [*shared, *change]) == config:
                 raise UserError("as configured")
         except UserError as error:
-            print(f"left out: {name}: {error}", file=sys.stderr)
+            print(f"skipped: {name}: {error}", file=sys.stderr)
         else:
             runs[name] = [*shared, *change]
     return config, runs
@@ -72,19 +71,19 @@ def train(config: str, run_dir: Path, settings: list[str]) -> Path:
         command = [sys.executable, "-m", "mtrain", "train", "-c", config, *options]
         code = subprocess.run(command, stdout=log, stderr=log, check=False).returncode
     if code:
-        print(f"{run_dir}: not trained to its end, see {run_dir}.log", file=sys.stderr)
+        print(f"{run_dir}: training failed; see {run_dir}.log", file=sys.stderr)
         raise SystemExit(code)
     print(f"{run_dir}: complete", file=sys.stderr)
     return run_dir
 
 
 def row(name: str, run_dir: Path) -> str:
-    """Read a run's scores: the mean of its last checkpoints, and the last of them alone."""
+    """Return a run's row: the scores of its averaged model and of its last checkpoint."""
     history = json.loads((run_dir / "best.json").read_text())
     last, average = history["history"][-1], history["average"] or {}
     cells = [
-        f"{entry[key]:.{n}f}" if entry else ""
-        for key, n in (("bleu", 1), ("nll", 3))
+        f"{entry[key]:.{digits}f}" if entry else ""
+        for key, digits in (("bleu", 1), ("nll", 3))
         for entry in (average, last)
     ]
     return f"| {name} | {' | '.join(cells)} |"
@@ -98,8 +97,8 @@ def search_rows(config: Config, run_dir: Path) -> list[str]:
     valid = read_text(corpus, reading_of(config, keep_blank=True), "")
     tokenize = config.data.tokenizer_of(corpus)
     rows = []
-    for name, width in (("greedy search", 1), ("beam 4", 4)):
-        loaded = loading.load(model, device=config.train.device, beam_size=width)
+    for name, beam_size in (("greedy search", 1), ("beam 4", 4)):
+        loaded = loading.load(model, device=config.train.device, beam_size=beam_size)
         hypotheses = Translator(loaded.tagged(corpus.tag)).best(valid.sources)
         bleu = metrics.score("bleu", hypotheses, [valid.references], tokenize=tokenize)
         rows.append(f"| {name} | {bleu.score:.1f} | | | |")
@@ -110,9 +109,9 @@ def main() -> None:
     """Train, score, and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("-c", "--config", required=True)
-    parser.add_argument("-o", "--output", type=Path, required=True, help="folder of the runs")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="directory of the runs")
     parser.add_argument("-j", "--jobs", type=int, default=1, help="runs at a time")
-    parser.add_argument("--set", action="append", default=[], help="as of mtrain train")
+    parser.add_argument("--set", action="append", default=[], help="a setting, as in mtrain train")
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     pool = ThreadPoolExecutor(args.jobs)
@@ -123,7 +122,7 @@ def main() -> None:
             for name, settings in planned.items()
         }
         for run in wait(runs.values(), return_when=FIRST_EXCEPTION).done:
-            run.result()  # one that failed ends the others
+            run.result()  # raises if the run failed, and no further runs start
         print("| model | BLEU, averaged | BLEU, last | NLL, averaged | NLL, last |")
         print("| --- | --- | --- | --- | --- |")
         print("\n".join(row(name, run.result()) for name, run in runs.items()))

@@ -5,14 +5,14 @@
     python scripts/benchmark.py --busy                       training with one core busy, too
     python scripts/benchmark.py --model runs/NAME --peer     a trained model and CTranslate2
 
-Without --model, weights are random. Training is measured on made-up text with lines as long as
-captions, or on --src and --tgt, in target tokens without padding. Translations are made as long as
-their sources: of all lines together, and of one line alone.
+Without --model, weights are random. Training is measured in target tokens without padding, on
+made-up text with lines as long as captions, or on --src and --tgt. Translation is measured for all
+lines together, and for one line at a time; random models translate to the length of the source.
 
-"of limit" compares the products with weights, the bulk of the arithmetic, with the speed at which
-this machine multiplies large matrices in the same precision, measured before and after. Figures are
-medians of several turns after a warm-up; programs to compare take turns. The output is a Markdown
-table, or with --json one object a row, which has padding and memory, too.
+"of limit" is the rate of operations in products with weights, which dominate the arithmetic, as a
+fraction of the rate of large matrix products in the same precision, measured before and after.
+Results are medians of several turns after a warm-up; compared programs take turns. The output is a
+Markdown table, or with --json one object per row, which also has padding and memory.
 """
 
 import argparse
@@ -54,19 +54,18 @@ from mtrain.translation.loading import LoadedModel
 from mtrain.translation.translator import Translator
 
 SHAPE = ("num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "num_heads")
-SIZES = {  # of SHAPE
+SIZES = {  # values of SHAPE
     "tiny": (4, 4, 128, 256, 4),
     "fast": (6, 2, 128, 256, 4),
     "small": (3, 3, 256, 1024, 4),
     "base": (6, 6, 512, 2048, 8),
     "big": (6, 6, 1024, 4096, 16),
 }
-# torch's names of what a processor can do, weakest first
+# torch's names of instruction sets -> usual names, weakest first
 INSTRUCTIONS = {"avx2": "AVX2", "avx512_f": "AVX512", "avx512_bf16": "AVX512-BF16"}
 INSTRUCTIONS |= {"amx_bf16": "AMX", "neon": "NEON", "bf16": "BF16", "sve": "SVE"}
-LINES_ALONE = 50
-# Seconds between programs: threads of OpenMP that wait for work keep cores busy for 0.2.
-SETTLE = 0.5
+LINES_ALONE = 50  # lines that are translated one at a time
+SETTLE = 0.5  # seconds between programs: idle OpenMP threads keep cores busy for 0.2 s
 
 Result = TypeVar("Result")
 # Translates lines and returns the tokens of the translations, with eos.
@@ -75,7 +74,7 @@ Translate = Callable[[list[str]], int]
 
 @dataclass
 class Row:
-    """A measured speed; `operations` are those of products with weights, per second."""
+    """A measured speed; `operations` counts those in products with weights, per second."""
 
     what: str
     precision: str
@@ -83,7 +82,7 @@ class Row:
     unit: str
     operations: float | None = None
     limit: float | None = None
-    ratio: float | None = None  # to the speed without a busy core
+    ratio: float | None = None  # to the speed without a core kept busy
     padding: float | None = None
     peak_megabytes: float | None = None
 
@@ -95,19 +94,19 @@ class Row:
 
 
 def describe_machine(device: torch.device) -> str:
-    """Name versions, processor, its instructions and threads."""
-    has = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    names = ", ".join(name for key, name in INSTRUCTIONS.items() if has.get(key))
-    held = os.environ.get("ONEDNN_MAX_CPU_ISA")
-    names += f", held to {held}" if held else ""
-    cpu = f"{has.get('cpu_name', 'CPU')} ({names or torch.backends.cpu.get_cpu_capability()})"
+    """Name versions, GPU, processor, its instruction sets, and the number of threads."""
+    cpu_info = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    names = ", ".join(name for key, name in INSTRUCTIONS.items() if cpu_info.get(key))
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA")
+    names += f", limited to {limit}" if limit else ""
+    cpu = f"{cpu_info.get('cpu_name', 'CPU')} ({names or torch.backends.cpu.get_cpu_capability()})"
     gpu = f"{torch.cuda.get_device_name(device)}, " if device.type == "cuda" else ""
     versions = f"mtrain {mtrain.__version__}, torch {torch.__version__}"
     return f"{versions}, {gpu}{cpu}, threads: {torch.get_num_threads()}"
 
 
 def make_up_text(folder: Path, lines: int = 20000) -> dict[str, str]:
-    """Write two sides of random words with lines as long as captions; return their paths."""
+    """Write source and target lines of random words, as long as captions; return their paths."""
     draw, paths = random.Random(1), {"src": str(folder / "src"), "tgt": str(folder / "tgt")}
     lengths = [max(3, round(draw.gauss(11, 3.5))) for _ in range(lines)]
     for path in paths.values():
@@ -119,8 +118,8 @@ def make_up_text(folder: Path, lines: int = 20000) -> dict[str, str]:
 
 
 def make_config(args: argparse.Namespace, size: str, run_dir: str, text: dict[str, str]) -> Config:
-    """Return the settings of one size, with dropout 0.3."""
-    given = ("max_tokens", "precision", "compile", "device")
+    """Return the config of one size, with dropout 0.3."""
+    train_options = ("max_tokens", "precision", "compile", "device")
     settings: dict[str, Any] = {
         "run_dir": run_dir,
         "data": {
@@ -131,7 +130,7 @@ def make_config(args: argparse.Namespace, size: str, run_dir: str, text: dict[st
         },
         "tokenizer": {"path": args.tokenizer, "vocab_size": args.vocab_size},
         "model": {**dict(zip(SHAPE, SIZES[size], strict=True)), "dropout": 0.3},
-        "train": {name: getattr(args, name) for name in given},
+        "train": {name: getattr(args, name) for name in train_options},
     }
     return Config.model_validate(settings)
 
@@ -143,7 +142,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def matmul_speed(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations a second of a product of large square matrices."""
+    """Return the operations per second of a product of large square matrices."""
     size = 8192 if device.type == "cuda" else 2048
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     speeds = []
@@ -159,14 +158,14 @@ def matmul_speed(device: torch.device, dtype: torch.dtype) -> float:
 def around(
     device: torch.device, dtype: torch.dtype, measure: Callable[[], Result]
 ) -> tuple[Result, float]:
-    """Measure, and return the limit in operations per second, too: its mean before and after."""
-    before, found = matmul_speed(device, dtype), measure()
-    return found, (before + matmul_speed(device, dtype)) / 2
+    """Return the measurement and the limit: the mean of `matmul_speed` before and after it."""
+    before, result = matmul_speed(device, dtype), measure()
+    return result, (before + matmul_speed(device, dtype)) / 2
 
 
 def operations(shape: Shape, src_tokens: float, tgt_tokens: float) -> float:
-    """Return what products with the weights take in a forward pass; a step takes three times as
-    much, as each product has two gradients.
+    """Count the operations of products with weights in a forward pass; a training step takes three
+    times as many, since each product has two gradients.
     """
     D, F = shape.d_model, shape.d_ff
     encoder = shape.num_encoder_layers * (4 * D * D + 2 * D * F)
@@ -176,7 +175,7 @@ def operations(shape: Shape, src_tokens: float, tgt_tokens: float) -> float:
 
 
 def peak_memory(device: torch.device) -> float:
-    """The most memory held so far, in MB: of the GPU, or else of this process."""
+    """Return the peak memory in MB, of the GPU or else of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
     unit = 1 if sys.platform == "darwin" else 1024
@@ -185,7 +184,7 @@ def peak_memory(device: torch.device) -> float:
 
 @contextmanager
 def busy_core() -> Iterator[None]:
-    """Keep one core busy with a program of its own, pinned there where the system can do that."""
+    """Keep one core busy with another process, pinned to it if the system supports that."""
     child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         if hasattr(os, "sched_setaffinity"):
@@ -201,7 +200,7 @@ class Training:
 
     def __init__(self, trainer: Trainer, name: str) -> None:
         self.trainer, self.name = trainer, name
-        self.src = self.tgt = self.places = 0  # places are those of tokens and of padding
+        self.src = self.tgt = self.positions = 0  # tokens; positions include padding
         trainer.learner.warm_up()
         self.read = trainer.batches.read
         trainer.batches.read = self._read_and_count  # type: ignore[method-assign]
@@ -211,7 +210,7 @@ class Training:
         batch = self.read(planned)
         self.src += int((batch.src != self.trainer.ids.pad).sum())
         self.tgt += batch.num_tokens
-        self.places += batch.src.numel() + batch.tgt_in.numel()
+        self.positions += batch.src.numel() + batch.tgt_in.numel()
         return batch
 
     def turn(self, steps: int) -> tuple[float, float]:
@@ -228,7 +227,7 @@ class Training:
         """Return medians over turns, after a warm-up."""
         self.turn(max(3, steps // 4))
         speeds, used = zip(*(self.turn(steps) for _ in range(turns)), strict=True)
-        padding = 1 - (self.src + self.tgt) / self.places
+        padding = 1 - (self.src + self.tgt) / self.positions
         return replace(self._row("", speeds), operations=statistics.median(used), padding=padding)
 
     def measure_busy(self, steps: int, turns: int) -> Row:
@@ -250,12 +249,12 @@ def measure_sizes(args: argparse.Namespace) -> Iterator[Row]:
     """Yield the rows of each size."""
     for size in args.sizes.split(","):
         with tempfile.TemporaryDirectory() as folder:
-            given = {"src": args.src, "tgt": args.tgt}
-            text = given if args.src else make_up_text(Path(folder))
+            own_text = {"src": args.src, "tgt": args.tgt}
+            text = own_text if args.src else make_up_text(Path(folder))
             config, run = make_config(args, size, folder, text), RunDirectory(Path(folder))
             trainer = Trainer(Session(config, prepare(config, Stop()), run, Stop()))
             lines = read_text_file(Path(text["src"]))[: args.lines]
-        weights = {name: each.clone() for name, each in trainer.learner.weights.items()}
+        weights = {name: weight.clone() for name, weight in trainer.learner.weights.items()}
         random_model = trainer.checkpoints.snapshot(weights)
         training = Training(trainer, f"training {size}, {args.max_tokens:,} padded tokens")
         device, dtype = trainer.device, trainer.model.dtype
@@ -283,7 +282,7 @@ def measure_model(args: argparse.Namespace) -> Iterator[Row]:
 def measure_translation(
     args: argparse.Namespace, name: str, loaded: LoadedModel, lines: list[str]
 ) -> Iterator[Row]:
-    """Yield the rows of many lines and of one line, of each program."""
+    """Yield each program's row for all lines together and its row for one line at a time."""
     device, dtype, beam = loaded.device, loaded.model.dtype, loaded.decode.beam_size
     precision = "bf16" if dtype == torch.bfloat16 else "fp32"
     search = "greedy" if beam == 1 else f"beam {beam}"
@@ -303,21 +302,21 @@ def measure_translation(
 
 
 def own_translate(loaded: LoadedModel) -> Translate:
-    """Return mtrain's translation with a loaded model, without scores, as of `mtrain translate`."""
+    """Return a function that translates like `mtrain translate`, without scores."""
     translate = partial(Translator(loaded, in_processes=True).translate, scored=False)
-    return lambda lines: sum(found[0].tokens for found in translate(lines)[0])
+    return lambda lines: sum(n_best[0].tokens for n_best in translate(lines)[0])
 
 
 def peer_translate(loaded: LoadedModel) -> tuple[Translate, Translate]:
-    """Return CTranslate2's translation of many lines, and of one: several batches at a time, or all
-    threads for one.
+    """Return two functions that translate with CTranslate2: many lines, with one thread for each of
+    several batches, and one line, with all threads.
     """
-    ctranslate2_format.check(loaded.model.shape, "float32")  # says how to install it
+    ctranslate2_format.check(loaded.model.shape, "float32")  # its error tells how to install it
     import ctranslate2
 
-    decode, own, threads = loaded.decode, loaded.tokenizer, torch.get_num_threads()
-    pieces = own.all_pieces
-    numbers = {piece: number for number, piece in enumerate(pieces)}
+    decode, tokenizer, threads = loaded.decode, loaded.tokenizer, torch.get_num_threads()
+    pieces = tokenizer.all_pieces
+    piece_ids = {piece: i for i, piece in enumerate(pieces)}
     with tempfile.TemporaryDirectory() as folder:
         ctranslate2_format.write(Path(folder), loaded, "float32")
         many, one = (
@@ -326,16 +325,16 @@ def peer_translate(loaded: LoadedModel) -> tuple[Translate, Translate]:
         )
 
     def translate(translator: Any, lines: list[str]) -> int:
-        found = translator.translate_batch(
-            [[pieces[i] for i in (*ids, own.eos_id)] for ids in own.encode(lines)],
+        results = translator.translate_batch(
+            [[pieces[i] for i in (*ids, tokenizer.eos_id)] for ids in tokenizer.encode(lines)],
             beam_size=decode.beam_size,
             length_penalty=decode.length_penalty,
             max_batch_size=decode.batch_tokens,
             batch_type="tokens",
         )
-        ids = [[numbers[piece] for piece in each.hypotheses[0]] for each in found]
-        own.decode(ids)
-        return sum(len(each) + 1 for each in ids)
+        translations = [[piece_ids[p] for p in result.hypotheses[0]] for result in results]
+        tokenizer.decode(translations)
+        return sum(len(ids) + 1 for ids in translations)
 
     return partial(translate, many), partial(translate, one)
 
@@ -343,8 +342,8 @@ def peer_translate(loaded: LoadedModel) -> tuple[Translate, Translate]:
 def in_turn(
     programs: dict[str, Translate], groups: list[list[str]], turns: int
 ) -> dict[str, tuple[float, int]]:
-    """Return the median seconds that each program takes for a group, after a turn to warm up, and
-    the tokens of the last group.
+    """Let programs translate groups of lines in turn; return for each the median seconds per group,
+    after a warm-up turn, and the tokens of the last group's translations.
     """
     times: dict[str, list[float]] = {name: [] for name in programs}
     tokens = {}
@@ -354,36 +353,40 @@ def in_turn(
             for group in groups:
                 started = time.perf_counter()
                 tokens[name] = translate(group)
-                times[name] += [time.perf_counter() - started] if turn else []
-    return {name: (statistics.median(each), tokens[name]) for name, each in times.items()}
+                seconds = time.perf_counter() - started
+                if turn > 0:
+                    times[name].append(seconds)
+    return {name: (statistics.median(times[name]), tokens[name]) for name in programs}
 
 
 def parse(words: list[str] | None) -> argparse.Namespace:
-    """Read the options."""
+    """Parse and check the options."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     option = parser.add_argument
-    option("--sizes", default="tiny,small", help=f"of {', '.join(SIZES)} (default: tiny,small)")
-    option("--model", help="a run directory: measure translation with its model instead")
-    option("--peer", action="store_true", help="with --model: CTranslate2, too; on the CPU in fp32")
-    option("--busy", action="store_true", help="train with one core busy, too")
-    option("--beam-size", type=int, default=5, help="(default: 5)")
+    option(
+        "--sizes", default="tiny,small", help=f"sizes, of {','.join(SIZES)} (default: tiny,small)"
+    )
+    option("--model", help="run directory: measure only translation, with its model")
+    option("--peer", action="store_true", help="with --model: also CTranslate2; on the CPU in fp32")
+    option("--busy", action="store_true", help="also measure training while one core is kept busy")
+    option("--beam-size", type=int, default=5, help="beam besides greedy search (default: 5)")
     option("--lines", type=int, default=1000, help="lines to translate (default: 1000)")
     option("--src", help="source text (default: made-up text; with --model, the phrasebook)")
-    option("--tgt", help="target text, to train on")
-    option("--tokenizer", help="an existing SentencePiece model")
-    option("--vocab-size", type=int, default=8000, help="(default: 8000)")
-    option("--max-tokens", type=int, default=4096, help="a step's padded tokens (default: 4096)")
-    option("--steps", type=int, default=20, help="steps of a turn (default: 20)")
-    option("--turns", type=int, default=3, help="(default: 3)")
+    option("--tgt", help="target text for training")
+    option("--tokenizer", help="SentencePiece model (default: train one)")
+    option("--vocab-size", type=int, default=8000, help="pieces (default: 8000)")
+    option("--max-tokens", type=int, default=4096, help="padded tokens per step (default: 4096)")
+    option("--steps", type=int, default=20, help="training steps per turn (default: 20)")
+    option("--turns", type=int, default=3, help="measurements per row (default: 3)")
     option("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps (default: auto)")
     option("--precision", default="auto", choices=["auto", "fp32", "bf16"])
     option("--compile", action="store_true", help="train with torch.compile")
-    option("--json", action="store_true", help="one JSON object a row")
+    option("--json", action="store_true", help="print one JSON object per row")
     args = parser.parse_args(words)
     if not args.model and bool(args.src) != bool(args.tgt):
-        parser.error("--src and --tgt go together")
+        parser.error("--src and --tgt go together; give both, or neither")
     if args.peer and not args.model:
         parser.error("--peer needs --model")
     if args.peer:
@@ -394,7 +397,7 @@ def parse(words: list[str] | None) -> argparse.Namespace:
 
 
 def main(words: list[str] | None = None) -> None:
-    """Measure and print each row as soon as it is there."""
+    """Measure, and print each row as soon as it is measured."""
     args = parse(words)
     device = pick_device(args.device)
     rows = measure_model(args) if args.model else measure_sizes(args)

@@ -2,9 +2,9 @@
 
     python scripts/paper_table.py runs/paper-table-3/small
 
-Order counts from the lowest perplexity or NLL, among the rows that are complete. NLL is per token,
-of the validation set, without label smoothing. Seconds are those of all steps, without validation,
-at the median speed.
+"Order" ranks the complete rows by perplexity or NLL, the lowest first. NLL is per token, on the
+validation set, without label smoothing. Seconds are for all steps at the median speed, without
+validation.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from mtrain.config.changes import changed_keys
 from mtrain.config.loading import load_stored_config
 from mtrain.runs import checkpoint, layout, reader
 
-# perplexity and BLEU on the development set, newstest2013, by run.sh's names of the rows
+# name of the row in run.sh -> the paper's perplexity and BLEU on newstest2013, its development set
 PAPER = {
     "base": (4.92, 25.8),
     "heads-1": (5.29, 24.9),
@@ -45,7 +45,7 @@ HEAD = """\
 
 
 def measure(run: Path, base: Path) -> tuple[str, float, float, int, float]:
-    """Return what a row changes of the base, its NLL and BLEU, parameters, and seconds."""
+    """Return a row's changes from the base, its NLL and BLEU, parameters, and seconds."""
     config = load_stored_config(run / layout.CONFIG)
     changes = changed_keys(load_stored_config(base / layout.CONFIG), config)
     text = ", ".join(f"{key.split('.')[1]} {new}" for key, _, new in changes if "." in key)
@@ -53,20 +53,20 @@ def measure(run: Path, base: Path) -> tuple[str, float, float, int, float]:
     weights = checkpoint.load(checkpoint.resolve(run)).weights
     records = map(json.loads, (run / layout.METRICS).read_text().splitlines())
     times = [record["time"] for record in records if "train/loss" in record]
-    between = [late - early for early, late in pairwise(times)]
-    if not between:
-        raise SystemExit(f"{run}: fewer than two records of steps: train longer")
-    seconds = statistics.median(between) / config.train.log_every * last["step"]
+    intervals = [later - earlier for earlier, later in pairwise(times)]
+    if not intervals:
+        raise SystemExit(f"{run}: fewer than two records of steps; train longer")
+    seconds = statistics.median(intervals) / config.train.log_every * last["step"]
     return text, last["nll"], last["bleu"], sum(w.numel() for w in weights.values()), seconds
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("folder", type=Path, help="of the rows' runs")
+    parser.add_argument("folder", type=Path, help="directory that holds a run for each row")
     folder = parser.parse_args().folder
     if not (folder / "base" / layout.CONFIG).exists():
-        sys.exit(f"{folder}: no run named base, which the other rows are compared with")
+        sys.exit(f"{folder}: no run named base; train it, since other rows are compared with it")
     names = [name for name in PAPER if reader.read_run(folder / name).state == "complete"]
     rows = {name: measure(folder / name, folder / "base") for name in names}
     perplexities, losses = sorted(PAPER[n][0] for n in names), sorted(r[1] for r in rows.values())

@@ -42,8 +42,8 @@ def export(
     sample: Path | None,
     show: Show,
 ) -> None:
-    """Write a model in one of `FORMS` to a new directory (`argos`: a new file) if both engines agree
-    on a sample; else raise `UserError` and write nothing. `show` gets the lines of the comparison.
+    """Write a model in one of `FORMS` to a new directory (`argos`: a new file) if both engines
+    agree on a sample; else raise `UserError` and write nothing. `show` gets the comparison.
     """
     form = FORMS[to]
     form.check(loaded.model.shape, quantization)
