@@ -9,7 +9,7 @@ from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.translation.attention import Attention, attention_of
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
-from mtrain.translation.translator import Translation, Translator
+from mtrain.translation.translator import Translation, Translator, check_options
 
 
 class Model:
@@ -37,32 +37,25 @@ class Model:
         seed: int | None = None,
         **search: Any,
     ) -> str | list[str] | list[list[Translation]]:
-        """Translate lines, or one line; with `n_best`, return that many hypotheses of each line;
-        with `mbr`, the most typical of that many. `tag` is put before each line. With
-        `sample=True`, translations are drawn, by `seed` or that of the run.
+        """Translate lines, or one line. With `n_best`, return that many hypotheses of each line;
+        with `mbr`, choose the most typical of that many. `tag` is put before each line. With
+        `sample=True`, draw translations, with `seed` or the seed of the run.
 
         `search` overrides settings of the run's `decode` section: `beam_size`, `length_penalty`,
-        `batch_tokens` and the others. Raises `UserError`.
+        `batch_tokens` and so on. Raises `UserError`.
         """
-        if n_best is not None:
-            search.setdefault("beam_size", max(n_best, self.loaded.decode.beam_size))
-        decode = override_decode(self.loaded.decode, **search)
-        if n_best is not None and not 1 <= n_best <= decode.beam_size:
-            raise RefusedError(f"n_best {n_best}: must be from 1 to beam_size {decode.beam_size}")
+        decode, beam_size = override_decode(self.loaded.decode, **search), search.get("beam_size")
+        check_options(decode, beam_size=beam_size, n_best=n_best, mbr=mbr, seed=seed)
+        if n_best is not None and beam_size is None:
+            decode = override_decode(decode, beam_size=max(int(n_best), decode.beam_size))
         lines = [text] if isinstance(text, str) else _as_lines(text, "text")
-        if mbr is not None and (n_best is not None or "beam_size" in search):
-            raise RefusedError("mbr: does not go with n_best and beam_size")
-        if mbr is not None and not 2 <= mbr <= 1000:
-            raise RefusedError(f"mbr {mbr}: must be from 2 to 1000")
-        if seed is not None and (seed < 0 or not decode.sample):
-            raise RefusedError(f"seed {seed}: must be 0 or larger, and needs sample=True")
         loaded = replace(self.loaded.tagged(tag), decode=decode)
         loaded.decoder = self.loaded.decoder  # its matrices are packed once
         translator = Translator(loaded, seed=seed, samples=n_best or 1, mbr=mbr)
-        found, _ = translator.translate(lines, scored=n_best is not None)
+        translations, _ = translator.translate(lines, scored=n_best is not None)
         if n_best is not None:
-            return [hypotheses[:n_best] for hypotheses in found]
-        best = [hypotheses[0].text for hypotheses in found]
+            return [hypotheses[:n_best] for hypotheses in translations]
+        best = [hypotheses[0].text for hypotheses in translations]
         return best[0] if isinstance(text, str) else best
 
     def score(
@@ -81,9 +74,12 @@ class Model:
     def attention(
         self, source: str, target: str | None = None, *, tag: str | None = None
     ) -> Attention:
-        """Return the attention weights for a pair; `target` is by default the translation. Of an
-        ensemble, those of the first model.
+        """Return the attention weights of a sentence pair; `target` is by default the translation.
+        For an ensemble, return the weights of its first model. Raises `UserError`.
         """
+        for name, line in (("source", source), ("target", target)):
+            if not isinstance(line, str) and (name, line) != ("target", None):
+                raise RefusedError(f"{name}: expected a line, not {type(line).__name__}")
         loaded = self.loaded.tagged(tag)
         text = self.translate(source, tag=tag) if target is None else target
         (src,), _ = loaded.encode_sources([source])
@@ -95,8 +91,8 @@ def _as_lines(lines: Sequence[str], name: str) -> list[str]:
     """Return lines as a list; raises `RefusedError` for anything else."""
     if isinstance(lines, str | bytes) or not isinstance(lines, Iterable):
         raise RefusedError(f"{name}: expected a list of lines, not {type(lines).__name__}")
-    found = list(lines)
-    for place, line in enumerate(found):
+    texts = list(lines)
+    for index, line in enumerate(texts):
         if not isinstance(line, str):
-            raise RefusedError(f"{name}[{place}]: expected a line, not {type(line).__name__}")
-    return found
+            raise RefusedError(f"{name}[{index}]: expected a line, not {type(line).__name__}")
+    return texts

@@ -14,6 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
+from numbers import Integral
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,11 +22,12 @@ import torch
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from mtrain.config.schema import override_decode
+from mtrain.config.schema import DecodeConfig, override_decode
 from mtrain.corpus.lines import is_blank
 from mtrain.data.batches import batch_by_tokens, pad
 from mtrain.runtime.device import telling_lack_of_memory
 from mtrain.runtime.distributed import Ranks
+from mtrain.runtime.errors import RefusedError
 from mtrain.runtime.workers import CAN_FORK, map_tasks
 from mtrain.scoring.mbr import choose
 from mtrain.translation.loading import LoadedModel
@@ -35,6 +37,7 @@ from mtrain.translation.search import BeamSearch, GreedySearch, Hypothesis, Rule
 # Batches searched at a time on a CPU: threads wait for Python's lock, processes for the memory.
 MAX_THREADS = 4
 MAX_PROCESSES = 32
+MAX_HYPOTHESES = 1000  # of a line; the limit of `decode.beam_size`
 # Padded source tokens x beam size for which another thread pays.
 WORTH_A_THREAD = 512
 # Batches of each rank between two exchanges of translations.
@@ -75,6 +78,36 @@ Translated = list[list[Translation]]
 BATCHES = TypeAdapter(list[Translated])
 
 
+def check_options(
+    decode: DecodeConfig,
+    *,
+    beam_size: int | None = None,
+    n_best: int | None = None,
+    mbr: int | None = None,
+    seed: int | None = None,
+) -> None:
+    """Raise `RefusedError` for values of the wrong type or range, and for options that exclude each
+    other. `decode` are the settings to translate with, `beam_size` is None unless given explicitly.
+    """
+    largest = MAX_HYPOTHESES if beam_size is None else decode.beam_size
+    limit = str(largest) if beam_size is None else f"beam_size {largest}"
+    for name, value, lowest, highest, expected in (
+        ("n_best", n_best, 1, largest, f"from 1 to {limit}"),
+        ("mbr", mbr, 2, MAX_HYPOTHESES, f"from 2 to {MAX_HYPOTHESES}"),
+        ("seed", seed, 0, math.inf, "0 or larger"),
+    ):
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise RefusedError(f"{name} {value!r}: must be an integer, {expected}")
+        if not lowest <= value <= highest:
+            raise RefusedError(f"{name} {value}: must be {expected}")
+    if mbr is not None and (n_best is not None or beam_size is not None):
+        raise RefusedError("mbr: does not go with n_best and beam_size; leave them out")
+    if seed is not None and not decode.sample:
+        raise RefusedError(f"seed {seed}: needs sample=True; add it, or leave the seed out")
+
+
 class Translator:
     """Translates lists of lines of any size. With several ranks, all must call it with the same
     lines: each translates a part of the batches that one process would make.
@@ -102,7 +135,7 @@ class Translator:
         self.seed = loaded.config.seed if seed is None else seed
         self.samples, self.mbr = mbr or samples, mbr
         if mbr is not None:
-            self.decode = override_decode(loaded.decode, beam_size=mbr)
+            self.decode = override_decode(loaded.decode, beam_size=int(mbr))
         self.normalize = length_normalizer(self.decode.length_norm, self.decode.length_penalty)
 
     def translate(

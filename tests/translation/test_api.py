@@ -1,0 +1,56 @@
+"""The Python interface refuses wrong options with `UserError`, before anything is translated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mtrain
+from mtrain.translation.api import Model
+from mtrain.translation.loading import LoadedModel
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"n_best": 2.5}, r"n_best 2\.5: must be an integer, from 1 to 1000"),
+        ({"n_best": "3"}, "n_best '3': must be an integer"),
+        ({"n_best": True}, "n_best True: must be an integer"),
+        ({"n_best": 0}, "n_best 0: must be from 1 to 1000"),
+        ({"n_best": 1001}, "n_best 1001: must be from 1 to 1000"),
+        ({"n_best": 3, "beam_size": 2}, "n_best 3: must be from 1 to beam_size 2"),
+        ({"n_best": 3, "beam_size": 2, "sample": True}, "must be from 1 to beam_size 2"),
+        ({"mbr": 4.0}, r"mbr 4\.0: must be an integer, from 2 to 1000"),
+        ({"mbr": 1}, "mbr 1: must be from 2 to 1000"),
+        ({"mbr": 1001}, "mbr 1001: must be from 2 to 1000"),
+        ({"mbr": 4, "n_best": 2}, "mbr: does not go with n_best and beam_size"),
+        ({"mbr": 4, "beam_size": 4}, "mbr: does not go with n_best and beam_size"),
+        ({"seed": "x", "sample": True}, "seed 'x': must be an integer, 0 or larger"),
+        ({"seed": 1.5, "sample": True}, r"seed 1\.5: must be an integer"),
+        ({"seed": -1, "sample": True}, "seed -1: must be 0 or larger"),
+        ({"seed": 1}, "seed 1: needs sample=True"),
+        ({"beam_size": "x"}, "--beam-size x: "),
+        ({"beam_size": 2.5, "n_best": 2}, "--beam-size 2.5: "),
+        ({"tag": 5}, "tag 5: the model does not know this tag"),
+    ],
+)
+def test_wrong_options_are_user_errors(
+    loaded_model: LoadedModel, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(mtrain.UserError, match=words):
+        Model(loaded_model).translate(["bavo"], **options)
+
+
+def test_integers_of_numpy_are_integers(loaded_model: LoadedModel) -> None:
+    model = Model(loaded_model)
+    drawn = model.translate(["bavo"], n_best=np.int64(5), sample=True, seed=np.int64(3))
+    assert drawn == model.translate(["bavo"], n_best=5, sample=True, seed=3)
+    assert model.translate(["bavo"], mbr=np.int64(4)) == model.translate(["bavo"], mbr=4)
+
+
+@pytest.mark.parametrize("pair", [(5, "a"), ("a", 5), (["a"], None), (None, "a")])
+def test_attention_needs_lines(loaded_model: LoadedModel, pair: tuple[Any, Any]) -> None:
+    with pytest.raises(mtrain.UserError, match=r"(source|target): expected a line, not "):
+        Model(loaded_model).attention(*pair)
