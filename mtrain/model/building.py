@@ -1,4 +1,4 @@
-"""Building models: shape and dropout from settings, the kind for a device, checked weights."""
+"""Build models: their shape from settings, the class for a device, and checks of stored weights."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from mtrain.model.cpu import RowTransformer
 from mtrain.model.transformer import Dropout, Shape, Transformer
 from mtrain.runtime.errors import UserError
 
-RATES = ("dropout", "attention_dropout", "activation_dropout")  # settings, as in `Dropout`
+RATES = ("dropout", "attention_dropout", "activation_dropout")  # settings of `Dropout`, in order
 
 
 def shape_of(config: Config, vocab_size: int, pad_id: int) -> Shape:
@@ -22,15 +22,15 @@ def shape_of(config: Config, vocab_size: int, pad_id: int) -> Shape:
 def build(
     shape: Shape, device: torch.device, rates: Dropout | None = None, *, compiled: bool = False
 ) -> Transformer:
-    """Return a new model of the class that is fastest on `device`, not yet moved there; only the
+    """Return a new model of the class that is fastest on `device`, not yet moved there. Only the
     plain `Transformer` can be compiled.
     """
-    kind = RowTransformer if device.type == "cpu" and not compiled else Transformer
-    return kind(shape, rates)
+    model_class = RowTransformer if device.type == "cpu" and not compiled else Transformer
+    return model_class(shape, rates)
 
 
 def check_weights(parameters: dict[str, Tensor], weights: dict[str, Tensor], name: Path) -> None:
-    """Raise `UserError` if names, types, shapes or values of the weights in `name` do not fit."""
+    """Raise `UserError` if the weights in `name` have wrong names, types, shapes or values."""
     if parameters.keys() != weights.keys():
         unmatched = sorted(parameters.keys() ^ weights.keys())
         raise UserError(f"{name}: its weights do not fit this model: {', '.join(unmatched[:3])}")

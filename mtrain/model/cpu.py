@@ -1,11 +1,11 @@
-"""The Transformer as a CPU computes it fastest: the same weights and results, up to rounding.
+"""The Transformer optimised for CPUs: the same weights and, up to rounding, the same results.
 
 - Layers work on rows, a matrix (R, D) for a batch (B, L, D). In bf16 it is padded with zeros to a
   multiple of `ROWS`, because oneDNN generates code for every shape that it multiplies.
 - Attention and dropout have gradients written by hand.
-- Decoding multiplies by matrices that are packed once.
+- Decoding packs its matrices once, in the layout that oneDNN multiplies fastest.
 
-`mtrain.model.building` chooses this model; everything else knows `Transformer` alone.
+`mtrain.model.building` chooses between this class and `Transformer`, which share one interface.
 
 Shapes: `B` batch, `T` queries, `S` keys, `L` either, `D` d_model, `H` heads, `K` head width, `R`
 rows for queries, `M` rows for keys.
@@ -27,16 +27,16 @@ from mtrain.model.transformer import Attention, Parts, Transformer, fixed_produc
 from mtrain.runtime.device import has_fast_bf16
 
 ROWS = 128
-# Values of a matrix in fp32 from which packing pays; see `packed_product`.
+# Smallest number of values of an fp32 matrix for which packing pays; see `packed_product`.
 WORTH_PACKING = 100_000
-# glibc's numbers in malloc.h, and the largest threshold for single mappings that it accepts
+# Option numbers of glibc's mallopt, from malloc.h, and the largest mmap threshold that it accepts
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, MAX_MMAP_THRESHOLD = -1, -3, 32 << 20
 
 
 class BitDropout(nn.Dropout):
     """Dropout by a mask of bits, several times faster on a CPU than torch's own."""
 
-    generator: torch.Generator | None = None  # torch's default one
+    generator: torch.Generator | None = None  # None: torch's default generator
 
     def forward(self, x: Tensor) -> Tensor:
         """Set a fraction `p` of x to zero and scale the rest, while training."""
@@ -64,12 +64,13 @@ drop: Callable[[Tensor, float, torch.Generator | None], Tensor] = _Dropout.apply
 def _dropout_mask(x: Tensor, p: float, generator: torch.Generator | None) -> Tensor:
     """Return integers as wide as the values of x, with all bits set where a value is kept.
 
-    They are cut from 64-bit random integers read as 16-bit ones, so `p` is met to 2**-16.
+    A 64-bit random integer serves four values, 16 bits each, so `p` is exact to 2**-16.
     """
     words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64)
     words.random_(-(2**63), None, generator=generator)
     kept = words.view(torch.int16)[: x.numel()].view(x.shape)
-    kept.ge_(min(round(p * 65536) - 32768, 32767))
+    kept.ge_(min(round(p * 65536) - 32768, 32767))  # 1 where a value is kept, else 0
+    # -1 has all bits set
     return kept.neg_().to({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
 
 
@@ -83,15 +84,15 @@ def _masked(x: Tensor, mask: Tensor | None, p: float) -> Tensor:
 
 
 class RowAttention(Attention):
-    """Multi-head attention between rows; the mask is a bias (B, 1, T, S) of 0 and minus infinity,
-    which also gives the sizes.
+    """Multi-head attention on rows. The mask is a bias (B, 1, T, S) of 0 and minus infinity; B, T
+    and S are read from its shape.
     """
 
-    generator: torch.Generator | None = None  # torch's default one
+    generator: torch.Generator | None = None  # None: torch's default generator
 
     def forward(self, x: Tensor, memory: Tensor | None, bias: Tensor) -> Tensor:
         """Attend from x to `memory`, or to x itself if that is None: (R, D), (M, D) -> (R, D)."""
-        if self.watch is not None:  # as other devices compute, where weights are a tensor
+        if self.watch is not None:  # only the plain attention records its weights
             B, _, T, S = bias.shape
             keys = None if memory is None else _as_batch(memory, B, S)
             return _as_rows(super().forward(_as_batch(x, B, T), keys, bias == 0))
@@ -104,10 +105,11 @@ class RowAttention(Attention):
 
 
 class _Attend(torch.autograd.Function):
-    """Equation 1 between projected rows, and its gradient: -> (R, D). Without a `source` (M, 2 * D)
-    of keys and values, `query` (R, 3 * D) holds them too; `bias` (B, 1, T, S) is added to scores.
+    """Equation 1 on projected rows, with its gradient: -> (R, D). `source` (M, 2 * D) holds keys
+    and values; without it, `query` (R, 3 * D) holds them, too. `bias` (B, 1, T, S) is added to the
+    scores.
 
-    Heads are cut out and joined by one copy each, which also converts to fp32: MKL multiplies
+    Splitting and joining heads takes one copy each, which also converts to fp32: MKL multiplies
     small matrices well, while oneDNN would generate code for every new shape. The softmax is
     spelled out, because torch's takes several times as long on rows as short as sentences.
     """
@@ -123,8 +125,8 @@ class _Attend(torch.autograd.Function):
         generator: torch.Generator | None,
     ) -> Tensor:
         B, _, T, S = bias.shape
-        q, *rest = _cut_heads(query, B, T, H, 3 if source is None else 1)
-        k, v = rest if source is None else _cut_heads(source, B, S, H, 2)
+        q, *rest = _split_heads(query, B, T, H, 3 if source is None else 1)
+        k, v = rest if source is None else _split_heads(source, B, S, H, 2)
         scale = q.shape[-1] ** -0.5
         scores = q.bmm(k.transpose(1, 2)).mul_(scale)
         scores.view(B, H, T, S).add_(bias)
@@ -140,33 +142,33 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, weights, mask = ctx.saved_tensors
         (B, T, S, H), (rows, source_rows), out_grad = ctx.sizes, ctx.rows, grads[0]
-        (grad,) = _cut_heads(out_grad, B, T, H, 1)
+        (grad,) = _split_heads(out_grad, B, T, H, 1)
         value_grad = _masked(weights, mask, ctx.p).transpose(1, 2).bmm(grad)
         scores_grad = _masked(grad.bmm(v.transpose(1, 2)), mask, ctx.p).mul_(weights)
         scores_grad -= weights * scores_grad.sum(-1, keepdim=True)
         scores_grad *= ctx.scale
         query_grad, key_grad = scores_grad.bmm(k), scores_grad.transpose(1, 2).bmm(q)
         if source_rows is None:
-            own = _join_heads(out_grad, rows, B, T, H, query_grad, key_grad, value_grad)
-            return own, None, None, None, None, None
-        own = _join_heads(out_grad, rows, B, T, H, query_grad)
-        other = _join_heads(out_grad, source_rows, B, S, H, key_grad, value_grad)
-        return own, other, None, None, None, None
+            joined = _join_heads(out_grad, rows, B, T, H, query_grad, key_grad, value_grad)
+            return joined, None, None, None, None, None
+        for_query = _join_heads(out_grad, rows, B, T, H, query_grad)
+        for_source = _join_heads(out_grad, source_rows, B, S, H, key_grad, value_grad)
+        return for_query, for_source, None, None, None, None
 
 
 attend_rows: Callable[..., Tensor] = _Attend.apply
 
 
-def _cut_heads(rows: Tensor, B: int, L: int, H: int, parts: int) -> tuple[Tensor, ...]:
+def _split_heads(rows: Tensor, B: int, L: int, H: int, parts: int) -> tuple[Tensor, ...]:
     """(R, parts * D) -> parts x (B * H, L, K), at least in fp32."""
     heads = rows[: B * L].view(B, L, parts, H, -1).permute(2, 0, 3, 1, 4)
-    # in one pass: `to` would keep the old order, and a second one to change it takes far longer
-    wide = rows.new_empty(heads.shape, dtype=torch.promote_types(rows.dtype, torch.float32))
-    return wide.copy_(heads).flatten(1, 2).unbind(0)
+    # one copy converts and reorders: `to` would keep the strides, and need a far slower second copy
+    split = rows.new_empty(heads.shape, dtype=torch.promote_types(rows.dtype, torch.float32))
+    return split.copy_(heads).flatten(1, 2).unbind(0)
 
 
 def _join_heads(like: Tensor, rows: int, B: int, L: int, H: int, *parts: Tensor) -> Tensor:
-    """Reverse `_cut_heads`: parts x (B * H, L, K) -> (rows, parts * D) of the type of `like`, where
+    """Reverse `_split_heads`: parts x (B * H, L, K) -> (rows, parts * D) of the type of `like`;
     padding rows are 0.
     """
     out = like.new_empty(rows, len(parts) * H * parts[0].shape[-1])
@@ -178,17 +180,17 @@ def _join_heads(like: Tensor, rows: int, B: int, L: int, H: int, *parts: Tensor)
 
 
 def attend_step(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, out: Tensor) -> Tensor:
-    """`transformer.attend_step`, faster for few queries."""
+    """Compute `transformer.attend_step`, faster for few queries."""
     scores = torch.baddbmm(bias, query, key, alpha=query.shape[-1] ** -0.5)
     return torch.bmm(scores.softmax(-1), value, out=out)
 
 
 def packed_product(weight: Tensor, bias: Tensor | None) -> Callable[..., Tensor]:
-    """Return `fixed_product`, with the matrix laid out as it is multiplied fastest.
+    """Return `fixed_product`, with the matrix in the layout that is multiplied fastest.
 
-    torch lays it out anew for every product in bf16, and leaves fp32 to MKL: with a vocabulary of
-    8,000 on one core that takes three times as long for 5 hypotheses, a fifth longer for 270. Small
-    matrices in fp32 MKL multiplies as fast, and for few rows in half the time.
+    Without packing, torch rearranges a bf16 matrix for every product, and leaves fp32 to MKL, which
+    takes three times as long for 5 hypotheses (a vocabulary of 8,000, one core) and a fifth longer
+    for 270. With a small fp32 matrix MKL is as fast, and takes half the time for few rows.
     """
     weight = weight.detach()
     has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
@@ -197,23 +199,23 @@ def packed_product(weight: Tensor, bias: Tensor | None) -> Callable[..., Tensor]
     if not (is_x86 and (is_fp32 or has_bf16)):
         return fixed_product(weight, bias)
     if not has_onednn or (is_fp32 and weight.numel() < WORTH_PACKING):
-        return _turned_product(weight, bias)
+        return _transposed_product(weight, bias)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight)
     multiply = torch.ops.mkldnn._linear_pointwise
-    of_one_row = cache(partial(_turned_product, weight, bias))  # made if it is needed
+    one_row_product = cache(partial(_transposed_product, weight, bias))  # made when first needed
 
     def product(rows: Tensor, out: Tensor | None = None) -> Tensor:
         if is_fp32 and len(rows) == 1:
-            return of_one_row()(rows, out=out)
+            return one_row_product()(rows, out=out)
         result: Tensor = multiply(rows, packed, bias, "none", [], "")
         return result if out is None else out.copy_(result)
 
     return product
 
 
-def _turned_product(weight: Tensor, bias: Tensor | None) -> Callable[..., Tensor]:
-    """Return `fixed_product`, of a wide matrix by a copy that is contiguous as (in, out): MKL reads
-    it in longer stretches. One row takes half the time, and a third if the matrix is not cached.
+def _transposed_product(weight: Tensor, bias: Tensor | None) -> Callable[..., Tensor]:
+    """Return `fixed_product`; a matrix with out >= in is copied to be contiguous as (in, out). MKL
+    reads that in longer stretches: one row takes half the time, a third if the CPU's cache is cold.
     """
     is_wide = weight.shape[0] >= weight.shape[1]
     return fixed_product(weight.t().contiguous().t() if is_wide else weight, bias)
@@ -243,13 +245,15 @@ class RowTransformer(Transformer):
         return _as_batch(rows, B, T)
 
     def drawing_from(self, generator: torch.Generator) -> "RowTransformer":
-        """Return a model of the same weights with dropout from `generator`, for another thread."""
+        """Return a model that shares these weights but draws dropout from `generator`, for another
+        thread.
+        """
         shared = {id(tensor): tensor for tensor in chain(self.parameters(), self.buffers())}
-        other = deepcopy(self, shared)
-        for module in other.modules():
+        model = deepcopy(self, shared)  # tensors in the memo `shared` are not copied
+        for module in model.modules():
             if isinstance(module, BitDropout | RowAttention):
                 module.generator = generator
-        return other
+        return model
 
     def _bias(self, mask: Tensor) -> Tensor:
         bias = torch.zeros(mask.shape, dtype=self.attention_dtype)
@@ -257,7 +261,7 @@ class RowTransformer(Transformer):
 
 
 def _as_rows(x: Tensor) -> Tensor:
-    """(B, L, D) -> (R, D), with zeros behind the tokens in bf16."""
+    """(B, L, D) -> (R, D), in bf16 followed by rows of zeros."""
     rows = x.flatten(0, 1)
     return F.pad(rows, (0, 0, 0, -len(rows) % ROWS)) if x.dtype == torch.bfloat16 else rows
 
@@ -268,8 +272,8 @@ def _as_batch(rows: Tensor, B: int, L: int) -> Tensor:
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep the memory that a step frees for the next one, which would otherwise cost
-    tens of thousands of page faults; other C libraries are left as they are.
+    """Make glibc keep the memory that a step frees, which saves the next step tens of thousands of
+    page faults. Other C libraries are left as they are.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

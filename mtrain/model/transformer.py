@@ -3,7 +3,7 @@
 Shapes: `B` batch, `S` source length, `T` target length, `L` either of the two, `D` d_model, `H`
 heads, `K` head width (the paper's d_k and d_v), `V` vocabulary.
 
-Departures from the paper, each the field's practice: weights start as in fairseq (Xavier, the
+Departures from the paper, all common practice: weights are initialised as in fairseq (Xavier, the
 projections of query, key and value as one matrix), dropout may also be applied to attention
 weights and after the ReLU, and `norm="pre"` puts layer norm before each sublayer, with one more
 at the end of each stack.
@@ -22,13 +22,13 @@ from torch import Tensor, nn
 
 # Values for the tokens of src (B, S) and of tgt_in (B, T).
 Sides = tuple[Tensor, Tensor]
-# Weights (V, D) by name; matrices that share values have the first name.
+# Names of the weights (V, D); tied matrices are listed under the first of their names only.
 VOCABULARY_MATRICES = ("tgt_embedding.weight", "src_embedding.weight", "output.weight")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The settings that inference needs; models of equal shape are interchangeable."""
+    """The settings that inference needs; models of equal shape can exchange weights."""
 
     vocab_size: int
     pad_id: int
@@ -39,7 +39,7 @@ class Shape:
     num_decoder_layers: int = 6
     norm: str = "post"
     positions: str = "sinusoidal"
-    max_positions: int = 256  # of learned positions; sinusoidal ones have no end
+    max_positions: int = 256  # of learned positions; sinusoidal ones are unlimited
     tie_embeddings: str = "all"
 
 
@@ -55,10 +55,10 @@ class Dropout:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, p: float) -> Tensor:
-    """softmax(Q K^T / sqrt(K)) V (equation 1): (B, H, T, K) and two of (B, H, S, K) -> (B, H, T,
-    K). `mask` is True where attention is allowed; a mask of two dimensions is the causal one.
+    """softmax(Q K^T / sqrt(K)) V (equation 1): query (B, H, T, K), key and value (B, H, S, K) ->
+    (B, H, T, K). `mask` is True where attention is allowed; a two-dimensional mask must be causal.
     """
-    if query.device.type == "cpu":  # torch's fused kernel is for longer sequences than sentences
+    if query.device.type == "cpu":  # torch's fused kernel pays only beyond the length of sentences
         return F.dropout(attention_weights(query, key, mask), p) @ value
     causal = mask.dim() == 2
     return F.scaled_dot_product_attention(
@@ -74,19 +74,19 @@ def attention_weights(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Multi-head attention (section 3.2.2), which appends its weights to `watch`, if a list."""
+    """Multi-head attention (section 3.2.2). Unless `watch` is None, weights are appended to it."""
 
     def __init__(self, shape: Shape, rates: Dropout) -> None:
         super().__init__()
         self.num_heads, self.rate = shape.num_heads, rates.attention
-        # W^Q, W^K and W^V of all heads, one below the other: one product for self-attention
+        # W^Q, W^K and W^V of all heads, stacked in rows: one product for self-attention
         self.project_in = nn.Linear(shape.d_model, 3 * shape.d_model)
         self.project_out = nn.Linear(shape.d_model, shape.d_model)  # W^O
         self.watch: list[Tensor] | None = None
 
     def forward(self, x: Tensor, memory: Tensor | None, mask: Tensor) -> Tensor:
-        """Attend from x to `memory`, or to x itself if that is None: (B, T, D), (B, S, D) -> (B, T,
-        D). `mask`, (B, 1, 1 or T, S) or (T, S), is True where attention is allowed.
+        """Attend from x to `memory` (None: to x itself): (B, T, D), (B, S, D) -> (B, T, D). `mask`,
+        (B, 1, 1 or T, S) or (T, S), is True where attention is allowed.
         """
         if memory is None:
             q, k, v = self.heads(self.project(x, 0, 3))
@@ -99,10 +99,10 @@ class Attention(nn.Module):
         return out
 
     def project(self, x: Tensor, first: int, last: int) -> Tensor:
-        """Project to query (0), key (1) and value (2), those from `first` to `last` - 1: (..., D)
-        -> (..., (last - first) * D).
+        """Apply projections number `first` to `last` - 1, of query (0), key (1) and value (2):
+        (..., D) -> (..., (last - first) * D).
         """
-        if (first, last) == (0, 3):  # the gradient of a slice is a whole matrix, mostly of zeros
+        if (first, last) == (0, 3):  # a slice's gradient would be another full matrix, with zeros
             return F.linear(x, self.project_in.weight, self.project_in.bias)
         rows = slice(first * x.shape[-1], last * x.shape[-1])
         return F.linear(x, self.project_in.weight[rows], self.project_in.bias[rows])
@@ -116,14 +116,14 @@ class Attention(nn.Module):
 
 
 def attend_step(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, out: Tensor) -> Tensor:
-    """Equation 1 for the newest tokens of all heads, G = B x H: queries (G, W, K), keys (G, K, S),
-    values (G, S, K), and a bias that broadcasts to (G, W, S) -> (G, W, K).
+    """Equation 1 for the newest tokens of W hypotheses, with G = B x H: queries (G, W, K), keys (G,
+    K, S), values (G, S, K), and a bias that broadcasts to (G, W, S) -> (G, W, K), in `out`.
     """
     return out.copy_(F.scaled_dot_product_attention(query, key.mT, value, bias))
 
 
 def fixed_product(weight: Tensor, bias: Tensor | None) -> Callable[..., Tensor]:
-    """Return the function that maps (N, in) to (N, out), or into `out`, by a fixed matrix."""
+    """Return a function that multiplies by a fixed matrix: (N, in) -> (N, out), into `out=`."""
     weight = weight.detach().t()
     if bias is None:
         return partial(torch.mm, mat2=weight)
@@ -131,11 +131,11 @@ def fixed_product(weight: Tensor, bias: Tensor | None) -> Callable[..., Tensor]:
 
 
 class Parts(NamedTuple):
-    """Building blocks of a model; a kind of device may have its own."""
+    """Building blocks of a model; a subclass for a kind of device may replace them."""
 
     attention: type[Attention] = Attention
     dropout: type[nn.Dropout] = nn.Dropout
-    # of decoding: products with fixed matrices, and attention
+    # for decoding: products with fixed matrices, and attention of one position
     product: Callable[[Tensor, Tensor | None], Callable[..., Tensor]] = fixed_product
     attend_step: Callable[..., Tensor] = attend_step
 
@@ -244,12 +244,12 @@ class Transformer(nn.Module):
         ]
         self.encoder = nn.ModuleList(self.encoder_layers)
         self.decoder = nn.ModuleList(self.decoder_layers)
-        last = nn.LayerNorm if shape.norm == "pre" else nn.Identity
-        self.encoder_norm, self.decoder_norm = last(shape.d_model), last(shape.d_model)
+        final_norm = nn.LayerNorm if shape.norm == "pre" else nn.Identity
+        self.encoder_norm, self.decoder_norm = final_norm(shape.d_model), final_norm(shape.d_model)
         _initialise(self)
 
     def _build_embeddings(self, shape: Shape) -> None:
-        """Make one matrix for source, target and output (section 3.4), or more; and positions."""
+        """Make the embeddings and the output matrix, tied (section 3.4) or not, and positions."""
         self.tgt_embedding = _embedding(shape.vocab_size, shape.d_model)
         if shape.tie_embeddings == "all":
             self.src_embedding = self.tgt_embedding
@@ -270,7 +270,7 @@ class Transformer(nn.Module):
             self.output.weight = self.tgt_embedding.weight
 
     def take_weights(self, weights: dict[str, Tensor]) -> None:
-        """Copy weights, by the names of `named_parameters`: a shared matrix has one name."""
+        """Copy weights, by the names of `named_parameters`: a tied matrix has one name."""
         copies = {name: weight.clone() for name, weight in weights.items()}
         self.load_state_dict(copies, strict=False, assign=True)
         self._tie_output()
@@ -278,13 +278,13 @@ class Transformer(nn.Module):
 
     @property
     def num_parameters(self) -> int:
-        """Number of trainable values; shared ones count once."""
+        """Number of trainable values; tied ones count once."""
         return sum(p.numel() for p in self.parameters())
 
     @property
     def hidden_matrices(self) -> dict[str, int]:
-        """Names of the layers' matrices, each with the number of matrices stacked in it: 3 are
-        W^Q, W^K and W^V.
+        """Names of the layers' matrices, each with the number of matrices stacked in it: 3 for W^Q,
+        W^K and W^V.
         """
         return {
             name: 3 if name.endswith("project_in.weight") else 1
@@ -310,17 +310,17 @@ class Transformer(nn.Module):
         self, src: Tensor, tgt_in: Tensor, kept: Sides | None = None, segments: Sides | None = None
     ) -> Tensor:
         """Output of the decoder before projection: (B, S), (B, T) -> (B, T, D). Token embeddings
-        count as zero where `kept` is 0. Tokens with the same number in `segments` are a sentence,
-        which sees only itself; padding of tgt_in needs the number of a sentence, to have keys.
+        are multiplied by `kept`, 0 or 1. Tokens with the same number in `segments` are a sentence,
+        which sees only itself; padding of tgt_in needs a sentence's number too, to attend to a key.
         """
         src_kept, tgt_kept = kept or (None, None)
         if segments is None:
             memory, src_mask = self.encode(src, src_kept)
             return self.decode(tgt_in, memory, src_mask, tgt_kept)
         s, t = (numbers[:, None, :, None] for numbers in segments)  # (B, 1, S, 1), (B, 1, T, 1)
-        own, causal, cross = s == s.mT, (t == t.mT).tril(), t == s.mT
-        x = self._embed(src, self.src_embedding, self.src_positions, src_kept, own.tril())
-        memory = self.run_encoder(x, own)
+        src_mask, causal, cross = s == s.mT, (t == t.mT).tril(), t == s.mT
+        x = self._embed(src, self.src_embedding, self.src_positions, src_kept, src_mask.tril())
+        memory = self.run_encoder(x, src_mask)
         x = self._embed(tgt_in, self.tgt_embedding, self.tgt_positions, tgt_kept, causal)
         return self.run_decoder(x, causal, memory, cross)
 
@@ -337,8 +337,8 @@ class Transformer(nn.Module):
     def decode(
         self, tgt_in: Tensor, memory: Tensor, src_mask: Tensor, kept: Tensor | None = None
     ) -> Tensor:
-        """(B, T), (B, S, D), (B, 1, 1, S) -> (B, T, D). Padding follows the real tokens, so the
-        causal mask hides it from them.
+        """(B, T), (B, S, D), (B, 1, 1, S) -> (B, T, D). The causal mask hides padding, too, as it
+        follows the real tokens.
         """
         T = tgt_in.shape[1]
         causal = torch.ones(T, T, dtype=torch.bool, device=tgt_in.device).tril()
@@ -388,8 +388,8 @@ class Transformer(nn.Module):
         causal: Tensor | None = None,
     ) -> Tensor:
         """Embeddings times sqrt(D) plus positions, with dropout (sections 3.4, 3.5, 5.4): (B, L) ->
-        (B, L, D). Where `kept` (B, L) is 0, the position alone remains. With the mask `causal` (B,
-        1, L, L) of packed rows, positions begin anew in each sentence.
+        (B, L, D). Where `kept` (B, L) is 0, only the position remains. With the mask `causal` (B,
+        1, L, L) of several sentences per row, positions start again at 0 in each sentence.
 
         The matrix stays in fp32, so that the gradients of frequent tokens are summed in fp32.
         """
@@ -404,8 +404,8 @@ class Transformer(nn.Module):
         return embedded
 
     def positions(self, learned: nn.Embedding | None, start: int, length: int) -> Tensor:
-        """Encodings of positions `start` to `start + length` - 1, those of `learned` or sinusoids:
-        (length, D).
+        """Encodings of positions `start` to `start + length` - 1, from `learned` or sinusoidal if
+        that is None: (length, D).
         """
         end = start + length
         if learned is not None:
@@ -414,8 +414,8 @@ class Transformer(nn.Module):
             rows: Tensor = learned.weight[start:end] * self.shape.d_model**0.5
             return rows
         encodings = self.sinusoids
-        if end > len(encodings):  # several threads may do this: each uses its own
-            with torch.inference_mode(False):  # training may use them after a translation
+        if end > len(encodings):  # threads may do this at the same time: each uses its own table
+            with torch.inference_mode(False):  # training may use the table after a translation
                 encodings = sinusoids(2 * end, self.shape.d_model).to(encodings.device)
             self.sinusoids = encodings
         return encodings[start:end]
@@ -433,7 +433,7 @@ def _fill_sinusoids(model: Transformer) -> None:
 
 
 def _initialise(model: Transformer) -> None:
-    if model.output.weight.is_meta:  # shapes only: computing there would load torch's compiler
+    if model.output.weight.is_meta:  # no values yet: operations there would load torch's compiler
         return
     _fill_sinusoids(model)
     for module in model.modules():
@@ -441,7 +441,7 @@ def _initialise(model: Transformer) -> None:
             nn.init.xavier_uniform_(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-    # embeddings are multiplied by sqrt(D): this start gives them a variance of 1
+    # embeddings are multiplied by sqrt(D), so this deviation gives them a variance of 1
     for embedding in (m for m in model.modules() if isinstance(m, nn.Embedding)):
         nn.init.normal_(embedding.weight, std=model.shape.d_model**-0.5)
     nn.init.normal_(model.output.weight, std=model.shape.d_model**-0.5)
