@@ -1,4 +1,4 @@
-"""Forced scoring: the log-probability that a model gives to translations from elsewhere."""
+"""Forced scoring: the log-probability that a model gives to existing translations."""
 
 import math
 from functools import partial
@@ -15,13 +15,13 @@ from mtrain.runtime.distributed import Ranks
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.translator import lack_of_memory
 
-Rows = list[NDArray[np.int64]]
+Ids = list[NDArray[np.int64]]
 
-MAX_VALUES = 1 << 24  # logits that are computed at a time
+MAX_VALUES = 1 << 24  # largest number of logits computed at a time
 
 
 class Scorer:
-    """Scores targets given their sources. Lines that are too long are cut."""
+    """Scores targets given their sources; cuts lines that are too long."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
@@ -37,8 +37,8 @@ class Scorer:
         return (-self.pair_nll(src, tgt)).tolist(), (cut_sources, cut_targets)
 
     def nll(self, sources: list[str], targets: list[str], ranks: Ranks) -> float:
-        """Return the negative log-likelihood per target token with eos. Each rank scores some of
-        the batches, which are the same for any number of ranks.
+        """Return the negative log-likelihood per target token, eos included. Each rank scores a
+        part of the batches, which are the same for any number of ranks.
         """
         src, _ = self.loaded.encode_sources(sources)
         tgt, _ = self.loaded.encode_targets(targets)
@@ -47,20 +47,20 @@ class Scorer:
         return math.fsum(nll.tolist()) / sum(len(ids) + 1 for ids in tgt)
 
     @torch.no_grad()
-    def pair_nll(self, src: Rows, tgt: Rows, first: int = 0, every: int = 1) -> Tensor:
-        """Return the negative log-likelihood of pairs of ids without eos: (pairs,), fp64, CPU; of
-        batches number `first`, `first` + `every` and so on; 0 for the others.
+    def pair_nll(self, src: Ids, tgt: Ids, first: int = 0, every: int = 1) -> Tensor:
+        """Return the negative log-likelihood of each pair of ids without eos: (pairs,), fp64, CPU.
+        Only batches number `first`, `first` + `every` and so on are scored; other pairs get 0.
         """
         lengths = np.array([(len(s) + 1, len(t) + 1) for s, t in zip(src, tgt, strict=True)])
         result = torch.zeros(len(src), dtype=torch.float64)
         self.loaded.check_stop()  # this rank may have no batch
         batches = batch_by_tokens(lengths.reshape(-1, 2), self.loaded.decode.batch_tokens)
-        for rows in batches[first::every]:
+        for indices in batches[first::every]:
             self.loaded.check_stop()
-            message = partial(lack_of_memory, len(rows), int(lengths[rows].max()))
+            message = partial(lack_of_memory, len(indices), int(lengths[indices].max()))
             with telling_lack_of_memory(message):
-                nll = self._batch_nll([(src[i], tgt[i]) for i in rows])
-            result[torch.from_numpy(rows)] = nll
+                nll = self._batch_nll([(src[i], tgt[i]) for i in indices])
+            result[torch.from_numpy(indices)] = nll
         return result
 
     def _batch_nll(self, pairs: list[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> Tensor:
@@ -71,14 +71,14 @@ class Scorer:
             for model in loaded.members
         ]
         rows = max(1, MAX_VALUES // loaded.tokenizer.vocab_size)
-        parts = []
+        token_scores = []
         for start in range(0, batch.num_tokens, rows):
             log_probs = self._log_probs([states[start : start + rows] for states in hidden])
             targets = batch.targets[start : start + rows, None]
-            parts.append(log_probs.gather(1, targets)[:, 0])
-        nll = -torch.cat(parts).cpu().double()
-        row_of = batch.positions.cpu() // batch.tgt_out.shape[1]
-        return torch.zeros(len(pairs), dtype=torch.float64).index_add(0, row_of, nll)
+            token_scores.append(log_probs.gather(1, targets)[:, 0])
+        nll = -torch.cat(token_scores).cpu().double()
+        pair_index = batch.positions.cpu() // batch.tgt_out.shape[1]  # of each token
+        return torch.zeros(len(pairs), dtype=torch.float64).index_add(0, pair_index, nll)
 
     def _log_probs(self, hidden: list[Tensor]) -> Tensor:
         """Return log-probabilities of the next token: (N, D) of each model -> (N, V)."""

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Normalize = Callable[[int], float]  # the divisor of a score for a length counted with eos
-# Lead of a live hypothesis, in nats, for which a search with enough endings goes on. 1 is enough to
-# find the texts of a search without this rule.
+Normalize = Callable[[int], float]  # from a length counted with eos to the divisor of a score
+# A search that has enough ended hypotheses goes on while a live one leads them by more than this,
+# in nats. 1 is enough to find the texts of a search that never ends early.
 LIVE_MARGIN = 1.0
-# With fewer blocks, sorting all is as fast: see `_best`.
+# With fewer blocks, sorting all extensions is as fast: see `_best`.
 MIN_BLOCKS = 32
 
 
@@ -30,9 +30,9 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Rules:
-    """Which tokens may follow in each sentence: never those `banned`; within its prefix only the
-    next token of it; none that repeats an n-gram of `no_repeat_ngram` tokens (0 = off); at its
-    limit of `max_lens` tokens with eos only eos.
+    """Which tokens may follow in each sentence: no `banned` token; no token that repeats an n-gram
+    of `no_repeat_ngram` tokens (0 = off); within the sentence's prefix only the prefix's next
+    token; only eos as the last of `max_lens` tokens.
     """
 
     max_lens: list[int]
@@ -48,16 +48,16 @@ class Rules:
         time = hypotheses.shape[1]
         forced = self._forced(sentences, time)
         if forced:
-            places, tokens = list(forced), list(forced.values())
+            positions, tokens = list(forced), list(forced.values())
             log_probs = log_probs.clone()
-            kept = log_probs[places, :, tokens]
+            forced_values = log_probs[positions, :, tokens]
         if self.banned:
             log_probs.index_fill_(2, self._banned.to(log_probs.device), float("-inf"))
         if 0 < self.no_repeat_ngram <= time:
             _ban_repeats(log_probs.flatten(0, 1), hypotheses, self.no_repeat_ngram)
         if forced:
-            log_probs[places] = float("-inf")
-            log_probs[places, :, tokens] = kept
+            log_probs[positions] = float("-inf")
+            log_probs[positions, :, tokens] = forced_values
         return log_probs
 
     @cached_property
@@ -65,23 +65,23 @@ class Rules:
         return torch.tensor(self.banned)
 
     def _forced(self, sentences: list[int], time: int) -> dict[int, int]:
-        """Return the only token that may follow, by the index of the sentence."""
-        found = {}
-        for place, sentence in enumerate(sentences):
+        """Return the only token that may follow, by position in `sentences`, where there is one."""
+        tokens = {}
+        for position, sentence in enumerate(sentences):
             if time + 1 >= self.max_lens[sentence]:
-                found[place] = self.eos_id
+                tokens[position] = self.eos_id
             elif self.prefixes is not None and time < len(self.prefixes[sentence]):
-                found[place] = self.prefixes[sentence][time]
-        return found
+                tokens[position] = self.prefixes[sentence][time]
+        return tokens
 
 
 def _ban_repeats(log_probs: Tensor, hypotheses: Tensor, length: int) -> None:
     """Ban tokens that would repeat an n-gram of `length` tokens: (N, V), (N, time)."""
     ngrams = hypotheses.unfold(1, length, 1)  # (N, n-grams, length)
-    last = hypotheses[:, hypotheses.shape[1] - length + 1 :]
+    last = hypotheses[:, hypotheses.shape[1] - length + 1 :]  # (N, length - 1)
     same = (ngrams[..., :-1] == last[:, None]).all(-1)
-    rows, n = same.nonzero(as_tuple=True)
-    log_probs[rows, ngrams[rows, n, -1]] = float("-inf")
+    rows, ngram_index = same.nonzero(as_tuple=True)
+    log_probs[rows, ngrams[rows, ngram_index, -1]] = float("-inf")
 
 
 def length_normalizer(norm: str, alpha: float) -> Normalize:
@@ -95,11 +95,14 @@ def length_normalizer(norm: str, alpha: float) -> Normalize:
 
 
 class BeamSearch:
-    """The hypotheses of the sentences of `rules` that are not done.
+    """A beam search for each sentence of `rules`; sentences that are done leave the batch.
 
     A sentence is done when `beam_size` hypotheses have ended, as in fairseq and CTranslate2, unless
     a live one is far likelier than these; or at its own limit. If eos has no probability even
     there, the best unended hypothesis is returned.
+
+    `sentences` holds the indices of the B sentences still searched; a "position" is an index into
+    it, and into the first dimension of `scores`.
     """
 
     def __init__(
@@ -108,18 +111,18 @@ class BeamSearch:
         self.rules, self.beam_size, self.normalize = rules, beam_size, normalize
         self.device = device or torch.device("cpu")
         B = len(rules.max_lens)
-        self.found: list[list[Hypothesis]] = [[] for _ in range(B)]
+        self.ended: list[list[Hypothesis]] = [[] for _ in range(B)]
         self.sentences = list(range(B))
         self.scores = torch.zeros(B, 1, device=self.device)  # (B, W)
         self.hypotheses = torch.zeros(B, 0, dtype=torch.int64, device=self.device)  # (N, time)
 
-    @torch.inference_mode()  # each call of torch takes less time than with no_grad
+    @torch.inference_mode()  # faster than no_grad in each call of torch
     def run(
         self, step: Callable[[Tensor, Any], tuple[Tensor, Any]], state: Any, bos_id: int
     ) -> list[list[Hypothesis]]:
-        """Return the best continuations of bos for each sentence, best first. `step` maps tokens
-        (N,) and a state to log-probabilities (N, V) of the next token and a new state, whose
-        `select(rows, sentences)` keeps hypotheses `rows`, and `sentences` (None: all).
+        """Return the best hypotheses of each sentence, best first. `step` maps tokens (N,) and a
+        state to log-probabilities (N, V) of the next token and a new state. The state's
+        `select(rows, sentences)` selects hypotheses and sentences (None: all) by index.
         """
         tokens = torch.full((len(self.sentences),), bos_id, device=self.device)
         while self.sentences:
@@ -127,25 +130,25 @@ class BeamSearch:
             rows, kept, tokens = self._advance(log_probs)
             if self.sentences and rows is not None:
                 state = state.select(rows, kept)
-        return [self.ranked(found) for found in self.found]
+        return [self.ranked(hypotheses) for hypotheses in self.ended]
 
-    def ranked(self, found: list[Hypothesis]) -> list[Hypothesis]:
+    def ranked(self, hypotheses: list[Hypothesis]) -> list[Hypothesis]:
         """Sort hypotheses by their scores normalized by length, best first."""
-        return sorted(found, key=lambda h: -h.score / self.normalize(len(h.ids) + 1))
+        return sorted(hypotheses, key=lambda h: -h.score / self.normalize(len(h.ids) + 1))
 
     def _advance(self, log_probs: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        """Extend every hypothesis by a token, given (N, V). Return the rows of N and the sentences
-        of B (None: all) that go on, and the new tokens, one per row.
+        """Extend every hypothesis by a token, given log-probabilities (N, V). Return the indices of
+        the hypotheses (of N) and of the sentences (of B; None: all) that go on, and the new tokens.
         """
         B, W = self.scores.shape
         log_probs = self.rules.apply(log_probs.view(B, W, -1), self.hypotheses, self.sentences)
-        scores, places = self._candidates(log_probs)
+        scores, candidates = self._candidates(log_probs)
         V = log_probs.shape[2]
-        rows, tokens = places // V, places % V
-        if B > 1:
+        rows, tokens = candidates // V, candidates % V
+        if B > 1:  # from indices within a sentence's W to indices among all N
             rows += torch.arange(0, B * W, W, device=self.device)[:, None]
         live, ends = scores, None
-        if any(self.rules.eos_id in row for row in tokens.tolist()):  # at few steps
+        if any(self.rules.eos_id in row for row in tokens.tolist()):  # true in few steps only
             ends = tokens == self.rules.eos_id
             self._collect(scores, rows, ends & scores.isfinite())
             live = scores.masked_fill(ends, float("-inf"))
@@ -164,71 +167,72 @@ class BeamSearch:
         among W * V, both (B, C).
         """
         _, W, V = log_probs.shape
-        # as many may be eos as hypotheses are live; greedy search ends with its first one
+        # up to beam_size candidates may be eos, one per live hypothesis, and beam_size must go on
         count = 2 * self.beam_size if self.beam_size > 1 else 1
         return _best(self.scores, log_probs, min(count, W * V))
 
     def _collect(self, scores: Tensor, rows: Tensor, ended: Tensor) -> None:
-        """Keep the candidates that ended among the best `beam_size`."""
-        places, ranks = ended[:, : self.beam_size].nonzero(as_tuple=True)
-        if not len(places):
+        """Add those of the best `beam_size` candidates that ended to the ended hypotheses."""
+        positions, ranks = ended[:, : self.beam_size].nonzero(as_tuple=True)
+        if not len(positions):
             return
-        ids = self.hypotheses[rows[places, ranks]].tolist()
-        ended_scores = scores[places, ranks].tolist()
-        for place, own, score in zip(places.tolist(), ids, ended_scores, strict=True):
-            self.found[self.sentences[place]].append(Hypothesis(own, score))
+        ids_lists = self.hypotheses[rows[positions, ranks]].tolist()
+        ended_scores = scores[positions, ranks].tolist()
+        for position, ids, score in zip(positions.tolist(), ids_lists, ended_scores, strict=True):
+            self.ended[self.sentences[position]].append(Hypothesis(ids, score))
 
     def _done(self, live: Tensor) -> set[int]:
-        """Return the places of the sentences that are done, given the scores (B, C) of unended
+        """Return the positions of the sentences that are done, given the scores (B, C) of unended
         candidates.
         """
-        places = zip(self.sentences, live.amax(1).tolist(), strict=True)
-        done = {place for place, each in enumerate(places) if self._is_done(*each)}
-        for place in done:
-            if not self.found[self.sentences[place]]:
-                self.found[self.sentences[place]].append(self._unended(place))
+        pairs = enumerate(zip(self.sentences, live.amax(1).tolist(), strict=True))
+        done = {position for position, (sentence, best) in pairs if self._is_done(sentence, best)}
+        for position in done:
+            if not self.ended[self.sentences[position]]:
+                self.ended[self.sentences[position]].append(self._unended(position))
         return done
 
     def _drop(self, done: set[int]) -> Tensor | None:
-        """Remove the sentences at these places. Return the places of the others, of which the last
-        take the places left, or None if all stay.
+        """Remove the sentences at the positions `done`. Return the old positions of the sentences
+        that stay, or None if all stay. The last sentences fill the gaps, so that few caches move:
+        of 5, without 0 and 3, there stay [4, 1, 2].
         """
         if not done:
             return None
-        kept = [place for place in range(len(self.sentences)) if place not in done]
-        alive, last = set(kept), [place for place in kept if place >= len(kept)]
-        kept = [place if place in alive else last.pop() for place in range(len(kept))]
-        self.sentences = [self.sentences[place] for place in kept]
+        count = len(self.sentences) - len(done)
+        last = [position for position in range(count, len(self.sentences)) if position not in done]
+        kept = [last.pop() if position in done else position for position in range(count)]
+        self.sentences = [self.sentences[position] for position in kept]
         return torch.tensor(kept, dtype=torch.int64, device=self.device)
 
     def _is_done(self, sentence: int, best_live: float) -> bool:
-        """Whether a sentence is at its limit, or has enough hypotheses and no live one leads by
-        `LIVE_MARGIN`, since a model that is sure of its words lets unlikely endings into the beam.
+        """Whether a sentence is at its limit, or has enough ended hypotheses and no live one leads
+        by `LIVE_MARGIN`: when a model is sure of its words, unlikely endings fill the beam early.
         A beam of 1 is greedy search, which ends with its first eos.
         """
-        found, length = self.found[sentence], self.hypotheses.shape[1] + 1
+        ended, length = self.ended[sentence], self.hypotheses.shape[1] + 1
         if length >= self.rules.max_lens[sentence]:
             return True
-        if len(found) < self.beam_size:
+        if len(ended) < self.beam_size:
             return False
-        return self.beam_size == 1 or best_live <= LIVE_MARGIN + max(h.score for h in found)
+        return self.beam_size == 1 or best_live <= LIVE_MARGIN + max(h.score for h in ended)
 
-    def _unended(self, place: int) -> Hypothesis:
+    def _unended(self, position: int) -> Hypothesis:
         """Return the best hypothesis of a sentence at its limit, where eos has no probability."""
-        row = place * self.scores.shape[1] + int(self.scores[place].argmax())
+        row = position * self.scores.shape[1] + int(self.scores[position].argmax())
         return Hypothesis(self.hypotheses[row].tolist(), float(self.scores.flatten()[row]))
 
     def _best_unended(
         self, scores: Tensor, rows: Tensor, tokens: Tensor, ends: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Keep the best candidates that have not ended (None: none has), W' of each sentence, and
-        their scores; return their rows among N and tokens, both (B * W',).
+        """Keep the scores of the best W' candidates per sentence that have not ended; return their
+        rows among N and tokens, both (B * W',). `ends` (B, C) marks eos; None: no candidate ended.
         """
         C = scores.shape[1]
         W = min(self.beam_size, C)
         if ends is None:
             rows, tokens, self.scores = rows[:, :W], tokens[:, :W], scores[:, :W]
-        else:
+        else:  # sort by rank, those that ended last
             unended_first = (torch.arange(C, device=self.device) + C * ends).argsort(1)
             best = unended_first[:, :W]
             rows, tokens, self.scores = (x.gather(1, best) for x in (rows, tokens, scores))
@@ -236,8 +240,8 @@ class BeamSearch:
 
 
 class GreedySearch(BeamSearch):
-    """A beam of 1 without scores, which are 0: any values serve as log-probabilities that order
-    tokens as these do.
+    """A beam of 1 whose scores are all 0. Its `step` may return logits, or any values that rank
+    tokens as log-probabilities do.
     """
 
     def __init__(self, rules: Rules, device: torch.device | None = None) -> None:
@@ -247,11 +251,11 @@ class GreedySearch(BeamSearch):
         log_probs = self.rules.apply(log_probs[:, None], self.hypotheses, self.sentences)
         _, tokens = _best(self.scores, log_probs, 1)
         length, done = self.hypotheses.shape[1] + 1, set()
-        for place, (token,) in enumerate(tokens.tolist()):
-            sentence = self.sentences[place]
+        for position, (token,) in enumerate(tokens.tolist()):
+            sentence = self.sentences[position]
             if token == self.rules.eos_id or length >= self.rules.max_lens[sentence]:
-                self.found[sentence].append(Hypothesis(self.hypotheses[place].tolist(), 0.0))
-                done.add(place)
+                self.ended[sentence].append(Hypothesis(self.hypotheses[position].tolist(), 0.0))
+                done.add(position)
         kept = self._drop(done)
         if kept is not None:
             self.scores, tokens = self.scores[kept], tokens[kept]
@@ -262,24 +266,25 @@ class GreedySearch(BeamSearch):
 
 def _best(scores: Tensor, log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the scores and indices of the `count` best of W * V extensions, best first: (B, W)
-    scores of hypotheses, (B, W, V) of next tokens -> two of (B, count).
+    scores of hypotheses, (B, W, V) log-probabilities of next tokens -> two of (B, count).
 
-    On the CPU a partial sort of all takes longer than to compute them. The best ones are in the
-    blocks with the best maxima: only these are sorted, in a tenth of the time.
+    On the CPU a partial sort of all extensions takes longer than computing them. But the `count`
+    best are in the `count` blocks with the largest maxima, and sorting only these takes a tenth of
+    the time. With V = 8000, each hypothesis has 125 blocks of 64 values.
     """
     B, W, V = log_probs.shape
     if B == W == count == 1:
-        best, where = log_probs.view(1, V).max(1, keepdim=True)
-        return scores + best, where
-    # maxima are fast where whole vectors, of 32 values, fill a block
+        best, token = log_probs.view(1, V).max(1, keepdim=True)
+        return scores + best, token
+    # maxima are fast if a block consists of whole vectors, of 32 values
     size = next((n for n in (128, 96, 64, 32, *range(127, 15, -1)) if V % n == 0), V)
-    each = V // size  # blocks of a hypothesis
-    if log_probs.device.type != "cpu" or W * each < max(count, MIN_BLOCKS):
+    num_blocks = V // size  # of a hypothesis
+    if log_probs.device.type != "cpu" or W * num_blocks < max(count, MIN_BLOCKS):
         return (scores[:, :, None] + log_probs).view(B, W * V).topk(count)
-    tops = log_probs.view(B, W, each, size).amax(3) + scores[:, :, None]
-    found = tops.view(B, W * each).topk(count).indices
-    rows = found + torch.arange(0, B * W * each, W * each)[:, None] if B > 1 else found
+    maxima = log_probs.view(B, W, num_blocks, size).amax(3) + scores[:, :, None]
+    top = maxima.view(B, W * num_blocks).topk(count).indices  # blocks of a sentence
+    rows = top + torch.arange(0, B * W * num_blocks, W * num_blocks)[:, None] if B > 1 else top
     blocks = log_probs.view(-1, size).index_select(0, rows.flatten())
-    values = blocks.view(B, count, size) + scores.gather(1, found // each)[:, :, None]
+    values = blocks.view(B, count, size) + scores.gather(1, top // num_blocks)[:, :, None]
     best, where = values.view(B, count * size).topk(count)
-    return best, torch.add(where % size, found.gather(1, where // size), alpha=size)
+    return best, torch.add(where % size, top.gather(1, where // size), alpha=size)

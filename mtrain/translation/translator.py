@@ -7,7 +7,6 @@ lines -> ids, cut at the limit            LoadedModel.encode_sources
 """
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -31,21 +30,21 @@ from mtrain.runtime.errors import RefusedError
 from mtrain.runtime.workers import CAN_FORK, map_tasks
 from mtrain.scoring.mbr import choose
 from mtrain.translation.loading import LoadedModel
-from mtrain.translation.sampling import Choice, Sampling
+from mtrain.translation.sampling import Sampling, TokenSampler
 from mtrain.translation.search import BeamSearch, GreedySearch, Hypothesis, Rules, length_normalizer
 
-# Batches searched at a time on a CPU: threads wait for Python's lock, processes for the memory.
+# Batches searched at a time on a CPU: Python's lock limits threads, memory bandwidth processes.
 MAX_THREADS = 4
 MAX_PROCESSES = 32
 MAX_HYPOTHESES = 1000  # of a line; the limit of `decode.beam_size`
-# Padded source tokens x beam size for which another thread pays.
+# Smallest number of padded source tokens x beam size for which another thread pays.
 WORTH_A_THREAD = 512
-# Batches of each rank between two exchanges of translations.
+# Batches that each rank translates between two exchanges of translations.
 ROUND = 8
-# Lines that are read first; `Translator.in_windows` reads more and more.
+# Lines in the first window; `Translator.in_windows` doubles each next one.
 FIRST_WINDOW = 1000
 DEATH = (
-    "a process that translated has died; if it was killed for lack of memory, set OMP_NUM_THREADS "
+    "a translating process has died; if it was killed for lack of memory, set OMP_NUM_THREADS "
     "to fewer processes, or lower decode.batch_tokens (--batch-tokens)"
 )
 
@@ -64,7 +63,7 @@ class Translation:
 @dataclass(frozen=True)
 class Line:
     """A line to translate: ids of the source and of the target's prefix, without eos, and the
-    line's number, which decides what is sampled.
+    line's number, which seeds sampling.
     """
 
     source: NDArray[np.int64]
@@ -72,7 +71,7 @@ class Line:
     number: int = 0
 
 
-# Sentences that are searched together, and the translations of each.
+# Sentences of a batch, and the hypotheses of each sentence, best first.
 Group = list[Line]
 Translated = list[list[Translation]]
 BATCHES = TypeAdapter(list[Translated])
@@ -109,8 +108,8 @@ def check_options(
 
 
 class Translator:
-    """Translates lists of lines of any size. With several ranks, all must call it with the same
-    lines: each translates a part of the batches that one process would make.
+    """Translates lists of lines of any length. With several ranks, all must call it with the same
+    lines; each rank translates a part of the batches.
     """
 
     def __init__(
@@ -124,10 +123,10 @@ class Translator:
         threads: int | None = None,
         in_processes: bool = False,
     ) -> None:
-        """`seed` is that of sampling (None: the run's), `samples` the draws for each sentence. With
-        `mbr`, the text most like the others of this many hypotheses or samples is the translation.
-        `threads` is the number of CPU threads of a batch, which rounding depends on. Many batches
-        may be translated `in_processes` of one thread each, on a CPU of Linux.
+        """`seed` is the seed of sampling (None: the run's), `samples` the draws per sentence. With
+        `mbr`, minimum Bayes risk chooses from this many hypotheses or samples. `threads` fixes the
+        number of CPU threads per batch, on which rounding depends. With `in_processes`, many
+        batches may be translated in processes of one thread each, on CPUs under Linux.
         """
         self.threads = threads
         self.loaded, self.decode, self.ranks = loaded, loaded.decode, ranks or Ranks()
@@ -149,34 +148,36 @@ class Translator:
     ) -> tuple[list[list[Translation]], list[int]]:
         """Return the hypotheses of each line, best first, and the indices of lines that were cut.
 
-        Each translation starts with the line's prefix, if there are prefixes; `first` is the number
-        of the first line. Scores may be 0 unless they are `scored`, which takes longer.
+        Each translation starts with its line's prefix, if there are prefixes; `first` is the number
+        of the first line. Without `scored`, which takes longer, scores may be 0.
         """
         results: list[list[Translation]] = [[Translation("", 0.0)] for _ in lines]
         indices = [index for index, line in enumerate(lines) if not is_blank(line)]
         sources, cut = self.loaded.encode_sources([lines[index] for index in indices])
-        starts = self.loaded.tokenizer.encode([prefixes[i] for i in indices] if prefixes else [])
-        starts = starts or [[] for _ in indices]
-        most = self.loaded.positions_limit or math.inf
-        cut = sorted({*cut, *(i for i, start in enumerate(starts) if len(start) >= most)})
-        work = list(map(Line, sources, starts, [first + index for index in indices]))
-        batches = [[work[i] for i in batch] for batch in self._batches(sources)]
+        if prefixes:
+            prefix_ids = self.loaded.tokenizer.encode([prefixes[index] for index in indices])
+        else:
+            prefix_ids = [[] for _ in indices]
+        limit = self.loaded.positions_limit or math.inf
+        cut = sorted({*cut, *(i for i, ids in enumerate(prefix_ids) if len(ids) >= limit)})
+        to_translate = list(map(Line, sources, prefix_ids, [first + index for index in indices]))
+        batches = [[to_translate[i] for i in batch] for batch in self._batches(sources)]
         progress(len(lines) - len(indices))
         translate = self._translate_on_ranks if self.ranks.size > 1 else self._translate_batches
         with closing(translate(batches, scored)) as translated:
-            for batch, found in zip(batches, translated, strict=True):
-                for line, translations in zip(batch, found, strict=True):
-                    results[line.number - first] = translations
+            for batch, translations in zip(batches, translated, strict=True):
+                for line, hypotheses in zip(batch, translations, strict=True):
+                    results[line.number - first] = hypotheses
                 progress(len(batch))
         return results, [indices[i] for i in cut]
 
-    def in_windows(self, lines: Iterable[T], most: int | None = None) -> Iterator[list[T]]:
-        """Yield lines as they are to be translated together: up to `decode.window`, or `most`, but
-        fewer at first, so that a command that is stopped has written translations.
+    def in_windows(self, lines: Iterable[T], limit: int | None = None) -> Iterator[list[T]]:
+        """Yield lines in windows to translate together: up to `limit` lines (None: `decode.window`)
+        but fewer at first, so that a command that is stopped early has written some translations.
         """
         rest, size = iter(lines), FIRST_WINDOW
-        while some := list(islice(rest, min(size, most or self.decode.window))):
-            yield some
+        while window := list(islice(rest, min(size, limit or self.decode.window))):
+            yield window
             size *= 2
 
     def best(
@@ -189,10 +190,10 @@ class Translator:
         were cut.
         """
         texts: list[str] = []
-        for some in self.in_windows(lines):
-            found, places = self.translate(some, progress, first=len(texts), scored=False)
-            cut(len(texts) + place for place in places)
-            texts += [hypotheses[0].text for hypotheses in found]
+        for window in self.in_windows(lines):
+            results, indices = self.translate(window, progress, first=len(texts), scored=False)
+            cut(len(texts) + index for index in indices)
+            texts += [hypotheses[0].text for hypotheses in results]
         return texts
 
     def _translate_on_ranks(self, batches: list[Group], scored: bool) -> Generator[Translated]:
@@ -200,67 +201,71 @@ class Translator:
         ranks = self.ranks
         step = ROUND * ranks.size
         for start in range(0, len(batches), step):
-            some = batches[start : start + step]
-            mine = self._translate_batches(some[ranks.rank :: ranks.size], scored)
-            parts = [iter(found) for found in ranks.gather(partial(list, mine), BATCHES)]
-            for index in range(len(some)):
-                yield next(parts[index % ranks.size])
+            of_all_ranks = batches[start : start + step]
+            own = self._translate_batches(of_all_ranks[ranks.rank :: ranks.size], scored)
+            by_rank = [iter(results) for results in ranks.gather(partial(list, own), BATCHES)]
+            for index in range(len(of_all_ranks)):
+                yield next(by_rank[index % ranks.size])
 
     def _translate_batches(self, batches: list[Group], scored: bool) -> Generator[Translated]:
         """Translate batch by batch, on a CPU several at a time: the matrices of decoding are so
-        small that two cores compute two of them sooner than one together.
+        small that two cores finish two products sooner separately than together.
         """
         _ = self.loaded.decoder  # made once, before several threads or processes need it
         translate, threads = partial(self.translate_batch, scored=scored), torch.get_num_threads()
         at_once = min(threads, len(batches), MAX_THREADS)
-        found: Generator[Translated]
+        results: Generator[Translated]
         if self.loaded.device.type != "cpu" or (at_once < 2 and self.threads in (None, threads)):
-            found = (translate(batch) for batch in batches)
-        elif self.in_processes and len(batches) >= self._most_at_once > 1:
-            found = _in_processes(translate, batches, self._most_at_once)
+            results = (translate(batch) for batch in batches)
+        elif self.in_processes and len(batches) >= self._max_at_once > 1:
+            results = _in_processes(translate, batches, self._max_at_once)
         else:
-            found = _in_threads(translate, batches, at_once, self.threads or threads // at_once)
-        with closing(found):
-            for translated in found:
+            results = _in_threads(translate, batches, at_once, self.threads or threads // at_once)
+        with closing(results):
+            for translated in results:
                 self.loaded.check_stop()
                 yield translated
 
     @property
-    def _most_at_once(self) -> int:
+    def _max_at_once(self) -> int:
         """Number of batches that this process may search at a time."""
         if self.loaded.device.type != "cpu":
             return 1
         return min(torch.get_num_threads(), MAX_PROCESSES if self.in_processes else MAX_THREADS)
 
     def translate_batch(self, group: Group, scored: bool) -> Translated:
-        """Translate sentences that are searched together."""
+        """Translate the sentences of a batch."""
         longest = max(len(sentence.source) for sentence in group)
         with telling_lack_of_memory(partial(lack_of_memory, len(group), longest)):
-            found = self._sample(group) if self.decode.sample else self.search(group, scored)
-        texts = iter(self.loaded.texts([h.ids for hypotheses in found for h in hypotheses]))
-        lists = [
+            results = self._sample(group) if self.decode.sample else self.search(group, scored)
+        texts = iter(self.loaded.texts([h.ids for hypotheses in results for h in hypotheses]))
+        translations = [
             [Translation(next(texts), h.score, len(h.ids) + 1) for h in hypotheses]
-            for hypotheses in found
+            for hypotheses in results
         ]
-        return lists if self.mbr is None else [[_most_alike(each[: self.mbr])] for each in lists]
+        if self.mbr is None:
+            return translations
+        return [[_most_alike(hypotheses[: self.mbr])] for hypotheses in translations]
 
-    def _batches(self, rows: list[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
-        """Return the indices of sources of similar length within the token budget, longest
-        first. A few batches are cut so that all cores of a CPU end at about the same time.
+    def _batches(self, sources: list[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
+        """Return batches of indices of sources, similar in length and within the token budget,
+        longest first. If batches are few, they are made smaller, so that all CPU cores finish at
+        about the same time.
         """
-        lengths = np.fromiter((len(row) + 1 for row in rows), np.int64, len(rows))
+        lengths = np.fromiter((len(ids) + 1 for ids in sources), np.int64, len(sources))
         width = self.samples if self.decode.sample else self.decode.beam_size
         budget = max(1, self.decode.batch_tokens // width)
-        cut = partial(batch_by_tokens, np.stack((lengths, lengths), 1))
-        batches, total = cut(budget), int(lengths.sum())
-        # the machine decides nothing where `threads` are given
-        at_once = 1 if self.threads is not None else self._most_at_once * self.ranks.size
+        split = partial(batch_by_tokens, np.stack((lengths, lengths), 1))
+        batches, total = split(budget), int(lengths.sum())
+        # with `threads` given, batches must not depend on the machine
+        at_once = 1 if self.threads is not None else self._max_at_once * self.ranks.size
         is_enough = total * width >= WORTH_A_THREAD * at_once
         if at_once > 1 and is_enough and len(batches) <= 2 * at_once:
-            count = at_once * -(-len(batches) // at_once)
-            budgets = range(min(budget, max(1, total // count)), budget)
-            smallest = bisect_left(budgets, -count, key=lambda tokens: -len(cut(tokens)))
-            batches = cut(budgets.start + smallest)
+            count = at_once * math.ceil(len(batches) / at_once)
+            lowest = min(budget, max(1, total // count))
+            batches = split(
+                _smallest_budget(lambda tokens: len(split(tokens)), count, lowest, budget)
+            )
         return batches[::-1]
 
     def search(self, group: Group, scored: bool = True) -> list[list[Hypothesis]]:
@@ -275,9 +280,9 @@ class Translator:
         """Draw hypotheses of each sentence, best first."""
         repeated = [sentence for sentence in group for _ in range(self.samples)]
         seeds = [[self.seed, s.number, k] for s in group for k in range(self.samples)]
-        choice = Choice(self.decode.temperature, self.decode.top_k, self.decode.top_p)
+        sampler = TokenSampler(self.decode.temperature, self.decode.top_k, self.decode.top_p)
         rules, device = self._rules(repeated), self.loaded.device
-        sampling = Sampling(rules, self.normalize, choice, seeds, device)
+        sampling = Sampling(rules, self.normalize, sampler, seeds, device)
         drawn = list(chain(*self._run(sampling, repeated)))
         starts = range(0, len(drawn), self.samples)
         return [sampling.ranked(drawn[start : start + self.samples]) for start in starts]
@@ -286,7 +291,7 @@ class Translator:
         loaded = self.loaded
         sources = [sentence.source for sentence in group]
         src = pad(sources, loaded.ids, bos=False, eos=True).to(loaded.device)
-        decoder: Any = loaded.decoder  # one model's, or an ensemble's, with their kinds of state
+        decoder: Any = loaded.decoder  # Decoder or Ensemble, each with its own type of state
         step = decoder.logits if isinstance(search, GreedySearch) else decoder.step
         with torch.inference_mode():
             return search.run(step, decoder.begin(src), loaded.ids.bos)
@@ -294,25 +299,41 @@ class Translator:
     def _rules(self, group: Group) -> Rules:
         ids = self.loaded.ids
         return Rules(
-            [self.loaded.limit(len(each.source), len(each.prefix)) for each in group],
+            [self.loaded.limit(len(line.source), len(line.prefix)) for line in group],
             ids.eos,
             banned=(ids.pad, ids.bos),
-            prefixes=[each.prefix for each in group] if any(s.prefix for s in group) else None,
+            prefixes=[s.prefix for s in group] if any(s.prefix for s in group) else None,
             no_repeat_ngram=self.decode.no_repeat_ngram,
         )
 
 
+def _smallest_budget(
+    count_batches: Callable[[int], int], count: int, lowest: int, highest: int
+) -> int:
+    """Return the smallest budget of tokens from `lowest` to `highest` that gives at most `count`
+    batches, or `highest` if none below does; a larger budget must not give more batches.
+    """
+    while lowest < highest:
+        middle = (lowest + highest) // 2
+        if count_batches(middle) <= count:
+            highest = middle
+        else:
+            lowest = middle + 1
+    return lowest
+
+
 def _in_threads(
-    translate: Callable[[Group], Translated], batches: list[Group], number: int, each: int
+    translate: Callable[[Group], Translated], batches: list[Group], number: int, torch_threads: int
 ) -> Generator[Translated]:
-    """Translate in `number` Python threads, each with `each` threads of torch."""
-    threads = torch.get_num_threads()
-    pool = ThreadPoolExecutor(max(1, number), initializer=torch.set_num_threads, initargs=(each,))
+    """Translate in `number` Python threads, each with `torch_threads` threads of torch."""
+    before = torch.get_num_threads()
+    set_threads = partial(torch.set_num_threads, torch_threads)
+    pool = ThreadPoolExecutor(max(1, number), initializer=set_threads)
     try:
         yield from pool.map(translate, batches)
     finally:
         pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
 
 
 def _in_processes(
@@ -322,14 +343,14 @@ def _in_processes(
 
     def begin() -> Callable[[int], Translated]:
         torch.set_num_threads(1)
-        return lambda place: translate(batches[place])
+        return lambda index: translate(batches[index])
 
     return map_tasks(begin, range(len(batches)), number, DEATH, forked=True)
 
 
-def _most_alike(found: list[Translation]) -> Translation:
-    """Return the translation that minimum Bayes risk chooses."""
-    return found[choose([each.text for each in found], [each.score for each in found])]
+def _most_alike(hypotheses: list[Translation]) -> Translation:
+    """Return the hypothesis that minimum Bayes risk chooses."""
+    return hypotheses[choose([h.text for h in hypotheses], [h.score for h in hypotheses])]
 
 
 def lack_of_memory(rows: int, longest: int) -> str:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtrain.translation.sampling import Choice, Sampling
+from mtrain.translation.sampling import Sampling, TokenSampler
 from mtrain.translation.search import (
     LIVE_MARGIN,
     BeamSearch,
@@ -307,8 +307,10 @@ def test_a_prefix_may_repeat_and_holds_what_is_banned() -> None:
 # --- Sampling -----------------------------------------------------------------------------------
 
 
-def draw(table: Table, choice: Choice, seeds: list[list[int]], limit: int = 4) -> list[Hypothesis]:
-    sampling = Sampling(Rules([limit] * len(seeds), EOS), POWER, choice, seeds)
+def draw(
+    table: Table, sampler: TokenSampler, seeds: list[list[int]], limit: int = 4
+) -> list[Hypothesis]:
+    sampling = Sampling(Rules([limit] * len(seeds), EOS), POWER, sampler, seeds)
     return [hypothesis for (hypothesis,) in run(sampling, table)]
 
 
@@ -319,7 +321,7 @@ def same_for_all(table: Table) -> Table:
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
 def test_samples_are_as_frequent_as_they_are_likely(temperature: float) -> None:
     table, count = same_for_all(random_table(3, 4)), 2000
-    found = draw(table, Choice(temperature), [[1, n] for n in range(count)], limit=2)
+    found = draw(table, TokenSampler(temperature), [[1, n] for n in range(count)], limit=2)
     first = np.bincount([h.ids[0] if h.ids else EOS for h in found], minlength=4) / count
     weights = np.exp(np.array(table(0, ())) / temperature)
     assert first == pytest.approx(weights / weights.sum(), abs=0.03)
@@ -327,32 +329,34 @@ def test_samples_are_as_frequent_as_they_are_likely(temperature: float) -> None:
 
 def test_a_sample_s_score_is_the_model_s_whatever_the_temperature() -> None:
     table = random_table(5, 6)
-    for sentence, h in enumerate(draw(table, Choice(3.0), [[n] for n in range(20)])):
+    for sentence, h in enumerate(draw(table, TokenSampler(3.0), [[n] for n in range(20)])):
         expected = score_of(table, sentence, tuple(h.ids))
         assert h.score == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("choice", "kept"),
+    ("sampler", "kept"),
     [
-        (Choice(top_k=1), {2}),
-        (Choice(top_k=2), {1, 2}),
-        (Choice(top_p=0.45), {2}),
-        (Choice(top_p=0.55), {1, 2}),
-        (Choice(top_p=0.81), {0, 1, 2}),
-        (Choice(top_k=2, top_p=0.9), {1, 2}),
-        (Choice(top_k=9), {0, 1, 2, 3}),
+        (TokenSampler(top_k=1), {2}),
+        (TokenSampler(top_k=2), {1, 2}),
+        (TokenSampler(top_p=0.45), {2}),
+        (TokenSampler(top_p=0.55), {1, 2}),
+        (TokenSampler(top_p=0.81), {0, 1, 2}),
+        (TokenSampler(top_k=2, top_p=0.9), {1, 2}),
+        (TokenSampler(top_k=9), {0, 1, 2, 3}),
         # of 0.1 ** 2, 0.2 ** 2 ...: the likeliest alone has more than 0.7 of it
-        (Choice(temperature=0.5, top_p=0.7), {2}),
+        (TokenSampler(temperature=0.5, top_p=0.7), {2}),
     ],
 )
-def test_the_least_likely_are_left_out(choice: Choice, kept: set[int]) -> None:
+def test_the_least_likely_are_left_out(sampler: TokenSampler, kept: set[int]) -> None:
     probs = torch.tensor([[0.2, 0.25, 0.5, 0.05]]).log()
     numbers = torch.linspace(0, 1, 501, dtype=torch.float64)
-    drawn = choice.draw(probs.expand(501, 4), numbers)
+    drawn = sampler.draw(probs.expand(501, 4), numbers)
     assert set(drawn.tolist()) == kept
 
 
 def test_a_sample_ends_at_its_limit_even_if_nothing_may() -> None:
-    (found,) = draw(lambda sentence, prefix: [-math.inf, -1.0, -1.0], Choice(), [[1]], limit=5)
+    (found,) = draw(
+        lambda sentence, prefix: [-math.inf, -1.0, -1.0], TokenSampler(), [[1]], limit=5
+    )
     assert len(found.ids) == 4
