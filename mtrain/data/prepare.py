@@ -363,7 +363,7 @@ class Preparation:
 
 def refuse_worthless_text(preparation: Preparation) -> None:
     """Refuse text with mix-ups, unless the config allows them."""
-    data, reading = preparation.config.data, reading_of(preparation.config, keep_blank=True)
+    data, reading = preparation.config.data, reading_of(preparation.config)
     reading.check = preparation.stop.check
     sets = preparation.sets
     texts = {key: each for key, each in data.corpora.items() if key not in sets and not each.model}

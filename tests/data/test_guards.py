@@ -175,6 +175,16 @@ def test_one_target_for_many_sources_is_warned_of(
     assert f"warning: {key}: {text}" in capfd.readouterr().err
 
 
+def test_a_row_that_is_too_long_is_no_reason_to_refuse_a_table(
+    tiny_config: TinyConfig, tmp_path: Path
+) -> None:
+    rows = [*PAIRS, ("x" * (lines.MAX_LINE_LENGTH + 1), "long")]
+    table = tmp_path / "t.tsv"
+    table.write_text("".join(f"{src}\t{tgt}\n" for src, tgt in rows), encoding="utf-8")
+    path = tiny_config(**{"data.train": [{"file": str(table), "src": 0, "tgt": 1}]})
+    assert refusal(load_config(path)) == ""
+
+
 @pytest.mark.parametrize("kind", ["", ".gz"])
 def test_a_corpus_is_skimmed_for_some_rows_and_those_that_are_wanted(
     config: Config, monkeypatch: pytest.MonkeyPatch, kind: str
