@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from itertools import chain, compress, repeat, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,6 @@ from mtrain.corpus.lines import (
     NOT_UTF8,
     Reading,
     added_to_set,
-    blocks_of_lines,
     decode,
     is_blank,
     read_file,
@@ -37,12 +36,7 @@ from mtrain.corpus.tables import (
 from mtrain.runtime.errors import UnequalError
 
 Pair = tuple[str, str]
-# Every byte of a white-space character in UTF-8. Stripping these may cut other characters, too, so
-# that equal bytes only suggest equal texts, which the decoded ones confirm.
-_SPACE_BYTES = (
-    "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007"
-    "\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
-).encode()
+CHECK_ROWS = 1000  # rows between two calls of `Reading.check`
 
 
 @dataclass(frozen=True)
@@ -183,30 +177,15 @@ def _read_rows(corpus: Corpus, reading: Reading) -> Iterator[TextRow]:
 def skim(
     corpus: Corpus, reading: Reading, step: int, wanted: Collection[str]
 ) -> Iterator[tuple[bool, TextRow]]:
-    """Yield every `step`-th row of a corpus, and each row whose source, stripped, is in `wanted`;
-    with each, whether it is a `step`-th row.
+    """Yield every `step`-th row of a corpus, and each row whose source is in `wanted`, both with
+    stripped texts; with each, whether it is a `step`-th row.
     """
-    if not isinstance(corpus, TextCorpus):
-        for number, row in enumerate(read_rows(corpus, reading)):
-            if (is_nth := number % step == 0) or row[1].strip() in wanted:
-                yield is_nth, row
-        return
-    (src, tgt), start = files_of(corpus, reading.root)[:: -1 if corpus.swap else 1], 0
-    known = {text.encode("utf-8", "surrogatepass").strip(_SPACE_BYTES) for text in wanted}
-    others = chain.from_iterable(blocks_of_lines(tgt))
-    for lines in blocks_of_lines(src):
-        reading.check()
-        bare = list(map(bytes.strip, lines, repeat(_SPACE_BYTES)))
-        is_chosen, found = bytearray(len(lines)), known.intersection(bare)
-        is_chosen[-start % step :: step] = b"\1" * len(range(-start % step, len(lines), step))
-        for n, line in enumerate(bare if found else []):
-            is_chosen[n] |= line in found
-        sides = zip(range(start, start + len(lines)), lines, others, strict=False)
-        for n, *side in compress(sides, is_chosen):
-            src_text, tgt_text = (line.decode(errors="replace").strip() for line in side)
-            if (is_nth := n % step == 0) or src_text in wanted:
-                yield is_nth, (n + 1, src_text, tgt_text)
-        start += len(lines)
+    for index, (number, src, tgt) in enumerate(read_rows(corpus, reading)):
+        if index % CHECK_ROWS == 0:
+            reading.check()
+        is_nth, src_text = index % step == 0, src.strip()
+        if is_nth or src_text in wanted:
+            yield is_nth, (number, src_text, tgt.strip())
 
 
 def _read_files(src: Path, tgt: Path, reading: Reading) -> Iterator[TextRow]:
