@@ -1,19 +1,21 @@
 """The gradient of a step: a binary tree over its micro-batches, and over the pieces of each.
 
 1. Blocks          give each rank a subtree: a block of micro-batches
-2. pieces_of       cut a micro-batch by rows, by its size alone
-3. Workers         compute pieces in threads, as they come free, each into sums of its own
-4. Tree            add these pairwise by the numbers of the pieces, whichever thread computed them
-5. sum_over_ranks  add the blocks pairwise, up to the root of the same tree
+2. pieces_of       cut a micro-batch into pieces of rows, by its size alone
+3. Workers         compute the pieces in threads, on a CPU
+   InOrder         computes whole micro-batches one after the other, on a GPU
+4. Tree            adds the sums pairwise by their index, whichever thread computed them
+5. sum_over_ranks  adds the blocks pairwise, up to the root of the same tree
 
-So the bits of a step depend neither on the number of threads nor on that of ranks.
+So the bits of a step depend neither on the number of threads nor on the number of ranks.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from queue import LifoQueue
 from threading import Lock
 
@@ -23,7 +25,7 @@ from torch import Tensor
 from mtrain.data.batches import Batch
 from mtrain.runtime.distributed import Ranks
 
-# Padded tokens of a piece, at most, where rows are not longer.
+# Maximum of padded tokens in a piece; a longer row is a piece alone.
 PIECE_TOKENS = 1024
 # Gradients start at multiples of this many values (64 bytes of fp32), for vector instructions.
 ALIGNED = 16
@@ -32,17 +34,18 @@ Grads = tuple[Tensor, ...]
 
 
 class Sums:
-    """Sums of a piece, a micro-batch or a step over its tokens. `buffer` holds them all: the
-    gradients `grads`, one for each weight, then `losses` (num_losses,).
+    """Gradients and losses of a piece, a micro-batch or a step, summed over its tokens. `grads` has
+    the shapes of the weights, `losses` is (num_losses,); both are views of `buffer`.
     """
 
     def __init__(self, weights: Sequence[Tensor], num_losses: int) -> None:
-        starts = list(accumulate((-(-w.numel() // ALIGNED) * ALIGNED for w in weights), initial=0))
-        self.buffer = weights[0].new_zeros(starts[-1] + num_losses)
-        self.losses = self.buffer[starts[-1] :]
+        sizes = [math.ceil(weight.numel() / ALIGNED) * ALIGNED for weight in weights]
+        *starts, end = accumulate(sizes, initial=0)
+        self.buffer = weights[0].new_zeros(end + num_losses)
+        self.losses = self.buffer[end:]
         self.grads = [
             self.buffer[start : start + weight.numel()].view_as(weight)
-            for start, weight in zip(starts, weights, strict=False)
+            for start, weight in zip(starts, weights, strict=True)
         ]
 
     def put(self, grads: Grads, losses: Tensor) -> None:
@@ -51,53 +54,56 @@ class Sums:
         self.losses.copy_(losses)
 
 
-# A micro-batch, and the function from the number of a piece of it to the seed of its randomness.
+# A micro-batch, and the function from the index of one of its pieces to the seed of that piece.
 Seeded = tuple[Batch, Callable[[int], int]]
-# Computes a piece with a seed and puts its gradients and losses into the sums.
+# Computes a batch with a seed and puts its gradients and losses into the sums.
 Compute = Callable[[Batch, int, Sums], None]
-Give = Callable[[Sums], object]
+TakeSums = Callable[[Sums], object]
+Piece = tuple[Batch, int, TakeSums]  # with its seed, and the function that adds up its sums
 
 
 class Tree:
-    """Adds the sums of `size` parts pairwise by their numbers, in whatever order they come: 0 + 1,
-    2 + 3, then these sums, up to the whole, which `deliver` gets. Parts without a neighbour move
-    up. The left one of two holds their sum, and `release` gets the right one. `keep` returns the
-    sums of a part that waits for its neighbour.
+    """Adds the sums of `size` parts pairwise by their index, in whatever order they arrive.
+
+    Five parts are added as ((0 + 1) + (2 + 3)) + 4: a part without a partner moves up a level
+    unchanged. The sum is stored in the left part, and `release` takes the right one back. `keep`
+    returns the sums to store for a part that must wait for its partner; `deliver` gets the total.
     """
 
     def __init__(
         self,
         size: int,
-        release: Give,
-        deliver: Give,
+        release: TakeSums,
+        deliver: TakeSums,
         keep: Callable[[Sums], Sums] = lambda sums: sums,
     ) -> None:
         self.size, self.release, self.deliver, self.keep = size, release, deliver, keep
-        self.waiting: dict[tuple[int, int], Sums] = {}  # by level and number
+        self.waiting: dict[tuple[int, int], Sums] = {}  # by level and index
         self.lock = Lock()
 
-    def add(self, number: int, sums: Sums) -> None:
-        """Add the sums of a part, then those that are complete by it."""
+    def add(self, index: int, sums: Sums) -> None:
+        """Add a part, and every sum on higher levels that this completes."""
         level, size = 0, self.size
         while size > 1:
-            if number ^ 1 < size:
+            partner = index ^ 1
+            if partner < size:
                 with self.lock:
-                    other = self.waiting.pop((level, number ^ 1), None)
+                    other = self.waiting.pop((level, partner), None)
                     if other is None:
-                        self.waiting[level, number] = self.keep(sums)
+                        self.waiting[level, index] = self.keep(sums)
                         return
-                left, right = (other, sums) if number % 2 else (sums, other)
+                left, right = (sums, other) if index < partner else (other, sums)
                 left.buffer += right.buffer
                 self.release(right)
                 sums = left
-            level, number, size = level + 1, number // 2, (size + 1) // 2
+            level, index, size = level + 1, index // 2, (size + 1) // 2
         self.deliver(sums)
 
 
 @dataclass(frozen=True)
 class Blocks:
     """The micro-batches of a step, divided among the ranks of a job: each rank computes a subtree
-    of the step's tree. The last block may be smaller, and further ranks have none.
+    of the step's tree. Six micro-batches on four ranks are 0-1, 2-3, 4-5 and none.
     """
 
     micro_batches: int
@@ -105,8 +111,8 @@ class Blocks:
 
     @property
     def width(self) -> int:
-        """Micro-batches of a block: the lowest power of two for which the ranks suffice."""
-        return 1 << (-(-self.micro_batches // self.ranks) - 1).bit_length()
+        """Micro-batches of a full block: the lowest power of two for which the ranks suffice."""
+        return 1 << (math.ceil(self.micro_batches / self.ranks) - 1).bit_length()
 
     @property
     def largest(self) -> int:
@@ -115,7 +121,7 @@ class Blocks:
 
     def __str__(self) -> str:
         sizes = ", ".join(str(len(self.of(rank))) for rank in range(self.ranks))
-        return f"{sizes}; of more than {self.micro_batches} processes, some would be idle"
+        return f"{sizes}; more than {self.micro_batches} processes would leave some idle"
 
     def of(self, rank: int) -> range:
         """Return the micro-batches that a rank computes."""
@@ -124,86 +130,98 @@ class Blocks:
 
 
 def sum_over_ranks(total: Tensor, blocks: Blocks, ranks: Ranks, spare: Tensor) -> None:
-    """Replace the sums of this rank's block by those of the step: recursive doubling, which adds
-    the blocks as the tree does. In round i, ranks r and r ^ 2^i exchange the sums of neighbours;
-    both add them, and a + b = b + a. `spare` receives, and is overwritten.
+    """Replace the sums of this rank's block by those of the step, by recursive doubling, which adds
+    the blocks as the tree does. In round i, ranks r and r ^ 2^i exchange the sums of two partner
+    nodes of the tree, and both ranks add them: a + b = b + a. `spare` is the buffer to receive in.
     """
-    nodes, span = -(-blocks.micro_batches // blocks.width), 1  # `span` ranks share each node
+    nodes, span = math.ceil(blocks.micro_batches / blocks.width), 1  # `span` ranks hold each node
+    last = ranks.size - 1
     while span < ranks.size:
-        own, other, last = ranks.rank // span, ranks.rank // span ^ 1, ranks.size - 1
-        there = range(other * span, min((other + 1) * span, ranks.size))
-        # without a power of two of ranks, the last one stands for those that are missing
-        receivers = [rank for rank in there if min(rank ^ span, last) == ranks.rank]
-        sender = min(ranks.rank ^ span, last) if other < nodes else None
-        ranks.exchange(total, receivers if own < nodes else [], spare, sender)
-        if own < nodes and other < nodes:
+        node = ranks.rank // span
+        partner = node ^ 1
+        partner_ranks = range(partner * span, min((partner + 1) * span, ranks.size))
+        # unless the number of ranks is a power of two, the last rank stands in for missing ranks
+        receivers = [rank for rank in partner_ranks if min(rank ^ span, last) == ranks.rank]
+        sender = min(ranks.rank ^ span, last) if partner < nodes else None
+        ranks.exchange(total, receivers if node < nodes else [], spare, sender)
+        if node < nodes and partner < nodes:
             total += spare
-        elif other < nodes:
+        elif partner < nodes:
             total.copy_(spare)
-        nodes, span = -(-nodes // 2), 2 * span
+        nodes, span = (nodes + 1) // 2, 2 * span
 
 
 def pieces_of(batch: Batch) -> list[Batch]:
     """Cut a micro-batch by rows into equal pieces of at most `PIECE_TOKENS` padded tokens."""
     rows, width = len(batch.src), max(batch.src.shape[1], batch.tgt_in.shape[1])
     count = min(rows, most_pieces(rows * width))
-    bounds = [rows * number // count for number in range(count + 1)]
-    return [batch.part(*bounds[number : number + 2]) for number in range(count)]
+    bounds = [rows * index // count for index in range(count + 1)]
+    return [batch.part(start, stop) for start, stop in pairwise(bounds)]
 
 
 def most_pieces(tokens: int) -> int:
     """Return the largest number of pieces of a micro-batch of `tokens` padded tokens."""
-    return -(-tokens // PIECE_TOKENS)
+    return math.ceil(tokens / PIECE_TOKENS)
 
 
 def most_sums(micro_batches: int, max_tokens: int, threads: int) -> int:
-    """Return how many `Sums` are held at a time: the complete ones that wait in both trees, and
-    one for each thread.
+    """Return how many `Sums` are in memory at a time: those that wait in the trees of a step and of
+    a micro-batch, and one for each thread.
     """
     pieces = most_pieces(max_tokens)
     waiting = (micro_batches - 1).bit_length() + (pieces - 1).bit_length()
     return min(waiting + threads, micro_batches * pieces)
 
 
-def adding(latest: Sums, kept: Sequence[Sums], count: int) -> Callable[[int], None]:
-    """Return a function that adds `latest` to the tree as the sums of a micro-batch, by its number:
-    for a device that computes `count` micro-batches in order and overwrites `latest` each time. The
-    last of `kept` ends as the total.
+class InOrder:
+    """Computes the micro-batches of a step one after the other, each into the same sums, `latest`,
+    as recorded CUDA graphs need, and adds them up.
     """
-    free = [*kept]
 
-    def release(sums: Sums) -> None:
-        if sums is not latest:
-            free.append(sums)
+    def __init__(self, compute: Compute, total: Sums, largest: int) -> None:
+        """Allocate for steps of up to `largest` micro-batches, whose sums `total` gets."""
+        waiting = (largest - 1).bit_length()
+        sums = [*(Sums(total.grads, len(total.losses)) for _ in range(waiting)), total]
+        self.compute, self.latest, self.stored = compute, sums[0], sums[1:] or sums
 
-    def keep(sums: Sums) -> Sums:
-        if sums is latest:
-            sums = free.pop()
-            sums.buffer.copy_(latest.buffer)
-        return sums
+    def learn(self, batches: Iterable[Seeded], count: int) -> None:
+        """Replace the total by the sums over `count` micro-batches."""
+        free = [*self.stored]  # the total is taken first, as the leftmost part
 
-    tree = Tree(count, release, keep, keep)
-    return lambda number: tree.add(number, latest)
+        def release(sums: Sums) -> None:
+            if sums is not self.latest:
+                free.append(sums)
+
+        def keep(sums: Sums) -> Sums:
+            """Copy the latest sums, which the next micro-batch overwrites."""
+            if sums is self.latest:
+                sums = free.pop()
+                sums.buffer.copy_(self.latest.buffer)
+            return sums
+
+        tree = Tree(count, release, keep, keep)
+        for index, (batch, seed) in enumerate(batches):
+            self.compute(batch, seed(0), self.latest)
+            tree.add(index, self.latest)
 
 
 class Workers:
-    """Threads that compute the pieces of a step, one for each `Compute`."""
+    """Threads that compute the pieces of a step, one thread for each `Compute`."""
 
-    def __init__(self, computes: Sequence[Compute], total: Sums, held: int, threads: int) -> None:
-        """Hold this number of `Sums`, of which `total` gets those of a step; each thread uses
-        `threads` threads of OpenMP.
-        """
-        self.computes = computes
-        self.sums = [total, *(Sums(total.grads, len(total.losses)) for _ in range(held - 1))]
-        self.pool = ThreadPoolExecutor(len(computes), "piece", torch.set_num_threads, (threads,))
+    def __init__(
+        self, computes: Sequence[Compute], total: Sums, num_sums: int, pool: ThreadPoolExecutor
+    ) -> None:
+        """Allocate `num_sums` sums, one of which is `total`, which gets those of a step."""
+        self.computes, self.pool = computes, pool
+        self.sums = [total, *(Sums(total.grads, len(total.losses)) for _ in range(num_sums - 1))]
         self.lock = Lock()
 
     def learn(self, batches: Iterable[Seeded], count: int) -> None:
         """Replace the total by the sums over `count` micro-batches; raises the error of a thread,
-        once no thread computes any more.
+        once all threads have stopped.
         """
         self.free: LifoQueue[Sums | None] = LifoQueue()
-        for sums in reversed(self.sums):  # the first piece gets the total, which ends as the whole
+        for sums in reversed(self.sums):  # the first piece gets `total`, as the leftmost part
             self.free.put(sums)
         self.pieces, self.has_ended = self._pieces(batches, count), False
         futures = [self.pool.submit(self._work, compute) for compute in self.computes]
@@ -214,33 +232,33 @@ class Workers:
             self._end()
             wait(futures)
 
-    def _pieces(self, batches: Iterable[Seeded], count: int) -> Iterator[tuple[Batch, int, Give]]:
-        """Yield the pieces in order, each with its seed and where its sums go."""
-        whole = Tree(count, self.free.put, lambda sums: None)
-        for index, (batch, seed) in enumerate(batches):
+    def _pieces(self, batches: Iterable[Seeded], count: int) -> Iterator[Piece]:
+        """Yield the pieces in order; the tree of a micro-batch delivers to that of the step."""
+        step_tree = Tree(count, self.free.put, lambda sums: None)
+        for number, (batch, seed) in enumerate(batches):
             pieces = pieces_of(batch)
-            tree = Tree(len(pieces), self.free.put, partial(whole.add, index))
-            for number, piece in enumerate(pieces):
-                yield piece, seed(number), partial(tree.add, number)
+            tree = Tree(len(pieces), self.free.put, partial(step_tree.add, number))
+            for index, piece in enumerate(pieces):
+                yield piece, seed(index), partial(tree.add, index)
 
     def _work(self, compute: Compute) -> None:
         """Compute pieces until none is left."""
         try:
             while taken := self._take():
-                (piece, seed, give), sums = taken
+                (piece, seed, add), sums = taken
                 compute(piece, seed, sums)
-                give(sums)
+                add(sums)
         finally:
             self._end()
 
-    def _take(self) -> tuple[tuple[Batch, int, Give], Sums] | None:
-        """Return the next piece and sums for it, once some are free, or None at the end."""
+    def _take(self) -> tuple[Piece, Sums] | None:
+        """Return the next piece and free sums for it, waiting for these, or None at the end."""
         with self.lock:
             piece = None if self.has_ended else next(self.pieces, None)
             sums = None if piece is None else self.free.get()
             return None if piece is None or sums is None else (piece, sums)
 
     def _end(self) -> None:
-        """Let no thread take another piece: all are taken, or one failed."""
+        """Stop all threads after their current piece: none is left, or one failed."""
         self.has_ended = True
         self.free.put(None)  # wakes a thread that waits for sums

@@ -1,6 +1,11 @@
-"""A model in training: micro-batches in, gradients out, by the fastest way on its device."""
+"""A model in training: micro-batches in, gradients out, the fastest way for each device.
+
+CPU   threads compute pieces of micro-batches without padding (`Workers`)
+GPU   CUDA graphs compute whole micro-batches, whose padding is masked (`InOrder`, `CudaGraphs`)
+"""
 
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,10 +28,10 @@ from mtrain.training.gradients import (
     Blocks,
     Compute,
     Grads,
+    InOrder,
     Seeded,
     Sums,
     Workers,
-    adding,
     most_pieces,
     most_sums,
 )
@@ -35,9 +40,8 @@ from mtrain.training.optimizer import MovingAverage, Optimizer
 
 Work = Callable[[Tensor, Tensor, Tensor], None]
 
-ROW_TOKENS = 128  # of a packed row
-# Graphs kept. Each holds some megabytes of GPU memory of its own.
-MAX_GRAPHS = 512
+ROW_TOKENS = 128  # tokens on each side of a packed row
+MAX_GRAPHS = 512  # CUDA graphs in memory; each holds some megabytes of the GPU's
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class Machine:
     threads: int
     precision: str
     compile: bool
-    openmp: int = 1  # threads of an operation on a CPU, which rounding depends on
+    openmp: int = 1  # threads of one operation on a CPU; rounding depends on it
     packing: bool = False
 
     @classmethod
@@ -59,14 +63,14 @@ class Machine:
         dtype = compute_dtype(train.precision, device, training=True)
         threads = threads_of(config, ranks)
         compiled = False if train.compile == "auto" else train.compile
-        # pieces of the whole step, not of this rank: the number of ranks must not change rounding
+        # all pieces of a step, not just this rank's: the number of ranks must not change rounding
         pieces = blocks.micro_batches * most_pieces(train.max_tokens)
         return cls(
             device=device.type,
             threads=threads,
             precision="bf16" if dtype == torch.bfloat16 else "fp32",
             compile=compiled,
-            # the randomness of a compiled model is that of the process: it has one worker
+            # a compiled model draws from the generator of the process, so it has one worker
             openmp=threads if compiled else max(1, threads // pieces),
             packing=train.packing is True,
         )
@@ -77,7 +81,7 @@ class Machine:
         return self.threads // self.openmp
 
     def row_width(self, max_length: int) -> int:
-        """Return the tokens a side of a packed row; 0: rows are not packed."""
+        """Return the tokens on each side of a packed row; 0: rows are not packed."""
         return min(ROW_TOKENS, max_length) if self.packing else 0
 
 
@@ -88,10 +92,8 @@ def threads_of(config: Config, ranks: Ranks) -> int:
 
 
 class Learner:
-    """A new model, its optimizer and its moving average on the device of a rank.
-
-    `learn` turns this rank's micro-batches of a step into gradients and losses, the optimizer's
-    sums.
+    """A new model, its optimizer and its moving average on the device of a rank. `learn` sums the
+    gradients and losses of this rank's micro-batches of a step into the optimizer's sums.
     """
 
     def __init__(
@@ -115,41 +117,40 @@ class Learner:
         betas, eps, decay = config.train.adam_betas, config.train.adam_eps, config.train.ema_decay
         muon = self.model.hidden_matrices if config.train.optimizer == "muon" else {}
         num_losses = 2 if config.train.consistency is None else 3
-        self.optimizer = Optimizer(self.model, (betas[0], betas[1]), eps, muon, num_losses)
+        pool = self._start_threads() if self.device.type == "cpu" else None
+        self.optimizer = Optimizer(self.model, (betas[0], betas[1]), eps, muon, num_losses, pool)
         self.average = MovingAverage(self.optimizer.weights, decay) if decay else None
-        self.hidden = self.model.hidden
-        self.work: Callable[[Batch], None] = self._put_gradients
-        on_cpu = self.device.type == "cpu"
-        self.workers = self._start_workers() if on_cpu else None
-        total, more = self.optimizer.sums, 0 if on_cpu else (blocks.largest - 1).bit_length()
-        self.kept = [*(Sums(total.grads, len(total.losses)) for _ in range(more)), total]
-        self.latest = self.kept.pop(0) if more else total
+        self.compiled_hidden: Callable[..., Tensor] | None = None  # of `model`, on any device
+        self.graphs: CudaGraphs | None = None  # on CUDA, unless the model is compiled
+        self.engine: Workers | InOrder = (
+            InOrder(self._compute_micro_batch, self.optimizer.sums, blocks.largest)
+            if pool is None
+            else self._workers(pool)
+        )
 
-    def _start_workers(self) -> Workers:
-        """Start threads that compute pieces and update weights."""
+    def _start_threads(self) -> ThreadPoolExecutor:
+        """Start the threads of a CPU, each of which uses `openmp` threads for an operation."""
+        machine = self.machine
+        return ThreadPoolExecutor(
+            machine.workers, "piece", torch.set_num_threads, (machine.openmp,)
+        )
+
+    def _workers(self, pool: ThreadPoolExecutor) -> Workers:
+        """Return the workers that compute pieces on a CPU, each with a generator if it can be."""
         computes: list[Compute] = []
-        machine, largest = self.machine, self.blocks.largest
-        for _ in range(machine.workers):
+        for _ in range(self.machine.workers):
             model, generator = self.model, torch.default_generator
             if isinstance(model, RowTransformer):
                 generator = torch.Generator()
                 model = model.drawing_from(generator)
-            computes.append(partial(self._compute, model, generator))
-        held = most_sums(largest, self.config.train.max_tokens, machine.workers)
-        workers = Workers(computes, self.optimizer.sums, held, machine.openmp)
-        self.optimizer.each = workers.pool.map
-        return workers
+            computes.append(partial(self._compute_piece, model, generator))
+        max_tokens, workers = self.config.train.max_tokens, self.machine.workers
+        num_sums = most_sums(self.blocks.largest, max_tokens, workers)
+        return Workers(computes, self.optimizer.sums, num_sums, pool)
 
     def learn(self, batches: Iterable[Seeded], count: int) -> None:
         """Replace the optimizer's sums by those over `count` micro-batches."""
-        if self.workers is not None:
-            self.workers.learn(batches, count)
-            return
-        add = adding(self.latest, self.kept, count)
-        for number, (batch, seed) in enumerate(batches):
-            seed_device(self.device, seed(0))
-            self.work(batch)
-            add(number)
+        self.engine.learn(batches, count)
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -161,22 +162,25 @@ class Learner:
         if self.machine.compile:
             self._compile()
         elif self.device.type == "cuda":
-            longest = self.config.data.max_length
-            graphs = CudaGraphs(self._put_padded, self.device, self.ids, longest)
-            graphs.warm_up()
-            self.work = graphs
+            assert isinstance(self.engine, InOrder)
+            work, longest = (
+                partial(self._put_padded, self.engine.latest),
+                self.config.data.max_length,
+            )
+            self.graphs = CudaGraphs(work, self.device, self.ids, longest)
+            self.graphs.warm_up()
 
     def _compile(self) -> None:
-        """Compile for all shapes on a made-up batch, so that a resumed run computes with the same
-        code as an uninterrupted one, whatever batches it starts with.
+        """Compile for all shapes on a made-up batch, so that the code of a resumed run does not
+        depend on the batches that it starts with.
         """
         shapes.use_duck_shape = False  # sizes that are equal in this batch may differ in others
         torch._dynamo.config.specialize_float = True  # or torch compiles twice for dropout rates
-        self.hidden = torch.compile(self.model.hidden, dynamic=True)
+        self.compiled_hidden = torch.compile(self.model.hidden, dynamic=True)
         try:
             src = torch.full((4, 9), self.ids.eos, device=self.device)
             tgt_in = torch.full((4, 8), self.ids.bos, device=self.device)
-            states = torch.cat(self._views(self.hidden, src, tgt_in))
+            states = torch.cat(self._views(self.compiled_hidden, src, tgt_in))
             torch.autograd.grad(states.sum(), self.optimizer.parameters, allow_unused=True)
         except RuntimeError as error:
             raise UserError(
@@ -184,33 +188,37 @@ class Learner:
                 "set train.compile: false"
             ) from None
 
-    def _compute(
+    def _compute_piece(
         self, model: Transformer, generator: torch.Generator, batch: Batch, seed: int, sums: Sums
     ) -> None:
-        """Put the gradients and losses of a piece into `sums`."""
+        """Put the gradients and losses of a piece into `sums`, in a thread of a CPU."""
         generator.manual_seed(seed)
         sums.put(*self._differentiate(model, batch, generator))
 
-    def _put_gradients(self, batch: Batch) -> None:
-        """Put the gradients and losses of a micro-batch into the latest sums."""
-        self.latest.put(*self._differentiate(self.model, batch.to(self.device)))
+    def _compute_micro_batch(self, batch: Batch, seed: int, sums: Sums) -> None:
+        """Put the gradients and losses of a micro-batch into `sums`, on a GPU."""
+        seed_device(self.device, seed)
+        if self.graphs is None:
+            sums.put(*self._differentiate(self.model, batch.to(self.device)))
+        else:
+            self.graphs(batch)  # puts them into the same sums
 
     def _differentiate(
         self, model: Transformer, batch: Batch, generator: torch.Generator | None = None
     ) -> tuple[Grads, Tensor]:
         """Return the gradients and losses of a batch, computed without its padding."""
-        # torch would compile a graph of its own for a single row
-        is_own = model is self.model and len(batch.src) > 1
-        hidden = self.hidden if is_own else model.hidden
+        hidden = model.hidden
+        if self.compiled_hidden is not None and len(batch.src) > 1:  # torch recompiles for one row
+            hidden = self.compiled_hidden
         views = self._views(hidden, batch.src, batch.tgt_in, generator)
         return self._gradients([view[batch.positions] for view in views], batch.targets)
 
-    def _put_padded(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> None:
-        """As `_put_gradients`, for CUDA graphs: padding in (B, S), (B, T), (B, T) is masked instead
-        of left out, so that no shape depends on values.
+    def _put_padded(self, sums: Sums, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> None:
+        """Put the gradients and losses of (B, S), (B, T) and (B, T) ids into `sums`, for CUDA
+        graphs: padding is masked and not left out, so that no shape depends on values.
         """
         views, targets = self._views(self.model.hidden, src, tgt_in), tgt_out.flatten()
-        self.latest.put(*self._gradients(views, targets, targets != self.ids.pad))
+        sums.put(*self._gradients(views, targets, targets != self.ids.pad))
 
     def _views(
         self,
@@ -219,33 +227,35 @@ class Learner:
         tgt_in: Tensor,
         generator: torch.Generator | None = None,
     ) -> tuple[Tensor, ...]:
-        """Return the hidden states (B * T, D) of the batch; with `train.consistency`, of a second
-        view of it, too, both from one pass over 2B rows.
+        """Return the hidden states (B * T, D) that `compute` returns for the batch; with
+        `train.consistency`, those of both views, from one pass over 2B rows.
         """
         if self.config.train.consistency is None:
             return (compute(src, tgt_in, None, self._segments(src, tgt_in)).flatten(0, 1),)
-        kept = self._kept(src, generator), self._kept(tgt_in, generator)
+        masks = self._embedding_mask(src, generator), self._embedding_mask(tgt_in, generator)
         src, tgt_in = src.repeat(2, 1), tgt_in.repeat(2, 1)
-        both = compute(src, tgt_in, kept, self._segments(src, tgt_in))
-        return both.flatten(0, 1).chunk(2)
+        states = compute(src, tgt_in, masks, self._segments(src, tgt_in))
+        return states.flatten(0, 1).chunk(2)
 
     def _segments(self, src: Tensor, tgt_in: Tensor) -> Sides | None:
-        """Number the sentences of packed rows by their eos and bos, which no text contains."""
+        """Return the index of each token's sentence in its packed row, found by eos and bos, which
+        no text contains; None without packing.
+        """
         if not self.machine.packing:
             return None
         ends = src == self.ids.eos
         return ends.cumsum(1) - ends.long(), (tgt_in == self.ids.bos).cumsum(1) - 1
 
-    def _kept(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Return 1 for the token embeddings (2B, L) that stay: all of the first view."""
+    def _embedding_mask(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Return the mask (2B, L) of token embeddings: 1 in view 1, at random 0 in view 2."""
         random = torch.rand(ids.shape, device=ids.device, generator=generator)
-        stays = random >= self.config.train.cutoff
-        return torch.cat((torch.ones_like(stays), stays)).float()
+        view2 = random >= self.config.train.cutoff
+        return torch.cat((torch.ones_like(view2), view2)).float()
 
     def _gradients(
         self, views: Sequence[Tensor], targets: Tensor, real: Tensor | None = None
     ) -> tuple[Grads, Tensor]:
-        """Return the gradients and losses of one or two views."""
+        """Return the gradients and losses from the hidden states of one or two views."""
         train, matrix = self.config.train, self.model.output.weight
         smoothing, alpha = train.label_smoothing, train.consistency
         losses: tuple[Tensor, ...]
@@ -258,7 +268,9 @@ class Learner:
 
 
 def graph_width(length: int) -> int:
-    """Return the width to which sequences of a length are padded: few shapes, little padding."""
+    """Return the width to which sequences of a length are padded: a multiple of 4 or of about 1/16
+    of it, which gives few shapes and little padding.
+    """
     grain = max(4, 1 << max(0, length.bit_length() - 5))
     return -(-length // grain) * grain
 
@@ -272,11 +284,11 @@ def pad_to_graph(table: Tensor, pad_id: int, max_length: int) -> Tensor:
 
 class CudaGraphs:
     """Calls `work` on a batch's src, tgt_in and tgt_out on the GPU, by replaying a graph recorded
-    for batches of this shape: launching a thousand small kernels one by one can take the host
-    longer than the GPU needs to run them.
+    for batches of this shape: the host may need longer to launch a thousand small kernels one by
+    one than the GPU needs to run them.
 
-    `work` must not wait for the GPU, and may change tensors only in place. Its random numbers come
-    from the state of the device's generator at each replay.
+    `work` must not wait for the GPU, and may change tensors only in place. Its random numbers
+    depend on the state of the device's generator at each replay.
     """
 
     def __init__(self, work: Work, device: torch.device, ids: SpecialIds, max_length: int) -> None:
@@ -285,24 +297,24 @@ class CudaGraphs:
         self.graphs: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, list[Tensor]]] = {}
 
     def __call__(self, batch: Batch) -> None:
-        """Do the work on a batch that is in the host's memory."""
+        """Call `work` on a batch in the host's memory."""
         tables = [
             pad_to_graph(table, self.ids.pad, self.max_length)
             for table in (batch.src, batch.tgt_in, batch.tgt_out)
         ]
         shape = (*tables[0].shape, tables[1].shape[1])
         if shape not in self.graphs:
-            if len(self.graphs) == MAX_GRAPHS:  # the oldest makes room
+            if len(self.graphs) == MAX_GRAPHS:  # remove the oldest
                 torch.cuda.synchronize(self.device)
                 del self.graphs[next(iter(self.graphs))]
             self.graphs[shape] = self._record(tables)
         graph, inputs = self.graphs[shape]
-        for own, table in zip(inputs, tables, strict=True):
-            own.copy_(table.pin_memory(), non_blocking=True)
+        for graph_input, table in zip(inputs, tables, strict=True):
+            graph_input.copy_(table.pin_memory(), non_blocking=True)
         graph.replay()
 
     def warm_up(self) -> None:
-        """Do the work once unrecorded: first calls of libraries cannot be recorded."""
+        """Call `work` once without recording: first calls of libraries cannot be recorded."""
         side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):

@@ -7,8 +7,9 @@ Shapes: `G` matrices of one shape, `R` rows, `C` columns.
 """
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,14 +25,16 @@ ITERATIONS = 5
 # 2025, "Muon is Scalable for LLM Training", section 2.2).
 RMS = 0.2
 
-# Values of the weights that a thread of a CPU updates at a time; a larger weight goes alone.
+# Maximum of values that a CPU thread updates at a time; a larger weight is a group alone.
 GROUP_VALUES = 1 << 17
 
 Weights = dict[str, Tensor]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class Adam:
-    """Adam (section 5.3) over fp32 weights; `moments` is its state by name."""
+    """Adam (section 5.3 of the paper) over fp32 weights; `moments` maps names to its state."""
 
     def __init__(
         self, weights: Weights, grads: list[Tensor], betas: tuple[float, float], eps: float
@@ -49,7 +52,7 @@ class Adam:
 
     @torch.no_grad()
     def step(self, rate: float, scale: Tensor, found_inf: Tensor) -> None:
-        """Scale the gradients and take a step, or change no weight where `found_inf` is 1."""
+        """Scale the gradients and take a step; change no weight if `found_inf` is 1."""
         torch._foreach_mul_(self.grads, scale)
         adam(
             self.weights,
@@ -84,28 +87,28 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 
 
 class Muon:
-    """Muon over the matrices of the layers, batched by shape; `moments` is its state by name."""
+    """Muon over the layers' matrices, batched by shape; `moments` maps names to its state."""
 
     def __init__(
         self, weights: Weights, grads: Weights, stacked: dict[str, int], dtype: torch.dtype
     ) -> None:
-        """`stacked` maps names to the number of matrices stacked in each weight along its rows;
-        `dtype` is that of the Newton-Schulz iterations.
+        """`stacked` maps each name to the number of matrices that its weight stacks along the rows;
+        the Newton-Schulz iterations compute in `dtype`.
         """
         self.dtype = dtype
         momenta = {name: torch.zeros_like(weight) for name, weight in weights.items()}
         self.moments = {f"{name}.momentum": momentum for name, momentum in momenta.items()}
-        # by shape: views of weights, gradients and momenta
+        # by shape of a matrix: views of weights, gradients and momenta
         self.groups: dict[torch.Size, tuple[list[Tensor], list[Tensor], list[Tensor]]] = {}
         for name in weights:
-            parts = [x[name].chunk(stacked[name]) for x in (weights, grads, momenta)]
-            group = self.groups.setdefault(parts[0][0].shape, ([], [], []))
-            for views, part in zip(group, parts, strict=True):
-                views.extend(part)
+            chunks = [x[name].chunk(stacked[name]) for x in (weights, grads, momenta)]
+            group = self.groups.setdefault(chunks[0][0].shape, ([], [], []))
+            for views, matrices in zip(group, chunks, strict=True):
+                views.extend(matrices)
 
     @torch.no_grad()
     def step(self, rate: float, scale: Tensor, found_inf: Tensor) -> None:
-        """Scale the gradients and take a step, or change no weight where `found_inf` is 1."""
+        """Scale the gradients and take a step; change no weight if `found_inf` is 1."""
         is_finite = found_inf == 0
         for (rows, columns), (weights, grads, momenta) in self.groups.items():
             grad, before = torch.stack(grads) * scale, torch.stack(momenta)
@@ -133,7 +136,7 @@ class MovingAverage:
 
 
 def grouped(weights: Weights, most: float) -> list[Weights]:
-    """Cut weights into groups of up to `most` values; a larger weight is a group of its own."""
+    """Divide weights into groups of up to `most` values; a larger weight is a group alone."""
     groups: list[Weights] = []
     size = 0
     for name, weight in weights.items():
@@ -147,13 +150,13 @@ def grouped(weights: Weights, most: float) -> list[Weights]:
 
 @torch.no_grad()
 def copy_all(pairs: list[tuple[Tensor, Tensor]]) -> None:
-    """Replace the values of the first tensor of each pair by those of the second."""
+    """Copy the values of the second tensor of each pair into the first."""
     targets, values = zip(*pairs, strict=True)
     torch._foreach_copy_(targets, values)
 
 
 def norm_of(tensors: list[Tensor]) -> Tensor:
-    """Return the norm of all values."""
+    """Return the norm of the values of all tensors together."""
     norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
     return norm
 
@@ -162,11 +165,11 @@ class Optimizer:
     """Adam with fp32 master weights and gradients for a model that may compute in bf16; Muon for
     the matrices that `muon` names.
 
-    `sums` holds those of a step, in fp32: gradients and losses (loss, NLL and, with two views,
+    `sums` holds the fp32 gradients and losses of a step (loss, NLL and, with two views,
     divergence). `update` divides the gradients by the tokens of the whole step, clips their norm
     and updates the masters, then the model's parameters. The masters of an fp32 model are its
-    parameters. `each` maps a function over groups of weights, perhaps in threads; on a CPU there
-    are many groups, always the same.
+    parameters. On a CPU, the threads of `pool` update groups of weights, which do not depend on
+    the number of threads.
     """
 
     def __init__(
@@ -176,8 +179,10 @@ class Optimizer:
         eps: float,
         muon: dict[str, int],
         num_losses: int = 2,
+        pool: ThreadPoolExecutor | None = None,
     ) -> None:
         """`muon` maps the weights that Muon updates to the number of matrices stacked in each."""
+        self.pool = pool
         named = dict(model.named_parameters())
         self.parameters = list(named.values())
         self.weights: Weights = {  # the masters
@@ -186,18 +191,20 @@ class Optimizer:
         }
         self.sums = Sums(list(self.weights.values()), num_losses)
         self.losses, self.grads = self.sums.losses, self.sums.grads
-        self.each: Callable[..., Iterable[Any]] = map
         most = GROUP_VALUES if self.losses.device.type == "cpu" else math.inf
-        copied = {n: w for n, w in self.weights.items() if w.dtype != named[n].dtype}
-        self._copies = [[(named[n], g[n]) for n in g] for g in grouped(copied, most)]
+        copied = {name: w for name, w in self.weights.items() if w.dtype != named[name].dtype}
+        self._copies: list[list[tuple[Tensor, Tensor]]] = [
+            [(named[name], master) for name, master in group.items()]
+            for group in grouped(copied, most)
+        ]
         grads = dict(zip(self.weights, self.grads, strict=True))
         rest = {name: weight for name, weight in self.weights.items() if name not in muon}
         self.rules: list[Adam | Muon] = [
             Adam(group, [grads[name] for name in group], betas, eps)
             for group in grouped(rest, most)
         ]
-        # matrices of one shape are updated together
-        matrices = {n: w for n, w in self.weights.items() if n in muon}
+        # sorted by shape: Muon updates matrices of the same shape in a group together
+        matrices = {name: self.weights[name] for name in self.weights if name in muon}
         by_shape = sorted(matrices, key=lambda n: (len(matrices[n]) // muon[n], *matrices[n].shape))
         for group in grouped({name: matrices[name] for name in by_shape}, most):
             self.rules.append(Muon(group, grads, muon, named[by_shape[0]].dtype))
@@ -206,19 +213,28 @@ class Optimizer:
         """Take one step and return the norm of the gradient of the mean loss, before clipping. If
         the norm is not finite, no weight changes.
         """
-        # computed in a worker: its number of OpenMP threads is fixed, and rounding depends on it
-        norm: Tensor = next(iter(self.each(norm_of, [self.grads]))) / num_tokens
+        # in the pool, whose number of OpenMP threads is fixed: rounding depends on it
+        [total_norm] = self.run_in_pool(norm_of, [self.grads])
+        norm: Tensor = total_norm / num_tokens
         scale = torch.full_like(norm, 1 / num_tokens)
         if clip_norm > 0:
             scale = scale * (clip_norm / (norm + 1e-6)).clamp(max=1.0)
         found_inf = (~norm.isfinite()).float()
-        list(self.each(lambda rule: rule.step(rate, scale, found_inf), self.rules))
+        self.run_in_pool(lambda rule: rule.step(rate, scale, found_inf), self.rules)
         self.publish()
         return norm
 
     def publish(self) -> None:
-        """Copy the masters into parameters of another type."""
-        list(self.each(copy_all, self._copies))
+        """Copy the masters into the model's parameters, where these are of another type."""
+        self.run_in_pool(copy_all, self._copies)
+
+    def run_in_pool(
+        self, function: Callable[[Item], Result], items: Sequence[Item]
+    ) -> list[Result]:
+        """Return the results of a function for each item, computed by the threads of the pool if
+        there is one.
+        """
+        return list((self.pool.map if self.pool else map)(function, items))
 
     def moments(self) -> Weights:
         """Return the state of Adam and Muon by name."""
@@ -226,6 +242,6 @@ class Optimizer:
 
 
 def copy_values(tensors: Weights, values: Weights) -> None:
-    """Replace the values of tensors by those of the same names and shapes."""
+    """Copy `values` into the tensors of the same names."""
     for name, tensor in tensors.items():
         tensor.copy_(values[name])

@@ -176,7 +176,7 @@ class Trainer:
         progress.sums += self.optimizer.losses
         norm = self.optimizer.update(rate, num_tokens, self.config.train.clip_norm)
         if self.learner.average is not None:
-            list(self.optimizer.each(self.learner.average.update, [step]))
+            self.optimizer.run_in_pool(self.learner.average.update, [step])
         progress.sums += norm * 0  # NaN in the norm must reach `_check_finite`
         progress.step, progress.sum_tokens = step, progress.sum_tokens + num_tokens
         self.recorded_tokens += num_tokens

@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import count
+from operator import add
 from pathlib import Path
 from threading import Barrier, Lock
 from typing import Any
@@ -29,10 +31,10 @@ from mtrain.runtime.stop import Stop
 from mtrain.training import gradients, job, learner
 from mtrain.training.gradients import (
     PIECE_TOKENS,
+    InOrder,
     Sums,
     Tree,
     Workers,
-    adding,
     most_sums,
     pieces_of,
 )
@@ -51,6 +53,11 @@ def batch_of(rows: int, longest: int, seed: int = 1) -> Batch:
     lengths = draw.integers(1, max(2, longest), (rows, 2))
     lengths[0, 0] = longest - 1
     return collate([(draw.integers(4, 99, s), draw.integers(4, 99, t)) for s, t in lengths], IDS)
+
+
+def pool_of(threads: int) -> ThreadPoolExecutor:
+    """Make the threads of a CPU as the learner does."""
+    return ThreadPoolExecutor(threads, "piece", torch.set_num_threads, (1,))
 
 
 # --- pieces -----------------------------------------------------------------------------------
@@ -140,7 +147,7 @@ def test_a_step_is_a_tree_of_micro_batches_and_of_their_pieces(
 
     total = Sums([torch.zeros(8)], 2)
     number = most_sums(len(sizes), max(sizes) * PIECE_TOKENS, threads)
-    workers = Workers([compute] * threads, total, number, 1)
+    workers = Workers([compute] * threads, total, number, pool_of(threads))
     batches = [batch_of(32 * size, 32, seed=size) for size in sizes]
     seeds = count()
     leaves = [[next(seeds) for _ in range(size)] for size in sizes]
@@ -173,14 +180,12 @@ def test_micro_batches_in_order_are_added_as_the_tree_does(largest: int, fewer: 
     """One after another, as on a GPU, with few sums held and one that is filled anew."""
     values = torch.randn(max(1, largest - fewer), 3)
     total, sums = Sums([values[0]], 2), []
-    more = (largest - 1).bit_length()
-    kept = [*(Sums([values[0]], 2) for _ in range(more)), total]
-    latest = kept.pop(0) if more else total
+    in_order = InOrder(
+        lambda batch, seed, latest: latest.put((values[seed],), torch.ones(2)), total, largest
+    )
+    batches = [(batch_of(1, 2), partial(add, number)) for number in range(len(values))]
     for _ in range(2):
-        add = adding(latest, kept, len(values))
-        for number, value in enumerate(values):
-            latest.put((value,), torch.ones(2))
-            add(number)
+        in_order.learn(batches, len(values))
         sums.append(total.buffer.clone())
     tree = Tree(len(values), lambda _: None, lambda found: sums.append(found.buffer))
     for number, value in enumerate(values):
@@ -201,7 +206,7 @@ def test_one_slow_piece_does_not_make_the_others_hold_more() -> None:
         sums.put((torch.full((3,), float(seed)),), torch.ones(2))
 
     total = Sums([torch.zeros(3)], 2)
-    workers = Workers([compute] * 2, total, most_sums(1, 64 * PIECE_TOKENS, 2), 1)
+    workers = Workers([compute] * 2, total, most_sums(1, 64 * PIECE_TOKENS, 2), pool_of(2))
     workers.sums = workers.sums[:4]  # fewer than the longest wait needs
     workers.sums += [Sums([torch.zeros(3)], 2) for _ in range(3)]
     workers.learn([(batch_of(64 * 32, 32), int)], 1)
@@ -225,7 +230,7 @@ def test_the_error_of_a_thread_is_raised_and_the_others_end(error: type[Exceptio
 
     seen: list[type[Exception]] = []
     total = Sums([torch.zeros(3)], 2)
-    workers = Workers([compute] * 2, total, most_sums(1, 64 * PIECE_TOKENS, 2), 1)
+    workers = Workers([compute] * 2, total, most_sums(1, 64 * PIECE_TOKENS, 2), pool_of(2))
     with pytest.raises(error, match="there is none"):
         workers.learn([(batch_of(64 * 32, 32), int)], 1)
     assert len(computed) < 64
@@ -239,7 +244,7 @@ def test_what_cannot_be_read_ends_the_step() -> None:
         raise OSError("gone")
 
     compute = lambda piece, seed, sums: sums.put((torch.ones(3),), torch.ones(2))  # noqa: E731
-    workers = Workers([compute] * 2, Sums([torch.zeros(3)], 2), 3, 1)
+    workers = Workers([compute] * 2, Sums([torch.zeros(3)], 2), 3, pool_of(2))
     with pytest.raises(OSError, match="gone"):
         workers.learn(unreadable(), 2)
 
@@ -312,7 +317,7 @@ def test_pieces_are_one_batch(
         run = RunDirectory(tmp_path / str(tokens))
         trainer = Trainer(Session(plain, prepare(plain, Stop()), run, Stop()))
         trainer._learn(trainer.batches.plan(0, 0)[:3], 1)
-        assert len(trainer.learner.workers.sums) == {1024: 3, 16: 7, 1: 11}[tokens]
+        assert len(trainer.learner.engine.sums) == {1024: 3, 16: 7, 1: 11}[tokens]
         found.append(trainer.optimizer.sums.buffer.clone())
     assert found[0].dtype == torch.float64
     torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-12)
@@ -330,7 +335,7 @@ def test_each_piece_has_randomness_of_its_own(config: Path, tmp_path: Path) -> N
     sums = [Sums(trainer.optimizer.grads, 2) for _ in range(4)]
     state = torch.get_rng_state()
     for each, seed, compute in zip(
-        sums, (1, 1, 2, 1), [*trainer.learner.workers.computes] * 2, strict=True
+        sums, (1, 1, 2, 1), [*trainer.learner.engine.computes] * 2, strict=True
     ):
         compute(pairs, seed, each)
     assert torch.get_rng_state().equal(state)

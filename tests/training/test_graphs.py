@@ -18,7 +18,6 @@ from mtrain.config.loading import load_config
 from mtrain.data.batches import Batch, SpecialIds, collate
 from mtrain.data.prepare import prepare
 from mtrain.runs.directory import RunDirectory
-from mtrain.runtime.device import seed_device
 from mtrain.runtime.stop import Stop
 from mtrain.training import learner
 from mtrain.training.learner import CudaGraphs, graph_width
@@ -137,11 +136,11 @@ def taken(trainer: Trainer) -> list[Tensor]:
 def test_work_by_tables_alone_is_the_same(trainer: Trainer) -> None:
     for number, planned in enumerate(trainer.batches.plan(0, 0)):
         pairs = trainer.batches.read(planned)
-        trainer.learner._put_gradients(pairs)
+        trainer.learner._compute_micro_batch(pairs, 1, trainer.optimizer.sums)
         expected = taken(trainer)
         tables = (pairs.src, pairs.tgt_in, pairs.tgt_out)
         wider = [learner.pad_to_graph(table, trainer.ids.pad, 32) for table in tables]
-        trainer.learner._put_padded(*wider)
+        trainer.learner._put_padded(trainer.optimizer.sums, *wider)
         torch.testing.assert_close(taken(trainer), expected, rtol=1e-4, atol=1e-5)
         assert number < 50
 
@@ -152,11 +151,11 @@ def test_a_gpu_replays_the_work_and_the_seed_decides_on_dropout(trainer: Trainer
     batches = [trainer.batches.read(planned) for planned in trainer.batches.plan(0, 0)[:4]]
     expected = []
     for pairs in batches:
-        trainer.learner._put_gradients(pairs)
+        trainer.learner._compute_micro_batch(pairs, 1, trainer.optimizer.sums)
         expected.append(taken(trainer))
     trainer.learner.warm_up()
     for pairs, sums in [*zip(batches, expected, strict=True)] * 2:
-        trainer.learner.work(pairs)
+        trainer.learner._compute_micro_batch(pairs, 1, trainer.optimizer.sums)
         torch.testing.assert_close(taken(trainer), sums, rtol=1e-4, atol=1e-4)
 
     for module in trainer.model.modules():
@@ -165,8 +164,7 @@ def test_a_gpu_replays_the_work_and_the_seed_decides_on_dropout(trainer: Trainer
     trainer.learner.warm_up()
     found = []
     for seed in (1, 2, 1):
-        seed_device(trainer.device, seed)
-        trainer.learner.work(batches[0])
+        trainer.learner._compute_micro_batch(batches[0], seed, trainer.optimizer.sums)
         found.append(taken(trainer))
     assert all(map(torch.equal, found[0], found[2]))
     assert not torch.equal(found[0][0], found[1][0])

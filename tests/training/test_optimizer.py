@@ -194,10 +194,9 @@ def test_weights_are_updated_the_same_in_groups_of_any_size(
     for most in (1, 1 << 17):
         monkeypatch.setattr(optimizer_module, "GROUP_VALUES", most)
         model = small_model()
-        optimizer = Optimizer(model, BETAS, EPS, muon)
-        assert len(optimizer.rules) == (4 if most == 1 else 1 + bool(muon))
         with ThreadPoolExecutor(2) as pool:
-            optimizer.each = pool.map
+            optimizer = Optimizer(model, BETAS, EPS, muon, pool=pool)
+            assert len(optimizer.rules) == (4 if most == 1 else 1 + bool(muon))
             norms = [take_step(optimizer, model, step, clip=0.4) for step in range(1, 4)]
         moments = sorted(optimizer.moments().items())
         found.append([*norms, *values(model), *(moment for _, moment in moments)])

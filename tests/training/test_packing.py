@@ -38,11 +38,11 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def _exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute in float64; what the second view of a consistency loss lacks follows from the ids."""
 
-    def kept(self: Learner, ids: Tensor, generator: object) -> Tensor:
+    def mask(self: Learner, ids: Tensor, generator: object) -> Tensor:
         return torch.cat((torch.ones_like(ids), ids % 5 > 0)).double()
 
     monkeypatch.setattr(learner, "set_compute_dtype", lambda model, dtype: model.double())
-    monkeypatch.setattr(Learner, "_kept", kept)
+    monkeypatch.setattr(Learner, "_embedding_mask", mask)
 
 
 def start(config: Path, run: Path, *overrides: str) -> Trainer:
@@ -121,10 +121,10 @@ def test_the_plain_model_and_work_by_tables_add_up_the_same(
         assert type(trainer.model) is Transformer
         pairs, sums = trainer.batches.read(trainer.batches.plan(0, 0)[0]), trainer.optimizer.sums
         sums.buffer.zero_()
-        trainer.learner._put_gradients(pairs)
+        trainer.learner._compute_micro_batch(pairs, 1, sums)
         found.append(sums.buffer.clone())
         sums.buffer.zero_()
-        trainer.learner._put_padded(pairs.src, pairs.tgt_in, pairs.tgt_out)
+        trainer.learner._put_padded(sums, pairs.src, pairs.tgt_in, pairs.tgt_out)
         found.append(sums.buffer.clone())
     assert float(found[0].abs().max()) > 1
     for other in found[1:]:
