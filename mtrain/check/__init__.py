@@ -1,4 +1,4 @@
-"""Parallel text in, what is wrong with it out: by file and line, with a forecast of the training.
+"""Find faults in parallel text, by file and line, and forecast the training.
 
 `diagnosis.diagnose` is `mtrain check`, `starter.write_config` is `mtrain init`.
 """

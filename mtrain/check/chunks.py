@@ -1,4 +1,4 @@
-"""Some rows of a corpus at a time, with what the checks ask of them."""
+"""Chunks of a corpus: some rows at a time, with the words, letters and hashes to check."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,21 +8,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.check.findings import Findings
-from mtrain.check.words import Characters, Words, mixed
+from mtrain.check.words import Characters, Words, combined
 from mtrain.corpus.lines import chunked, is_blank
 from mtrain.corpus.tables import TextRow
 from mtrain.data.duplicates import text_hashes
 
-# Pairs in a chunk, and roughly its characters: each takes far more memory in numpy.
+# Pairs and characters of a chunk, approximately: each character takes far more memory in numpy.
 CHUNK, CHUNK_CHARACTERS = 10_000, 1 << 21
 CONTEXT = 20  # characters that an example shows before the fault
 
-Mask = NDArray[np.bool_]  # whether a row is meant
+Mask = NDArray[np.bool_]  # whether each row is selected
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows of a corpus: numbers, texts, words, and the counts of letters by script, by side."""
+    """Rows of a corpus by number; their texts, words and letter counts by script, by side."""
 
     findings: Findings  # of the corpus
     numbers: Sequence[int]
@@ -32,11 +32,12 @@ class Chunk:
 
     @staticmethod
     def of(findings: Findings, rows: Sequence[TextRow], characters: Characters) -> "Chunk":
-        """Read the words and letters of rows."""
-        numbers, src, tgt = zip(*rows, strict=True)
-        (src_words, src_letters), (tgt_words, tgt_letters) = map(characters.read, (src, tgt))
-        words, letters = (src_words, tgt_words), (src_letters, tgt_letters)
-        return Chunk(findings, numbers, (src, tgt), words, letters)
+        """Make a chunk of rows; find their words and letters."""
+        sources, targets = [src for _, src, _ in rows], [tgt for _, _, tgt in rows]
+        src_words, src_letters = characters.read(sources)
+        tgt_words, tgt_letters = characters.read(targets)
+        numbers, letters = [number for number, _, _ in rows], (src_letters, tgt_letters)
+        return Chunk(findings, numbers, (sources, targets), (src_words, tgt_words), letters)
 
     @staticmethod
     def join(findings: Findings, parts: Sequence["Chunk"]) -> "Chunk":
@@ -51,7 +52,7 @@ class Chunk:
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
-        """Characters of each side, shape (rows, 2)."""
+        """Numbers of characters of both sides, shape (rows, 2)."""
         return np.array([list(map(len, texts)) for texts in self.texts], np.int64).T
 
     @cached_property
@@ -61,43 +62,43 @@ class Chunk:
 
     @cached_property
     def hashes(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]:
-        """Hashes of the pairs, the sources and the targets, without white space around them."""
+        """Hashes of the pairs, the sources and the targets, each stripped of white space."""
         src, tgt = (text_hashes(map(str.strip, texts)) for texts in self.texts)
-        return mixed(src, tgt), src, tgt
+        return combined(src, tgt), src, tgt
 
     @cached_property
     def bigrams(self) -> tuple[Words, Words]:
-        """Pairs of neighbouring words."""
+        """The distinct bigrams of both sides."""
         return self.words[0].bigrams(), self.words[1].bigrams()
 
     def add(
         self,
         kind: str,
-        rows: Mask,
+        mask: Mask,
         side: int | None = None,
         *,
         ranks: NDArray[np.float64] | None = None,
-        places: NDArray[np.int64] | None = None,
-        about: str = "",
+        positions: NDArray[np.int64] | None = None,
+        detail: str = "",
     ) -> None:
-        """Add a finding about rows, on one side or both; the lowest of `ranks` are shown first,
-        from the characters at `places` on.
+        """Add a finding about the rows of a mask, on one side or both. Rows with the lowest `ranks`
+        are the examples, shown from a little before the character at their `positions`.
         """
-        chosen = np.flatnonzero(rows)
-        order = np.zeros(len(chosen)) if ranks is None else ranks[chosen]
+        rows = np.flatnonzero(mask)
+        if not len(rows):
+            return
+        row_ranks = np.zeros(len(rows)) if ranks is None else ranks[rows]
+        sides = self.texts if side is None else [self.texts[side]]
         examples = []
-        for index in np.argsort(order, kind="stable")[: self.findings.most].tolist():
-            row = int(chosen[index])
-            texts = self.texts if side is None else [self.texts[side]]
-            start = 0 if places is None else max(0, int(places[row]) - CONTEXT)
-            text = "..." * (start > 0) + " | ".join(each[row] for each in texts)[start:]
-            number, rank = self.numbers[row], float(order[index])
-            examples.append(self.findings.example(number, text, side, rank=rank))
-        if len(chosen):
-            self.findings.add(kind, len(chosen), examples, about)
+        for index in np.argsort(row_ranks, kind="stable")[: self.findings.max_examples].tolist():
+            row, rank = int(rows[index]), float(row_ranks[index])
+            start = 0 if positions is None else max(0, int(positions[row]) - CONTEXT)
+            text = "..." * (start > 0) + " | ".join(texts[row] for texts in sides)[start:]
+            examples.append(self.findings.example(self.numbers[row], text, side, rank=rank))
+        self.findings.add(kind, len(rows), examples, detail)
 
 
 def chunks(findings: Findings, rows: Iterable[TextRow], characters: Characters) -> Iterator[Chunk]:
-    """Cut rows into chunks that take little memory; each has at least one row."""
-    for some in chunked(rows, CHUNK, CHUNK_CHARACTERS):
-        yield Chunk.of(findings, some, characters)
+    """Split rows into chunks that take little memory; each has at least one row."""
+    for part in chunked(rows, CHUNK, CHUNK_CHARACTERS):
+        yield Chunk.of(findings, part, characters)

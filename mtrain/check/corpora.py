@@ -1,9 +1,9 @@
 """Check every corpus of a config.
 
-1. scan      count the pairs, report what cannot be read
-2. learn     read a sample of the training text: what is normal
-3. sets      validation and test text: its pairs, and the overlap with each other
-4. train     training text: its pairs, its duplicates, and the overlap of the sets with it
+1. scan      count the pairs, report unreadable files
+2. sample    learn what is normal from a sample of the training text
+3. sets      check validation and test sets, also for overlap with each other
+4. train     check the training text, also for duplicates and overlap with the sets
 """
 
 import tempfile
@@ -21,7 +21,7 @@ from mtrain.check.chunks import Chunk, chunks
 from mtrain.check.faults import check_pairs, find_long_pairs
 from mtrain.check.findings import Findings
 from mtrain.check.overlap import TRAIN, ScoredSet
-from mtrain.check.profile import MAX_WRONG, Profile
+from mtrain.check.profile import MAX_WRONG, Profile, report_mix_ups
 from mtrain.check.shifts import Shifts
 from mtrain.check.words import Characters
 from mtrain.config.schema import Config
@@ -29,42 +29,41 @@ from mtrain.corpus.lines import CARRIAGE_RETURNS, NOT_UTF8, Reading
 from mtrain.corpus.readers import Scan, read_rows, reading_of
 from mtrain.corpus.tables import TextRow
 from mtrain.data.duplicates import Duplicates
-from mtrain.data.guards import SAMPLE, is_informative, repeated, swapped, thinned
+from mtrain.data.guards import SAMPLE, is_informative, thinned
 from mtrain.data.prepare import scan_corpus
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.runtime.errors import UnequalError, UserError
 from mtrain.runtime.log import progress_bar
 from mtrain.runtime.stop import Stop
 
-ROW_BITS = 40  # of a number that names a corpus and a row
-
-Owned = tuple[Findings, TextRow]  # a row and its corpus
+ROW_BITS = 40  # low bits of a pair's number: the row; the rest is the index of the corpus
 
 
 class Checker:
-    """Checks all corpora of a config and keeps at most `most` examples of each kind."""
+    """Checks all corpora of a config and keeps at most `max_examples` examples of each kind."""
 
-    def __init__(self, config: Config, stop: Stop, most: int = 10) -> None:
+    def __init__(self, config: Config, stop: Stop, max_examples: int = 10) -> None:
         self.config, self.stop, self.characters = config, stop, Characters()
         data, root = config.data, reading_of(config).root
-        self.entries = {key: each for key, each in data.corpora.items() if not each.model}
-        self.sets = [
-            Findings(name, corpus, root, most, data.languages(corpus))
-            for name, corpus in ((name, data.forward(each)) for name, each in self.entries.items())
-        ]
-        # corpora that are learned from target to source
-        self.turned = {
-            name for name, each in self.entries.items() if data.forward(each) is not each
-        }
-        self.train = [findings for findings in self.sets if findings.is_train]
+        # a corpus that lacks a side, which a model has yet to make, is not checked
+        self.entries = {key: entry for key, entry in data.corpora.items() if not entry.model}
+        self.all_findings: list[Findings] = []  # by corpus, each checked in the forward direction
+        self.backward = set[str]()  # names of corpora that are learned from target to source
+        for name, entry in self.entries.items():
+            corpus = data.forward(entry)
+            languages = data.languages(corpus)
+            self.all_findings.append(Findings(name, corpus, root, max_examples, languages))
+            if corpus is not entry:
+                self.backward.add(name)
+        self.train = [findings for findings in self.all_findings if findings.is_train]
         self.scans: list[Scan] = []  # of the training text
         self.expected = dict.fromkeys(self.entries, 0)  # pairs
         self.sample: list[Chunk] = []
         self.tokenizer: Tokenizer | None = None
 
     def scan(self) -> None:
-        """Count and hash all text; report what cannot be read."""
-        for findings in self.sets:
+        """Count the pairs of all text; report unreadable files."""
+        for findings in self.all_findings:
             try:
                 scan = scan_corpus(self.config, self.entries[findings.name], self.stop)
             except UnequalError as error:
@@ -75,51 +74,54 @@ class Checker:
                 findings.add_message("unreadable", str(error))
             else:
                 self.expected[findings.name] = scan.pairs
-                self.scans += [scan] if findings.is_train else []
+                if findings.is_train:
+                    self.scans.append(scan)
 
     def check(self) -> None:
         """Learn from a sample of the training text what is normal, then check everything."""
-        train = sum(self.expected[findings.name] for findings in self.train)
+        train_pairs = sum(self.expected[findings.name] for findings in self.train)
+        all_pairs = sum(self.expected.values())
         with (
             tempfile.TemporaryDirectory(prefix="mtrain-") as folder,
-            progress_bar(train + sum(self.expected.values()), "pair", "checking") as bar,
+            progress_bar(train_pairs + all_pairs, "pair", "checking") as bar,
         ):
-            rows = thinned(self._informative_rows(max(1, train // SAMPLE), bar))
+            rows = thinned(self._informative_rows(max(1, train_pairs // SAMPLE), bar))
             self.sample = [
                 chunk
-                for findings, own in groupby(rows, itemgetter(0))
-                for chunk in chunks(findings, map(itemgetter(1), own), self.characters)
+                for findings, group in groupby(rows, itemgetter(0))
+                for chunk in chunks(findings, map(itemgetter(1), group), self.characters)
             ]
             profile = Profile(self.sample)
             for languages in dict.fromkeys(part.findings.languages for part in self.sample):
-                own = [part for part in self.sample if part.findings.languages == languages]
-                own_profile = profile if len(own) == len(self.sample) else Profile(own)
-                own_profile.compare(self.config.data, languages)
-            scored: list[ScoredSet] = []
-            for findings in self.sets:
-                if not findings.is_train:
-                    whole = Chunk.join(findings, list(self._checked(findings, profile, bar)))
-                    self._check_set(whole)
-                    for before in scored:
-                        if (before.findings.name in self.turned) == (findings.name in self.turned):
-                            before.compare(whole, findings.name)
-                    scored.append(ScoredSet(whole))
-            self._check_train(profile, scored, Duplicates(Path(folder), train), bar)
-        for each in scored:
-            each.report(self.config.data)
+                parts = [part for part in self.sample if part.findings.languages == languages]
+                is_whole = len(parts) == len(self.sample)
+                (profile if is_whole else Profile(parts)).compare(self.config.data, languages)
+            scored = self._check_sets(profile, bar)
+            self._check_train(profile, scored, Duplicates(Path(folder), train_pairs), bar)
+        for scored_set in scored:
+            scored_set.report(self.config.data)
 
-    def _check_set(self, whole: Chunk) -> None:
-        """Report a scored set with swapped sides, or with one text for many."""
-        data, findings = self.config.data, whole.findings
-        for text in repeated(*whole.texts):
-            findings.add_message("repeated", text)
-        if text := swapped(findings.languages, *map(list, whole.texts)):
-            findings.add_message("turned", text, is_allowed=data.allow_swapped)
-            findings.by_kind.pop(("swapped", ""), None)  # says the same of each row
+    def _check_sets(self, profile: Profile, bar: Any) -> list[ScoredSet]:
+        """Check validation and test sets, also for overlap with each other."""
+        scored: list[ScoredSet] = []
+        for findings in self.all_findings:
+            if findings.is_train:
+                continue
+            rows = Chunk.join(findings, list(self._checked(findings, profile, bar)))
+            report_mix_ups(findings, list(rows.texts[0]), list(rows.texts[1]), self.config.data)
+            if findings.has("turned"):
+                findings.remove("swapped")  # the same, for each row
+            is_backward = findings.name in self.backward
+            for earlier in scored:
+                # one text may be scored in both directions
+                if (earlier.findings.name in self.backward) == is_backward:
+                    earlier.compare(rows, findings.name)
+            scored.append(ScoredSet(rows))
+        return scored
 
     def _rows(self, findings: Findings, reading: Reading) -> Iterator[TextRow]:
-        """Yield the rows of a corpus as far as it is readable."""
-        reading.invalid_utf8 = "error"  # to `refuse` each by its number
+        """Yield the rows of a corpus up to the first error that is not one of a row."""
+        reading.invalid_utf8 = "error"  # `refuse` gets each invalid row
         try:
             for row in read_rows(findings.corpus, reading):
                 self.stop.check()
@@ -129,18 +131,18 @@ class Checker:
             if not findings.has("unreadable", "unequal"):
                 findings.add_message("unreadable", str(error))
 
-    def _informative_rows(self, step: int, bar: Any) -> Iterator[Owned]:
-        """Yield a fraction of the training pairs, from all over, without blank and equal sides."""
+    def _informative_rows(self, step: int, bar: Any) -> Iterator[tuple[Findings, TextRow]]:
+        """Yield every `step`-th training pair, but none with blank or equal sides."""
         for findings in self.train:
             reading = reading_of(self.config, keep_blank=True)
-            reading.refuse = lambda error: None
+            reading.refuse = lambda error: None  # `_checked` reports it
             for row in islice(self._rows(findings, reading), 0, None, step):
                 bar.update(step)
                 if is_informative(row):
                     yield findings, row
 
     def _checked(self, findings: Findings, profile: Profile, bar: Any) -> Iterator[Chunk]:
-        """Check the pairs of a corpus and yield them."""
+        """Check the pairs of a corpus and yield its chunks."""
         is_dropped = self.config.data.invalid_utf8 == "drop"
         reading = reading_of(self.config, keep_blank=True)
         reading.refuse = partial(findings.add_error, is_dropped=is_dropped)
@@ -153,13 +155,13 @@ class Checker:
                 find_long_pairs(chunk, self.tokenizer, self.config.data.max_length)
             yield chunk
         shifts.finish()
-        is_all = shifts.pairs > MAX_WRONG * findings.pairs or not findings.has("unrelated")
-        for kind in ("unrelated", "misfit") if shifts.pairs and is_all else ():
-            findings.by_kind.pop((kind, ""), None)  # stretches say it more exactly
+        is_most = shifts.pairs > MAX_WRONG * findings.pairs
+        if shifts.pairs and (is_most or not findings.has("unrelated")):
+            findings.remove("unrelated", "misfit")  # stretches show the same, more exactly
         for reason, count in reading.counts.items():
             if reason == CARRIAGE_RETURNS:
                 findings.add_message("crlf", f"{count:,} lines")
-            elif reason != NOT_UTF8:  # each such row is a finding of its own
+            elif reason != NOT_UTF8:  # which `refuse` has reported
                 findings.add_message("counted", f"{reason}: {count:,}")
         if not findings.pairs and not findings.has("unreadable", "unequal"):
             findings.add_message("empty", f"{findings.what} holds no pairs")
@@ -167,17 +169,19 @@ class Checker:
     def _check_train(
         self, profile: Profile, scored: list[ScoredSet], duplicates: Duplicates, bar: Any
     ) -> None:
-        """Check the training text, also for rows of the scored sets in it."""
-        for number, findings in enumerate(self.train):
+        """Check the training text, also for duplicates and for rows of the scored sets."""
+        for index, findings in enumerate(self.train):
             for chunk in self._checked(findings, profile, bar):
-                for each in scored:
-                    each.compare(chunk, TRAIN)
+                for scored_set in scored:
+                    scored_set.compare(chunk, TRAIN)
                 filled = ~chunk.blank.any(0)
-                rows = np.array(chunk.numbers, np.uint64) | np.uint64(number << ROW_BITS)
-                hashes = chunk.hashes[0] ^ np.uint64(findings.name in self.turned)
+                rows = np.array(chunk.numbers, np.uint64) | np.uint64(index << ROW_BITS)
+                hashes = chunk.hashes[0]
+                if findings.name in self.backward:
+                    hashes = hashes ^ np.uint64(1)  # in the other direction it is no duplicate
                 duplicates.add(hashes[filled], rows[filled])
-        left = sum(findings.pairs - findings.count("blank", "long") for findings in self.train)
-        if left <= 0 and all(findings.pairs for findings in self.train):
+        remaining = sum(findings.pairs - findings.count("blank", "long") for findings in self.train)
+        if remaining <= 0 and all(findings.pairs for findings in self.train):
             text = "no pair is left to train on: all are blank on a side, or over data.max_length"
             self.train[0].add_message("empty", text)
         for later, first in duplicates.groups():
@@ -187,15 +191,15 @@ class Checker:
 def _report_duplicates(
     train: list[Findings], later: NDArray[np.uint64], first: NDArray[np.uint64]
 ) -> None:
-    """Name the first pairs that were there before, and where."""
-    mask = np.uint64((1 << ROW_BITS) - 1)
-    for number, findings in enumerate(train):
-        mine = np.flatnonzero(later >> np.uint64(ROW_BITS) == number)
+    """Report the `later` numbers of repeated pairs, each with the `first` number of its pair."""
+    row_mask = np.uint64((1 << ROW_BITS) - 1)
+    for corpus_index, findings in enumerate(train):
+        repeats = np.flatnonzero(later >> np.uint64(ROW_BITS) == corpus_index)
         examples = []
-        for index in mine[np.argsort(later[mine])][: findings.most].tolist():
-            row, before = int(later[index] & mask), int(first[index] & mask)
+        for index in repeats[np.argsort(later[repeats])][: findings.max_examples].tolist():
+            row, first_row = int(later[index] & row_mask), int(first[index] & row_mask)
             origin = train[int(first[index]) >> ROW_BITS]
-            text, place = f"= {origin.name_row(before)}", origin.row_as_json(before)
+            text, place = f"= {origin.name_row(first_row)}", origin.row_as_json(first_row)
             examples.append(findings.example(row, text, rank=row, first=place))
-        if len(mine):
-            findings.add("duplicate", len(mine), examples)
+        if len(repeats):
+            findings.add("duplicate", len(repeats), examples)

@@ -9,10 +9,11 @@ from itertools import chain
 from textwrap import wrap
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mtrain.check.corpora import Checker
 from mtrain.check.findings import ERROR, NOTE, WARNING, Findings
-from mtrain.check.words import PIECES_A_WORD, Words
+from mtrain.check.words import PIECES_PER_WORD, Words
 from mtrain.config.schema import Config
 from mtrain.data.prepare import Preparation, weights_of, without_missing_start
 from mtrain.data.tokenizer import Tokenizer
@@ -21,16 +22,16 @@ from mtrain.runtime.stop import Stop
 from mtrain.scoring.metrics import lack_of_tokenizers
 from mtrain.training.plan import Forecast, forecast, lack_of_text, uncut_sets
 
-MAX_ENCODED = 20_000  # pairs of the sample
+MAX_ENCODED = 20_000  # pairs of the sample that are tokenized, about
 MAX_BYTE_FRACTION = 0.02  # fraction of tokens that are bytes or unknown
-MAX_TOKENS_PER_WORD = 3.0  # tokens
+MAX_TOKENS_PER_WORD = 3.0  # on average
 SEVERITIES = (ERROR, WARNING, NOTE)
-GUESSED_SIZE = 250_000  # bytes of a vocabulary file that is not there yet
+VOCABULARY_BYTES = 250_000  # of a vocabulary that is not trained yet, a guess
 
-# How a vocabulary cuts the words of a side: tokens per word (a Han character is one), and fractions
-# of the tokens that are bytes or unknown.
+# How a vocabulary splits the words of a side: tokens per word (a Han character is one), and
+# fractions of the tokens that are bytes or unknown.
 Fit = dict[str, float]
-SHOWN = "{tokens_per_word:.2f} tokens per word, {bytes:.2%} bytes, {unknown:.2%} unknown"
+FIT_FORMAT = "{tokens_per_word:.2f} tokens per word, {bytes:.2%} bytes, {unknown:.2%} unknown"
 
 
 @dataclass
@@ -41,13 +42,13 @@ class Diagnosis:
     fits: dict[str, Fit] = field(default_factory=dict)  # by side; empty without a vocabulary
     forecast: Forecast | None = None
     failure: str = ""  # why there is no forecast
-    doubts: list[str] = field(default_factory=list)  # about the plan: little text, and the like
+    warnings: list[str] = field(default_factory=list)  # of the plan, such as too little text
 
     def count(self, severity: str) -> int:
-        """Count the kinds of findings of this severity, each once for each corpus."""
-        findings = chain.from_iterable(each.by_kind.values() for each in self.corpora)
-        doubts = len(self.doubts) if severity == WARNING else 0
-        return doubts + sum(finding.severity == severity for finding in findings)
+        """Count the findings of this severity: one for each kind and corpus."""
+        findings = chain.from_iterable(corpus.by_kind.values() for corpus in self.corpora)
+        warnings = len(self.warnings) if severity == WARNING else 0
+        return warnings + sum(finding.severity == severity for finding in findings)
 
     def lines(self, width: int) -> Iterator[str]:
         """Yield the lines for people, at most `width` columns wide where possible."""
@@ -57,18 +58,18 @@ class Diagnosis:
         if not self.fits:
             yield "  none yet: lengths in tokens are estimated"
         for name, fit in self.fits.items():
-            yield f"  {name}: {SHOWN.format(**fit)}"
+            yield f"  {name}: {FIT_FORMAT.format(**fit)}"
         if self.forecast is not None:
             yield "forecast"
             for line in self.forecast.lines:
                 yield from wrap(line, width, initial_indent="  ", subsequent_indent="    ")
         elif self.failure:
             yield from wrap(f"no forecast: {self.failure}", width, subsequent_indent="    ")
-        for text in self.doubts:
+        for text in self.warnings:
             yield from wrap(f"warning: {text}", width, subsequent_indent="    ")
         counts = {name: self.count(name) for name in SEVERITIES}
-        some = [f"{n} {name}{'s' * (n != 1)}" for name, n in counts.items() if n]
-        yield ", ".join(some) or "nothing suspicious was found"
+        totals = [f"{n} {name}{'s' * (n != 1)}" for name, n in counts.items() if n]
+        yield ", ".join(totals) or "nothing suspicious was found"
 
     def as_json(self) -> dict[str, object]:
         """Return the object for scripts."""
@@ -76,7 +77,7 @@ class Diagnosis:
             "corpora": [findings.as_json() for findings in self.corpora],
             "vocabulary": self.fits or None,
             "forecast": self.forecast.numbers if self.forecast else None,
-            "doubts": self.doubts,
+            "doubts": self.warnings,
             **{f"{name}s": self.count(name) for name in SEVERITIES},
         }
 
@@ -87,40 +88,26 @@ def diagnose(
     """Check all text of a config and return the findings. Raises `UserError` if the vocabulary that
     the config names cannot be read.
     """
-    config, doubts = without_missing_start(config)
+    config, warnings = without_missing_start(config)
     checker = Checker(config, stop, examples)
     checker.scan()
     preparation = Preparation(config, stop)
     preparation.scans = checker.scans
     checker.tokenizer = tokenizer = preparation.find_tokenizer()
     checker.check()
-    diagnosis = Diagnosis(checker.sets, doubts=doubts)
-    lengths = []
-    for side, name in enumerate(("source", "target")):
-        texts = [text for chunk in checker.sample for text in chunk.texts[side]]
-        words = Words.join([chunk.words[side] for chunk in checker.sample]).counts
-        some = slice(None, None, max(1, len(texts) // MAX_ENCODED))
-        if tokenizer is None:
-            lengths.append(np.ceil(words[some] * PIECES_A_WORD).astype(np.int64))
-            continue
-        ids = tokenizer.encode(texts[some])
-        lengths.append(np.array(list(map(len, ids)), np.int64))
-        diagnosis.fits[name] = fit = _fit(tokenizer, ids, int(words[some].sum()))
-        bad = (
-            fit["bytes"] + fit["unknown"] > MAX_BYTE_FRACTION
-            or fit["tokens_per_word"] > MAX_TOKENS_PER_WORD
-        )
-        if len(words) and bad:
-            checker.sets[0].add_message("pieces", f"{name}: {SHOWN.format(**fit)}")
+    diagnosis = Diagnosis(checker.all_findings, warnings=warnings)
+    lengths = [_add_fit(diagnosis, checker, side) for side in (0, 1)]
     sizes = [findings.pairs for findings in checker.train]
-    sets = {findings.name: findings.pairs for findings in checker.sets if not findings.is_train}
-    diagnosis.doubts += lack_of_text(sum(sizes), sets)
-    diagnosis.doubts += uncut_sets(config.data, {})
-    diagnosis.doubts += lack_of_tokenizers(config.data.tokenizers)
+    sets = {
+        findings.name: findings.pairs for findings in checker.all_findings if not findings.is_train
+    }
+    diagnosis.warnings += lack_of_text(sum(sizes), sets)
+    diagnosis.warnings += uncut_sets(config.data, {})
+    diagnosis.warnings += lack_of_tokenizers(config.data.tokenizers)
     if with_forecast:
         pairs = sum(n * w for n, w in zip(sizes, weights_of(config, sizes), strict=True))
         size = tokenizer.vocab_size if tokenizer else config.tokenizer.vocab_size
-        vocabulary_bytes = len(tokenizer.proto) if tokenizer else GUESSED_SIZE
+        vocabulary_bytes = len(tokenizer.proto) if tokenizer else VOCABULARY_BYTES
         sample = np.stack(lengths, 1)  # (pairs, 2)
         try:
             diagnosis.forecast = forecast(
@@ -130,17 +117,38 @@ def diagnose(
             stop.check()
             diagnosis.failure = str(error)
         else:
-            diagnosis.doubts += diagnosis.forecast.warnings(config.train)
+            diagnosis.warnings += diagnosis.forecast.warnings(config.train)
     return diagnosis
 
 
+def _add_fit(diagnosis: Diagnosis, checker: Checker, side: int) -> NDArray[np.int64]:
+    """Add how the vocabulary fits a side of the sample to the diagnosis; return the lengths of its
+    texts in tokens, estimated if there is no vocabulary.
+    """
+    texts = [text for chunk in checker.sample for text in chunk.texts[side]]
+    words = Words.join([chunk.words[side] for chunk in checker.sample]).counts
+    step = max(1, len(texts) // MAX_ENCODED)
+    texts, words = texts[::step], words[::step]
+    if checker.tokenizer is None:
+        return np.array(np.ceil(words * PIECES_PER_WORD), np.int64)
+    name, ids = ("source", "target")[side], checker.tokenizer.encode(texts)
+    diagnosis.fits[name] = fit = _fit(checker.tokenizer, ids, int(words.sum()))
+    is_bad = (
+        fit["bytes"] + fit["unknown"] > MAX_BYTE_FRACTION
+        or fit["tokens_per_word"] > MAX_TOKENS_PER_WORD
+    )
+    if len(words) and is_bad:
+        checker.all_findings[0].add_message("pieces", f"{name}: {FIT_FORMAT.format(**fit)}")
+    return np.array(list(map(len, ids)), np.int64)
+
+
 def _fit(tokenizer: Tokenizer, lines: list[list[int]], words: int) -> Fit:
-    """Return how a vocabulary cuts lines with this number of words."""
+    """Return how a vocabulary splits lines with this number of words."""
     counts, pieces = Counter(chain.from_iterable(lines)), tokenizer.pieces
     tokens = max(1, counts.total())
-    some_bytes = sum(count for number, count in counts.items() if pieces.is_byte(number))
+    byte_tokens = sum(count for number, count in counts.items() if pieces.is_byte(number))
     return {
         "tokens_per_word": round(counts.total() / max(1, words), 4),
-        "bytes": round(some_bytes / tokens, 6),
+        "bytes": round(byte_tokens / tokens, 6),
         "unknown": round(counts[tokenizer.unk_id] / tokens, 6),
     }

@@ -13,7 +13,7 @@ from mtrain.runtime.errors import RowError, printable
 
 ERROR, WARNING, NOTE = "error", "warning", "note"
 
-# Every kind of finding in the order of the report: its severity and its title.
+# Every kind of finding, as JSON names it, in the order of the report: its severity and its title.
 KINDS: dict[str, tuple[str, str]] = {
     "unreadable": (ERROR, "cannot be read"),
     "unequal": (ERROR, "unequal numbers of lines"),
@@ -21,16 +21,16 @@ KINDS: dict[str, tuple[str, str]] = {
     "encoding": (ERROR, "invalid UTF-8"),
     "dropped": (WARNING, "invalid UTF-8, left out"),
     "empty": (ERROR, "nothing to learn from or to score"),
-    "turned": (ERROR, "source and target swapped"),
-    "contained": (ERROR, "all of it, or nearly all, is in train"),
+    "turned": (ERROR, "source and target swapped in most pairs"),  # "swapped": single pairs
+    "contained": (ERROR, "nearly all pairs are in the training text"),
     "language": (WARNING, "a side is not in its language"),
-    "slip": (WARNING, "sides out of step"),
-    "unrelated": (WARNING, "sides that do not go together"),
-    "misfit": (WARNING, "sides with no words that go together"),
-    "repeated": (WARNING, "the same text for many of the other side"),
-    "swapped": (WARNING, "sides swapped"),
+    "slip": (WARNING, "shifted or shuffled lines"),
+    "unrelated": (WARNING, "sides that seem unrelated"),
+    "misfit": (WARNING, "pairs that do not look like translations"),
+    "repeated": (WARNING, "one text with many different translations"),
+    "swapped": (WARNING, "pairs with source and target swapped"),
     "other_language": (WARNING, "in the other side's language"),
-    "script": (WARNING, "in another script than the side"),
+    "script": (WARNING, "in another script than the rest of the side"),
     "mixed_word": (WARNING, "Latin and Cyrillic letters in one word"),
     "same": (WARNING, "the same text on both sides"),
     "ratio": (WARNING, "lengths differ far too much"),
@@ -42,14 +42,14 @@ KINDS: dict[str, tuple[str, str]] = {
     "no_character": (WARNING, "U+FFFD, private-use or undefined characters"),
     "mojibake": (WARNING, "mojibake: UTF-8 read as something else"),
     "markup": (WARNING, "HTML tags or entities"),
-    "subwords": (WARNING, "marks of text cut into subwords"),
-    "decomposed": (WARNING, "accents or parts apart from their letters (not in NFC)"),
+    "subwords": (WARNING, "subword marks, such as @@"),
+    "decomposed": (WARNING, "letters and accents as separate characters (not in NFC)"),
     "overlap": (WARNING, "pairs that are also in"),
     "source_overlap": (WARNING, "sources that are also in"),
     "target_overlap": (WARNING, "targets that are also in"),
     "near_overlap": (WARNING, "pairs nearly the same as a pair in"),
     "pieces": (WARNING, "the vocabulary does not fit"),
-    "duplicate": (NOTE, "pairs that were there before"),
+    "duplicate": (NOTE, "repeats of earlier pairs"),
     "crlf": (NOTE, "Windows line ends, removed on reading"),
 }
 MAX_EXAMPLE_LENGTH = 300  # characters
@@ -57,7 +57,7 @@ MAX_EXAMPLE_LENGTH = 300  # characters
 
 @dataclass(frozen=True, order=True)
 class Example:
-    """A row with a finding, or, without `shown`, a message; the lowest `rank` comes first."""
+    """A row with a finding, or a message if `shown` is empty; the lowest `rank` comes first."""
 
     rank: float
     number: int
@@ -68,13 +68,13 @@ class Example:
 
 @dataclass
 class Finding:
-    """Findings of one kind, `about` something: their number, and the first or worst examples."""
+    """Findings of one kind with the same `detail`: their number and the first or worst examples."""
 
     kind: str
-    about: str = ""
+    detail: str = ""  # end of the title, such as a side or the name of another corpus
     count: int = 0
     examples: list[Example] = field(default_factory=list)
-    is_allowed: bool = False  # by the config, so that it is no error
+    is_allowed: bool = False  # by the config: a warning, not an error
 
     @property
     def severity(self) -> str:
@@ -83,35 +83,38 @@ class Finding:
 
     @property
     def title(self) -> str:
-        """The title of the kind, and what it is about."""
-        return " ".join(filter(None, (KINDS[self.kind][1], self.about)))
+        """The title of the kind, with the detail."""
+        return " ".join(filter(None, (KINDS[self.kind][1], self.detail)))
 
     def as_json(self) -> dict[str, Any]:
         """Return the finding for scripts."""
-        examples = [{**each.json, "text": each.text} for each in self.examples]
+        examples = [{**example.json, "text": example.text} for example in self.examples]
         named = {"kind": self.kind, "severity": self.severity, "title": self.title}
-        return {**named, "about": self.about, "count": self.count, "examples": examples}
+        return {**named, "about": self.detail, "count": self.count, "examples": examples}
 
 
 class Findings:
-    """A corpus of a config, and what was found in it: at most `most` examples of each kind."""
+    """A corpus of a config and its findings, with at most `max_examples` examples of each kind."""
 
     def __init__(
         self,
         name: str,
         corpus: Corpus,
         root: Path,
-        most: int,
+        max_examples: int,
         languages: tuple[str, str] = ("", ""),
     ) -> None:
-        self.name, self.corpus, self.most, self.languages = name, corpus, most, languages
+        self.name, self.corpus, self.languages = name, corpus, languages
+        self.max_examples = max_examples
         self.what = describe(corpus)
         self.pairs = 0
         self.by_kind: dict[tuple[str, str], Finding] = {}
         self.unit = "row"  # of the numbers that name pairs
-        self.names = [self.what]  # of the files, as in the config; two if each side has its own
+        self.names = [self.what]  # of the files, as in the config; two if each side has a file
         if isinstance(corpus, TextCorpus):
-            self.unit, self.names = "line", [corpus.src, corpus.tgt][:: -1 if corpus.swap else 1]
+            self.unit, self.names = "line", [corpus.src, corpus.tgt]
+            if corpus.swap:
+                self.names.reverse()
         elif isinstance(corpus, FileCorpus):
             self.unit = {"parquet": "row", "tmx": "unit"}.get(corpus.kind, "line")
         in_files = isinstance(corpus, TextCorpus | FileCorpus)
@@ -126,42 +129,50 @@ class Findings:
     def sorted(self) -> list[Finding]:
         """The findings in the order of their kinds."""
         order = list(KINDS)
-        return sorted(self.by_kind.values(), key=lambda each: (order.index(each.kind), each.about))
+        return sorted(self.by_kind.values(), key=lambda one: (order.index(one.kind), one.detail))
 
     def has(self, *kinds: str) -> bool:
-        """Whether something of these kinds was found."""
+        """Whether there are findings of these kinds."""
         return any(kind in kinds for kind, _ in self.by_kind)
 
     def count(self, *kinds: str) -> int:
-        """Count what was found of these kinds."""
-        return sum(each.count for (kind, _), each in self.by_kind.items() if kind in kinds)
+        """Count the rows and messages of these kinds."""
+        return sum(finding.count for finding in self.by_kind.values() if finding.kind in kinds)
+
+    def remove(self, *kinds: str) -> None:
+        """Remove the findings of these kinds."""
+        self.by_kind = {key: one for key, one in self.by_kind.items() if one.kind not in kinds}
 
     def name_row(self, number: int, side: int | None = None) -> str:
-        """Return a row for people: `train.de:12`, without the folder of an absolute path."""
+        """Name a row for people: `train.de:12`, without the directory of an absolute path."""
         name = self.names[(side or 0) % len(self.names)]
         name = Path(name).name if Path(name).is_absolute() else name
         return f"{name}:{number}" if self.unit == "line" else f"{name} {self.unit} {number}"
 
     def row_as_json(self, number: int, side: int | None = None) -> dict[str, Any]:
-        """Return a row for scripts: all files, or that of a side."""
-        one = side is not None and len(self.files) > 1
-        return {"files": [self.files[side or 0]] if one else self.files, self.unit: number}
+        """Name a row for scripts, with the file of a side, or else all files."""
+        files = self.files
+        if side is not None and len(files) > 1:
+            files = [files[side]]
+        return {"files": files, self.unit: number}
 
     def example(
-        self, number: int, text: str, side: int | None = None, *, rank: float = 0, **more: Any
+        self, number: int, text: str, side: int | None = None, *, rank: float = 0, **extra: Any
     ) -> Example:
-        """Return an example by its number; `more` is added for scripts."""
-        json = {**self.row_as_json(number, side), **more}
+        """Make an example of a row; `extra` is added to its JSON."""
+        json = {**self.row_as_json(number, side), **extra}
         return Example(rank, number, self.name_row(number, side), text[:MAX_EXAMPLE_LENGTH], json)
 
-    def add(self, kind: str, count: int, examples: Iterable[Example] = (), about: str = "") -> None:
-        """Count a finding; keep its examples if they come before those that are kept."""
-        finding = self.by_kind.setdefault((kind, about), Finding(kind, about))
+    def add(
+        self, kind: str, count: int, examples: Iterable[Example] = (), detail: str = ""
+    ) -> None:
+        """Add to the count of a finding, and keep the examples with the lowest ranks."""
+        finding = self.by_kind.setdefault((kind, detail), Finding(kind, detail))
         finding.count += count
-        finding.examples = sorted([*finding.examples, *examples])[: self.most]
+        finding.examples = sorted([*finding.examples, *examples])[: self.max_examples]
 
     def add_message(self, kind: str, text: str, *, is_allowed: bool = False) -> None:
-        """Add a finding that is not about a row."""
+        """Add a finding about the whole corpus."""
         self.add(kind, 1, [Example(0, 0, "", text, {})])
         self.by_kind[kind, ""].is_allowed = is_allowed
 
@@ -174,29 +185,29 @@ class Findings:
         self.add(kind, 1, [self.example(error.number, error.reason, sides[0] if sides else 0)])
 
     def as_json(self) -> dict[str, Any]:
-        """Return the corpus with its findings for scripts."""
+        """Return the corpus and its findings for scripts."""
         named = {"name": self.name, "corpus": self.what, "pairs": self.pairs}
         return {**named, "findings": [finding.as_json() for finding in self.sorted]}
 
     def lines(self, width: int) -> Iterator[str]:
         """Yield the lines for people, at most `width` columns wide where possible."""
-        yield _counted(f"{self.name}: {self.what}", f"{self.pairs:,} pairs", width)
+        yield _with_count(f"{self.name}: {self.what}", f"{self.pairs:,} pairs", width)
         if not self.by_kind:
             yield "  nothing suspicious"
         for finding in self.sorted:
             head = f"  {finding.severity:<8} {finding.title}"
             has_rows = any(example.shown for example in finding.examples)
-            yield _counted(head, f"{finding.count:,}", width) if has_rows else head
+            yield _with_count(head, f"{finding.count:,}", width) if has_rows else head
             for example in finding.examples:
-                yield from _shown(example, width)
+                yield from _example_lines(example, width)
 
 
-def _counted(head: str, count: str, width: int) -> str:
+def _with_count(head: str, count: str, width: int) -> str:
     return f"{head} {count.rjust(width - len(head) - 1)}"
 
 
-def _shown(example: Example, width: int) -> list[str]:
-    """Return an example on one line, or a message whole, wrapped."""
+def _example_lines(example: Example, width: int) -> list[str]:
+    """Return a row clipped to one line, or a message wrapped to several."""
     start = f"{' ' * 11}{example.shown}"
     if not example.shown:
         return wrap(printable(example.text), width, initial_indent=start, subsequent_indent=start)

@@ -1,85 +1,100 @@
-"""Rows of a scored set that occur in other text, too: exactly, on one side or both, or nearly.
+"""Find rows of a scored set in other text: equal pairs, equal sides, nearly equal pairs.
 
-The set is kept as hashes of whole lines and of word bigrams; the other text streams past.
+The set is kept as hashes of lines and of word bigrams; the other text is read in chunks.
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
-from mtrain.check.associations import numbered
+from mtrain.check.associations import lookup
 from mtrain.check.chunks import Chunk
 from mtrain.check.findings import Example
 from mtrain.check.words import Words, spans
 from mtrain.config.schema import DataConfig
 from mtrain.data.guards import contained
 
-MIN_BIGRAMS = 5  # of a line that can be nearly another
-NEAR, NEAR_ONE = 0.6, 0.75  # fraction of equal bigrams: mean of the sides, and on one of them
-MAX_LINES_PER_BIGRAM = 50  # lines of the set: a bigram of more lines leads to none of them
-MIN_SHARED = 0.3  # of a line's bigrams in another line, for a closer comparison
+MIN_BIGRAMS = 5  # lines with fewer are compared for equality only
+# Likeness of a nearly equal pair, the fraction of equal bigrams: mean of the sides, and the higher.
+MIN_MEAN_LIKENESS, MIN_HIGHER_LIKENESS = 0.6, 0.75
+MAX_LINES_PER_BIGRAM = 50  # of the set: bigrams in more lines are ignored in the search
+MIN_SHARED = 0.3  # fraction of a line's bigrams in another line, to compare the two
 KINDS = ("overlap", "source_overlap", "target_overlap", "near_overlap")  # most specific first
 BITS = 22  # of the hash table of bigrams
 SHIFT = np.uint64(64 - BITS)  # from a hash to its slot
 TRAIN = "data.train"
 
-# Number of the kind, row of the set, row of the other text, fraction that is equal.
-Match = tuple[int, int, int, float]
+
+class Match(NamedTuple):
+    """A row of the set and a row of other text that are equal, or alike."""
+
+    kind: int  # index in `KINDS`
+    row: int
+    other_row: int
+    likeness: float
 
 
 class ScoredSet:
-    """A set whose rows are searched for in other text; the best match of each row counts."""
+    """A set to search for in other text; the best match of each row is reported."""
 
     def __init__(self, rows: Chunk) -> None:
         self.rows, self.findings = rows, rows.findings
-        self.near = [_Bigrams(words) for words in rows.bigrams]
+        self.bigrams = [_Bigrams(words) for words in rows.bigrams]
         self.best: dict[str, dict[int, tuple[int, Example]]] = {}  # by other text and row
 
     def compare(self, other: Chunk, name: str) -> None:
-        """Search for the rows in some of the text of this name."""
+        """Search a chunk of the text of this name for the rows."""
         best = self.best.setdefault(name, {})
-        for kind, row, place, likeness in self._matches(other):
-            before = best.get(row)
-            if before is None or (kind, -likeness) < (before[0], before[1].rank):
-                side, there = int(KINDS[kind] == "target_overlap"), other.numbers[place]
-                like = f"{likeness:.0%} of " if likeness < 1 else "= "
-                text = f"{like}{other.findings.name_row(there, side)}  {self.rows.texts[side][row]}"
-                more = {"other": other.findings.row_as_json(there), "likeness": round(likeness, 3)}
-                number = self.rows.numbers[row]
-                best[row] = kind, self.findings.example(number, text, side, rank=-likeness, **more)
+        for kind, row, other_row, likeness in self._matches(other):
+            previous = best.get(row)
+            if previous is not None and (previous[0], previous[1].rank) <= (kind, -likeness):
+                continue
+            side, other_number = int(KINDS[kind] == "target_overlap"), other.numbers[other_row]
+            relation = f"{likeness:.0%} of" if likeness < 1 else "="
+            name_of_row = other.findings.name_row(other_number, side)
+            text = f"{relation} {name_of_row}  {self.rows.texts[side][row]}"
+            place = other.findings.row_as_json(other_number)
+            extra = {"other": place, "likeness": round(likeness, 3)}
+            number, rank = self.rows.numbers[row], -likeness
+            best[row] = kind, self.findings.example(number, text, side, rank=rank, **extra)
 
     def report(self, data: DataConfig) -> None:
         """Add the overlap to the findings."""
         for name, best in self.best.items():
-            for number, kind in enumerate(KINDS):
-                examples = [example for order, example in best.values() if order == number]
+            for index, kind in enumerate(KINDS):
+                examples = [example for kind_index, example in best.values() if kind_index == index]
                 if examples:
                     self.findings.add(kind, len(examples), examples, name)
-            same, pairs = sum(order == 0 for order, _ in best.values()), self.findings.pairs
-            if name == TRAIN and (text := contained(same, pairs)):
+            same = sum(kind_index == 0 for kind_index, _ in best.values())
+            if name == TRAIN and (text := contained(same, self.findings.pairs)):
                 self.findings.add_message("contained", text, is_allowed=data.allow_overlap)
 
     def _matches(self, other: Chunk) -> Iterator[Match]:
-        """Find rows that are in another chunk, too, each with its most specific kind."""
-        known = np.array(self.rows.blank.any(0))
-        for kind, (own, theirs) in enumerate(zip(self.rows.hashes, other.hashes, strict=True)):
-            hashes, first = np.unique(theirs, return_index=True)
-            numbers = numbered(hashes, own)
-            rows = np.flatnonzero((numbers > 0) & ~known)
-            for row, place in zip(rows.tolist(), first[numbers[rows] - 1].tolist(), strict=True):
-                yield kind, row, place, 1.0
-            known[rows] = True
-        sides = list(zip(self.near, other.bigrams, strict=True))
-        guesses = set[tuple[int, int]]().union(*(near.guesses(words) for near, words in sides))
-        for row, place in sorted(guesses):
-            if not known[row]:
-                likeness = [near.likeness(row, words, place) for near, words in sides]
-                if sum(likeness) / 2 >= NEAR and max(likeness) >= NEAR_ONE:
-                    yield KINDS.index("near_overlap"), row, place, sum(likeness) / 2
+        """Yield the matches of rows in a chunk, each with its most specific kind."""
+        is_done = np.array(self.rows.blank.any(0))
+        for kind, (hashes, others) in enumerate(zip(self.rows.hashes, other.hashes, strict=True)):
+            distinct, first_rows = np.unique(others, return_index=True)
+            indices = lookup(distinct, hashes)
+            rows = np.flatnonzero((indices > 0) & ~is_done)
+            other_rows = first_rows[indices[rows] - 1]
+            for row, other_row in zip(rows.tolist(), other_rows.tolist(), strict=True):
+                yield Match(kind, row, other_row, 1.0)
+            is_done[rows] = True
+        sides = list(zip(self.bigrams, other.bigrams, strict=True))
+        candidates = set[tuple[int, int]]()
+        for own, words in sides:
+            candidates |= own.candidates(words)
+        for row, other_row in sorted(candidates):
+            if not is_done[row]:
+                likeness = [own.likeness(row, words, other_row) for own, words in sides]
+                mean = sum(likeness) / 2
+                if mean >= MIN_MEAN_LIKENESS and max(likeness) >= MIN_HIGHER_LIKENESS:
+                    yield Match(KINDS.index("near_overlap"), row, other_row, mean)
 
 
 class _Bigrams:
-    """Bigrams of the lines of a side in order, and their lines."""
+    """Sorted bigrams of one side of a set, and the line of each."""
 
     def __init__(self, words: Words) -> None:
         self.words = words
@@ -89,24 +104,25 @@ class _Bigrams:
         self.table = np.zeros(1 << BITS, bool)
         self.table[self.hashes >> SHIFT] = True
 
-    def guesses(self, others: Words) -> set[tuple[int, int]]:
-        """Return pairs of rows that may share many bigrams."""
-        known = self.table[others.hashes >> SHIFT]
-        shared = np.bincount(others.lines[known], minlength=len(others))
-        long = others.counts >= MIN_BIGRAMS
-        hopeful = known & (long & (shared >= NEAR * others.counts))[others.lines]
-        hashes, lines = others.hashes[hopeful], others.lines[hopeful]
-        first = np.searchsorted(self.hashes, hashes, "left")
-        times = np.searchsorted(self.hashes, hashes, "right") - first
-        times[times > MAX_LINES_PER_BIGRAM] = 0
+    def candidates(self, others: Words) -> set[tuple[int, int]]:
+        """Return the pairs of a line and one of the `others`, as bigrams, that may be alike."""
+        is_known = self.table[others.hashes >> SHIFT]
+        known_counts = np.bincount(others.lines[is_known], minlength=len(others))
+        may_match = others.counts >= MIN_BIGRAMS
+        may_match &= known_counts >= MIN_MEAN_LIKENESS * others.counts
+        is_used = is_known & may_match[others.lines]
+        hashes, lines = others.hashes[is_used], others.lines[is_used]
+        starts = np.searchsorted(self.hashes, hashes, "left")
+        counts = np.searchsorted(self.hashes, hashes, "right") - starts
+        counts[counts > MAX_LINES_PER_BIGRAM] = 0
         width = max(1, len(self.words))
-        keys = np.repeat(lines, times) * width + self.lines[spans(first, times)]
-        keys, votes = np.unique(keys, return_counts=True)
-        keys = keys[votes >= MIN_SHARED * others.counts[keys // width]]
+        keys = np.repeat(lines, counts) * width + self.lines[spans(starts, counts)]
+        keys, shared = np.unique(keys, return_counts=True)
+        keys = keys[shared >= MIN_SHARED * others.counts[keys // width]]
         return set(zip((keys % width).tolist(), (keys // width).tolist(), strict=True))
 
-    def likeness(self, row: int, others: Words, place: int) -> float:
-        """Return the fraction of the bigrams of the longer of two lines that both have."""
+    def likeness(self, row: int, others: Words, other_row: int) -> float:
+        """Return the shared bigrams of two lines as a fraction of those of the longer line."""
         own = self.words.hashes[self.words.starts[row] : self.words.starts[row + 1]]
-        theirs = others.hashes[others.starts[place] : others.starts[place + 1]]
+        theirs = others.hashes[others.starts[other_row] : others.starts[other_row + 1]]
         return len(np.intersect1d(own, theirs, assume_unique=True)) / max(1, len(own), len(theirs))

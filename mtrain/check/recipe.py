@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from mtrain.check.words import PIECES_A_WORD
+from mtrain.check.words import PIECES_PER_WORD
 
 EPOCHS = 28  # about those of the measured recipes
 
@@ -34,7 +34,7 @@ def recipe_for(size: Size, *, has_gpu: bool) -> tuple[str, dict[str, dict[str, A
         origin, d_ff = "configs/small.yaml (110,000 pairs were tried)", 1024
         least, most, warmup = 2000, 100_000, 1000
         wide = 4 if has_gpu else 1
-    batch, tokens = 1024 * wide, PIECES_A_WORD * size.words / 2 * max(1, size.pairs)
+    batch, tokens = 1024 * wide, PIECES_PER_WORD * size.words / 2 * max(1, size.pairs)
     steps = min(most, max(least, round(EPOCHS * tokens / (3400 * wide) / 500) * 500))
     if size.pairs > 1_000_000 and has_gpu:
         origin = "configs/transformer-base-wmt14-en-de.yaml (the paper's, for 4.5 million pairs)"

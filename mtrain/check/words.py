@@ -16,20 +16,21 @@ from numpy.typing import NDArray
 
 from mtrain.corpus.writing_systems import script_of
 
-# How characters form words: not at all, in runs, each by itself, each with the next two.
+# How characters form words: none, runs of them, each by itself, each with the next two.
 NONE, RUN, SINGLE, TRIPLE = range(4)
 _SINGLE = {"CJK", "HIRAGANA"}
 _TRIPLE = {"THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN", "JAVANESE", "BALINESE"}
 
-PIECES_A_WORD = 1.4  # about, where there is no vocabulary yet
+PIECES_PER_WORD = 1.4  # an estimate, used without a vocabulary
 
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 by the golden ratio: spreads the bits of hashes
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio; a product with it mixes the bits
+# Powers of an odd number: weights of the characters in the hash of a word.
 _POWERS = np.cumprod(np.full(256, 0x100000001B3 * 2 + 1, np.uint64))
 
 
 @dataclass(frozen=True)
 class Words:
-    """Words of lines by their hashes, in order: line `i` has `starts[i]` to `starts[i + 1] - 1`."""
+    """Words of lines, as hashes: those of line `i` are `hashes[starts[i] : starts[i + 1]]`."""
 
     hashes: NDArray[np.uint64]
     starts: NDArray[np.int64]
@@ -39,7 +40,7 @@ class Words:
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
-        """Words of each line."""
+        """The number of words of each line."""
         return np.diff(self.starts)
 
     @cached_property
@@ -47,16 +48,16 @@ class Words:
         """The line of each word."""
         return np.repeat(np.arange(len(self)), self.counts)
 
-    def select(self, kept: NDArray[np.bool_]) -> "Words":
-        """Leave out words."""
-        return Words.of(self.hashes[kept], np.bincount(self.lines[kept], minlength=len(self)))
+    def select(self, mask: NDArray[np.bool_]) -> "Words":
+        """Keep the words of a mask."""
+        return Words.of(self.hashes[mask], np.bincount(self.lines[mask], minlength=len(self)))
 
-    def first(self) -> "Words":
-        """Keep the first of each line's equal words."""
+    def distinct(self) -> "Words":
+        """Keep the first occurrence of each word in each line."""
         keys = (self.lines.astype(np.uint64) << np.uint64(40)) | (self.hashes >> np.uint64(24))
-        kept = np.zeros(len(keys), bool)
-        kept[np.unique(keys, return_index=True)[1]] = True
-        return self.select(kept)
+        is_first = np.zeros(len(keys), bool)
+        is_first[np.unique(keys, return_index=True)[1]] = True
+        return self.select(is_first)
 
     def part(self, start: int, stop: int) -> "Words":
         """Return the lines from `start` to `stop` - 1."""
@@ -64,20 +65,20 @@ class Words:
         return Words(self.hashes[starts[0] : starts[-1]], starts - starts[0])
 
     def shifted(self, distance: int) -> "Words":
-        """Move lines on by a distance, those at the end to the beginning."""
+        """Move lines down by a distance, and the last ones to the beginning."""
         first = -distance % max(1, len(self))
         return Words.join([self.part(first, len(self)), self.part(0, first)])
 
     def bigrams(self) -> "Words":
-        """Return the different pairs of neighbouring words of each line as words."""
+        """Return the distinct bigrams of each line, hashed as words are."""
         inner = self.lines[1:] == self.lines[:-1]
-        hashes = mixed(self.hashes[:-1], self.hashes[1:])[inner]
+        hashes = combined(self.hashes[:-1], self.hashes[1:])[inner]
         counts = np.bincount(self.lines[1:][inner], minlength=len(self))
-        return Words.of(hashes, counts).first()
+        return Words.of(hashes, counts).distinct()
 
     @staticmethod
     def of(hashes: NDArray[np.uint64], counts: NDArray[np.int64]) -> "Words":
-        """Cut words into lines by their numbers of words."""
+        """Split words into lines with these numbers of words."""
         return Words(hashes, np.concatenate((np.zeros(1, np.int64), np.cumsum(counts))))
 
     @staticmethod
@@ -104,7 +105,7 @@ class Characters:
         text = "".join([text.replace("\n", " ") + "\n" for text in texts])
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
         for code in np.unique(codes[~self.is_known[codes]]).tolist():
-            self._meet(code)
+            self._look_up(code)
         ends = np.flatnonzero(codes == 10)
         return self._words(codes, ends), self._letters(codes, ends)
 
@@ -120,8 +121,8 @@ class Characters:
         starts = np.flatnonzero(begins)
         if not len(starts):
             return Words(np.zeros(0, np.uint64), np.zeros(len(ends) + 1, np.int64))
-        places = np.arange(len(codes)) - starts[np.cumsum(begins) - 1]
-        hashes = np.add.reduceat(values * _POWERS[places & 255], starts) * GOLDEN
+        positions = np.arange(len(codes)) - starts[np.cumsum(begins) - 1]  # in the word
+        hashes = np.add.reduceat(values * _POWERS[positions & 255], starts) * GOLDEN
         hashes ^= hashes >> np.uint64(32)
         return Words(hashes * GOLDEN, np.append(0, np.searchsorted(starts, ends)))
 
@@ -129,14 +130,14 @@ class Characters:
         self, codes: NDArray[np.uint32], ends: NDArray[np.int64]
     ) -> dict[str, NDArray[np.int64]]:
         scripts = self.script[codes]
-        found = np.flatnonzero(np.bincount(scripts, minlength=1)[1:]) + 1
+        numbers = np.flatnonzero(np.bincount(scripts, minlength=1)[1:]) + 1  # of these scripts
         begins = np.append(0, ends[:-1])  # at most the newline before, which is no letter
         return {
             self.scripts[number]: np.add.reduceat(scripts == number, begins, dtype=np.int64)
-            for number in found.tolist()
+            for number in numbers.tolist()
         }
 
-    def _meet(self, code: int) -> None:
+    def _look_up(self, code: int) -> None:
         """Look up the properties of a character."""
         self.is_known[code] = True
         char = chr(code)
@@ -153,23 +154,24 @@ class Characters:
             self.script[code] = self.scripts.index(script)
 
 
-def mixed(first: NDArray[np.uint64], second: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Hash pairs of hashes."""
-    both = first * GOLDEN + second
-    return (both ^ (both >> np.uint64(31))) * GOLDEN
+def combined(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return a hash of each pair of hashes."""
+    sums = left * GOLDEN + right
+    return (sums ^ (sums >> np.uint64(31))) * GOLDEN
 
 
 def spans(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return consecutive numbers from each start: of (5, 9) and counts (3, 2), 5 6 7 9 10."""
-    begins = np.cumsum(counts) - counts
-    places: NDArray[np.int64] = np.arange(counts.sum()) + np.repeat(starts - begins, counts)
-    return places
+    """Return consecutive numbers from each start: `spans([5, 9], [3, 2])` is 5 6 7 9 10."""
+    offsets = np.cumsum(counts) - counts
+    numbers: NDArray[np.int64] = np.arange(counts.sum()) + np.repeat(starts - offsets, counts)
+    return numbers
 
 
 def _spell_triples(values: NDArray[np.uint64], is_triple: NDArray[np.bool_]) -> None:
-    """Let each character of a script without spaces stand for itself and the next two."""
+    """Replace the value of each `is_triple` character by one for it and the next two, in place."""
     if is_triple.any():
-        some = np.append(np.where(is_triple, values, 0), np.zeros(2, np.uint64))
-        first, second = some[1:-1], np.where(some[1:-1] > 0, some[2:], 0)
-        spelt = values + first * _POWERS[1] + second * _POWERS[2]
-        values[is_triple] = spelt[is_triple]
+        padded = np.append(np.where(is_triple, values, 0), np.zeros(2, np.uint64))
+        next_values = padded[1:-1]
+        third_values = np.where(next_values > 0, padded[2:], 0)
+        triples = values + next_values * _POWERS[1] + third_values * _POWERS[2]
+        values[is_triple] = triples[is_triple]

@@ -276,7 +276,7 @@ def test_a_block_that_goes_together_nowhere_near_is_found(folder: Folder, change
     assert abs(example["line"] - 1001) <= 3
     assert abs(example["end"] - 1600) <= 3
     assert "distance" not in example
-    assert "no better together than with neighbouring" in example["text"]
+    assert "match no better than neighbouring" in example["text"]
 
 
 def test_a_lost_line_is_found_where_it_was(folder: Folder) -> None:
