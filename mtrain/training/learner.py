@@ -1,7 +1,8 @@
 """A model in training: micro-batches in, gradients out, the fastest way for each device.
 
 CPU   threads compute pieces of micro-batches without padding (`Workers`)
-GPU   CUDA graphs compute whole micro-batches, whose padding is masked (`InOrder`, `CudaGraphs`)
+GPU   whole micro-batches are computed one after the other (`InOrder`), on CUDA by graphs, which
+      mask padding (`CudaGraphs`), unless the model is compiled
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -117,7 +118,7 @@ class Learner:
         betas, eps, decay = config.train.adam_betas, config.train.adam_eps, config.train.ema_decay
         muon = self.model.hidden_matrices if config.train.optimizer == "muon" else {}
         num_losses = 2 if config.train.consistency is None else 3
-        pool = self._start_threads() if self.device.type == "cpu" else None
+        pool = self._thread_pool() if self.device.type == "cpu" else None
         self.optimizer = Optimizer(self.model, (betas[0], betas[1]), eps, muon, num_losses, pool)
         self.average = MovingAverage(self.optimizer.weights, decay) if decay else None
         self.compiled_hidden: Callable[..., Tensor] | None = None  # of `model`, on any device
@@ -128,15 +129,17 @@ class Learner:
             else self._workers(pool)
         )
 
-    def _start_threads(self) -> ThreadPoolExecutor:
-        """Start the threads of a CPU, each of which uses `openmp` threads for an operation."""
+    def _thread_pool(self) -> ThreadPoolExecutor:
+        """Return a pool of threads for a CPU, each of which uses `openmp` threads per operation."""
         machine = self.machine
         return ThreadPoolExecutor(
             machine.workers, "piece", torch.set_num_threads, (machine.openmp,)
         )
 
     def _workers(self, pool: ThreadPoolExecutor) -> Workers:
-        """Return the workers that compute pieces on a CPU, each with a generator if it can be."""
+        """Return the workers that compute pieces on a CPU, each with a generator of its own unless
+        the model is compiled.
+        """
         computes: list[Compute] = []
         for _ in range(self.machine.workers):
             model, generator = self.model, torch.default_generator
@@ -163,11 +166,8 @@ class Learner:
             self._compile()
         elif self.device.type == "cuda":
             assert isinstance(self.engine, InOrder)
-            work, longest = (
-                partial(self._put_padded, self.engine.latest),
-                self.config.data.max_length,
-            )
-            self.graphs = CudaGraphs(work, self.device, self.ids, longest)
+            work = partial(self._put_padded, self.engine.latest)
+            self.graphs = CudaGraphs(work, self.device, self.ids, self.config.data.max_length)
             self.graphs.warm_up()
 
     def _compile(self) -> None:
