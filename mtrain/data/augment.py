@@ -1,10 +1,10 @@
-"""Augmentation: some training pairs are changed, others in each epoch, so that a model also learns
-text in capitals, without a full stop, with typing errors or with numbers that it has not seen.
+"""Augmentation: in each epoch a different random part of the training pairs is changed, so that a
+model also learns text in capitals, without a full stop, with typing errors or with unseen numbers.
 
 1. draw      a number for each pair from the seed, the epoch and the pair's index
-2. decode    the ids of those that are to be changed
-3. change    their text; user symbols and the tag stay
-4. encode    it; a pair of which a side would become too long stays as it was
+2. decode    the ids of the drawn pairs
+3. change    their text, except user symbols and the tag
+4. encode    the changed text; a pair that would become too long stays unchanged
 """
 
 import re
@@ -21,15 +21,15 @@ from mtrain.data.tokenizer import Tokenizer
 
 Draw = Callable[[], float]  # in [0, 1)
 
-FINAL = ".!?…。！？｡؟۔।॥։።፧។៕။།"  # marks at the end of a sentence
-LETTERS_A_TYPO = 25
+FINAL = ".!?…。！？｡؟۔।॥։።፧។៕။།"  # punctuation at the end of a sentence
+LETTERS_PER_TYPO = 25
 WORD_START = re.compile(r"(?<!\S)\S")
-NUMBER = re.compile("(?<![0-9A-Za-z])[0-9]+(?![0-9A-Za-z])")  # but not the 2 of 2nd or of A2
+NUMBER = re.compile("(?<![0-9A-Za-z])[0-9]+(?![0-9A-Za-z])")  # not the 2 of 2nd or A2
 
 
 class Augmenter:
     """Changes a fraction of the pairs for each setting of `train.augment`. A pair whose text is the
-    same after the change, or blank, or has unknown pieces, stays as it is.
+    same or blank after the change, or that has unknown pieces, stays unchanged.
     """
 
     def __init__(
@@ -43,44 +43,46 @@ class Augmenter:
         self.symbol_ids = {tokenizer.pieces.piece_to_id(symbol) for symbol in symbols}
 
     def change(self, pairs: IdPairs, rows: NDArray[np.int64], epoch: int) -> IdPairs:
-        """Return pairs of ids, with the indices `rows` in the store, as they are in an epoch."""
-        found, hashes = list(pairs), _hashes(self.seed, epoch, rows)
-        kinds = np.searchsorted(self.ends, (hashes >> np.uint64(11)) * 2.0**-53, side="right")
-        places = [
-            place
-            for place in np.flatnonzero(kinds < len(self.names)).tolist()
-            if not any((side == self.tokenizer.unk_id).any() for side in pairs[place])
+        """Return pairs of ids as an epoch sees them; `rows` are their indices in the store."""
+        result, hashes = list(pairs), _hashes(self.seed, epoch, rows)
+        # a number in [0, 1) for each pair; the fractions of the settings divide this range
+        changes = np.searchsorted(self.ends, (hashes >> np.uint64(11)) * 2.0**-53, side="right")
+        drawn = [
+            index
+            for index in np.flatnonzero(changes < len(self.names)).tolist()
+            if not any((side == self.tokenizer.unk_id).any() for side in pairs[index])
         ]
-        sides = [side for place in places for side in pairs[place]]
+        sides = [side for index in drawn for side in pairs[index]]
         tags = [self._tag(side) for side in sides]
-        ids = [side[len(tag) :].tolist() for side, tag in zip(sides, tags, strict=True)]
-        texts = self.tokenizer.decode(ids)
+        untagged = [side[len(tag) :].tolist() for side, tag in zip(sides, tags, strict=True)]
+        texts = self.tokenizer.decode(untagged)
         changed: list[str] = []
-        for place, src, tgt in zip(places, texts[::2], texts[1::2], strict=True):
-            draw = Random(int(hashes[place])).random
-            changed += self._change(self.names[kinds[place]], src, tgt, draw)
-        new = self._encode(sides, tags, texts, changed)
-        for place, *pair in zip(places, new[::2], new[1::2], strict=True):
-            if max(map(len, pair)) < self.max_length:
-                found[place] = pair[0], pair[1]
-        return found
+        for index, src, tgt in zip(drawn, texts[::2], texts[1::2], strict=True):
+            draw = Random(int(hashes[index])).random
+            changed += self._change(self.names[changes[index]], src, tgt, draw)
+        ids = self._encode(sides, tags, texts, changed)
+        for index, src_ids, tgt_ids in zip(drawn, ids[::2], ids[1::2], strict=True):
+            if max(len(src_ids), len(tgt_ids)) < self.max_length:
+                result[index] = src_ids, tgt_ids
+        return result
 
     def _tag(self, side: Ids) -> Ids:
-        """Return the tag at the start of a source, which is empty if there is none."""
-        return side[: int(len(side) > 0 and int(side[0]) in self.symbol_ids)]
+        """Return the tag that a side starts with, or an empty array."""
+        has_tag = len(side) > 0 and int(side[0]) in self.symbol_ids
+        return side[:1] if has_tag else side[:0]
 
     def _encode(
         self, sides: list[Ids], tags: list[Ids], texts: list[str], changed: list[str]
     ) -> list[Ids]:
-        """Encode the texts that changed, each after its tag; return the ids of all."""
-        places = [n for n, text in enumerate(changed) if text != texts[n] and not is_blank(text)]
-        new, encoded = list(sides), self.tokenizer.encode([changed[place] for place in places])
-        for place, ids in zip(places, encoded, strict=True):
-            new[place] = np.concatenate((tags[place], np.array(ids, sides[place].dtype)))
-        return new
+        """Return the ids of all sides, with those of changed texts encoded anew after their tag."""
+        indices = [n for n, text in enumerate(changed) if text != texts[n] and not is_blank(text)]
+        result, encoded = list(sides), self.tokenizer.encode([changed[n] for n in indices])
+        for n, ids in zip(indices, encoded, strict=True):
+            result[n] = np.concatenate((tags[n], np.array(ids, sides[n].dtype)))
+        return result
 
     def _change(self, name: str, src: str, tgt: str, draw: Draw) -> tuple[str, str]:
-        """Return the text of a pair after the change of this name."""
+        """Return the text of a pair after the change that setting `name` asks for."""
         match name:
             case "upper":
                 return self._outside_symbols(src, str.upper), self._outside_symbols(tgt, str.upper)
@@ -90,17 +92,24 @@ class Augmenter:
                 return src.rstrip().rstrip(FINAL).rstrip() or src, tgt
             case "typos":
                 return self._outside_symbols(src, lambda text: _mistype(text, draw)), tgt
-        numbers = (NUMBER.findall(self.symbols.sub(" ", text)) for text in (src, tgt))
-        both = set.intersection(*map(set, numbers))
-        others = {number: _other_number(number, draw) for number in sorted(both)}
+            case _:
+                return self._change_numbers(src, tgt, draw)
+
+    def _change_numbers(self, src: str, tgt: str, draw: Draw) -> tuple[str, str]:
+        """Replace each number that both sides have by another one."""
+        src_numbers, tgt_numbers = (
+            set(NUMBER.findall(self.symbols.sub(" ", text))) for text in (src, tgt)
+        )
+        new = {number: _other_number(number, draw) for number in sorted(src_numbers & tgt_numbers)}
 
         def replace(text: str) -> str:
-            return NUMBER.sub(lambda found: others.get(found[0], found[0]), text)
+            return NUMBER.sub(lambda match: new.get(match[0], match[0]), text)
 
         return self._outside_symbols(src, replace), self._outside_symbols(tgt, replace)
 
     def _outside_symbols(self, text: str, change: Callable[[str], str]) -> str:
-        parts = self.symbols.split(text)
+        """Change the text between user symbols."""
+        parts = self.symbols.split(text)  # every second part is a symbol
         return "".join(part if n % 2 else change(part) for n, part in enumerate(parts))
 
 
@@ -114,27 +123,29 @@ def _hashes(seed: int, epoch: int, rows: NDArray[np.int64]) -> NDArray[np.uint64
 
 
 def _title(text: str) -> str:
-    return WORD_START.sub(lambda found: found[0].title(), text)
+    return WORD_START.sub(lambda match: match[0].title(), text)
 
 
 def _mistype(text: str, draw: Draw) -> str:
-    """Drop a letter, double it, take another one of the text for it, or swap it with the next
-    character: once, and once more for each 25 letters.
+    """Drop a letter, double it, replace it by another letter of the text, or swap it with the next
+    character: once, and once more for every 25 letters.
     """
     characters = list(text)
-    letters = [place for place, character in enumerate(text) if character.isalpha()]
-    for _ in range(1 + len(letters) // LETTERS_A_TYPO if letters else 0):
-        place, other, kind = letters[int(draw() * len(letters))], draw(), int(draw() * 4)
+    letters = [index for index, character in enumerate(text) if character.isalpha()]
+    typos = 1 + len(letters) // LETTERS_PER_TYPO if letters else 0
+    for _ in range(typos):
+        index = letters[int(draw() * len(letters))]
+        other = text[letters[int(draw() * len(letters))]]
+        kind = int(draw() * 4)
         if kind < 3:
-            replacements = ("", text[place] * 2, text[letters[int(other * len(letters))]])
-            characters[place] = replacements[kind]
+            characters[index] = ("", text[index] * 2, other)[kind]
         else:
-            characters[place : place + 2] = characters[place : place + 2][::-1]
+            characters[index : index + 2] = characters[index : index + 2][::-1]
     return "".join(characters)
 
 
 def _other_number(number: str, draw: Draw) -> str:
-    """Return another number of the same length. 0 and 1 stay: after 1 nouns have another form."""
+    """Return a random number of the same length. 0 and 1 stay: nouns after 1 are singular."""
     if len(number) == 1:
         return number if number in "01" else str(2 + int(draw() * 8))
     first = "0" if number[0] == "0" else str(1 + int(draw() * 9))

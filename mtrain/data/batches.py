@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from mtrain.data.augment import Augmenter
 from mtrain.data.bpe_dropout import SubwordSampler
-from mtrain.data.store import IdPairs, Part, Store
+from mtrain.data.store import IdPairs, Ids, Part, Store
 from mtrain.data.tokenizer import Tokenizer
 
 POOL = 1 << 17  # pairs that are shuffled together and cut into batches at a time
-BLOCK = 1 << 10  # neighbouring pairs that always come into the same pool
-OPEN_ROWS = 16  # that a pair may be packed into
-CHUNK = 1 << 10  # pairs that are changed at a time, in a fraction of a second
+BLOCK = 1 << 10  # consecutive pairs that stay together when pools are drawn
+OPEN_ROWS = 16  # number of last rows that a pair may be packed into
+CHUNK = 1 << 10  # pairs augmented at a time, which takes a fraction of a second
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class SpecialIds:
 
 class Batch(NamedTuple):
     """A padded micro-batch of `B` rows of one pair each, or several if packed. Sentences of `src`
-    (B, S) end in eos, those of `tgt_in` (B, T) start with bos, those of `tgt_out` (B, T) end in
-    eos; `positions` (N,) are the indices of tokens that are no padding in the flattened (B * T,)
-    targets, `targets` (N,) these tokens.
+    (B, S) and `tgt_out` (B, T) end in eos, sentences of `tgt_in` (B, T) start with bos.
+    `positions` (N,) are the indices of the tokens that are not padding in the flattened `tgt_out`
+    (B * T,), `targets` (N,) are these tokens.
     """
 
     src: torch.Tensor
@@ -57,7 +57,7 @@ class Batch(NamedTuple):
         return self.targets.numel()
 
     def part(self, start: int, stop: int) -> "Batch":
-        """Return the rows from `start` to `stop` - 1, padded as they are."""
+        """Return the rows from `start` to `stop` - 1 at the same padded width."""
         first, end = start * self.tgt_out.shape[1], stop * self.tgt_out.shape[1]
         inside = slice(*torch.searchsorted(self.positions, torch.tensor([first, end])).tolist())
         src, tgt_in, tgt_out = (table[start:stop] for table in self[:3])
@@ -67,7 +67,7 @@ class Batch(NamedTuple):
         """Return the batch on a device."""
         if device.type == "cpu":
             return self
-        # from pinned memory no copy waits for the work queued before it
+        # a copy from pinned memory does not wait for the work that is queued on the GPU
         parts = [part.pin_memory() if device.type == "cuda" else part for part in self]
         return Batch(*(part.to(device, non_blocking=True) for part in parts))
 
@@ -75,7 +75,7 @@ class Batch(NamedTuple):
 def pad(
     rows: list[NDArray[Any]], ids: SpecialIds, *, bos: bool, eos: bool, width: int = 0
 ) -> torch.Tensor:
-    """Add bos and eos and pad sequences to one (B, L) tensor, L >= width; nothing else pads."""
+    """Add bos and eos and pad sequences to one (B, L) tensor, L >= width. Only this pads."""
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     width = max(width, int(lengths.max(initial=0)) + bos + eos)
     table = np.full((len(rows), width), ids.pad, np.int64)
@@ -90,15 +90,15 @@ def pad(
 
 def collate(pairs: IdPairs, ids: SpecialIds, width: int = 0) -> Batch:
     """Make a batch of pairs of id sequences, packed into rows of `width` tokens if it is not 0."""
-    pairs = _joined(pairs, width, ids.eos) if width else pairs
+    pairs = _packed(pairs, width, ids.eos) if width else pairs
     targets = [tgt for _, tgt in pairs]
     tgt_in = pad(targets, ids, bos=True, eos=False, width=width)
-    if width:  # between sentences; text contains no eos
+    if width:  # each eos separates two sentences, as text contains none
         tgt_in[tgt_in == ids.eos] = ids.bos
     tgt_out = pad(targets, ids, bos=False, eos=True, width=width)
     lengths = torch.tensor([len(tgt) + 1 for tgt in targets])
-    real = torch.arange(tgt_out.shape[1]) < lengths[:, None]
-    positions = real.flatten().nonzero().squeeze(1)
+    is_token = torch.arange(tgt_out.shape[1]) < lengths[:, None]
+    positions = is_token.flatten().nonzero().squeeze(1)
     return Batch(
         src=pad([src for src, _ in pairs], ids, bos=False, eos=True, width=width),
         tgt_in=tgt_in,
@@ -108,26 +108,31 @@ def collate(pairs: IdPairs, ids: SpecialIds, width: int = 0) -> Batch:
     )
 
 
-def _joined(pairs: IdPairs, width: int, eos: int) -> IdPairs:
-    """Concatenate the pairs of each row, with eos between them."""
+def _packed(pairs: IdPairs, width: int, eos: int) -> IdPairs:
+    """Join the sources and the targets of each row of `width` tokens."""
     rows = _pack([(len(src) + 1, len(tgt) + 1) for src, tgt in pairs], width, 1)
-    between = np.array([eos])
-    sides = [
-        [np.concatenate([x for i in row for x in (between, pairs[i][side])][1:]) for row in rows]
-        for side in (0, 1)
+    return [
+        (_join([pairs[i][0] for i in row], eos), _join([pairs[i][1] for i in row], eos))
+        for row in rows
     ]
-    return list(zip(*sides, strict=True))
+
+
+def _join(sequences: list[Ids], eos: int) -> Ids:
+    """Concatenate sequences, with eos between them."""
+    separator = np.array([eos])
+    parts = [part for sequence in sequences for part in (sequence, separator)]
+    return np.concatenate(parts[:-1])
 
 
 def _pack(lengths: list[tuple[int, int]], width: int, num_open: int) -> list[list[int]]:
-    """Put each pair into the first of the `num_open` last rows with room for it on both sides, or
-    into a new row, and return the indices in each row.
+    """Put each pair into the first of the last `num_open` rows that has room for both its sides,
+    or into a new row. Return the indices of the pairs of each row.
     """
     rows: list[list[int]] = []
     room: list[tuple[int, int]] = []
     for pair, (src, tgt) in enumerate(lengths):
-        last = range(max(0, len(rows) - num_open), len(rows))
-        row = next((n for n in last if room[n][0] >= src and room[n][1] >= tgt), len(rows))
+        open_rows = range(max(0, len(rows) - num_open), len(rows))
+        row = next((n for n in open_rows if room[n][0] >= src and room[n][1] >= tgt), len(rows))
         if row == len(rows):
             rows.append([])
             room.append((width, width))
@@ -138,21 +143,21 @@ def _pack(lengths: list[tuple[int, int]], width: int, num_open: int) -> list[lis
 
 def batch_by_tokens(lengths: NDArray[np.int64], max_tokens: int) -> list[NDArray[np.int64]]:
     """Cut rows into batches of similar lengths with rows x max(S, T) <= max_tokens, and return
-    their indices. A row longer than the budget is a batch of its own.
+    their indices. A row longer than the budget is a batch by itself.
 
-    `lengths` (rows, 2) counts eos. Rows are sorted by target length, cut into about as many groups
-    as each will hold batches, and sorted by source length within each group: source and target get
-    little padding, which a single sort does not achieve.
+    `lengths` (rows, 2) counts eos. To get G * G batches, rows are sorted by target length, cut into
+    G groups, and sorted by source length within each group. Thus both source and target get little
+    padding, which a single sort does not achieve.
     """
     if not len(lengths):
         return []
     longest = lengths.max(1)
     by_target = np.lexsort((lengths[:, 0], lengths[:, 1]))
-    # groups hold equal numbers of tokens, as batches do: long pairs are not in a single group
-    work = np.cumsum(longest[by_target])
-    groups = max(1, round((work[-1] / max_tokens) ** 0.5))
-    group = np.minimum(work * groups // (work[-1] + 1), groups - 1)
-    # every other group is in descending order, so that a batch of two groups has even lengths
+    # groups have equal numbers of tokens, not of rows, because batches do
+    tokens = np.cumsum(longest[by_target])
+    groups = max(1, round((tokens[-1] / max_tokens) ** 0.5))
+    group = np.minimum(tokens * groups // (tokens[-1] + 1), groups - 1)
+    # every second group is in descending order, so that a batch across two groups has even lengths
     direction = np.where(group % 2, -1, 1)
     order = by_target[np.lexsort((lengths[by_target, 0] * direction, group))]
     return _cut(order, longest[order], max_tokens)
@@ -162,10 +167,10 @@ def pack_by_tokens(
     lengths: NDArray[np.int64], max_tokens: int, width: int
 ) -> list[NDArray[np.int64]]:
     """Pack pairs into rows of `width` tokens, cut these into batches with rows x width <=
-    max_tokens, and return the indices of the pairs. Longer pairs, or all if `width` is 0, come
-    last, as `batch_by_tokens` cuts them.
+    max_tokens, and return the indices of the pairs. Pairs longer than `width` come last, in batches
+    of `batch_by_tokens`; with `width` 0 these are all pairs.
 
-    The first pair of a row does not fit into the row before it, so `collate` finds the same rows.
+    The first pair of a row does not fit into the row before it, so `collate` makes the same rows.
     """
     fits = lengths.max(1) <= width
     short, long = np.flatnonzero(fits), np.flatnonzero(~fits)
@@ -177,7 +182,9 @@ def pack_by_tokens(
 def _cut(
     order: NDArray[np.int64], longest: NDArray[np.int64], max_tokens: int
 ) -> list[NDArray[np.int64]]:
-    """Cut an order greedily wherever the next row would overflow the budget."""
+    """Cut rows into batches in this order, each as large as the budget allows; `longest` has the
+    length of each row.
+    """
     batches, start = [], 0
     while start < len(order):
         window = longest[start : start + max(1, max_tokens // int(longest[start]))]
@@ -192,7 +199,7 @@ def _cut(
 @dataclass(frozen=True)
 class MicroBatch:
     """Indices of a micro-batch's pairs, its number of target tokens with eos, and the pairs
-    themselves if their subwords were sampled or their text was changed.
+    themselves if their subwords were sampled or they were augmented.
     """
 
     indices: NDArray[np.int64]
@@ -204,18 +211,17 @@ class TokenBatches:
     """The training stream: every pair once an epoch, in micro-batches of at most `max_tokens`
     padded tokens in the source and in the target.
 
-    An epoch is a sequence of pools, each of blocks of neighbouring pairs from all over the corpus.
+    An epoch is a sequence of pools, each of blocks of consecutive pairs from all over the corpus.
     A pool's content and order do not depend on earlier pools. Blocks of corpora with a weight above
-    1 occur several times; for a fractional weight the last occurrence has only a fraction of the
-    pairs, different ones in each epoch.
+    1 occur several times; for a fractional weight the last occurrence has only a random fraction of
+    the pairs, drawn anew in each epoch.
 
-    Each of the `step_batches` consecutive micro-batches of a step comes from another range of
+    Each of the `step_batches` consecutive micro-batches of a step comes from a different range of
     lengths, so that a micro-batch has little padding and a step has short and long sentences
-    (except at the end of a pool). Steps of one length learn far more slowly.
+    (except at the end of a pool). Steps of equal lengths learn far more slowly.
 
-    With an `augmenter`, which changes text, or a `sampler`, which draws subwords anew, or a
-    `row_width`, which packs pairs into rows, a thread prepares the next pool meanwhile, until
-    `close`.
+    With an `augmenter`, which changes text, a `sampler`, which segments it anew, or a `row_width`,
+    which packs pairs into rows, a thread prepares the next pool ahead of time, until `close`.
     """
 
     def __init__(
@@ -239,7 +245,7 @@ class TokenBatches:
         self.pools = max(1, math.ceil(float(pairs) / POOL))
 
     def close(self) -> None:
-        """End the thread soon: Python waits for it before it ends the process."""
+        """Stop the thread, because Python does not exit before it ends."""
         self.is_closed = True
         self.executor.shutdown(wait=False, cancel_futures=True)
 
@@ -255,23 +261,24 @@ class TokenBatches:
         return [self.store.pair(int(row)) for row in rows]
 
     def plan(self, epoch: int, pool: int) -> list[MicroBatch]:
-        """Return the micro-batches of a pool; reads only lengths if nothing is drawn anew."""
+        """Return the micro-batches of a pool; reads only lengths if it need not change pairs."""
         if self.sampler is None and self.augmenter is None and not self.row_width:
             return self._plan(epoch, pool)
         following = (epoch, pool + 1) if pool + 1 < self.pools else (epoch + 1, 0)
         self.planned = {
-            place: self.planned.get(place) or self.executor.submit(self._plan, *place)
-            for place in ((epoch, pool), following)
+            key: self.planned.get(key) or self.executor.submit(self._plan, *key)
+            for key in ((epoch, pool), following)
         }
         return self.planned[epoch, pool].result()
 
     def _plan(self, epoch: int, pool: int) -> list[MicroBatch]:
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self.visits))
         visits = self.visits[np.array_split(order, self.pools)[pool]]
-        random = np.random.default_rng([self.seed, epoch, pool + 1])  # 0 gives the order's seed
-        seen = [self._visit(int(start), int(stop), part, random) for start, stop, part in visits]
-        rows = np.concatenate([rows for rows, _ in seen])
-        lengths = np.concatenate([lengths for _, lengths in seen]) + 1
+        # pool + 1, because [seed, epoch, 0] is the same seed as [seed, epoch]
+        random = np.random.default_rng([self.seed, epoch, pool + 1])
+        drawn = [self._visit(int(start), int(stop), part, random) for start, stop, part in visits]
+        rows = np.concatenate([rows for rows, _ in drawn])
+        lengths = np.concatenate([lengths for _, lengths in drawn]) + 1
         pairs: IdPairs | None = None
         if self.augmenter is not None:
             pairs = self._augmented(self.augmenter, rows, epoch)
@@ -285,16 +292,16 @@ class TokenBatches:
         planned = []
         for number in _deal(len(batches), self.step_batches, random):
             chosen = shuffle[batches[number]]
-            own = None if pairs is None else [pairs[place] for place in chosen]
-            planned.append(MicroBatch(rows[chosen], int(lengths[chosen, 1].sum()), own))
+            batch_pairs = None if pairs is None else [pairs[index] for index in chosen]
+            planned.append(MicroBatch(rows[chosen], int(lengths[chosen, 1].sum()), batch_pairs))
         return planned
 
     def _augmented(self, augmenter: Augmenter, rows: NDArray[np.int64], epoch: int) -> IdPairs:
         pairs: IdPairs = []
         for start in range(0, len(rows), CHUNK):
             self._check()
-            some = rows[start : start + CHUNK]
-            pairs += augmenter.change(self._pairs(some), some, epoch)
+            chunk = rows[start : start + CHUNK]
+            pairs += augmenter.change(self._pairs(chunk), chunk, epoch)
         return pairs
 
     def _visit(
@@ -303,27 +310,27 @@ class TokenBatches:
         """Draw a fraction of the pairs of a block; return their indices and lengths."""
         rows, lengths = np.arange(start, stop), self.store.lengths_of(start, stop)
         if fraction < 1:
-            seen = random.random(len(rows)) < fraction
-            rows, lengths = rows[seen], lengths[seen]
+            is_drawn = random.random(len(rows)) < fraction
+            rows, lengths = rows[is_drawn], lengths[is_drawn]
         return rows, lengths
 
 
 def _block_schedule(part: Part) -> NDArray[np.float64]:
-    """Return start, stop and the fraction of pairs to draw, (visits, 3), of each visit to a block
-    of a corpus in an epoch.
+    """Return start, stop and the fraction of pairs to draw for each visit to a block of a corpus in
+    an epoch: (visits, 3).
     """
     starts = np.arange(part.start, part.stop, BLOCK)
     stops = np.minimum(starts + BLOCK, part.stop)
     rest, whole = math.modf(part.weight)
-    fractions = np.array([1.0] * int(whole) + [rest] * (rest > 0))
+    fractions = [1.0] * int(whole) + ([rest] if rest else [])
     columns = (np.tile(starts, len(fractions)), np.tile(stops, len(fractions)))
     return np.stack((*columns, np.repeat(fractions, len(starts))), 1)
 
 
 def _deal(count: int, ranges: int, random: np.random.Generator) -> list[int]:
-    """Shuffle the numbers below `count` within each of `ranges` ranges, then take one from each
-    range in turn.
+    """Cut the numbers below `count` into `ranges` ranges, shuffle each, then take a number from
+    each range in turn.
     """
     ranges = max(1, min(ranges, count))
-    parts = [random.permutation(part) for part in np.array_split(np.arange(count), ranges)]
-    return [number for turn in zip_longest(*parts) for number in turn if number is not None]
+    shuffled = [random.permutation(part) for part in np.array_split(np.arange(count), ranges)]
+    return [number for turn in zip_longest(*shuffled) for number in turn if number is not None]
