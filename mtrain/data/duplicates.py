@@ -1,7 +1,7 @@
-"""Pairs that the training text holds more than once, by 64-bit hashes, in bounded memory.
+"""Pairs that the training text holds more than once, found by 64-bit hashes in bounded memory.
 
-The hash of each pair goes to one of many files by its last bits. Equal pairs meet in one file, and
-each file is sorted by itself.
+The last bits of a pair's hash choose one of many files, so that equal pairs meet in the same file.
+Each file is sorted separately.
 """
 
 import hashlib
@@ -18,37 +18,38 @@ from mtrain.runs import manifest
 FORMAT = 2
 CHUNK = 100_000  # pairs hashed at a time
 AT_ONCE = 1 << 22  # pairs sorted at a time
-MAX_FILES = 4096  # whatever number of pairs a corpus declares
+MAX_FILES = 4096  # even if a corpus declares a huge number of pairs
 RECORD = np.dtype([("hash", "<u8"), ("number", "<u8")])
-BLOCK = 1 << 13  # bytes of the result read at a time, each for eight pairs
+BLOCK = 1 << 13  # bytes of the result read at a time; a byte is for eight pairs
 
 
 def write_repeats(
-    directory: Path, corpora: Iterable[Iterable[Pair]], about: int, progress: Callable[[int], None]
+    directory: Path, corpora: Iterable[Iterable[Pair]], size: int, progress: Callable[[int], None]
 ) -> None:
-    """Write a bit for each pair of `corpora` that occurred before, in the same corpus or an earlier
-    one; `about` is their approximate number, and `progress` gets the numbers of pairs read. Raises
-    `OSError` if the disk is full.
+    """Write a bit for each pair: 1 if it occurred before, in the same corpus or an earlier one.
+
+    `size` is the approximate number of pairs; `progress` gets the number of pairs of each chunk
+    that was read. Raises `OSError` if the disk is full.
     """
-    duplicates, starts = Duplicates(directory, about), [0]
+    duplicates, starts = Duplicates(directory, size), [0]
     for pairs in corpora:
         texts, end = (f"{len(src)} {src}{tgt}" for src, tgt in pairs), starts[-1]
         while len(hashes := text_hashes(islice(texts, CHUNK))):
             duplicates.add(hashes, np.arange(end, end + len(hashes), dtype=np.uint64))
             end += len(hashes)
             progress(len(hashes))
-        starts.append(-(-end // 8) * 8)  # so that its bits start with a byte
+        starts.append((end + 7) // 8 * 8)  # the bits of each corpus start at a whole byte
     is_repeat = np.zeros(starts[-1] // 8, np.uint8)
     for later, _ in duplicates.groups():
         numbers = later.astype(np.int64)
-        np.bitwise_or.at(is_repeat, numbers >> 3, (128 >> (numbers & 7)).astype(np.uint8))
+        np.bitwise_or.at(is_repeat, numbers // 8, (128 >> numbers % 8).astype(np.uint8))
     for number, (start, stop) in enumerate(pairwise(starts)):
         bits = is_repeat[start // 8 : stop // 8]
         np.save(directory / f"{number:05d}.npy", bits, allow_pickle=False)
 
 
 def text_hashes(texts: Iterable[str]) -> NDArray[np.uint64]:
-    """Hash texts, which may hold lone surrogates."""
+    """Return the 64-bit hashes of texts, which may hold lone surrogates."""
     digests = (
         hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
         for text in texts
@@ -57,39 +58,39 @@ def text_hashes(texts: Iterable[str]) -> NDArray[np.uint64]:
 
 
 class Duplicates:
-    """Finds equal hashes in a long sequence, kept in files of `directory`."""
+    """Finds equal hashes in a sequence of about `size`, which it stores in files of `directory`."""
 
-    def __init__(self, directory: Path, about: int) -> None:
-        buckets = min(1 << (about // AT_ONCE).bit_length(), MAX_FILES)
-        self.paths = [directory / f"{number}.hashes" for number in range(buckets)]
+    def __init__(self, directory: Path, size: int) -> None:
+        num_files = min(1 << (size // AT_ONCE).bit_length(), MAX_FILES)
+        self.paths = [directory / f"{number}.hashes" for number in range(num_files)]
         for path in self.paths:
             path.touch()
 
     def add(self, hashes: NDArray[np.uint64], numbers: NDArray[np.uint64]) -> None:
-        """Add hashes with numbers larger than those before."""
+        """Add hashes and the numbers of their pairs, which increase from call to call."""
         records = np.zeros(len(hashes), RECORD)
         records["hash"], records["number"] = hashes, numbers
-        place = records["hash"] % np.uint64(len(self.paths))
-        for number in np.unique(place).tolist():
+        file_numbers = records["hash"] % np.uint64(len(self.paths))
+        for number in np.unique(file_numbers).tolist():
             with self.paths[number].open("ab") as file:
-                file.write(records[place == number].tobytes())
+                file.write(records[file_numbers == number].tobytes())
 
     def groups(self) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint64]]]:
-        """Yield, file by file, the numbers whose hash occurred before, and for each of them the
-        first number with that hash. Files are removed once they are read.
+        """Yield for each file the numbers of pairs whose hash occurred before, and the number of
+        the first pair with the same hash. Files are removed once they are read.
         """
         for path in self.paths:
             records = np.fromfile(path, RECORD)
             path.unlink()
             numbers, order = records["number"], np.argsort(records["hash"], kind="stable")
             hashes = records["hash"][order]
-            again = np.flatnonzero(hashes[1:] == hashes[:-1]) + 1
-            first = np.searchsorted(hashes, hashes[again])
-            yield numbers[order[again]], numbers[order[first]]
+            later = np.flatnonzero(hashes[1:] == hashes[:-1]) + 1
+            first = np.searchsorted(hashes, hashes[later])
+            yield numbers[order[later]], numbers[order[first]]
 
 
 def open_repeats(path: Path) -> list[NDArray[np.uint8]]:
-    """Open the bits that `write_repeats` wrote, for each corpus; raises `DamagedError`."""
+    """Open the bits of each corpus that `write_repeats` wrote; raises `DamagedError`."""
     names = sorted(manifest.verify(path))
     return [np.load(path / name, "r", allow_pickle=False) for name in names]
 
@@ -97,5 +98,5 @@ def open_repeats(path: Path) -> list[NDArray[np.uint8]]:
 def without_repeats(pairs: Iterable[Pair], is_repeat: NDArray[np.uint8]) -> Iterator[Pair]:
     """Leave out the pairs of a corpus that are repeats."""
     blocks = (is_repeat[start : start + BLOCK] for start in range(0, len(is_repeat), BLOCK))
-    bits = chain.from_iterable(np.unpackbits(~block).tolist() for block in blocks)
-    return compress(pairs, chain(bits, repeat(1)))  # a text that grew is still read to its end
+    is_new = chain.from_iterable(np.unpackbits(~block).tolist() for block in blocks)
+    return compress(pairs, chain(is_new, repeat(1)))  # text that has grown is read to its end

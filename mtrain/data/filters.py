@@ -1,4 +1,4 @@
-"""Filters of the training text, each with the reason that is counted."""
+"""Filters of the training text. The pairs that each drops are counted by reason."""
 
 import re
 from collections import Counter
@@ -15,9 +15,9 @@ from mtrain.corpus.lines import CHARACTERS_A_TOKEN, DROPPED
 from mtrain.corpus.readers import Pair
 from mtrain.runtime.errors import RefusedError
 
-FILTERS = 2  # version of what filters drop, a part of names in the cache
+FILTERS = 2  # version of the filters, a part of cache keys
 # Control characters other than tabs, line separators, surrogates, private use, noncharacters, and
-# what stands for lost text: U+FFFC and U+FFFD.
+# the replacement characters U+FFFC and U+FFFD.
 _CONTROL = re.compile(
     "[\0-\x08\n-\x1f\x7f-\x9f\u2028\u2029\ud800-\uf8ff\ufdd0-\ufdef\ufffc-\uffff"
     "\U000f0000-\U0010ffff]"
@@ -45,11 +45,11 @@ class Selection:
     def by_characters(
         self, pairs: list[Pair], longest_piece: int, dropped: Counter[str]
     ) -> list[Pair]:
-        """Keep the pairs that may be short enough in tokens: encoding takes fifty times the memory
-        of a text.
+        """Keep the pairs that may be short enough in tokens, because encoding takes fifty times the
+        memory of a text.
         """
-        most = self.max_length * max(CHARACTERS_A_TOKEN, longest_piece)
-        kept = [pair for pair in pairs if len(pair[0]) <= most and len(pair[1]) <= most]
+        limit = self.max_length * max(CHARACTERS_A_TOKEN, longest_piece)
+        kept = [pair for pair in pairs if len(pair[0]) <= limit and len(pair[1]) <= limit]
         dropped[DROPPED + self._too_long] += len(pairs) - len(kept)
         return kept
 
@@ -62,19 +62,19 @@ class Selection:
         lengths = lengths + 1
         shorter, longer = lengths.min(1), lengths.max(1)
         passed = np.ones(len(lengths), bool)
-        least, ratio = self.filter.min_length, self.filter.max_ratio or np.inf
+        min_length, max_ratio = self.filter.min_length, self.filter.max_ratio or np.inf
         for reason, is_bad in (
             (self._too_long, longer > self.max_length),
-            (f"shorter than {least} tokens", shorter < least),
-            (f"one side over {ratio} times as long", longer > ratio * shorter),
+            (f"shorter than {min_length} tokens", shorter < min_length),
+            (f"one side over {max_ratio} times as long", longer > max_ratio * shorter),
         ):
             dropped[DROPPED + reason] += int((passed & is_bad).sum())
             passed &= ~is_bad
         return passed
 
     def text_checks(self) -> dict[str, Callable[[Pair], bool]]:
-        """Return for each filter of text, by the reason to count, whether it drops a pair; raises
-        `RefusedError` for an unknown script.
+        """Return the filters of text by the reason to count: functions that are true for a pair to
+        drop. Raises `RefusedError` for an unknown script.
         """
         settings, checks = self.filter, dict[str, Callable[[Pair], bool]]()
         if settings.identical:
@@ -83,22 +83,22 @@ class Selection:
             checks["control or invalid characters"] = lambda pair: any(map(_CONTROL.search, pair))
         for side, name in enumerate(("src_script", "tgt_script")):
             if scripts := getattr(settings, name):
-                others = _other_scripts(name, scripts)
-                check = partial(_is_mostly_other, side, others, settings.script_share)
+                other_letters = _other_scripts(name, scripts)
+                check = partial(_is_mostly_other, side, other_letters, settings.script_share)
                 checks[f"{name} is not {' or '.join(scripts)}"] = check
         return checks
 
 
 def _other_scripts(name: str, scripts: Iterable[str]) -> "regex.Pattern[str]":
-    """Match letters that are of none of these Unicode scripts; raises `RefusedError`."""
+    """Return a pattern of letters of all other Unicode scripts; raises `RefusedError`."""
     try:
         if not all(script.isidentifier() for script in scripts):
             raise regex.error("not a name")
-        own = "".join(rf"\p{{Script_Extensions={script}}}" for script in scripts)
-        return regex.compile(rf"(?V1)[\p{{L}}--[{own}]]")
+        wanted = "".join(rf"\p{{Script_Extensions={script}}}" for script in scripts)
+        return regex.compile(rf"(?V1)[\p{{L}}--[{wanted}]]")
     except regex.error:
         raise RefusedError(
-            f"filter.{name}: {', '.join(scripts)}: not the names of Unicode scripts, such as "
+            f"filter.{name}: {', '.join(scripts)}: not Unicode scripts; use names such as "
             "Latin, Cyrillic, Greek, Arabic, Devanagari, Han, Hiragana, Katakana or Hangul"
         ) from None
 
@@ -108,7 +108,9 @@ def is_identical(pair: Pair) -> bool:
     return pair[0].strip() == pair[1].strip()
 
 
-def _is_mostly_other(side: int, others: "regex.Pattern[str]", fraction: float, pair: Pair) -> bool:
+def _is_mostly_other(
+    side: int, other_letters: "regex.Pattern[str]", fraction: float, pair: Pair
+) -> bool:
     """Whether less than `fraction` of a side's letters are of the wanted scripts."""
-    count = sum(map(str.isalpha, pair[side]))
-    return count - len(others.findall(pair[side])) < fraction * count
+    letters = sum(map(str.isalpha, pair[side]))
+    return letters - len(other_letters.findall(pair[side])) < fraction * letters

@@ -1,9 +1,9 @@
-"""Mix-ups of text that make a training or a score worthless. The start of a training and `mtrain
-check` decide here what is one.
+"""Mix-ups of text that make a training or a score worthless, for the start of a training and for
+`mtrain check`.
 
-1. sample     pairs of the training text at equal distances
-2. swapped    whether sources look like the target language, and the other way round
-3. repeated   whether many different sources have one and the same target, or the other way round
+1. sample     take every n-th pair of the training text
+2. swapped    whether sources look like the target language, and targets like the source language
+3. repeated   whether many different sources have the same target, or the other way round
 4. contained  whether the training text holds nearly all pairs of a scored set
 """
 
@@ -19,14 +19,14 @@ from mtrain.corpus.readers import Pair, ScoredText, skim
 from mtrain.corpus.tables import TextRow
 from mtrain.data.filters import is_identical
 
-# Pairs of all training text in the sample, and the most characters of them.
+# Approximate number of pairs in the sample of all training text, and limit of its characters.
 SAMPLE, SAMPLE_CHARACTERS = 40_000, 1 << 25
 MAX_CONTAINED = 0.9  # fraction of a scored set that may be in the training text
-# Pairs, and fraction of all different ones, that may have the same text on a side.
+# Number, and fraction of all different pairs, that may have the same text on a side.
 MIN_REPEATED, MAX_REPEATED = 20, 0.02
 MAX_SHOWN_LENGTH = 60  # characters
 
-Owner = TypeVar("Owner")  # of a row: its corpus
+Owner = TypeVar("Owner")  # the corpus of a row
 
 
 def find_mix_ups(
@@ -36,46 +36,48 @@ def find_mix_ups(
     pairs: int,
     sets: dict[str, ScoredText],
 ) -> Iterator[tuple[str, bool]]:
-    """Read the training corpora `texts`, of `pairs` pairs in all, once; yield their mix-ups and
-    those of the scored sets, each with whether it is allowed.
+    """Read the training corpora `texts` once, `pairs` pairs in all. Yield a message for each mix-up
+    of a corpus or a scored set, and whether the config allows it.
     """
-    wanted = {key: _pairs_of(data, each) for key, each in sets.items()}
-    sources = {src for own in wanted.values() for src, _ in own}
-    seen, step = set[Pair](), max(1, pairs // SAMPLE)
+    scored_pairs = {key: _pairs_of(data, scored) for key, scored in sets.items()}
+    sources = {src for pairs_of_set in scored_pairs.values() for src, _ in pairs_of_set}
+    in_training, step = set[Pair](), max(1, pairs // SAMPLE)
 
     def sample() -> Iterator[tuple[str, TextRow]]:
         for key, corpus in zip(texts, map(data.forward, texts.values()), strict=True):
             for is_nth, row in skim(corpus, reading, step, sources):
-                if (src := row[1].strip()) in sources:
-                    seen.add((src, row[2].strip()))
+                src, tgt = row[1].strip(), row[2].strip()
+                if src in sources:
+                    in_training.add((src, tgt))
                 if is_nth and is_informative(row):
                     yield key, row
 
     rows = thinned(sample())
     for key, corpus in texts.items():
-        own = [row for owner, row in rows if owner == key]
-        sides = [src for _, src, _ in own], [tgt for _, _, tgt in own]
-        if text := swapped(data.languages(data.forward(corpus)), *sides):
+        srcs = [src for owner, (_, src, _) in rows if owner == key]
+        tgts = [tgt for owner, (_, _, tgt) in rows if owner == key]
+        if text := swapped(data.languages(data.forward(corpus)), srcs, tgts):
             yield f"{key}: {text}", data.allow_swapped
-        for text in repeated(*sides):
+        for text in repeated(srcs, tgts):
             yield f"{key}: {text}", True
     for key, (corpus, scored) in sets.items():
         if text := swapped(data.languages(corpus), scored.sources, scored.references):
             yield f"{key}: {text}", data.allow_swapped
         for text in repeated(scored.sources, scored.references):
             yield f"{key}: {text}", True
-        if text := contained(sum(pair in seen for pair in wanted[key]), len(scored)):
+        same = sum(pair in in_training for pair in scored_pairs[key])
+        if text := contained(same, len(scored)):
             yield f"{key}: {text}", data.allow_overlap
 
 
 def is_informative(row: TextRow) -> bool:
-    """Whether a row has text on both sides that is not the same."""
+    """Whether the two sides of a row are not blank and differ."""
     return not (is_blank(row[1]) or is_blank(row[2]) or is_identical(row[1:]))
 
 
 def thinned(rows: Iterable[tuple[Owner, TextRow]]) -> list[tuple[Owner, TextRow]]:
-    """Keep all rows, or every second, fourth, ... such that they have at most `SAMPLE_CHARACTERS`,
-    and none that has a hundredth of them alone.
+    """Keep every row, or every second, fourth, ..., so that they have at most `SAMPLE_CHARACTERS`
+    in all. Rows of more than a hundredth of that are left out.
     """
     kept, step, size = list[tuple[Owner, TextRow]](), 1, 0
     short = (row for row in rows if _size(row[1]) <= SAMPLE_CHARACTERS // 100)
@@ -94,17 +96,17 @@ def _size(row: TextRow) -> int:
 
 
 def swapped(languages: tuple[str, str], sources: list[str], targets: list[str]) -> str:
-    """Return what is wrong if the sides of a sample seem to be swapped, else an empty text."""
+    """Return a message if the sides of a sample seem to be swapped, else an empty text."""
     if not seem_swapped(sources, targets, *languages):
         return ""
     text = "most sources look like the target language ({1}), most targets like the source ({0})"
-    advice = "; exchange src and tgt, unless it is meant (data.allow_swapped: true)"
+    advice = "; exchange src and tgt, or set data.allow_swapped: true if this is intended"
     return text.format(*languages) + advice
 
 
 def repeated(sources: Iterable[str], targets: Iterable[str]) -> Iterator[str]:
-    """Yield what is wrong if one text of a side comes with many different ones of the other, as
-    where a program that translated has failed.
+    """Yield a message if the same text of a side occurs with many different texts of the other, for
+    instance the error message of a program that failed to translate.
     """
     pairs = set(zip(sources, targets, strict=True))
     for side, name in enumerate(("source", "target")):
@@ -115,19 +117,20 @@ def repeated(sources: Iterable[str], targets: Iterable[str]) -> Iterator[str]:
 
 
 def contained(same: int, pairs: int) -> str:
-    """Return what is wrong if too many of the pairs of a scored set, `same`, are in the training
-    text, else an empty text.
+    """Return a message if too many pairs of a scored set are in the training text: `same` of
+    `pairs`; else an empty text.
     """
     if same <= MAX_CONTAINED * pairs:
         return ""
     text = f"{same:,} of {pairs:,} pairs are in data.train, so its score means nothing"
-    return f"{text}; name other text, unless it is meant (data.allow_overlap: true)"
+    return f"{text}; use other text, or set data.allow_overlap: true if this is intended"
 
 
 def _pairs_of(data: DataConfig, scored: ScoredText) -> list[Pair]:
-    """Return the pairs of a set, but blank ones, in the direction that `DataConfig.forward` has."""
+    """Return the pairs of a set without blank sides, in the direction of `DataConfig.forward`."""
     corpus, text = scored
-    order = 1 if data.forward(corpus) is corpus else -1
-    sides = (text.sources, text.references)[::order]
-    pairs = ((src.strip(), tgt.strip()) for src, tgt in zip(*sides, strict=True))
-    return [pair for pair in pairs if all(pair)]
+    sources, targets = text.sources, text.references
+    if data.forward(corpus) is not corpus:
+        sources, targets = targets, sources
+    pairs = ((src.strip(), tgt.strip()) for src, tgt in zip(sources, targets, strict=True))
+    return [(src, tgt) for src, tgt in pairs if src and tgt]

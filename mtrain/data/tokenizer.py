@@ -18,27 +18,27 @@ from mtrain.runs import layout, manifest
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import warn_of_counts
 
-# A vocabulary is trained on a sample of this many sentences, which bounds memory.
+# A vocabulary is trained on a sample of at most this many sentences, which bounds memory.
 MAX_SENTENCES = 1_000_000
 # Training a vocabulary skips longer lines; SentencePiece's own limit is 4,192.
 MAX_SENTENCE_BYTES = 1 << 20
-MAX_MODEL_BYTES = 64 << 20  # bytes of a model's file; a million pieces take half of that
+MAX_MODEL_BYTES = 64 << 20  # of a model's file; a million pieces take half of that
 MAX_PIECE_LENGTH = 1000  # characters of a piece, bytes of a character's normalization
 
-# The size that a text needs at least, in SentencePiece's message.
+# The smallest vocabulary size for a text, in SentencePiece's error message.
 _TOO_SMALL = re.compile(r"smaller than required_chars\. [0-9]+ vs ([0-9]+)")
 
-# Protocol Buffers: field numbers of SentencePiece's model, and kinds of values.
+# Field numbers of SentencePiece's model and wire types, in the encoding of Protocol Buffers.
 _NORMALIZERS, _RULES, _CHARACTER_MAP = (3, 5), 1, 2
-_PIECES, _USER_DEFINED = 1, b"\x18\x04"  # a piece ends with its type, unless that is the usual one
-# Appended to a model: text is cut as it is, without a space before it.
-_AS_IT_IS = b"\x1a\x04\x18\x00\x20\x00"
+_PIECES, _USER_DEFINED = 1, b"\x18\x04"  # a piece's message ends with its type, unless it is normal
+# Appended to a model, this turns off that spaces are added before a text or removed from it.
+_KEEP_SPACES = b"\x1a\x04\x18\x00\x20\x00"
 _VARINT, _BYTES, _FIXED = 0, 2, {1: 8, 5: 4}
 
 
 class Tokenizer:
-    """A SentencePiece model with the ids of `pad`, `unk`, `bos` and `eos`. Those that a model
-    trained elsewhere lacks come after its last piece.
+    """A SentencePiece model with the ids of `pad`, `unk`, `bos` and `eos`. Special pieces that a
+    model trained elsewhere lacks get ids after its last piece.
     """
 
     def __init__(self, proto: bytes, name: str = "tokenizer.model") -> None:
@@ -48,10 +48,10 @@ class Tokenizer:
             numbers = list(range(self.pieces.get_piece_size()))
             known: list[str] = self.pieces.id_to_piece(numbers)
             unknown: str = self.pieces.decode([self.pieces.unk_id()])
-            longest_of_map = _longest_replacement(proto)
-        except (RuntimeError, ValueError, LookupError):  # pieces that are not UTF-8, too
+            longest_replacement = _longest_replacement(proto)
+        except (RuntimeError, ValueError, LookupError):  # ValueError for pieces that are not UTF-8
             raise UserError(f"{name}: not a SentencePiece model") from None
-        if max(longest_of_map, len(unknown), *map(len, known)) > MAX_PIECE_LENGTH:
+        if max(longest_replacement, len(unknown), *map(len, known)) > MAX_PIECE_LENGTH:
             raise UserError(
                 f"{name}: not a model to use: a piece, or the normalization of a character, is "
                 f"longer than {MAX_PIECE_LENGTH:,} characters"
@@ -97,7 +97,7 @@ class Tokenizer:
 
     @property
     def all_pieces(self) -> list[str]:
-        """Pieces of all ids, no two equal; special ids that the model lacks get made-up names."""
+        """The piece of each id, all different; special ids that the model lacks get names here."""
         pieces, taken = self.known.copy(), set(self.known)
         names = {self.pad_id: "<pad>", self.bos_id: "<s>", self.eos_id: "</s>"}
         for number in range(len(pieces), self.vocab_size):
@@ -109,24 +109,24 @@ class Tokenizer:
 
     @property
     def plain_pieces(self) -> dict[int, str]:
-        """Single characters and the pieces that merges make, by their ids: no special pieces, bytes
-        or user symbols, which all have the score of the first merge.
+        """Single characters and the results of merges, by id, without special pieces, bytes and
+        user symbols. These have lower ids than the first merge, but the same score of 0.
         """
         sp = self.pieces
         special = (sp.is_control, sp.is_unknown, sp.is_byte, sp.is_unused)
         numbers = [i for i in range(len(self.known)) if not any(test(i) for test in special)]
-        first = max((i for i in numbers if sp.get_score(i) == 0), default=0)
-        return {i: self.known[i] for i in numbers if sp.get_score(i) != 0 or i == first}
+        first_merge = max((i for i in numbers if sp.get_score(i) == 0), default=0)
+        return {i: self.known[i] for i in numbers if sp.get_score(i) != 0 or i == first_merge}
 
     @cached_property
     def user_symbols(self) -> set[str]:
-        """Pieces that are never split, and that only their own text is encoded to."""
-        pieces = (message for number, message in _fields(self.proto) if number == _PIECES)
-        both = zip(self.known, pieces, strict=True)
-        return {piece for piece, message in both if message.endswith(_USER_DEFINED)}
+        """User-defined pieces: their text is always encoded to this one piece."""
+        messages = (message for number, message in _fields(self.proto) if number == _PIECES)
+        pieces = zip(self.known, messages, strict=True)
+        return {piece for piece, message in pieces if message.endswith(_USER_DEFINED)}
 
     def tag_ids(self, tag: str | None) -> list[int]:
-        """Return the id to put before a source: none without a tag."""
+        """Return the ids to put before a source: the id of the tag, if there is one."""
         return [] if tag is None else [self.pieces.piece_to_id(tag)]
 
     @property
@@ -137,29 +137,32 @@ class Tokenizer:
 
     @property
     def normalization(self) -> str:
-        """Name of the rules by which texts are normalized first, such as nfkc."""
+        """Name of the normalization rules for text that is encoded, such as nfkc."""
         specs = [spec for number, spec in _fields(self.proto) if number == _NORMALIZERS[0]]
         names = [name for inner, name in _fields(b"".join(specs)) if inner == _RULES]
         return b"".join(names).decode("utf-8", "replace")
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Encode texts, without bos or eos."""
-        if len(texts) < 100:  # for a list SentencePiece starts a thread, which takes over 0.1 ms
+        if len(texts) < 100:  # given a list, SentencePiece starts a thread, which takes over 0.1 ms
             return [self.pieces.encode(text) for text in texts]
         ids: list[list[int]] = self.pieces.encode(texts, num_threads=1)
         return ids
 
     def spell(self, other: "Tokenizer") -> list[list[int]]:
-        """Map each id of another vocabulary to ids of this one: the same piece, else its pieces by
-        this model, else `unk`, if it has no text.
+        """Map each id of another vocabulary to ids of this one: the id of the same piece, else the
+        ids that its text is encoded to, else `unk`.
         """
-        own = {piece: number for number, piece in enumerate(self.all_pieces)}
-        cut, sp = Tokenizer(self.proto + _AS_IT_IS).pieces.encode, other.pieces
-        spelled = []
+        own_ids = {piece: number for number, piece in enumerate(self.all_pieces)}
+        encode, sp = Tokenizer(self.proto + _KEEP_SPACES).pieces.encode, other.pieces
+        spelled: list[list[int]] = []
         for number, piece in enumerate(other.known):
-            has_text = not (sp.is_control(number) or sp.is_byte(number) or sp.is_unused(number))
-            known = [own[piece]] if piece in own else []
-            spelled.append(known or (has_text and cut(piece)) or [self.unk_id])
+            if piece in own_ids:
+                spelled.append([own_ids[piece]])
+            elif sp.is_control(number) or sp.is_byte(number) or sp.is_unused(number):
+                spelled.append([self.unk_id])  # it has no text
+            else:
+                spelled.append(encode(piece) or [self.unk_id])
         spelled += [[self.unk_id] for _ in range(other.vocab_size - len(spelled))]
         for name in ("pad_id", "unk_id", "bos_id", "eos_id"):
             spelled[getattr(other, name)] = [getattr(self, name)]
@@ -173,29 +176,31 @@ class Tokenizer:
 
 
 def _longest_replacement(proto: bytes) -> int:
-    """Return the most bytes that normalization makes of a character; raises `LookupError` or
-    `RecursionError` if a model is truncated or malformed.
+    """Return the length in bytes of the longest text that normalization replaces a character by;
+    raises `LookupError` or `RecursionError` if a model is truncated or malformed.
     """
     longest = 0
     for number, normalizer in _fields(proto):
-        for inner, table in _fields(normalizer) if number in _NORMALIZERS else ():
-            if inner == _CHARACTER_MAP and len(table) >= 4:
+        if number not in _NORMALIZERS:
+            continue
+        for inner, table in _fields(normalizer):
+            if inner == _CHARACTER_MAP and len(table) >= 4:  # size of a trie, the trie, the texts
                 texts = table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")
                 longest = max(longest, *map(len, texts))
     return longest
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the numbers and values of a message's fields that hold bytes."""
+    """Yield number and value of each field of a message that holds bytes."""
     stream = io.BytesIO(message)
     while stream.tell() < len(message):
-        number, kind = divmod(read_number(stream), 8)
-        if kind == _BYTES:
+        number, wire_type = divmod(read_number(stream), 8)
+        if wire_type == _BYTES:
             yield number, stream.read(min(read_number(stream), len(message)))
-        elif kind == _VARINT:
+        elif wire_type == _VARINT:
             read_number(stream)
         else:
-            stream.seek(_FIXED[kind], io.SEEK_CUR)
+            stream.seek(_FIXED[wire_type], io.SEEK_CUR)
 
 
 def train_tokenizer(
@@ -204,35 +209,35 @@ def train_tokenizer(
     vocab_size: int,
     normalization: str = "identity",
     user_symbols: Sequence[str] = (),
-    **others: Any,
+    **options: Any,
 ) -> bytes:
     """Train a vocabulary on `sentences()` and return the model; raises `UserError` if the text does
-    not allow the size. `others` are options of SentencePiece.
+    not allow the size. `options` are those of SentencePiece's trainer.
 
     Unlike SentencePiece, by default this neither squeezes spaces nor turns Chinese full-width
     punctuation into ASCII.
     """
-    options = {"model_type": "bpe", "byte_fallback": True, **others}
+    options = {"model_type": "bpe", "byte_fallback": True, **options}
     options |= {"normalization_rule_name": normalization, "user_defined_symbols": [*user_symbols]}
     options["remove_extra_whitespaces"] = normalization != "identity"
     try:
         return _train(sentences(), options, vocab_size, exact=True)
     except RuntimeError:
-        pass  # the size is too large or too small: an attempt without a fixed size shows which
+        pass  # the size is too large or too small: training without a fixed size shows which
     try:
         largest = Tokenizer(_train(sentences(), options, vocab_size, exact=False)).vocab_size
     except RuntimeError as error:
         if not any(sentence.strip() for sentence in sentences()):
             raise UserError("data.train: holds no text to train the vocabulary on") from None
-        least = _TOO_SMALL.search(str(error))
-        advice = f"use {least[1]} or more" if least else "raise it"
+        smallest = _TOO_SMALL.search(str(error))
+        advice = f"use {smallest[1]} or more" if smallest else "raise it"
         raise UserError(
             f"tokenizer.vocab_size: {vocab_size} is too small: it must hold the special pieces, "
             "256 bytes (with byte_fallback) and the characters of the text; "
             f"{advice}, or lower tokenizer.character_coverage"
         ) from None
     raise UserError(
-        f"tokenizer.vocab_size: {vocab_size} is too large for this text: "
+        f"tokenizer.vocab_size: {vocab_size} is too large for this text; "
         f"the largest that works is {largest}"
     )
 
@@ -240,7 +245,7 @@ def train_tokenizer(
 def _train(
     sentences: Iterable[str], options: dict[str, Any], vocab_size: int, *, exact: bool
 ) -> bytes:
-    """Run SentencePiece's trainer; unless `exact`, a text that is too small gives fewer pieces."""
+    """Run SentencePiece's trainer; unless `exact`, a small text may give fewer pieces."""
     model = io.BytesIO()
     failure: BaseException | None = None
 
@@ -248,7 +253,7 @@ def _train(
         nonlocal failure
         try:
             yield from sentences
-        finally:  # also for KeyboardInterrupt: SentencePiece replaces errors by one of its own
+        finally:  # SentencePiece raises an error of its own instead, also of KeyboardInterrupt
             failure = sys.exception()
 
     try:
@@ -276,11 +281,11 @@ def _train(
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Load a SentencePiece model file, or that of a run or checkpoint directory."""
+    """Load a SentencePiece model from a file, or from a run or checkpoint directory."""
     if not path.is_dir():
         return Tokenizer.load(path)
     is_sealed = (path / manifest.NAME).exists() or layout.steps(path / layout.CHECKPOINTS)
-    if is_sealed or not (path / layout.TOKENIZER).exists():  # else a run without checkpoints
+    if is_sealed or not (path / layout.TOKENIZER).exists():  # not a run without checkpoints
         from mtrain.runs import checkpoint  # loads torch
 
         path = checkpoint.resolve(path)
@@ -291,7 +296,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 def convert_stream(
     tokenizer: Tokenizer, source: Iterable[bytes], sink: IO[bytes], *, to_pieces: bool
 ) -> None:
-    """Write the pieces of each line, or the text of each line of pieces."""
+    """Convert lines of text to lines of pieces, or the other way round unless `to_pieces`."""
     counts: Counter[str] = Counter()
     for text in decode_lines(read_lines(source, counts), counts):
         if len(text) > MAX_TEXT_LENGTH:

@@ -23,7 +23,7 @@ from mtrain.runtime.stop import Stop
 
 PAIRS = list(phrasebook.pairs("train", 300))
 SWAPPED = "look like the target language ({}), most targets like the source ({}); exchange src and"
-OVERLAP = "{} of {} pairs are in data.train, so its score means nothing; name other text"
+OVERLAP = "{} of {} pairs are in data.train, so its score means nothing; use other text"
 
 
 @pytest.fixture
