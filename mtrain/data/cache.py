@@ -1,4 +1,7 @@
-"""Results that many runs use, kept by what they depend on."""
+"""Cache of results that many runs use, each named by a hash of all that it depends on.
+
+Large items, such as tokenized text, are sealed directories; facts about files are small JSON files.
+"""
 
 import hashlib
 import json
@@ -22,10 +25,9 @@ from mtrain.runtime.stop import Stop
 
 Item = TypeVar("Item")
 
-# Increased when a kept fact changes its meaning.
-FACT_VERSION = 1
-# Nanoseconds. Two changes within this time may leave the same time of change, so facts about files
-# that changed more recently are not kept.
+FACT_VERSION = 1  # increased when the meaning of a cached fact changes
+# Nanoseconds. Two changes within this time may leave the same modification time, so facts about
+# files that changed more recently are not cached.
 YOUNG = 2 * 10**9
 WAITING = "waiting for %s, which prepares the same text"
 
@@ -46,8 +48,8 @@ def cache_key(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
-def kept(key: str, read: Callable[[Path], Item]) -> Item | None:
-    """Read an item, which is a sealed directory; None if it is missing or damaged."""
+def read_cached(key: str, read: Callable[[Path], Item]) -> Item | None:
+    """Read the item `key`, a sealed directory, with `read`; None if it is missing or damaged."""
     path = cache_directory() / key
     try:
         return None if path.is_symlink() else read(path)
@@ -58,8 +60,8 @@ def kept(key: str, read: Callable[[Path], Item]) -> Item | None:
 def cached(
     key: str, read: Callable[[Path], Item], fill: Callable[[Path], None], stop: Stop
 ) -> Item:
-    """Read an item, or let `fill` write its files and read it then; while another process makes it,
-    wait. Raises `UserError` where it cannot be kept.
+    """Read the item `key` with `read`; if it is missing, let `fill` write its files first, or wait
+    for another process that does. Raises `UserError` if the cache cannot be written to.
     """
     path, announce = cache_directory() / key, cache(partial(logger.info, WAITING))
 
@@ -67,67 +69,71 @@ def cached(
         stop.check()
         announce(holder)
 
-    if (found := kept(key, read)) is not None:
-        return found  # complete and never changed again: the lock is not needed
+    item = read_cached(key, read)
+    if item is not None:
+        return item  # complete and never changed again: the lock is not needed
     try:
         with lock.exclusive(path.with_name(f".{key}.lock"), wait=wait):
-            if (found := kept(key, read)) is None:
+            item = read_cached(key, read)  # another process may have written it meanwhile
+            if item is None:
                 _remove_unfinished(path.parent)
                 manifest.write_directory(path, fill)
-                found = kept(key, read)
+                item = read_cached(key, read)
     except OSError as error:
         raise UserError(
             f"{error.filename or path}: cannot keep the prepared text: {error.strerror or error}; "
             "set MTRAIN_CACHE to another directory"
         ) from None
-    if found is None:
+    if item is None:
         raise UserError(f"{path}: cannot read the prepared text back; check the disk")
-    return found
+    return item
 
 
 def _remove_unfinished(directory: Path) -> None:
-    """Remove what killed processes left half-made."""
+    """Remove the unfinished items of killed processes."""
     for part in directory.glob(files.PARTIAL.format("*")):
         key = part.name.removeprefix(".").removesuffix(".partial")
         with suppress(RefusedError, OSError), lock.exclusive(directory / f".{key}.lock"):
             manifest.remove_directory(part)
 
 
-def remembered(
-    of: list[Path], question: object, find: Callable[[], Content], form: TypeAdapter[Content]
+def cached_fact(
+    paths: list[Path], fact: object, compute: Callable[[], Content], form: TypeAdapter[Content]
 ) -> Content:
     """Compute a fact about the content of files, or return it from the cache as long as their
-    sizes, times and inodes are the same; `question` identifies the fact.
+    sizes, times and inodes are the same; `fact` identifies it.
     """
-    if (before := _signs(of)) is None:
-        return find()
-    key = cache_key("known", FACT_VERSION, before, question)
+    before = _file_states(paths)
+    if before is None:
+        return compute()
+    key = cache_key("known", FACT_VERSION, before, fact)
     path = cache_directory() / "known" / key[:2] / key
     with suppress(OSError, ValueError):
         head, _, body = files.read_whole(path, MAX_JSON_BYTES).partition(b"\n")
         if head == _digest(body):  # else it is damaged
             return read_json(body, form)
-    found = find()
-    if _signs(of) == before and max(changed for *_, changed in before) < time.time_ns() - YOUNG:
+    result = compute()
+    latest = max(change_time for *_, change_time in before)
+    if _file_states(paths) == before and latest < time.time_ns() - YOUNG:
         with suppress(OSError):  # a cache that cannot be written to is only slower
             cache_directory().mkdir(parents=True, exist_ok=True)
             files.make_directory(path.parent.parent)
             files.make_directory(path.parent)
-            body = form.dump_json(found)
+            body = form.dump_json(result)
             files.write_bytes(path, _digest(body) + b"\n" + body)
-    return found
+    return result
 
 
 def _digest(body: bytes) -> bytes:
     return hashlib.sha256(body).hexdigest().encode()
 
 
-def _signs(paths: list[Path]) -> list[tuple[str, int, int, int, int]] | None:
-    """Return what changes when the files change; None if one is no regular file."""
+def _file_states(paths: list[Path]) -> list[tuple[str, int, int, int, int]] | None:
+    """Return path, inode, size and times of files; None unless all are regular files."""
     try:
-        found = [(str(path.absolute()), path.stat()) for path in paths]
+        stats = [(str(path.absolute()), path.stat()) for path in paths]
     except OSError:
         return None
-    if not all(S_ISREG(file.st_mode) for _, file in found):
+    if not all(S_ISREG(stat.st_mode) for _, stat in stats):
         return None
-    return [(path, f.st_ino, f.st_size, f.st_mtime_ns, f.st_ctime_ns) for path, f in found]
+    return [(path, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for path, s in stats]

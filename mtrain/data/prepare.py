@@ -1,9 +1,9 @@
-"""From a config's corpora to what training needs: vocabulary, tokenized store, validation and test
-text.
+"""Prepares all that training needs from a config's corpora: vocabulary, tokenized store,
+validation and test text.
 
 1. scan       every corpus: its number of pairs and the SHA-256 of its text
 2. sets       validation and test text, line for line
-3. vocabulary that of the run, of `train.init_from` or of the config, else trained on the text
+3. vocabulary from the run, `train.init_from` or `tokenizer.path`, else trained on the text
 4. stores     each training corpus, filtered and tokenized, in the cache
 """
 
@@ -28,7 +28,7 @@ from mtrain.corpus.lines import DROPPED, NOT_UTF8, chunked, listed
 from mtrain.corpus.misalignment import suspicions
 from mtrain.corpus.readers import Pair, Scan, ScoredText, Text, describe, reading_of
 from mtrain.data import duplicates, guards
-from mtrain.data.cache import cache_key, cached, kept, remembered
+from mtrain.data.cache import cache_key, cached, cached_fact, read_cached
 from mtrain.data.filters import FILTERS, Selection
 from mtrain.data.store import CHUNK, Shard, Store, open_shard, store_key, write_shard
 from mtrain.data.tokenizer import MAX_SENTENCES, Tokenizer, train_tokenizer
@@ -43,11 +43,11 @@ from mtrain.scoring.metrics import check_tokenizer
 
 SCAN = TypeAdapter(Scan)
 
-# Keys of `tokenizer` by which an existing vocabulary is recognized, if `path` does not name one.
-DESCRIBED = {"vocab_size", "model_type", "normalization"}
-# However small a corpus is, the temperature repeats its pairs at most this often in an epoch.
+# Keys of `tokenizer` that an existing vocabulary must match, if `path` does not name one.
+MATCHED_KEYS = {"vocab_size", "model_type", "normalization"}
+# The temperature repeats the pairs of a small corpus at most this often in an epoch.
 MAX_REPETITION = 1000.0
-MAX_INVALID = 0.05  # fraction of pairs that are left out without a warning: another encoding?
+MAX_INVALID = 0.05  # warn if a larger fraction of pairs is invalid UTF-8: another encoding?
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Prepared:
 
     tokenizer: Tokenizer
     store: Store
-    valid: list[ScoredText]  # one, or each of the list
+    valid: list[ScoredText]  # in the order of `data.valid`
     tests: dict[str, ScoredText]
     fingerprints: dict[str, Any]
 
@@ -67,14 +67,14 @@ def prepare(config: Config, stop: Stop) -> Prepared:
 
 
 def without_missing_start(config: Config) -> tuple[Config, list[str]]:
-    """Return the config without `train.init_from` if that model is not there yet and no run needs
-    it, and a warning.
+    """Return the config without `train.init_from`, and a warning, if that model does not exist yet
+    and the run has not started.
     """
     init_from = config.train.init_from
     if not init_from or os.path.exists(init_from) or (Path(config.run_dir) / layout.RUN).exists():
         return config, []
     train = config.train.model_copy(update={"init_from": None})
-    warning = f"train.init_from: {init_from}: not there yet, and left out here"
+    warning = f"train.init_from: {init_from} does not exist yet and is ignored here"
     return config.model_copy(update={"train": train}), [warning]
 
 
@@ -90,13 +90,13 @@ def scan_corpus(config: Config, corpus: Corpus, stop: Stop) -> Scan:
     """Scan a corpus, or return the cached scan of its files."""
     reading = reading_of(config)
     reading.check = stop.check
-    files, find = readers.files_of(corpus, reading.root), partial(readers.scan, corpus, reading)
-    return remembered(files, readers.settings_of(corpus), find, SCAN) if files else find()
+    files, scan = readers.files_of(corpus, reading.root), partial(readers.scan, corpus, reading)
+    return cached_fact(files, readers.settings_of(corpus), scan, SCAN) if files else scan()
 
 
 def weights_of(config: Config, sizes: list[int]) -> list[float]:
-    """Return how often an epoch sees the pairs of each corpus of these sizes: by its weight and the
-    temperature, with which the largest corpus is seen as often as without.
+    """Return how often an epoch sees each pair of each corpus: its weight, times a factor by which
+    the temperature repeats smaller corpora. `sizes` are the corpora's numbers of pairs.
     """
     power, largest = 1 / config.data.temperature - 1, max(1, *sizes)
     return [
@@ -106,11 +106,11 @@ def weights_of(config: Config, sizes: list[int]) -> list[float]:
 
 
 def train_run_tokenizer(config: Config, stop: Stop, config_file: Path | None = None) -> Path:
-    """Put the vocabulary of a config into its run directory, where `mtrain train` will find it."""
+    """Write the vocabulary of a config to its run directory for `mtrain train`; return its path."""
     run, config = RunDirectory(Path(config.run_dir)), resolve(config)
     run.check_place(config_file)
     if len(config.data.texts) < len(config.data.train):
-        raise RefusedError("data.train: text that models make is missing; run mtrain data build")
+        raise RefusedError("data.train: synthetic text is missing; run mtrain data build")
     with run.hold():
         if run.tokenizer.exists():
             raise RefusedError(f"{run.tokenizer}: exists already; choose another run_dir")
@@ -120,7 +120,7 @@ def train_run_tokenizer(config: Config, stop: Stop, config_file: Path | None = N
 
 
 class Preparation:
-    """What preparing the text of a config finds out, each part computed when it is first read."""
+    """Prepares the text of a config. Each property is computed when it is first read."""
 
     def __init__(self, config: Config, stop: Stop) -> None:
         self.config, self.stop = config, stop
@@ -136,10 +136,9 @@ class Preparation:
         sizes = list(map(len, shards))
         store = Store(shards, weights_of(self.config, sizes))
         self._report(store)
-        own = {"tokenizer": self.tokenizer.fingerprint, "pairs": sizes}
+        hashes = {**self.fingerprints, "tokenizer": self.tokenizer.fingerprint, "pairs": sizes}
         tests = {name: self.sets[f"data.test.{name}"] for name in self.config.data.test}
-        valid = list(self.sets.values())[: len(self.config.data.valid_parts)]
-        return Prepared(self.tokenizer, store, valid, tests, {**self.fingerprints, **own})
+        return Prepared(self.tokenizer, store, _valid_sets(self.sets), tests, hashes)
 
     @cached_property
     def fingerprints(self) -> dict[str, Any]:
@@ -147,10 +146,10 @@ class Preparation:
         data = self.config.data
         for name in data.tokenizers:
             check_tokenizer(name)
-        self.selection.text_checks()
-        valid = [text.sha256 for _, text in self.sets.values()][: len(data.valid_parts)]
+        self.selection.text_checks()  # raises for an unknown script, before text is read
+        valid = [text.sha256 for _, text in _valid_sets(self.sets)]
         return {
-            "train": [found.sha256 for found in self.scans],
+            "train": [scan.sha256 for scan in self.scans],
             "weights": [corpus.weight for corpus in data.texts],
             "valid": valid if isinstance(data.valid, list) else valid[0],
             "test": {name: self.sets[f"data.test.{name}"][1].sha256 for name in data.test},
@@ -160,19 +159,19 @@ class Preparation:
     def scans(self) -> list[Scan]:
         """The scans of the training corpora."""
         texts = self.config.data.texts
-        found = [scan_corpus(self.config, corpus, self.stop) for corpus in texts]
-        if texts and not any(each.pairs for each in found):
+        scans = [scan_corpus(self.config, corpus, self.stop) for corpus in texts]
+        if texts and not any(scan.pairs for scan in scans):
             raise UserError(f"data.train: no pairs in {listed(map(describe, texts))}")
-        return found
+        return scans
 
     @cached_property
     def sets(self) -> dict[str, ScoredText]:
-        """The sets that are scored, by their keys in the config."""
+        """The validation and test sets, by their keys in the config."""
         scored = self.config.data.scored.items()
         return {key: (corpus, self._read_set(key, corpus)) for key, corpus in scored}
 
     def _read_set(self, key: str, corpus: Corpus) -> Text:
-        """Read a set, including blank lines: its score must be that of its files."""
+        """Read a set including blank lines, because all lines of its files are scored."""
         reading = reading_of(self.config, keep_blank=True)
         text = readers.read_text(
             corpus, reading, scan_corpus(self.config, corpus, self.stop).sha256
@@ -186,104 +185,111 @@ class Preparation:
         return text
 
     def _warn_of_long_lines(self, key: str, text: Text, tag: str | None) -> None:
-        """Warn of lines that every validation cuts: sources, and references of the NLL."""
-        decode, tag_ids = self.config.decode, self.tokenizer.tag_ids(tag)
-        most = self.config.data.max_length if self.config.model.positions == "learned" else math.inf
-        longest = min(decode.max_source_length, most)
-        longest_target = int(decode.max_len_a * (longest - 1) + decode.max_len_b) + 1
-        for lines, limit, begin, side in (
-            (text.sources, longest, tag_ids, ""),
-            (text.references, min(longest_target, most), [], ", references"),
+        """Warn of lines that each validation cuts: sources, and references when it computes NLL."""
+        config, decode = self.config, self.config.decode
+        positions = config.data.max_length if config.model.positions == "learned" else math.inf
+        src_limit = min(decode.max_source_length, positions)
+        tgt_limit = int(decode.max_len_a * (src_limit - 1) + decode.max_len_b) + 1
+        for lines, limit, tag_ids, side in (
+            (text.sources, src_limit, self.tokenizer.tag_ids(tag), ""),
+            (text.references, min(tgt_limit, positions), [], ", references"),
         ):
-            cut = TruncatedLines()
+            truncated = TruncatedLines()
             encoded = enumerate(self.tokenizer.encode(lines))
-            cut.add(index for index, ids in encoded if len(begin) + len(ids) >= limit)
-            cut.warn(int(limit), f"{key}{side}")
+            truncated.add(index for index, ids in encoded if len(tag_ids) + len(ids) >= limit)
+            truncated.warn(int(limit), f"{key}{side}")
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The vocabulary: an existing one, or one from the cache, where it is trained if needed."""
+        """The existing vocabulary or that of the cache, which is trained first if needed."""
         self.stop.check()
-        return self._ready_tokenizer() or cached(
+        return self._existing_tokenizer() or cached(
             self._tokenizer_key, _open_tokenizer, self._train_tokenizer, self.stop
         )
 
     def find_tokenizer(self) -> Tokenizer | None:
-        """Load the vocabulary from any of its places; None if there is none yet."""
-        return self._ready_tokenizer() or kept(self._tokenizer_key, _open_tokenizer)
+        """Load the existing or cached vocabulary; None if it is not trained yet."""
+        return self._existing_tokenizer() or read_cached(self._tokenizer_key, _open_tokenizer)
 
-    def _ready_tokenizer(self) -> Tokenizer | None:
-        """Load an existing vocabulary: the run's, that of `train.init_from` unless the config asks
-        for an own one, or the one that the config names. Each tag must be a piece that stays whole.
+    def _existing_tokenizer(self) -> Tokenizer | None:
+        """Load the vocabulary of the run, else of `train.init_from` (if `init_vocabulary: theirs`),
+        else of `tokenizer.path`; None if there is none. Raises `RefusedError` if it does not match
+        the config or if a tag is not one of its user symbols.
         """
         settings, train = self.config.tokenizer, self.config.train
         init_from = train.init_from if train.init_vocabulary == "theirs" else None
-        described = DESCRIBED
+        keys = MATCHED_KEYS
         if self.run_tokenizer.exists():
             file = self.run_tokenizer
             has_run = (self.run_tokenizer.parent / layout.RUN).exists()
-            own = "go back to those of this run" if has_run else "remove it"
-            advice = None if init_from else f"{own}, or choose another run_dir"
+            remedy = "restore the settings of this run" if has_run else "remove it"
+            advice = None if init_from else f"{remedy}, or choose another run_dir"
         elif init_from is not None:
             file = start_of(init_from) / layout.TOKENIZER
-            described = {"path"} if settings.path else DESCRIBED & settings.model_fields_set
-            keys = ", ".join(f"tokenizer.{key}" for key in sorted(described))
-            advice = f"remove {keys}, or set train.init_vocabulary: own" if described else None
+            keys = {"path"} if settings.path else MATCHED_KEYS & settings.model_fields_set
+            names = ", ".join(f"tokenizer.{key}" for key in sorted(keys))
+            advice = f"remove {names}, or set train.init_vocabulary: own" if keys else None
         elif settings.path is not None:
             file, advice = Path(settings.path), None
         else:
             return None
         tokenizer = Tokenizer.load(file)
-        if advice is not None:  # the config may describe another one
-            _check_tokenizer(tokenizer, settings, described, file, advice)
+        if advice is not None:  # the config may describe another vocabulary
+            _check_tokenizer(tokenizer, settings, keys, file, advice)
         for key, corpus in self.config.data.corpora.items():
             if corpus.tag is not None and corpus.tag not in tokenizer.user_symbols:
                 raise RefusedError(
-                    f"{key}.tag: {corpus.tag} is not among the user symbols of {file}; use one "
-                    "that is, or a vocabulary trained with it in tokenizer.user_symbols"
+                    f"{key}.tag: {corpus.tag} is not a user symbol of {file}; use a tag that is, "
+                    "or a vocabulary trained with it in tokenizer.user_symbols"
                 )
         return tokenizer
 
     @property
     def _tokenizer_key(self) -> str:
-        """The cache's name for the vocabulary: by the text and the settings that it is made of."""
-        hashes, config = [found.sha256 for found in self.scans], self.config
+        """Cache key of the vocabulary: all that it depends on."""
+        hashes, config = [scan.sha256 for scan in self.scans], self.config
         text_filter = config.filter.model_dump(exclude={"min_length", "max_ratio"})
-        own = {**config.tokenizer.model_dump(), "user_symbols": config.user_symbols}
-        settings = [FILTERS, text_filter, self.selection.max_length, MAX_SENTENCES, own]
-        sides = [
-            each.synthetic_side for each in config.data.texts if isinstance(each, SyntheticCorpus)
+        options = {**config.tokenizer.model_dump(), "user_symbols": config.user_symbols}
+        settings = [FILTERS, text_filter, self.selection.max_length, MAX_SENTENCES, options]
+        synthetic_sides = [
+            corpus.synthetic_side
+            for corpus in config.data.texts
+            if isinstance(corpus, SyntheticCorpus)
         ]
-        settings += [sides] if sides else []
-        made_by = version("sentencepiece")
-        return cache_key("tokenizer", hashes, config.data.invalid_utf8, *settings, made_by)
+        if synthetic_sides:
+            settings.append(synthetic_sides)
+        library = version("sentencepiece")
+        return cache_key("tokenizer", hashes, config.data.invalid_utf8, *settings, library)
 
     def _train_tokenizer(self, directory: Path) -> None:
-        """Train a vocabulary on both sides together and write it."""
+        """Train a vocabulary on both sides together and write it to `directory`."""
         settings = self.config.tokenizer
         size = f"{settings.vocab_size:,}"
         logger.info("training a %s vocabulary of %s pieces", settings.model_type, size)
-        own = {**settings.model_dump(exclude={"path"}), "user_symbols": self.config.user_symbols}
-        (directory / layout.TOKENIZER).write_bytes(train_tokenizer(self._sentences, **own))
+        options = {
+            **settings.model_dump(exclude={"path"}),
+            "user_symbols": self.config.user_symbols,
+        }
+        (directory / layout.TOKENIZER).write_bytes(train_tokenizer(self._sentences, **options))
 
     def _sentences(self) -> Iterator[str]:
-        """Read the training text that passes the filters of text and is not far too long: both
-        sides, but not synthetic ones.
+        """Read the sentences of both sides, but no synthetic ones, of training pairs that pass the
+        filters of text and are not far too long.
         """
         for number, corpus in enumerate(self.config.data.texts):
-            pairs, sides = self._read_once(number, Counter()), slice(None)
+            pairs, sides = self._read_once(number, Counter()), [0, 1]
             if isinstance(corpus, SyntheticCorpus):
-                side = (corpus.synthetic_side == "src") != corpus.swap
-                sides = slice(side, side + 1)
+                is_source_synthetic = (corpus.synthetic_side == "src") != corpus.swap
+                sides = [1] if is_source_synthetic else [0]
             for chunk in chunked(pairs, CHUNK):
                 self.stop.check()
                 pairs_left = self.selection.by_text(chunk, Counter())
                 for pair in self.selection.by_characters(pairs_left, 0, Counter()):
-                    yield from pair[sides]
+                    yield from (pair[side] for side in sides)
 
     def _read(self, number: int, counts: Counter[str]) -> Iterator[Pair]:
-        """Read a training corpus; raises `UserError` at its end if it differs from its scan:
-        results would be kept under the name of another text.
+        """Read a training corpus; raises `UserError` at its end if it differs from its scan: its
+        results would be cached under the hash of another text.
         """
         corpus, reading = self.config.data.texts[number], reading_of(self.config)
         reading.counts = counts
@@ -293,28 +299,29 @@ class Preparation:
             raise UserError("data.train: it changed while it was read; run the same command again")
 
     def _read_once(self, number: int, counts: Counter[str]) -> Iterator[Pair]:
-        """Read a training corpus, without repeated pairs if these are filtered."""
+        """Read a training corpus, without repeated pairs if `filter.duplicates` is on."""
         pairs = self._read(number, counts)
         if not self.config.filter.duplicates:
             return pairs
-        hashes = [found.sha256 for found in self.scans]
+        hashes = [scan.sha256 for scan in self.scans]
         key = cache_key("repeats", duplicates.FORMAT, hashes, self.config.data.invalid_utf8)
         is_repeat = cached(key, duplicates.open_repeats, self._find_repeats, self.stop)[number]
-        if found := int(np.bitwise_count(is_repeat).sum()):
-            counts[f"{DROPPED}seen before"] += found
+        if repeats := int(np.bitwise_count(is_repeat).sum()):
+            counts[f"{DROPPED}seen before"] += repeats
         return duplicates.without_repeats(pairs, is_repeat)
 
     def _find_repeats(self, directory: Path) -> None:
-        """Read all training text for the pairs that come more than once."""
-        pairs = sum(found.pairs for found in self.scans)
+        """Find the pairs that occur more than once in all training text."""
+        pairs = sum(scan.pairs for scan in self.scans)
         corpora = (self._read(number, Counter()) for number in range(len(self.scans)))
         with progress_bar(pairs, "pair", "finding duplicates") as bar:
             duplicates.write_repeats(directory, corpora, pairs, partial(self._advance, bar))
 
     def _shard(self, number: int) -> Shard:
-        """Open a tokenized corpus in the cache, where it is built if needed."""
-        first = 0 if self.config.filter.duplicates else number  # of those that it depends on
-        hashes = [found.sha256 for found in self.scans[first : number + 1]]
+        """Open the tokenized corpus in the cache, which is built first if needed."""
+        # repeats are found in all earlier corpora, too
+        first = 0 if self.config.filter.duplicates else number
+        hashes = [scan.sha256 for scan in self.scans[first : number + 1]]
         invalid_utf8 = self.config.data.invalid_utf8
         key = store_key(hashes, self.tokenizer.fingerprint, self.selection, invalid_utf8)
         return cached(key, open_shard, partial(self._write_shard, number), self.stop)
@@ -340,22 +347,22 @@ class Preparation:
         self.stop.check()
 
     def _report(self, store: Store) -> None:
-        """Log what training uses and what was left out."""
-        read = sum(found.pairs for found in self.scans)
+        """Log how many pairs training uses and how many were left out, by reason."""
+        read = sum(scan.pairs for scan in self.scans)
         logger.info("train: %s of %s pairs", f"{len(store):,}", f"{read:,}")
         if any(part.weight != 1 for part in store.parts):
             for corpus, part in zip(self.config.data.texts, store.parts, strict=True):
                 size = f"{part.stop - part.start:,}"
                 logger.info("train: %s: %s pairs x %.4g", describe(corpus), size, part.weight)
         for reason, count in store.counts.items():
-            is_much = reason == NOT_UTF8 and count > MAX_INVALID * read
-            level = logging.WARNING if is_much else logging.INFO
+            is_suspicious = reason == NOT_UTF8 and count > MAX_INVALID * read
+            level = logging.WARNING if is_suspicious else logging.INFO
             logger.log(level, "train: %s: %s", reason, f"{count:,}")
         if not len(store):
             raise UserError("data.train: no pair is left to train on")
         if sum((part.stop - part.start) * part.weight for part in store.parts) < 1:
             raise UserError(
-                "data.train: with these weights, an epoch has less than one pair; raise them"
+                "data.train: with these weights, an epoch has less than one pair; raise the weights"
             )
         for sign in suspicions(store):
             logger.warning("data.train: %s", sign)
@@ -366,17 +373,29 @@ def refuse_worthless_text(preparation: Preparation) -> None:
     data, reading = preparation.config.data, reading_of(preparation.config)
     reading.check = preparation.stop.check
     sets = preparation.sets
-    texts = {key: each for key, each in data.corpora.items() if key not in sets and not each.model}
-    pairs = sum(found.pairs for found in preparation.scans)
-    found = list(guards.find_mix_ups(data, texts, reading, pairs, sets))
-    for text in (text for text, is_allowed in found if is_allowed):
-        logger.warning("%s", text)
-    if refused := [text for text, is_allowed in found if not is_allowed]:
+    texts = {
+        key: corpus
+        for key, corpus in data.corpora.items()
+        if key not in sets and not corpus.model  # `model` entries are translated, not trained on
+    }
+    pairs = sum(scan.pairs for scan in preparation.scans)
+    refused = []
+    for message, is_allowed in guards.find_mix_ups(data, texts, reading, pairs, sets):
+        if is_allowed:
+            logger.warning("%s", message)
+        else:
+            refused.append(message)
+    if refused:
         raise RefusedError(*refused)
 
 
+def _valid_sets(sets: dict[str, ScoredText]) -> list[ScoredText]:
+    """Return the validation sets in the order of `data.valid`."""
+    return [scored for key, scored in sets.items() if key.startswith("data.valid")]
+
+
 def _open_tokenizer(path: Path) -> Tokenizer:
-    """Open a vocabulary of the cache; raises `DamagedError`."""
+    """Open a cached vocabulary; raises `DamagedError`."""
     manifest.verify(path, layout.TOKENIZER)
     return Tokenizer.load(path / layout.TOKENIZER)
 
@@ -384,16 +403,16 @@ def _open_tokenizer(path: Path) -> Tokenizer:
 def _check_tokenizer(
     tokenizer: Tokenizer, settings: TokenizerConfig, keys: Set[str], path: Path, advice: str
 ) -> None:
-    """Refuse a vocabulary that cannot be the config's, by these of its keys."""
+    """Refuse a vocabulary that does not match the settings named `keys`."""
     if settings.path is not None:
         matches = tokenizer.fingerprint == Tokenizer.load(Path(settings.path)).fingerprint
     else:
-        found = {
+        actual = {
             "vocab_size": tokenizer.vocab_size,
             "model_type": "bpe" if tokenizer.is_bpe else "unigram",
             "normalization": tokenizer.normalization,
         }
-        matches = all(getattr(settings, key) == found[key] for key in keys)
+        matches = all(getattr(settings, key) == actual[key] for key in keys)
     if not matches:
         raise RefusedError(
             f"{path}: this vocabulary of {tokenizer.vocab_size:,} pieces is not the one that the "

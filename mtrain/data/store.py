@@ -1,7 +1,7 @@
 """Tokenized corpora on disk: flat memory-mapped ids with offsets, built once, keyed by content.
 
-A store has the ids of all lines and the offsets at which lines start and end. Line `2 * i` is the
-source of pair `i`, line `2 * i + 1` the target, both without bos and eos.
+A store has the ids of all lines, concatenated, and the offsets at which lines start and end. Line
+`2 * i` is the source of pair `i`, line `2 * i + 1` its target, both without bos and eos.
 """
 
 from bisect import bisect_left, bisect_right
@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 
 from mtrain.corpus.lines import chunked
 from mtrain.corpus.readers import Pair
-from mtrain.data.cache import cache_key, remembered
+from mtrain.data.cache import cache_key, cached_fact
 from mtrain.data.filters import FILTERS, Selection
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.runs import manifest
@@ -30,13 +30,13 @@ from mtrain.runtime.workers import map_tasks
 
 FORMAT = 4
 CHUNK = 10_000  # pairs handed to a worker at a time
-INLINE_CHUNKS = 10  # this much is tokenized sooner than processes start
+INLINE_CHUNKS = 10  # up to this many chunks, starting workers takes longer than tokenizing
 
 IDS, OFFSETS, STORE = "ids", "offsets", "store.json"  # the files of a store
 
 DEATH = (
-    "a process that tokenizes the corpus was killed, perhaps for lack of memory: "
-    "run the same command again, with a lower data.workers if it repeats"
+    "a process that tokenizes the corpus was killed, perhaps for lack of memory; "
+    "run the same command again, with a lower data.workers if it happens again"
 )
 
 Ids = NDArray[Any]
@@ -64,12 +64,12 @@ class Description:
     counts: dict[str, int]
 
 
-DESCRIPTION, WHOLE = TypeAdapter(Description), TypeAdapter(list[str])
+DESCRIPTION, FILE_NAMES = TypeAdapter(Description), TypeAdapter(list[str])
 
 
 @dataclass(frozen=True)
 class Part:
-    """Pairs `start` to `stop` - 1 of a store: a corpus. An epoch sees each pair `weight` times."""
+    """A corpus: pairs `start` to `stop` - 1 of a store. An epoch sees each pair `weight` times."""
 
     start: int
     stop: int
@@ -77,12 +77,12 @@ class Part:
 
 
 class Store:
-    """Pairs of id sequences of weighted corpora; opening takes no longer for large ones."""
+    """Pairs of id sequences of weighted corpora. Opening takes the same time for any size."""
 
     def __init__(self, shards: list[Shard], weights: list[float]) -> None:
         self.shards = shards
         self.starts = starts = list(accumulate(map(len, shards), initial=0))
-        self.parts = [Part(*each) for each in zip(starts, starts[1:], weights, strict=False)]
+        self.parts = [Part(*part) for part in zip(starts, starts[1:], weights, strict=False)]
         self.counts = sum((Counter(shard.counts) for shard in shards), Counter[str]())
 
     def __len__(self) -> int:
@@ -99,7 +99,7 @@ class Store:
         return np.concatenate(parts)
 
     def equal_sides(self, start: int, stop: int) -> NDArray[np.bool_]:
-        """Whether the sides of each of these pairs are the same."""
+        """Return for each pair from `start` to `stop` - 1 whether its sides are the same."""
         lengths = self.lengths_of(start, stop)
         same: NDArray[np.bool_] = lengths[:, 0] == lengths[:, 1]
         for index in np.flatnonzero(same):  # few, so only their ids are read
@@ -115,23 +115,23 @@ class Store:
 
 
 def store_key(corpora: list[str], tokenizer: str, selection: Selection, invalid_utf8: str) -> str:
-    """Name a store by all that its content depends on: hashes of corpora are those of `scan`, which
-    cover swap and tag.
+    """Name a store by all that its content depends on. The hashes of `corpora` are those of `scan`,
+    which cover swap and tag.
     """
-    kept = (selection.max_length, selection.filter.model_dump())
-    return cache_key("store", FORMAT, FILTERS, corpora, tokenizer, *kept, invalid_utf8)
+    settings = (selection.max_length, selection.filter.model_dump())
+    return cache_key("store", FORMAT, FILTERS, corpora, tokenizer, *settings, invalid_utf8)
 
 
 def open_shard(path: Path) -> Shard:
-    """Open a tokenized corpus; raises `DamagedError`, or `ValueError` for one of another form."""
+    """Open a tokenized corpus; raises `DamagedError`, or `ValueError` for another format."""
     paths = sorted(path.iterdir()) if path.is_dir() else []
-    remembered(paths, "whole", partial(manifest.verify, path, STORE, IDS, OFFSETS), WHOLE)
-    found = read_json_file(path / STORE, DESCRIPTION)
-    has_ids = (path / IDS).stat().st_size
-    ids = np.memmap(path / IDS, found.dtype, "r") if has_ids else np.zeros(0, found.dtype)
+    cached_fact(paths, "whole", partial(manifest.verify, path, STORE, IDS, OFFSETS), FILE_NAMES)
+    description = read_json_file(path / STORE, DESCRIPTION)
+    dtype, has_ids = description.dtype, (path / IDS).stat().st_size > 0
+    ids = np.memmap(path / IDS, dtype, "r") if has_ids else np.zeros(0, dtype)
     offsets = np.memmap(path / OFFSETS, "<i8", "r")
-    # still on disk: slices of plain arrays are made faster
-    return Shard(np.asarray(ids), np.asarray(offsets), found.counts)
+    # asarray does not read the files; slicing a plain array is faster
+    return Shard(np.asarray(ids), np.asarray(offsets), description.counts)
 
 
 def write_shard(
@@ -144,10 +144,10 @@ def write_shard(
     workers: int,
     progress: Callable[[int], None],
 ) -> None:
-    """Tokenize `pairs` with several processes and keep those that pass the filter.
+    """Tokenize `pairs` in several processes and store the pairs that pass the filter.
 
-    `counts` is what reading dropped; `progress` gets the number of pairs read. Raises `UserError`,
-    and `OSError` if the disk is full.
+    `counts` has the pairs that reading dropped, by reason; `progress` gets the number of pairs of
+    each chunk. Raises `UserError`, and `OSError` if the disk is full.
     """
     dtype: Literal["uint16", "uint32"] = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
     end, chunks = 0, chunked(pairs, CHUNK)
@@ -170,17 +170,17 @@ def write_shard(
 def _encode_all(
     chunks: Iterator[list[Pair]], tokenizer: Tokenizer, selection: Selection, workers: int
 ) -> Generator[Encoded]:
-    """Encode chunks in order, in worker processes if there are many."""
-    first = list(islice(chunks, INLINE_CHUNKS + 1))
-    chunks = chain(first, chunks)
-    if len(first) <= INLINE_CHUNKS or workers == 1:
+    """Encode chunks in order, in worker processes if there are many chunks."""
+    first_chunks = list(islice(chunks, INLINE_CHUNKS + 1))
+    chunks = chain(first_chunks, chunks)
+    if len(first_chunks) <= INLINE_CHUNKS or workers == 1:
         yield from (_encode_chunk(chunk, tokenizer, selection) for chunk in chunks)
     else:
         yield from map_tasks(partial(_encoder, tokenizer.proto, selection), chunks, workers, DEATH)
 
 
 def _encoder(proto: bytes, selection: Selection) -> Callable[[list[Pair]], Encoded]:
-    """Return the function of a worker process."""
+    """Return the function that a worker process calls for each chunk."""
     return partial(_encode_chunk, tokenizer=Tokenizer(proto), selection=selection)
 
 
@@ -196,6 +196,6 @@ def _encode_chunk(chunk: list[Pair], tokenizer: Tokenizer, selection: Selection)
         lines[::2] = [tag + line for line in lines[::2]]
     lengths = np.fromiter(map(len, lines), np.int64, len(lines))
     passed = np.repeat(selection.by_length(lengths.reshape(-1, 2), dropped), 2)
-    kept, lengths = compress(lines, passed.tolist()), lengths[passed]
-    ids = np.fromiter(chain.from_iterable(kept), np.uint32, int(lengths.sum()))
-    return ids, lengths, +dropped  # only what occurred
+    kept_lines, lengths = compress(lines, passed.tolist()), lengths[passed]
+    ids = np.fromiter(chain.from_iterable(kept_lines), np.uint32, int(lengths.sum()))
+    return ids, lengths, +dropped  # without counts of 0

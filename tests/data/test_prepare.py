@@ -343,7 +343,9 @@ def test_a_model_to_start_from_that_is_not_there_yet(
         (Path(config.run_dir) / "run.json").touch()
     found, warnings = without_missing_start(config)
     assert found.train.init_from == (absent if has_run else None)
-    assert has_run or warnings == [f"train.init_from: {absent}: not there yet, and left out here"]
+    assert has_run or warnings == [
+        f"train.init_from: {absent} does not exist yet and is ignored here"
+    ]
     with pytest.raises(UserError, match=r"train\.init_from: .*absent: no such directory"):
         start_of(absent)
 
