@@ -296,7 +296,7 @@ class Preparation:
         yield from readers.read_pairs(corpus, reading)
         can_change = not isinstance(corpus, GeneratedCorpus)
         if can_change and scan_corpus(self.config, corpus, self.stop) != self.scans[number]:
-            raise UserError("data.train: it changed while it was read; run the same command again")
+            raise UserError("data.train: changed while it was read; run the same command again")
 
     def _read_once(self, number: int, counts: Counter[str]) -> Iterator[Pair]:
         """Read a training corpus, without repeated pairs if `filter.duplicates` is on."""

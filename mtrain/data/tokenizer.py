@@ -31,7 +31,7 @@ _TOO_SMALL = re.compile(r"smaller than required_chars\. [0-9]+ vs ([0-9]+)")
 # Field numbers of SentencePiece's model and wire types, in the encoding of Protocol Buffers.
 _NORMALIZERS, _RULES, _CHARACTER_MAP = (3, 5), 1, 2
 _PIECES, _USER_DEFINED = 1, b"\x18\x04"  # a piece's message ends with its type, unless it is normal
-# Appended to a model, this turns off that spaces are added before a text or removed from it.
+# Appended to a model, this stops it from adding a space before a text and from removing spaces.
 _KEEP_SPACES = b"\x1a\x04\x18\x00\x20\x00"
 _VARINT, _BYTES, _FIXED = 0, 2, {1: 8, 5: 4}
 
@@ -253,7 +253,7 @@ def _train(
         nonlocal failure
         try:
             yield from sentences
-        finally:  # SentencePiece raises an error of its own instead, also of KeyboardInterrupt
+        finally:  # also for KeyboardInterrupt: SentencePiece raises another error instead
             failure = sys.exception()
 
     try:
