@@ -415,7 +415,11 @@ MISTAKES = [
     ("export -m {run} -o {tmp}/new --quantization int3", 2, ["'int3' is not one of 'float32'"]),
     ("export -m {run} -o {tmp}", 2, ["exists already; remove it, or choose another name"]),
     ("export -m {run} -o {tmp}/new --to argos", 2, ["new: give a name that ends in .argosmodel"]),
-    ("export -m {run} -o {tmp}/new --to hf-marian --quantization int8", 2, ["hf-marian writes float32"]),
+    (
+        "export -m {run} -o {tmp}/new --to hf-marian --quantization int8",
+        2,
+        ["hf-marian writes float32"],
+    ),
 ]
 
 
