@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -10,8 +11,14 @@ from typing import IO
 
 from mtrain.corpus.lines import PACKED, bounded_lines, open_bytes, reading_from
 from mtrain.runtime import outputs
-from mtrain.runtime.console import writing
+from mtrain.runtime.console import GREEN, RED, YELLOW, paint, writing
 from mtrain.runtime.errors import RefusedError, printable
+
+# Words of severity at the start of a line, or after a difference of scores, and their colours.
+_SEVERITY = re.compile(
+    r"^ {0,2}(?:error|damaged|missing|changed|warning)(?= )|(?<=\.\d\d )(?:better|worse)\b"
+)
+_COLOURS = {"warning": YELLOW, "better": GREEN}
 
 
 @contextmanager
@@ -53,8 +60,14 @@ def print_text(*lines: str) -> None:
     """Write lines for people to stdout, each made printable: names and text from outside may hold
     line breaks and terminal escapes.
     """
-    with writing("-", has_severities=True) as sink:
+    with writing("-", highlight=_colour_severities) as sink:
         sink.writelines(printable(line).encode() + b"\n" for line in lines)
+
+
+def _colour_severities(line: str) -> str:
+    return _SEVERITY.sub(
+        lambda word: paint(word[0], _COLOURS.get(word[0].strip(), RED), sys.stdout), line
+    )
 
 
 def print_json(content: object) -> None:

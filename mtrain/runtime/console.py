@@ -5,7 +5,7 @@ import re
 import signal
 import sys
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BufferedIOBase
 from types import FrameType
@@ -24,11 +24,6 @@ _EXIT_CODES = {signal.SIGTERM: EXIT_TERMINATED, signal.SIGHUP: EXIT_HUNG_UP}
 # Control characters: C0 except tabs and line breaks, DEL, C1.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 RED, GREEN, YELLOW = "31", "32", "33"
-# Words of severity at the start of a line, or after a difference of scores, and their colours.
-_SEVERITY = re.compile(
-    r"^ {0,2}(?:error|damaged|missing|changed|warning)(?= )|(?<=\.\d\d )(?:better|worse)\b"
-)
-_COLOURS = {"warning": YELLOW, "better": GREEN}
 
 
 def paint(text: str, colour: str, stream: TextIO | None) -> str:
@@ -91,16 +86,18 @@ def open_closed_streams() -> None:
 
 
 @contextmanager
-def writing(name: str | int, *, has_severities: bool = False) -> Iterator[IO[bytes]]:
+def writing(
+    name: str | int, *, highlight: Callable[[str], str] | None = None
+) -> Iterator[IO[bytes]]:
     """Open a path, stdout (`-`), or a standard stream by its number, for writing bytes. A terminal
-    gets control characters spelled out and, if `has_severities`, words of severity in colour.
+    gets control characters spelled out and text as `highlight` returns it.
     """
     restore_interrupt()
     target = 1 if name == "-" else name
     shown = ("stdin", "stdout", "stderr")[target] if isinstance(target, int) else target
     # not `sys.stdout`, which may write only a part of a line under PYTHONUNBUFFERED
     with ending(shown), open(target, "wb", closefd=not isinstance(target, int)) as sink:
-        yield cast(IO[bytes], _Terminal(sink, has_severities)) if sink.isatty() else sink
+        yield cast(IO[bytes], _Terminal(sink, highlight)) if sink.isatty() else sink
 
 
 @contextmanager
@@ -149,23 +146,17 @@ def _stop(number: int, frame: FrameType | None) -> None:
     sys.exit(_EXIT_CODES[signal.Signals(number)])
 
 
-def _coloured(line: str) -> str:
-    return _SEVERITY.sub(
-        lambda word: paint(word[0], _COLOURS.get(word[0].strip(), RED), sys.stdout), line
-    )
-
-
 class _Terminal(BufferedIOBase):
     """A stream to a terminal that spells out control characters."""
 
-    def __init__(self, sink: IO[bytes], has_severities: bool) -> None:
-        self.sink, self.has_severities = sink, has_severities
+    def __init__(self, sink: IO[bytes], highlight: Callable[[str], str] | None) -> None:
+        self.sink, self.highlight = sink, highlight
 
     def write(self, data: Any) -> int:
         """Write bytes; bytes that are not UTF-8 are spelled out, too."""
         text = bytes(data).decode("utf-8", "backslashreplace")
         shown = _CONTROL.sub(lambda c: ascii(c[0])[1:-1], text)
-        self.sink.write((_coloured(shown) if self.has_severities else shown).encode())
+        self.sink.write((self.highlight(shown) if self.highlight else shown).encode())
         return len(bytes(data))
 
     def flush(self) -> None:
