@@ -26,13 +26,13 @@ from mtrain.check.shifts import Shifts
 from mtrain.check.words import Characters
 from mtrain.config.schema import Config
 from mtrain.corpus.lines import CARRIAGE_RETURNS, NOT_UTF8, Reading
-from mtrain.corpus.readers import Scan, read_rows, reading_of
+from mtrain.corpus.readers import Scan, UnequalError, read_rows, reading_of
 from mtrain.corpus.tables import TextRow
 from mtrain.data.duplicates import Duplicates
 from mtrain.data.guards import SAMPLE, is_informative, thinned
 from mtrain.data.prepare import scan_corpus
 from mtrain.data.tokenizer import Tokenizer
-from mtrain.runtime.errors import UnequalError, UserError
+from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import progress_bar
 from mtrain.runtime.stop import Stop
 

@@ -7,9 +7,10 @@ from textwrap import wrap
 from typing import Any
 
 from mtrain.config.corpora import Corpus, FileCorpus, TextCorpus
+from mtrain.corpus.lines import RowError
 from mtrain.corpus.readers import describe
 from mtrain.runtime.console import clipped
-from mtrain.runtime.errors import RowError, printable
+from mtrain.runtime.errors import printable
 
 ERROR, WARNING, NOTE = "error", "warning", "note"
 

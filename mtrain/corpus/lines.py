@@ -15,7 +15,7 @@ from io import BufferedIOBase, BufferedReader
 from pathlib import Path
 from typing import IO, Any, NoReturn, TypeVar, cast
 
-from mtrain.runtime.errors import RowError, UserError
+from mtrain.runtime.errors import UserError
 
 DROPPED = "pairs dropped: "  # prefix of the counts of pairs that are left out
 CARRIAGE_RETURNS = "carriage returns removed"
@@ -52,6 +52,16 @@ _BLOCK = 1 << 20
 
 Row = TypeVar("Row", bound=tuple[Any, ...])  # its last two values are the texts of a pair
 MAX_CHUNK_LENGTH = 1 << 22  # characters
+
+
+class RowError(UserError):
+    """A line or row of a corpus that is not text on both sides. `kind` is "encoding" if it is not
+    valid UTF-8 or holds half a surrogate pair, "long" if it is too long, or else "row".
+    """
+
+    def __init__(self, place: str, number: int, reason: str, kind: str = "row") -> None:
+        super().__init__(f"{place}: {reason}")
+        self.place, self.number, self.reason, self.kind = place, number, reason, kind
 
 
 def _refuse(error: RowError) -> NoReturn:

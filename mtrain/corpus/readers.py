@@ -33,10 +33,18 @@ from mtrain.corpus.tables import (
     read_table,
     scan_table,
 )
-from mtrain.runtime.errors import UnequalError
+from mtrain.runtime.errors import UserError
 
 Pair = tuple[str, str]
 CHECK_ROWS = 1000  # rows between two calls of `Reading.check`
+
+
+class UnequalError(UserError):
+    """Files of unequal length; the shorter one ends after `pairs` pairs."""
+
+    def __init__(self, message: str, pairs: int) -> None:
+        super().__init__(message)
+        self.pairs = pairs
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from mtrain.corpus.lines import (
     MAX_LINE_LENGTH,
     NOT_UTF8,
     Reading,
+    RowError,
     decode,
     is_blank,
     listed,
@@ -31,7 +32,7 @@ from mtrain.corpus.lines import (
 )
 from mtrain.corpus.parquet import ROWS, open_parquet, parquet_batches
 from mtrain.corpus.tmx import count_tmx, read_tmx
-from mtrain.runtime.errors import RowError, UserError, first_line, is_utf8
+from mtrain.runtime.errors import UserError, first_line, is_utf8
 
 _READERS = "datasets.packaged_modules"
 SUFFIXES = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}

@@ -78,24 +78,6 @@ def as_user_error(error: UserError | OSError | MemoryError) -> UserError:
     return UserError(f"{error.filename or 'mtrain'}: {error.strerror or error}")
 
 
-class RowError(UserError):
-    """A line or row of a corpus that is not text on both sides. `kind` is "encoding" if it is not
-    valid UTF-8 or holds half a surrogate pair, "long" if it is too long, or else "row".
-    """
-
-    def __init__(self, place: str, number: int, reason: str, kind: str = "row") -> None:
-        super().__init__(f"{place}: {reason}")
-        self.place, self.number, self.reason, self.kind = place, number, reason, kind
-
-
-class UnequalError(UserError):
-    """Files of unequal length; the shorter one ends after `pairs` pairs."""
-
-    def __init__(self, message: str, pairs: int) -> None:
-        super().__init__(message)
-        self.pairs = pairs
-
-
 class RefusedError(UserError):
     """Refused before anything was done: usage, config, or a run directory of another run."""
 

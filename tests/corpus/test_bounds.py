@@ -33,12 +33,12 @@ from mtrain.config.corpora import Corpus, FileCorpus, HubCorpus, TextCorpus
 from mtrain.config.schema import FilterConfig
 from mtrain.corpus import lines as text
 from mtrain.corpus import parquet as parquet_reader
-from mtrain.corpus.lines import MAX_LINE_LENGTH, TOO_LONG, Reading, bounded_lines
+from mtrain.corpus.lines import MAX_LINE_LENGTH, TOO_LONG, Reading, RowError, bounded_lines
 from mtrain.corpus.readers import read_pairs, read_text, skim
 from mtrain.data import duplicates, filters
 from mtrain.data.duplicates import write_repeats
 from mtrain.data.tokenizer import Tokenizer, convert_stream, train_tokenizer
-from mtrain.runtime.errors import RowError, UserError
+from mtrain.runtime.errors import UserError
 from mtrain.scoring.references import read_references, read_source
 from mtrain.translation import streams as lines
 from mtrain.translation.translator import Translator

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from mtrain.corpus.lines import RowError
 from mtrain.runtime import workers
-from mtrain.runtime.errors import RefusedError, RowError, UserError
+from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.workers import AHEAD, map_tasks
 
 needs_fork = pytest.mark.skipif(not workers.CAN_FORK, reason="processes are not forked here")
