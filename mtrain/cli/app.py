@@ -8,31 +8,27 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Annotated
+from functools import wraps
+from typing import Annotated, Any
 
 import typer
 
 import mtrain
 from mtrain.cli import runs, scoring, settings, training, translating
-from mtrain.cli.options import flag, value, with_verbosity
+from mtrain.cli.opening import refuse_ranks
+from mtrain.cli.options import add_parameters, flag, value
 from mtrain.runtime import log
 from mtrain.runtime.console import exit_on_interrupt, open_closed_streams
-from mtrain.runtime.errors import EXIT_FAILED, StoppedError, UserError, as_user_error, printable
+from mtrain.runtime.errors import (
+    EXIT_FAILED,
+    RefusedError,
+    StoppedError,
+    UserError,
+    as_user_error,
+    printable,
+)
 
 Command = Callable[..., None]
-
-# Commands by the panel of `mtrain --help` that lists them.
-COMMANDS: dict[str, dict[str, Command]] = {
-    "Train": {"train": training.train, "init": training.init, "check": training.check},
-    "Translate": {"translate": translating.translate, "attention": translating.attention},
-    "Score": {"eval": scoring.evaluate, "score": scoring.score, "compare": scoring.compare},
-    "Runs": {
-        "report": runs.report,
-        "verify": runs.verify,
-        "average": runs.average,
-        "export": runs.export,
-    },
-}
 
 app = typer.Typer(
     name="mtrain",
@@ -42,18 +38,57 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Train translation models from raw parallel text, translate and score with them.",
 )
-for panel, commands in COMMANDS.items():
-    for name, command in commands.items():
-        app.command(name, rich_help_panel=panel)(with_verbosity(command))
 data = typer.Typer(no_args_is_help=True, help="Prepare text ahead of training.")
-data.command("build")(with_verbosity(training.data_build))
 tokenizer = typer.Typer(no_args_is_help=True, help="Train the vocabulary alone, or use it.")
-tokenizer.command("train")(with_verbosity(training.tokenizer_train))
-tokenizer.command("encode")(with_verbosity(translating.tokenizer_encode))
-tokenizer.command("decode")(with_verbosity(translating.tokenizer_decode))
 config = typer.Typer(no_args_is_help=True, help="Show what can be set, and what a config sets.")
-for command in (settings.keys, settings.show, settings.schema):
-    config.command()(with_verbosity(command))
+
+
+def _register(
+    group: typer.Typer,
+    name: str,
+    command: Command,
+    panel: str | None = None,
+    *,
+    ranks: bool = False,
+) -> None:
+    """Add a command with `-q` and `-v`; only one with `ranks` may run in several processes."""
+
+    @wraps(command)
+    def run(*, quiet: bool, verbose: bool, **values: Any) -> None:
+        if not ranks:
+            refuse_ranks()
+        if quiet and verbose:
+            raise RefusedError("-q/--quiet: does not go with -v/--verbose; remove one of them")
+        if quiet or verbose:
+            log.set_up_console(level=logging.WARNING if quiet else logging.DEBUG)
+        command(**values)
+
+    quiet = bool, flag("Show warnings and errors only.", "--quiet", "-q")
+    verbose = bool, flag("Show details.", "--verbose", "-v")
+    run = add_parameters(run, {"quiet": quiet, "verbose": verbose}, False)
+    group.command(name, rich_help_panel=panel)(run)
+
+
+# `mtrain --help` lists the commands by panel, in this order.
+_register(app, "train", training.train, "Train", ranks=True)
+_register(app, "init", training.init, "Train")
+_register(app, "check", training.check, "Train")
+_register(app, "translate", translating.translate, "Translate", ranks=True)
+_register(app, "attention", translating.attention, "Translate")
+_register(app, "eval", scoring.evaluate, "Score", ranks=True)
+_register(app, "score", scoring.score, "Score")
+_register(app, "compare", scoring.compare, "Score")
+_register(app, "report", runs.report, "Runs")
+_register(app, "verify", runs.verify, "Runs")
+_register(app, "average", runs.average, "Runs")
+_register(app, "export", runs.export, "Runs")
+_register(data, "build", training.data_build, ranks=True)
+_register(tokenizer, "train", training.tokenizer_train)
+_register(tokenizer, "encode", translating.tokenizer_encode)
+_register(tokenizer, "decode", translating.tokenizer_decode)
+_register(config, "keys", settings.keys)
+_register(config, "show", settings.show)
+_register(config, "schema", settings.schema)
 app.add_typer(config, name="config", rich_help_panel="Train")
 app.add_typer(data, name="data", rich_help_panel="Train")
 app.add_typer(tokenizer, name="tokenizer", rich_help_panel="Train")

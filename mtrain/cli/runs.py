@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
-from mtrain.cli import options
+from mtrain.cli import opening, options
 from mtrain.cli.options import choice, file, flag, value
 from mtrain.cli.streams import as_text, check_page, print_json, print_text
 from mtrain.runtime import log
@@ -44,7 +44,7 @@ def report(
 
     Example: `mtrain report runs/NAME -o report.html`
     """
-    run = options.either(run, model, options.RUN)
+    run = opening.either(run, model, options.RUN)
     from mtrain.report import page as reporting
 
     output = check_page(output, "report.html")
@@ -63,7 +63,7 @@ def verify(
 
     Example: `mtrain verify runs/NAME`
     """
-    run = options.either(run, model, options.RUN)
+    run = opening.either(run, model, options.RUN)
     from mtrain.runs import verify as verifying
 
     findings = []
@@ -99,7 +99,7 @@ def average(
 
     Example: `mtrain average runs/NAME --last 5 -o averaged`
     """
-    run = options.either(run, model, options.RUN)
+    run = opening.either(run, model, options.RUN)
     from mtrain.config.loading import load_stored_config
     from mtrain.runs import checkpoint
     from mtrain.runs.layout import refuse_run_files
@@ -139,7 +139,7 @@ def export(
 
     Example: `mtrain export runs/NAME --to ctranslate2 -o served`
     """
-    model = options.either(run, model, options.RUN)
+    model = opening.either(run, model, options.RUN)
     from mtrain.export import convert as exporting
     from mtrain.runs.layout import refuse_run_files
     from mtrain.translation import loading

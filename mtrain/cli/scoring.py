@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from mtrain.cli import completion, options
+from mtrain.cli import completion, opening, options
 from mtrain.cli.options import file, path, value
 from mtrain.cli.streams import check_output, print_json, print_text
 from mtrain.runtime import log
@@ -40,7 +40,7 @@ def evaluate(
     Example: `mtrain eval -m runs/NAME -s test.en -r test.de`
     """
     if run is not None:
-        model = [options.either(run, model[0] if model else None, options.RUN)]
+        model = [opening.either(run, model[0] if model else None, options.RUN)]
     _check_eval_inputs(model, source, reference, hypothesis, output, on, device, precision, decode)
     from mtrain.config.languages import tokenizer_for
     from mtrain.scoring.metrics import check_seed, check_tokenizer, score_all
@@ -59,7 +59,7 @@ def evaluate(
     if hypothesis is not None:
         hypotheses = read_aligned(hypothesis, references)
     else:
-        with options.open_translator(model or [], device, precision, **decode) as translator:
+        with opening.open_translator(model or [], device, precision, **decode) as translator:
             tgt_lang = tgt_lang or translator.loaded.tgt_lang
             if not is_given:
                 tokenize = translator.loaded.config.data.bleu_tokenize
@@ -115,7 +115,7 @@ def _check_eval_inputs(
 ) -> None:
     """Refuse options that do not go together."""
     if hypothesis is not None:
-        options.refuse_ranks()
+        opening.refuse_ranks()
     if on is not None:
         if model is None or any((source, reference, hypothesis)):
             raise RefusedError("--on: needs -m/--model, and takes the place of -s and -r")
@@ -157,7 +157,7 @@ def score(
 
     Example: `mtrain score -m runs/NAME -s src.txt -t tgt.txt`
     """
-    model = options.either(run, model, options.RUN)
+    model = opening.either(run, model, options.RUN)
     from mtrain.translation import loading, streams
 
     model_ = loading.load_with_tag(model, device=device, precision=precision, **decode)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mtrain.cli import completion, options
+from mtrain.cli import completion, opening, options
 from mtrain.cli.streams import print_text
 from mtrain.runtime.console import writing
 
@@ -39,7 +39,7 @@ def show(
 
     Example: `mtrain config show en-de.yaml --set train.max_steps=9`
     """
-    config = options.either(config_file, config, options.CONFIG)
+    config = opening.either(config_file, config, options.CONFIG)
     from mtrain.config.loading import load_config
     from mtrain.config.schema import dump_config
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from mtrain.cli import options
+from mtrain.cli import opening, options
 from mtrain.cli.options import file, flag, path, value
 from mtrain.cli.streams import print_json, print_path, print_text
 from mtrain.corpus.lines import open_bytes, require_regular
@@ -39,12 +39,12 @@ def train(
 
     Example: `mtrain train en-de.yaml`
     """
-    config = options.either(config_file, config, options.CONFIG)
+    config = opening.either(config_file, config, options.CONFIG)
     if json_ and not dry_run:
         raise RefusedError("--json: goes with --dry-run; a run keeps its records in metrics.jsonl")
     if metric_timeout is not None and metric_command is None:
         raise RefusedError("--metric-timeout: needs --metric-command; add it")
-    settings, stop = options.begin_job(config, set_, time_limit)
+    settings, stop = opening.begin_job(config, set_, time_limit)
     metric = None
     if metric_command is not None:
         metric = ExternalMetric(metric_command, metric_timeout or 600)
@@ -151,8 +151,8 @@ def check(
 
     Example: `mtrain check en-de.yaml`
     """
-    config = options.either(config_file, config, options.CONFIG)
-    settings, stop = options.begin_job(config, set_)
+    config = opening.either(config_file, config, options.CONFIG)
+    settings, stop = opening.begin_job(config, set_)
     from mtrain.check.diagnosis import diagnose
     from mtrain.check.findings import ERROR
     from mtrain.training.synthesis import without_missing
@@ -178,8 +178,8 @@ def data_build(
 
     Example: `mtrain data build en-de.yaml`
     """
-    config = options.either(config_file, config, options.CONFIG)
-    settings, stop = options.begin_job(config, set_, time_limit)
+    config = opening.either(config_file, config, options.CONFIG)
+    settings, stop = opening.begin_job(config, set_, time_limit)
     from mtrain.training.job import build_data
 
     build_data(settings, stop, config)
@@ -192,7 +192,7 @@ def tokenizer_train(
 
     Example: `mtrain tokenizer train en-de.yaml`
     """
-    config = options.either(config_file, config, options.CONFIG)
+    config = opening.either(config_file, config, options.CONFIG)
     from mtrain.config.loading import load_config
 
     settings = load_config(config, set_)

@@ -2,12 +2,12 @@
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from mtrain.cli import options
+from mtrain.cli import opening, options
 from mtrain.cli.options import choice, file, flag, stream, value
 from mtrain.cli.streams import as_text, check_output, check_page, prompting, reading
 from mtrain.corpus.lines import scan_file
@@ -55,13 +55,13 @@ def translate(
 
     Example: `mtrain translate -m runs/NAME < in.txt > out.txt`
     """
-    model, texts = options.run_and_texts(words, model)
+    model, texts = opening.run_and_texts(words, model)
     input_ = _input_of(texts, input_)
     _check_files(output, alignments, input_, target_prefix)
-    guided = _guided(input_, model)
+    is_interactive = _is_interactive(input_, model)
     from mtrain.translation import streams
 
-    with options.open_translator(model, device, precision, n_best=n_best, **decode) as translator:
+    with opening.open_translator(model, device, precision, n_best=n_best, **decode) as translator:
         if not translator.ranks.is_first:
             input_, output, alignments = os.devnull, os.devnull, alignments and os.devnull
         is_at_once = line_buffered or (input_ == "-" and sys.stdin.isatty())
@@ -70,9 +70,11 @@ def translate(
             reading(input_) as source,
             opened(*names, as_it_goes=is_at_once, keeps_lines=True) as (sink, *links),
         ):
+            if is_interactive and translator.ranks.is_first:
+                source = _prompting(source, translator, model)
             streams.translate_stream(
                 translator,
-                _lines(texts, source, translator, guided),
+                [line.encode() + b"\n" for line in texts] or source,
                 sink,
                 lines=_number_of_lines(texts, input_),
                 n_best=n_best,
@@ -83,29 +85,25 @@ def translate(
             )
 
 
-def _guided(input_: str, models: list[Path]) -> list[Path]:
-    """Return the models if a person types the text, and show that they are being loaded."""
+def _is_interactive(input_: str, models: list[Path]) -> bool:
+    """Whether a person types the text; if so, log that the models are being loaded."""
     if input_ != "-" or not sys.stdin.isatty() or not log.is_on_terminal():
-        return []
+        return False
     log.logger.info("loading %s", ", ".join(map(str, models)))
-    return models
+    return True
 
 
-def _lines(
-    texts: list[str], source: Iterator[bytes], translator: "Translator", guided: list[Path]
-) -> Iterable[bytes]:
-    """Return the lines to translate; a person who types them for the models `guided` is shown what
-    translates and how to end, and gets a prompt for each line.
-    """
-    if guided and translator.ranks.is_first:
-        from mtrain.runs import checkpoint
+def _prompting(
+    source: Iterator[bytes], translator: "Translator", models: list[Path]
+) -> Iterator[bytes]:
+    """Log what translates and how to end; return the lines of a terminal, each with a prompt."""
+    from mtrain.runs import checkpoint
 
-        directions = ", ".join(f"{src} -> {tgt}" for src, tgt in translator.loaded.directions)
-        chosen = ", ".join(str(checkpoint.resolve(path)) for path in guided)
-        log.logger.info("%s, by %s", directions, chosen)
-        log.logger.info("One sentence per line; Ctrl-D ends.")
-        source = prompting(source)
-    return [line.encode() + b"\n" for line in texts] or source
+    directions = ", ".join(f"{src} -> {tgt}" for src, tgt in translator.loaded.directions)
+    checkpoints = ", ".join(str(checkpoint.resolve(path)) for path in models)
+    log.logger.info("%s, by %s", directions, checkpoints)
+    log.logger.info("One sentence per line; Ctrl-D ends.")
+    return prompting(source)
 
 
 def _number_of_lines(texts: list[str], input_: str) -> int | None:
@@ -166,7 +164,7 @@ def attention(
 
     Example: `mtrain attention -m runs/NAME -o attention.html "A small test."`
     """
-    models, texts = options.run_and_texts(words, model)
+    models, texts = opening.run_and_texts(words, model)
     if len(models) > 1:
         raise RefusedError("-m/--model: given twice; a page shows the attention of one model")
     if bool(texts) == (input_ is not None):
@@ -196,7 +194,7 @@ def tokenizer_encode(run: options.Run = None, model: options.Model = None) -> No
 
     Example: `mtrain tokenizer encode -m runs/NAME < in.txt`
     """
-    _convert(options.either(run, model, options.RUN), to_pieces=True)
+    _convert(opening.either(run, model, options.RUN), to_pieces=True)
 
 
 def tokenizer_decode(run: options.Run = None, model: options.Model = None) -> None:
@@ -204,7 +202,7 @@ def tokenizer_decode(run: options.Run = None, model: options.Model = None) -> No
 
     Example: `mtrain tokenizer decode -m runs/NAME < pieces.txt`
     """
-    _convert(options.either(run, model, options.RUN), to_pieces=False)
+    _convert(opening.either(run, model, options.RUN), to_pieces=False)
 
 
 def _convert(model: Path, *, to_pieces: bool) -> None:

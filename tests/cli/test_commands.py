@@ -29,7 +29,7 @@ from conftest import TinyConfig, made_up_pairs, run_here, run_mtrain, status, wr
 
 import mtrain
 from mtrain.cli import app as cli
-from mtrain.cli import options
+from mtrain.cli import opening
 from mtrain.cli.runs import Quantization
 from mtrain.cli.translating import Kind
 from mtrain.config.keys import make_schema
@@ -578,7 +578,7 @@ def test_sentences_of_the_command_line_are_translated(
     (tmp_path / "lapo").write_text("bavo\n")
     result = command("translate", "-m", run_dir, "bavo celu", "lapo")
     assert result.out == piped.out
-    assert result.err == "warning: lapo: is a file, too; did you mean -i lapo?\n"
+    assert result.err == "warning: lapo: is also the name of a file; did you mean -i lapo?\n"
     odd = command("translate", run_dir, "caf\udce9")
     assert (odd.code, odd.out.count("\n")) == (0, 1)
 
@@ -1222,5 +1222,5 @@ def test_a_run_that_samples_takes_no_option_of_the_search() -> None:
     given = {"beam_size": 5, "n_best": None, "mbr": None, "sample": None}
     decode = DecodeConfig(sample=True)
     refused = "beam-size: does not go with decode.sample of this run; remove one of them"
-    assert options._mismatch(given, decode) == refused
-    assert options._mismatch({**given, "beam_size": None, "top_k": 3}, decode) is None
+    assert opening._mismatch(given, decode) == refused
+    assert opening._mismatch({**given, "beam_size": None, "top_k": 3}, decode) is None

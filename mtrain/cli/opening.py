@@ -1,0 +1,121 @@
+"""Open what the options of a command name: a run, a config, or models on every rank."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mtrain.cli.options import CONFIG, RUN, as_path
+from mtrain.cli.streams import as_text
+from mtrain.runtime import log
+from mtrain.runtime.errors import RefusedError
+from mtrain.runtime.stop import Stop, parse_duration
+
+if TYPE_CHECKING:
+    from mtrain.config import schema
+    from mtrain.translation.translator import Translator
+
+# Options that need --sample, and options that do not go with it.
+OF_SAMPLING, OF_SEARCH = ["temperature", "top_k", "top_p", "seed"], ["beam_size"]
+
+
+def either(argument: Path | None, option: Path | None, name: str) -> Path:
+    """Return what is given as an argument or by the option `name`; raises `RefusedError` unless it
+    is given once.
+    """
+    if argument is not None and option is not None:
+        raise RefusedError(f"{name}: given twice, as {argument} and {option}; give it once")
+    if (found := argument or option) is None:
+        what = "config" if name == CONFIG else "run or checkpoint directory"
+        raise RefusedError(f"no {what} is given; name it first, or by {name}")
+    return found
+
+
+def run_and_texts(
+    words: list[str] | None, models: list[Path] | None
+) -> tuple[list[Path], list[str]]:
+    """Return models and sentences of the command line: without `-m` the first word is the run;
+    raises `RefusedError` if there is none. Warn if a sentence is also the name of a file.
+    """
+    words = words or []
+    if not models:
+        models, words = [either(as_path(words[0]) if words else None, None, RUN)], words[1:]
+    for word in words:
+        with suppress(OSError, ValueError):  # a sentence may be longer than any file name
+            if word and Path(word).exists():
+                kind, option = ("directory", "-m") if Path(word).is_dir() else ("file", "-i")
+                message = "%s: is also the name of a %s; did you mean %s %s?"
+                log.logger.warning(message, word, kind, option, word)
+    return models, [as_text(word) for word in words]
+
+
+def refuse_ranks() -> None:
+    """Raise `RefusedError` if torchrun started several processes, each of which would run the
+    whole command.
+    """
+    rank, size = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
+    if "LOCAL_RANK" in os.environ and size.isdecimal() and int(size) > 1:
+        error = RefusedError("this command uses one process; start it without torchrun")
+        error.is_silent = rank != "0"
+        raise error
+
+
+@contextmanager
+def open_translator(
+    models: list[Path],
+    device: str,
+    precision: str,
+    *,
+    seed: int | None = None,
+    n_best: int | None = None,
+    mbr: int | None = None,
+    **decode: Any,
+) -> Iterator["Translator"]:
+    """Load models on every rank of the job; `decode` overrides their search settings. Raises
+    `RefusedError` for options that do not go together.
+    """
+    from mtrain.runtime.distributed import joined
+    from mtrain.translation.loading import load_on_ranks
+    from mtrain.translation.translator import Translator
+
+    with joined() as ranks:
+        ranks.check_same(ascii(sys.argv[1:]), "commands")
+        loaded = load_on_ranks(models, ranks, device=device, precision=precision, **decode)
+        given = {**decode, "seed": seed, "n_best": n_best, "mbr": mbr}
+        if refused := _mismatch(given, loaded.decode):
+            raise ranks.as_one(RefusedError(f"--{refused}"))
+        samples = n_best or 1
+        yield Translator(loaded, ranks, seed=seed, samples=samples, mbr=mbr, in_processes=True)
+
+
+def _mismatch(given: dict[str, Any], decode: "schema.DecodeConfig") -> str | None:
+    """Return an error for sampling options without `--sample`, search options with it, an `n_best`
+    above the beam size, or options that do not go with `--mbr`; None if there is none.
+    """
+    n_best, mbr = given["n_best"], given["mbr"]
+    for name in ("beam_size", "n_best"):
+        if mbr is not None and given[name] is not None:
+            return f"{name.replace('_', '-')}: does not go with --mbr, which chooses one of its N"
+    names, advice = OF_SAMPLING, "needs --sample; add it"
+    if decode.sample:
+        source = "--sample" if given.get("sample") else "decode.sample of this run"
+        names, advice = OF_SEARCH, f"does not go with {source}; remove one of them"
+    elif n_best is not None and n_best > decode.beam_size:
+        return f"n-best {n_best} is more than the beam holds: add --beam-size {n_best} or more"
+    unused = (name for name in names if given.get(name) is not None)
+    return next((f"{name.replace('_', '-')}: {advice}" for name in unused), None)
+
+
+def begin_job(
+    config: Path, overrides: list[str] | None, time_limit: str | None = None
+) -> tuple["schema.Config", Stop]:
+    """Catch signals, then read the settings of a long job."""
+    stop = Stop(parse_duration(time_limit) if time_limit else None)
+    stop.install()
+    from mtrain.config.loading import load_config
+
+    settings = load_config(config, overrides)
+    log.set_up_console(times=True)
+    return settings, stop
