@@ -2,7 +2,7 @@
 target tokens.
 
 View 1 is a micro-batch as it is, view 2 the same with some token embeddings set to zero; each has
-dropout of its own. The loss is the label-smoothed cross entropy of view 1 plus alpha times
+its own dropout. The loss is the label-smoothed cross entropy of view 1 plus alpha times
 KL(p1 || p2), the divergence of the distributions of the next token; gradients reach both views.
 """
 
@@ -46,29 +46,29 @@ class _Consistency(FusedLoss):
     @staticmethod
     def forward(
         ctx: Any,
-        first: Tensor,
-        second: Tensor,
+        view1: Tensor,
+        view2: Tensor,
         weight: Tensor,
         targets: Tensor,
         real: Tensor,
         smoothing: float,
         alpha: float,
     ) -> tuple[Tensor, ...]:
-        rows = chunk_rows(2 * len(first), len(weight), weight.device.type)
-        matrix = weight.to(first.dtype)
-        wide = torch.promote_types(first.dtype, torch.float32)
-        sums = torch.zeros(3, dtype=wide, device=first.device)
+        rows = chunk_rows(2 * len(view1), len(weight), weight.device.type)
+        matrix = weight.to(view1.dtype)
+        sum_dtype = torch.promote_types(view1.dtype, torch.float32)
+        sums = torch.zeros(3, dtype=sum_dtype, device=view1.device)
         differentiate = any(ctx.needs_input_grad)
-        grads = [torch.empty_like(first), torch.empty_like(second)] if differentiate else []
-        weight_grad = torch.zeros_like(weight, dtype=wide) if differentiate else None
-        for start in range(0, len(first), rows):
-            count = min(rows, len(first) - start)
+        grads = [torch.empty_like(view1), torch.empty_like(view2)] if differentiate else []
+        weight_grad = torch.zeros_like(weight, dtype=sum_dtype) if differentiate else None
+        for start in range(0, len(view1), rows):
+            count = min(rows, len(view1) - start)
             part = slice(start, start + count)
-            states = [_padded(view[part], rows) for view in (first, second)]
+            states = [_padded(view[part], rows) for view in (view1, view2)]
             target = _padded(targets[part], rows)
-            kept = _padded(real[part], rows).to(wide)
-            chunk, logit_grads = _chunk(states, matrix, target, kept, smoothing, alpha)
-            sums += chunk
+            mask = _padded(real[part], rows).to(sum_dtype)
+            chunk_sums, logit_grads = _chunk(states, matrix, target, mask, smoothing, alpha)
+            sums += chunk_sums
             if weight_grad is not None:
                 for grad, state, logit_grad in zip(grads, states, logit_grads, strict=True):
                     logit_grad = logit_grad.to(matrix.dtype)
@@ -82,7 +82,7 @@ class _Consistency(FusedLoss):
 
 
 def _padded(values: Tensor, rows: int) -> Tensor:
-    """Append zeros to (n, ...) such that it has `rows` rows."""
+    """Append rows of zeros to (n, ...) up to `rows` rows."""
     missing = rows - len(values)
     return F.pad(values, (0, 0) * (values.dim() - 1) + (0, missing)) if missing else values
 
@@ -91,29 +91,30 @@ def _chunk(
     states: list[Tensor],
     matrix: Tensor,
     targets: Tensor,
-    kept: Tensor,
+    mask: Tensor,
     smoothing: float,
     alpha: float,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Return the three sums of a chunk, shape (3,), and the gradients of the loss with respect to
-    the logits of both views, (n, V) each; targets whose `kept` is 0 do not count.
+    the logits of both views, (n, V) each; targets whose `mask` is 0 do not count.
     """
     target = torch.arange(len(targets), device=targets.device), targets
-    first, second = (_log_probs(F.linear(state, matrix), kept.dtype) for state in states)
-    nll, even = -first[target], -first.mean(-1)
-    grad, other = first.exp(), second.exp()
-    apart = first.sub_(second)
-    divergence = (grad * apart).sum(-1)
-    other.sub_(grad).mul_(alpha * kept[:, None])
-    grad.mul_(apart.sub_(divergence[:, None]).mul_(alpha).add_(1)).sub_(smoothing / len(matrix))
-    grad[target] -= 1 - smoothing
-    grad.mul_(kept[:, None])
-    loss = (1 - smoothing) * nll + smoothing * even + alpha * divergence
-    return torch.stack((loss, nll, divergence)) @ kept, (grad, other)
+    log_p1, log_p2 = (_log_probs(F.linear(state, matrix), mask.dtype) for state in states)
+    nll, uniform = -log_p1[target], -log_p1.mean(-1)  # `uniform`: mean NLL of all V entries
+    grad1, grad2 = log_p1.exp(), log_p2.exp()  # probabilities, turned into gradients in place
+    log_ratio = log_p1.sub_(log_p2)
+    divergence = (grad1 * log_ratio).sum(-1)
+    grad2.sub_(grad1).mul_(alpha * mask[:, None])
+    scale = log_ratio.sub_(divergence[:, None]).mul_(alpha).add_(1)
+    grad1.mul_(scale).sub_(smoothing / len(matrix))
+    grad1[target] -= 1 - smoothing
+    grad1.mul_(mask[:, None])
+    loss = (1 - smoothing) * nll + smoothing * uniform + alpha * divergence
+    return torch.stack((loss, nll, divergence)) @ mask, (grad1, grad2)
 
 
 def _log_probs(logits: Tensor, dtype: torch.dtype) -> Tensor:
-    """`log_softmax` in `dtype`; spelled out, since torch's takes several times as long on CPUs."""
+    """Compute `log_softmax` in `dtype`; torch's own is several times slower on CPUs."""
     logits = logits.to(dtype)
     logits = logits - logits.amax(-1, keepdim=True)
     return logits.sub_(logits.exp().sum(-1, keepdim=True).log_())

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Logits computed at a time, which bounds memory: a CPU is fastest within its cache, a GPU needs
-# work for all its cores.
+# Logits per chunk, which bounds memory: a CPU is fastest within its cache, a GPU needs work for
+# all its cores.
 CHUNK_VALUES = {"cpu": 1 << 20, "cuda": 1 << 28}
-CHUNK_ROWS = 512  # rows of logits computed at a time, at least
+CHUNK_ROWS = 512  # rows of logits that a chunk may always have
 ROW_MULTIPLE = 32  # of a chunk's rows: oneDNN generates code for each number of rows
 
 
@@ -41,15 +41,16 @@ def projected_cross_entropy(
 
 
 class FusedLoss(torch.autograd.Function):
-    """A loss whose `forward` saves its gradients: of hidden states, then of the output matrix."""
+    """A loss whose `forward` saves the gradients of its hidden states and of the output matrix."""
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Return these gradients of the first arguments, scaled."""
-        *states, weight = ctx.saved_tensors
-        found = [state * grads[0].to(state.dtype) for state in states]
-        others = len(ctx.needs_input_grad) - len(found) - 1
-        return *found, (weight * grads[0]).to(ctx.weight_dtype), *[None] * others
+        """Scale the saved gradients; the remaining arguments of `forward` have none."""
+        scale = grads[0]
+        *saved, weight_grad = ctx.saved_tensors
+        state_grads = [grad * scale.to(grad.dtype) for grad in saved]
+        without_grad = len(ctx.needs_input_grad) - len(state_grads) - 1
+        return *state_grads, (weight_grad * scale).to(ctx.weight_dtype), *[None] * without_grad
 
 
 class _Projected(FusedLoss):
@@ -66,13 +67,14 @@ class _Projected(FusedLoss):
             hidden = hidden * real[:, None]  # adds 0 to the matrix's gradient
         rows = chunk_rows(len(hidden), len(weight), weight.device.type)
         matrix = weight.to(hidden.dtype)
-        wide = torch.promote_types(hidden.dtype, torch.float32)
-        mean_row = matrix.mean(0, dtype=wide)  # times a state: the mean of its logits
-        nll_sum, even_sum = torch.zeros(2, dtype=wide, device=hidden.device)
-        least = torch.finfo(wide).tiny
+        sum_dtype = torch.promote_types(hidden.dtype, torch.float32)
+        mean_row = matrix.mean(0, dtype=sum_dtype)  # a state times this: the mean of its logits
+        # `uniform_sum`: smoothing's part of the loss, the mean NLL of all V entries of each target
+        nll_sum, uniform_sum = torch.zeros(2, dtype=sum_dtype, device=hidden.device)
+        smallest = torch.finfo(sum_dtype).tiny
         differentiate = any(ctx.needs_input_grad)
         hidden_grad = torch.empty_like(hidden) if differentiate else None
-        weight_grad = torch.zeros_like(weight, dtype=wide) if differentiate else None
+        weight_grad = torch.zeros_like(weight, dtype=sum_dtype) if differentiate else None
         for start in range(0, len(hidden), rows):
             count = min(rows, len(hidden) - start)
             target = torch.arange(count, device=targets.device), targets[start : start + count]
@@ -83,13 +85,14 @@ class _Projected(FusedLoss):
             probs = logits.softmax(-1)
             # ten times faster on CPUs than log_softmax; a probability of 0 counts as 87 nats, with
             # the right gradient
-            prob = probs[target].to(wide)
-            nll = -prob.clamp(min=least).log()
-            even = nll + logits[target] - part[:count].to(wide) @ mean_row
+            prob = probs[target].to(sum_dtype)
+            nll = -prob.clamp(min=smallest).log()
+            uniform = nll + logits[target] - part[:count].to(sum_dtype) @ mean_row
             if real is not None:
-                nll, even = (values * real[start : start + count] for values in (nll, even))
+                mask = real[start : start + count]
+                nll, uniform = nll * mask, uniform * mask
             nll_sum += nll.sum()
-            even_sum += even.sum()
+            uniform_sum += uniform.sum()
             if hidden_grad is not None and weight_grad is not None:
                 # subtract 1 - eps at the target; eps / V of all entries is subtracted at the end
                 probs[target] = (prob - (1 - smoothing)).to(probs.dtype)
@@ -97,9 +100,9 @@ class _Projected(FusedLoss):
                 weight_grad += probs.t() @ part  # rows of padding are 0
         if hidden_grad is not None and real is not None:
             hidden_grad *= real[:, None]
-        loss_sum = (1 - smoothing) * nll_sum + smoothing * even_sum
+        loss_sum = (1 - smoothing) * nll_sum + smoothing * uniform_sum
         if weight_grad is not None:
-            weight_grad -= smoothing / len(weight) * hidden.sum(0, dtype=wide)
+            weight_grad -= smoothing / len(weight) * hidden.sum(0, dtype=sum_dtype)
         ctx.save_for_backward(hidden_grad, weight_grad)
         ctx.weight_dtype = weight.dtype
         ctx.mark_non_differentiable(nll_sum)
@@ -107,7 +110,7 @@ class _Projected(FusedLoss):
 
 
 def chunk_rows(count: int, vocab_size: int, device: str) -> int:
-    """Return the rows of a chunk of `count` rows of logits: chunks of one size, the last padded."""
-    most = max(CHUNK_ROWS, CHUNK_VALUES.get(device, CHUNK_VALUES["cpu"]) // vocab_size)
-    chunks = max(1, math.ceil(count / most))
+    """Return the rows of each chunk of `count` rows of logits; the last chunk is padded."""
+    max_rows = max(CHUNK_ROWS, CHUNK_VALUES.get(device, CHUNK_VALUES["cpu"]) // vocab_size)
+    chunks = max(1, math.ceil(count / max_rows))
     return ROW_MULTIPLE * max(1, math.ceil(count / chunks / ROW_MULTIPLE))
