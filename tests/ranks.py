@@ -29,20 +29,20 @@ class Done:
 
 
 def free_port() -> int:
-    with socket.socket() as place:
-        place.bind(("127.0.0.1", 0))
-        return int(place.getsockname()[1])
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return int(server.getsockname()[1])
 
 
 def as_torchrun(rank: int, size: int, port: int) -> dict[str, str]:
-    """What torchrun tells a process."""
+    """Return the environment variables that torchrun sets for a process."""
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     numbers = {name: str(number) for name, number in {**names, "MASTER_PORT": port}.items()}
     return {**numbers, "MASTER_ADDR": "127.0.0.1"}
 
 
 def work(environment: dict[str, str], output: Path, body: Hook) -> None:
-    """Be one process of a job."""
+    """Run `body` as one process of a job, its stderr in `output`."""
     os.environ.clear()
     os.environ.update(environment)
     os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
@@ -52,7 +52,7 @@ def work(environment: dict[str, str], output: Path, body: Hook) -> None:
 
 
 def command(arguments: list[str], hook: Hook | None) -> None:
-    """Do what `mtrain` does, after `hook`."""
+    """Call `hook`, then run the command `mtrain` with these arguments."""
     sys.argv = ["mtrain", *arguments]
     if hook is not None:
         hook()
@@ -60,21 +60,21 @@ def command(arguments: list[str], hook: Hook | None) -> None:
 
 
 def start(directory: Path, bodies: list[Hook]) -> Done:
-    """Run a job of several processes to its end; they are forked off one that has loaded torch."""
+    """Run a job of several processes to its end, forked from a process that has loaded torch."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["mtrain.cli.app", "mtrain.training.job", "conftest", "ranks"])
     port = free_port()
     outputs = [directory / f"rank{rank}.txt" for rank in range(len(bodies))]
-    crew = []
+    processes = []
     for rank, body in enumerate(bodies):
         environment = {**os.environ, **as_torchrun(rank, len(bodies), port)}
         process = context.Process(target=work, args=(environment, outputs[rank], body))
         process.start()
-        crew.append(process)
-    for process in crew:
+        processes.append(process)
+    for process in processes:
         process.join(120)
-    codes = [process.exitcode for process in crew]
-    for process in crew:
+    codes = [process.exitcode for process in processes]
+    for process in processes:
         process.kill()
     assert None not in codes, [output.read_text() for output in outputs]
     texts = [output.read_text() for output in outputs]
@@ -84,7 +84,7 @@ def start(directory: Path, bodies: list[Hook]) -> Done:
 def train_by(
     size: int, config: Path, run: Path, *overrides: str, hooks: dict[int, Hook] | None = None
 ) -> Done:
-    """Train by so many ranks; `hooks` are called in some of them first."""
+    """Train on `size` ranks; the `hooks`, by rank, are called first."""
     arguments = ["train", "-c", str(config)]
     for override in (f"run_dir={run}", *overrides):
         arguments += ["--set", override]
@@ -93,7 +93,7 @@ def train_by(
 
 
 def at_step(step: int, deed: Hook) -> None:
-    """Have something done in the middle of a step."""
+    """Call `deed` in the middle of a step."""
     learn = Trainer._learn
 
     def struck(self: Trainer, *arguments: Any) -> None:

@@ -1,9 +1,8 @@
 """The ranks of a job, started by torchrun, and their communication.
 
 Tensors are summed by NCCL on GPUs and by gloo on CPUs; everything else is bytes through gloo. A
-failure or a stop of one rank reaches all at their next collective call, so that all end in the same
-way. If a rank is killed, its connections break: the others fail at their next call, or torchrun
-ends them.
+failure or a stop of one rank reaches all at their next collective call, so that all end alike. If a
+rank is killed, its connections break: the others fail at their next call, or torchrun ends them.
 """
 
 import json
@@ -37,7 +36,7 @@ NCCL_TIMEOUT = timedelta(minutes=5)  # of sums on GPUs
 Request = tuple[str, int]  # reason and exit code of a stop
 T = TypeVar("T")
 
-BYTES = TypeAdapter(bytes)  # sent as they are; all else is sent as JSON
+BYTES = TypeAdapter(bytes)  # sent unchanged; other types are sent as JSON
 TEXT = TypeAdapter(str)
 REQUEST: TypeAdapter[Request | None] = TypeAdapter(Request | None)
 
@@ -65,12 +64,12 @@ class Ranks:
         """Call `find` on rank 0 and broadcast its result; all ranks raise its exception."""
         if self.size == 1:
             return find()
-        body, head = _attempt(lambda: _encode(find(), form)) if self.is_first else (None, b"")
-        length = torch.tensor([len(head + (body or b""))])
+        message = _message(find, form) if self.is_first else b""
+        length = torch.tensor([len(message)])
         self.broadcast(length)
-        message = _as_tensor(head + (body or b""), int(length))
-        self.broadcast(message)
-        return _decode(self._open(message, 0), form)
+        tensor = _as_tensor(message, int(length))
+        self.broadcast(tensor)
+        return _decode(self._open(tensor, 0), form)
 
     def first(self, work: Callable[[], T]) -> T | None:
         """Call `work` on rank 0 while the others wait; return its result there and None elsewhere.
@@ -79,16 +78,15 @@ class Ranks:
         return self.together(lambda: work() if self.is_first else None)
 
     def gather(self, part: Callable[[], T], form: TypeAdapter[T]) -> list[T]:
-        """Call `part` on each rank and return all results, by rank, on every rank; all ranks raise
-        the exception of any.
+        """Call `part` on each rank and return the results of all, by rank; all ranks raise any
+        rank's exception.
         """
         if self.size == 1:
             return [part()]
-        body, head = _attempt(lambda: _encode(part(), form))
-        return [_decode(found, form) for found in self._gather(head + (body or b""))]
+        return [_decode(body, form) for body in self._gather(_message(part, form))]
 
     def together(self, work: Callable[[], T]) -> T:
-        """Call `work` on each rank and return its result there; all ranks raise an error of any."""
+        """Call `work` on each rank and return its result there; all raise the error of any rank."""
         if self.size == 1:
             return work()
         result, head = _attempt(work)
@@ -98,15 +96,15 @@ class Ranks:
     def agree(
         self, request: Request | None, failure: UserError | None = None, number: int = 0
     ) -> Request | None:
-        """Return the request to stop of any rank, or None; all ranks raise the failure of any.
-        Different values of `number` are a failure.
+        """Return any rank's request to stop, or None; all ranks raise any rank's failure. It is
+        an error if `number` differs between ranks.
         """
         if self.size > 1:
             values = torch.tensor([int(bool(request or failure)), number, -number])
             with self._connected():
                 dist.all_reduce(values, dist.ReduceOp.MAX)
-            is_urgent, most, negated_least = values.tolist()
-            if most != -negated_least:
+            is_urgent, maximum, negated_minimum = values.tolist()
+            if maximum != -negated_minimum:
                 text = "the processes of the job planned different steps: this is a fault of mtrain"
                 raise self.as_one(
                     UserError(f"{text}, or of a machine; the last checkpoint is good")
@@ -121,9 +119,9 @@ class Ranks:
 
         return next(filter(None, self.gather(part, REQUEST)), None)
 
-    def check_same(self, own: str, what: str) -> None:
-        """Refuse ranks whose settings, or whatever `what` names, differ."""
-        if len(set(self.gather(lambda: own, TEXT))) > 1:
+    def check_same(self, value: str, what: str) -> None:
+        """Refuse to go on if `value`, which `what` names in the message, differs between ranks."""
+        if len(set(self.gather(lambda: value, TEXT))) > 1:
             text = f"the processes of this job got different {what}; to run separate commands, "
             raise self.as_one(RefusedError(f"{text}start each without torchrun"))
 
@@ -141,18 +139,22 @@ class Ranks:
     def exchange(
         self, tensor: Tensor, receivers: list[int], received: Tensor, sender: int | None
     ) -> None:
-        """Send a tensor to these ranks, and receive that of another rank, if there is a sender."""
+        """Send a tensor to `receivers`, and receive one from `sender`, if there is one."""
         group = self._group(tensor.device)
         work = [dist.P2POp(dist.isend, tensor, rank, group) for rank in receivers]
         if sender is not None:
             work.append(dist.P2POp(dist.irecv, received, sender, group))
+        if not work:
+            return
         with self._connected():
-            for each in dist.batch_isend_irecv(work) if work else ():
-                each.wait()
+            for transfer in dist.batch_isend_irecv(work):
+                transfer.wait()
 
     def broadcast(self, *tensors: Tensor) -> None:
         """Replace the values of tensors on all ranks by those of rank 0."""
-        for tensor in tensors if self.size > 1 else ():
+        if self.size == 1:
+            return
+        for tensor in tensors:
             with self._connected():
                 dist.broadcast(tensor, 0, group=self._group(tensor.device))
 
@@ -169,11 +171,11 @@ class Ranks:
         return self._nccl
 
     def _gather(self, message: bytes) -> list[bytes]:
-        """Return all ranks' messages without their heads; raises the first error of any."""
-        lengths = self._gather_tensors(torch.tensor([len(message)]))
-        tables = self._gather_tensors(_as_tensor(message, max(map(int, lengths))))
-        pairs = zip(tables, lengths, strict=True)
-        return [self._open(table[: int(n)], rank) for rank, (table, n) in enumerate(pairs)]
+        """Return the bodies of all ranks' messages; raises the error of the lowest failed rank."""
+        lengths = [int(length) for length in self._gather_tensors(torch.tensor([len(message)]))]
+        padded = self._gather_tensors(_as_tensor(message, max(lengths)))
+        messages = [row[:length] for row, length in zip(padded, lengths, strict=True)]
+        return [self._open(message, rank) for rank, message in enumerate(messages)]
 
     def _gather_tensors(self, tensor: Tensor) -> list[Tensor]:
         tensors = [torch.empty_like(tensor) for _ in range(self.size)]
@@ -183,7 +185,7 @@ class Ranks:
 
     @contextmanager
     def _connected(self) -> Iterator[None]:
-        """Turn the end of a connection into a `UserError`."""
+        """Turn a broken connection into a `UserError`."""
         try:
             yield
         except RuntimeError as error:
@@ -193,7 +195,7 @@ class Ranks:
             ) from None
 
     def _open(self, message: Tensor, rank: int) -> bytes:
-        """Return a message of a rank without its head; raises the error that the rank raised."""
+        """Return the body of a rank's message; raises the error that its head reports."""
         head, _, body = message.numpy().tobytes().partition(b"\n")
         if failure := json.loads(head):
             text, code, host = failure
@@ -203,6 +205,12 @@ class Ranks:
             kind = RefusedError if code == RefusedError.exit_code else UserError
             raise self.as_one(kind(*text.split("\n")))
         return body
+
+
+def _message(work: Callable[[], T], form: TypeAdapter[T]) -> bytes:
+    """Return the message that reports the result of `work`, or the error that it raised."""
+    body, head = _attempt(lambda: _encode(work(), form))
+    return head + (body or b"")
 
 
 def _encode(value: T, form: TypeAdapter[T]) -> bytes:
@@ -216,12 +224,12 @@ def _decode(data: bytes, form: TypeAdapter[T]) -> T:
 
 
 def _as_tensor(message: bytes, length: int) -> Tensor:
-    """Return a message as bytes in a tensor, with zeros up to a length."""
+    """Return a message as a tensor of bytes, padded with zeros to `length`."""
     return torch.frombuffer(bytearray(message.ljust(length, b"\0")), dtype=torch.uint8)
 
 
 def _attempt(work: Callable[[], T]) -> tuple[T | None, bytes]:
-    """Return the result of `work`, and the head of a message: null, or the error that it raised."""
+    """Return the result of `work` and the head of a message: null, or the error that it raised."""
     try:
         return work(), b"null\n"
     except (UserError, OSError, MemoryError) as failure:
@@ -231,16 +239,16 @@ def _attempt(work: Callable[[], T]) -> tuple[T | None, bytes]:
 
 @contextmanager
 def joined() -> Iterator[Ranks]:
-    """Connect to the other processes of the job, if it has any, and disconnect at the end, once all
-    have done their work. Raises `UserError`.
+    """Connect to the other processes of the job, if it has any; at the end, wait for them and
+    disconnect. Raises `UserError`.
     """
     ranks = find_ranks(os.environ)
     if ranks.size == 1:
         yield ranks
         return
     if not ranks.is_first:
-        logger.setLevel("ERROR")  # rank 0 logs the rest
-    _meet(ranks)
+        logger.setLevel("ERROR")  # rank 0 alone logs warnings and information
+    _connect(ranks)
     try:
         yield ranks
     except UserError as error:
@@ -251,8 +259,8 @@ def joined() -> Iterator[Ranks]:
 
 
 def find_ranks(environ: Mapping[str, str]) -> Ranks:
-    """Read torchrun's environment variables; without them this process is alone. Raises
-    `RefusedError`, also for one of several tasks of srun.
+    """Read torchrun's environment variables; without them the job has one process. Raises
+    `RefusedError`, also if srun started several tasks without torchrun.
     """
     if "RANK" not in environ or "WORLD_SIZE" not in environ:
         _refuse_tasks(environ)
@@ -266,8 +274,8 @@ def find_ranks(environ: Mapping[str, str]) -> Ranks:
 
 
 def _refuse_tasks(environ: Mapping[str, str]) -> None:
-    """Refuse to be one of several tasks of a SLURM step. `SLURM_NTASKS` and `SLURM_PROCID` do not
-    suffice to detect that: a batch script has them, too.
+    """Refuse to run as one of several tasks of a SLURM step. A batch script has `SLURM_NTASKS` and
+    `SLURM_PROCID`, too, so they do not suffice to detect that.
     """
     counts = [environ.get(f"SLURM_STEP_NUM_{name}", "") for name in ("TASKS", "NODES")]
     tasks, nodes = (max(1, int(count)) if count.isdecimal() else 1 for count in counts)
@@ -284,45 +292,46 @@ def _refuse_tasks(environ: Mapping[str, str]) -> None:
     raise error
 
 
-def _meet(ranks: Ranks) -> None:
+def _connect(ranks: Ranks) -> None:
     """Create gloo's process group, which waits for all ranks."""
     try:
         store, rank, size = next(rendezvous("env://", timeout=START_TIMEOUT))
-        # hides addresses of an earlier start: torchrun restarts processes with the same store
-        store = PrefixStore(_round(store, rank, size), store)
+        # hides the addresses of an earlier start: torchrun restarts processes with the same store
+        store = PrefixStore(_agree_on_prefix(store, rank, size), store)
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=size, timeout=GLOO_TIMEOUT
         )
     except (RuntimeError, ValueError) as error:
         raise DisconnectedError(
-            f"rank {ranks.rank} of {ranks.size}: the processes of the job did not meet: "
-            f"{first_line(error)}; start them by torchrun, and see that each machine can reach the "
-            "others (see scripts/README.md)"
+            f"rank {ranks.rank} of {ranks.size}: cannot connect to the other processes of the job: "
+            f"{first_line(error)}; start them by torchrun, and check that each machine can reach "
+            "the others (see scripts/README.md)"
         ) from None
 
 
-def _round(store: Store, rank: int, size: int) -> str:
+def _agree_on_prefix(store: Store, rank: int, size: int) -> str:
     """Agree on a prefix of keys for this start alone, so that no rank reads addresses of an earlier
-    one: rank 0 proposes a name, the others answer with their own, and rank 0 confirms these.
+    start: rank 0 proposes a prefix, each other rank answers with a random name, and rank 0 lists
+    the names that it received. A rank whose name is not listed has read an old prefix, and retries.
     """
-    own = uuid4().hex
+    name = uuid4().hex
     if rank == 0:
-        store.set("mtrain/round", own)
-        names = [own, *(store.get(f"mtrain/{own}/{other}").decode() for other in range(1, size))]
-        store.set(f"mtrain/{own}", " ".join(names))
-        return own
+        store.set("mtrain/round", name)
+        names = [store.get(f"mtrain/{name}/{other}").decode() for other in range(1, size)]
+        store.set(f"mtrain/{name}", " ".join(names))
+        return name
     end = time.monotonic() + START_TIMEOUT.total_seconds()
     while time.monotonic() < end:
-        found = store.get("mtrain/round").decode()
-        store.set(f"mtrain/{found}/{rank}", own)
-        if store.check([f"mtrain/{found}"]) and own in store.get(f"mtrain/{found}").decode():
-            return found
+        prefix = store.get("mtrain/round").decode()
+        store.set(f"mtrain/{prefix}/{rank}", name)
+        if store.check([f"mtrain/{prefix}"]) and name in store.get(f"mtrain/{prefix}").decode():
+            return prefix
         time.sleep(0.02)
     raise RuntimeError("timed out")
 
 
 def device_of(name: str, ranks: Ranks) -> torch.device:
-    """Return the device of this process; each rank of a machine has its own GPU."""
+    """Return the device of this process; each rank on a machine has its own GPU."""
     device = pick_device(name)
     if ranks.size == 1 or device.type == "cpu":
         return device

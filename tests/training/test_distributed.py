@@ -572,7 +572,9 @@ def test_processes_that_never_meet_are_reported(tmp_path: Path) -> None:
     output = tmp_path / "told"
     done = start(tmp_path, [partial(wait_in_vain, output), nothing])
     assert done.codes == [0, 0], done.told
-    assert output.read_text().startswith("rank 0 of 2: the processes of the job did not meet: ")
+    assert output.read_text().startswith(
+        "rank 0 of 2: cannot connect to the other processes of the job: "
+    )
 
 
 # --- what ranks send each other -----------------------------------------------------------------
