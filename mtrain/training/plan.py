@@ -33,30 +33,30 @@ Lengths = NDArray[np.int64]  # (N, 2): source and target tokens of pairs
 IDS = SpecialIds(pad=0, bos=2, eos=3)
 MAX_OPERATIONS = 1e11  # of a timed micro-batch on a CPU: about a second
 STATE_BYTES = 12  # a parameter in training: weight and two moments
-# What is warned of before a training: less text, and more of the rest.
-MIN_PAIRS, MIN_LINES = 5_000, 200  # to learn from; of a scored set
-MAX_EPOCHS, MAX_RATE = 100, 0.01
-MAX_DAYS = 14
-DEATH = "the process that tried was killed, perhaps for lack of memory"
+# A run gets a warning if it is below these minima or above these maxima.
+MIN_PAIRS, MIN_LINES = 5_000, 200  # pairs of training text; lines of a scored set
+MAX_EPOCHS, MAX_RATE, MAX_DAYS = 100, 0.01, 14
+DEATH = "the measuring process was killed, perhaps for lack of memory"
 
 
 @dataclass
 class Forecast:
-    """What is known of a run before its first step."""
+    """Size, cost and settings of a run before its first step."""
 
-    numbers: dict[str, Any]  # for scripts; sizes in bytes, times in seconds
+    numbers: dict[str, Any]  # for programs; sizes in bytes, times in seconds
     lines: list[str]  # for people
     disk_warning: str | None
     seconds: float | None  # of all steps: a rough estimate until `add_time` measures it
 
     def warnings(self, train: TrainConfig) -> Iterator[str]:
-        """Yield what is likely to be a mistake."""
+        """Yield warnings of likely mistakes."""
         steps, epochs, rate = (self.numbers[key] for key in ("max_steps", "epochs", "peak_lr"))
         key = "lr_factor" if train.peak_lr is None else "peak_lr"
         plan, days = f"train.max_steps: {steps:,} steps", (self.seconds or 0) / 86_400
         if epochs > MAX_EPOCHS:
-            few = f"{max(1, int(steps * MAX_EPOCHS / epochs)):,} steps are {MAX_EPOCHS} epochs"
-            yield f"{plan} are {epochs:,.0f} epochs: the model will overfit; {few}"
+            enough = max(1, int(steps * MAX_EPOCHS / epochs))
+            text = f"{plan} are {epochs:,.0f} epochs: the model will overfit"
+            yield f"{text}; {enough:,} steps are {MAX_EPOCHS} epochs"
         if rate > MAX_RATE:
             advice = f"at its peak is too high for most models; keep it below {MAX_RATE}"
             yield f"train.{key}: a learning rate of {rate:.2g} {advice}"
@@ -72,17 +72,17 @@ class Forecast:
             yield self.disk_warning
 
     def add_time(self, config: Config, blocks: Blocks, lengths: Lengths | None, steps: int) -> None:
-        """Add the time that these steps take, measured on a micro-batch with these lengths, which
-        count eos; None: not measured.
+        """Add the time that `steps` take, measured on a micro-batch of pairs with these lengths,
+        eos included; without lengths nothing is measured.
         """
         seconds, memory, reason = None, None, ""
         if lengths is not None:
             sizes = self.numbers["vocab_size"], self.numbers["parameters"]
-            # another process measures: it may be killed for lack of memory
-            # returns the function for its tasks
-            measure = partial(partial, _measure_step, config, blocks, *sizes)
+            # measured in another process, which may be killed for lack of memory; there `setup`
+            # returns the function that takes the lengths
+            setup = partial(partial, _measure_step, config, blocks, *sizes)
             try:
-                [(seconds, memory)] = map_tasks(measure, [lengths], 1, DEATH)
+                [(seconds, memory)] = map_tasks(setup, [lengths], 1, DEATH)
             except UserError as error:
                 reason = f": {error}"
         self.numbers |= {"step_seconds": seconds, "peak_memory_bytes": memory}
@@ -91,29 +91,28 @@ class Forecast:
         if seconds is None:
             self.lines.append(f"time: not measured{reason}")
             return
-        whole = self.seconds = self.numbers["train_seconds"] = steps * seconds
+        self.seconds = self.numbers["train_seconds"] = steps * seconds
+        total = tqdm.format_interval(self.seconds)
         self.lines.append(
-            f"time: about {seconds:.3g} s a step now, {tqdm.format_interval(whole)} for {steps:,} "
-            "steps without validation"
+            f"time: about {seconds:.3g} s a step now, {total} for {steps:,} steps "
+            "without validation"
         )
 
 
 def lack_of_text(pairs: int, sets: dict[str, int]) -> Iterator[str]:
-    """Yield warnings of few pairs to learn from, and of scored sets, by key, with few lines."""
+    """Yield warnings of too few training pairs, and of scored sets with too few lines."""
     if 0 < pairs < MIN_PAIRS:
         advice = f"use {MIN_PAIRS:,} or more, or start from a model with train.init_from"
         yield f"data.train: too few pairs to learn to translate: {pairs:,}; {advice}"
     for key, lines in sets.items():
         if 0 < lines < MIN_LINES:
-            yield (
-                f"{key}: scores of so few lines ({lines:,}) differ by chance; use {MIN_LINES} or "
-                "more"
-            )
+            advice = f"use {MIN_LINES} lines or more"
+            yield f"{key}: scores on only {lines:,} lines vary by chance; {advice}"
 
 
 def uncut_sets(data: DataConfig, references: dict[str, list[str]]) -> Iterator[str]:
-    """Yield warnings of scored sets of whose sentences BLEU would count nothing but whole ones, by
-    their languages and, where these are given by key, by their references.
+    """Yield warnings of scored sets whose sentences BLEU would not split into words, judged by
+    their languages and, if `references` has their keys, by their text.
     """
     for key, corpus in data.scored.items():
         language = data.languages(corpus)[1]
@@ -121,9 +120,8 @@ def uncut_sets(data: DataConfig, references: dict[str, list[str]]) -> Iterator[s
             continue
         if is_uncut(language) or are_uncut(references.get(key, [])):
             yield (
-                f"{key}: BLEU would compare whole sentences, because its tokenizer 13a, that of "
-                f"{language}, finds no words in them; set data.bleu_tokenize: char, or the right "
-                "language"
+                f"{key}: BLEU would compare whole sentences, because its tokenizer for {language}, "
+                "13a, finds no words in them; set data.bleu_tokenize: char, or the right language"
             )
 
 
@@ -136,27 +134,30 @@ def describe_run(
     micro_batches: float,
     tokens: float,
 ) -> Forecast:
-    """Forecast a run without trying steps, from the bytes of its vocabulary's file, the number of
-    micro-batches in an epoch over all ranks, and their mean number of target tokens.
+    """Forecast a run without measuring steps. `micro_batches` counts those of all ranks in an
+    epoch, `tokens` is their mean number of target tokens.
     """
     train, machine = config.train, Machine.of(config, ranks, blocks)
     with torch.device("meta"):
         parameters = Transformer(shape_of(config, vocab_size, IDS.pad)).num_parameters
-    has_average = train.ema_decay is not None  # stored in addition to the latest weights
     checkpoint_bytes = 4 * parameters + vocabulary_bytes
     disk_bytes = _disk_bytes(config, checkpoint_bytes, parameters)
-    sums = 1 + (blocks.largest - 1).bit_length()
+    buffers = 1 + (blocks.largest - 1).bit_length()  # each of the size of the gradients
     if machine.device == "cpu":
-        sums = most_sums(blocks.largest, train.max_tokens, machine.workers)
-    # sums that another rank sends have a buffer of their own
-    state = (STATE_BYTES + 4 * (has_average + sums + (ranks.size > 1))) * parameters
+        buffers = most_sums(blocks.largest, train.max_tokens, machine.workers)
+    if ranks.size > 1:
+        buffers += 1  # for the sums that another rank sends
+    if train.ema_decay is not None:
+        buffers += 1  # for the moving average
+    state = (STATE_BYTES + 4 * buffers) * parameters
     step_batches, peak_step = blocks.micro_batches, max(1, min(train.warmup_steps, train.max_steps))
     per_epoch, per_step = max(1, int(micro_batches // step_batches)), int(tokens * step_batches)
     epochs = train.max_steps * step_batches / max(1, micro_batches)
     peak_lr = make_schedule(train, config.model.d_model)(peak_step)
-    device = f"{ranks.size} x " * (ranks.size > 1)
+    device = f"{ranks.size} x " if ranks.size > 1 else ""
     device += f"{machine.device}, {machine.precision}, threads: {machine.threads}"
-    device += ", compiled" * machine.compile + ", packed" * machine.packing
+    device += ", compiled" if machine.compile else ""
+    device += ", packed" if machine.packing else ""
     numbers = {
         "device": device,
         "parameters": parameters,
@@ -170,7 +171,7 @@ def describe_run(
         "peak_lr": peak_lr,
         "peak_step": peak_step,
         "checkpoint_bytes": checkpoint_bytes,
-        "disk_bytes": disk_bytes,  # of all that is kept at its fullest
+        "disk_bytes": disk_bytes,  # at most, during the run
         "state_bytes": state,
     }
     lines = [
@@ -185,28 +186,31 @@ def describe_run(
     ]
     work = 6.0 * parameters * per_step * train.max_steps / ranks.size
     seconds = work / (MAX_OPERATIONS * machine.threads) if machine.device == "cpu" else None
-    return Forecast(numbers, lines, lack_of_disk(disk_bytes, Path(config.run_dir)), seconds)
+    return Forecast(numbers, lines, disk_warning(disk_bytes, Path(config.run_dir)), seconds)
 
 
 def _epochs(count: float) -> str:
     shown = f"{count:{',.0f' if count >= 10 else '.2g'}}"
-    return f"{shown} epoch{'s' * (shown != '1')}"
+    return f"{shown} epoch" if shown == "1" else f"{shown} epochs"
 
 
 def _disk_bytes(config: Config, checkpoint_bytes: int, parameters: int) -> int:
-    """Return the bytes of all that a run keeps at its fullest, from those of a checkpoint."""
+    """Return the most bytes that a run keeps at a time."""
     train = config.train
-    # the best, the average and one being written are kept, too; three have the trainer's state
-    others = 3 + (train.max_steps % train.valid_every > 0)  # see `History.best_names`
-    kept = checkpoint_bytes * (max(train.keep_checkpoints, train.average_last) + others)
-    state = 4 * parameters * (2 + (train.ema_decay is not None))
-    return kept + 3 * state + _size(Path(config.run_dir))[1]
+    # in addition: the best, the average and the checkpoint being written
+    checkpoints = max(train.keep_checkpoints, train.average_last) + 3
+    if train.max_steps % train.valid_every:
+        checkpoints += 1  # see `History.best_names`
+    tensors = 2 if train.ema_decay is None else 3  # two moments, and the latest weights
+    states = 3 * 4 * parameters * tensors  # three checkpoints have the trainer's state
+    _, synthetic_bytes = _stored_bytes(Path(config.run_dir))
+    return checkpoint_bytes * checkpoints + states + synthetic_bytes
 
 
-def lack_of_disk(disk_bytes: int, directory: Path) -> str | None:
-    """Return a warning if the disk cannot hold what a run in `directory` keeps."""
+def disk_warning(disk_bytes: int, directory: Path) -> str | None:
+    """Return a warning if the disk has no room for the `disk_bytes` of a run in `directory`."""
     directory = directory.absolute()
-    present = sum(_size(directory))
+    present = sum(_stored_bytes(directory))
     disk = next(path for path in (directory, *directory.parents) if path.is_dir())
     free = shutil.disk_usage(disk).free
     if disk_bytes <= free + present:
@@ -217,10 +221,10 @@ def lack_of_disk(disk_bytes: int, directory: Path) -> str | None:
     )
 
 
-def _size(run_dir: Path) -> tuple[int, int]:
+def _stored_bytes(run_dir: Path) -> tuple[int, int]:
     """Return the bytes of a run's tensors, and of its synthetic text."""
-    found = run_dir.rglob("*.safetensors"), run_dir.glob(f"{layout.SYNTHETIC}/*/*")
-    tensors, synthetic = (sum(file.lstat().st_size for file in each) for each in found)
+    tensors = sum(file.lstat().st_size for file in run_dir.rglob("*.safetensors"))
+    synthetic = sum(file.lstat().st_size for file in run_dir.glob(f"{layout.SYNTHETIC}/*/*"))
     return tensors, synthetic
 
 
@@ -233,9 +237,8 @@ def forecast(
     *,
     timed: bool = True,
 ) -> Forecast:
-    """Forecast a run over `pairs` an epoch from the lengths (N, 2), in tokens without eos, of a
-    sample of them, and the bytes of the vocabulary's file; `timed` tries a step. Raises
-    `UserError`.
+    """Forecast a run with `pairs` pairs per epoch from a sample of them, whose lengths (N, 2) are
+    in tokens without eos. If `timed`, measure a step. Raises `UserError`.
     """
     lengths = lengths[(lengths.max(1) < config.data.max_length) & (lengths.min(1) > 0)] + 1
     if not len(lengths):
@@ -245,20 +248,20 @@ def forecast(
     batches = [lengths[rows] for rows in pack_by_tokens(lengths, config.train.max_tokens, width)]
     micro_batches = len(batches) * pairs / len(lengths)
     tokens = float(lengths[:, 1].sum()) / len(batches)
-    found = describe_run(
+    result = describe_run(
         config, Ranks(), blocks, vocab_size, vocabulary_bytes, micro_batches, tokens
     )
     largest = max(batches, key=lambda lengths: int(lengths.max()) * len(lengths))
-    found.add_time(config, blocks, largest if timed else None, config.train.max_steps)
-    return found
+    result.add_time(config, blocks, largest if timed else None, config.train.max_steps)
+    return result
 
 
 def _measure_step(
     config: Config, blocks: Blocks, vocab_size: int, parameters: int, lengths: Lengths
 ) -> tuple[float, int | None]:
-    """Return the seconds of a step and a GPU's peak memory in bytes, on a made-up micro-batch with
-    these lengths, which count eos. A CPU computes only some rows of a large micro-batch. Nothing
-    is compiled, which would take minutes.
+    """Return the seconds of a step and a GPU's peak memory in bytes, measured on a micro-batch of
+    random tokens with these lengths, eos included. A CPU computes only some rows of a large
+    micro-batch. Nothing is compiled, which would take minutes.
     """
     with telling_lack_of_memory(lambda: "out of memory"):
         plain = config.train.model_copy(update={"compile": False})
@@ -270,10 +273,10 @@ def _measure_step(
         pairs = [(ids[: src - 1], ids[: tgt - 1]) for src, tgt in lengths.tolist()]
         batch = collate(pairs, IDS, learner.machine.row_width(config.data.max_length))
         rows, width = len(batch.src), max(batch.src.shape[1], batch.tgt_in.shape[1])
-        most = rows if has_gpu else max(1, int(MAX_OPERATIONS / (6 * parameters * width)))
-        batch = batch.part(0, min(rows, most))
+        max_rows = rows if has_gpu else max(1, int(MAX_OPERATIONS / (6 * parameters * width)))
+        batch = batch.part(0, min(rows, max_rows))
         copies = 1 if has_gpu else learner.machine.workers  # one for each thread
-        seeded = [(batch, lambda piece: piece)] * copies  # any seed will do
+        seeded = [(batch, lambda piece: piece)] * copies  # the seeds do not matter
         seconds = _seconds(learner, partial(learner.learn, seeded, copies))
         seconds *= rows / len(batch.src) / copies
         update = _seconds(learner, partial(learner.optimizer.update, 0.0, 1, 1.0))
@@ -283,7 +286,7 @@ def _measure_step(
 
 
 def _seconds(learner: Learner, work: Callable[[], object]) -> float:
-    """Return how long `work` takes the second time: the first allocates and records CUDA graphs."""
+    """Return the seconds of a second call: the first allocates memory and records CUDA graphs."""
     for _ in range(2):
         started = time.perf_counter()
         work()

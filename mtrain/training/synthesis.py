@@ -1,9 +1,9 @@
-"""Synthetic text, as of back-translation: before training, models translate text in one language.
+"""Synthetic text, as in back-translation: before training, models translate text in one language.
 
-1. given    the lines of the side that is there
+1. given    the lines of the given side
 2. shards   of consecutive lines, each translated by one rank in batches that depend on the shard
-            alone, and kept in the cache: the same bytes however many processes made them
-3. sealed   the pairs that stay, in `synthetic/` of the run, which reads them from then on
+            alone, and stored in the cache: any number of processes makes the same bytes
+3. sealed   the pairs to train on, in `synthetic/` of the run, which reads them from then on
 """
 
 import json
@@ -48,10 +48,10 @@ from mtrain.translation.loading import PATHS, choice, load_with_tag
 from mtrain.translation.translator import Translator
 
 FORMAT = 1  # of a shard in the cache
-SHARD = 2000  # lines: a kill costs at most the work on these
+SHARD = 2000  # lines: a kill loses at most the work on these
 TIMED = 100  # lines that are translated to forecast the time
 LINES = "lines.json"  # the file of a shard
-MIN_SCORE = -1e9  # of a score: JSON has no infinity
+MIN_SCORE = -1e9  # replaces -inf, which JSON lacks
 PAUSE = 60  # seconds between lines of the log
 
 EMPTY = DROPPED + "empty translation"
@@ -61,7 +61,7 @@ WORST = DROPPED + "least probable translations"
 
 @dataclass(frozen=True)
 class SyntheticLine:
-    """A translation and its log-probability per token; `fault` is why its pair is dropped."""
+    """A translation and its log-probability per token; a pair with a `fault` is dropped."""
 
     text: str
     score: float
@@ -74,26 +74,26 @@ SYNTHETIC_OR_NONE: TypeAdapter[SyntheticText | None] = TypeAdapter(SyntheticText
 
 
 class MissingModelError(UserError):
-    """A model is not there."""
+    """A model that makes synthetic text does not exist."""
 
 
 def synthesize(config: Config, run: RunDirectory, stop: Stop, ranks: Ranks) -> dict[str, Any]:
-    """Make the synthetic text that is not there yet; return what is known of all of it, by the keys
-    of its entries. Every rank takes part.
+    """Make missing synthetic text, on all ranks; return the records of all synthetic text, by the
+    keys of its entries.
     """
-    found = {}
+    records = {}
     for number, entry in enumerate(config.data.train):
         if entry.model:
-            known = ranks.share(partial(_find, config, run, number, stop), SYNTHETIC_OR_NONE)
-            known = known or Synthesizer(config, number, stop, ranks).make(run)
-            found[f"data.train.{number}"] = asdict(known)
-    return found
+            record = ranks.share(partial(_find, config, run, number, stop), SYNTHETIC_OR_NONE)
+            record = record or Synthesizer(config, number, stop, ranks).make(run)
+            records[f"data.train.{number}"] = asdict(record)
+    return records
 
 
 def _find(config: Config, run: RunDirectory, number: int, stop: Stop) -> SyntheticText | None:
-    """Read what is known of the text of an entry, if it is the one to train on. A run that has
-    begun keeps its text whatever becomes of the models, and refuses other settings; before, the
-    text must be what the models make now, if they are there.
+    """Read the record of an entry's synthetic text; None if the text must be made. A run that has
+    begun keeps its text even if the models change, and refuses other settings; before that, the
+    text must be what the models would make now, if they exist.
     """
     key, entry = f"data.train.{number}", config.data.train[number]
     provenance = run.read(layout.RUN, PROVENANCE)
@@ -102,31 +102,31 @@ def _find(config: Config, run: RunDirectory, number: int, stop: Stop) -> Synthet
             raise RefusedError(f"{run.path}: this run began without {key}; choose another run_dir")
         synthetic.check(key, entry, provenance.synthetic[key].settings)
     try:
-        known = synthetic.read(run.path, number)
+        record = synthetic.read(run.path, number)
     except manifest.DamagedError as error:
         if provenance is not None:
-            place = synthetic.directory(run.path, number)
-            text = f"restore it, or remove {place} to have it made again"
-            raise UserError(f"{error}; {text}") from None
+            directory = synthetic.directory(run.path, number)
+            advice = f"restore it, or remove {directory} and run the same command to make it again"
+            raise UserError(f"{error}; {advice}") from None
         logger.warning("%s; it is made again", error)
         return None
-    if known is None:
+    if record is None:
         return None
     if provenance is not None:
-        _warn_of_other_text(config, number, known, stop)
-        return known
+        _warn_of_changed_text(config, number, record, stop)
+        return record
     try:
-        is_same = known.key == Synthesizer(config, number, stop, Ranks()).text_key
+        is_same = record.key == Synthesizer(config, number, stop, Ranks()).text_key
     except MissingModelError as error:
         scan = scan_corpus(config, _given(entry), stop)
-        is_same = (known.given, known.settings) == (scan.sha256, synthetic.settings_of(entry))
+        is_same = (record.given, record.settings) == (scan.sha256, synthetic.settings_of(entry))
         if is_same:
-            logger.warning("%s; the synthetic text is already there", error)
-    return known if is_same else None
+            logger.warning("%s; using the synthetic text that it made before", error)
+    return record if is_same else None
 
 
 def _given(entry: Corpus) -> Corpus:
-    """Return the text that models read: as both sides, if the entry names one, not exchanged."""
+    """Return the entry without its models and `swap`: the text that the models read."""
     return entry.model_copy(update={"model": [], "swap": False})
 
 
@@ -134,23 +134,23 @@ def _name_of(text: Corpus) -> str:
     return describe(text).split(" + ")[0]
 
 
-def _warn_of_other_text(config: Config, number: int, known: SyntheticText, stop: Stop) -> None:
-    """Warn if the text of an entry, if it still exists, is not the one that was translated."""
+def _warn_of_changed_text(config: Config, number: int, record: SyntheticText, stop: Stop) -> None:
+    """Warn if the text of an entry exists, but has changed since it was translated."""
     text = _given(config.data.train[number])
-    places = readers.files_of(text, reading_of(config).root)
-    is_there = places and all(place.is_file() for place in places)
-    if is_there and scan_corpus(config, text, stop).sha256 != known.given:
+    paths = readers.files_of(text, reading_of(config).root)
+    exists = paths and all(path.is_file() for path in paths)
+    if exists and scan_corpus(config, text, stop).sha256 != record.given:
         logger.warning(
             "data.train.%d: %s is not the text that was translated when this run began; the run "
-            "keeps what was made then (choose another run_dir to use the new text)",
+            "keeps its synthetic text (choose another run_dir to use the new text)",
             number,
             _name_of(text),
         )
 
 
 def without_missing(config: Config, stop: Stop, *, timed: bool) -> Config:
-    """Return the config with the text that is there; warn of what models have yet to make, of which
-    `timed` translates some. Raises `UserError` if there is no training text at all.
+    """Return the config without synthetic text that models have yet to make, and warn of that; if
+    `timed`, translate some of it to forecast the time. Raises `UserError` if no text is left.
     """
     run, missing = RunDirectory(Path(config.run_dir)), set[int]()
     for number, entry in enumerate(config.data.train):
@@ -159,15 +159,21 @@ def without_missing(config: Config, stop: Stop, *, timed: bool) -> Config:
         missing.add(number)
         try:
             text = Synthesizer(config, number, stop, Ranks()).missing(timed)
-        except MissingModelError as error:  # it is perhaps not trained yet
+        except MissingModelError as error:  # the model may not be trained yet
             text = str(error)
         logger.warning(
-            "data.train.%d: left out, as its synthetic text is not there yet: %s", number, text
+            "data.train.%d: left out, as its synthetic text does not exist yet: %s", number, text
         )
     resolved = synthetic.resolve(config, skip=missing)
     if not resolved.data.texts:
-        raise UserError("data.train: no text is there yet; `mtrain data build` makes it")
+        raise UserError("data.train: no text exists yet; make it with `mtrain data build`")
     return resolved
+
+
+def _hashes_of(models: list[Path]) -> list[str]:
+    """Hash the weights and the vocabulary of each model."""
+    names = (layout.MODEL, layout.TOKENIZER)
+    return [manifest.hash_file(path / name) for path in models for name in names]
 
 
 class Synthesizer:
@@ -181,20 +187,25 @@ class Synthesizer:
         self.text = _given(entry)
         self.name = _name_of(self.text)
         self.device = device_of(config.train.device, ranks)
-        # rank 0 alone chooses: the best checkpoint of a run in training may change
-        self.models = ranks.share(self._resolve, PATHS)
-        self.hashes = self._hash()
-        ranks.check_same(json.dumps(self.hashes), f"models of {self.key}")
+        self.models, self.hashes = self._choose_models()
         self.search = {name: getattr(entry, name) for name in ("sample", "top_k", "beam_size")}
         model = load_stored_config(self.models[0] / layout.CONFIG)
         self._check_direction(model)
         decode = override_decode(model.decode, **self.search).model_dump()
-        how = (self.entry.model_tag, self.entry.keep, self.entry.precision)
-        # an entry of the same text as an earlier one gets other samples
-        earlier = [describe(_given(each)) for each in config.data.train[:number]]
+        options = (entry.model_tag, entry.keep, entry.precision)
+        # an entry with the same text as an earlier one gets other samples
+        earlier = [describe(_given(corpus)) for corpus in config.data.train[:number]]
         self.seed = config.seed + earlier.count(describe(self.text))
-        seed = self.seed if self.entry.sample else None
-        self.identity = (FORMAT, SHARD, self.hashes, decode, how, seed, self.device.type)
+        seed = self.seed if entry.sample else None
+        self.identity = (FORMAT, SHARD, self.hashes, decode, options, seed, self.device.type)
+
+    def _choose_models(self) -> tuple[list[Path], list[str]]:
+        """Return the paths and hashes of the models, which must be the same on all ranks."""
+        # rank 0 alone chooses: the best checkpoint of a run in training may change
+        models = self.ranks.share(self._resolve, PATHS)
+        hashes = _hashes_of(models)
+        self.ranks.check_same(json.dumps(hashes), f"models of {self.key}")
+        return models, hashes
 
     def _resolve(self) -> list[Path]:
         """Find the models; raises `MissingModelError`."""
@@ -203,14 +214,9 @@ class Synthesizer:
         except UserError as error:
             raise MissingModelError(f"{self.key}.model: {error}") from None
 
-    def _hash(self) -> list[str]:
-        """Hash the weights and the vocabulary of each model."""
-        names = (layout.MODEL, layout.TOKENIZER)
-        return [manifest.hash_file(path / name) for path in self.models for name in names]
-
     def _check_direction(self, model: Config) -> None:
-        """Refuse a model that translates in the other direction, and one of several directions if
-        none is chosen; warn of other languages.
+        """Refuse a model of the opposite direction, and a model of several directions without
+        `model_tag`; warn of a model of other languages.
         """
         src, tgt = self.config.data.languages(self.text)
         src, tgt = (tgt, src) if self.entry.synthetic_side == "src" else (src, tgt)
@@ -220,77 +226,78 @@ class Synthesizer:
                 f"{self.key}.model_tag: {self.entry.model[0]} does not know the tag {tag}; "
                 f"{choice(model.tags)}"
             )
-        if tag is None and all(each.tag for each in data.train):
-            tags = ", ".join(sorted({str(each.tag) for each in data.train}))
+        if tag is None and all(corpus.tag for corpus in data.train):
+            tags = ", ".join(sorted({str(corpus.tag) for corpus in data.train}))
             raise RefusedError(
                 f"{self.key}.model_tag: missing; all training text of {self.entry.model[0]} has "
                 f"tags: choose one of {tags}"
             )
-        found = [data.languages(each) for each in data.train if tag in (None, each.tag)]
-        if (tgt, src) in found and (src, tgt) not in found:
+        directions = [data.languages(each) for each in data.train if tag in (None, each.tag)]
+        if (tgt, src) in directions and (src, tgt) not in directions:
             raise RefusedError(
                 f"{self.key}.model: {self.entry.model[0]} translates {tgt} to {src}; this entry "
                 f"needs a model from {src} to {tgt}"
             )
-        if found and (src, tgt) not in found:
+        if directions and (src, tgt) not in directions:
             text = (
                 "%s.model: translates %s to %s, but this entry is of %s and %s; are they the same?"
             )
-            logger.warning(text, self.key, *found[0], src, tgt)
+            logger.warning(text, self.key, *directions[0], src, tgt)
 
     @cached_property
     def scan(self) -> Scan:
-        """The scan of the text that is there."""
+        """The scan of the given text."""
         return scan_corpus(self.config, self.text, self.stop)
 
     @property
     def text_key(self) -> str:
-        """A hash of everything the pairs depend on."""
+        """A hash of everything that the pairs depend on."""
         return cache_key(self.identity, self.scan.sha256, synthetic.settings_of(self.entry))
 
     def make(self, run: RunDirectory) -> SyntheticText:
-        """Translate what is not in the cache, and seal the pairs in the run."""
-        counts, scores, then = Counter[str](), array("d"), time.monotonic()
+        """Translate the shards that the cache lacks, and seal the pairs in the run."""
+        counts, scores, logged_at = Counter[str](), array("d"), time.monotonic()
         logger.info("%s: translating %s with %s", self.key, self.name, ", ".join(self.entry.model))
         shards, lines = enumerate(self._shards(counts)), self.scan.pairs
         with progress_bar(lines, "line", f"translating {Path(self.name).name}") as bar:
-            while some := list(islice(shards, self.ranks.size)):
-                found = self.ranks.gather(partial(self._own_shard, some), SHARD_FORM)
-                for rank, ((number, pairs), shard) in enumerate(zip(some, found, strict=False)):
-                    if self.ranks.is_first and rank > 0:  # another machine may have made it
+            while given := list(islice(shards, self.ranks.size)):  # a shard for each rank
+                translated = self.ranks.gather(partial(self._own_shard, given), SHARD_FORM)
+                # the last ranks may have no shard
+                for rank, ((number, pairs), shard) in enumerate(zip(given, translated)):  # noqa: B905
+                    if self.ranks.is_first and rank > 0:  # rank 0's cache may lack it
                         self._shard(number, pairs, shard)
-                    scores.extend(nan if each.fault else each.score for each in shard)
-                    counts.update(each.fault for each in shard if each.fault)
+                    scores.extend(nan if line.fault else line.score for line in shard)
+                    counts.update(line.fault for line in shard if line.fault)
                     bar.update(len(pairs))
-                if time.monotonic() - then > PAUSE:
-                    then, done = time.monotonic(), f"{len(scores):,}"
-                    logger.info("%s: %s of %s lines", self.key, done, f"{lines:,}")
+                if time.monotonic() - logged_at > PAUSE:
+                    logged_at = time.monotonic()
+                    logger.info("%s: %s of %s lines", self.key, f"{len(scores):,}", f"{lines:,}")
         return self.ranks.share(partial(self._seal, run, np.array(scores), counts), SYNTHETIC)
 
     def _shards(self, counts: Counter[str]) -> Iterator[list[Pair]]:
-        """Read the lines to translate, each with its reference, without blank ones."""
+        """Read the lines to translate with their references, except for blank lines."""
         reading = reading_of(self.config)
         reading.counts = counts
         return chunked(readers.read_pairs(self.text, reading), SHARD)
 
-    def _own_shard(self, some: list[tuple[int, list[Pair]]]) -> LineShard:
-        """Return this rank's shard of a round, if it has one."""
-        if self.ranks.rank >= len(some):
+    def _own_shard(self, given: list[tuple[int, list[Pair]]]) -> LineShard:
+        """Translate this rank's shard, if there is one."""
+        if self.ranks.rank >= len(given):
             return []
-        return self._shard(*some[self.ranks.rank])
+        return self._shard(*given[self.ranks.rank])
 
-    def _shard(self, number: int, pairs: list[Pair], known: LineShard | None = None) -> LineShard:
-        """Return a shard from the cache, where it is made if it is not `known`."""
+    def _shard(self, number: int, pairs: list[Pair], made: LineShard | None = None) -> LineShard:
+        """Read a shard from the cache; if it is missing there, add `made`, or translate it."""
 
         def write(directory: Path) -> None:
-            shard = known or self._translate(number, pairs)
+            shard = made or self._translate(number, pairs)
             files.write_bytes(directory / LINES, SHARD_FORM.dump_json(shard))
 
         return cached(self._name(number, pairs), _open_shard, write, self.stop)
 
     def _name(self, number: int, pairs: list[Pair]) -> str:
-        place = number if self.entry.sample else None  # what is drawn depends on it
-        return cache_key("shard", self.identity, place, pairs)
+        position = number if self.entry.sample else None  # samples depend on it
+        return cache_key("shard", self.identity, position, pairs)
 
     @cached_property
     def _translator(self) -> Translator:
@@ -302,8 +309,8 @@ class Synthesizer:
             precision=self.entry.precision,
             **self.search,
         )
-        if self._hash() != self.hashes:
-            raise UserError(f"{self.key}.model: it changed while it was loaded; run this again")
+        if _hashes_of(self.models) != self.hashes:
+            raise UserError(f"{self.key}.model: changed while it was loaded; run this again")
         loaded.check_stop = self.stop.check
         alone = self.ranks.size == 1
         return Translator(loaded, seed=self.seed, threads=1, in_processes=alone)
@@ -311,17 +318,17 @@ class Synthesizer:
     def _translate(self, number: int, pairs: list[Pair]) -> LineShard:
         translator = self._translator
         sources = [source for source, _ in pairs]
-        found, cut = translator.translate(sources, first=number * SHARD)
+        translations, cut = translator.translate(sources, first=number * SHARD)
         encoded, _ = translator.loaded.encode_sources(sources)
         limits = [translator.loaded.limit(len(ids)) for ids in encoded]
-        for index in cut:  # a part of the line is not translated
+        for index in cut:  # only a part of the line was translated
             limits[index] = 0
         lines = []
-        for (_, reference), hypotheses, limit in zip(pairs, found, limits, strict=True):
+        for (_, reference), hypotheses, limit in zip(pairs, translations, limits, strict=True):
             best = hypotheses[0]
             if self.entry.keep == "best":
-                texts, same = [each.text for each in hypotheses], [reference] * len(hypotheses)
-                chrf = sentence_chrf(texts, [same], lowercase=False)
+                texts = [hypothesis.text for hypothesis in hypotheses]
+                chrf = sentence_chrf(texts, [[reference] * len(texts)], lowercase=False)
                 best = hypotheses[int(np.argmax(chrf))]
             fault = EMPTY if is_blank(best.text) else AT_LIMIT if best.tokens >= limit else ""
             lines.append(SyntheticLine(best.text, max(best.score / best.tokens, MIN_SCORE), fault))
@@ -330,17 +337,23 @@ class Synthesizer:
     def _seal(
         self, run: RunDirectory, scores: NDArray[np.float64], counts: Counter[str]
     ) -> SyntheticText:
-        """Write the pairs that stay into the run, given the scores of all, which are not a number
-        where a pair is at fault. Raises `UserError` if the text is not the one that was scanned.
+        """Write the pairs to train on into the run. `scores` has one for each pair, NaN if its line
+        has a fault. Raises `UserError` if the text has changed since it was scanned.
         """
         keep = ~np.isnan(scores)
         if worst := int(self.entry.drop_worst * keep.sum()):
             counts[WORST] += worst
-            keep[np.argsort(scores, kind="stable")[:worst]] = False  # those at fault are last
+            keep[np.argsort(scores, kind="stable")[:worst]] = False  # NaN is sorted last
         models = dict(zip(map(str, self.models), self.hashes[::2], strict=True))
-        prints, sizes = (self.scan.sha256, self.text_key), (len(keep), int(keep.sum()))
-        dropped = dict(sorted(counts.items()))
-        record = SyntheticText(synthetic.settings_of(self.entry), models, *prints, *sizes, dropped)
+        record = SyntheticText(
+            synthetic.settings_of(self.entry),
+            models,
+            given=self.scan.sha256,
+            key=self.text_key,
+            lines=len(keep),
+            pairs=int(keep.sum()),
+            dropped=dict(sorted(counts.items())),
+        )
 
         def write(directory: Path) -> None:
             shards = enumerate(self._shards(Counter()))
@@ -366,26 +379,27 @@ class Synthesizer:
         return record
 
     def missing(self, timed: bool) -> str:
-        """Describe what is missing, and how long it takes to make it."""
-        left, some, size = 0, list[Pair](), 0
+        """Describe the text to translate and its size; if `timed`, also the time that it takes."""
+        remaining, sample, size = 0, list[Pair](), 0
         for number, pairs in enumerate(self._shards(Counter())):
             self.stop.check()
             if not (cache_directory() / self._name(number, pairs)).is_dir():
-                left, some = left + len(pairs), some or pairs[:TIMED]
+                remaining, sample = remaining + len(pairs), sample or pairs[:TIMED]
             size += 2 * sum(len(given.encode()) for given, _ in pairs)
-        if not left:
-            return f"all of {self.name} is translated, in the cache, and training starts with it"
-        text = f"{left:,} lines of {self.name}, to be translated by {', '.join(self.entry.model)}"
-        if timed and some:
-            _ = self._translator
+        if not remaining:
+            return f"all of {self.name} is translated in the cache; training starts with it"
+        models = ", ".join(self.entry.model)
+        text = f"{remaining:,} lines of {self.name}, to be translated by {models}"
+        if timed and sample:
+            _ = self._translator  # loading does not count
             started = time.perf_counter()
-            self._translate(0, some)
-            seconds = (time.perf_counter() - started) / len(some) * left
+            self._translate(0, sample)
+            seconds = (time.perf_counter() - started) / len(sample) * remaining
             text += f" in about {tqdm.format_interval(max(1.0, seconds))}"
         return f"{text}, to about {format_bytes(size)}"
 
 
 def _open_shard(path: Path) -> LineShard:
-    """Open a shard of the cache; raises `DamagedError`, or `ValueError` for one of another form."""
+    """Read a shard from the cache; raises `DamagedError`, or `ValueError` for an invalid shard."""
     manifest.verify(path, LINES)
     return read_json_file(path / LINES, SHARD_FORM)

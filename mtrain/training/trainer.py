@@ -1,9 +1,9 @@
 """The training loop.
 
 1. micro_batches  plan the micro-batches of a step, the same on every rank
-2. _learn         turn this rank's micro-batches into gradients, added up by the learner
-3. take_step      add those of the other ranks, then update the weights
-4. _after_step    record, save, validate and stop where each is due
+2. _learn         sum the gradients of this rank's micro-batches
+3. take_step      add the gradients of the other ranks, then update the weights
+4. _after_step    record, save, validate and stop if it is due
 """
 
 import math
@@ -38,8 +38,8 @@ from mtrain.training.validation import Validation
 
 
 def piece_seed(seed: int, step: int, index: int, piece: int) -> int:
-    """Return the seed of all randomness in a piece of a micro-batch of a step, whichever thread of
-    whichever rank computes it.
+    """Return the seed of all randomness in a piece of a micro-batch; it does not depend on the
+    rank and thread that compute the piece.
     """
     sequence = np.random.SeedSequence([seed, step, index, piece])
     return int(sequence.generate_state(1, np.uint64)[0] >> 1)
@@ -59,7 +59,7 @@ class Trainer:
         self.learner = Learner(config, tokenizer.vocab_size, self.ids, self.ranks, self.blocks)
         self.model, self.optimizer = self.learner.model, self.learner.optimizer
         self.device, sums = self.learner.device, self.optimizer.sums.buffer
-        self.spare = sums.new_empty(sums.shape if self.ranks.size > 1 else 0)
+        self.spare = sums.new_empty(sums.shape if self.ranks.size > 1 else 0)  # received sums
         self.checkpoints = Checkpoints(session, self.learner)
         self.validation = Validation(session, self.checkpoints)
         sampler, augmenter, store, seed = None, None, self.prepared.store, config.seed
@@ -91,28 +91,28 @@ class Trainer:
         self.validation.finish(self.progress.step)
 
     def _describe(self) -> None:
-        """Write what the run is made of."""
+        """Write the run's settings, hashes, vocabulary and status."""
         tokenizer, run = self.prepared.tokenizer, self.run_dir
         files.make_directory(run.checkpoints)
         prints, init_hash = self.prepared.fingerprints, self.checkpoints.init_hash
         run.describe(self.config, prints, self.ranks.size, init_hash)
-        if not run.tokenizer.exists():  # after its hash: a vocabulary of other text is refused
+        if not run.tokenizer.exists():  # its hash is written first, to refuse a changed one
             run.keep_tokenizer(tokenizer.proto, tokenizer.vocabulary)
         run.set_status("running", self.progress.step)
 
     def preview(self) -> dict[str, Any]:
-        """Log what `run` would do, and return it as figures, without restoring or writing
-        anything.
-        """
-        if found := self.checkpoints.find_newest():
-            self.progress.step = found[2].loop.step
+        """Log what `run` would do and return it as figures; nothing is restored or written."""
+        newest = self.checkpoints.find_newest()
+        if newest is not None:
+            _, _, trainer = newest
+            self.progress.step = trainer.loop.step
             self.validation.load_history(self.progress.step)
         with closing(self.batches):
             figures = self._announce(timed=True)
         return {"step": self.progress.step, "is_complete": self._is_finished(), **figures}
 
     def _announce(self, *, timed: bool = False) -> dict[str, Any]:
-        """Log what remains to be done, and the time of that if `timed`; return the forecast."""
+        """Log the forecast of the remaining steps, with their time if `timed`, and return it."""
         step, tokenizer = self.progress.step, self.prepared.tokenizer
         if self._is_finished():
             key = "max_steps" if step >= self.config.train.max_steps else "patience"
@@ -127,15 +127,15 @@ class Trainer:
             tokenizer.vocab_size,
             len(tokenizer.proto),
             micro_batches=len(planned) * self.batches.pools,
-            tokens=sum(each.num_tokens for each in planned) / max(1, len(planned)),
+            tokens=sum(batch.num_tokens for batch in planned) / max(1, len(planned)),
         )
         if timed and planned:
-            largest = max(planned, key=lambda each: len(each.indices))
+            largest = max(planned, key=lambda batch: len(batch.indices))
             lengths = [
                 self.prepared.store.lengths_of(row, row + 1) for row in largest.indices.tolist()
             ]
-            left = self.config.train.max_steps - step
-            forecast.add_time(self.config, self.blocks, np.concatenate(lengths) + 1, left)
+            remaining = self.config.train.max_steps - step
+            forecast.add_time(self.config, self.blocks, np.concatenate(lengths) + 1, remaining)
         for line in forecast.lines:
             logger.info("%s", line)
         if step == 0 or timed:
@@ -144,17 +144,17 @@ class Trainer:
             references = {key: text.references for key, (_, text) in texts}
             sets = {key: len(lines) for key, lines in references.items()}
             few = lack_of_text(len(self.prepared.store), sets)
-            for text in chain(few, uncut_sets(self.config.data, references)):
-                logger.warning("%s", text)
-        for text in forecast.warnings(self.config.train):
-            logger.warning("%s", text)
+            for warning in chain(few, uncut_sets(self.config.data, references)):
+                logger.warning("%s", warning)
+        for warning in forecast.warnings(self.config.train):
+            logger.warning("%s", warning)
         return forecast.numbers
 
     def _is_finished(self) -> bool:
         return self.validation.history.is_end(self.progress.step, self.config.train)
 
     def _train(self) -> None:
-        """Take steps to the last one, the end of patience or a stop."""
+        """Take steps until the last one, the end of patience or a stop."""
         self.ranks.together(self.learner.warm_up)
         stream = self.micro_batches()
         self._restart_clock()
@@ -171,7 +171,7 @@ class Trainer:
         """Take one optimizer step; return the gradient's norm and the learning rate."""
         progress, step = self.progress, self.progress.step + 1
         planned = [next(stream) for _ in range(self.batches.step_batches)]
-        num_tokens, rate = sum(each.num_tokens for each in planned), self.rate(step)
+        num_tokens, rate = sum(batch.num_tokens for batch in planned), self.rate(step)
         self._sum_gradients(planned, step, num_tokens)
         progress.sums += self.optimizer.losses
         norm = self.optimizer.update(rate, num_tokens, self.config.train.clip_norm)
@@ -184,8 +184,8 @@ class Trainer:
         return norm, rate
 
     def _sum_gradients(self, planned: list[MicroBatch], step: int, num_tokens: int) -> None:
-        """Sum the gradients of a step over its micro-batches and all ranks, which agree on whether
-        to stop; a failure of one is raised on all.
+        """Sum the gradients of a step over its micro-batches and ranks. The ranks also agree on
+        whether to stop; all raise the failure of any.
         """
         failure = None
         try:
@@ -196,15 +196,15 @@ class Trainer:
         sum_over_ranks(self.optimizer.sums.buffer, self.blocks, self.ranks, self.spare)
 
     def _learn(self, planned: list[MicroBatch], step: int) -> None:
-        """Add up the gradients of this rank's micro-batches of a step."""
-        mine = self.blocks.of(self.ranks.rank)
-        seeds = [partial(piece_seed, self.config.seed, step, index) for index in mine]
-        batches = map(self.batches.read, planned[mine.start : mine.stop])
+        """Sum the gradients of this rank's micro-batches of a step."""
+        indices = self.blocks.of(self.ranks.rank)
+        seeds = [partial(piece_seed, self.config.seed, step, index) for index in indices]
+        batches = map(self.batches.read, planned[indices.start : indices.stop])
         with telling_lack_of_memory(partial(self._lack_of_memory, planned)):
-            self.learner.learn(zip(batches, seeds, strict=True), len(mine))
+            self.learner.learn(zip(batches, seeds, strict=True), len(indices))
 
     def _lack_of_memory(self, planned: list[MicroBatch]) -> str:
-        rows, tokens = max(len(each.indices) for each in planned), self.config.train.max_tokens
+        rows, tokens = max(len(batch.indices) for batch in planned), self.config.train.max_tokens
         return (
             f"step {self.progress.step + 1}: out of memory on micro-batches of up to {rows} pairs, "
             f"in up to {tokens} tokens with padding ({self.progress}); free memory and "
@@ -213,22 +213,24 @@ class Trainer:
         )
 
     def micro_batches(self) -> Iterator[MicroBatch]:
-        """Yield micro-batches forever from the current position on, and advance it."""
-        p = self.progress
+        """Yield micro-batches from the current position, which advances, without end."""
+        progress = self.progress
         while True:
-            while p.pool < self.batches.pools:
-                for planned in self.batches.plan(p.epoch, p.pool)[p.batch :]:
-                    p.batch += 1
+            while progress.pool < self.batches.pools:
+                for planned in self.batches.plan(progress.epoch, progress.pool)[progress.batch :]:
+                    progress.batch += 1
                     yield planned
-                p.pool, p.batch = p.pool + 1, 0
-            p.epoch, p.pool = p.epoch + 1, 0
+                progress.pool, progress.batch = progress.pool + 1, 0
+            progress.epoch, progress.pool = progress.epoch + 1, 0
 
     def _after_step(self, norm: Tensor, rate: float, bar: Any) -> None:
-        """Record, save, validate and stop where each is due."""
+        """Record, save, validate and stop if it is due."""
         train, step = self.config.train, self.progress.step
         is_saved = train.is_scheduled(step) or self.request is not None
         is_recorded = step % train.log_every == 0
-        if self.device.type != "cuda" or is_saved or is_recorded:  # the check waits for the GPU
+        if (
+            self.device.type != "cuda" or is_saved or is_recorded
+        ):  # rarely on a GPU, as this waits for it
             self._check_finite()
         if is_recorded:
             self._record(norm, rate, bar)
@@ -239,7 +241,7 @@ class Trainer:
         self._validate_if_due()
 
     def _check_finite(self) -> None:
-        """End the run at a gradient that is not finite; the optimizer has changed no weight."""
+        """End the run if the loss or gradient is not finite; the optimizer skipped that update."""
         if not bool(self.progress.sums.isfinite().all()):
             advice = "start another run_dir with a lower learning rate"
             if self.learner.machine.precision != "fp32":
@@ -276,16 +278,16 @@ class Trainer:
             f"{record['tokens_per_second']:,.0f} tok/s"
         )
         bar.set_postfix_str(summary)
-        left = seconds / max(1, self.recorded_steps) * (last_step - progress.step)
+        remaining = seconds / max(1, self.recorded_steps) * (last_step - progress.step)
         text = f"step {progress.step:,}/{last_step:,}  epoch {progress.epoch + 1}  {summary}"
-        text += f"  lr {rate:.2e}  grad {float(norm):.2f}  left {tqdm.format_interval(left)}"
+        text += f"  lr {rate:.2e}  grad {float(norm):.2f}  left {tqdm.format_interval(remaining)}"
         logger.info("%s", text, extra={"shown_on_bar": True})
         progress.sums.zero_()
         progress.sum_tokens = 0
         self._restart_clock()
 
     def _restart_clock(self) -> None:
-        """Measure speed from here on: loading and validation do not count."""
+        """Restart the measurement of speed, which excludes loading and validation."""
         self.recorded_tokens, self.recorded_steps, self.recorded_at = 0, 0, time.monotonic()
 
     def _save(self) -> None:
@@ -299,7 +301,7 @@ class Trainer:
         self.ranks.first(partial(self.checkpoints.save, self.progress, best))
 
     def _validate_if_due(self) -> None:
-        """Validate if it is due at this step and the history lacks it."""
+        """Validate if it is due at this step and has not been done."""
         train, step = self.config.train, self.progress.step
         if step == 0 or not train.is_validated(step) or step in self.validation.history.steps:
             return

@@ -1,7 +1,7 @@
-"""Scores of a model in training: sets of text are translated, scored and recorded.
+"""Scores of a model in training: text is translated, scored and recorded.
 
 At the end of a run the last checkpoints are averaged and validated, then the best model is scored
-on the test sets. What an earlier start has finished is not repeated.
+on the test sets. A start repeats no scores of an earlier one.
 """
 
 import math
@@ -44,8 +44,8 @@ SAMPLES, MAX_SAMPLE_LENGTH = 3, 300  # translations that each validation shows, 
 
 
 class Validation:
-    """The history of a run's scores, kept in `best.json`, `metrics.jsonl` and `validation/`. All
-    ranks translate and know the history; rank 0 writes.
+    """The history of a run's scores, stored in `best.json`, `metrics.jsonl` and `validation/`. All
+    ranks translate and have the history; rank 0 writes.
     """
 
     def __init__(self, session: Session, checkpoints: Checkpoints) -> None:
@@ -61,14 +61,16 @@ class Validation:
     def _cut(self, step: int) -> History:
         self.load_history(step)
         if (self.run.path / layout.BEST).exists():
-            self.history.measure = self.history.measure or self.history.metric
-            # the checkpoint of what is the best now may have been pruned while another was
+            # the checkpoint that is best now may have been pruned when another was the best
             self._mark_lost()
             self.write_history()
-        history, tests = self.history, self.prepared.tests
-        is_known = {"valid/": step in history.steps, "average/": history.average is not None}
-        is_known |= {f"test/{name}/": name in history.tests for name in tests}
-        self.run.metrics.cut(step, tuple(prefix for prefix in is_known if not is_known[prefix]))
+        history = self.history
+        missing = [f"test/{name}/" for name in self.prepared.tests if name not in history.tests]
+        if step not in history.steps:
+            missing.append("valid/")
+        if history.average is None:
+            missing.append("average/")
+        self.run.metrics.cut(step, tuple(missing))
         return history
 
     def load_history(self, step: int) -> None:
@@ -85,7 +87,7 @@ class Validation:
 
     @property
     def best_names(self) -> set[str]:
-        """Names of the best checkpoints, which must stay."""
+        """Names of the best checkpoints, which must not be removed."""
         return self.history.best_names(self.config.train.valid_every)
 
     def write_history(self) -> None:
@@ -106,7 +108,7 @@ class Validation:
             mark += " by nll, since no BLEU is above 1 yet"
         logger.info("step %s  %s%s", f"{step:,}", summary(entry), mark)
         if self.ranks.is_first:
-            with suppress(UserError):  # no reason to end a run
+            with suppress(UserError):  # samples are not worth ending a run
                 self._show_samples(name)
 
     def _current_model(self) -> LoadedModel:
@@ -124,23 +126,23 @@ class Validation:
     def evaluate(
         self, model: LoadedModel, parts: list[ScoredText], name: str, step: int, prefix: str
     ) -> Entry:
-        """Translate a set and return its BLEU, chrF and NLL per token; of a list, the mean, and
-        those of each part. Rank 0 writes the translations under `name` and a metrics record whose
-        keys begin with `prefix`.
+        """Translate a set and return its BLEU, chrF and NLL per token; for a list of sets, also
+        those of each part, and the mean as the set's. Rank 0 writes the translations under `name`
+        and a metrics record whose keys begin with `prefix`.
         """
-        found = [self._score(model, part, name) for part in parts]
-        entry, values = found[0][1], dict[str, float | str]()
+        results = [self._score(model, part, name) for part in parts]
+        (_, entry), part_values = results[0], dict[str, float | str]()
         if parts is self.prepared.valid and isinstance(self.config.data.valid, list):
-            entry = _mean([scores for _, scores in found])
-            for number, each in enumerate(entry["parts"]):
-                logger.info("%s.%d: %s", prefix.strip("/"), number, summary(each))
-                values |= _record(each, f"{prefix}{number}/")
+            entry = _mean([scores for _, scores in results])
+            for number, scores in enumerate(entry["parts"]):
+                logger.info("%s.%d: %s", prefix.strip("/"), number, summary(scores))
+                part_values |= _record(scores, f"{prefix}{number}/")
         if self.ranks.is_first:
             self.run.check_held()
             path = layout.translations(self.run.path, name)
             files.make_directory(path.parent)
-            files.write_text(path, "".join(line + "\n" for lines, _ in found for line in lines))
-            values = _record(entry, prefix) | values
+            files.write_text(path, "".join(line + "\n" for lines, _ in results for line in lines))
+            values = _record(entry, prefix) | part_values
             self.run.metrics.append({"step": step, "time": time.time(), **values})
         return entry
 
@@ -182,8 +184,8 @@ class Validation:
                 self._test(name, part, best["checkpoint"], step, load_best)
 
     def conclude(self, state: str, step: int) -> None:
-        """Log how a run ends that is complete or stopped: time, place and best scores, and if it is
-        complete, what they say and what to type next.
+        """Log the end of a complete or stopped run: time, directory and best scores; if complete,
+        also test scores, notes on them, and the next commands.
         """
         path, history, last = self.run.path, self.history, self.config.train.max_steps
         records = self.run.metrics.parse()[0]
@@ -192,20 +194,21 @@ class Validation:
         passed = duration(self.run.read(layout.RUN, PROVENANCE), records)
         after = f", {passed} after the run began" if passed else ""
         logger.info("%s at step %s%s: %s", state, f"{step:,} of {last:,}", after, path)
-        if best := history.best:
-            shown = best["checkpoint"], summary(best)
-            logger.info("best by %s: %s  %s", history.best_by, *shown)
+        best = history.best
+        if best:
+            scores = summary(best)
+            logger.info("best by %s: %s  %s", history.best_by, best["checkpoint"], scores)
         if state != "complete":
             return
         for name in filter(history.tests.get, self.prepared.tests):
             logger.info("test %s: %s", name, summary(history.tests[name]))
         if best:
-            self._judge(best)
+            self._log_notes(best)
         logger.info("next: mtrain translate -m %s", shlex.quote(str(path)))
         logger.info("      mtrain report %s", shlex.quote(str(path)))
 
-    def _judge(self, best: Entry) -> None:
-        """Log the signatures of the scores, and what looks wrong with the best translations."""
+    def _log_notes(self, best: Entry) -> None:
+        """Log the signatures of the scores, and a likely fault of the best translations."""
         scored = (best, *self.history.tests.values())
         for signature in dict.fromkeys(entry["signature"] for entry in scored):
             logger.info("signature of BLEU: %s", signature)
@@ -217,8 +220,8 @@ class Validation:
             logger.info("%s", self.history.outlook)
 
     def _translated(self, name: str) -> tuple[list[str], list[str], list[str]]:
-        """Return sources, references and translations of the validation set by the checkpoint of
-        this name; raises `UserError`.
+        """Return sources and references of the validation set, and its translations by the
+        checkpoint `name`; raises `UserError`.
         """
         texts = [text for _, text in self.prepared.valid]
         sources = [line for text in texts for line in text.sources]
@@ -228,27 +231,27 @@ class Validation:
     def _show_samples(self, name: str) -> None:
         """Log the same few lines of the validation set each time, with their translations."""
         texts = self._translated(name)
-        for place in moderate(texts[0], SAMPLES):
-            number = str(place + 1)
+        for index in moderate(texts[0], SAMPLES):
+            number = str(index + 1)  # shown on the first of three lines
             for title, lines in zip(("source", "reference", "translation"), texts, strict=True):
-                shown = title, clipped(lines[place], MAX_SAMPLE_LENGTH)
-                logger.info("%6s  %-11s  %s", number, *shown, extra={"is_cut": True})
+                line = clipped(lines[index], MAX_SAMPLE_LENGTH)
+                logger.info("%6s  %-11s  %s", number, title, line, extra={"is_cut": True})
                 number = ""
 
     def _average(self, step: int) -> list[str]:
-        """Average the last scheduled checkpoints and return their names; none if there is nothing
-        to validate.
+        """Average the last scheduled checkpoints and return their names; return none if there are
+        too few, or if this average has been validated.
         """
         directory, train = self.run.checkpoints, self.config.train
         paths = checkpoint.last_scheduled(directory, step, train.save_every, train.average_last)
         intact = checkpoint.intact_suffix(paths)
         if len(intact) < len(paths):
-            bad = paths[-1 - len(intact)]
-            logger.warning("%s: damaged or missing; only later checkpoints are averaged", bad)
+            damaged = paths[-1 - len(intact)]
+            logger.warning("%s: damaged or missing; only later checkpoints are averaged", damaged)
         names = [path.name for path in intact]
-        before = self.history.average or {}
-        is_done = before.get("of") == names and checkpoint.is_good(directory / layout.AVERAGE)
-        if len(intact) < 2 or is_done:
+        stored = self.history.average or {}
+        is_current = stored.get("of") == names and checkpoint.is_good(directory / layout.AVERAGE)
+        if len(intact) < 2 or is_current:
             return []
         self.stop.check()
         self.run.check_held()
@@ -257,35 +260,35 @@ class Validation:
         return names
 
     def _mark_lost(self) -> History:
-        """Mark the validations whose checkpoints are not intact, until the best one's is."""
+        """Mark the best validation as lost while its checkpoint is not intact."""
         lost = []
-        while best := self.history.best:
+        while best := self.history.best:  # the best that is not lost
             path = self.run.checkpoints / best["checkpoint"]
             if checkpoint.is_good(path):
                 break
             best["lost"] = True
             lost.append(path)
         if lost:
-            logger.warning("%s: damaged or missing; using the best of the others", lost[0])
+            logger.warning("%s: damaged or missing; using the best intact checkpoint", lost[0])
             self.write_history()
         return self.history
 
     def _test(
         self, name: str, part: ScoredText, best: str, step: int, load: Callable[[], LoadedModel]
     ) -> None:
-        """Score a test set, unless its scores are those of the same model, text and search."""
+        """Score a test set, unless the history has its scores for this model, text and search."""
         (corpus, text), decode = part, self.config.decode.model_dump()
         identity = {"checkpoint": best, "step": step, "sha256": text.sha256, "decode": decode}
-        known = self.history.tests.get(name, {})
+        stored = self.history.tests.get(name, {})
         tokenize = self.config.data.tokenizer_of(corpus)
-        if identity.items() <= known.items() and f"|tok:{tokenize}" in known["signature"]:
+        if identity.items() <= stored.items() and f"|tok:{tokenize}" in stored["signature"]:
             return
         entry = self.evaluate(load(), [part], f"test-{name}", step, f"test/{name}/")
         self.history.tests[name] = {**identity, **entry}
         self.write_history()
 
     def _load(self, name: str) -> LoadedModel:
-        """Load a checkpoint as `mtrain translate` does: on rank 0, and broadcast, since other
+        """Load a checkpoint as `mtrain translate` does. Rank 0 reads and broadcasts it, since other
         machines may not see the file yet.
         """
         path = self.run.checkpoints / name
@@ -301,7 +304,7 @@ class Validation:
 
 
 def _mean(parts: list[Entry]) -> Entry:
-    """Return the mean scores of the parts of a set, and those of each."""
+    """Return the mean scores of a list of sets, with the scores of its parts."""
     keys = [key for key in ("bleu", "chrf", "nll", "command") if key in parts[0]]
     entry: Entry = {key: fmean(part[key] for part in parts) for key in keys}
     signatures = dict.fromkeys(part["signature"] for part in parts)
@@ -309,7 +312,7 @@ def _mean(parts: list[Entry]) -> Entry:
 
 
 def _record(entry: Entry, prefix: str) -> dict[str, float | str]:
-    """Return scores for `metrics.jsonl`, by keys that begin with `prefix`."""
+    """Return scores for `metrics.jsonl`, whose keys begin with `prefix`."""
     values = {f"{prefix}{key}": value for key, value in entry.items() if key != "parts"}
     return {**values, f"{prefix}ppl": math.exp(min(entry["nll"], 700))}
 

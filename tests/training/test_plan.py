@@ -22,7 +22,7 @@ from mtrain.runtime.errors import UserError
 from mtrain.training import plan
 from mtrain.training.gradients import Blocks
 from mtrain.training.learner import Learner
-from mtrain.training.plan import describe_run, forecast, lack_of_disk, lack_of_text, uncut_sets
+from mtrain.training.plan import describe_run, disk_warning, forecast, lack_of_text, uncut_sets
 
 LENGTHS = np.random.default_rng(1).integers(2, 20, (500, 2))
 
@@ -113,8 +113,8 @@ def test_why_nothing_was_timed_is_reported(
 
 def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
     directory = tmp_path / "not" / "yet"
-    assert lack_of_disk(1, directory) is None
-    text = lack_of_disk(1 << 62, directory)
+    assert disk_warning(1, directory) is None
+    text = disk_warning(1 << 62, directory)
     assert text is not None
     assert text.startswith(f"{tmp_path}: ")
 
@@ -182,7 +182,7 @@ def test_little_text_is_warned_of() -> None:
     assert list(lack_of_text(5000, {"data.valid": 200, "data.test.a": 0})) == []
     train, test = lack_of_text(4999, {"data.valid": 200, "data.test.a": 199})
     assert train.startswith("data.train: too few pairs to learn to translate: 4,999;")
-    assert test == "data.test.a: scores of so few lines (199) differ by chance; use 200 or more"
+    assert test == "data.test.a: scores on only 199 lines vary by chance; use 200 lines or more"
 
 
 def test_check_and_a_dry_run_say_the_same(tiny_config: TinyConfig) -> None:

@@ -369,7 +369,7 @@ def test_looking_makes_no_text(command: list[str], tmp_path: Path, trained_run: 
     path = write(tmp_path, {"src": text(tmp_path), "model": str(trained_run)})
     done = run_mtrain(*command, "-c", path)
     assert done.returncode == EXIT_OK, done.stderr
-    assert "data.train.1: left out, as its synthetic text is not there yet" in done.stderr
+    assert "data.train.1: left out, as its synthetic text does not exist yet" in done.stderr
     assert "30 lines" in done.stderr
     assert ("in about 00:01" in done.stderr) == ("--no-timing" not in command)
     assert not (tmp_path / "run").exists()
@@ -377,7 +377,7 @@ def test_looking_makes_no_text(command: list[str], tmp_path: Path, trained_run: 
     done = run_mtrain(*command, "-c", path)
     assert "left out" not in done.stderr
     done = run_mtrain(*command, "-c", path, "--set", f"run_dir={tmp_path / 'other'}")
-    assert "is not there yet: all of" in done.stderr
+    assert "does not exist yet: all of" in done.stderr
 
 
 def test_a_model_of_the_other_direction_is_refused(
