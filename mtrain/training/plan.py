@@ -145,10 +145,8 @@ def describe_run(
     buffers = 1 + (blocks.largest - 1).bit_length()  # each of the size of the gradients
     if machine.device == "cpu":
         buffers = most_sums(blocks.largest, train.max_tokens, machine.workers)
-    if ranks.size > 1:
-        buffers += 1  # for the sums that another rank sends
-    if train.ema_decay is not None:
-        buffers += 1  # for the moving average
+    # for the sums that another rank sends; for the moving average
+    buffers += int(ranks.size > 1) + int(train.ema_decay is not None)
     state = (STATE_BYTES + 4 * buffers) * parameters
     step_batches, peak_step = blocks.micro_batches, max(1, min(train.warmup_steps, train.max_steps))
     per_epoch, per_step = max(1, int(micro_batches // step_batches)), int(tokens * step_batches)

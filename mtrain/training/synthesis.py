@@ -263,7 +263,8 @@ class Synthesizer:
             while given := list(islice(shards, self.ranks.size)):  # a shard for each rank
                 translated = self.ranks.gather(partial(self._own_shard, given), SHARD_FORM)
                 # the last ranks may have no shard
-                for rank, ((number, pairs), shard) in enumerate(zip(given, translated)):  # noqa: B905
+                of_ranks = enumerate(zip(given, translated, strict=False))
+                for rank, ((number, pairs), shard) in of_ranks:
                     if self.ranks.is_first and rank > 0:  # rank 0's cache may lack it
                         self._shard(number, pairs, shard)
                     scores.extend(nan if line.fault else line.score for line in shard)
