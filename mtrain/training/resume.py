@@ -42,7 +42,7 @@ LOOP: TypeAdapter[Loop | None] = TypeAdapter(Loop | None)
 
 @dataclass(frozen=True)
 class Session:
-    """What the parts of a training share: one start of a run, on one rank."""
+    """One start of a run on one rank, shared by trainer, checkpoints and validation."""
 
     config: Config
     prepared: Prepared
@@ -50,11 +50,11 @@ class Session:
     stop: Stop
     ranks: Ranks = field(default_factory=Ranks)
     metric: ExternalMetric | None = None  # of `train.metric: command`
-    step_batches: int | None = None  # of the run; None: those of the config
+    step_batches: int | None = None  # micro-batches per step; None: those of the config
 
     @property
     def blocks(self) -> Blocks:
-        """The micro-batches of each rank."""
+        """The micro-batches that each rank computes in a step."""
         size = self.ranks.size
         return Blocks(self.step_batches or self.config.train.micro_batches(size), size)
 
@@ -82,19 +82,19 @@ class Checkpoints:
         self.vocabulary = session.prepared.tokenizer.proto
         self.learner, self.optimizer, self.average = learner, learner.optimizer, learner.average
         self.init_hash: str | None = None  # of the model of `train.init_from`, at step 0
-        self._damaged: list[Path] = []  # newer than the one that the run resumed from
+        self._damaged: list[Path] = []  # newer than the checkpoint that was resumed
 
     def save(self, progress: Progress, best: set[str]) -> None:
-        """Save a checkpoint of this step on rank 0, and remove others as `prune` does."""
+        """Save a checkpoint of this step on rank 0, then `prune`."""
         self.run.check_held()
         path = self.run.checkpoints / layout.step_name(progress.step)
         moments = self.optimizer.moments()
         if self.average is not None:
             moments |= {name + LATEST: weight for name, weight in self.optimizer.weights.items()}
-        others = {"sums": progress.sums.tolist(), "machine": asdict(self.learner.machine)}
-        loop = Loop(**{**vars(progress), **others})
+        machine = asdict(self.learner.machine)
+        loop = Loop(**vars(progress) | {"sums": progress.sums.tolist(), "machine": machine})
         checkpoint.save(path, self.snapshot(), TrainerState(moments, loop))
-        for damaged in self._damaged:  # only now: their models may be good
+        for damaged in self._damaged:  # not earlier: their models may be intact
             if damaged != path:
                 manifest.remove_directory(damaged)
         self._damaged = []
@@ -102,19 +102,19 @@ class Checkpoints:
         self.run.set_status("running", progress.step)
 
     def snapshot(self, weights: dict[str, Tensor] | None = None) -> Snapshot:
-        """Return the model as a checkpoint stores it, with other weights if they are given."""
+        """Return the model as a checkpoint stores it, with these weights or the current ones."""
         return Snapshot(weights or self.learner.weights, dump_config(self.config), self.vocabulary)
 
     def prune(self, best: set[str]) -> None:
-        """Remove the checkpoints that are no longer needed, on rank 0; the `best` stay."""
+        """Remove checkpoints that are no longer needed, on rank 0; keep the `best`."""
         if self.ranks.is_first:
             self.run.check_held()
             checkpoint.prune(self.run.checkpoints, self.config.train, best)
 
     def restore(self, pools: int) -> Progress:
-        """Restore all ranks from the newest intact checkpoint and return its progress. Without
-        one, training starts at step 0, from `train.init_from` if it is set. An epoch has `pools`
-        pools.
+        """Restore all ranks from the newest intact checkpoint and return its progress. A run
+        without checkpoints starts at step 0, from `train.init_from` if it is set. An epoch has
+        `pools` pools.
         """
         loop = self.ranks.share(partial(self._load, pools), LOOP)
         tensors = list(self.optimizer.weights.values())
@@ -133,18 +133,18 @@ class Checkpoints:
         """Load the newest intact checkpoint, if there is one."""
         self.run.check_held()
         manifest.clean(self.run.checkpoints)
-        found = self.find_newest()
-        if found is None:
+        newest = self.find_newest()
+        if newest is None:
             self._load_initial()
             return None
-        path, snapshot, trainer = found
+        path, snapshot, trainer = newest
         inner, weights, moments = path / layout.TRAINER, snapshot.weights, dict(trainer.moments)
         if snapshot.tokenizer != self.vocabulary:
-            raise UserError(f"{path}: was made with another vocabulary than this run's")
+            raise UserError(f"{path}: has another vocabulary than this run; restore the run's own")
         if trainer.loop.pool >= pools:
-            raise UserError(f"{inner}: damaged: its position is no part of an epoch of this text")
+            raise UserError(f"{inner}: damaged: its position is beyond an epoch of this text")
         if len(trainer.loop.sums) != len(self.optimizer.losses):
-            raise UserError(f"{inner}: damaged: its sums are of another loss")
+            raise UserError(f"{inner}: damaged: its sums belong to another loss")
         check_weights(self.optimizer.weights, weights, path)
         if self.average is not None:
             copy_values(self.average.values, weights)
@@ -157,7 +157,7 @@ class Checkpoints:
         return trainer.loop
 
     def _load_initial(self) -> None:
-        """Load the weights of `train.init_from`, if it is set; raises `UserError` where they do not
+        """Load the weights of `train.init_from`, if it is set; raises `UserError` if they do not
         fit the model.
         """
         if self.config.train.init_from is None:
@@ -181,20 +181,20 @@ class Checkpoints:
         logger.info("starting from the weights of %s", directory)
 
     def _with_own_vocabulary(self, snapshot: Snapshot, directory: Path) -> dict[str, Tensor]:
-        """Return the weights of a model of another vocabulary for this run's: a piece that both
-        have keeps its row, another begins with the mean of the pieces that the old one cuts it to.
+        """Return the weights with rows for this run's vocabulary: a piece of both vocabularies
+        keeps its row; a new piece starts as the mean of the old pieces that spell it.
         """
         old, new = Tokenizer(snapshot.tokenizer), Tokenizer(self.vocabulary)
         with torch.device("meta"):
             shape = replace(self.learner.model.shape, vocab_size=old.vocab_size)
             check_weights(dict(Transformer(shape).named_parameters()), snapshot.weights, directory)
-        spelled = old.spell(new)
-        ids = torch.tensor(list(chain.from_iterable(spelled)))
-        starts = torch.tensor(list(accumulate(map(len, spelled[:-1]), initial=0)))
-        both = len({*old.all_pieces} & {*new.all_pieces})
+        spellings = old.spell(new)  # the ids of the old pieces, for each new piece
+        ids = torch.tensor(list(chain.from_iterable(spellings)))
+        starts = torch.tensor(list(accumulate(map(len, spellings[:-1]), initial=0)))
+        shared = len({*old.all_pieces} & {*new.all_pieces})
         logger.info(
             "train.init_vocabulary: %s of %s pieces are in both vocabularies, %s begin as means",
-            *(f"{count:,}" for count in (both, new.vocab_size, new.vocab_size - both)),
+            *(f"{count:,}" for count in (shared, new.vocab_size, new.vocab_size - shared)),
         )
         return {
             # (V_old, D) -> (V, D)
@@ -203,8 +203,8 @@ class Checkpoints:
         }
 
     def find_newest(self) -> tuple[Path, Snapshot, TrainerState] | None:
-        """Load the newest checkpoint that this machine can resume from, with a warning for each
-        damaged one.
+        """Load the newest intact checkpoint, if there is one, and warn of damaged newer ones.
+        Refuse a checkpoint that this machine cannot continue.
         """
         damaged: list[Path] = []
         for path in reversed(layout.named_steps(self.run.checkpoints)):
@@ -228,25 +228,22 @@ class Checkpoints:
 
 
 def check_machine(machine: Machine, before: dict[str, Any], config: Config) -> None:
-    """Refuse to resume where an `auto` setting resolves to another value than `before`. `precision`
-    and `compile` may be changed by naming them; the number of threads, if an operation uses as many
-    as before.
+    """Refuse to resume if a setting resolves to another value than `before`. `precision` and
+    `compile` may be changed by setting them in the config; the number of threads may change if that
+    of a single operation does not, or on a GPU.
     """
-    before = {"packing": False, **before}
-    text = "%s: from here on %s, not %s: bit for bit the same weights are no longer promised"
-    on_cpu = machine.device == "cpu"
-    # earlier versions stored the number of ranks, and added up gradients in another order, except
-    # for those of threads on a CPU in the latest ones
-    if "openmp" not in before or before.get("ranks", 0) > (1 if on_cpu else 0):
-        logger.warning(text, "gradients", "added up in a tree", "in order")
-    threads_matter = on_cpu and before.get("openmp") not in (None, machine.openmp)
+    same_openmp = before.get("openmp", machine.openmp) == machine.openmp
     for key in MACHINE_KEYS:
-        was, now = before.get(key), getattr(machine, key)
-        if was in (None, now) or (key == "threads" and not threads_matter):
+        now = getattr(machine, key)
+        was = before.get(key, now)
+        if was == now or (key == "threads" and (same_openmp or machine.device != "cpu")):
             continue
         if key not in ("precision", "compile") or getattr(config.train, key) == "auto":
             raise RefusedError(
                 f"train.{key}: this run was trained with {was}, and here it resolves to {now}; "
                 f"to go on, set train.{key}: {str(was).lower()}"
             )
-        logger.warning(text, f"train.{key}", now, was)
+        text = (
+            "train.%s: from here on %s, not %s: bit for bit the same weights are no longer promised"
+        )
+        logger.warning(text, key, now, was)
