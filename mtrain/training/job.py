@@ -1,5 +1,5 @@
-"""A training job: its processes connect, hold the run directory, prepare the text and train; its
-status says how it ended.
+"""A training job: its processes connect, lock the run directory, prepare the text and train; the
+run's status records how it ended.
 """
 
 import json
@@ -76,8 +76,8 @@ def dry_run(
     config_file: Path | None = None,
     metric: ExternalMetric | None = None,
 ) -> dict[str, Any] | None:
-    """Load everything and log what training would do; nothing is written but the cache of tokenized
-    text. Return the same as figures, on rank 0.
+    """Load everything and log what training would do; only the cache of tokenized text is written.
+    Return the forecast as figures on rank 0.
     """
     with joined() as ranks:
         job = Job(config, stop, ranks, config_file, metric)
@@ -86,8 +86,8 @@ def dry_run(
 
 
 def build_data(config: Config, stop: Stop, config_file: Path | None = None) -> None:
-    """Prepare the text of a config: synthetic text is kept in the run directory, all else in the
-    cache.
+    """Prepare the text of a config: synthetic text is stored in the run directory, other text in
+    the cache.
     """
     run = RunDirectory(Path(config.run_dir))
     with joined() as ranks, ExitStack() as stack:
@@ -102,10 +102,10 @@ def build_data(config: Config, stop: Stop, config_file: Path | None = None) -> N
 
 
 class Job:
-    """The part of one rank in a job.
+    """A job as one rank runs it.
 
-    A start that is refused, or ends before settings and text are checked, leaves the status of an
-    earlier one as it was.
+    A start that is refused, or ends before settings and text are checked, does not change the
+    status of an earlier start.
     """
 
     def __init__(
@@ -117,29 +117,30 @@ class Job:
         metric: ExternalMetric | None = None,
     ) -> None:
         self.metric, self.command = metric, metric.command if metric else None
-        self.before: Status | None = None  # the status that this start found
+        self.previous: Status | None = None  # the status before this start
         self.config, self.stop, self.ranks, self.config_file = config, stop, ranks, config_file
         self.run = RunDirectory(Path(config.run_dir), ranks.first(partial(board_of, config)))
         self.step, self.has_status = 0, False
 
     def _check_restart(self) -> None:
-        """Refuse a restart by torchrun of a job that is over, by `StoppedError`. The time limit
-        counts from the job's first start.
+        """Raise `StoppedError` if torchrun restarts a job that is over. Count the time limit from
+        the job's first start.
         """
         restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
         if not restarts.isdecimal():
             return
         # a directory that torchrun makes for each job, and keeps over restarts
-        place = os.environ.get("TORCHELASTIC_ERROR_FILE", "").rpartition("/attempt_")[0]
-        job = f"{os.environ.get('TORCHELASTIC_RUN_ID')} {socket.gethostname()} {place}"
+        directory = os.environ.get("TORCHELASTIC_ERROR_FILE", "").rpartition("/attempt_")[0]
+        job = f"{os.environ.get('TORCHELASTIC_RUN_ID')} {socket.gethostname()} {directory}"
         self.run.launch = Launch(job=job, restarts=int(restarts), began=time.time())
         with suppress(UserError):
-            self.before = self.run.read(layout.STATUS, STATUS)
-        for end in (self.before.last_start, self.before) if self.before else ():
+            self.previous = self.run.read(layout.STATUS, STATUS)
+        ends = (self.previous.last_start, self.previous) if self.previous else ()
+        for end in ends:
             if end and end.launch and end.launch.job == job:
                 self.run.launch.began = end.launch.began
                 code = end.exit_code or EXIT_FAILED
-                # without a failed start, SIGTERM is from torchrun, since machines have joined
+                # SIGTERM without a failed start comes from torchrun, as machines joined the job
                 is_restart = end.launch.restarts < int(restarts) or code != EXIT_TERMINATED
                 if end.launch.is_over and is_restart:
                     text = f"not restarted: this job has ended with exit code {code}"
@@ -149,17 +150,17 @@ class Job:
     def _find_step_batches(self) -> int:
         try:
             return self.run.step_batches(self.config, self.ranks.size)
-        except UserError:  # is raised again once place and links are checked
+        except UserError:  # raised again after the run directory is checked
             return self.config.train.micro_batches(self.ranks.size)
 
     def train(self) -> None:
-        """Train to the end; the status says how it ended."""
+        """Train to the end and record in the status how it ended."""
         with ExitStack() as stack:
             try:
                 self.check_start()
                 self.ranks.first(partial(self._hold, stack))
             except RefusedError as error:
-                self._keep_refusal(error)
+                self._record_refusal(error)
                 raise
             trainer: Trainer | None = None
             try:
@@ -178,37 +179,37 @@ class Job:
     def dry_run(self) -> dict[str, Any]:
         """Log what training would do, on rank 0, and return it as figures."""
         self.run.check_place(self.config_file)
-        self.before = self.run.read(layout.STATUS, STATUS)
+        self.previous = self.run.read(layout.STATUS, STATUS)
         self.config, warnings = without_missing_start(self.config)
         for text in warnings:
             logger.warning("%s", text)
         self._check_settings()
         with telling_lack_of_memory(lambda: LACK_OF_MEMORY):
-            known = without_missing(self.config, self.stop, timed=True)
-            preparation = Preparation(known, self.stop)
+            available = without_missing(self.config, self.stop, timed=True)
+            preparation = Preparation(available, self.stop)
             self.run.check_data(preparation.fingerprints)
             if not (self.run.path / layout.RUN).exists():
                 refuse_worthless_text(preparation)
             prepared = preparation.prepared
             self.run.check_data(prepared.fingerprints)
-            found = self._trainer(prepared).preview()
+            figures = self._trainer(prepared).preview()
         logger.info("dry run: nothing was trained")
-        return found
+        return figures
 
     def check_start(self) -> None:
-        """Refuse ranks that do not fit together, and a metric without its command; raises
-        `StoppedError` if torchrun starts a job again that is over.
+        """Refuse ranks with different settings or machines, and a metric without its command;
+        raises `StoppedError` if torchrun restarts a job that is over.
         """
         self.ranks.first(self._check_restart)
         self.ranks.check_same(dump_config(self.config), "settings")
         self.step_batches = self.ranks.share(self._find_step_batches, NUMBER)
-        _check_alike(self.config, self.ranks, Blocks(self.step_batches, self.ranks.size))
+        _check_machines(self.config, self.ranks, Blocks(self.step_batches, self.ranks.size))
         self.ranks.check_same(json.dumps(self.command), OPTION)
         if refused := _metric_mismatch(self.config, self.command, self.config_file):
             raise self.ranks.as_one(RefusedError(refused))
 
-    def _keep_refusal(self, error: RefusedError) -> None:
-        """Keep a refusal from before the directory was locked, where a run is that nobody holds."""
+    def _record_refusal(self, error: RefusedError) -> None:
+        """Record a refusal made before locking, if the directory has a run that no process uses."""
         if not self.ranks.is_first or not (self.run.path / layout.RUN).exists():
             return
         if self.run.launch:
@@ -225,13 +226,13 @@ class Job:
         add_log_file(self.run.path / layout.LOG)
 
     def _check(self) -> None:
-        """Read the status, or begin one, and refuse what the run's own files show to be wrong."""
+        """Read the status, or begin one, and refuse a config that does not fit the run's files."""
         if (self.run.path / layout.STATUS).exists():
-            with suppress(UserError):  # `_begin` replaces a damaged one
-                self.before = self.run.read(layout.STATUS, STATUS)
-            if self.before and self.run.launch:  # from here on torchrun restarts a killed process
-                own = {"launch": self.run.launch}
-                self.run.write(layout.STATUS, {**self.before.model_dump(), **own})
+            with suppress(UserError):  # `_begin` replaces a damaged status
+                self.previous = self.run.read(layout.STATUS, STATUS)
+            if self.previous and self.run.launch:  # lets torchrun restart a process killed later
+                status = {**self.previous.model_dump(), "launch": self.run.launch}
+                self.run.write(layout.STATUS, status)
         else:
             self._begin()
         self._check_settings()
@@ -240,14 +241,14 @@ class Job:
         self.step = layout.last_step(layout.steps(self.run.checkpoints))
         self.run.check_settings(self.config, self.ranks.size)
         history = self.run.read(layout.BEST, BEST)
-        if history and history.steps:  # before, a program that failed may be corrected
+        if history and history.steps:  # a command that never scored anything may be corrected
             self.run.check_data({"metric_command": self.command})
-        self.run.check_not_lost(self.before, self.config.train.save_every)
+        self.run.check_not_lost(self.previous, self.config.train.save_every)
         if not self.step and self.config.train.init_from is not None:
             _check_shape(self.config, start_of(self.config.train.init_from))
 
     def _begin(self) -> None:
-        """Write the status of this start from here on."""
+        """Replace the previous status by that of this start."""
         self.has_status = True
         self.run.set_status("preparing", self.step)
 
@@ -259,68 +260,70 @@ class Job:
             refuse_worthless_text(preparation)
 
     def _prepare(self) -> Prepared:
-        """Prepare the text on rank 0, then on the others, whose machines may have a cache of their
-        own; all must read the same text. Missing synthetic text is made first.
+        """Make missing synthetic text; then prepare all text on rank 0, and on the other ranks,
+        which may be on machines without rank 0's cache. Refuse ranks that read different text.
         """
         ranks = self.ranks
         synthetic = [number for number, entry in enumerate(self.config.data.train) if entry.model]
-        has_begun = (self.run.path / layout.RUN).exists()  # else it may yet be replaced
-        before = resolve(self.config, skip=[] if has_begun else synthetic)
-        preparation = Preparation(before, self.stop)
+        has_begun = (self.run.path / layout.RUN).exists()  # before, synthetic text may be replaced
+        without_synthetic = resolve(self.config, skip=[] if has_begun else synthetic)
+        preparation = Preparation(without_synthetic, self.stop)
         ranks.first(partial(self._begin_run, preparation))
         if records := synthesize(self.config, self.run, self.stop, ranks):
             preparation = Preparation(resolve(self.config), self.stop)
 
-        def lead() -> bytes:
+        def prepare_vocabulary() -> bytes:
             self.run.check_data(preparation.fingerprints)
             self._begin()
             self.run.check_data(preparation.prepared.fingerprints)
             return preparation.tokenizer.proto
 
-        vocabulary = ranks.share(lead, BYTES)
+        vocabulary = ranks.share(prepare_vocabulary, BYTES)
         if not ranks.is_first:
             preparation.tokenizer = Tokenizer(vocabulary)
         prepared = ranks.together(lambda: preparation.prepared)
         ranks.check_same(json.dumps(prepared.fingerprints), "text")
-        others = {"synthetic": records} | ({"metric_command": self.command} if self.command else {})
-        return replace(prepared, fingerprints={**prepared.fingerprints, **others})
+        fingerprints = prepared.fingerprints | {"synthetic": records}
+        if self.command:
+            fingerprints["metric_command"] = self.command
+        return replace(prepared, fingerprints=fingerprints)
 
     def _trainer(self, prepared: Prepared) -> Trainer:
-        others = self.stop, self.ranks, self.metric, self.step_batches
-        return Trainer(Session(self.config, prepared, self.run, *others))
+        job = self.stop, self.ranks, self.metric, self.step_batches
+        return Trainer(Session(self.config, prepared, self.run, *job))
 
     def _conclude(self, trainer: Trainer, state: str) -> None:
-        """Log how the run ends, on rank 0, as far as its files can be read."""
+        """Log the end of the run on rank 0, unless its files cannot be read."""
         if self.ranks.is_first:
             with suppress(UserError, OSError):
                 trainer.validation.conclude(state, trainer.progress.step)
 
     def _end(self, error: UserError | OSError, step: int) -> UserError:
-        """Record an early end after a step in the status; return it as an error for the user."""
+        """Record in the status that an error ended the run; return it as an error for the user."""
         failure = error if isinstance(error, UserError) else self.run.failure(error)
         if self.ranks.is_first:
-            # on a full disk, or without the directory, only the message can be left
+            # on a full disk, or if the directory is gone, there is only the message
             with suppress(OSError, ReplacedError):
                 self._record_end(failure, max(step, self.step))
         return failure
 
     def _record_end(self, failure: UserError, step: int) -> None:
         if self.run.launch:
-            # torchrun sends SIGTERM to those that are left after a death
+            # torchrun sends SIGTERM to the other processes when one dies
             was_killed = isinstance(failure, StoppedError) and failure.exit_code == EXIT_TERMINATED
             was_killed |= isinstance(failure, DisconnectedError)
             self.run.launch.is_over = failure.is_shared or self.ranks.size == 1 or not was_killed
         state: State = "stopped" if isinstance(failure, StoppedError) else "failed"
         if isinstance(failure, RefusedError):
             state = "refused"
-        if self.before is not None and (state == "refused" or not self.has_status):
-            self.run.keep_start(self.before, state, failure)
+        if self.previous is not None and (state == "refused" or not self.has_status):
+            self.run.keep_start(self.previous, state, failure)
         elif self.has_status:
             self.run.set_status(state, step, str(failure), failure.exit_code)
 
 
 def _metric_mismatch(config: Config, command: str | None, config_file: Path | None) -> str | None:
-    """Return why the metric does not go with `--metric-command`."""
+    """Return why the metric contradicts `--metric-command`, or None."""
     metric = config.train.metric
     if metric == "command" and command is None:
         usage = f"mtrain train -c {config_file or 'FILE'} {OPTION} 'PROGRAM ARGUMENTS'"
@@ -348,16 +351,18 @@ def _check_shape(config: Config, directory: Path) -> None:
         raise RefusedError(f"{text}: {', '.join(different)}")
 
 
-def _check_alike(config: Config, ranks: Ranks, blocks: Blocks) -> None:
-    """Refuse devices that do not exist, and ranks that would compute differently."""
-    own = partial(Machine.of, config, ranks, blocks)
-    machines = [asdict(each) for each in ranks.gather(own, MACHINE)]
+def _check_machines(config: Config, ranks: Ranks, blocks: Blocks) -> None:
+    """Refuse devices that do not exist, and ranks whose settings resolve differently."""
+    machine_of = partial(Machine.of, config, ranks, blocks)
+    machines = [asdict(machine) for machine in ranks.gather(machine_of, MACHINE)]
     for rank, machine in enumerate(machines):
         for key, value in machine.items():
-            first, named = machines[0][key], "threads" if key == "openmp" else key
-            if value != first and key != "threads":
-                text = (
-                    f"train.{named}: resolves to {machines[0][named]} on rank 0 and to "
-                    f"{machine[named]} on rank {rank}; set it to a value that all of them support"
-                )
-                raise ranks.as_one(RefusedError(text))
+            # the number of threads matters only by the threads of one operation
+            if key == "threads" or value == machines[0][key]:
+                continue
+            setting = "threads" if key == "openmp" else key
+            text = (
+                f"train.{setting}: resolves to {machines[0][setting]} on rank 0 and to "
+                f"{machine[setting]} on rank {rank}; set it to a value that all ranks support"
+            )
+            raise ranks.as_one(RefusedError(text))
