@@ -46,11 +46,10 @@ class History(BaseModel, populate_by_name=True):
     """Validations in the order of steps, and the scores at the end of a run.
 
     `metric` is the wanted one, `train.metric`. The best validation is chosen by it or, while no
-    validation has reached a BLEU of `MIN_BLEU`, by NLL instead of BLEU: see `best_by`.
+    validation has reached a BLEU of `MIN_BLEU`, by NLL instead of BLEU: see `measure`.
     """
 
     metric: Metric
-    measure: Metric  # as stored: the `best_by` of that time
     stored_best: StoredBest | None = Field(alias="best")  # None before the first validation
     entries: list[Entry] = Field(alias="history")
     average: Entry | None  # scores of the averaged model
@@ -59,15 +58,14 @@ class History(BaseModel, populate_by_name=True):
     @classmethod
     def begin(cls, metric: Metric) -> "History":
         """Return a history without validations."""
-        return cls(
-            metric=metric, measure=metric, stored_best=None, entries=[], average=None, tests={}
-        )
+        return cls(metric=metric, stored_best=None, entries=[], average=None, tests={})
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of `best.json`."""
-        best, metric = self.best, self.best_by
-        shown = best and {key: best.get(key) for key in ("checkpoint", "step", metric)}
-        return self.model_dump(by_alias=True) | {"measure": metric, "best": shown}
+        best, measure = self.best, self.measure
+        shown = best and {key: best.get(key) for key in ("checkpoint", "step", measure)}
+        head = {"metric": self.metric, "measure": measure}
+        return head | self.model_dump(by_alias=True) | {"best": shown}
 
     def cut(self, step: int, train: TrainConfig) -> None:
         """Drop what an uninterrupted run would not have at a step: entries after it or at steps
@@ -95,8 +93,8 @@ class History(BaseModel, populate_by_name=True):
         return self._best_intact(self._validated)
 
     @property
-    def best_by(self) -> Metric:
-        """The metric that chooses the best validation at present."""
+    def measure(self) -> Metric:
+        """The metric that chooses the best validation."""
         return self._metric_for(self._validated)
 
     @property

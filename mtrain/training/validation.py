@@ -104,7 +104,7 @@ class Validation:
         self.write_history()
         best = self.history.best
         mark = "  best so far" if best is not None and best["step"] == step else ""
-        if mark and self.history.metric != self.history.best_by:
+        if mark and self.history.metric != self.history.measure:
             mark += " by nll, since no BLEU is above 1 yet"
         logger.info("step %s  %s%s", f"{step:,}", summary(entry), mark)
         if self.ranks.is_first:
@@ -197,7 +197,7 @@ class Validation:
         best = history.best
         if best:
             scores = summary(best)
-            logger.info("best by %s: %s  %s", history.best_by, best["checkpoint"], scores)
+            logger.info("best by %s: %s  %s", history.measure, best["checkpoint"], scores)
         if state != "complete":
             return
         for name in filter(history.tests.get, self.prepared.tests):
