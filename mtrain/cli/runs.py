@@ -10,7 +10,7 @@ from mtrain.cli import opening, options
 from mtrain.cli.options import choice, file, flag, value
 from mtrain.cli.streams import as_text, check_page, print_json, print_text
 from mtrain.runtime import log
-from mtrain.runtime.console import restore_interrupt, stopped_by_signals
+from mtrain.runtime.console import stopped_by_signals
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.outputs import size_of, write_output
 
@@ -49,7 +49,6 @@ def report(
 
     output = check_page(output, "report.html")
     page = reporting.make_page(run, [as_text(each) for each in text or []], check=check)
-    restore_interrupt()
     write_output(output, page.encode("utf-8", "replace"))
 
 
@@ -104,7 +103,6 @@ def average(
     from mtrain.runs import checkpoint
     from mtrain.runs.layout import refuse_run_files
 
-    restore_interrupt()
     refuse_run_files(output)
     train = load_stored_config(run / "config.yaml").train
     with stopped_by_signals():
@@ -146,7 +144,6 @@ def export(
 
     refuse_run_files(output)
     model_ = loading.load(model, device="cpu", precision="fp32")
-    restore_interrupt()
     with stopped_by_signals():
         shown = list[str]()
         show = shown.append if json_ else print_text
