@@ -29,7 +29,7 @@ from mtrain.corpus.lines import CARRIAGE_RETURNS, NOT_UTF8, Reading
 from mtrain.corpus.readers import Scan, UnequalError, read_rows, reading_of
 from mtrain.corpus.tables import TextRow
 from mtrain.data.duplicates import Duplicates
-from mtrain.data.guards import SAMPLE, is_informative, thinned
+from mtrain.data.guards import SAMPLE, is_informative, thin_rows
 from mtrain.data.prepare import scan_corpus
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.runtime.errors import UserError
@@ -85,7 +85,7 @@ class Checker:
             tempfile.TemporaryDirectory(prefix="mtrain-") as folder,
             progress_bar(train_pairs + all_pairs, "pair", "checking") as bar,
         ):
-            rows = thinned(self._informative_rows(max(1, train_pairs // SAMPLE), bar))
+            rows = thin_rows(self._informative_rows(max(1, train_pairs // SAMPLE), bar))
             self.sample = [
                 chunk
                 for findings, group in groupby(rows, itemgetter(0))

@@ -15,12 +15,12 @@ from mtrain.check.corpora import Checker
 from mtrain.check.findings import ERROR, NOTE, WARNING, Findings
 from mtrain.check.words import PIECES_PER_WORD, Words
 from mtrain.config.schema import Config
-from mtrain.data.prepare import Preparation, weights_of, without_missing_start
+from mtrain.data.prepare import Preparation, weights_of, without_missing_init_from
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.stop import Stop
-from mtrain.scoring.metrics import lack_of_tokenizers
-from mtrain.training.plan import Forecast, forecast, lack_of_text, uncut_sets
+from mtrain.scoring.metrics import missing_tokenizers
+from mtrain.training.plan import Forecast, forecast, text_warnings, tokenizer_warnings
 
 MAX_ENCODED = 20_000  # pairs of the sample that are tokenized, about
 MAX_BYTE_FRACTION = 0.02  # fraction of tokens that are bytes or unknown
@@ -88,7 +88,7 @@ def diagnose(
     """Check all text of a config and return the findings. Raises `UserError` if the vocabulary that
     the config names cannot be read.
     """
-    config, warnings = without_missing_start(config)
+    config, warnings = without_missing_init_from(config)
     checker = Checker(config, stop, examples)
     checker.scan()
     preparation = Preparation(config, stop)
@@ -101,9 +101,9 @@ def diagnose(
     sets = {
         findings.name: findings.pairs for findings in checker.all_findings if not findings.is_train
     }
-    diagnosis.warnings += lack_of_text(sum(sizes), sets)
-    diagnosis.warnings += uncut_sets(config.data, {})
-    diagnosis.warnings += lack_of_tokenizers(config.data.tokenizers)
+    diagnosis.warnings += text_warnings(sum(sizes), sets)
+    diagnosis.warnings += tokenizer_warnings(config.data, {})
+    diagnosis.warnings += missing_tokenizers(config.data.tokenizers)
     if with_forecast:
         pairs = sum(n * w for n, w in zip(sizes, weights_of(config, sizes), strict=True))
         size = tokenizer.vocab_size if tokenizer else config.tokenizer.vocab_size

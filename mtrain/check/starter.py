@@ -35,7 +35,7 @@ from mtrain.runtime.errors import RefusedError, UserError, is_utf8, printable
 from mtrain.runtime.log import logger, progress_bar, warn_of_counts
 from mtrain.runtime.outputs import opened
 from mtrain.runtime.stop import Stop
-from mtrain.scoring.metrics import lack_of_tokenizers
+from mtrain.scoring.metrics import missing_tokenizers
 
 SAMPLE = 20_000  # pairs by which words and characters are counted
 RARE = 0.0005  # fraction of characters that the vocabulary need not cover
@@ -147,7 +147,7 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, An
         sink.write(text.encode("utf-8"))
     warn_of_counts(reading.counts)
     logger.info("%s pairs to learn from", f"{size.pairs:,}")
-    for text in lack_of_tokenizers([tokenizer_for(request.tgt_lang)]):
+    for text in missing_tokenizers([tokenizer_for(request.tgt_lang)]):
         logger.warning("%s", text)
     logger.info("next: mtrain check %s", shlex.quote(str(request.output)))
     logger.info("      mtrain train %s", shlex.quote(str(request.output)))

@@ -55,9 +55,9 @@ class Words:
     def distinct(self) -> "Words":
         """Keep the first occurrence of each word in each line."""
         keys = (self.lines.astype(np.uint64) << np.uint64(40)) | (self.hashes >> np.uint64(24))
-        is_first = np.zeros(len(keys), bool)
-        is_first[np.unique(keys, return_index=True)[1]] = True
-        return self.select(is_first)
+        is_rank_0 = np.zeros(len(keys), bool)
+        is_rank_0[np.unique(keys, return_index=True)[1]] = True
+        return self.select(is_rank_0)
 
     def part(self, start: int, stop: int) -> "Words":
         """Return the lines from `start` to `stop` - 1."""

@@ -65,7 +65,7 @@ def evaluate(
                 tokenize = translator.loaded.config.data.bleu_tokenize
             check_tokenizer(tokenize or tokenizer_for(tgt_lang))
             hypotheses = _translate(translator, sources, output)
-        if not translator.ranks.is_first:
+        if not translator.ranks.is_rank_0:
             return
     scores = score_all(hypotheses, references, tgt_lang, tokenize, lowercase)
     notes = explain(hypotheses, references, sources, lowercase)
@@ -97,7 +97,7 @@ def _translate(translator: "Translator", sources: list[str], output: Path | None
     with log.progress_bar(len(sources), "line", "translating") as bar:
         hypotheses = translator.best(sources, bar.update, cut.add)
     cut.warn(translator.loaded.max_source_length)
-    if output is not None and translator.ranks.is_first:
+    if output is not None and translator.ranks.is_rank_0:
         write_output(output, "".join(line + "\n" for line in hypotheses).encode("utf-8"))
     return hypotheses
 

@@ -155,9 +155,9 @@ def check(
     settings, stop = opening.begin_job(config, set_)
     from mtrain.check.diagnosis import diagnose
     from mtrain.check.findings import ERROR
-    from mtrain.training.synthesis import without_missing
+    from mtrain.training.synthesis import without_missing_text
 
-    settings = without_missing(settings, stop, timed=timing and forecast)
+    settings = without_missing_text(settings, stop, timed=timing and forecast)
     found = diagnose(settings, stop, examples=examples, with_forecast=forecast, timed=timing)
     width = shutil.get_terminal_size((100, 0)).columns
     if json_:

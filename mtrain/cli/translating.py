@@ -62,7 +62,7 @@ def translate(
     from mtrain.translation import streams
 
     with opening.open_translator(model, device, precision, n_best=n_best, **decode) as translator:
-        if not translator.ranks.is_first:
+        if not translator.ranks.is_rank_0:
             input_, output, alignments = os.devnull, os.devnull, alignments and os.devnull
         is_at_once = line_buffered or (input_ == "-" and sys.stdin.isatty())
         names = filter(None, [output, alignments])
@@ -70,7 +70,7 @@ def translate(
             reading(input_) as source,
             opened(*names, as_it_goes=is_at_once, keeps_lines=True) as (sink, *links),
         ):
-            if is_interactive and translator.ranks.is_first:
+            if is_interactive and translator.ranks.is_rank_0:
                 source = _prompting(source, translator, model)
             streams.translate_stream(
                 translator,

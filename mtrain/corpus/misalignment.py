@@ -48,7 +48,7 @@ class Sides(Protocol):
         """Whether the sides of each of these pairs are the same."""
 
 
-def suspicions(corpus: Sides) -> Iterator[str]:
+def misalignment_warnings(corpus: Sides) -> Iterator[str]:
     """Yield messages of what looks wrong about a corpus; time and memory do not grow with it."""
     windows = list(windows_of(len(corpus)))
     low = _unrelated([corpus.lengths_of(start, stop) for start, stop in windows])

@@ -64,7 +64,7 @@ def scripts_of(language: str) -> set[str]:
     return {script for script, codes in SCRIPTS.items() if code in codes.split()}
 
 
-def share_of(languages: Iterable[str], lines: list[str]) -> float:
+def fraction_of(languages: Iterable[str], lines: list[str]) -> float:
     """Return the fraction of the letters of (a sample of) lines that are of the scripts of these
     languages.
     """

@@ -52,7 +52,7 @@ def find_mix_ups(
                 if is_nth and is_informative(row):
                     yield key, row
 
-    rows = thinned(sample())
+    rows = thin_rows(sample())
     for key, corpus in texts.items():
         srcs = [src for owner, (_, src, _) in rows if owner == key]
         tgts = [tgt for owner, (_, _, tgt) in rows if owner == key]
@@ -75,7 +75,7 @@ def is_informative(row: TextRow) -> bool:
     return not (is_blank(row[1]) or is_blank(row[2]) or is_identical(row[1:]))
 
 
-def thinned(rows: Iterable[tuple[Owner, TextRow]]) -> list[tuple[Owner, TextRow]]:
+def thin_rows(rows: Iterable[tuple[Owner, TextRow]]) -> list[tuple[Owner, TextRow]]:
     """Keep every row, or every second, fourth, ..., so that they have at most `SAMPLE_CHARACTERS`
     in all. Rows of more than a hundredth of that are left out.
     """

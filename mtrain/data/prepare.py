@@ -25,7 +25,7 @@ from mtrain.config.corpora import Corpus, GeneratedCorpus, SyntheticCorpus
 from mtrain.config.schema import Config, TokenizerConfig
 from mtrain.corpus import readers
 from mtrain.corpus.lines import DROPPED, NOT_UTF8, chunked, listed
-from mtrain.corpus.misalignment import suspicions
+from mtrain.corpus.misalignment import misalignment_warnings
 from mtrain.corpus.readers import Pair, Scan, ScoredText, Text, describe, reading_of
 from mtrain.data import duplicates, guards
 from mtrain.data.cache import cache_key, cached, cached_fact, read_cached
@@ -66,7 +66,7 @@ def prepare(config: Config, stop: Stop) -> Prepared:
     return Preparation(config, stop).prepared
 
 
-def without_missing_start(config: Config) -> tuple[Config, list[str]]:
+def without_missing_init_from(config: Config) -> tuple[Config, list[str]]:
     """Return the config without `train.init_from`, and a warning, if that model does not exist yet
     and the run has not started.
     """
@@ -78,7 +78,7 @@ def without_missing_start(config: Config) -> tuple[Config, list[str]]:
     return config.model_copy(update={"train": train}), [warning]
 
 
-def start_of(init_from: str) -> Path:
+def init_checkpoint(init_from: str) -> Path:
     """Return the checkpoint that `train.init_from` names; raises `UserError`."""
     try:
         return checkpoint.resolve(Path(init_from))
@@ -108,7 +108,7 @@ def weights_of(config: Config, sizes: list[int]) -> list[float]:
 def train_run_tokenizer(config: Config, stop: Stop, config_file: Path | None = None) -> Path:
     """Write the vocabulary of a config to its run directory for `mtrain train`; return its path."""
     run, config = RunDirectory(Path(config.run_dir)), resolve(config)
-    run.check_place(config_file)
+    run.refuse_foreign_directory(config_file)
     if len(config.data.texts) < len(config.data.train):
         raise RefusedError("data.train: synthetic text is missing; run mtrain data build")
     with run.hold():
@@ -180,7 +180,7 @@ class Preparation:
             raise UserError(f"{key}: {describe(corpus)} holds no pairs")
         for reason, count in reading.counts.items():
             logger.info("%s: %s: %s", key, reason, f"{count:,}")
-        for sign in suspicions(text):
+        for sign in misalignment_warnings(text):
             logger.warning("%s: %s", key, sign)
         return text
 
@@ -225,7 +225,7 @@ class Preparation:
             remedy = "restore the settings of this run" if has_run else "remove it"
             advice = None if init_from else f"{remedy}, or choose another run_dir"
         elif init_from is not None:
-            file = start_of(init_from) / layout.TOKENIZER
+            file = init_checkpoint(init_from) / layout.TOKENIZER
             keys = {"path"} if settings.path else MATCHED_KEYS & settings.model_fields_set
             names = ", ".join(f"tokenizer.{key}" for key in sorted(keys))
             advice = f"remove {names}, or set train.init_vocabulary: own" if keys else None
@@ -364,7 +364,7 @@ class Preparation:
             raise UserError(
                 "data.train: with these weights, an epoch has less than one pair; raise the weights"
             )
-        for sign in suspicions(store):
+        for sign in misalignment_warnings(store):
             logger.warning("data.train: %s", sign)
 
 

@@ -28,7 +28,7 @@ from mtrain.runs.history import BEST
 from mtrain.runs.layout import CONFIG, MODEL, TOKENIZER, step_of, steps
 from mtrain.runs.records import LOOP, Loop, read_record
 from mtrain.runtime import files
-from mtrain.runtime.device import telling_lack_of_memory
+from mtrain.runtime.device import out_of_memory_as
 from mtrain.runtime.errors import RefusedError, UserError, is_utf8
 from mtrain.runtime.json_reader import MAX_JSON_BYTES, read_json_file
 from mtrain.runtime.log import logger
@@ -100,7 +100,7 @@ def load(path: Path) -> Snapshot:
         raise UserError(f"{path}: its name is not UTF-8, which files of weights need; rename it")
     manifest.verify(path, MODEL, CONFIG, TOKENIZER)
     try:
-        with telling_lack_of_memory(lambda: f"{path}: out of memory; free some"):
+        with out_of_memory_as(lambda: f"{path}: out of memory; free some"):
             weights = load_file(path / MODEL)
         config = files.read_whole(path / CONFIG, MAX_JSON_BYTES).decode("utf-8")
         return Snapshot(weights, config, files.read_whole(path / TOKENIZER, MAX_JSON_BYTES))
@@ -118,7 +118,7 @@ def load_trainer(path: Path) -> TrainerState:
         loop = read_json_file(inner / layout.STATE, LOOP)
         if loop.step != step_of(path):
             raise ValueError(f"{layout.STATE} is of step {loop.step}")
-        with telling_lack_of_memory(lambda: f"{inner}: out of memory; free some"):
+        with out_of_memory_as(lambda: f"{inner}: out of memory; free some"):
             return TrainerState(load_file(inner / layout.OPTIMIZER), loop)
     except (SafetensorError, ValueError) as error:
         raise manifest.DamagedError(f"{inner}: cannot be read: {error}") from None
@@ -139,7 +139,7 @@ def last_scheduled(directory: Path, newest: int, save_every: int, count: int) ->
 
 def intact_suffix(paths: list[Path]) -> list[Path]:
     """Return the checkpoints after the last one that is damaged or missing."""
-    return list(takewhile(is_good, reversed(paths)))[::-1]
+    return list(takewhile(is_intact, reversed(paths)))[::-1]
 
 
 def prune(directory: Path, train: TrainConfig, best: set[str]) -> None:
@@ -235,18 +235,18 @@ def _lack_of_checkpoints(path: Path) -> str:
     return "neither a run directory nor a checkpoint directory; name one that mtrain train made"
 
 
-def load_or_name_good(path: Path) -> Snapshot:
+def load_or_name_intact(path: Path) -> Snapshot:
     """Load a checkpoint for use; if it is damaged, the error names an intact one."""
     try:
         return load(path)
     except manifest.DamagedError as error:
         for other in reversed(steps(path.parent)):
-            if other != path and is_good(other):
+            if other != path and is_intact(other):
                 raise UserError(f"{error}; {other} is good") from None
         raise
 
 
-def is_good(path: Path) -> bool:
+def is_intact(path: Path) -> bool:
     """Whether a checkpoint exists and is intact."""
     try:
         manifest.verify(path)

@@ -103,7 +103,7 @@ class RunDirectory:
         if self.held is not None:
             self.held.check()
 
-    def check_place(self, config_file: Path | None) -> None:
+    def refuse_foreign_directory(self, config_file: Path | None) -> None:
         """Refuse a directory that holds other files than a run's, or a `config.yaml` that the user
         wrote, since every start replaces that file.
         """
@@ -138,7 +138,7 @@ class RunDirectory:
         # a kill between writing `run.json` and `config.yaml` leaves the hash of a newer text
         return provenance.config == manifest.hash_text(text) or dump_config(config) == text
 
-    def check_not_lost(self, status: Status | None, save_every: int) -> None:
+    def refuse_lost_checkpoints(self, status: Status | None, save_every: int) -> None:
         """Refuse to start at step 0 if the status or `best.json` record steps whose checkpoints are
         missing.
         """
@@ -267,7 +267,7 @@ class RunDirectory:
         process = {"pid": os.getpid(), "host": socket.gethostname(), "launch": self.launch}
         self.write(layout.STATUS, content | process)
 
-    def keep_start(self, status: Status, state: State, failure: UserError) -> None:
+    def record_failed_start(self, status: Status, state: State, failure: UserError) -> None:
         """Restore the status from before a failed start, with that start's end as `last_start`."""
         end = {"state": state, "exit_code": failure.exit_code, "reason": str(failure)}
         last = {**end, "time": time.strftime(TIME), "launch": self.launch}

@@ -91,7 +91,7 @@ def seed_device(device: torch.device, seed: int) -> None:
 
 
 @contextmanager
-def telling_lack_of_memory(explain: Callable[[], str]) -> Iterator[None]:
+def out_of_memory_as(explain: Callable[[], str]) -> Iterator[None]:
     """Turn an out-of-memory error of the device or the machine into a `UserError` with the message
     that `explain` returns.
     """

@@ -56,7 +56,7 @@ class Ranks:
     _nccl: dist.ProcessGroup | None = field(default=None, repr=False)
 
     @property
-    def is_first(self) -> bool:
+    def is_rank_0(self) -> bool:
         """Whether this is rank 0, which writes and logs."""
         return self.rank == 0
 
@@ -64,18 +64,18 @@ class Ranks:
         """Call `find` on rank 0 and broadcast its result; all ranks raise its exception."""
         if self.size == 1:
             return find()
-        message = _message(find, form) if self.is_first else b""
+        message = _message(find, form) if self.is_rank_0 else b""
         length = torch.tensor([len(message)])
         self.broadcast(length)
         tensor = _as_tensor(message, int(length))
         self.broadcast(tensor)
         return _decode(self._open(tensor, 0), form)
 
-    def first(self, work: Callable[[], T]) -> T | None:
+    def on_rank_0(self, work: Callable[[], T]) -> T | None:
         """Call `work` on rank 0 while the others wait; return its result there and None elsewhere.
         All ranks raise its exception.
         """
-        return self.together(lambda: work() if self.is_first else None)
+        return self.on_all_ranks(lambda: work() if self.is_rank_0 else None)
 
     def gather(self, part: Callable[[], T], form: TypeAdapter[T]) -> list[T]:
         """Call `part` on each rank and return the results of all, by rank; all ranks raise any
@@ -85,7 +85,7 @@ class Ranks:
             return [part()]
         return [_decode(body, form) for body in self._gather(_message(part, form))]
 
-    def together(self, work: Callable[[], T]) -> T:
+    def on_all_ranks(self, work: Callable[[], T]) -> T:
         """Call `work` on each rank and return its result there; all raise the error of any rank."""
         if self.size == 1:
             return work()
@@ -127,7 +127,7 @@ class Ranks:
 
     def as_one(self, error: UserError) -> UserError:
         """Mark an error that every rank raises at the same point: only rank 0 shows it."""
-        error.is_shared, error.is_silent = True, not self.is_first
+        error.is_shared, error.is_silent = True, not self.is_rank_0
         return error
 
     def sum_(self, tensor: Tensor) -> None:
@@ -160,7 +160,7 @@ class Ranks:
 
     def leave(self) -> None:
         """Wait for the other ranks and disconnect."""
-        self.together(lambda: None)
+        self.on_all_ranks(lambda: None)
         dist.destroy_process_group()
 
     def _group(self, device: torch.device) -> dist.ProcessGroup | None:
@@ -246,7 +246,7 @@ def joined() -> Iterator[Ranks]:
     if ranks.size == 1:
         yield ranks
         return
-    if not ranks.is_first:
+    if not ranks.is_rank_0:
         logger.setLevel("ERROR")  # rank 0 alone logs warnings and information
     _connect(ranks)
     try:

@@ -38,7 +38,7 @@ def create(path: Path) -> IO[bytes]:
     return os.fdopen(os.open(path, flags, 0o666), "wb")
 
 
-def open_kept(path: Path, flags: int) -> int:
+def open_regular(path: Path, flags: int) -> int:
     """Open a file that is not replaced, such as a log or a lock, with the flags of `os.open`, and
     return its descriptor; raises `OSError`, also for a link, a pipe or a directory.
     """
@@ -64,18 +64,18 @@ def append(path: Path) -> IO[bytes]:
     it by a copy first. Raises `OSError`.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    stream = os.fdopen(open_kept(path, flags), "ab")
+    stream = os.fdopen(open_regular(path, flags), "ab")
     if os.fstat(stream.fileno()).st_nlink < 2:
         return stream
     stream.close()
     with read(path) as source, replacing(path) as copy:
         shutil.copyfileobj(source, copy)
-    return os.fdopen(open_kept(path, flags), "ab")
+    return os.fdopen(open_regular(path, flags), "ab")
 
 
 def read(path: Path) -> IO[bytes]:
     """Open a file that mtrain owns for reading; raises `OSError`, also for a link or a pipe."""
-    return os.fdopen(open_kept(path, os.O_RDONLY), "rb")
+    return os.fdopen(open_regular(path, os.O_RDONLY), "rb")
 
 
 def read_whole(path: Path, max_bytes: int) -> bytes:

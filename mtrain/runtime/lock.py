@@ -56,7 +56,7 @@ def exclusive(path: Path, *, wait: Callable[[str], None] | None = None) -> Itera
     """
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
-        held = Held(path, files.open_kept(path, os.O_RDWR | os.O_CREAT))
+        held = Held(path, files.open_regular(path, os.O_RDWR | os.O_CREAT))
         try:
             while not files.try_lock(held.descriptor):
                 holder = _holder(path)

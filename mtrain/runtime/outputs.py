@@ -179,7 +179,7 @@ def _make_held(path: Path, *, keeps_lines: bool) -> int:
     if path.is_symlink():
         path.unlink()
     with suppress(FileNotFoundError):
-        earlier = files.open_kept(path, os.O_RDONLY)
+        earlier = files.open_regular(path, os.O_RDONLY)
         try:
             if not files.try_lock(earlier):
                 text = "another process is writing it; wait for it, or choose another name"
@@ -193,7 +193,7 @@ def _make_held(path: Path, *, keeps_lines: bool) -> int:
                 path.unlink()
         finally:
             os.close(earlier)
-    descriptor = files.open_kept(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    descriptor = files.open_regular(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     files.try_lock(descriptor)
     return descriptor
 

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from mtrain.config.languages import UNCUT, UNSPACED, tokenizer_for
-from mtrain.corpus.writing_systems import share_of
+from mtrain.corpus.writing_systems import fraction_of
 from mtrain.runtime.errors import MissingExtraError, RefusedError, UserError
 from mtrain.runtime.log import logger, progress_bar
 from mtrain.runtime.workers import available_threads, map_tasks
@@ -80,19 +80,19 @@ def choose_tokenizer(
 
 def are_uncut(lines: list[str]) -> bool:
     """Whether most letters are of scripts that BLEU's tokenizer 13a does not split into words."""
-    return share_of(UNCUT, lines) > MOSTLY
+    return fraction_of(UNCUT, lines) > MOSTLY
 
 
 def _warn_of_ter(references: list[list[str]]) -> None:
     """Warn if the references have no spaces between words, since TER then finds no words."""
-    if share_of(UNSPACED, references[0]) > MOSTLY:
+    if fraction_of(UNSPACED, references[0]) > MOSTLY:
         logger.warning(
             "TER finds no words in the script of the references: one wrong letter makes a whole "
             "phrase wrong; rely on chrF and BLEU"
         )
 
 
-def lack_of_tokenizers(names: Iterable[str]) -> Iterator[str]:
+def missing_tokenizers(names: Iterable[str]) -> Iterator[str]:
     """Yield a warning for each BLEU tokenizer that cannot be loaded; training would refuse it."""
     for name in names:
         try:
@@ -270,7 +270,7 @@ def _metric(
 
 def _has_character_ter(tokenize: str, references: list[list[str]]) -> bool:
     """Whether TER compares characters: for Chinese and Japanese."""
-    return tokenize in ("zh", "ja-mecab") or share_of(("zh", "ja"), references[0]) > PARTLY
+    return tokenize in ("zh", "ja-mecab") or fraction_of(("zh", "ja"), references[0]) > PARTLY
 
 
 def _count_edits(by_characters: bool, lines: list[tuple[str, ...]]) -> list[list[float]]:

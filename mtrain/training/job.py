@@ -20,9 +20,9 @@ from mtrain.config.schema import Config, dump_config
 from mtrain.data.prepare import (
     Preparation,
     Prepared,
+    init_checkpoint,
     refuse_worthless_text,
-    start_of,
-    without_missing_start,
+    without_missing_init_from,
 )
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.runs import layout
@@ -31,7 +31,7 @@ from mtrain.runs.history import BEST
 from mtrain.runs.records import STATUS, Launch, State, Status
 from mtrain.runs.synthetic import resolve
 from mtrain.runs.tensorboard import board_of
-from mtrain.runtime.device import telling_lack_of_memory
+from mtrain.runtime.device import out_of_memory_as
 from mtrain.runtime.distributed import BYTES, DisconnectedError, Ranks, joined
 from mtrain.runtime.errors import (
     EXIT_FAILED,
@@ -48,7 +48,7 @@ from mtrain.scoring.external import OPTION, ExternalMetric
 from mtrain.training.gradients import Blocks
 from mtrain.training.learner import Machine
 from mtrain.training.resume import Session
-from mtrain.training.synthesis import synthesize, without_missing
+from mtrain.training.synthesis import synthesize, without_missing_text
 from mtrain.training.trainer import Trainer
 
 MACHINE = TypeAdapter(Machine)
@@ -82,7 +82,7 @@ def dry_run(
     with joined() as ranks:
         job = Job(config, stop, ranks, config_file, metric)
         job.check_start()
-        return ranks.first(job.dry_run)
+        return ranks.on_rank_0(job.dry_run)
 
 
 def build_data(config: Config, stop: Stop, config_file: Path | None = None) -> None:
@@ -92,13 +92,13 @@ def build_data(config: Config, stop: Stop, config_file: Path | None = None) -> N
     run = RunDirectory(Path(config.run_dir))
     with joined() as ranks, ExitStack() as stack:
         if len(config.data.texts) < len(config.data.train):
-            ranks.first(partial(run.check_place, config_file))
-            ranks.first(lambda: stack.enter_context(run.hold()))
-            ranks.first(partial(run.check_settings, config, ranks.size))
+            ranks.on_rank_0(partial(run.refuse_foreign_directory, config_file))
+            ranks.on_rank_0(lambda: stack.enter_context(run.hold()))
+            ranks.on_rank_0(partial(run.check_settings, config, ranks.size))
             synthesize(config, run, stop, ranks)
         preparation = Preparation(resolve(config), stop)
-        ranks.first(partial(refuse_worthless_text, preparation))
-        ranks.first(lambda: preparation.prepared)
+        ranks.on_rank_0(partial(refuse_worthless_text, preparation))
+        ranks.on_rank_0(lambda: preparation.prepared)
 
 
 class Job:
@@ -119,7 +119,7 @@ class Job:
         self.metric, self.command = metric, metric.command if metric else None
         self.previous: Status | None = None  # the status before this start
         self.config, self.stop, self.ranks, self.config_file = config, stop, ranks, config_file
-        self.run = RunDirectory(Path(config.run_dir), ranks.first(partial(board_of, config)))
+        self.run = RunDirectory(Path(config.run_dir), ranks.on_rank_0(partial(board_of, config)))
         self.step, self.has_status = 0, False
 
     def _check_restart(self) -> None:
@@ -158,34 +158,34 @@ class Job:
         with ExitStack() as stack:
             try:
                 self.check_start()
-                self.ranks.first(partial(self._hold, stack))
+                self.ranks.on_rank_0(partial(self._hold, stack))
             except RefusedError as error:
                 self._record_refusal(error)
                 raise
             trainer: Trainer | None = None
             try:
-                self.ranks.first(self._check)
-                with telling_lack_of_memory(lambda: LACK_OF_MEMORY):
+                self.ranks.on_rank_0(self._check)
+                with out_of_memory_as(lambda: LACK_OF_MEMORY):
                     trainer = self._trainer(self._prepare())
                     trainer.run()
             except (UserError, OSError) as error:
                 if trainer and trainer.progress.step and isinstance(error, StoppedError):
                     self._conclude(trainer, "saved and stopped")
                 raise self._end(error, trainer.progress.step if trainer else 0) from None
-            if self.ranks.is_first:
+            if self.ranks.is_rank_0:
                 self.run.set_status("complete", trainer.progress.step, exit_code=EXIT_OK)
             self._conclude(trainer, "complete")
 
     def dry_run(self) -> dict[str, Any]:
         """Log what training would do, on rank 0, and return it as figures."""
-        self.run.check_place(self.config_file)
+        self.run.refuse_foreign_directory(self.config_file)
         self.previous = self.run.read(layout.STATUS, STATUS)
-        self.config, warnings = without_missing_start(self.config)
+        self.config, warnings = without_missing_init_from(self.config)
         for text in warnings:
             logger.warning("%s", text)
         self._check_settings()
-        with telling_lack_of_memory(lambda: LACK_OF_MEMORY):
-            available = without_missing(self.config, self.stop, timed=True)
+        with out_of_memory_as(lambda: LACK_OF_MEMORY):
+            available = without_missing_text(self.config, self.stop, timed=True)
             preparation = Preparation(available, self.stop)
             self.run.check_data(preparation.fingerprints)
             if not (self.run.path / layout.RUN).exists():
@@ -200,7 +200,7 @@ class Job:
         """Refuse ranks with different settings or machines, and a metric without its command;
         raises `StoppedError` if torchrun restarts a job that is over.
         """
-        self.ranks.first(self._check_restart)
+        self.ranks.on_rank_0(self._check_restart)
         self.ranks.check_same(dump_config(self.config), "settings")
         self.step_batches = self.ranks.share(self._find_step_batches, NUMBER)
         _check_machines(self.config, self.ranks, Blocks(self.step_batches, self.ranks.size))
@@ -210,18 +210,18 @@ class Job:
 
     def _record_refusal(self, error: RefusedError) -> None:
         """Record a refusal made before locking, if the directory has a run that no process uses."""
-        if not self.ranks.is_first or not (self.run.path / layout.RUN).exists():
+        if not self.ranks.is_rank_0 or not (self.run.path / layout.RUN).exists():
             return
         if self.run.launch:
             self.run.launch.is_over = True
         with suppress(UserError, OSError), self.run.hold():
             if (status := self.run.read(layout.STATUS, STATUS)) is not None:
                 add_log_file(self.run.path / layout.LOG)
-                self.run.keep_start(status, "refused", error)
+                self.run.record_failed_start(status, "refused", error)
 
     def _hold(self, stack: ExitStack) -> None:
         """Lock the run directory until `stack` closes, and log to it."""
-        self.run.check_place(self.config_file)
+        self.run.refuse_foreign_directory(self.config_file)
         stack.enter_context(self.run.hold())
         add_log_file(self.run.path / layout.LOG)
 
@@ -243,9 +243,9 @@ class Job:
         history = self.run.read(layout.BEST, BEST)
         if history and history.steps:  # a command that never scored anything may be corrected
             self.run.check_data({"metric_command": self.command})
-        self.run.check_not_lost(self.previous, self.config.train.save_every)
+        self.run.refuse_lost_checkpoints(self.previous, self.config.train.save_every)
         if not self.step and self.config.train.init_from is not None:
-            _check_shape(self.config, start_of(self.config.train.init_from))
+            _check_shape(self.config, init_checkpoint(self.config.train.init_from))
 
     def _begin(self) -> None:
         """Replace the previous status by that of this start."""
@@ -268,7 +268,7 @@ class Job:
         has_begun = (self.run.path / layout.RUN).exists()  # before, synthetic text may be replaced
         without_synthetic = resolve(self.config, skip=[] if has_begun else synthetic)
         preparation = Preparation(without_synthetic, self.stop)
-        ranks.first(partial(self._begin_run, preparation))
+        ranks.on_rank_0(partial(self._begin_run, preparation))
         if records := synthesize(self.config, self.run, self.stop, ranks):
             preparation = Preparation(resolve(self.config), self.stop)
 
@@ -279,9 +279,9 @@ class Job:
             return preparation.tokenizer.proto
 
         vocabulary = ranks.share(prepare_vocabulary, BYTES)
-        if not ranks.is_first:
+        if not ranks.is_rank_0:
             preparation.tokenizer = Tokenizer(vocabulary)
-        prepared = ranks.together(lambda: preparation.prepared)
+        prepared = ranks.on_all_ranks(lambda: preparation.prepared)
         ranks.check_same(json.dumps(prepared.fingerprints), "text")
         fingerprints = prepared.fingerprints | {"synthetic": records}
         if self.command:
@@ -294,14 +294,14 @@ class Job:
 
     def _conclude(self, trainer: Trainer, state: str) -> None:
         """Log the end of the run on rank 0, unless its files cannot be read."""
-        if self.ranks.is_first:
+        if self.ranks.is_rank_0:
             with suppress(UserError, OSError):
                 trainer.validation.conclude(state, trainer.progress.step)
 
     def _end(self, error: UserError | OSError, step: int) -> UserError:
         """Record in the status that an error ended the run; return it as an error for the user."""
         failure = error if isinstance(error, UserError) else self.run.failure(error)
-        if self.ranks.is_first:
+        if self.ranks.is_rank_0:
             # on a full disk, or if the directory is gone, there is only the message
             with suppress(OSError, ReplacedError):
                 self._record_end(failure, max(step, self.step))
@@ -317,7 +317,7 @@ class Job:
         if isinstance(failure, RefusedError):
             state = "refused"
         if self.previous is not None and (state == "refused" or not self.has_status):
-            self.run.keep_start(self.previous, state, failure)
+            self.run.record_failed_start(self.previous, state, failure)
         elif self.has_status:
             self.run.set_status(state, step, str(failure), failure.exit_code)
 

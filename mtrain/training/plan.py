@@ -20,7 +20,7 @@ from mtrain.model.building import shape_of
 from mtrain.model.transformer import Transformer
 from mtrain.runs import layout
 from mtrain.runtime.console import format_bytes
-from mtrain.runtime.device import telling_lack_of_memory
+from mtrain.runtime.device import out_of_memory_as
 from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.workers import map_tasks
@@ -99,7 +99,7 @@ class Forecast:
         )
 
 
-def lack_of_text(pairs: int, sets: dict[str, int]) -> Iterator[str]:
+def text_warnings(pairs: int, sets: dict[str, int]) -> Iterator[str]:
     """Yield warnings of too few training pairs, and of scored sets with too few lines."""
     if 0 < pairs < MIN_PAIRS:
         advice = f"use {MIN_PAIRS:,} or more, or start from a model with train.init_from"
@@ -110,7 +110,7 @@ def lack_of_text(pairs: int, sets: dict[str, int]) -> Iterator[str]:
             yield f"{key}: scores on only {lines:,} lines vary by chance; {advice}"
 
 
-def uncut_sets(data: DataConfig, references: dict[str, list[str]]) -> Iterator[str]:
+def tokenizer_warnings(data: DataConfig, references: dict[str, list[str]]) -> Iterator[str]:
     """Yield warnings of scored sets whose sentences BLEU would not split into words, judged by
     their languages and, if `references` has their keys, by their text.
     """
@@ -261,7 +261,7 @@ def _measure_step(
     random tokens with these lengths, eos included. A CPU computes only some rows of a large
     micro-batch. Nothing is compiled, which would take minutes.
     """
-    with telling_lack_of_memory(lambda: "out of memory"):
+    with out_of_memory_as(lambda: "out of memory"):
         plain = config.train.model_copy(update={"compile": False})
         config = config.model_copy(update={"train": plain})
         learner = Learner(config, vocab_size, IDS, Ranks(), Blocks(blocks.largest))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mtrain.config.changes import MACHINE_KEYS
 from mtrain.config.schema import Config, dump_config
-from mtrain.data.prepare import Prepared, start_of
+from mtrain.data.prepare import Prepared, init_checkpoint
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.model.building import check_weights
 from mtrain.model.transformer import VOCABULARY_MATRICES, Transformer
@@ -107,7 +107,7 @@ class Checkpoints:
 
     def prune(self, best: set[str]) -> None:
         """Remove checkpoints that are no longer needed, on rank 0; keep the `best`."""
-        if self.ranks.is_first:
+        if self.ranks.is_rank_0:
             self.run.check_held()
             checkpoint.prune(self.run.checkpoints, self.config.train, best)
 
@@ -162,8 +162,8 @@ class Checkpoints:
         """
         if self.config.train.init_from is None:
             return
-        directory = start_of(self.config.train.init_from)
-        snapshot = checkpoint.load_or_name_good(directory)
+        directory = init_checkpoint(self.config.train.init_from)
+        snapshot = checkpoint.load_or_name_intact(directory)
         weights = snapshot.weights
         if self.config.train.init_vocabulary == "own":
             weights = self._with_own_vocabulary(snapshot, directory)

@@ -148,7 +148,7 @@ def _warn_of_changed_text(config: Config, number: int, record: SyntheticText, st
         )
 
 
-def without_missing(config: Config, stop: Stop, *, timed: bool) -> Config:
+def without_missing_text(config: Config, stop: Stop, *, timed: bool) -> Config:
     """Return the config without synthetic text that models have yet to make, and warn of that; if
     `timed`, translate some of it to forecast the time. Raises `UserError` if no text is left.
     """
@@ -265,7 +265,7 @@ class Synthesizer:
                 # the last ranks may have no shard
                 of_ranks = enumerate(zip(given, translated, strict=False))
                 for rank, ((number, pairs), shard) in of_ranks:
-                    if self.ranks.is_first and rank > 0:  # rank 0's cache may lack it
+                    if self.ranks.is_rank_0 and rank > 0:  # rank 0's cache may lack it
                         self._shard(number, pairs, shard)
                     scores.extend(nan if line.fault else line.score for line in shard)
                     counts.update(line.fault for line in shard if line.fault)

@@ -24,14 +24,14 @@ from mtrain.data.batches import MicroBatch, SpecialIds, TokenBatches
 from mtrain.data.bpe_dropout import SubwordSampler
 from mtrain.runs import layout
 from mtrain.runtime import files
-from mtrain.runtime.device import telling_lack_of_memory
+from mtrain.runtime.device import out_of_memory_as
 from mtrain.runtime.distributed import Request
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import logger, progress_bar
 from mtrain.runtime.stop import stopped
 from mtrain.training.gradients import sum_over_ranks
 from mtrain.training.learner import Learner
-from mtrain.training.plan import describe_run, lack_of_text, uncut_sets
+from mtrain.training.plan import describe_run, text_warnings, tokenizer_warnings
 from mtrain.training.resume import Checkpoints, Progress, Session
 from mtrain.training.schedule import make_schedule
 from mtrain.training.validation import Validation
@@ -81,9 +81,9 @@ class Trainer:
         """Train to the end, then average and test; raises `StoppedError` once a stop is saved."""
         self.progress = self.checkpoints.restore(self.batches.pools)
         self.validation.resume(self.progress.step)
-        self.ranks.first(self._describe)
+        self.ranks.on_rank_0(self._describe)
         with closing(self.batches):
-            self.ranks.first(self._announce)
+            self.ranks.on_rank_0(self._announce)
             self._validate_if_due()
             if not self._is_finished():
                 self._train()
@@ -143,8 +143,8 @@ class Trainer:
             texts = zip(keys, (*prepared.valid, *prepared.tests.values()), strict=True)
             references = {key: text.references for key, (_, text) in texts}
             sets = {key: len(lines) for key, lines in references.items()}
-            few = lack_of_text(len(self.prepared.store), sets)
-            for warning in chain(few, uncut_sets(self.config.data, references)):
+            few = text_warnings(len(self.prepared.store), sets)
+            for warning in chain(few, tokenizer_warnings(self.config.data, references)):
                 logger.warning("%s", warning)
         for warning in forecast.warnings(self.config.train):
             logger.warning("%s", warning)
@@ -155,7 +155,7 @@ class Trainer:
 
     def _train(self) -> None:
         """Take steps until the last one, the end of patience or a stop."""
-        self.ranks.together(self.learner.warm_up)
+        self.ranks.on_all_ranks(self.learner.warm_up)
         stream = self.micro_batches()
         self._restart_clock()
         last_step = self.config.train.max_steps
@@ -200,7 +200,7 @@ class Trainer:
         indices = self.blocks.of(self.ranks.rank)
         seeds = [partial(piece_seed, self.config.seed, step, index) for index in indices]
         batches = map(self.batches.read, planned[indices.start : indices.stop])
-        with telling_lack_of_memory(partial(self._lack_of_memory, planned)):
+        with out_of_memory_as(partial(self._lack_of_memory, planned)):
             self.learner.learn(zip(batches, seeds, strict=True), len(indices))
 
     def _lack_of_memory(self, planned: list[MicroBatch]) -> str:
@@ -271,7 +271,7 @@ class Trainer:
             "grad_norm": float(norm),
             "tokens_per_second": self.recorded_tokens / seconds,
         }
-        if self.ranks.is_first:
+        if self.ranks.is_rank_0:
             self.run_dir.metrics.append(record)
         summary = (
             f"loss {loss:.3f}  ppl {record['train/ppl']:.2f}  "
@@ -298,7 +298,7 @@ class Trainer:
             if not is_finite:
                 raise self._not_finite(f"{name} is not finite")
         best = self.validation.best_names
-        self.ranks.first(partial(self.checkpoints.save, self.progress, best))
+        self.ranks.on_rank_0(partial(self.checkpoints.save, self.progress, best))
 
     def _validate_if_due(self) -> None:
         """Validate if it is due at this step and has not been done."""

@@ -92,7 +92,7 @@ class Validation:
 
     def write_history(self) -> None:
         """Write `best.json`, on rank 0."""
-        if self.ranks.is_first:
+        if self.ranks.is_rank_0:
             self.run.write(layout.BEST, self.history.as_json())
 
     def validate(self, step: int) -> None:
@@ -107,7 +107,7 @@ class Validation:
         if mark and self.history.metric != self.history.measure:
             mark += " by nll, since no BLEU is above 1 yet"
         logger.info("step %s  %s%s", f"{step:,}", summary(entry), mark)
-        if self.ranks.is_first:
+        if self.ranks.is_rank_0:
             with suppress(UserError):  # samples are not worth ending a run
                 self._show_samples(name)
 
@@ -137,7 +137,7 @@ class Validation:
             for number, scores in enumerate(entry["parts"]):
                 logger.info("%s.%d: %s", prefix.strip("/"), number, summary(scores))
                 part_values |= _record(scores, f"{prefix}{number}/")
-        if self.ranks.is_first:
+        if self.ranks.is_rank_0:
             self.run.check_held()
             path = layout.translations(self.run.path, name)
             files.make_directory(path.parent)
@@ -250,7 +250,7 @@ class Validation:
             logger.warning("%s: damaged or missing; only later checkpoints are averaged", damaged)
         names = [path.name for path in intact]
         stored = self.history.average or {}
-        is_current = stored.get("of") == names and checkpoint.is_good(directory / layout.AVERAGE)
+        is_current = stored.get("of") == names and checkpoint.is_intact(directory / layout.AVERAGE)
         if len(intact) < 2 or is_current:
             return []
         self.stop.check()
@@ -264,7 +264,7 @@ class Validation:
         lost = []
         while best := self.history.best:  # the best that is not lost
             path = self.run.checkpoints / best["checkpoint"]
-            if checkpoint.is_good(path):
+            if checkpoint.is_intact(path):
                 break
             best["lost"] = True
             lost.append(path)
@@ -292,7 +292,7 @@ class Validation:
         machines may not see the file yet.
         """
         path = self.run.checkpoints / name
-        data = self.ranks.share(lambda: save(checkpoint.load_or_name_good(path).weights), BYTES)
+        data = self.ranks.share(lambda: save(checkpoint.load_or_name_intact(path).weights), BYTES)
         proto = self.prepared.tokenizer.proto
         return unpack(
             Snapshot(load(data), dump_config(self.config), proto),

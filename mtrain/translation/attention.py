@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mtrain.corpus.lines import is_blank
 from mtrain.data.batches import batch_by_tokens, collate
-from mtrain.runtime.device import telling_lack_of_memory
+from mtrain.runtime.device import out_of_memory_as
 from mtrain.translation.loading import LoadedModel
 
 LAYERS = 3
@@ -78,7 +78,7 @@ def align(loaded: LoadedModel, sources: list[str], targets: list[str]) -> list[s
     budget = max(1, loaded.decode.batch_tokens // loaded.decode.beam_size)
     for batch in batch_by_tokens(lengths.reshape(-1, 2), budget):
         loaded.check_stop()
-        with telling_lack_of_memory(lambda: "out of memory on alignments; lower --batch-tokens"):
+        with out_of_memory_as(lambda: "out of memory on alignments; lower --batch-tokens"):
             maps = attention_maps(loaded, [pairs[i] for i in batch])
             # (B, T, S), of words of the line alone
             tables = torch.stack(maps["cross"][-LAYERS:]).float().mean((0, 2))[:, :, len(tag) :]

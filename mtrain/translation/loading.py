@@ -24,8 +24,8 @@ from mtrain.runs import checkpoint, layout, manifest
 from mtrain.runs.checkpoint import Snapshot
 from mtrain.runtime.device import (
     compute_dtype,
+    out_of_memory_as,
     pick_device,
-    telling_lack_of_memory,
 )
 from mtrain.runtime.distributed import Ranks, device_of
 from mtrain.runtime.errors import RefusedError, is_utf8
@@ -156,7 +156,7 @@ def load(
     """
     found: list[LoadedModel] = []
     for directory in map(checkpoint.resolve, paths):
-        snapshot = checkpoint.load_or_name_good(directory)
+        snapshot = checkpoint.load_or_name_intact(directory)
         if found and snapshot.tokenizer != found[0].tokenizer.proto:
             raise RefusedError(
                 f"{directory}: has another vocabulary than {paths[0]}; the models of an ensemble "
@@ -204,7 +204,7 @@ def load_on_ranks(
             keep_freed_memory()
         return load_with_tag(*chosen, device=name, precision=precision, **options)
 
-    loaded = ranks.together(load_here)
+    loaded = ranks.on_all_ranks(load_here)
     manifests = [manifest.hash_file(path / manifest.NAME) for path in chosen]
     ranks.check_same(" ".join(manifests), "models")
     return loaded
@@ -245,7 +245,7 @@ def unpack(
     with torch.device("meta"):  # a config may ask for any size: no memory before the weights agree
         model = build(shape, target)
     check_weights(dict(model.named_parameters()), snapshot.weights, directory)
-    with telling_lack_of_memory(lambda: f"{directory}: out of memory; free some"):
+    with out_of_memory_as(lambda: f"{directory}: out of memory; free some"):
         model.take_weights(snapshot.weights)
         set_compute_dtype(model, compute_dtype(precision, target, training=False))
         model.to(target)

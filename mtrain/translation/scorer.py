@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mtrain.data.batches import batch_by_tokens, collate
 from mtrain.model.decoder import mean_log_probs
-from mtrain.runtime.device import telling_lack_of_memory
+from mtrain.runtime.device import out_of_memory_as
 from mtrain.runtime.distributed import Ranks
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.translator import lack_of_memory
@@ -42,7 +42,7 @@ class Scorer:
         """
         src, _ = self.loaded.encode_sources(sources)
         tgt, _ = self.loaded.encode_targets(targets)
-        nll = ranks.together(lambda: self.pair_nll(src, tgt, ranks.rank, ranks.size))
+        nll = ranks.on_all_ranks(lambda: self.pair_nll(src, tgt, ranks.rank, ranks.size))
         ranks.sum_(nll)
         return math.fsum(nll.tolist()) / sum(len(ids) + 1 for ids in tgt)
 
@@ -58,7 +58,7 @@ class Scorer:
         for indices in batches[first::every]:
             self.loaded.check_stop()
             message = partial(lack_of_memory, len(indices), int(lengths[indices].max()))
-            with telling_lack_of_memory(message):
+            with out_of_memory_as(message):
                 nll = self._batch_nll([(src[i], tgt[i]) for i in indices])
             result[torch.from_numpy(indices)] = nll
         return result

@@ -65,7 +65,7 @@ def translate_stream(
                 scored=scores or n_best is not None,
             )
             cut.add(done + place for place in places)
-            if ranks.is_first:
+            if ranks.is_rank_0:
                 for index, hypotheses in enumerate(results, done):
                     sink.writelines(_format(index, hypotheses, n_best, scores))
                 if alignments is not None:

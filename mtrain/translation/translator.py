@@ -24,7 +24,7 @@ from pydantic import TypeAdapter
 from mtrain.config.schema import DecodeConfig, override_decode
 from mtrain.corpus.lines import is_blank
 from mtrain.data.batches import batch_by_tokens, pad
-from mtrain.runtime.device import telling_lack_of_memory
+from mtrain.runtime.device import out_of_memory_as
 from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import RefusedError
 from mtrain.runtime.workers import CAN_FORK, map_tasks
@@ -236,7 +236,7 @@ class Translator:
     def translate_batch(self, group: Group, scored: bool) -> Translated:
         """Translate the sentences of a batch."""
         longest = max(len(sentence.source) for sentence in group)
-        with telling_lack_of_memory(partial(lack_of_memory, len(group), longest)):
+        with out_of_memory_as(partial(lack_of_memory, len(group), longest)):
             results = self._sample(group) if self.decode.sample else self.search(group, scored)
         texts = iter(self.loaded.texts([h.ids for hypotheses in results for h in hypotheses]))
         translations = [

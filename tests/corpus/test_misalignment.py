@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mtrain.corpus.misalignment import suspicions
+from mtrain.corpus.misalignment import misalignment_warnings
 from mtrain.corpus.readers import Text
 
 APART = "lengths of the sides do not correlate"
@@ -23,7 +23,7 @@ def corpus(pairs: int, seed: int = 0) -> tuple[list[str], list[str]]:
 
 
 def signs(sources: list[str], references: list[str]) -> list[str]:
-    return list(suspicions(Text(sources, references, "")))
+    return list(misalignment_warnings(Text(sources, references, "")))
 
 
 @pytest.mark.parametrize("pairs", [1, 99, 100, 501, 30_000])

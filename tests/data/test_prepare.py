@@ -22,10 +22,10 @@ from mtrain.data import prepare as preparation
 from mtrain.data.cache import cache_directory
 from mtrain.data.prepare import (
     Prepared,
+    init_checkpoint,
     prepare,
-    start_of,
     train_run_tokenizer,
-    without_missing_start,
+    without_missing_init_from,
 )
 from mtrain.runs import manifest
 from mtrain.runtime import files, lock, log
@@ -341,13 +341,13 @@ def test_a_model_to_start_from_that_is_not_there_yet(
     if has_run:
         Path(config.run_dir).mkdir()
         (Path(config.run_dir) / "run.json").touch()
-    found, warnings = without_missing_start(config)
+    found, warnings = without_missing_init_from(config)
     assert found.train.init_from == (absent if has_run else None)
     assert has_run or warnings == [
         f"train.init_from: {absent} does not exist yet and is ignored here"
     ]
     with pytest.raises(UserError, match=r"train\.init_from: .*absent: no such directory"):
-        start_of(absent)
+        init_checkpoint(absent)
 
 
 def test_references_that_validation_cuts_are_told(

@@ -295,11 +295,11 @@ def test_a_damaged_checkpoint_names_the_newest_good_one(tmp_path: Path) -> None:
     for path in paths[2:]:
         truncate(path / "model.safetensors")
     with pytest.raises(UserError, match=r"step-00000040.*model\.safe.*step-00000020 is good"):
-        checkpoint.load_or_name_good(paths[3])
+        checkpoint.load_or_name_intact(paths[3])
     for path in paths[:2]:
         truncate(path / "config.yaml")
     with pytest.raises(DamagedError, match=r"step-00000040") as caught:
-        checkpoint.load_or_name_good(paths[3])
+        checkpoint.load_or_name_intact(paths[3])
     assert "is good" not in str(caught.value)
 
 

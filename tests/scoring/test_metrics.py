@@ -20,7 +20,7 @@ from mtrain.scoring.metrics import (
     METRICS,
     check_tokenizer,
     choose_tokenizer,
-    lack_of_tokenizers,
+    missing_tokenizers,
     paired_tests,
     score,
     score_all,
@@ -151,7 +151,7 @@ def test_a_missing_extra_is_named(
     monkeypatch.delitem(sys.modules, tokenizer, raising=False)
     with pytest.raises(RefusedError, match=rf"mtrain\[{language}\].*--tokenize"):
         score_all(["a"], [["a"]], language, None, lowercase=False)
-    (text,) = lack_of_tokenizers(["13a", f"{language}-mecab"])
+    (text,) = missing_tokenizers(["13a", f"{language}-mecab"])
     assert text.startswith("mtrain train needs this: ")
     assert f"pip install 'mtrain[{language}]'" in text
 

@@ -615,7 +615,7 @@ def raise_all_kinds(output: Path) -> None:
         history = History.begin("nll")
         history.entries = [{**ENTRY, "step": ranks.rank}]
         found.append(str(ranks.gather(lambda: history, BEST)[1].entries))
-        found.append([ranks.first(lambda: "a"), ranks.together(lambda: ranks.rank)])
+        found.append([ranks.on_rank_0(lambda: "a"), ranks.on_all_ranks(lambda: ranks.rank)])
         total = torch.arange(3.0) + ranks.rank
         ranks.sum_(total)
         found.append(total.tolist())

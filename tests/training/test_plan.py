@@ -22,7 +22,13 @@ from mtrain.runtime.errors import UserError
 from mtrain.training import plan
 from mtrain.training.gradients import Blocks
 from mtrain.training.learner import Learner
-from mtrain.training.plan import describe_run, disk_warning, forecast, lack_of_text, uncut_sets
+from mtrain.training.plan import (
+    describe_run,
+    disk_warning,
+    forecast,
+    text_warnings,
+    tokenizer_warnings,
+)
 
 LENGTHS = np.random.default_rng(1).integers(2, 20, (500, 2))
 
@@ -161,7 +167,7 @@ def test_text_that_bleu_cannot_cut_is_warned_of(
     warned: list[str],
 ) -> None:
     data = load(tiny_config, **{"data.tgt_lang": language, "data.bleu_tokenize": tokenize}).data
-    found = list(uncut_sets(data, {"data.valid": [line]} if line else {}))
+    found = list(tokenizer_warnings(data, {"data.valid": [line]} if line else {}))
     assert [text.split(":")[0] for text in found] == warned
     assert all("in them; set data.bleu_tokenize: char" in text for text in found)
 
@@ -179,8 +185,8 @@ def test_a_measured_time_replaces_the_estimate(
 
 
 def test_little_text_is_warned_of() -> None:
-    assert list(lack_of_text(5000, {"data.valid": 200, "data.test.a": 0})) == []
-    train, test = lack_of_text(4999, {"data.valid": 200, "data.test.a": 199})
+    assert list(text_warnings(5000, {"data.valid": 200, "data.test.a": 0})) == []
+    train, test = text_warnings(4999, {"data.valid": 200, "data.test.a": 199})
     assert train.startswith("data.train: too few pairs to learn to translate: 4,999;")
     assert test == "data.test.a: scores on only 199 lines vary by chance; use 200 lines or more"
 

@@ -506,7 +506,7 @@ def test_the_model_of_a_damaged_trainer_stays_until_another_is_saved(run: Path) 
         patch.setattr(Trainer, "take_step", crash)
         with pytest.raises(Crash):
             start(run)
-    assert checkpoint.is_good(newest)
+    assert checkpoint.is_intact(newest)
     stop(run, 10)
     assert steps(run) == [4, 8, 10]
     finish(run)
@@ -548,7 +548,7 @@ def test_what_the_end_of_a_run_made_and_is_damaged_is_made_again(
     start(run, "train.keep_checkpoints=6", "train.average_last=0")
     assert f"{best}: damaged or missing; using the best intact checkpoint" in warnings()
     assert checkpoint.resolve(run) != best
-    assert checkpoint.is_good(checkpoint.resolve(run))
+    assert checkpoint.is_intact(checkpoint.resolve(run))
 
 
 @pytest.mark.parametrize("name", ["best.json", "run.json", "config.yaml"])
