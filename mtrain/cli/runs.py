@@ -1,4 +1,4 @@
-"""Commands about a finished run, or one in progress."""
+"""Commands about a run, finished or in progress."""
 
 import os
 from collections import Counter

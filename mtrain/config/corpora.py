@@ -1,4 +1,4 @@
-"""Entries of the config that name corpora, and the values that all sections are made of."""
+"""Entries of the config that name corpora, and the base of all sections."""
 
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
@@ -75,7 +75,7 @@ class Synthesis(Section):
     """How models translate an entry that names one side; unused without `model`."""
 
     model: Annotated[list[PathText], BeforeValidator(_as_list), Field(min_length=1)] = []
-    """run or checkpoint whose model translates the side that is there; a list is an ensemble"""
+    """run or checkpoint whose model translates the given side; a list is an ensemble"""
     model_tag: Word | None = None
     """tag that chooses the direction, for a model of several directions"""
     sample: bool = False
@@ -111,7 +111,7 @@ class Entry(Synthesis):
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, value: Any) -> Any:
-        """Let the one side that is given stand for both, until a model makes the other."""
+        """Use the given side for both, until a model makes the other side."""
         given = sorted(Synthesis.model_fields.keys() & value) if isinstance(value, dict) else []
         if "synthetic_side" in given:
             raise ValueError("has no key synthetic_side: it is the side that is not named")
@@ -124,7 +124,7 @@ class Entry(Synthesis):
 
     @model_serializer(mode="wrap")
     def _as_written(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return what a config file holds, without what the entry does not use."""
+        """Return the keys that the entry uses, as in a config file."""
         unused = {"synthetic_side"} if self.model else {*Synthesis.model_fields}
         if self.model and self.keep is None:
             unused.add(self.synthetic_side)

@@ -1,4 +1,4 @@
-"""Languages by their ISO 639 codes: names, what is mistaken for a code, and how BLEU cuts each."""
+"""Languages by ISO 639 code: names, common mistakes, and sacreBLEU's tokenizer for each."""
 
 import json
 import re
@@ -8,14 +8,14 @@ from typing import Literal
 
 _TABLES = json.loads(Path(__file__).with_name("languages.json").read_text("utf-8"))
 NAMES: dict[str, str] = _TABLES["names"]  # by ISO 639-1, and by some other codes in use
-# Codes of three letters, of which some are for one of several languages, by those of two.
+# The code of two letters for each code of three; some of these mean one of several languages.
 _TWO_LETTERS: dict[str, str] = {
     long: code for code, others in _TABLES["long"].items() for long in others.split()
 }
-# Codes of countries and other words that are taken for codes, each with the code that is meant. Of
-# `kr`, Kanuri, which is `kau` as well, Korean is meant more often.
+# Codes of countries and other words that people write instead of a language code, each with the
+# right code. `kr` is Kanuri (also `kau`), but most people who write it mean Korean.
 MISTAKES: dict[str, str] = _TABLES["meant"]
-# Words that a text of a language is full of, and a text of the others here is not.
+# Frequent words of a language that are rare in the other languages here.
 FREQUENT: dict[str, str] = _TABLES["frequent"]
 
 _Local = Literal["none", "zh", "13a", "intl", "char", "ja-mecab", "ko-mecab"]
@@ -24,10 +24,10 @@ Tokenizer = Literal[_Local, _Fetched]
 TOKENIZERS: dict[str, Tokenizer] = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
 
 
-# Languages without spaces between words, other than Chinese and Japanese: sacreBLEU cuts their text
-# for BLEU with `char` alone, and for TER not at all.
+# Languages without spaces between words, except Chinese and Japanese: for BLEU, sacreBLEU can only
+# split them into characters (`char`); for TER it cannot split them.
 UNSPACED = ("bo", "dz", "km", "lo", "my", "shn", "th")
-# Languages of whose text the tokenizer 13a leaves too much in one piece.
+# Languages for which the tokenizer 13a splits too little.
 UNCUT = ("ja", "ko", *UNSPACED)
 
 
@@ -50,8 +50,8 @@ def is_uncut(language: str) -> bool:
 
 
 def doubt(language: str) -> str | None:
-    """Return why a text is no language code, such as `de`, `deu` or `de-AT`, and which is meant;
-    None for a code. Of three letters, all are codes but for well-known mistakes.
+    """Return why a text is no language code (such as `de`, `deu` or `de-AT`) and the code that is
+    meant; None if it is one. Three letters are a code, except for well-known mistakes.
     """
     code = language_code(language)
     has_form = re.fullmatch("([A-Za-z]{2}|[a-z]{3})([-_][A-Za-z0-9]{1,8})*", language)

@@ -1,4 +1,4 @@
-"""From YAML to a checked config. Everything wrong is refused with file and line, the key, what was
+"""From YAML to a checked config. Every error is reported with file and line, the key, what was
 expected, and the nearest known key for a misspelt one.
 """
 
@@ -167,8 +167,8 @@ def _corpus_conflicts(data: DataConfig) -> Iterator[tuple[str, str]]:
 
 
 def _language_conflicts(data: DataConfig) -> Iterator[tuple[str, str]]:
-    """Yield what is no code of a target language, on which BLEU depends, unless its tokenizer is
-    named; warn of such source languages.
+    """Yield a conflict for each unknown target language, on which BLEU depends, unless
+    `data.bleu_tokenize` is set; warn of unknown source languages.
     """
     targets = {data.tgt_lang, *(data.languages(each)[1] for each in data.scored.values())}
     for key, section in {"data": data, **data.corpora}.items():

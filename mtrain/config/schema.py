@@ -68,12 +68,12 @@ class DataConfig(Section):
 
     @property
     def texts(self) -> list[Corpus]:
-        """The corpora of `train`, without those that lack a side, which models have yet to make."""
+        """The corpora of `train`, except entries whose synthetic side does not exist yet."""
         return [corpus for corpus in self.train if not corpus.model]
 
     @property
     def valid_parts(self) -> list[Corpus]:
-        """The validation corpora, also where there is one."""
+        """The validation corpora as a list, even if there is only one."""
         return self.valid if isinstance(self.valid, list) else [self.valid]
 
     @property
@@ -91,7 +91,7 @@ class DataConfig(Section):
         return {key: each for key, each in corpora if not key.startswith("data.train.")}
 
     def languages(self, corpus: Entry) -> tuple[str, str]:
-        """Return the source and the target language of the direction that is learned."""
+        """Return source and target language of the direction that the model learns."""
         src, tgt = corpus.src_lang or self.src_lang, corpus.tgt_lang or self.tgt_lang
         return (tgt, src) if corpus.swap else (src, tgt)
 
@@ -112,7 +112,7 @@ class DataConfig(Section):
 
     @property
     def directions(self) -> list[tuple[str, str]]:
-        """Source and target language of each direction that is learned."""
+        """Source and target language of each direction that the model learns."""
         return list(dict.fromkeys(map(self.languages, self.train)))
 
 

@@ -136,7 +136,7 @@ def score_files(loaded: LoadedModel, source: Path, target: Path) -> Iterator[flo
 
 
 def _count_equal(source: Path, target: Path, check: Callable[[], None]) -> int | None:
-    """Return the number of lines of both files, or None where one can be read only once, as a pipe;
+    """Return the number of lines of both files, or None if one can be read only once, like a pipe;
     raises `UserError` if they differ.
     """
     if not (source.is_file() and target.is_file()):
