@@ -1,22 +1,23 @@
 ## make quickstart    set everything up and train the built-in example
-## make setup         set up .venv for work on mtrain itself
-## make check         what must hold before a change lands: lint, types, tests
-## make test          the tests alone
-## make test-slow     tests that take long
-## make test-faults   all injected faults; make fuzz: odd inputs
+## make setup         set up .venv for developing mtrain
+## make check         lint, types and tests; must pass before a change is merged
+## make test          the quick tests
+## make test-slow     the tests that take minutes
+## make test-faults   the tests of all injected faults
+## make fuzz          random hostile input
 ## make format        format the code
 ## make bench         measure speed
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 PYTHON ?= python3
-# ends with a message, and 1, for a Python that is too old
+# exits with a message and code 1 if Python is too old
 CHECK := import sys; sys.exit(sys.version_info < (3, 11) and \
 	"mtrain needs Python 3.11 or newer: name it, as in PYTHON=python3.12")
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
-# setuptools warns at length of editable installs, which are meant
+# hides setuptools' long warning about editable installs
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet
 
 .PHONY: help setup quickstart test test-slow test-faults fuzz lint typecheck check format bench
@@ -54,7 +55,7 @@ test-slow: setup
 test-faults: setup
 	$(BIN)/python -m pytest tests/faults --all-faults
 
-# SECONDS=1800 for longer, SEED=1 for the same cases again, CASE=17 for one of them
+# SECONDS=1800 runs longer, SEED=1 repeats the same cases, CASE=17 runs a single case
 fuzz: setup
 	PYTHONPATH=tests $(BIN)/python -m faults.fuzz \
 		$(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(if $(CASE),--case $(CASE))
