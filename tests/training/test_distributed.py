@@ -600,9 +600,9 @@ def raise_all_kinds(output: Path) -> None:
 
     with joined() as ranks:
         gather, share = (partial(meet, form=TEXT) for meet in (ranks.gather, ranks.share))
-        meetings = (gather, share, ranks.together, ranks.first)
+        meetings = (gather, share, ranks.on_all_ranks, ranks.on_rank_0)
         for error, origin, meet in product(ERRORS, (0, 1), meetings):
-            is_mine = ranks.rank == origin or meet in (share, ranks.first)
+            is_mine = ranks.rank == origin or meet in (share, ranks.on_rank_0)
             try:
                 meet(partial(failing, error) if is_mine else str)
             except UserError as caught:
