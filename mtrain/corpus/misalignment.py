@@ -1,5 +1,5 @@
-"""Signs that the sides of a corpus do not belong together: shifted lines, the same text twice, or
-each side in the language of the other.
+"""Tests for corpora whose sides do not belong together: shifted lines, the same text on both sides,
+or swapped sides.
 
 The translation of a longer sentence is longer. Where lengths do not correlate, or correlate better
 at some distance, lines were lost or shuffled on one side; line counts do not show that.
@@ -17,17 +17,17 @@ from mtrain.corpus.writing_systems import script_of, scripts_of
 
 WINDOW = 500  # pairs
 MAX_WINDOWS = 1000  # spread over the corpus, whatever its size
-MIN_PAIRS = 100  # fewer show nothing
+MIN_PAIRS = 100  # fewer are not tested
 MIN_CORRELATION = 0.25  # of the logarithms of lengths; unrelated lines have 0 +- 0.05
-HIGH_CORRELATION = 0.5  # a lower one must exceed those of neighbouring lines
-MAX_SHIFT = 10  # lines apart
-MUCH_BETTER = 0.2  # neighbouring lines correlate, too, but less
-MIN_GAIN = 0.1  # lengths that recur, as in groups of five captions, correlate at any distance
-MIN_SPREAD = 0.1  # lengths that hardly vary cannot correlate
-MIN_RELATIVE_SPREAD = 0.4  # of that of the whole corpus
+HIGH_CORRELATION = 0.5  # need not exceed that of shifted lines; neighbouring lines correlate, too
+MAX_SHIFT = 10  # lines
+MUCH_BETTER = 0.2  # shifted lines that correlate better by more than this mean a shift
+MIN_GAIN = 0.1  # over shifted lines: lengths that recur, as in groups of captions, correlate anyway
+MIN_SPREAD = 0.1  # standard deviation; lengths that hardly vary cannot correlate
+MIN_RELATIVE_SPREAD = 0.4  # fraction of the standard deviation of the whole corpus
 MAX_EQUAL = 0.3  # fraction of pairs with equal sides
-LOOKED_AT = 10_000  # pairs whose languages are looked at
-MIN_LINES = 20  # frequent words that indicate a language, each once a line
+LANGUAGE_SAMPLE = 10_000  # pairs, about, that show whether sides are swapped
+MIN_COUNT = 20  # letters, or frequent words (once per line), that indicate a language
 MUCH_MORE = 3  # times as many words of the other side's language
 UNRELATED = (
     "the lengths of the sides do not correlate as those of translations do: are they aligned line "
@@ -49,10 +49,9 @@ class Sides(Protocol):
 
 
 def misalignment_warnings(corpus: Sides) -> Iterator[str]:
-    """Yield messages of what looks wrong about a corpus; time and memory do not grow with it."""
+    """Yield warnings about a corpus; time and memory do not grow with its size."""
     windows = list(windows_of(len(corpus)))
-    low = _unrelated([corpus.lengths_of(start, stop) for start, stop in windows])
-    starts = [start for (start, _), is_low in zip(windows, low, strict=True) if is_low]
+    starts = _unrelated(windows, [corpus.lengths_of(start, stop) for start, stop in windows])
     if len(starts) > len(windows) / 2:
         yield UNRELATED
     elif starts:
@@ -66,14 +65,13 @@ def misalignment_warnings(corpus: Sides) -> Iterator[str]:
 
 
 def unrelated_windows(lengths: NDArray[np.int64]) -> list[int]:
-    """Return the first pairs of the windows of lengths, shape (pairs, 2), that do not correlate."""
+    """Return the starts of the windows in which the lengths, shape (pairs, 2), do not correlate."""
     windows = list(windows_of(len(lengths)))
-    low = _unrelated([lengths[start:stop] for start, stop in windows])
-    return [start for (start, _), is_low in zip(windows, low, strict=True) if is_low]
+    return _unrelated(windows, [lengths[start:stop] for start, stop in windows])
 
 
 def windows_of(pairs: int) -> Iterator[tuple[int, int]]:
-    """Yield start and stop of windows from the first pair to the last."""
+    """Yield the start and stop of windows, evenly spaced from the first pair to the last."""
     if pairs < MIN_PAIRS:
         return
     count = min(-(-pairs // WINDOW), MAX_WINDOWS)
@@ -81,49 +79,53 @@ def windows_of(pairs: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + WINDOW, pairs)
 
 
-def _unrelated(windows: list[NDArray[np.int64]]) -> list[bool]:
-    """Whether the lengths of each window, shape (pairs, 2), vary on both sides, but do not
-    correlate. In text sorted by length they vary far less than in all windows.
+def _unrelated(windows: list[tuple[int, int]], lengths: list[NDArray[np.int64]]) -> list[int]:
+    """Return the starts of the windows whose lengths, each of shape (pairs, 2), vary on both sides
+    but do not correlate. In text sorted by length, a window varies far less than the corpus.
     """
-    sides = [np.log1p(lengths) for lengths in windows]
-    least = MIN_SPREAD
-    if sides:
-        least = np.maximum(least, MIN_RELATIVE_SPREAD * np.concatenate(sides).std(axis=0))
-    return [bool((own.std(axis=0) >= least).all()) and not _is_related(own) for own in sides]
+    if not windows:
+        return []
+    logs = [np.log1p(window) for window in lengths]
+    least = np.maximum(MIN_SPREAD, MIN_RELATIVE_SPREAD * np.concatenate(logs).std(axis=0))
+    return [
+        start
+        for (start, _), sides in zip(windows, logs, strict=True)
+        if (sides.std(axis=0) >= least).all() and not _is_related(sides)
+    ]
 
 
 def _is_related(sides: NDArray[np.float64]) -> bool:
-    """Whether logarithms of lengths correlate, and better line for line than at a distance."""
+    """Whether logarithms of lengths correlate, and line for line better than if lines shift."""
     src, tgt = ((sides - sides.mean(axis=0)) / sides.std(axis=0)).T
-    correlation = np.correlate(src, tgt, "full") / len(src)  # at growing distances
+    correlation = np.correlate(src, tgt, "full") / len(src)  # at every shift
     middle = len(src) - 1
     near = correlation[middle - MAX_SHIFT : middle + MAX_SHIFT + 1]
-    others = float(np.delete(near, MAX_SHIFT).max())
-    lowest = min(HIGH_CORRELATION, max(MIN_CORRELATION, others + MIN_GAIN))
-    return bool(correlation[middle] >= max(lowest, others - MUCH_BETTER))
+    shifted = float(np.delete(near, MAX_SHIFT).max())
+    least = min(HIGH_CORRELATION, max(MIN_CORRELATION, shifted + MIN_GAIN))
+    return bool(correlation[middle] >= max(least, shifted - MUCH_BETTER))
 
 
 def seem_swapped(sources: list[str], targets: list[str], src_lang: str, tgt_lang: str) -> bool:
     """Whether most sources look like the target language, and most targets like the source
-    language; false where neither scripts nor words tell these apart.
+    language; false if neither scripts nor frequent words distinguish the languages.
     """
-    step = max(1, len(sources) // LOOKED_AT)
-    is_other = _looks_like(sources[::step], tgt_lang, src_lang)
-    return is_other and _looks_like(targets[::step], src_lang, tgt_lang)
+    step = max(1, len(sources) // LANGUAGE_SAMPLE)
+    sources, targets = sources[::step], targets[::step]
+    return _looks_like(sources, tgt_lang, src_lang) and _looks_like(targets, src_lang, tgt_lang)
 
 
-def _looks_like(texts: list[str], language: str, own: str) -> bool:
-    """Whether texts are of a language rather than their own: by the scripts of their letters, or,
-    if the languages share one, by their words.
+def _looks_like(texts: list[str], language: str, expected: str) -> bool:
+    """Whether texts look like a language rather than the expected one: by the scripts of their
+    letters or, if the languages share a script, by frequent words of only one of them.
     """
-    scripts = scripts_of(language), scripts_of(own)
-    if all(scripts) and not scripts[0] & scripts[1]:
+    scripts, expected_scripts = scripts_of(language), scripts_of(expected)
+    if scripts and expected_scripts and scripts.isdisjoint(expected_scripts):
         letters = Counter(map(script_of, "".join(texts)))
-        count, right = (sum(letters[script] for script in each) for each in scripts)
-        return count >= MIN_LINES and count > right
-    here, there = (set(FREQUENT.get(language_code(code), "").split()) for code in (language, own))
+        count = sum(letters[script] for script in scripts)
+        return count >= MIN_COUNT and count > sum(letters[script] for script in expected_scripts)
+    words = set(FREQUENT.get(language_code(language), "").split())
+    expected_words = set(FREQUENT.get(language_code(expected), "").split())
     lines = [set(text.lower().split()) for text in texts]
-    count, right = (
-        sum(len(line & each) for line in lines) for each in (here - there, there - here)
-    )
-    return count >= MIN_LINES and count > MUCH_MORE * right
+    count = sum(len(line & (words - expected_words)) for line in lines)
+    expected_count = sum(len(line & (expected_words - words)) for line in lines)
+    return count >= MIN_COUNT and count > MUCH_MORE * expected_count
