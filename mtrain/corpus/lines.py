@@ -20,8 +20,8 @@ from mtrain.runtime.errors import UserError
 DROPPED = "pairs dropped: "  # prefix of the counts of pairs that are left out
 CARRIAGE_RETURNS = "carriage returns removed"
 NOT_UTF8 = DROPPED + "invalid UTF-8"
-# Most bytes of a line, a cell, a field or a segment: a longer one is no sentence. Its rest is not
-# read into memory, and the pair is dropped, or refused in a set that is scored.
+# Maximum length in bytes of a line, cell, field or segment; a longer one is not a sentence. The
+# excess is not read into memory; the pair is dropped, or refused in a set that is scored.
 MAX_LINE_LENGTH = 1 << 20
 CHARACTERS_A_TOKEN = 64  # at most, in ordinary text; more if a vocabulary has a longer piece
 MAX_TEXT_LENGTH = MAX_LINE_LENGTH // 4  # characters of a line that a model or a vocabulary gets
@@ -32,7 +32,7 @@ TOO_LONG = f"longer than {MAX_LINE_LENGTH:,} bytes"
 PACKED = (".gz", ".zst")  # suffixes of text files that are unpacked as they are read
 _BOM = b"\xef\xbb\xbf"
 _UTF16 = "UTF-16, not UTF-8; convert the file: iconv -f UTF-16{} -t UTF-8"
-# First bytes of files that are not UTF-8 text, and what to do.
+# First bytes of files that are not UTF-8 text, and what the error says.
 _OTHER_FORMATS = {
     **dict.fromkeys((b"\xff\xfe", b"\xfe\xff"), _UTF16.format("")),
     b"\x1f\x8b": "looks like gzip; unpack it, or give the file a name that ends in .gz",
@@ -45,9 +45,9 @@ _OTHER_FORMATS = {
     b"PK\3\4": "looks like a ZIP archive; unpack it",
     b"version https://git-lfs": "is a pointer of Git LFS, not the text; fetch it: git lfs pull",
 }
-_SEEN = 64  # first bytes of a file that its form is recognized by
-# Bytes of characters that are not ASCII: behind the first, and the first.
-_INNER_BYTES, _FIRST_BYTES = bytes(range(0x80, 0xC0)), bytes(range(0xC0, 0x100))
+_START_BYTES = 64  # bytes at the start of a file that show whether it is UTF-16
+# UTF-8 bytes of characters that are not ASCII.
+_CONTINUATION_BYTES, _LEADING_BYTES = bytes(range(0x80, 0xC0)), bytes(range(0xC0, 0x100))
 _BLOCK = 1 << 20
 
 Row = TypeVar("Row", bound=tuple[Any, ...])  # its last two values are the texts of a pair
@@ -74,10 +74,10 @@ class Reading:
 
     root: Path = field(default_factory=Path)
     invalid_utf8: str = "error"
-    keep_blank: bool = False  # of a set that is scored; lines that are too long are refused there
-    counts: Counter[str] = field(default_factory=Counter)  # of what was changed or dropped
-    check: Callable[[], None] = lambda: None  # called now and then; may raise to stop a long read
-    refuse: Callable[[RowError], None] = _refuse  # gets a bad row, left out if this does not raise
+    keep_blank: bool = False  # keep blank pairs, refuse long ones: for a set that is scored
+    counts: Counter[str] = field(default_factory=Counter)  # changed texts and dropped pairs
+    check: Callable[[], None] = lambda: None  # called regularly; may raise to stop a long read
+    refuse: Callable[[RowError], None] = _refuse  # called with a bad row; skip it by returning
 
     def drop_long(self, place: str, number: int) -> None:
         """Count a line or text longer than `MAX_LINE_LENGTH`, which is dropped, or refuse it."""
@@ -100,7 +100,7 @@ def spaced(items: list[int], most: int) -> list[int]:
 
 
 def moderate(lines: list[str], most: int) -> list[int]:
-    """Choose indices of lines of moderate length, evenly spaced: of the middle half by length."""
+    """Return indices of at most `most` lines, evenly spaced among the middle half by length."""
     order = sorted((len(line), i) for i, line in enumerate(lines) if not is_blank(line))
     middle = order[len(order) // 4 : max(1, 3 * len(order) // 4)]
     return spaced(sorted(i for _, i in middle), most)
@@ -109,28 +109,28 @@ def moderate(lines: list[str], most: int) -> list[int]:
 def chunked(
     rows: Iterable[Row], count: int, characters: int = MAX_CHUNK_LENGTH
 ) -> Iterator[list[Row]]:
-    """Yield rows in lists of `count`, and of fewer where they are long, so that a list takes little
-    memory: it ends with the row that brings it to this number of characters.
+    """Yield rows in lists of `count`, or fewer if they are long: to bound its memory, a list ends
+    with the row that brings it to this number of characters.
     """
-    some, size = list[Row](), 0
+    chunk, size = list[Row](), 0
     for row in rows:
-        some.append(row)
+        chunk.append(row)
         size += len(row[-2]) + len(row[-1])
-        if len(some) == count or size >= characters:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some
+        if len(chunk) == count or size >= characters:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return a short list of existing names."""
+    """Join names for a message, cut after 200 characters; "none" if there are none."""
     text = ", ".join(names)
     return (text if len(text) <= 200 else f"{text[:200]} ...") or "none"
 
 
 def size_of(text: str) -> int:
-    """Return the number of bytes of a text, exact if it may be too long."""
+    """Return the number of bytes of a text; of one that cannot be too long, its characters."""
     return len(text) if len(text) <= MAX_TEXT_LENGTH else len(text.encode("utf-8", "replace"))
 
 
@@ -146,7 +146,7 @@ def open_bytes(path: Path) -> IO[bytes]:
     """Open a plain, .gz or .zst file for reading; raises `UserError`."""
     try:
         if path.suffix in (".gz", ".zst") and path.is_file() and not path.stat().st_size:
-            raise UserError(f"{path}: cannot read: it is empty, unlike packed text; fetch it again")
+            raise UserError(f"{path}: cannot read: it is empty, not packed text; fetch it again")
         if path.suffix == ".gz":
             return cast(IO[bytes], gzip.open(path, "rb"))
         if path.suffix == ".zst":
@@ -168,7 +168,7 @@ def reading_from(name: Path | str) -> Iterator[None]:
         yield
     except (OSError, EOFError, zlib.error) as error:
         is_packed = str(name).endswith(PACKED) and not isinstance(error, EOFError)
-        advice = "; is it packed as its name says, and whole?" if is_packed else ""
+        advice = "; check that it is complete and packed as its name says" if is_packed else ""
         raise UserError(f"{name}: cannot read: {error}{advice}") from None
 
 
@@ -187,29 +187,31 @@ def read_lines(lines: Iterable[bytes], counts: Counter[str] | None = None) -> It
 
 def bounded_lines(stream: IO[bytes], name: object = None) -> Iterator[bytes]:
     r"""Yield the lines of a stream with their `\n`; a line of more than `MAX_LINE_LENGTH` bytes is
-    cut a little above that, without `\n`. With a `name`, raises `UserError` for another form of
-    file.
+    cut a little above that, without `\n`. With a `name`, raises `UserError` for a file that is not
+    plain UTF-8.
     """
-    most = MAX_LINE_LENGTH + 8  # room for `\r\n`, and to end behind a whole character
-    start, read = b"", cast(BufferedIOBase, stream).read1  # waits for no more than there is
+    most = MAX_LINE_LENGTH + 8  # room for `\r\n` and for the last character
+    line, read = b"", cast(BufferedIOBase, stream).read1  # returns without waiting for a full block
     while block := read(_BLOCK):
         if name is not None:
             refuse_other_start(block, name)
             name = None
-        first, *others = block.split(b"\n")
-        if len(start) <= most:
-            start += first
-        for line in others:
-            start += b"\n"
-            yield start if len(start) <= most else _without_split_character(start[:most])
-            start = line
-    if start:
-        yield start if len(start) <= most else _without_split_character(start[:most])
+        rest, *next_lines = block.split(b"\n")
+        if len(line) <= most:
+            line += rest
+        for next_line in next_lines:
+            yield _cut_line(line + b"\n", most)
+            line = next_line
+    if line:
+        yield _cut_line(line, most)
 
 
-def _without_split_character(line: bytes) -> bytes:
-    """Remove the last character if it is not ASCII: its other bytes may have been cut off."""
-    return line[:-4] + line[-4:].rstrip(_INNER_BYTES).rstrip(_FIRST_BYTES)
+def _cut_line(line: bytes, most: int) -> bytes:
+    """Cut a line to `most` bytes, without a last character whose other bytes may be cut off."""
+    if len(line) <= most:
+        return line
+    line = line[:most]
+    return line[:-4] + line[-4:].rstrip(_CONTINUATION_BYTES).rstrip(_LEADING_BYTES)
 
 
 def read_file(path: Path, counts: Counter[str] | None = None) -> Iterator[bytes]:
@@ -230,9 +232,9 @@ def scored_lines(path: Path, counts: Counter[str] | None = None) -> Iterator[byt
         yield line
 
 
-def added_to_set(size: int, line: int, name: str) -> int:
+def added_to_set(size: int, line_bytes: int, name: str) -> int:
     """Return the size of a set with one more line; raises `UserError` if it is too large."""
-    size += line + LINE_OVERHEAD
+    size += line_bytes + LINE_OVERHEAD
     if size > MAX_SET_BYTES:
         raise UserError(
             f"{name}: more than {MAX_SET_BYTES >> 30} GiB of text in a set that is scored, which "
@@ -263,7 +265,7 @@ def read_text_file(path: Path, counts: Counter[str] | None = None) -> list[str]:
 
 
 def require_regular(path: Path) -> None:
-    """Refuse a folder or a pipe in a corpus; raises `UserError`."""
+    """Raise `UserError` for a directory or a pipe in a corpus."""
     if path.is_dir():
         raise UserError(f"{path}: is a directory; name a file")
     if path.exists() and not path.is_file():
@@ -274,10 +276,10 @@ def require_regular(path: Path) -> None:
 
 def refuse_other_start(start: bytes, name: object) -> None:
     """Raise `UserError` for the first bytes of a file that is not plain UTF-8."""
-    for key, advice in _OTHER_FORMATS.items():
-        if start.startswith(key):
-            raise UserError(f"{name}: {advice}")
-    even, odd = start[:_SEEN:2], start[1:_SEEN:2]
+    for first_bytes, reason in _OTHER_FORMATS.items():
+        if start.startswith(first_bytes):
+            raise UserError(f"{name}: {reason}")
+    even, odd = start[:_START_BYTES:2], start[1:_START_BYTES:2]
     for order, letters, zeros in (("LE", even, odd), ("BE", odd, even)):
         if len(odd) > 1 and all(letters) and not any(zeros):  # Latin letters, without a BOM
             raise UserError(f"{name}: {_UTF16.format(order)}")
@@ -285,7 +287,7 @@ def refuse_other_start(start: bytes, name: object) -> None:
 
 def scan_file(path: Path, check: Callable[[], None], *, is_utf8: bool = True) -> tuple[int, bytes]:
     """Return the number of lines and the SHA-256 of a file's decompressed bytes. Raises `UserError`
-    for another form of file, if it should be UTF-8.
+    for a file that is not plain UTF-8, if `is_utf8`.
     """
     require_regular(path)
     digest, lines, last = hashlib.sha256(), 0, b""
@@ -297,7 +299,9 @@ def scan_file(path: Path, check: Callable[[], None], *, is_utf8: bool = True) ->
             digest.update(block)
             lines += block.count(b"\n")
             last = block
-    return lines + (bool(last) and not last.endswith(b"\n")), digest.digest()
+    if last and not last.endswith(b"\n"):
+        lines += 1
+    return lines, digest.digest()
 
 
 def decode(path: Path, number: int, line: bytes, reading: Reading) -> str | None:
@@ -306,10 +310,8 @@ def decode(path: Path, number: int, line: bytes, reading: Reading) -> str | None
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
         if reading.invalid_utf8 == "error":
-            advice = (
-                "convert the file if it has another encoding (iconv -f ENCODING -t UTF-8), fix "
-            )
-            advice += "the line, or set data.invalid_utf8: drop to leave such pairs out"
+            advice = "convert the file if it has another encoding (iconv -f ENCODING -t UTF-8), "
+            advice += "fix the line, or set data.invalid_utf8: drop to leave such pairs out"
             reason = f"invalid UTF-8 (byte {error.start + 1} of the line); {advice}"
             reading.refuse(RowError(f"{path}:{number}", number, reason, "encoding"))
         return None

@@ -3,7 +3,7 @@
 import re
 from html.entities import name2codepoint
 
-# Parts of words, and tokens such as @-@ for signs within a word or a number.
+# Marks of subwords, and tokens such as @-@ for punctuation within a word or a number.
 SUBWORDS = re.compile(r"(?:^|\w)@@(?=\s|$)|▁|￭|</w>|(?:^|\s)##\w|(?:^|\s)@[-,.:/&]@(?=\s|$)")
 ENTITIES = re.compile(
     rf"&(?:{'|'.join(name2codepoint)}|apos|AMP|LT|GT|QUOT|bar|"
